@@ -1,0 +1,56 @@
+"""Finding: what a rule says, and everything a person needs to agree or disagree with it."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from normscope.probes import Measurement
+
+
+class Severity(StrEnum):
+    """How bad: an error makes the verdict "will fail", a warning "at risk", a note neither."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One judgement.
+
+    Attributes:
+        code: stable, "NS101"; `normscope explain NS101` tells all.
+        name: stable, "post-ln-deep".
+        severity: see `Severity`.
+        sites: block or branch sites it speaks of, in depth order; empty for the whole model.
+        message: one or two sentences with the figures in them.
+        evidence: the measurements it rests on (structure alone: may be empty).
+        threshold: the rule's limit in words and figures.
+        source: paper or measurement the threshold comes from.
+        remedy: what a person can do now.
+    """
+
+    code: str
+    name: str
+    severity: Severity
+    sites: tuple[str, ...]
+    message: str
+    evidence: tuple[Measurement, ...] = field(default=())
+    threshold: str = ""
+    source: str = ""
+    remedy: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the report's JSON has it."""
+        return {
+            "code": self.code,
+            "name": self.name,
+            "severity": str(self.severity),
+            "sites": list(self.sites),
+            "message": self.message,
+            "evidence": [m.to_dict() for m in self.evidence],
+            "threshold": self.threshold,
+            "source": self.source,
+            "remedy": self.remedy,
+        }

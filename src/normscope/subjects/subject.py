@@ -1,0 +1,59 @@
+"""Subject: a model with something to eat and a way to be wrong."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+Batch = Tensor | tuple[Any, ...] | Mapping[str, Any]
+"""A tensor, a tuple of positional arguments, or a mapping of keyword arguments of the model's forward."""
+
+LossFn = Callable[[Any, Batch], Tensor]
+"""`loss_fn(output, batch)` gives a scalar tensor."""
+
+
+@dataclass
+class Subject:
+    """What every later room looks at. Made by `load` or `make_subject`, never by hand.
+
+    Attributes:
+        model: the module, on its device, in the mode it was given in.
+        batch: the fixed batch that every probe measures on.
+        loss_fn: scalar loss of (output, batch), or None where none is known (`notes` says why).
+        batches: a fresh, deterministic iterator over training batches at each call; the first one is `batch`.
+        seed: what the generators were set to before the model was built.
+        spec: where the model came from, as the user wrote it, or the class name of a bare module.
+        input: what is fed, in words, for the report.
+        unigram_entropy: nats per token of the training targets' unigram distribution, or None (vision, floats).
+        notes: what a reader of the report must know ("a single batch is repeated").
+    """
+
+    model: nn.Module
+    batch: Batch
+    loss_fn: LossFn | None
+    batches: Callable[[], Iterator[Batch]]
+    seed: int
+    spec: str
+    input: str
+    unigram_entropy: float | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    def forward(self, batch: Batch | None = None, model: nn.Module | None = None) -> Any:
+        """The model's output on `batch` (default: the fixed one); `model` lets a copy stand in."""
+        return call_model(self.model if model is None else model, self.batch if batch is None else batch)
+
+    def loss(self, batch: Batch | None = None, model: nn.Module | None = None) -> Tensor:
+        """Scalar loss on `batch` (default: the fixed one). Only for subjects with a `loss_fn`."""
+        assert self.loss_fn is not None, "ask `subject.loss_fn is not None` first"
+        batch = self.batch if batch is None else batch
+        return self.loss_fn(self.forward(batch, model), batch)
+
+
+def call_model(model: nn.Module, batch: Batch) -> Any:
+    """Call `model` the way its batch says: positional for a tensor or tuple, keywords for a mapping."""
+    if isinstance(batch, Tensor):
+        return model(batch)
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch)
