@@ -1,3 +1,57 @@
-"""normscope: will this deep Transformer train? Where the norms sit, what that does, and why."""
+"""normscope: will this deep Transformer train? Where the norms sit, what that does, and why.
+
+    import normscope
+
+    report = normscope.check(model)            # the whole way
+    print(report.verdict, report.findings)
+
+    anatomy = normscope.read_anatomy(model)    # only the reading
+    subject = normscope.load("hf:gpt2,n_layer=24")
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from normscope.anatomy import Anatomy, read_anatomy
+    from normscope.errors import NormscopeError, UsageError
+    from normscope.pipeline import CheckInterrupted, check
+    from normscope.report import Report
+    from normscope.subjects import Subject, load
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Anatomy",
+    "CheckInterrupted",
+    "NormscopeError",
+    "Report",
+    "Subject",
+    "UsageError",
+    "check",
+    "load",
+    "read_anatomy",
+]
+
+_HOME = {
+    "Anatomy": "anatomy",
+    "CheckInterrupted": "pipeline",
+    "NormscopeError": "errors",
+    "Report": "report",
+    "Subject": "subjects",
+    "UsageError": "errors",
+    "check": "pipeline",
+    "load": "subjects",
+    "read_anatomy": "anatomy",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: `normscope --help` and `import normscope` do not wait for torch."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'normscope' has no attribute {name!r}")
+    return getattr(import_module(f"normscope.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,217 @@
+"""The whole way, Subject to Report: read, probe, forecast, judge."""
+
+import platform
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import normscope
+from normscope.anatomy import Anatomy, read_anatomy
+from normscope.errors import UsageError
+from normscope.probes import (
+    PROBES,
+    Forecast,
+    Measurement,
+    Measurements,
+    forecast,
+    forecast_measurements,
+    not_measured,
+)
+from normscope.report import Report
+from normscope.rules import Context, Finding, judge, matches, verdict
+from normscope.subjects import Batch, LossFn, Subject, make_subject, model_dtype, untouched
+from normscope.train import TrialConfig
+
+Progress = Callable[[str, int, int], None]
+"""`progress(stage, done, total)`: called at the start of each stage and at each step of the forecast."""
+
+
+class CheckInterrupted(KeyboardInterrupt):
+    """Ctrl-C in the middle of a check; `report` holds what was measured so far."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__("interrupted")
+        self.report = report
+
+
+@dataclass
+class _Run:
+    """What one check has gathered so far; `report()` may be asked at any time."""
+
+    subject: Subject
+    config: TrialConfig
+    select: tuple[str, ...]
+    ignore: tuple[str, ...]
+    anatomy: Anatomy = Anatomy(())
+    measurements: Measurements = field(default_factory=Measurements)
+    forecast: Forecast | None = None
+    notes: list[str] = field(default_factory=list)
+    cost: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.cost[stage] = round(time.perf_counter() - start, 4)
+
+    def findings(self) -> list[Finding]:
+        context = Context(
+            dtype=model_dtype(self.subject.model), optimizer=self.config.optimizer, lr=self.config.lr
+        )
+        found = judge(self.anatomy, self.measurements, self.forecast, context)
+        kept = [f for f in found if not self.select or any(matches(f, code) for code in self.select)]
+        return [f for f in kept if not any(matches(f, code) for code in self.ignore)]
+
+    def report(self) -> Report:
+        subject, found = self.subject, self.findings()
+        return Report(
+            model=subject.spec,
+            input=subject.input,
+            seed=subject.seed,
+            device=str(next((p.device for p in subject.model.parameters()), "cpu")),
+            versions=versions(),
+            anatomy=self.anatomy,
+            measurements=self.measurements,
+            forecast=self.forecast,
+            findings=tuple(found),
+            verdict=verdict(found),
+            cost=self.cost | {"total": round(sum(self.cost.values()), 4)},
+            notes=(*subject.notes, *self.notes),
+        )
+
+
+def check(
+    model_or_subject: nn.Module | Subject,
+    batch: Batch | Iterator[Batch] | None = None,
+    loss_fn: LossFn | None = None,
+    *,
+    optimizer: str = "adamw",
+    lr: float = 3e-4,
+    warmup: int = 0,
+    steps: int = 20,
+    seed: int = 0,
+    batch_size: int = 4,
+    seq_len: int = 64,
+    text: Path | None = None,
+    select: Iterable[str] = (),
+    ignore: Iterable[str] = (),
+    progress: Progress | None = None,
+    reraise: bool = False,
+) -> Report:
+    """Read, measure and judge a model; leave it as it was found.
+
+    Args:
+        model_or_subject: a module, or a `Subject` from `normscope.load`.
+        batch: tensor, tuple of arguments, dict of keyword arguments, or an iterator of those; made when None.
+        loss_fn: `loss_fn(output, batch)` → scalar.
+        optimizer: "adamw", "adam", "sgd" or "muon", for the forecast.
+        lr, warmup, steps: the intended learning rate and linear warm-up, and how many real steps to take.
+        seed: of the batches and the dropout.
+        batch_size, seq_len, text: of the input that is made when `batch` is None.
+        select, ignore: codes, prefixes ("NS5") or names of findings to keep or to drop.
+        progress: called as `progress(stage, done, total)`.
+        reraise: let a probe's error through instead of reporting it as "not measured".
+
+    Raises:
+        UsageError: the model, the batch or an option cannot be used.
+        CheckInterrupted: Ctrl-C; its `.report` holds what was measured.
+    """
+    config = TrialConfig(optimizer=optimizer, lr=lr, warmup=warmup, steps=steps, seed=seed)
+    if isinstance(model_or_subject, Subject):
+        if batch is not None or loss_fn is not None:
+            raise UsageError(
+                "a Subject together with a batch or a loss_fn",
+                "one or the other",
+                "pass the module itself, or a Subject alone",
+            )
+        subject = model_or_subject
+    else:
+        subject = make_subject(
+            model_or_subject, batch, loss_fn, seed=seed, batch_size=batch_size, seq_len=seq_len, text=text
+        )
+    run = _Run(subject, config, tuple(select), tuple(ignore))
+    try:
+        with untouched(subject.model), memory_errors_named():
+            _measure(run, progress or (lambda stage, done, total: None), reraise)
+    except KeyboardInterrupt as stop:
+        run.notes.append("interrupted: what follows is what was measured until then")
+        raise CheckInterrupted(run.report()) from stop
+    return run.report()
+
+
+def _measure(run: _Run, progress: Progress, reraise: bool) -> None:
+    total = len(PROBES) + 2
+    progress("anatomy", 0, total)
+    with run.timed("anatomy"):
+        run.anatomy = read_anatomy(run.subject)
+    for done, (name, probe) in enumerate(PROBES.items(), start=1):
+        progress(name, done, total)
+        with run.timed(name):
+            run.measurements.extend(_probed(name, probe, run, reraise))
+    progress("forecast", total - 1, total)
+    with run.timed("forecast"):
+        run.forecast = forecast(
+            run.subject,
+            run.anatomy,
+            run.config,
+            lambda step, steps: progress(f"forecast, step {step} of {steps}", total - 1, total),
+        )
+        run.measurements.extend(forecast_measurements(run.forecast))
+    progress("done", total, total)
+
+
+def _probed(
+    name: str, probe: Callable[[Subject, Anatomy], list[Measurement]], run: _Run, reraise: bool
+) -> list[Measurement]:
+    """One probe's rows. A probe that breaks on this model is a row and a note that say so, with the reason:
+    the other probes, the forecast and the verdict do not depend on it."""
+    try:
+        return probe(run.subject, run.anatomy)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if reraise or _is_out_of_memory(error):
+            raise
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        run.notes.append(f"the {name} probe could not measure this model: {reason}")
+        return [not_measured(f"{name}/all", "", reason)]
+
+
+@contextmanager
+def memory_errors_named() -> Iterator[None]:
+    """Turn an allocator's failure into one line with what to do."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        raise UsageError(
+            f"the batch and the model do not fit into memory ({' '.join(str(error).split())[:160]})",
+            "weights, gradients, two Adam moments, a copy and the activations to fit",
+            "lower --batch-size or --seq-len, or make the model smaller",
+        ) from error
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError)
+        and ("can't allocate memory" in str(error) or "not enough memory" in str(error))
+    )
+
+
+def versions() -> dict[str, str]:
+    """What the figures were made with."""
+    found: dict[str, Any] = {
+        "normscope": normscope.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+    return {name: str(version) for name, version in found.items()}
