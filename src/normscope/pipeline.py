@@ -48,7 +48,7 @@ class _Run:
     config: TrialConfig
     select: tuple[str, ...]
     ignore: tuple[str, ...]
-    anatomy: Anatomy = Anatomy(())
+    anatomy: Anatomy = field(default_factory=lambda: Anatomy(()))
     measurements: Measurements = field(default_factory=Measurements)
     forecast: Forecast | None = None
     notes: list[str] = field(default_factory=list)

@@ -1,0 +1,70 @@
+"""`normscope anatomy MODEL`: only the reading."""
+
+import json
+import sys
+from contextlib import redirect_stdout
+from typing import Annotated
+
+import typer
+
+from normscope.cli.options import (
+    BatchSize,
+    Device,
+    DType,
+    Format,
+    Model,
+    Output,
+    Seed,
+    SeqLen,
+    Text,
+    Traceback,
+    write,
+)
+from normscope.cli.progress import quiet_libraries
+from normscope.errors import UsageError
+
+
+def command(
+    model: Model,
+    batch_size: BatchSize = 1,
+    seq_len: SeqLen = 64,
+    text: Text = None,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    dtype: DType = None,
+    format: Annotated[Format, typer.Option(help="text or json.")] = Format.TEXT,
+    output: Output = None,
+    traceback: Traceback = False,
+) -> None:
+    """Where the norms sit: stacks, blocks, branches and what could not be read. Nothing is measured.
+
+    A model that does not fit into memory is read without its weights being made.
+    """
+    from normscope.anatomy import read_anatomy
+    from normscope.report import print_anatomy, text_anatomy
+    from normscope.subjects import load_to_read, parse_dtype
+
+    if format is Format.HTML:
+        raise UsageError("--format html", "text or json", "use `normscope check --format html` for the page")
+    with redirect_stdout(sys.stderr), quiet_libraries():
+        subject = load_to_read(
+            model,
+            seed=seed,
+            batch_size=batch_size,
+            seq_len=seq_len,
+            text=text,
+            device=device,
+            dtype=parse_dtype(dtype),
+        )
+        anatomy = read_anatomy(subject)
+    if format is Format.JSON:
+        rendered = json.dumps({"model": model, **anatomy.to_dict()}, indent=2) + "\n"
+    elif output is None:
+        print_anatomy(anatomy)
+        return
+    else:
+        rendered = text_anatomy(anatomy)
+    if output is None:
+        sys.stdout.write(rendered)
+    else:
+        write(rendered, output)

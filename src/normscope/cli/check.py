@@ -1,0 +1,125 @@
+"""`normscope check MODEL`: the whole way, to a verdict."""
+
+import sys
+from contextlib import redirect_stdout
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from normscope.cli.options import (
+    BatchSize,
+    Device,
+    DType,
+    FailOn,
+    Format,
+    Model,
+    Output,
+    Seed,
+    SeqLen,
+    Text,
+    Traceback,
+    write,
+)
+from normscope.cli.progress import progress_bar, quiet_libraries
+
+if TYPE_CHECKING:
+    from normscope.report import Report
+
+Codes = Annotated[
+    str,
+    typer.Option(
+        metavar="CODES",
+        help="Findings by code, prefix or name, with commas: NS101,NS5,post-ln-deep.",
+        show_default=False,
+    ),
+]
+
+
+def command(
+    model: Model,
+    optimizer: Annotated[str, typer.Option(help="adamw, adam, sgd or muon: what the run will use.")] = "adamw",
+    lr: Annotated[float, typer.Option(help="The learning rate of the intended run.")] = 3e-4,
+    warmup: Annotated[int, typer.Option(min=0, help="Its linear warm-up, in steps.")] = 0,
+    steps: Annotated[int, typer.Option(min=0, help="Real steps to try on a copy; 0: no forecast.")] = 20,
+    batch_size: BatchSize = 4,
+    seq_len: SeqLen = 64,
+    text: Text = None,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    dtype: DType = None,
+    format: Annotated[Format, typer.Option(help="How to show the report.")] = Format.TEXT,
+    output: Output = None,
+    fail_on: Annotated[FailOn, typer.Option(help="Exit 1 from this severity on.")] = FailOn.ERROR,
+    select: Codes = "",
+    ignore: Codes = "",
+    traceback: Traceback = False,
+) -> int:
+    """Will MODEL train? Reads it, measures it, takes a few real steps on a copy, and judges.
+
+    Exit status: 0 clean, 1 findings at or above --fail-on, 2 the call or the model cannot be used, 130 Ctrl-C
+    (what was measured until then is shown).
+
+    Defaults of these options may stand in the table [tool.normscope] of pyproject.toml.
+    """
+    import normscope
+    from normscope.rules import parse_codes
+    from normscope.subjects import load, parse_dtype
+
+    wanted, unwanted = parse_codes(select), parse_codes(ignore)
+    interrupted = False
+    with redirect_stdout(sys.stderr), quiet_libraries(), progress_bar() as progress:
+        subject = load(
+            model,
+            seed=seed,
+            batch_size=batch_size,
+            seq_len=seq_len,
+            text=text,
+            device=device,
+            dtype=parse_dtype(dtype),
+        )
+        try:
+            report = normscope.check(
+                subject,
+                optimizer=optimizer,
+                lr=lr,
+                warmup=warmup,
+                steps=steps,
+                seed=seed,
+                select=wanted,
+                ignore=unwanted,
+                progress=progress,
+                reraise=traceback,
+            )
+        except normscope.CheckInterrupted as stop:
+            report, interrupted = stop.report, True
+    show(report, format, output)
+    return 130 if interrupted else exit_status(report, fail_on)
+
+
+def show(report: "Report", format: Format, output: Output) -> None:
+    """The report in `format`, on stdout or in a file."""
+    from normscope.report import print_report, text_report
+
+    if format is Format.HTML and output is None and sys.stdout.isatty():
+        from pathlib import Path
+
+        output = Path("normscope.html")  # a page in a terminal helps nobody
+    if output is None and format is Format.TEXT:
+        print_report(report)
+        return
+    rendered = {
+        Format.TEXT: lambda: text_report(report),
+        Format.JSON: lambda: report.to_json() + "\n",
+        Format.HTML: report.to_html,
+    }[format]()
+    if output is None:
+        sys.stdout.write(rendered)
+        return
+    write(rendered, output)
+    print(f"{report.model}: {report.verdict}. The report is in {output}", file=sys.stderr)
+
+
+def exit_status(report: "Report", fail_on: FailOn) -> int:
+    """1 where a finding is as severe as `fail_on` asks, else 0."""
+    failing = {FailOn.ERROR: ("error",), FailOn.WARNING: ("error", "warning"), FailOn.NEVER: ()}[fail_on]
+    return int(any(finding.severity in failing for finding in report.findings))

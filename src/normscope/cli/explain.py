@@ -1,0 +1,15 @@
+"""`normscope explain CODE`: what a finding means."""
+
+from typing import Annotated
+
+import typer
+
+
+def command(
+    code: Annotated[str, typer.Argument(metavar="CODE", help="A code or a name: NS101, post-ln-deep.")],
+) -> None:
+    """What a finding means, where its threshold comes from, and what to do about it."""
+    from normscope.report import print_markdown
+    from normscope.rules import explain
+
+    print_markdown(explain(code))

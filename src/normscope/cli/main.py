@@ -1,0 +1,79 @@
+"""The application: its commands, and how errors leave it (one line, exit 2; never a traceback)."""
+
+import sys
+from collections.abc import Sequence
+
+import click
+import typer
+
+from normscope.cli import anatomy, bench, check, demo, explain
+from normscope.cli.defaults import read_defaults
+from normscope.errors import UsageError
+
+app = typer.Typer(
+    name="normscope",
+    help="Will this deep Transformer train? Reads where the norms sit on the residual stream, "
+    "measures what that does, and says so before you pay for the run.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(name="check")(check.command)
+app.command(name="anatomy")(anatomy.command)
+app.command(name="explain")(explain.command)
+app.command(name="demo")(demo.command)
+app.command(name="bench")(bench.command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from normscope import __version__
+
+        print(f"normscope {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _start(
+    context: typer.Context,
+    version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+    ),
+) -> None:
+    context.default_map = read_defaults()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit: 0 clean, 1 findings at or above --fail-on, 2 unusable, 130 on Ctrl-C."""
+    sys.exit(_run(list(sys.argv[1:] if arguments is None else arguments)))
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        code = typer.main.get_command(app).main(arguments, prog_name="normscope", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message())
+        return 2
+    except click.ClickException as error:
+        where = getattr(error, "ctx", None)
+        path = where.command_path if where is not None else "normscope"
+        message = " ".join(error.format_message().split()).rstrip(".")
+        return _refuse(f"{message}. See '{path} --help'.")
+    except UsageError as error:
+        if "--traceback" in arguments:
+            raise
+        return _refuse(str(error))
+    except (KeyboardInterrupt, click.Abort):
+        print("normscope: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `normscope check … | head`: the reader has left, there is nothing to say
+        sys.stderr.close()
+        return 1
+    return code if isinstance(code, int) else 0
+
+
+def _refuse(message: str) -> int:
+    print(f"normscope: {message}", file=sys.stderr)
+    return 2

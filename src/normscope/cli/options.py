@@ -1,0 +1,69 @@
+"""Options and arguments that more than one command takes."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from normscope.errors import UsageError
+
+MODEL_HELP = (
+    "[bold]hf:gpt2,n_layer=24[/bold] (a Hugging Face model type with options, random weights, never the "
+    "network), [bold]hf:PATH[/bold] (a config.json, or a folder with model.safetensors), "
+    "[bold]nn:decoder,scheme=post,depth=24,width=256[/bold] (ours), [bold]path/to/file.py:factory[/bold] or "
+    "[bold]package.module:factory[/bold] (yours; this runs your code, as `python file.py` would)."
+)
+
+
+class Format(StrEnum):
+    """How to show a report."""
+
+    TEXT = "text"
+    JSON = "json"
+    HTML = "html"
+
+
+class FailOn(StrEnum):
+    """From which severity on the exit status is 1."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NEVER = "never"
+
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP, show_default=False)]
+Seed = Annotated[int, typer.Option(help="Set before the model is built.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Sequences a batch, where normscope makes the batch.")]
+SeqLen = Annotated[int, typer.Option(min=2, help="Tokens a sequence, where normscope makes the batch.")]
+Text = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Real text as input; the default is Python's standard library.", show_default=False
+    ),
+]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")]
+DType = Annotated[
+    str | None,
+    typer.Option(help="float32, bfloat16, float16 or float64; the model's own by default.", show_default=False),
+]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="PATH", help="Write there instead of the terminal.")
+]
+Traceback = Annotated[bool, typer.Option("--traceback", help="Show the whole traceback of an error.")]
+
+
+def write(text: str, path: Path) -> None:
+    """Write a report to `path`.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"--output {path} ({error.strerror or error})",
+            "a file that can be written",
+            "choose another path, or make its folder first",
+        ) from error
