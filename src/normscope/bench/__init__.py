@@ -1,1 +1,5 @@
-"""See the room's files."""
+"""Timing ourselves against what a user would pick instead; and the demo."""
+
+from normscope.bench.registry import BENCHES, bench
+
+__all__ = ["BENCHES", "bench"]
