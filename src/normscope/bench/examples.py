@@ -1,4 +1,4 @@
-"""The two models of the demo's second half: PyTorch's own encoder, as people first build a language model of it."""
+"""PyTorch's own encoder, as people first build a language model of it: Post-LN, and mended."""
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,9 @@ class CausalEncoder(nn.Module):
     Every matrix gets Xavier-uniform weights, as `nn.Transformer` does by itself.
     """
 
-    def __init__(self, depth: int = 12, width: int = 256, *, norm_first: bool = False, final_norm: bool = False):
+    def __init__(
+        self, depth: int = 12, width: int = 256, *, norm_first: bool = False, final_norm: bool = False
+    ):
         super().__init__()
         layer = nn.TransformerEncoderLayer(
             width, nhead=8, dim_feedforward=4 * width, batch_first=True, norm_first=norm_first

@@ -11,7 +11,9 @@ from normscope.errors import UsageError
 
 
 def command(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME…]", help="All when none is named.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME…]", help="All when none is named.")
+    ] = None,
     format: Annotated[Format, typer.Option(help="text or json.")] = Format.TEXT,
 ) -> None:
     """Measure normscope against what a user would pick instead, as ratios in one run."""

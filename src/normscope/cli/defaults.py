@@ -21,7 +21,9 @@ def read_defaults(folder: Path | None = None) -> dict[str, Any]:
         UsageError: the file is no TOML, or a key is unknown (with the nearest known one).
     """
     here = (folder or Path.cwd()).resolve()
-    path = next((p / "pyproject.toml" for p in (here, *here.parents) if (p / "pyproject.toml").is_file()), None)
+    path = next(
+        (p / "pyproject.toml" for p in (here, *here.parents) if (p / "pyproject.toml").is_file()), None
+    )
     if path is None:
         return {}
     try:
@@ -40,7 +42,9 @@ def read_defaults(folder: Path | None = None) -> dict[str, Any]:
                 "one of " + ", ".join(k.replace("_", "-") for k in KEYS),
                 f"did you mean {near[0].replace('_', '-')}?" if near else "remove it",
             )
-        defaults[name] = ",".join(value) if name in ("select", "ignore") and isinstance(value, list) else value
+        defaults[name] = (
+            ",".join(value) if name in ("select", "ignore") and isinstance(value, list) else value
+        )
     return {"check": defaults, "anatomy": {k: v for k, v in defaults.items() if k in ANATOMY_KEYS}}
 
 

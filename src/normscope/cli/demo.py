@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def command(
     folder: Annotated[Path, typer.Option("--output", "-o", help="Where the two pages go.")] = Path("out"),
 ) -> None:
-    """Two real models read, measured and judged: GPT-2, which will train, and a Post-LN encoder, which will not."""
+    """Two real models read, measured and judged: one that will train (GPT-2) and one that will not."""
     from normscope.bench import demo
     from normscope.report import print_report
 

@@ -47,10 +47,11 @@ def _start(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 clean, 1 findings at or above --fail-on, 2 unusable, 130 on Ctrl-C."""
-    sys.exit(_run(list(sys.argv[1:] if arguments is None else arguments)))
+    sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))
 
 
-def _run(arguments: list[str]) -> int:
+def run(arguments: list[str]) -> int:
+    """The command line without the exit: its status (see `main`)."""
     try:
         code = typer.main.get_command(app).main(arguments, prog_name="normscope", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:

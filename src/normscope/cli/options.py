@@ -39,13 +39,17 @@ SeqLen = Annotated[int, typer.Option(min=2, help="Tokens a sequence, where norms
 Text = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", help="Real text as input; the default is Python's standard library.", show_default=False
+        metavar="FILE",
+        help="Real text as input; the default is Python's standard library.",
+        show_default=False,
     ),
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")]
 DType = Annotated[
     str | None,
-    typer.Option(help="float32, bfloat16, float16 or float64; the model's own by default.", show_default=False),
+    typer.Option(
+        help="float32, bfloat16, float16 or float64; the model's own by default.", show_default=False
+    ),
 ]
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="PATH", help="Write there instead of the terminal.")
