@@ -1,9 +1,9 @@
 """`normscope bench check`: what a check costs, in steps of the run that it saves.
 
 The model is GPT-2 124M (Hugging Face, random weights) on 4 × 64 tokens. Time and peak memory of the whole
-default check, forecast included, against a float32 AdamW training step of the same model on the same batch; and
-σ_max of the 12-layer stack at T = 128 against forwards of that stack. Times are medians of steps taken before and
-after the check; memory is the peak resident set of one fresh process each, less what the imports take.
+default check, forecast included, are given against a float32 AdamW training step of that model on that batch;
+σ_max of the 12-layer stack at T = 128 against forwards of that stack. Times are medians of steps taken
+before and after the check; memory is the peak resident set of a fresh process, less what the imports take.
 """
 
 import json

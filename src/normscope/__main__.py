@@ -1,0 +1,5 @@
+"""`python -m normscope`: the command line."""
+
+from normscope.cli import main
+
+main()

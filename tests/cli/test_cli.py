@@ -1,0 +1,208 @@
+"""The command line: exit codes, one-line errors, JSON and nothing else, defaults from pyproject.toml."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from normscope.cli.main import run
+
+SMALL = "nn:decoder,scheme=pre,depth=2,width=32"
+QUICK = ("--steps", "2", "--batch-size", "2", "--seq-len", "16")
+
+
+def lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.strip()]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write_factory(folder: Path, body: str, name: str = "model.py") -> str:
+    (folder / name).write_text("import torch\nfrom torch import nn\n\n\ndef build():\n" + body)
+    return f"{folder / name}:build"
+
+
+def test_check_json_is_one_object_and_nothing_else(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = write_factory(
+        here, "    print('built')\n    return nn.TransformerEncoderLayer(16, 2, 32, norm_first=True)\n"
+    )
+    status = run(["check", spec, "--format", "json", *QUICK])
+    out, err = capsys.readouterr()
+    report = json.loads(out)
+    assert report["schema"] == "normscope.report/1"
+    assert "built" in err
+    assert status == int(report["verdict"] == "will fail")
+
+
+def test_check_text_opens_with_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", SMALL, *QUICK]) == 0
+    out, err = capsys.readouterr()
+    assert "healthy" in lines(out)[0].lower()
+    assert err == ""
+
+
+def test_output_goes_to_the_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", SMALL, *QUICK, "--format", "html", "-o", "page.html"]) == 0
+    assert "<html" in (here / "page.html").read_text()
+    assert capsys.readouterr().out == ""
+
+
+def test_fail_on_and_ignore_decide_the_status(here: Path) -> None:
+    spec = write_factory(
+        here, "    m = nn.TransformerEncoderLayer(16, 2, 32)\n    return nn.TransformerEncoder(m, 3)\n"
+    )
+    assert run(["check", spec, *QUICK, "--fail-on", "never"]) == 0
+    assert run(["check", spec, *QUICK, "--fail-on", "warning", "--select", "identical-blocks"]) == 1
+    assert run(["check", spec, *QUICK, "--fail-on", "warning", "--select", "NS1", "--ignore", "NS103"]) == 0
+
+
+def test_nan_model_gets_a_full_report_and_status_1(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = write_factory(
+        here,
+        "    m = nn.TransformerEncoderLayer(16, 2, 32, norm_first=True)\n"
+        "    m.linear1.weight.data[0, 0] = float('nan')\n    return m\n",
+    )
+    assert run(["check", spec, *QUICK, "--format", "json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["verdict"] == "will fail"
+    assert "non-finite" in {finding["name"] for finding in report["findings"]}
+    assert report["anatomy"]["blocks"]
+
+
+@pytest.fixture
+def files(here: Path) -> Path:
+    """The files that the bad calls name."""
+    (here / "empty.txt").write_text("")
+    (here / "binary.bin").write_bytes(bytes(range(256)) * 40)
+    write_factory(here, "    raise RuntimeError('no luck')\n", "raises.py")
+    write_factory(here, "    return 7\n", "nonsense.py")
+    return here
+
+
+# Call → what its one line must contain.
+BAD_CALLS: dict[str, tuple[list[str], str]] = {
+    "unknown type": (["check", "hf:gtp2"], "gpt2"),
+    "unknown option": (["check", "hf:gpt2,n_layers=2"], "n_layer"),
+    "unknown prefix": (["check", "hg:gpt2"], "hf:"),
+    "no prefix": (["check", "gpt2"], "hf:gpt2"),
+    "missing file": (["check", "missing.py:build"], "missing.py"),
+    "missing factory": (["check", "nonsense.py:bild"], "build"),
+    "missing module": (["check", "no_such_package.models:build"], "no_such_package"),
+    "raising factory": (["check", "raises.py:build"], "no luck"),
+    "nonsense factory": (["check", "nonsense.py:build"], "int"),
+    "missing config": (["check", "hf:./nowhere/config.json"], "nowhere"),
+    "missing text": (["check", SMALL, "--text", "nowhere.txt"], "nowhere.txt"),
+    "empty text": (["check", SMALL, "--text", "empty.txt"], "empty"),
+    "binary text": (["check", SMALL, "--text", "binary.bin"], "text"),
+    "unknown scheme": (["check", "nn:decoder,scheme=pots"], "post"),
+    "heads that do not divide": (["check", "nn:decoder,width=30,heads=4"], "30"),
+    "unknown flag": (["check", SMALL, "--formt", "json"], "--format"),
+    "bad format": (["check", SMALL, "--format", "yaml"], "yaml"),
+    "bad code": (["check", SMALL, "--select", "post-ln-dep"], "post-ln-deep"),
+    "bad optimizer": (["check", SMALL, "--optimizer", "adamv"], "adamw"),
+    "bad rate": (["check", SMALL, "--lr", "-1"], "-1"),
+    "bad dtype": (["check", SMALL, "--dtype", "float23"], "float32"),
+    "bad device": (["check", SMALL, "--device", "warp"], "warp"),
+    "unknown command": (["chekc", SMALL], "check"),
+    "unknown code": (["explain", "NS999"], "NS999"),
+    "near code": (["explain", "post-ln-dep"], "post-ln-deep"),
+    "unknown bench": (["bench", "chekc"], "check"),
+    "unwritable output": (["check", SMALL, *QUICK, "-o", "no/such/folder.txt"], "folder"),
+    "no argument": (["check"], "MODEL"),
+    "too large": (["check", "hf:llama,num_hidden_layers=8,hidden_size=65536"], "memory"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CALLS)
+@pytest.mark.usefixtures("files")
+def test_bad_calls_get_one_line_and_status_2(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments, expected = BAD_CALLS[name]
+    assert run(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(lines(err)) == 1, err
+    assert "Traceback" not in err
+    assert expected in err
+
+
+def test_traceback_shows_the_users_own_error(here: Path) -> None:
+    spec = write_factory(here, "    raise RuntimeError('no luck')\n")
+    command = [sys.executable, "-m", "normscope", "check", spec, "--traceback"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "model.py" in done.stderr
+    assert "RuntimeError: no luck" in done.stderr
+
+
+def test_defaults_from_pyproject(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "pyproject.toml").write_text(
+        "[tool.normscope]\nlr = 0.002\nbatch-size = 2\nseq_len = 16\nsteps = 2\n"
+    )
+    assert run(["check", SMALL, "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["forecast"]["lr"] == 0.002
+    assert run(["check", SMALL, "--format", "json", "--lr", "0.001"]) == 0
+    assert json.loads(capsys.readouterr().out)["forecast"]["lr"] == 0.001
+
+
+def test_unknown_key_in_pyproject(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "pyproject.toml").write_text("[tool.normscope]\noptimiser = 'adam'\n")
+    assert run(["check", SMALL]) == 2
+    assert "optimizer" in capsys.readouterr().err
+
+
+def test_anatomy_reads_without_measuring(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["anatomy", SMALL, "--format", "json"]) == 0
+    reading = json.loads(capsys.readouterr().out)
+    assert [b["placement"] for block in reading["blocks"] for b in block["branches"]] == ["pre"] * 4
+    assert reading["final_norm"] is True
+
+
+@pytest.mark.parametrize("command", [[], ["check"], ["anatomy"], ["explain"], ["demo"], ["bench"]])
+def test_help_is_quick_and_complete(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*command, "--help"]) == 0
+    assert "Usage" in capsys.readouterr().out
+
+
+def test_the_options_of_check_are_frozen() -> None:
+    """Scripts depend on these names: change this list only together with the changelog."""
+    from typer.main import get_command
+
+    from normscope.cli.main import app
+
+    check = get_command(app).commands["check"]
+    names = {flag for parameter in check.params for flag in parameter.opts}
+    assert names == {
+        *(
+            "model",
+            "--optimizer",
+            "--lr",
+            "--warmup",
+            "--steps",
+            "--batch-size",
+            "--seq-len",
+            "--text",
+            "--seed",
+        ),
+        *(
+            "--device",
+            "--dtype",
+            "--format",
+            "--output",
+            "-o",
+            "--fail-on",
+            "--select",
+            "--ignore",
+            "--traceback",
+        ),
+    }
+
+
+def test_importing_normscope_does_not_import_torch() -> None:
+    code = "import sys, normscope, normscope.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
