@@ -1,1 +1,6 @@
-"""See the room's files."""
+"""Showing: the report, its JSON, the terminal, the HTML page."""
+
+from normscope.report.report import SCHEMA, Report
+from normscope.report.terminal import print_markdown, print_report, text_report
+
+__all__ = ["SCHEMA", "Report", "print_markdown", "print_report", "text_report"]

@@ -1,0 +1,97 @@
+"""Report: everything one check found out, ready to be printed, stored or asserted on."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from normscope.anatomy import Anatomy
+from normscope.probes import Forecast, Measurements
+from normscope.rules import Finding, Severity, Verdict
+
+SCHEMA = "normscope.report/1"
+
+
+@dataclass(frozen=True)
+class Report:
+    """One check.
+
+    Attributes:
+        model: where the model came from, as the user wrote it.
+        input: what was fed, in words.
+        seed, device, versions: what it takes to run it again; `versions` by package name.
+        anatomy, measurements, forecast: what was read, measured and tried (None: no trial was asked for).
+        findings: the gravest first, as `judge` orders them.
+        verdict: "will fail", "at risk" or "healthy", from the findings.
+        cost: seconds by probe.
+        notes: what a reader must know besides ("a single batch is repeated").
+    """
+
+    model: str
+    input: str
+    seed: int
+    device: str
+    versions: Mapping[str, str]
+    anatomy: Anatomy
+    measurements: Measurements
+    forecast: Forecast | None
+    findings: tuple[Finding, ...]
+    verdict: Verdict
+    cost: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    schema: str = SCHEMA
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain data that strict JSON can hold; the notes stand behind `input`.
+
+        JSON has no token for what is not finite, and null already means "not measured": such figures are the
+        strings "nan", "inf" and "-inf". `float()` reads all three back.
+        """
+        plain = {
+            "schema": self.schema,
+            "model": self.model,
+            "input": "; ".join((self.input, *self.notes)),
+            "seed": self.seed,
+            "device": self.device,
+            "versions": dict(self.versions),
+            "anatomy": self.anatomy.to_dict(),
+            "measurements": [m.to_dict() for m in self.measurements],
+            "forecast": None if self.forecast is None else self.forecast.to_dict(),
+            "findings": [finding.to_dict() for finding in self.findings],
+            "verdict": self.verdict,
+            "cost": dict(self.cost),
+        }
+        return _strict(plain)
+
+    def to_json(self) -> str:
+        """One JSON object, indented, in the schema of report/schema.json."""
+        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """One self-contained HTML page; written to `path` where one is given."""
+        from normscope.report.html import render_html  # it reads Report: imported where it is needed
+
+        page = render_html(self)
+        if path is not None:
+            Path(path).write_text(page, encoding="utf-8")
+        return page
+
+    def assert_healthy(self) -> None:
+        """Raise AssertionError that names every error and warning; for a user's own test suite."""
+        grave = [finding for finding in self.findings if finding.severity != Severity.NOTE]
+        if grave:
+            listed = "\n".join(f"  {f.severity} {f.code} {f.name}: {f.message}" for f in grave)
+            raise AssertionError(f"{self.model}: verdict {self.verdict!r}\n{listed}")
+
+
+def _strict(value: Any) -> Any:
+    """`value` with every float that is not finite as a string, tuples as lists and keys as strings."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    if isinstance(value, Mapping):
+        return {str(key): _strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(item) for item in value]
+    return value

@@ -1,0 +1,56 @@
+"""Findings by what a user types: a code, a prefix of codes, or a name."""
+
+import difflib
+
+from normscope.errors import UsageError
+from normscope.rules.finding import Finding
+from normscope.rules.rule import RULES, Rule
+
+
+def find_rule(code_or_name: str) -> Rule:
+    """The rule of that code or name, in any case.
+
+    Raises:
+        UsageError: no such finding; says the nearest one.
+    """
+    wanted = code_or_name.strip().lower()
+    for rule in RULES.values():
+        if wanted in (rule.code.lower(), rule.name):
+            return rule
+    raise UsageError(f"no finding {code_or_name!r}", f"a code {_span()} or its name", _nearest(wanted))
+
+
+def parse_codes(text: str) -> tuple[str, ...]:
+    """What `--select` and `--ignore` take, "NS101,NS5,post-ln-deep", in parts.
+
+    Raises:
+        UsageError: one of them fits no finding.
+    """
+    codes = tuple(part.strip() for part in text.split(",") if part.strip())
+    for code in codes:
+        if not any(_fits(rule.code, rule.name, code) for rule in RULES.values()):
+            expected = f"a code {_span()}, a prefix such as NS5, or a name"
+            raise UsageError(f"no finding {code!r}", expected, _nearest(code.lower()))
+    return codes
+
+
+def matches(finding: Finding, code: str) -> bool:
+    """Whether `code`, a code, a prefix of codes or a name in any case, speaks of this finding."""
+    return _fits(finding.code, finding.name, code)
+
+
+def _fits(code: str, name: str, wanted: str) -> bool:
+    wanted = wanted.strip().lower()
+    return wanted == name or (wanted.startswith("ns") and code.lower().startswith(wanted))
+
+
+def _span() -> str:
+    return f"{min(RULES)}…{max(RULES)}"
+
+
+def _nearest(wanted: str) -> str:
+    by_key = {key: rule for rule in RULES.values() for key in (rule.code.lower(), rule.name)}
+    near = difflib.get_close_matches(wanted, by_key, n=1, cutoff=0.4)
+    if not near:
+        return "see docs/findings.md for all of them"
+    return f"the nearest is {by_key[near[0]].code} ({by_key[near[0]].name})"

@@ -1,0 +1,49 @@
+"""What a finding means, in full: on the terminal, and as the page docs/findings.md."""
+
+from normscope.rules.codes import find_rule
+from normscope.rules.rule import RULES, Rule
+
+_PARTS = (
+    ("What it says", "summary"),
+    ("Why it matters", "why"),
+    ("Threshold", "threshold"),
+    ("Source", "source"),
+    ("Remedy", "remedy"),
+)
+_HEAD = """\
+# Findings
+
+Written from the table of rules by `python -m normscope.rules > docs/findings.md`; `normscope explain CODE`
+says the same of one.
+
+Severity: an *error* makes the verdict "will fail", a *warning* "at risk", a *note* leaves it "healthy".
+Structure alone is at most a warning. What concerns half precision is a note unless the model or `--dtype` is
+in that precision, or its values would overflow it. The figures that the thresholds were set between are in
+[thresholds.md](thresholds.md).
+"""
+
+
+def explain(code_or_name: str) -> str:
+    """All there is to know about one finding, as Markdown.
+
+    Args:
+        code_or_name: "NS202" or "tokens-collapse", in any case.
+
+    Raises:
+        UsageError: no such finding; says the nearest one.
+    """
+    return _section(find_rule(code_or_name), "#")
+
+
+def page() -> str:
+    """docs/findings.md: one section a finding."""
+    rows = "\n".join(
+        f"| [{r.code}](#{r.code.lower()}-{r.name}) | {r.name} | {r.summary} |" for r in RULES.values()
+    )
+    sections = "\n".join(_section(r, "##") for r in RULES.values())
+    return f"{_HEAD}\n| code | name | what it says |\n|---|---|---|\n{rows}\n\n{sections}"
+
+
+def _section(rule: Rule, heading: str) -> str:
+    body = "\n\n".join(f"**{title}.** {getattr(rule, field)}" for title, field in _PARTS)
+    return f"{heading} {rule.code} {rule.name}\n\n{body}\n"

@@ -1,0 +1,88 @@
+"""NS6xx: what a few real steps show. Collapse, the seventh outcome, is raised under NS202."""
+
+from collections.abc import Iterator
+
+from normscope.probes import Forecast
+from normscope.rules.finding import Severity
+from normscope.rules.rule import Case, Hit, figure, rule
+
+
+@rule(
+    "NS601",
+    "plateau",
+    summary="After the trial's steps the model has learnt the tokens' frequencies and shows no sign of more.",
+    why="""
+        Every language model first learns the unigram distribution, whose entropy is the loss of a constant
+        output. A model gets off that plateau only while different inputs still give different outputs and
+        while gradients of different batches agree; where neither holds, more steps repeat the last ones.
+    """,
+    threshold="""
+        The forecast's outcome is plateau; its reason carries the figures.
+    """,
+    source="""
+        Our runs over 33 models: token diversity after 20 steps parts training from stuck ones with AUC
+        0.96.
+    """,
+    remedy="""
+        Warm up over at least 100 steps, lower the rate by 3 to 10 times, or lay the norms inside the
+        branches.
+    """,
+)
+def plateau(case: Case) -> Iterator[Hit]:
+    if forecast := _with_outcome(case, "plateau"):
+        yield Hit(Severity.ERROR, (), _sentence(forecast))
+
+
+@rule(
+    "NS602",
+    "needs-warmup",
+    summary="At the full rate from the first step the model fails; with a warm-up it does not.",
+    why="""
+        Adam's first steps have nearly the size η whatever the gradient, and all weights move at once: the
+        output of a deep Post-LN stack moves by an amount that grows with depth. A warm-up keeps these steps
+        small until the second moments are estimated and the norms' gains have adapted.
+    """,
+    threshold="""
+        The forecast's outcome is needs-warmup: the trial failed without and passed with a warm-up.
+    """,
+    source="""
+        Xiong et al. 2020, arXiv:2002.04745; Liu et al. 2020 (Admin), arXiv:2004.08249.
+    """,
+    remedy="""
+        Train with a linear warm-up (--warmup 500 or more), or lower the rate.
+    """,
+)
+def needs_warmup(case: Case) -> Iterator[Hit]:
+    if forecast := _with_outcome(case, "needs-warmup"):
+        yield Hit(Severity.WARNING, (), _sentence(forecast))
+
+
+@rule(
+    "NS603",
+    "diverges",
+    summary="The loss rises, or leaves the finite numbers, within the trial's steps.",
+    why="""
+        A step is stable only while the rate times the largest curvature of the preconditioned loss stays
+        under a constant (38/η for Adam). Beyond it every step overshoots further than the last.
+    """,
+    threshold="""
+        The forecast's outcome is diverges; its reason carries the figures.
+    """,
+    source="""
+        Cohen et al. 2022 (adaptive edge of stability), arXiv:2207.14484; the trial itself.
+    """,
+    remedy="""
+        Lower the rate by 3 to 10 times, warm up, and clip the gradient norm at 1.
+    """,
+)
+def diverges(case: Case) -> Iterator[Hit]:
+    if forecast := _with_outcome(case, "diverges"):
+        yield Hit(Severity.ERROR, (), _sentence(forecast))
+
+
+def _with_outcome(case: Case, outcome: str) -> Forecast | None:
+    return case.forecast if case.forecast is not None and case.forecast.outcome == outcome else None
+
+
+def _sentence(forecast: Forecast) -> str:
+    return f"{forecast.optimizer} at {figure(forecast.lr)}, {forecast.steps} steps: {forecast.reason}"

@@ -1,0 +1,51 @@
+"""From figures to findings, and from findings to a verdict."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+from normscope.anatomy import Anatomy
+from normscope.probes import Forecast, Measurements
+from normscope.rules.finding import Finding, Severity
+from normscope.rules.rule import RULES, Case, Context
+
+Verdict = Literal["will fail", "at risk", "healthy"]
+_RANK = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NOTE: 2}
+
+
+def judge(
+    anatomy: Anatomy, measurements: Measurements, forecast: Forecast | None, context: Context
+) -> list[Finding]:
+    """All findings, the gravest first, among equals in the order of depth and then of code.
+
+    A quantity that was not measured, or is not finite, silences the rules that need it; what is not finite is
+    itself a finding (NS506).
+    """
+    case = Case(anatomy, measurements, forecast, context)
+    depth = _depths(anatomy)
+    found = [finding for rule in RULES.values() for finding in rule.findings(case)]
+
+    def place(finding: Finding) -> tuple[int, int, str]:
+        first = min((depth.get(site, 0) for site in finding.sites), default=-1)
+        return _RANK[finding.severity], first, finding.code
+
+    return sorted(found, key=place)
+
+
+def verdict(findings: Iterable[Finding]) -> Verdict:
+    """ "will fail" with an error among the findings, "at risk" with a warning, else "healthy"."""
+    severities = {finding.severity for finding in findings}
+    if Severity.ERROR in severities:
+        return "will fail"
+    return "at risk" if Severity.WARNING in severities else "healthy"
+
+
+def _depths(anatomy: Anatomy) -> dict[str, int]:
+    """Site of a block, branch or norm → the number of the block it belongs to, 0 first."""
+    depths: dict[str, int] = {}
+    for index, block in enumerate(anatomy.blocks):
+        depths.setdefault(block.site, index)
+        for branch in block.branches:
+            depths.setdefault(branch.site, index)
+            for norm in branch.norms:
+                depths.setdefault(norm.path, index)
+    return depths

@@ -1,0 +1,130 @@
+"""Rule: one judgement as data (code, mathematics, threshold, source, remedy), and its function."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from normscope.anatomy import Anatomy
+from normscope.probes import Forecast, Measurement, Measurements
+from normscope.rules.finding import Finding, Severity
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the rules must know besides the figures.
+
+    Attributes:
+        dtype: the precision in effect, the model's own or `--dtype`: "float32", "float16", "bfloat16", …
+        optimizer, lr, warmup: what the user means to train with.
+    """
+
+    dtype: str = "float32"
+    optimizer: str = "adamw"
+    lr: float = 3e-4
+    warmup: int = 0
+
+
+@dataclass(frozen=True)
+class Case:
+    """All that a rule may look at."""
+
+    anatomy: Anatomy
+    table: Measurements
+    forecast: Forecast | None = None
+    context: Context = Context()
+
+    def finite(self, quantity: str) -> dict[str, float]:
+        """Site → value of every finite scalar of `quantity`; what is not finite belongs to NS506 alone."""
+        return {site: float(v) for site, v in self.table.of(quantity).items() if math.isfinite(v)}
+
+    def rows(self, quantity: str, sites: Iterable[str]) -> tuple[Measurement, ...]:
+        """The measurements of `quantity` at `sites`, as evidence."""
+        wanted = set(sites)
+        return tuple(m for m in self.table if m.quantity == quantity and m.site in wanted)
+
+
+@dataclass(frozen=True)
+class Hit:
+    """What a rule's function yields: a finding without what the rule's own record already says.
+
+    `remedy` takes the place of the rule's where the case allows a more pointed one.
+    """
+
+    severity: Severity
+    sites: tuple[str, ...]
+    message: str
+    evidence: tuple[Measurement, ...] = ()
+    remedy: str = ""
+
+
+Judge = Callable[[Case], Iterator[Hit]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One kind of finding.
+
+    Attributes:
+        code, name: stable, "NS101" and "post-ln-deep".
+        summary: one line: what the finding says.
+        why: the mathematics, two or three sentences.
+        threshold: the limit in words, with the constants of the code in it.
+        source: the paper, with its arXiv number, or the measurement that the threshold comes from.
+        remedy: what a person can do.
+        judge: the function; it yields nothing where the figures it needs were not measured.
+    """
+
+    code: str
+    name: str
+    summary: str
+    why: str
+    threshold: str
+    source: str
+    remedy: str
+    judge: Judge
+
+    def findings(self, case: Case) -> Iterator[Finding]:
+        """The rule applied to one case."""
+        for hit in self.judge(case):
+            yield Finding(
+                self.code,
+                self.name,
+                hit.severity,
+                hit.sites,
+                hit.message,
+                hit.evidence,
+                self.threshold,
+                self.source,
+                hit.remedy or self.remedy,
+            )
+
+
+RULES: dict[str, Rule] = {}
+"""Every rule by its code, in the order of the codes. A new rule joins by its decorator."""
+
+
+def rule(
+    code: str, name: str, *, summary: str, why: str, threshold: str, source: str, remedy: str
+) -> Callable[[Judge], Rule]:
+    """Enter the decorated function into `RULES`. Line breaks and indents of the texts do not count."""
+
+    def enter(judge: Judge) -> Rule:
+        assert code not in RULES, f"{code} is taken by {RULES[code].name}"
+        assert name not in {r.name for r in RULES.values()}, f"{name} is taken"
+        RULES[code] = Rule(
+            code, name, _line(summary), _line(why), _line(threshold), _line(source), _line(remedy), judge
+        )
+        return RULES[code]
+
+    return enter
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def figure(value: float) -> str:
+    """A figure for a sentence: three significant digits, 1.23e-09 where that is shorter to read."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    return f"{value:.3g}" if 1e-3 <= abs(value) < 1e4 else f"{value:.2e}"

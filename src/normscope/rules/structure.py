@@ -1,0 +1,183 @@
+"""NS1xx: what the reading alone shows. Structure is a risk, never a proof: at most a warning."""
+
+from collections.abc import Iterator
+
+from normscope.anatomy import Branch, Stack
+from normscope.rules.finding import Severity
+from normscope.rules.rule import Case, Hit, figure, rule
+
+POST_LN_NOTE = 6
+"""Blocks from which on a Post-LN stack gets a note: that many train at the usual rates without warm-up."""
+POST_LN_WARNING = 16
+"""Blocks from which on warm-up alone no longer rescues a Post-LN stack of plain initialisation."""
+SMALL_UPDATE = 0.5
+"""Median update-to-stream ratio under which a Post-LN stack counts as initialised small."""
+POST_LN_REMEDIES = frozenset({"deepnorm", "admin", "b2t", "keel", "residual-dual", "hybridnorm"})
+
+
+@rule(
+    "NS101",
+    "post-ln-deep",
+    summary="A deep stack normalises the stream after every add (Post-LN) and nothing makes up for it.",
+    why="""
+        With x ← N(x + F(x)) every block multiplies the gradient by the norm's Jacobian (1/σ)(I − 11ᵀ/d −
+        ẑẑᵀ/d), and no path from the loss to a lower block goes around it. One step of size η then moves the
+        output by an amount that grows with depth, so that the first full-rate Adam steps push all tokens to
+        one point, from which neither queries nor keys receive a gradient.
+    """,
+    threshold=f"""
+        A note from {POST_LN_NOTE} Post-LN blocks on, a warning from {POST_LN_WARNING}, in stacks without a
+        scaled skip (α > 1 or learnt), B2T, KEEL or ResiDual, and without a small initialisation (median
+        update-to-stream ratio under {SMALL_UPDATE:g}: BERT's N(0, 0.02)).
+    """,
+    source="""
+        Xiong et al. 2020, arXiv:2002.04745 (gradients at initialisation, warm-up); Wang et al. 2022
+        (DeepNet), arXiv:2203.00555, Theorem 4.2; our runs: warm-up rescues 12 blocks, not 16 and not 24.
+    """,
+    remedy="""
+        Move the norm into the branch and end the stack with a norm (in PyTorch norm_first=True and
+        norm=nn.LayerNorm(d)); or keep Post-LN and scale it as DeepNorm does: α = (2L)^¼ on the skip, β =
+        (8L)^-¼ on the value, output and feed-forward weights. Up to 12 blocks a warm-up is enough.
+    """,
+)
+def post_ln_deep(case: Case) -> Iterator[Hit]:
+    ratios = case.finite("branch/update-ratio")
+    for stack in case.anatomy.stacks:
+        deep = [block for block in stack.blocks if any(map(_plain_post, block.branches))]
+        if len(deep) < POST_LN_NOTE:
+            continue
+        branches = [b.site for block in deep for b in block.branches if _plain_post(b) and b.site in ratios]
+        ratio = _median([ratios[site] for site in branches]) if branches else None
+        small = ratio is not None and ratio < SMALL_UPDATE
+        severe = len(deep) >= POST_LN_WARNING and not small
+        message = f"{len(deep)} blocks of {stack.name} are Post-LN without a scale on the skip."
+        if ratio is not None:
+            message += f" Their branches add {figure(ratio)} of the stream's RMS (median)."
+        yield Hit(
+            Severity.WARNING if severe else Severity.NOTE,
+            tuple(block.site for block in deep),
+            message,
+            case.rows("branch/update-ratio", branches),
+        )
+
+
+def _plain_post(branch: Branch) -> bool:
+    """Whether the branch is Post-LN with neither a named remedy nor a scale that is one."""
+    if branch.placement != "post" or branch.scheme in POST_LN_REMEDIES:
+        return False
+    if "learnt" in (branch.stream_scale, branch.branch_scale):
+        return False
+    alpha = branch.stream_scale if isinstance(branch.stream_scale, float | int) else 1.0
+    beta = branch.branch_scale if isinstance(branch.branch_scale, float | int) else 1.0
+    return abs(alpha) <= abs(beta)
+
+
+@rule(
+    "NS102",
+    "missing-final-norm",
+    summary="A stack whose stream is never normalised hands it on without a final norm.",
+    why="""
+        Where norms sit inside the branches the stream itself only ever grows: at initialisation its
+        variance is 1 plus about one unit for every branch. Without a norm after the last block the head
+        reads values whose scale depends on depth and changes while training, and with it the effective
+        learning rate of the head.
+    """,
+    threshold="""
+        A stack that ends in Pre-LN, res-post or Peri-LN branches and has no norm after its last block.
+    """,
+    source="""
+        Xiong et al. 2020, arXiv:2002.04745, Lemma 2 and section 3; every published Pre-LN model has one.
+    """,
+    remedy="""
+        Put a norm after the last block: nn.TransformerEncoder(layer, L, norm=nn.LayerNorm(d)), or x =
+        self.final_norm(x) before the head.
+    """,
+)
+def missing_final_norm(case: Case) -> Iterator[Hit]:
+    rms = case.finite("stream/rms")
+    for stack in case.anatomy.stacks:
+        if stack.final_norm is not None or not _open_stream(stack):
+            continue
+        last = stack.blocks[-1]
+        message = (
+            f"{stack.name} ends in {last.branches[-1].placement} blocks and has no norm after the last one."
+        )
+        if last.site in rms:
+            message += f" What leaves it has RMS {figure(rms[last.site])}."
+        yield Hit(Severity.WARNING, (last.site,), message, case.rows("stream/rms", (last.site,)))
+
+
+def _open_stream(stack: Stack) -> bool:
+    """Whether the last block leaves the stream as the add made it."""
+    branches = stack.blocks[-1].branches if stack.blocks else ()
+    return bool(branches) and all(branch.placement in ("pre", "res-post", "peri") for branch in branches)
+
+
+@rule(
+    "NS103",
+    "identical-blocks",
+    summary="Blocks start as copies of one another, bit for bit.",
+    why="""
+        Independent blocks add independent terms: the stream's RMS grows like √L. Copies add nearly the same
+        direction every time, so that it grows like L, and the product of L equal Jacobians has the L-th
+        power of one spectrum instead of the averaged one of independent factors. nn.TransformerEncoder
+        deep-copies the layer it is given.
+    """,
+    threshold="""
+        Every parameter of a block equals that of the block before it, bit for bit, and is not shared with
+        it.
+    """,
+    source="""
+        torch.nn.TransformerEncoder's documentation and pytorch/pytorch#72253; our comparison of the
+        parameters.
+    """,
+    remedy="""
+        Initialise again after the stack is built: for p in model.parameters(): if p.dim() > 1:
+        nn.init.xavier_uniform_(p).
+    """,
+)
+def identical_blocks(case: Case) -> Iterator[Hit]:
+    same = case.finite("weights/identical")
+    for stack in case.anatomy.stacks:
+        copies = tuple(block.site for block in stack.blocks if same.get(block.site) == 1.0)
+        if copies:
+            count = f"{len(copies)} of {len(stack.blocks)} blocks of {stack.name}"
+            message = f"{count} are copies of the block before them."
+            yield Hit(Severity.WARNING, copies, message, case.rows("weights/identical", copies))
+
+
+@rule(
+    "NS104",
+    "unread",
+    summary="A part of the model could not be read, so nothing is said about it.",
+    why="""
+        The reading follows the dataflow and never guesses. Where it stops, no site is known, no probe
+        measures, and the verdict rests on the rest of the model and on the forecast.
+    """,
+    threshold="""
+        A note where any part was not read; a warning where no branch at all was.
+    """,
+    source="""
+        normscope's own reading; its reasons are in the report under anatomy, unread.
+    """,
+    remedy="""
+        Read the reasons; give a batch that runs the part in question, or express the opaque operator in
+        PyTorch operators while checking. Rely on the forecast meanwhile.
+    """,
+)
+def unread(case: Case) -> Iterator[Hit]:
+    reasons, blocks = case.anatomy.unread, case.anatomy.blocks
+    if not case.anatomy.branches:
+        yield Hit(Severity.WARNING, (), _listed("No branch of the model could be read", reasons))
+    elif reasons:
+        yield Hit(Severity.NOTE, (), _listed(f"Beside {len(blocks)} blocks, a part was not read", reasons))
+
+
+def _listed(head: str, reasons: tuple[str, ...], most: int = 3) -> str:
+    more = f" (and {len(reasons) - most} more)" if len(reasons) > most else ""
+    return f"{head}: {'; '.join(reasons[:most])}{more}." if reasons else f"{head}."
+
+
+def _median(values: list[float]) -> float:
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2]
