@@ -1,56 +1,196 @@
-"""Forecast: what a few real steps say of the run (filled in beside this record)."""
+"""Forecast: take the first real steps on a copy of the model, watch them, and say what comes of the run."""
 
+import itertools
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
 
-Outcome = Literal["trains", "collapses", "plateau", "diverges", "needs-warmup", "undecided", "not measured"]
+import torch
+
+from normscope.anatomy import Anatomy
+from normscope.probes.forecast_look import Eye, gradient_norms
+from normscope.probes.forecast_record import Forecast, ForecastInterrupted, ForecastStep, Outcome
+from normscope.probes.forecast_rule import EXTENSION, Decision, decide
+from normscope.probes.measurement import Measurement, not_measured
+from normscope.subjects import Subject, untouched
+from normscope.train import Trial, TrialConfig, UpdateRatio, endless, in_flushed_thread, working_copy
+
+__all__ = ["Forecast", "ForecastInterrupted", "ForecastStep", "Outcome", "forecast", "forecast_measurements"]
+
+Progress = Callable[[int, int], None]
+
+NO_LOSS = "no loss function is known for this model; give one, as loss_fn or from the factory"
 
 
-@dataclass(frozen=True)
-class ForecastStep:
-    """What was seen after `step` optimiser steps, in eval mode on the fixed batch unless said otherwise.
+def forecast(
+    subject: Subject, anatomy: Anatomy, config: TrialConfig, progress: Progress | None = None
+) -> Forecast:
+    """Train a copy for `config.steps` steps as the user would, and judge what is seen on the way.
 
-    Attributes:
-        step: optimiser steps taken so far, 0 before the first.
-        train_loss: loss of the training batch of this step, dropout on; None at step 0.
-        loss: loss of the fixed batch.
-        diversity: token diversity of the last hidden state by stack name.
-        coherence: cosine between the gradients of two batches, where taken.
-        update_ratio: median over weight matrices of RMS(update)/RMS(weight) of the last step.
-        gradients: gradient norm by block site, of the last step.
+    The trial runs in a thread that flushes denormals, on a copy, with the modes (dropout) the model comes in,
+    except that a model given in eval mode trains in train mode. Where the warm-up is longer than the trial, the
+    full rate is tried without it, and if that fails a ramp over half the trial: failing only the first is
+    "needs-warmup".
+
+    Args:
+        progress: called as `progress(step, steps)` before each step and at the end.
+
+    Raises:
+        ForecastInterrupted: Ctrl-C; its `.forecast` holds what was seen.
+        UsageError: the configuration cannot be run on this model (nothing to train, no Muon in this torch).
     """
+    run = _Run(subject, anatomy, config, progress or (lambda step, steps: None))
+    if subject.loss_fn is None:
+        return run.result("not measured", NO_LOSS)
+    if config.steps == 0:
+        return run.result("not measured", "no steps were asked for")
+    try:
+        with untouched(subject.model):
+            return run.judged()
+    except KeyboardInterrupt as stop:
+        seen = run.curve[-1].step if run.curve else 0
+        raise ForecastInterrupted(
+            run.result("not measured", f"interrupted after step {seen} of {config.steps}")
+        ) from stop
 
-    step: int
-    train_loss: float | None
-    loss: float
-    diversity: dict[str, float]
-    coherence: float | None = None
-    update_ratio: float | None = None
-    gradients: dict[str, float] = field(default_factory=dict)
+
+@dataclass
+class _Run:
+    """One forecast on its way."""
+
+    subject: Subject
+    anatomy: Anatomy
+    config: TrialConfig
+    progress: Progress
+    curve: list[ForecastStep] = field(default_factory=list)
+
+    def judged(self) -> Forecast:
+        postponed = self.config.warmup > self.config.steps
+        decision = self.attempt(0 if postponed else self.config.warmup)
+        if not (postponed and decision.failed):
+            return self.result(decision.outcome, decision.reason)
+        ramp = max(1, self.config.steps // 2)
+        rescued = self.attempt(ramp)
+        if rescued.failed:
+            return self.result(
+                rescued.outcome, f"with a ramp over {ramp} steps as without one, {rescued.reason}"
+            )
+        return self.result(
+            "needs-warmup",
+            f"at the full rate from the first step, {decision.reason}; with a ramp over {ramp} steps, "
+            f"{rescued.reason}",
+        )
+
+    def attempt(self, warmup: int) -> Decision:
+        """Train once, from the start, with this warm-up; in the original where a copy does not learn."""
+        decision = in_flushed_thread(lambda checkpoint: self._train(warmup, checkpoint, in_place=False))
+        if decision is None:
+            decision = in_flushed_thread(lambda checkpoint: self._train(warmup, checkpoint, in_place=True))
+        return decision or Decision("not measured", "no parameter of the model gets a gradient from the loss")
+
+    def _train(self, warmup: int, checkpoint: Callable[[], None], *, in_place: bool) -> Decision | None:
+        """The decision, or None where the loss does not reach the parameters of the copy."""
+        self.curve.clear()
+        torch.manual_seed(self.config.seed)
+        with working_copy(self.subject.model, in_place=in_place) as model:
+            if not self.subject.model.training:
+                model.train()
+            eye = Eye(self.subject, self.anatomy, model)
+            batches = endless(self.subject.batches)
+            trial = Trial(model, batches, lambda m, b: self.subject.loss(b, m), self.config, warmup)
+            return self._watched(trial, eye, checkpoint)
+
+    def _watched(self, trial: Trial, eye: Eye, checkpoint: Callable[[], None]) -> Decision | None:
+        self.look(trial, eye, None)
+        steps = self.config.steps
+        for last in (steps, steps + EXTENSION):
+            for step in range(trial.step, last):
+                checkpoint()
+                self.progress(step, last)
+                ratio = UpdateRatio(trial.model)
+                looking = step + 1 in _looks(steps) or step + 1 == last
+                if looking:
+                    ratio.before()
+                trial.advance()
+                if step == 0 and not any(p.grad is not None for p in trial.model.parameters()):
+                    return None
+                if looking or trial.diverged:
+                    self.look(trial, eye, ratio.after() if looking else None)
+                if trial.diverged:
+                    return decide(self.curve, self.subject.unigram_entropy)
+            decision = decide(self.curve, self.subject.unigram_entropy)
+            if decision.outcome != "undecided":
+                break
+        self.progress(trial.step, trial.step)
+        return decision
+
+    def look(self, trial: Trial, eye: Eye, update_ratio: float | None) -> None:
+        """Put what can be seen now behind the curve."""
+        loss, diversity = eye.state()
+        deep = trial.step >= self.config.steps and math.isfinite(loss)
+        self.curve.append(
+            ForecastStep(
+                step=trial.step,
+                train_loss=trial.losses[-1] if trial.losses else None,
+                loss=loss,
+                diversity=diversity,
+                coherence=eye.coherence(self._pair()) if deep else None,
+                update_ratio=update_ratio,
+                gradients=gradient_norms(trial.model, self.anatomy) if trial.step else {},
+            )
+        )
+
+    def _pair(self) -> list[object]:
+        return list(itertools.islice(endless(self.subject.batches), 2))
+
+    def result(self, outcome: Outcome, reason: str) -> Forecast:
+        config = self.config
+        return Forecast(
+            outcome,
+            reason,
+            config.optimizer,
+            config.lr,
+            config.warmup,
+            config.steps,
+            self.subject.unigram_entropy,
+            tuple(self.curve),
+        )
 
 
-@dataclass(frozen=True)
-class Forecast:
-    """The trial and what follows from it.
+def _looks(steps: int) -> set[int]:
+    """After which steps to look: 5, 10, 20, 40, … and the last."""
+    return {steps, *itertools.takewhile(lambda step: step < steps, (5 * 2**k for k in range(20)))}
 
-    Attributes:
-        outcome: the judgement; "not measured" comes with its reason.
-        reason: one sentence with the figures it rests on.
-        optimizer, lr, warmup, steps: what was tried.
-        unigram_entropy: nats per token, None where the targets are not tokens.
-        curve: what was seen along the way.
-    """
 
-    outcome: Outcome
-    reason: str
-    optimizer: str
-    lr: float
-    warmup: int
-    steps: int
-    unigram_entropy: float | None
-    curve: tuple[ForecastStep, ...] = ()
+def forecast_measurements(forecast: Forecast) -> list[Measurement]:
+    """The forecast as rows of the table: one figure a look, in the order of the steps."""
+    if not forecast.curve:
+        return [not_measured("forecast/loss", "", forecast.reason, "nats")]
+    curve = forecast.curve
+    rows = [
+        Measurement("forecast/step", "", tuple(float(s.step) for s in curve), "steps"),
+        Measurement("forecast/loss", "", tuple(s.loss for s in curve), "nats"),
+    ]
+    for name in curve[-1].diversity:
+        values = tuple(s.diversity.get(name, math.nan) for s in curve)
+        rows.append(Measurement("forecast/diversity", name, values))
+    if curve[-1].diversity:
+        rows.append(Measurement("forecast/diversity", "", rows[-1].value))
+    scalars = {
+        "forecast/unigram-entropy": (forecast.unigram_entropy, "nats"),
+        "forecast/coherence": (curve[-1].coherence, "1"),
+        "forecast/update-ratio": (curve[-1].update_ratio, "1"),
+    }
+    for quantity, (value, unit) in scalars.items():
+        if value is None:
+            rows.append(not_measured(quantity, "", _MISSING[quantity], unit))
+        else:
+            rows.append(Measurement(quantity, "", value, unit))
+    return rows + [Measurement("forecast/gradient", site, norm) for site, norm in curve[-1].gradients.items()]
 
-    def to_dict(self) -> dict[str, Any]:
-        """As the report's JSON has it."""
-        keys = ("outcome", "reason", "optimizer", "lr", "warmup", "steps", "unigram_entropy")
-        return {key: getattr(self, key) for key in keys} | {"curve": [vars(step) for step in self.curve]}
+
+_MISSING = {
+    "forecast/unigram-entropy": "the targets are not tokens",
+    "forecast/coherence": "the trial did not come to its end, or its last stack has no gradient",
+    "forecast/update-ratio": "the trial took no whole step, or the model has no weight matrices",
+}

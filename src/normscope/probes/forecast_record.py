@@ -1,0 +1,65 @@
+"""Forecast: what a few real steps say of the run."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Outcome = Literal["trains", "collapses", "plateau", "diverges", "needs-warmup", "undecided", "not measured"]
+
+
+@dataclass(frozen=True)
+class ForecastStep:
+    """What was seen after `step` optimiser steps, in eval mode on the fixed batch unless said otherwise.
+
+    Attributes:
+        step: optimiser steps taken so far, 0 before the first.
+        train_loss: loss of the training batch of this step, dropout on; None at step 0.
+        loss: loss of the fixed batch.
+        diversity: token diversity of the last hidden state by stack name.
+        coherence: cosine between two batches' gradients of the first block, of that part of the loss only that
+            differs between tokens (see `forecast_look.Eye.token_gradient`), where taken.
+        update_ratio: median over weight matrices of RMS(update)/RMS(weight) of the last step.
+        gradients: gradient norm by block site, of the last step.
+    """
+
+    step: int
+    train_loss: float | None
+    loss: float
+    diversity: dict[str, float]
+    coherence: float | None = None
+    update_ratio: float | None = None
+    gradients: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The trial and what follows from it.
+
+    Attributes:
+        outcome: the judgement; "not measured" comes with its reason.
+        reason: one sentence with the figures it rests on.
+        optimizer, lr, warmup, steps: what was asked for.
+        unigram_entropy: nats per token, None where the targets are not tokens.
+        curve: what was seen along the way (of the last attempt, where a warm-up was tried too).
+    """
+
+    outcome: Outcome
+    reason: str
+    optimizer: str
+    lr: float
+    warmup: int
+    steps: int
+    unigram_entropy: float | None
+    curve: tuple[ForecastStep, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the report's JSON has it."""
+        keys = ("outcome", "reason", "optimizer", "lr", "warmup", "steps", "unigram_entropy")
+        return {key: getattr(self, key) for key in keys} | {"curve": [vars(step) for step in self.curve]}
+
+
+class ForecastInterrupted(KeyboardInterrupt):
+    """Ctrl-C during a forecast; `forecast` holds what was seen until then, as "not measured"."""
+
+    def __init__(self, forecast: Forecast) -> None:
+        self.forecast = forecast
+        super().__init__(forecast.reason)
