@@ -1,5 +1,10 @@
 """The one error a user sees: what was given, what was expected, what to do."""
 
+import difflib
+from collections.abc import Iterable
+
+_LONGEST_QUOTE = 300
+
 
 class NormscopeError(Exception):
     """Base of every error normscope raises on purpose."""
@@ -17,3 +22,24 @@ class UsageError(NormscopeError, ValueError):
     def __init__(self, given: str, expected: str, do: str) -> None:
         self.given, self.expected, self.do = given, expected, do
         super().__init__(" ".join(f"{given}: expected {expected}; {do}.".split()))
+
+
+def nearest(name: str, choices: Iterable[str]) -> str | None:
+    """The choice most like `name`, or None where nothing is like it."""
+    by_lower = {choice.lower(): choice for choice in choices}
+    found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+    return by_lower[found[0]] if found else None
+
+
+def suggest(name: str, choices: Iterable[str], otherwise: str) -> str:
+    """What to do about a mistyped `name`: the nearest of `choices`, or `otherwise`."""
+    best = nearest(name, choices)
+    return otherwise if best is None else f'the nearest name is "{best}"'
+
+
+def describe(error: BaseException) -> str:
+    """`Type: message` of an exception on one line, cut where it is very long."""
+    message = " ".join(str(error).split())
+    if len(message) > _LONGEST_QUOTE:
+        message = message[:_LONGEST_QUOTE] + "…"
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__

@@ -1,0 +1,39 @@
+"""Which head of transformers a configuration gets, in the order in which heads are tried."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+HeadKind = Literal["causal", "seq2seq", "masked", "image-classification", "base"]
+
+
+@dataclass(frozen=True)
+class Head:
+    """A head, and the auto class that builds it."""
+
+    kind: HeadKind
+    auto: Any
+
+
+def heads_of(config: Any) -> list[Head]:
+    """The heads that `config` can have: causal, seq2seq, masked, image classification, base.
+
+    Types that can be both, as BERT and BART, get the head that they are for: seq2seq for an encoder-decoder,
+    masked unless `is_decoder` is set.
+    """
+    import transformers as hf
+
+    candidates = [
+        Head("causal", hf.AutoModelForCausalLM),
+        Head("seq2seq", hf.AutoModelForSeq2SeqLM),
+        Head("seq2seq", hf.AutoModelForSpeechSeq2Seq),
+        Head("masked", hf.AutoModelForMaskedLM),
+        Head("image-classification", hf.AutoModelForImageClassification),
+        Head("base", hf.AutoModel),
+    ]
+    heads = [head for head in candidates if type(config) in head.auto._model_mapping]
+    kinds = {head.kind for head in heads}
+    if config.is_encoder_decoder and "seq2seq" in kinds:
+        return [head for head in heads if head.kind in ("seq2seq", "base")]
+    if {"causal", "masked"} <= kinds and not getattr(config, "is_decoder", False):
+        return [head for head in heads if head.kind != "causal"] + [h for h in heads if h.kind == "causal"]
+    return heads

@@ -1,0 +1,144 @@
+"""`file.py:factory` and `package.module:factory`: the user's own models."""
+
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+
+from normscope.errors import UsageError, describe, suggest
+from normscope.subjects.spec import GRAMMAR, Spec
+from normscope.subjects.subject import LossFn
+
+RETURNS = "a module, (module, batch) or (module, batch, loss_fn)"
+_TRACEBACK = "--traceback shows it"
+
+
+def call_factory(spec: Spec) -> tuple[nn.Module, Any, LossFn | None]:
+    """Import and call the user's factory; its prints go to stderr.
+
+    Options of the spec are keyword arguments of the factory. Returns the module, its batch (or iterator of batches,
+    or None) and its loss function (or None).
+    """
+    with contextlib.redirect_stdout(sys.stderr):
+        module = _import(spec)
+        factory = _find(spec, module)
+        if isinstance(factory, nn.Module):
+            return factory, None, None
+        try:
+            made = factory(**spec.options)
+        except (Exception, SystemExit) as error:
+            raise UsageError(
+                f'factory "{spec.text}" raised {describe(error)}',
+                f"{RETURNS} from it",
+                f"mend it; {_TRACEBACK}",
+            ) from error
+    return _checked(spec, made)
+
+
+def _import(spec: Spec) -> ModuleType:
+    is_file = spec.name.endswith(".py") or "/" in spec.name
+    try:
+        return _import_file(spec) if is_file else _import_module(spec)
+    except UsageError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UsageError(
+            f'"{spec.name}" of "{spec.text}" raised {describe(error)}',
+            "code that can be imported",
+            f"mend it; {_TRACEBACK}",
+        ) from error
+
+
+def _import_file(spec: Spec) -> ModuleType:
+    path = Path(spec.name).expanduser()
+    if not path.is_file():
+        raise UsageError(f'"{spec.name}" of "{spec.text}" (not found)', "a Python file", "check the path")
+    _first_on_path(path.resolve().parent)  # as `python file.py` has it
+    # Its own name would shadow a library where the file is called torch.py.
+    found = importlib.util.spec_from_file_location(f"normscope_subject_{path.stem}", path)
+    if found is None or found.loader is None:
+        raise UsageError(f'"{spec.name}" of "{spec.text}"', "a file that ends in .py", "rename it")
+    module = importlib.util.module_from_spec(found)
+    sys.modules[found.name] = module  # dataclasses look their module up
+    found.loader.exec_module(module)
+    return module
+
+
+def _import_module(spec: Spec) -> ModuleType:
+    _first_on_path(Path.cwd())
+    try:
+        return importlib.import_module(spec.name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{spec.name}.".startswith(f"{error.name}."):
+            raise  # the module is there, something that it imports is not
+        best = suggest(spec.name, ("hf", "nn"), "check the name, and that you are in the right folder")
+        raise UsageError(f'MODEL "{spec.text}" (no module "{error.name}")', GRAMMAR, best) from error
+
+
+def _first_on_path(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+def _find(spec: Spec, module: ModuleType) -> Callable[..., Any]:
+    factory = getattr(module, spec.factory, None)
+    if factory is None:
+        own = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        raise UsageError(
+            f'factory "{spec.factory}" of "{spec.text}" (not found)',
+            f'a function in "{spec.name}"',
+            suggest(spec.factory, own, "check its name"),
+        )
+    if not callable(factory):
+        raise UsageError(
+            f'"{spec.factory}" of "{spec.text}" ({type(factory).__name__})', "a function", "name the factory"
+        )
+    try:
+        inspect.signature(factory).bind(**spec.options)
+    except TypeError as error:
+        known = [name for name in inspect.signature(factory).parameters]
+        wrong = next((key for key in spec.options if key not in known), None)
+        raise UsageError(
+            f'factory "{spec.text}" ({error})',
+            "a factory that can be called with the options given and no others",
+            suggest(wrong, known, "change the options")
+            if wrong
+            else "give the arguments as options, key=value",
+        ) from error
+    except ValueError:  # no signature to be had: let the call itself say
+        return factory
+    return factory
+
+
+def _checked(spec: Spec, made: Any) -> tuple[nn.Module, Any, LossFn | None]:
+    parts = made if isinstance(made, tuple) else (made,)
+    if not 1 <= len(parts) <= 3 or not isinstance(parts[0], nn.Module):
+        hint = "call the class" if parts and isinstance(parts[0], type) else "change what it returns"
+        raise UsageError(f'factory "{spec.text}" returned {_shown(made)}', RETURNS, hint)
+    model, batch, loss_fn = (*parts, None, None)[:3]
+    if len(parts) > 1 and not isinstance(batch, Tensor | tuple | Mapping | Iterable):
+        raise UsageError(
+            f'factory "{spec.text}" returned a batch of type {type(batch).__name__}',
+            "a tensor, a tuple of arguments, a dict of keyword arguments, or an iterator of those",
+            "change what it returns",
+        )
+    if loss_fn is not None and not callable(loss_fn):
+        raise UsageError(
+            f'factory "{spec.text}" returned a loss_fn of type {type(loss_fn).__name__}',
+            "a function loss_fn(output, batch)",
+            "change what it returns",
+        )
+    return model, batch, loss_fn
+
+
+def _shown(made: Any) -> str:
+    if isinstance(made, tuple):
+        return f"({', '.join(type(part).__name__ for part in made)})"
+    return f"the class {made.__name__}" if isinstance(made, type) else f"{type(made).__name__}"

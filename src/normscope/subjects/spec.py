@@ -1,0 +1,94 @@
+"""The MODEL grammar: `nn:NAME,key=value…`, `hf:TYPE_OR_PATH,key=value…`, `file.py:factory`, `package.module:factory`."""
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from normscope.errors import UsageError
+
+GRAMMAR = (
+    "nn:decoder,key=value…, hf:MODEL_TYPE,key=value…, hf:PATH (config.json or a folder), file.py:factory "
+    "or package.module:factory"
+)
+_PYTHON_WORDS = {"True": True, "False": False, "None": None}
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A parsed MODEL.
+
+    Attributes:
+        kind: "nn", "hf" or "python".
+        name: what stands before the options: a model, a model type or path, or a file or module.
+        options: key → value, values read as JSON, bare words as text.
+        factory: name of the factory of a "python" spec, else "".
+        text: the whole, as the user wrote it.
+    """
+
+    kind: Literal["nn", "hf", "python"]
+    name: str
+    options: dict[str, Any]
+    text: str
+    factory: str = ""
+
+
+def parse(text: str) -> Spec:
+    """Read a MODEL; UsageError where it is none."""
+    prefix, colon, rest = text.partition(":")
+    if prefix in ("nn", "hf") and colon:
+        name, options = _split_options(rest, text)
+        if not name:
+            raise UsageError(f'MODEL "{text}"', f"a name after {prefix}:", f"write one of {GRAMMAR}")
+        return Spec("nn" if prefix == "nn" else "hf", name, options, text)
+    head, options = _split_options(text, text)
+    path, colon, factory = head.rpartition(":")
+    if colon and path and factory:
+        return Spec("python", path, options, text, factory)
+    raise UsageError(f'MODEL "{text}"', GRAMMAR, _what_was_meant(text))
+
+
+def _what_was_meant(text: str) -> str:
+    if text.split(":")[0].endswith(".py"):
+        return f'name the factory too, "{text.rstrip(":")}:FACTORY"'
+    if text and ":" not in text:
+        return f'for a model type of Hugging Face write "hf:{text}"'
+    return "write one of these"
+
+
+def _split_options(rest: str, text: str) -> tuple[str, dict[str, Any]]:
+    name, *parts = _split_commas(rest)
+    options: dict[str, Any] = {}
+    for part in parts:
+        key, equals, value = part.partition("=")
+        key = key.strip()
+        if not equals or not key.isidentifier():
+            raise UsageError(
+                f'option "{part}" of "{text}"', "key=value", "put an = between an option's name and its value"
+            )
+        if key in options:
+            raise UsageError(f'option "{key}" of "{text}"', "each option once", "keep one of them")
+        options[key] = _value(value.strip())
+    return name.strip(), options
+
+
+def _value(value: str) -> Any:
+    if value in _PYTHON_WORDS:  # as text, "False" would count as true
+        return _PYTHON_WORDS[value]
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError:
+        return value
+
+
+def _split_commas(text: str) -> list[str]:
+    """Split at commas that stand outside of JSON brackets and strings."""
+    parts, depth, quoted, start = [], 0, False, 0
+    for i, char in enumerate(text):
+        if char == '"' and (i == 0 or text[i - 1] != "\\"):
+            quoted = not quoted
+        elif not quoted:
+            depth += (char in "[{") - (char in "]}")
+            if char == "," and depth == 0:
+                parts.append(text[start:i])
+                start = i + 1
+    return [*parts, text[start:]]

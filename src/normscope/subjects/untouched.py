@@ -1,0 +1,77 @@
+"""`untouched`: whatever happens inside, the model comes out as it went in."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normscope.subjects.rng import generators_kept
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[nn.Module]:
+    """Give `model` back as it was found, also on an exception.
+
+    What comes back: hooks, `requires_grad`, train/eval mode of every submodule, buffers, dtype and device,
+    `.grad`, plain attributes of every submodule (caches that a forward leaves behind), and the global RNG states.
+    Inside, every `.grad` is None, so that nothing adds to the caller's gradients. The *values* of parameters are
+    not copied: train on a copy.
+    """
+    modules = [(module, _attributes(module)) for module in model.modules()]
+    parameters = [(p, p.data, p.requires_grad, p.grad) for p in model.parameters()]
+    values = [(tensor, tensor.detach().clone()) for tensor in _held_tensors(model)]
+    with generators_kept():
+        try:
+            for parameter, *_ in parameters:
+                parameter.grad = None
+            yield model
+        finally:
+            for module, attributes in modules:
+                _restore_attributes(module, attributes)
+            _restore_parameters(parameters)
+            with torch.no_grad():
+                for tensor, value in values:
+                    tensor.detach().copy_(value)
+
+
+Attributes = dict[str, tuple[Any, Any]]
+"""Name → (the object, a shallow copy of its contents where it is a container)."""
+
+
+def _attributes(module: nn.Module) -> Attributes:
+    # A module keeps its hooks, buffers, parameters, children and mode in its __dict__, so one look takes them all.
+    return {name: (value, _contents(value)) for name, value in vars(module).items()}
+
+
+def _contents(value: Any) -> Any:
+    return value.copy() if isinstance(value, dict | list | set) else None
+
+
+def _restore_attributes(module: nn.Module, attributes: Attributes) -> None:
+    current = vars(module)
+    for name in current.keys() - attributes.keys():
+        del current[name]
+    for name, (value, contents) in attributes.items():
+        current[name] = value
+        # The container itself stays: handles of the user's hooks point to it.
+        if isinstance(value, list) and value != contents:
+            value[:] = contents
+        elif isinstance(value, dict | set):
+            value.clear()
+            value.update(contents)
+
+
+def _restore_parameters(parameters: list[tuple[nn.Parameter, Tensor, bool, Tensor | None]]) -> None:
+    for parameter, data, requires_grad, grad in parameters:
+        parameter.grad = None  # a gradient of another dtype would forbid the next line
+        parameter.data = data
+        parameter.requires_grad_(requires_grad)
+        parameter.grad = grad
+
+
+def _held_tensors(model: nn.Module) -> list[Tensor]:
+    """Buffers and tensors that modules hold as plain attributes."""
+    plain = [v for m in model.modules() for v in vars(m).values() if isinstance(v, Tensor)]
+    return list({id(t): t for t in [*model.buffers(), *plain]}.values())
