@@ -28,8 +28,8 @@ def forecast(
     """Train a copy for `config.steps` steps as the user would, and judge what is seen on the way.
 
     The trial runs in a thread that flushes denormals, on a copy, with the modes (dropout) the model comes in,
-    except that a model given in eval mode trains in train mode. Where the warm-up is longer than the trial, the
-    full rate is tried without it, and if that fails a ramp over half the trial: failing only the first is
+    except that a model given in eval mode trains in train mode. Where the warm-up is longer than the trial,
+    the full rate is tried without it, and if that fails a ramp over half the trial: failing only the first is
     "needs-warmup".
 
     Args:

@@ -59,9 +59,9 @@ class Eye:
     def token_gradient(self, batch: Batch) -> list[Tensor]:
         """Gradient of the first block's weights, from what the loss asks of each token beyond their mean.
 
-        With G = dLoss/dH at the last hidden state and ḡ its mean over the tokens that have a gradient, this pulls
-        G − ḡ back instead of G. ḡ is how the loss learns the unigram frequencies, whatever the tokens are;
-        what is left is what a model needs to tell tokens apart.
+        With G = dLoss/dH at the last hidden state and ḡ its mean over the tokens that have a gradient, this
+        pulls G − ḡ back instead of G. ḡ is how the loss learns the unigram frequencies, whatever the tokens
+        are; what is left is what a model needs to tell tokens apart.
         """
         if not self.anatomy.stacks:
             return []

@@ -15,7 +15,7 @@ class ForecastStep:
         train_loss: loss of the training batch of this step, dropout on; None at step 0.
         loss: loss of the fixed batch.
         diversity: token diversity of the last hidden state by stack name.
-        coherence: cosine between two batches' gradients of the first block, of that part of the loss only that
+        coherence: cosine between two batches' gradients of the first block, of the part of the loss that
             differs between tokens (see `forecast_look.Eye.token_gradient`), where taken.
         update_ratio: median over weight matrices of RMS(update)/RMS(weight) of the last step.
         gradients: gradient norm by block site, of the last step.

@@ -1,0 +1,134 @@
+"""Stepping: against a hand-written loop, and what it leaves alone."""
+
+import itertools
+import math
+import threading
+import time
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from normscope.train import Trial, TrialConfig, UpdateRatio, endless, in_flushed_thread, working_copy
+
+BATCHES = [torch.randn(5, 3, generator=torch.Generator().manual_seed(s)) for s in range(4)]
+
+
+def squared(model: nn.Module, batch: Tensor) -> Tensor:
+    return model(batch).square().mean()
+
+
+def test_steps_are_those_of_a_hand_written_loop_with_warmup() -> None:
+    ours, theirs = nn.Linear(3, 2), nn.Linear(3, 2)
+    theirs.load_state_dict(ours.state_dict())
+    trial = Trial(ours, iter(BATCHES), squared, TrialConfig(optimizer="adam", lr=0.1), warmup=2)
+    losses = [trial.advance() for _ in range(4)]
+    optimizer = torch.optim.Adam(theirs.parameters(), lr=0.1)
+    expected = []
+    for rate, batch in zip([0.05, 0.1, 0.1, 0.1], BATCHES, strict=True):
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.zero_grad()
+        loss = squared(theirs, batch)
+        loss.backward()
+        optimizer.step()
+        expected.append(loss.item())
+    assert losses == expected == trial.losses
+    assert torch.equal(ours.weight, theirs.weight)
+    assert trial.step == 4
+
+
+def test_a_loss_that_is_not_finite_is_recorded_and_not_stepped_on() -> None:
+    model = nn.Linear(3, 2)
+    before = model.weight.detach().clone()
+    trial = Trial(model, iter(BATCHES), lambda m, b: squared(m, b) * math.nan, TrialConfig(), warmup=0)
+    assert math.isnan(trial.advance())
+    assert trial.diverged
+    assert torch.equal(model.weight, before)
+
+
+def test_update_ratio_of_a_known_step() -> None:
+    model = nn.Linear(3, 2, bias=False)
+    ratio = UpdateRatio(model)
+    ratio.before()
+    with torch.no_grad():
+        model.weight.mul_(1.25)
+    assert ratio.after() == pytest.approx(0.25, rel=1e-6)
+    assert ratio.after() is None, "nothing was remembered"
+
+
+def test_endless_starts_again_and_refuses_nothing() -> None:
+    assert list(itertools.islice(endless(lambda: iter("ab")), 5)) == list("ababa")
+    with pytest.raises(ValueError, match="batches are empty"):
+        next(endless(lambda: iter(())))
+
+
+class Uncopyable(nn.Linear):
+    def __deepcopy__(self, memo: object) -> "Uncopyable":
+        raise TypeError("cannot pickle '_thread.lock' object")
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, Uncopyable])
+def test_training_the_working_copy_leaves_the_model(kind: type[nn.Linear]) -> None:
+    model = kind(3, 2)
+    squared(model, BATCHES[0]).backward()
+    gradient, weight = model.weight.grad, model.weight.detach().clone()
+    with pytest.raises(ZeroDivisionError), working_copy(model) as twin:  # noqa: PT012
+        assert (twin is model) == (kind is Uncopyable)
+        assert twin.weight.grad is None
+        twin.eval()
+        Trial(twin, iter(BATCHES), squared, TrialConfig(lr=0.1), warmup=0).advance()
+        assert not torch.equal(twin.weight, weight), "it trains"
+        raise ZeroDivisionError
+    assert torch.equal(model.weight, weight)
+    assert model.weight.grad is gradient
+    assert model.training
+
+
+def flushes() -> bool:
+    return bool(torch.tensor([1e-39]).mul(1.0).item() == 0.0)
+
+
+@pytest.mark.parametrize("caller", [False, True])
+def test_the_thread_flushes_denormals_and_the_caller_keeps_its_setting(caller: bool) -> None:
+    if not torch.set_flush_denormal(caller):
+        pytest.skip("this processor cannot flush denormals")
+    try:
+        assert in_flushed_thread(lambda checkpoint: flushes())
+        assert flushes() == caller
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def test_an_exception_in_the_thread_reaches_the_caller() -> None:
+    def fails(checkpoint: object) -> None:
+        raise KeyError("inside")
+
+    with pytest.raises(KeyError, match="inside"):
+        in_flushed_thread(fails)
+
+
+def test_an_interrupt_waits_for_the_thread_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interrupt comes while the caller waits; nothing runs behind its back afterwards."""
+    steps: list[int] = []
+
+    def work(checkpoint) -> None:
+        for step in range(10_000):
+            checkpoint()
+            steps.append(step)
+            time.sleep(0.001)
+
+    join = threading.Thread.join
+
+    def interrupted_once(thread: threading.Thread, timeout: float | None = None) -> None:
+        if timeout is not None:
+            while not steps:
+                time.sleep(0.001)
+            raise KeyboardInterrupt
+        join(thread, timeout)
+
+    monkeypatch.setattr(threading.Thread, "join", interrupted_once)
+    with pytest.raises(KeyboardInterrupt):
+        in_flushed_thread(work)
+    count = len(steps)
+    time.sleep(0.02)
+    assert 0 < len(steps) == count < 10_000
