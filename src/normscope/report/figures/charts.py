@@ -1,0 +1,120 @@
+"""Charts with an upright value axis: the forecast by step, and spectra of singular values."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from normscope.report.figures import svg
+from normscope.report.figures.scales import Scale, figure, fit, power
+
+WIDTH, HEIGHT = 440.0, 250.0
+LEFT, RIGHT, UPPER, LOWER = 46.0, 64.0, 14.0, 34.0
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A named line; `ys` may hold None (not measured), NaN and infinities, which become gaps and marks."""
+
+    name: str
+    css: str
+    xs: Sequence[float]
+    ys: Sequence[float | None]
+    dashed: bool = False
+
+
+def chart(
+    curves: Sequence[Curve],
+    *,
+    label: str,
+    x_label: str,
+    log: bool,
+    level: tuple[float, str] | None = None,
+    dots: bool = True,
+) -> Markup:
+    """A line chart with direct labels at the lines' ends and one optional named level."""
+    xs = [x for curve in curves for x in curve.xs]
+    low, high = min(xs, default=0.0), max(xs, default=1.0)
+    across = Scale(low, high if high > low else low + 1, LEFT, WIDTH - RIGHT)
+    values = [y for curve in curves for y in curve.ys] + ([level[0]] if level else [])
+    up = fit(values, HEIGHT - LOWER, UPPER, log=log)
+    parts = [_axes(across, up, x_label, log)]
+    taken: list[float] = []
+    if level is not None:
+        y = up(level[0])
+        parts.append(svg.line(LEFT, y, WIDTH - RIGHT, y, "ref"))
+        parts.append(svg.text(WIDTH - RIGHT + 6, _free(y, taken) + 3.5, level[1], "label soft"))
+    for curve in curves:
+        parts += _curve(curve, across, up, taken, dots=dots)
+    parts += _slices(curves, across, x_label)
+    return svg.picture(WIDTH, HEIGHT, *parts, label=label, css="chart")
+
+
+def _axes(across: Scale, up: Scale, x_label: str, log: bool) -> Markup:
+    parts = []
+    for tick in up.ticks(5):
+        y = up(tick)
+        parts.append(svg.line(LEFT, y, WIDTH - RIGHT, y, "grid"))
+        parts.append(svg.text(LEFT - 6, y + 3.5, power(tick) if log else f"{tick:g}", "tick", anchor="end"))
+    for tick in across.ticks(6):
+        if float(tick).is_integer():
+            parts.append(svg.text(across(tick), HEIGHT - LOWER + 15, f"{tick:g}", "tick", anchor="middle"))
+    middle = (across.start + across.end) / 2
+    parts.append(svg.line(LEFT, HEIGHT - LOWER, WIDTH - RIGHT, HEIGHT - LOWER, "axis"))
+    parts.append(svg.text(middle, HEIGHT - 4, x_label, "tick", anchor="middle"))
+    return svg.group(*parts)
+
+
+def _curve(curve: Curve, across: Scale, up: Scale, taken: list[float], *, dots: bool) -> list[Markup]:
+    parts, run, runs = [], [], []
+    for x, y in zip(curve.xs, curve.ys, strict=True):
+        if y is None or not math.isfinite(y):
+            runs, run = [*runs, run], []
+            if y is not None:
+                edge = up.start if y == -math.inf else up.end
+                parts.append(svg.text(across(x), edge + 4, "×", "bad", anchor="middle"))
+            continue
+        run.append((across(x), up(y)))
+    runs.append(run)
+    css = f"line {curve.css}" + (" dashed" if curve.dashed else "")
+    for run in runs:
+        if len(run) > 1:
+            path = "M" + " L".join(f"{svg.number(x)} {svg.number(y)}" for x, y in run)
+            parts.append(svg.tag("path", d=path, class_=css))
+        if len(run) == 1 or (dots and len(run) <= 64):
+            parts += [svg.tag("circle", cx=x, cy=y, r=2.4, class_=f"dot {curve.css}") for x, y in run]
+    if any(runs):
+        x, y = [run for run in runs if run][-1][-1]
+        parts.append(svg.text(x + 7, _free(y, taken) + 3.5, curve.name, f"end {curve.css}"))
+    return parts
+
+
+def _free(y: float, taken: list[float]) -> float:
+    """A height near `y` that no label has taken."""
+    shift = next(
+        s for s in (0, 13, -13, 26, -26, 39, -39, 52) if all(abs(y + s - t) >= 12 for t in taken) or s == 52
+    )
+    taken.append(y + shift)
+    return y + shift
+
+
+def _slices(curves: Sequence[Curve], across: Scale, x_label: str) -> list[Markup]:
+    """Invisible upright slices that carry the exact figures; at most about 96 of them."""
+    points: dict[float, list[str]] = {}
+    for curve in curves:
+        for x, y in zip(curve.xs, curve.ys, strict=True):
+            points.setdefault(x, []).append(f"{curve.name}  {figure(y, 6)}")
+    keys = sorted(points)
+    every = max(1, math.ceil(len(keys) / 96))
+    shown = keys[::every]
+    parts = []
+    for i, x in enumerate(shown):
+        left = across(x) if i == 0 else (across(x) + across(shown[i - 1])) / 2
+        right = across(x) if i + 1 == len(shown) else (across(x) + across(shown[i + 1])) / 2
+        left, right = min(left, across(x) - 2), max(right, across(x) + 2)
+        words = "\n".join([f"{x_label} {x:g}", *points[x]])
+        parts.append(
+            svg.rect(left, UPPER, right - left, HEIGHT - UPPER - LOWER, "hit", svg.tag("title", words))
+        )
+    return parts

@@ -1,0 +1,42 @@
+"""Ledger: measurements by quantity and site, as the drawings look them up."""
+
+from collections.abc import Iterable
+
+from normscope.anatomy import Branch, Norm
+from normscope.anatomy.types import at_call
+from normscope.probes import Measurement
+from normscope.report.figures.scales import figure
+
+
+class Ledger:
+    """A quick look-up of a table of measurements."""
+
+    def __init__(self, rows: Iterable[Measurement]) -> None:
+        self.rows = list(rows)
+        self._found = {(row.quantity, row.site): row for row in reversed(self.rows)}
+        self.quantities = list(dict.fromkeys(row.quantity for row in self.rows))
+
+    def find(self, quantity: str, site: str) -> Measurement | None:
+        """The first measurement of `quantity` at `site`, measured or not."""
+        return self._found.get((quantity, site))
+
+    def scalar(self, quantity: str, site: str) -> float | None:
+        """Its value where it is one measured number."""
+        row = self.find(quantity, site)
+        return float(row.value) if row is not None and isinstance(row.value, float | int) else None
+
+    def words(self, quantity: str, site: str, label: str = "") -> str:
+        """One line for a tooltip: "stream/rms 1.234", or why there is no figure; "" where no probe made a row."""
+        row = self.find(quantity, site)
+        if row is None or isinstance(row.value, tuple):
+            return ""
+        return f"{label or quantity}  {figure(row.value, 6) if row.measured else row.how}"
+
+    def erased(self, branch: Branch, norm: Norm) -> float | None:
+        """Share of gradient energy that `norm` erases in this branch's call."""
+        called = self.scalar("gradient/erased", at_call(norm.path, branch.call))
+        return called if called is not None else self.scalar("gradient/erased", norm.path)
+
+    def passing(self, site: str) -> float | None:
+        """L2 norm of the gradient on the stream at a block's exit or a stack's input."""
+        return self.scalar("gradient/stream", site)

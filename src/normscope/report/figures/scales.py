@@ -1,0 +1,100 @@
+"""Axes and the way figures are written: domains, ticks, powers of ten, gradient classes."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+GRADIENT_STEPS = (1e-3, 1e-2, 1e-1, 1 / 3, 3.0, 1e1, 1e2, 1e3)
+"""Bounds of the nine classes of gradient / gradient at the top of its stack; class 4 is "about the same"."""
+ERASED_STEPS = (0.1, 0.5, 0.9)
+"""Bounds of the four classes of gradient energy that a norm erases."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """From values to pixels, linear or logarithmic; `low` and `high` land on `start` and `end`."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def __call__(self, value: float) -> float:
+        """Pixel of `value`, held within the axis (a zero on a log axis lands on its low end)."""
+        if self.log:
+            share = (_log10(value) - _log10(self.low)) / (_log10(self.high) - _log10(self.low))
+        else:
+            share = (value - self.low) / (self.high - self.low)
+        return self.start + min(1.0, max(0.0, share)) * (self.end - self.start)
+
+    def ticks(self, most: int = 4) -> list[float]:
+        """At most about `most` round values within the axis, the ends of a log axis among them."""
+        if not self.log:
+            return _round_ticks(self.low, self.high, most)
+        first, last = round(_log10(self.low)), round(_log10(self.high))
+        step = max(1, math.ceil((last - first) / max(1, most - 1)))
+        return [10.0**power for power in range(last, first - 1, -step)][::-1]
+
+
+def fit(values: Iterable[float | None], start: float, end: float, *, log: bool, zero: bool = False) -> Scale:
+    """The axis that holds all finite `values`: whole decades, or a padded range (from 0 where `zero`)."""
+    finite = [v for v in values if v is not None and math.isfinite(v) and (v > 0 or not log)]
+    if log:
+        low = math.floor(min(map(_log10, finite), default=0.0) + 1e-9)
+        high = math.ceil(max(map(_log10, finite), default=1.0) - 1e-9)
+        return Scale(10.0**low, 10.0 ** max(high, low + 1), start, end, log=True)
+    low, high = min(finite, default=0.0), max(finite, default=1.0)
+    low = min(0.0, low) if zero else low
+    pad = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
+    return Scale(low if zero and low == 0.0 else low - pad, high + pad, start, end)
+
+
+def power(value: float) -> str:
+    """A tick on a log axis: 1, 10, 0.1, 10⁻⁵."""
+    exponent = round(_log10(value))
+    return f"{value:g}" if -2 <= exponent <= 3 else "10" + str(exponent).translate(SUPERSCRIPT)
+
+
+def figure(value: float | None, digits: int = 4) -> str:
+    """A figure for people: 0.123, 1.2×10⁻⁷, ∞, NaN; "not measured" for None."""
+    if value is None:
+        return "not measured"
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if value == 0 or 1e-3 <= abs(value) < 1e5:
+        return f"{value:.{digits}g}".replace("-", "−")
+    mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+    mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
+    return f"{mantissa.replace('-', '−')}×10{str(int(exponent)).translate(SUPERSCRIPT)}"
+
+
+def gradient_class(value: float | None, reference: float | None) -> str:
+    """CSS class of how much gradient passes: g0 (under 1/1000 of the stack's top) … g4 (same) … g8; gx unknown."""
+    if value is None or reference is None or not math.isfinite(value) or not math.isfinite(reference):
+        return "gx"
+    if reference == 0:
+        return "gx" if value == 0 else "g8"
+    return f"g{sum(value / reference >= step for step in GRADIENT_STEPS)}"
+
+
+def erased_class(share: float | None) -> str:
+    """CSS class of a norm by the share of gradient energy it erases: g4 (under 10 %) … g1 (over 90 %); gx unknown."""
+    if share is None or not math.isfinite(share):
+        return "gx"
+    return f"g{4 - sum(share >= step for step in ERASED_STEPS)}"
+
+
+def _log10(value: float) -> float:
+    return math.log10(value) if value > 0 else -math.inf
+
+
+def _round_ticks(low: float, high: float, most: int) -> list[float]:
+    raw = (high - low) / max(1, most)
+    unit = 10.0 ** math.floor(_log10(raw))
+    step = next(m * unit for m in (1, 2, 2.5, 5, 10) if m * unit >= raw)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(k * step, 12) for k in range(first, last + 1)]

@@ -1,0 +1,263 @@
+"""Profiles by depth: narrow upright plots beside the tower, all on its depth axis."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from markupsafe import Markup
+
+from normscope.report.figures import svg
+from normscope.report.figures.layout import Layout, StackPlace
+from normscope.report.figures.ledger import Ledger
+from normscope.report.figures.scales import Scale, figure, fit, power
+
+HEAD, PAD = 6.0, 9.0
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What one plot shows. Each line: (quantity, short name, CSS class)."""
+
+    title: str
+    about: str
+    at: str
+    lines: tuple[tuple[str, str, str], ...]
+    log: bool = True
+    reference: float | None = None
+    span: tuple[float, float] | None = None
+
+
+PROFILES = (
+    Profile("Stream RMS", "size of the residual stream", "block", (("stream/rms", "", "c-ink"),)),
+    Profile(
+        "Token diversity", "1: tokens differ, 0: all alike", "block", (("stream/diversity", "", "c-ink"),)
+    ),
+    Profile(
+        "Update ratio",
+        "what a branch adds, relative to the stream",
+        "branch",
+        (("branch/update-ratio", "", ""),),
+    ),
+    Profile(
+        "Gradient",
+        "L2 norm on the stream, and of each block's weights",
+        "block",
+        (("gradient/stream", "stream", "c-ink"), ("gradient/block", "weights", "c-a")),
+    ),
+    Profile(
+        "q k v o gradients",
+        "RMS of the gradient of each projection",
+        "branch",
+        (
+            ("gradient/q", "q", "c-a"),
+            ("gradient/k", "k", "c-b"),
+            ("gradient/v", "v", "c-c"),
+            ("gradient/o", "o", "c-d"),
+        ),
+    ),
+    Profile(
+        "Attention entropy",
+        "1: looks everywhere, 0: at one token",
+        "branch",
+        (("attention/entropy", "", ""),),
+        log=False,
+        span=(0.0, 1.0),
+    ),
+    Profile(
+        "Block σ",
+        "largest and smallest gain of a block's Jacobian",
+        "block",
+        (("jacobian/sigma-max", "max", "c-ink"), ("jacobian/sigma-min", "min", "c-a")),
+    ),
+    Profile(
+        "Branch ‖A‖",
+        "gain of each branch; under 1 its block can be inverted",
+        "branch",
+        (("jacobian/branch-norm", "", ""),),
+        reference=1.0,
+    ),
+)
+KIND_LINES = {
+    "attention": ("attention", "k-attn"),
+    "cross-attention": ("cross", "k-cross"),
+    "feed-forward": ("feed-fwd", "k-ffn"),
+    "other": ("other", "k-other"),
+}
+
+
+@dataclass
+class Line:
+    """One line of a plot: points from the input up; None is a gap."""
+
+    name: str
+    css: str
+    dashed: bool
+    points: list[tuple[float, float | None]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Track:
+    """A drawn profile, with what stands above it."""
+
+    title: str
+    about: str
+    legend: tuple[tuple[str, str], ...]
+    said: str
+    picture: Markup
+
+
+def draw_tracks(layout: Layout, ledger: Ledger, width: float) -> list[Track]:
+    """Every profile of which a probe made at least one row."""
+    tracks = []
+    for profile in PROFILES:
+        lines = [line for stack in layout.stacks for line in _lines(profile, stack, layout, ledger)]
+        if lines:
+            tracks.append(_track(profile, lines, layout, ledger, width))
+    return tracks
+
+
+def _lines(profile: Profile, stack: StackPlace, layout: Layout, ledger: Ledger) -> list[Line]:
+    dashed = len(layout.stacks) > 1 and stack.number % 2 == 0
+    made: dict[tuple[str, str], Line] = {}
+    for quantity, name, css in profile.lines:
+        for key, y, site in _places(profile.at, stack, name, css):
+            row = ledger.find(quantity, site)
+            if row is not None:
+                line = made.setdefault(key, Line(*key, dashed))
+                line.points.append((y, float(row.value) if isinstance(row.value, float | int) else None))
+    return list(made.values())
+
+
+def _places(at: str, stack: StackPlace, name: str, css: str) -> Iterable[tuple[tuple[str, str], float, str]]:
+    """((line's name, its class), y, site) from the input up."""
+    if at == "branch":
+        for place in stack.blocks:
+            for spot in place.branches:
+                key = (name, css) if css else KIND_LINES[spot.branch.kind]
+                yield key, spot.y, spot.branch.site
+        return
+    yield (name, css), stack.input_y, f"{stack.stack.name}.input"
+    for place in stack.blocks:
+        yield (name, css), place.top, place.block.site
+    yield (name, css), stack.hidden_y, f"{stack.stack.name}.hidden"
+
+
+def _track(profile: Profile, lines: list[Line], layout: Layout, ledger: Ledger, width: float) -> Track:
+    values = [value for line in lines for _, value in line.points]
+    if profile.span:
+        scale = Scale(*profile.span, PAD, width - PAD)
+    else:
+        scale = fit([*values, profile.reference], PAD, width - PAD, log=profile.log)
+    parts = [_bands(layout, width), _grid(scale, profile, layout, width)]
+    parts += [_draw(line, scale, dots=layout.depth <= 32) for line in lines]
+    parts.append(svg.rect(0, -9, width, 3, "cursor"))
+    if layout.depth <= 128:
+        parts += _hover(profile, layout, ledger, width)
+    css = "track"
+    legend = tuple(dict.fromkeys((line.name, line.css) for line in lines if line.name))
+    if all(value is None for value in values):
+        parts.append(svg.text(width / 2, layout.height / 2, "not measured", "label soft", anchor="middle"))
+    picture = svg.picture(width, layout.height, *parts, label=f"{profile.title} by depth", css=css)
+    return Track(profile.title, profile.about, legend, _said(values), picture)
+
+
+def _said(values: list[float | None]) -> str:
+    gaps = sum(value is None for value in values)
+    odd = sum(value is not None and not math.isfinite(value) for value in values)
+    parts = [f"{gaps} of {len(values)} not measured"] if gaps else []
+    parts += [f"{odd} not finite"] if odd else []
+    return ", ".join(parts)
+
+
+def _bands(layout: Layout, width: float) -> Markup:
+    """The tower's every other block, carried on as a faint band."""
+    deepest = max(layout.stacks, key=lambda stack: len(stack.blocks))
+    return svg.group(
+        *(svg.rect(0, b.top, width, b.bottom - b.top, "band") for b in deepest.blocks if b.number % 2)
+        if layout.block_height >= 6
+        else ()
+    )
+
+
+def _grid(scale: Scale, profile: Profile, layout: Layout, width: float) -> Markup:
+    parts = []
+    ticks = scale.ticks(3)
+    for tick in ticks:
+        x = scale(tick)
+        parts.append(svg.line(x, 16, x, layout.height - 14, "grid"))
+        anchor = "start" if x < 24 else "end" if x > width - 24 else "middle"
+        at = max(1.0, x - 6) if anchor == "start" else min(width - 1, x + 6) if anchor == "end" else x
+        words = power(tick) if scale.log else f"{tick:g}"
+        parts += [svg.text(at, y, words, "tick", anchor=anchor) for y in (11.0, layout.height - 3)]
+    if profile.reference is not None:
+        parts.append(
+            svg.line(scale(profile.reference), 16, scale(profile.reference), layout.height - 14, "ref")
+        )
+    return svg.group(*parts)
+
+
+def _draw(line: Line, scale: Scale, *, dots: bool) -> Markup:
+    css = f"line {line.css}" + (" dashed" if line.dashed else "")
+    parts: list[Markup] = []
+    runs: list[list[tuple[float, float]]] = [[]]
+    for y, value in line.points:
+        if value is None or math.isnan(value) or math.isinf(value):
+            runs.append([])
+            if value is not None:
+                x = scale.start if value == -math.inf else scale.end
+                parts.append(svg.text(x, y + 3.5, "×", "bad", anchor="middle"))
+            continue
+        runs[-1].append((scale(value), y))
+        if value <= 0 and scale.log:
+            parts.append(svg.text(scale.start, y + 3.5, "0" if value == 0 else "−", "zero", anchor="middle"))
+    for run in runs:
+        if len(run) > 1:
+            path = "M" + " L".join(f"{svg.number(x)} {svg.number(y)}" for x, y in run)
+            parts.insert(0, svg.tag("path", d=path, class_=css))
+        if dots or len(run) == 1:
+            parts += [svg.tag("circle", cx=x, cy=y, r=2, class_=f"dot {line.css}") for x, y in run]
+    return svg.group(*parts)
+
+
+def _hover(profile: Profile, layout: Layout, ledger: Ledger, width: float) -> list[Markup]:
+    parts = []
+    deepest = max(layout.stacks, key=lambda stack: len(stack.blocks))
+    for number, place in enumerate(deepest.blocks):
+        lines = []
+        for stack in layout.stacks:
+            if number < len(stack.blocks):
+                lines += _hover_lines(profile, stack, number, ledger)
+        if lines:
+            area = svg.rect(
+                0, place.top, width, place.bottom - place.top, "hit", svg.tag("title", "\n".join(lines))
+            )
+            parts.append(area)
+    for end in ("input", "hidden"):
+        lines = [
+            words
+            for stack in layout.stacks
+            for quantity, name, _ in profile.lines
+            if (words := ledger.words(quantity, f"{stack.stack.name}.{end}", name or profile.title))
+        ]
+        y = layout.stacks[0].input_y - 13 if end == "input" else min(s.hidden_y for s in layout.stacks) - 12
+        if lines:
+            head = "input" if end == "input" else "output"
+            parts.append(svg.rect(0, y, width, 26, "hit", svg.tag("title", "\n".join([head, *lines]))))
+    return parts
+
+
+def _hover_lines(profile: Profile, stack: StackPlace, number: int, ledger: Ledger) -> list[str]:
+    place = stack.blocks[number]
+    lines = []
+    for quantity, name, css in profile.lines:
+        if profile.at == "block":
+            lines.append(ledger.words(quantity, place.block.site, name or profile.title))
+            continue
+        for spot in place.branches:
+            label = name if css else KIND_LINES[spot.branch.kind][0]
+            words = ledger.words(quantity, spot.branch.site, label)
+            lines.append(
+                words if not (words and css and len(place.branches) > 2) else f"{words}  ({spot.branch.kind})"
+            )
+    lines = [line for line in lines if line]
+    return [f"{stack.stack.name} · block {number}: {profile.title}", *lines] if lines else []

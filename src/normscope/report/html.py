@@ -1,0 +1,274 @@
+"""The HTML page: one self-contained file that reads without a network and without JavaScript."""
+
+import base64
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from normscope.anatomy import Block, Stack
+from normscope.probes import Forecast
+from normscope.report.figures.charts import Curve, chart
+from normscope.report.figures.layout import Layout, lay_out
+from normscope.report.figures.ledger import Ledger
+from normscope.report.figures.rail import Spot, draw_rail, marks, place_findings
+from normscope.report.figures.scales import figure
+from normscope.report.figures.tower import draw_key, draw_towers
+from normscope.report.figures.tracks import draw_tracks
+from normscope.report.tables import cell, not_measured, tabulate
+
+LINES = ("c-ink", "c-a", "c-c", "c-b", "c-d")
+"""Classes of the charts' lines, in order."""
+CARD_CHARACTERS = 44
+"""About how many characters a line of a finding's card holds beside the tower."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """A finding as the page shows it; `lead` is the space above it that puts it beside its blocks."""
+
+    spot: Spot
+    where: str
+    lead: int
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A chart with its title and what to read from it."""
+
+    title: str
+    about: str
+    drawing: Markup
+
+
+def render_html(report: Any) -> str:
+    """The page of a `Report`.
+
+    Args:
+        report: a `normscope.report.Report`.
+
+    Returns:
+        A whole HTML document, under a megabyte for a hundred blocks. The same report gives the same text. Every
+        name in it is escaped, and its content security policy lets no script run but the page's own.
+    """
+    ledger = Ledger(report.measurements)
+    layout = lay_out(report.anatomy)
+    spots = place_findings(report.findings, layout)
+    tower, tower_width = draw_towers(layout, ledger, marks(spots))
+    script, style = _asset("page.js"), _asset("page.css")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    page = _environment().get_template("page.html").render(
+        report=report,
+        verdict=_verdict_class(report.verdict),
+        lead=lead_sentence(report),
+        style=Markup(style),
+        script=Markup(script),
+        script_hash=digest,
+        structure=[(stack.name, describe_stack(stack)) for stack in report.anatomy.stacks],
+        tower=tower if layout.stacks else "",
+        several=len(layout.stacks) > 1,
+        tracks=draw_tracks(layout, ledger, _track_width(layout, spots, tower_width)) if layout.stacks else [],
+        rail=draw_rail(spots, layout) if any(spot.places for spot in spots) else "",
+        cards=_cards(spots, layout),
+        by_number=spots,
+        keys=_keys(layout, ledger),
+        forecasts=_forecast_charts(report.forecast) if report.forecast else [],
+        spectra=_spectra(ledger),
+        tables=tabulate(report.anatomy, ledger.rows),
+        gaps=not_measured(ledger.rows),
+        cost=_cost(report.cost),
+        total=report.cost.get("total"),
+        notes=[report.notes] if isinstance(report.notes, str) else list(report.notes or ()),
+        cell=cell,
+        figure=figure,
+    )  # fmt: skip
+    return page.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def lead_sentence(report: Any) -> str:
+    """The one sentence that matters: the worst finding's, or for a healthy model the forecast's."""
+    for severity in ("error", "warning"):
+        for finding in report.findings:
+            if str(finding.severity) == severity:
+                return str(finding.message)
+    if report.forecast is not None and report.forecast.outcome != "not measured":
+        return str(report.forecast.reason)
+    return "Nothing above a note was found in what was measured."
+
+
+def describe_stack(stack: Stack) -> str:
+    """A stack in one line: "12 blocks of attention and feed-forward, pre (layernorm), with a final norm"."""
+    kinds = list(dict.fromkeys(b.kind for block in stack.blocks for b in block.branches))
+    places = list(
+        dict.fromkeys(f"{b.placement} ({b.norm})" for block in stack.blocks for b in block.branches)
+    )
+    number = f"{len(stack.blocks)} block{'s' if len(stack.blocks) != 1 else ''}"
+    made = (
+        " of " + " and ".join([", ".join(kinds[:-1]), kinds[-1]] if len(kinds) > 1 else kinds)
+        if kinds
+        else ""
+    )
+    ending = "with a final norm" if stack.final_norm is not None else "without a final norm"
+    return ", ".join([number + made, *(["norm placement " + " and ".join(places)] if places else []), ending])
+
+
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("normscope.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _asset(name: str) -> str:
+    return files("normscope.report").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def _verdict_class(verdict: str) -> str:
+    return {"will fail": "error", "at risk": "warning"}.get(verdict, "fine")
+
+
+def _track_width(layout: Layout, spots: Sequence[Spot], tower_width: float) -> float:
+    """Eight profiles, the tower and the findings (where there are any) fill a page of about 1200 pixels."""
+    room = 1216 - tower_width - 8 * 7 - (330 if spots else 0)
+    return float(max(64, min(116, math.floor(room / 8))))
+
+
+def _cards(spots: Sequence[Spot], layout: Layout) -> list[Card]:
+    """Cards from the top of the page down, each as near its blocks as those above it allow."""
+    cards, cursor = [], 0.0
+    for spot in sorted(spots, key=lambda s: (bool(s.places), s.top if s.places else 0.0, s.number)):
+        start = max(cursor, spot.top) if spot.places else cursor
+        cards.append(Card(spot, _where(spot, layout), round(start - cursor)))
+        cursor = start + 96 + 18 * math.ceil(len(spot.finding.message) / CARD_CHARACTERS)
+    return cards
+
+
+def _where(spot: Spot, layout: Layout) -> str:
+    """ "blocks 0–3, 7" for one stack, with the stacks' names for several; the sites' own names where none is a block."""
+    if not spot.places:
+        return ", ".join(spot.finding.sites[:3]) or "whole model"
+    parts = []
+    for stack in layout.stacks:
+        numbers = [block.number for place, block in spot.places if place is stack]
+        if numbers:
+            name = f"{stack.stack.name} " if len(layout.stacks) > 1 else ""
+            parts.append(f"{name}block{'s' if len(numbers) > 1 else ''} {_runs(numbers)}")
+    return ", ".join(parts)
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs)
+
+
+def _keys(layout: Layout, ledger: Ledger) -> list[tuple[str, Markup]]:
+    """The distinct kinds of block, each with where it stands."""
+    kinds: dict[tuple, list[tuple[str, int, Block]]] = {}
+    for stack in layout.stacks:
+        for place in stack.blocks:
+            form = tuple(
+                (b.kind, b.placement, b.norm, b.join, b.stream_scale, b.branch_scale, b.scheme, len(b.norms))
+                for b in place.block.branches
+            )
+            kinds.setdefault(form, []).append((stack.stack.name, place.number, place.block))
+    keys = []
+    for members in kinds.values():
+        names = list(dict.fromkeys(name for name, _, _ in members))
+        where = "; ".join(
+            (f"{name} " if len(layout.stacks) > 1 else "")
+            + _runs([n for owner, n, _ in members if owner == name])
+            for name in names
+        )
+        keys.append(
+            (
+                f"{len(members)} × · block{'s' if len(members) > 1 else ''} {where}",
+                draw_key(members[0][2], ledger),
+            )
+        )
+    return keys
+
+
+def _forecast_charts(forecast: Forecast) -> list[Picture]:
+    curve = forecast.curve
+    if not curve:
+        return []
+    xs = [float(step.step) for step in curve]
+    stacks = list(dict.fromkeys(name for step in curve for name in step.diversity))
+    made = []
+    if stacks:
+        lines = [
+            Curve(
+                name if len(stacks) > 1 else "eval", LINES[i % 5], xs, [s.diversity.get(name) for s in curve]
+            )
+            for i, name in enumerate(stacks)
+        ]
+        drawing = chart(lines, label="Token diversity by step", x_label="step", log=True)
+        made.append(
+            Picture("Token diversity", "Do tokens still differ at the stack's output? Log axis.", drawing)
+        )
+    losses = [Curve("fixed batch", "c-ink", xs, [step.loss for step in curve])]
+    if any(step.train_loss is not None for step in curve):
+        losses.append(Curve("training", "c-a", xs, [step.train_loss for step in curve]))
+    level = (forecast.unigram_entropy, "unigram") if forecast.unigram_entropy is not None else None
+    drawing = chart(losses, label="Loss by step", x_label="step", log=False, level=level)
+    about = (
+        "Nats; below the unigram line the model has learnt more than letter frequencies."
+        if level
+        else "Loss."
+    )
+    made.append(Picture("Loss", about, drawing))
+    for title, about, name, log in (
+        ("Update to weight", "Median over matrices of the last step's RMS change relative to RMS weight.", "update_ratio", True),
+        ("Gradient coherence", "Cosine between the gradients of two batches: near 1, only what all batches share is learnt.", "coherence", False),
+    ):  # fmt: skip
+        ys = [getattr(step, name) for step in curve]
+        if any(y is not None for y in ys):
+            seen = [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None]
+            line = Curve("", "c-ink", [x for x, _ in seen], [y for _, y in seen])
+            made.append(
+                Picture(title, about, chart([line], label=f"{title} by step", x_label="step", log=log))
+            )
+    return made
+
+
+def _spectra(ledger: Ledger) -> list[Picture]:
+    """One chart with every stack's per-token singular values, largest first."""
+    rows = [
+        r
+        for r in ledger.rows
+        if r.quantity == "jacobian/token-singular-values" and isinstance(r.value, tuple)
+    ]
+    curves = []
+    for i, row in enumerate(rows):
+        values = sorted(
+            (row.value if isinstance(row.value, tuple) else ()), key=lambda v: -v if v == v else 0.0
+        )
+        name = row.site if len(rows) > 1 else ""
+        curves.append(Curve(name, LINES[i % 5], [float(n + 1) for n in range(len(values))], values))
+    if not curves:
+        return []
+    drawing = chart(
+        curves, label="Singular values of one token's Jacobian", x_label="index", log=True, dots=False
+    )
+    about = "Singular values of one token's d×d Jacobian through the stack, largest first. Steep: few directions survive."
+    return [Picture("Singular values of the stack", about, drawing)]
+
+
+def _cost(cost: Mapping[str, float]) -> list[tuple[str, float, float]]:
+    """(probe, seconds, share of the largest in percent), dearest first."""
+    parts = {name: seconds for name, seconds in cost.items() if name != "total"}
+    largest = max(parts.values(), default=0.0) or 1.0
+    return [(name, s, round(100 * s / largest, 1)) for name, s in sorted(parts.items(), key=lambda c: -c[1])]

@@ -1,0 +1,134 @@
+"""All measurements as a few compact tables for the page: one row a site, one column a quantity."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from normscope.anatomy import Anatomy
+from normscope.probes import Measurement
+from normscope.report.figures.scales import figure
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one cell says; `title` where there is more to say than fits."""
+
+    words: str
+    css: str = ""
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Sites × quantities. `columns` are (family, stat, unit); `remarks` say how inexact columns were come by."""
+
+    title: str
+    columns: tuple[tuple[str, str, str], ...]
+    rows: tuple[tuple[str, tuple[Cell, ...]], ...]
+    remarks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Quantities that have no figure for one reason, and at how many sites."""
+
+    why: str
+    quantities: str
+    sites: str
+
+
+def tabulate(anatomy: Anatomy, rows: Sequence[Measurement]) -> list[Table]:
+    """The tables, whole model first, each site in the order it was first measured."""
+    stacks = {f"{stack.name}{end}" for stack in anatomy.stacks for end in ("", ".input", ".hidden")}
+    blocks = {block.site for block in anatomy.blocks}
+    branches = {branch.site for branch in anatomy.branches}
+
+    def where(site: str) -> str:
+        if site in blocks:
+            return "Blocks"
+        if site in branches:
+            return "Branches"
+        return "Whole model and stacks" if site == "" or site in stacks else "Norms and other places"
+
+    groups: dict[str, list[Measurement]] = {
+        name: [] for name in ("Whole model and stacks", "Blocks", "Branches", "Norms and other places")
+    }
+    for row in rows:
+        groups[where(row.site)].append(row)
+    return [
+        _upright(name, group) if name.startswith("Whole") else _pivot(name, group)
+        for name, group in groups.items()
+        if group
+    ]
+
+
+def not_measured(rows: Iterable[Measurement]) -> list[Reason]:
+    """Everything without a figure, gathered by reason."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for row in rows:
+        if not row.measured:
+            why = row.how.removeprefix("not measured:").strip()
+            found.setdefault(why, {}).setdefault(row.quantity, []).append(row.site or "whole model")
+    reasons = []
+    for why, quantities in found.items():
+        sites = list(dict.fromkeys(site for named in quantities.values() for site in named))
+        shown = ", ".join(sites[:3]) + (f" and {len(sites) - 3} more places" if len(sites) > 3 else "")
+        reasons.append(Reason(why, ", ".join(quantities), shown))
+    return reasons
+
+
+def cell(row: Measurement | None) -> Cell:
+    """A measurement in a cell: a gap says why it is one."""
+    if row is None:
+        return Cell("")
+    if row.value is None:
+        return Cell("–", "none", row.how)
+    if isinstance(row.value, tuple):
+        return Cell(spread(row.value), "spread")
+    return Cell(figure(row.value), "" if math.isfinite(row.value) else "bad")
+
+
+def spread(values: Sequence[float]) -> str:
+    """A tuple in a few words: all of it up to four values, else its count and range."""
+    if len(values) <= 4:
+        return ", ".join(map(figure, values)) or "none"
+    finite = [value for value in values if math.isfinite(value)]
+    odd = f", {len(values) - len(finite)} not finite" if len(finite) < len(values) else ""
+    between = f", {figure(min(finite), 3)} … {figure(max(finite), 3)}" if finite else ""
+    return f"{len(values)} values{between}{odd}"
+
+
+def _pivot(title: str, rows: Sequence[Measurement]) -> Table:
+    quantities = list(dict.fromkeys(row.quantity for row in rows))
+    found = {(row.site, row.quantity): row for row in rows}
+    units = {row.quantity: row.unit for row in rows}
+    lines = tuple(
+        (site, tuple(cell(found.get((site, quantity))) for quantity in quantities))
+        for site in dict.fromkeys(row.site for row in rows)
+    )
+    columns = tuple(
+        (*_split(quantity), "" if units[quantity] == "1" else units[quantity]) for quantity in quantities
+    )
+    return Table(title, columns, lines, _remarks(rows))
+
+
+def _upright(title: str, rows: Sequence[Measurement]) -> Table:
+    lines = tuple(
+        (row.quantity + (f" @ {row.site}" if row.site else ""), (cell(row), Cell("" if row.unit == "1" else row.unit), Cell(row.how, "how")))
+        for row in rows
+    )  # fmt: skip
+    return Table(title, (("", "value", ""), ("", "unit", ""), ("", "how", "")), lines, ())
+
+
+def _split(quantity: str) -> tuple[str, str]:
+    family, _, stat = quantity.partition("/")
+    return (family, stat) if stat else ("", family)
+
+
+def _remarks(rows: Sequence[Measurement]) -> tuple[str, ...]:
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        if row.measured and row.how != "exact" and row.quantity not in found.setdefault(row.how, []):
+            found[row.how].append(row.quantity)
+    kinds = [f"{', '.join(quantities)}: {how}" for how, quantities in found.items()]
+    return tuple(kinds[:6]) + ((f"and {len(kinds) - 6} more",) if len(kinds) > 6 else ())
