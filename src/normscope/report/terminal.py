@@ -1,22 +1,41 @@
-"""The report on a terminal: verdict first, then findings, then the stack block by block."""
+"""The report on a terminal: verdict first, then findings, then the stack block by block.
+
+Whatever comes from the model (module names, reasons) goes through `Text`: "[red]" in a path stays text.
+"""
 
 import io
 import sys
+from collections.abc import Iterator, Mapping
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markdown import Markdown
+from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
+from normscope.anatomy import Stack
+from normscope.probes import Forecast
+from normscope.report.blocks import block_table
 from normscope.report.report import Report
+from normscope.report.sites import compress
+from normscope.rules import Finding, figure
+
+_COLOURS = {
+    "will fail": "bold red",
+    "at risk": "bold yellow",
+    "healthy": "bold green",
+    "error": "bold red",
+    "warning": "bold yellow",
+    "note": "bold cyan",
+}
+_INDENT = 8
 
 
 def print_report(report: Report, console: Console | None = None) -> None:
     """Print `report`; colour and width are the terminal's, plain text in a pipe."""
     console = console or Console(file=sys.stdout, highlight=False)
-    console.print(Text(f"{report.model}: {report.verdict}"))
-    for finding in report.findings:
-        console.print(Text(f"{finding.severity} {finding.code} {finding.name}: {finding.message}"))
-        console.print(Text(f"  {finding.remedy}"))
+    for part in _parts(report, console.width):
+        console.print(part)
 
 
 def text_report(report: Report, width: int = 110) -> str:
@@ -33,3 +52,74 @@ def print_markdown(text: str) -> None:
         Console(file=sys.stdout).print(Markdown(text))
     else:
         sys.stdout.write(text)
+
+
+def _parts(report: Report, width: int) -> Iterator[RenderableType]:
+    yield Text.assemble((report.verdict, _COLOURS[report.verdict]), "  ", (report.model, "bold"))
+    yield _labelled("model", "; ".join(map(_stack_words, report.anatomy.stacks)) or "no blocks were read")
+    yield _labelled("input", report.input)
+    for finding in report.findings:
+        yield Text("")
+        yield from _finding(finding)
+    for stack in report.anatomy.stacks:
+        yield Text("")
+        yield block_table(stack, report.measurements, width)
+    yield Text("")
+    if report.forecast is not None:
+        yield _labelled("trial", _forecast_words(report.forecast))
+    for note in report.notes:
+        yield _labelled("note", note)
+    yield _labelled("cost", _cost_words(report.cost))
+
+
+def _finding(finding: Finding) -> Iterator[RenderableType]:
+    severity = str(finding.severity)
+    head = Text.assemble(
+        (f"{severity:<{_INDENT}}", _COLOURS[severity]), (f"{finding.code} {finding.name}", "bold")
+    )
+    if finding.sites:
+        head.append(f"  {compress(finding.sites)}", style="dim")
+    yield head
+    yield Padding(Text(finding.message), (0, 0, 0, _INDENT), expand=False)
+    if finding.remedy:
+        yield Padding(Text(f"→ {finding.remedy}", style="italic"), (0, 0, 0, _INDENT), expand=False)
+
+
+def _labelled(label: str, words: str) -> RenderableType:
+    """A dim label in the margin and words that wrap beside it."""
+    grid = Table.grid(padding=0)
+    grid.add_column(width=_INDENT)
+    grid.add_column(overflow="fold")
+    grid.add_row(Text(label, style="dim"), Text(words))
+    return grid
+
+
+def _stack_words(stack: Stack) -> str:
+    branches = [branch for block in stack.blocks for branch in block.branches]
+    placements = " and ".join(dict.fromkeys(branch.placement for branch in branches)) or "no branch"
+    norms = " and ".join(dict.fromkeys(branch.norm for branch in branches)) or "no norm"
+    final = "with a final norm" if stack.final_norm is not None else "no final norm"
+    name = stack.name or "stack"
+    return f"{name}: {len(stack.blocks)} blocks, {placements} ({norms}), {final}"
+
+
+def _forecast_words(forecast: Forecast) -> str:
+    warmup = f", warm-up {forecast.warmup}" if forecast.warmup else ""
+    words = (
+        f"{forecast.optimizer} at {figure(forecast.lr)}{warmup}, {forecast.steps} steps → {forecast.outcome}"
+    )
+    if len(forecast.curve) > 1:
+        first, last = forecast.curve[0], forecast.curve[-1]
+        words += f"; loss {figure(first.loss)} → {figure(last.loss)}"
+        if forecast.unigram_entropy is not None:
+            words += f" (unigram entropy {figure(forecast.unigram_entropy)})"
+        for stack, value in last.diversity.items():
+            if stack in first.diversity:
+                words += f"; diversity of {stack} {figure(first.diversity[stack])} → {figure(value)}"
+    return f"{words}. {forecast.reason}"
+
+
+def _cost_words(cost: Mapping[str, float]) -> str:
+    parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in cost.items() if name != "total")
+    total = cost.get("total", sum(cost.values()))
+    return f"{total:.1f} s ({parts})" if parts else f"{total:.1f} s"

@@ -1,11 +1,12 @@
 """Judging: one file a family of findings."""
 
-from normscope.rules import structure, signal, forecast  # noqa: F401, I001  (in the order of their codes)
+# The families enter their rules into RULES, in the order of their codes.
+from normscope.rules import structure, signal, gradient, jacobian, precision, forecast  # noqa: F401, I001
 from normscope.rules.codes import matches, parse_codes
-from normscope.rules.explain import explain
+from normscope.rules.pages import explain
 from normscope.rules.finding import Finding, Severity
-from normscope.rules.judge import Verdict, judge, verdict
-from normscope.rules.rule import RULES, Case, Context, Hit, Rule, rule
+from normscope.rules.judging import Verdict, judge, verdict
+from normscope.rules.rule import RULES, Case, Context, Hit, Rule, figure
 
 __all__ = [
     "RULES",
@@ -17,9 +18,9 @@ __all__ = [
     "Severity",
     "Verdict",
     "explain",
+    "figure",
     "judge",
     "matches",
     "parse_codes",
-    "rule",
     "verdict",
 ]

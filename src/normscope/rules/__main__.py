@@ -1,5 +1,5 @@
 """`python -m normscope.rules`: print docs/findings.md."""
 
-from normscope.rules.explain import page
+from normscope.rules.pages import page
 
 print(page(), end="")

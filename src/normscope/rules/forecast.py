@@ -39,8 +39,8 @@ def plateau(case: Case) -> Iterator[Hit]:
     summary="At the full rate from the first step the model fails; with a warm-up it does not.",
     why="""
         Adam's first steps have nearly the size η whatever the gradient, and all weights move at once: the
-        output of a deep Post-LN stack moves by an amount that grows with depth. A warm-up keeps these steps
-        small until the second moments are estimated and the norms' gains have adapted.
+        output of a deep Post-LN stack moves by an amount that grows with depth. A warm-up keeps these
+        steps small until the second moments are estimated and the norms' gains have adapted.
     """,
     threshold="""
         The forecast's outcome is needs-warmup: the trial failed without and passed with a warm-up.

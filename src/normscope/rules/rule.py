@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from normscope.anatomy import Anatomy
 from normscope.probes import Forecast, Measurement, Measurements
@@ -36,6 +37,21 @@ class Case:
     def finite(self, quantity: str) -> dict[str, float]:
         """Site → value of every finite scalar of `quantity`; what is not finite belongs to NS506 alone."""
         return {site: float(v) for site, v in self.table.of(quantity).items() if math.isfinite(v)}
+
+    @cached_property
+    def depth(self) -> dict[str, int]:
+        """Site of a block, branch or norm → the number of its block in the model, 0 first."""
+        depth: dict[str, int] = {}
+        for index, block in enumerate(self.anatomy.blocks):
+            depth.setdefault(block.site, index)
+            for branch in block.branches:
+                for site in (branch.site, *(norm.path for norm in branch.norms)):
+                    depth.setdefault(site, index)
+        return depth
+
+    def in_depth(self, sites: Iterable[str]) -> tuple[str, ...]:
+        """`sites` in the order of depth; what belongs to no block (a final norm) stands last."""
+        return tuple(sorted(sites, key=lambda site: self.depth.get(site, len(self.depth))))
 
     def rows(self, quantity: str, sites: Iterable[str]) -> tuple[Measurement, ...]:
         """The measurements of `quantity` at `sites`, as evidence."""
@@ -123,8 +139,11 @@ def _line(text: str) -> str:
     return " ".join(text.split())
 
 
-def figure(value: float) -> str:
-    """A figure for a sentence: three significant digits, 1.23e-09 where that is shorter to read."""
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
-    return f"{value:.3g}" if 1e-3 <= abs(value) < 1e4 else f"{value:.2e}"
+def figure(value: float, digits: int = 3) -> str:
+    """A figure for a reader: `digits` significant ones, whole numbers up to 99999 in full, 3e-4, 1.23e-9."""
+    if 10.0 ** (digits - 1) <= abs(value) < 1e5:
+        return f"{value:.0f}"
+    if value == 0 or not math.isfinite(value) or 1e-3 <= abs(value) < 1e5:
+        return f"{value:.{digits}g}"
+    mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+    return f"{float(mantissa):g}e{int(exponent)}"

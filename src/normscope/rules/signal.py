@@ -1,13 +1,60 @@
 """NS2xx: what the forward pass shows."""
 
 from collections.abc import Iterator
+from statistics import median
 
+from normscope.anatomy import Stack
 from normscope.probes import Measurement
 from normscope.rules.finding import Severity
 from normscope.rules.rule import Case, Hit, figure, rule
 
+GROWTH = 4.0
+"""Factor by which the stream's RMS may grow over the upper half of a stack. Pre-LN: √2; copies: 2."""
 UNIFORM = 1e-8
-"""Token diversity of the last hidden state under which tokens count as collapsed at initialisation."""
+"""Share of its token diversity that a stack must keep at initialisation."""
+DECLINE = 0.01
+"""Update-to-stream ratio under which the upper quarter's branches hardly write to the stream any more …"""
+DECLINE_FALL = 0.1
+"""… if it is also this much smaller than in the lower half (LayerScale is small everywhere, and fine)."""
+ENTROPY = 0.05
+"""Attention entropy, as a share of that of uniform attention, under which an attention is saturated."""
+_HALF, _QUARTER = 4, 8  # fewest blocks for which a half, a quarter of a stack means anything
+
+
+@rule(
+    "NS201",
+    "stream-growth",
+    summary="The residual stream grows from block to block faster than independent additions make it grow.",
+    why="""
+        Adding L independent normalised branches makes the variance grow like L, so the RMS over the upper
+        half grows by √2; adding the same direction every time makes it grow by 2. More means that a
+        branch's output grows with its input, x ← x + F(x) with F not normalised: a product of L factors
+        above one, and the gradient is multiplied by the same factors on its way down.
+    """,
+    threshold=f"""
+        RMS at the last block over RMS at half depth above {GROWTH:g}, in stacks of {_HALF} blocks or more.
+    """,
+    source="""
+        Xiong et al. 2020, arXiv:2002.04745, Lemma 2 (linear variance); the figures in docs/thresholds.md.
+    """,
+    remedy="""
+        Normalise the branches' input (Pre-LN) or output (Peri-LN); or start the branches small: output
+        projections × 1/√(2L) as GPT-2, or a learnt scale that starts at zero (ReZero).
+    """,
+)
+def stream_growth(case: Case) -> Iterator[Hit]:
+    rms = case.finite("stream/rms")
+    for stack in case.anatomy.stacks:
+        if len(stack.blocks) < _HALF:
+            continue
+        half, last = stack.blocks[(len(stack.blocks) - 1) // 2].site, stack.blocks[-1].site
+        if not rms.get(half) or last not in rms or rms[last] <= GROWTH * rms[half]:
+            continue
+        message = (
+            f"The RMS of {stack.name}'s stream grows {figure(rms[last] / rms[half])} times over its upper "
+            f"half, from {figure(rms[half])} to {figure(rms[last])}; Pre-LN grows 1.4 times."
+        )
+        yield Hit(Severity.WARNING, (half, last), message, case.rows("stream/rms", (half, last)))
 
 
 @rule(
@@ -21,13 +68,13 @@ UNIFORM = 1e-8
         Below 1e-12 the differences are float32 round-off and no longer carry the input.
     """,
     threshold=f"""
-        A warning where diversity at a stack's end is under {UNIFORM:g} of that at its entry at
+        A warning where a stack keeps less than {UNIFORM:g} of the diversity at its entry at
         initialisation; an error where the forecast's trial collapses (level, slope and agreement of
-        gradients; its reason has the figures).
+        gradients between batches: its reason has the figures).
     """,
     source="""
-        Dong et al. 2021, arXiv:2103.03404 (rank collapse); Noci et al. 2022, arXiv:2206.03126 (q and k
-        gradients); our runs over 33 models: diversity after 20 steps parts training from stuck ones with
+        Dong et al. 2021, arXiv:2103.03404 (rank collapse); Noci et al. 2022, arXiv:2206.03126 (gradients
+        of q and k); our runs over 33 models: diversity after 20 steps parts training from stuck ones with
         AUC 0.96.
     """,
     remedy="""
@@ -46,9 +93,124 @@ def tokens_collapse(case: Case) -> Iterator[Hit]:
         return
     diversity = case.finite("stream/diversity")
     for stack in case.anatomy.stacks:
-        before, after = diversity.get(f"{stack.name}.input"), diversity.get(f"{stack.name}.hidden")
-        if before is None or after is None or before == 0 or after >= UNIFORM * before:
+        ends = (f"{stack.name}.input", f"{stack.name}.hidden")
+        before, after = diversity.get(ends[0]), diversity.get(ends[1])
+        if not before or after is None or after >= UNIFORM * before:
             continue
         message = f"Token diversity falls from {figure(before)} to {figure(after)} through {stack.name}."
-        ends = (f"{stack.name}.input", f"{stack.name}.hidden")
-        yield Hit(Severity.WARNING, (stack.blocks[-1].site,), message, case.rows("stream/diversity", ends))
+        sites = tuple(block.site for block in stack.blocks[-1:])
+        yield Hit(Severity.WARNING, sites, message, case.rows("stream/diversity", ends))
+
+
+@rule(
+    "NS203",
+    "dead-branch",
+    summary="A branch adds nothing to the stream and no step can change that.",
+    why="""
+        A branch whose output projection starts at zero is fine: the projection's own gradient is not zero,
+        and after one step the branch speaks. With the output zero and every gradient zero as well (a zero
+        gain in front of a zero projection, a frozen zero, dead ReLUs) the branch's parameters stay what
+        they are, and so does its share of the model's compute.
+    """,
+    threshold="""
+        The branch's output is exactly zero and none of its parameters gets a non-zero gradient. A warning;
+        an error where that holds for every branch.
+    """,
+    source="Exact, no threshold; zero initialisations that do learn: ReZero, arXiv:2003.04887.",
+    remedy="""
+        Make only one factor of the product zero (the output projection or the gain, not both) and check
+        requires_grad; for dead ReLUs take a smaller bias or GELU.
+    """,
+)
+def dead_branch(case: Case) -> Iterator[Hit]:
+    zero, trainable = case.finite("branch/zero-output"), case.finite("branch/trainable")
+    rms = case.finite("branch/rms")
+    silent = {site for site, value in zero.items() if value == 1.0}
+    silent |= {site for site, value in rms.items() if value == 0.0}
+    sites = case.in_depth(site for site in silent if trainable.get(site) == 0.0)
+    if not sites:
+        return
+    total = len(case.anatomy.branches)
+    rows = case.rows("branch/zero-output", sites) + case.rows("branch/trainable", sites)
+    message = f"{len(sites)} of {total} branches put out zeros and get no gradient."
+    yield Hit(Severity.ERROR if len(sites) == total else Severity.WARNING, sites, message, rows)
+
+
+@rule(
+    "NS204",
+    "branch-decline",
+    summary="The deeper a branch sits, the less it writes to the stream; the deepest ones hardly count.",
+    why="""
+        In Pre-LN every branch adds a term of fixed size to a stream that grows like √l, so its share falls
+        like 1/√l and the deep blocks come close to the identity. A stream that grows faster than that
+        (large embeddings, exponential growth) drowns them: they cost compute, receive gradients scaled by
+        their share, and can be removed with little loss.
+    """,
+    threshold=f"""
+        Median update-to-stream ratio of the upper quarter under {DECLINE:g} and under {DECLINE_FALL:g} of
+        that of the lower half, in stacks of {_QUARTER} blocks or more.
+    """,
+    source="""
+        Sun et al. 2025 (The Curse of Depth), arXiv:2502.05795; Pre-LN's 1/√(2l) is 0.07 at 96 blocks,
+        seven times above the threshold; the figures in docs/thresholds.md.
+    """,
+    remedy="""
+        Normalise the branches' output too (Peri-LN), divide each norm's output by √l (LayerNorm Scaling),
+        or scale the stream down at its entry (embeddings).
+    """,
+)
+def branch_decline(case: Case) -> Iterator[Hit]:
+    ratios = {site: v for site, v in case.finite("branch/update-ratio").items() if v > 0}
+    for stack in case.anatomy.stacks:
+        count = len(stack.blocks)
+        low, high = _of_blocks(stack, 0, count // 2), _of_blocks(stack, count - count // 4, count)
+        low, high = [s for s in low if s in ratios], [s for s in high if s in ratios]
+        if count < _QUARTER or not low or not high:
+            continue
+        below, above = median(ratios[s] for s in low), median(ratios[s] for s in high)
+        if above < DECLINE and above < DECLINE_FALL * below:
+            message = (
+                f"Branches of {stack.name} add {figure(below)} of the stream's RMS in its lower half and "
+                f"{figure(above)} in its upper quarter (medians)."
+            )
+            yield Hit(Severity.WARNING, tuple(high), message, case.rows("branch/update-ratio", [*low, *high]))
+
+
+@rule(
+    "NS205",
+    "attention-saturated",
+    summary="Attention looks at one key only: its softmax is saturated.",
+    why="""
+        The softmax's Jacobian is diag(p) − ppᵀ: where p is one-hot it is zero, and neither queries nor
+        keys get a gradient that could move the choice. Large logits do this, from large q and k weights or
+        from a missing 1/√d_h, and they grow during training where nothing bounds them.
+    """,
+    threshold=f"""
+        Mean entropy under {ENTROPY:g} of that of uniform attention over the visible keys. A note in one
+        branch, a warning where it holds for half of a model's attention or more.
+    """,
+    source="""
+        Zhai et al. 2023 (σReparam, entropy collapse), arXiv:2303.06296; the figures in docs/thresholds.md.
+    """,
+    remedy="""
+        Divide the logits by √d_h, start W_Q and W_K smaller, normalise q and k (QK-norm), or soft-cap the
+        logits.
+    """,
+)
+def attention_saturated(case: Case) -> Iterator[Hit]:
+    entropy = case.finite("attention/entropy")
+    sites = case.in_depth(site for site, value in entropy.items() if value < ENTROPY)
+    if not sites:
+        return
+    logits = case.finite("attention/max-logit")
+    message = f"{len(sites)} of {len(entropy)} attentions have lost their entropy"
+    message += f" (down to {figure(min(entropy[s] for s in sites))} of uniform attention's"
+    if largest := [logits[s] for s in sites if s in logits]:
+        message += f", logits up to {figure(max(largest))}"
+    rows = case.rows("attention/entropy", sites) + case.rows("attention/max-logit", sites)
+    grave = 2 * len(sites) >= len(entropy)
+    yield Hit(Severity.WARNING if grave else Severity.NOTE, sites, message + ").", rows)
+
+
+def _of_blocks(stack: Stack, start: int, stop: int) -> list[str]:
+    return [branch.site for block in stack.blocks[start:stop] for branch in block.branches]

@@ -1,6 +1,7 @@
 """NS1xx: what the reading alone shows. Structure is a risk, never a proof: at most a warning."""
 
 from collections.abc import Iterator
+from statistics import median
 
 from normscope.anatomy import Branch, Stack
 from normscope.rules.finding import Severity
@@ -21,9 +22,9 @@ POST_LN_REMEDIES = frozenset({"deepnorm", "admin", "b2t", "keel", "residual-dual
     summary="A deep stack normalises the stream after every add (Post-LN) and nothing makes up for it.",
     why="""
         With x ← N(x + F(x)) every block multiplies the gradient by the norm's Jacobian (1/σ)(I − 11ᵀ/d −
-        ẑẑᵀ/d), and no path from the loss to a lower block goes around it. One step of size η then moves the
-        output by an amount that grows with depth, so that the first full-rate Adam steps push all tokens to
-        one point, from which neither queries nor keys receive a gradient.
+        ẑẑᵀ/d), and no path from the loss to a lower block goes around it. One step of size η then moves
+        the output by an amount that grows with depth, so that the first full-rate Adam steps push all
+        tokens to one point, from which neither queries nor keys receive a gradient.
     """,
     threshold=f"""
         A note from {POST_LN_NOTE} Post-LN blocks on, a warning from {POST_LN_WARNING}, in stacks without a
@@ -47,7 +48,7 @@ def post_ln_deep(case: Case) -> Iterator[Hit]:
         if len(deep) < POST_LN_NOTE:
             continue
         branches = [b.site for block in deep for b in block.branches if _plain_post(b) and b.site in ratios]
-        ratio = _median([ratios[site] for site in branches]) if branches else None
+        ratio = median(ratios[site] for site in branches) if branches else None
         small = ratio is not None and ratio < SMALL_UPDATE
         severe = len(deep) >= POST_LN_WARNING and not small
         message = f"{len(deep)} blocks of {stack.name} are Post-LN without a scale on the skip."
@@ -118,10 +119,10 @@ def _open_stream(stack: Stack) -> bool:
     "identical-blocks",
     summary="Blocks start as copies of one another, bit for bit.",
     why="""
-        Independent blocks add independent terms: the stream's RMS grows like √L. Copies add nearly the same
-        direction every time, so that it grows like L, and the product of L equal Jacobians has the L-th
-        power of one spectrum instead of the averaged one of independent factors. nn.TransformerEncoder
-        deep-copies the layer it is given.
+        Independent blocks add independent terms: the stream's RMS grows like √L. Copies add nearly the
+        same direction every time, so that it grows like L, and the product of L equal Jacobians has the
+        L-th power of one spectrum instead of the averaged one of independent factors.
+        nn.TransformerEncoder deep-copies the layer it is given.
     """,
     threshold="""
         Every parameter of a block equals that of the block before it, bit for bit, and is not shared with
@@ -176,8 +177,3 @@ def unread(case: Case) -> Iterator[Hit]:
 def _listed(head: str, reasons: tuple[str, ...], most: int = 3) -> str:
     more = f" (and {len(reasons) - most} more)" if len(reasons) > most else ""
     return f"{head}: {'; '.join(reasons[:most])}{more}." if reasons else f"{head}."
-
-
-def _median(values: list[float]) -> float:
-    ordered = sorted(values)
-    return ordered[len(ordered) // 2]

@@ -21,11 +21,10 @@ def judge(
     itself a finding (NS506).
     """
     case = Case(anatomy, measurements, forecast, context)
-    depth = _depths(anatomy)
     found = [finding for rule in RULES.values() for finding in rule.findings(case)]
 
     def place(finding: Finding) -> tuple[int, int, str]:
-        first = min((depth.get(site, 0) for site in finding.sites), default=-1)
+        first = min((case.depth.get(site, len(case.depth)) for site in finding.sites), default=-1)
         return _RANK[finding.severity], first, finding.code
 
     return sorted(found, key=place)
@@ -37,15 +36,3 @@ def verdict(findings: Iterable[Finding]) -> Verdict:
     if Severity.ERROR in severities:
         return "will fail"
     return "at risk" if Severity.WARNING in severities else "healthy"
-
-
-def _depths(anatomy: Anatomy) -> dict[str, int]:
-    """Site of a block, branch or norm → the number of the block it belongs to, 0 first."""
-    depths: dict[str, int] = {}
-    for index, block in enumerate(anatomy.blocks):
-        depths.setdefault(block.site, index)
-        for branch in block.branches:
-            depths.setdefault(branch.site, index)
-            for norm in branch.norms:
-                depths.setdefault(norm.path, index)
-    return depths

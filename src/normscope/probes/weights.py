@@ -1,0 +1,67 @@
+"""Weights: which blocks start as copies of the one before, and which weights are broken.
+
+weights/identical   1 where every parameter of a block equals its counterpart in the block before, bit for bit
+weights/non-finite  entries that are NaN or infinite, at the parameter's name; a row only where there are some
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from normscope.anatomy import Anatomy, Block
+from normscope.anatomy.calls import strip_wrappers
+from normscope.subjects import Subject
+from normscope.probes.measurement import Measurement
+from normscope.subjects import Subject
+
+Weights = Mapping[str, Tensor]
+
+
+def measure_weights(subject: Subject, anatomy: Anatomy) -> list[Measurement]:
+    """What the parameters themselves show; no forward.
+
+    Returns:
+        `weights/identical` at every block from the second of each stack on; `weights/non-finite` if not 0.
+    """
+    identical = identical_blocks(subject.model, anatomy)
+    rows = [Measurement("weights/identical", site, float(same)) for site, same in identical.items()]
+    return rows + list(_non_finite(subject.model))
+
+
+def identical_blocks(model: nn.Module, anatomy: Anatomy) -> dict[str, bool]:
+    """Block site → whether the block is a copy of the one before it in its stack.
+
+    A module that is called again (ALBERT) shares its weights and is not a copy; nor are two blocks whose
+    weights are all constants (zeros, ones), which are equal without having been drawn.
+    """
+    named = {strip_wrappers(name): p for name, p in model.named_parameters(remove_duplicate=False)}
+    return {
+        block.site: _copies(_of(named, before), _of(named, block))
+        for stack in anatomy.stacks
+        for before, block in pairwise(stack.blocks)
+    }
+
+
+def _of(named: Weights, block: Block) -> Weights:
+    prefix = block.path + "."
+    return {name.removeprefix(prefix): p for name, p in named.items() if name.startswith(prefix)}
+
+
+def _copies(first: Weights, second: Weights) -> bool:
+    if first.keys() != second.keys():
+        return False
+    drawn = [name for name, p in second.items() if p is not first[name] and not _constant(p)]
+    return bool(drawn) and all(torch.equal(first[name], second[name]) for name in second)
+
+
+def _constant(weight: Tensor) -> bool:
+    return bool((weight == weight.reshape(-1)[0]).all()) if weight.numel() else True
+
+
+def _non_finite(model: nn.Module) -> Iterator[Measurement]:
+    for name, weight in model.named_parameters():
+        if weight.is_floating_point() and not bool(torch.isfinite(weight).all()):
+            count = int((~torch.isfinite(weight)).sum())
+            yield Measurement("weights/non-finite", strip_wrappers(name), float(count), "entries")

@@ -1,0 +1,59 @@
+"""Many sites in few words: "layers.3…layers.9"."""
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+Parts = tuple[str, ...]
+
+
+def compress(sites: Iterable[str], most: int = 4) -> str:
+    """Sites that differ by one running number as ranges, the rest as they are; after `most` ranges the count.
+
+    The running number is the one, of the numbers in a path, that takes the most values: the block's in
+    "encoder.block.3.layer.0", the inner one in Swin's "layers.2.blocks.17".
+
+    >>> compress(["layers.3.attn", "layers.4.attn", "layers.5.attn", "layers.7.attn"])
+    'layers.3.attn…layers.5.attn, layers.7.attn'
+    """
+    unique = list(dict.fromkeys(sites))
+    split = {site: _parts(site) for site in unique}
+    place = _running(list(split.values()))
+    families: dict[tuple[Parts, Parts], list[str]] = {}
+    for site, parts in split.items():
+        counted = place is not None and place < len(parts) and parts[place].isdecimal()
+        key = (parts[:place], parts[place + 1 :]) if counted and place is not None else (parts, ())
+        families.setdefault(key, []).append(site)
+    ranges = [r for family in families.values() for r in _ranges(family, split, place)]
+    more = f" and {len(ranges) - most} more" if len(ranges) > most else ""
+    return ", ".join(ranges[:most]) + more
+
+
+def shorten(name: str, width: int) -> str:
+    """`name` in at most `width` columns, its end kept: that is where the block's number is."""
+    return name if len(name) <= width else "…" + name[len(name) - width + 1 :]
+
+
+def _parts(site: str) -> Parts:
+    return tuple(site.replace("@", ".@.").split("."))
+
+
+def _running(paths: Sequence[Parts]) -> int | None:
+    """Place of the number that takes the most values; the first of equals; None where there is no number."""
+    values: dict[int, set[str]] = {}
+    for parts in paths:
+        for place, part in enumerate(parts):
+            if part.isdecimal():
+                values.setdefault(place, set()).add(part)
+    return max(values, key=lambda place: (len(values[place]), -place), default=None)
+
+
+def _ranges(family: list[str], split: dict[str, Parts], place: int | None) -> list[str]:
+    if len(family) == 1 or place is None:
+        return family
+    numbered = sorted((int(split[site][place]), site) for site in family)
+    runs = groupby(enumerate(numbered), key=lambda item: item[1][0] - item[0])
+    ranges = []
+    for _, run in runs:
+        sites = [site for _, (_, site) in run]
+        ranges.append(sites[0] if len(sites) == 1 else f"{sites[0]}…{sites[-1]}")
+    return ranges

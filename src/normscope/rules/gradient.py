@@ -1,0 +1,125 @@
+"""NS3xx: what the backward pass shows."""
+
+from collections.abc import Iterator
+
+from normscope.anatomy import Stack
+from normscope.rules.finding import Severity
+from normscope.rules.rule import Case, Hit, figure, rule
+
+SPREAD = 1e4
+"""Factor between the relative gradients at the two ends of a stack. Published models: under 100."""
+STARVED = 1e-6
+"""RMS gradient of W_Q and W_K over that of W_V under which queries and keys get none to speak of."""
+_FEWEST = 2  # blocks between which a ratio can be taken
+
+
+@rule(
+    "NS301",
+    "gradient-vanish",
+    summary="The loss hardly depends on the lower blocks: their gradient is lost on the way down.",
+    why="""
+        The gradient at a block is the product of all Jacobians above it, transposed. It is compared as the
+        relative gradient, ‖∂loss/∂x‖ · RMS(x): what a change of the stream by one percent would do to the
+        loss. A stack without norms and one with them can be compared that way, because rescaling x changes
+        nothing. Adam's division hides a vanishing gradient until it nears Adam's ε or the batch's noise.
+    """,
+    threshold=f"""
+        Relative gradient at the first block under 1/{SPREAD:g} of that at the last block of the stack.
+    """,
+    source="""
+        Xiong et al. 2020, arXiv:2002.04745; Wang et al. 2022, arXiv:2203.00555; the figures in
+        docs/thresholds.md.
+    """,
+    remedy="""
+        Give the gradient a path beside the norms (Pre-LN, or DeepNorm's α on the skip), and check that no
+        gain or gate starts at zero between stream and loss.
+    """,
+)
+def gradient_vanish(case: Case) -> Iterator[Hit]:
+    for stack in case.anatomy.stacks:
+        ends = _relative_ends(case, stack)
+        if ends and ends[1] > 0 and ends[0] < ends[1] / SPREAD:
+            yield _hit(case, stack, ends, "vanishes on its way down")
+
+
+@rule(
+    "NS302",
+    "gradient-explode",
+    summary="The gradient grows on its way down: the lower blocks get all of it.",
+    why="""
+        Jacobians of norm above one multiply. A stream that a branch amplifies without a norm, or norms
+        that divide by a tiny deviation (their Jacobian is 1/σ), make the relative gradient ‖∂loss/∂x‖ ·
+        RMS(x) grow at every block, and a global clip then takes the upper blocks' step away.
+    """,
+    threshold=f"""
+        Relative gradient at the first block above {SPREAD:g} times that at the last block of the stack.
+    """,
+    source="""
+        Res-post without QK-norm at 64 blocks: 7e6, with it 14, our measurement; Wang et al. 2022,
+        arXiv:2203.00555.
+    """,
+    remedy="""
+        Normalise the branches' input, start the branches small (output projections × 1/√(2L)), normalise q
+        and k where logits grow; clip the gradient at 1 meanwhile.
+    """,
+)
+def gradient_explode(case: Case) -> Iterator[Hit]:
+    for stack in case.anatomy.stacks:
+        ends = _relative_ends(case, stack)
+        if ends and ends[0] > ends[1] * SPREAD:
+            yield _hit(case, stack, ends, "grows on its way down")
+
+
+@rule(
+    "NS303",
+    "qk-starved",
+    summary="Queries and keys get no gradient beside values: attention cannot learn where to look.",
+    why="""
+        The gradient of W_Q and W_K passes through the differences between the values that attention
+        averages. With token diversity gone these are equal, and the gradient goes with the square root of
+        the diversity, while that of W_V does not.
+    """,
+    threshold=f"""
+        RMS gradient of W_Q and of W_K both under {STARVED:g} of that of W_V. A note in some branches, a
+        warning in half of a model's attention or more.
+    """,
+    source="""
+        Noci et al. 2022, arXiv:2206.03126; our measurement for Post-LN: 0.53 at 2 blocks, 9e-8 at 32;
+        Pre-LN: 3e-2.
+    """,
+    remedy="""
+        Treat the collapse of the tokens (NS202): placement, a scaled skip, smaller branches at the start.
+    """,
+)
+def qk_starved(case: Case) -> Iterator[Hit]:
+    q, k, v = (case.finite(f"gradient/{role}") for role in "qkv")
+    ratios = {site: max(q[site], k[site]) / v[site] for site in v if v[site] > 0 and site in q and site in k}
+    sites = case.in_depth(site for site, ratio in ratios.items() if 0 < ratio < STARVED)
+    if not sites:
+        return
+    least = figure(min(ratios[site] for site in sites))
+    message = f"W_Q and W_K get down to {least} of W_V's gradient in {len(sites)} of {len(ratios)} branches."
+    rows = tuple(row for role in "qkv" for row in case.rows(f"gradient/{role}", sites))
+    grave = 2 * len(sites) >= len(ratios)
+    yield Hit(Severity.WARNING if grave else Severity.NOTE, sites, message, rows)
+
+
+def _relative_ends(case: Case, stack: Stack) -> tuple[float, float] | None:
+    """‖∂loss/∂x‖ · RMS(x) after the first and after the last block; None where it was not measured."""
+    if len(stack.blocks) < _FEWEST:
+        return None
+    gradient, rms = case.finite("gradient/stream"), case.finite("stream/rms")
+    first, last = stack.blocks[0].site, stack.blocks[-1].site
+    if any(site not in figures for figures in (gradient, rms) for site in (first, last)):
+        return None
+    return gradient[first] * rms[first], gradient[last] * rms[last]
+
+
+def _hit(case: Case, stack: Stack, ends: tuple[float, float], what: str) -> Hit:
+    sites = (stack.blocks[0].site, stack.blocks[-1].site)
+    message = (
+        f"The gradient of {stack.name} {what}: relative to the stream it is {figure(ends[1])} after the last "
+        f"block and {figure(ends[0])} after the first."
+    )
+    rows = case.rows("gradient/stream", sites) + case.rows("stream/rms", sites)
+    return Hit(Severity.WARNING, sites, message, rows)

@@ -1,0 +1,60 @@
+"""NS4xx: what the Jacobian of a whole stack shows."""
+
+import math
+from collections.abc import Iterator
+
+from normscope.anatomy import Stack
+from normscope.rules.finding import Severity
+from normscope.rules.rule import Case, Hit, figure, rule
+
+DECADES = 3.0
+"""Decades of gain, relative to the stream's own change of scale, that a stack may show either way."""
+
+
+@rule(
+    "NS401",
+    "gain-spread",
+    summary="The stack as a whole shrinks, or blows up, small differences between inputs.",
+    why="""
+        The stack's Jacobian J maps a change of the embeddings to a change of the last block's stream. Its
+        RMS gain over random directions, divided by the factor by which the stream itself grew, says what
+        happens to a difference of one percent: far below one, inputs that differ arrive alike, and the
+        gradient, which travels by Jᵀ, is as small below; far above one, the map is chaotic and so are its
+        gradients.
+    """,
+    threshold=f"""
+        log10 of the RMS gain of the stack, less log10 of the stream's growth, outside ±{DECADES:g}.
+    """,
+    source="""
+        Schoenholz et al. 2017, arXiv:1611.01232 (order and chaos); Dong et al. 2021, arXiv:2103.03404; the
+        figures in docs/thresholds.md.
+    """,
+    remedy="""
+        Against contraction: fewer Post-LN blocks, or a scaled skip (DeepNorm). Against expansion: norms at
+        the branches' entry, smaller initial output projections, and an ε that is small beside the
+        variances it guards (NS505).
+    """,
+)
+def gain_spread(case: Case) -> Iterator[Hit]:
+    gains = case.finite("jacobian/contraction")
+    for stack in case.anatomy.stacks:
+        if stack.name not in gains:
+            continue
+        relative = gains[stack.name] - _log_growth(case, stack)
+        if abs(relative) <= DECADES:
+            continue
+        what = "shrinks" if relative < 0 else "amplifies"
+        message = (
+            f"{stack.name} {what} small relative differences 10^{abs(relative):.1f} times "
+            f"(log10 of the gain {figure(gains[stack.name])})."
+        )
+        ends = (f"{stack.name}.input", stack.blocks[-1].site)
+        rows = case.rows("jacobian/contraction", (stack.name,)) + case.rows("stream/rms", ends)
+        yield Hit(Severity.WARNING, (stack.blocks[0].site, stack.blocks[-1].site), message, rows)
+
+
+def _log_growth(case: Case, stack: Stack) -> float:
+    """log10 of RMS at the last block over RMS at the entry; 0 where either was not measured."""
+    rms = case.finite("stream/rms")
+    before, after = rms.get(f"{stack.name}.input"), rms.get(stack.blocks[-1].site)
+    return math.log10(after / before) if before and after else 0.0
