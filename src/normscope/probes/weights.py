@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from normscope.anatomy import Anatomy, Block
 from normscope.anatomy.calls import strip_wrappers
-from normscope.subjects import Subject
 from normscope.probes.measurement import Measurement
 from normscope.subjects import Subject
 
