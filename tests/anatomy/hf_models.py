@@ -131,6 +131,11 @@ SWIN = {
 MAMBA = {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "vocab_size": VOCABULARY}
 MIXTURE = {**LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2}
 EXPERTS = {**LLAMA, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+ALPHA_BETA = {
+    f"{branch}_{name}_factor": factor
+    for branch in ("full_attn", "linear_attn", "mlp")
+    for name, factor in (("alpha", 2.0), ("beta", 0.5))
+}
 DEEPSEEK = {
     **{key: LLAMA[key] for key in LLAMA if key != "head_dim"},
     "num_key_value_heads": 4,
@@ -296,8 +301,8 @@ CAUSAL = [
     # the norm of the last sum
     _text(
         "minimax",
-        {**MIXTURE, "attn_alpha_factor": 2.0, "mlp_alpha_factor": 2.0},
-        post("rmsnorm", join="scaled", stream_scale=2.0, branch_scale=None),
+        {**MIXTURE, **ALPHA_BETA},
+        post("rmsnorm", join="scaled", stream_scale=2.0, branch_scale=0.5),
     ),
     *_same("mamba falcon_mamba", MAMBA, pre("rmsnorm", "O")),
     _text(
@@ -346,11 +351,12 @@ CAUSAL = [
 
 ENCODERS = [
     *_same(
-        "bert camembert xlm-roberta ernie data2vec-text rembert roc_bert roformer deberta deberta-v2 "
+        "bert camembert xlm-roberta ernie data2vec-text rembert roformer deberta deberta-v2 "
         "roberta layoutlm bert-generation mpnet",
         BERT,
         post(),
     ),
+    _text("roc_bert", {**BERT, "pronunciation_vocab_size": 8, "shape_vocab_size": 8}, post()),
     _text("electra", {**BERT, "embedding_size": 16}, post()),
     _text("squeezebert", {**BERT, "embedding_size": 32}, post()),
     _text("convbert", {**BERT, "embedding_size": 32}, post()),

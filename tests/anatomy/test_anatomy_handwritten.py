@@ -1,0 +1,52 @@
+"""The reading of every model in `handwritten`."""
+
+import pytest
+import torch
+from handwritten import CASES, Block, Case, pre_tower, token_ids
+from readings import lines_of
+
+from normscope.anatomy import read_anatomy
+
+
+@pytest.mark.parametrize("entry", CASES, ids=[entry.name for entry in CASES])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_reads_what_is_written(entry: Case) -> None:
+    model, batch = entry.build(), entry.batch()
+
+    anatomy = read_anatomy(model, batch)
+
+    expected = [stack.lines() for stack in entry.stacks]
+    assert not expected or lines_of(anatomy) == expected, anatomy.unread
+    if entry.unread is not None:
+        assert bool(anatomy.unread) == entry.unread, anatomy.unread
+    if entry.scheme is not None:
+        assert entry.scheme in {branch.scheme for branch in anatomy.branches}
+
+
+@pytest.mark.parametrize("entry", CASES, ids=[entry.name for entry in CASES])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_two_readings_of_one_model_agree(entry: Case) -> None:
+    model, batch = entry.build(), entry.batch()
+
+    assert read_anatomy(model, batch) == read_anatomy(model, batch)
+
+
+def test_branch_sites_are_unique() -> None:
+    for entry in CASES:
+        sites = [branch.site for branch in read_anatomy(entry.build(), entry.batch()).branches]
+        assert len(set(sites)) == len(sites), entry.name
+
+
+def test_reading_changes_nothing_in_the_model() -> None:
+    model = pre_tower(Block).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    ids = token_ids()
+    state = torch.get_rng_state()
+
+    read_anatomy(model, ids)
+
+    assert all(module.training for module in model.modules())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert torch.equal(torch.get_rng_state(), state)
