@@ -11,19 +11,35 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from normscope.anatomy import Block, Stack
+from normscope.anatomy import Stack
 from normscope.probes import Forecast
 from normscope.report.figures.charts import Curve, chart
-from normscope.report.figures.layout import Layout, lay_out
+from normscope.report.figures.layout import BlockPlace, Layout, StackPlace, lay_out
 from normscope.report.figures.ledger import Ledger
 from normscope.report.figures.rail import Spot, draw_rail, marks, place_findings
 from normscope.report.figures.scales import figure
-from normscope.report.figures.tower import draw_key, draw_towers
+from normscope.report.figures.tower import describe_join, draw_key, draw_towers
 from normscope.report.figures.tracks import draw_tracks
+from normscope.report.sites import compress
 from normscope.report.tables import cell, not_measured, tabulate
 
 LINES = ("c-ink", "c-a", "c-c", "c-b", "c-d")
 """Classes of the charts' lines, in order."""
+STEP_CHARTS = (
+    (
+        "Update to weight",
+        "RMS change of a step relative to RMS weight, median over matrices.",
+        "update_ratio",
+        True,
+    ),
+    (
+        "Gradient coherence",
+        "Cosine between two batches' gradients. Near 1: no batch has its own say.",
+        "coherence",
+        False,
+    ),
+)
+"""Title, what it says, the field of a forecast's step, whether its axis is logarithmic."""
 CARD_CHARACTERS = 44
 """About how many characters a line of a finding's card holds beside the tower."""
 
@@ -53,8 +69,8 @@ def render_html(report: Any) -> str:
         report: a `normscope.report.Report`.
 
     Returns:
-        A whole HTML document, under a megabyte for a hundred blocks. The same report gives the same text. Every
-        name in it is escaped, and its content security policy lets no script run but the page's own.
+        A whole HTML document, under a megabyte for a hundred blocks. The same report gives the same text.
+        Every name in it is escaped, and its content security policy lets no script run but its own.
     """
     ledger = Ledger(report.measurements)
     layout = lay_out(report.anatomy)
@@ -72,11 +88,12 @@ def render_html(report: Any) -> str:
         structure=[(stack.name, describe_stack(stack)) for stack in report.anatomy.stacks],
         tower=tower if layout.stacks else "",
         several=len(layout.stacks) > 1,
+        strokes=[(place.stack.name, place.number % 2 == 0) for place in layout.stacks],
         tracks=draw_tracks(layout, ledger, _track_width(layout, spots, tower_width)) if layout.stacks else [],
         rail=draw_rail(spots, layout) if any(spot.places for spot in spots) else "",
         cards=_cards(spots, layout),
         by_number=spots,
-        keys=_keys(layout, ledger),
+        keys=_keys(layout),
         forecasts=_forecast_charts(report.forecast) if report.forecast else [],
         spectra=_spectra(ledger),
         tables=tabulate(report.anatomy, ledger.rows),
@@ -152,12 +169,15 @@ def _cards(spots: Sequence[Spot], layout: Layout) -> list[Card]:
 
 
 def _where(spot: Spot, layout: Layout) -> str:
-    """ "blocks 0–3, 7" for one stack, with the stacks' names for several; the sites' own names where none is a block."""
-    if not spot.places:
-        return ", ".join(spot.finding.sites[:3]) or "whole model"
+    """The blocks that a finding speaks of; its sites' own names where none of them is in a block."""
+    return _block_numbers(spot.places, layout) or compress(spot.finding.sites) or "whole model"
+
+
+def _block_numbers(places: Sequence[tuple[StackPlace, BlockPlace]], layout: Layout) -> str:
+    """ "blocks 0–3, 7"; with the stacks' names where there are several."""
     parts = []
     for stack in layout.stacks:
-        numbers = [block.number for place, block in spot.places if place is stack]
+        numbers = [block.number for place, block in places if place is stack]
         if numbers:
             name = f"{stack.stack.name} " if len(layout.stacks) > 1 else ""
             parts.append(f"{name}block{'s' if len(numbers) > 1 else ''} {_runs(numbers)}")
@@ -174,31 +194,17 @@ def _runs(numbers: Sequence[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs)
 
 
-def _keys(layout: Layout, ledger: Ledger) -> list[tuple[str, Markup]]:
+def _keys(layout: Layout) -> list[tuple[str, Markup]]:
     """The distinct kinds of block, each with where it stands."""
-    kinds: dict[tuple, list[tuple[str, int, Block]]] = {}
+    kinds: dict[tuple, list[tuple[StackPlace, BlockPlace]]] = {}
     for stack in layout.stacks:
         for place in stack.blocks:
-            form = tuple(
-                (b.kind, b.placement, b.norm, b.join, b.stream_scale, b.branch_scale, b.scheme, len(b.norms))
-                for b in place.block.branches
-            )
-            kinds.setdefault(form, []).append((stack.stack.name, place.number, place.block))
-    keys = []
-    for members in kinds.values():
-        names = list(dict.fromkeys(name for name, _, _ in members))
-        where = "; ".join(
-            (f"{name} " if len(layout.stacks) > 1 else "")
-            + _runs([n for owner, n, _ in members if owner == name])
-            for name in names
-        )
-        keys.append(
-            (
-                f"{len(members)} × · block{'s' if len(members) > 1 else ''} {where}",
-                draw_key(members[0][2], ledger),
-            )
-        )
-    return keys
+            form = tuple((b.kind, b.placement, describe_join(b)) for b in place.block.branches)
+            kinds.setdefault(form, []).append((stack, place))
+    return [
+        (f"{len(members)} × · {_block_numbers(members, layout)}", draw_key(members[0][1].block))
+        for members in kinds.values()
+    ]
 
 
 def _forecast_charts(forecast: Forecast) -> list[Picture]:
@@ -230,13 +236,9 @@ def _forecast_charts(forecast: Forecast) -> list[Picture]:
         else "Loss."
     )
     made.append(Picture("Loss", about, drawing))
-    for title, about, name, log in (
-        ("Update to weight", "Median over matrices of the last step's RMS change relative to RMS weight.", "update_ratio", True),
-        ("Gradient coherence", "Cosine between the gradients of two batches: near 1, only what all batches share is learnt.", "coherence", False),
-    ):  # fmt: skip
-        ys = [getattr(step, name) for step in curve]
-        if any(y is not None for y in ys):
-            seen = [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None]
+    for title, about, name, log in STEP_CHARTS:
+        seen = [(x, getattr(s, name)) for x, s in zip(xs, curve, strict=True) if getattr(s, name) is not None]
+        if seen:
             line = Curve("", "c-ink", [x for x, _ in seen], [y for _, y in seen])
             made.append(
                 Picture(title, about, chart([line], label=f"{title} by step", x_label="step", log=log))
@@ -263,7 +265,7 @@ def _spectra(ledger: Ledger) -> list[Picture]:
     drawing = chart(
         curves, label="Singular values of one token's Jacobian", x_label="index", log=True, dots=False
     )
-    about = "Singular values of one token's d×d Jacobian through the stack, largest first. Steep: few directions survive."
+    about = "Of one token's d×d Jacobian through the stack, largest first. Steep: few directions survive."
     return [Picture("Singular values of the stack", about, drawing)]
 
 

@@ -20,7 +20,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Sites × quantities. `columns` are (family, stat, unit); `remarks` say how inexact columns were come by."""
+    """Sites × quantities. `columns` are (family, stat, unit); `remarks`: how inexact figures were got."""
 
     title: str
     columns: tuple[tuple[str, str, str], ...]
@@ -113,11 +113,12 @@ def _pivot(title: str, rows: Sequence[Measurement]) -> Table:
 
 
 def _upright(title: str, rows: Sequence[Measurement]) -> Table:
-    lines = tuple(
-        (row.quantity + (f" @ {row.site}" if row.site else ""), (cell(row), Cell("" if row.unit == "1" else row.unit), Cell(row.how, "how")))
-        for row in rows
-    )  # fmt: skip
-    return Table(title, (("", "value", ""), ("", "unit", ""), ("", "how", "")), lines, ())
+    columns = (("", "value", ""), ("", "unit", ""), ("", "how", ""))
+    lines = []
+    for row in rows:
+        name = f"{row.quantity} @ {row.site}" if row.site else row.quantity
+        lines.append((name, (cell(row), Cell("" if row.unit == "1" else row.unit), Cell(row.how, "how"))))
+    return Table(title, columns, tuple(lines), ())
 
 
 def _split(quantity: str) -> tuple[str, str]:

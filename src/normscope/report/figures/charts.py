@@ -9,8 +9,8 @@ from markupsafe import Markup
 from normscope.report.figures import svg
 from normscope.report.figures.scales import Scale, figure, fit, power
 
-WIDTH, HEIGHT = 440.0, 250.0
-LEFT, RIGHT, UPPER, LOWER = 46.0, 64.0, 14.0, 34.0
+WIDTH, HEIGHT = 440.0, 236.0
+LEFT, RIGHT, UPPER, LOWER = 46.0, 76.0, 14.0, 34.0
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,9 @@ def _axes(across: Scale, up: Scale, x_label: str, log: bool) -> Markup:
 
 
 def _curve(curve: Curve, across: Scale, up: Scale, taken: list[float], *, dots: bool) -> list[Markup]:
-    parts, run, runs = [], [], []
+    parts: list[Markup] = []
+    run: list[tuple[float, float]] = []
+    runs: list[list[tuple[float, float]]] = []
     for x, y in zip(curve.xs, curve.ys, strict=True):
         if y is None or not math.isfinite(y):
             runs, run = [*runs, run], []

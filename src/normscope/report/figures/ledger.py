@@ -26,7 +26,7 @@ class Ledger:
         return float(row.value) if row is not None and isinstance(row.value, float | int) else None
 
     def words(self, quantity: str, site: str, label: str = "") -> str:
-        """One line for a tooltip: "stream/rms 1.234", or why there is no figure; "" where no probe made a row."""
+        """One line for a tooltip: "stream/rms 1.234", or why there is no figure; "" without a row."""
         row = self.find(quantity, site)
         if row is None or isinstance(row.value, tuple):
             return ""

@@ -33,7 +33,9 @@ class Scale:
         """At most about `most` round values within the axis, the ends of a log axis among them."""
         if not self.log:
             return _round_ticks(self.low, self.high, most)
-        first, last = round(_log10(self.low)), round(_log10(self.high))
+        first, last = math.ceil(_log10(self.low) - 1e-9), math.floor(_log10(self.high) + 1e-9)
+        if last - first < 1:
+            return [self.low, self.high]
         step = max(1, math.ceil((last - first) / max(1, most - 1)))
         return [10.0**power for power in range(last, first - 1, -step)][::-1]
 
@@ -42,9 +44,12 @@ def fit(values: Iterable[float | None], start: float, end: float, *, log: bool, 
     """The axis that holds all finite `values`: whole decades, or a padded range (from 0 where `zero`)."""
     finite = [v for v in values if v is not None and math.isfinite(v) and (v > 0 or not log)]
     if log:
-        low = math.floor(min(map(_log10, finite), default=0.0) + 1e-9)
-        high = math.ceil(max(map(_log10, finite), default=1.0) - 1e-9)
-        return Scale(10.0**low, 10.0 ** max(high, low + 1), start, end, log=True)
+        low, high = _below(min(finite, default=1.0)), _above(max(finite, default=10.0))
+        if high / low > 50:  # whole decades; a narrower axis ends at 1, 2 or 5 times a power of ten
+            low, high = 10.0 ** math.floor(_log10(low) + 1e-9), 10.0 ** math.ceil(_log10(high) - 1e-9)
+        while high / low < 4:  # never blow a flat line up into noise
+            low, high = _below(low / 1.5), _above(high * 1.5) if high / low < 2 else high
+        return Scale(low, high, start, end, log=True)
     low, high = min(finite, default=0.0), max(finite, default=1.0)
     low = min(0.0, low) if zero else low
     pad = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
@@ -53,8 +58,11 @@ def fit(values: Iterable[float | None], start: float, end: float, *, log: bool, 
 
 def power(value: float) -> str:
     """A tick on a log axis: 1, 10, 0.1, 10⁻⁵."""
-    exponent = round(_log10(value))
-    return f"{value:g}" if -2 <= exponent <= 3 else "10" + str(exponent).translate(SUPERSCRIPT)
+    exponent = math.floor(_log10(value) + 1e-9)
+    if -2 <= exponent <= 3:
+        return f"{value:g}"
+    mantissa = round(value / 10.0**exponent)
+    return (f"{mantissa}·" if mantissa > 1 else "") + "10" + str(exponent).translate(SUPERSCRIPT)
 
 
 def figure(value: float | None, digits: int = 4) -> str:
@@ -73,7 +81,7 @@ def figure(value: float | None, digits: int = 4) -> str:
 
 
 def gradient_class(value: float | None, reference: float | None) -> str:
-    """CSS class of how much gradient passes: g0 (under 1/1000 of the stack's top) … g4 (same) … g8; gx unknown."""
+    """CSS class of how much gradient passes: g0 (1/1000 of `reference`) … g4 (the same) … g8; gx unknown."""
     if value is None or reference is None or not math.isfinite(value) or not math.isfinite(reference):
         return "gx"
     if reference == 0:
@@ -82,7 +90,7 @@ def gradient_class(value: float | None, reference: float | None) -> str:
 
 
 def erased_class(share: float | None) -> str:
-    """CSS class of a norm by the share of gradient energy it erases: g4 (under 10 %) … g1 (over 90 %); gx unknown."""
+    """CSS class of a norm by the share it erases: g4 (under 10 %) … g1 (over 90 %); gx unknown."""
     if share is None or not math.isfinite(share):
         return "gx"
     return f"g{4 - sum(share >= step for step in ERASED_STEPS)}"
@@ -90,6 +98,18 @@ def erased_class(share: float | None) -> str:
 
 def _log10(value: float) -> float:
     return math.log10(value) if value > 0 else -math.inf
+
+
+def _below(value: float) -> float:
+    """The largest of 1, 2, 5 × 10ⁿ that is not above `value`."""
+    unit = 10.0 ** math.floor(_log10(value) + 1e-9)
+    return max(m * unit for m in (1, 2, 5) if m * unit <= value * (1 + 1e-9))
+
+
+def _above(value: float) -> float:
+    """The smallest of 1, 2, 5 × 10ⁿ that is not under `value`."""
+    unit = 10.0 ** math.floor(_log10(value) + 1e-9)
+    return min(m * unit for m in (1, 2, 5, 10) if m * unit >= value * (1 - 1e-9))
 
 
 def _round_ticks(low: float, high: float, most: int) -> list[float]:

@@ -1,4 +1,4 @@
-"""Elements of SVG and HTML as escaped markup: user input can only ever become text or an attribute's value."""
+"""Elements of SVG as escaped markup: user input can only ever become text or an attribute's value."""
 
 from markupsafe import Markup, escape
 

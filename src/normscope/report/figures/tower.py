@@ -1,11 +1,11 @@
-"""The tower: each stack from its input (bottom) to its output (top), with branches and norms in their places."""
+"""The tower: each stack from its input (bottom) to its output (top), branches and norms in their places."""
 
 import math
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from normscope.anatomy import Block, Branch, Norm, Stack
+from normscope.anatomy import Block, Branch, Norm
 from normscope.report.figures import svg
 from normscope.report.figures.layout import BlockPlace, BranchPlace, Layout, StackPlace
 from normscope.report.figures.ledger import Ledger
@@ -25,6 +25,8 @@ KIND_SHORT = {
 }
 KIND_CSS = {"attention": "attn", "cross-attention": "cross", "feed-forward": "ffn", "other": "other"}
 STREAM_X, NORM_X, BOX_X = 46.0, 62.0, 76.0
+FINE = 13.0
+"""Branches lower than this many pixels are drawn without outlines and words."""
 
 
 @dataclass(frozen=True)
@@ -72,14 +74,14 @@ def norm_slots(branch: Branch) -> dict[str, list[Norm]]:
 
 
 def stream_width(value: float | None, reference: float | None) -> float:
-    """Thickness of the stream in pixels: 8 for the gradient at the top, 2 less or more a decade, 1.5 to 16."""
+    """Thickness of the stream in pixels: 8 for the gradient at the top, 2 more or less a decade."""
     if value is None or not reference or not math.isfinite(value) or not math.isfinite(reference):
         return 2.0
     return 1.5 if value <= 0 else min(16.0, max(1.5, 8 + 2 * math.log10(value / reference)))
 
 
 def draw_towers(layout: Layout, ledger: Ledger, marks: dict[str, str]) -> tuple[Markup, float]:
-    """All towers side by side, and the picture's width. `marks`: block site → severity of its worst finding."""
+    """All towers side by side, and the picture's width; `marks`: block site → worst finding's severity."""
     several = len(layout.stacks) > 1
     box = 62.0 if several else 84.0
     width, gap = BOX_X + box + 10, 26.0
@@ -108,9 +110,8 @@ def cross_source(layout: Layout) -> StackPlace | None:
     return plain[0] if crossed and plain else None
 
 
-def draw_key(block: Block, ledger: Ledger) -> Markup:
+def draw_key(block: Block) -> Markup:
     """One block drawn large with its parts named: the key to the tower."""
-    stack = Stack("key", (block,), None, block.exit)
     high = 58.0
     places = tuple(
         BranchPlace(branch, 14 + (len(block.branches) - 1 - i) * high, 14 + (len(block.branches) - i) * high)
@@ -121,7 +122,7 @@ def draw_key(block: Block, ledger: Ledger) -> Markup:
     pen = Pen(330.0, 104.0, mirrored=False)
     parts = [
         svg.line(STREAM_X, height, STREAM_X, 0, "stream-plain"),
-        *_branches(place, pen, Ledger(()), high, stack, plain=True),
+        *_branches(place, pen, Ledger(()), high),
     ]
     for spot in places:
         parts.append(svg.text(BOX_X + 114, spot.y - 2, describe_norms(spot.branch), "label"))
@@ -188,10 +189,10 @@ def _block(
     )
     parts.append(_stream(place, pen, below, here, top))
     if layout.block_height >= 8:
-        parts += _branches(place, pen, ledger, layout.branch_height, stack.stack)
+        parts += _branches(place, pen, ledger, layout.branch_height)
     else:
         parts.append(pen.rect(BOX_X, place.top, pen.box_width, max(1.0, high - 0.6), "box attn"))
-    every = max(1, math.ceil(13 / high))
+    every = next((n for n in (1, 2, 5, 10, 20, 50) if n * high >= 20), 100)
     if place.number % every == 0:
         parts.append(pen.text(26, (place.top + place.bottom) / 2 + 3.5, place.number, "num", "end"))
     if place.block.site in marks:
@@ -214,24 +215,21 @@ def _stream(
     )
 
 
-def _branches(
-    place: BlockPlace, pen: Pen, ledger: Ledger, high: float, stack: Stack, *, plain: bool = False
-) -> list[Markup]:
-    parts, run = [], []
+def _branches(place: BlockPlace, pen: Pen, ledger: Ledger, high: float) -> list[Markup]:
+    parts: list[Markup] = []
+    run: list[BranchPlace] = []
     for i, spot in enumerate(place.branches):
         run.append(spot)
         following = place.branches[i + 1] if i + 1 < len(place.branches) else None
         if following is not None and following.branch.entry == spot.branch.entry:
             continue  # parallel branches read the same stream and are drawn as one bundle
         draw = _one if len(run) == 1 else _parallel
-        parts.append(draw(run, pen, ledger, high, stack, plain))
+        parts.append(draw(run, pen, ledger, high))
         run = []
     return parts
 
 
-def _one(
-    spots: list[BranchPlace], pen: Pen, ledger: Ledger, high: float, stack: Stack, plain: bool
-) -> Markup:
+def _one(spots: list[BranchPlace], pen: Pen, ledger: Ledger, high: float) -> Markup:
     spot = spots[0]
     leave, join = spot.bottom - 0.24 * high, spot.top + 0.24 * high
     x, box = pen.x(STREAM_X), pen.x(BOX_X)
@@ -248,10 +246,8 @@ def _one(
     return svg.group(*parts)
 
 
-def _parallel(
-    spots: list[BranchPlace], pen: Pen, ledger: Ledger, high: float, stack: Stack, plain: bool
-) -> Markup:
-    """Branches that read the same stream: one wire feeds them from the left, one gathers them on the right."""
+def _parallel(spots: list[BranchPlace], pen: Pen, ledger: Ledger, high: float) -> Markup:
+    """Branches that read the same stream: fed by a wire on the left, gathered by one on the right."""
     first, last = spots[0], spots[-1]
     feed, join = first.bottom - 0.24 * high, last.top + 0.04 * high
     x, rail, end = pen.x(STREAM_X), pen.x(NORM_X - 4), pen.x(BOX_X + pen.box_width + 5)
@@ -278,9 +274,9 @@ def _box(spot: BranchPlace, pen: Pen, high: float, dead: bool) -> Markup:
     tall = max(1.2, 0.74 * high)
     kind = spot.branch.kind
     rounded = {"attention": tall / 2, "cross-attention": min(5.0, tall / 3)}.get(kind, 1.0)
-    css = f"box {KIND_CSS[kind]}" + (" dead" if dead else "")
+    css = f"box {KIND_CSS[kind]}" + (" dead" if dead else "") + ("" if high >= FINE else " small")
     parts = [pen.rect(BOX_X, spot.y - tall / 2, pen.box_width, tall, css, rx=min(rounded, 13.0))]
-    if high >= 13:
+    if high >= FINE:
         words = KIND_WORDS[kind] if pen.box_width > 80 else KIND_SHORT[kind]
         size = "kind" if high >= 19 else "kind small"
         parts.append(svg.text(pen.x(BOX_X + pen.box_width / 2), spot.y + 3.4, words, size, anchor="middle"))
@@ -289,32 +285,37 @@ def _box(spot: BranchPlace, pen: Pen, high: float, dead: bool) -> Markup:
 
 def _bar(pen: Pen, x: float, y: float, high: float, erased: float | None) -> Markup:
     """A norm on a wire: an upright bar."""
-    tall, thick = max(2.0, min(15.0, 0.42 * high)), 4.0 if high >= 13 else 3.0
-    css = f"norm {erased_class(erased)}"
-    return pen.rect(x - thick / 2, y - tall / 2, thick, tall, css, rx=1.5 if high >= 13 else 0.0)
+    fine = high >= FINE
+    tall, thick = max(2.4, min(15.0, 0.42 * high)), 4.0 if fine else 3.0
+    css = f"norm {erased_class(erased)}" + ("" if fine else " small")
+    return pen.rect(x - thick / 2, y - tall / 2, thick, tall, css, rx=1.5 if fine else 0.0)
 
 
 def _stream_norms(
     spot: BranchPlace, pen: Pen, ledger: Ledger, high: float, norms: list[Norm]
 ) -> list[Markup]:
     """Norms on the stream after the add: a bar lying across the stream."""
-    thick = 4.0 if high >= 13 else max(1.5, 0.2 * high)
+    fine = high >= FINE
+    thick = 4.0 if fine else max(1.5, 0.26 * high)
     y = spot.top + 0.02 * high - thick / 2
+    size = "" if fine else " small"
     return [
         pen.rect(
             STREAM_X - 11,
             y + 5 * i,
             22,
             thick,
-            f"norm {erased_class(ledger.erased(spot.branch, norm))}",
-            rx=1.5,
+            f"norm {erased_class(ledger.erased(spot.branch, norm))}{size}",
+            rx=1.5 if fine else 0.0,
         )
         for i, norm in enumerate(norms)
     ]
 
 
 def _add(branch: Branch, pen: Pen, y: float, high: float) -> Markup:
-    x, r = pen.x(STREAM_X), max(1.6, min(5.5, 0.17 * high))
+    if high < FINE:
+        return Markup("")
+    x, r = pen.x(STREAM_X), min(5.5, 0.17 * high)
     parts = [svg.tag("circle", cx=x, cy=y, r=r, class_="add")]
     if r >= 3:
         cross = [
@@ -375,8 +376,8 @@ def _cross(
     y = source.ceiling - 30
     spots = [s for b in place.blocks for s in b.branches if s.branch.kind == "cross-attention"]
     into = left + width - BOX_X - box
-    parts = [svg.tag("path", d=f"M{svg.number(start)} {svg.number(y)} H{svg.number(rail)} V{svg.number(spots[0].y)}",
-                     class_="cross-wire")]  # fmt: skip
+    path = f"M{svg.number(start)} {svg.number(y)} H{svg.number(rail)} V{svg.number(spots[0].y)}"
+    parts = [svg.tag("path", d=path, class_="cross-wire")]
     parts += [svg.line(rail, spot.y, into, spot.y, "cross-wire") for spot in spots]
     return svg.group(*parts)
 

@@ -9,9 +9,9 @@ from markupsafe import Markup
 from normscope.report.figures import svg
 from normscope.report.figures.layout import Layout, StackPlace
 from normscope.report.figures.ledger import Ledger
-from normscope.report.figures.scales import Scale, figure, fit, power
+from normscope.report.figures.scales import Scale, fit, power
 
-HEAD, PAD = 6.0, 9.0
+PAD = 9.0
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ PROFILES = (
     ),
 )
 KIND_LINES = {
-    "attention": ("attention", "k-attn"),
+    "attention": ("attn", "k-attn"),
     "cross-attention": ("cross", "k-cross"),
-    "feed-forward": ("feed-fwd", "k-ffn"),
+    "feed-forward": ("ffn", "k-ffn"),
     "other": ("other", "k-other"),
 }
 
