@@ -2,6 +2,7 @@
 
 import platform
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from normscope.probes import (
 )
 from normscope.report import Report
 from normscope.rules import Context, Finding, judge, matches, verdict
-from normscope.subjects import Batch, LossFn, Subject, make_subject, model_dtype, untouched
+from normscope.subjects import Batch, LossFn, Subject, make_subject, untouched
 from normscope.train import TrialConfig
 
 Progress = Callable[[str, int, int], None]
@@ -64,7 +65,10 @@ class _Run:
 
     def findings(self) -> list[Finding]:
         context = Context(
-            dtype=model_dtype(self.subject.model), optimizer=self.config.optimizer, lr=self.config.lr
+            dtype=_dtype(self.subject.model),
+            optimizer=self.config.optimizer,
+            lr=self.config.lr,
+            warmup=self.config.warmup,
         )
         found = judge(self.anatomy, self.measurements, self.forecast, context)
         kept = [f for f in found if not self.select or any(matches(f, code) for code in self.select)]
@@ -205,6 +209,15 @@ def _is_out_of_memory(error: BaseException) -> bool:
         isinstance(error, RuntimeError)
         and ("can't allocate memory" in str(error) or "not enough memory" in str(error))
     )
+
+
+def _dtype(model: nn.Module) -> str:
+    """The precision that most of the model's floating-point weights are in, "float32"."""
+    sizes: Counter[torch.dtype] = Counter()
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            sizes[parameter.dtype] += parameter.numel()
+    return str(sizes.most_common(1)[0][0]).removeprefix("torch.") if sizes else "float32"
 
 
 def versions() -> dict[str, str]:

@@ -1,7 +1,7 @@
 """`normscope bench [NAME…]`: measure ourselves."""
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,7 +18,6 @@ def command(
 ) -> None:
     """Measure normscope against what a user would pick instead, as ratios in one run."""
     from normscope.bench import BENCHES, bench
-    from normscope.report import print_table
 
     if format is Format.HTML:
         raise UsageError("--format html", "text or json", "drop it")
@@ -28,4 +27,15 @@ def command(
         if format is Format.JSON:
             print(json.dumps({"bench": name, "rows": rows}, indent=2))
         else:
-            print_table(f"bench {name}", rows)
+            _print(name, rows)
+
+
+def _print(name: str, rows: list[dict[str, Any]]) -> None:
+    """One line a figure; the columns are the keys of the first row."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*rows[0], title=f"bench {name}", title_justify="left")
+    for row in rows:
+        table.add_row(*map(str, row.values()))
+    Console().print(table)

@@ -1,0 +1,70 @@
+"""An anatomy on a terminal: each stack with its blocks, equal neighbours folded into one row."""
+
+import io
+import sys
+from collections.abc import Iterator
+from itertools import groupby
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from normscope.anatomy import Anatomy, Block, Branch, Stack
+from normscope.report.sites import compress
+
+
+def print_anatomy(anatomy: Anatomy, console: Console | None = None) -> None:
+    """Print a reading; plain text in a pipe."""
+    console = console or Console(file=sys.stdout, highlight=False)
+    for part in _parts(anatomy):
+        console.print(part)
+
+
+def text_anatomy(anatomy: Anatomy, width: int = 110) -> str:
+    """The same as plain text of `width` columns, for a file."""
+    console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False)
+    print_anatomy(anatomy, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def _parts(anatomy: Anatomy) -> Iterator[RenderableType]:
+    for stack in anatomy.stacks:
+        yield _table(stack)
+    if not anatomy.stacks:
+        yield Text("no residual stream was read")
+    for line in anatomy.unread:
+        yield Text.assemble(("unread  ", "bold yellow"), line)
+
+
+def _table(stack: Stack) -> Table:
+    final = stack.final_norm
+    ends = "no final norm" if final is None else f"final norm: {final.kind} at {final.path}"
+    title = Text(f"{stack.name}: {len(stack.blocks)} blocks, {ends}", style="bold")
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="dim")
+    for column in ("blocks", "branch", "placement", "norm", "join", "scheme"):
+        table.add_column(column, overflow="fold")
+    for _, run in groupby(stack.blocks, key=_shape):
+        blocks = list(run)
+        for index, branch in enumerate(blocks[0].branches):
+            sites = compress([block.site for block in blocks]) if index == 0 else ""
+            cells = (sites, branch.kind, branch.placement, branch.norm, _join(branch), branch.scheme or "")
+            table.add_row(*map(Text, cells))
+    return table
+
+
+def _shape(block: Block) -> tuple[object, ...]:
+    """What two blocks must share to stand in one row."""
+    return tuple((b.kind, b.placement, b.norm, _join(b), b.scheme) for b in block.branches)
+
+
+def _join(branch: Branch) -> str:
+    """The join in a formula: "0.81·x + F(x)"."""
+    if branch.join == "add":
+        return "x + F"
+    alpha, beta = (_scale(s) for s in (branch.stream_scale, branch.branch_scale))
+    return f"{branch.join}: {alpha}x + {beta}F"
+
+
+def _scale(scale: float | str | None) -> str:
+    return "" if scale is None else f"{scale}·" if isinstance(scale, str) else f"{scale:.4g}·"
