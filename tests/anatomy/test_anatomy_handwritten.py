@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from handwritten import CASES, Block, Case, pre_tower, token_ids
+from handwritten import CASES
+from handwritten_base import Block, Case, pre_tower, token_ids
 from readings import lines_of
 
 from normscope.anatomy import read_anatomy
