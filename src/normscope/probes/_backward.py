@@ -1,0 +1,139 @@
+"""One backward: gradients of parameters and of sites, and what only the graph can tell."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from normscope.anatomy import Anatomy, Projection, Site
+from normscope.probes._parameters import Parameters
+from normscope.probes._roles import Masks, role_masks
+from normscope.probes._rows import Found, at
+
+NO_GRADIENT = "no gradient flows there: the loss does not depend on it"
+
+
+class Backward:
+    """Gradients of one loss, taken once; the graph is freed when this is made.
+
+    Attributes:
+        captured: the tensors at the sites, without their graph.
+        masks: which features of a fused projection make which role.
+        learnt: ids of the parameters that a branch's output depends on inside the branch, by branch site.
+    """
+
+    def __init__(
+        self,
+        loss: Tensor,
+        captured: Mapping[Site, Tensor],
+        anatomy: Anatomy,
+        parameters: Parameters,
+        sites: Iterable[Site],
+    ) -> None:
+        self.masks = _all_masks(anatomy, captured, parameters)
+        self.learnt = _all_learnt(anatomy, captured, parameters)
+        wanted = {site: captured[site] for site in sites if site in captured and captured[site].requires_grad}
+        edges = {site: edge for site, t in wanted.items() if (edge := _behind_copy(t)) is not None}
+        weights = {id(parameter): parameter for parameter in parameters.all()}
+        found = _differentiate(loss, [*weights.values(), *wanted.values(), *edges.values()])
+        self._of_weight = dict(zip(weights, found, strict=False))
+        self._of_site = dict(zip(wanted, found[len(weights) :], strict=False))
+        for site, gradient in zip(edges, found[len(weights) + len(wanted) :], strict=True):
+            if self._of_site[site] is None:
+                self._of_site[site] = gradient
+        self.captured = {site: tensor.detach() for site, tensor in captured.items()}
+
+    def at(self, site: Site) -> Found:
+        """∂loss/∂(tensor at `site`), or why there is none."""
+        tensor = at(self.captured, site)
+        if isinstance(tensor, str):
+            return tensor
+        gradient = self._of_site.get(site)
+        return NO_GRADIENT if gradient is None else gradient
+
+    def of(self, parameter: Tensor) -> Tensor | None:
+        """∂loss/∂parameter, None where the loss does not depend on it."""
+        return self._of_weight.get(id(parameter))
+
+    def of_all(self, parameters: Iterable[Tensor]) -> list[Tensor]:
+        """The gradients there are."""
+        found = (self.of(parameter) for parameter in parameters)
+        return [gradient for gradient in found if gradient is not None]
+
+
+def _differentiate(loss: Tensor, inputs: list[Any]) -> tuple[Tensor | None, ...]:
+    if not loss.requires_grad:
+        return (None,) * len(inputs)
+    return torch.autograd.grad(loss, inputs, allow_unused=True)
+
+
+def _behind_copy(tensor: Tensor) -> GradientEdge | None:
+    """Where in the graph the original of a captured copy stood.
+
+    Of a tensor that an in-place op (`x += f(x)`) overwrites, `capture` hands back a copy that the loss does
+    not depend on; the copy's own graph leads to the original. None where the tensor is no copy.
+    """
+    node = tensor.grad_fn
+    if node is None or node.name() != "CloneBackward0":
+        return None
+    before, output_nr = node.next_functions[0]
+    return None if before is None else GradientEdge(before, output_nr)
+
+
+def _all_masks(
+    anatomy: Anatomy, captured: Mapping[Site, Tensor], parameters: Parameters
+) -> dict[Projection, Masks]:
+    """Masks of every fused projection; blocks that are built alike are looked at once."""
+    masks: dict[Projection, Masks] = {}
+    alike: dict[Any, Masks] = {}
+    for branch in anatomy.branches:
+        for projection in branch.projections:
+            weight = parameters.by_name.get(projection.parameter)
+            output = captured.get(projection.output)
+            if weight is None or output is None or not is_split(projection, weight, output):
+                continue
+            key = (branch.kind, projection.roles, weight.shape, output.shape[-1], projection.feature_axis)
+            if key not in alike:
+                alike[key] = role_masks(branch, projection, weight, captured)
+            masks[projection] = alike[key]
+    return masks
+
+
+def is_split(projection: Projection, weight: Tensor, output: Tensor) -> bool:
+    """Whether a part of the weight makes a role: several roles in one, or a matmul with a slice of it."""
+    return len(projection.roles) > 1 or output.shape[-1] != weight.shape[projection.feature_axis]
+
+
+def _all_learnt(
+    anatomy: Anatomy, captured: Mapping[Site, Tensor], parameters: Parameters
+) -> dict[str, set[int]]:
+    """Ids of the block's parameters that each branch's output depends on without going through the stream."""
+    streams = [site for block in anatomy.blocks for site in (block.entry, block.exit)]
+    streams += [branch.entry for branch in anatomy.branches]
+    tensors = [captured[site] for site in streams if site in captured]
+    stops: set[Any] = {tensor.grad_fn for tensor in tensors}
+    stops |= {edge.node for edge in map(_behind_copy, tensors) if edge is not None}
+    learnt = {}
+    for block in anatomy.blocks:
+        own = {id(parameter) for parameter in parameters.of_block(block)}
+        for branch in block.branches:
+            output = captured.get(branch.output)
+            if output is not None:
+                learnt[branch.site] = {id(leaf) for leaf in _leaves(output, stops)} & own
+    return learnt
+
+
+def _leaves(output: Tensor, stops: set[Any]) -> Iterator[Tensor]:
+    """Leaf tensors that `output` depends on, not looking behind the graph nodes in `stops`."""
+    queue: list[Any] = [output.grad_fn]
+    seen = {None, *stops}
+    while queue:
+        node = queue.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):  # AccumulateGrad: the end of a path
+            yield node.variable
+        queue.extend(before for before, _ in node.next_functions)

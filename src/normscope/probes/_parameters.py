@@ -1,0 +1,65 @@
+"""Parameters by the names an anatomy uses, and which of them belong to a block."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from torch import nn
+
+from normscope.anatomy import Anatomy, Block, Branch
+from normscope.anatomy.calls import strip_wrappers
+
+
+class Parameters:
+    """The floating-point parameters of a model, by name and by block.
+
+    A tied parameter has several names and counts once. Where nothing requires a gradient, everything counts
+    as trained, and `are_frozen` says so.
+    """
+
+    def __init__(self, model: nn.Module, anatomy: Anatomy) -> None:
+        named = model.named_parameters(remove_duplicate=False)
+        self.by_name: dict[str, nn.Parameter] = {
+            strip_wrappers(name): p for name, p in named if p.is_floating_point()
+        }
+        self.names = {id(p): name for name, p in reversed(self.by_name.items())}
+        """The first name of each parameter, by id."""
+        trained = {id(p) for p in self.by_name.values() if p.requires_grad}
+        self.are_frozen = not trained
+        self._trained = trained or set(self.names)
+        self._calls = Counter(block.path for block in anatomy.blocks)
+        self._runs = Counter((block.path, block.call) for block in anatomy.blocks)
+
+    def all(self) -> list[nn.Parameter]:
+        """Every parameter once, in the model's order."""
+        return list({id(p): p for p in self.by_name.values()}.values())
+
+    def trained(self) -> list[nn.Parameter]:
+        """Those that the user trains."""
+        return self._kept(self.by_name.values())
+
+    def of_block(self, block: Block) -> list[nn.Parameter]:
+        """What the user trains of the block's module.
+
+        Blocks written out in one module have none of their own: theirs are the weights of projections and
+        norms.
+        """
+        if block.path and self._runs[block.path, block.call] == 1:
+            prefix = block.path + "."
+            return self._kept(p for name, p in self.by_name.items() if name.startswith(prefix))
+        names = [name for branch in block.branches for name in _weights(branch)]
+        return self._kept(self.by_name[name] for name in names if name in self.by_name)
+
+    def sharing(self, block: Block) -> str:
+        """What `how` adds where several blocks run one module, else ""."""
+        calls = self._calls[block.path]
+        if calls == self._runs[block.path, block.call]:
+            return ""
+        return f"; summed over the {calls} calls that share these weights"
+
+    def _kept(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+        return list({id(p): p for p in parameters if id(p) in self._trained}.values())
+
+
+def _weights(branch: Branch) -> list[str]:
+    norms = [norm.weight for norm in branch.norms if norm.weight is not None]
+    return [projection.parameter for projection in branch.projections] + norms

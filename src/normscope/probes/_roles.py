@@ -1,0 +1,79 @@
+"""Which rows of a fused weight make q, which k, which v.
+
+GPT-2 makes all three with one matmul, grouped-query attention with unequal parts, and every model interleaves
+them its own way. The graph knows: an output feature belongs to q where the query operand of the attention
+depends on it.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from normscope.anatomy import Branch, Projection, Site
+
+OPERANDS = {"q": "query", "k": "key", "v": "value"}
+
+Masks = dict[str, Tensor]
+"""Role → bool mask over the features that the projection's weight makes."""
+
+
+def role_masks(
+    branch: Branch, projection: Projection, weight: Tensor, captured: Mapping[Site, Tensor]
+) -> Masks:
+    """The features of `weight` that make each role; roles that cannot be told apart are left out.
+
+    Args:
+        branch, projection: where the projection stands.
+        weight: its parameter.
+        captured: tensors with their graph; the projection's output and the attention's operands are looked
+        up.
+    """
+    output = captured.get(projection.output)
+    if output is None or output.grad_fn is None:
+        return {}
+    features = _features(output, weight, projection.feature_axis)
+    masks = {}
+    for role in projection.roles:
+        operands = (
+            [captured.get(getattr(a, OPERANDS[role])) for a in branch.attention] if role in OPERANDS else []
+        )
+        reached = [_reached(operand, output) for operand in operands if operand is not None]
+        if features is not None and reached:
+            mask = torch.zeros(weight.shape[projection.feature_axis], dtype=torch.bool, device=weight.device)
+            mask[features] = torch.stack(reached).any(0)
+            if mask.any():
+                masks[role] = mask
+    return masks
+
+
+def _features(output: Tensor, weight: Tensor, axis: int) -> Tensor | None:
+    """Indices along the weight's feature axis of the output's features.
+
+    All of them, in order; or the slice that the matmul used (`nn.MultiheadAttention` multiplies with parts of
+    its in_proj_weight when query and key differ), found where the output's gradient in the weight is not
+    zero.
+    """
+    num_features = weight.shape[axis]
+    if output.shape[-1] == num_features:
+        return torch.arange(num_features, device=weight.device)
+    (gradient,) = torch.autograd.grad(
+        output, weight, torch.ones_like(output), retain_graph=True, allow_unused=True
+    )
+    if gradient is None:
+        return None
+    used = gradient.movedim(axis, 0).flatten(1).any(1).nonzero().squeeze(1)
+    return used if len(used) == output.shape[-1] else None
+
+
+def _reached(operand: Tensor, output: Tensor) -> Tensor:
+    """Which features of `output` (…, features) the operand depends on: bool (features,).
+
+    The cotangent is random: a norm on q would send a constant one to zero.
+    """
+    generator = torch.Generator().manual_seed(0)
+    cotangent = torch.randn(operand.shape, generator=generator).to(operand)
+    (gradient,) = torch.autograd.grad(operand, output, cotangent, retain_graph=True, allow_unused=True)
+    if gradient is None:
+        return torch.zeros(output.shape[-1], dtype=torch.bool, device=output.device)
+    return gradient.reshape(-1, output.shape[-1]).any(0)

@@ -1,0 +1,50 @@
+"""Rows of the table: a figure of a tensor, or the reason why there is none."""
+
+import math
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from normscope.anatomy import Site
+from normscope.probes.measurement import EXACT, Measurement, not_measured
+
+Found = Tensor | str
+"""A tensor, or the reason why there is none."""
+
+NOT_FINITE = "the values there are not finite (precision/non-finite says where that began)"
+UNDEFINED = "it is a share of nothing: what it is relative to is exactly zero"
+
+
+def at(captured: Mapping[Site, Tensor], site: Site) -> Found:
+    """The tensor of `site`, or why there is none."""
+    if site in captured:
+        return captured[site]
+    return f"{site.op} number {site.nth} of {site.module or 'the model'} did not come by in this forward"
+
+
+def row(
+    quantity: str,
+    site: str,
+    found: Found,
+    figure: Callable[[Tensor], float],
+    how: str = EXACT,
+    unit: str = "1",
+) -> Measurement:
+    """`figure(found)` as a measurement; not measured where there is no tensor."""
+    if isinstance(found, str):
+        return not_measured(quantity, site, found, unit)
+    return value_row(quantity, site, figure(found), how, unit)
+
+
+def value_row(quantity: str, site: str, value: float, how: str = EXACT, unit: str = "1") -> Measurement:
+    """`value` as a measurement; not measured where it is not finite."""
+    if not math.isfinite(value):
+        return not_measured(quantity, site, NOT_FINITE, unit)
+    return Measurement(quantity, site, value, unit, how)
+
+
+def ratio_row(quantity: str, site: str, part: float, whole: float, how: str = EXACT) -> Measurement:
+    """part / whole; not measured where the whole is zero."""
+    if whole == 0:
+        return not_measured(quantity, site, UNDEFINED)
+    return value_row(quantity, site, part / whole, how)

@@ -1,0 +1,138 @@
+"""Attention: how sharp it is at every attention, and how large its logits are.
+
+One forward without a graph, in eval mode, under the math backend. Over the keys that a query may see:
+
+    attention/entropy          −Σ p log p / log(visible keys), mean over heads and queries that see at least
+                               two keys: 1 is uniform, 0 is one-hot (entropy collapse: Zhai et al. 2023, arXiv
+                               2303.06296)
+    attention/max-logit        largest |logit|
+    attention/max-probability  the largest probability of a query, mean over heads and queries
+
+A key is masked where its logit is at most -1e4 (masks are added as -inf, the dtype's lowest number, -65504 or
+-1e4); where no logit is that low, the mask came another way, and a key is masked where its probability is
+exactly 0 and it lies after its query.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from normscope.anatomy import Anatomy, Branch, Site, capture, measuring
+from normscope.probes._rows import NOT_FINITE, Found, at, value_row
+from normscope.probes._sums import exact, is_finite
+from normscope.probes.measurement import Measurement, not_measured
+from normscope.subjects import Subject, untouched
+
+MASKED_LOGIT = -1e4
+"""A logit this low is a mask's."""
+
+PIECE = 1 << 20
+"""Elements that are looked at in one go, in float64."""
+
+ENTROPY, LOGIT, PROBABILITY = "attention/entropy", "attention/max-logit", "attention/max-probability"
+
+
+def measure_attention(subject: Subject, anatomy: Anatomy) -> list[Measurement]:
+    """Entropy, largest logit and mean largest probability of every attention; one forward.
+
+    Returns:
+        three rows a branch of kind attention or cross-attention, in the order of the forward; "not measured"
+        with its reason where the softmax was not seen.
+    """
+    branches = [branch for branch in anatomy.branches if branch.attention or "attention" in branch.kind]
+    sites = [site for branch in branches for a in branch.attention for site in (a.logits, a.probabilities)]
+    with untouched(subject.model), measuring(subject.model), torch.no_grad():
+        _, captured = capture(subject.model, subject.forward, sites)
+    return [row for branch in branches for row in _rows(branch, captured)]
+
+
+@dataclass
+class _Tally:
+    """Running sums over all attentions of one branch."""
+
+    entropy: float = 0.0
+    num_choosing: int = 0  # queries that see at least two keys
+    probability: float = 0.0
+    num_queries: int = 0  # queries that see a key at all
+    logit: float = 0.0
+
+    def add(self, logits_QS: Tensor, probabilities_QS: Tensor, visible_QS: Tensor) -> None:
+        """Take in queries Q over keys S."""
+        p = torch.where(visible_QS, exact(probabilities_QS), 0.0)
+        num_visible = visible_QS.sum(-1)
+        choosing, seeing = num_visible >= 2, num_visible >= 1
+        entropy = torch.special.entr(p).sum(-1)[choosing] / num_visible[choosing].double().log()
+        self.entropy += float(entropy.sum())
+        self.num_choosing += int(choosing.sum())
+        self.probability += float(p.amax(-1)[seeing].sum())
+        self.num_queries += int(seeing.sum())
+        largest = torch.where(visible_QS, logits_QS.detach().abs(), 0.0).max()
+        self.logit = max(self.logit, float(largest))
+
+    def rows(self, site: str) -> Iterator[Measurement]:
+        """The three figures."""
+        if self.num_choosing:
+            yield value_row(ENTROPY, site, self.entropy / self.num_choosing)
+        else:
+            yield not_measured(ENTROPY, site, "no query sees two keys")
+        if self.num_queries:
+            yield value_row(LOGIT, site, self.logit)
+            yield value_row(PROBABILITY, site, self.probability / self.num_queries)
+        else:
+            for quantity in (LOGIT, PROBABILITY):
+                yield not_measured(quantity, site, "every key is masked")
+
+
+def _rows(branch: Branch, captured: Mapping[Site, Tensor]) -> Iterator[Measurement]:
+    tally = _Tally()
+    reason = "" if branch.attention else "no softmax over keys was read in this branch"
+    for attention in branch.attention:
+        logits, probabilities = at(captured, attention.logits), at(captured, attention.probabilities)
+        reason = _take_in(tally, logits, probabilities) or reason
+    if reason:
+        yield from (not_measured(quantity, branch.site, reason) for quantity in (ENTROPY, LOGIT, PROBABILITY))
+    else:
+        yield from tally.rows(branch.site)
+
+
+def _take_in(tally: _Tally, logits: Found, probabilities: Found) -> str:
+    """Add one attention to the tally; the reason where it cannot be looked at, else ""."""
+    if isinstance(logits, str):
+        return logits
+    if isinstance(probabilities, str):
+        return probabilities
+    if logits.shape != probabilities.shape:
+        return f"logits {tuple(logits.shape)} and probabilities {tuple(probabilities.shape)} differ in shape"
+    if not is_finite(probabilities):
+        return NOT_FINITE
+    num_queries, num_keys = logits.shape[-2:]
+    mask_is_added = bool((logits <= MASKED_LOGIT).any())
+    step = max(1, PIECE // (num_queries * num_keys))
+    maps = zip(_maps(logits).split(step), _maps(probabilities).split(step), strict=True)
+    for logits_NQS, probabilities_NQS in maps:
+        seen = visible(logits_NQS, probabilities_NQS, mask_is_added)
+        tally.add(logits_NQS.flatten(0, 1), probabilities_NQS.flatten(0, 1), seen.flatten(0, 1))
+    return ""
+
+
+def _maps(tensor: Tensor) -> Tensor:
+    """(…, Q, S) as (N, Q, S): one map a head and sequence."""
+    return tensor.detach().reshape(-1, *tensor.shape[-2:])
+
+
+def visible(logits: Tensor, probabilities: Tensor, mask_is_added: bool) -> Tensor:
+    """Which keys a query may see: bool (N, Q, S).
+
+    Args:
+        logits, probabilities: (N, Q, S).
+        mask_is_added: whether the mask is in the logits. If not, a key behind its query with a probability of
+            exactly 0 is masked; a visible key may round to 0 as well, but not under a causal mask behind its
+            query.
+    """
+    if mask_is_added:
+        return logits > MASKED_LOGIT
+    num_queries, num_keys = logits.shape[-2:]
+    behind = torch.ones(num_queries, num_keys, dtype=torch.bool, device=logits.device)
+    return ~(behind.triu(num_keys - num_queries + 1) & (probabilities == 0))

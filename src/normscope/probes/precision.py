@@ -1,0 +1,199 @@
+"""Precision: what float16 and bfloat16 would do to this model, and where a NaN was born.
+
+One forward and backward in the model's own precision and one under bfloat16 autocast, both in eval mode.
+
+    precision/float16-headroom    log2(65504 / largest |activation| over all sites), bits; at "" and at the
+                                  site where it is largest
+    precision/bfloat16-headroom   the same with bfloat16's limit, 3.39e38
+    precision/float16-flushed     share of the non-zero gradient values that a cast to float16 turns into 0,
+                                  without loss scaling: |g| ≤ 2^-25, half the smallest subnormal (ties go to
+                                  even, to 0)
+    precision/bfloat16-cosine     cosine between the float32 and the bfloat16-autocast gradient, at ""
+                                  and at every block
+    precision/eps                 ε of a norm
+    precision/eps-ratio           ε over the smallest variance (mean square) that it guards, over tokens
+    precision/eps-ratio-median    ε over their median
+    precision/non-finite          1 at the first site that is not finite; no row where all is finite
+
+A model whose parameters are not float32 is compared with its float32 copy.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from normscope.anatomy import Anatomy, Branch, Norm, Site, capture, measuring
+from normscope.probes._halves import Gradients, Overlap, gradients, overlaps
+from normscope.probes._nonfinite import first_non_finite
+from normscope.probes._norms import TOKENWISE, guarded, norms_of
+from normscope.probes._objective import everything_requires_grad, objective, objective_how
+from normscope.probes._parameters import Parameters
+from normscope.probes._rows import NOT_FINITE, UNDEFINED, at, ratio_row, value_row
+from normscope.probes._sums import flushed, is_finite, largest
+from normscope.probes.attention import MASKED_LOGIT
+from normscope.probes.measurement import EXACT, Measurement, not_measured
+from normscope.subjects import Subject, untouched
+
+LIMITS = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38}
+"""Largest finite number."""
+
+OF_GRADIENTS = ("float16-flushed", "bfloat16-cosine")
+
+_GUARDED = {"layernorm": "variance", "rmsnorm": "mean square", "l2norm": "sum of squares"}
+
+
+def measure_precision(subject: Subject, anatomy: Anatomy) -> list[Measurement]:
+    """Headroom, flushed gradients, a bfloat16 gradient's direction, ε, the first value that is not finite.
+
+    Two forwards and backwards; a third forward or backward under a scan where something is not finite.
+
+    Returns:
+        the rows above, the whole model's first; "not measured" with its reason where there is no figure.
+    """
+    model, batch = subject.model, subject.batch
+    parameters = Parameters(model, anatomy)
+    weights = {id(parameter): parameter for parameter in parameters.trained()}
+    with untouched(model), measuring(model), everything_requires_grad(model, batch):
+        loss, captured = capture(model, lambda: objective(subject), list(_sites(anatomy)))
+        peaks = list(_peaks(anatomy, captured))
+        rows = [*_headroom_rows(peaks), *_eps_rows(anatomy, captured)]
+        del captured  # with the graph, what the backward does not need
+        own = gradients(loss, weights)
+        is_healthy = bool(loss.isfinite()) and all(math.isfinite(p.largest) for p in peaks)
+        if is_healthy and all(map(is_finite, own.values())):
+            rows += _flushed_rows(anatomy, parameters, own, objective_how(subject))
+            rows += _cosine_rows(anatomy, parameters, overlaps(subject, weights.values(), own))
+        else:
+            del loss, own
+            rows += [not_measured(f"precision/{name}", "", NOT_FINITE) for name in OF_GRADIENTS]
+            rows += [first_non_finite(subject, parameters)]
+    return rows
+
+
+def _sites(anatomy: Anatomy) -> Iterator[Site]:
+    yield from (site for _, _, site in _activations(anatomy))
+    yield from (norm.input for norm in norms_of(anatomy).values())
+
+
+def _activations(anatomy: Anatomy) -> Iterator[tuple[str, str, Site]]:
+    """Every activation that the anatomy names, in forward order: (site in the table, which, where)."""
+    for stack in anatomy.stacks:
+        yield f"{stack.name}.input", "stream", stack.blocks[0].entry
+        for block in stack.blocks:
+            for branch in block.branches:
+                yield from _of_branch(branch)
+            yield block.site, "stream", block.exit
+        yield f"{stack.name}.hidden", "stream", stack.hidden
+
+
+def _of_branch(branch: Branch) -> Iterator[tuple[str, str, Site]]:
+    for norm in branch.norms:
+        yield branch.site, f"output of the norm {norm.path}", norm.output
+    for projection in branch.projections:
+        yield branch.site, f"output of {projection.parameter}", projection.output
+    for attention in branch.attention:
+        for name in ("query", "key", "value", "logits"):
+            yield branch.site, name, getattr(attention, name)
+    yield branch.site, "term that is added", branch.output
+    yield branch.site, "sum", branch.sum
+
+
+@dataclass(frozen=True)
+class _Peak:
+    """The largest |activation| of one tensor."""
+
+    site: str
+    what: str
+    largest: float
+
+
+def _peaks(anatomy: Anatomy, captured: Mapping[Site, Tensor]) -> Iterator[_Peak]:
+    for site, what, where in _activations(anatomy):
+        tensor = captured.get(where)
+        if tensor is not None and tensor.is_floating_point() and tensor.numel():
+            tensor = tensor.detach()
+            if what == "logits":  # a mask is no activation
+                tensor = torch.where(tensor <= MASKED_LOGIT, 0.0, tensor)
+            yield _Peak(site, what, largest(tensor))
+
+
+def _headroom_rows(peaks: list[_Peak]) -> Iterator[Measurement]:
+    for dtype, limit in LIMITS.items():
+        quantity = f"precision/{dtype}-headroom"
+        if not peaks:
+            yield not_measured(quantity, "", "no activation came by in this forward", "bits")
+            continue
+        # max() would step over a nan
+        worst = next((p for p in peaks if not math.isfinite(p.largest)), max(peaks, key=lambda p: p.largest))
+        if worst.largest == 0:
+            yield not_measured(quantity, "", "every activation is zero", "bits")
+            continue
+        how = f"{EXACT}; largest is {worst.largest:.4g}, {worst.what} of {worst.site}"
+        for site in ("", worst.site):
+            yield value_row(quantity, site, math.log2(limit / worst.largest), how, "bits")
+
+
+def _flushed_rows(
+    anatomy: Anatomy, parameters: Parameters, own: Gradients, how: str
+) -> Iterator[Measurement]:
+    counts = {key: flushed(gradient) for key, gradient in own.items()}
+    for site, keys in _groups(anatomy, parameters):
+        found = [counts[key] for key in keys if key in counts]
+        lost, nonzero = sum(c[0] for c in found), sum(c[1] for c in found)
+        yield ratio_row("precision/float16-flushed", site, lost, nonzero, how)
+
+
+def _cosine_rows(
+    anatomy: Anatomy, parameters: Parameters, found: dict[int, Overlap] | str
+) -> Iterator[Measurement]:
+    quantity = "precision/bfloat16-cosine"
+    if isinstance(found, str):
+        yield not_measured(quantity, "", found)
+        return
+    for site, keys in _groups(anatomy, parameters):
+        cosine = sum((found[key] for key in keys if key in found), Overlap()).cosine
+        if cosine is None:
+            yield not_measured(quantity, site, UNDEFINED)
+        else:
+            yield value_row(quantity, site, cosine)
+
+
+def _groups(anatomy: Anatomy, parameters: Parameters) -> Iterator[tuple[str, list[int]]]:
+    """The whole model and every block: its site and the ids of its parameters."""
+    yield "", [id(parameter) for parameter in parameters.trained()]
+    for block in anatomy.blocks:
+        yield block.site, [id(parameter) for parameter in parameters.of_block(block)]
+
+
+def _eps_rows(anatomy: Anatomy, captured: Mapping[Site, Tensor]) -> Iterator[Measurement]:
+    for site, norm in norms_of(anatomy).items():
+        reason = _no_eps(norm, captured)
+        if norm.eps is not None:
+            yield Measurement("precision/eps", site, norm.eps)
+        else:
+            yield not_measured("precision/eps", site, "no ε was seen under its root")
+        if reason:
+            yield not_measured("precision/eps-ratio", site, reason)
+            yield not_measured("precision/eps-ratio-median", site, reason)
+            continue
+        assert norm.eps is not None
+        values = guarded(norm, captured[norm.input])
+        how = f"{EXACT}; ε over the {_GUARDED[norm.kind]}"
+        for name, value in (("eps-ratio", values.min()), ("eps-ratio-median", values.median())):
+            ratio = norm.eps / float(value) if value != 0 else math.inf
+            yield Measurement(f"precision/{name}", site, ratio, how=how)
+
+
+def _no_eps(norm: Norm, captured: Mapping[Site, Tensor]) -> str:
+    """Why ε cannot be set against anything, "" where it can."""
+    if norm.eps is None:
+        return "no ε was seen under its root"
+    if norm.kind not in TOKENWISE:
+        return f"a {norm.kind} guards no variance of one token"
+    entering = at(captured, norm.input)
+    if isinstance(entering, str):
+        return entering
+    return "" if is_finite(entering) else NOT_FINITE

@@ -1,0 +1,161 @@
+"""Signal: what the residual stream carries from block to block, and how much each branch adds to it.
+
+One forward without a graph, in eval mode. Over all elements x of a stream H (B, T, d), sums in float64:
+
+    stream/mean       mean of x
+    stream/rms        √(mean of x²)
+    stream/max        largest |x|
+    stream/kurtosis   mean of (x − mean)⁴ / variance², 3 for a normal distribution
+    stream/diversity  ‖H − h̄‖² / ‖H‖², h̄ the mean token of its sequence, mean over the sequences: 1 for
+                      tokens that have nothing in common, 0 after rank collapse (Dong et al. 2021, arXiv
+                      2103.03404)
+
+at every block's exit, at "<stack>.input" and at "<stack>.hidden"; and at every branch
+
+    branch/rms            RMS of the term that is added, after its own norms and scales
+    branch/update-ratio   that, over the RMS of the stream it is added to, α included
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from normscope.anatomy import Anatomy, Branch, Site, Stack, capture, measuring
+from normscope.probes._layout import Hints, batch_shape, sequences
+from normscope.probes._rows import Found, at, ratio_row, row
+from normscope.probes._sums import energy, exact, largest, rms
+from normscope.probes.measurement import EXACT, Measurement, not_measured
+from normscope.subjects import Subject, untouched
+
+
+def measure_signal(subject: Subject, anatomy: Anatomy) -> list[Measurement]:
+    """The stream's and the branches' statistics on the fixed batch; one forward.
+
+    Returns:
+        `stream/*` at every block, stack input and hidden state, `branch/rms` and `branch/update-ratio` at
+        every branch, in the order of the forward; "not measured" with its reason where a tensor did not come
+        by.
+    """
+    sites = list(_sites(anatomy))
+    with untouched(subject.model), measuring(subject.model), torch.no_grad():
+        _, captured = capture(subject.model, subject.forward, sites)
+    return [
+        row for stack in anatomy.stacks for row in _stack_rows(stack, captured, batch_shape(subject.batch))
+    ]
+
+
+def _sites(anatomy: Anatomy) -> Iterator[Site]:
+    for stack in anatomy.stacks:
+        yield stack.hidden
+        attention = _first_attention(stack)
+        if attention is not None:
+            yield attention
+        for block in stack.blocks:
+            yield from (block.entry, block.exit)
+            for branch in block.branches:
+                yield from (branch.entry, branch.output, branch.sum)
+
+
+def _stack_rows(
+    stack: Stack, captured: Mapping[Site, Tensor], batch: tuple[int, ...]
+) -> Iterator[Measurement]:
+    attention = _first_attention(stack)
+    query = None if attention is None else captured.get(attention)
+    hints = Hints(batch, None if query is None else query.shape[-2])
+    yield from _stream_rows(f"{stack.name}.input", at(captured, stack.blocks[0].entry), hints)
+    for block in stack.blocks:
+        for branch in block.branches:
+            yield from _branch_rows(branch, captured)
+        yield from _stream_rows(block.site, at(captured, block.exit), hints)
+    yield from _stream_rows(f"{stack.name}.hidden", at(captured, stack.hidden), hints)
+
+
+def _first_attention(stack: Stack) -> Site | None:
+    """Where the length of a sequence is read: the query (…, T, d_h) of the first self-attention."""
+    branches = (branch for block in stack.blocks for branch in block.branches if branch.kind == "attention")
+    return next((branch.attention[0].query for branch in branches if branch.attention), None)
+
+
+def _stream_rows(site: str, found: Found, hints: Hints) -> Iterator[Measurement]:
+    figures: dict[str, Callable[[Tensor], float]] = {
+        "stream/mean": mean,
+        "stream/rms": rms,
+        "stream/max": largest,
+    }
+    for quantity, figure in figures.items():
+        yield row(quantity, site, found, figure)
+    if isinstance(found, str):
+        yield not_measured("stream/kurtosis", site, found)
+        yield not_measured("stream/diversity", site, found)
+        return
+    second, fourth = central_moments(found)
+    yield ratio_row("stream/kurtosis", site, fourth, second**2)
+    yield _diversity_row(site, found, hints)
+
+
+def _diversity_row(site: str, stream: Tensor, hints: Hints) -> Measurement:
+    quantity = "stream/diversity"
+    if stream.ndim < 2:
+        return not_measured(quantity, site, f"a stream of shape {tuple(stream.shape)} has no token axis")
+    tokens, remark = sequences(stream, hints)
+    if tokens.shape[1] < 2:
+        return not_measured(quantity, site, "a sequence of one token has no diversity")
+    how = f"{EXACT}; {remark}" if remark else EXACT
+    ratios = [share for share in map(diversity, tokens) if share is not None]
+    return ratio_row(quantity, site, sum(ratios), len(ratios), how)
+
+
+def _branch_rows(branch: Branch, captured: Mapping[Site, Tensor]) -> Iterator[Measurement]:
+    output = at(captured, branch.output)
+    yield row("branch/rms", branch.site, output, rms)
+    stream, how = _stream_rms(branch, captured)
+    if isinstance(output, str):
+        yield not_measured("branch/update-ratio", branch.site, output)
+    elif isinstance(stream, str):
+        yield not_measured("branch/update-ratio", branch.site, stream)
+    else:
+        yield ratio_row("branch/update-ratio", branch.site, rms(output), stream, how)
+
+
+def _stream_rms(branch: Branch, captured: Mapping[Site, Tensor]) -> tuple[float | str, str]:
+    """RMS of α·x, and how: from the entry where α is a number, else what is left of the sum."""
+    entry, output, total = (captured.get(site) for site in (branch.entry, branch.output, branch.sum))
+    if entry is not None and branch.stream_scale != "learnt" and branch.join in ("add", "scaled"):
+        scale = 1.0 if branch.stream_scale is None else float(branch.stream_scale)
+        return abs(scale) * rms(entry), EXACT
+    if output is None or total is None:
+        return "the stream it is added to did not come by in this forward", EXACT
+    if output.numel() != total.numel():
+        return f"the sum {tuple(total.shape)} and its term {tuple(output.shape)} differ in shape", EXACT
+    difference = exact(total) - exact(output).reshape(total.shape)
+    return rms(difference), "exact; the stream is the sum less the term"
+
+
+def mean(tensor: Tensor) -> float:
+    """Mean over all elements, summed in float64."""
+    return float(tensor.detach().sum(dtype=torch.float64)) / tensor.numel()
+
+
+def central_moments(tensor: Tensor) -> tuple[float, float]:
+    """Second and fourth central moment over all elements, float64."""
+    centre, count = mean(tensor), tensor.numel()
+    second = fourth = 0.0
+    for piece in tensor.detach().reshape(-1).split(1 << 18):
+        squares = (exact(piece) - centre).square()
+        second, fourth = second + float(squares.sum()), fourth + energy(squares)
+    return second / count, fourth / count
+
+
+def diversity(sequence: Tensor) -> float | None:
+    """‖H − h̄‖²/‖H‖² of one sequence H (T, d), None where H is zero.
+
+    Tokens that differ in their last digits only are subtracted from one another first, which is exact: so the
+    share is right down to 1e-30 and beyond, where subtracting a rounded mean would leave round-off.
+    """
+    tokens = exact(sequence)
+    whole = float(tokens.square().sum())
+    if whole == 0:
+        return None
+    differences = tokens - tokens[:1]
+    return float((differences - differences.mean(0)).square().sum()) / whole
