@@ -1,4 +1,4 @@
-"""Copies are found, shared modules and constants are not; broken weights are named."""
+"""Copies are found; shared modules and constants are not copies."""
 
 import torch
 from torch import nn
@@ -45,10 +45,13 @@ def test_constant_weights_are_equal_without_being_copies() -> None:
     assert identical_blocks(model, anatomy_of(("layers.0", 0), ("layers.1", 0))) == {"layers.1": False}
 
 
-def test_a_broken_weight_is_named_with_the_count_of_its_entries() -> None:
-    model = nn.ModuleDict({"module": nn.Linear(3, 3)})  # "module." is a wrapper's prefix
+def test_the_rows_say_one_for_a_copy_and_zero_for_the_rest() -> None:
+    model = encoder(3)
     with torch.no_grad():
-        model["module"].weight[0, :2] = torch.tensor([float("nan"), float("inf")])  # type: ignore[operator]
-    subject = Subject(model, torch.zeros(1), None, lambda: iter(()), 0, "linear", "zeros")
-    (row,) = measure_weights(subject, Anatomy(()))
-    assert (row.quantity, row.site, row.value) == ("weights/non-finite", "weight", 2.0)
+        model.layers[2].linear1.bias[0] += 1e-6  # type: ignore[union-attr, operator, index]
+    subject = Subject(model, torch.zeros(1), None, lambda: iter(()), 0, "encoder", "zeros")
+    rows = measure_weights(subject, anatomy_of(("layers.0", 0), ("layers.1", 0), ("layers.2", 0)))
+    assert [(m.quantity, m.site, m.value) for m in rows] == [
+        ("weights/identical", "layers.1", 1.0),
+        ("weights/identical", "layers.2", 0.0),
+    ]

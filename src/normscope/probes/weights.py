@@ -4,7 +4,7 @@ weights/identical   1 where every parameter of a block equals its counterpart in
 weights/non-finite  entries that are NaN or infinite, at the parameter's name; a row only where there are some
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
 
 import torch
@@ -22,11 +22,10 @@ def measure_weights(subject: Subject, anatomy: Anatomy) -> list[Measurement]:
     """What the parameters themselves show; no forward.
 
     Returns:
-        `weights/identical` at every block from the second of each stack on; `weights/non-finite` if not 0.
+        `weights/identical` at every block from the second of each stack on.
     """
     identical = identical_blocks(subject.model, anatomy)
-    rows = [Measurement("weights/identical", site, float(same)) for site, same in identical.items()]
-    return rows + list(_non_finite(subject.model))
+    return [Measurement("weights/identical", site, float(same)) for site, same in identical.items()]
 
 
 def identical_blocks(model: nn.Module, anatomy: Anatomy) -> dict[str, bool]:
@@ -57,10 +56,3 @@ def _copies(first: Weights, second: Weights) -> bool:
 
 def _constant(weight: Tensor) -> bool:
     return bool((weight == weight.reshape(-1)[0]).all()) if weight.numel() else True
-
-
-def _non_finite(model: nn.Module) -> Iterator[Measurement]:
-    for name, weight in model.named_parameters():
-        if weight.is_floating_point() and not bool(torch.isfinite(weight).all()):
-            count = int((~torch.isfinite(weight)).sum())
-            yield Measurement("weights/non-finite", strip_wrappers(name), float(count), "entries")

@@ -43,7 +43,7 @@ def text_report(report: Report, width: int = 110) -> str:
     console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False)
     print_report(report, console)
     assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"
 
 
 def print_markdown(text: str) -> None:

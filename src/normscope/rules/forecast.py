@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from normscope.probes import Forecast
 from normscope.rules.finding import Severity
-from normscope.rules.rule import Case, Hit, figure, rule
+from normscope.rules.rule import Case, Hit, rule
+from normscope.rules.trial import evidence, sentence
 
 
 @rule(
@@ -30,7 +31,7 @@ from normscope.rules.rule import Case, Hit, figure, rule
 )
 def plateau(case: Case) -> Iterator[Hit]:
     if forecast := _with_outcome(case, "plateau"):
-        yield Hit(Severity.ERROR, (), _sentence(forecast))
+        yield Hit(Severity.ERROR, (), sentence(forecast), evidence(forecast))
 
 
 @rule(
@@ -54,7 +55,7 @@ def plateau(case: Case) -> Iterator[Hit]:
 )
 def needs_warmup(case: Case) -> Iterator[Hit]:
     if forecast := _with_outcome(case, "needs-warmup"):
-        yield Hit(Severity.WARNING, (), _sentence(forecast))
+        yield Hit(Severity.WARNING, (), sentence(forecast), evidence(forecast))
 
 
 @rule(
@@ -76,13 +77,10 @@ def needs_warmup(case: Case) -> Iterator[Hit]:
     """,
 )
 def diverges(case: Case) -> Iterator[Hit]:
-    if forecast := _with_outcome(case, "diverges"):
-        yield Hit(Severity.ERROR, (), _sentence(forecast))
+    forecast = _with_outcome(case, "diverges")
+    if forecast and not case.table.of("precision/non-finite"):  # a model that is broken before the first step
+        yield Hit(Severity.ERROR, (), sentence(forecast), evidence(forecast))
 
 
 def _with_outcome(case: Case, outcome: str) -> Forecast | None:
     return case.forecast if case.forecast is not None and case.forecast.outcome == outcome else None
-
-
-def _sentence(forecast: Forecast) -> str:
-    return f"{forecast.optimizer} at {figure(forecast.lr)}, {forecast.steps} steps: {forecast.reason}"

@@ -1,9 +1,8 @@
 """NS5xx: what numbers of few bits do to the model, and what is no number at all."""
 
-import math
 from collections.abc import Iterator
 
-from normscope.probes import Measurement
+from normscope.probes.measurement import EXACT
 from normscope.rules.finding import Severity
 from normscope.rules.rule import Case, Hit, figure, rule
 
@@ -178,27 +177,11 @@ def eps_large(case: Case) -> Iterator[Hit]:
     """,
 )
 def non_finite(case: Case) -> Iterator[Hit]:
-    born = [m for m in case.table if m.quantity == "precision/non-finite" and m.value]
-    weights = [m for m in case.table if m.quantity == "weights/non-finite" and m.value]
-    if weights:
-        names = ", ".join(m.site for m in weights[:3]) + (" …" if len(weights) > 3 else "")
-        where = f" The forward pass meets it first at {born[0].site or 'the model'}." if born else ""
-        message = f"{len(weights)} weights hold values that are not finite: {names}.{where}"
-        yield Hit(
-            Severity.ERROR, tuple(m.site for m in (*born[:1], *weights)), message, (*born[:1], *weights)
-        )
-    elif born:
-        message = f"The first value that is not finite comes out of {born[0].site or 'the model'}."
-        yield Hit(Severity.ERROR, tuple(m.site for m in born[:1] if m.site), message, tuple(born[:1]))
-    elif broken := _broken(case, "stream/") or _broken(case, "gradient/"):
-        what = "gradient" if broken[0].quantity.startswith("gradient/") else "stream"
-        message = (
-            f"The {what} is not finite at {broken[0].site or 'the model'}; the forward pass before it is."
-        )
-        yield Hit(Severity.ERROR, tuple(m.site for m in broken[:1] if m.site), message, broken[:3])
-
-
-def _broken(case: Case, family: str) -> tuple[Measurement, ...]:
-    """Measured scalars of a family that are not finite, in the order of the table."""
-    rows = (m for m in case.table if m.quantity.startswith(family) and isinstance(m.value, float))
-    return tuple(m for m in rows if isinstance(m.value, float) and not math.isfinite(m.value))
+    for row in case.table:
+        if row.quantity == "precision/non-finite" and row.value:
+            words = row.how.removeprefix(EXACT).removeprefix("; ")
+            message = f"The first value that is not finite is at {row.site or 'the model itself'}"
+            yield Hit(
+                Severity.ERROR, (row.site,) if row.site else (), f"{message}: {words or 'NaN'}.", (row,)
+            )
+            return

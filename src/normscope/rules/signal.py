@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from statistics import median
 
 from normscope.anatomy import Stack
-from normscope.probes import Measurement
 from normscope.rules.finding import Severity
 from normscope.rules.rule import Case, Hit, figure, rule
+from normscope.rules.trial import evidence, sentence
 
 GROWTH = 4.0
 """Factor by which the stream's RMS may grow over the upper half of a stack. Pre-LN: √2; copies: 2."""
@@ -86,10 +86,7 @@ def stream_growth(case: Case) -> Iterator[Hit]:
 def tokens_collapse(case: Case) -> Iterator[Hit]:
     if case.forecast is not None and case.forecast.outcome == "collapses":
         forecast = case.forecast
-        last = forecast.curve[-1].diversity if forecast.curve else {}
-        rows = tuple(Measurement("forecast/diversity", stack, value) for stack, value in last.items())
-        message = f"{forecast.optimizer} at {figure(forecast.lr)}, {forecast.steps} steps: {forecast.reason}"
-        yield Hit(Severity.ERROR, (), message, rows)
+        yield Hit(Severity.ERROR, (), sentence(forecast), evidence(forecast))
         return
     diversity = case.finite("stream/diversity")
     for stack in case.anatomy.stacks:

@@ -1,0 +1,17 @@
+"""What the rules say of a trial: one sentence, and the rows it rests on."""
+
+from normscope.probes import Forecast, Measurement
+from normscope.probes.forecast import forecast_measurements
+from normscope.rules.rule import figure
+
+
+def sentence(forecast: Forecast) -> str:
+    """What was tried and what came of it."""
+    warmup = f" with {forecast.warmup} steps of warm-up" if forecast.warmup else ""
+    return f"{forecast.optimizer} at {figure(forecast.lr)}{warmup}: {forecast.reason}."
+
+
+def evidence(forecast: Forecast) -> tuple[Measurement, ...]:
+    """The forecast's rows of the table that a judgement rests on."""
+    wanted = ("forecast/loss", "forecast/diversity", "forecast/unigram-entropy", "forecast/coherence")
+    return tuple(m for m in forecast_measurements(forecast) if m.quantity in wanted and m.measured)

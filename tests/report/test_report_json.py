@@ -1,0 +1,93 @@
+"""A report as JSON: strict, in the schema, with the keys of the design, whatever the figures are."""
+
+import json
+import math
+from dataclasses import replace
+
+import jsonschema
+import pytest
+from handmade_reports import report
+
+from normscope.anatomy import Anatomy
+from normscope.probes import Measurement, Measurements
+from normscope.report import Report
+from normscope.report.schema import schema
+
+KEYS = [
+    "schema",
+    "model",
+    "input",
+    "seed",
+    "device",
+    "versions",
+    "anatomy",
+    "measurements",
+    "forecast",
+    "findings",
+    "verdict",
+    "cost",
+]
+
+
+def refuse(token: str) -> None:
+    raise AssertionError(f"{token} is not JSON")
+
+
+def parsed(one: Report) -> dict:
+    return json.loads(one.to_json(), parse_constant=refuse)
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        report(),
+        report(1),
+        report(findings=()),
+        replace(report(), anatomy=Anatomy((), ("nothing",)), measurements=Measurements(), forecast=None),
+    ],
+    ids=["full", "one-block", "healthy", "nothing-read"],
+)
+def test_json_is_strict_and_in_the_schema(one: Report) -> None:
+    data = parsed(one)
+    jsonschema.Draft202012Validator.check_schema(schema())
+    jsonschema.validate(data, schema())
+    assert list(data) == KEYS
+    assert data == json.loads(json.dumps(one.to_dict()))
+
+
+def test_the_schema_refuses_what_is_not_a_report() -> None:
+    for change in ({"verdict": "fine"}, {"extra": 1}, {"seed": "0"}, {"schema": "normscope.report/2"}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(parsed(report()) | change, schema())
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_a_word_that_float_reads_back(value: float) -> None:
+    rows = Measurements(
+        [Measurement("stream/rms", "layers.0", value), Measurement("stream/rms", "", (value,))]
+    )
+    data = parsed(replace(report(), measurements=rows))
+    jsonschema.validate(data, schema())
+    first, second = (row["value"] for row in data["measurements"])
+    assert str(float(first)) == str(float(second[0])) == str(value)
+
+
+def test_not_measured_is_null_and_says_why() -> None:
+    row = next(r for r in parsed(report())["measurements"] if r["quantity"] == "jacobian/rank")
+    assert row["value"] is None
+    assert row["how"] == "not measured: too large"
+
+
+def test_findings_and_notes_are_there() -> None:
+    data = parsed(report())
+    assert data["verdict"] == "will fail"
+    assert data["input"] == "4 × 64 byte ids; a single batch is repeated"
+    assert [(f["code"], f["severity"]) for f in data["findings"]] == [("NS202", "error"), ("NS504", "note")]
+    assert data["findings"][0]["evidence"][0]["value"] == "-inf"
+
+
+def test_assert_healthy_names_what_is_wrong_and_passes_notes() -> None:
+    with pytest.raises(AssertionError, match="NS202 tokens-collapse: Gone: 1e-9") as raised:
+        report().assert_healthy()
+    assert "NS504" not in str(raised.value)
+    report(findings=report().findings[1:]).assert_healthy()

@@ -1,0 +1,113 @@
+"""What a person reads: verdict first, within the width, text that stays text, no colour in a pipe."""
+
+import io
+
+import pytest
+from handmade_reports import report
+from rich.console import Console
+
+from normscope.probes import Measurements
+from normscope.report import print_markdown, print_report, text_report
+from normscope.report.blocks import MOST_ROWS, folded
+from normscope.report.sites import compress, shorten
+
+
+@pytest.mark.parametrize("width", [80, 140])
+@pytest.mark.parametrize("depth", [1, 12, 96])
+def test_it_fits_and_starts_with_the_verdict(depth: int, width: int) -> None:
+    lines = text_report(report(depth), width).splitlines()
+    assert lines[0] == "will fail  hf:gpt2"
+    assert max(map(len, lines)) <= width
+    assert all(line == line.rstrip() for line in lines)
+    assert len(lines) < 50
+    order = [
+        next(i for i, line in enumerate(lines) if word in line) for word in ("NS202", "NS504", "layers.0 ")
+    ]
+    assert order == sorted(order)
+
+
+def test_the_table_has_a_line_a_block_and_folds_a_deep_stack() -> None:
+    shown = text_report(report(MOST_ROWS), 80)
+    assert all(f"layers.{i} " in shown for i in range(MOST_ROWS))
+    deep = text_report(report(96), 80)
+    assert "⋮ 84 more" in deep
+    assert "layers.5 " in deep
+    assert "layers.90 " in deep
+    assert "layers.6 " not in deep
+
+
+@pytest.mark.parametrize("depth", [1, MOST_ROWS, MOST_ROWS + 1, 96])
+def test_folding_loses_no_block(depth: int) -> None:
+    items = list(folded(report(depth).anatomy.blocks))
+    assert sum(item if isinstance(item, int) else 1 for item in items) == depth
+
+
+def test_figures_of_a_block() -> None:
+    line = next(line for line in text_report(report(), 80).splitlines() if line.startswith("layers.1 "))
+    assert line.split() == ["layers.1", "pre", "0.12", "0.12", "0.617", "0.45", "0.0016", "1.25"]
+
+
+def test_what_was_not_measured_is_a_dash() -> None:
+    from dataclasses import replace
+
+    shown = text_report(replace(report(2), measurements=Measurements()), 80)
+    line = next(line for line in shown.splitlines() if line.startswith("layers.1 "))
+    assert line.split() == ["layers.1", "pre", "–", "–", "–", "–", "–", "–"]
+
+
+def test_trial_cost_and_notes_are_said() -> None:
+    shown = text_report(report(), 140)
+    assert "adam at 0.001, 20 steps → collapses; loss 5.5 → 5 (unigram entropy 3.31)" in shown
+    assert "a single batch is repeated" in shown
+    assert "0.2 s (signal 0.2)" in shown
+
+
+def test_markup_in_a_name_stays_text() -> None:
+    name = "[bold red]evil[/] [link=x]"
+    assert name in text_report(report(model=name), 80)
+
+
+def test_no_colour_in_a_pipe_and_colour_on_a_terminal() -> None:
+    pipe, terminal = io.StringIO(), io.StringIO()
+    print_report(report(), Console(file=pipe, width=80))
+    print_report(report(), Console(file=terminal, width=80, force_terminal=True, color_system="standard"))
+    assert "\x1b" not in pipe.getvalue()
+    assert "\x1b[1;31mwill fail" in terminal.getvalue()
+
+
+def test_markdown_in_a_pipe_is_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    print_markdown("# NS101 post-ln-deep\n")
+    assert capsys.readouterr().out == "# NS101 post-ln-deep\n"
+
+
+@pytest.mark.parametrize(
+    ("sites", "expected"),
+    [
+        ([], ""),
+        (["head"], "head"),
+        (["layers.3", "layers.4", "layers.5"], "layers.3…layers.5"),
+        (["layers.9", "layers.10", "layers.12"], "layers.9…layers.10, layers.12"),
+        (
+            ["h.0.attn", "h.0.mlp", "h.1.attn", "h.1.mlp"],
+            "h.0.attn…h.1.attn, h.0.mlp…h.1.mlp",
+        ),
+        (
+            ["e.block.0.layer.0", "e.block.1.layer.0", "e.block.2.layer.0"],
+            "e.block.0.layer.0…e.block.2.layer.0",
+        ),
+        (
+            ["stage.0.b.0", "stage.0.b.1", "stage.0.b.2", "stage.1.b.0"],
+            "stage.0.b.0…stage.0.b.2, stage.1.b.0",
+        ),
+        (["albert.layer@1", "albert.layer@2", "albert.layer@3"], "albert.layer@1…albert.layer@3"),
+        (["a", "b", "c", "d", "e", "f"], "a, b, c, d and 2 more"),
+        (["x.1", "x.1"], "x.1"),
+    ],
+)
+def test_sites_in_few_words(sites: list[str], expected: str) -> None:
+    assert compress(sites) == expected
+
+
+def test_a_long_name_keeps_its_end() -> None:
+    assert shorten("model.language.layers.11", 10) == "…layers.11"
+    assert shorten("layers.11", 10) == "layers.11"

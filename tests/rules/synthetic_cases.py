@@ -1,0 +1,257 @@
+"""For every rule a table just beyond its threshold and one just inside: `PAIRS[code]`."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from normscope.anatomy import Anatomy, Block, Branch, Norm, Site, Stack
+from normscope.probes import Forecast, ForecastStep, Measurement, Measurements
+from normscope.rules import Case, Context, Severity, gradient, jacobian, precision, signal, structure
+
+SITE = Site("", 0, "aten.add.Tensor", 0)
+FINAL = Norm("layernorm", "norm", SITE, SITE, 1e-5, "norm.weight")
+OVER, UNDER = 1.01, 0.99
+E, W, N = Severity.ERROR, Severity.WARNING, Severity.NOTE
+
+
+def branch(path: str, kind: str = "attention", placement: str = "pre", **more: Any) -> Branch:
+    fields = {"norm": "layernorm", "call": 0, "join": "add", "stream_scale": None, "branch_scale": None}
+    fields |= {"scheme": None, "entry": SITE, "output": SITE, "sum": SITE} | more
+    return Branch(kind=kind, placement=placement, path=path, **fields)  # type: ignore[arg-type]
+
+
+def block(path: str, placement: str = "pre", **more: Any) -> Block:
+    attention = branch(f"{path}.attn", "attention", placement, **more)
+    return Block(path, 0, (attention, branch(f"{path}.mlp", "feed-forward", placement, **more)), SITE, SITE)
+
+
+def anatomy(depth: int = 12, placement: str = "pre", final: bool = True, **more: Any) -> Anatomy:
+    blocks = tuple(block(f"layers.{i}", placement, **more) for i in range(depth))
+    return Anatomy((Stack("layers", blocks, FINAL if final else None, SITE),))
+
+
+READING = anatomy()
+
+
+def case(
+    *figures: tuple[str, str, float],
+    reading: Anatomy = READING,
+    forecast: Forecast | None = None,
+    dtype: str = "float32",
+) -> Case:
+    table = Measurements(Measurement(quantity, site, value) for quantity, site, value in figures)
+    return Case(reading, table, forecast, Context(dtype=dtype))
+
+
+def trial(outcome: str, **more: Any) -> Forecast:
+    curve = (
+        ForecastStep(0, None, 5.5, {"layers": 0.9}),
+        ForecastStep(20, 3.3, 3.3, {"layers": 9e-10}, coherence=0.01, update_ratio=0.1),
+    )
+    made = Forecast("trains", "its reason", "adam", 1e-3, 0, 20, 3.31, curve)
+    return replace(made, outcome=outcome, **more)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """`beyond` raises the finding with this severity, `inside` raises it not at all."""
+
+    what: str
+    severity: Severity
+    beyond: Case
+    inside: Case
+
+
+def everywhere(quantity: str, value: float, count: int = 12) -> list[tuple[str, str, float]]:
+    return [(quantity, f"layers.{i}.attn", value) for i in range(count)]
+
+
+def half_depth(factor: float) -> Case:
+    return case(("stream/rms", "layers.5", 2.0), ("stream/rms", "layers.11", 2.0 * factor))
+
+
+def ends(first: float, last: float = 1.0, rms: float = 2.0) -> Case:
+    figures = [("gradient/stream", "layers.0", first), ("gradient/stream", "layers.11", last)]
+    return case(*figures, ("stream/rms", "layers.0", rms), ("stream/rms", "layers.11", rms))
+
+
+def starved(ratio: float, count: int = 12) -> Case:
+    figures = [("gradient/v", f"layers.{i}.attn", 3.0) for i in range(12)]
+    for role in "qk":
+        figures += [
+            (f"gradient/{role}", f"layers.{i}.attn", 3.0 * (ratio if i < count else 1)) for i in range(12)
+        ]
+    return case(*figures)
+
+
+def declining(below: float, above: float) -> Case:
+    figures = [("branch/update-ratio", f"layers.{i}.attn", below if i < 6 else above) for i in range(12)]
+    return case(*figures)
+
+
+def gain(decades: float) -> Case:
+    rms = [("stream/rms", "layers.input", 0.02), ("stream/rms", "layers.11", 2.0)]
+    return case(("jacobian/contraction", "layers", decades + 2.0), *rms)  # the stream itself grows 10² times
+
+
+def dead(trainable: float, count: int = 1) -> Case:
+    sites = [f"layers.{i}.{name}" for i in range(12) for name in ("attn", "mlp")][:count]
+    return case(
+        *(row for s in sites for row in (("branch/zero-output", s, 1.0), ("branch/trainable", s, trainable)))
+    )
+
+
+def headroom(bits: float, dtype: str = "float32") -> Case:
+    quantity = "precision/float16-headroom"
+    return case((quantity, "", bits), (quantity, "layers.7", bits), dtype=dtype)
+
+
+def share(quantity: str, value: float, dtype: str = "float32") -> Case:
+    return case((quantity, "", value), (quantity, "layers.3", value), dtype=dtype)
+
+
+def norms(quantity: str, value: float, count: int = 12, dtype: str = "float32") -> Case:
+    return case(
+        *((quantity, f"layers.{i}.norm", value if i < count else 1e-5) for i in range(12)), dtype=dtype
+    )
+
+
+def copies(value: float) -> Case:
+    return case(*(("weights/identical", f"layers.{i}", value) for i in range(1, 12)))
+
+
+def updates(depth: int, ratio: float) -> Case:
+    figures = [("branch/update-ratio", f"layers.{i}.attn", ratio) for i in range(depth)]
+    return case(*figures, reading=anatomy(depth, "post"))
+
+
+TRAINS = case(forecast=trial("trains"))
+DEEP = structure.POST_LN_WARNING
+FLUSHED, COSINE = "precision/float16-flushed", "precision/bfloat16-cosine"
+EPS, MEDIAN = "precision/eps", "precision/eps-ratio-median"
+
+PAIRS: dict[str, list[Pair]] = {
+    "NS101": [
+        Pair(
+            "depth of a note",
+            N,
+            updates(structure.POST_LN_NOTE, 1.0),
+            updates(structure.POST_LN_NOTE - 1, 1.0),
+        ),
+        Pair("depth of a warning", W, updates(DEEP, 1.0), case(reading=anatomy(DEEP, "pre"))),
+        Pair(
+            "scaled skip",
+            W,
+            case(reading=anatomy(DEEP, "post", stream_scale=1.0)),
+            case(reading=anatomy(DEEP, "post", stream_scale=2.2)),
+        ),
+        Pair(
+            "learnt scale",
+            W,
+            case(reading=anatomy(DEEP, "post")),
+            case(reading=anatomy(DEEP, "post", stream_scale="learnt")),
+        ),
+        Pair(
+            "scheme",
+            W,
+            case(reading=anatomy(DEEP, "post")),
+            case(reading=anatomy(DEEP, "post", scheme="b2t")),
+        ),
+        Pair("small start is a note", N, updates(DEEP, structure.SMALL_UPDATE * UNDER), case()),
+        Pair("large start is a warning", W, updates(DEEP, structure.SMALL_UPDATE * OVER), case()),
+    ],
+    "NS102": [
+        Pair("pre", W, case(reading=anatomy(final=False)), case()),
+        Pair(
+            "post ends in a norm",
+            W,
+            case(reading=anatomy(4, "peri", final=False)),
+            case(reading=anatomy(4, "post", final=False)),
+        ),
+    ],
+    "NS103": [Pair("copies", W, copies(1.0), copies(0.0))],
+    "NS104": [
+        Pair("a part", N, case(reading=replace(READING, unread=("an opaque op",))), case()),
+        Pair("all", W, case(reading=Anatomy((), ("no adds",))), case()),
+    ],
+    "NS201": [Pair("growth", W, half_depth(signal.GROWTH * OVER), half_depth(signal.GROWTH * UNDER))],
+    "NS202": [
+        Pair("trial", E, case(forecast=trial("collapses")), TRAINS),
+        Pair(
+            "initialisation",
+            W,
+            case(
+                ("stream/diversity", "layers.input", 0.5),
+                ("stream/diversity", "layers.hidden", 0.5 * signal.UNIFORM * UNDER),
+            ),
+            case(
+                ("stream/diversity", "layers.input", 0.5),
+                ("stream/diversity", "layers.hidden", 0.5 * signal.UNIFORM * OVER),
+            ),
+        ),
+    ],
+    "NS203": [Pair("one", W, dead(0.0), dead(1.0)), Pair("all", E, dead(0.0, 24), dead(1.0, 24))],
+    "NS204": [
+        Pair("level", W, declining(0.5, signal.DECLINE * UNDER), declining(0.5, signal.DECLINE * OVER)),
+        Pair(
+            "small everywhere",
+            W,
+            declining(0.01, 0.01 * signal.DECLINE_FALL * UNDER),
+            declining(0.01, 0.01 * signal.DECLINE_FALL * OVER),
+        ),
+    ],
+    "NS205": [
+        Pair(
+            "all",
+            W,
+            case(*everywhere("attention/entropy", signal.ENTROPY * UNDER)),
+            case(*everywhere("attention/entropy", signal.ENTROPY * OVER)),
+        ),
+        Pair(
+            "one of many",
+            N,
+            case(*everywhere("attention/entropy", 0.9), ("attention/entropy", "x", signal.ENTROPY * UNDER)),
+            case(*everywhere("attention/entropy", 0.9)),
+        ),
+    ],
+    "NS301": [Pair("ends", W, ends(UNDER / gradient.SPREAD), ends(OVER / gradient.SPREAD))],
+    "NS302": [Pair("ends", W, ends(OVER * gradient.SPREAD), ends(UNDER * gradient.SPREAD))],
+    "NS303": [
+        Pair("all", W, starved(gradient.STARVED * UNDER), starved(gradient.STARVED * OVER)),
+        Pair("few", N, starved(gradient.STARVED * UNDER, 5), starved(gradient.STARVED * OVER, 5)),
+    ],
+    "NS401": [
+        Pair("contraction", W, gain(-jacobian.DECADES * OVER), gain(-jacobian.DECADES * UNDER)),
+        Pair("expansion", W, gain(jacobian.DECADES * OVER), gain(jacobian.DECADES * UNDER)),
+    ],
+    "NS501": [
+        Pair(
+            "near",
+            N,
+            headroom(precision.HEADROOM_BITS * UNDER),
+            headroom(precision.HEADROOM_BITS * OVER),
+        ),
+        Pair("near, in float16", W, headroom(1.0, "float16"), headroom(precision.HEADROOM_BITS, "float16")),
+        Pair("over", W, headroom(-0.01), headroom(precision.HEADROOM_BITS)),
+        Pair("over, in float16", E, headroom(-0.01, "float16"), headroom(precision.HEADROOM_BITS, "float16")),
+    ],
+    "NS502": [
+        Pair("share", N, share(FLUSHED, precision.FLUSHED * OVER), share(FLUSHED, precision.FLUSHED * UNDER)),
+        Pair("in float16", W, share(FLUSHED, 0.9, "float16"), share(FLUSHED, 0.0, "float16")),
+    ],
+    "NS503": [
+        Pair("cosine", N, share(COSINE, precision.COSINE * UNDER), share(COSINE, precision.COSINE * OVER)),
+        Pair("in bfloat16", W, share(COSINE, 0.1, "bfloat16"), share(COSINE, 1.0, "bfloat16")),
+    ],
+    "NS504": [
+        Pair("float32", N, norms(EPS, precision.TINY_EPS * UNDER), norms(EPS, precision.TINY_EPS * OVER)),
+        Pair("float16", W, norms(EPS, 1e-12, dtype="float16"), norms(EPS, 1e-5, dtype="float16")),
+    ],
+    "NS505": [
+        Pair("all", W, norms(MEDIAN, precision.LARGE_EPS * OVER), norms(MEDIAN, precision.LARGE_EPS * UNDER)),
+        Pair("few", N, norms(MEDIAN, precision.LARGE_EPS * OVER, 5), norms(MEDIAN, 0.0)),
+    ],
+    "NS506": [Pair("born", E, case(("precision/non-finite", "layers.4.mlp", 1.0)), case())],
+    "NS601": [Pair("outcome", E, case(forecast=trial("plateau")), TRAINS)],
+    "NS602": [Pair("outcome", W, case(forecast=trial("needs-warmup")), TRAINS)],
+    "NS603": [Pair("outcome", E, case(forecast=trial("diverges")), TRAINS)],
+}

@@ -1,0 +1,58 @@
+"""Codes as users type them, and the page that is written from the table."""
+
+from pathlib import Path
+
+import pytest
+
+from normscope.errors import UsageError
+from normscope.rules import RULES, Finding, Severity, explain, matches, parse_codes
+from normscope.rules.pages import page
+
+PAGE = Path(__file__).parents[2] / "docs" / "findings.md"
+FINDING = Finding("NS202", "tokens-collapse", Severity.ERROR, (), "")
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=list(RULES))
+def test_code_and_name_explain_the_same_in_any_case(rule) -> None:
+    assert explain(rule.code) == explain(rule.name.upper()) == explain(f" {rule.code.lower()} ")
+    assert explain(rule.code).startswith(f"# {rule.code} {rule.name}\n")
+
+
+@pytest.mark.parametrize(
+    ("typed", "nearest"),
+    [
+        ("NS20", "NS20"),
+        ("token-colapse", "NS202 (tokens-collapse)"),
+        ("needs_warmup", "NS602 (needs-warmup)"),
+    ],
+)
+def test_an_unknown_code_gets_the_nearest_one(typed: str, nearest: str) -> None:
+    with pytest.raises(UsageError, match="the nearest is") as error:
+        explain(typed)
+    assert nearest in str(error.value)
+
+
+def test_nonsense_gets_the_page() -> None:
+    with pytest.raises(UsageError, match=r"docs/findings\.md"):
+        explain("%%%")
+
+
+@pytest.mark.parametrize("code", ["NS202", "ns202", "NS2", "NS", "tokens-collapse", "TOKENS-COLLAPSE"])
+def test_codes_prefixes_and_names_match(code: str) -> None:
+    assert matches(FINDING, code)
+
+
+@pytest.mark.parametrize("code", ["NS201", "NS3", "tokens", "collapse", ""])
+def test_the_rest_does_not(code: str) -> None:
+    assert not matches(FINDING, code)
+
+
+def test_codes_are_parsed_and_a_typo_is_named() -> None:
+    assert parse_codes("NS101, NS5,post-ln-deep,") == ("NS101", "NS5", "post-ln-deep")
+    assert parse_codes("") == ()
+    with pytest.raises(UsageError, match=r"'NS9'.*the nearest is"):
+        parse_codes("NS101,NS9")
+
+
+def test_the_page_is_in_step_with_the_table() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m normscope.rules > docs/findings.md"

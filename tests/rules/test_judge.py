@@ -1,0 +1,82 @@
+"""Order, verdict, and a broken model: one finding and no flood."""
+
+import math
+from itertools import chain
+
+import pytest
+from synthetic_cases import PAIRS, READING, anatomy, case, trial
+
+from normscope.anatomy import Anatomy
+from normscope.probes import Measurement, Measurements
+from normscope.rules import Case, Context, Finding, Severity, judge, verdict
+
+
+def judged(one: Case) -> list[Finding]:
+    return judge(one.anatomy, one.table, one.forecast, one.context)
+
+
+@pytest.mark.parametrize(
+    ("severities", "expected"),
+    [
+        ((), "healthy"),
+        (("note", "note"), "healthy"),
+        (("note", "warning"), "at risk"),
+        (("note", "warning", "error"), "will fail"),
+    ],
+)
+def test_the_worst_finding_makes_the_verdict(severities: tuple[str, ...], expected: str) -> None:
+    findings = [Finding("NS999", "x", Severity(s), (), "") for s in severities]
+    assert verdict(findings) == expected
+
+
+def test_findings_come_by_severity_then_depth_then_code() -> None:
+    one = case(
+        ("stream/rms", "layers.5", 1.0),
+        ("stream/rms", "layers.11", 100.0),
+        ("branch/zero-output", "layers.2.mlp", 1.0),
+        ("branch/trainable", "layers.2.mlp", 0.0),
+        ("precision/eps", "layers.0.norm", 1e-12),
+        reading=anatomy(final=False),
+        forecast=trial("collapses"),
+    )
+    found = [(f.severity.value, f.code) for f in judged(one)]
+    assert found == [
+        ("error", "NS202"),
+        ("warning", "NS203"),
+        ("warning", "NS201"),
+        ("warning", "NS102"),
+        ("note", "NS504"),
+    ]
+
+
+def test_sites_come_in_the_order_of_depth() -> None:
+    sites = ["layers.10.attn", "layers.9.attn", "layers.2.attn"]
+    (finding,) = judged(case(*(("attention/entropy", site, 0.0) for site in sites)))
+    assert finding.sites == ("layers.2.attn", "layers.9.attn", "layers.10.attn")
+
+
+def test_nothing_measured_and_nothing_tried_is_no_finding() -> None:
+    assert judge(READING, Measurements(), None, Context()) == []
+
+
+def test_a_row_that_was_not_measured_silences_its_rule() -> None:
+    table = Measurements([Measurement("attention/entropy", "layers.0.attn", None, how="not measured: x")])
+    assert judge(READING, table, None, Context()) == []
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_broken_model_gives_its_birth_and_no_flood(value: float) -> None:
+    pairs = chain.from_iterable(PAIRS.values())
+    rows = {(m.quantity, m.site) for pair in pairs for m in pair.beyond.table}
+    table = Measurements(Measurement(quantity, site, value) for quantity, site in sorted(rows))
+    broken = Measurement("precision/non-finite", "layers.4.mlp", 1.0, how="exact; NaN born in aten.div")
+    table = Measurements([broken, *(m for m in table if m.quantity != "precision/non-finite")])
+    found = judge(READING, table, trial("diverges", reason="the loss is not finite"), Context())
+    assert [(f.code, f.severity, f.sites) for f in found] == [("NS506", Severity.ERROR, ("layers.4.mlp",))]
+    assert "NaN born in aten.div" in found[0].message
+    assert verdict(found) == "will fail"
+
+
+def test_an_empty_reading_is_judged_too() -> None:
+    found = judge(Anatomy((), ("no residual adds",)), Measurements(), trial("collapses"), Context())
+    assert [f.code for f in found] == ["NS202", "NS104"]
