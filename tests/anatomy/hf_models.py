@@ -280,7 +280,7 @@ CAUSAL = [
     ),
     *_same("mixtral gpt_oss minimax_m2", MIXTURE, pre("rmsnorm")),
     _text("phimoe", MIXTURE, pre()),
-    *_same("qwen2_moe qwen3_moe olmoe flex_olmo", EXPERTS, pre("rmsnorm")),
+    *_same("qwen2_moe qwen3_moe olmoe", EXPERTS, pre("rmsnorm")),
     *_same("deepseek_v2 deepseek_v3", DEEPSEEK, pre("rmsnorm")),
     # residual + hidden * residual_multiplier
     _text(
@@ -293,6 +293,7 @@ CAUSAL = [
     ),
     *_same("gemma2 gemma3_text glm4 afmoe", {**LLAMA, "sliding_window": 8}, placed("peri", "rmsnorm")),
     *_same("olmo2 olmo3 exaone4", {**LLAMA, "sliding_window": 8}, placed("res-post", "rmsnorm")),
+    _text("flex_olmo", EXPERTS, placed("res-post", "rmsnorm")),
     # attn_sub_norm before o_proj, ffn_sub_norm before down_proj
     _text("bitnet", LLAMA, pre("rmsnorm"), scheme="sub-ln"),
     # input_residual * x + F(norm(x)), the factor a parameter
@@ -467,7 +468,9 @@ SEQ2SEQ = [
 VISION = [
     *_same("vit deit vit_msn", VIT, pre(), inputs="image"),
     _text("ijepa", VIT, pre(), inputs="image"),
-    *_same("siglip_vision_model clip_vision_model", VIT, pre(), inputs="image"),
+    _text("clip_vision_model", VIT, pre(), inputs="image"),
+    # the pooling head has a residual of its own after the last norm; whether it is mentioned is left open
+    _text("siglip_vision_model", VIT, pre(), inputs="image", unread=None),
     *_same("dinov2 dinov2_with_registers", VIT, pre(join="learnt", branch_scale="learnt"), inputs="image"),
     *_same("beit data2vec-vision", VIT, pre(join="learnt", branch_scale="learnt"), inputs="image"),
     _text("swin", SWIN, pre(n=4), inputs="image"),
