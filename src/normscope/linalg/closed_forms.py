@@ -3,12 +3,12 @@
     LayerNorm   y = γ ⊙ (z − μ)/s + β,  s = √(var + ε):   J = diag(γ) (1/s) (I − 11ᵀ/d − ẑẑᵀ/d)
     RMSNorm     y = γ ⊙ z/s + β,        s = √(ms + ε):    J = diag(γ) (1/s) (I − ẑẑᵀ/d)
 
-with ẑ the normalised input before γ. The direction 1 is exactly null; ẑ keeps the gain ε/(var + ε)^{3/2}, which is
-null only while var ≫ ε. γ multiplies from the left: the right kernel does not see it, the left kernel does. Gradients
-travel by Jᵀ, so what training loses is the *left* kernel.
+with ẑ the normalised input before γ. The direction 1 is exactly null; ẑ keeps the gain ε/(var + ε)^{3/2},
+null only while var ≫ ε. γ multiplies from the left: the right kernel does not see it, the left kernel does.
+Gradients travel by Jᵀ, so what training loses is the *left* kernel.
 
-Shapes: d features last; leading axes (…) are tokens. Source: Xu et al. 2019 (arXiv 1911.07013) for the backward; the
-left kernel by hand, and every function here against autograd in the tests.
+Shapes: d features last; leading axes (…) are tokens. Source: Xu et al. 2019 (arXiv 1911.07013) for the
+backward; the left kernel by hand; every function here is held against autograd in the tests.
 """
 
 import torch
@@ -18,13 +18,70 @@ KERNEL_GAIN = 0.1
 """ẑ counts as a kernel direction where its gain is at most this share of the gain 1/s of other directions."""
 
 
+def layer_norm_jacobian(z: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """J (…, d, d) of LayerNorm at z (…, d): diag(γ) (1/s) (I − 11ᵀ/d − ẑẑᵀ/d), s = √(var + ε)."""
+    return _jacobian(z, weight, eps, centred=True)
+
+
+def rms_norm_jacobian(z: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """J (…, d, d) of RMSNorm at z (…, d): diag(γ) (1/s) (I − ẑẑᵀ/d), s = √(mean z² + ε)."""
+    return _jacobian(z, weight, eps, centred=False)
+
+
+def norm_singular_values(z: Tensor, eps: float, centred: bool) -> Tensor:
+    """Singular values (…, d), descending, of a norm's Jacobian at z (…, d) where γ is 1.
+
+    1/s for all directions but: 0 for 1 (LayerNorm), and ε/s³ for ẑ, or 1/s again where the token has no ẑ (z
+    is constant). With a γ there is no closed form: take the SVD of the matrix.
+    """
+    normalised, s = normalise(z, eps, centred)
+    values = (1 / s).expand(z.shape).clone()
+    values[..., -1:] = (1 - normalised.square().mean(-1, keepdim=True)) / s
+    if centred:
+        values[..., -2:] = torch.cat((values[..., -1:], torch.zeros_like(s)), -1)
+    return values
+
+
+def right_kernel(normalised: Tensor, centred: bool, tolerance: float = KERNEL_GAIN) -> Tensor:
+    """Orthonormal basis (…, d, 2) of {v : Jv = 0}: span{1, ẑ} (LayerNorm) or span{ẑ} (RMSNorm); γ is not in
+    it.
+
+    Zeros in γ widen the kernel beyond this. Columns are zero where a direction is not null; see
+    `left_kernel`.
+    """
+    return left_kernel(normalised, None, centred, tolerance)[0]
+
+
+def weyl_lower_bound(branch_norm: float, stream_scale: float = 1.0) -> float:
+    """|α| − ‖A‖ ≤ σ_min(α·I + A) (Weyl): positive says that the block cannot lose a direction."""
+    return abs(stream_scale) - branch_norm
+
+
+def normalise(z: Tensor, eps: float, centred: bool) -> tuple[Tensor, Tensor]:
+    """ẑ (…, d) and s (…, 1) of z (…, d): what LayerNorm (centred) or RMSNorm makes of it before γ."""
+    middle = z - z.mean(-1, keepdim=True) if centred else z
+    s = torch.sqrt(middle.square().mean(-1, keepdim=True) + eps)
+    return middle / s, s
+
+
+def _jacobian(z: Tensor, weight: Tensor | None, eps: float, *, centred: bool) -> Tensor:
+    d = z.shape[-1]
+    normalised, s = normalise(z, eps, centred)
+    projected = (
+        torch.eye(d, dtype=z.dtype, device=z.device) - normalised.unsqueeze(-1) * normalised.unsqueeze(-2) / d
+    )
+    projected = projected - 1 / d if centred else projected
+    gamma = torch.ones(d, dtype=z.dtype, device=z.device) if weight is None else weight
+    return gamma.unsqueeze(-1) * projected / s.unsqueeze(-1)
+
+
 def left_kernel(
     normalised: Tensor, weight: Tensor | None, centred: bool, tolerance: float = KERNEL_GAIN
 ) -> tuple[Tensor, Tensor]:
     """Orthonormal basis of the left kernel {u : Jᵀu = 0} of a norm, token by token.
 
-    Without zeros in γ this is γ⁻¹ ⊙ span{1, ẑ} (LayerNorm) or γ⁻¹ ⊙ span{ẑ} (RMSNorm). Where γ has zeros, their
-    coordinates e_i are in the kernel, and of γ⁻¹ ⊙ span{1, ẑ} only what vanishes there stays.
+    Without zeros in γ this is γ⁻¹ ⊙ span{1, ẑ} (LayerNorm) or γ⁻¹ ⊙ span{ẑ} (RMSNorm). Where γ has zeros,
+    their coordinates e_i are in the kernel, and of γ⁻¹ ⊙ span{1, ẑ} only what vanishes there stays.
 
     Args:
         normalised: ẑ (…, d): the norm's output before γ and β, of mean square ms/(ms + ε).
@@ -33,8 +90,8 @@ def left_kernel(
         tolerance: ẑ is left out of the kernel at tokens where its relative gain ε/(var + ε) is above this.
 
     Returns:
-        basis (…, d, 2), orthonormal columns or zero columns where the kernel is smaller, zero at the zeros of γ; and
-        zeros (d,), True where γ is zero: the e_i of those complete the kernel. Both in float64 and bool.
+        basis (…, d, 2), float64: orthonormal columns, or zero columns where the kernel is smaller; zero at
+        the zeros of γ. And zeros (d,), bool, True where γ is zero: the e_i of those complete the kernel.
     """
     z = normalised.detach().double()
     d = z.shape[-1]
@@ -67,7 +124,7 @@ def left_kernel_share(
         normalised, weight, centred, tolerance: as in `left_kernel`.
 
     Returns:
-        0-dim float64 tensor in [0, 1], over all tokens; nan where the gradient is zero (there is no share of nothing).
+        0-dim float64 tensor in [0, 1], over all tokens; nan where the gradient is zero: a share of nothing.
     """
     g = gradient.detach().double()
     g = g / g.abs().max()  # squares of small gradients would underflow

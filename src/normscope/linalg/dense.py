@@ -1,0 +1,55 @@
+"""The whole Jacobian as a matrix, for maps that are small; and ranks with their tolerance."""
+
+from math import inf
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from normscope.linalg.operator import JacobianOperator
+
+
+def dense(op: JacobianOperator, *, rows: Tensor | None = None, chunk: int = 64) -> Tensor:
+    """J [m, n], or some rows of it [r, n], by batched VJPs. Costs one product a row.
+
+    Args:
+        op: the operator.
+        rows: indices of outputs (r,), default all.
+        chunk: VJPs that run at once; memory grows with it.
+
+    Raises:
+        TangentError: as the operator's products do.
+    """
+    m, _ = op.shape
+    rows = torch.arange(m, device=op.device) if rows is None else rows.to(op.device)
+    parts = []
+    for some in rows.split(chunk):
+        cotangents = torch.zeros(len(some), m, dtype=op.dtype, device=op.device)
+        cotangents[torch.arange(len(some), device=op.device), some] = 1
+        parts.append(op.rmatmat(cotangents))
+    return torch.cat(parts)
+
+
+def singular_values(matrix: Tensor) -> np.ndarray:
+    """Singular values (min(m, n),), descending, by a float64 SVD."""
+    return torch.linalg.svdvals(matrix.detach().cpu().double()).numpy()
+
+
+def numerical_rank(singular_values: np.ndarray, tol: float) -> tuple[int, float]:
+    """Rank at a relative tolerance, and the gap that justifies it.
+
+    Args:
+        singular_values: descending, non-negative.
+        tol: those above tol · σ₁ count.
+
+    Returns:
+        rank r, and σ_r / σ_{r+1}: large where the rank is plain, near 1 where the tolerance cuts a
+        continuum; inf for a full rank, for a zero map, and where σ_{r+1} is exactly zero.
+    """
+    values = np.asarray(singular_values, dtype=float)
+    if not len(values) or values[0] == 0:
+        return 0, inf
+    rank = int((values > tol * values[0]).sum())
+    if rank in (0, len(values)) or values[rank] == 0:
+        return rank, inf
+    return rank, float(values[rank - 1] / values[rank])
