@@ -17,7 +17,10 @@ def branch(
     path: str, kind: str, placement: str, call: int = 0, entry: Site | None = None, **other: Any
 ) -> Branch:
     """A branch whose norms stand where `placement` says."""
-    site = lambda op: Site(path, call, op, 0)  # noqa: E731
+
+    def site(op: str) -> Site:
+        return Site(path, call, op, 0)
+
     entry, output, total = entry or site("entry"), site("out"), site("sum")
     before = Norm("layernorm", f"{path}.norm_in", entry, site("n1"), 1e-5, f"{path}.norm_in.weight")
     after = Norm("layernorm", f"{path}.norm_out", site("raw"), output, 1e-5, f"{path}.norm_out.weight")
@@ -29,8 +32,22 @@ def branch(
     roles = ("q", "k", "v", "o") if "attention" in kind else ("up", "down")
     projections = tuple(Projection(f"{path}.{r}.weight", (r,), site(r), 0) for r in roles)
     norm = "layernorm" if norms else "none"
-    return Branch(kind, placement, norm, path, call, fields["join"], fields["stream_scale"], fields["branch_scale"],
-                  fields["scheme"], entry, output, total, norms, projections)  # type: ignore[arg-type]  # fmt: skip
+    return Branch(
+        kind,
+        placement,
+        norm,
+        path,
+        call,
+        fields["join"],
+        fields["stream_scale"],
+        fields["branch_scale"],
+        fields["scheme"],
+        entry,
+        output,
+        total,
+        norms,
+        projections,
+    )  # type: ignore[arg-type]
 
 
 def stack(
@@ -50,7 +67,15 @@ def stack(
     for i in range(depth):
         path = f"{prefix}.{i}"
         entry, leave = Site(path, 0, "entry", 0), Site(path, 0, "exit", 0)
-        blocks.append(Block(path, 0, tuple(branch(f"{path}.{short[k]}", k, placement, **other) for k in kinds), entry, leave))  # fmt: skip
+        blocks.append(
+            Block(
+                path,
+                0,
+                tuple(branch(f"{path}.{short[k]}", k, placement, **other) for k in kinds),
+                entry,
+                leave,
+            )
+        )
     hidden = Site(prefix, 0, "hidden", 0)
     norm = Norm("layernorm", f"{prefix}.final_norm", hidden, hidden, 1e-5, None) if final else None
     return Stack(name, tuple(blocks), norm, hidden)
@@ -59,9 +84,12 @@ def stack(
 def measure(
     anatomy: Anatomy, *, decay: float = 1.0, collapse: float = 1.0, growth: float = 0.04
 ) -> list[Measurement]:
-    """Figures by depth: the gradient shrinks by `decay` a block towards the input, diversity by `collapse`."""
+    """Figures by depth: the gradient shrinks by `decay` a block on its way down, diversity by `collapse`."""
     dice = random.Random(0)
-    near = lambda x: x * math.exp(dice.gauss(0, 0.08))  # noqa: E731
+
+    def near(x: float) -> float:
+        return x * math.exp(dice.gauss(0, 0.08))
+
     rows = [
         Measurement("gradient/total", "", 2.31),
         Measurement("precision/float16-headroom", "", 12.8, "bits"),
@@ -145,12 +173,26 @@ def trial(*, fails: bool, names: tuple[str, ...] = ("decoder",), steps: int = 20
             )
         )
     reason = (
-        "After 20 Adam steps at 0.001 the tokens of the last hidden state are alike to 9e-10 and the loss stands at the unigram entropy."
+        (
+            "After 20 Adam steps at 0.001 the tokens of the last hidden "
+            "state are alike to 9e-10 and the loss stands at the unigram entropy."
+        )
         if fails
-        else "After 20 AdamW steps at 0.0003 the loss is 2.93, 0.37 nats under the unigram entropy, and tokens still differ (diversity 0.1)."
+        else (
+            "After 20 AdamW steps at 0.0003 the loss is 2.93, 0.37 "
+            "nats under the unigram entropy, and tokens still differ (diversity 0.1)."
+        )
     )
-    return Forecast("collapses" if fails else "trains", reason, "adam" if fails else "adamw",
-                    1e-3 if fails else 3e-4, 0, steps, 3.31, tuple(curve))  # fmt: skip
+    return Forecast(
+        "collapses" if fails else "trains",
+        reason,
+        "adam" if fails else "adamw",
+        1e-3 if fails else 3e-4,
+        0,
+        steps,
+        3.31,
+        tuple(curve),
+    )
 
 
 def report(anatomy: Anatomy, rows: list[Measurement], **other: Any) -> Any:
@@ -188,17 +230,60 @@ def collapse_findings(blocks: tuple[Block, ...]) -> tuple[Finding, ...]:
         Measurement("forecast/loss", "", (5.5, 3.4, 3.3), "nats"),
     )
     return (
-        Finding("NS202", "tokens-collapse", Severity.ERROR, (),
-                "After 20 Adam steps at 0.001 the tokens of the last hidden state are alike to 9e-10, and the loss stands at the unigram entropy: nothing is left to learn from.",
-                evidence, "diversity under 1e-8 while the loss is within 0.1 nats of the unigram entropy",
-                "measured: 33 cells, AUC .96 at step 20", "Put the norm before each branch (norm_first=True) and one after the last block, or lower the rate to 1e-4."),
-        Finding("NS101", "post-ln-deep", Severity.WARNING, sites,
-                f"All {len(sites)} blocks put the norm on the stream after the add (Post-LN) without a scale that would hold it up at this depth.",
-                (), "Post-LN deeper than 6 blocks without DeepNorm or Admin", "Xiong et al. 2020, arXiv:2002.04745", "Use Pre-LN, or DeepNorm's α and β."),
-        Finding("NS303", "qk-starved", Severity.WARNING, half,
-                "Query and key weights get 1/4000 of the gradient of the values.", (), "q/v under 1e-3", "Noci et al. 2022", "See NS202."),
-        Finding("NS504", "eps-small", Severity.NOTE, sites[-1:], "ε = 1e-12 guards nothing in half precision.", (), "", "", ""),
-    )  # fmt: skip
+        Finding(
+            "NS202",
+            "tokens-collapse",
+            Severity.ERROR,
+            (),
+            (
+                "After 20 Adam steps at 0.001 the tokens of the last hidden state are alike "
+                "to 9e-10, and the loss stands at the unigram entropy: nothing is left to learn from."
+            ),
+            evidence,
+            "diversity under 1e-8 while the loss is within 0.1 nats of the unigram entropy",
+            "measured: 33 cells, AUC .96 at step 20",
+            (
+                "Put the norm before each branch (norm_first=True) and one "
+                "after the last block, or lower the rate to 1e-4."
+            ),
+        ),
+        Finding(
+            "NS101",
+            "post-ln-deep",
+            Severity.WARNING,
+            sites,
+            (
+                f"All {len(sites)} blocks put the norm on the stream after the add "
+                "(Post-LN) without a scale that would hold it up at this depth."
+            ),
+            (),
+            "Post-LN deeper than 6 blocks without DeepNorm or Admin",
+            "Xiong et al. 2020, arXiv:2002.04745",
+            "Use Pre-LN, or DeepNorm's α and β.",
+        ),
+        Finding(
+            "NS303",
+            "qk-starved",
+            Severity.WARNING,
+            half,
+            "Query and key weights get 1/4000 of the gradient of the values.",
+            (),
+            "q/v under 1e-3",
+            "Noci et al. 2022",
+            "See NS202.",
+        ),
+        Finding(
+            "NS504",
+            "eps-small",
+            Severity.NOTE,
+            sites[-1:],
+            "ε = 1e-12 guards nothing in half precision.",
+            (),
+            "",
+            "",
+            "",
+        ),
+    )
 
 
 def gpt2() -> Any:
@@ -212,7 +297,14 @@ def post_ln() -> Any:
     anatomy = Anatomy((stack("encoder", 12, "post", prefix="layers", final=False),))
     rows = measure(anatomy, decay=0.55, collapse=0.6)
     findings = collapse_findings(anatomy.blocks)
-    return report(anatomy, rows, model="examples/encoder.py:post_ln", forecast=trial(fails=True, names=("encoder",)), findings=findings, verdict="will fail")  # fmt: skip
+    return report(
+        anatomy,
+        rows,
+        model="examples/encoder.py:post_ln",
+        forecast=trial(fails=True, names=("encoder",)),
+        findings=findings,
+        verdict="will fail",
+    )
 
 
 def deep(depth: int = 96) -> Any:
@@ -220,16 +312,47 @@ def deep(depth: int = 96) -> Any:
     anatomy = Anatomy((stack("decoder", depth, "peri"),))
     sites = tuple(b.site for b in anatomy.blocks)
     findings = (
-        Finding("NS302", "gradient-explode", Severity.WARNING, sites[:30], "The gradient grows 900-fold from the top of the stack to its input.",
-                (Measurement("gradient/stream", sites[0], 17.9),), "ratio over 100", "Xiong et al. 2020", "Scale the branches by 1/√(2L)."),
-        Finding("NS205", "attention-saturated", Severity.NOTE, (sites[depth // 2],), "Attention looks at one token.", (), "entropy under 0.05", "", ""),
-    )  # fmt: skip
-    return report(anatomy, measure(anatomy, decay=1.075), model=f"nn:decoder,scheme=peri,depth={depth}", findings=findings, verdict="at risk", forecast=trial(fails=False))  # fmt: skip
+        Finding(
+            "NS302",
+            "gradient-explode",
+            Severity.WARNING,
+            sites[:30],
+            "The gradient grows 900-fold from the top of the stack to its input.",
+            (Measurement("gradient/stream", sites[0], 17.9),),
+            "ratio over 100",
+            "Xiong et al. 2020",
+            "Scale the branches by 1/√(2L).",
+        ),
+        Finding(
+            "NS205",
+            "attention-saturated",
+            Severity.NOTE,
+            (sites[depth // 2],),
+            "Attention looks at one token.",
+            (),
+            "entropy under 0.05",
+            "",
+            "",
+        ),
+    )
+    return report(
+        anatomy,
+        measure(anatomy, decay=1.075),
+        model=f"nn:decoder,scheme=peri,depth={depth}",
+        findings=findings,
+        verdict="at risk",
+        forecast=trial(fails=False),
+    )
 
 
 def encoder_decoder(up: int = 6, down: int = 6) -> Any:
     """An encoder and a decoder with cross-attention."""
-    anatomy = Anatomy((stack("encoder", up, "pre", prefix="encoder.block"), stack("decoder", down, "pre", prefix="decoder.block", cross=True)))  # fmt: skip
+    anatomy = Anatomy(
+        (
+            stack("encoder", up, "pre", prefix="encoder.block"),
+            stack("decoder", down, "pre", prefix="decoder.block", cross=True),
+        )
+    )
     sites = tuple(b.site for b in anatomy.stacks[1].blocks[:2])
     finding = Finding(
         "NS204",
@@ -242,7 +365,13 @@ def encoder_decoder(up: int = 6, down: int = 6) -> Any:
         "",
         "",
     )
-    return report(anatomy, measure(anatomy, growth=0.3), model="hf:t5", findings=(finding,), forecast=trial(fails=False, names=("encoder", "decoder")))  # fmt: skip
+    return report(
+        anatomy,
+        measure(anatomy, growth=0.3),
+        model="hf:t5",
+        findings=(finding,),
+        forecast=trial(fails=False, names=("encoder", "decoder")),
+    )
 
 
 def broken() -> Any:
@@ -263,8 +392,17 @@ def broken() -> Any:
             row = Measurement(row.quantity, row.site, math.inf if row.quantity == "stream/max" else math.nan)
         rows.append(row)
     rows.append(Measurement("precision/non-finite", "h.5.attn", 1.0))
-    finding = Finding("NS506", "non-finite", Severity.ERROR, ("h.5.attn",), "The first value that is not finite is born in h.5.attn: 64 of 4096 logits are NaN.",
-                      (rows[-1],), "any", "", "Look for a division by zero in this branch's mask.")  # fmt: skip
+    finding = Finding(
+        "NS506",
+        "non-finite",
+        Severity.ERROR,
+        ("h.5.attn",),
+        ("The first value that is not finite is born in h.5.attn: 64 of 4096 logits are NaN."),
+        (rows[-1],),
+        "any",
+        "",
+        "Look for a division by zero in this branch's mask.",
+    )
     curve = tuple(
         ForecastStep(i, None, 5.5 if i < 3 else math.nan, {"decoder": 0.5 if i < 3 else math.nan})
         for i in range(6)
@@ -288,7 +426,13 @@ def nothing() -> Any:
         "",
         "Give the model's blocks.",
     )
-    return report(Anatomy((), ("the whole model: no residual add with a parameterised branch",)), [], findings=(finding,), verdict="at risk", cost={})  # fmt: skip
+    return report(
+        Anatomy((), ("the whole model: no residual add with a parameterised branch",)),
+        [],
+        findings=(finding,),
+        verdict="at risk",
+        cost={},
+    )
 
 
 def hostile() -> Any:
@@ -313,17 +457,37 @@ def hostile() -> Any:
     forecast = Forecast(
         "collapses", HOSTILE, HOSTILE, 1e-3, 5, 20, 3.3, trial(fails=True, names=(HOSTILE,)).curve
     )
-    return report(anatomy, rows, model=HOSTILE, input=HOSTILE, device=HOSTILE, versions={HOSTILE: HOSTILE}, notes=(HOSTILE,),
-                  findings=(finding,), forecast=forecast, verdict="will fail", cost={HOSTILE: 1.0})  # fmt: skip
+    return report(
+        anatomy,
+        rows,
+        model=HOSTILE,
+        input=HOSTILE,
+        device=HOSTILE,
+        versions={HOSTILE: HOSTILE},
+        notes=(HOSTILE,),
+        findings=(finding,),
+        forecast=forecast,
+        verdict="will fail",
+        cost={HOSTILE: 1.0},
+    )
 
 
 def parallel() -> Any:
     """GPT-J: attention and feed-forward read the same stream; one block only has a dead branch."""
     entry = [Site(f"h.{i}", 0, "ln", 0) for i in range(4)]
     blocks = tuple(
-        Block(f"h.{i}", 0, (branch(f"h.{i}.attn", "attention", "pre", entry=e), branch(f"h.{i}.mlp", "feed-forward", "pre", entry=e)), e, e)
+        Block(
+            f"h.{i}",
+            0,
+            (
+                branch(f"h.{i}.attn", "attention", "pre", entry=e),
+                branch(f"h.{i}.mlp", "feed-forward", "pre", entry=e),
+            ),
+            e,
+            e,
+        )
         for i, e in enumerate(entry)
-    )  # fmt: skip
+    )
     anatomy = Anatomy((Stack("decoder", blocks, None, entry[0]),))
     rows = [r for r in measure(anatomy) if not (r.site == "h.1.mlp" and r.quantity.startswith("branch/"))]
     rows += [

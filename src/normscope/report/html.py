@@ -21,7 +21,7 @@ from normscope.report.figures.scales import figure
 from normscope.report.figures.tower import describe_join, draw_key, draw_towers
 from normscope.report.figures.tracks import draw_tracks
 from normscope.report.sites import compress
-from normscope.report.tables import cell, not_measured, tabulate
+from normscope.report.tables import cell, not_measured, number_sheets, tabulate
 
 LINES = ("c-ink", "c-a", "c-c", "c-b", "c-d")
 """Classes of the charts' lines, in order."""
@@ -96,6 +96,7 @@ def render_html(report: Any) -> str:
         keys=_keys(layout),
         forecasts=_forecast_charts(report.forecast) if report.forecast else [],
         spectra=_spectra(ledger),
+        numbers=number_sheets(report.anatomy, ledger.rows),
         tables=tabulate(report.anatomy, ledger.rows),
         gaps=not_measured(ledger.rows),
         cost=_cost(report.cost),

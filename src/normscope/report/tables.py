@@ -8,6 +8,21 @@ from normscope.anatomy import Anatomy
 from normscope.probes import Measurement
 from normscope.report.figures.scales import figure
 
+GAINS = {
+    "jacobian/sigma-max": "largest gain σ_max",
+    "jacobian/sigma-min": "smallest gain σ_min",
+    "jacobian/rank": "rank",
+    "jacobian/dimension": "dimension",
+    "jacobian/contraction": "log₁₀ gain of a random direction",
+}
+HALVES = {
+    "precision/float16-headroom": "headroom to float16's limit",
+    "precision/bfloat16-headroom": "headroom to bfloat16's limit",
+    "precision/float16-flushed": "gradients that float16 flushes to zero",
+    "precision/bfloat16-cosine": "cosine of float32 and bfloat16 gradients",
+}
+SHARES = {"precision/float16-flushed"}
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -26,6 +41,15 @@ class Table:
     columns: tuple[tuple[str, str, str], ...]
     rows: tuple[tuple[str, tuple[Cell, ...]], ...]
     remarks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A few named figures: (name, figure in words, CSS class)."""
+
+    title: str
+    about: str
+    rows: tuple[tuple[str, str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -60,6 +84,28 @@ def tabulate(anatomy: Anatomy, rows: Sequence[Measurement]) -> list[Table]:
         for name, group in groups.items()
         if group
     ]
+
+
+def number_sheets(anatomy: Anatomy, rows: Sequence[Measurement]) -> list[Sheet]:
+    """The few figures of whole stacks and of the whole model's precision that a reader looks for."""
+    names = [stack.name for stack in anatomy.stacks]
+    gains = [r for r in rows if r.quantity in GAINS and r.site in names]
+    halves = [r for r in rows if r.quantity in HALVES and r.site == ""]
+    sheets = [
+        Sheet("The stack as a map", "From the embedding's output to the last block's, before the final norm.",
+              tuple(_line(r, GAINS[r.quantity] + (f", {r.site}" if len(names) > 1 else "")) for r in gains)),
+        Sheet("Half precision", "What float16 and bfloat16 would do to the figures of this model.",
+              tuple(_line(r, HALVES[r.quantity]) for r in halves)),
+    ]  # fmt: skip
+    return [sheet for sheet in sheets if sheet.rows]
+
+
+def _line(row: Measurement, name: str) -> tuple[str, str, str]:
+    if not isinstance(row.value, float | int):
+        return name, row.how, "none"
+    if row.quantity in SHARES:
+        return name, f"{figure(100 * row.value, 3)} %", ""
+    return name, figure(row.value) + ("" if row.unit == "1" else f" {row.unit}"), ""
 
 
 def not_measured(rows: Iterable[Measurement]) -> list[Reason]:

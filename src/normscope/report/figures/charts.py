@@ -88,7 +88,7 @@ def _curve(curve: Curve, across: Scale, up: Scale, taken: list[float], *, dots: 
             parts += [svg.tag("circle", cx=x, cy=y, r=2.4, class_=f"dot {curve.css}") for x, y in run]
     if any(runs):
         x, y = [run for run in runs if run][-1][-1]
-        parts.append(svg.text(x + 7, _free(y, taken) + 3.5, curve.name, f"end {curve.css}"))
+        parts.append(svg.text(x + 7, _free(y, taken) + 3.5, svg.clip(curve.name, 11), f"end {curve.css}"))
     return parts
 
 

@@ -56,6 +56,11 @@ def text(x: float, y: float, words: object, css: str, *, anchor: str = "start") 
     return tag("text", words, x=x, y=y, class_=css, text_anchor=None if anchor == "start" else anchor)
 
 
+def clip(words: str, most: int) -> str:
+    """`words` in at most `most` characters; drawings cannot wrap."""
+    return words if len(words) <= most else words[: most - 1] + "…"
+
+
 def number(value: float) -> str:
     """A coordinate with at most two decimals, the shortest way."""
     return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)

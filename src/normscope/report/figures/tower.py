@@ -126,7 +126,9 @@ def draw_key(block: Block) -> Markup:
     ]
     for spot in places:
         parts.append(svg.text(BOX_X + 114, spot.y - 2, describe_norms(spot.branch), "label"))
-        parts.append(svg.text(BOX_X + 114, spot.y + 12, describe_join(spot.branch), "label soft"))
+        parts.append(
+            svg.text(BOX_X + 114, spot.y + 12, svg.clip(describe_join(spot.branch), 34), "label soft")
+        )
     return svg.picture(330, height, *parts, label="One block, its parts named", css="key")
 
 
@@ -232,10 +234,10 @@ def _branches(place: BlockPlace, pen: Pen, ledger: Ledger, high: float) -> list[
 def _one(spots: list[BranchPlace], pen: Pen, ledger: Ledger, high: float) -> Markup:
     spot = spots[0]
     leave, join = spot.bottom - 0.24 * high, spot.top + 0.24 * high
-    x, box = pen.x(STREAM_X), pen.x(BOX_X)
+    x, box = pen.x(STREAM_X + (0 if high >= FINE else 5)), pen.x(BOX_X)
     slots = norm_slots(spot.branch)
     dead = _is_dead(spot.branch, ledger)
-    wire = "wire dead" if dead else "wire"
+    wire = "wire" + (" dead" if dead else "") + ("" if high >= FINE else " small")
     parts = [svg.line(x, leave, box, leave, wire), svg.line(box, join, x, join, wire)]
     parts.append(_box(spot, pen, high, dead))
     for slot, y in (("entry", leave), ("output", join)):
@@ -355,8 +357,10 @@ def _ends(place: StackPlace, pen: Pen, ledger: Ledger, several: bool) -> Markup:
         svg.tag("title", words),
         svg.line(x, y, x, y - 36, "stream-plain"),
         svg.tag("path", d=arrow, class_="tip"),
-        pen.text(STREAM_X + 14, y - 36, f"{stack.name} out" if several else "output", "label"),
-        pen.text(STREAM_X + 14, place.floor + 18, f"{stack.name} in" if several else "input", "label"),
+        pen.text(STREAM_X + 14, y - 36, f"{svg.clip(stack.name, 12)} out" if several else "output", "label"),
+        pen.text(
+            STREAM_X + 14, place.floor + 18, f"{svg.clip(stack.name, 12)} in" if several else "input", "label"
+        ),
     ]
     if stack.final_norm is None:
         parts.append(pen.text(STREAM_X + 14, y - 16, "no final norm", "label soft"))

@@ -162,9 +162,10 @@ def _track(profile: Profile, lines: list[Line], layout: Layout, ledger: Ledger, 
 
 
 def _said(values: list[float | None]) -> str:
+    """What of a profile is missing, in a few words: "8/16 missing, 3 not finite"."""
     gaps = sum(value is None for value in values)
     odd = sum(value is not None and not math.isfinite(value) for value in values)
-    parts = [f"{gaps} of {len(values)} not measured"] if gaps else []
+    parts = [f"{gaps}/{len(values)} missing"] if 0 < gaps < len(values) else []
     parts += [f"{odd} not finite"] if odd else []
     return ", ".join(parts)
 
@@ -181,7 +182,7 @@ def _bands(layout: Layout, width: float) -> Markup:
 
 def _grid(scale: Scale, profile: Profile, layout: Layout, width: float) -> Markup:
     parts = []
-    ticks = scale.ticks(3)
+    ticks = scale.ticks(3 if width >= 76 else 2)
     for tick in ticks:
         x = scale(tick)
         parts.append(svg.line(x, 16, x, layout.height - 14, "grid"))

@@ -1,0 +1,301 @@
+"""The page: self-contained, escaped, complete, small, honest about gaps, and the same every time."""
+
+import base64
+import hashlib
+import math
+import re
+from collections import Counter
+from html.parser import HTMLParser
+from importlib.resources import files
+from typing import Any
+
+import pytest
+import synthetic_reports as synthetic
+from hypothesis import given
+from hypothesis import strategies as st
+
+from normscope.anatomy import Anatomy
+from normscope.probes import Measurement
+from normscope.report.figures import scales
+from normscope.report.figures.layout import lay_out
+from normscope.report.figures.ledger import Ledger
+from normscope.report.figures.rail import place_findings
+from normscope.report.figures.tower import draw_towers, norm_slots
+from normscope.report.figures.tracks import draw_tracks
+from normscope.report.html import describe_stack, lead_sentence, render_html
+
+VOID = {"meta", "br", "input", "img", "link", "hr"}
+LOADING = {"src", "href", "xlink:href", "srcset", "action", "data", "poster", "formaction", "background"}
+
+
+class Page(HTMLParser):
+    """Every tag with its attributes, all text by enclosing tag; asserts that tags are balanced."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str]]] = []
+        self.text: dict[str, str] = {}
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, {key: value or "" for key, value in attrs}))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, {key: value or "" for key, value in attrs}))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        where = self.open[-1] if self.open else ""
+        self.text[where] = self.text.get(where, "") + data
+
+    def all_text(self) -> str:
+        return "\n".join(text for tag, text in self.text.items() if tag not in ("script", "style"))
+
+    def with_class(self, css: str) -> list[dict[str, str]]:
+        return [a for _, a in self.tags if css in a.get("class", "").split()]
+
+
+@pytest.fixture(params=synthetic.ALL, scope="module")
+def report(request: pytest.FixtureRequest) -> Any:
+    return synthetic.ALL[request.param]()
+
+
+@pytest.fixture(scope="module")
+def html(report: Any) -> str:
+    return render_html(report)
+
+
+@pytest.fixture(scope="module")
+def page(html: str) -> Page:
+    return Page(html)
+
+
+def test_it_loads_nothing(page: Page, html: str) -> None:
+    for tag, attributes in page.tags:
+        assert tag not in {
+            "link",
+            "iframe",
+            "object",
+            "embed",
+            "base",
+            "form",
+            "image",
+            "use",
+            "audio",
+            "video",
+        }
+        for name in LOADING & attributes.keys():
+            assert attributes[name].startswith("#"), (tag, name)
+        assert "url(" not in attributes.get("style", "")
+    assert "@import" not in page.text["style"]
+    assert "url(" not in page.text["style"]
+    assert "default-src 'none'" in html
+
+
+def test_only_its_own_script_may_run(page: Page, html: str) -> None:
+    own = files("normscope.report").joinpath("templates", "page.js").read_text(encoding="utf-8")
+    assert [tag for tag, _ in page.tags].count("script") == 1
+    assert page.text["script"] == own
+    digest = base64.b64encode(hashlib.sha256(own.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in html
+    assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
+
+
+def test_every_block_appears_once_in_the_tower(report: Any, page: Page) -> None:
+    rows = Counter(a["data-r"] for a in page.with_class("row"))
+    for i, stack in enumerate(report.anatomy.stacks):
+        for k, block in enumerate(stack.blocks):
+            assert rows[f"{i}:{k}"] == 1
+            assert f"{stack.name} · block {k} · {block.site}" in page.text["title"]
+
+
+def test_every_finding_is_there_and_linked(report: Any, page: Page) -> None:
+    ids = {a["id"] for _, a in page.tags if "id" in a}
+    links = {a["href"].removeprefix("#") for tag, a in page.tags if tag == "a"}
+    assert links <= ids
+    assert len(page.with_class("card")) == len(report.findings)
+    for finding in report.findings:
+        for words in (
+            finding.message,
+            finding.code,
+            finding.name,
+            finding.threshold,
+            finding.source,
+            finding.remedy,
+        ):
+            assert words in page.all_text()
+        for row in finding.evidence:
+            assert row.quantity in page.all_text()
+
+
+def test_what_a_reader_needs_to_run_it_again(report: Any, page: Page) -> None:
+    text = page.all_text()
+    for words in (report.model, report.input, str(report.seed), report.device, *report.versions.values()):
+        assert words in text
+    for words in (*report.anatomy.unread, *report.notes, *report.cost):
+        assert words in text
+    assert report.verdict.capitalize() in page.text["h1"]
+    assert lead_sentence(report) in text
+
+
+def test_every_site_and_quantity_is_in_a_table(report: Any, page: Page) -> None:
+    text = page.all_text()
+    for row in report.measurements:
+        assert row.site in text
+        assert row.quantity.partition("/")[2] in text
+
+
+def test_same_report_same_page(report: Any, html: str) -> None:
+    assert render_html(report) == html
+
+
+@pytest.mark.parametrize("depth", [96, 200])
+def test_a_deep_page_stays_under_a_megabyte(depth: int) -> None:
+    html = render_html(synthetic.deep(depth))
+    assert len(html.encode()) < 1_000_000
+    assert f"block {depth - 1}" in html
+
+
+def test_hostile_names_stay_text() -> None:
+    html = render_html(synthetic.hostile())
+    page = Page(html)
+    assert "<script>alert" not in html
+    assert "<img" not in html
+    tame = {tag for tag, _ in Page(render_html(synthetic.post_ln())).tags}
+    assert {tag for tag, _ in page.tags} <= tame
+    assert html.count("</style>") == 1
+    for where in ("title", "h3", "text", "th", "dd", "p", "td", "li", "b", "text"):
+        assert "<script>alert(1)" in page.text[where], where
+    assert any("onerror" in a.get("aria-label", "") for tag, a in page.tags if tag == "svg")
+
+
+def test_lone_surrogates_do_not_break_the_file() -> None:
+    anatomy = Anatomy((synthetic.stack("bad \ud800", 1, "pre"),))
+    render_html(synthetic.report(anatomy, synthetic.measure(anatomy))).encode("utf-8")
+
+
+def test_gaps_are_gaps_and_said() -> None:
+    report = synthetic.broken()
+    page = Page(render_html(report))
+    assert "the loss is not finite" in page.text["li"]
+    assert "3 not finite" in page.text["span"]
+    assert page.with_class("stream-gap")
+    assert not page.with_class("stream")
+    assert page.with_class("bad")
+    layout = lay_out(report.anatomy)
+    rms = next(t for t in draw_tracks(layout, Ledger(report.measurements), 80) if t.title == "Stream RMS")
+    lowest = min(
+        float(y) for path in re.findall(r' d="([^"]*)"', rms.picture) for y in re.findall(r" ([\d.]+)", path)
+    )
+    assert lowest >= layout.stacks[0].blocks[4].top  # NaN from block 5 on: no line goes there
+
+
+def test_a_line_does_not_bridge_a_gap() -> None:
+    anatomy = Anatomy((synthetic.stack("decoder", 5, "pre"),))
+    rows = [
+        Measurement("stream/rms", b.site, math.nan if i == 2 else 1.0) for i, b in enumerate(anatomy.blocks)
+    ]
+    (track,) = draw_tracks(lay_out(anatomy), Ledger(rows), 80)
+    assert track.picture.count("<path") == 2
+    assert track.said == "1 not finite"
+    (whole,) = draw_tracks(lay_out(anatomy), Ledger(rows[:2] + rows[3:]), 80)
+    assert whole.picture.count("<path") == 1
+
+
+@pytest.mark.parametrize(
+    ("placement", "entry", "output", "stream"),
+    [("pre", 1, 0, 0), ("post", 0, 0, 1), ("res-post", 0, 1, 0), ("peri", 1, 1, 0), ("none", 0, 0, 0)],
+)
+def test_norms_stand_in_their_places(placement: str, entry: int, output: int, stream: int) -> None:
+    stack = synthetic.stack("decoder", 3, placement, final=False)
+    for branch in (b for block in stack.blocks for b in block.branches):
+        slots = norm_slots(branch)
+        assert [len(slots[s]) for s in ("entry", "output", "stream")] == [entry, output, stream]
+    tower, _ = draw_towers(lay_out(Anatomy((stack,))), Ledger(()), {})
+    lying = [r for r in _norm_bars(tower) if float(r["width"]) > float(r["height"])]
+    assert len(_norm_bars(tower)) == 6 * (entry + output + stream)
+    assert len(lying) == 6 * stream
+
+
+def test_a_norm_is_bluer_the_more_it_erases() -> None:
+    anatomy = Anatomy((synthetic.stack("decoder", 1, "pre", final=False),))
+    first, second = (b.norms[0].path for b in anatomy.branches)
+    rows = [Measurement("gradient/erased", first, 0.97), Measurement("gradient/erased", second, 0.01)]
+    tower, _ = draw_towers(lay_out(anatomy), Ledger(rows), {})
+    assert Counter(bar["class"] for bar in _norm_bars(tower)) == {"norm g1": 1, "norm g4": 1}
+
+
+def test_cross_attention_is_wired_to_the_encoder() -> None:
+    report = synthetic.encoder_decoder(4, 6)
+    page = Page(render_html(report))
+    assert len(page.with_class("cross-wire")) == 1 + 6
+    assert len(page.with_class("cross")) >= 6
+
+
+def test_findings_stand_beside_their_blocks() -> None:
+    report = synthetic.deep()
+    layout = lay_out(report.anatomy)
+    spots = place_findings(report.findings, layout)
+    assert [spot.number for spot in spots] == [1, 2]
+    assert spots[0].finding.severity == "warning"
+    assert spots[0].bottom == layout.stacks[0].blocks[0].bottom
+    assert spots[0].top == layout.stacks[0].blocks[29].top
+    html = render_html(report)
+    leads = [int(px) for px in re.findall(r"--lead: (\d+)px", html)]
+    assert leads[0] == round(spots[1].top)  # block 48 stands above blocks 0–29
+    assert sum(leads) > 0.4 * layout.height
+
+
+def test_lead_sentence_is_the_worst_findings() -> None:
+    assert lead_sentence(synthetic.post_ln()).startswith("After 20 Adam steps")
+    assert lead_sentence(synthetic.gpt2()) == synthetic.gpt2().forecast.reason
+    assert lead_sentence(synthetic.one_block()) == "Nothing above a note was found in what was measured."
+
+
+def test_a_stack_in_one_line() -> None:
+    assert describe_stack(synthetic.gpt2().anatomy.stacks[0]) == (
+        "12 blocks of attention and feed-forward, norm placement pre (layernorm), with a final norm"
+    )
+
+
+@given(st.lists(st.floats(1e-30, 1e30), min_size=1, max_size=20), st.booleans())
+def test_an_axis_holds_its_figures_in_order(values: list[float], log: bool) -> None:
+    scale = scales.fit(values, 10.0, 90.0, log=log)
+    pixels = [scale(v) for v in sorted(values)]
+    assert pixels == sorted(pixels)
+    assert scale.low <= min(values) * (1 + 1e-9)
+    assert scale.high >= max(values) * (1 - 1e-9)
+    ticks = scale.ticks(4)
+    assert 2 <= len(ticks) <= 12
+    assert all(9.999 <= scale(t) <= 90.001 for t in ticks)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_figures_keep_six_digits(value: float) -> None:
+    words = scales.figure(value, 6)
+    back = words.replace("−", "-").translate(str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")).replace("×10", "e")
+    assert float(back) == pytest.approx(value, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("value", "reference", "css"),
+    [
+        *((1e-9, 1.0, "g0"), (5e-3, 1.0, "g1"), (0.5, 1.0, "g4"), (2.0, 1.0, "g4"), (5.0, 1.0, "g5")),
+        *((1e9, 1.0, "g8"), (None, 1.0, "gx"), (math.nan, 1.0, "gx")),
+        *((0.0, 0.0, "gx"), (0.0, 1.0, "g0"), (1.0, 0.0, "g8")),
+    ],
+)
+def test_gradient_classes(value: float | None, reference: float, css: str) -> None:
+    assert scales.gradient_class(value, reference) == css
+
+
+def _norm_bars(tower: str) -> list[dict[str, str]]:
+    return Page(tower).with_class("norm")
