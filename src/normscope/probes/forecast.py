@@ -12,12 +12,15 @@ from normscope.probes.forecast_look import Eye, gradient_norms
 from normscope.probes.forecast_record import Forecast, ForecastInterrupted, ForecastStep, Outcome
 from normscope.probes.forecast_rule import EXTENSION, Decision, decide
 from normscope.probes.measurement import Measurement, not_measured
-from normscope.subjects import Subject, untouched
+from normscope.subjects import Batch, Subject, untouched
 from normscope.train import Trial, TrialConfig, UpdateRatio, endless, in_flushed_thread, working_copy
 
 __all__ = ["Forecast", "ForecastInterrupted", "ForecastStep", "Outcome", "forecast", "forecast_measurements"]
 
 Progress = Callable[[int, int], None]
+
+COHERENCE_BATCHES = 3
+"""Batches whose token gradients are compared; each costs about two thirds of a training step."""
 
 NO_LOSS = "no loss function is known for this model; give one, as loss_fn or from the factory"
 
@@ -112,7 +115,7 @@ class _Run:
                 if looking:
                     ratio.before()
                 trial.advance()
-                if step == 0 and not any(p.grad is not None for p in trial.model.parameters()):
+                if step == 0 and not (trial.diverged or trial.has_gradient):
                     return None
                 if looking or trial.diverged:
                     self.look(trial, eye, ratio.after() if looking else None)
@@ -134,14 +137,14 @@ class _Run:
                 train_loss=trial.losses[-1] if trial.losses else None,
                 loss=loss,
                 diversity=diversity,
-                coherence=eye.coherence(self._pair()) if deep else None,
+                coherence=eye.coherence(self._sample()) if deep else None,
                 update_ratio=update_ratio,
                 gradients=gradient_norms(trial.model, self.anatomy) if trial.step else {},
             )
         )
 
-    def _pair(self) -> list[object]:
-        return list(itertools.islice(endless(self.subject.batches), 2))
+    def _sample(self) -> list[Batch]:
+        return list(itertools.islice(endless(self.subject.batches), COHERENCE_BATCHES))
 
     def result(self, outcome: Outcome, reason: str) -> Forecast:
         config = self.config

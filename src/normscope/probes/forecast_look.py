@@ -3,16 +3,18 @@
 Dropout noise hides collapse (BERT at 3e-4, step 20: token diversity 5e-2 in train mode, 3e-11 in eval mode).
 """
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from normscope import anatomy as reading
 from normscope.anatomy import Anatomy, Site, Stack
-from normscope.probes._layout import Hints, batch_shape, sequences
+from normscope.anatomy.capture import capture
+from normscope.anatomy.measuring import measuring
+from normscope.probes._layout import Hints, batch_shape, sequences, tensors_in
 from normscope.probes._parameters import Parameters
 from normscope.probes._sums import energy, inner
 from normscope.probes.signal import diversity
@@ -32,60 +34,102 @@ class Eye:
         """Loss of the fixed batch, and token diversity of every stack's last hidden state."""
         batch = self.subject.batch
         sites = [site for stack in self.anatomy.stacks for site in (stack.hidden, first_query(stack)) if site]
-        with reading.measuring(self.model):
-            loss, found = reading.capture(self.model, lambda: self.subject.loss(batch, self.model), sites)
+        with measuring(self.model):
+            loss, found = capture(self.model, lambda: self.subject.loss(batch, self.model), sites)
         diversities = {
-            stack.name: self._diversity(found[stack.hidden], found.get(first_query(stack)))
+            stack.name: self._diversity(found, stack)
             for stack in self.anatomy.stacks
             if stack.hidden in found and found[stack.hidden].ndim >= 2
         }
         return float(loss), diversities
 
-    def _diversity(self, hidden: Tensor, query: Tensor | None) -> float:
-        hints = Hints(batch_shape(self.subject.batch), None if query is None else query.shape[-2])
-        shares = [share for share in map(diversity, sequences(hidden, hints)[0]) if share is not None]
+    def _sequences(self, stream: Tensor, found: Mapping[Site, Tensor], stack: Stack) -> Tensor:
+        """`stream` as (B, T, d)."""
+        query = first_query(stack)
+        length = found[query].shape[-2] if query is not None and query in found else None
+        return sequences(stream, Hints(batch_shape(self.subject.batch), length))[0]
+
+    def _split(self, pull: Tensor, found: Mapping[Site, Tensor], stack: Stack) -> list[Tensor]:
+        """`pull` with the last, then the first half of its sequences set to zero; none for one sequence."""
+        parts = [pull.clone(), pull.clone()]
+        views = [self._sequences(part, found, stack) for part in parts]
+        middle = views[0].shape[0] // 2
+        if middle == 0 or views[0].data_ptr() != parts[0].data_ptr():
+            return []
+        views[0][middle:] = 0
+        views[1][:middle] = 0
+        return parts
+
+    def _diversity(self, found: Mapping[Site, Tensor], stack: Stack) -> float:
+        tokens = self._sequences(found[stack.hidden], found, stack)
+        shares = [share for share in map(diversity, tokens) if share is not None]
         return sum(shares) / len(shares) if shares else 0.0
 
     def coherence(self, batches: Sequence[Batch]) -> float | None:
-        """Cosine between the `token_gradient`s of two batches, in the last stack's first block.
+        """Mean cosine between the `token_gradients` of several batches, of the sequences of a repeated one.
 
-        None where there is nothing to compare: no stack, no gradient, a gradient that is exactly zero.
+        None where there is nothing to compare: no stack, no gradient, a gradient that is exactly zero, or one
+        sequence again and again.
         """
-        first, second = (self.token_gradient(batch) for batch in batches)
-        product = sum((inner(a, b) for a, b in zip(first, second, strict=True)), 0.0)
-        scale = math.sqrt(sum(map(energy, first)) * sum(map(energy, second)))
-        return product / scale if scale > 0 and math.isfinite(scale) else None
+        if same(batches[0], batches[1]):
+            gradients = self.token_gradients(batches[0], halves=True)
+        else:
+            gradients = [g for batch in batches for g in self.token_gradients(batch)]
+        cosines = [cosine(first, second) for first, second in itertools.combinations(gradients, 2)]
+        return sum(cosines) / len(cosines) if cosines and all(map(math.isfinite, cosines)) else None
 
-    def token_gradient(self, batch: Batch) -> list[Tensor]:
-        """Gradient of the first block's weights, from what the loss asks of each token beyond their mean.
+    def token_gradients(self, batch: Batch, *, halves: bool = False) -> list[list[Tensor]]:
+        """Gradient of the last stack's first block, from what the loss asks of each token beyond their mean.
 
         With G = dLoss/dH at the last hidden state and ḡ its mean over the tokens that have a gradient, this
         pulls G − ḡ back instead of G. ḡ is how the loss learns the unigram frequencies, whatever the tokens
         are; what is left is what a model needs to tell tokens apart.
+
+        Returns:
+            one list of gradients, by weight; with `halves` two, of the first and the last half of the
+            sequences; none where the loss does not reach the weights by way of the hidden state.
         """
         if not self.anatomy.stacks:
             return []
         stack = self.anatomy.stacks[-1]
         block = Parameters(self.model, self.anatomy).of_block(stack.blocks[0])
         weights = [p for p in block if p.requires_grad]
-        if not weights:
-            return []
-        with reading.measuring(self.model), torch.enable_grad():
-            loss, found = reading.capture(
-                self.model, lambda: self.subject.loss(batch, self.model), [stack.hidden]
-            )
+        sites = [site for site in (stack.hidden, first_query(stack)) if site]
+        with measuring(self.model), torch.enable_grad():
+            loss, found = capture(self.model, lambda: self.subject.loss(batch, self.model), sites)
             hidden = found.get(stack.hidden)
-            if hidden is None or not hidden.requires_grad:
+            if hidden is None or not hidden.requires_grad or not weights:
                 return []
-            (pull,) = torch.autograd.grad(loss, hidden, retain_graph=True)
-            gradients = torch.autograd.grad(hidden, weights, beyond_mean(pull), allow_unused=True)
-        return [torch.zeros_like(w) if g is None else g for w, g in zip(weights, gradients, strict=True)]
+            (pull,) = torch.autograd.grad(loss, hidden, retain_graph=True, allow_unused=True)
+            if pull is None:  # the loss runs the model again by itself
+                return []
+            pulls = self._split(pull, found, stack) if halves else [pull]
+            return [
+                [torch.zeros_like(w) if g is None else g for w, g in zip(weights, gradients, strict=True)]
+                for gradients in (
+                    torch.autograd.grad(hidden, weights, beyond_mean(p), retain_graph=True, allow_unused=True)
+                    for p in pulls
+                )
+            ]
 
 
 def first_query(stack: Stack) -> Site | None:
     """Where a sequence's length can be read: the query (…, T, d_h) of the stack's first self-attention."""
     branches = (branch for block in stack.blocks for branch in block.branches if branch.kind == "attention")
     return next((branch.attention[0].query for branch in branches if branch.attention), None)
+
+
+def cosine(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
+    """Cosine between two lists of tensors taken as one vector each, in float64; nan where one is zero."""
+    product = sum(inner(a, b) for a, b in zip(first, second, strict=True))
+    scale = math.sqrt(sum(map(energy, first)) * sum(map(energy, second)))
+    return product / scale if scale > 0 else math.nan
+
+
+def same(first: Batch, second: Batch) -> bool:
+    """Whether two batches hold equal tensors."""
+    pairs = itertools.zip_longest(tensors_in(first), tensors_in(second))
+    return all(a is not None and b is not None and torch.equal(a, b) for a, b in pairs)
 
 
 def beyond_mean(gradient: Tensor) -> Tensor:

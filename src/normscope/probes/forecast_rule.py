@@ -13,9 +13,10 @@ EXTENSION = 5
 """Steps that an undecided trial goes on for, once."""
 
 LEARNT = 0.1  # nats under the unigram entropy: the model uses its context
-ALIVE = 1e-3  # token diversity above which no run that was tried got stuck
-DEAD = 1e-10  # and below which none came back: float32 tells tokens apart to about 1e-14
-COHERENT = 0.1  # cosine of two batches' token gradients above which token differences grow back
+DEAD = 1e-10  # token diversity that no run came back from; float32 tells tokens apart to about 1e-14
+COHERENT = 0.1  # cosine of token gradients that a run needs at a diversity of 1e-4 to grow it back,
+PER_DECADE = 0.06  # the more for each decade that the diversity is lower, and the less above
+DOUBT = 0.04  # half the width of the band around it in which an undecided trial goes on
 
 
 @dataclass(frozen=True)
@@ -47,18 +48,27 @@ def decide(curve: Sequence[ForecastStep], unigram_entropy: float | None) -> Deci
         return Decision(
             "undecided", f"no stack was read, and the loss {last.loss:.2f} alone does not tell yet"
         )
-    return _by_diversity(list(last.diversity.values())[-1], last)
+    return _by_diversity(list(last.diversity.values())[-1], curve)
 
 
-def _by_diversity(diversity: float, last: ForecastStep) -> Decision:
+def needed_coherence(diversity: float) -> float:
+    """Cosine of token gradients that grows token differences back from `diversity` > 0."""
+    return max(0.0, COHERENT - PER_DECADE * (math.log10(diversity) + 4))
+
+
+def _by_diversity(diversity: float, curve: Sequence[ForecastStep]) -> Decision:
+    last = curve[-1]
     figures = f"token diversity of the last hidden state is {diversity:.1e} after {last.step} steps"
-    if diversity >= ALIVE:
-        return Decision("trains", f"{figures}: tokens stay apart")
     if diversity <= DEAD:
         return Decision("collapses", f"{figures}: every token looks the same")
-    if last.coherence is None:
-        return Decision("undecided", figures)
-    agree = f"the gradients that would part tokens agree between batches to {last.coherence:.2f}"
-    if last.coherence >= COHERENT:
-        return Decision("trains", f"{figures}, and {agree}")
-    return Decision("collapses", f"{figures}, and {agree}")
+    needed = needed_coherence(diversity)
+    if needed == 0:
+        return Decision("trains", f"{figures}: tokens stay apart")
+    seen = [step.coherence for step in curve if step.coherence is not None]
+    if not seen:
+        return Decision("undecided", f"{figures}, and no gradients could be compared")
+    coherence = sum(seen) / len(seen)
+    agree = f"the gradients that part tokens agree between batches to {coherence:.2f}, needed is {needed:.2f}"
+    if len(seen) == 1 and abs(coherence - needed) < DOUBT:
+        return Decision("undecided", f"{figures}, and {agree}")
+    return Decision("trains" if coherence >= needed else "collapses", f"{figures}, and {agree}")

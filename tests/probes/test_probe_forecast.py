@@ -1,0 +1,284 @@
+"""The forecast: each outcome on a case of seconds, its figures by hand, and what it leaves alone."""
+
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from normscope.anatomy import Anatomy, Block, Site, Stack
+from normscope.probes.forecast import ForecastInterrupted, forecast, forecast_measurements
+from normscope.probes.forecast_look import Eye, beyond_mean
+from normscope.probes.forecast_record import ForecastStep
+from normscope.probes.forecast_rule import decide
+from normscope.subjects import Subject
+from normscope.train import TrialConfig
+
+VOCABULARY, LENGTH, SEQUENCES = 11, 12, 4
+
+
+class Tiny(nn.Module):
+    """A causal language model of `nn.TransformerEncoder`, Post-LN."""
+
+    def __init__(
+        self, depth: int = 2, width: int = 16, dropout: float = 0.1, batch_first: bool = True
+    ) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(width, 2, 2 * width, dropout, batch_first=batch_first)
+        self.embedding = nn.Embedding(VOCABULARY, width)
+        self.encoder = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
+        self.head = nn.Linear(width, VOCABULARY)
+        self.batch_first = batch_first
+
+    def forward(self, ids_BT: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(ids_BT.shape[1])
+        x = self.embedding(ids_BT)
+        x = self.encoder(x if self.batch_first else x.transpose(0, 1), mask=mask, is_causal=True)
+        return self.head(x if self.batch_first else x.transpose(0, 1))
+
+
+def norm_output(module: str) -> Site:
+    return Site(module, 0, "aten.native_layer_norm.default", 0)
+
+
+def anatomy_of(model: Tiny) -> Anatomy:
+    """As the reading says it, written by hand: the forecast is tested without the reader."""
+    layers = [f"encoder.layers.{i}" for i in range(len(model.encoder.layers))]
+    exits = [norm_output(f"{layer}.norm2") for layer in layers]
+    blocks = tuple(Block(layer, 0, (), end, end) for layer, end in zip(layers, exits, strict=True))
+    return Anatomy((Stack("encoder", blocks, None, exits[-1]),))
+
+
+def next_token(output: Tensor, batch: Tensor) -> Tensor:
+    return F.cross_entropy(output[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
+
+
+def counting_batches(seed: int = 0):
+    """Each token is the one before it plus one: easy, once tokens are told apart."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        start = torch.randint(VOCABULARY, (SEQUENCES, 1), generator=generator)
+        yield (start + torch.arange(LENGTH)) % VOCABULARY
+
+
+def subject_of(model: nn.Module, loss_fn=next_token, batches=counting_batches) -> Subject:
+    return Subject(
+        model,
+        next(iter(batches())),
+        loss_fn,
+        batches,
+        seed=0,
+        spec="tiny",
+        input="counting",
+        unigram_entropy=math.log(VOCABULARY),
+    )
+
+
+def tried(model: nn.Module, **options):
+    subject = subject_of(model)
+    return forecast(subject, anatomy_of(model), TrialConfig(**options))
+
+
+def test_a_shallow_model_trains() -> None:
+    said = tried(Tiny(), lr=3e-3)
+    assert said.outcome == "trains"
+    assert [step.step for step in said.curve] == [0, 5, 10, 20]
+    assert said.curve[-1].loss < said.curve[0].loss
+    assert said.curve[-1].update_ratio > 0
+    assert set(said.curve[-1].gradients) == {"encoder.layers.0", "encoder.layers.1"}
+
+
+class Merged(Tiny):
+    """Tokens lose 6 digits of what parts them before the first block, and can never win them back."""
+
+    def forward(self, ids_BT: Tensor) -> Tensor:
+        self.embedding.weight.data.sub_(self.embedding.weight.data.mean(0)).mul_(0).add_(1.0)
+        return super().forward(ids_BT)
+
+
+def test_tokens_that_are_all_the_same_collapse() -> None:
+    said = tried(Merged(), lr=3e-3)
+    assert said.outcome == "collapses"
+    assert "token diversity" in said.reason
+
+
+def test_a_loss_that_is_not_finite_diverges() -> None:
+    model = Tiny()
+    said = forecast(
+        subject_of(model, lambda o, b: next_token(o, b) * math.nan), anatomy_of(model), TrialConfig()
+    )
+    assert said.outcome == "diverges"
+    assert len(said.curve) == 2, "nothing is gained by more steps"
+
+
+def test_a_rate_far_too_large_diverges() -> None:
+    assert tried(Tiny(), optimizer="sgd", lr=1e4).outcome == "diverges"
+
+
+def test_no_loss_and_no_steps_are_not_measured() -> None:
+    model = Tiny()
+    said = forecast(subject_of(model, None), anatomy_of(model), TrialConfig())
+    assert (said.outcome, "loss" in said.reason) == ("not measured", True)
+    assert tried(model, steps=0).outcome == "not measured"
+    (row,) = forecast_measurements(said)
+    assert not row.measured
+    assert said.reason in row.how
+
+
+def test_a_model_whose_anatomy_is_unread_is_judged_by_its_loss() -> None:
+    model = Tiny()
+    said = forecast(subject_of(model), Anatomy(()), TrialConfig(lr=3e-3, steps=60))
+    assert said.outcome == "trains", said.reason
+    assert forecast(subject_of(model), Anatomy(()), TrialConfig(lr=1e-5, steps=2)).outcome == "undecided"
+
+
+def test_diversity_is_that_of_the_last_hidden_state_in_eval_mode() -> None:
+    model = Tiny(batch_first=False).train()
+    subject, anatomy = subject_of(model), anatomy_of(model)
+    loss, diversities = Eye(subject, anatomy, model).state()
+    model.eval()
+    with torch.no_grad():
+        mask = nn.Transformer.generate_square_subsequent_mask(LENGTH)
+        hidden = model.encoder(model.embedding(subject.batch).transpose(0, 1), mask=mask, is_causal=True)
+        states = hidden.transpose(0, 1).double()
+    ratios = [((h - h.mean(0)) ** 2).sum() / (h**2).sum() for h in states]
+    assert diversities["encoder"] == pytest.approx(float(sum(ratios)) / SEQUENCES, rel=1e-5)
+    expected = next_token(model(subject.batch), subject.batch).item()
+    assert loss == pytest.approx(expected, rel=1e-5)
+
+
+def test_beyond_mean_by_hand() -> None:
+    gradient = torch.tensor([[[1.0, 0.0], [3.0, 2.0], [0.0, 0.0]]])
+    expected = torch.tensor([[[-1.0, -1.0], [1.0, 1.0], [0.0, 0.0]]])
+    assert torch.equal(beyond_mean(gradient), expected), "a token that was not asked stays out of the mean"
+
+
+def test_coherence_is_the_cosine_of_two_batches_token_gradients() -> None:
+    model = Tiny().eval()
+    subject, anatomy = subject_of(model), anatomy_of(model)
+    pair = list(itertools.islice(counting_batches(), 2))
+    gradients = []
+    for batch in pair:
+        mask = nn.Transformer.generate_square_subsequent_mask(LENGTH)
+        hidden = model.encoder(model.embedding(batch), mask=mask, is_causal=True)
+        (pull,) = torch.autograd.grad(next_token(model.head(hidden), batch), hidden, retain_graph=True)
+        asked = pull[:, :-1]  # the last token predicts nothing
+        pull = torch.cat([asked - asked.mean((0, 1)), torch.zeros_like(pull[:, -1:])], 1)
+        weights = list(model.encoder.layers[0].parameters())
+        gradients.append(torch.cat([g.flatten() for g in torch.autograd.grad(hidden, weights, pull)]))
+    expected = F.cosine_similarity(*gradients, dim=0).item()
+    assert Eye(subject, anatomy, model).coherence(pair) == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_repeated_batch_is_compared_half_against_half() -> None:
+    model = Tiny(batch_first=False).eval()
+    eye = Eye(subject_of(model), anatomy_of(model), model)
+    batch = torch.randint(VOCABULARY, (SEQUENCES, LENGTH))
+    first, second = eye.token_gradients(batch, halves=True)
+    mine = []
+    for half in (slice(0, 2), slice(2, 4)):
+        mask = nn.Transformer.generate_square_subsequent_mask(LENGTH)
+        hidden = model.encoder(model.embedding(batch[half]).transpose(0, 1), mask=mask, is_causal=True)
+        loss = next_token(model.head(hidden).transpose(0, 1), batch[half]) / 2
+        (pull,) = torch.autograd.grad(loss, hidden, retain_graph=True)
+        weights = list(model.encoder.layers[0].parameters())
+        mine.append(torch.autograd.grad(hidden, weights, beyond_mean(pull)))
+    for ours, theirs in zip((first, second), mine, strict=True):
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-7)
+    assert eye.coherence([batch[:1], batch[:1]]) is None, "one sequence cannot be compared with itself"
+
+
+def test_the_model_the_generators_and_the_threads_setting_stay_as_they_were() -> None:
+    model = Tiny().eval()
+    model.encoder.layers[0].train()
+    model.head.weight.requires_grad_(False)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    modes, state = [m.training for m in model.modules()], torch.get_rng_state()
+    tried(model, lr=1e-2, steps=3)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert modes == [m.training for m in model.modules()]
+    assert torch.equal(state, torch.get_rng_state())
+    assert not model.head.weight.requires_grad
+    assert all(p.grad is None for p in model.parameters())
+    assert torch.tensor([1e-39]).mul(1.0).item() != 0.0, "the caller does not flush denormals"
+
+
+def test_the_same_seed_says_the_same() -> None:
+    assert tried(Tiny(), steps=5) != tried(Tiny(), steps=5), "two initialisations"
+    model = Tiny()
+    assert tried(model, steps=5) == tried(model, steps=5)
+    assert tried(model, steps=5).curve != tried(model, steps=5, seed=1).curve, "dropout follows the seed"
+
+
+def test_a_loss_that_holds_on_to_the_original_is_trained_in_the_original_and_restored() -> None:
+    model = Tiny(dropout=0.0)
+    before = model.head.weight.detach().clone()
+    subject = subject_of(model, lambda output, batch: next_token(model(batch), batch))
+    said = forecast(subject, anatomy_of(model), TrialConfig(lr=3e-3))
+    assert said.curve[-1].loss < said.curve[0].loss
+    assert torch.equal(model.head.weight, before)
+
+
+def test_a_single_batch_is_repeated() -> None:
+    model = Tiny()
+    batch = next(counting_batches())
+    subject = subject_of(model, batches=lambda: iter([batch]))
+    assert forecast(subject, anatomy_of(model), TrialConfig(lr=3e-3)).outcome == "trains"
+
+
+def test_an_interrupt_hands_over_what_was_seen() -> None:
+    model = Tiny()
+
+    def interrupt(step: int, steps: int) -> None:
+        if step == 12:
+            raise KeyboardInterrupt
+
+    before = model.head.weight.detach().clone()
+    with pytest.raises(KeyboardInterrupt) as stop:
+        forecast(subject_of(model), anatomy_of(model), TrialConfig(), interrupt)
+    assert isinstance(stop.value, ForecastInterrupted)
+    partial = stop.value.forecast
+    assert (partial.outcome, [s.step for s in partial.curve]) == ("not measured", [0, 5, 10])
+    assert "interrupted after step 10 of 20" in partial.reason
+    assert torch.equal(model.head.weight, before)
+
+
+def test_progress_counts_every_step() -> None:
+    model = Tiny()
+    seen: list[tuple[int, int]] = []
+    forecast(subject_of(model), anatomy_of(model), TrialConfig(lr=3e-3), lambda *at: seen.append(at))
+    assert seen == [(step, 20) for step in range(20)] + [(20, 20)]
+
+
+def test_measurements_carry_the_curve() -> None:
+    said = tried(Tiny(), lr=3e-3)
+    rows = {(row.quantity, row.site): row for row in forecast_measurements(said)}
+    assert rows["forecast/step", ""].value == (0.0, 5.0, 10.0, 20.0)
+    assert rows["forecast/loss", ""].value == tuple(step.loss for step in said.curve)
+    assert rows["forecast/diversity", ""].value == rows["forecast/diversity", "encoder"].value
+    assert rows["forecast/unigram-entropy", ""].value == pytest.approx(math.log(VOCABULARY))
+
+
+def curve(diversity: float, coherence: float | None, loss: float = 3.3) -> list[ForecastStep]:
+    start = ForecastStep(0, None, 5.9, {"encoder": 0.06})
+    return [start, ForecastStep(20, loss, loss, {"encoder": diversity}, coherence)]
+
+
+@pytest.mark.parametrize(
+    ("diversity", "coherence", "outcome"),
+    [
+        (1.1e-7, 0.02, "collapses"),  # nn.TransformerEncoder, 12 layers, d 256, Adam 3e-4: measured
+        (1.1e-14, 0.06, "collapses"),  # the same at 1e-3
+        (1.1e-14, 0.90, "collapses"),  # beyond float32: nothing is left to agree on
+        (9.3e-5, 0.15, "trains"),  # the same at 1e-4
+        (5.0e-5, 0.45, "trains"),  # GPT-2 124M at 3e-4
+        (4.3e-5, 0.89, "trains"),  # OPT, 12 layers, d 128, Post-LN, 3e-4
+        (2.0e-6, 0.05, "collapses"),  # nn.TransformerEncoder, 24 layers, d 128, Adam 1e-4
+        (2.4e-1, 0.19, "trains"),  # BERT, 12 layers, d 128, 1e-4
+    ],
+)
+def test_the_rule_on_measured_states(diversity: float, coherence: float, outcome: str) -> None:
+    assert decide(curve(diversity, coherence), 3.313).outcome == outcome
