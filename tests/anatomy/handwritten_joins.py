@@ -37,14 +37,12 @@ JOINS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sub-of-negative": lambda x, y: x - (-y),
     "stack-sum": lambda x, y: torch.stack([x, y]).sum(0),
     "python-sum": lambda x, y: sum([x, y]),  # type: ignore[arg-type, return-value]
-    "einsum-with-ones": lambda x, y: torch.einsum("nbtd,n->btd", torch.stack([x, y]), torch.ones(2)),
     "through-float32": lambda x, y: (x.float() + y.float()).to(x.dtype),
     "through-views": lambda x, y: (x.flatten(0, 1) + y.flatten(0, 1)).view_as(x),
     "dropout": lambda x, y: x + F.dropout(y, 0.1, training=True),
     "clamped": lambda x, y: x + y.clamp(-1e4, 1e4),
     "masked": lambda x, y: x + y.masked_fill(torch.zeros(x.shape[1], 1, dtype=torch.bool), 0.0),
     "out": lambda x, y: torch.add(x, y, out=None),
-    "foreach": lambda x, y: torch._foreach_add([x], [y])[0],
 }
 for name, join in JOINS.items():
     case(f"join-{name}", joined(join), PRE)

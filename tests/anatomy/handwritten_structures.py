@@ -236,8 +236,9 @@ case("nested", lambda: pre_tower(Nested), unread=True)
 case(
     "nn.Transformer-post",
     lambda: EncoderDecoder(False),
-    stack(*2 * ["A.post F.post"], final=False),
-    stack(*2 * ["A.post X.post F.post"], final=False),
+    # nn.Transformer puts one more norm behind each stack, Post-LN or not
+    stack(*2 * ["A.post F.post"], final=True),
+    stack(*2 * ["A.post X.post F.post"], final=True),
     batch=pair_of_ids,
 )
 PRE_PAIR = (PRE, stack(*2 * ["A.pre X.pre F.pre"], final=True))
@@ -245,7 +246,7 @@ case("nn.Transformer-pre", lambda: EncoderDecoder(True), *PRE_PAIR, batch=pair_o
 case("encoder-decoder", HandEncoderDecoder, *PRE_PAIR, batch=pair_of_ids)
 case("patches", Patches, PRE, batch=lambda: torch.randn(2, 3, 8, 8))
 case("nn.TransformerEncoder-post", lambda: TorchEncoder(False, False), POST)
-case("nn.TransformerEncoder-post-norm", lambda: TorchEncoder(False, True), POST)
+case("nn.TransformerEncoder-post-norm", lambda: TorchEncoder(False, True), reading("A.post F.post"))
 case("nn.TransformerEncoder-pre", lambda: TorchEncoder(True, True), PRE)
 case(
     "nn.TransformerEncoder-pre-no-final",
