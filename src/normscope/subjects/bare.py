@@ -1,16 +1,41 @@
-"""`make_subject`: a bare module, with or without a batch → a Subject."""
+"""`make_subject`: a module that is already built, with or without a batch → a Subject."""
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normscope.subjects.feed import Feed, Portions, Replay, placed
-from normscope.subjects.subject import Batch, LossFn, Subject
-from normscope.subjects.text import encode, load_text
+from normscope.errors import UsageError
+from normscope.subjects.assemble import (
+    Attempt,
+    assemble,
+    fake_mode_of,
+    first_that_runs,
+    lengths,
+    looking,
+    shapes,
+    shortened,
+    to_fake,
+    where_and_what,
+)
+from normscope.subjects.feed import Feed, Portions, Replay, noise
+from normscope.subjects.found_loss import with_found_loss
+from normscope.subjects.guess import (
+    Arguments,
+    arguments_of,
+    float_widths,
+    image_shapes,
+    pattern_ids,
+    vocabulary_of,
+)
+from normscope.subjects.loss import own_loss, shifts_labels
+from normscope.subjects.subject import Batch, LossFn, Subject, call_model
+from normscope.subjects.text import Corpus, Text, encode, load_text
+
+_REPEATED = "a single batch is repeated"
+_NOISE = "no loss: the input is noise"
 
 
 def make_subject(
@@ -24,40 +49,181 @@ def make_subject(
     text: Path | None = None,
     spec: str | None = None,
 ) -> Subject:
-    """A Subject of a module that is already built."""
-    notes: tuple[str, ...] = ()
-    if batch is None:
-        vocabulary = next(m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding))
-        corpus = encode(load_text(text), vocabulary)
-        portions = Portions(batch_size, seq_len, seed)
-        feed = Feed(
-            lambda: corpus.windows(batch_size, seq_len, seed),
-            f"{corpus.text.name} as {corpus.how}, {batch_size} sequences of {seq_len} tokens",
-            corpus.unigram_entropy,
+    """A Subject of a bare module, after one forward in eval mode to see that module and batch go together.
+
+    Without a batch, the module gets byte ids (B, T) of the text; where it wants floats, standard normal noise
+    (B, T, d) or (B, C, H, W). Without a loss, its own is used (a scalar in its output), else the next-token loss
+    where the output is (B, T, V) logits and no token sees a later one; else `loss_fn` is None and a note says why.
+
+    Args:
+        model: left as it is found.
+        batch: a tensor, a tuple of arguments, a mapping of keyword arguments, or an iterable of those.
+        loss_fn: `loss_fn(output, batch)` → scalar.
+        seed, batch_size, seq_len, text: of the batches that are made when none is given.
+        spec: what to call the model; by default its class.
+
+    Raises:
+        UsageError: where the forward or the loss fails on the batch, or they do not fit the memory.
+    """
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"a model of type {type(model).__name__}", "a torch.nn.Module", "give the module itself"
         )
-        loss_fn = loss_fn or next_token_loss
-    elif isinstance(batch, Tensor | tuple | dict):
-        feed = Feed(Replay([batch]), "the batch given")
-        notes = ("a single batch is repeated",)
-    else:
-        feed = Feed(Replay(batch), "the batches given")
-    parameter = next(model.parameters())
-    device, dtype = parameter.device, parameter.dtype
-    return Subject(
-        model=model,
-        batch=placed(feed.first, device, dtype),
-        loss_fn=loss_fn,
-        batches=lambda: (placed(b, device, dtype) for b in feed.batches()),
-        seed=seed,
+    return subject_of(
+        model,
+        batch,
+        loss_fn,
+        portions=Portions(batch_size, seq_len, seed),
+        text=load_text(text),
         spec=spec or type(model).__name__,
-        input=feed.input,
-        unigram_entropy=feed.unigram_entropy,
-        notes=notes,
     )
 
 
-def next_token_loss(output: Any, batch: Batch) -> Tensor:
-    """Mean cross-entropy of each token given those before it, in nats."""
-    logits = output if isinstance(output, Tensor) else output[0]
-    assert isinstance(batch, Tensor)
-    return F.cross_entropy(logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
+def subject_of(
+    model: nn.Module, batch: Any, loss_fn: LossFn | None, *, portions: Portions, text: Text, spec: str
+) -> Subject:
+    """`make_subject` with the text at hand."""
+    if batch is not None:
+        return _with_batch(model, batch, loss_fn, portions, spec)
+    if loss_fn is None and _is_of_transformers(model):
+        from normscope.subjects.hf_feed import diner, hf_subject
+        from normscope.subjects.hf_heads import head_kind_of
+
+        return hf_subject(diner(model, head_kind_of(model), portions, text, None), spec)
+    return _without_batch(model, loss_fn, portions, text, spec)
+
+
+def _is_of_transformers(model: nn.Module) -> bool:
+    hf = sys.modules.get("transformers")  # not imported: then it is none of theirs
+    return hf is not None and isinstance(model, hf.PreTrainedModel)
+
+
+def _with_batch(
+    model: nn.Module, batch: Any, loss_fn: LossFn | None, portions: Portions, spec: str
+) -> Subject:
+    if isinstance(batch, Tensor | tuple | Mapping):
+        single, words, notes = True, "the batch given", (_REPEATED,)
+    elif isinstance(batch, Iterable):
+        single, words, notes = False, "the batches given", ()
+    else:
+        raise UsageError(
+            f"a batch of type {type(batch).__name__}",
+            "a tensor, a tuple of arguments, a mapping of keyword arguments, or an iterable of those",
+            "change the batch",
+        )
+    replay = Replay([batch] if single else batch)
+    first = next(replay(), None)
+    if first is None:
+        raise UsageError(
+            f'"{spec}" with an iterator of batches that is empty', "at least one batch", "give one"
+        )
+    if not isinstance(first, Tensor | tuple | list | Mapping):
+        raise UsageError(
+            f'"{spec}" with an iterator that gives {type(first).__name__}',
+            "batches: a tensor, a tuple of arguments or a mapping of keyword arguments",
+            "change the iterator",
+        )
+    mode = fake_mode_of(model)
+    feed = Feed(replay, f"{words}, {shapes(first)}", notes=notes).map(lambda each: to_fake(each, mode))
+    subject = assemble(model, Attempt(feed, loss_fn), seed=portions.seed, spec=spec)
+    return subject if loss_fn is not None or mode is not None else with_found_loss(subject)
+
+
+def _without_batch(
+    model: nn.Module, loss_fn: LossFn | None, portions: Portions, text: Text, spec: str
+) -> Subject:
+    mode = fake_mode_of(model)
+    attempts = (
+        Attempt(feed.map(lambda batch: to_fake(batch, mode)), loss_fn)
+        for feed in _feeds(model, portions, text)
+    )
+    subject = first_that_runs(model, attempts, seed=portions.seed, spec=spec)
+    if loss_fn is not None or mode is not None or _NOISE in subject.notes:
+        return subject
+    return with_found_loss(subject)
+
+
+def _feeds(model: nn.Module, portions: Portions, text: Text) -> Iterator[Feed]:
+    """Ids where the module looks something up, else images where it convolves, else floats."""
+    arguments = arguments_of(model)
+    vocabulary = _vocabulary(model, arguments, portions)
+    if vocabulary is not None:
+        corpus = encode(text, vocabulary)
+        for length in lengths(portions.seq_len):
+            short, notes = portions.of_length(length), shortened(length, portions.seq_len)
+            if arguments.labels is not None:
+                yield from (feed.noting(*notes) for feed in _labelled_feeds(model, arguments, corpus, short))
+            yield _ids_feed(corpus, short, arguments.num_inputs).noting(*notes)
+        return
+    found = image_shapes(model, portions)
+    found += [(portions.batch_size, portions.seq_len, width) for width in float_widths(model)]
+    if not found:
+        raise UsageError(
+            f'model of class "{type(model).__name__}"',
+            "a module with an embedding, a norm or a linear map, from which its input can be told",
+            "give a batch: let the factory return (module, batch)",
+        )
+    for shape in found:
+        yield _noise_feed(shape, portions.seed, arguments.num_inputs)
+
+
+def _vocabulary(model: nn.Module, arguments: Arguments, portions: Portions) -> int | None:
+    if fake_mode_of(model) is not None:  # fake ids have no values to be known by
+        return next((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), None)
+    device, _ = where_and_what(model)
+    for length in lengths(portions.seq_len):
+        ids = pattern_ids(length, device)
+        rows = vocabulary_of(model, (ids,) * arguments.num_inputs, ids)
+        if rows is not None:
+            return rows
+    return None
+
+
+def _ids_feed(corpus: Corpus, portions: Portions, num_inputs: int) -> Feed:
+    def batches() -> Iterator[Batch]:
+        for ids in corpus.windows(portions.batch_size, num_inputs * portions.seq_len, portions.seed):
+            yield (
+                ids if num_inputs == 1 else tuple(part.contiguous() for part in ids.chunk(num_inputs, dim=1))
+            )
+
+    return Feed(batches, f"{corpus}, {portions}", corpus.unigram_entropy)
+
+
+def _labelled_feeds(
+    model: nn.Module, arguments: Arguments, corpus: Corpus, portions: Portions
+) -> Iterator[Feed]:
+    """For `forward(ids, targets=None)` that computes its own loss: the next ids as the labels it wants.
+
+    Some compare logits at t with the label at t (nanoGPT), some with the label at t + 1 (transformers).
+    """
+    first, name = arguments.first, arguments.labels
+    assert name is not None
+    device, _ = where_and_what(model)
+    ids = next(corpus.windows(portions.batch_size, portions.seq_len, portions.seed)).to(device)
+    with looking(model):
+        try:
+            output = call_model(model, {first: ids, name: ids})
+        except Exception:  # it does not take such labels; it goes without
+            return
+    if own_loss(output) is None:
+        return
+    shifts = shifts_labels(output, ids)
+    if shifts is None:
+        shifts = name.startswith("label")
+
+    def batches() -> Iterator[Batch]:
+        for ids in corpus.windows(portions.batch_size, portions.seq_len + (not shifts), portions.seed):
+            labels = ids if shifts else ids[:, 1:]
+            yield {first: ids[:, : portions.seq_len].contiguous(), name: labels.contiguous()}
+
+    yield Feed(batches, f"{corpus}, {portions}, the next ids as {name}", corpus.unigram_entropy)
+
+
+def _noise_feed(shape: tuple[int, ...], seed: int, num_inputs: int) -> Feed:
+    def batches() -> Iterator[Batch]:
+        sources = [noise(shape, seed + index) for index in range(num_inputs)]
+        while True:
+            parts = tuple(next(source) for source in sources)
+            yield parts[0] if num_inputs == 1 else parts
+
+    return Feed(batches, f"standard normal noise {shape}", notes=(_NOISE,))

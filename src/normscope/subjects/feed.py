@@ -1,5 +1,6 @@
 """What a subject eats: endless, deterministic batches, and words for them."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from normscope.errors import UsageError
 from normscope.subjects.subject import Batch
 
 
@@ -18,6 +20,20 @@ class Portions:
     batch_size: int
     seq_len: int
     seed: int
+
+    def __post_init__(self) -> None:
+        for name, value in (("batch size", self.batch_size), ("sequence length", self.seq_len)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise UsageError(f"{name} {value!r}", "a whole number from 1", f"change the {name}")
+        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
+            raise UsageError(f"seed {self.seed!r}", "a whole number from 0, under 2^63", "change the seed")
+
+    def of_length(self, length: int) -> "Portions":
+        """The same with sequences of another length."""
+        return dataclasses.replace(self, seq_len=length)
+
+    def __str__(self) -> str:
+        return f"{self.batch_size} sequences of {self.seq_len} tokens"
 
 
 @dataclass(frozen=True)
@@ -40,6 +56,14 @@ class Feed:
     def first(self) -> Batch:
         """The batch that probes measure on."""
         return next(self.batches())
+
+    def map(self, function: Callable[[Batch], Batch]) -> "Feed":
+        """The same with each batch changed."""
+        return dataclasses.replace(self, batches=lambda: map(function, self.batches()))
+
+    def noting(self, *notes: str) -> "Feed":
+        """The same with more notes."""
+        return dataclasses.replace(self, notes=(*self.notes, *notes))
 
 
 class Replay:
@@ -80,3 +104,10 @@ def placed(batch: Batch, device: torch.device, dtype: torch.dtype | None) -> Bat
         return tensor.to(device, dtype if tensor.is_floating_point() else None)
 
     return map_tensors(move, batch)
+
+
+def noise(shape: tuple[int, ...], seed: int) -> Iterator[Tensor]:
+    """Endless standard normal tensors of `shape`."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        yield torch.randn(shape, generator=generator)

@@ -1,70 +1,121 @@
-"""`hf:` specs → subjects."""
+"""`hf:` specs → subjects. Never the network, never remote code, never a pickle."""
 
 import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from normscope.errors import UsageError, describe
+from normscope.subjects.assemble import AttemptError
 from normscope.subjects.feed import Portions
-from normscope.subjects.hf_config import hf_config, weights_folder
-from normscope.subjects.hf_feed import hf_subject
+from normscope.subjects.hf_config import Configured, configured
+from normscope.subjects.hf_feed import diner, hf_subject
 from normscope.subjects.hf_heads import Head, heads_of
+from normscope.subjects.memory import is_out_of_memory, memory_refusals, require_room_for_model
+from normscope.subjects.rng import seeded
 from normscope.subjects.spec import Spec
 from normscope.subjects.subject import Subject
 from normscope.subjects.text import Text
 
 
 def load_hf(
-    spec: Spec, portions: Portions, text: Text, device: torch.device, dtype: torch.dtype | None
+    spec: Spec, portions: Portions, text: Text, device: torch.device, dtype: torch.dtype | None, fake: bool
 ) -> Subject:
     """The model that `spec` names with the first head that can be built and run."""
     with offline():
-        config = hf_config(spec)
+        made = configured(spec)
         refusals: list[UsageError] = []
-        for head in heads_of(config):
+        for head in heads_of(made.config):
             try:
-                model = _build(spec, head, config).to(device, dtype)
-                return hf_subject(model, head.kind, portions, text, spec.text)
-            except UsageError as refusal:
+                with seeded(portions.seed):
+                    model, notes = _build(spec, head, made, device, fake)
+                    eater = diner(model.to(device, dtype), head.kind, portions, text, made.folder)
+                    return hf_subject(eater, spec.text, (*made.notes, *notes))
+            except AttemptError as refusal:
                 refusals.append(refusal)
     if refusals:
         raise refusals[0]
     raise UsageError(
-        f'"{spec.text}" ({type(config).__name__})',
-        "a text or vision model",
+        f'"{spec.text}" ({type(made.config).__name__})',
+        "a text, vision or speech model that transformers can build by itself",
         "wrap it in a factory, file.py:factory",
     )
 
 
-def _build(spec: Spec, head: Head, config: Any) -> Any:
-    folder = weights_folder(spec)
+Built = tuple[Any, tuple[str, ...]]
+"""A model in train mode, and notes about it."""
+
+
+def _build(spec: Spec, head: Head, made: Configured, device: torch.device, fake: bool) -> Built:
+    given = f'model "{spec.text}"'
+    if not fake:
+        _require_room(head, made.config, given, device)
     try:
-        if folder is None:
-            return head.auto.from_config(config, dtype=torch.float32, trust_remote_code=False)
-        return head.auto.from_pretrained(
-            folder,
-            config=config,
-            dtype=torch.float32,
-            local_files_only=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-        ).train()
+        with memory_refusals(given):
+            if made.folder is None or fake:
+                return _with_random_weights(head, made.config), ()
+            return _with_weights(head, made.config, made.folder, given)
+    except UsageError:
+        raise
     except Exception as error:
-        raise UsageError(
-            f'"{spec.text}" ({describe(error)})', "a configuration that can be built", "change the options"
+        raise AttemptError(
+            f"{given} ({describe(error)})",
+            f"values from which {type(made.config).__name__} can build a model",
+            "change the options",
         ) from error
+
+
+def _with_random_weights(head: Head, config: Any) -> Any:
+    return head.auto.from_config(config, dtype=torch.float32, trust_remote_code=False).train()
+
+
+def _with_weights(head: Head, config: Any, folder: Path, given: str) -> Built:
+    model, report = head.auto.from_pretrained(
+        folder,
+        config=config,
+        dtype=torch.float32,
+        local_files_only=True,
+        use_safetensors=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+    )
+    missing = len(report["missing_keys"])
+    if missing and missing >= len(model.state_dict()):
+        raise UsageError(
+            f'{given} (no weight of "{folder}" has a name of {type(model).__name__})',
+            "weights of this model",
+            "check that config.json and model.safetensors belong together",
+        )
+    notes = (f"{missing} tensors are not in the file and start at random",) if missing else ()
+    return model.train(), notes
+
+
+def _require_room(head: Head, config: Any, given: str, device: torch.device) -> None:
+    """Counts parameters on the meta device, where they need no memory."""
+    try:
+        with torch.device("meta"):
+            model = _with_random_weights(head, config)
+    except Exception as error:  # the real build, which comes next, gives the same error or needs real tensors
+        if is_out_of_memory(error):
+            raise
+        return
+    require_room_for_model(model.parameters(), given, device)
 
 
 @contextmanager
 def offline() -> Iterator[None]:
     """No network, and none of transformers' advice, inside."""
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    from transformers.utils import logging
-
+    os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is first imported: stays for the process
+    try:
+        from transformers.utils import logging
+    except ImportError as error:
+        raise UsageError(
+            "a model of Hugging Face", "transformers to be installed", "run pip install 'normscope[hf]'"
+        ) from error
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -1,57 +1,232 @@
 """What a model of transformers is fed, by its head."""
 
+import dataclasses
+import inspect
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
-from normscope.errors import UsageError, describe
-from normscope.subjects.feed import Feed, Portions, placed
+from normscope.subjects.assemble import (
+    Attempt,
+    fake_mode_of,
+    first_that_runs,
+    lengths,
+    looking,
+    shortened,
+    to_fake,
+)
+from normscope.subjects.feed import Feed, Portions, noise
 from normscope.subjects.hf_heads import HeadKind
+from normscope.subjects.hf_shapes import FLOAT_INPUTS, float_shapes
+from normscope.subjects.loss import Ids, is_causal, output_loss, shifts_labels
 from normscope.subjects.masking import masked_batches
 from normscope.subjects.subject import Batch, LossFn, Subject, call_model
-from normscope.subjects.text import Corpus, Text, encode
-from normscope.subjects.untouched import untouched
+from normscope.subjects.text import Corpus, Text, encode, tokenised
+
+_FEW_SEQUENCES, _FEW_TOKENS = 2, 16
+_NOT_CAUSAL = "no loss: the model sees later tokens, and its own loss is for models that do not"
 
 
-def hf_subject(model: Any, kind: HeadKind, portions: Portions, text: Text, spec: str) -> Subject:
-    feed = _feed(model, kind, portions, text)
-    parameter = next(model.parameters())
-    device, dtype = parameter.device, parameter.dtype
-    return Subject(
-        model=model,
-        batch=placed(feed.first, device, dtype),
-        loss_fn=output_loss,
-        batches=lambda: (placed(batch, device, dtype) for batch in feed.batches()),
-        seed=portions.seed,
-        spec=spec,
-        input=feed.input,
-        unigram_entropy=feed.unigram_entropy,
-        notes=feed.notes,
+@dataclass(frozen=True)
+class Diner:
+    """A model of transformers, its head, and the text for it (None where it has no vocabulary).
+
+    Attributes:
+        mask: the id that stands for a hidden token: the model's own, else one that no byte uses.
+    """
+
+    model: Any
+    kind: HeadKind
+    portions: Portions
+    corpus: Corpus | None
+    mask: int = 0
+
+    @property
+    def main(self) -> str:
+        """The model's name for what it eats first."""
+        return getattr(self.model, "main_input_name", "input_ids")
+
+    @property
+    def two_stacks(self) -> bool:
+        """Whether there is a decoder that reads an encoder."""
+        return bool(getattr(self.model.config, "is_encoder_decoder", False))
+
+    def of_length(self, length: int) -> "Diner":
+        """The same with sequences of another length."""
+        return dataclasses.replace(self, portions=self.portions.of_length(length))
+
+
+def diner(model: Any, kind: HeadKind, portions: Portions, text: Text, folder: Path | None) -> Diner:
+    """Everything a feed is made of; the text in the model's own tokens where `folder` has a tokenizer.json."""
+    vocabulary = _vocabulary(model)
+    if vocabulary is None:
+        return Diner(model, kind, portions, None)
+    own_mask = getattr(model.config, "mask_token_id", None)
+    mask = own_mask if isinstance(own_mask, int) and 0 <= own_mask < vocabulary else vocabulary - 1
+    reserved = {mask, *(i for i in (getattr(model.config, "pad_token_id", None),) if isinstance(i, int))}
+    tokenizer = folder / "tokenizer.json" if folder else None
+    if tokenizer is not None and tokenizer.is_file():
+        corpus = tokenised(text, tokenizer, vocabulary)
+    else:
+        corpus = encode(text, vocabulary, reserved)
+    return Diner(model, kind, portions, corpus, mask)
+
+
+def _vocabulary(model: Any) -> int | None:
+    try:
+        weight = getattr(model.get_input_embeddings(), "weight", None)
+    except (NotImplementedError, AttributeError):  # what transformers raises where there is none
+        weight = None
+    size = getattr(model.config.get_text_config(), "vocab_size", None)
+    sizes = [s for s in (size, weight.shape[0] if weight is not None and weight.ndim == 2 else None) if s]
+    return int(min(sizes)) if isinstance(size, int) else None
+
+
+def hf_subject(eater: Diner, spec: str, notes: tuple[str, ...] = ()) -> Subject:
+    """The Subject of the first way of feeding `eater` that its forward takes."""
+    subject = _first(eater, spec, notes)
+    if eater.kind != "causal" or fake_mode_of(eater.model) is not None or _is_causal(subject):
+        return subject
+    masked = _first(dataclasses.replace(eater, kind="masked"), spec, notes)
+    assert isinstance(masked.batch, dict)
+    with looking(eater.model):
+        shifts = shifts_labels(call_model(eater.model, masked.batch), masked.batch["labels"])
+    if shifts is False:
+        return masked
+    subject.loss_fn, subject.unigram_entropy = None, None
+    subject.notes = (*subject.notes, _NOT_CAUSAL)
+    return subject
+
+
+def _first(eater: Diner, spec: str, notes: tuple[str, ...]) -> Subject:
+    mode = fake_mode_of(eater.model)
+    attempts = (
+        Attempt(feed.noting(*notes).map(lambda batch: to_fake(batch, mode)), loss_fn)
+        for feed, loss_fn in _feeds(eater)
     )
+    return first_that_runs(eater.model, attempts, seed=eater.portions.seed, spec=spec)
 
 
-def output_loss(output: Any, batch: Batch) -> Tensor:
-    """The loss that a model of transformers computes from the labels in its batch."""
-    return output.loss
+def _is_causal(subject: Subject) -> bool:
+    """On a few short sequences; on the batch's own length where the model cannot take them."""
+    assert isinstance(subject.batch, dict)
+    ids = subject.batch["input_ids"][:_FEW_SEQUENCES]
+    with looking(subject.model):
+        try:
+            return is_causal(subject.model, {"input_ids": ids[:, :_FEW_TOKENS]}, Ids("input_ids"))
+        except (RuntimeError, ValueError, AssertionError, IndexError):
+            return is_causal(subject.model, {"input_ids": ids}, Ids("input_ids"))
 
 
-def _feed(model: Any, kind: HeadKind, portions: Portions, text: Text) -> Feed:
-    vocabulary = model.get_input_embeddings().num_embeddings
-    mask = vocabulary - 1
-    corpus = encode(text, vocabulary, (mask,))
-    size = f"{portions.batch_size} sequences of {portions.seq_len} tokens"
-    words = f"{text.name} as {corpus.how}, {size}"
+Way = tuple[Feed, LossFn | None]
+
+
+def _feeds(eater: Diner) -> Iterator[Way]:
+    if eater.main not in FLOAT_INPUTS and eater.corpus is not None:
+        for length in lengths(eater.portions.seq_len):
+            feed, loss_fn = _text_feed(eater.of_length(length), eater.corpus)
+            yield feed.noting(*shortened(length, eater.portions.seq_len)), loss_fn
+    if eater.main in FLOAT_INPUTS:
+        for shape in float_shapes(eater.main, eater.model.config, eater.portions):
+            yield _float_feed(eater, eater.main, shape)
+    if eater.kind == "base":
+        yield from _everything(eater)
+
+
+def _text_feed(eater: Diner, corpus: Corpus) -> Way:
+    name, words = eater.main, f"{corpus}, {eater.portions}"
+    entropy = corpus.unigram_entropy
+    portions, kind = eater.portions, eater.kind
     if kind == "masked":
-        return Feed(
-            lambda: masked_batches(corpus, portions, mask, "input_ids", "labels"),
-            words + ", 15 % masked",
-            corpus.unigram_entropy,
-        )
-    return Feed(lambda: _causal(corpus, portions), words + ", next-token loss", corpus.unigram_entropy)
+        batches = lambda: masked_batches(corpus, portions, eater.mask, name, "labels")  # noqa: E731
+        return Feed(batches, f"{words}, 15 % masked", entropy), output_loss
+    if kind == "causal":
+        return Feed(lambda: _causal(corpus, portions), f"{words}, next-token loss", entropy), output_loss
+    other = "labels" if kind == "seq2seq" else "decoder_input_ids"
+    if kind == "seq2seq" or eater.two_stacks:
+        goal = ", the decoder to go on with the text" if kind == "seq2seq" else ", half to the decoder"
+        feed = Feed(lambda: _continued(corpus, portions, name, other), words + goal, entropy)
+        return feed, output_loss if kind == "seq2seq" else None
+    ids = Feed(
+        lambda: ({name: ids} for ids in corpus.windows(portions.batch_size, portions.seq_len, portions.seed)),
+        words,
+    )
+    return ids.noting("no loss: the model has no head"), None
 
 
 def _causal(corpus: Corpus, portions: Portions) -> Iterator[Batch]:
     for ids in corpus.windows(portions.batch_size, portions.seq_len, portions.seed):
-        yield {"input_ids": ids, "labels": ids.clone()}
+        yield {"input_ids": ids, "labels": ids.clone()}  # the model shifts them
+
+
+def _continued(corpus: Corpus, portions: Portions, name: str, other: str) -> Iterator[Batch]:
+    for ids in corpus.windows(portions.batch_size, 2 * portions.seq_len, portions.seed):
+        first, second = ids.chunk(2, dim=1)
+        yield {name: first.contiguous(), other: second.contiguous()}
+
+
+def _float_feed(eater: Diner, name: str, shape: tuple[int, ...]) -> Way:
+    portions = eater.portions
+    words = f"standard normal noise as {name} {shape}"
+    if eater.kind == "image-classification":
+        classes = eater.model.config.num_labels
+        return Feed(lambda: _labelled(name, shape, classes, portions), f"{words}, random labels"), output_loss
+    decoder = "labels" if eater.kind == "seq2seq" else "decoder_input_ids"
+    if eater.corpus is not None and (eater.kind == "seq2seq" or eater.two_stacks):
+        corpus = eater.corpus
+        feed = Feed(
+            lambda: _heard(name, shape, decoder, corpus, portions),
+            f"{words}, {corpus} to the decoder",
+            corpus.unigram_entropy,
+        )
+        return feed, output_loss if eater.kind == "seq2seq" else None
+    bare = Feed(lambda: ({name: tensor} for tensor in noise(shape, portions.seed)), words)
+    return bare.noting("no loss: the model has no head"), None
+
+
+def _labelled(name: str, shape: tuple[int, ...], classes: int, portions: Portions) -> Iterator[Batch]:
+    generator = torch.Generator().manual_seed(portions.seed)
+    for tensor in noise(shape, portions.seed):
+        yield {name: tensor, "labels": torch.randint(classes, (shape[0],), generator=generator)}
+
+
+def _heard(
+    name: str, shape: tuple[int, ...], decoder: str, corpus: Corpus, portions: Portions
+) -> Iterator[Batch]:
+    texts = corpus.windows(portions.batch_size, portions.seq_len, portions.seed)
+    for tensor, ids in zip(noise(shape, portions.seed), texts, strict=False):
+        yield {name: tensor, decoder: ids}
+
+
+def _everything(eater: Diner) -> Iterator[Way]:
+    """For models that need several inputs at once (CLIP): all that their forward names and we know."""
+    names = inspect.signature(eater.model.forward).parameters
+    floats = [name for name in FLOAT_INPUTS if name in names]
+    texts = [
+        name for name in ("input_ids", "decoder_input_ids") if name in names and eater.corpus is not None
+    ]
+    if len(floats) + len(texts) < 2:
+        return
+    portions = eater.portions
+    shapes = {name: float_shapes(name, eater.model.config, portions)[0] for name in floats}
+
+    def batches() -> Iterator[Batch]:
+        noises = {name: noise(shape, portions.seed) for name, shape in shapes.items()}
+        assert eater.corpus is not None or not texts
+        windows = {
+            name: eater.corpus.windows(portions.batch_size, portions.seq_len, portions.seed + i)  # type: ignore[union-attr]
+            for i, name in enumerate(texts)
+        }
+        while True:
+            yield {name: next(source) for name, source in (noises | windows).items()}
+
+    words = [f"standard normal noise as {name} {shape}" for name, shape in shapes.items()]
+    if texts:
+        words.append(f"{eater.corpus}, {portions}")
+    yield Feed(batches, "; ".join(words)).noting("no loss: the model has no head"), None
+
+
+__all__ = ["Diner", "diner", "hf_subject"]

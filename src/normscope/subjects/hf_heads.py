@@ -32,8 +32,36 @@ def heads_of(config: Any) -> list[Head]:
     ]
     heads = [head for head in candidates if type(config) in head.auto._model_mapping]
     kinds = {head.kind for head in heads}
-    if config.is_encoder_decoder and "seq2seq" in kinds:
+    if getattr(config, "is_encoder_decoder", False) and "seq2seq" in kinds:
         return [head for head in heads if head.kind in ("seq2seq", "base")]
     if {"causal", "masked"} <= kinds and not getattr(config, "is_decoder", False):
         return [head for head in heads if head.kind != "causal"] + [h for h in heads if h.kind == "causal"]
     return heads
+
+
+def head_kind_of(model: Any) -> HeadKind:
+    """The head of a model that somebody else built, by its class."""
+    from transformers.models.auto import modeling_auto as auto
+
+    name = type(model).__name__
+    tables: dict[HeadKind, tuple[Any, ...]] = {
+        "seq2seq": (
+            auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+            auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+        ),
+        "masked": (auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,),
+        "causal": (auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,),
+        "image-classification": (auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,),
+    }
+    for kind, mappings in tables.items():
+        if any(name in _names(mapping) for mapping in mappings):
+            return kind
+    return "base"
+
+
+def _names(mapping: Any) -> set[str]:
+    return {
+        name
+        for value in mapping.values()
+        for name in (value if isinstance(value, tuple | list) else (value,))
+    }

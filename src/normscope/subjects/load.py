@@ -1,18 +1,23 @@
 """`load`: a MODEL spec → a Subject."""
 
+import contextlib
 from pathlib import Path
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from normscope.subjects.bare import make_subject
+from normscope.errors import UsageError, describe
+from normscope.subjects.assemble import fake_mode_of
+from normscope.subjects.bare import subject_of
 from normscope.subjects.feed import Portions
 from normscope.subjects.hf import load_hf
+from normscope.subjects.memory import memory_refusals, require_room_for_ids, require_room_for_model
 from normscope.subjects.ours import load_ours
 from normscope.subjects.python import call_factory
 from normscope.subjects.rng import seeded
-from normscope.subjects.spec import parse
+from normscope.subjects.spec import Spec, parse
 from normscope.subjects.subject import Subject
-from normscope.subjects.text import load_text
+from normscope.subjects.text import Text, load_text
 
 
 def load(
@@ -24,11 +29,12 @@ def load(
     text: Path | None = None,
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = None,
+    fake: bool = False,
 ) -> Subject:
-    """Build what `spec` names and something to feed it.
+    """Build what `spec` names and something to feed it, and run one forward to see that they go together.
 
     The global generators (torch, NumPy, random) start from `seed` before anything is built, and come back as they
-    were. A factory of the user is run, as `python file.py` would; its prints go to stderr.
+    were. A factory of the user is run as `python file.py` would; its prints go to stderr.
 
     Args:
         spec: MODEL: `nn:decoder,scheme=post`, `hf:gpt2,n_layer=24`, `hf:PATH`, `file.py:factory` or
@@ -38,21 +44,45 @@ def load(
         text: a file of UTF-8 text; None is the Python standard library's source.
         device: where model and batches go.
         dtype: of the model's floating-point tensors; None leaves them as they are built.
+        fake: build from fake tensors, which have shapes and no values, so that a model of any size can be read.
+            Run its forwards inside `fake_mode_of(model)`.
 
     Raises:
         UsageError: for whatever cannot be used, on one line.
     """
     parsed = parse(spec)
     portions = Portions(batch_size, seq_len, seed)
+    place = _device(device)
+    require_room_for_ids(batch_size, seq_len)
     source = load_text(text)
-    place = torch.device(device)
-    with seeded(seed):
+    with seeded(seed), FakeTensorMode(allow_non_fake_inputs=True) if fake else contextlib.nullcontext():
         if parsed.kind == "hf":
-            return load_hf(parsed, portions, source, place, dtype)
+            return load_hf(parsed, portions, source, place, dtype, fake)
         if parsed.kind == "nn":
-            return load_ours(parsed, portions, source, place, dtype)
-        model, batch, loss_fn = call_factory(parsed)
-        model.to(place, dtype)
-        return make_subject(
-            model, batch, loss_fn, seed=seed, batch_size=batch_size, seq_len=seq_len, text=text, spec=spec
-        )
+            return load_ours(parsed, portions, source, place, dtype, fake)
+        return _load_python(parsed, portions, source, place, dtype)
+
+
+def _load_python(
+    spec: Spec, portions: Portions, text: Text, device: torch.device, dtype: torch.dtype | None
+) -> Subject:
+    given = f'model "{spec.text}"'
+    with memory_refusals(given):
+        model, batch, loss_fn = call_factory(spec)
+        if fake_mode_of(model) is None:
+            require_room_for_model(model.parameters(), given, device, built=True)
+        model.to(device, dtype)
+    return subject_of(model, batch, loss_fn, portions=portions, text=text, spec=spec.text)
+
+
+def _device(device: str | torch.device) -> torch.device:
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise UsageError(
+            f'device "{device}" ({describe(error).partition(".")[0]})',
+            "a device that this machine and this PyTorch have",
+            "leave --device out for the CPU",
+        ) from error
+    return place

@@ -4,54 +4,48 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from normscope.nn import Decoder, Output, build
+from normscope.nn import Decoder, build
 from normscope.nn.models import MODELS, Transformer
-from normscope.subjects.feed import Feed, Portions, placed
+from normscope.subjects.assemble import Attempt, assemble, fake_mode_of, to_fake
+from normscope.subjects.feed import Feed, Portions
+from normscope.subjects.loss import output_loss
 from normscope.subjects.masking import masked_batches
+from normscope.subjects.memory import memory_refusals, require_room_for_model
 from normscope.subjects.spec import Spec
 from normscope.subjects.subject import Batch, Subject
 from normscope.subjects.text import Corpus, Text, encode
 
+_CONTEXT = 1024
+
 
 def load_ours(
-    spec: Spec, portions: Portions, text: Text, device: torch.device, dtype: torch.dtype | None
+    spec: Spec, portions: Portions, text: Text, device: torch.device, dtype: torch.dtype | None, fake: bool
 ) -> Subject:
     """The model `spec` names, on batches of `text`."""
     options: dict[str, Any] = dict(spec.options)
-    if spec.name in MODELS and "context" not in options:
-        options["context"] = max(1024, portions.seq_len)
-    model = build(spec.name, **options).to(device, dtype)
-    feed = _feed(model, portions, text)
-    return Subject(
-        model=model,
-        batch=placed(feed.first, device, dtype),
-        loss_fn=_loss,
-        batches=lambda: (placed(batch, device, dtype) for batch in feed.batches()),
-        seed=portions.seed,
-        spec=spec.text,
-        input=feed.input,
-        unigram_entropy=feed.unigram_entropy,
-        notes=feed.notes,
-    )
-
-
-def _loss(output: Output, batch: Batch) -> Tensor:
-    assert output.loss is not None
-    return output.loss
+    if spec.name in MODELS:
+        options.setdefault("context", max(_CONTEXT, portions.seq_len))
+    given = f'model "{spec.text}"'
+    if not fake:
+        with torch.device("meta"):
+            require_room_for_model(build(spec.name, **options).parameters(), given, device)
+    with memory_refusals(given):
+        model = build(spec.name, **options).to(device, dtype)
+    mode = fake_mode_of(model)
+    feed = _feed(model, portions, text).map(lambda batch: to_fake(batch, mode))
+    return assemble(model, Attempt(feed, output_loss), seed=portions.seed, spec=spec.text)
 
 
 def _feed(model: Transformer, portions: Portions, text: Text) -> Feed:
-    size = f"{portions.batch_size} sequences of {portions.seq_len} tokens"
     vocabulary = model.config.vocab
     if isinstance(model, Decoder):
         corpus = encode(text, vocabulary)
-        words = f"{text.name} as {corpus.how}, {size}, next-token loss"
+        words = f"{corpus}, {portions}, next-token loss"
         return Feed(lambda: _next_token(corpus, portions), words, corpus.unigram_entropy)
-    mask = vocabulary - 1
+    mask = vocabulary - 1  # no byte of UTF-8 is 255
     corpus = encode(text, vocabulary, reserved=(mask,))
-    words = f"{text.name} as {corpus.how}, {size}, 15 % masked"
+    words = f"{corpus}, {portions}, 15 % masked"
     return Feed(
         lambda: masked_batches(corpus, portions, mask, "ids", "labels"), words, corpus.unigram_entropy
     )

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normscope.errors import UsageError
+from normscope.errors import UsageError, describe
 
 STANDARD_LIBRARY = "the Python standard library's source"
 _DEFAULT_BYTES = 2**20
 _MOST_BYTES = 2**24
+_TOKENISED_BYTES = 2**18
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,9 @@ class Corpus:
     text: Text
     ids: np.ndarray
     how: str
+
+    def __str__(self) -> str:
+        return f"{self.text.name} as {self.how}"
 
     @property
     def unigram_entropy(self) -> float:
@@ -109,6 +113,28 @@ def _is_utf8(data: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+def tokenised(text: Text, tokenizer: Path, vocabulary: int) -> Corpus:
+    """The text in the tokens of a `tokenizer.json`, for trained weights; the first quarter MiB is enough."""
+    from tokenizers import Tokenizer  # comes with transformers
+
+    try:
+        encoding = Tokenizer.from_file(str(tokenizer)).encode(
+            text.data[:_TOKENISED_BYTES].decode("utf-8", errors="ignore"), add_special_tokens=False
+        )
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise UsageError(
+            f'"{tokenizer}" ({describe(error)})', "a tokenizer", "mend or remove the file"
+        ) from error
+    ids = np.array(encoding.ids, dtype=np.int64)
+    if len(ids) and ids.max() >= vocabulary:
+        raise UsageError(
+            f'"{tokenizer}" (id {ids.max()})',
+            f"ids under the vocabulary of {vocabulary}",
+            "give the model's own",
+        )
+    return Corpus(text, ids, "tokens of its tokenizer.json")
 
 
 def encode(text: Text, vocabulary: int, reserved: Collection[int] = ()) -> Corpus:

@@ -1,0 +1,161 @@
+"""From a model and ways of feeding it to the Subject: the first way whose forward runs."""
+
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+
+from normscope.errors import UsageError, describe
+from normscope.subjects.feed import Feed, map_tensors, placed
+from normscope.subjects.memory import is_out_of_memory, memory_refusals, require_room_for_batch
+from normscope.subjects.subject import Batch, LossFn, Subject, call_model
+from normscope.subjects.untouched import untouched
+
+_SHORTER = (32, 16)
+_NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
+
+
+class AttemptError(UsageError):
+    """The model cannot be built, fed or judged this way; another way may do."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One way of feeding a model: batches, and the loss of its output on them (None: not known)."""
+
+    feed: Feed
+    loss_fn: LossFn | None
+
+
+def lengths(seq_len: int) -> tuple[int, ...]:
+    """Sequence lengths to try: the one that is asked for, then shorter ones."""
+    return (seq_len, *(length for length in _SHORTER if length < seq_len))
+
+
+def shortened(length: int, seq_len: int) -> tuple[str, ...]:
+    """The note that goes with a shorter length."""
+    if length == seq_len:
+        return ()
+    return (f"sequences of {length} tokens, as the model cannot take {seq_len}",)
+
+
+def first_that_runs(model: nn.Module, attempts: Iterable[Attempt], *, seed: int, spec: str) -> Subject:
+    """The Subject of the first attempt whose forward and loss run; the first attempt's error where none does."""
+    first: AttemptError | None = None
+    for attempt in attempts:
+        try:
+            return assemble(model, attempt, seed=seed, spec=spec)
+        except AttemptError as error:
+            first = first or error
+    assert first is not None, "at least one attempt"
+    raise first
+
+
+def assemble(model: nn.Module, attempt: Attempt, *, seed: int, spec: str) -> Subject:
+    """The Subject of one attempt, after one forward in eval mode; AttemptError where that fails."""
+    device, dtype = where_and_what(model)
+    feed = attempt.feed
+    batch = placed(feed.first, device, dtype)
+    subject = Subject(
+        model=model,
+        batch=batch,
+        loss_fn=attempt.loss_fn,
+        batches=lambda: (placed(each, device, dtype) for each in feed.batches()),
+        seed=seed,
+        spec=spec,
+        input=feed.input,
+        unigram_entropy=feed.unigram_entropy,
+        notes=feed.notes,
+    )
+    try_forward(model, batch, attempt.loss_fn, given=f'"{spec}" on {feed.input}')
+    return subject
+
+
+def where_and_what(model: nn.Module) -> tuple[torch.device, torch.dtype | None]:
+    """Device of the first parameter or buffer, and dtype of the first floating one."""
+    tensors = [*model.parameters(), *model.buffers()]
+    device = tensors[0].device if tensors else torch.device("cpu")
+    return device, next((t.dtype for t in tensors if t.is_floating_point()), None)
+
+
+def fake_mode_of(model: nn.Module) -> FakeTensorMode | None:
+    """The mode that a model of fake tensors was built in, None for a real one. Run its forwards inside it."""
+    return next((p.fake_mode for p in model.parameters() if isinstance(p, FakeTensor)), None)
+
+
+@contextlib.contextmanager
+def looking(model: nn.Module) -> Iterator[None]:
+    """For a look at what a forward gives: eval mode, no graph, no fused encoder, prints to stderr; all restored."""
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    eager = torch.compiler.set_stance("force_eager")  # a look is not worth a compilation
+    try:
+        with untouched(model), torch.no_grad(), eager, contextlib.redirect_stdout(sys.stderr):
+            model.eval()
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+
+
+def try_forward(model: nn.Module, batch: Batch, loss_fn: LossFn | None, *, given: str) -> None:
+    """One forward and loss. AttemptError where one fails, UsageError where memory does."""
+    mode = fake_mode_of(model)
+    if mode is None:
+        require_room_for_batch(model, batch, given)
+    with looking(model), memory_refusals(given), mode or contextlib.nullcontext():
+        try:
+            output = call_model(model, batch)
+        except _NEEDS_VALUES:
+            return  # a fake forward that has to look at values: nothing can be said
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            raise AttemptError(
+                f"{given} ({describe(error)})",
+                f"a forward that takes {shapes(batch)}",
+                "change --batch-size or --seq-len, or let a factory return (module, batch)",
+            ) from error
+        if loss_fn is not None:
+            _try_loss(loss_fn, output, batch, given)
+
+
+def _try_loss(loss_fn: LossFn, output: Any, batch: Batch, given: str) -> None:
+    do = "mend the loss_fn; it is called as loss_fn(output, batch)"
+    try:
+        loss = loss_fn(output, batch)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise AttemptError(f"loss of {given} ({describe(error)})", "a scalar tensor", do) from error
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+        shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else ""
+        raise AttemptError(f"loss of {given} ({type(loss).__name__}{shape})", "a scalar tensor", do)
+
+
+def shapes(batch: Any) -> str:
+    """The batch's tensors as "int64 (4, 64)", by name where they have one."""
+    if isinstance(batch, Tensor):
+        return f"{str(batch.dtype).removeprefix('torch.')} {tuple(batch.shape)}"
+    if isinstance(batch, dict):
+        return ", ".join(f"{name}: {shapes(value)}" for name, value in batch.items())
+    if isinstance(batch, tuple | list):
+        return ", ".join(shapes(value) for value in batch)
+    return type(batch).__name__
+
+
+def to_fake(batch: Batch, mode: FakeTensorMode | None) -> Batch:
+    """`batch` in fake tensors, where there is a mode for it."""
+    if mode is None:
+        return batch
+    return map_tensors(lambda t: t if isinstance(t, FakeTensor) else mode.from_tensor(t), batch)

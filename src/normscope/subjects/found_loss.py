@@ -1,0 +1,111 @@
+"""Which loss a subject has when nobody said."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from normscope.subjects.assemble import looking
+from normscope.subjects.guess import LABEL_NAMES, vocabulary_of
+from normscope.subjects.loss import Ids, NextToken, is_causal, logits_of, output_loss, own_loss, time_axis_of
+from normscope.subjects.subject import Batch, Subject, call_model
+
+
+def with_found_loss(subject: Subject) -> Subject:
+    """`subject` with the model's own loss, else the next-token loss where that means something, else a note.
+
+    Next-token loss asks for logits (B, T, V) over the vocabulary that the ids look up, and for earlier outputs that
+    another last token leaves alone: a model that sees the answer would only learn to copy it.
+    """
+    with looking(subject.model):
+        output = subject.forward()
+    places = _places_of_ids(subject)
+    if _is_meant(own_loss(output), output, subject.batch):
+        return _with_own_loss(subject, places)
+    for ids, vocabulary in places:
+        if logits_of(output, vocabulary) is None:
+            continue
+        with looking(subject.model):
+            axis = time_axis_of(subject.model, subject.batch, ids)
+            ids = dataclasses.replace(ids, time_axis=1 if axis is None else axis)
+            causal = is_causal(subject.model, subject.batch, ids)
+        if axis is None or not causal:
+            return _without(subject, "the next-token loss means nothing where tokens see later ones")
+        if axis == 0 and ids.key is None:
+            subject = _turned(subject)
+        subject.loss_fn = NextToken(ids)
+        return subject
+    return _without(
+        subject, "the model gives neither a loss nor logits (B, T, V) over the vocabulary of its ids"
+    )
+
+
+def _is_meant(loss: Tensor | None, output: Any, batch: Batch) -> bool:
+    """Whether a scalar is the loss of the batch: by name, by being all there is, or because there are labels.
+
+    (logits, auxiliary loss) of a mixture of experts without labels is none.
+    """
+    if loss is None:
+        return False
+    if loss is output or not isinstance(output, tuple | list) or hasattr(output, "loss"):
+        return True
+    return (
+        (isinstance(batch, Mapping)
+        and any(name in batch for name in LABEL_NAMES))
+        or (isinstance(batch, tuple) and len(batch) > 1)
+    )
+
+
+def _with_own_loss(subject: Subject, places: list[tuple[Ids, int]]) -> Subject:
+    """The model's own loss; not with labels of ours where the model sees the answer."""
+    ours = isinstance(subject.batch, Mapping) and subject.unigram_entropy is not None
+    if ours and places:
+        with looking(subject.model):
+            has_logits = logits_of(call_model(subject.model, subject.batch)) is not None
+            if has_logits and not is_causal(subject.model, subject.batch, places[0][0]):
+                return _without(subject, "the next-token loss means nothing where tokens see later ones")
+    subject.loss_fn = output_loss
+    return subject
+
+
+def _places_of_ids(subject: Subject) -> list[tuple[Ids, int]]:
+    """Where the batch holds ids (·, ·) that look a table up, with the number of its rows."""
+    found = []
+    for key, value in _entries(subject.batch):
+        if isinstance(value, Tensor) and value.ndim == 2 and not value.is_floating_point():
+            vocabulary = vocabulary_of(subject.model, subject.batch, value)
+            if vocabulary is not None:
+                found.append((Ids(key), vocabulary))
+    return found
+
+
+def _entries(batch: Batch) -> Iterator[tuple[int | str | None, Any]]:
+    if isinstance(batch, Tensor):
+        yield None, batch
+    elif isinstance(batch, Mapping):
+        yield from batch.items()
+    else:
+        yield from enumerate(batch)
+
+
+def _turned(subject: Subject) -> Subject:
+    """Ours were (B, T): the model wants time first."""
+    if subject.unigram_entropy is None:  # the user's own batch is as the user wants it
+        return subject
+    batches = subject.batches
+    subject.batches = lambda: (_transposed(batch) for batch in batches())
+    subject.batch = _transposed(subject.batch)
+    subject.notes = (*subject.notes, "ids are fed as (T, B), as the model has time first")
+    return subject
+
+
+def _transposed(batch: Batch) -> Tensor:
+    assert isinstance(batch, Tensor)
+    return batch.T.contiguous()
+
+
+def _without(subject: Subject, why: str) -> Subject:
+    subject.loss_fn, subject.unigram_entropy = None, None
+    subject.notes = (*subject.notes, f"no loss: {why}")
+    return subject

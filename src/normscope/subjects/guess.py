@@ -1,0 +1,134 @@
+"""What a bare module eats, found by looking at it and by trying."""
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from normscope.subjects.assemble import looking
+from normscope.subjects.feed import Portions
+from normscope.subjects.subject import Batch, call_model
+
+LABEL_NAMES = ("targets", "labels", "target", "label")
+_LOOKUPS = ("aten.embedding.default", "aten.index.Tensor", "aten.index_select.default")
+_IMAGE_SIDES = (224, 32, 64, 28, 96, 128, 256, 384)
+_MOST_WIDTHS = 6
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What a forward takes: how many tensors without a default, and the name of its labels if it has any."""
+
+    num_inputs: int
+    first: str
+    labels: str | None
+
+
+def arguments_of(model: nn.Module) -> Arguments:
+    """Read the signature of `model.forward`."""
+    try:
+        parameters = list(inspect.signature(model.forward).parameters.values())
+    except ValueError:  # a scripted module has none
+        return Arguments(1, "", None)
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    named = [p for p in parameters if p.kind in kinds]
+    required = [p for p in named if p.default is p.empty]
+    labels = next((p.name for p in named[1:] if p.name in LABEL_NAMES and p.default is None), None)
+    return Arguments(
+        max(1, len(required)), named[0].name if named else "", labels if len(required) == 1 else None
+    )
+
+
+def pattern_ids(length: int, device: torch.device) -> Tensor:
+    """Ids (2, length) of zeros and ones that no positions and no segments look like."""
+    return torch.tensor([0, 1, 1, 0, 1], device=device).repeat(length)[: 2 * length].view(2, length)
+
+
+def vocabulary_of(model: nn.Module, batch: Batch, ids: Tensor) -> int | None:
+    """Rows of the table that `ids` look up in a forward on `batch`, or None where they look nothing up."""
+    lookups = _Lookups(ids)
+    with looking(model), lookups:
+        try:
+            call_model(model, batch)
+        except Exception:  # it may have looked up before it failed, and the real attempt tells the user why
+            return lookups.rows
+    return lookups.rows
+
+
+class _Lookups(TorchDispatchMode):
+    """Remembers how many rows the table has that is looked up by `pattern`."""
+
+    def __init__(self, pattern: Tensor) -> None:
+        super().__init__()
+        self.pattern = pattern
+        self.rows: int | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if self.rows is None and str(func) in _LOOKUPS:
+            table, indices = args[0], [a for a in _flat(args[1:]) if isinstance(a, Tensor)]
+            if table.ndim == 2 and len(indices) == 1 and self._is_pattern(indices[0]):
+                self.rows = int(table.shape[0])
+        return output
+
+    def _is_pattern(self, indices: Tensor) -> bool:
+        if indices.numel() != self.pattern.numel() or indices.dtype not in (torch.int64, torch.int32):
+            return False
+        given = self.pattern.to(indices.dtype)
+        return any(torch.equal(indices.reshape(-1), p.reshape(-1)) for p in (given, given.T))
+
+
+def _flat(values: Any) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _flat(value)
+        else:
+            yield value
+
+
+def float_widths(model: nn.Module) -> list[int]:
+    """Feature sizes that (B, T, d) inputs may have: of the norms and linear maps, in the order they stand in."""
+    widths: dict[int, None] = {}
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm | nn.RMSNorm) and module.normalized_shape:
+            widths[module.normalized_shape[-1]] = None
+        elif isinstance(module, nn.Linear):
+            widths[module.in_features] = None
+        elif isinstance(module, nn.MultiheadAttention):
+            widths[module.embed_dim] = None
+    if not widths:  # norms and maps written by hand: the sizes of their weights
+        widths = dict.fromkeys(size for p in model.parameters() for size in p.shape)
+    return list(widths)[:_MOST_WIDTHS]
+
+
+def image_shapes(model: nn.Module, portions: Portions) -> list[tuple[int, ...]]:
+    """(B, C, H, W) for a model with a two-dimensional convolution, the likeliest side first; else nothing."""
+    convolution = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
+    if convolution is None:
+        return []
+    sides = dict.fromkeys([*_declared_sides(model), *_sides_of_positions(model, convolution), *_IMAGE_SIDES])
+    return [(portions.batch_size, convolution.in_channels, side, side) for side in sides]
+
+
+def _declared_sides(model: nn.Module) -> Iterator[int]:
+    """`image_size` or `img_size` of a module: 224 or (224, 224)."""
+    for module in model.modules():
+        for name in ("image_size", "img_size"):
+            size = vars(module).get(name)
+            size = size[0] if isinstance(size, tuple | list) and size else size
+            if isinstance(size, int):
+                yield size
+
+
+def _sides_of_positions(model: nn.Module, patches: nn.Conv2d) -> Iterator[int]:
+    """The side whose patches, with or without a class token, are as many as the learnt positions (1, N, d)."""
+    for parameter in model.parameters():
+        if parameter.ndim == 3 and parameter.shape[0] == 1:
+            for num_patches in (parameter.shape[1], parameter.shape[1] - 1):
+                side = round(num_patches**0.5)
+                if side > 1 and side * side == num_patches:
+                    yield side * int(patches.stride[0])

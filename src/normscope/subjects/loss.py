@@ -1,0 +1,155 @@
+"""Losses of a model's outputs, and what a model must be like for the next-token loss to mean something.
+
+Shapes: B sequences, T tokens, V vocabulary.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from normscope.subjects.subject import Batch, call_model
+
+IGNORED = -100
+"""Label of a position that does not count."""
+
+
+def own_loss(output: Any) -> Tensor | None:
+    """The scalar loss in a model's output: `.loss`, an output that is a scalar, or the only scalar of a tuple."""
+    named = _named(output, "loss")
+    if named is not None:
+        candidates = [named]
+    else:
+        candidates = list(output) if isinstance(output, tuple | list) else [output]
+    scalars = [c for c in candidates if isinstance(c, Tensor) and c.numel() == 1 and c.is_floating_point()]
+    return scalars[0] if len(scalars) == 1 else None
+
+
+def _named(output: Any, name: str) -> Any:
+    return output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+
+
+def output_loss(output: Any, batch: Batch) -> Tensor:
+    """The loss that the model itself computed from the labels in its batch."""
+    loss = own_loss(output)
+    assert loss is not None, "a model that gave a loss when it was loaded gives none now"
+    return loss.reshape(())
+
+
+def logits_of(output: Any, vocabulary: int | None = None) -> Tensor | None:
+    """The first floating tensor (·, ·, V) of an output; with `vocabulary`, V must be it."""
+    named = _named(output, "logits")
+    if isinstance(named, Tensor):
+        candidates = [named]
+    elif isinstance(output, Mapping):
+        candidates = list(output.values())
+    else:
+        candidates = list(output) if isinstance(output, tuple | list) else [output]
+    for candidate in candidates:
+        if isinstance(candidate, Tensor) and candidate.ndim == 3 and candidate.is_floating_point():
+            fits = vocabulary is None or candidate.shape[-1] == vocabulary
+            return candidate if fits else None
+    return None
+
+
+@dataclass(frozen=True)
+class Ids:
+    """Where a batch keeps its token ids (B, T) or, with `time_axis` 0, (T, B).
+
+    Attributes:
+        key: None for a batch that is the tensor itself, else an index of the tuple or a name of the mapping.
+    """
+
+    key: int | str | None
+    time_axis: int = 1
+
+    def read(self, batch: Any) -> Tensor:
+        """The ids of `batch`."""
+        return batch if self.key is None else batch[self.key]
+
+    def write(self, batch: Any, ids: Tensor) -> Batch:
+        """`batch` with other ids."""
+        if self.key is None:
+            return ids
+        if isinstance(batch, Mapping):
+            return {**batch, self.key: ids}
+        return tuple(ids if index == self.key else value for index, value in enumerate(batch))
+
+
+@dataclass(frozen=True)
+class NextToken:
+    """Mean cross-entropy, in nats, of each token given those before it: logits at t against the id at t + 1."""
+
+    ids: Ids
+
+    def __call__(self, output: Any, batch: Batch) -> Tensor:
+        logits, ids = logits_of(output), self.ids.read(batch)
+        assert logits is not None
+        axis, steps = self.ids.time_axis, ids.shape[self.ids.time_axis]
+        return cross_entropy(logits.narrow(axis, 0, steps - 1), ids.narrow(axis, 1, steps - 1))
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean over the positions whose label is not −100. (·, ·, V), (·, ·) → scalar, in float32 at least."""
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    return F.cross_entropy(logits.flatten(0, 1).to(dtype), labels.flatten(), ignore_index=IGNORED)
+
+
+@torch.no_grad()
+def time_axis_of(model: nn.Module, batch: Batch, ids: Ids) -> int | None:
+    """Which axis of the ids is time: 1 where sequences (rows) do not touch one another, 0 where columns do not.
+
+    None where both mix, or the output has no features for each token. `model` must be in eval mode.
+    """
+    for axis in (1, 0):
+        if _leaves_alone(model, batch, ids, axis=1 - axis, changed=0, kept=slice(1, None)):
+            return axis
+    return None
+
+
+@torch.no_grad()
+def is_causal(model: nn.Module, batch: Batch, ids: Ids) -> bool:
+    """Whether another last token leaves the output at all earlier tokens alone. `model` must be in eval mode."""
+    return _leaves_alone(model, batch, ids, axis=ids.time_axis, changed=-1, kept=slice(0, -1))
+
+
+def _leaves_alone(model: nn.Module, batch: Batch, ids: Ids, *, axis: int, changed: int, kept: slice) -> bool:
+    """Whether other ids at `changed` along `axis` leave the output at `kept` as it was."""
+    given = ids.read(batch)
+    before = logits_of(call_model(model, batch))
+    if before is None or before.shape[:2] != given.shape:
+        return False
+    other = given.clone()
+    other.select(axis, changed).copy_(_another(given.select(axis, changed)))
+    after = logits_of(call_model(model, ids.write(batch, other)))
+    if after is None or after.shape != before.shape:
+        return False
+    index = (slice(None),) * axis + (kept,)
+    tolerance = 16 * torch.finfo(before.dtype).eps * float(before.abs().max())
+    # A model that gives NaN is judged by what else it gives.
+    return torch.allclose(before[index], after[index], rtol=0.0, atol=tolerance, equal_nan=True)
+
+
+def _another(ids: Tensor) -> Tensor:
+    """Other ids, all of them in use: each one more than before, the largest becomes the smallest."""
+    top, bottom = int(ids.max()), int(ids.min())
+    if top == bottom:
+        return torch.full_like(ids, top - 1 if top else 1)
+    return torch.where(ids == top, bottom, ids + 1)
+
+
+@torch.no_grad()
+def shifts_labels(output: Any, labels: Tensor) -> bool | None:
+    """Whether the model's own loss compares logits at t with the label at t + 1 (True), at t (False), or neither."""
+    loss, logits = own_loss(output), logits_of(output)
+    if loss is None or logits is None or logits.shape[:2] != labels.shape:
+        return None
+    for shift in (True, False):
+        steps = labels.shape[1] - shift
+        expected = cross_entropy(logits[:, :steps], labels[:, labels.shape[1] - steps :])
+        if torch.isclose(loss.float().reshape(()), expected.float(), rtol=1e-3):
+            return shift
+    return None

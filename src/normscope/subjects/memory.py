@@ -1,0 +1,221 @@
+"""Room: what the machine has, what a model and a batch need, and one clear line where it is not enough."""
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from normscope.errors import UsageError
+from normscope.subjects.feed import map_tensors
+from normscope.subjects.subject import Batch, call_model
+from normscope.subjects.untouched import untouched
+
+COPIES = 5
+"""Weights, gradients, two Adam moments, and the copy that the forecast trains."""
+_FAR_BEYOND = 2.0  # a forward writes about twice what training keeps: under this, let the machine say
+_SMALL_IDS, _SMALL_FLOATS = 2**13, 2**21
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def available_bytes(device: torch.device) -> int | None:
+    """Bytes that can still be had on `device`; None where nobody says."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if device.type != "cpu":
+        return None
+    limits = [limit for limit in (_machine_bytes(), _cgroup_bytes()) if limit is not None]
+    return min(limits) if limits else None
+
+
+def _machine_bytes() -> int | None:
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
+def _cgroup_bytes() -> int | None:
+    """The tightest limit of this process's control groups, less what they use and cannot drop."""
+    rooms = []
+    for folder, limit_name, used_name, cache_name in _cgroup_folders():
+        limit, used = _number(folder / limit_name), _number(folder / used_name)
+        if limit is not None and used is not None:
+            rooms.append(limit - used + _cache(folder / "memory.stat", cache_name))
+    return max(0, min(rooms)) if rooms else None
+
+
+def _cgroup_folders() -> Iterator[tuple[Path, str, str, str]]:
+    own = Path("/proc/self/cgroup")
+    for line in own.read_text().splitlines() if own.is_file() else ():
+        _, controllers, group = line.split(":", 2)
+        if not controllers:
+            root, names = _CGROUP, ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            root = _CGROUP / "memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        leaf = root / group.lstrip("/")
+        for folder in (leaf, *leaf.parents):
+            if folder.is_relative_to(root):
+                yield folder, *names
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # not there, or "max": no limit
+        return None
+
+
+def _cache(path: Path, name: str) -> int:
+    if not path.is_file():
+        return 0
+    return sum(int(line.split()[1]) for line in path.read_text().splitlines() if line.split()[0] == name)
+
+
+def require_room_for_model(
+    parameters: Iterable[Tensor], given: str, device: torch.device, *, built: bool = False
+) -> None:
+    """UsageError where training in float32 would need more than `device` has left.
+
+    Args:
+        parameters: may be on meta.
+        built: the weights are there already and need no more room.
+    """
+    count = sum(parameter.numel() for parameter in parameters)
+    needed, room = 4 * count * (COPIES - built), available_bytes(device)
+    if room is not None and needed > room:
+        raise UsageError(
+            f"{given} ({count:,} parameters, {gigabytes(needed)} with gradients, Adam moments and a copy)",
+            f"at most the {gigabytes(room)} that this machine has free",
+            "make it smaller, or only read it: normscope anatomy needs no memory for weights",
+        )
+
+
+def require_room_for_ids(batch_size: int, seq_len: int) -> None:
+    """UsageError where the ids of one batch alone would fill the memory."""
+    needed, room = 8 * batch_size * seq_len, available_bytes(torch.device("cpu"))
+    if room is not None and 4 * needed > room:
+        raise UsageError(
+            f"{batch_size:,} sequences of {seq_len:,} tokens ({gigabytes(needed)} of ids)",
+            f"a batch for the {gigabytes(room)} that this machine has free",
+            "lower --batch-size or --seq-len",
+        )
+
+
+def require_room_for_batch(model: nn.Module, batch: Batch, given: str) -> None:
+    """UsageError where one forward on `batch` would write far more than the device has.
+
+    Runs the forward under FakeTensorMode; costs nothing for batches that are small, and says nothing where a model
+    cannot be run so.
+    """
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    room = available_bytes(device)
+    if room is None or _is_small(batch):
+        return
+    written = bytes_written(model, batch)
+    if written is not None and written > _FAR_BEYOND * room:
+        raise UsageError(
+            f"{given} (one forward writes {gigabytes(written)})",
+            f"a batch for the {gigabytes(room)} that this machine has free",
+            "lower --batch-size or --seq-len",
+        )
+
+
+def bytes_written(model: nn.Module, batch: Batch) -> int | None:
+    """Bytes of all tensors that one forward makes, views left out; None where a fake forward is impossible."""
+    fakes = FakeTensorMode(allow_non_fake_inputs=True)
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    counter = _Written()
+    with untouched(model):
+        model.eval()
+        try:
+            with torch.no_grad(), fakes, sdpa_kernel(SDPBackend.MATH):
+                stand_ins = {name: fakes.from_tensor(tensor) for name, tensor in state.items()}
+                fake_batch = map_tensors(fakes.from_tensor, batch)
+                with counter:
+                    torch.func.functional_call(_Caller(model), _under("model", stand_ins), (fake_batch,))
+        except Exception:  # a forward that looks at values cannot be estimated; the real one will say
+            return None
+    return counter.bytes
+
+
+class _Caller(nn.Module):
+    """Gives `functional_call` one argument, the batch."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Batch) -> Any:
+        return call_model(self.model, batch)
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+
+
+class _Written(TorchDispatchMode):
+    """Counts the bytes of new tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if not func.is_view and not func._schema.is_mutable:
+            outputs = output if isinstance(output, tuple | list) else (output,)
+            self.bytes += sum(t.numel() * t.element_size() for t in outputs if isinstance(t, Tensor))
+        return output
+
+
+def _is_small(batch: Batch) -> bool:
+    sizes = {True: 0, False: 0}
+
+    def count(tensor: Tensor) -> Tensor:
+        sizes[tensor.is_floating_point()] += tensor.numel()
+        return tensor
+
+    map_tensors(count, batch)
+    return sizes[False] < _SMALL_IDS and sizes[True] < _SMALL_FLOATS
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error` says that memory was refused."""
+    refused = ("can't allocate memory", "not enough memory", "out of memory", "failed to allocate")
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and any(words in str(error).lower() for words in refused)
+    )
+
+
+@contextmanager
+def memory_refusals(given: str) -> Iterator[None]:
+    """Refused memory inside becomes a UsageError about `given`."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UsageError(
+            f"{given} (out of memory)",
+            "a model and a batch that fit the device's memory",
+            "lower --batch-size or --seq-len, or make the model smaller",
+        ) from error
+
+
+def gigabytes(count: float) -> str:
+    """Bytes for people."""
+    return f"{count / 2**30:,.1f} GiB"
