@@ -18,6 +18,7 @@ from normscope.errors import UsageError
 from normscope.probes import (
     PROBES,
     Forecast,
+    ForecastInterrupted,
     Measurement,
     Measurements,
     forecast,
@@ -146,6 +147,8 @@ def check(
         with untouched(subject.model), memory_errors_named():
             _measure(run, progress or (lambda stage, done, total: None), reraise)
     except KeyboardInterrupt as stop:
+        if isinstance(stop, ForecastInterrupted):
+            run.forecast = stop.forecast
         run.notes.append("interrupted: what follows is what was measured until then")
         raise CheckInterrupted(run.report()) from stop
     return run.report()

@@ -1,6 +1,43 @@
 """Measuring: one file a probe."""
 
-from normscope.probes.forecast_record import Forecast, ForecastStep
-from normscope.probes.measurement import Measurement, Measurements, not_measured
+from collections.abc import Callable
 
-__all__ = ["Forecast", "ForecastStep", "Measurement", "Measurements", "not_measured"]
+from normscope.anatomy import Anatomy
+from normscope.probes.attention import measure_attention
+from normscope.probes.forecast import forecast, forecast_measurements
+from normscope.probes.forecast_record import Forecast, ForecastInterrupted, ForecastStep
+from normscope.probes.gradient import measure_gradient
+from normscope.probes.jacobian import measure_jacobian
+from normscope.probes.measurement import Measurement, Measurements, not_measured
+from normscope.probes.precision import measure_precision
+from normscope.probes.signal import measure_signal
+from normscope.probes.weights import measure_weights
+from normscope.subjects import Subject
+
+PROBES: dict[str, Callable[[Subject, Anatomy], list[Measurement]]] = {
+    "weights": measure_weights,
+    "signal": measure_signal,
+    "attention": measure_attention,
+    "gradient": measure_gradient,
+    "jacobian": measure_jacobian,
+    "precision": measure_precision,
+}
+"""What a check measures, in this order; the forecast comes after them. A new probe is one entry here."""
+
+__all__ = [
+    "PROBES",
+    "Forecast",
+    "ForecastInterrupted",
+    "ForecastStep",
+    "Measurement",
+    "Measurements",
+    "forecast",
+    "forecast_measurements",
+    "measure_attention",
+    "measure_gradient",
+    "measure_jacobian",
+    "measure_precision",
+    "measure_signal",
+    "measure_weights",
+    "not_measured",
+]
