@@ -1,5 +1,8 @@
 """Reading: the residual stream of any Transformer, from its dataflow."""
 
+from normscope.anatomy.capture import capture
+from normscope.anatomy.measuring import measuring
+from normscope.anatomy.reading import read_anatomy
 from normscope.anatomy.types import (
     Anatomy,
     AttentionSites,
@@ -12,4 +15,17 @@ from normscope.anatomy.types import (
     Stack,
 )
 
-__all__ = ["Anatomy", "AttentionSites", "Block", "Branch", "Norm", "Projection", "Scale", "Site", "Stack"]
+__all__ = [
+    "Anatomy",
+    "AttentionSites",
+    "Block",
+    "Branch",
+    "Norm",
+    "Projection",
+    "Scale",
+    "Site",
+    "Stack",
+    "capture",
+    "measuring",
+    "read_anatomy",
+]

@@ -1,0 +1,206 @@
+"""From the graph to the `Anatomy`: stacks of blocks of branches, with their sites.
+
+The last add of a stack takes the placement of its peers: a norm after it is the stream's in a Post-LN stack, and the
+final norm otherwise.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from normscope.anatomy.attention import Attention, find_attentions
+from normscope.anatomy.blocks import Group, common_path, group_sums, pattern
+from normscope.anatomy.branches import Limb, read_limbs
+from normscope.anatomy.graph import Graph, Op, Value
+from normscope.anatomy.nesting import untangle
+from normscope.anatomy.norms import FoundNorm, find_norms
+from normscope.anatomy.projections import owner, read_projections
+from normscope.anatomy.residual import Sum, find_sums
+from normscope.anatomy.schemes import combine, join_of, placement_of, scheme_of
+from normscope.anatomy.stacks import Strand, name_stacks, strands
+from normscope.anatomy.streams import Link, link, norms_on
+from normscope.anatomy.types import Anatomy, AttentionSites, Block, Branch, Norm, Projection, Stack
+
+
+@dataclass(eq=False)
+class Reading:
+    """Everything found in one graph, before it is put into words."""
+
+    graph: Graph
+    norms: dict[Value, FoundNorm]
+    attentions: list[Attention]
+    limbs: dict[Sum, list[Limb]] = field(default_factory=dict)
+    links: dict[Sum, Link] = field(default_factory=dict)
+    groups: list[Group] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+    stream_norm: dict[Sum, list[FoundNorm]] = field(default_factory=dict)
+
+
+def assemble(graph: Graph) -> Anatomy:
+    """The anatomy of a recorded forward."""
+    reading = Reading(graph, find_norms(graph.ops), find_attentions(graph.ops))
+    _opaque_ops(reading)
+    stream = untangle(find_sums(graph, reading.norms), reading.norms)
+    reading.unread += stream.unread
+    reading.limbs = {s: read_limbs(s, reading.norms, reading.attentions) for s in stream.sums}
+    sums = [s for s in stream.sums if reading.limbs[s]]
+    owners = {
+        op: path for s in sums for limb in reading.limbs[s] for op in limb.mixers if (path := owner(op))
+    }
+    reading.groups = group_sums(sums, reading.limbs, owners)
+    kept = [s for group in reading.groups for s in group.sums]
+    _say_dropped(reading, [s for s in sums if s not in set(kept)], kept)
+    by_value = {s.value: s for s in kept}
+    reading.links = {s: link(s, by_value, reading.norms) for s in kept}
+    found = strands(reading.groups, reading.links, reading.unread)
+    for strand in found:
+        _stream_norms(reading, strand)
+    names = name_stacks(found, reading.limbs)
+    stacks = tuple(_stack(reading, strand, name) for strand, name in zip(found, names, strict=True))
+    if not stacks:
+        reading.unread.append(
+            "no residual sum was found: no add whose one term is read by another through learnt weights"
+        )
+    return Anatomy(stacks, tuple(dict.fromkeys(reading.unread)), graph.written_bytes)
+
+
+def _opaque_ops(reading: Reading) -> None:
+    for name, count in Counter(op.name for op in reading.graph.opaque).items():
+        first = next(op for op in reading.graph.opaque if op.name == name)
+        where = first.call.path or "the root module"
+        reading.unread.append(f"{name} in {where} is opaque ({count} calls): what it does inside is not seen")
+
+
+def _say_dropped(reading: Reading, dropped: list[Sum], kept: list[Sum]) -> None:
+    """A sum before the first block belongs to the embedding; one between or behind blocks is said."""
+    first = min((s.value.index for s in kept), default=0)
+    for s in dropped:
+        if s.value.index > first:
+            reading.unread.append(
+                f"a residual sum outside any repeated module, in {s.op.call.path or 'the root module'}"
+            )
+
+
+def _stream_norms(reading: Reading, strand: Strand) -> None:
+    """The norms between each sum and the next; for the last sum, what its peers have."""
+    sums = [s for group in strand.groups for s in group.sums]
+    for s, after in zip(sums, sums[1:], strict=False):
+        linked = reading.links[after]
+        reading.stream_norm[s] = linked.norms if linked.direct and linked.before is s else []
+    last = sums[-1]
+    direct = [s for s, after in zip(sums, sums[1:], strict=False) if reading.links[after].direct]
+    peers = [s for s in direct if _same_place(reading, s, last)] or direct
+    posts = sum(bool(reading.stream_norm[s]) for s in peers)
+    own = norms_on(last.value, reading.norms)
+    alone = not peers and all(not limb.norms_in and limb.norm_out is None for limb in reading.limbs[last])
+    reading.stream_norm[last] = own[:1] if (posts * 2 > len(peers) or alone) and own else []
+
+
+def _same_place(reading: Reading, s: Sum, last: Sum) -> bool:
+    """Whether both sums stand at the same place of their blocks."""
+    at = {t: group.sums.index(t) - len(group.sums) for group in reading.groups for t in group.sums}
+    return at[s] == at[last]
+
+
+def _stack(reading: Reading, strand: Strand, name: str) -> Stack:
+    blocks = tuple(_block(reading, group) for group in strand.groups)
+    last = strand.groups[-1].sums[-1]
+    leaving = _leaving(reading, last)
+    after = [n for n in norms_on(leaving, reading.norms, pooled=True) if not _in_limb(reading, n, last)]
+    after = [n for n in after if n not in reading.stream_norm.get(last, [])]
+    final = after[0] if after else None
+    hidden = final.output if final is not None else leaving
+    final_norm = _norm(reading, final) if final is not None else None
+    return Stack(name, blocks, final_norm, reading.graph.site(hidden))
+
+
+def _in_limb(reading: Reading, norm: FoundNorm, last: Sum) -> bool:
+    """A later branch's own entry norm (a decoder's, reading this stack) is not this stack's final norm."""
+    return any(norm in limb.norms_in for s, limbs in reading.limbs.items() if s is not last for limb in limbs)
+
+
+def _leaving(reading: Reading, total: Sum) -> Value:
+    """The stream behind a sum, after its stream norm."""
+    found = reading.stream_norm.get(total)
+    return found[-1].output if found else total.value
+
+
+def _block(reading: Reading, group: Group) -> Block:
+    branches = [branch for s in group.sums for branch in _branches(reading, group, s)]
+    path, nth = group.place
+    return Block(
+        path,
+        nth,
+        tuple(branches),
+        entry=reading.graph.site(group.sums[0].skip),
+        exit=reading.graph.site(_leaving(reading, group.sums[-1])),
+    )
+
+
+def _branches(reading: Reading, group: Group, total: Sum) -> list[Branch]:
+    return [_branch(reading, group, limb) for limb in reading.limbs[total]]
+
+
+def _branch(reading: Reading, group: Group, limb: Limb) -> Branch:
+    total, graph = limb.sum, reading.graph
+    after = reading.stream_norm.get(total, [])
+    placement = placement_of(limb, bool(after))
+    join = join_of(total.stream_factors, limb.factors)
+    path, call = _path(group, limb)
+    if limb.norms_in and limb.raw_entry:
+        reading.unread.append(f"{path} reads the stream both normed and as it is")
+    ends = [limb.norm_out] if limb.norm_out is not None else []
+    slots = [*limb.norms_in, *ends, *after]
+    return Branch(
+        kind=_kind(reading, limb),
+        placement=placement,
+        norm=slots[0].kind if slots else "none",
+        path=path,
+        call=call,
+        join=join,
+        stream_scale=combine(total.stream_factors),
+        branch_scale=combine(limb.factors),
+        scheme=scheme_of(limb, placement, join, reading.norms),
+        entry=graph.site(total.skip),
+        output=graph.site(limb.output),
+        sum=graph.site(total.value),
+        norms=tuple(_norm(reading, norm) for norm in slots),
+        projections=read_projections(graph, limb),
+        attention=tuple(_attention_sites(graph, a) for a in limb.attentions),
+    )
+
+
+def _kind(reading: Reading, limb: Limb) -> str:
+    return limb.kind
+
+
+def _path(group: Group, limb: Limb) -> tuple[str, int]:
+    """The innermost module that holds the branch's matmuls; the last one's where that is the block itself."""
+    owners = [path for op in limb.mixers if (path := owner(op)) is not None]
+    block, nth = group.place
+    if not owners:
+        return limb.mixers[-1].call.path, limb.mixers[-1].call.nth
+    path = common_path(owners)
+    if path == block or not path.startswith(block):
+        path = owners[-1]
+    calls = {call.path: call.nth for op in limb.mixers for call in op.call.around()}
+    return path, calls.get(path, nth)
+
+
+def _norm(reading: Reading, norm: FoundNorm) -> Norm:
+    weight = norm.weight.name if norm.weight is not None else None
+    return Norm(
+        norm.kind,
+        norm.core.call.path,
+        reading.graph.site(norm.input),
+        reading.graph.site(norm.output),
+        norm.eps,
+        weight,
+        norm.weight_offset,
+    )
+
+
+def _attention_sites(graph: Graph, a: Attention) -> AttentionSites:
+    return AttentionSites(*(graph.site(v) for v in (a.query, a.key, a.value, a.logits, a.probabilities)))
+
+
+__all__ = ["Op", "Projection", "assemble", "pattern"]

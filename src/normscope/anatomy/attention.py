@@ -1,0 +1,193 @@
+"""Find attention: a softmax whose input is a product of two activations, and where its operands are.
+
+Also says what a branch does with tokens: softmax attention, or two chained products of activations (linear
+attention); convolution, FFT and scans otherwise; none of them is a feed-forward.
+"""
+
+from dataclasses import dataclass
+
+from normscope.anatomy.graph import Op, Value
+from normscope.anatomy.ops import (
+    CONVOLUTIONS,
+    FOURIER,
+    FUSED_ATTENTION,
+    RECURRENT,
+    SAME,
+    SOFTMAX,
+    matmul_operands,
+    weight_of,
+)
+
+_BEFORE_SOFTMAX = SAME | frozenset(
+    {
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "where",
+        "masked_fill",
+        "tanh",
+        "slice",
+        "cat",
+        "select",
+        "index",
+        "rsub",
+        "stack",
+    }
+    | {
+        "clamp",
+        "minimum",
+        "maximum",
+        "constant_pad_nd",
+        "gather",
+        "as_strided",
+        "copy",
+        "overwrite",
+        "index_put",
+    }
+)
+_AFTER_SOFTMAX = SAME | frozenset(
+    {"mul", "where", "masked_fill", "slice", "select", "nan_to_num", "index", "div"}
+)
+_SCANS = frozenset({"cumsum", "cumprod", "logcumsumexp", "associative_scan", "higher_order.associative_scan"})
+
+
+@dataclass(eq=False)
+class Attention:
+    """Operands of one attention as they meet: logits = q·k (+ mask), probabilities·v."""
+
+    query: Value
+    key: Value
+    value: Value
+    logits: Value
+    probabilities: Value
+    output: Value
+
+
+def find_attentions(ops: list[Op]) -> list[Attention]:
+    """Every softmax attention of the recording, in order."""
+    found = (_attention(op) for op in ops if op.base in SOFTMAX and op.inputs and op.inputs[0].live)
+    return [attention for attention in found if attention is not None]
+
+
+def _attention(op: Op) -> Attention | None:
+    product = _product_before(op.inputs[0])
+    use = _product_after(op.outputs[0])
+    if product is None or use is None:
+        return None
+    operands, used = matmul_operands(product), matmul_operands(use[0])
+    assert operands is not None and used is not None
+    other = used[1] if used[0] is use[1] else used[0]
+    return Attention(operands[0], operands[1], other, op.inputs[0], op.outputs[0], use[0].outputs[0])
+
+
+def is_activation_product(op: Op) -> bool:
+    """A matmul of two activations."""
+    operands = matmul_operands(op)
+    return operands is not None and all(v.live for v in operands)
+
+
+def _product_before(logits: Value) -> Op | None:
+    queue, seen = [logits], set()
+    while queue:
+        value = queue.pop(0)
+        op = value.op
+        if op is None or value in seen or not value.live:
+            continue
+        seen.add(value)
+        if is_activation_product(op):
+            return op
+        if op.base in _BEFORE_SOFTMAX:
+            queue.extend(op.inputs)
+    return None
+
+
+def _product_after(probabilities: Value) -> tuple[Op, Value] | None:
+    """The matmul that takes the probabilities to the values, and its operand that they are."""
+    queue, seen = [probabilities], set()
+    while queue:
+        value = queue.pop(0)
+        if value in seen:
+            continue
+        seen.add(value)
+        for op in value.users:
+            operands = matmul_operands(op)
+            if operands is not None and value in operands:
+                if is_activation_product(op):
+                    return op, value
+            elif op.base in _AFTER_SOFTMAX:
+                queue.extend(op.outputs)
+    return None
+
+
+def has_linear_attention(region: list[Value]) -> bool:
+    """Whether one product of activations feeds another."""
+    products = [v for v in region if v.op is not None and is_activation_product(v.op)]
+    if any(v.base in _SCANS for v in region):
+        return False
+    for later in products[1:]:
+        behind = _without_weights(later, products[0].index)
+        if any(p is not later and p in behind for p in products):
+            return True
+    return False
+
+
+def _without_weights(value: Value, above: int) -> set[Value]:
+    """What `value` comes from without passing a parameterised matmul."""
+    found: set[Value] = set()
+    stack = [value]
+    while stack:
+        here = stack.pop()
+        if here in found or here.index < above or here.op is None:
+            continue
+        found.add(here)
+        if weight_of(here.op) is None:
+            stack.extend(here.op.inputs)
+    return found
+
+
+def mixes_tokens(region: list[Value]) -> bool:
+    """Whether a convolution (wider than one), an FFT, a scan or a recurrent op is among these."""
+    for value in region:
+        op = value.op
+        if op is None:
+            continue
+        if op.base in FOURIER | RECURRENT | _SCANS:
+            return True
+        if op.base in CONVOLUTIONS and any(n > 1 for n in op.inputs[1].shape[2:]):
+            return True
+    return False
+
+
+def is_fused_attention(region: list[Value]) -> bool:
+    """Whether an attention runs as one op that hides its logits."""
+    return any(v.base in FUSED_ATTENTION for v in region)
+
+
+def projections_into(attention: Attention) -> list[Op]:
+    """The parameterised matmuls that made an attention's keys and values (in cross-attention: of a second stream)."""
+    found: list[Op] = []
+    stack, seen = [attention.key, attention.value], set()
+    while stack:
+        value = stack.pop()
+        if value in seen or value.op is None or not value.live:
+            continue
+        seen.add(value)
+        if weight_of(value.op) is not None:
+            found.append(value.op)
+        elif not is_activation_product(value.op):
+            stack.extend(value.op.inputs)
+    return sorted(set(found), key=lambda op: op.outputs[0].index)
+
+
+def logits_of(ops: list[Op]) -> set[Value]:
+    """Everything elementwise in front of a softmax: scores, biases and masks are no stream."""
+    found: set[Value] = set()
+    stack = [op.inputs[0] for op in ops if op.base in SOFTMAX and op.inputs]
+    while stack:
+        value = stack.pop()
+        if value in found or value.op is None or value.base not in _BEFORE_SOFTMAX:
+            continue
+        found.add(value)
+        stack.extend(v for v in value.op.inputs if v.floating)
+    return found

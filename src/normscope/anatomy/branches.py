@@ -1,0 +1,125 @@
+"""Name what each branch of a sum does and where its norms sit.
+
+From the skip, walk forward until a norm or something learnt is met: when norms come first on every way, the branch
+is normed at its entry. From the branch's end, walk back through views and scales: a norm met there is at its output.
+Whether a norm follows the sum is seen by the next sum (`streams`).
+"""
+
+from dataclasses import dataclass, field
+
+from normscope.anatomy.attention import (
+    Attention,
+    has_linear_attention,
+    is_fused_attention,
+    mixes_tokens,
+    projections_into,
+)
+from normscope.anatomy.graph import Op, Value, between
+from normscope.anatomy.norms import FoundNorm
+from normscope.anatomy.ops import SAME, is_mixing
+from normscope.anatomy.residual import Factor, Sum, Term, scale_step
+from normscope.anatomy.types import Kind
+
+
+@dataclass(eq=False)
+class Limb:
+    """A branch while it is being read: the term, what it is made of, the norms found at its ends."""
+
+    sum: Sum
+    output: Value
+    factors: list[tuple[Factor, ...]]
+    region: list[Value]
+    mixers: list[Op]
+    attentions: list[Attention]
+    kind: Kind
+    norms_in: list[FoundNorm] = field(default_factory=list)
+    norm_out: FoundNorm | None = None
+    raw_entry: bool = False
+    parallel: bool = False
+
+
+def read_limbs(total: Sum, norms: dict[Value, FoundNorm], attentions: list[Attention]) -> list[Limb]:
+    """The branches of a sum; a plain sum of an attention and something else is two parallel branches."""
+    limbs = [limb for term in total.branches for limb in _split(total, term, norms, attentions)]
+    for limb in limbs:
+        limb.parallel = len(limbs) > 1
+    return limbs
+
+
+def _split(total: Sum, term: Term, norms: dict[Value, FoundNorm], attentions: list[Attention]) -> list[Limb]:
+    whole = _limb(total, term, norms, attentions)
+    if whole is None:
+        return []
+    parts = [_limb(total, leaf, norms, attentions) for leaf in term.inner]
+    found = [part for part in parts if part is not None]
+    if len(found) > 1 and len({part.kind for part in found}) > 1 and whole.norm_out is None:
+        return [limb for leaf in term.inner for limb in _split(total, leaf, norms, attentions)]
+    return [whole]
+
+
+def _limb(total: Sum, term: Term, norms: dict[Value, FoundNorm], attentions: list[Attention]) -> Limb | None:
+    region = total.region(term)
+    inside = {total.skip, *region}
+    mixers = [op for op in dict.fromkeys(v.op for v in region) if op is not None and is_mixing(op, inside)]
+    if not mixers:
+        return None
+    own = [a for a in attentions if a.output in inside]
+    side = [op for a in own for op in projections_into(a) if op not in set(mixers)]
+    end, factors, norm_out = _end(term, inside, norms)
+    kind = _kind(region, own)
+    if own and not any(a.key in inside or a.value in inside for a in own):
+        kind = "cross-attention"
+    limb = Limb(total, end, [factors], region, [*side, *mixers], own, kind, norm_out=norm_out)
+    limb.norms_in, limb.raw_entry = _entry(total.skip, inside, norms)
+    return limb
+
+
+def _kind(region: list[Value], own: list[Attention]) -> Kind:
+    if own or is_fused_attention(region):
+        return "attention"
+    if mixes_tokens(region):
+        return "other"
+    return "attention" if has_linear_attention(region) else "feed-forward"
+
+
+def _end(
+    term: Term, inside: set[Value], norms: dict[Value, FoundNorm]
+) -> tuple[Value, tuple[Factor, ...], FoundNorm | None]:
+    """The term as it is added, all factors on it, and the norm at its end."""
+    value, factors = term.value, term.factors
+    while True:
+        if value in norms and norms[value].input in inside:
+            return term.value, factors, norms[value]
+        scaled = scale_step(value)
+        if value.base in SAME and value.source in inside:
+            value = value.source
+        elif scaled is not None and scaled[0] in inside:
+            value, factors = scaled[0], (*factors, scaled[1])
+        else:
+            return term.value, factors, None
+
+
+def _entry(skip: Value, inside: set[Value], norms: dict[Value, FoundNorm]) -> tuple[list[FoundNorm], bool]:
+    """Norms met first on the ways in, and whether something learnt is met without one."""
+    by_input: dict[Value, list[FoundNorm]] = {}
+    for norm in norms.values():
+        if norm.output in inside and norm.input in inside:
+            by_input.setdefault(norm.input, []).append(norm)
+    found: list[FoundNorm] = []
+    raw, queue, seen = False, [skip], set()
+    while queue:
+        value = queue.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        hidden: set[Value] = set()
+        for norm in by_input.get(value, ()):
+            found.append(norm)
+            hidden.update(between(value, norm.output))
+        for op in value.users:
+            outputs = [v for v in op.outputs if v in inside and v not in hidden]
+            if outputs and is_mixing(op, inside):
+                raw = True
+            else:
+                queue.extend(outputs)
+    return sorted(found, key=lambda n: n.output.index), raw

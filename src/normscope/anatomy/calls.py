@@ -1,0 +1,95 @@
+"""Which module call is running: the frame of reference of every `Site`.
+
+Recording and capturing must count alike, so both use this one class. Global module hooks keep a stack of calls;
+every op is counted in the innermost call by its name. Wrappers (`torch.compile`, DDP, FSDP) and modules that the
+model does not own are transparent: their ops count in the call around them.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+_WRAPPERS = re.compile(r"(^|\.)(_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?=\.|$)")
+_OUTER = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+
+
+def strip_wrappers(path: str) -> str:
+    """`path` without the names that `torch.compile`, DDP, FSDP and checkpoint wrappers put into it."""
+    return _WRAPPERS.sub("", path).lstrip(".")
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """One run of one module: the `nth` of `path` in this forward, inside `parent`."""
+
+    path: str
+    nth: int
+    parent: "Call | None"
+    ops: Counter[str] = field(default_factory=Counter)
+
+    def around(self) -> Iterator["Call"]:
+        """This call and those around it, innermost first."""
+        call: Call | None = self
+        while call is not None:
+            yield call
+            call = call.parent
+
+    def count(self, op: str) -> int:
+        """The place of this op among those of its name in this call."""
+        nth = self.ops[op]
+        self.ops[op] = nth + 1
+        return nth
+
+
+def module_paths(model: nn.Module) -> dict[int, str]:
+    """`id(module)` → stripped path of every module that is not a wrapper of another."""
+    names = {name for name, _ in model.named_modules(remove_duplicate=False)}
+    paths: dict[int, str] = {}
+    for name, module in model.named_modules():
+        inner = (f"{name}.{outer}" if name else outer for outer in _OUTER)
+        if not (_is_wrapper(module) and any(n in names for n in inner)):
+            paths[id(module)] = strip_wrappers(name)
+    return paths
+
+
+def _is_wrapper(module: nn.Module) -> bool:
+    """A wrapper owns exactly one child, the module it wraps."""
+    return [name for name, _ in module.named_children()] in [[outer] for outer in _OUTER]
+
+
+class ModuleCalls:
+    """The stack of running module calls of `model` while inside `watching()`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._paths = module_paths(model)
+        self._root = id(model) if id(model) in self._paths else None
+        self._seen: Counter[str] = Counter()
+        # Ops outside any forward (a loss, a root wrapper) count in a call of their own.
+        self.current = Call("", -1, None)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Follow module calls for the time of the context; leaves no hook behind."""
+        before = register_module_forward_pre_hook(self._enter)
+        after = register_module_forward_hook(self._leave, always_call=True)
+        try:
+            yield
+        finally:
+            before.remove()
+            after.remove()
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        path = self._paths.get(id(module))
+        if path is not None:
+            self.current = Call(path, self._seen[path], self.current)
+            self._seen[path] += 1
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if id(module) in self._paths and self.current.parent is not None:
+            self.current = self.current.parent

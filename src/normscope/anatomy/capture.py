@@ -1,0 +1,72 @@
+"""Tensors at sites, with their autograd graph: what every probe measures on."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import enable_reentrant_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from normscope.anatomy.calls import ModuleCalls
+from normscope.anatomy.record import op_identity
+from normscope.anatomy.types import Site
+
+T = TypeVar("T")
+_Key = tuple[str, int, str, int]
+
+
+class _Catcher(TorchDispatchMode):
+    """Counts ops as the recorder does and keeps those that are wanted."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, model: nn.Module, sites: Iterable[Site]) -> None:
+        super().__init__()
+        self.calls = ModuleCalls(model)
+        self.found: dict[Site, Tensor] = {}
+        self._wanted: dict[_Key, list[Site]] = defaultdict(list)
+        for site in sites:
+            self._wanted[site.module, site.call, site.op, site.nth].append(site)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name, _, mutable = op_identity(func)
+        call = self.calls.current
+        sites = self._wanted.get((call.path, call.nth, name, call.count(name)), ())
+        for site in sites:
+            if site.output < 0:
+                tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+                self.found.setdefault(site, tensors[-1 - site.output])
+        if mutable:
+            self._save_overwritten([t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)])
+        result = func(*args, **kwargs)
+        for site in sites:
+            if site.output >= 0:
+                self.found.setdefault(site, tree_leaves(result)[site.output])
+        return result
+
+    def _save_overwritten(self, tensors: list[Tensor]) -> None:
+        """Before an in-place op: copy what was caught in the storage it is about to write."""
+        storages = {t.untyped_storage()._cdata for t in tensors[:1]}
+        for site, tensor in self.found.items():
+            if tensor.untyped_storage()._cdata in storages:
+                with enable_reentrant_dispatch():
+                    self.found[site] = tensor.clone()
+
+
+def capture(model: nn.Module, run: Callable[[], T], sites: Iterable[Site]) -> tuple[T, dict[Site, Tensor]]:
+    """Run `run()` once, with grad enabled, and hand back its result and the tensors at `sites`.
+
+    Call it inside `measuring(model)`: sites are named after the ops of that state. The tensors are those of the
+    autograd graph, so `torch.autograd.grad(loss, tensors)` works. A tensor that a later in-place op overwrites is
+    handed back as a copy from before; the loss does not depend on that copy. Sites that did not come by are absent.
+    """
+    catcher = _Catcher(model, sites)
+    with catcher.calls.watching(), torch.enable_grad(), catcher:
+        result = run()
+    return result, catcher.found

@@ -1,0 +1,120 @@
+"""The recorded forward as a graph: values (tensors at one moment) and the ops between them.
+
+Values are numbered in the order they came to be, so inputs always have smaller numbers than outputs. That makes
+"what lies between x and y" a cheap question: walk back from y and never below x. An in-place op gives its tensor a
+new value; nothing here ever changes.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from normscope.anatomy.calls import Call
+from normscope.anatomy.types import Site
+
+Origin = Literal["op", "parameter", "buffer", "input", "constant"]
+
+
+@dataclass(eq=False, slots=True)
+class Op:
+    """One ATen op; `args` and `kwargs` hold `Value`s in the tensors' places. `virtual` ops were written by the
+    recorder (aliases, the product inside addcmul) and have no site."""
+
+    name: str
+    base: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    inputs: tuple["Value", ...]
+    call: Call
+    nth: int
+    virtual: bool = False
+    outputs: list["Value"] = field(default_factory=list)
+
+    def arg(self, index: int, name: str, default: Any = None) -> Any:
+        """An argument by place or by name."""
+        return self.args[index] if len(self.args) > index else self.kwargs.get(name, default)
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """One tensor at one moment.
+
+    Attributes:
+        live: depends on the model's input.
+        learnt: depends on a parameter.
+        number: the value of a one-valued tensor that depends on neither.
+        norm: what an opaque op turned out to be when its output was compared with norms of its input.
+        causal: of a square softmax: whether everything above the diagonal is zero.
+    """
+
+    index: int
+    op: Op | None
+    output: int
+    shape: tuple[int, ...]
+    floating: bool
+    origin: Origin = "op"
+    name: str | None = None
+    live: bool = False
+    learnt: bool = False
+    number: float | None = None
+    norm: str | None = None
+    causal: bool | None = None
+    users: list[Op] = field(default_factory=list)
+
+    @property
+    def base(self) -> str:
+        """Name of the op that made it, "" for a leaf."""
+        return self.op.base if self.op is not None else ""
+
+    @property
+    def source(self) -> "Value":
+        """First input of the op that made it."""
+        assert self.op is not None
+        return self.op.inputs[0]
+
+
+@dataclass(eq=False)
+class Graph:
+    """Ops in the order they ran."""
+
+    values: list[Value] = field(default_factory=list)
+    ops: list[Op] = field(default_factory=list)
+    written_bytes: int = 0
+    opaque: list[Op] = field(default_factory=list)
+
+    def site(self, value: Value) -> Site:
+        """Where a later forward finds `value` again: an op's output, else another op's input."""
+        if value.op is not None and not value.op.virtual:
+            op = value.op
+            return Site(op.call.path, op.call.nth, op.name, op.nth, value.output)
+        for op in value.users:
+            if not op.virtual:
+                return Site(op.call.path, op.call.nth, op.name, op.nth, -1 - op.inputs.index(value))
+        assert value.op is not None, "a leaf that nothing reads has no site"
+        return self.site(value.op.inputs[-1])
+
+
+def ancestors(values: Iterable[Value], above: int) -> set[Value]:
+    """`values` and everything they come from that is numbered higher than `above`."""
+    found: set[Value] = set()
+    stack = [v for v in values if v.index > above]
+    while stack:
+        value = stack.pop()
+        if value in found:
+            continue
+        found.add(value)
+        if value.op is not None:
+            stack.extend(v for v in value.op.inputs if v.index > above and v not in found)
+    return found
+
+
+def between(start: Value, end: Value) -> list[Value]:
+    """Values on the ways from `start` to `end`, in order, `end` included and `start` not; empty without a way."""
+    reached = {start}
+    for value in sorted(ancestors([end], start.index), key=lambda v: v.index):
+        if value.op is not None and not reached.isdisjoint(value.op.inputs):
+            reached.add(value)
+    if end not in reached:
+        return []
+    reached.discard(start)
+    return sorted(reached, key=lambda v: v.index)

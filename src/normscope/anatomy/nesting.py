@@ -1,0 +1,90 @@
+"""Keep the sums of the stream apart from sums inside a branch and from sums around many blocks.
+
+A sum inside another's branch is part of that branch: a Mamba mixer adds D·x, a convolution module its input. When
+the inner sums form a stream of their own, two cases are told apart and both are said in `unread`:
+
+    the outer sums follow one another   they are the stream, the inner ones nested residuals (MobileBERT)
+    an outer sum stands alone           it is a long skip around the inner ones (U-net, Funnel's decoder)
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from normscope.anatomy.graph import Value
+from normscope.anatomy.norms import FoundNorm
+from normscope.anatomy.residual import Sum
+from normscope.anatomy.streams import link, norms_on
+
+
+@dataclass
+class Stream:
+    """The sums to read, and what was left out, in words."""
+
+    sums: list[Sum]
+    unread: list[str] = field(default_factory=list)
+
+
+def untangle(sums: list[Sum], norms: dict[Value, FoundNorm]) -> Stream:
+    """Choose the sums of the stream."""
+    inner = _inner(sums)
+    outer_of = {s: o for o, members in inner.items() for s in members}
+    outers = {o for o in inner if _is_stream(inner[o], norms)}
+    chained = {o for o in outers if _is_chained(o, outers, sums, norms)}
+    unread: list[str] = []
+    dropped: set[Sum] = set()
+    for outer, members in inner.items():
+        if outer in outers and outer not in chained and outer not in outer_of:
+            dropped.add(outer)
+            unread.append(
+                f"a long skip is added in {_where(outer)}: it passes around {len(members)} residual sums"
+            )
+    nested: dict[str, int] = defaultdict(int)
+    for s, outer in outer_of.items():
+        if outer in dropped:
+            continue
+        dropped.add(s)
+        if outer in outers:
+            nested[_where(outer)] += 1
+    if nested:
+        places = list(nested)
+        unread.append(
+            f"residual sums are nested in the branches that {_listed(places)} add: what lies inside is not read"
+        )
+    return Stream([s for s in sums if s not in dropped], unread)
+
+
+def _inner(sums: list[Sum]) -> dict[Sum, list[Sum]]:
+    """Outer sum → the sums in its branches."""
+    inner: dict[Sum, list[Sum]] = {}
+    for total in sums:
+        inside = [s for s in sums if total.skip.index < s.value.index < total.value.index]
+        if not inside:
+            continue
+        region = {v for term in total.branches for v in total.region(term)}
+        members = [s for s in inside if s.value in region]
+        if members:
+            inner[total] = members
+    return inner
+
+
+def _is_stream(members: list[Sum], norms: dict[Value, FoundNorm]) -> bool:
+    """One add without a norm is a detail of a branch; several, or a normed one, are a stream of their own."""
+    return len(members) > 1 or bool(norms_on(members[0].value, norms))
+
+
+def _is_chained(outer: Sum, outers: set[Sum], sums: list[Sum], norms: dict[Value, FoundNorm]) -> bool:
+    """Whether another outer sum comes right before or after."""
+    by_value = {s.value: s for s in sums}
+    before = link(outer, by_value, norms)
+    if before.direct and before.before in outers:
+        return True
+    after = [link(o, by_value, norms) for o in outers if o.value.index > outer.value.index]
+    return any(each.direct and each.before is outer for each in after)
+
+
+def _where(total: Sum) -> str:
+    return total.op.call.path or "the root module"
+
+
+def _listed(places: list[str]) -> str:
+    return ", ".join(places[:2]) + (f" and {len(places) - 2} more" if len(places) > 2 else "")

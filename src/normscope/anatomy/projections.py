@@ -1,0 +1,225 @@
+"""Name the parameterised matmuls of a branch by where their outputs go: q, k, v, o, up, gate, down.
+
+A matmul makes queries when its output reaches the query operand of an attention with no other parameterised matmul
+on the way; a fused one reaches several. Behind the attention it is the output projection. In a feed-forward the last
+one is `down`; of those before it, the one whose output passes a nonlinearity and is then multiplied is the `gate`.
+"""
+
+from normscope.anatomy.attention import Attention
+from normscope.anatomy.branches import Limb
+from normscope.anatomy.graph import Graph, Op, Value
+from normscope.anatomy.ops import CASTS, SAME, VIEWS, weight_of
+from normscope.anatomy.types import Projection
+
+_SELECTS = frozenset({"select", "slice", "split", "unbind", "split_with_sizes", "chunk", "index", "narrow"})
+
+
+def parameter_of(op: Op) -> Value | None:
+    """The parameter behind the weight of a matmul, through views, slices and reparametrisations."""
+    weight = weight_of(op)
+    while weight is not None and weight.origin != "parameter":
+        if weight.op is None or weight_of(weight.op) is not None or weight.op.base.endswith("mm"):
+            return None
+        learnt = [v for v in weight.op.inputs if v.learnt]
+        weight = max(learnt, key=lambda v: v.shape and _numel(v)) if learnt else None
+    return weight
+
+
+def owner(op: Op) -> str | None:
+    """Path of the module that holds the weight of a mixing op."""
+    parameter = parameter_of(op)
+    if parameter is None:
+        learnt = [v for v in op.inputs if v.origin == "parameter"]
+        parameter = learnt[0] if learnt else None
+    if parameter is None or parameter.name is None:
+        return None
+    name = (
+        parameter.name.split(".parametrizations.")[0] + ".x"
+        if ".parametrizations." in parameter.name
+        else None
+    )
+    return (name or parameter.name).rpartition(".")[0]
+
+
+def read_projections(graph: Graph, limb: Limb) -> tuple[Projection, ...]:
+    """The projections of a branch, one for each parameter, in order."""
+    found: dict[str, Projection] = {}
+    roles = _roles(limb)
+    for op in limb.mixers:
+        parameter = parameter_of(op)
+        if parameter is None or parameter.name is None or parameter.name in found:
+            continue
+        output = _reshaped(op.outputs[0])
+        axis = _feature_axis(op)
+        if not op.outputs:
+            continue
+        found[parameter.name] = Projection(parameter.name, roles[op], graph.site(output), axis)
+    return tuple(found.values())
+
+
+def _roles(limb: Limb) -> dict[Op, tuple[str, ...]]:
+    after = {op: _reached(op, limb) for op in limb.mixers}
+    ends = {op for op in limb.mixers if not any(other in after[op][1] for other in limb.mixers)}
+    return {op: _role(op, limb, after[op], ends) for op in limb.mixers}
+
+
+def _role(op: Op, limb: Limb, after: tuple[set[Value], set[Op]], ends: set[Op]) -> tuple[str, ...]:
+    reached = after[0]
+    into = [
+        role
+        for role in ("query", "key", "value")
+        if any(getattr(a, role) in reached and a.output not in _behind(op, a) for a in limb.attentions)
+    ]
+    if into:
+        return tuple(role[0] for role in into)
+    if limb.kind != "feed-forward":
+        return ("o",) if op in ends else ("other",)
+    if op in ends:
+        return ("down",)
+    kinds = _gating(op, reached)
+    return kinds if any(other in ends for other in after[1]) else ("other",)
+
+
+def _behind(op: Op, attention: Attention) -> set[Value]:
+    """Outputs of the attention if the op already comes after it (then it cannot feed its operands)."""
+    return {attention.output} if op.outputs[0].index > attention.output.index else set()
+
+
+def _reached(op: Op, limb: Limb) -> tuple[set[Value], set[Op]]:
+    """Values the op's output comes to before the next parameterised matmul, and those matmuls."""
+    reached: set[Value] = set()
+    mixers: set[Op] = set()
+    stack = list(op.outputs[:1])
+    last = limb.output.index
+    while stack:
+        value = stack.pop()
+        if value in reached:
+            continue
+        reached.add(value)
+        for user in value.users:
+            if weight_of(user) is not None:
+                mixers.add(user)
+            else:
+                stack.extend(v for v in user.outputs if v.index <= last)
+    return reached, mixers
+
+
+def _gating(op: Op, reached: set[Value]) -> tuple[str, ...]:
+    """("up",), ("gate",) or both for the half that is squashed, the half that is multiplied, or a fused matmul."""
+    parts = _parts(op.outputs[0])
+    roles: list[str] = []
+    for value in reached:
+        if value.op is None or value.base != "mul" or len(value.op.inputs) != 2:
+            continue
+        a, b = value.op.inputs
+        plain = [v for v in (a, b) if _plain_source(v) in parts]
+        squashed = [v for v in (a, b) if v.live and _plain_source(v) not in parts]
+        if len(plain) == 2:  # a bilinear unit, or x·σ(x) by hand
+            continue
+        if a.live and b.live and plain and squashed:
+            if _same_activation(plain[0], squashed[0], parts):
+                continue
+            roles.append("up")
+            if squashed[0] in reached:
+                roles.append("gate")
+        elif (
+            a.live and b.live and any(v in reached for v in (a, b)) and not all(v in reached for v in (a, b))
+        ):
+            roles.append("gate")
+    if not roles:
+        return ("up",)
+    return tuple(role for role in ("gate", "up") if role in roles)
+
+
+def _same_activation(plain: Value, squashed: Value, parts: set[Value]) -> bool:
+    """Whether both come from the same part: x·σ(x), x·Φ(x) are activations, not gates."""
+    root, stack, seen = _plain_source(plain), [squashed], set()
+    while stack:
+        value = stack.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        if value in parts:
+            if _plain_source(value) is root:
+                return True
+            continue
+        if value.op is not None and value.index > min(p.index for p in parts):
+            stack.extend(value.op.inputs)
+    return False
+
+
+def _parts(value: Value) -> set[Value]:
+    """The output of a matmul and the pieces it is split into."""
+    found, stack = set(), [value]
+    while stack:
+        here = stack.pop()
+        if here in found:
+            continue
+        found.add(here)
+        for user in here.users:
+            if user.base in SAME | _SELECTS or (user.base == "add" and not all(v.live for v in user.inputs)):
+                stack.extend(user.outputs)
+    # Once it is split, only the pieces count: the whole is not one operand of anything.
+    split = {v for v in found if any(u.base in _SELECTS for u in v.users)}
+    return found - split
+
+
+def _plain_source(value: Value) -> Value:
+    """`value` before views, casts and scalar factors."""
+    while value.op is not None and (
+        value.base in CASTS | VIEWS or (value.base in {"mul", "div"} and len(value.op.inputs) == 1)
+    ):
+        value = value.source
+    return value
+
+
+def _reshaped(value: Value) -> Value:
+    """A linear layer multiplies a flattened (B·T, d): its output is the view that follows."""
+    while len(value.users) == 1 and value.users[0].base in {"view", "_unsafe_view", "add"}:
+        user = value.users[0]
+        if not user.outputs or user.outputs[0].shape[-1:] != value.shape[-1:]:
+            break
+        if user.base == "add" and any(v.live for v in user.inputs if v is not value):
+            break
+        value = user.outputs[0]
+    return value
+
+
+def _feature_axis(op: Op) -> int:
+    """Which axis of the parameter counts the output features, followed through views."""
+    weight = weight_of(op)
+    assert weight is not None
+    if "conv" in op.base or op.base == "linear":
+        return 0
+    axis = len(weight.shape) - 1 if op.inputs[-1] is weight else max(len(weight.shape) - 2, 0)
+    while weight.op is not None and weight.origin != "parameter":
+        axis = _axis_before(weight.op, axis, len(weight.shape))
+        weight = max((v for v in weight.op.inputs if v.learnt), key=_numel)
+    return axis
+
+
+def _axis_before(op: Op, axis: int, rank: int) -> int:
+    """The axis of the op's input that `axis` of its output was."""
+    before = len(op.inputs[0].shape)
+    if op.base in {"t", "T"} and before == 2:
+        return 1 - axis
+    if op.base == "transpose":
+        a, b = (d % before for d in op.args[1:3])
+        return {a: b, b: a}.get(axis, axis)
+    if op.base == "permute":
+        return op.args[1][axis] % before
+    if op.base in {"select", "unbind"}:
+        return axis + (axis >= op.arg(2 if op.base == "unbind" else 1, "dim", 0) % before)
+    if op.base == "unsqueeze":
+        dim = op.arg(1, "dim") % rank
+        return max(axis - (axis > dim), 0)
+    if before != rank:  # a reshape: count from the end
+        return max(before - (rank - axis), 0)
+    return axis
+
+
+def _numel(value: Value) -> int:
+    count = 1
+    for n in value.shape:
+        count *= n
+    return count

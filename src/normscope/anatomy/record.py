@@ -1,0 +1,246 @@
+"""Record one forward: a `TorchDispatchMode` under module hooks writes every ATen op into a `Graph`.
+
+A tensor is known by its storage and its geometry in it, not by the Python object: that survives autograd's view
+wrapping, checkpointing and `.data`. Storages are held weakly, which frees their memory but not their identity, so no
+address is taken for another. An in-place op rebinds its tensor to a new value; other views of the storage are stale
+from then on and get a virtual `alias` op from the writes when they are read next.
+
+Custom ops are opaque. Where real tensors are at hand, their output is compared with the norms of their first input:
+a fused norm kernel is recognised by what it does.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from normscope.anatomy.calls import ModuleCalls, strip_wrappers
+from normscope.anatomy.graph import Graph, Op, Origin, Value
+from normscope.anatomy.ops import SOFTMAX, base_name
+
+_Geometry = tuple[Any, ...]
+_SMALL = 4096
+
+
+@dataclass
+class _Storage:
+    """What is known of one storage: its weak handle, its views, and who wrote into it since they were bound."""
+
+    keep: Any
+    views: dict[_Geometry, tuple[Value, int]] = field(default_factory=dict)
+    writes: list[Value] = field(default_factory=list)
+
+
+class Recorder(TorchDispatchMode):
+    """Writes the ops that run inside it into `graph`."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, model: nn.Module, inputs: Any) -> None:
+        super().__init__()
+        self.graph = Graph()
+        self.calls = ModuleCalls(model)
+        self._storages: dict[int, _Storage] = {}
+        for name, parameter in model.named_parameters():
+            self._leaf(parameter, "parameter", strip_wrappers(name))
+        for name, buffer in model.named_buffers():
+            self._leaf(buffer, "buffer", strip_wrappers(name))
+        for tensor in tree_leaves(inputs):
+            if isinstance(tensor, Tensor):
+                self._leaf(tensor, "input", None)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the op and write it down."""
+        kwargs = kwargs or {}
+        read_args = tree_map_only(Tensor, self._read, args)
+        read_kwargs = tree_map_only(Tensor, self._read, kwargs)
+        result = func(*args, **kwargs)
+        self._write(func, read_args, read_kwargs, args, result)
+        return result
+
+    def _write(self, func: Any, args: Any, kwargs: Any, real_args: Any, result: Any) -> None:
+        inputs = tuple(v for v in tree_leaves((args, kwargs)) if isinstance(v, Value))
+        name, base, mutable = op_identity(func)
+        call = self.calls.current
+        op = Op(name, base, args, kwargs, inputs, call, call.count(name))
+        op = self._unfuse(op)
+        self._append(op)
+        written = {id(t) for t in tree_leaves(real_args) if isinstance(t, Tensor)} if mutable else set()
+        outputs = tree_leaves(result)
+        for position, tensor in enumerate(outputs):
+            if isinstance(tensor, Tensor):
+                self._bind(op, position, tensor, id(tensor) in written)
+        if mutable and not outputs:  # e.g. _foreach_add_: everything it was given may have changed
+            for position, tensor in enumerate(t for t in tree_leaves(real_args) if isinstance(t, Tensor)):
+                self._bind(op, position, tensor, True)
+        if "." in base:
+            self._opaque(op, real_args, outputs)
+
+    def _append(self, op: Op) -> None:
+        self.graph.ops.append(op)
+        for value in dict.fromkeys(op.inputs):
+            value.users.append(op)
+
+    def _unfuse(self, op: Op) -> Op:
+        """Write addcmul(a, b, c) and a residual addmm(a, b, c) as a product and an add."""
+        if op.base not in {"addcmul", "addmm", "baddbmm"} or not op.inputs[0].live:
+            return op
+        product = "mul" if op.base == "addcmul" else op.base.removeprefix("badd").removeprefix("add")
+        inner = Op(op.name, product, op.args[1:3], {}, op.inputs[1:3], op.call, op.nth, virtual=True)
+        self._append(inner)
+        term = self._value(inner, 0, op.inputs[0].shape, op.inputs[0].floating)
+        factor = op.kwargs.get("value", op.kwargs.get("alpha", 1))
+        op.base, op.args, op.inputs = "add", (op.inputs[0], term), (op.inputs[0], term)
+        op.kwargs = {"alpha": factor, "beta": op.kwargs.get("beta", 1)}
+        return op
+
+    def _bind(self, op: Op, position: int, tensor: Tensor, written: bool) -> None:
+        storage, fresh = self._storage(tensor)
+        bound = storage.views.get(_geometry(tensor))
+        if not written and bound is not None and bound[1] == len(storage.writes):
+            return  # detach, or a view that changes nothing: still the tensor it was
+        value = self._value(op, position, tuple(tensor.shape), tensor.is_floating_point())
+        if written:
+            storage.writes.append(value)
+        if fresh or written:
+            self.graph.written_bytes += tensor.numel() * tensor.element_size()
+        storage.views[_geometry(tensor)] = (value, len(storage.writes))
+        if not value.live and not value.learnt:
+            value.number = _number(tensor)
+        if op.base in SOFTMAX:
+            value.causal = _is_causal(tensor)
+
+    def _value(self, op: Op, position: int, shape: tuple[int, ...], floating: bool) -> Value:
+        value = Value(len(self.graph.values), op, position, shape, floating)
+        value.live = any(v.live for v in op.inputs)
+        value.learnt = any(v.learnt for v in op.inputs)
+        self.graph.values.append(value)
+        op.outputs.append(value)
+        return value
+
+    def _read(self, tensor: Tensor) -> Value:
+        """The value a tensor holds now."""
+        storage, _ = self._storage(tensor)
+        geometry = _geometry(tensor)
+        bound = storage.views.get(geometry)
+        if bound is None and not storage.views:
+            return self._leaf(tensor, "constant", None)
+        if bound is not None and bound[1] == len(storage.writes):
+            return bound[0]
+        old, since = bound if bound is not None else (next(iter(storage.views.values()))[0], 0)
+        op = self._alias(old, storage.writes[since:], tensor)
+        value = self._value(op, 0, tuple(tensor.shape), tensor.is_floating_point())
+        storage.views[geometry] = (value, len(storage.writes))
+        return value
+
+    def _alias(self, old: Value, writes: list[Value], tensor: Tensor) -> Op:
+        """A virtual op from what was there and what was written over it; a full write hides what was there."""
+        covering = [w for w in writes if torch.Size(w.shape).numel() == tensor.numel()]
+        inputs = (writes[-1],) if covering and covering[-1] is writes[-1] else (old, *writes)
+        base = "alias" if len(inputs) == 1 else "overwrite"
+        op = Op(f"virtual.{base}", base, inputs, {}, inputs, self.calls.current, 0, virtual=True)
+        self._append(op)
+        return op
+
+    def _leaf(self, tensor: Tensor, origin: Origin, name: str | None) -> Value:
+        value = Value(
+            len(self.graph.values), None, 0, tuple(tensor.shape), tensor.is_floating_point(), origin, name
+        )
+        value.live, value.learnt = origin == "input", origin == "parameter"
+        if origin in {"buffer", "constant"}:
+            value.number = _number(tensor)
+        self.graph.values.append(value)
+        storage, _ = self._storage(tensor)
+        storage.views.setdefault(_geometry(tensor), (value, 0))
+        return value
+
+    def _storage(self, tensor: Tensor) -> tuple[_Storage, bool]:
+        try:
+            storage = tensor.untyped_storage()
+        except (
+            NotImplementedError,
+            RuntimeError,
+        ):  # sparse and other tensors without a storage: known by object
+            key, keep = -id(tensor), lambda: tensor
+        else:
+            key, keep = storage._cdata, None
+            if key not in self._storages:
+                keep = StorageWeakRef(storage)
+        if fresh := key not in self._storages:
+            self._storages[key] = _Storage(keep)
+        return self._storages[key], fresh
+
+    def _opaque(self, op: Op, real_args: Any, outputs: list[Any]) -> None:
+        from normscope.anatomy.opaque import which_norm
+
+        if op.outputs:
+            op.outputs[0].norm = which_norm(real_args, outputs[0])
+        if not op.outputs or op.outputs[0].norm is None:
+            self.graph.opaque.append(op)
+
+
+_identities: dict[Any, tuple[str, str, bool]] = {}
+
+
+def op_identity(func: Any) -> tuple[str, str, bool]:
+    """Full name, base name, and whether the op writes into an argument."""
+    if func not in _identities:
+        if isinstance(func, torch._ops.OpOverload):
+            mutable = any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
+            _identities[func] = (str(func), base_name(func), mutable)
+        else:
+            _identities[func] = (str(func), f"higher_order.{func}", False)
+    return _identities[func]
+
+
+def _geometry(tensor: Tensor) -> _Geometry:
+    if tensor.layout is not torch.strided:
+        return (tuple(tensor.shape),)
+    return (tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+
+def _is_real(tensor: Tensor) -> bool:
+    return not isinstance(tensor, FakeTensor) and tensor.device.type != "meta"
+
+
+def _number(tensor: Tensor) -> float | None:
+    """The one value that all elements of a small real float tensor have."""
+    if not 0 < tensor.numel() <= _SMALL or not _is_real(tensor) or not tensor.is_floating_point():
+        return None
+    low, high = tensor.detach().aminmax()
+    return float(low) if bool(low == high) else None
+
+
+def _is_causal(tensor: Tensor) -> bool | None:
+    """Whether a square attention gives nothing to later tokens; None where that cannot be seen."""
+    if (
+        tensor.dim() < 2
+        or tensor.shape[-1] != tensor.shape[-2]
+        or tensor.shape[-1] < 2
+        or not _is_real(tensor)
+    ):
+        return None
+    return not bool(tensor.detach().triu(1).any())
+
+
+@contextmanager
+def _recording(recorder: Recorder) -> Iterator[None]:
+    with recorder.calls.watching(), torch.enable_grad(), recorder:
+        yield
+
+
+def record(model: nn.Module, run: Callable[[], Any], inputs: Any) -> Graph:
+    """The graph of one `run()`, a forward of `model` on the tensors in `inputs`."""
+    recorder = Recorder(model, inputs)
+    with _recording(recorder):
+        run()
+    return recorder.graph

@@ -1,0 +1,98 @@
+"""Chain sums into streams: which sum the skip of the next one comes from, and through which norms.
+
+A skip that is the last sum, or its norm, continues the stream. A skip that comes from it some other way (patch
+merging, pooling, an activation) opens a new stage. A skip that comes from no sum at all opens a new stream.
+"""
+
+from dataclasses import dataclass, field
+
+from normscope.anatomy.graph import Op, Value
+from normscope.anatomy.norms import FoundNorm
+from normscope.anatomy.ops import PARTS, SAME, is_weight
+from normscope.anatomy.residual import Sum, scale_step
+
+_POOLING = PARTS | {"mean", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool2d", "_adaptive_avg_pool2d"}
+
+
+@dataclass(eq=False)
+class Link:
+    """Where a skip comes from: the sum before it, the norms passed, and whether more than norms lies between."""
+
+    before: Sum | None
+    norms: list[FoundNorm] = field(default_factory=list)
+    direct: bool = True
+    others: list[Sum] = field(default_factory=list)
+
+
+def link(total: Sum, by_value: dict[Value, Sum], norms: dict[Value, FoundNorm]) -> Link:
+    """The link from `total` back to the sum before it."""
+    value, passed = total.skip, [total.skip_norm] if total.skip_norm is not None else []
+    # A norm on the skip itself (nGPT) is computed from the skip value, after whatever came before it.
+    while True:
+        if value in by_value:
+            return Link(by_value[value], passed)
+        norm, back = norms.get(value), step_back(value)
+        if norm is not None:
+            passed, value = [norm, *passed], norm.input
+        elif back is not None:
+            value = back
+        else:
+            break
+    nearest = _nearest(value, by_value)
+    if not nearest:
+        return Link(None)
+    last = max(nearest, key=lambda s: s.value.index)
+    return Link(last, passed, direct=False, others=[s for s in nearest if s is not last])
+
+
+def step_back(value: Value) -> Value | None:
+    """One step back through what leaves a stream what it is: views, casts, dropout, fixed scales and shifts."""
+    if value.op is None:
+        return None
+    if value.base in SAME:
+        return value.source
+    scaled = scale_step(value)
+    if scaled is not None and scaled[1] != "gate":
+        return scaled[0]
+    if value.base == "add" and len(value.op.inputs) == 2 and is_weight(value.op.inputs[1]):
+        return value.op.inputs[0]
+    return None
+
+
+def _nearest(value: Value, by_value: dict[Value, Sum]) -> list[Sum]:
+    """The sums that `value` comes from with no other sum between."""
+    found: list[Sum] = []
+    stack, seen = [value], set()
+    while stack:
+        here = stack.pop()
+        if here in seen:
+            continue
+        seen.add(here)
+        if here in by_value:
+            found.append(by_value[here])
+        elif here.op is not None:
+            stack.extend(here.op.inputs)
+    return found
+
+
+def norms_on(value: Value, norms: dict[Value, FoundNorm], pooled: bool = False) -> list[FoundNorm]:
+    """Norms that read `value` itself, or (`pooled`) a part or a mean of it, in order."""
+    by_input: dict[Value, list[FoundNorm]] = {}
+    for norm in norms.values():
+        by_input.setdefault(norm.input, []).append(norm)
+    found: list[FoundNorm] = []
+    queue, seen = [value], set()
+    while queue:
+        here = queue.pop(0)
+        if here in seen:
+            continue
+        seen.add(here)
+        found += by_input.get(here, [])
+        for op in here.users:
+            if op.base in SAME or (pooled and op.base in _POOLING) or _is_scale(op, here):
+                queue.extend(op.outputs)
+    return sorted(found, key=lambda n: n.output.index)
+
+
+def _is_scale(op: Op, value: Value) -> bool:
+    return bool(op.outputs) and step_back(op.outputs[0]) is value
