@@ -1,8 +1,6 @@
 """Findings by what a user types: a code, a prefix of codes, or a name."""
 
-import difflib
-
-from normscope.errors import UsageError
+from normscope.errors import UsageError, nearest
 from normscope.rules.finding import Finding
 from normscope.rules.rule import RULES, Rule
 
@@ -49,8 +47,8 @@ def _span() -> str:
 
 
 def _nearest(wanted: str) -> str:
-    by_key = {key: rule for rule in RULES.values() for key in (rule.code.lower(), rule.name)}
-    near = difflib.get_close_matches(wanted, by_key, n=1, cutoff=0.4)
-    if not near:
+    by_key = {key: rule for rule in RULES.values() for key in (rule.code, rule.name)}
+    near = nearest(wanted, by_key)
+    if near is None:
         return "see docs/findings.md for all of them"
-    return f"the nearest is {by_key[near[0]].code} ({by_key[near[0]].name})"
+    return f"the nearest is {by_key[near].code} ({by_key[near].name})"

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from normscope.anatomy import Stack
+from normscope.rules.figures import ends, qk_shares, relative_gradients
 from normscope.rules.finding import Severity
 from normscope.rules.rule import Case, Hit, figure, rule
 
@@ -10,7 +11,6 @@ SPREAD = 1e4
 """Factor between the relative gradients at the two ends of a stack. Published models: under 100."""
 STARVED = 1e-6
 """RMS gradient of W_Q and W_K over that of W_V under which queries and keys get none to speak of."""
-_FEWEST = 2  # blocks between which a ratio can be taken
 
 
 @rule(
@@ -37,9 +37,9 @@ _FEWEST = 2  # blocks between which a ratio can be taken
 )
 def gradient_vanish(case: Case) -> Iterator[Hit]:
     for stack in case.anatomy.stacks:
-        ends = _relative_ends(case, stack)
-        if ends and ends[1] > 0 and ends[0] < ends[1] / SPREAD:
-            yield _hit(case, stack, ends, "vanishes on its way down")
+        pair = relative_gradients(case, stack)
+        if pair and pair[1] > 0 and pair[0] < pair[1] / SPREAD:
+            yield _hit(case, stack, pair, "vanishes on its way down")
 
 
 @rule(
@@ -65,9 +65,9 @@ def gradient_vanish(case: Case) -> Iterator[Hit]:
 )
 def gradient_explode(case: Case) -> Iterator[Hit]:
     for stack in case.anatomy.stacks:
-        ends = _relative_ends(case, stack)
-        if ends and ends[0] > ends[1] * SPREAD:
-            yield _hit(case, stack, ends, "grows on its way down")
+        pair = relative_gradients(case, stack)
+        if pair and pair[0] > pair[1] * SPREAD:
+            yield _hit(case, stack, pair, "grows on its way down")
 
 
 @rule(
@@ -92,34 +92,22 @@ def gradient_explode(case: Case) -> Iterator[Hit]:
     """,
 )
 def qk_starved(case: Case) -> Iterator[Hit]:
-    q, k, v = (case.finite(f"gradient/{role}") for role in "qkv")
-    ratios = {site: max(q[site], k[site]) / v[site] for site in v if v[site] > 0 and site in q and site in k}
-    sites = case.in_depth(site for site, ratio in ratios.items() if 0 < ratio < STARVED)
+    shares = qk_shares(case)
+    sites = case.in_depth(site for site, share in shares.items() if share < STARVED)
     if not sites:
         return
-    least = figure(min(ratios[site] for site in sites))
-    message = f"W_Q and W_K get down to {least} of W_V's gradient in {len(sites)} of {len(ratios)} branches."
+    least = figure(min(shares[site] for site in sites))
+    message = f"W_Q and W_K get down to {least} of W_V's gradient in {len(sites)} of {len(shares)} branches."
     rows = tuple(row for role in "qkv" for row in case.rows(f"gradient/{role}", sites))
-    grave = 2 * len(sites) >= len(ratios)
+    grave = 2 * len(sites) >= len(shares)
     yield Hit(Severity.WARNING if grave else Severity.NOTE, sites, message, rows)
 
 
-def _relative_ends(case: Case, stack: Stack) -> tuple[float, float] | None:
-    """‖∂loss/∂x‖ · RMS(x) after the first and after the last block; None where it was not measured."""
-    if len(stack.blocks) < _FEWEST:
-        return None
-    gradient, rms = case.finite("gradient/stream"), case.finite("stream/rms")
-    first, last = stack.blocks[0].site, stack.blocks[-1].site
-    if any(site not in figures for figures in (gradient, rms) for site in (first, last)):
-        return None
-    return gradient[first] * rms[first], gradient[last] * rms[last]
-
-
-def _hit(case: Case, stack: Stack, ends: tuple[float, float], what: str) -> Hit:
-    sites = (stack.blocks[0].site, stack.blocks[-1].site)
+def _hit(case: Case, stack: Stack, pair: tuple[float, float], what: str) -> Hit:
+    sites = ends(stack)
     message = (
-        f"The gradient of {stack.name} {what}: relative to the stream it is {figure(ends[1])} after the last "
-        f"block and {figure(ends[0])} after the first."
+        f"The gradient of {stack.name} {what}: relative to the stream it is {figure(pair[1])} after the last "
+        f"block and {figure(pair[0])} after the first."
     )
     rows = case.rows("gradient/stream", sites) + case.rows("stream/rms", sites)
     return Hit(Severity.WARNING, sites, message, rows)

@@ -1,9 +1,8 @@
 """NS4xx: what the Jacobian of a whole stack shows."""
 
-import math
 from collections.abc import Iterator
 
-from normscope.anatomy import Stack
+from normscope.rules.figures import ends, relative_gain
 from normscope.rules.finding import Severity
 from normscope.rules.rule import Case, Hit, figure, rule
 
@@ -38,23 +37,14 @@ DECADES = 3.0
 def gain_spread(case: Case) -> Iterator[Hit]:
     gains = case.finite("jacobian/contraction")
     for stack in case.anatomy.stacks:
-        if stack.name not in gains:
-            continue
-        relative = gains[stack.name] - _log_growth(case, stack)
-        if abs(relative) <= DECADES:
+        relative = relative_gain(case, stack)
+        if relative is None or abs(relative) <= DECADES:
             continue
         what = "shrinks" if relative < 0 else "amplifies"
         message = (
             f"{stack.name} {what} small relative differences 10^{abs(relative):.1f} times "
             f"(log10 of the gain {figure(gains[stack.name])})."
         )
-        ends = (f"{stack.name}.input", stack.blocks[-1].site)
-        rows = case.rows("jacobian/contraction", (stack.name,)) + case.rows("stream/rms", ends)
-        yield Hit(Severity.WARNING, (stack.blocks[0].site, stack.blocks[-1].site), message, rows)
-
-
-def _log_growth(case: Case, stack: Stack) -> float:
-    """log10 of RMS at the last block over RMS at the entry; 0 where either was not measured."""
-    rms = case.finite("stream/rms")
-    before, after = rms.get(f"{stack.name}.input"), rms.get(stack.blocks[-1].site)
-    return math.log10(after / before) if before and after else 0.0
+        rows = case.rows("jacobian/contraction", (stack.name,))
+        rows += case.rows("stream/rms", (f"{stack.name}.input", stack.blocks[-1].site))
+        yield Hit(Severity.WARNING, ends(stack), message, rows)

@@ -9,11 +9,11 @@ from normscope.rules.rule import Case, Hit, figure, rule
 HEADROOM_BITS = 3.0
 """Bits between the largest activation and float16's 65504; training makes activations grow several times."""
 FLUSHED = 0.05
-"""Share of gradient values under float16's smallest subnormal, 2^-24."""
+"""Share of the non-zero gradient values that float16 turns into zero."""
 COSINE = 0.9
 """Cosine between the float32 gradient and the one under bfloat16 autocast."""
-TINY_EPS = 2.0**-24
-"""Float16's smallest subnormal: an ε below it is zero in float16."""
+TINY_EPS = 2.0**-25
+"""Half of float16's smallest subnormal: an ε up to here is zero in float16."""
 LARGE_EPS = 0.5
 """ε over the median variance it guards: from 1 on the norm passes its input's scale on."""
 
@@ -66,8 +66,8 @@ def float16_overflow(case: Case) -> Iterator[Hit]:
         tokens; what lies below is zero in the backward pass unless the loss is scaled up first.
     """,
     threshold=f"""
-        More than {FLUSHED:g} of the non-zero gradient values under 2^-24: a note, a warning where the
-        model runs in float16.
+        More than {FLUSHED:g} of the non-zero gradient values rounded to zero (up to 2^-25): a note, a
+        warning where the model runs in float16.
     """,
     source="Micikevicius et al. 2018 (loss scaling), arXiv:1710.03740.",
     remedy="Use torch.amp.GradScaler (dynamic loss scaling), or train in bfloat16.",
@@ -116,11 +116,11 @@ def bfloat16_direction(case: Case) -> Iterator[Hit]:
     "eps-small",
     summary="A norm's ε is zero in float16, so it does not guard against a division by zero there.",
     why="""
-        A norm divides by √(var + ε). An ε under 2^-24 ≈ 6e-8 rounds to zero in float16, and a constant
+        A norm divides by √(var + ε). An ε up to 2^-25 ≈ 3e-8 rounds to zero in float16, and a constant
         vector (padding, a zero embedding) then gives 0/0. In float32 and bfloat16 such an ε is harmless.
     """,
     threshold="""
-        ε under 2^-24: a note (BERT's 1e-12 is one), a warning where the model runs in float16. ε = 0
+        ε up to 2^-25: a note (BERT's 1e-12 is one), a warning where the model runs in float16. ε = 0
         counts.
     """,
     source="IEEE 754 binary16; BERT's configuration, layer_norm_eps = 1e-12.",
@@ -128,7 +128,7 @@ def bfloat16_direction(case: Case) -> Iterator[Hit]:
 )
 def eps_small(case: Case) -> Iterator[Hit]:
     eps = case.finite("precision/eps")
-    sites = case.in_depth(site for site, value in eps.items() if 0 <= value < TINY_EPS)
+    sites = case.in_depth(site for site, value in eps.items() if 0 <= value <= TINY_EPS)
     if sites:
         least = figure(min(eps[site] for site in sites))
         message = f"{len(sites)} of {len(eps)} norms have an ε that float16 rounds to zero ({least})."

@@ -1,9 +1,8 @@
 """NS2xx: what the forward pass shows."""
 
 from collections.abc import Iterator
-from statistics import median
 
-from normscope.anatomy import Stack
+from normscope.rules.figures import decline, diversity_kept, growth, upper_half
 from normscope.rules.finding import Severity
 from normscope.rules.rule import Case, Hit, figure, rule
 from normscope.rules.trial import evidence, sentence
@@ -45,14 +44,13 @@ _HALF, _QUARTER = 4, 8  # fewest blocks for which a half, a quarter of a stack m
 def stream_growth(case: Case) -> Iterator[Hit]:
     rms = case.finite("stream/rms")
     for stack in case.anatomy.stacks:
-        if len(stack.blocks) < _HALF:
+        grown = growth(case, stack) if len(stack.blocks) >= _HALF else None
+        if grown is None or grown <= GROWTH:
             continue
-        half, last = stack.blocks[(len(stack.blocks) - 1) // 2].site, stack.blocks[-1].site
-        if not rms.get(half) or last not in rms or rms[last] <= GROWTH * rms[half]:
-            continue
+        half, last = upper_half(stack)
         message = (
-            f"The RMS of {stack.name}'s stream grows {figure(rms[last] / rms[half])} times over its upper "
-            f"half, from {figure(rms[half])} to {figure(rms[last])}; Pre-LN grows 1.4 times."
+            f"The RMS of {stack.name}'s stream grows {figure(grown)} times over its upper half, "
+            f"from {figure(rms[half])} to {figure(rms[last])}; Pre-LN grows 1.4 times."
         )
         yield Hit(Severity.WARNING, (half, last), message, case.rows("stream/rms", (half, last)))
 
@@ -90,13 +88,13 @@ def tokens_collapse(case: Case) -> Iterator[Hit]:
         return
     diversity = case.finite("stream/diversity")
     for stack in case.anatomy.stacks:
-        ends = (f"{stack.name}.input", f"{stack.name}.hidden")
-        before, after = diversity.get(ends[0]), diversity.get(ends[1])
-        if not before or after is None or after >= UNIFORM * before:
+        kept = diversity_kept(case, stack)
+        if kept is None or kept >= UNIFORM:
             continue
-        message = f"Token diversity falls from {figure(before)} to {figure(after)} through {stack.name}."
-        sites = tuple(block.site for block in stack.blocks[-1:])
-        yield Hit(Severity.WARNING, sites, message, case.rows("stream/diversity", ends))
+        entry, end = f"{stack.name}.input", f"{stack.name}.hidden"
+        fall = f"falls from {figure(diversity[entry])} to {figure(diversity[end])} through {stack.name}"
+        rows = case.rows("stream/diversity", (entry, end))
+        yield Hit(Severity.WARNING, (stack.blocks[-1].site,), f"Token diversity {fall}.", rows)
 
 
 @rule(
@@ -157,20 +155,19 @@ def dead_branch(case: Case) -> Iterator[Hit]:
     """,
 )
 def branch_decline(case: Case) -> Iterator[Hit]:
-    ratios = {site: v for site, v in case.finite("branch/update-ratio").items() if v > 0}
     for stack in case.anatomy.stacks:
-        count = len(stack.blocks)
-        low, high = _of_blocks(stack, 0, count // 2), _of_blocks(stack, count - count // 4, count)
-        low, high = [s for s in low if s in ratios], [s for s in high if s in ratios]
-        if count < _QUARTER or not low or not high:
+        medians = decline(case, stack) if len(stack.blocks) >= _QUARTER else None
+        if medians is None:
             continue
-        below, above = median(ratios[s] for s in low), median(ratios[s] for s in high)
-        if above < DECLINE and above < DECLINE_FALL * below:
+        low, high = medians
+        if high < DECLINE and high < DECLINE_FALL * low:
             message = (
-                f"Branches of {stack.name} add {figure(below)} of the stream's RMS in its lower half and "
-                f"{figure(above)} in its upper quarter (medians)."
+                f"Branches of {stack.name} add {figure(low)} of the stream's RMS in its lower half and "
+                f"{figure(high)} in its upper quarter (medians)."
             )
-            yield Hit(Severity.WARNING, tuple(high), message, case.rows("branch/update-ratio", [*low, *high]))
+            upper = stack.blocks[len(stack.blocks) - len(stack.blocks) // 4 :]
+            sites = tuple(branch.site for block in upper for branch in block.branches)
+            yield Hit(Severity.WARNING, sites, message, case.rows("branch/update-ratio", sites))
 
 
 @rule(
@@ -207,7 +204,3 @@ def attention_saturated(case: Case) -> Iterator[Hit]:
     rows = case.rows("attention/entropy", sites) + case.rows("attention/max-logit", sites)
     grave = 2 * len(sites) >= len(entropy)
     yield Hit(Severity.WARNING if grave else Severity.NOTE, sites, message + ").", rows)
-
-
-def _of_blocks(stack: Stack, start: int, stop: int) -> list[str]:
-    return [branch.site for block in stack.blocks[start:stop] for branch in block.branches]
