@@ -2,9 +2,9 @@
 
     python benchmarks/verdicts.py --text FILE [--steps 160] [--threads 2]
 
-The model is 12 layers of `nn.TransformerEncoderLayer`, d = 256, causal, Xavier weights, bytes of FILE, Adam, batches of
-4 × 64. "Trains" means: the mean loss of the last 20 steps is at least 0.1 nats under the text's unigram entropy.
-Prints a Markdown table, as kept in docs/verdicts.md.
+The model is 12 layers of `nn.TransformerEncoderLayer`, d = 256, causal, Xavier weights, bytes of FILE, Adam,
+batches of 4 × 64. "Trains" means: the mean loss of the last 20 steps is at least 0.1 nats under the text's unigram
+entropy. Prints a Markdown table, as kept in docs/verdicts.md.
 """
 
 import argparse

@@ -28,6 +28,7 @@ from normscope.probes import (
 from normscope.report import Report
 from normscope.rules import Context, Finding, judge, matches, verdict
 from normscope.subjects import Batch, LossFn, Subject, make_subject, untouched
+from normscope.subjects.memory import is_out_of_memory, memory_refusals
 from normscope.train import TrialConfig
 
 Progress = Callable[[str, int, int], None]
@@ -144,7 +145,7 @@ def check(
         )
     run = _Run(subject, config, tuple(select), tuple(ignore))
     try:
-        with untouched(subject.model), memory_errors_named():
+        with untouched(subject.model), memory_refusals(subject.spec):
             _measure(run, progress or (lambda stage, done, total: None), reraise)
     except KeyboardInterrupt as stop:
         if isinstance(stop, ForecastInterrupted):
@@ -182,36 +183,12 @@ def _probed(
     the other probes, the forecast and the verdict do not depend on it."""
     try:
         return probe(run.subject, run.anatomy)
-    except (MemoryError, torch.OutOfMemoryError):
-        raise
     except Exception as error:
-        if reraise or _is_out_of_memory(error):
+        if reraise or is_out_of_memory(error):
             raise
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         run.notes.append(f"the {name} probe could not measure this model: {reason}")
         return [not_measured(f"{name}/all", "", reason)]
-
-
-@contextmanager
-def memory_errors_named() -> Iterator[None]:
-    """Turn an allocator's failure into one line with what to do."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
-            raise
-        raise UsageError(
-            f"the batch and the model do not fit into memory ({' '.join(str(error).split())[:160]})",
-            "weights, gradients, two Adam moments, a copy and the activations to fit",
-            "lower --batch-size or --seq-len, or make the model smaller",
-        ) from error
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError)
-        and ("can't allocate memory" in str(error) or "not enough memory" in str(error))
-    )
 
 
 def _dtype(model: nn.Module) -> str:

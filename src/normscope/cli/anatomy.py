@@ -18,6 +18,7 @@ from normscope.cli.options import (
     SeqLen,
     Text,
     Traceback,
+    parse_dtype,
     write,
 )
 from normscope.cli.progress import quiet_libraries
@@ -42,7 +43,7 @@ def command(
     """
     from normscope.anatomy import read_anatomy
     from normscope.report import print_anatomy, text_anatomy
-    from normscope.subjects import load_to_read, parse_dtype
+    from normscope.subjects import load_to_read
 
     if format is Format.HTML:
         raise UsageError("--format html", "text or json", "use `normscope check --format html` for the page")

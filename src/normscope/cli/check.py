@@ -18,6 +18,7 @@ from normscope.cli.options import (
     SeqLen,
     Text,
     Traceback,
+    parse_dtype,
     write,
 )
 from normscope.cli.progress import progress_bar, quiet_libraries
@@ -65,7 +66,7 @@ def command(
     """
     import normscope
     from normscope.rules import parse_codes
-    from normscope.subjects import load, parse_dtype
+    from normscope.subjects import load
 
     wanted, unwanted = parse_codes(select), parse_codes(ignore)
     interrupted = False

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Sequence
 
-import click
 import typer
 
 from normscope.cli import anatomy, bench, check, demo, explain
@@ -54,25 +53,29 @@ def run(arguments: list[str]) -> int:
     """The command line without the exit: its status (see `main`)."""
     try:
         code = typer.main.get_command(app).main(arguments, prog_name="normscope", standalone_mode=False)
-    except click.exceptions.NoArgsIsHelpError as error:
-        print(error.format_message())
-        return 2
-    except click.ClickException as error:
-        where = getattr(error, "ctx", None)
-        path = where.command_path if where is not None else "normscope"
-        message = " ".join(error.format_message().split()).rstrip(".")
-        return _refuse(f"{message}. See '{path} --help'.")
+    except typer.TyperException as error:
+        message = _one_line(error)
+        return _refuse(message) if message else 2  # empty: the help was shown
     except UsageError as error:
         if "--traceback" in arguments:
             raise
         return _refuse(str(error))
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         print("normscope: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `normscope check … | head`: the reader has left, there is nothing to say
         sys.stderr.close()
         return 1
     return code if isinstance(code, int) else 0
+
+
+def _one_line(error: typer.TyperException) -> str:
+    """What Typer found wrong with the call, and where to read on; empty where it showed the help."""
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "normscope"
+    message = error.format_message() if hasattr(error, "format_message") else str(error)
+    words = " ".join(message.split())
+    return f"{words}{'' if words.endswith(('.', '?')) else '.'} See `{command} --help`." if words else ""
 
 
 def _refuse(message: str) -> int:

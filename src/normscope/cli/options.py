@@ -1,12 +1,18 @@
 """Options and arguments that more than one command takes."""
 
+from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from normscope.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 MODEL_HELP = (
     "[bold]hf:gpt2,n_layer=24[/bold] (a Hugging Face model type with options, random weights, never the "
@@ -55,6 +61,24 @@ Output = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="PATH", help="Write there instead of the terminal.")
 ]
 Traceback = Annotated[bool, typer.Option("--traceback", help="Show the whole traceback of an error.")]
+
+
+def parse_dtype(name: str | None) -> "torch.dtype | None":
+    """The torch dtype of `--dtype`; None stays None.
+
+    Raises:
+        UsageError: no floating-point type of that name.
+    """
+    import torch
+
+    if name is None:
+        return None
+    if name not in DTYPES:
+        near = get_close_matches(name, DTYPES, n=1)
+        raise UsageError(
+            f"--dtype {name}", " or ".join(DTYPES), f"did you mean {near[0]}?" if near else "choose one"
+        )
+    return getattr(torch, name)
 
 
 def write(text: str, path: Path) -> None:
