@@ -16,7 +16,7 @@ WIDTH, HEADS, VOCAB, EPS = 8, 2, 11, 1e-5
 
 
 class Attention(nn.Module):
-    """Causal attention with q, k and v in one matmul, laid out as v, q, k so that order gives nothing away."""
+    """Causal attention with one matmul for v, q and k, in this order: order gives nothing away."""
 
     def __init__(self) -> None:
         super().__init__()
