@@ -172,20 +172,21 @@ def _shifted(
 def _entering(model: nn.Module, fed: Batch, stack: Stack, entry: Tensor, shift: Tensor) -> dict[Site, Tensor]:
     """Tensors of `stack` with `shift` added where the stream enters it, as an argument of its first block.
 
-    Empty where the first block is no module, or takes no argument of the stream's shape.
+    Empty where the first block is no module, or does not take the stream as an argument.
     """
     first = stack.blocks[0]
     modules = {strip_wrappers(name): module for name, module in model.named_modules()}
     if first.path not in modules or first.call > 0:
         return {}
+    moved = entry + shift  # made here: an add in the hook would count as one of the block's ops
     done = False
 
     def shifted(value: Any) -> Any:
         nonlocal done
-        if done or not isinstance(value, Tensor) or value.shape != entry.shape:
+        if done or not isinstance(value, Tensor) or not torch.equal(value, entry):
             return value
         done = True
-        return value + shift
+        return moved
 
     def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
         args = tuple(shifted(value) for value in args)
@@ -196,7 +197,7 @@ def _entering(model: nn.Module, fed: Batch, stack: Stack, entry: Tensor, shift: 
         _, found = capture(model, lambda: call_model(model, fed), set(_sites(stack)))
     finally:
         handle.remove()
-    return {**found, first.entry: entry + shift} if done else {}
+    return {**found, first.entry: moved} if done else {}
 
 
 def _before_in_place(tensor: Tensor) -> GradientEdge | None:

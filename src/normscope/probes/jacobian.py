@@ -78,8 +78,11 @@ def measure_jacobian(subject: Subject, anatomy: Anatomy) -> list[Measurement]:
         graph = hold(subject, anatomy)
         look = _Look(graph, f"{graph.note}, eval mode, math attention{precision}")
         rows = [row for stack in anatomy.stacks for row in _stack_rows(look, stack)]
+        widths = [_width(graph, stack) for stack in anatomy.stacks]
         del graph, look  # the next one is held alone
-        return rows + [_token_row(subject, anatomy, stack, precision) for stack in anatomy.stacks]
+        for stack, width in zip(anatomy.stacks, widths, strict=True):
+            rows.append(_token_row(subject, anatomy, stack, width, precision))
+        return rows
 
 
 def _in_float32(subject: Subject, anatomy: Anatomy) -> tuple[Subject, Anatomy, str]:
@@ -196,9 +199,18 @@ def _contraction(look: _Look, op: JacobianOperator, site: str) -> Measurement:
     return Measurement("jacobian/contraction", site, 0.5 * math.log10(mean), "log10", how)
 
 
-def _token_row(subject: Subject, anatomy: Anatomy, stack: Stack, precision: str) -> Measurement:
+def _width(graph: HeldGraph, stack: Stack) -> int:
+    """d of the stack, the larger of entry and exit."""
+    ends = (stack.blocks[0].entry, stack.blocks[-1].exit)
+    return max((graph.tensors[site].shape[-1] for site in ends if site in graph.tensors), default=0)
+
+
+def _token_row(subject: Subject, anatomy: Anatomy, stack: Stack, width: int, precision: str) -> Measurement:
     """Singular values of ∂(last token out)/∂(last token in), the other tokens' entries fixed."""
     quantity = "jacobian/token-singular-values"
+    refused = (
+        "" if width <= TOKEN_LIMIT else f"it costs d products, affordable to d = {TOKEN_LIMIT}, here {width}"
+    )
 
     def measure() -> list[Measurement]:
         graph = hold(subject, anatomy, tokens=TOKENS)
@@ -206,15 +218,14 @@ def _token_row(subject: Subject, anatomy: Anatomy, stack: Stack, precision: str)
         op = graph.operator(first, last)
         d_in, d_out = (graph.tensors[site].shape[-1] for site in (first, last))
         fed = op.shape[1] // d_in
-        if max(d_in, d_out) > TOKEN_LIMIT or fed > TOKENS:
-            reason = f"it costs d products, affordable to d = {TOKEN_LIMIT} and {TOKENS} tokens; "
-            return [not_measured(quantity, stack.name, f"{reason}here d = {d_in} and {fed} tokens")]
+        if fed > TOKENS:
+            raise TangentError(f"its cost goes with the tokens, and {fed} came where {TOKENS} were asked for")
         rows = torch.arange(op.shape[0] - d_out, op.shape[0])
         values = singular_values(dense(op, rows=rows)[:, -d_in:])
         how = f"dense SVD; last of {fed} tokens, {graph.note}, eval mode, math attention{precision}"
         return [Measurement(quantity, stack.name, tuple(map(float, values)), how=how)]
 
-    return _guarded((quantity,), stack.name, "", measure)[0]
+    return _guarded((quantity,), stack.name, refused, measure)[0]
 
 
 def _largest(look: _Look, op: JacobianOperator, part: str) -> tuple[float, str]:
