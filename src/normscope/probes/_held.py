@@ -6,18 +6,20 @@ do: the first block's entry then has a graph, and no activation is saved for a w
     B sequences, T tokens, d features
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
+from torch.utils._python_dispatch import _disable_current_modes
 
 from normscope.anatomy import Anatomy, Block, Site, Stack, capture
 from normscope.anatomy.calls import strip_wrappers
 from normscope.linalg import NO_PATH, JacobianOperator, TangentError
-from normscope.subjects import Batch, Subject, call_model
+from normscope.probes._feeding import Feed, mapped, sites_of
+from normscope.subjects import Batch, call_model
 
 STEP = 1e-3
 """Size of the finite difference, relative to the stream's RMS."""
@@ -90,31 +92,32 @@ class HeldGraph:
         return tensor
 
 
-def hold(subject: Subject, anatomy: Anatomy, *, tokens: int | None = None) -> HeldGraph:
+def hold(model: nn.Module, anatomy: Anatomy, feed: Feed, *, differences: bool = True) -> HeldGraph:
     """Run one sequence and hold its graph. Call it inside `measuring` and `untouched`.
 
     Args:
-        subject: model and batch.
+        model: the model.
         anatomy: where to look.
-        tokens: feed only so many tokens of the sequence; then no finite differences are taken.
+        feed: what to run.
+        differences: also run two forwards a stack with its entry shifted, for `check_tangent`.
     """
-    _stream_only(subject.model, anatomy.blocks)
-    sites = set(_sites(anatomy))
-    tensors, fed, note = _one_sequence(subject, anatomy, sites, tokens)
+    _stream_only(model, anatomy.blocks)
+    # Floating inputs are roots of the graph too: a model may have no parameter before its first block.
+    roots = mapped(feed.batch, lambda t: t.detach().requires_grad_().clone() if t.is_floating_point() else t)
+    tensors = _tensors(model, roots, feed, sites_of(anatomy))
     shifted: dict[Site, tuple[Tensor, Tensor]] = {}
-    if not tokens:
-        subject.model.requires_grad_(False)
+    if differences:
+        model.requires_grad_(False)
         for stack in anatomy.stacks:
-            shifted |= _shifted(subject.model, fed, stack, tensors)
-    return HeldGraph(tensors, shifted, note)
+            shifted |= _shifted(model, feed, stack, tensors)
+    return HeldGraph(tensors, shifted, feed.note)
 
 
-def _sites(part: Anatomy | Stack) -> Iterator[Site]:
-    for block in part.blocks:
-        yield from (block.entry, block.exit)
-        for branch in block.branches:
-            yield from (branch.entry, branch.output)
-            yield from (attention.query for attention in branch.attention)
+def _tensors(model: nn.Module, batch: Batch, feed: Feed, sites: Iterable[Site]) -> dict[Site, Tensor]:
+    """Tensors at sites, under the anatomy's names for them."""
+    sites = list(sites)
+    _, found = capture(model, lambda: call_model(model, batch), {feed.names[site] for site in sites})
+    return {site: found[feed.names[site]] for site in sites if feed.names[site] in found}
 
 
 def _stream_only(model: nn.Module, blocks: Iterable[Block]) -> None:
@@ -126,78 +129,52 @@ def _stream_only(model: nn.Module, blocks: Iterable[Block]) -> None:
         )
 
 
-def _one_sequence(
-    subject: Subject, anatomy: Anatomy, sites: set[Site], tokens: int | None
-) -> tuple[dict[Site, Tensor], Batch, str]:
-    """(tensors, what was fed, note) of one sequence; of the whole batch where the model does not take one."""
-    axis = 0
-    fed = _first(subject.batch, 0, 1)
-    try:
-        tensors = _run(subject.model, fed, sites)
-        if _one_token_left(anatomy, tensors) and _first_shape(subject.batch)[1:2] > (1,):
-            axis = 1  # token-major: the first axis held tokens
-            fed = _first(subject.batch, 1, 1)
-            tensors = _run(subject.model, fed, sites)
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        if tokens:
-            raise
-        first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        note = f"the whole batch at once, since one sequence alone fails ({first_line})"
-        return _run(subject.model, subject.batch, sites), subject.batch, note
-    if tokens:
-        fed = _first(fed, 1 - axis, tokens)
-        tensors = _run(subject.model, fed, sites)
-    return tensors, fed, "B = 1"
-
-
-def _run(model: nn.Module, batch: Batch, sites: set[Site]) -> dict[Site, Tensor]:
-    """Tensors at sites; floating inputs are roots of the graph too."""
-    rooted = _map(batch, lambda t: t.detach().requires_grad_().clone() if t.is_floating_point() else t)
-    return capture(model, lambda: call_model(model, rooted), sites)[1]
-
-
 def _shifted(
-    model: nn.Module, fed: Batch, stack: Stack, tensors: Mapping[Site, Tensor]
+    model: nn.Module, feed: Feed, stack: Stack, tensors: Mapping[Site, Tensor]
 ) -> dict[Site, tuple[Tensor, Tensor]]:
     """Tensors of `stack` with its entry shifted by ±hδ, from two more forwards without a graph."""
     if not stack.blocks or stack.blocks[0].entry not in tensors:
         return {}
-    first = stack.blocks[0]
-    entry = tensors[first.entry].detach()
+    entry = tensors[stack.blocks[0].entry].detach()
     shift = STEP * float(entry.double().square().mean().sqrt()) * torch.randn_like(entry)
-    plus, minus = (_entering(model, fed, stack, entry, signed) for signed in (shift, -shift))
+    plus, minus = (_entering(model, feed, stack, entry, entry + signed) for signed in (shift, -shift))
     return {site: (plus[site], minus[site]) for site in plus.keys() & minus.keys()}
 
 
-def _entering(model: nn.Module, fed: Batch, stack: Stack, entry: Tensor, shift: Tensor) -> dict[Site, Tensor]:
-    """Tensors of `stack` with `shift` added where the stream enters it, as an argument of its first block.
+def _entering(model: nn.Module, feed: Feed, stack: Stack, entry: Tensor, moved: Tensor) -> dict[Site, Tensor]:
+    """Tensors of `stack` with `moved` in place of `entry` wherever the first block takes that as an argument.
 
     Empty where the first block is no module, or does not take the stream as an argument.
     """
-    first = stack.blocks[0]
+    first_block = stack.blocks[0]
     modules = {strip_wrappers(name): module for name, module in model.named_modules()}
-    if first.path not in modules or first.call > 0:
+    if first_block.path not in modules or first_block.call > 0:
         return {}
-    moved = entry + shift  # made here: an add in the hook would count as one of the block's ops
-    done = False
+    num_calls = num_moved = 0
 
-    def shifted(value: Any) -> Any:
-        nonlocal done
-        if done or not isinstance(value, Tensor) or not torch.equal(value, entry):
+    def replaced(value: Any) -> Any:
+        nonlocal num_moved
+        if not isinstance(value, Tensor) or value.numel() != entry.numel():
             return value
-        done = True
-        return moved
+        if not torch.equal(value.reshape(entry.shape), entry):
+            return value
+        num_moved += 1
+        return moved.reshape(value.shape)
 
     def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        args = tuple(shifted(value) for value in args)
-        return args, {name: shifted(value) for name, value in kwargs.items()}
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls > 1:
+            return None
+        with _disable_current_modes():  # or these ops would count as the block's
+            return tuple(map(replaced, args)), {name: replaced(value) for name, value in kwargs.items()}
 
-    handle = modules[first.path].register_forward_pre_hook(hook, with_kwargs=True)
+    handle = modules[first_block.path].register_forward_pre_hook(hook, with_kwargs=True)
     try:
-        _, found = capture(model, lambda: call_model(model, fed), set(_sites(stack)))
+        found = _tensors(model, feed.batch, feed, sites_of(stack))
     finally:
         handle.remove()
-    return {**found, first.entry: moved} if done else {}
+    return {**found, first_block.entry: moved} if num_moved else {}
 
 
 def _before_in_place(tensor: Tensor) -> GradientEdge | None:
@@ -207,50 +184,3 @@ def _before_in_place(tensor: Tensor) -> GradientEdge | None:
         return None
     source, number = node.next_functions[0]
     return None if source is None else GradientEdge(source, number)
-
-
-def _one_token_left(anatomy: Anatomy, tensors: Mapping[Site, Tensor]) -> bool:
-    """Whether attention now runs over a single token."""
-    queries = [a.query for branch in anatomy.branches for a in branch.attention if a.query in tensors]
-    return bool(queries) and tensors[queries[0]].shape[-2] == 1
-
-
-def cast(batch: Batch, dtype: torch.dtype) -> Batch:
-    """`batch` with its floating tensors in `dtype`."""
-    return _map(batch, lambda t: t.to(dtype) if t.is_floating_point() else t)
-
-
-def _first(batch: Batch, axis: int, count: int) -> Batch:
-    """The first `count` along `axis` of every tensor that is as long there as the batch's first tensor."""
-    size = _first_shape(batch)[axis : axis + 1]
-    if not size:
-        return batch
-
-    def cut(tensor: Tensor) -> Tensor:
-        return (
-            tensor.narrow(axis, 0, min(count, size[0])) if tensor.shape[axis : axis + 1] == size else tensor
-        )
-
-    return _map(batch, cut)
-
-
-def _first_shape(batch: Any) -> torch.Size:
-    """Shape of the first tensor of a batch, () where it has none."""
-    if isinstance(batch, Tensor):
-        return batch.shape
-    if not isinstance(batch, Mapping | tuple | list):
-        return torch.Size()
-    values = batch.values() if isinstance(batch, Mapping) else batch
-    return next((shape for shape in map(_first_shape, values) if shape), torch.Size())
-
-
-def _map(batch: Any, change: Any) -> Any:
-    """`batch` with every tensor changed; mappings come back as dicts."""
-    if isinstance(batch, Tensor):
-        return change(batch)
-    if isinstance(batch, Mapping):
-        return {name: _map(value, change) for name, value in batch.items()}
-    if isinstance(batch, tuple | list):
-        changed = [_map(value, change) for value in batch]
-        return tuple(changed) if isinstance(batch, tuple) else changed
-    return batch

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
+from torch import nn
 
 from normscope.anatomy import Anatomy, Block, Branch, Stack, measuring, read_anatomy
 from normscope.linalg import (
@@ -27,7 +28,8 @@ from normscope.linalg import (
     singular_values,
     weyl_lower_bound,
 )
-from normscope.probes._held import HeldGraph, cast, hold
+from normscope.probes._feeding import Feed, cast, one_sequence
+from normscope.probes._held import HeldGraph, hold
 from normscope.probes.measurement import EXACT, Measurement, not_measured
 from normscope.subjects import Subject, untouched
 
@@ -75,13 +77,14 @@ def measure_jacobian(subject: Subject, anatomy: Anatomy) -> list[Measurement]:
         return []
     subject, anatomy, precision = _in_float32(subject, anatomy)
     with untouched(subject.model), measuring(subject.model):
-        graph = hold(subject, anatomy)
+        feed = one_sequence(subject.model, subject.batch, anatomy)
+        graph = hold(subject.model, anatomy, feed)
         look = _Look(graph, f"{graph.note}, eval mode, math attention{precision}")
         rows = [row for stack in anatomy.stacks for row in _stack_rows(look, stack)]
         widths = [_width(graph, stack) for stack in anatomy.stacks]
         del graph, look  # the next one is held alone
         for stack, width in zip(anatomy.stacks, widths, strict=True):
-            rows.append(_token_row(subject, anatomy, stack, width, precision))
+            rows.append(_token_row(subject.model, anatomy, stack, feed, width, precision))
         return rows
 
 
@@ -205,7 +208,9 @@ def _width(graph: HeldGraph, stack: Stack) -> int:
     return max((graph.tensors[site].shape[-1] for site in ends if site in graph.tensors), default=0)
 
 
-def _token_row(subject: Subject, anatomy: Anatomy, stack: Stack, width: int, precision: str) -> Measurement:
+def _token_row(
+    model: nn.Module, anatomy: Anatomy, stack: Stack, feed: Feed, width: int, precision: str
+) -> Measurement:
     """Singular values of ∂(last token out)/∂(last token in), the other tokens' entries fixed."""
     quantity = "jacobian/token-singular-values"
     refused = (
@@ -213,7 +218,10 @@ def _token_row(subject: Subject, anatomy: Anatomy, stack: Stack, width: int, pre
     )
 
     def measure() -> list[Measurement]:
-        graph = hold(subject, anatomy, tokens=TOKENS)
+        try:
+            graph = hold(model, anatomy, feed.shortened(TOKENS), differences=False)
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise TangentError(f"the model does not take {TOKENS} tokens ({type(error).__name__})") from error
         first, last = stack.blocks[0].entry, stack.blocks[-1].exit
         op = graph.operator(first, last)
         d_in, d_out = (graph.tensors[site].shape[-1] for site in (first, last))
