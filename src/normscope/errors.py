@@ -27,7 +27,7 @@ class UsageError(NormscopeError, ValueError):
 def nearest(name: str, choices: Iterable[str]) -> str | None:
     """The choice most like `name`, or None where nothing is like it."""
     by_lower = {choice.lower(): choice for choice in choices}
-    found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+    found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
     return by_lower[found[0]] if found else None
 
 

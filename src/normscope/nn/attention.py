@@ -1,4 +1,7 @@
-"""Multi-head self-attention, causal or not. Shapes: B batch, T tokens, D width, H heads, K width of a head."""
+"""Multi-head self-attention, causal or not.
+
+Shapes: B batch, T tokens, D width, H heads, K width of a head.
+"""
 
 import torch
 import torch.nn.functional as F

@@ -168,7 +168,12 @@ class Transformer(nn.Module):
         initialise(self, with_weights(scheme.initialisation, config.init))
 
     def forward(self, ids: Tensor, labels: Tensor | None = None) -> Output:
-        """Logits for each token; with labels (what each position should say, −100 where it does not count) the loss."""
+        """Logits for each token, and with labels the loss.
+
+        Args:
+            ids: (B, T) int64.
+            labels: (B, T), what each position should say; −100 where it does not count.
+        """
         x_BTD = self.tokens(ids)
         if self.positions is not None:
             num_tokens = ids.shape[1]
@@ -207,7 +212,7 @@ MODELS: dict[str, type[Transformer]] = {"decoder": Decoder, "encoder": Encoder}
 
 
 def build(name: str, **options: object) -> Transformer:
-    """The model `name` of `MODELS` with the options of `ModelConfig`; UsageError for unknown names and values."""
+    """The model `name` of `MODELS` with options of `ModelConfig`; UsageError for unknown names and values."""
     if name in ("encoder-decoder", "vision"):
         raise UsageError(
             f'model "nn:{name}"', f"one of {', '.join(MODELS)}", "this one is not there yet; use hf:"

@@ -1,7 +1,7 @@
 """Schemes as data: where the norms sit, how a branch joins the stream, how the weights start.
 
-A new scheme is one entry of `SCHEMES`. Models read a scheme through `placement_at`, the two scale rules of its join
-and the gains of its initialisation, each of which may depend on where in the stack a sublayer is.
+A new scheme is one entry of `SCHEMES`. Models read a scheme through `placement_at`, the scale rules of its
+join and the gains of its initialisation, each of which may depend on where in the stack a sublayer is.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,9 +34,9 @@ Rule = Callable[[Where], float]
 """A number that may depend on the place, such as DeepNorm's α = (2L)^¼."""
 
 
-def always(value: float) -> Rule:
-    """The rule that gives `value` everywhere."""
-    return lambda where: value
+def one(where: Where) -> float:
+    """The rule that scales nothing."""
+    return 1.0
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ def norms_at(*slots: Slot) -> Placement:
 class Join:
     """How a branch meets the stream: x ← stream_scale·x + branch_scale·F."""
 
-    stream_scale: Rule = always(1.0)
-    branch_scale: Rule = always(1.0)
+    stream_scale: Rule = one
+    branch_scale: Rule = one
 
 
 Role = Literal["q", "k", "v", "o", "up", "down"]

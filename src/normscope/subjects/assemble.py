@@ -11,13 +11,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
     UnsupportedOperatorException,
 )
 
 from normscope.errors import UsageError, describe
-from normscope.subjects.feed import Feed, map_tensors, placed
+from normscope.subjects.fake import fake_mode_of, to_fake
+from normscope.subjects.feed import Feed, placed
 from normscope.subjects.memory import is_out_of_memory, memory_refusals, require_room_for_batch
 from normscope.subjects.subject import Batch, LossFn, Subject, call_model
 from normscope.subjects.untouched import untouched
@@ -51,7 +50,7 @@ def shortened(length: int, seq_len: int) -> tuple[str, ...]:
 
 
 def first_that_runs(model: nn.Module, attempts: Iterable[Attempt], *, seed: int, spec: str) -> Subject:
-    """The Subject of the first attempt whose forward and loss run; the first attempt's error where none does."""
+    """The Subject of the first attempt whose forward and loss run; the first error where none does."""
     first: AttemptError | None = None
     for attempt in attempts:
         try:
@@ -65,13 +64,14 @@ def first_that_runs(model: nn.Module, attempts: Iterable[Attempt], *, seed: int,
 def assemble(model: nn.Module, attempt: Attempt, *, seed: int, spec: str) -> Subject:
     """The Subject of one attempt, after one forward in eval mode; AttemptError where that fails."""
     device, dtype = where_and_what(model)
-    feed = attempt.feed
-    batch = placed(feed.first, device, dtype)
+    mode = fake_mode_of(model)
+    feed = attempt.feed.map(lambda each: placed(to_fake(each, mode), device, dtype))
+    batch = feed.first
     subject = Subject(
         model=model,
         batch=batch,
         loss_fn=attempt.loss_fn,
-        batches=lambda: (placed(each, device, dtype) for each in feed.batches()),
+        batches=feed.batches,
         seed=seed,
         spec=spec,
         input=feed.input,
@@ -89,14 +89,9 @@ def where_and_what(model: nn.Module) -> tuple[torch.device, torch.dtype | None]:
     return device, next((t.dtype for t in tensors if t.is_floating_point()), None)
 
 
-def fake_mode_of(model: nn.Module) -> FakeTensorMode | None:
-    """The mode that a model of fake tensors was built in, None for a real one. Run its forwards inside it."""
-    return next((p.fake_mode for p in model.parameters() if isinstance(p, FakeTensor)), None)
-
-
 @contextlib.contextmanager
 def looking(model: nn.Module) -> Iterator[None]:
-    """For a look at what a forward gives: eval mode, no graph, no fused encoder, prints to stderr; all restored."""
+    """To see what a forward gives: eval mode, no graph, no fused encoder, prints to stderr; all restored."""
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     eager = torch.compiler.set_stance("force_eager")  # a look is not worth a compilation
@@ -152,10 +147,3 @@ def shapes(batch: Any) -> str:
     if isinstance(batch, tuple | list):
         return ", ".join(shapes(value) for value in batch)
     return type(batch).__name__
-
-
-def to_fake(batch: Batch, mode: FakeTensorMode | None) -> Batch:
-    """`batch` in fake tensors, where there is a mode for it."""
-    if mode is None:
-        return batch
-    return map_tensors(lambda t: t if isinstance(t, FakeTensor) else mode.from_tensor(t), batch)

@@ -11,15 +11,14 @@ from normscope.errors import UsageError
 from normscope.subjects.assemble import (
     Attempt,
     assemble,
-    fake_mode_of,
     first_that_runs,
     lengths,
     looking,
     shapes,
     shortened,
-    to_fake,
     where_and_what,
 )
+from normscope.subjects.fake import fake_mode_of
 from normscope.subjects.feed import Feed, Portions, Replay, noise
 from normscope.subjects.found_loss import with_found_loss
 from normscope.subjects.guess import (
@@ -52,8 +51,9 @@ def make_subject(
     """A Subject of a bare module, after one forward in eval mode to see that module and batch go together.
 
     Without a batch, the module gets byte ids (B, T) of the text; where it wants floats, standard normal noise
-    (B, T, d) or (B, C, H, W). Without a loss, its own is used (a scalar in its output), else the next-token loss
-    where the output is (B, T, V) logits and no token sees a later one; else `loss_fn` is None and a note says why.
+    (B, T, d) or (B, C, H, W). Without a loss, its own is used (a scalar in its output), else the next-token
+    loss where the output is (B, T, V) logits and no token sees a later one; else `loss_fn` is None and a note
+    says why.
 
     Args:
         model: left as it is found.
@@ -102,9 +102,9 @@ def _with_batch(
     model: nn.Module, batch: Any, loss_fn: LossFn | None, portions: Portions, spec: str
 ) -> Subject:
     if isinstance(batch, Tensor | tuple | Mapping):
-        single, words, notes = True, "the batch given", (_REPEATED,)
+        single, words = True, "the batch given"
     elif isinstance(batch, Iterable):
-        single, words, notes = False, "the batches given", ()
+        single, words = False, "the batches given"
     else:
         raise UsageError(
             f"a batch of type {type(batch).__name__}",
@@ -123,22 +123,17 @@ def _with_batch(
             "batches: a tensor, a tuple of arguments or a mapping of keyword arguments",
             "change the iterator",
         )
-    mode = fake_mode_of(model)
-    feed = Feed(replay, f"{words}, {shapes(first)}", notes=notes).map(lambda each: to_fake(each, mode))
+    feed = Feed(replay, f"{words}, {shapes(first)}", notes=(_REPEATED,) if single else ())
     subject = assemble(model, Attempt(feed, loss_fn), seed=portions.seed, spec=spec)
-    return subject if loss_fn is not None or mode is not None else with_found_loss(subject)
+    return subject if loss_fn is not None or fake_mode_of(model) is not None else with_found_loss(subject)
 
 
 def _without_batch(
     model: nn.Module, loss_fn: LossFn | None, portions: Portions, text: Text, spec: str
 ) -> Subject:
-    mode = fake_mode_of(model)
-    attempts = (
-        Attempt(feed.map(lambda batch: to_fake(batch, mode)), loss_fn)
-        for feed in _feeds(model, portions, text)
-    )
+    attempts = (Attempt(feed, loss_fn) for feed in _feeds(model, portions, text))
     subject = first_that_runs(model, attempts, seed=portions.seed, spec=spec)
-    if loss_fn is not None or mode is not None or _NOISE in subject.notes:
+    if loss_fn is not None or fake_mode_of(model) is not None or _NOISE in subject.notes:
         return subject
     return with_found_loss(subject)
 

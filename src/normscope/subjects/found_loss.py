@@ -13,10 +13,10 @@ from normscope.subjects.subject import Batch, Subject, call_model
 
 
 def with_found_loss(subject: Subject) -> Subject:
-    """`subject` with the model's own loss, else the next-token loss where that means something, else a note.
+    """`subject` with the model's own loss, else the next-token loss where that means something, else none.
 
-    Next-token loss asks for logits (B, T, V) over the vocabulary that the ids look up, and for earlier outputs that
-    another last token leaves alone: a model that sees the answer would only learn to copy it.
+    Next-token loss asks for logits (B, T, V) over the vocabulary that the ids look up, and for earlier
+    outputs that another last token leaves alone: a model that sees the answer would only learn to copy it.
     """
     with looking(subject.model):
         output = subject.forward()
@@ -50,10 +50,8 @@ def _is_meant(loss: Tensor | None, output: Any, batch: Batch) -> bool:
         return False
     if loss is output or not isinstance(output, tuple | list) or hasattr(output, "loss"):
         return True
-    return (
-        (isinstance(batch, Mapping)
-        and any(name in batch for name in LABEL_NAMES))
-        or (isinstance(batch, tuple) and len(batch) > 1)
+    return (isinstance(batch, Mapping) and any(name in batch for name in LABEL_NAMES)) or (
+        isinstance(batch, tuple) and len(batch) > 1
     )
 
 

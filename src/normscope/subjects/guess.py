@@ -91,7 +91,7 @@ def _flat(values: Any) -> Iterator[Any]:
 
 
 def float_widths(model: nn.Module) -> list[int]:
-    """Feature sizes that (B, T, d) inputs may have: of the norms and linear maps, in the order they stand in."""
+    """Sizes d that inputs (B, T, d) may have: of the norms and linear maps, in the order they stand in."""
     widths: dict[int, None] = {}
     for module in model.modules():
         if isinstance(module, nn.LayerNorm | nn.RMSNorm) and module.normalized_shape:
@@ -125,7 +125,7 @@ def _declared_sides(model: nn.Module) -> Iterator[int]:
 
 
 def _sides_of_positions(model: nn.Module, patches: nn.Conv2d) -> Iterator[int]:
-    """The side whose patches, with or without a class token, are as many as the learnt positions (1, N, d)."""
+    """The side that has as many patches, with or without a class token, as there are positions (1, N, d)."""
     for parameter in model.parameters():
         if parameter.ndim == 3 and parameter.shape[0] == 1:
             for num_patches in (parameter.shape[1], parameter.shape[1] - 1):

@@ -11,6 +11,7 @@ import torch
 
 from normscope.errors import UsageError, describe
 from normscope.subjects.assemble import AttemptError
+from normscope.subjects.fake import moved
 from normscope.subjects.feed import Portions
 from normscope.subjects.hf_config import Configured, configured
 from normscope.subjects.hf_feed import diner, hf_subject
@@ -30,13 +31,15 @@ def load_hf(
         made = configured(spec)
         refusals: list[UsageError] = []
         for head in heads_of(made.config):
-            try:
-                with seeded(portions.seed):
-                    model, notes = _build(spec, head, made, device, fake)
-                    eater = diner(model.to(device, dtype), head.kind, portions, text, made.folder)
-                    return hf_subject(eater, spec.text, (*made.notes, *notes))
-            except AttemptError as refusal:
-                refusals.append(refusal)
+            # Grouped matmul, which experts use, knows fakes in bfloat16 alone: they get a second try.
+            for each in (dtype, torch.bfloat16) if fake and dtype is None else (dtype,):
+                try:
+                    with seeded(portions.seed):
+                        model, notes = _build(spec, head, made, device, fake)
+                        eater = diner(moved(model, device, each), head.kind, portions, text, made.folder)
+                        return hf_subject(eater, spec.text, (*made.notes, *notes))
+                except AttemptError as refusal:
+                    refusals.append(refusal)
     if refusals:
         raise refusals[0]
     raise UsageError(
@@ -57,7 +60,7 @@ def _build(spec: Spec, head: Head, made: Configured, device: torch.device, fake:
     try:
         with memory_refusals(given):
             if made.folder is None or fake:
-                return _with_random_weights(head, made.config), ()
+                return head.build(made.config), ()
             return _with_weights(head, made.config, made.folder, given)
     except UsageError:
         raise
@@ -67,10 +70,6 @@ def _build(spec: Spec, head: Head, made: Configured, device: torch.device, fake:
             f"values from which {type(made.config).__name__} can build a model",
             "change the options",
         ) from error
-
-
-def _with_random_weights(head: Head, config: Any) -> Any:
-    return head.auto.from_config(config, dtype=torch.float32, trust_remote_code=False).train()
 
 
 def _with_weights(head: Head, config: Any, folder: Path, given: str) -> Built:
@@ -98,7 +97,7 @@ def _require_room(head: Head, config: Any, given: str, device: torch.device) -> 
     """Counts parameters on the meta device, where they need no memory."""
     try:
         with torch.device("meta"):
-            model = _with_random_weights(head, config)
+            model = head.build(config)
     except Exception as error:  # the real build, which comes next, gives the same error or needs real tensors
         if is_out_of_memory(error):
             raise

@@ -1,12 +1,18 @@
 """`hf:` names → a configuration of transformers, without the network and without remote code."""
 
+import importlib
+import inspect
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from normscope.errors import UsageError, describe, suggest
 from normscope.subjects.spec import Spec
+
+_FOR_ALL = frozenset({"pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "num_labels"})
+"""Options that any model may have, declared or not."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +111,7 @@ def _with_options(spec: Spec, config_class: Any, values: dict[str, Any]) -> Any:
     for key, value in spec.options.items():
         if key in text and key not in own:
             values["text_config"] = {**values.get("text_config", {}), key: value}
-        elif key in own:
+        elif key in own or key in _FOR_ALL or _is_read_in_code(key, config_class):
             values[key] = value
         else:
             raise UsageError(
@@ -149,6 +155,25 @@ def _attributes(config_class: Any) -> set[str]:
     return {name for name in names if not name.startswith("_") and name not in ("model_type", "auto_map")}
 
 
+def _is_read_in_code(key: str, config_class: Any) -> bool:
+    """Whether the type's code asks for an option that its configuration does not declare.
+
+    Qwen 2's model reads `config.head_dim`; ModernBERT's configuration turns older names into newer ones.
+    """
+    own = config_class.__module__
+    declared = rf'"{key}"'
+    read = rf'config\.{key}\b|config, "{key}"'
+    places = ((own, declared), (own.replace(".configuration_", ".modeling_"), read))
+    return any(re.search(pattern, _source(module)) for module, pattern in places)
+
+
+def _source(module: str) -> str:
+    try:
+        return inspect.getsource(importlib.import_module(module))
+    except (ImportError, OSError):  # no such module, or no source
+        return ""
+
+
 def _text_part(config: Any) -> Any:
     """The language model of a composite configuration, where it is one that can stand by itself."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -159,15 +184,28 @@ def _text_part(config: Any) -> Any:
 
 
 def _ready(config: Any, spec: Spec) -> Any:
-    """What a training run sets anyway: no key-value cache, and a token for the decoder to start with."""
-    if hasattr(config, "use_cache") and "use_cache" not in spec.options:
-        config.use_cache = False
-    if (
-        getattr(config, "is_encoder_decoder", False)
-        and getattr(config, "decoder_start_token_id", None) is None
-    ):
-        config.decoder_start_token_id = getattr(config, "bos_token_id", None) or 0
+    """What a training run sets anyway, where no option says otherwise.
+
+    No key-value cache; a token for the decoder to start with; a type that is only ever a decoder (BERT
+    generation) is one.
+    """
+    settings: dict[str, Any] = {"use_cache": False} if hasattr(config, "use_cache") else {}
+    if getattr(config, "is_encoder_decoder", False):
+        if getattr(config, "decoder_start_token_id", None) is None:
+            settings["decoder_start_token_id"] = getattr(config, "bos_token_id", None) or 0
+    elif getattr(config, "is_decoder", None) is False and _is_decoder_only(config):
+        settings["is_decoder"] = True
+    for key, value in settings.items():
+        if key not in spec.options:
+            setattr(config, key, value)
     return config
+
+
+def _is_decoder_only(config: Any) -> bool:
+    from transformers.models.auto import modeling_auto as auto
+
+    is_causal = type(config) in auto.MODEL_FOR_CAUSAL_LM_MAPPING
+    return is_causal and type(config) not in auto.MODEL_FOR_MASKED_LM_MAPPING
 
 
 def _weights_folder(spec: Spec, path: Path | None) -> Path | None:

@@ -11,13 +11,12 @@ import torch
 
 from normscope.subjects.assemble import (
     Attempt,
-    fake_mode_of,
     first_that_runs,
     lengths,
     looking,
     shortened,
-    to_fake,
 )
+from normscope.subjects.fake import fake_mode_of
 from normscope.subjects.feed import Feed, Portions, noise
 from normscope.subjects.hf_heads import HeadKind
 from normscope.subjects.hf_shapes import FLOAT_INPUTS, float_shapes
@@ -60,7 +59,7 @@ class Diner:
 
 
 def diner(model: Any, kind: HeadKind, portions: Portions, text: Text, folder: Path | None) -> Diner:
-    """Everything a feed is made of; the text in the model's own tokens where `folder` has a tokenizer.json."""
+    """All that a feed is made of; the text in the model's own tokens where `folder` has a tokenizer.json."""
     vocabulary = _vocabulary(model)
     if vocabulary is None:
         return Diner(model, kind, portions, None)
@@ -102,11 +101,7 @@ def hf_subject(eater: Diner, spec: str, notes: tuple[str, ...] = ()) -> Subject:
 
 
 def _first(eater: Diner, spec: str, notes: tuple[str, ...]) -> Subject:
-    mode = fake_mode_of(eater.model)
-    attempts = (
-        Attempt(feed.noting(*notes).map(lambda batch: to_fake(batch, mode)), loss_fn)
-        for feed, loss_fn in _feeds(eater)
-    )
+    attempts = (Attempt(feed.noting(*notes), loss_fn) for feed, loss_fn in _feeds(eater))
     return first_that_runs(eater.model, attempts, seed=eater.portions.seed, spec=spec)
 
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+
 HeadKind = Literal["causal", "seq2seq", "masked", "image-classification", "base"]
 
 
@@ -12,6 +14,13 @@ class Head:
 
     kind: HeadKind
     auto: Any
+
+    def build(self, config: Any) -> Any:
+        """The model with random weights in float32, in train mode."""
+        classes = self.auto._model_mapping[type(config)]
+        if isinstance(classes, tuple | list) and not getattr(config, "architectures", None):
+            config.architectures = [classes[0].__name__]  # of several classes, transformers wants one named
+        return self.auto.from_config(config, dtype=torch.float32, trust_remote_code=False).train()
 
 
 def heads_of(config: Any) -> list[Head]:

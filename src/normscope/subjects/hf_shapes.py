@@ -7,6 +7,8 @@ from normscope.subjects.feed import Portions
 FLOAT_INPUTS = ("pixel_values", "pixel_values_videos", "input_features", "input_values")
 _IMAGE, _CHANNELS, _SAMPLES, _FRAMES = 224, 3, 16_000, 16
 
+_MEL_NAMES = ("num_mel_bins", "input_feat_per_channel", "feature_size", "num_features")
+
 Shape = tuple[int, ...]
 
 
@@ -35,9 +37,9 @@ def _images(config: Any, batch: int) -> list[Shape]:
 
 def _features(config: Any, portions: Portions) -> list[Shape]:
     batch, length = portions.batch_size, portions.seq_len
-    mels = _first_int(config, ("num_mel_bins", "input_feat_per_channel", "feature_size", "num_features"), 80)
+    mels = _first_int(config, _MEL_NAMES, 80)
     positions = _first_int(config, ("max_source_positions",), 1500)
-    # Whisper wants two frames for each position, features first; Speech2Text and Conformers want features last.
+    # Whisper wants two frames for each position, features first; the others want features last.
     return [(batch, mels, 2 * positions), (batch, 4 * length, mels), (batch, 4 * length, 160)]
 
 

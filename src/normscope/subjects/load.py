@@ -1,17 +1,22 @@
 """`load`: a MODEL spec → a Subject."""
 
 import contextlib
+import functools
 from pathlib import Path
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from normscope.errors import UsageError, describe
-from normscope.subjects.assemble import fake_mode_of
 from normscope.subjects.bare import subject_of
+from normscope.subjects.fake import fake_mode_of, faking, moved
 from normscope.subjects.feed import Portions
 from normscope.subjects.hf import load_hf
-from normscope.subjects.memory import memory_refusals, require_room_for_ids, require_room_for_model
+from normscope.subjects.memory import (
+    NoRoomError,
+    memory_refusals,
+    require_room_for_ids,
+    require_room_for_model,
+)
 from normscope.subjects.ours import load_ours
 from normscope.subjects.python import call_factory
 from normscope.subjects.rng import seeded
@@ -33,8 +38,8 @@ def load(
 ) -> Subject:
     """Build what `spec` names and something to feed it, and run one forward to see that they go together.
 
-    The global generators (torch, NumPy, random) start from `seed` before anything is built, and come back as they
-    were. A factory of the user is run as `python file.py` would; its prints go to stderr.
+    The global generators (torch, NumPy, random) start from `seed` before anything is built, and come back as
+    they were. A factory of the user is run as `python file.py` would; its prints go to stderr.
 
     Args:
         spec: MODEL: `nn:decoder,scheme=post`, `hf:gpt2,n_layer=24`, `hf:PATH`, `file.py:factory` or
@@ -44,7 +49,7 @@ def load(
         text: a file of UTF-8 text; None is the Python standard library's source.
         device: where model and batches go.
         dtype: of the model's floating-point tensors; None leaves them as they are built.
-        fake: build from fake tensors, which have shapes and no values, so that a model of any size can be read.
+        fake: build from fake tensors, which have shapes and no values: a model of any size can be read.
             Run its forwards inside `fake_mode_of(model)`.
 
     Raises:
@@ -55,12 +60,34 @@ def load(
     place = _device(device)
     require_room_for_ids(batch_size, seq_len)
     source = load_text(text)
-    with seeded(seed), FakeTensorMode(allow_non_fake_inputs=True) if fake else contextlib.nullcontext():
+    with seeded(seed), faking() if fake else contextlib.nullcontext():
         if parsed.kind == "hf":
             return load_hf(parsed, portions, source, place, dtype, fake)
         if parsed.kind == "nn":
             return load_ours(parsed, portions, source, place, dtype, fake)
         return _load_python(parsed, portions, source, place, dtype)
+
+
+def load_to_read(
+    spec: str,
+    *,
+    seed: int = 0,
+    batch_size: int = 1,
+    seq_len: int = 64,
+    text: Path | None = None,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
+) -> Subject:
+    """`load` for those who only read: a model that would not fit the memory comes in fake tensors."""
+    build = functools.partial(
+        load, spec, seed=seed, batch_size=batch_size, seq_len=seq_len, text=text, device=device, dtype=dtype
+    )
+    try:
+        return build()
+    except NoRoomError:
+        subject = build(fake=True)
+        subject.notes = (*subject.notes, "read without making its weights: it would not fit the memory")
+        return subject
 
 
 def _load_python(
@@ -71,7 +98,7 @@ def _load_python(
         model, batch, loss_fn = call_factory(spec)
         if fake_mode_of(model) is None:
             require_room_for_model(model.parameters(), given, device, built=True)
-        model.to(device, dtype)
+        moved(model, device, dtype)
     return subject_of(model, batch, loss_fn, portions=portions, text=text, spec=spec.text)
 
 

@@ -18,7 +18,7 @@ IGNORED = -100
 
 
 def own_loss(output: Any) -> Tensor | None:
-    """The scalar loss in a model's output: `.loss`, an output that is a scalar, or the only scalar of a tuple."""
+    """The loss in a model's output: `.loss`, an output that is a scalar, or the only scalar of a tuple."""
     named = _named(output, "loss")
     if named is not None:
         candidates = [named]
@@ -81,7 +81,7 @@ class Ids:
 
 @dataclass(frozen=True)
 class NextToken:
-    """Mean cross-entropy, in nats, of each token given those before it: logits at t against the id at t + 1."""
+    """Mean cross-entropy in nats of each token given those before it: logits at t, the id at t + 1."""
 
     ids: Ids
 
@@ -100,7 +100,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 @torch.no_grad()
 def time_axis_of(model: nn.Module, batch: Batch, ids: Ids) -> int | None:
-    """Which axis of the ids is time: 1 where sequences (rows) do not touch one another, 0 where columns do not.
+    """Which axis of the ids is time: 1 where rows do not touch one another, 0 where columns do not.
 
     None where both mix, or the output has no features for each token. `model` must be in eval mode.
     """
@@ -112,7 +112,7 @@ def time_axis_of(model: nn.Module, batch: Batch, ids: Ids) -> int | None:
 
 @torch.no_grad()
 def is_causal(model: nn.Module, batch: Batch, ids: Ids) -> bool:
-    """Whether another last token leaves the output at all earlier tokens alone. `model` must be in eval mode."""
+    """Whether another last token leaves the output at earlier tokens alone. `model` must be in eval mode."""
     return _leaves_alone(model, batch, ids, axis=ids.time_axis, changed=-1, kept=slice(0, -1))
 
 
@@ -143,7 +143,7 @@ def _another(ids: Tensor) -> Tensor:
 
 @torch.no_grad()
 def shifts_labels(output: Any, labels: Tensor) -> bool | None:
-    """Whether the model's own loss compares logits at t with the label at t + 1 (True), at t (False), or neither."""
+    """Whether its own loss compares logits at t with the label at t + 1, at t (False), or neither (None)."""
     loss, logits = own_loss(output), logits_of(output)
     if loss is None or logits is None or logits.shape[:2] != labels.shape:
         return None

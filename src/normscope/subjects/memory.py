@@ -1,5 +1,6 @@
 """Room: what the machine has, what a model and a batch need, and one clear line where it is not enough."""
 
+import itertools
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -8,14 +9,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from normscope.errors import UsageError
+from normscope.subjects.fake import faking, to_fake
 from normscope.subjects.feed import map_tensors
 from normscope.subjects.subject import Batch, call_model
 from normscope.subjects.untouched import untouched
+
+
+class NoRoomError(UsageError):
+    """The model or the batch does not fit the memory."""
+
 
 COPIES = 5
 """Weights, gradients, two Adam moments, and the copy that the forecast trains."""
@@ -97,7 +103,7 @@ def require_room_for_model(
     count = sum(parameter.numel() for parameter in parameters)
     needed, room = 4 * count * (COPIES - built), available_bytes(device)
     if room is not None and needed > room:
-        raise UsageError(
+        raise NoRoomError(
             f"{given} ({count:,} parameters, {gigabytes(needed)} with gradients, Adam moments and a copy)",
             f"at most the {gigabytes(room)} that this machine has free",
             "make it smaller, or only read it: normscope anatomy needs no memory for weights",
@@ -108,7 +114,7 @@ def require_room_for_ids(batch_size: int, seq_len: int) -> None:
     """UsageError where the ids of one batch alone would fill the memory."""
     needed, room = 8 * batch_size * seq_len, available_bytes(torch.device("cpu"))
     if room is not None and 4 * needed > room:
-        raise UsageError(
+        raise NoRoomError(
             f"{batch_size:,} sequences of {seq_len:,} tokens ({gigabytes(needed)} of ids)",
             f"a batch for the {gigabytes(room)} that this machine has free",
             "lower --batch-size or --seq-len",
@@ -118,8 +124,8 @@ def require_room_for_ids(batch_size: int, seq_len: int) -> None:
 def require_room_for_batch(model: nn.Module, batch: Batch, given: str) -> None:
     """UsageError where one forward on `batch` would write far more than the device has.
 
-    Runs the forward under FakeTensorMode; costs nothing for batches that are small, and says nothing where a model
-    cannot be run so.
+    Runs the forward under FakeTensorMode; costs nothing for batches that are small, and says nothing where a
+    model cannot be run so.
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     room = available_bytes(device)
@@ -127,7 +133,7 @@ def require_room_for_batch(model: nn.Module, batch: Batch, given: str) -> None:
         return
     written = bytes_written(model, batch)
     if written is not None and written > _FAR_BEYOND * room:
-        raise UsageError(
+        raise NoRoomError(
             f"{given} (one forward writes {gigabytes(written)})",
             f"a batch for the {gigabytes(room)} that this machine has free",
             "lower --batch-size or --seq-len",
@@ -135,18 +141,17 @@ def require_room_for_batch(model: nn.Module, batch: Batch, given: str) -> None:
 
 
 def bytes_written(model: nn.Module, batch: Batch) -> int | None:
-    """Bytes of all tensors that one forward makes, views left out; None where a fake forward is impossible."""
-    fakes = FakeTensorMode(allow_non_fake_inputs=True)
-    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    """Bytes of all tensors one forward makes, views left out; None where a fake forward is impossible."""
     counter = _Written()
     with untouched(model):
         model.eval()
         try:
-            with torch.no_grad(), fakes, sdpa_kernel(SDPBackend.MATH):
-                stand_ins = {name: fakes.from_tensor(tensor) for name, tensor in state.items()}
-                fake_batch = map_tensors(fakes.from_tensor, batch)
+            with torch.no_grad(), faking() as mode, sdpa_kernel(SDPBackend.MATH):
+                state = itertools.chain(model.named_parameters(), model.named_buffers())
+                stand_ins: dict[str, Tensor] = {f"model.{name}": mode.from_tensor(t) for name, t in state}
+                fake_batch = to_fake(batch, mode)
                 with counter:
-                    torch.func.functional_call(_Caller(model), _under("model", stand_ins), (fake_batch,))
+                    torch.func.functional_call(_Caller(model), stand_ins, (fake_batch,))
         except Exception:  # a forward that looks at values cannot be estimated; the real one will say
             return None
     return counter.bytes
@@ -161,10 +166,6 @@ class _Caller(nn.Module):
 
     def forward(self, batch: Batch) -> Any:
         return call_model(self.model, batch)
-
-
-def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
 
 
 class _Written(TorchDispatchMode):
@@ -209,7 +210,7 @@ def memory_refusals(given: str) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        raise UsageError(
+        raise NoRoomError(
             f"{given} (out of memory)",
             "a model and a batch that fit the device's memory",
             "lower --batch-size or --seq-len, or make the model smaller",

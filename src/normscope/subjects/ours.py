@@ -7,7 +7,8 @@ import torch
 
 from normscope.nn import Decoder, build
 from normscope.nn.models import MODELS, Transformer
-from normscope.subjects.assemble import Attempt, assemble, fake_mode_of, to_fake
+from normscope.subjects.assemble import Attempt, assemble
+from normscope.subjects.fake import moved
 from normscope.subjects.feed import Feed, Portions
 from normscope.subjects.loss import output_loss
 from normscope.subjects.masking import masked_batches
@@ -31,9 +32,9 @@ def load_ours(
         with torch.device("meta"):
             require_room_for_model(build(spec.name, **options).parameters(), given, device)
     with memory_refusals(given):
-        model = build(spec.name, **options).to(device, dtype)
-    mode = fake_mode_of(model)
-    feed = _feed(model, portions, text).map(lambda batch: to_fake(batch, mode))
+        model = build(spec.name, **options)
+        moved(model, device, dtype)
+    feed = _feed(model, portions, text)
     return assemble(model, Attempt(feed, output_loss), seed=portions.seed, spec=spec.text)
 
 

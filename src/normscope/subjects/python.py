@@ -23,8 +23,8 @@ _TRACEBACK = "--traceback shows it"
 def call_factory(spec: Spec) -> tuple[nn.Module, Any, LossFn | None]:
     """Import and call the user's factory; its prints go to stderr.
 
-    Options of the spec are keyword arguments of the factory. Returns the module, its batch (or iterator of batches,
-    or None) and its loss function (or None).
+    Options of the spec are keyword arguments of the factory. Returns the module, its batch (or iterator of
+    batches, or None) and its loss function (or None).
     """
     with contextlib.redirect_stdout(sys.stderr):
         module = _import(spec)
@@ -103,7 +103,7 @@ def _find(spec: Spec, module: ModuleType) -> Callable[..., Any]:
     try:
         inspect.signature(factory).bind(**spec.options)
     except TypeError as error:
-        known = [name for name in inspect.signature(factory).parameters]
+        known = list(inspect.signature(factory).parameters)
         wrong = next((key for key in spec.options if key not in known), None)
         raise UsageError(
             f'factory "{spec.text}" ({error})',

@@ -1,4 +1,4 @@
-"""The MODEL grammar: `nn:NAME,key=value…`, `hf:TYPE_OR_PATH,key=value…`, `file.py:factory`, `package.module:factory`."""
+"""The MODEL grammar: `nn:NAME,key=value…`, `hf:NAME,key=value…`, `file.py:factory`, `package.mod:factory`."""
 
 import json
 from dataclasses import dataclass

@@ -25,7 +25,7 @@ class Subject:
         seed: what the generators were set to before the model was built.
         spec: where the model came from, as the user wrote it, or the class name of a bare module.
         input: what is fed, in words, for the report.
-        unigram_entropy: nats per token of the training targets' unigram distribution, or None (vision, floats).
+        unigram_entropy: nats per token of the targets' unigram distribution, or None (vision, floats).
         notes: what a reader of the report must know ("a single batch is repeated").
     """
 

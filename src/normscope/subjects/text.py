@@ -51,7 +51,7 @@ class Corpus:
         return float(-(shares * np.log(shares)).sum())
 
     def windows(self, num_sequences: int, length: int, seed: int) -> Iterator[Tensor]:
-        """Endless batches (num_sequences, length) of stretches that start at random places; `seed` fixes all."""
+        """Endless batches (num_sequences, length) of stretches from random places; `seed` fixes all."""
         last = len(self.ids) - length
         if last < 0:
             raise UsageError(
@@ -73,7 +73,7 @@ def load_text(path: Path | None = None) -> Text:
 
 @functools.cache
 def standard_library() -> Text:
-    """The first MiB of the standard library's top-level modules, sorted by name: real text on every machine."""
+    """The first MiB of the standard library's top-level modules by name: real text on every machine."""
     folder = Path(sysconfig.get_path("stdlib"))
     data = bytearray()
     for path in sorted(folder.glob("*.py")):
@@ -140,8 +140,8 @@ def tokenised(text: Text, tokenizer: Path, vocabulary: int) -> Corpus:
 def encode(text: Text, vocabulary: int, reserved: Collection[int] = ()) -> Corpus:
     """Byte ids for a model of `vocabulary` ids.
 
-    With 256 or more, id = byte. With fewer, a byte's id is its rank by frequency, skipping `reserved` ids (padding,
-    mask); the rarest bytes share the last one.
+    With 256 or more, id = byte. With fewer, a byte's id is its rank by frequency, skipping `reserved` ids
+    (padding, mask); the rarest bytes share the last one.
     """
     data = np.frombuffer(text.data, dtype=np.uint8)
     if vocabulary >= 256:

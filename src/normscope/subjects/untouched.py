@@ -15,11 +15,14 @@ def untouched(model: nn.Module) -> Iterator[nn.Module]:
     """Give `model` back as it was found, also on an exception.
 
     What comes back: hooks, `requires_grad`, train/eval mode of every submodule, buffers, dtype and device,
-    `.grad`, plain attributes of every submodule (caches that a forward leaves behind), and the global RNG states.
-    Inside, every `.grad` is None, so that nothing adds to the caller's gradients. The *values* of parameters are
-    not copied: train on a copy.
+    `.grad`, plain attributes of every submodule (caches that a forward leaves behind), and the global RNG
+    states. Inside, every `.grad` is None, so that nothing adds to the caller's gradients. The *values* of
+    parameters are not copied: train on a copy.
     """
     modules = [(module, _attributes(module)) for module in model.modules()]
+    modes = [
+        (module, module.training) for module in model.modules()
+    ]  # scripted modules keep theirs elsewhere
     parameters = [(p, p.data, p.requires_grad, p.grad) for p in model.parameters()]
     values = [(tensor, tensor.detach().clone()) for tensor in _held_tensors(model)]
     with generators_kept():
@@ -28,6 +31,8 @@ def untouched(model: nn.Module) -> Iterator[nn.Module]:
                 parameter.grad = None
             yield model
         finally:
+            for module, mode in modes:
+                module.training = mode
             for module, attributes in modules:
                 _restore_attributes(module, attributes)
             _restore_parameters(parameters)
@@ -41,7 +46,7 @@ Attributes = dict[str, tuple[Any, Any]]
 
 
 def _attributes(module: nn.Module) -> Attributes:
-    # A module keeps its hooks, buffers, parameters, children and mode in its __dict__, so one look takes them all.
+    # A module keeps its hooks, buffers, parameters and children in its __dict__: one look takes them all.
     return {name: (value, _contents(value)) for name, value in vars(module).items()}
 
 

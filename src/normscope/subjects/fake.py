@@ -1,0 +1,59 @@
+"""Models of fake tensors: shapes without values, so that a model of any size can be read."""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from normscope.subjects.feed import map_tensors
+from normscope.subjects.subject import Batch
+
+
+@contextmanager
+def faking() -> Iterator[FakeTensorMode]:
+    """A mode for fake tensors, without PyTorch's own remarks on what it meets there."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            # Copying a module, as nn.TransformerEncoder does, asks each parameter for its address.
+            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
+            yield mode
+    finally:
+        logger.setLevel(level)
+
+
+def fake_mode_of(model: nn.Module) -> FakeTensorMode | None:
+    """The mode that a model of fake tensors was built in, None for a real one. Run its forwards inside it."""
+    return next((p.fake_mode for p in model.parameters() if isinstance(p, FakeTensor)), None)
+
+
+def to_fake(batch: Batch, mode: FakeTensorMode | None) -> Batch:
+    """`batch` in fake tensors, where there is a mode for it."""
+    if mode is None:
+        return batch
+    return map_tensors(lambda t: t if isinstance(t, FakeTensor) else mode.from_tensor(t), batch)
+
+
+def moved(model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> nn.Module:
+    """`model.to(device, dtype)`. PyTorch cannot do that to fake tensors: they are replaced where they are."""
+    if fake_mode_of(model) is None:
+        return model.to(device, dtype)
+    if dtype is not None:
+        cast: dict[int, Tensor] = {}  # tied parameters stay tied
+        for module in model.modules():
+            for store in (module._parameters, module._buffers):
+                for name, tensor in store.items():
+                    if tensor is not None and tensor.is_floating_point():
+                        store[name] = cast.setdefault(id(tensor), _cast(tensor, dtype))  # type: ignore[assignment]
+    return model
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    new = tensor.detach().to(dtype)
+    return nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
