@@ -159,24 +159,29 @@ def test_coherence_is_the_cosine_of_two_batches_token_gradients() -> None:
     model = Tiny().eval()
     subject, anatomy = subject_of(model), anatomy_of(model)
     pair = list(itertools.islice(counting_batches(), 2))
-    gradients = []
+    gradients, alignments = [], []
     for batch in pair:
         mask = nn.Transformer.generate_square_subsequent_mask(LENGTH)
         hidden = model.encoder(model.embedding(batch), mask=mask, is_causal=True)
         (pull,) = torch.autograd.grad(next_token(model.head(hidden), batch), hidden, retain_graph=True)
+        whole = pull
         asked = pull[:, :-1]  # the last token predicts nothing
         pull = torch.cat([asked - asked.mean((0, 1)), torch.zeros_like(pull[:, -1:])], 1)
         weights = list(model.encoder.layers[0].parameters())
+        spread = hidden - hidden.mean(1, keepdim=True)
+        alignments.append(-F.cosine_similarity(whole.flatten(), spread.flatten(), dim=0).item())
         gradients.append(torch.cat([g.flatten() for g in torch.autograd.grad(hidden, weights, pull)]))
     expected = F.cosine_similarity(*gradients, dim=0).item()
-    assert Eye(subject, anatomy, model).coherence(pair) == pytest.approx(expected, rel=1e-4)
+    coherence, aligned = Eye(subject, anatomy, model).drive(pair)
+    assert coherence == pytest.approx(expected, rel=1e-4)
+    assert aligned == pytest.approx(sum(alignments) / 2, rel=1e-4)
 
 
 def test_a_repeated_batch_is_compared_half_against_half() -> None:
     model = Tiny(batch_first=False).eval()
     eye = Eye(subject_of(model), anatomy_of(model), model)
     batch = torch.randint(VOCABULARY, (SEQUENCES, LENGTH))
-    first, second = eye.token_gradients(batch, halves=True)
+    pulls = eye.pulls(batch, halves=True)
     mine = []
     for half in (slice(0, 2), slice(2, 4)):
         mask = nn.Transformer.generate_square_subsequent_mask(LENGTH)
@@ -185,10 +190,11 @@ def test_a_repeated_batch_is_compared_half_against_half() -> None:
         (pull,) = torch.autograd.grad(loss, hidden, retain_graph=True)
         weights = list(model.encoder.layers[0].parameters())
         mine.append(torch.autograd.grad(hidden, weights, beyond_mean(pull)))
-    for ours, theirs in zip((first, second), mine, strict=True):
-        for a, b in zip(ours, theirs, strict=True):
+    for ours, theirs in zip(pulls, mine, strict=True):
+        for a, b in zip(ours.gradients[0], theirs, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-7)
-    assert eye.coherence([batch[:1], batch[:1]]) is None, "one sequence cannot be compared with itself"
+    alone = subject_of(model, batches=lambda: iter([batch[:1]]))
+    assert Eye(alone, anatomy_of(model), model).drive([batch[:1]]) == (None, None), "nothing to compare with"
 
 
 def test_the_model_the_generators_and_the_threads_setting_stay_as_they_were() -> None:
@@ -262,23 +268,33 @@ def test_measurements_carry_the_curve() -> None:
     assert rows["forecast/unigram-entropy", ""].value == pytest.approx(math.log(VOCABULARY))
 
 
-def curve(diversity: float, coherence: float | None, loss: float = 3.3) -> list[ForecastStep]:
+def curve(diversity: float, coherence: float, aligned: float) -> list[ForecastStep]:
     start = ForecastStep(0, None, 5.9, {"encoder": 0.06})
-    return [start, ForecastStep(20, loss, loss, {"encoder": diversity}, coherence)]
+    return [start, ForecastStep(20, 3.3, 3.3, {"encoder": diversity}, coherence, alignment=aligned)]
 
 
 @pytest.mark.parametrize(
-    ("diversity", "coherence", "outcome"),
+    ("diversity", "coherence", "aligned", "outcome"),
     [
-        (1.1e-7, 0.02, "collapses"),  # nn.TransformerEncoder, 12 layers, d 256, Adam 3e-4: measured
-        (1.1e-14, 0.06, "collapses"),  # the same at 1e-3
-        (1.1e-14, 0.90, "collapses"),  # beyond float32: nothing is left to agree on
-        (9.3e-5, 0.15, "trains"),  # the same at 1e-4
-        (5.0e-5, 0.45, "trains"),  # GPT-2 124M at 3e-4
-        (4.3e-5, 0.89, "trains"),  # OPT, 12 layers, d 128, Post-LN, 3e-4
-        (2.0e-6, 0.05, "collapses"),  # nn.TransformerEncoder, 24 layers, d 128, Adam 1e-4
-        (2.4e-1, 0.19, "trains"),  # BERT, 12 layers, d 128, 1e-4
+        (1.1e-7, 0.02, 0.009, "collapses"),  # nn.TransformerEncoder, 12 layers, d 256, Adam 3e-4: measured
+        (1.1e-14, 0.04, 0.000, "collapses"),  # the same at 1e-3
+        (1.1e-14, 0.90, 0.100, "collapses"),  # beyond float32: nothing is left to agree on
+        (9.3e-5, 0.10, 0.016, "trains"),  # the same at 1e-4
+        (5.0e-5, 0.38, 0.092, "trains"),  # GPT-2 124M at 3e-4
+        (4.3e-5, 0.56, 0.051, "trains"),  # OPT, 12 layers, d 128, Post-LN, 3e-4
+        (2.0e-6, 0.03, 0.003, "collapses"),  # nn.TransformerEncoder, 24 layers, d 128, Adam 1e-4
+        (1.3e-9, 0.25, 0.013, "collapses"),  # 12 layers, d 128, Adam 1e-3: agreeing on very little
+        (2.4e-1, 0.17, -0.014, "trains"),  # BERT, 12 layers, d 128, 1e-4
+        (1.0e-4, 0.09, 0.005, "undecided"),  # within the band of doubt
     ],
 )
-def test_the_rule_on_measured_states(diversity: float, coherence: float, outcome: str) -> None:
-    assert decide(curve(diversity, coherence), 3.313).outcome == outcome
+def test_the_rule_on_measured_states(
+    diversity: float, coherence: float, aligned: float, outcome: str
+) -> None:
+    assert decide(curve(diversity, coherence, aligned), 3.313).outcome == outcome
+
+
+def test_a_second_look_settles_a_doubt() -> None:
+    once = curve(1e-4, 0.09, 0.005)
+    again = ForecastStep(25, 3.3, 3.3, {"encoder": 1e-4}, 0.13, alignment=0.005)
+    assert decide([*once, again], 3.313).outcome == "trains"

@@ -131,13 +131,15 @@ class _Run:
         """Put what can be seen now behind the curve."""
         loss, diversity = eye.state()
         deep = trial.step >= self.config.steps and math.isfinite(loss)
+        coherence, aligned = eye.drive(self._sample()) if deep else (None, None)
         self.curve.append(
             ForecastStep(
                 step=trial.step,
                 train_loss=trial.losses[-1] if trial.losses else None,
                 loss=loss,
                 diversity=diversity,
-                coherence=eye.coherence(self._sample()) if deep else None,
+                coherence=coherence,
+                alignment=aligned,
                 update_ratio=update_ratio,
                 gradients=gradient_norms(trial.model, self.anatomy) if trial.step else {},
             )
@@ -182,6 +184,7 @@ def forecast_measurements(forecast: Forecast) -> list[Measurement]:
     scalars = {
         "forecast/unigram-entropy": (forecast.unigram_entropy, "nats"),
         "forecast/coherence": (curve[-1].coherence, "1"),
+        "forecast/alignment": (curve[-1].alignment, "1"),
         "forecast/update-ratio": (curve[-1].update_ratio, "1"),
     }
     for quantity, (value, unit) in scalars.items():
@@ -195,5 +198,6 @@ def forecast_measurements(forecast: Forecast) -> list[Measurement]:
 _MISSING = {
     "forecast/unigram-entropy": "the targets are not tokens",
     "forecast/coherence": "the trial did not come to its end, or its last stack has no gradient",
+    "forecast/alignment": "the trial did not come to its end, or its last stack has no gradient",
     "forecast/update-ratio": "the trial took no whole step, or the model has no weight matrices",
 }

@@ -16,9 +16,11 @@ from normscope.anatomy.capture import capture
 from normscope.anatomy.measuring import measuring
 from normscope.probes._layout import Hints, batch_shape, sequences, tensors_in
 from normscope.probes._parameters import Parameters
-from normscope.probes._sums import energy, inner
+from normscope.probes._sums import energy, exact, inner
 from normscope.probes.signal import diversity
 from normscope.subjects import Batch, Subject
+
+BLOCKS = 4  # blocks whose gradients are compared
 
 
 @dataclass(frozen=True)
@@ -65,52 +67,96 @@ class Eye:
         shares = [share for share in map(diversity, tokens) if share is not None]
         return sum(shares) / len(shares) if shares else 0.0
 
-    def coherence(self, batches: Sequence[Batch]) -> float | None:
-        """Mean cosine between the `token_gradients` of several batches, of the sequences of a repeated one.
+    def drive(self, batches: Sequence[Batch]) -> tuple[float | None, float | None]:
+        """Coherence and alignment over `batches`, see `TokenPull`.
 
-        None where there is nothing to compare: no stack, no gradient, a gradient that is exactly zero, or one
-        sequence again and again.
+        None each where there is nothing to compare: no stack, no gradient, a gradient that is exactly zero. A
+        repeated batch is compared half its sequences against the other half; one sequence has no coherence.
         """
-        if same(batches[0], batches[1]):
-            gradients = self.token_gradients(batches[0], halves=True)
+        if len(batches) == 1 or same(batches[0], batches[1]):
+            pulls = self.pulls(batches[0], halves=True)
         else:
-            gradients = [g for batch in batches for g in self.token_gradients(batch)]
-        cosines = [cosine(first, second) for first, second in itertools.combinations(gradients, 2)]
-        return sum(cosines) / len(cosines) if cosines and all(map(math.isfinite, cosines)) else None
+            pulls = [pull for batch in batches for pull in self.pulls(batch)]
+        cosines = [
+            cosine(first, second)
+            for one, other in itertools.combinations(pulls, 2)
+            for first, second in zip(one.gradients, other.gradients, strict=True)
+        ]
+        return _finite_mean(cosines), _finite_mean([pull.alignment for pull in pulls])
 
-    def token_gradients(self, batch: Batch, *, halves: bool = False) -> list[list[Tensor]]:
-        """Gradient of the last stack's first block, from what the loss asks of each token beyond their mean.
+    def pulls(self, batch: Batch, *, halves: bool = False) -> list["TokenPull"]:
+        """What `batch`, or with `halves` each half of its sequences, asks of the tokens' differences.
 
-        With G = dLoss/dH at the last hidden state and ḡ its mean over the tokens that have a gradient, this
-        pulls G − ḡ back instead of G. ḡ is how the loss learns the unigram frequencies, whatever the tokens
-        are; what is left is what a model needs to tell tokens apart.
-
-        Returns:
-            one list of gradients, by weight; with `halves` two, of the first and the last half of the
-            sequences; none where the loss does not reach the weights by way of the hidden state.
+        None where the loss does not reach the weights by way of the hidden state.
         """
         if not self.anatomy.stacks:
             return []
         stack = self.anatomy.stacks[-1]
-        block = Parameters(self.model, self.anatomy).of_block(stack.blocks[0])
-        weights = [p for p in block if p.requires_grad]
+        weights = lower_weights(self.model, self.anatomy, stack)
+        flat = [w for block in weights for w in block]
         sites = [site for site in (stack.hidden, first_query(stack)) if site]
         with measuring(self.model), torch.enable_grad():
             loss, found = capture(self.model, lambda: self.subject.loss(batch, self.model), sites)
             hidden = found.get(stack.hidden)
-            if hidden is None or not hidden.requires_grad or not weights:
+            if hidden is None or not hidden.requires_grad or not flat:
                 return []
             (pull,) = torch.autograd.grad(loss, hidden, retain_graph=True, allow_unused=True)
             if pull is None:  # the loss runs the model again by itself
                 return []
-            pulls = self._split(pull, found, stack) if halves else [pull]
-            return [
-                [torch.zeros_like(w) if g is None else g for w, g in zip(weights, gradients, strict=True)]
-                for gradients in (
-                    torch.autograd.grad(hidden, weights, beyond_mean(p), retain_graph=True, allow_unused=True)
-                    for p in pulls
+            states = self._sequences(hidden.detach(), found, stack)
+            parts = self._split(pull, found, stack) if halves else [pull]
+            result = []
+            for part in parts:
+                gradients = torch.autograd.grad(
+                    hidden, flat, beyond_mean(part), retain_graph=len(parts) > 1, allow_unused=True
                 )
-            ]
+                pairs = iter(zip(gradients, flat, strict=True))
+                by_block = [
+                    [torch.zeros_like(w) if g is None else g for g, w in itertools.islice(pairs, len(block))]
+                    for block in weights
+                ]
+                result.append(TokenPull(by_block, alignment(states, self._sequences(part, found, stack))))
+        return result
+
+
+@dataclass(frozen=True)
+class TokenPull:
+    """What the loss asks of a model beyond the unigram frequencies.
+
+    With G = dLoss/dH at the last hidden state H and ḡ its mean over the tokens that have a gradient, ḡ is how
+    the loss learns the frequencies, whatever the tokens are; G − ḡ is what a model needs to part tokens.
+
+    Attributes:
+        gradients: by block and weight of the lower half of the last stack, G − ḡ pulled back. *Coherence* is
+            the cosine of these between batches, mean over blocks: near 0 where token differences reach the
+            lower blocks as batch noise only.
+        alignment: −⟨G, H − h̄⟩ / (‖G‖·‖H − h̄‖), how much of what the loss asks is more of the token
+            differences that there are.
+    """
+
+    gradients: list[list[Tensor]]
+    alignment: float
+
+
+def lower_weights(model: nn.Module, anatomy: Anatomy, stack: Stack) -> list[list[Tensor]]:
+    """The trainable weights, by block, of up to `BLOCKS` blocks, evenly spaced in `stack`'s lower half."""
+    lower = stack.blocks[: (len(stack.blocks) + 1) // 2]
+    chosen = lower[:: -(-len(lower) // BLOCKS)]
+    parameters = Parameters(model, anatomy)
+    weights = {b.path: [p for p in parameters.of_block(b) if p.requires_grad] for b in chosen}
+    return [block for block in weights.values() if block]
+
+
+def alignment(states_BTD: Tensor, pull_BTD: Tensor) -> float:
+    """−⟨G, H − h̄⟩ / (‖G‖·‖H − h̄‖), h̄ the mean token of each sequence; nan where one of them is zero."""
+    spread = exact(states_BTD) - exact(states_BTD).mean(1, keepdim=True)
+    pull = exact(pull_BTD)
+    scale = float(spread.norm() * pull.norm())
+    return -float((spread * pull).sum()) / scale if scale > 0 else math.nan
+
+
+def _finite_mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values and all(map(math.isfinite, values)) else None
 
 
 def first_query(stack: Stack) -> Site | None:

@@ -15,8 +15,10 @@ class ForecastStep:
         train_loss: loss of the training batch of this step, dropout on; None at step 0.
         loss: loss of the fixed batch.
         diversity: token diversity of the last hidden state by stack name.
-        coherence: cosine between two batches' gradients of the first block, of the part of the loss that
-            differs between tokens (see `forecast_look.Eye.token_gradient`), where taken.
+        coherence: cosine between batches of the gradients of the lower blocks, of what the loss asks of each
+            token beyond their mean (see `forecast_look.TokenPull`), where taken.
+        alignment: how much of what the loss asks is more of the token differences that there are, −1..1,
+            where taken (see `forecast_look.TokenPull`).
         update_ratio: median over weight matrices of RMS(update)/RMS(weight) of the last step.
         gradients: gradient norm by block site, of the last step.
     """
@@ -28,6 +30,7 @@ class ForecastStep:
     coherence: float | None = None
     update_ratio: float | None = None
     gradients: dict[str, float] = field(default_factory=dict)
+    alignment: float | None = None
 
 
 @dataclass(frozen=True)

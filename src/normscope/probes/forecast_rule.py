@@ -14,9 +14,10 @@ EXTENSION = 5
 
 LEARNT = 0.1  # nats under the unigram entropy: the model uses its context
 DEAD = 1e-10  # token diversity that no run came back from; float32 tells tokens apart to about 1e-14
-COHERENT = 0.1  # cosine of token gradients that a run needs at a diversity of 1e-4 to grow it back,
-PER_DECADE = 0.06  # the more for each decade that the diversity is lower, and the less above
-DOUBT = 0.04  # half the width of the band around it in which an undecided trial goes on
+ALIGNED = 3.0  # what alignment weighs against coherence: the one is small where the other is not
+NEEDED = 0.10  # coherence + 3·alignment that a run needs at a diversity of 1e-4 to grow it back,
+PER_DECADE = 0.05  # the more for each decade that the diversity is lower, and the less above
+DOUBT = 0.03  # half the width of the band around it in which an undecided trial goes on
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,16 @@ def decide(curve: Sequence[ForecastStep], unigram_entropy: float | None) -> Deci
     return _by_diversity(list(last.diversity.values())[-1], curve)
 
 
-def needed_coherence(diversity: float) -> float:
-    """Cosine of token gradients that grows token differences back from `diversity` > 0."""
-    return max(0.0, COHERENT - PER_DECADE * (math.log10(diversity) + 4))
+def needed_drive(diversity: float) -> float:
+    """The drive, coherence + 3·alignment, that grows token differences back from `diversity` > 0."""
+    return max(0.0, NEEDED - PER_DECADE * (math.log10(diversity) + 4))
+
+
+def drive(step: ForecastStep) -> float | None:
+    """coherence + 3·alignment of a look, None where it was not taken or there was nothing to compare."""
+    if step.coherence is None or step.alignment is None:
+        return None
+    return step.coherence + ALIGNED * step.alignment
 
 
 def _by_diversity(diversity: float, curve: Sequence[ForecastStep]) -> Decision:
@@ -61,14 +69,14 @@ def _by_diversity(diversity: float, curve: Sequence[ForecastStep]) -> Decision:
     figures = f"token diversity of the last hidden state is {diversity:.1e} after {last.step} steps"
     if diversity <= DEAD:
         return Decision("collapses", f"{figures}: every token looks the same")
-    needed = needed_coherence(diversity)
+    needed = needed_drive(diversity)
     if needed == 0:
         return Decision("trains", f"{figures}: tokens stay apart")
-    seen = [step.coherence for step in curve if step.coherence is not None]
+    seen = [found for found in map(drive, curve) if found is not None]
     if not seen:
         return Decision("undecided", f"{figures}, and no gradients could be compared")
-    coherence = sum(seen) / len(seen)
-    agree = f"the gradients that part tokens agree between batches to {coherence:.2f}, needed is {needed:.2f}"
-    if len(seen) == 1 and abs(coherence - needed) < DOUBT:
-        return Decision("undecided", f"{figures}, and {agree}")
-    return Decision("trains" if coherence >= needed else "collapses", f"{figures}, and {agree}")
+    mean = sum(seen) / len(seen)
+    agreement = f"batches agree on parting them to {mean:.2f}, {needed:.2f} being needed"
+    if len(seen) == 1 and abs(mean - needed) < DOUBT:
+        return Decision("undecided", f"{figures}; {agreement}")
+    return Decision("trains" if mean >= needed else "collapses", f"{figures}; {agreement}")
