@@ -152,7 +152,9 @@ def measure(
     return rows
 
 
-def trial(*, fails: bool, names: tuple[str, ...] = ("decoder",), steps: int = 20) -> Forecast:
+def trial(
+    *, fails: bool, names: tuple[str, ...] = ("decoder",), steps: int = 20, anatomy: Anatomy | None = None
+) -> Forecast:
     """A trial that trains, or one whose tokens collapse."""
     curve = []
     for step in range(steps + 1):
@@ -170,6 +172,13 @@ def trial(*, fails: bool, names: tuple[str, ...] = ("decoder",), steps: int = 20
                 {name: diversity * (1 + i) for i, name in enumerate(names)},
                 0.9 - 0.01 * step if step % 5 == 0 else None,
                 None if step == 0 else 3e-3,
+                {
+                    block.site: (0.8 if fails else 1.01) ** (step * (len(stack.blocks) - i) / 4)
+                    for stack in (anatomy.stacks if anatomy else ())
+                    for i, block in enumerate(stack.blocks)
+                }
+                if step
+                else {},
             )
         )
     reason = (
@@ -289,7 +298,7 @@ def collapse_findings(blocks: tuple[Block, ...]) -> tuple[Finding, ...]:
 def gpt2() -> Any:
     """Twelve Pre-LN blocks, healthy."""
     anatomy = Anatomy((stack("decoder", 12, "pre"),))
-    return report(anatomy, measure(anatomy, growth=0.2), forecast=trial(fails=False))
+    return report(anatomy, measure(anatomy, growth=0.2), forecast=trial(fails=False, anatomy=anatomy))
 
 
 def post_ln() -> Any:
@@ -301,7 +310,7 @@ def post_ln() -> Any:
         anatomy,
         rows,
         model="examples/encoder.py:post_ln",
-        forecast=trial(fails=True, names=("encoder",)),
+        forecast=trial(fails=True, names=("encoder",), anatomy=anatomy),
         findings=findings,
         verdict="will fail",
     )
@@ -341,7 +350,7 @@ def deep(depth: int = 96) -> Any:
         model=f"nn:decoder,scheme=peri,depth={depth}",
         findings=findings,
         verdict="at risk",
-        forecast=trial(fails=False),
+        forecast=trial(fails=False, anatomy=anatomy),
     )
 
 
@@ -370,7 +379,7 @@ def encoder_decoder(up: int = 6, down: int = 6) -> Any:
         measure(anatomy, growth=0.3),
         model="hf:t5",
         findings=(finding,),
-        forecast=trial(fails=False, names=("encoder", "decoder")),
+        forecast=trial(fails=False, names=("encoder", "decoder"), anatomy=anatomy),
     )
 
 

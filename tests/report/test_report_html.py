@@ -5,6 +5,7 @@ import hashlib
 import math
 import re
 from collections import Counter
+from dataclasses import replace
 from html.parser import HTMLParser
 from importlib.resources import files
 from typing import Any
@@ -14,7 +15,7 @@ import synthetic_reports as synthetic
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normscope.anatomy import Anatomy
+from normscope.anatomy import Anatomy, Site
 from normscope.probes import Measurement
 from normscope.report.figures import scales
 from normscope.report.figures.layout import lay_out
@@ -223,6 +224,18 @@ def test_norms_stand_in_their_places(placement: str, entry: int, output: int, st
     lying = [r for r in _norm_bars(tower) if float(r["width"]) > float(r["height"])]
     assert len(_norm_bars(tower)) == 6 * (entry + output + stream)
     assert len(lying) == 6 * stream
+
+
+@pytest.mark.parametrize(
+    ("placement", "places"),
+    [("pre", ["entry"]), ("post", ["stream"]), ("res-post", ["output"]), ("peri", ["entry", "output"])],
+)
+def test_norms_behind_views_stand_where_the_placement_says(placement: str, places: list[str]) -> None:
+    branch = synthetic.branch("h.0", "attention", placement)
+    view = Site("h.0", 0, "aten.view.default", 0)
+    norms = tuple(replace(norm, input=view, output=view) for norm in branch.norms)
+    slots = norm_slots(replace(branch, norms=norms))
+    assert [slot for slot, held in slots.items() if held] == places
 
 
 def test_a_norm_is_bluer_the_more_it_erases() -> None:

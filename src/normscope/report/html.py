@@ -13,11 +13,11 @@ from markupsafe import Markup
 
 from normscope.anatomy import Stack
 from normscope.probes import Forecast
-from normscope.report.figures.charts import Curve, chart
+from normscope.report.figures.charts import Curve, chart, heat
 from normscope.report.figures.layout import BlockPlace, Layout, StackPlace, lay_out
 from normscope.report.figures.ledger import Ledger
 from normscope.report.figures.rail import Spot, draw_rail, marks, place_findings
-from normscope.report.figures.scales import figure
+from normscope.report.figures.scales import figure, gradient_class
 from normscope.report.figures.tower import describe_join, draw_key, draw_towers
 from normscope.report.figures.tracks import draw_tracks
 from normscope.report.sites import compress
@@ -94,7 +94,7 @@ def render_html(report: Any) -> str:
         cards=_cards(spots, layout),
         by_number=spots,
         keys=_keys(layout),
-        forecasts=_forecast_charts(report.forecast) if report.forecast else [],
+        forecasts=_forecast_charts(report.forecast, layout) if report.forecast else [],
         spectra=_spectra(ledger),
         numbers=number_sheets(report.anatomy, ledger.rows),
         tables=tabulate(report.anatomy, ledger.rows),
@@ -208,7 +208,7 @@ def _keys(layout: Layout) -> list[tuple[str, Markup]]:
     ]
 
 
-def _forecast_charts(forecast: Forecast) -> list[Picture]:
+def _forecast_charts(forecast: Forecast, layout: Layout) -> list[Picture]:
     curve = forecast.curve
     if not curve:
         return []
@@ -244,7 +244,25 @@ def _forecast_charts(forecast: Forecast) -> list[Picture]:
             made.append(
                 Picture(title, about, chart([line], label=f"{title} by step", x_label="step", log=log))
             )
-    return made
+    return [*made, *_gradients_by_step(forecast, layout)]
+
+
+def _gradients_by_step(forecast: Forecast, layout: Layout) -> list[Picture]:
+    """Blocks × steps, coloured as the tower is: each block's gradient relative to its stack's last block."""
+    steps = [step for step in forecast.curve if step.gradients]
+    rows = []
+    for stack in layout.stacks if steps else ():
+        last = stack.blocks[-1].block.site
+        for place in stack.blocks:
+            values = [(s.gradients.get(place.block.site), s.gradients.get(last)) for s in steps]
+            cells = [(gradient_class(value, top), figure(value)) for value, top in values]
+            name = f"{place.number}" if len(layout.stacks) == 1 else f"{stack.stack.name[:3]} {place.number}"
+            rows.append((name, cells))
+    if not rows:
+        return []
+    drawing = heat(rows, [float(s.step) for s in steps], label="Gradient by block and step", x_label="step")
+    about = "Norm over each block's weights relative to the last block's; colours as on the tower."
+    return [Picture("Gradient by block", about, drawing)]
 
 
 def _spectra(ledger: Ledger) -> list[Picture]:

@@ -51,6 +51,41 @@ def chart(
     return svg.picture(WIDTH, HEIGHT, *parts, label=label, css="chart")
 
 
+def heat(
+    rows: Sequence[tuple[str, Sequence[tuple[str, str]]]], xs: Sequence[float], *, label: str, x_label: str
+) -> Markup:
+    """A field of coloured cells, first row at the bottom: (name, (CSS class, words) by x)."""
+    across = (WIDTH - LEFT - RIGHT) / len(xs)
+    high = (HEIGHT - UPPER - LOWER) / len(rows)
+    every = max(1, math.ceil(14 / high))
+    parts = []
+    for i, (name, cells) in enumerate(rows):
+        y = HEIGHT - LOWER - (i + 1) * high
+        if i % every == 0:
+            parts.append(svg.text(LEFT - 6, y + high / 2 + 3.5, svg.clip(name, 7), "tick", anchor="end"))
+        start = 0
+        for k in range(1, len(cells) + 1):
+            if k == len(cells) or cells[k][0] != cells[start][0]:
+                x, wide = LEFT + start * across, (k - start) * across
+                parts.append(svg.rect(x, y, wide, high, f"cell {cells[start][0]}"))
+                start = k
+    step = max(1, math.ceil(len(xs) / 6))
+    for k in range(0, len(xs), step):
+        parts.append(
+            svg.text(LEFT + (k + 0.5) * across, HEIGHT - LOWER + 15, f"{xs[k]:g}", "tick", anchor="middle")
+        )
+    for k, x in enumerate(xs):
+        words = "\n".join(
+            [f"{x_label} {x:g}", *(f"{name}  {cells[k][1]}" for name, cells in reversed(rows[:40]))]
+        )
+        area = svg.rect(
+            LEFT + k * across, UPPER, across, HEIGHT - UPPER - LOWER, "hit", svg.tag("title", words)
+        )
+        parts.append(area)
+    parts.append(svg.text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, x_label, "tick", anchor="middle"))
+    return svg.picture(WIDTH, HEIGHT, *parts, label=label, css="chart")
+
+
 def _axes(across: Scale, up: Scale, x_label: str, log: bool) -> Markup:
     parts = []
     for tick in up.ticks(5):

@@ -403,15 +403,19 @@ def _end_words(ledger: Ledger, site: str) -> list[str]:
 def _block_words(
     stack: StackPlace, place: BlockPlace, ledger: Ledger, here: float | None, top: float | None
 ) -> str:
-    lines = [f"{stack.stack.name} · block {place.number} · {place.block.site}"]
+    site = place.block.site
+    lines = [f"{stack.stack.name} · block {place.number} · {site}"]
     if here is not None:
-        share = f" ({figure(here / top, 3)} × the stack's top)" if top else ""
-        lines.append(f"gradient on the stream  {figure(here, 6)}{share}")
+        share = f", {figure(here / top, 3)} × the top" if top else ""
+        lines.append(f"gradient/stream  {figure(here, 6)}{share}")
+    lines += filter(
+        None, (ledger.words(q, site) for q in ("gradient/block", "stream/rms", "stream/diversity"))
+    )
     for branch in place.block.branches:
         lines.append(f"{KIND_WORDS[branch.kind]} · {branch.site}")
-        lines.append(f"    {branch.placement} · {describe_join(branch)}")
+        lines.append(f"  {branch.placement} · {describe_join(branch)}")
         for norm in branch.norms:
             erased = ledger.erased(branch, norm)
             if erased is not None:
-                lines.append(f"    {norm.path} erases {figure(100 * erased, 3)} % of the gradient energy")
+                lines.append(f"  {norm.path} erases {figure(100 * erased, 3)} %")
     return "\n".join(lines)

@@ -118,28 +118,30 @@ def draw_tracks(layout: Layout, ledger: Ledger, width: float) -> list[Track]:
 
 def _lines(profile: Profile, stack: StackPlace, layout: Layout, ledger: Ledger) -> list[Line]:
     dashed = len(layout.stacks) > 1 and stack.number % 2 == 0
-    made: dict[tuple[str, str], Line] = {}
+    made: dict[tuple[str, str, str], Line] = {}
     for quantity, name, css in profile.lines:
         for key, y, site in _places(profile.at, stack, name, css):
             row = ledger.find(quantity, site)
             if row is not None:
-                line = made.setdefault(key, Line(*key, dashed))
+                line = made.setdefault(key, Line(key[0], key[1], dashed))
                 line.points.append((y, float(row.value) if isinstance(row.value, float | int) else None))
     return list(made.values())
 
 
-def _places(at: str, stack: StackPlace, name: str, css: str) -> Iterable[tuple[tuple[str, str], float, str]]:
-    """((line's name, its class), y, site) from the input up."""
+def _places(
+    at: str, stack: StackPlace, name: str, css: str
+) -> Iterable[tuple[tuple[str, str, str], float, str]]:
+    """((the line's name, its class, the branch's kind), y, site) from the input up."""
     if at == "branch":
         for place in stack.blocks:
             for spot in place.branches:
-                key = (name, css) if css else KIND_LINES[spot.branch.kind]
-                yield key, spot.y, spot.branch.site
+                line = (name, css) if css else KIND_LINES[spot.branch.kind]
+                yield (*line, spot.branch.kind), spot.y, spot.branch.site
         return
-    yield (name, css), stack.input_y, f"{stack.stack.name}.input"
+    yield (name, css, ""), stack.input_y, f"{stack.stack.name}.input"
     for place in stack.blocks:
-        yield (name, css), place.top, place.block.site
-    yield (name, css), stack.hidden_y, f"{stack.stack.name}.hidden"
+        yield (name, css, ""), place.top, place.block.site
+    yield (name, css, ""), stack.hidden_y, f"{stack.stack.name}.hidden"
 
 
 def _track(profile: Profile, lines: list[Line], layout: Layout, ledger: Ledger, width: float) -> Track:
