@@ -1,5 +1,6 @@
 """`make_subject`: a module that is already built, with or without a batch → a Subject."""
 
+import itertools
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -112,11 +113,12 @@ def _with_batch(
             "change the batch",
         )
     replay = Replay([batch] if single else batch)
-    first = next(replay(), None)
-    if first is None:
+    seen = list(itertools.islice(replay(), 1))
+    if not seen:
         raise UsageError(
             f'"{spec}" with an iterator of batches that is empty', "at least one batch", "give one"
         )
+    first = seen[0]
     if not isinstance(first, Tensor | tuple | list | Mapping):
         raise UsageError(
             f'"{spec}" with an iterator that gives {type(first).__name__}',
