@@ -40,7 +40,9 @@ def test_headroom_flushed_and_cosine_against_plain_torch(placement: str) -> None
     rows, model = measured(subject, anatomy), subject.model.eval()
     seen: list[float] = []
     for module in model.modules():
-        module.register_forward_hook(lambda m, inputs, output: seen.append(float(output.abs().max())))
+        module.register_forward_hook(
+            lambda m, inputs, output: seen.append(float(output.detach().abs().max()))
+        )
     plain = torch.autograd.grad(subject.loss(), list(model.parameters()))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = subject.loss()
@@ -75,7 +77,9 @@ def test_headroom_is_the_largest_activation_and_says_where() -> None:
         subject.model.blocks[0][1].f.up.weight.mul_(1e4)
     rows = measured(subject, anatomy)
     seen: list[Tensor] = []
-    subject.model.blocks[0][1].f.up.register_forward_hook(lambda m, inputs, output: seen.append(output))
+    subject.model.blocks[0][1].f.up.register_forward_hook(
+        lambda m, inputs, output: seen.append(output.detach())
+    )
     subject.forward()
     row = rows.find("precision/float16-headroom")
     assert row is not None
@@ -149,7 +153,7 @@ def test_eps_against_the_variances_it_guards() -> None:
     rows = measured(subject, anatomy)
     seen: list[Tensor] = []
     subject.model.blocks[1][0].branch_in.register_forward_hook(
-        lambda m, inputs, output: seen.append(inputs[0])
+        lambda m, inputs, output: seen.append(inputs[0].detach())
     )
     subject.forward()
     variance = seen[0].var(-1, correction=0)

@@ -7,12 +7,24 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from normscope.anatomy import Anatomy, Projection, Site
+from normscope.anatomy import Anatomy, Branch, Projection, Site
 from normscope.probes._parameters import Parameters
 from normscope.probes._roles import Masks, role_masks
 from normscope.probes._rows import Found, at
 
 NO_GRADIENT = "no gradient flows there: the loss does not depend on it"
+
+
+def differentiated(loss: Tensor, inputs: list[Any]) -> tuple[Tensor | None, ...] | str:
+    """∂loss/∂input of every input (tensors or places in the graph), or the reason why the backward fails."""
+    if not loss.requires_grad:
+        return (None,) * len(inputs)
+    try:
+        return torch.autograd.grad(loss, inputs, allow_unused=True)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        return f"the backward fails in eval mode: {' '.join(str(error).split())[:200]}"
 
 
 class Backward:
@@ -21,6 +33,7 @@ class Backward:
     Attributes:
         captured: the tensors at the sites, without their graph.
         masks: which features of a fused projection make which role.
+        no_gradient: why there is no gradient where there is none.
         learnt: ids of the parameters that a branch's output depends on inside the branch, by branch site.
     """
 
@@ -32,12 +45,16 @@ class Backward:
         parameters: Parameters,
         sites: Iterable[Site],
     ) -> None:
+        self.no_gradient = NO_GRADIENT
         self.masks = _all_masks(anatomy, captured, parameters)
         self.learnt = _all_learnt(anatomy, captured, parameters)
         wanted = {site: captured[site] for site in sites if site in captured and captured[site].requires_grad}
         edges = {site: edge for site, t in wanted.items() if (edge := _behind_copy(t)) is not None}
         weights = {id(parameter): parameter for parameter in parameters.all()}
-        found = _differentiate(loss, [*weights.values(), *wanted.values(), *edges.values()])
+        inputs = [*weights.values(), *wanted.values(), *edges.values()]
+        found = differentiated(loss, inputs)
+        if isinstance(found, str):
+            self.no_gradient, found = found, (None,) * len(inputs)
         self._of_weight = dict(zip(weights, found, strict=False))
         self._of_site = dict(zip(wanted, found[len(weights) :], strict=False))
         for site, gradient in zip(edges, found[len(weights) + len(wanted) :], strict=True):
@@ -51,7 +68,7 @@ class Backward:
         if isinstance(tensor, str):
             return tensor
         gradient = self._of_site.get(site)
-        return NO_GRADIENT if gradient is None else gradient
+        return self.no_gradient if gradient is None else gradient
 
     def of(self, parameter: Tensor) -> Tensor | None:
         """∂loss/∂parameter, None where the loss does not depend on it."""
@@ -61,12 +78,6 @@ class Backward:
         """The gradients there are."""
         found = (self.of(parameter) for parameter in parameters)
         return [gradient for gradient in found if gradient is not None]
-
-
-def _differentiate(loss: Tensor, inputs: list[Any]) -> tuple[Tensor | None, ...]:
-    if not loss.requires_grad:
-        return (None,) * len(inputs)
-    return torch.autograd.grad(loss, inputs, allow_unused=True)
 
 
 def _behind_copy(tensor: Tensor) -> GradientEdge | None:
@@ -92,7 +103,7 @@ def _all_masks(
         for projection in branch.projections:
             weight = parameters.by_name.get(projection.parameter)
             output = captured.get(projection.output)
-            if weight is None or output is None or not is_split(projection, weight, output):
+            if weight is None or output is None or not is_fused(branch, projection):
                 continue
             key = (branch.kind, projection.roles, weight.shape, output.shape[-1], projection.feature_axis)
             if key not in alike:
@@ -101,9 +112,10 @@ def _all_masks(
     return masks
 
 
-def is_split(projection: Projection, weight: Tensor, output: Tensor) -> bool:
-    """Whether a part of the weight makes a role: several roles in one, or a matmul with a slice of it."""
-    return len(projection.roles) > 1 or output.shape[-1] != weight.shape[projection.feature_axis]
+def is_fused(branch: Branch, projection: Projection) -> bool:
+    """Whether the projection's weight makes several roles of its branch, in one matmul or slice by slice."""
+    same = (p.roles for p in branch.projections if p.parameter == projection.parameter)
+    return len({role for roles in same for role in roles}) > 1
 
 
 def _all_learnt(

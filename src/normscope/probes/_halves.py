@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
+from normscope.probes._backward import differentiated
 from normscope.probes._objective import objective
 from normscope.probes._sums import energy, inner
 from normscope.subjects import Batch, Subject
@@ -36,11 +37,11 @@ Gradients = Mapping[int, Tensor]
 """id of a parameter → its gradient; absent where the loss does not depend on it."""
 
 
-def gradients(loss: Tensor, weights: Mapping[int, Tensor]) -> Gradients:
-    """∂loss/∂w of the weights that the loss depends on; frees the graph."""
-    if not loss.requires_grad:
-        return {}
-    found = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
+def gradients(loss: Tensor, weights: Mapping[int, Tensor]) -> Gradients | str:
+    """∂loss/∂w of the weights that the loss depends on, or why the backward fails; frees the graph."""
+    found = differentiated(loss, list(weights.values()))
+    if isinstance(found, str):
+        return found
     return {key: gradient for key, gradient in zip(weights, found, strict=True) if gradient is not None}
 
 
@@ -73,7 +74,9 @@ def overlaps(
         return f"the model does not run in both precisions: {' '.join(str(error).split())[:200]}"
 
 
-def _under_autocast(subject: Subject, weights: Mapping[int, Tensor], model: Any, batch: Batch) -> Gradients:
+def _under_autocast(
+    subject: Subject, weights: Mapping[int, Tensor], model: Any, batch: Batch
+) -> Gradients | str:
     device = next(iter(weights.values())).device.type
     with torch.autocast(device, dtype=torch.bfloat16):
         loss = objective(subject, batch, model)
@@ -102,7 +105,11 @@ def _as_float32(value: Any) -> Any:
     return value.detach().to(torch.float32, copy=True)
 
 
-def _overlaps(left: Gradients, right: Gradients) -> dict[int, Overlap]:
+def _overlaps(left: Gradients | str, right: Gradients | str) -> dict[int, Overlap] | str:
+    if isinstance(left, str):
+        return left
+    if isinstance(right, str):
+        return right
     found = {}
     for key, a in left.items():
         b = right.get(key)

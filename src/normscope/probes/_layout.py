@@ -21,7 +21,7 @@ class Hints:
 
     Attributes:
         batch: shape of the first tensor of the batch.
-        tokens: length of the query axis of the stack's first attention, None without one.
+        tokens: how many tokens attend to one another in the stack's first attention, None without one.
         width: number of features, from γ of a norm on the stream, None without one.
     """
 

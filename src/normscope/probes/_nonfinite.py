@@ -161,5 +161,5 @@ def _is_mask(output: Tensor, func: Any, inputs: list[Tensor]) -> bool:
         return False
     name = func.overloadpacket.__name__.rstrip("_") if hasattr(func, "overloadpacket") else str(func)
     floats = [t for t in inputs if t.is_floating_point() and t.numel()]
-    lowest = any(float(t.min()) <= 0.99 * torch.finfo(t.dtype).min for t in floats)
+    lowest = any(float(t.detach().min()) <= 0.99 * torch.finfo(t.dtype).min for t in floats)
     return name in FILLS or (name in ROUNDINGS and lowest)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from normscope.anatomy import Anatomy, Block, Branch
+from normscope.anatomy import Anatomy, Block
 from normscope.anatomy.calls import strip_wrappers
 
 
@@ -38,16 +38,16 @@ class Parameters:
         return self._kept(self.by_name.values())
 
     def of_block(self, block: Block) -> list[nn.Parameter]:
-        """What the user trains of the block's module.
+        """What the user trains of a block: what its module holds, and what its branches hold outside of it.
 
-        Blocks written out in one module have none of their own: theirs are the weights of projections and
-        norms.
+        XLM keeps its feed-forwards in a list of their own; blocks written out in one module share it.
         """
-        if block.path and self._runs[block.path, block.call] == 1:
-            prefix = block.path + "."
-            return self._kept(p for name, p in self.by_name.items() if name.startswith(prefix))
-        names = [name for branch in block.branches for name in _weights(branch)]
-        return self._kept(self.by_name[name] for name in names if name in self.by_name)
+        inside = set(_weights(block))
+        prefixes = [branch.path for branch in block.branches]
+        if self._runs[block.path, block.call] == 1:
+            prefixes.append(block.path)
+        begins = tuple(f"{prefix}." for prefix in prefixes if prefix)
+        return self._kept(p for name, p in self.by_name.items() if name in inside or name.startswith(begins))
 
     def sharing(self, block: Block) -> str:
         """What `how` adds where several blocks run one module, else ""."""
@@ -60,6 +60,7 @@ class Parameters:
         return list({id(p): p for p in parameters if id(p) in self._trained}.values())
 
 
-def _weights(branch: Branch) -> list[str]:
-    norms = [norm.weight for norm in branch.norms if norm.weight is not None]
-    return [projection.parameter for projection in branch.projections] + norms
+def _weights(block: Block) -> list[str]:
+    """Names of the weights that the reading saw in a block."""
+    norms = [norm.weight for branch in block.branches for norm in branch.norms if norm.weight is not None]
+    return [projection.parameter for b in block.branches for projection in b.projections] + norms

@@ -30,7 +30,7 @@ def role_masks(
         up.
     """
     output = captured.get(projection.output)
-    if output is None or output.grad_fn is None:
+    if output is None or output.grad_fn is None or projection.feature_axis >= weight.ndim:
         return {}
     features = _features(output, weight, projection.feature_axis)
     masks = {}

@@ -22,7 +22,7 @@ from torch import nn
 
 from normscope.anatomy import Anatomy, Block, Branch, Norm, Site, capture, measuring
 from normscope.linalg import left_kernel_share
-from normscope.probes._backward import NO_GRADIENT, Backward, is_split
+from normscope.probes._backward import Backward, is_fused
 from normscope.probes._norms import TOKENWISE, factor, normalised, norms_of
 from normscope.probes._objective import everything_requires_grad, objective, objective_how
 from normscope.probes._parameters import Parameters
@@ -102,7 +102,7 @@ class _Rows:
             return not_measured(quantity, site, "there is no parameter that trains")
         gradients = self.backward.of_all(parameters)
         if not gradients:
-            return not_measured(quantity, site, NO_GRADIENT)
+            return not_measured(quantity, site, self.backward.no_gradient)
         return value_row(quantity, site, sum(map(energy, gradients)) ** 0.5, how)
 
     def _of_role(self, role: str, branch: Branch, how: str) -> Iterator[Measurement]:
@@ -112,10 +112,9 @@ class _Rows:
         for projection in projections:
             weight = self.parameters.by_name.get(projection.parameter)
             gradient = None if weight is None else self.backward.of(weight)
-            output = self.backward.captured.get(projection.output)
             if weight is None or gradient is None:
                 continue
-            if output is not None and is_split(projection, weight, output):
+            if is_fused(branch, projection):
                 mask = self.backward.masks.get(projection, {}).get(role)
                 if mask is None:
                     remark = f"; over the whole fused weight of {'+'.join(projection.roles)}"
@@ -126,7 +125,7 @@ class _Rows:
         if count:
             yield value_row(quantity, branch.site, (squares / count) ** 0.5, how + remark)
         elif projections:
-            yield not_measured(quantity, branch.site, NO_GRADIENT)
+            yield not_measured(quantity, branch.site, self.backward.no_gradient)
 
     def _zero_output(self, branch: Branch) -> Measurement:
         weights = [
@@ -162,8 +161,9 @@ class _Rows:
         if is_zero(gradient):
             return not_measured(quantity, site, UNDEFINED)
         gamma = factor(found, self.parameters.by_name)
-        if gradient.shape != entering.shape or (gamma is not None and gamma.shape != gradient.shape[-1:]):
+        if entering.numel() != gradient.numel() or (gamma is not None and gamma.shape != gradient.shape[-1:]):
             return not_measured(quantity, site, "the norm does not run over the last axis")
+        entering = entering.reshape(gradient.shape)  # (B·T, d) where it comes right out of a matmul
         centred = found.kind == "layernorm"
         share = left_kernel_share(gradient, normalised(found, entering), gamma, centred)
         return value_row(quantity, site, float(share), self.how)

@@ -62,15 +62,21 @@ def measure_precision(subject: Subject, anatomy: Anatomy) -> list[Measurement]:
         rows = [*_headroom_rows(peaks), *_eps_rows(anatomy, captured)]
         del captured  # with the graph, what the backward does not need
         own = gradients(loss, weights)
-        is_healthy = bool(loss.isfinite()) and all(math.isfinite(p.largest) for p in peaks)
-        if is_healthy and all(map(is_finite, own.values())):
-            rows += _flushed_rows(anatomy, parameters, own, objective_how(subject))
-            rows += _cosine_rows(anatomy, parameters, overlaps(subject, weights.values(), own))
-        else:
+        forward_is_finite = bool(loss.isfinite()) and all(math.isfinite(p.largest) for p in peaks)
+        if not forward_is_finite or not _are_finite(own):
             del loss, own
             rows += [not_measured(f"precision/{name}", "", NOT_FINITE) for name in OF_GRADIENTS]
             rows += [first_non_finite(subject, parameters)]
+        elif isinstance(own, str):
+            rows += [not_measured(f"precision/{name}", "", own) for name in OF_GRADIENTS]
+        else:
+            rows += _flushed_rows(anatomy, parameters, own, objective_how(subject))
+            rows += _cosine_rows(anatomy, parameters, overlaps(subject, weights.values(), own))
     return rows
+
+
+def _are_finite(own: Gradients | str) -> bool:
+    return isinstance(own, str) or all(map(is_finite, own.values()))
 
 
 def _sites(anatomy: Anatomy) -> Iterator[Site]:

@@ -60,9 +60,7 @@ def _sites(anatomy: Anatomy) -> Iterator[Site]:
 def _stack_rows(
     stack: Stack, captured: Mapping[Site, Tensor], batch: tuple[int, ...]
 ) -> Iterator[Measurement]:
-    attention = _first_attention(stack)
-    query = None if attention is None else captured.get(attention)
-    hints = Hints(batch, None if query is None else query.shape[-2])
+    hints = Hints(batch, _num_tokens(stack, captured))
     yield from _stream_rows(f"{stack.name}.input", at(captured, stack.blocks[0].entry), hints)
     for block in stack.blocks:
         for branch in block.branches:
@@ -72,9 +70,18 @@ def _stack_rows(
 
 
 def _first_attention(stack: Stack) -> Site | None:
-    """Where the length of a sequence is read: the query (…, T, d_h) of the first self-attention."""
+    """Where the length of a sequence is read: the probabilities of the first self-attention."""
     branches = (branch for block in stack.blocks for branch in block.branches if branch.kind == "attention")
-    return next((branch.attention[0].query for branch in branches if branch.attention), None)
+    return next((branch.attention[0].probabilities for branch in branches if branch.attention), None)
+
+
+def _num_tokens(stack: Stack, captured: Mapping[Site, Tensor]) -> int | None:
+    """Tokens that attend to one another, from probabilities (…, T, T); None where a part looks at another."""
+    attention = _first_attention(stack)
+    if attention is None or attention not in captured:
+        return None
+    num_queries, num_keys = captured[attention].shape[-2:]
+    return num_queries if num_queries == num_keys else None
 
 
 def _stream_rows(site: str, found: Found, hints: Hints) -> Iterator[Measurement]:
