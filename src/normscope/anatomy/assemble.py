@@ -83,16 +83,22 @@ def _say_dropped(reading: Reading, dropped: list[Sum], kept: list[Sum]) -> None:
 def _stream_norms(reading: Reading, strand: Strand) -> None:
     """The norms between each sum and the next; for the last sum, what its peers have."""
     sums = [s for group in strand.groups for s in group.sums]
-    for s, after in zip(sums, sums[1:], strict=False):
-        linked = reading.links[after]
-        reading.stream_norm[s] = linked.norms if linked.direct and linked.before is s else []
-    last = sums[-1]
-    direct = [s for s, after in zip(sums, sums[1:], strict=False) if reading.links[after].direct]
+    followed = {link.before: link for s in sums[1:] if (link := reading.links[s]).direct}
+    for s, linked in followed.items():
+        if s is not None:
+            reading.stream_norm[s] = linked.norms
+    direct = [s for s in sums if s in followed]
+    for last in sums:
+        if last not in followed:
+            reading.stream_norm[last] = _as_peers(reading, last, direct)
+
+
+def _as_peers(reading: Reading, last: Sum, direct: list[Sum]) -> list[FoundNorm]:
+    """The norm on the last sum of a stage, where its peers have one; alone, where nothing else is normed."""
     peers = [s for s in direct if _same_place(reading, s, last)] or direct
     posts = sum(bool(reading.stream_norm[s]) for s in peers)
-    own = norms_on(last.value, reading.norms)
     alone = not peers and all(not limb.norms_in and limb.norm_out is None for limb in reading.limbs[last])
-    reading.stream_norm[last] = own[:1] if (posts * 2 > len(peers) or alone) and own else []
+    return norms_on(last.value, reading.norms)[:1] if posts * 2 > len(peers) or alone else []
 
 
 def _same_place(reading: Reading, s: Sum, last: Sum) -> bool:

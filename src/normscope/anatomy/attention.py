@@ -4,16 +4,21 @@ Also says what a branch does with tokens: softmax attention, or two chained prod
 attention); convolution, FFT and scans otherwise; none of them is a feed-forward.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
 from normscope.anatomy.graph import Op, Value
 from normscope.anatomy.ops import (
+    CASTS,
     CONVOLUTIONS,
     FOURIER,
     FUSED_ATTENTION,
+    MATMULS,
     RECURRENT,
     SAME,
     SOFTMAX,
+    VIEWS,
+    axis_before,
     matmul_operands,
     weight_of,
 )
@@ -147,16 +152,39 @@ def _without_weights(value: Value, above: int) -> set[Value]:
 
 
 def mixes_tokens(region: list[Value]) -> bool:
-    """Whether a convolution (wider than one), an FFT, a scan or a recurrent op is among these."""
+    """Whether these mix tokens: a convolution (wider than one), an FFT, a scan, a loop over positions, a recurrent
+    op, or a matmul over another axis than the features'."""
     for value in region:
         op = value.op
         if op is None:
             continue
-        if op.base in FOURIER | RECURRENT | _SCANS:
+        if op.base in FOURIER | RECURRENT or (op.base in _SCANS and value.floating):
+            return True
+        if op.base == "select" and value.floating and _steps(op.source) > 2:
+            return True
+        weight = weight_of(op)
+        if weight is not None and op.base in MATMULS and _contracts_tokens(op, weight):
             return True
         if op.base in CONVOLUTIONS and any(n > 1 for n in op.inputs[1].shape[2:]):
             return True
     return False
+
+
+def _steps(value: Value) -> int:
+    """How many different positions along one axis are taken out of a value one by one."""
+    taken = Counter({(op.arg(1, "dim"), op.arg(2, "index")): 1 for op in value.users if op.base == "select"})
+    return max(Counter(axis for axis, _ in taken).values(), default=0)
+
+
+def _contracts_tokens(op: Op, weight: Value) -> bool:
+    """Whether the axis that a matmul sums over was another than the last when its input came to be."""
+    value = next(v for v in op.inputs if v is not weight and v.live)
+    axis = len(value.shape) - (1 if op.inputs.index(value) < op.inputs.index(weight) else 2)
+    while value.op is not None and (value.base in VIEWS | CASTS or len(value.op.inputs) == 1):
+        if value.base in VIEWS:
+            axis = axis_before(value.op, axis, len(value.shape))
+        value = value.source
+    return axis < len(value.shape) - 1
 
 
 def is_fused_attention(region: list[Value]) -> bool:

@@ -43,7 +43,7 @@ def read_limbs(total: Sum, norms: dict[Value, FoundNorm], attentions: list[Atten
     limbs = [limb for term in total.branches for limb in _split(total, term, norms, attentions)]
     for limb in limbs:
         limb.parallel = len(limbs) > 1
-    return limbs
+    return sorted(limbs, key=lambda limb: limb.region[-1].index)
 
 
 def _split(total: Sum, term: Term, norms: dict[Value, FoundNorm], attentions: list[Attention]) -> list[Limb]:
@@ -65,12 +65,15 @@ def _limb(total: Sum, term: Term, norms: dict[Value, FoundNorm], attentions: lis
         return None
     own = [a for a in attentions if a.output in inside]
     side = [op for a in own for op in projections_into(a) if op not in set(mixers)]
-    end, factors, norm_out = _end(term, inside, norms)
+    gated = any("gate" in factors for factors in total.stream_factors)
+    end, factors, norm_out = _end(term, inside, norms, gated)
     kind = _kind(region, own)
     if own and not any(a.key in inside or a.value in inside for a in own):
         kind = "cross-attention"
     limb = Limb(total, end, [factors], region, [*side, *mixers], own, kind, norm_out=norm_out)
-    limb.norms_in, limb.raw_entry = _entry(total.skip, inside, norms)
+    limb.norms_in, raw = _entry(total.skip, inside, norms)
+    # A gate on the stream reads it raw, whatever the branch does (GTrXL).
+    limb.raw_entry = raw and not (gated and limb.norms_in)
     return limb
 
 
@@ -83,7 +86,7 @@ def _kind(region: list[Value], own: list[Attention]) -> Kind:
 
 
 def _end(
-    term: Term, inside: set[Value], norms: dict[Value, FoundNorm]
+    term: Term, inside: set[Value], norms: dict[Value, FoundNorm], gated: bool
 ) -> tuple[Value, tuple[Factor, ...], FoundNorm | None]:
     """The term as it is added, all factors on it, and the norm at its end."""
     value, factors = term.value, term.factors
@@ -91,12 +94,25 @@ def _end(
         if value in norms and norms[value].input in inside:
             return term.value, factors, norms[value]
         scaled = scale_step(value)
+        if (
+            scaled is not None
+            and scaled[1] == "gate"
+            and not gated
+            and _gates_itself(value, scaled[0], inside)
+        ):
+            scaled = None
         if value.base in SAME and value.source in inside:
             value = value.source
         elif scaled is not None and scaled[0] in inside:
             value, factors = scaled[0], (*factors, scaled[1])
         else:
             return term.value, factors, None
+
+
+def _gates_itself(value: Value, carrier: Value, inside: set[Value]) -> bool:
+    """Whether a product's other factor comes from the stream, too: a gated unit, part of the branch."""
+    assert value.op is not None
+    return any(v is not carrier and v in inside for v in value.op.inputs)
 
 
 def _entry(skip: Value, inside: set[Value], norms: dict[Value, FoundNorm]) -> tuple[list[FoundNorm], bool]:

@@ -30,6 +30,11 @@ class Op:
     virtual: bool = False
     outputs: list["Value"] = field(default_factory=list)
 
+    @property
+    def source(self) -> "Value":
+        """First input."""
+        return self.inputs[0]
+
     def arg(self, index: int, name: str, default: Any = None) -> Any:
         """An argument by place or by name."""
         return self.args[index] if len(self.args) > index else self.kwargs.get(name, default)

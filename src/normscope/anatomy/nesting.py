@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from normscope.anatomy.graph import Value
 from normscope.anatomy.norms import FoundNorm
+from normscope.anatomy.ops import SAME
 from normscope.anatomy.residual import Sum
 from normscope.anatomy.streams import link, norms_on
 
@@ -28,8 +29,10 @@ def untangle(sums: list[Sum], norms: dict[Value, FoundNorm]) -> Stream:
     """Choose the sums of the stream."""
     inner = _inner(sums)
     outer_of = {s: o for o, members in inner.items() for s in members}
-    outers = {o for o in inner if _is_stream(inner[o], norms)}
-    chained = {o for o in outers if _is_chained(o, outers, sums, norms)}
+    around = {o for o in sums if _ends_in_sum(o, sums)}
+    inner |= {o: inner.get(o, [o]) for o in around}
+    outers = around | {o for o in inner if _is_stream(inner[o], norms)}
+    chained = {o for o in outers - around if _is_chained(o, outers, sums, norms)}
     unread: list[str] = []
     dropped: set[Sum] = set()
     for outer, members in inner.items():
@@ -68,8 +71,20 @@ def _inner(sums: list[Sum]) -> dict[Sum, list[Sum]]:
 
 
 def _is_stream(members: list[Sum], norms: dict[Value, FoundNorm]) -> bool:
-    """One add without a norm is a detail of a branch; several, or a normed one, are a stream of their own."""
-    return len(members) > 1 or bool(norms_on(members[0].value, norms))
+    """One add without norms is a detail of a branch; several, or a normed one, are a stream of their own."""
+    return len(members) > 1 or any(norms_on(v, norms) for v in (members[0].skip, members[0].value))
+
+
+def _ends_in_sum(outer: Sum, sums: list[Sum]) -> bool:
+    """Whether what is added is another sum as it stands: a skip added to the stream, not a branch."""
+    values = {s.value for s in sums if s is not outer}
+    for term in outer.branches:
+        value = term.value
+        while value not in values and value.base in SAME:
+            value = value.source
+        if value in values:
+            return True
+    return False
 
 
 def _is_chained(outer: Sum, outers: set[Sum], sums: list[Sum], norms: dict[Value, FoundNorm]) -> bool:

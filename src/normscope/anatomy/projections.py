@@ -8,7 +8,7 @@ one is `down`; of those before it, the one whose output passes a nonlinearity an
 from normscope.anatomy.attention import Attention
 from normscope.anatomy.branches import Limb
 from normscope.anatomy.graph import Graph, Op, Value
-from normscope.anatomy.ops import CASTS, SAME, VIEWS, weight_of
+from normscope.anatomy.ops import CASTS, SAME, VIEWS, axis_before, weight_of
 from normscope.anatomy.types import Projection
 
 _SELECTS = frozenset({"select", "slice", "split", "unbind", "split_with_sizes", "chunk", "index", "narrow"})
@@ -193,28 +193,8 @@ def _feature_axis(op: Op) -> int:
         return 0
     axis = len(weight.shape) - 1 if op.inputs[-1] is weight else max(len(weight.shape) - 2, 0)
     while weight.op is not None and weight.origin != "parameter":
-        axis = _axis_before(weight.op, axis, len(weight.shape))
+        axis = axis_before(weight.op, axis, len(weight.shape))
         weight = max((v for v in weight.op.inputs if v.learnt), key=_numel)
-    return axis
-
-
-def _axis_before(op: Op, axis: int, rank: int) -> int:
-    """The axis of the op's input that `axis` of its output was."""
-    before = len(op.inputs[0].shape)
-    if op.base in {"t", "T"} and before == 2:
-        return 1 - axis
-    if op.base == "transpose":
-        a, b = (d % before for d in op.args[1:3])
-        return {a: b, b: a}.get(axis, axis)
-    if op.base == "permute":
-        return op.args[1][axis] % before
-    if op.base in {"select", "unbind"}:
-        return axis + (axis >= op.arg(2 if op.base == "unbind" else 1, "dim", 0) % before)
-    if op.base == "unsqueeze":
-        dim = op.arg(1, "dim") % rank
-        return max(axis - (axis > dim), 0)
-    if before != rank:  # a reshape: count from the end
-        return max(before - (rank - axis), 0)
     return axis
 
 

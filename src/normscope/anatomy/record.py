@@ -72,7 +72,7 @@ class Recorder(TorchDispatchMode):
         name, base, mutable = op_identity(func)
         call = self.calls.current
         op = Op(name, base, args, kwargs, inputs, call, call.count(name))
-        op = self._unfuse(op)
+        op = self._unfuse(_simplified(op))
         self._append(op)
         written = {id(t) for t in tree_leaves(real_args) if isinstance(t, Tensor)} if mutable else set()
         outputs = tree_leaves(result)
@@ -186,6 +186,15 @@ class Recorder(TorchDispatchMode):
             op.outputs[0].norm = which_norm(real_args, outputs[0])
         if not op.outputs or op.outputs[0].norm is None:
             self.graph.opaque.append(op)
+
+
+def _simplified(op: Op) -> Op:
+    """x + 0 is x (Python's `sum` begins with it), and a tensor like another does not come from it."""
+    if op.base in {"add", "sub"} and len(op.inputs) == 1 and op.args[1:2] in [(0,), (0.0,)]:
+        op.base = "clone"
+    elif op.base.endswith("_like") or op.base.startswith("new_"):
+        op.inputs = ()
+    return op
 
 
 _identities: dict[Any, tuple[str, str, bool]] = {}

@@ -6,6 +6,7 @@ and (last) norms, must be read by another term *with a parameterised matmul, con
 That rules out rotary embeddings, GELU's tanh form, masks and position adds, where nothing learnt lies between.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -50,6 +51,11 @@ class Sum:
     skip_norm: FoundNorm | None = None
     long_skips: list[Value] = field(default_factory=list)
 
+    @property
+    def doubled(self) -> bool:
+        """Whether more than one term is the skip, or another point that the branches come from."""
+        return len(self.stream_factors) + len(self.long_skips) > 1
+
     def region(self, term: Term) -> list[Value]:
         """What lies between the skip and a branch's end."""
         return between(self.skip, term.value)
@@ -78,10 +84,31 @@ def find_sums(graph: Graph, norms: dict[Value, FoundNorm]) -> list[Sum]:
         if not tree.inner:
             continue
         found = _as_sum(op, tree, norms)
+        if found is not None and found.doubled and any(add.call is not op.call for add in _adds(tree)):
+            # What another module summed, and an earlier point of the stream on top: that is a sum of its own.
+            tree = Term(op.outputs[0], (), direct_terms(op))
+            found = _as_sum(op, tree, norms)
         if found is not None:
             sums.append(found)
             taken.update(_adds(tree))
-    return sums[::-1]
+    return [_with_scale_behind(s) for s in reversed(sums)]
+
+
+def _with_scale_behind(total: Sum) -> Sum:
+    """(x + F(x))·c, where nothing reads the bare sum, is c·x + c·F(x)."""
+    users = total.value.users
+    while len(users) == 1 and users[0].call is total.op.call and users[0].outputs:
+        scaled = scale_step(users[0].outputs[0])
+        if scaled is None or scaled[0] is not total.value or isinstance(scaled[1], str) or scaled[1] == 1:
+            break
+        total.value = users[0].outputs[0]
+        total.stream_factors = [(*f, scaled[1]) for f in total.stream_factors]
+        for term in total.branches:
+            term.factors = (*term.factors, scaled[1])
+            for leaf in term.leaves() if term.inner else ():
+                leaf.factors = (*leaf.factors, scaled[1])
+        users = total.value.users
+    return total
 
 
 def _adds(tree: Term) -> Iterator[Op]:
@@ -178,7 +205,9 @@ def scale_step(value: Value) -> tuple[Value, Factor] | None:
         number = _number(op.args[1] if isinstance(op.args[0], Value) else op.args[0])
         return op.inputs[0], 1 / number if op.base == "div" and number else number
     a, b = op.inputs
-    if (op.base == "mul" and (not a.live and b.live) and a.shape != value.shape) or (op.base == "mul" and not a.live and b.live and (is_weight(a) or a.number is not None)):
+    if (op.base == "mul" and (not a.live and b.live) and a.shape != value.shape) or (
+        op.base == "mul" and not a.live and b.live and (is_weight(a) or a.number is not None)
+    ):
         a, b = b, a
     if not b.live:
         if b.number is not None:
@@ -186,6 +215,9 @@ def scale_step(value: Value) -> tuple[Value, Factor] | None:
         return a, "learnt" if b.learnt else 1.0  # neither live nor learnt nor one number: a dropout mask
     if op.base == "div":
         return None
+    for mask, carrier in ((a, b), (b, a)):
+        if carrier.learnt and not mask.learnt and math.prod(mask.shape) < math.prod(carrier.shape):
+            return carrier, 1.0  # made of the input alone: a padding mask
     return (b, "gate") if _is_gate(a) and not _is_gate(b) else (a, "gate")
 
 
