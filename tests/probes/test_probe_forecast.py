@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normscope.anatomy import Anatomy, Block, Site, Stack
-from normscope.probes.forecast import ForecastInterrupted, forecast, forecast_measurements
+from normscope.probes.forecast import ForecastInterrupted, _Run, forecast, forecast_measurements
 from normscope.probes.forecast_look import Eye, beyond_mean
 from normscope.probes.forecast_record import ForecastStep
-from normscope.probes.forecast_rule import decide
+from normscope.probes.forecast_rule import Decision, decide
 from normscope.subjects import Subject
 from normscope.train import TrialConfig
 
@@ -285,6 +285,7 @@ def curve(diversity: float, coherence: float, aligned: float) -> list[ForecastSt
         (2.0e-6, 0.03, 0.003, "collapses"),  # nn.TransformerEncoder, 24 layers, d 128, Adam 1e-4
         (1.3e-9, 0.25, 0.013, "collapses"),  # 12 layers, d 128, Adam 1e-3: agreeing on very little
         (2.4e-1, 0.17, -0.014, "trains"),  # BERT, 12 layers, d 128, 1e-4
+        (3.0e-4, -0.05, 0.0, "plateau"),  # not far down, but nothing pulls tokens apart
         (1.0e-4, 0.09, 0.005, "undecided"),  # within the band of doubt
     ],
 )
@@ -292,6 +293,54 @@ def test_the_rule_on_measured_states(
     diversity: float, coherence: float, aligned: float, outcome: str
 ) -> None:
     assert decide(curve(diversity, coherence, aligned), 3.313).outcome == outcome
+
+
+def test_without_token_ids_nothing_but_a_dead_end_is_told() -> None:
+    assert decide(curve(1e-6, 0.0, 0.0), None, tokens=False).outcome == "undecided"
+    assert decide(curve(0.5, 0.9, 0.1), None, tokens=False).outcome == "undecided"
+    assert decide(curve(1e-12, 0.9, 0.1), None, tokens=False).outcome == "collapses"
+
+
+def test_a_loss_that_stopped_at_the_unigram_entropy_is_a_plateau_where_nothing_else_is_known() -> None:
+    looks = [ForecastStep(step, loss, loss, {}) for step, loss in [(0, 5.9), (60, 3.35), (120, 3.34)]]
+    assert decide(looks, 3.313).outcome == "plateau"
+    assert decide(looks, None).outcome == "undecided"
+    assert decide([looks[0], ForecastStep(20, 3.35, 3.35, {})], 3.313).outcome == "undecided"
+
+
+def test_a_model_that_cannot_take_a_step_is_not_measured_with_the_reason() -> None:
+    model = Tiny()
+
+    def broken(output: Tensor, batch: Tensor) -> Tensor:
+        return next_token(output.detach(), batch)
+
+    said = forecast(subject_of(model, broken), anatomy_of(model), TrialConfig())
+    assert said.outcome == "not measured"
+    assert "does not require grad" in said.reason
+
+
+def test_a_warmup_longer_than_the_trial_is_tried_without_it_first() -> None:
+    model = Tiny()
+    said = forecast(subject_of(model), anatomy_of(model), TrialConfig(lr=3e-3, warmup=100))
+    assert (said.outcome, said.warmup) == ("trains", 100)
+    hot = forecast(subject_of(model), anatomy_of(model), TrialConfig(optimizer="sgd", lr=1e4, warmup=100))
+    assert hot.outcome == "diverges"
+    assert hot.reason.startswith("with a ramp over 10 steps as without one")
+
+
+def test_failing_without_a_warmup_only_is_needs_warmup(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = iter([Decision("collapses", "gone"), Decision("trains", "fine")])
+    tried_warmups = []
+
+    def attempt(run: object, warmup: int) -> Decision:
+        tried_warmups.append(warmup)
+        return next(said)
+
+    monkeypatch.setattr(_Run, "attempt", attempt)
+    outcome = tried(Tiny(), warmup=100)
+    assert (outcome.outcome, tried_warmups) == ("needs-warmup", [0, 10])
+    assert "gone" in outcome.reason
+    assert "fine" in outcome.reason
 
 
 def test_a_second_look_settles_a_doubt() -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import torch
 
 from normscope.anatomy import Anatomy
+from normscope.errors import UsageError
+from normscope.probes._layout import tensors_in
 from normscope.probes.forecast_look import Eye, gradient_norms
 from normscope.probes.forecast_record import Forecast, ForecastInterrupted, ForecastStep, Outcome
 from normscope.probes.forecast_rule import EXTENSION, Decision, decide
@@ -50,6 +52,11 @@ def forecast(
     try:
         with untouched(subject.model):
             return run.judged()
+    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+        if not _is_ours_to_tell(error):
+            raise
+        words = " ".join(str(error).split())[:300]
+        return run.result("not measured", f"a training step raised {type(error).__name__}: {words}")
     except KeyboardInterrupt as stop:
         seen = run.curve[-1].step if run.curve else 0
         raise ForecastInterrupted(
@@ -120,12 +127,16 @@ class _Run:
                 if looking or trial.diverged:
                     self.look(trial, eye, ratio.after() if looking else None)
                 if trial.diverged:
-                    return decide(self.curve, self.subject.unigram_entropy)
-            decision = decide(self.curve, self.subject.unigram_entropy)
+                    return self.decision()
+            decision = self.decision()
             if decision.outcome != "undecided":
                 break
         self.progress(trial.step, trial.step)
         return decision
+
+    def decision(self) -> Decision:
+        entropy = self.subject.unigram_entropy
+        return decide(self.curve, entropy, tokens=entropy is not None or _fed_ids(self.subject.batch))
 
     def look(self, trial: Trial, eye: Eye, update_ratio: float | None) -> None:
         """Put what can be seen now behind the curve."""
@@ -160,6 +171,17 @@ class _Run:
             self.subject.unigram_entropy,
             tuple(self.curve),
         )
+
+
+def _fed_ids(batch: Batch) -> bool:
+    """Whether the first tensor of a batch holds integers."""
+    first = next(tensors_in(batch), None)
+    return first is not None and not first.is_floating_point() and not first.is_complex()
+
+
+def _is_ours_to_tell(error: Exception) -> bool:
+    """Whether a model that raised this cannot be trained as it is; lack of memory is the caller's to tell."""
+    return not isinstance(error, torch.OutOfMemoryError | UsageError) and "allocate" not in str(error)
 
 
 def _looks(steps: int) -> set[int]:

@@ -138,7 +138,7 @@ class TokenPull:
     alignment: float
 
 
-def lower_weights(model: nn.Module, anatomy: Anatomy, stack: Stack) -> list[list[Tensor]]:
+def lower_weights(model: nn.Module, anatomy: Anatomy, stack: Stack) -> list[list[nn.Parameter]]:
     """The trainable weights, by block, of up to `BLOCKS` blocks, evenly spaced in `stack`'s lower half."""
     lower = stack.blocks[: (len(stack.blocks) + 1) // 2]
     chosen = lower[:: -(-len(lower) // BLOCKS)]

@@ -12,11 +12,14 @@ from normscope.probes.forecast_record import ForecastStep, Outcome
 EXTENSION = 5
 """Steps that an undecided trial goes on for, once."""
 
+WORSE = 1.5  # times the first loss: the run is going the wrong way
+LONG = 100  # steps after which a loss at the unigram entropy that has stopped falling is stuck
 LEARNT = 0.1  # nats under the unigram entropy: the model uses its context
 DEAD = 1e-10  # token diversity that no run came back from; float32 tells tokens apart to about 1e-14
+FAINT = 1e-5  # diversity below which a run that does not part its tokens is said to have collapsed
 ALIGNED = 3.0  # what alignment weighs against coherence: the one is small where the other is not
 NEEDED = 0.10  # coherence + 3·alignment that a run needs at a diversity of 1e-4 to grow it back,
-PER_DECADE = 0.05  # the more for each decade that the diversity is lower, and the less above
+PER_DECADE = 0.07  # the more for each decade that the diversity is lower, and the less above
 DOUBT = 0.03  # half the width of the band around it in which an undecided trial goes on
 
 
@@ -33,23 +36,39 @@ class Decision:
         return self.outcome in ("collapses", "plateau", "diverges")
 
 
-def decide(curve: Sequence[ForecastStep], unigram_entropy: float | None) -> Decision:
-    """The outcome of a trial from what was seen on the way, its last state above all."""
+def decide(curve: Sequence[ForecastStep], unigram_entropy: float | None, *, tokens: bool = True) -> Decision:
+    """The outcome of a trial from what was seen on the way, its last state above all.
+
+    Args:
+        curve: the looks, the first one before the first step.
+        unigram_entropy: nats per token of the targets, None where that is unknown.
+        tokens: whether the model is fed token ids. Batches of anything else (noise with random labels, often)
+            need not agree on anything, so that "trains" is not claimed and only a dead end is called one.
+    """
     first, last = curve[0], curve[-1]
     losses = [last.loss] if last.train_loss is None else [last.loss, last.train_loss]
     if not all(map(math.isfinite, losses)):
         return Decision("diverges", f"the loss is not finite after {last.step} steps")
-    if last.loss > first.loss:
-        return Decision(
-            "diverges", f"the loss went from {first.loss:.2f} to {last.loss:.2f} in {last.step} steps"
-        )
+    if 0 < WORSE * first.loss < min(losses):
+        change = f"from {first.loss:.2f} to {last.loss:.2f}"
+        return Decision("diverges", f"the loss went {change} in {last.step} steps")
     if unigram_entropy is not None and max(losses) < unigram_entropy - LEARNT:
         return Decision("trains", f"loss {last.loss:.2f} is under the unigram entropy {unigram_entropy:.2f}")
     if not last.diversity:
-        return Decision(
-            "undecided", f"no stack was read, and the loss {last.loss:.2f} alone does not tell yet"
-        )
-    return _by_diversity(list(last.diversity.values())[-1], curve)
+        return _by_loss(curve, unigram_entropy)
+    return _by_diversity(list(last.diversity.values())[-1], curve, tokens)
+
+
+def _by_loss(curve: Sequence[ForecastStep], unigram_entropy: float | None) -> Decision:
+    """Without a reading of the stream, only that the loss has stopped at the unigram entropy can be told."""
+    last = curve[-1]
+    said = f"no stack was read, and the loss is {last.loss:.2f} after {last.step} steps"
+    if unigram_entropy is not None and last.step >= LONG:
+        before = min(curve, key=lambda step: abs(step.step - last.step // 2))
+        arrived = max(last.loss, before.loss) < unigram_entropy + LEARNT
+        if arrived and before.loss - last.loss < LEARNT:
+            return Decision("plateau", f"{said}, {before.loss - last.loss:.2f} less than after {before.step}")
+    return Decision("undecided", f"{said}, which tells nothing yet")
 
 
 def needed_drive(diversity: float) -> float:
@@ -64,11 +83,13 @@ def drive(step: ForecastStep) -> float | None:
     return step.coherence + ALIGNED * step.alignment
 
 
-def _by_diversity(diversity: float, curve: Sequence[ForecastStep]) -> Decision:
+def _by_diversity(diversity: float, curve: Sequence[ForecastStep], tokens: bool) -> Decision:
     last = curve[-1]
     figures = f"token diversity of the last hidden state is {diversity:.1e} after {last.step} steps"
     if diversity <= DEAD:
         return Decision("collapses", f"{figures}: every token looks the same")
+    if not tokens:
+        return Decision("undecided", f"{figures}, no dead end; without token ids no more can be told from it")
     needed = needed_drive(diversity)
     if needed == 0:
         return Decision("trains", f"{figures}: tokens stay apart")
@@ -79,4 +100,6 @@ def _by_diversity(diversity: float, curve: Sequence[ForecastStep]) -> Decision:
     agreement = f"batches agree on parting them to {mean:.2f}, {needed:.2f} being needed"
     if len(seen) == 1 and abs(mean - needed) < DOUBT:
         return Decision("undecided", f"{figures}; {agreement}")
-    return Decision("trains" if mean >= needed else "collapses", f"{figures}; {agreement}")
+    if mean >= needed:
+        return Decision("trains", f"{figures}; {agreement}")
+    return Decision("collapses" if diversity < FAINT else "plateau", f"{figures}; {agreement}")

@@ -31,6 +31,7 @@ def in_flushed_thread(work: Callable[[Callable[[], None]], T]) -> T:
     error: list[BaseException] = []
     stop = threading.Event()
     grad = torch.is_grad_enabled()
+    workers = torch.get_num_threads()
 
     def checkpoint() -> None:
         if stop.is_set():
@@ -38,6 +39,7 @@ def in_flushed_thread(work: Callable[[Callable[[], None]], T]) -> T:
 
     def body() -> None:
         torch.set_flush_denormal(True)
+        torch.set_num_threads(workers)  # OpenMP's own default is per thread too
         try:
             with torch.set_grad_enabled(grad):  # thread-local: a fresh thread would start with True
                 result.append(work(checkpoint))
