@@ -202,13 +202,13 @@ class Bidiagonalisation:
 
     def _orthogonal(self, vector: Tensor, basis: list[Tensor]) -> tuple[float, Tensor | None]:
         """(norm, unit vector) of what `vector` has beside `basis`; None where only round-off is left."""
-        before = float(vector.norm())
+        before = _length(vector)
         if not np.isfinite(before):
             raise FloatingPointError("a product with the Jacobian is not finite")
         for _ in range(2):  # classical Gram–Schmidt twice
             for other in basis:
                 vector = vector - torch.dot(other, vector) * other
-        norm = float(vector.norm())
+        norm = _length(vector)
         scale = max([before, *self.alpha, *self.beta])
         if norm <= 10 * torch.finfo(self.op.dtype).eps * scale:
             return 0.0, None
@@ -232,6 +232,11 @@ def _least_component(confidence: float) -> float:
     if not 0 < confidence < 1:
         raise ValueError(f"confidence={confidence}: expected a probability between 0 and 1")
     return sqrt(2) * float(torch.erfinv(torch.tensor(1 - confidence, dtype=torch.float64)))
+
+
+def _length(vector: Tensor) -> float:
+    """‖vector‖ summed in float64: squares of a deep stack's products underflow in float32."""
+    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))
 
 
 def _combine(basis: list[Tensor], weights: np.ndarray) -> Tensor:

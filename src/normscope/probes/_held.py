@@ -79,7 +79,7 @@ class HeldGraph:
             off = float(gap.median() / size.median())
             raise TangentError(
                 f"its derivative is not that of its forward: it is off by {off:.0%} "
-                "against finite differences (a part without gradient, or a backward of its own)"
+                "against finite differences (a part without gradient, a backward of its own, or a second way in)"
             )
         return True
 

@@ -1,0 +1,159 @@
+"""σ_max against dense float64: value, vectors, and a status that does not flatter."""
+
+from math import inf
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jacobian_cases import CASES, Case, DiagonalMap
+from torch import Tensor
+
+from normscope.linalg import JacobianOperator, Status, numerical_rank, sigma_max, singular_values
+
+N = 150
+
+
+def spectra() -> dict[str, Tensor]:
+    uniform = torch.rand(N, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    spike, cluster = uniform.clone(), 0.5 + 0.01 * uniform
+    spike[7], cluster[7] = 1.04, 0.6
+    deficient = torch.where(torch.arange(N) < 50, uniform, 0.0)
+    return {
+        "uniform": uniform,
+        "spike": spike,
+        "cluster and spike": cluster,
+        "one cluster": 1 + 1e-6 * uniform,
+        "one outlier": torch.tensor([1.0] * (N - 1) + [1.1], dtype=torch.float64),
+        "rank 50": deficient,
+        "condition 1e9": torch.logspace(0, -9, N, dtype=torch.float64),
+        "lognormal": torch.exp(2 * torch.randn(N, generator=torch.Generator().manual_seed(6)).double()),
+        "tiny": 1e-30 * uniform,
+        "huge": 1e30 * uniform,
+    }
+
+
+@pytest.mark.parametrize("tol", [1e-1, 1e-2, 1e-6])
+@pytest.mark.parametrize("values", spectra().values(), ids=spectra())
+def test_converged_means_within_the_stated_error(values: Tensor, tol: float) -> None:
+    largest = float(values.max())
+    op = DiagonalMap(values, rotated=True)
+    for seed in range(3):
+        before = op.num_products
+        found = sigma_max(op, tol=tol, max_products=400, seed=seed)
+        assert found.status is not Status.NOT_CONVERGED
+        assert found.error <= tol
+        assert (largest - found.value) / found.value <= found.error
+        assert found.value <= largest * (1 + 1e-12)
+        assert found.products == op.num_products - before
+        for vector in (found.left, found.right):
+            assert float(vector.norm()) == pytest.approx(1, abs=1e-10)
+        torch.testing.assert_close(
+            op.matvec(found.right), found.value * found.left, rtol=0, atol=1e-9 * largest
+        )
+        gap = (op.rmatvec(found.left) - found.value * found.right).norm() / found.value
+        assert float(gap) == pytest.approx(found.residual, rel=1e-3, abs=1e-9)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    size=st.integers(1, 200),
+    decades=st.floats(0, 9),
+    zeros=st.integers(0, 60),
+    spike=st.floats(1, 1.2),
+    tol=st.sampled_from([0.1, 0.03, 0.01, 1e-4]),
+    budget=st.integers(2, 60),
+    seed=st.integers(0, 10**6),
+)
+def test_no_status_ever_flatters(size, decades, zeros, spike, tol, budget, seed) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    exponents = -decades * torch.rand(size, generator=generator, dtype=torch.float64)
+    values = torch.cat((10**exponents, torch.zeros(zeros, dtype=torch.float64)))
+    values[0] = spike * values.max()
+    found = sigma_max(DiagonalMap(values), tol=tol, max_products=budget, seed=seed)
+    error = float(values.max()) / found.value - 1
+    assert found.products <= budget
+    if found.status is Status.EXACT:
+        assert abs(error) <= 1e-9
+    elif found.status is Status.CONVERGED:
+        assert error <= found.error <= tol
+    else:
+        assert found.error > tol
+
+
+def test_the_bound_fails_as_often_as_its_confidence_says() -> None:
+    values = torch.tensor([1.05] + [1 - 0.02 * i / N for i in range(N)], dtype=torch.float64)
+    misses = {0.5: 0, 0.999: 0}
+    for confidence in misses:
+        for seed in range(200):
+            found = sigma_max(DiagonalMap(values), tol=1e-2, seed=seed, confidence=confidence)
+            misses[confidence] += 1.05 / found.value - 1 > found.error
+    assert misses[0.999] <= 2  # 0.2 expected at most
+    assert 20 <= misses[0.5] <= 110  # 100 at most: the test can see a miss
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_jacobians_of_real_maps(case: Case) -> None:
+    found = sigma_max(JacobianOperator.of(case.f, case.x), tol=1e-3, max_products=60)
+    u, values, v = torch.linalg.svd(case.dense)
+    assert found.status is not Status.NOT_CONVERGED
+    assert found.value == pytest.approx(float(values[0]), rel=1e-3, abs=1e-300)
+    if values[0] > 1.1 * values[1]:
+        assert abs(float(found.left @ u[:, 0])) == pytest.approx(1, abs=1e-3)
+        assert abs(float(found.right @ v[0])) == pytest.approx(1, abs=1e-3)
+
+
+def test_exhausted_spaces_are_exact() -> None:
+    zero = sigma_max(DiagonalMap(torch.zeros(9, dtype=torch.float64)))
+    assert (zero.value, zero.status, zero.products) == (0.0, Status.EXACT, 1)
+    rank_one = torch.zeros(9, dtype=torch.float64)
+    rank_one[3] = 5
+    found = sigma_max(DiagonalMap(rank_one, rotated=True), tol=1e-14)
+    assert found.status is Status.EXACT
+    assert found.value == pytest.approx(5, rel=1e-12)
+    assert sigma_max(
+        DiagonalMap(torch.full((9,), 2.0, dtype=torch.float64)), tol=1e-15
+    ).value == pytest.approx(2)
+
+
+def test_too_few_products_are_not_converged_and_say_how_far_off_they_may_be() -> None:
+    values = torch.rand(N, dtype=torch.float64)
+    found = sigma_max(DiagonalMap(values), tol=1e-3, max_products=7)
+    assert found.status is Status.NOT_CONVERGED
+    assert found.products == 6
+    assert found.error > 1e-3
+    assert "products" in found.status.remedy
+
+
+def test_float32_products_whose_squares_underflow_are_not_zero() -> None:
+    found = sigma_max(DiagonalMap(1e-30 * torch.rand(N)), tol=1e-2, max_products=200)
+    assert found.status is Status.CONVERGED
+    assert found.value == pytest.approx(1e-30, rel=0.1)
+
+
+def test_float32_does_not_claim_what_it_cannot_hold() -> None:
+    values = torch.rand(N)
+    assert sigma_max(DiagonalMap(values), tol=1e-9, max_products=200).status is Status.NOT_CONVERGED
+    found = sigma_max(DiagonalMap(values), tol=1e-3, max_products=200)
+    assert found.status is Status.CONVERGED
+    assert found.value == pytest.approx(float(values.max()), rel=1e-3)
+
+
+def test_bad_arguments_and_values_are_told() -> None:
+    with pytest.raises(ValueError, match="max_products=1"):
+        sigma_max(DiagonalMap(torch.ones(3)), max_products=1)
+    with pytest.raises(ValueError, match="confidence=1"):
+        sigma_max(DiagonalMap(torch.ones(3)), confidence=1)
+    with pytest.raises(FloatingPointError, match="not finite"):
+        sigma_max(DiagonalMap(torch.tensor([1.0, inf])))
+
+
+def test_rank_carries_its_tolerance_and_its_gap() -> None:
+    assert numerical_rank(np.array([1.0, 0.5, 1e-8, 1e-9]), 1e-5) == (2, pytest.approx(0.5e8))
+    assert numerical_rank(np.array([1.0, 0.5]), 1e-5) == (2, inf)
+    assert numerical_rank(np.array([1.0, 0.0]), 1e-5) == (1, inf)
+    assert numerical_rank(np.zeros(3), 1e-5) == (0, inf)
+    assert numerical_rank(np.array([]), 1e-5) == (0, inf)
+    values = singular_values(torch.diag(torch.tensor([1.0, 3.0, 2.0])))
+    np.testing.assert_allclose(values, [3, 2, 1])
