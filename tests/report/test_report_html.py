@@ -23,7 +23,7 @@ from normscope.report.figures.ledger import Ledger
 from normscope.report.figures.rail import place_findings
 from normscope.report.figures.tower import draw_towers, norm_slots
 from normscope.report.figures.tracks import draw_tracks
-from normscope.report.html import describe_stack, lead_sentence, render_html
+from normscope.report.html import describe_stack, lead_sentence, render_html, sentence
 
 VOID = {"meta", "br", "input", "img", "link", "hr"}
 LOADING = {"src", "href", "xlink:href", "srcset", "action", "data", "poster", "formaction", "background"}
@@ -271,6 +271,23 @@ def test_lead_sentence_is_the_worst_findings() -> None:
     assert lead_sentence(synthetic.post_ln()).startswith("After 20 Adam steps")
     assert lead_sentence(synthetic.gpt2()) == synthetic.gpt2().forecast.reason
     assert lead_sentence(synthetic.one_block()) == "Nothing above a note was found in what was measured."
+
+
+def test_sentences_keep_paths_and_symbols() -> None:
+    assert sentence("adam at 0.001: tokens collapse") == "Adam at 0.001: tokens collapse."
+    assert sentence("h.5.attn is dead.") == "h.5.attn is dead."
+    assert sentence("ε is small.") == "ε is small."
+
+
+def test_the_tower_shows_the_gradient_after_the_trial() -> None:
+    report = synthetic.post_ln()
+    page = Page(render_html(report))
+    strips = [a["class"] for a in page.with_class("after")]
+    assert len(strips) == 12
+    assert strips[-1] == "after g4"  # the last block is what the others are measured against
+    assert strips[0] in ("after g0", "after g1")
+    assert "step 20" in page.text["text"]
+    assert not Page(render_html(synthetic.one_block())).with_class("after")
 
 
 def test_a_stack_in_one_line() -> None:

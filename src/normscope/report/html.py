@@ -72,7 +72,9 @@ def render_html(report: Any) -> str:
         A whole HTML document, under a megabyte for a hundred blocks. The same report gives the same text.
         Every name in it is escaped, and its content security policy lets no script run but its own.
     """
-    ledger = Ledger(report.measurements)
+    ledger = Ledger(
+        report.measurements, report.forecast.curve[-1] if report.forecast and report.forecast.curve else None
+    )
     layout = lay_out(report.anatomy)
     spots = place_findings(report.findings, layout)
     tower, tower_width = draw_towers(layout, ledger, marks(spots))
@@ -95,6 +97,7 @@ def render_html(report: Any) -> str:
         by_number=spots,
         keys=_keys(layout),
         forecasts=_forecast_charts(report.forecast, layout) if report.forecast else [],
+        looks=_single_looks(report.forecast) if report.forecast else [],
         spectra=_spectra(ledger),
         numbers=number_sheets(report.anatomy, ledger.rows),
         tables=tabulate(report.anatomy, ledger.rows),
@@ -103,7 +106,8 @@ def render_html(report: Any) -> str:
         total=report.cost.get("total"),
         notes=[report.notes] if isinstance(report.notes, str) else list(report.notes or ()),
         cell=cell,
-        figure=figure,
+        trial=ledger.trial,
+        sentence=sentence,
     )  # fmt: skip
     return page.encode("utf-8", "backslashreplace").decode("utf-8")
 
@@ -113,10 +117,17 @@ def lead_sentence(report: Any) -> str:
     for severity in ("error", "warning"):
         for finding in report.findings:
             if str(finding.severity) == severity:
-                return str(finding.message)
+                return sentence(finding.message)
     if report.forecast is not None and report.forecast.outcome != "not measured":
-        return str(report.forecast.reason)
+        return sentence(report.forecast.reason)
     return "Nothing above a note was found in what was measured."
+
+
+def sentence(words: str) -> str:
+    """`words` with a capital in front, unless they start with a path or a symbol, and a full stop behind."""
+    first = words.split(" ", 1)[0].rstrip(",:")
+    capital = words[:1].upper() if first.isascii() and first.isalpha() else words[:1]
+    return capital + words[1:] + ("" if words[-1:] in ".!?" else ".")
 
 
 def describe_stack(stack: Stack) -> str:
@@ -217,9 +228,7 @@ def _forecast_charts(forecast: Forecast, layout: Layout) -> list[Picture]:
     made = []
     if stacks:
         lines = [
-            Curve(
-                name if len(stacks) > 1 else "eval", LINES[i % 5], xs, [s.diversity.get(name) for s in curve]
-            )
+            Curve(name, LINES[i % 5], xs, [s.diversity.get(name) for s in curve])
             for i, name in enumerate(stacks)
         ]
         drawing = chart(lines, label="Token diversity by step", x_label="step", log=True)
@@ -239,12 +248,24 @@ def _forecast_charts(forecast: Forecast, layout: Layout) -> list[Picture]:
     made.append(Picture("Loss", about, drawing))
     for title, about, name, log in STEP_CHARTS:
         seen = [(x, getattr(s, name)) for x, s in zip(xs, curve, strict=True) if getattr(s, name) is not None]
-        if seen:
+        if len(seen) > 1:
             line = Curve("", "c-ink", [x for x, _ in seen], [y for _, y in seen])
             made.append(
                 Picture(title, about, chart([line], label=f"{title} by step", x_label="step", log=log))
             )
     return [*made, *_gradients_by_step(forecast, layout)]
+
+
+def _single_looks(forecast: Forecast) -> list[str]:
+    """What was looked at only once, in words: one point makes no chart."""
+    found = []
+    for title, about, name, _ in STEP_CHARTS:
+        seen = [
+            (step.step, getattr(step, name)) for step in forecast.curve if getattr(step, name) is not None
+        ]
+        if len(seen) == 1:
+            found.append(f"{title} at step {seen[0][0]}: {figure(seen[0][1], 3)}. {about}")
+    return found
 
 
 def _gradients_by_step(forecast: Forecast, layout: Layout) -> list[Picture]:

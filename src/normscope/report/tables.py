@@ -105,7 +105,7 @@ def _line(row: Measurement, name: str) -> tuple[str, str, str]:
         return name, row.how, "none"
     if row.quantity in SHARES:
         return name, f"{figure(100 * row.value, 3)} %", ""
-    return name, figure(row.value) + ("" if row.unit == "1" else f" {row.unit}"), ""
+    return name, figure(row.value) + ("" if row.unit in ("1", "log10") else f" {row.unit}"), ""
 
 
 def not_measured(rows: Iterable[Measurement]) -> list[Reason]:

@@ -4,15 +4,17 @@ from collections.abc import Iterable
 
 from normscope.anatomy import Branch, Norm
 from normscope.anatomy.types import at_call
-from normscope.probes import Measurement
+from normscope.probes import ForecastStep, Measurement
 from normscope.report.figures.scales import figure
 
 
 class Ledger:
     """A quick look-up of a table of measurements."""
 
-    def __init__(self, rows: Iterable[Measurement]) -> None:
+    def __init__(self, rows: Iterable[Measurement], trial: ForecastStep | None = None) -> None:
+        """`trial`: the last step of a trial, whose gradients stand beside those at the start."""
         self.rows = list(rows)
+        self.trial = trial if trial is not None and trial.step > 0 and trial.gradients else None
         self._found = {(row.quantity, row.site): row for row in reversed(self.rows)}
         self.quantities = list(dict.fromkeys(row.quantity for row in self.rows))
 
@@ -36,6 +38,10 @@ class Ledger:
         """Share of gradient energy that `norm` erases in this branch's call."""
         called = self.scalar("gradient/erased", at_call(norm.path, branch.call))
         return called if called is not None else self.scalar("gradient/erased", norm.path)
+
+    def trained(self, site: str) -> float | None:
+        """L2 norm of the gradient of a block's weights after the trial."""
+        return self.trial.gradients.get(site) if self.trial is not None else None
 
     def passing(self, site: str) -> float | None:
         """L2 norm of the gradient on the stream at a block's exit or a stack's input."""

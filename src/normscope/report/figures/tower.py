@@ -197,6 +197,10 @@ def _block(
     every = next((n for n in (1, 2, 5, 10, 20, 50) if n * high >= 20), 100)
     if place.number % every == 0:
         parts.append(pen.text(26, (place.top + place.bottom) / 2 + 3.5, place.number, "num", "end"))
+    if ledger.trial is not None:
+        last = ledger.trained(stack.blocks[-1].block.site)
+        css = f"after {gradient_class(ledger.trained(place.block.site), last)}"
+        parts.append(pen.rect(30, place.top + gap, 4, high - 2 * gap, css))
     if place.block.site in marks:
         parts.append(pen.rect(2, place.top + gap, 3, high - 2 * gap, f"flag {marks[place.block.site]}"))
     return svg.group(*parts, class_="row", data_r=f"{stack.number}:{place.number}")
@@ -362,6 +366,8 @@ def _ends(place: StackPlace, pen: Pen, ledger: Ledger, several: bool) -> Markup:
             STREAM_X + 14, place.floor + 18, f"{svg.clip(stack.name, 12)} in" if several else "input", "label"
         ),
     ]
+    if ledger.trial is not None:
+        parts.append(pen.text(38, y - 4, f"step {ledger.trial.step}", "scale", "end"))
     if stack.final_norm is None:
         parts.append(pen.text(STREAM_X + 14, y - 16, "no final norm", "label soft"))
     else:

@@ -9,7 +9,7 @@ from markupsafe import Markup
 from normscope.report.figures import svg
 from normscope.report.figures.layout import Layout, StackPlace
 from normscope.report.figures.ledger import Ledger
-from normscope.report.figures.scales import Scale, fit, power
+from normscope.report.figures.scales import Scale, figure, fit, power
 
 PAD = 9.0
 
@@ -40,7 +40,7 @@ PROFILES = (
     ),
     Profile(
         "Gradient",
-        "L2 norm on the stream, and of each block's weights",
+        "L2 norm on the stream, of each block's weights, and of those after the trial",
         "block",
         (("gradient/stream", "stream", "c-ink"), ("gradient/block", "weights", "c-a")),
     ),
@@ -111,6 +111,10 @@ def draw_tracks(layout: Layout, ledger: Ledger, width: float) -> list[Track]:
     tracks = []
     for profile in PROFILES:
         lines = [line for stack in layout.stacks for line in _lines(profile, stack, layout, ledger)]
+        if profile.title == "Gradient" and ledger.trial is not None:
+            lines += [_after_trial(stack, layout, ledger) for stack in layout.stacks]
+        known = [line for line in lines if any(value is not None for _, value in line.points)]
+        lines = known or lines  # a line without a single figure goes unless it is all there is
         if lines:
             tracks.append(_track(profile, lines, layout, ledger, width))
     return tracks
@@ -126,6 +130,12 @@ def _lines(profile: Profile, stack: StackPlace, layout: Layout, ledger: Ledger) 
                 line = made.setdefault(key, Line(key[0], key[1], dashed))
                 line.points.append((y, float(row.value) if isinstance(row.value, float | int) else None))
     return list(made.values())
+
+
+def _after_trial(stack: StackPlace, layout: Layout, ledger: Ledger) -> Line:
+    assert ledger.trial is not None
+    points = [(place.top, ledger.trained(place.block.site)) for place in stack.blocks]
+    return Line(f"step {ledger.trial.step}", "c-c", len(layout.stacks) > 1 and stack.number % 2 == 0, points)
 
 
 def _places(
@@ -255,6 +265,9 @@ def _hover_lines(profile: Profile, stack: StackPlace, number: int, ledger: Ledge
     for quantity, name, css in profile.lines:
         if profile.at == "block":
             lines.append(ledger.words(quantity, place.block.site, name or profile.title))
+            if quantity == "gradient/block" and ledger.trial is not None:
+                after = figure(ledger.trained(place.block.site), 6)
+                lines.append(f"weights, step {ledger.trial.step}  {after}")
             continue
         for spot in place.branches:
             label = name if css else KIND_LINES[spot.branch.kind][0]
