@@ -122,6 +122,7 @@ def test_no_loss_and_no_steps_are_not_measured() -> None:
     said = forecast(subject_of(model, None), anatomy_of(model), TrialConfig())
     assert (said.outcome, "loss" in said.reason) == ("not measured", True)
     assert tried(model, steps=0).outcome == "not measured"
+    assert "requires a gradient" in tried(Tiny().requires_grad_(False)).reason
     (row,) = forecast_measurements(said)
     assert not row.measured
     assert said.reason in row.how

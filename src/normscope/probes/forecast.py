@@ -42,13 +42,15 @@ def forecast(
 
     Raises:
         ForecastInterrupted: Ctrl-C; its `.forecast` holds what was seen.
-        UsageError: the configuration cannot be run on this model (nothing to train, no Muon in this torch).
+        UsageError: this torch has no Muon.
     """
     run = _Run(subject, anatomy, config, progress or (lambda step, steps: None))
     if subject.loss_fn is None:
         return run.result("not measured", NO_LOSS)
     if config.steps == 0:
         return run.result("not measured", "no steps were asked for")
+    if not any(p.requires_grad for p in subject.model.parameters()):
+        return run.result("not measured", "no parameter of the model requires a gradient")
     try:
         with untouched(subject.model):
             return run.judged()
