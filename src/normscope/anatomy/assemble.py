@@ -8,17 +8,17 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from normscope.anatomy.attention import Attention, find_attentions
-from normscope.anatomy.blocks import Group, common_path, group_sums, pattern
+from normscope.anatomy.blocks import Group, common_path, group_sums
 from normscope.anatomy.branches import Limb, read_limbs
-from normscope.anatomy.graph import Graph, Op, Value
+from normscope.anatomy.graph import Graph, Value
 from normscope.anatomy.nesting import untangle
 from normscope.anatomy.norms import FoundNorm, find_norms
 from normscope.anatomy.projections import owner, read_projections
 from normscope.anatomy.residual import Sum, find_sums
 from normscope.anatomy.schemes import combine, join_of, placement_of, scheme_of
 from normscope.anatomy.stacks import Strand, name_stacks, strands
-from normscope.anatomy.streams import Link, link, norms_on
-from normscope.anatomy.types import Anatomy, AttentionSites, Block, Branch, Norm, Projection, Stack
+from normscope.anatomy.streams import Link, link, nearest, norms_on
+from normscope.anatomy.types import Anatomy, AttentionSites, Block, Branch, Kind, Norm, Stack
 
 
 @dataclass(eq=False)
@@ -175,8 +175,14 @@ def _branch(reading: Reading, group: Group, limb: Limb) -> Branch:
     )
 
 
-def _kind(reading: Reading, limb: Limb) -> str:
-    return limb.kind
+def _kind(reading: Reading, limb: Limb) -> Kind:
+    """Keys from an earlier, longer state of the same stream (Funnel pools its queries) are no second stream."""
+    before = reading.links[limb.sum].before
+    if limb.kind != "cross-attention" or before is None:
+        return limb.kind
+    by_value = {s.value: s for s in reading.links}
+    same = all(before in nearest(a.key, by_value) for a in limb.attentions)
+    return "attention" if same else "cross-attention"
 
 
 def _path(group: Group, limb: Limb) -> tuple[str, int]:
@@ -207,6 +213,3 @@ def _norm(reading: Reading, norm: FoundNorm) -> Norm:
 
 def _attention_sites(graph: Graph, a: Attention) -> AttentionSites:
     return AttentionSites(*(graph.site(v) for v in (a.query, a.key, a.value, a.logits, a.probabilities)))
-
-
-__all__ = ["Op", "Projection", "assemble", "pattern"]

@@ -49,10 +49,16 @@ _BEFORE_SOFTMAX = SAME | frozenset(
         "copy",
         "overwrite",
         "index_put",
+        "tril",
+        "triu",
+        "fill",
+        "copy",
+        "flip",
+        "split",
     }
 )
 _AFTER_SOFTMAX = SAME | frozenset(
-    {"mul", "where", "masked_fill", "slice", "select", "nan_to_num", "index", "div"}
+    {"mul", "where", "masked_fill", "slice", "select", "nan_to_num", "index", "div", "constant_pad_nd"}
 )
 _SCANS = frozenset({"cumsum", "cumprod", "logcumsumexp", "associative_scan", "higher_order.associative_scan"})
 

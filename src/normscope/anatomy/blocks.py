@@ -7,9 +7,10 @@ they belong to. Single-sum blocks of different kinds inside one repeated place (
 block; inside a root loop (`attns[i]`, `ffs[i]`) they are joined as long as kinds differ.
 """
 
+import itertools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from normscope.anatomy.branches import Limb
@@ -57,7 +58,7 @@ def group_sums(sums: list[Sum], limbs: dict[Sum, list[Limb]], owners: dict[Op, s
         else:
             groups.append(Group(held[s], [s]))
     if looped:
-        groups = _join_loop(groups, looped, limbs)
+        groups = _join_periods(_join_loop(groups, looped, limbs), looped, limbs)
     return _number_calls(groups)
 
 
@@ -152,6 +153,25 @@ def _join_loop(groups: list[Group], looped: set[Sum], limbs: dict[Sum, list[Limb
         else:
             joined.append(group)
     return joined
+
+
+def _join_periods(groups: list[Group], looped: set[Sum], limbs: dict[Sum, list[Limb]]) -> list[Group]:
+    """A flat list of sublayers under a root loop, attention, feed-forward, …: its period is the block."""
+    joined: list[Group] = []
+    for _, run in itertools.groupby(groups, lambda g: pattern(g.place[0])):
+        members = list(run)
+        loose = [len(g.sums) == 1 and g.sums[0] in looped for g in members]
+        kinds = [limbs[g.sums[0]][0].kind if ok else "" for g, ok in zip(members, loose, strict=True)]
+        period = next((p for p in (2, 3) if _is_period(kinds, p)), 1)
+        for start in range(0, len(members), period):
+            sums = [s for g in members[start : start + period] for s in g.sums]
+            joined.append(Group(members[start].place, sums))
+    return joined
+
+
+def _is_period(kinds: Sequence[str], period: int) -> bool:
+    whole = len(kinds) % period == 0 and len(kinds) >= 2 * period and "" not in kinds
+    return whole and len(set(kinds[:period])) == period and kinds == kinds[:period] * (len(kinds) // period)
 
 
 def _by_kind(sums: list[tuple[Sum, Place]], limbs: dict[Sum, list[Limb]]) -> list[Group]:

@@ -1,6 +1,6 @@
 """Which module call is running: the frame of reference of every `Site`.
 
-Recording and capturing must count alike, so both use this one class. Global module hooks keep a stack of calls;
+Recording and capturing must count alike, so both use this one class. Module hooks keep a stack of calls;
 every op is counted in the innermost call by its name. Wrappers (`torch.compile`, DDP, FSDP) and modules that the
 model does not own are transparent: their ops count in the call around them.
 """
@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 _WRAPPERS = re.compile(r"(^|\.)(_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?=\.|$)")
 _OUTER = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
@@ -68,7 +67,7 @@ class ModuleCalls:
 
     def __init__(self, model: nn.Module) -> None:
         self._paths = module_paths(model)
-        self._root = id(model) if id(model) in self._paths else None
+        self._model = model
         self._seen: Counter[str] = Counter()
         # Ops outside any forward (a loss, a root wrapper) count in a call of their own.
         self.current = Call("", -1, None)
@@ -76,13 +75,17 @@ class ModuleCalls:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Follow module calls for the time of the context; leaves no hook behind."""
-        before = register_module_forward_pre_hook(self._enter)
-        after = register_module_forward_hook(self._leave, always_call=True)
+        handles = []
+        for module in self._model.modules():
+            if id(module) in self._paths:
+                # By the base class: a traced module refuses its own method, but runs the hooks.
+                handles.append(nn.Module.register_forward_pre_hook(module, self._enter))
+                handles.append(nn.Module.register_forward_hook(module, self._leave, always_call=True))
         try:
             yield
         finally:
-            before.remove()
-            after.remove()
+            for handle in handles:
+                handle.remove()
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         path = self._paths.get(id(module))

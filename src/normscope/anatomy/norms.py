@@ -45,6 +45,7 @@ _MEANS = frozenset({"mean", "var", "std", "var_mean", "std_mean"})
 _SUMS = frozenset({"sum", "linalg_vector_norm", "norm", "_weight_norm_interface"})
 _CENTRED = frozenset({"var", "std", "var_mean", "std_mean"})
 _ROOTS = frozenset({"rsqrt", "sqrt", "reciprocal", "pow", "clamp", "clamp_min", "maximum", "where", "abs"})
+_POWERS = {"rsqrt": -0.5, "sqrt": 0.5, "reciprocal": -1.0}
 _SEEN_THROUGH = CASTS | VIEWS | DROPOUTS
 
 
@@ -63,12 +64,12 @@ class FoundNorm:
 
 @dataclass
 class _Statistic:
-    """What a scale factor is made of."""
+    """What a scale factor is made of: gain · (reduction + ε)^power."""
 
     reduced: Value
     op: Op
     eps: float | None
-    factor: float
+    gain: float
 
 
 def find_norms(ops: list[Op]) -> dict[Value, FoundNorm]:
@@ -87,7 +88,7 @@ def _native(op: Op) -> FoundNorm | None:
         return None
     eps = op.arg(_EPS_AT.get(op.base, 99), "eps")
     weight = op.arg(_WEIGHT_AT.get(op.base, 1), "weight")
-    found = FoundNorm(kind, _before(op.inputs[0]), op.outputs[0], op, _float(eps), None)
+    found = FoundNorm(kind, op.inputs[0], op.outputs[0], op, _float(eps), None)
     if isinstance(weight, Value) and weight.learnt:
         found.weight = weight
     return _absorb(found)
@@ -111,12 +112,13 @@ def _written_out(op: Op) -> FoundNorm | None:
         statistic = _statistic(scale)
         if statistic is None or math.prod(statistic.op.outputs[0].shape) >= math.prod(carrier.shape):
             continue
-        raw, centred = _uncentred(_same(carrier))
-        reduced, squared_centred = _uncentred(_same(_unsquared(statistic.reduced)))
-        if _same(raw) is not _same(reduced):
+        raw, centred = _uncentred(carrier)
+        reduced, squared_centred = _uncentred(_unsquared(statistic.reduced))
+        source = _common(raw, reduced)
+        if source is None:
             continue
         found = FoundNorm(
-            _kind(statistic, centred, squared_centred), _before(raw), op.outputs[0], op, statistic.eps, None
+            _kind(statistic, centred, squared_centred), source, op.outputs[0], op, statistic.eps, None
         )
         found = _absorb(found)
         if found.kind == "l2norm" and math.isclose(
@@ -137,7 +139,7 @@ def _kind(statistic: _Statistic, centred: bool, squared_centred: bool) -> str:
 
 def _statistic(scale: Value) -> _Statistic | None:
     """The reduction a scale is made of, through roots, ε, clamps and constant factors; None without one."""
-    eps, factor, rooted = None, 1.0, False
+    eps, gain, power, rooted = None, 1.0, 1.0, False
     for _ in range(12):
         op = scale.op
         if op is None:
@@ -146,13 +148,12 @@ def _statistic(scale: Value) -> _Statistic | None:
             rooted = rooted or op.base in {"linalg_vector_norm", "norm", "std", "std_mean"}
             if not rooted or (op.base == "linalg_vector_norm" and op.arg(1, "ord", 2) != 2):
                 return None
-            return _Statistic(op.inputs[0], op, eps, factor)
+            return _Statistic(op.inputs[0], op, eps, gain)
         if op.base in _SEEN_THROUGH:
             scale = op.inputs[0]
         elif op.base in _ROOTS:
-            rooted = (
-                rooted or op.base in {"rsqrt", "sqrt"} or (op.base == "pow" and abs(_exponent(op)) == 0.5)
-            )
+            step = _POWERS.get(op.base, _exponent(op) if op.base == "pow" else 1.0)
+            power, rooted = power * step, rooted or abs(step) == 0.5
             if op.base in {"clamp", "clamp_min"}:
                 eps = _float(op.arg(1, "min"))
             scale = next((v for v in op.inputs if v.live), op.inputs[0])
@@ -164,7 +165,7 @@ def _statistic(scale: Value) -> _Statistic | None:
             if op.base == "add":
                 eps = number
             elif number is not None and number > 0:
-                factor *= number if op.base == "mul" else 1 / number
+                gain *= number**power if op.base == "mul" else number**-power
             scale = live[0]
         else:
             return None
@@ -173,7 +174,7 @@ def _statistic(scale: Value) -> _Statistic | None:
 
 def _gain(norm: FoundNorm, statistic: _Statistic) -> float:
     """The constant in a·c/‖a‖, from factors on the norm and right behind it."""
-    gain = 1 / statistic.factor if norm.core.base == "div" else statistic.factor
+    gain = 1 / statistic.gain if norm.core.base == "div" else statistic.gain
     value = norm.output
     while value is not norm.core.outputs[0]:
         op = value.op
@@ -251,11 +252,18 @@ def _same(value: Value) -> Value:
     return value
 
 
-def _before(value: Value) -> Value:
-    """`value` before casts alone: what a norm reads."""
-    while value.base in CASTS:
-        value = value.source
-    return value
+def _chain(value: Value) -> list[Value]:
+    """`value` and what it is a cast or view of."""
+    chain = [value]
+    while chain[-1].base in CASTS | VIEWS:
+        chain.append(chain[-1].source)
+    return chain
+
+
+def _common(a: Value, b: Value) -> Value | None:
+    """The last value that both are casts or views of: what a norm reads."""
+    behind = set(_chain(b))
+    return next((value for value in _chain(a) if value in behind), None)
 
 
 def _unsquared(value: Value) -> Value:
@@ -269,10 +277,10 @@ def _unsquared(value: Value) -> Value:
 
 def _uncentred(value: Value) -> tuple[Value, bool]:
     """a for a − mean(a), and whether it was that."""
-    if value.base != "sub" or value.op is None or len(value.op.inputs) != 2:
+    centred = _same(value)
+    if centred.base != "sub" or centred.op is None or len(centred.op.inputs) != 2:
         return value, False
-    a, mean = value.op.inputs
+    a, mean = centred.op.inputs
     mean = _same(mean)
-    if mean.base in _MEANS and _same(mean.source) is _same(a):
-        return _same(a), True
-    return value, False
+    source = _common(a, mean.source) if mean.base in _MEANS else None
+    return (source, True) if source is not None else (value, False)

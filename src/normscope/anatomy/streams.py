@@ -38,11 +38,11 @@ def link(total: Sum, by_value: dict[Value, Sum], norms: dict[Value, FoundNorm]) 
             value = back
         else:
             break
-    nearest = _nearest(value, by_value)
-    if not nearest:
+    found = nearest(value, by_value)
+    if not found:
         return Link(None)
-    last = max(nearest, key=lambda s: s.value.index)
-    return Link(last, passed, direct=False, others=[s for s in nearest if s is not last])
+    last = max(found, key=lambda s: s.value.index)
+    return Link(last, passed, direct=False, others=[s for s in found if s is not last])
 
 
 def step_back(value: Value) -> Value | None:
@@ -59,7 +59,7 @@ def step_back(value: Value) -> Value | None:
     return None
 
 
-def _nearest(value: Value, by_value: dict[Value, Sum]) -> list[Sum]:
+def nearest(value: Value, by_value: dict[Value, Sum]) -> list[Sum]:
     """The sums that `value` comes from with no other sum between."""
     found: list[Sum] = []
     stack, seen = [value], set()
