@@ -432,7 +432,13 @@ SEQ2SEQ = [
     _text("longt5", {**T5, "local_radius": 4}, two_stacks("pre", "rmsnorm"), inputs="seq2seq"),
     _text(
         "switch_transformers",
-        {**T5, "num_experts": 2, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1},
+        {
+            **T5,
+            "num_experts": 2,
+            "num_sparse_encoder_layers": 1,
+            "num_sparse_decoder_layers": 1,
+            "num_decoder_layers": 2,
+        },
         two_stacks("pre", "rmsnorm"),
         inputs="seq2seq",
     ),
