@@ -141,7 +141,7 @@ def test_a_users_hook_can_still_be_removed() -> None:
     assert not model._forward_hooks
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
 def test_a_scripted_module_comes_back() -> None:
     model = torch.jit.trace(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)).eval(), torch.ones(1, 2))
     with untouched(model):

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from normscope.errors import UsageError, describe, suggest
+from normscope.subjects.memory import is_out_of_memory
 from normscope.subjects.spec import GRAMMAR, Spec
 from normscope.subjects.subject import LossFn
 
@@ -34,6 +35,8 @@ def call_factory(spec: Spec) -> tuple[nn.Module, Any, LossFn | None]:
         try:
             made = factory(**spec.options)
         except (Exception, SystemExit) as error:
+            if is_out_of_memory(error):
+                raise
             raise UsageError(
                 f'factory "{spec.text}" raised {describe(error)}',
                 f"{RETURNS} from it",
@@ -67,7 +70,11 @@ def _import_file(spec: Spec) -> ModuleType:
         raise UsageError(f'"{spec.name}" of "{spec.text}"', "a file that ends in .py", "rename it")
     module = importlib.util.module_from_spec(found)
     sys.modules[found.name] = module  # dataclasses look their module up
-    found.loader.exec_module(module)
+    try:
+        found.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[found.name]
+        raise
     return module
 
 

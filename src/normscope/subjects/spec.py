@@ -1,6 +1,7 @@
 """The MODEL grammar: `nn:NAME,key=value…`, `hf:NAME,key=value…`, `file.py:factory`, `package.mod:factory`."""
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -80,15 +81,17 @@ def _value(value: str) -> Any:
         return value
 
 
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|.', re.DOTALL)
+"""A JSON string, or one character."""
+
+
 def _split_commas(text: str) -> list[str]:
     """Split at commas that stand outside of JSON brackets and strings."""
-    parts, depth, quoted, start = [], 0, False, 0
-    for i, char in enumerate(text):
-        if char == '"' and (i == 0 or text[i - 1] != "\\"):
-            quoted = not quoted
-        elif not quoted:
-            depth += (char in "[{") - (char in "]}")
-            if char == "," and depth == 0:
-                parts.append(text[start:i])
-                start = i + 1
-    return [*parts, text[start:]]
+    parts, depth = [""], 0
+    for token in _TOKEN.findall(text):
+        depth += (token in "[{") - (token in "]}")
+        if token == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += token
+    return parts
