@@ -120,10 +120,11 @@ def test_measuring_puts_everything_back_also_on_an_exception() -> None:
     model.train()
     model.layers[1].eval()
     modes = [m.training for m in model.modules()]
-    with pytest.raises(ZeroDivisionError), measuring(model):
+    with measuring(model):
         assert not any(m.training for m in model.modules())
         assert not torch.backends.mha.get_fastpath_enabled()
         assert not torch.backends.cuda.flash_sdp_enabled()
+    with pytest.raises(ZeroDivisionError), measuring(model):
         _ = 1 / 0
     assert [m.training for m in model.modules()] == modes
     assert torch.backends.mha.get_fastpath_enabled()

@@ -1,7 +1,7 @@
 """From the graph to the `Anatomy`: stacks of blocks of branches, with their sites.
 
-The last add of a stack takes the placement of its peers: a norm after it is the stream's in a Post-LN stack, and the
-final norm otherwise.
+The last add of a stack takes the placement of its peers: a norm after it is the stream's in a Post-LN stack,
+and the final norm otherwise.
 """
 
 from collections import Counter
@@ -176,7 +176,7 @@ def _branch(reading: Reading, group: Group, limb: Limb) -> Branch:
 
 
 def _kind(reading: Reading, limb: Limb) -> Kind:
-    """Keys from an earlier, longer state of the same stream (Funnel pools its queries) are no second stream."""
+    """Keys from an earlier, longer state of the same stream (Funnel pools its queries) are no other."""
     before = reading.links[limb.sum].before
     if limb.kind != "cross-attention" or before is None:
         return limb.kind

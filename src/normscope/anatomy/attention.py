@@ -52,7 +52,6 @@ _BEFORE_SOFTMAX = SAME | frozenset(
         "tril",
         "triu",
         "fill",
-        "copy",
         "flip",
         "split",
     }
@@ -87,7 +86,8 @@ def _attention(op: Op) -> Attention | None:
     if product is None or use is None:
         return None
     operands, used = matmul_operands(product), matmul_operands(use[0])
-    assert operands is not None and used is not None
+    assert operands is not None
+    assert used is not None
     other = used[1] if used[0] is use[1] else used[0]
     return Attention(operands[0], operands[1], other, op.inputs[0], op.outputs[0], use[0].outputs[0])
 
@@ -158,8 +158,9 @@ def _without_weights(value: Value, above: int) -> set[Value]:
 
 
 def mixes_tokens(region: list[Value]) -> bool:
-    """Whether these mix tokens: a convolution (wider than one), an FFT, a scan, a loop over positions, a recurrent
-    op, or a matmul over another axis than the features'."""
+    """Whether these mix tokens: a convolution (wider than one), an FFT, a scan, a loop over positions, a
+    recurrent op, or a matmul over another axis than the features'.
+    """
     for value in region:
         op = value.op
         if op is None:
@@ -184,7 +185,7 @@ def _steps(value: Value) -> int:
 
 def _contracts_tokens(op: Op, weight: Value) -> bool:
     """Whether the axis that a matmul sums over was another than the last when its input came to be."""
-    value = next(v for v in op.inputs if v is not weight and v.live)
+    value = next(v for v in matmul_operands(op) or () if v is not weight)
     axis = len(value.shape) - (1 if op.inputs.index(value) < op.inputs.index(weight) else 2)
     while value.op is not None and (value.base in VIEWS | CASTS or len(value.op.inputs) == 1):
         if value.base in VIEWS:
@@ -199,7 +200,9 @@ def is_fused_attention(region: list[Value]) -> bool:
 
 
 def projections_into(attention: Attention) -> list[Op]:
-    """The parameterised matmuls that made an attention's keys and values (in cross-attention: of a second stream)."""
+    """The parameterised matmuls that made an attention's keys and values (in cross-attention: of a second
+    stream).
+    """
     found: list[Op] = []
     stack, seen = [attention.key, attention.value], set()
     while stack:

@@ -1,16 +1,17 @@
 """Group sums into blocks: the smallest repeated module call that holds the adds.
 
-Each sum has places it may belong to: the module calls around all of it, and the containers in their paths that are
-never called themselves (an `nn.ModuleList`). A place is repeated when another place of the same pattern (digits
-replaced) holds a sum, too. Where the adds are written in a loop of the root, the parameters' modules say which layer
-they belong to. Single-sum blocks of different kinds inside one repeated place (T5's sublayers) make that place the
-block; inside a root loop (`attns[i]`, `ffs[i]`) they are joined as long as kinds differ.
+Each sum has places it may belong to: the module calls around all of it, and the containers in their paths
+that are never called themselves (an `nn.ModuleList`). A place is repeated when another place of the same
+pattern (digits replaced) holds a sum, too. Where the adds are written in a loop of the root, the parameters'
+modules say which layer they belong to. Single-sum blocks of different kinds inside one repeated place (T5's
+sublayers) make that place the block; inside a root loop (`attns[i]`, `ffs[i]`) they are joined as long as
+kinds differ.
 """
 
 import itertools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from normscope.anatomy.branches import Limb
@@ -58,8 +59,8 @@ def group_sums(sums: list[Sum], limbs: dict[Sum, list[Limb]], owners: dict[Op, s
         else:
             groups.append(Group(held[s], [s]))
     if looped:
-        groups = _join_periods(_join_loop(groups, looped, limbs), looped, limbs)
-    return _number_calls(groups)
+        groups = _join_loop(groups, looped, limbs)
+    return _number_calls(_join_periods(groups, limbs))
 
 
 def _called_places(total: Sum, limbs: list[Limb]) -> list[Place]:
@@ -155,13 +156,12 @@ def _join_loop(groups: list[Group], looped: set[Sum], limbs: dict[Sum, list[Limb
     return joined
 
 
-def _join_periods(groups: list[Group], looped: set[Sum], limbs: dict[Sum, list[Limb]]) -> list[Group]:
-    """A flat list of sublayers under a root loop, attention, feed-forward, …: its period is the block."""
+def _join_periods(groups: list[Group], limbs: dict[Sum, list[Limb]]) -> list[Group]:
+    """A flat list of sublayers, attention, feed-forward, attention, …: its period is the block."""
     joined: list[Group] = []
     for _, run in itertools.groupby(groups, lambda g: pattern(g.place[0])):
         members = list(run)
-        loose = [len(g.sums) == 1 and g.sums[0] in looped for g in members]
-        kinds = [limbs[g.sums[0]][0].kind if ok else "" for g, ok in zip(members, loose, strict=True)]
+        kinds = [limbs[g.sums[0]][0].kind if len(g.sums) == 1 else "" for g in members]
         period = next((p for p in (2, 3) if _is_period(kinds, p)), 1)
         for start in range(0, len(members), period):
             sums = [s for g in members[start : start + period] for s in g.sums]
@@ -169,7 +169,7 @@ def _join_periods(groups: list[Group], looped: set[Sum], limbs: dict[Sum, list[L
     return joined
 
 
-def _is_period(kinds: Sequence[str], period: int) -> bool:
+def _is_period(kinds: list[str], period: int) -> bool:
     whole = len(kinds) % period == 0 and len(kinds) >= 2 * period and "" not in kinds
     return whole and len(set(kinds[:period])) == period and kinds == kinds[:period] * (len(kinds) // period)
 

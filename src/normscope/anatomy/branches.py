@@ -1,8 +1,8 @@
 """Name what each branch of a sum does and where its norms sit.
 
-From the skip, walk forward until a norm or something learnt is met: when norms come first on every way, the branch
-is normed at its entry. From the branch's end, walk back through views and scales: a norm met there is at its output.
-Whether a norm follows the sum is seen by the next sum (`streams`).
+From the skip, walk forward until a norm or something learnt is met: when norms come first on every way, the
+branch is normed at its entry. From the branch's end, walk back through views and scales: a norm met there is
+at its output. Whether a norm follows the sum is seen by the next sum (`streams`).
 """
 
 from dataclasses import dataclass, field

@@ -1,8 +1,8 @@
 """Which module call is running: the frame of reference of every `Site`.
 
 Recording and capturing must count alike, so both use this one class. Module hooks keep a stack of calls;
-every op is counted in the innermost call by its name. Wrappers (`torch.compile`, DDP, FSDP) and modules that the
-model does not own are transparent: their ops count in the call around them.
+every op is counted in the innermost call by its name. Wrappers (`torch.compile`, DDP, FSDP) and modules that
+the model does not own are transparent: their ops count in the call around them.
 """
 
 import re

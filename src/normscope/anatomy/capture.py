@@ -62,9 +62,10 @@ class _Catcher(TorchDispatchMode):
 def capture(model: nn.Module, run: Callable[[], T], sites: Iterable[Site]) -> tuple[T, dict[Site, Tensor]]:
     """Run `run()` once, with grad enabled, and hand back its result and the tensors at `sites`.
 
-    Call it inside `measuring(model)`: sites are named after the ops of that state. The tensors are those of the
-    autograd graph, so `torch.autograd.grad(loss, tensors)` works. A tensor that a later in-place op overwrites is
-    handed back as a copy from before; the loss does not depend on that copy. Sites that did not come by are absent.
+    Call it inside `measuring(model)`: sites are named after the ops of that state. The tensors are those of
+    the autograd graph, so `torch.autograd.grad(loss, tensors)` works. A tensor that a later in-place op
+    overwrites is handed back as a copy from before; the loss does not depend on that copy. Sites that did not
+    come by are absent.
     """
     catcher = _Catcher(model, sites)
     with catcher.calls.watching(), torch.enable_grad(), catcher:

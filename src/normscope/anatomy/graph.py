@@ -1,8 +1,8 @@
 """The recorded forward as a graph: values (tensors at one moment) and the ops between them.
 
-Values are numbered in the order they came to be, so inputs always have smaller numbers than outputs. That makes
-"what lies between x and y" a cheap question: walk back from y and never below x. An in-place op gives its tensor a
-new value; nothing here ever changes.
+Values are numbered in the order they came to be, so inputs always have smaller numbers than outputs. That
+makes "what lies between x and y" a cheap question: walk back from y and never below x. An in-place op gives
+its tensor a new value; nothing here ever changes.
 """
 
 from collections.abc import Iterable
@@ -17,8 +17,9 @@ Origin = Literal["op", "parameter", "buffer", "input", "constant"]
 
 @dataclass(eq=False, slots=True)
 class Op:
-    """One ATen op; `args` and `kwargs` hold `Value`s in the tensors' places. `virtual` ops were written by the
-    recorder (aliases, the product inside addcmul) and have no site."""
+    """One ATen op; `args` and `kwargs` hold `Value`s in the tensors' places. `virtual` ops were written by
+    the recorder (aliases, the product inside addcmul) and have no site.
+    """
 
     name: str
     base: str
@@ -114,7 +115,9 @@ def ancestors(values: Iterable[Value], above: int) -> set[Value]:
 
 
 def between(start: Value, end: Value) -> list[Value]:
-    """Values on the ways from `start` to `end`, in order, `end` included and `start` not; empty without a way."""
+    """Values on the ways from `start` to `end`, in order, `end` included and `start` not; empty without a
+    way.
+    """
     reached = {start}
     for value in sorted(ancestors([end], start.index), key=lambda v: v.index):
         if value.op is not None and not reached.isdisjoint(value.op.inputs):

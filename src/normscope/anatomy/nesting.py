@@ -1,7 +1,7 @@
 """Keep the sums of the stream apart from sums inside a branch and from sums around many blocks.
 
-A sum inside another's branch is part of that branch: a Mamba mixer adds D·x, a convolution module its input. When
-the inner sums form a stream of their own, two cases are told apart and both are said in `unread`:
+A sum inside another's branch is part of that branch: a Mamba mixer adds D·x, a convolution module its input.
+When the inner sums form a stream of their own, two cases are told apart and both are said in `unread`:
 
     the outer sums follow one another   they are the stream, the inner ones nested residuals (MobileBERT)
     an outer sum stands alone           it is a long skip around the inner ones (U-net, Funnel's decoder)
@@ -29,7 +29,8 @@ def untangle(sums: list[Sum], norms: dict[Value, FoundNorm]) -> Stream:
     """Choose the sums of the stream."""
     inner = _inner(sums)
     outer_of = {s: o for o, members in inner.items() for s in members}
-    around = {o for o in sums if _ends_in_sum(o, sums)}
+    by_value = {s.value: s for s in sums}
+    around = {o for o in sums if _ends_in_sum(o, by_value, norms)}
     inner |= {o: inner.get(o, [o]) for o in around}
     outers = around | {o for o in inner if _is_stream(inner[o], norms)}
     chained = {o for o in outers - around if _is_chained(o, outers, sums, norms)}
@@ -51,7 +52,8 @@ def untangle(sums: list[Sum], norms: dict[Value, FoundNorm]) -> Stream:
     if nested:
         places = list(nested)
         unread.append(
-            f"residual sums are nested in the branches that {_listed(places)} add: what lies inside is not read"
+            f"residual sums are nested in the branches that {_listed(places)} add: "
+            "what lies inside is not read"
         )
     return Stream([s for s in sums if s not in dropped], unread)
 
@@ -75,15 +77,24 @@ def _is_stream(members: list[Sum], norms: dict[Value, FoundNorm]) -> bool:
     return len(members) > 1 or any(norms_on(v, norms) for v in (members[0].skip, members[0].value))
 
 
-def _ends_in_sum(outer: Sum, sums: list[Sum]) -> bool:
-    """Whether what is added is another sum as it stands: a skip added to the stream, not a branch."""
-    values = {s.value for s in sums if s is not outer}
+def _ends_in_sum(outer: Sum, by_value: dict[Value, Sum], norms: dict[Value, FoundNorm]) -> bool:
+    """Whether what is added is the stream itself, further on: a long skip, not a branch.
+
+    Skip by skip, such a term leads back to where the outer skip starts; a branch that ends in a residual of its own
+    (attention, then x + conv(x)) does not.
+    """
     for term in outer.branches:
         value = term.value
-        while value not in values and value.base in SAME:
+        while value not in by_value and value.base in SAME:
             value = value.source
-        if value in values:
-            return True
+        inner = by_value.get(value)
+        while inner is not None and inner is not outer:
+            before = link(inner, by_value, norms)
+            if inner.skip is outer.skip or (
+                before.direct and before.before is by_value.get(outer.skip, inner)
+            ):
+                return True
+            inner = before.before if before.direct else None
     return False
 
 

@@ -1,8 +1,8 @@
 """Recognise a norm by what it computes: a native op, or a·s with s made of a statistic of a.
 
 A written-out norm is a product (or quotient) whose one factor, seen through casts, roots, ε and clamps, is a
-reduction (mean, var, norm, …) of the other, seen through casts, squares and centring. γ, β and (1 + γ) behind it are
-absorbed as long as nothing else reads what lies between. Which statistic it is gives the kind:
+reduction (mean, var, norm, …) of the other, seen through casts, squares and centring. γ, β and (1 + γ) behind
+it are absorbed as long as nothing else reads what lies between. Which statistic it is gives the kind:
 
     (a − mean a) / √(var a + ε)   layernorm        a / √(mean a² + ε)   rmsnorm        a / ‖a‖   l2norm
 
@@ -268,11 +268,11 @@ def _common(a: Value, b: Value) -> Value | None:
 
 def _unsquared(value: Value) -> Value:
     value = _same(value)
-    if (value.base == "pow" and _exponent(value.op) == 2.0) or value.base in {"square", "abs"}:  # type: ignore[arg-type]
-        return value.source
-    if value.base == "mul" and value.op is not None and len(set(value.op.inputs)) == 1:
-        return value.source
-    return value
+    if value.op is None:
+        return value
+    squared = value.base == "pow" and _exponent(value.op) == 2.0
+    squared = squared or (value.base == "mul" and len(set(value.op.inputs)) == 1)
+    return value.source if squared or value.base in {"square", "abs"} else value
 
 
 def _uncentred(value: Value) -> tuple[Value, bool]:

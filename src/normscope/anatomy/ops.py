@@ -104,7 +104,9 @@ def axis_before(op: Op, axis: int, rank: int) -> int:
 
 
 def is_mixing(op: Op, region: set[Value]) -> bool:
-    """Whether the op mixes features or tokens of what comes from `region` with something learnt (or by FFT, scan)."""
+    """Whether the op mixes features or tokens of what comes from `region` with something learnt (or by FFT,
+    scan).
+    """
     weight = weight_of(op)
     if weight is not None:
         return any(v in region for v in op.inputs if v is not weight)

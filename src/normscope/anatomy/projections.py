@@ -1,8 +1,9 @@
 """Name the parameterised matmuls of a branch by where their outputs go: q, k, v, o, up, gate, down.
 
-A matmul makes queries when its output reaches the query operand of an attention with no other parameterised matmul
-on the way; a fused one reaches several. Behind the attention it is the output projection. In a feed-forward the last
-one is `down`; of those before it, the one whose output passes a nonlinearity and is then multiplied is the `gate`.
+A matmul makes queries when its output reaches the query operand of an attention with no other parameterised
+matmul on the way; a fused one reaches several. Behind the attention it is the output projection. In a feed-
+forward the last one is `down`; of those before it, the one whose output passes a nonlinearity and is then
+multiplied is the `gate`.
 """
 
 from normscope.anatomy.attention import Attention
@@ -105,7 +106,9 @@ def _reached(op: Op, limb: Limb) -> tuple[set[Value], set[Op]]:
 
 
 def _gating(op: Op, reached: set[Value]) -> tuple[str, ...]:
-    """("up",), ("gate",) or both for the half that is squashed, the half that is multiplied, or a fused matmul."""
+    """("up",), ("gate",) or both for the half that is squashed, the half that is multiplied, or a fused
+    matmul.
+    """
     parts = _parts(op.outputs[0])
     roles: list[str] = []
     for value in reached:

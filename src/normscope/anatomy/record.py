@@ -1,12 +1,12 @@
 """Record one forward: a `TorchDispatchMode` under module hooks writes every ATen op into a `Graph`.
 
-A tensor is known by its storage and its geometry in it, not by the Python object: that survives autograd's view
-wrapping, checkpointing and `.data`. Storages are held weakly, which frees their memory but not their identity, so no
-address is taken for another. An in-place op rebinds its tensor to a new value; other views of the storage are stale
-from then on and get a virtual `alias` op from the writes when they are read next.
+A tensor is known by its storage and its geometry in it, not by the Python object: that survives autograd's
+view wrapping, checkpointing and `.data`. Storages are held weakly, which frees their memory but not their
+identity, so no address is taken for another. An in-place op rebinds its tensor to a new value; other views of
+the storage are stale from then on and get a virtual `alias` op from the writes when they are read next.
 
-Custom ops are opaque. Where real tensors are at hand, their output is compared with the norms of their first input:
-a fused norm kernel is recognised by what it does.
+Custom ops are opaque. Where real tensors are at hand, their output is compared with the norms of their first
+input: a fused norm kernel is recognised by what it does.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from normscope.anatomy.calls import ModuleCalls, strip_wrappers
 from normscope.anatomy.graph import Graph, Op, Origin, Value
+from normscope.anatomy.opaque import which_norm
 from normscope.anatomy.ops import SOFTMAX, base_name
 
 _Geometry = tuple[Any, ...]
@@ -31,7 +32,7 @@ _SMALL = 4096
 
 @dataclass
 class _Storage:
-    """What is known of one storage: its weak handle, its views, and who wrote into it since they were bound."""
+    """One storage: its weak handle, its views, and who wrote into it since they were bound."""
 
     keep: Any
     views: dict[_Geometry, tuple[Value, int]] = field(default_factory=dict)
@@ -82,7 +83,7 @@ class Recorder(TorchDispatchMode):
         if mutable and not outputs:  # e.g. _foreach_add_: everything it was given may have changed
             for position, tensor in enumerate(t for t in tree_leaves(real_args) if isinstance(t, Tensor)):
                 self._bind(op, position, tensor, True)
-        if "." in base:
+        if "." in base and op.outputs:
             self._opaque(op, real_args, outputs)
 
     def _append(self, op: Op) -> None:
@@ -143,7 +144,7 @@ class Recorder(TorchDispatchMode):
         return value
 
     def _alias(self, old: Value, writes: list[Value], tensor: Tensor) -> Op:
-        """A virtual op from what was there and what was written over it; a full write hides what was there."""
+        """A virtual op from what was there and what was written over it; a full write hides the old."""
         covering = [w for w in writes if torch.Size(w.shape).numel() == tensor.numel()]
         inputs = (writes[-1],) if covering and covering[-1] is writes[-1] else (old, *writes)
         base = "alias" if len(inputs) == 1 else "overwrite"
@@ -164,13 +165,14 @@ class Recorder(TorchDispatchMode):
         return value
 
     def _storage(self, tensor: Tensor) -> tuple[_Storage, bool]:
+        keep: Any
         try:
             storage = tensor.untyped_storage()
         except (
             NotImplementedError,
             RuntimeError,
         ):  # sparse and other tensors without a storage: known by object
-            key, keep = -id(tensor), lambda: tensor
+            key, keep = -id(tensor), tensor
         else:
             key, keep = storage._cdata, None
             if key not in self._storages:
@@ -180,11 +182,8 @@ class Recorder(TorchDispatchMode):
         return self._storages[key], fresh
 
     def _opaque(self, op: Op, real_args: Any, outputs: list[Any]) -> None:
-        from normscope.anatomy.opaque import which_norm
-
-        if op.outputs:
-            op.outputs[0].norm = which_norm(real_args, outputs[0])
-        if not op.outputs or op.outputs[0].norm is None:
+        op.outputs[0].norm = which_norm(real_args, outputs[0])
+        if op.outputs[0].norm is None:
             self.graph.opaque.append(op)
 
 
@@ -238,7 +237,8 @@ def _is_causal(tensor: Tensor) -> bool | None:
         or not _is_real(tensor)
     ):
         return None
-    return not bool(tensor.detach().triu(1).any())
+    later = tensor.detach().triu(1)
+    return None if bool(later.isnan().any()) else not bool(later.any())
 
 
 @contextmanager

@@ -1,9 +1,10 @@
 """Find the residual sums: adds one of whose terms is an ancestor of another by way of something learnt.
 
-Sums are taken apart into terms with factors: add, add(alpha), sub, lerp, stack + sum, an n-ary chain of adds that
-nothing else reads, and scales in front of such a chain. One term, seen through views, casts, dropout, scales, gates
-and (last) norms, must be read by another term *with a parameterised matmul, convolution, FFT or scan on the way*.
-That rules out rotary embeddings, GELU's tanh form, masks and position adds, where nothing learnt lies between.
+Sums are taken apart into terms with factors: add, add(alpha), sub, lerp, stack + sum, an n-ary chain of adds
+that nothing else reads, and scales in front of such a chain. One term, seen through views, casts, dropout,
+scales, gates and (last) norms, must be read by another term *with a parameterised matmul, convolution, FFT or
+scan on the way*. That rules out rotary embeddings, GELU's tanh form, masks and position adds, where nothing
+learnt lies between.
 """
 
 import math
@@ -229,7 +230,8 @@ def _is_gate(value: Value) -> bool:
 
 def _candidates(value: Value, norms: dict[Value, FoundNorm]) -> list[_Candidate]:
     """The term itself, then what it is of, nearest first."""
-    found, queue = [], [_Candidate(value, (), None)]
+    found: list[_Candidate] = []
+    queue = [_Candidate(value, (), None)]
     while queue and len(found) < 16:
         here = queue.pop(0)
         found.append(here)
@@ -262,6 +264,12 @@ def _as_sum(op: Op, tree: Term, norms: dict[Value, FoundNorm]) -> Sum | None:
         return None
     skip = max((c for _, c in skips), key=lambda c: c.value.index)
     same = [(i, c) for i, c in skips if c.value is skip.value]
+    inner = _inner_sum(
+        tree, {id(leaves[i]) for i, _ in same}, {id(leaves[i]) for i, c in skips if c.value is not skip.value}
+    )
+    if inner is not None:
+        inner.inner, inner.add = [], None
+        return _as_sum(op, tree, norms)
     branches = _branches(tree, {id(leaves[i]) for i, _ in skips})
     if not branches:
         return None
@@ -274,6 +282,15 @@ def _as_sum(op: Op, tree: Term, norms: dict[Value, FoundNorm]) -> Sum | None:
         skip_norm=skip.norm,
         long_skips=[c.value for _, c in skips if c.value is not skip.value],
     )
+
+
+def _inner_sum(tree: Term, skips: set[int], others: set[int]) -> Term | None:
+    """A smaller subtree with a skip of its own: a residual inside a branch, x + (a + F(a))."""
+    for term in tree.inner:
+        leaves = {id(leaf) for leaf in term.leaves()}
+        if term.inner and others and skips < leaves and not others & leaves:
+            return term
+    return None
 
 
 def _reads(start: Value, term: Term, behind: set[Value]) -> bool:

@@ -1,4 +1,6 @@
-"""Catalogue names that the dataflow decides; None where it does not (initialisation alone tells GPT-2 from Pre-LN)."""
+"""Catalogue names that the dataflow decides; None where it does not (initialisation alone tells GPT-2 from
+Pre-LN).
+"""
 
 import math
 
@@ -103,7 +105,7 @@ def _divided(found: list[FoundNorm]) -> bool:
 
 
 def inner_norm(limb: Limb, norms: dict[Value, FoundNorm]) -> bool:
-    """Whether the last matmul of an attention or feed-forward reads a norm that is not the entry's (Sub-LN)."""
+    """Whether the last matmul reads a norm other than the entry's (Sub-LN); not for other kinds."""
     if limb.kind == "other" or len(limb.mixers) < 2:
         return False
     last = max(limb.mixers, key=lambda op: op.outputs[0].index)

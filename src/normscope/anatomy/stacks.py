@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from normscope.anatomy.blocks import Group, pattern
 from normscope.anatomy.branches import Limb
+from normscope.anatomy.graph import Value, ancestors
 from normscope.anatomy.residual import Sum
 from normscope.anatomy.streams import Link
 
@@ -61,8 +62,14 @@ def _is_decoder(parts: list[Limb]) -> bool:
     if any(c is not None for c in seen):
         return all(c for c in seen if c is not None)
     if seen:
-        return False
+        return all(_is_masked(a.logits) for limb in parts for a in limb.attentions)
     return any(_looks_back(limb) for limb in parts)
+
+
+def _is_masked(logits: Value) -> bool:
+    """Without real tensors: whether a triangle was made for these logits."""
+    fixed = (v for v in ancestors([logits], -1) if not v.learnt)
+    return any(v.base in {"tril", "triu", "le"} for v in fixed)
 
 
 def _looks_back(limb: Limb) -> bool:

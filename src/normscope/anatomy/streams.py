@@ -1,7 +1,8 @@
 """Chain sums into streams: which sum the skip of the next one comes from, and through which norms.
 
-A skip that is the last sum, or its norm, continues the stream. A skip that comes from it some other way (patch
-merging, pooling, an activation) opens a new stage. A skip that comes from no sum at all opens a new stream.
+A skip that is the last sum, or its norm, continues the stream. A skip that comes from it some other way
+(patch merging, pooling, an activation) opens a new stage. A skip that comes from no sum at all opens a new
+stream.
 """
 
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ _POOLING = PARTS | {"mean", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool2d", "
 
 @dataclass(eq=False)
 class Link:
-    """Where a skip comes from: the sum before it, the norms passed, and whether more than norms lies between."""
+    """Where a skip comes from: the sum before, the norms passed, whether anything else lies between."""
 
     before: Sum | None
     norms: list[FoundNorm] = field(default_factory=list)
@@ -46,7 +47,7 @@ def link(total: Sum, by_value: dict[Value, Sum], norms: dict[Value, FoundNorm]) 
 
 
 def step_back(value: Value) -> Value | None:
-    """One step back through what leaves a stream what it is: views, casts, dropout, fixed scales and shifts."""
+    """One step back through what leaves a stream as it is: views, casts, dropout, scales, shifts."""
     if value.op is None:
         return None
     if value.base in SAME:

@@ -59,8 +59,8 @@ class Projection:
 
     Attributes:
         parameter: name of the weight, as in `named_parameters()` with wrappers stripped.
-        roles: what it makes: ("q",), ("k",), ("v",), ("o",), ("up",), ("gate",), ("down",), or several when fused,
-            ("q", "k", "v") in GPT-2; ("other",) where none fits.
+        roles: what it makes: ("q",), ("k",), ("v",), ("o",), ("up",), ("gate",), ("down",), or several when
+            fused, ("q", "k", "v") in GPT-2; ("other",) where none fits.
         output: its output, with the features last.
         feature_axis: which axis of the weight counts the output features (0 for nn.Linear, 1 for Conv1D).
     """
@@ -93,8 +93,8 @@ class Branch:
         kind: what it does.
         placement: where its norms sit (design: pre, post, res-post, peri, none).
         norm: kind of those norms ("layernorm", "rmsnorm", …), "none" without.
-        path: the innermost module that holds the branch's parameterised matmuls; where that is the block itself,
-            the last of their modules. Unique in the anatomy together with `call`.
+        path: the innermost module that holds the branch's parameterised matmuls; where that is the block
+            itself, the last of their modules. Unique in the anatomy together with `call`.
         call: which call of that module (a shared module is called more than once).
         join: "add", "scaled", "learnt", "gate".
         stream_scale, branch_scale: α and β of `α·x + β·F(x)`.
