@@ -247,8 +247,12 @@ PAIRS: dict[str, list[Pair]] = {
         Pair("float16", W, norms(EPS, 1e-12, dtype="float16"), norms(EPS, 1e-5, dtype="float16")),
     ],
     "NS505": [
-        Pair("all", W, norms(MEDIAN, precision.LARGE_EPS * OVER), norms(MEDIAN, precision.LARGE_EPS * UNDER)),
-        Pair("few", N, norms(MEDIAN, precision.LARGE_EPS * OVER, 5), norms(MEDIAN, 0.0)),
+        Pair(
+            "large", N, norms(MEDIAN, precision.LARGE_EPS * OVER), norms(MEDIAN, precision.LARGE_EPS * UNDER)
+        ),
+        Pair("half drowned", W, norms(MEDIAN, precision.DROWNED * OVER, 6), norms(MEDIAN, 0.0)),
+        Pair("few drowned", N, norms(MEDIAN, precision.DROWNED * OVER, 5), norms(MEDIAN, 0.0)),
+        Pair("not drowned", N, norms(MEDIAN, precision.DROWNED * UNDER), norms(MEDIAN, 0.0)),
     ],
     "NS506": [Pair("born", E, case(("precision/non-finite", "layers.4.mlp", 1.0)), case())],
     "NS601": [Pair("outcome", E, case(forecast=trial("plateau")), TRAINS)],

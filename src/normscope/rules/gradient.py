@@ -7,8 +7,8 @@ from normscope.rules.figures import ends, qk_shares, relative_gradients
 from normscope.rules.finding import Severity
 from normscope.rules.rule import Case, Hit, figure, rule
 
-SPREAD = 1e4
-"""Factor between the relative gradients at the two ends of a stack. Published models: under 100."""
+SPREAD = 1e3
+"""Factor between the relative gradients at the two ends of a stack. Published models: under 3."""
 STARVED = 1e-6
 """RMS gradient of W_Q and W_K over that of W_V under which queries and keys get none to speak of."""
 

@@ -14,8 +14,10 @@ COSINE = 0.9
 """Cosine between the float32 gradient and the one under bfloat16 autocast."""
 TINY_EPS = 2.0**-25
 """Half of float16's smallest subnormal: an ε up to here is zero in float16."""
-LARGE_EPS = 0.5
-"""ε over the median variance it guards: from 1 on the norm passes its input's scale on."""
+LARGE_EPS = 1.0
+"""ε over the median variance it guards: from here on the norm passes its input's scale on."""
+DROWNED = 100.0
+"""The same where it is a warning, if half of the norms are beyond: they are mere divisions by √ε."""
 
 
 def _in(case: Case, dtype: str) -> Severity:
@@ -144,7 +146,10 @@ def eps_small(case: Case) -> Iterator[Hit]:
         directions 1 and ẑ that its Jacobian should erase pass with gain ε/(var + ε)^{3/2} beside 1/√(var +
         ε). What the design expects from a norm, a branch input of unit size, is not there.
     """,
-    threshold=f"ε over the median variance (mean square for RMSNorm) of the tokens above {LARGE_EPS:g}.",
+    threshold=f"""
+        ε over the median variance (mean square for RMSNorm) of the tokens above {LARGE_EPS:g}: a note; above
+        {DROWNED:g} in half of the norms or more: a warning.
+    """,
     source="The closed form of the norm's Jacobian; the figures in docs/thresholds.md.",
     remedy="Lower ε (1e-6), or scale what enters the norm up: larger embeddings, larger branch outputs.",
 )
@@ -154,7 +159,7 @@ def eps_large(case: Case) -> Iterator[Hit]:
     if sites:
         most = figure(max(ratios[site] for site in sites))
         message = f"In {len(sites)} of {len(ratios)} norms ε outweighs the variance, up to {most} times."
-        grave = 2 * len(sites) >= len(ratios)
+        grave = 2 * sum(value > DROWNED for value in ratios.values()) >= len(ratios)
         rows = case.rows("precision/eps-ratio-median", sites)
         yield Hit(Severity.WARNING if grave else Severity.NOTE, sites, message, rows)
 

@@ -7,9 +7,9 @@ from normscope.rules.finding import Severity
 from normscope.rules.rule import Case, Hit, figure, rule
 from normscope.rules.trial import evidence, sentence
 
-GROWTH = 4.0
-"""Factor by which the stream's RMS may grow over the upper half of a stack. Pre-LN: √2; copies: 2."""
-UNIFORM = 1e-8
+GROWTH = 8.0
+"""Factor by which the RMS of the stream may grow over the upper half. Pre-LN: √2; copies: 2; no norm: 100."""
+UNIFORM = 1e-4
 """Share of its token diversity that a stack must keep at initialisation."""
 DECLINE = 0.01
 """Update-to-stream ratio under which the upper quarter's branches hardly write to the stream any more …"""
@@ -67,8 +67,8 @@ def stream_growth(case: Case) -> Iterator[Hit]:
     """,
     threshold=f"""
         A warning where a stack keeps less than {UNIFORM:g} of the diversity at its entry at
-        initialisation; an error where the forecast's trial collapses (level, slope and agreement of
-        gradients between batches: its reason has the figures).
+        initialisation; an error where the forecast's trial collapses (the level of
+        diversity, and whether batches agree on parting the tokens again; docs/forecast.md has the rule).
     """,
     source="""
         Dong et al. 2021, arXiv:2103.03404 (rank collapse); Noci et al. 2022, arXiv:2206.03126 (gradients

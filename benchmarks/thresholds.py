@@ -1,0 +1,249 @@
+"""Where the rules' thresholds stand: the figures they compare, of published models and of broken ones.
+
+    python benchmarks/thresholds.py > docs/thresholds.md          (about ten minutes on two cores, 4 GB)
+    python benchmarks/thresholds.py --only gpt2,post
+
+Weights are random, seed 0; no step is taken. A threshold lies beyond every published model's figure and
+within that of the model which is broken in its way.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from normscope.anatomy import read_anatomy
+from normscope.bench.examples import CausalEncoder
+from normscope.probes import PROBES, Measurements
+from normscope.rules import Case, Context, judge, verdict
+from normscope.rules import figures as fig
+from normscope.subjects import Subject, load, make_subject
+
+SMALL = "hidden_size=64,intermediate_size=128,num_hidden_layers=4,num_attention_heads=4"
+LARGE = "hidden_size=1024,intermediate_size=2816,num_hidden_layers=16,num_attention_heads=16"
+PUBLISHED = {
+    "GPT-2": "hf:gpt2",
+    "GPT-2 small": "hf:gpt2,n_layer=4,n_embd=64,n_head=4",
+    "LLaMA": f"hf:llama,{LARGE},num_key_value_heads=16,vocab_size=4096",
+    "LLaMA small": f"hf:llama,{SMALL},num_key_value_heads=4,vocab_size=512",
+    "ViT": "hf:vit",
+    "ViT small": f"hf:vit,{SMALL},image_size=32,patch_size=8",
+    "T5": "hf:t5",
+    "T5 small": "hf:t5,d_model=64,d_kv=16,d_ff=128,num_layers=4,num_heads=4,vocab_size=512",
+    "OLMo-2": f"hf:olmo2,{LARGE},num_key_value_heads=16,vocab_size=4096",
+    "OLMo-2 small": f"hf:olmo2,{SMALL},num_key_value_heads=4,vocab_size=512",
+    "Gemma-2": "hf:gemma2,hidden_size=768,intermediate_size=3072,num_hidden_layers=26,num_attention_heads=4,"
+    "num_key_value_heads=2,head_dim=256,vocab_size=4096",
+    "Gemma-2 small": f"hf:gemma2,{SMALL},num_key_value_heads=2,head_dim=16,vocab_size=512",
+    "ModernBERT": "hf:modernbert,vocab_size=8192,pad_token_id=0",
+    "ModernBERT small": f"hf:modernbert,{SMALL},vocab_size=512,pad_token_id=0",
+    "BERT": "hf:bert",
+    "BERT, 24 blocks": "hf:bert,num_hidden_layers=24,hidden_size=512,num_attention_heads=8,"
+    "intermediate_size=2048",
+}
+
+
+Change = Callable[[CausalEncoder], None]
+
+
+def encoder(depth: int = 12, change: Change | None = None, **options: bool) -> nn.Module:
+    """A causal nn.TransformerEncoder, Pre-LN with a final norm unless `options` say otherwise, changed."""
+    model = CausalEncoder(depth, 128, **{"norm_first": True, "final_norm": True} | options)
+    if change:
+        with torch.no_grad():
+            change(model)
+    return model
+
+
+class Unnormed(nn.Module):
+    """x + F(x) with no norm anywhere."""
+
+    def __init__(self, depth: int, width: int = 128):
+        super().__init__()
+        self.embedding = nn.Embedding(256, width)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width))
+            for _ in range(depth)
+        )
+        self.head = nn.Linear(width, 256)
+
+    def forward(self, ids_BT: torch.Tensor) -> torch.Tensor:
+        x_BTC = self.embedding(ids_BT)
+        for layer in self.layers:
+            x_BTC = x_BTC + layer(x_BTC)
+        return self.head(x_BTC)
+
+
+def xavier(gain: float) -> nn.Module:
+    model = Unnormed(12)
+    for weight in model.layers.parameters():
+        if weight.dim() > 1:
+            nn.init.xavier_normal_(weight, gain)
+    return model
+
+
+def scaled(pattern: str, factor: float) -> Change:
+    """Multiply every parameter whose name holds `pattern`."""
+
+    def change(model: CausalEncoder) -> None:
+        for name, weight in model.named_parameters():
+            if pattern in name:
+                weight.mul_(factor)
+
+    return change
+
+
+def queries_and_keys(factor: float) -> Change:
+    def change(model: CausalEncoder) -> None:
+        for name, weight in model.named_parameters():
+            if "in_proj_weight" in name:
+                weight[: 2 * weight.shape[1]].mul_(factor)
+
+    return change
+
+
+def epsilon(value: float) -> Change:
+    def change(model: CausalEncoder) -> None:
+        for module in model.modules():
+            if isinstance(module, nn.LayerNorm):
+                module.eps = value
+
+    return change
+
+
+def dead(model: CausalEncoder) -> None:
+    for name, weight in model.named_parameters():
+        if "layers.3.linear" in name:
+            weight.zero_()
+
+
+def copies(model: CausalEncoder) -> None:
+    first = model.encoder.layers[0].state_dict()
+    for layer in model.encoder.layers[1:]:
+        layer.load_state_dict(first)
+
+
+def born(model: CausalEncoder) -> None:
+    model.encoder.layers[4].linear1.weight[0, 0] = float("nan")
+
+
+OURS: dict[str, Callable[[], nn.Module]] = {
+    "Pre-LN 12": lambda: encoder(),
+    "Pre-LN 48": lambda: encoder(48),
+    "Post-LN 12": lambda: encoder(norm_first=False, final_norm=False),
+    "Post-LN 24": lambda: encoder(24, norm_first=False, final_norm=False),
+    "Post-LN 48": lambda: encoder(48, norm_first=False, final_norm=False),
+    "Pre-LN, no final norm": lambda: encoder(final_norm=False),
+    "Pre-LN, copies": lambda: encoder(change=copies),
+    "no norm": lambda: xavier(1.0),
+    "no norm, gain 2": lambda: xavier(2.0),
+    "no norm, gain 0.3": lambda: xavier(0.3),
+    "dead feed-forward": lambda: encoder(change=dead),
+    "q, k × 5": lambda: encoder(change=queries_and_keys(5)),
+    "q, k × 50": lambda: encoder(change=queries_and_keys(50)),
+    "embeddings × 1e3": lambda: encoder(change=scaled("embedding", 1e3)),
+    "embeddings × 1e6": lambda: encoder(change=scaled("embedding", 1e6)),
+    "embeddings × 1e-3": lambda: encoder(change=scaled("embedding", 1e-3)),
+    "ε = 1e-12": lambda: encoder(change=epsilon(1e-12)),
+    "ε = 1": lambda: encoder(change=epsilon(1.0)),
+    "ε = 100": lambda: encoder(change=epsilon(100.0)),
+    "NaN weight": lambda: encoder(change=born),
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """One figure of a model, and how it is printed."""
+
+    title: str
+    of: Callable[[Case], list[float]]
+    pick: Callable[[list[float]], float] = max
+
+    def cell(self, case: Case) -> str:
+        values = self.of(case)
+        return f"{self.pick(values):.2g}" if values else "–"
+
+
+def by_stack(figure: Callable[..., float | None]) -> Callable[[Case], list[float]]:
+    return lambda case: [v for s in case.anatomy.stacks if (v := figure(case, s)) is not None]
+
+
+def rows_of(quantity: str) -> Callable[[Case], list[float]]:
+    return lambda case: list(case.finite(quantity).values())
+
+
+def whole(quantity: str) -> Callable[[Case], list[float]]:
+    return lambda case: [v for site, v in case.finite(quantity).items() if not site]
+
+
+def median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def gradient_ratio(case: Case) -> list[float]:
+    pairs = [pair for s in case.anatomy.stacks if (pair := fig.relative_gradients(case, s))]
+    return [first / last for first, last in pairs if last > 0]
+
+
+def upper_quarter(case: Case) -> list[float]:
+    return [pair[1] for s in case.anatomy.stacks if (pair := fig.decline(case, s))]
+
+
+COLUMNS = (
+    Column("update ratio, median (101)", rows_of("branch/update-ratio"), median),
+    Column("growth (201)", by_stack(fig.growth)),
+    Column("diversity kept (202)", by_stack(fig.diversity_kept), min),
+    Column("upper quarter's updates (204)", upper_quarter, min),
+    Column("entropy, least (205)", rows_of("attention/entropy"), min),
+    Column("gradient, first/last (301, 302)", gradient_ratio, max),
+    Column("q, k share, median (303)", lambda case: list(fig.qk_shares(case).values()), median),
+    Column("relative gain, log10 (401)", by_stack(fig.relative_gain), lambda v: max(v, key=abs)),
+    Column("float16 headroom (501)", whole("precision/float16-headroom"), min),
+    Column("flushed (502)", whole("precision/float16-flushed")),
+    Column("bfloat16 cosine (503)", whole("precision/bfloat16-cosine"), min),
+    Column("ε ratio, median norm (505)", rows_of("precision/eps-ratio-median"), median),
+    Column("ε ratio, worst norm (505)", rows_of("precision/eps-ratio-median"), max),
+)
+
+
+def measured(subject: Subject) -> Case:
+    anatomy = read_anatomy(subject)
+    table = Measurements()
+    for probe in PROBES.values():
+        table.extend(probe(subject, anatomy))
+    return Case(anatomy, table)
+
+
+def subjects(only: list[str]) -> Iterator[tuple[str, Subject]]:
+    for name, spec in PUBLISHED.items():
+        if not only or any(word in name for word in only):
+            yield name, load(spec)
+    for name, build in OURS.items():
+        if not only or any(word in name for word in only):
+            torch.manual_seed(0)
+            yield name, make_subject(build(), spec=name)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="", help="parts of names, with commas")
+    only = [word for word in parser.parse_args().only.split(",") if word]
+    print("# Figures behind the thresholds\n")
+    print("Written by `python benchmarks/thresholds.py > docs/thresholds.md`: random weights, seed 0, 4 × 64")
+    print("tokens, no step taken. In brackets the rule that compares the figure. Findings without a trial.\n")
+    print("| model |", " | ".join(column.title for column in COLUMNS), "| findings | verdict |")
+    print("|---|", "---|" * (len(COLUMNS) + 2), sep="")
+    for name, subject in subjects(only):
+        case = measured(subject)
+        found = judge(case.anatomy, case.table, None, Context())
+        codes = ", ".join(f"{f.code} {f.severity}" for f in found)
+        cells = " | ".join(column.cell(case) for column in COLUMNS)
+        print(f"| {name} | {cells} | {codes or 'none'} | {verdict(found)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
