@@ -65,6 +65,16 @@ def test_equal_logits_are_uniform_over_what_is_visible(mask: str) -> None:
     assert found["max-probability"] == pytest.approx(sum(1 / n for n in visible) / LENGTH, rel=1e-6)
 
 
+@pytest.mark.parametrize("lowest", [-torch.inf, torch.finfo(torch.float32).min, -1e4])
+def test_padding_is_no_key(lowest: float) -> None:
+    logits = torch.zeros(2, 1, LENGTH, LENGTH)
+    logits[1, ..., 0] = lowest  # the first key of the second sequence: before its queries
+    found = figures(logits, "none")
+    assert found["entropy"] == pytest.approx(1.0, rel=1e-6)
+    assert found["max-logit"] == 0.0
+    assert found["max-probability"] == pytest.approx((1 / LENGTH + 1 / (LENGTH - 1)) / 2, rel=1e-6)
+
+
 @pytest.mark.parametrize("mask", MASKS)
 def test_one_key_that_wins_is_entropy_zero(mask: str) -> None:
     logits = torch.zeros(1, 1, LENGTH, LENGTH)

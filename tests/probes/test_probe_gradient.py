@@ -146,6 +146,43 @@ def test_a_stream_written_in_place_has_the_same_gradients() -> None:
     assert exit_gradient == pytest.approx(math.sqrt(x.numel()))  # the loss is the sum
 
 
+class Normed(nn.Module):
+    """norm(x W) + x, the sum written over the norm's output or not."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.f, self.norm = nn.Linear(WIDTH, WIDTH, bias=False), nn.LayerNorm(WIDTH, eps=EPS)
+        self.in_place = in_place
+
+    def forward(self, x: Tensor) -> Tensor:
+        term = self.norm(self.f(x))
+        return (term.add_(x) if self.in_place else term + x).sin()
+
+
+def test_a_norm_whose_output_is_overwritten_has_the_same_gradient() -> None:
+    rows = []
+    for in_place, op in ((False, ADD), (True, "aten.add_.Tensor")):
+        torch.manual_seed(0)
+        model, x = Normed(in_place), torch.randn(2, 3, WIDTH)
+        entry, term, total = Site("", 0, op, 0, -2), Site("", 0, op, 0, -1), Site("", 0, op, 0)
+        branch = Branch("other", "res-post", "layernorm", "f", 0, "add", None, None, None, entry, term, total)
+        branch = dataclasses.replace(branch, norms=(norm_of("norm"),))
+        anatomy = Anatomy((Stack("s", (Block("", 0, (branch,), entry, total),), None, total),))
+        rows.append(measured(subject_of(model, x, summed), anatomy))
+    assert rows[0].of("gradient/erased")["norm"] > 0
+    assert [row.to_dict() for row in rows[0]] == [row.to_dict() for row in rows[1]]
+
+
+def test_a_dead_branch_beside_a_live_one_is_dead() -> None:
+    subject, anatomy = toy()
+    for weight in subject.model.blocks[0][1].f.parameters():
+        nn.init.zeros_(weight)
+    rows = measured(subject, anatomy)
+    dead = {site for site, value in rows.of("branch/trainable").items() if value == 0}
+    assert dead == {"blocks.0.1.f"}
+    assert rows.of("branch/zero-output")["blocks.0.1.f"] == 1.0
+
+
 @pytest.mark.parametrize(
     ("up", "down", "gain", "zero_output", "trainable"),
     [

@@ -59,7 +59,12 @@ def test_the_stream_that_is_added_to_counts_with_its_scale(join: str, scale: obj
 
 def test_diversity_sees_tokens_that_differ_in_the_last_bit() -> None:
     tokens = torch.tensor([[1.0], [1.0 + 2.0**-50]], dtype=torch.float64)
-    assert diversity(tokens) == pytest.approx(2.0**-102, rel=1e-10)  # 2e-31
+    assert diversity(tokens) == pytest.approx(2.0**-102, rel=1e-10, abs=0)  # 2e-31
+    thirds = torch.full((1000, 1), 1 / 3, dtype=torch.float64)
+    thirds[0] += (
+        2.0**-54
+    )  # one unit in the last place; the rounded mean of 1000 thirds is further off than that
+    assert diversity(thirds) == pytest.approx(2.0**-108 * 999 / 1000 / (1000 / 9), rel=1e-6, abs=0)  # 3e-35
     assert diversity(torch.full((7, 3), 0.1)) == 0.0
     assert diversity(torch.zeros(2, 3)) is None
 
