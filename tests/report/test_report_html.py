@@ -246,11 +246,16 @@ def test_a_norm_is_bluer_the_more_it_erases() -> None:
     assert Counter(bar["class"] for bar in _norm_bars(tower)) == {"norm g1": 1, "norm g4": 1}
 
 
-def test_cross_attention_is_wired_to_the_encoder() -> None:
-    report = synthetic.encoder_decoder(4, 6)
-    page = Page(render_html(report))
-    assert len(page.with_class("cross-wire")) == 1 + 6
-    assert len(page.with_class("cross")) >= 6
+@pytest.mark.parametrize("up", [2, 9])
+def test_cross_attention_is_wired_to_the_encoder(up: int) -> None:
+    page = Page(render_html(synthetic.encoder_decoder(up, 6)))
+    wires = page.with_class("cross-wire")
+    (rail,) = (w for w in wires if w["x1"] == w["x2"])
+    taps = [w for w in wires if w["y1"] == w["y2"]]
+    assert len(taps) == 1 + 6  # the encoder's output, and each block of the decoder
+    for tap in taps:
+        assert rail["x1"] in (tap["x1"], tap["x2"])
+        assert float(rail["y1"]) <= float(tap["y1"]) <= float(rail["y2"])
 
 
 def test_findings_stand_beside_their_blocks() -> None:

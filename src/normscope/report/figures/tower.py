@@ -302,14 +302,14 @@ def _stream_norms(
 ) -> list[Markup]:
     """Norms on the stream after the add: a bar lying across the stream."""
     fine = high >= FINE
-    thick = 4.0 if fine else max(1.5, 0.26 * high)
+    wide, thick = (22.0, 4.0) if fine else (15.0, max(1.2, min(2.0, 0.2 * high)))
     y = spot.top + 0.02 * high - thick / 2
     size = "" if fine else " small"
     return [
         pen.rect(
-            STREAM_X - 11,
+            STREAM_X - wide / 2,
             y + 5 * i,
-            22,
+            wide,
             thick,
             f"norm {erased_class(ledger.erased(spot.branch, norm))}{size}",
             rx=1.5 if fine else 0.0,
@@ -386,8 +386,11 @@ def _cross(
     y = source.ceiling - 30
     spots = [s for b in place.blocks for s in b.branches if s.branch.kind == "cross-attention"]
     into = left + width - BOX_X - box
-    path = f"M{svg.number(start)} {svg.number(y)} H{svg.number(rail)} V{svg.number(spots[0].y)}"
-    parts = [svg.tag("path", d=path, class_="cross-wire")]
+    ends = [y, *(spot.y for spot in spots)]
+    parts = [
+        svg.line(start, y, rail, y, "cross-wire"),
+        svg.line(rail, min(ends), rail, max(ends), "cross-wire"),
+    ]
     parts += [svg.line(rail, spot.y, into, spot.y, "cross-wire") for spot in spots]
     return svg.group(*parts)
 
