@@ -1,11 +1,10 @@
 """Every benchmark by name, and how they are run."""
 
 from collections.abc import Callable
-from difflib import get_close_matches
 from typing import Any
 
 from normscope.bench.check import bench_check
-from normscope.errors import UsageError
+from normscope.errors import UsageError, suggest
 
 Row = dict[str, Any]
 """One line of a benchmark's table: what was measured, the figure, its target."""
@@ -20,10 +19,9 @@ def bench(name: str) -> list[Row]:
         UsageError: no benchmark has that name.
     """
     if name not in BENCHES:
-        near = get_close_matches(name, BENCHES, n=1)
         raise UsageError(
             f"benchmark {name!r}",
             "one of " + ", ".join(BENCHES),
-            f"did you mean {near[0]}?" if near else "choose one of these",
+            suggest(name, BENCHES, "choose one of these"),
         )
     return BENCHES[name]()

@@ -1,11 +1,10 @@
 """Defaults of the options from `[tool.normscope]` in the pyproject.toml of this folder or of one above."""
 
-import difflib
 import tomllib
 from pathlib import Path
 from typing import Any
 
-from normscope.errors import UsageError
+from normscope.errors import UsageError, suggest
 
 # What `check` may take from a file. --output and --traceback belong to one call, MODEL too.
 KEYS = (
@@ -36,11 +35,11 @@ def read_defaults(folder: Path | None = None) -> dict[str, Any]:
     for key, value in table.items():
         name = key.replace("-", "_")
         if name not in KEYS:
-            near = difflib.get_close_matches(name, KEYS, n=1)
+            known = [k.replace("_", "-") for k in KEYS]
             raise UsageError(
                 f"[tool.normscope] {key} in {path}",
-                "one of " + ", ".join(k.replace("_", "-") for k in KEYS),
-                f"did you mean {near[0].replace('_', '-')}?" if near else "remove it",
+                "one of " + ", ".join(known),
+                suggest(key, known, "remove it"),
             )
         defaults[name] = (
             ",".join(value) if name in ("select", "ignore") and isinstance(value, list) else value

@@ -1,13 +1,12 @@
 """Options and arguments that more than one command takes."""
 
-from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normscope.errors import UsageError
+from normscope.errors import UsageError, suggest
 
 if TYPE_CHECKING:
     import torch
@@ -74,10 +73,7 @@ def parse_dtype(name: str | None) -> "torch.dtype | None":
     if name is None:
         return None
     if name not in DTYPES:
-        near = get_close_matches(name, DTYPES, n=1)
-        raise UsageError(
-            f"--dtype {name}", " or ".join(DTYPES), f"did you mean {near[0]}?" if near else "choose one"
-        )
+        raise UsageError(f"--dtype {name}", " or ".join(DTYPES), suggest(name, DTYPES, "choose one"))
     return getattr(torch, name)
 
 
