@@ -300,6 +300,9 @@ def test_without_token_ids_nothing_but_a_dead_end_is_told() -> None:
     assert decide(curve(1e-6, 0.0, 0.0), None, tokens=False).outcome == "undecided"
     assert decide(curve(0.5, 0.9, 0.1), None, tokens=False).outcome == "undecided"
     assert decide(curve(1e-12, 0.9, 0.1), None, tokens=False).outcome == "collapses"
+    start, risen = ForecastStep(0, None, 0.7, {}), ForecastStep(20, 1.4, 1.4, {"vit": 0.5})
+    assert decide([start, risen], None).outcome == "diverges"
+    assert decide([start, risen], None, tokens=False).outcome == "undecided", "random labels"
 
 
 def test_a_loss_that_stopped_at_the_unigram_entropy_is_a_plateau_where_nothing_else_is_known() -> None:

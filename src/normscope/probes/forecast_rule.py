@@ -13,6 +13,7 @@ EXTENSION = 5
 """Steps that an undecided trial goes on for, once."""
 
 WORSE = 1.5  # times the first loss: the run is going the wrong way
+BLOWN_UP = 10.0  # the same for batches that are not tokens: random labels make a loss rise by themselves
 LONG = 100  # steps after which a loss at the unigram entropy that has stopped falling is stuck
 LEARNT = 0.1  # nats under the unigram entropy: the model uses its context
 DEAD = 1e-10  # token diversity that no run came back from; float32 tells tokens apart to about 1e-14
@@ -49,7 +50,7 @@ def decide(curve: Sequence[ForecastStep], unigram_entropy: float | None, *, toke
     losses = [last.loss] if last.train_loss is None else [last.loss, last.train_loss]
     if not all(map(math.isfinite, losses)):
         return Decision("diverges", f"the loss is not finite after {last.step} steps")
-    if 0 < WORSE * first.loss < min(losses):
+    if 0 < (WORSE if tokens else BLOWN_UP) * first.loss < min(losses):
         change = f"from {first.loss:.2f} to {last.loss:.2f}"
         return Decision("diverges", f"the loss went {change} in {last.step} steps")
     if unigram_entropy is not None and max(losses) < unigram_entropy - LEARNT:
