@@ -197,6 +197,10 @@ def poison_overflow(subject: Subject) -> None:
     subject.model.blocks[1] = Wrap(subject.model.blocks[1], lambda x: (1000 * x.abs()).exp())
 
 
+def poison_product(subject: Subject) -> None:
+    nn.init.constant_(subject.model.blocks[0][1].f.up.weight, 1e38)
+
+
 def poison_logarithm(subject: Subject) -> None:
     subject.model.blocks[1] = Wrap(subject.model.blocks[1], lambda x: (0 * x).log() * 0)
 
@@ -220,6 +224,7 @@ def poison_backward(subject: Subject) -> None:
     [
         (poison_parameter, "blocks.1.1.f.down.weight", "1 of its 128 values are NaN or infinite as given"),
         (poison_overflow, "blocks.1", "infinity born in aten.exp.default"),
+        (poison_product, "blocks.0.1.f.up", "infinity born in aten.mm.default"),
         (poison_logarithm, "blocks.1", "infinity born in aten.log.default"),
         (poison_masked_row, "blocks.1", "NaN born in aten._softmax.default"),
         (poison_loss, "", "NaN born in aten.div.Tensor, outside of every module"),

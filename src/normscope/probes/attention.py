@@ -1,6 +1,6 @@
 """Attention: how sharp it is at every attention, and how large its logits are.
 
-One forward without a graph, in eval mode, under the math backend. Over the keys that a query may see:
+One forward, in eval mode, under the math backend. Over the keys that a query may see:
 
     attention/entropy          −Σ p log p / log(visible keys), mean over heads and queries that see at least
                                two keys: 1 is uniform, 0 is one-hot (entropy collapse: Zhai et al. 2023, arXiv
@@ -43,8 +43,9 @@ def measure_attention(subject: Subject, anatomy: Anatomy) -> list[Measurement]:
     """
     branches = [branch for branch in anatomy.branches if branch.attention or "attention" in branch.kind]
     sites = [site for branch in branches for a in branch.attention for site in (a.logits, a.probabilities)]
-    with untouched(subject.model), measuring(subject.model), torch.no_grad():
+    with untouched(subject.model), measuring(subject.model):
         _, captured = capture(subject.model, subject.forward, sites)
+        captured = {site: tensor.detach() for site, tensor in captured.items()}  # lets go of the graph
     return [row for branch in branches for row in _rows(branch, captured)]
 
 

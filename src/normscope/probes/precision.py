@@ -127,15 +127,16 @@ def _peaks(anatomy: Anatomy, captured: Mapping[Site, Tensor]) -> Iterator[_Peak]
 
 
 def _headroom_rows(peaks: list[_Peak]) -> Iterator[Measurement]:
+    worst = max(peaks, key=lambda peak: peak.largest, default=None)
+    reason = "no activation came by in this forward"
+    if worst is not None and worst.largest == 0:
+        worst, reason = None, "every activation is zero"
+    if not all(math.isfinite(peak.largest) for peak in peaks):
+        worst, reason = None, NOT_FINITE
     for dtype, limit in LIMITS.items():
         quantity = f"precision/{dtype}-headroom"
-        if not peaks:
-            yield not_measured(quantity, "", "no activation came by in this forward", "bits")
-            continue
-        # max() would step over a nan
-        worst = next((p for p in peaks if not math.isfinite(p.largest)), max(peaks, key=lambda p: p.largest))
-        if worst.largest == 0:
-            yield not_measured(quantity, "", "every activation is zero", "bits")
+        if worst is None:
+            yield not_measured(quantity, "", reason, "bits")
             continue
         how = f"{EXACT}; largest is {worst.largest:.4g}, {worst.what} of {worst.site}"
         for site in ("", worst.site):

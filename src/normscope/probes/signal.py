@@ -1,6 +1,6 @@
 """Signal: what the residual stream carries from block to block, and how much each branch adds to it.
 
-One forward without a graph, in eval mode. Over all elements x of a stream H (B, T, d), sums in float64:
+One forward, in eval mode. Over all elements x of a stream H (B, T, d), sums in float64:
 
     stream/mean       mean of x
     stream/rms        √(mean of x²)
@@ -38,8 +38,9 @@ def measure_signal(subject: Subject, anatomy: Anatomy) -> list[Measurement]:
         by.
     """
     sites = list(_sites(anatomy))
-    with untouched(subject.model), measuring(subject.model), torch.no_grad():
+    with untouched(subject.model), measuring(subject.model):
         _, captured = capture(subject.model, subject.forward, sites)
+        captured = {site: tensor.detach() for site, tensor in captured.items()}  # lets go of the graph
     return [
         row for stack in anatomy.stacks for row in _stack_rows(stack, captured, batch_shape(subject.batch))
     ]
