@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from normscope.anatomy import Anatomy, Site
 from normscope.probes import Measurement
 from normscope.report.figures import scales
+from normscope.report.figures.branches import norm_slots
 from normscope.report.figures.layout import lay_out
 from normscope.report.figures.ledger import Ledger
 from normscope.report.figures.rail import place_findings
-from normscope.report.figures.tower import draw_towers, norm_slots
+from normscope.report.figures.tower import draw_towers
 from normscope.report.figures.tracks import draw_tracks
 from normscope.report.html import describe_stack, lead_sentence, render_html, sentence
 

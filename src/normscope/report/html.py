@@ -12,14 +12,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from normscope.anatomy import Stack
-from normscope.probes import Forecast
-from normscope.report.figures.charts import Curve, chart, heat
+from normscope.report.figures.branches import describe_join, draw_key
 from normscope.report.figures.layout import BlockPlace, Layout, StackPlace, lay_out
 from normscope.report.figures.ledger import Ledger
 from normscope.report.figures.rail import Spot, draw_rail, marks, place_findings
-from normscope.report.figures.scales import figure, gradient_class
-from normscope.report.figures.tower import describe_join, draw_key, draw_towers
+from normscope.report.figures.tower import draw_towers
 from normscope.report.figures.tracks import draw_tracks
+from normscope.report.figures.trial import forecast_charts, single_looks, spectra
 from normscope.report.sites import compress
 from normscope.report.tables import cell, not_measured, number_sheets, tabulate
 
@@ -51,15 +50,6 @@ class Card:
     spot: Spot
     where: str
     lead: int
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A chart with its title and what to read from it."""
-
-    title: str
-    about: str
-    drawing: Markup
 
 
 def render_html(report: Any) -> str:
@@ -96,9 +86,9 @@ def render_html(report: Any) -> str:
         cards=_cards(spots, layout),
         by_number=spots,
         keys=_keys(layout),
-        forecasts=_forecast_charts(report.forecast, layout) if report.forecast else [],
-        looks=_single_looks(report.forecast) if report.forecast else [],
-        spectra=_spectra(ledger),
+        forecasts=forecast_charts(report.forecast, layout) if report.forecast else [],
+        looks=single_looks(report.forecast) if report.forecast else [],
+        spectra=spectra(ledger),
         numbers=number_sheets(report.anatomy, ledger.rows),
         tables=tabulate(report.anatomy, ledger.rows),
         gaps=not_measured(ledger.rows),
@@ -217,96 +207,6 @@ def _keys(layout: Layout) -> list[tuple[str, Markup]]:
         (f"{len(members)} × · {_block_numbers(members, layout)}", draw_key(members[0][1].block))
         for members in kinds.values()
     ]
-
-
-def _forecast_charts(forecast: Forecast, layout: Layout) -> list[Picture]:
-    curve = forecast.curve
-    if not curve:
-        return []
-    xs = [float(step.step) for step in curve]
-    stacks = list(dict.fromkeys(name for step in curve for name in step.diversity))
-    made = []
-    if stacks:
-        lines = [
-            Curve(name, LINES[i % 5], xs, [s.diversity.get(name) for s in curve])
-            for i, name in enumerate(stacks)
-        ]
-        drawing = chart(lines, label="Token diversity by step", x_label="step", log=True)
-        made.append(
-            Picture("Token diversity", "Do tokens still differ at the stack's output? Log axis.", drawing)
-        )
-    losses = [Curve("fixed batch", "c-ink", xs, [step.loss for step in curve])]
-    if any(step.train_loss is not None for step in curve):
-        losses.append(Curve("training", "c-a", xs, [step.train_loss for step in curve]))
-    level = (forecast.unigram_entropy, "unigram") if forecast.unigram_entropy is not None else None
-    drawing = chart(losses, label="Loss by step", x_label="step", log=False, level=level)
-    about = (
-        "Nats; below the unigram line the model has learnt more than letter frequencies."
-        if level
-        else "Loss."
-    )
-    made.append(Picture("Loss", about, drawing))
-    for title, about, name, log in STEP_CHARTS:
-        seen = [(x, getattr(s, name)) for x, s in zip(xs, curve, strict=True) if getattr(s, name) is not None]
-        if len(seen) > 1:
-            line = Curve("", "c-ink", [x for x, _ in seen], [y for _, y in seen])
-            made.append(
-                Picture(title, about, chart([line], label=f"{title} by step", x_label="step", log=log))
-            )
-    return [*made, *_gradients_by_step(forecast, layout)]
-
-
-def _single_looks(forecast: Forecast) -> list[str]:
-    """What was looked at only once, in words: one point makes no chart."""
-    found = []
-    for title, about, name, _ in STEP_CHARTS:
-        seen = [
-            (step.step, getattr(step, name)) for step in forecast.curve if getattr(step, name) is not None
-        ]
-        if len(seen) == 1:
-            found.append(f"{title} at step {seen[0][0]}: {figure(seen[0][1], 3)}. {about}")
-    return found
-
-
-def _gradients_by_step(forecast: Forecast, layout: Layout) -> list[Picture]:
-    """Blocks × steps, coloured as the tower is: each block's gradient relative to its stack's last block."""
-    steps = [step for step in forecast.curve if step.gradients]
-    rows = []
-    for stack in layout.stacks if steps else ():
-        last = stack.blocks[-1].block.site
-        for place in stack.blocks:
-            values = [(s.gradients.get(place.block.site), s.gradients.get(last)) for s in steps]
-            cells = [(gradient_class(value, top), figure(value)) for value, top in values]
-            name = f"{place.number}" if len(layout.stacks) == 1 else f"{stack.stack.name[:3]} {place.number}"
-            rows.append((name, cells))
-    if not rows:
-        return []
-    drawing = heat(rows, [float(s.step) for s in steps], label="Gradient by block and step", x_label="step")
-    about = "Norm over each block's weights relative to the last block's; colours as on the tower."
-    return [Picture("Gradient by block", about, drawing)]
-
-
-def _spectra(ledger: Ledger) -> list[Picture]:
-    """One chart with every stack's per-token singular values, largest first."""
-    rows = [
-        r
-        for r in ledger.rows
-        if r.quantity == "jacobian/token-singular-values" and isinstance(r.value, tuple)
-    ]
-    curves = []
-    for i, row in enumerate(rows):
-        values = sorted(
-            (row.value if isinstance(row.value, tuple) else ()), key=lambda v: -v if v == v else 0.0
-        )
-        name = row.site if len(rows) > 1 else ""
-        curves.append(Curve(name, LINES[i % 5], [float(n + 1) for n in range(len(values))], values))
-    if not curves:
-        return []
-    drawing = chart(
-        curves, label="Singular values of one token's Jacobian", x_label="index", log=True, dots=False
-    )
-    about = "Of one token's d×d Jacobian through the stack, largest first. Steep: few directions survive."
-    return [Picture("Singular values of the stack", about, drawing)]
 
 
 def _cost(cost: Mapping[str, float]) -> list[tuple[str, float, float]]:
