@@ -10,6 +10,7 @@ When the inner sums form a stream of their own, two cases are told apart and bot
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from normscope.anatomy.blocks import pattern
 from normscope.anatomy.graph import Value
 from normscope.anatomy.norms import FoundNorm
 from normscope.anatomy.ops import SAME
@@ -80,8 +81,8 @@ def _is_stream(members: list[Sum], norms: dict[Value, FoundNorm]) -> bool:
 def _ends_in_sum(outer: Sum, by_value: dict[Value, Sum], norms: dict[Value, FoundNorm]) -> bool:
     """Whether what is added is the stream itself, further on: a long skip, not a branch.
 
-    Skip by skip, such a term leads back to where the outer skip starts; a branch that ends in a residual of its own
-    (attention, then x + conv(x)) does not.
+    Skip by skip, such a term leads back to where the outer skip starts; a branch that ends in a residual
+    of its own (attention, then x + conv(x)) does not.
     """
     for term in outer.branches:
         value = term.value
@@ -90,21 +91,21 @@ def _ends_in_sum(outer: Sum, by_value: dict[Value, Sum], norms: dict[Value, Foun
         inner = by_value.get(value)
         while inner is not None and inner is not outer:
             before = link(inner, by_value, norms)
-            if inner.skip is outer.skip or (
-                before.direct and before.before is by_value.get(outer.skip, inner)
-            ):
+            previous = before.before if before.direct else None
+            if inner.skip is outer.skip or (previous is not None and previous.value is outer.skip):
                 return True
-            inner = before.before if before.direct else None
+            inner = previous
     return False
 
 
 def _is_chained(outer: Sum, outers: set[Sum], sums: list[Sum], norms: dict[Value, FoundNorm]) -> bool:
-    """Whether another outer sum comes right before or after."""
+    """Whether a sum right before or after it is an outer one, too, or stands in the same layer."""
     by_value = {s.value: s for s in sums}
+    alike = outers | {s for s in sums if pattern(s.op.call.path) == pattern(outer.op.call.path)}
     before = link(outer, by_value, norms)
-    if before.direct and before.before in outers:
+    if before.direct and before.before in alike:
         return True
-    after = [link(o, by_value, norms) for o in outers if o.value.index > outer.value.index]
+    after = [link(s, by_value, norms) for s in alike if s.value.index > outer.value.index]
     return any(each.direct and each.before is outer for each in after)
 
 

@@ -22,7 +22,7 @@ class Strand:
 
 
 def strands(groups: list[Group], links: dict[Sum, Link], unread: list[str]) -> list[Strand]:
-    """Stacks in order; long skips between stages are said in `unread`."""
+    """Stacks in order; long skips between stages and several streams in one block are said in `unread`."""
     found: list[Strand] = []
     of: dict[Sum, Strand] = {}
     for group in groups:
@@ -32,6 +32,8 @@ def strands(groups: list[Group], links: dict[Sum, Link], unread: list[str]) -> l
             strand = None
         if strand is not None and not here.direct and any(of.get(s) is strand for s in here.others):
             unread.append(f"{group.place[0]} reads more than one earlier point of the stream: a long skip")
+        if any(links[s].before is not t for t, s in zip(group.sums, group.sums[1:], strict=False)):
+            unread.append(f"{group.place[0]} adds to more than one stream: they are not told apart")
         if strand is None:
             strand = Strand([])
             found.append(strand)
