@@ -118,6 +118,32 @@ class Nested(Block):
         return x + self.widen(y)
 
 
+class ConvolutionBehind(Block):
+    """Each branch ends in a short convolution with a residual of its own: x + (a + conv(a))."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = (nn.Conv1d(WIDTH, WIDTH, 3, padding=1, groups=WIDTH) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = self.attention(self.norm1(x))
+        x = x + (a + self.conv1(a.transpose(1, 2)).transpose(1, 2))
+        b = self.feed_forward(self.norm2(x))
+        return x + (b + self.conv2(b.transpose(1, 2)).transpose(1, 2))
+
+
+class TwoStreams(Tower):
+    """Pegasus-X: a few global tokens with a stream of their own, in the same blocks and feed-forwards."""
+
+    def run(self, x: Tensor) -> Tensor:
+        g = self.positions.weight[None, :2].expand(len(x), -1, -1)
+        for block in self.blocks:
+            y, h = block.norm1(x), block.norm1(g)
+            x, g = x + block.attention(y, torch.cat([h, y], 1)), g + block.attention(h, y)
+            x, g = x + block.feed_forward(block.norm2(x)), g + block.feed_forward(block.norm2(g))
+        return torch.cat([g, x], 1)
+
+
 class EncoderDecoder(nn.Module):
     """Post- or Pre-LN halves from torch's own layers, with token embeddings."""
 
@@ -232,6 +258,8 @@ case(
     PRE,
 )
 case("long-skips", lambda: LongSkips(*(Block() for _ in range(4))), reading("A.pre F.pre", n=4), unread=True)
+case("convolution-behind", lambda: pre_tower(ConvolutionBehind), reading("A.pre O.pre"), unread=None)
+case("two-streams", lambda: TwoStreams(Block(), Block()), unread=True)
 case("nested", lambda: pre_tower(Nested), unread=True)
 case(
     "nn.Transformer-post",
