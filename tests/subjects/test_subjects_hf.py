@@ -10,7 +10,7 @@ import torch
 transformers = pytest.importorskip("transformers")
 
 from normscope.errors import UsageError  # noqa: E402
-from normscope.subjects import Subject, load, make_subject, untouched  # noqa: E402
+from normscope.subjects import Subject, fake_mode_of, load, make_subject, untouched  # noqa: E402
 
 BERT = "hidden_size=16,num_hidden_layers=1,num_attention_heads=2,intermediate_size=16"
 LLAMA = f"{BERT},num_key_value_heads=2"
@@ -184,6 +184,22 @@ def test_fake_tensors_need_no_memory() -> None:
     subject = load("hf:llama,hidden_size=16384,num_attention_heads=128,num_hidden_layers=2", fake=True)
     assert sum(p.numel() for p in subject.model.parameters()) > 2e9
     assert _ids(subject).shape == (4, 64)
+
+
+def test_fake_tensors_for_a_model_that_looks_at_values_while_it_is_built() -> None:
+    subject = load(f"hf:modernbert-decoder,{BERT},vocab_size=300", fake=True)
+    assert fake_mode_of(subject.model) is not None
+    assert not any(parameter.is_meta for parameter in subject.model.parameters())
+
+
+def test_characters_without_a_vocabulary() -> None:
+    subject = load(f"hf:canine,{BERT}")
+    assert int(_ids(subject).max()) < 256
+
+
+def test_a_waveform_with_a_channel() -> None:
+    subject = load("hf:encodec,num_filters=4,codebook_size=16,hidden_size=16")
+    assert subject.batch["input_values"].shape == (4, 1, 16_000)  # type: ignore[index, call-overload]
 
 
 @pytest.mark.parametrize("spec", [GPT2, f"hf:bert,{BERT}", VIT])

@@ -57,8 +57,11 @@ def first_that_runs(model: nn.Module, attempts: Iterable[Attempt], *, seed: int,
             return assemble(model, attempt, seed=seed, spec=spec)
         except AttemptError as error:
             first = first or error
-    assert first is not None, "at least one attempt"
-    raise first
+    raise first or AttemptError(
+        f'"{spec}" ({type(model).__name__})',
+        "a model of text, images or sound",
+        "wrap it in a factory that returns (module, batch), file.py:factory",
+    )
 
 
 def assemble(model: nn.Module, attempt: Attempt, *, seed: int, spec: str) -> Subject:

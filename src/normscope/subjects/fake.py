@@ -54,6 +54,23 @@ def moved(model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> 
     return model
 
 
+def fake_from_meta(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
+    """A model that was built on the meta device, with fake tensors on the CPU in place of its own."""
+    made: dict[int, Tensor] = {}
+    for module in model.modules():
+        for store in (module._parameters, module._buffers):
+            for name, tensor in store.items():
+                if tensor is not None:
+                    store[name] = made.setdefault(id(tensor), _like(tensor, mode))  # type: ignore[assignment]
+    return model
+
+
+def _like(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
+    with mode:
+        new = torch.empty_like(tensor, device="cpu")
+    return nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
+
+
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     new = tensor.detach().to(dtype)
     return nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new

@@ -8,10 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
 
 from normscope.errors import UsageError, describe
 from normscope.subjects.assemble import AttemptError
-from normscope.subjects.fake import moved
+from normscope.subjects.fake import fake_from_meta, moved
 from normscope.subjects.feed import Portions
 from normscope.subjects.hf_config import Configured, configured
 from normscope.subjects.hf_feed import diner, hf_subject
@@ -59,7 +64,9 @@ def _build(spec: Spec, head: Head, made: Configured, device: torch.device, fake:
         _require_room(head, made.config, given, device)
     try:
         with memory_refusals(given):
-            if made.folder is None or fake:
+            if fake:
+                return _fake(head, made.config), ()
+            if made.folder is None:
                 return head.build(made.config), ()
             return _with_weights(head, made.config, made.folder, given)
     except UsageError:
@@ -70,6 +77,17 @@ def _build(spec: Spec, head: Head, made: Configured, device: torch.device, fake:
             f"values from which {type(made.config).__name__} can build a model",
             "change the options",
         ) from error
+
+
+def _fake(head: Head, config: Any) -> Any:
+    """The model in fake tensors. A few look at values while they are built: those are built on meta first."""
+    try:
+        return head.build(config)
+    except DataDependentOutputException:
+        with unset_fake_temporarily() as mode, torch.device("meta"):
+            model = head.build(config)
+        assert isinstance(mode, FakeTensorMode), "called inside a fake mode"
+        return fake_from_meta(model, mode)
 
 
 def _with_weights(head: Head, config: Any, folder: Path, given: str) -> Built:

@@ -45,8 +45,10 @@ class Diner:
 
     @property
     def main(self) -> str:
-        """The model's name for what it eats first."""
-        return getattr(self.model, "main_input_name", "input_ids")
+        """The model's name for what it eats first; some declare one that their forward does not have."""
+        declared = getattr(self.model, "main_input_name", "input_ids")
+        taken = inspect.signature(self.model.forward).parameters
+        return next((name for name in (declared, "input_ids", *FLOAT_INPUTS) if name in taken), declared)
 
     @property
     def two_stacks(self) -> bool:
@@ -75,13 +77,15 @@ def diner(model: Any, kind: HeadKind, portions: Portions, text: Text, folder: Pa
 
 
 def _vocabulary(model: Any) -> int | None:
+    """Number of ids; None for images and sounds, 256 where ids are characters of any kind (CANINE)."""
+    size = getattr(model.config.get_text_config(), "vocab_size", None)
+    if not isinstance(size, int):
+        return 256 if "input_ids" in inspect.signature(model.forward).parameters else None
     try:
         weight = getattr(model.get_input_embeddings(), "weight", None)
     except (NotImplementedError, AttributeError):  # what transformers raises where there is none
-        weight = None
-    size = getattr(model.config.get_text_config(), "vocab_size", None)
-    sizes = [s for s in (size, weight.shape[0] if weight is not None and weight.ndim == 2 else None) if s]
-    return int(min(sizes)) if isinstance(size, int) else None
+        return size
+    return min(size, weight.shape[0]) if weight is not None and weight.ndim == 2 else size
 
 
 def hf_subject(eater: Diner, spec: str, notes: tuple[str, ...] = ()) -> Subject:

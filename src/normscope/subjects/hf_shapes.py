@@ -21,7 +21,7 @@ def float_shapes(name: str, config: Any, portions: Portions) -> list[Shape]:
         return _features(config, portions)
     mels = getattr(config, "num_mel_bins", None)
     spectrogram = [(batch, getattr(config, "max_length", 1024), mels)] if isinstance(mels, int) else []
-    return [*spectrogram, (batch, _SAMPLES)]
+    return [*spectrogram, (batch, _SAMPLES), (batch, 1, _SAMPLES)]
 
 
 def _images(config: Any, batch: int) -> list[Shape]:
