@@ -137,7 +137,7 @@ def _block(reading: Reading, group: Group) -> Block:
         path,
         nth,
         tuple(branches),
-        entry=reading.graph.site(group.sums[0].skip),
+        entry=reading.graph.site(group.sums[0].entry),
         exit=reading.graph.site(_leaving(reading, group.sums[-1])),
     )
 
@@ -154,6 +154,10 @@ def _branch(reading: Reading, group: Group, limb: Limb) -> Branch:
     path, call = _path(group, limb)
     if limb.norms_in and limb.raw_entry:
         reading.unread.append(f"{path} reads the stream both normed and as it is")
+    if limb.output.op is not None and limb.output.op.virtual and limb.output.base != "alias":
+        reading.unread.append(
+            f"{limb.output.op.name} adds the branch of {path} as it makes it: no output of its own"
+        )
     ends = [limb.norm_out] if limb.norm_out is not None else []
     slots = [*limb.norms_in, *ends, *after]
     return Branch(
@@ -166,7 +170,7 @@ def _branch(reading: Reading, group: Group, limb: Limb) -> Branch:
         stream_scale=combine(total.stream_factors),
         branch_scale=combine(limb.factors),
         scheme=scheme_of(limb, placement, join, reading.norms),
-        entry=graph.site(total.skip),
+        entry=graph.site(total.entry),
         output=graph.site(limb.output),
         sum=graph.site(total.value),
         norms=tuple(_norm(reading, norm) for norm in slots),

@@ -70,6 +70,8 @@ def _limb(total: Sum, term: Term, norms: dict[Value, FoundNorm], attentions: lis
     kind = _kind(region, own)
     if own and not any(a.key in inside or a.value in inside for a in own):
         kind = "cross-attention"
+    while end.op is not None and end.op.virtual and (scaled := scale_step(end)) is not None:
+        end = scaled[0]  # addcmul adds a product that is no tensor of its own
     limb = Limb(total, end, [factors], region, [*side, *mixers], own, kind, norm_out=norm_out)
     limb.norms_in, raw = _entry(total.skip, inside, norms)
     # A gate on the stream reads it raw, whatever the branch does (GTrXL).

@@ -267,12 +267,12 @@ def _common(a: Value, b: Value) -> Value | None:
 
 
 def _unsquared(value: Value) -> Value:
-    value = _same(value)
-    if value.op is None:
+    square = _same(value)
+    if square.op is None:
         return value
-    squared = value.base == "pow" and _exponent(value.op) == 2.0
-    squared = squared or (value.base == "mul" and len(set(value.op.inputs)) == 1)
-    return value.source if squared or value.base in {"square", "abs"} else value
+    squared = square.base == "pow" and _exponent(square.op) == 2.0
+    squared = squared or (square.base == "mul" and len(set(square.op.inputs)) == 1)
+    return square.source if squared or square.base in {"square", "abs"} else value
 
 
 def _uncentred(value: Value) -> tuple[Value, bool]:

@@ -6,10 +6,12 @@ forward the last one is `down`; of those before it, the one whose output passes 
 multiplied is the `gate`.
 """
 
+from dataclasses import replace
+
 from normscope.anatomy.attention import Attention
 from normscope.anatomy.branches import Limb
 from normscope.anatomy.graph import Graph, Op, Value
-from normscope.anatomy.ops import CASTS, SAME, VIEWS, axis_before, weight_of
+from normscope.anatomy.ops import CASTS, SAME, VIEWS, axis_before, matmul_operands, weight_of
 from normscope.anatomy.types import Projection
 
 _SELECTS = frozenset({"select", "slice", "split", "unbind", "split_with_sizes", "chunk", "index", "narrow"})
@@ -48,7 +50,10 @@ def read_projections(graph: Graph, limb: Limb) -> tuple[Projection, ...]:
     roles = _roles(limb)
     for op in limb.mixers:
         parameter = parameter_of(op)
-        if parameter is None or parameter.name is None or parameter.name in found:
+        if parameter is None or parameter.name is None:
+            continue
+        if parameter.name in found:  # an expert, or another slice of a packed weight
+            found[parameter.name] = _with_roles(found[parameter.name], roles[op])
             continue
         output = _reshaped(op.outputs[0])
         axis = _feature_axis(op)
@@ -56,6 +61,12 @@ def read_projections(graph: Graph, limb: Limb) -> tuple[Projection, ...]:
             continue
         found[parameter.name] = Projection(parameter.name, roles[op], graph.site(output), axis)
     return tuple(found.values())
+
+
+def _with_roles(projection: Projection, more: tuple[str, ...]) -> Projection:
+    roles = {*projection.roles, *more} - ({"other"} if {*projection.roles, *more} != {"other"} else set())
+    order = ("q", "k", "v", "o", "gate", "up", "down", "other")
+    return replace(projection, roles=tuple(role for role in order if role in roles))
 
 
 def _roles(limb: Limb) -> dict[Op, tuple[str, ...]]:
@@ -194,11 +205,13 @@ def _feature_axis(op: Op) -> int:
     assert weight is not None
     if "conv" in op.base or op.base == "linear":
         return 0
-    axis = len(weight.shape) - 1 if op.inputs[-1] is weight else max(len(weight.shape) - 2, 0)
+    operands = matmul_operands(op)
+    second = operands is not None and operands[1] is weight
+    axis = len(weight.shape) - 1 if second else max(len(weight.shape) - 2, 0)
     while weight.op is not None and weight.origin != "parameter":
         axis = axis_before(weight.op, axis, len(weight.shape))
         weight = max((v for v in weight.op.inputs if v.learnt), key=_numel)
-    return axis
+    return min(axis, len(weight.shape) - 1)  # several axes at once (einsum): the last of them
 
 
 def _numel(value: Value) -> int:

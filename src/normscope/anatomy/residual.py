@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from normscope.anatomy.attention import logits_of
 from normscope.anatomy.graph import Graph, Op, Value, ancestors, between
 from normscope.anatomy.norms import FoundNorm
-from normscope.anatomy.ops import SAME, is_mixing, is_weight
+from normscope.anatomy.ops import SAME, VIEWS, is_mixing, is_weight
 
 Factor = float | str
 """A number, "learnt" or "gate"."""
@@ -40,6 +40,7 @@ class Sum:
 
     Attributes:
         skip: the stream as the branches read it.
+        entry: the same in the shape of the sum, where the skip was found as a flattened view of it.
         skip_norm: a norm that the skip passes and the branches do not (nGPT).
         long_skips: further terms that the branches come from (B2T, dense connections).
     """
@@ -49,6 +50,7 @@ class Sum:
     skip: Value
     stream_factors: list[tuple[Factor, ...]]
     branches: list[Term]
+    entry: Value
     skip_norm: FoundNorm | None = None
     long_skips: list[Value] = field(default_factory=list)
 
@@ -265,7 +267,11 @@ def _as_sum(op: Op, tree: Term, norms: dict[Value, FoundNorm]) -> Sum | None:
     skip = max((c for _, c in skips), key=lambda c: c.value.index)
     same = [(i, c) for i, c in skips if c.value is skip.value]
     inner = _inner_sum(
-        tree, {id(leaves[i]) for i, _ in same}, {id(leaves[i]) for i, c in skips if c.value is not skip.value}
+        tree,
+        skip.value,
+        norms,
+        {id(leaves[i]) for i, _ in same},
+        {id(leaves[i]) for i, c in skips if c.value is not skip.value},
     )
     if inner is not None:
         inner.inner, inner.add = [], None
@@ -279,13 +285,35 @@ def _as_sum(op: Op, tree: Term, norms: dict[Value, FoundNorm]) -> Sum | None:
         skip=skip.value,
         stream_factors=[(*leaves[i].factors, *c.factors) for i, c in same],
         branches=branches,
+        entry=_shaped(skip.value, tree.value.shape),
         skip_norm=skip.norm,
         long_skips=[c.value for _, c in skips if c.value is not skip.value],
     )
 
 
-def _inner_sum(tree: Term, skips: set[int], others: set[int]) -> Term | None:
-    """A smaller subtree with a skip of its own: a residual inside a branch, x + (a + F(a))."""
+def _shaped(value: Value, shape: tuple[int, ...]) -> Value:
+    """`value`, or a view of it in this shape: a linear layer's output is a flattened matrix first."""
+    if value.shape == shape:
+        return value
+    views = (v for op in value.users if op.base in VIEWS for v in op.outputs)
+    return next((v for v in views if v.shape == shape), value)
+
+
+def _is_stream_point(value: Value, norms: dict[Value, FoundNorm]) -> bool:
+    while value in norms or value.base in SAME:
+        value = norms[value].input if value in norms else value.source
+    return value.op is not None and len(direct_terms(value.op)) > 1 and not is_weight(value.op.inputs[-1])
+
+
+def _inner_sum(
+    tree: Term, skip: Value, norms: dict[Value, FoundNorm], skips: set[int], others: set[int]
+) -> Term | None:
+    """A smaller subtree with a skip of its own: a residual inside a branch, x + (a + F(a)).
+
+    Not so where a is a point of the stream, a sum or its norm (B2T).
+    """
+    if _is_stream_point(skip, norms):
+        return None
     for term in tree.inner:
         leaves = {id(leaf) for leaf in term.leaves()}
         if term.inner and others and skips < leaves and not others & leaves:
