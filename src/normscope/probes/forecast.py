@@ -131,19 +131,23 @@ class _Run:
                 if trial.diverged:
                     return self.decision()
             decision = self.decision()
-            if decision.outcome != "undecided":
+            if not decision.in_doubt:
                 break
         self.progress(trial.step, trial.step)
         return decision
 
     def decision(self) -> Decision:
-        entropy = self.subject.unigram_entropy
-        return decide(self.curve, entropy, tokens=entropy is not None or _fed_ids(self.subject.batch))
+        return decide(self.curve, self.subject.unigram_entropy, tokens=self.fed_tokens)
+
+    @property
+    def fed_tokens(self) -> bool:
+        """Whether the batches are token ids, so that they have something in common to learn."""
+        return self.subject.unigram_entropy is not None or _fed_ids(self.subject.batch)
 
     def look(self, trial: Trial, eye: Eye, update_ratio: float | None) -> None:
         """Put what can be seen now behind the curve."""
         loss, diversity = eye.state()
-        deep = trial.step >= self.config.steps and math.isfinite(loss)
+        deep = self.fed_tokens and trial.step >= self.config.steps and math.isfinite(loss)
         coherence, aligned = eye.drive(self._sample()) if deep else (None, None)
         self.curve.append(
             ForecastStep(
@@ -219,9 +223,10 @@ def forecast_measurements(forecast: Forecast) -> list[Measurement]:
     return rows + [Measurement("forecast/gradient", site, norm) for site, norm in curve[-1].gradients.items()]
 
 
+_NO_DRIVE = "the trial did not come to its end, the batches are not tokens, or there is nothing to compare"
 _MISSING = {
     "forecast/unigram-entropy": "the targets are not tokens",
-    "forecast/coherence": "the trial did not come to its end, or its last stack has no gradient",
-    "forecast/alignment": "the trial did not come to its end, or its last stack has no gradient",
+    "forecast/coherence": _NO_DRIVE,
+    "forecast/alignment": _NO_DRIVE,
     "forecast/update-ratio": "the trial took no whole step, or the model has no weight matrices",
 }

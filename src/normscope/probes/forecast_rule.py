@@ -26,10 +26,11 @@ DOUBT = 0.03  # half the width of the band around it in which an undecided trial
 
 @dataclass(frozen=True)
 class Decision:
-    """An outcome and the sentence that says why."""
+    """An outcome, the sentence that says why, and whether a few more steps may settle a doubt."""
 
     outcome: Outcome
     reason: str
+    in_doubt: bool = False
 
     @property
     def failed(self) -> bool:
@@ -100,7 +101,7 @@ def _by_diversity(diversity: float, curve: Sequence[ForecastStep], tokens: bool)
     mean = sum(seen) / len(seen)
     agreement = f"batches agree on parting them to {mean:.2f}, {needed:.2f} being needed"
     if len(seen) == 1 and abs(mean - needed) < DOUBT:
-        return Decision("undecided", f"{figures}; {agreement}")
+        return Decision("undecided", f"{figures}; {agreement}", in_doubt=True)
     if mean >= needed:
         return Decision("trains", f"{figures}; {agreement}")
     return Decision("collapses" if diversity < FAINT else "plateau", f"{figures}; {agreement}")
