@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 CONFIDENCE = 0.999
-"""Chance that v₁ is no worse than assumed; a spectrum with one hidden spike makes the bound fail as
-often as it says."""
+"""Chance that v₁ is no worse than assumed. A hidden spike makes the bound fail about that often."""
 
 
 class LinearMap(Protocol):
@@ -98,10 +97,9 @@ def sigma_max(
     if max_products < 2:
         raise ValueError(f"max_products={max_products}: expected at least 2, one Jv and one Jᵀu")
     process = Bidiagonalisation(op, seed=seed)
-    threshold = op.shape[1] / _least_component(confidence) ** 2
     while True:
         process.step()
-        error = process.error(threshold)
+        error = process.error(confidence)
         error = max(error, 8 * torch.finfo(op.dtype).eps * len(process.alpha))
         if process.exhausted:
             return process.result(Status.EXACT, 8 * torch.finfo(op.dtype).eps)
@@ -157,8 +155,8 @@ class Bidiagonalisation:
             matrix[i, i + 1] = beta
         return matrix
 
-    def error(self, threshold: float) -> float:
-        """Relative distance from the Ritz value to the upper bound, the λ where Σ p̂² = `threshold`."""
+    def error(self, confidence: float = CONFIDENCE) -> float:
+        """Relative distance from the Ritz value to the upper bound, the root of the λ where Σ p̂² = 1/ω."""
         k = len(self.alpha)
         if self.exhausted:
             return 0.0
@@ -166,15 +164,25 @@ class Bidiagonalisation:
         gram = square.T @ square
         lower = float(np.linalg.eigvalsh(gram)[-1])
         off = np.array(self.alpha) * np.array(self.beta)  # off-diagonal of BᵀB, the next one included
+
+        def inverse_mass(point: float, enough: float) -> float:
+            return _christoffel(point, gram.diagonal(), off, enough)
+
+        threshold = self.op.shape[1] / _least_component(confidence) ** 2
+        at_ritz_value = inverse_mass(lower, inf)
+        if at_ritz_value >= threshold:
+            # Above the Ritz value lies at most the mass 1/at_ritz_value (Chebyshev-Markov-Stieltjes), so v₁
+            # is worse than assumed. Given that much, it is above the share 1 − confidence of it.
+            threshold = at_ritz_value / (1 - confidence) ** 2
         upper = 2 * lower
-        while _christoffel(upper, gram.diagonal(), off, threshold) < threshold:
+        while inverse_mass(upper, threshold) < threshold:
             if upper > 1e12 * lower:
                 return inf
             upper *= 2
         low = lower
         for _ in range(40):
             middle = (low + upper) / 2
-            if _christoffel(middle, gram.diagonal(), off, threshold) < threshold:
+            if inverse_mass(middle, threshold) < threshold:
                 low = middle
             else:
                 upper = middle

@@ -35,21 +35,19 @@ class Feed:
 
 def one_sequence(model: nn.Module, batch: Batch, anatomy: Anatomy) -> Feed:
     """The first sequence of `batch`; the whole batch where the model does not run or read the same on one."""
-    names = {site: site for site in sites_of(anatomy)}
-    reason = "the model reads otherwise there"
-    for axis in (0, 1):
-        fed = first(batch, axis, 1)
-        try:
+    try:
+        for axis in (0, 1):
+            fed = first(batch, axis, 1)
             again = read_anatomy(model, fed)
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            continue
-        if _shape(again) != _shape(anatomy):
-            continue
-        token_major = axis == 0 and shape_of(batch)[1:2] > (1,) and _runs_on_one_token(model, fed, again)
-        if not token_major:
-            pairs = zip(sites_of(anatomy), sites_of(again), strict=True)
-            return Feed(fed, dict(pairs), axis, "B = 1")
+            cut_tokens = axis == 0 and shape_of(batch)[1:2] > (1,) and _runs_on_one_token(model, fed, again)
+            if not cut_tokens:
+                break
+        reason = "it reads otherwise there"
+        if _shape(again) == _shape(anatomy):
+            return Feed(fed, dict(zip(sites_of(anatomy), sites_of(again), strict=True)), axis, "B = 1")
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    names = {site: site for site in sites_of(anatomy)}
     return Feed(batch, names, 0, f"the whole batch at once, not one sequence: {reason}")
 
 

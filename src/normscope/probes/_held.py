@@ -6,6 +6,7 @@ do: the first block's entry then has a graph, and no activation is saved for a w
     B sequences, T tokens, d features
 """
 
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -78,8 +79,8 @@ class HeldGraph:
         if float((gap - round_off).median()) > TANGENT_TOLERANCE * float(size.median()):
             off = float(gap.median() / size.median())
             raise TangentError(
-                f"its derivative is not that of its forward: it is off by {off:.0%} "
-                "against finite differences (a part without gradient, a backward of its own, or a second way in)"
+                f"its derivative is not that of its forward: it is off by {off:.0%} against finite differences "
+                "(a part without gradient, a backward of its own, or a second way in)"
             )
         return True
 
@@ -171,7 +172,9 @@ def _entering(model: nn.Module, feed: Feed, stack: Stack, entry: Tensor, moved: 
 
     handle = modules[first_block.path].register_forward_pre_hook(hook, with_kwargs=True)
     try:
-        found = _tensors(model, feed.batch, feed, sites_of(stack))
+        with warnings.catch_warnings():  # reentrant checkpoints warn where nothing requires grad, as here
+            warnings.filterwarnings("ignore", message="None of the inputs have requires_grad")
+            found = _tensors(model, feed.batch, feed, sites_of(stack))
     finally:
         handle.remove()
     return {**found, first_block.entry: moved} if num_moved else {}
