@@ -7,19 +7,11 @@ before and after the check; memory is the peak resident set of a fresh process, 
 """
 
 import json
-import os
-import resource
-import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from typing import Any
 
-import torch
-
-MODEL = "hf:gpt2"
-STEPS_EACH_SIDE = 5
+from normscope.bench.check_parts import REFERENCE_PRODUCTS
 
 
 def bench_check() -> list[dict[str, Any]]:
@@ -50,7 +42,7 @@ def bench_check() -> list[dict[str, Any]]:
             "how": f"{sigma['products']} products and set-up; forward {1e3 * sigma['forward_s']:.0f} ms",
         },
         {
-            "what": "its error against 200 products",
+            "what": f"its relative error, against {REFERENCE_PRODUCTS} products",
             "figure": f"{abs(sigma['value'] / sigma['reference'] - 1):.1e}",
             "target": "≤ 1e-2",
             "how": f"{sigma['value']:.5g} against {sigma['reference']:.5g}",
@@ -59,81 +51,8 @@ def bench_check() -> list[dict[str, Any]]:
 
 
 def _in_fresh_process(name: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "normscope.bench.check", name]
+    command = [sys.executable, "-m", "normscope.bench.check_parts", name]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"benchmark process {name} failed:\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def _training_step() -> tuple[Callable[[], None], Any]:
-    from normscope.subjects import load
-
-    subject = load(MODEL)
-    subject.model.train()
-    optimizer = torch.optim.AdamW(subject.model.parameters(), lr=3e-4)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        subject.loss().backward()
-        optimizer.step()
-
-    return step, subject
-
-
-def _timed(run: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
-def _time() -> dict[str, Any]:
-    """The check between two rows of training steps, so that a slow spell of the machine falls on both."""
-    from normscope import check
-    from normscope.subjects import load
-
-    step, _ = _training_step()
-    step()  # the first one makes Adam's moments
-    steps = [_timed(step) for _ in range(STEPS_EACH_SIDE)]
-    subject = load(MODEL)
-    check_s = _timed(lambda: check(subject))
-    steps += [_timed(step) for _ in range(STEPS_EACH_SIDE)]
-    return {"check_s": check_s, "step_s": statistics.median(steps), **_circumstances()}
-
-
-def _memory(run: Callable[[], Any]) -> dict[str, Any]:
-    """Peak resident memory of `run` over what the imported libraries already take."""
-    import transformers.models.gpt2.modeling_gpt2  # noqa: F401  (the import is the point: it counts as baseline)
-
-    import normscope.pipeline  # noqa: F401
-
-    baseline = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    run()
-    return {"peak_mib": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - baseline) / 1024}
-
-
-def _memory_of_steps() -> None:
-    step, _ = _training_step()
-    for _ in range(3):
-        step()
-
-
-def _memory_of_check() -> None:
-    from normscope import check
-    from normscope.subjects import load
-
-    check(load(MODEL))
-
-
-def _circumstances() -> dict[str, Any]:
-    allocator = os.path.basename(os.environ.get("LD_PRELOAD", "")) or "the C library's allocator"
-    return {"threads": torch.get_num_threads(), "allocator": allocator}
-
-
-if __name__ == "__main__":
-    _PARTS: dict[str, Callable[[], dict[str, Any]]] = {
-        "time": _time,
-        "memory-step": lambda: _memory(_memory_of_steps),
-        "memory-check": lambda: _memory(_memory_of_check),
-    }
-    print(json.dumps(_PARTS[sys.argv[1]]()))
