@@ -21,7 +21,6 @@ class Case:
     stacks: tuple[StackReading, ...]
     batch: Callable[[], Any]
     unread: bool | None = False
-    one_stream: bool = True
     scheme: str | None = None
 
 
