@@ -96,6 +96,8 @@ def sigma_max(
     """
     if max_products < 2:
         raise ValueError(f"max_products={max_products}: expected at least 2, one Jv and one Jᵀu")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence={confidence}: expected a probability between 0 and 1")
     process = Bidiagonalisation(op, seed=seed)
     while True:
         process.step()
@@ -237,8 +239,6 @@ def _christoffel(point: float, diagonal: np.ndarray, off: np.ndarray, enough: fl
 
 def _least_component(confidence: float) -> float:
     """δ with P(|N(0,1)| < δ) = 1 − confidence."""
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence={confidence}: expected a probability between 0 and 1")
     return sqrt(2) * float(torch.erfinv(torch.tensor(1 - confidence, dtype=torch.float64)))
 
 

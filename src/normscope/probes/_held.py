@@ -79,7 +79,7 @@ class HeldGraph:
         if float((gap - round_off).median()) > TANGENT_TOLERANCE * float(size.median()):
             off = float(gap.median() / size.median())
             raise TangentError(
-                f"its derivative is not that of its forward: it is off by {off:.0%} against finite differences "
+                f"its derivative is not that of its forward: off by {off:.0%} against finite differences "
                 "(a part without gradient, a backward of its own, or a second way in)"
             )
         return True
