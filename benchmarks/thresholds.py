@@ -116,7 +116,7 @@ def epsilon(value: float) -> Change:
 def dead(model: CausalEncoder) -> None:
     for name, weight in model.named_parameters():
         if "layers.3.linear" in name:
-            weight.zero_()
+            weight.zero_().requires_grad_(False)
 
 
 def copies(model: CausalEncoder) -> None:

@@ -66,7 +66,9 @@ def _parts(report: Report, width: int) -> Iterator[RenderableType]:
         yield block_table(stack, report.measurements, width)
     yield Text("")
     if report.forecast is not None:
-        yield _labelled("trial", _forecast_words(report.forecast))
+        said = any(report.forecast.reason in finding.message for finding in report.findings)
+        reason = "" if said else f". {report.forecast.reason}"
+        yield _labelled("trial", _forecast_words(report.forecast) + reason)
     for note in report.notes:
         yield _labelled("note", note)
     yield _labelled("cost", _cost_words(report.cost))
@@ -98,9 +100,8 @@ def _stack_words(stack: Stack) -> str:
     branches = [branch for block in stack.blocks for branch in block.branches]
     placements = " and ".join(dict.fromkeys(branch.placement for branch in branches)) or "no branch"
     norms = " and ".join(dict.fromkeys(branch.norm for branch in branches)) or "no norm"
-    final = "with a final norm" if stack.final_norm is not None else "no final norm"
-    name = stack.name or "stack"
-    return f"{name}: {len(stack.blocks)} blocks, {placements} ({norms}), {final}"
+    final = "" if stack.final_norm is None else ", then a final norm"
+    return f"{stack.name or 'stack'}: {len(stack.blocks)} blocks, {placements} ({norms}){final}"
 
 
 def _forecast_words(forecast: Forecast) -> str:
@@ -116,7 +117,7 @@ def _forecast_words(forecast: Forecast) -> str:
         for stack, value in last.diversity.items():
             if stack in first.diversity:
                 words += f"; diversity of {stack} {figure(first.diversity[stack])} → {figure(value)}"
-    return f"{words}. {forecast.reason}"
+    return words
 
 
 def _cost_words(cost: Mapping[str, float]) -> str:

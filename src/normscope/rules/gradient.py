@@ -9,7 +9,7 @@ from normscope.rules.rule import Case, Hit, figure, rule
 
 SPREAD = 1e3
 """Factor between the relative gradients at the two ends of a stack. Published models: under 3."""
-STARVED = 1e-6
+STARVED = 1e-5
 """RMS gradient of W_Q and W_K over that of W_V under which queries and keys get none to speak of."""
 
 

@@ -6,8 +6,8 @@ from normscope.rules.figures import ends, relative_gain
 from normscope.rules.finding import Severity
 from normscope.rules.rule import Case, Hit, figure, rule
 
-DECADES = 3.0
-"""Decades of gain, relative to the stream's own change of scale, that a stack may show either way."""
+DECADES = 2.0
+"""Decades of gain, relative to the stream's own change of scale, either way. Published models: under 0.2."""
 
 
 @rule(
