@@ -1,6 +1,7 @@
 """What a person reads: verdict first, within the width, text that stays text, no colour in a pipe."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from handmade_reports import report
@@ -10,6 +11,7 @@ from normscope.probes import Measurements
 from normscope.report import print_markdown, print_report, text_report
 from normscope.report.blocks import MOST_ROWS, folded
 from normscope.report.sites import compress, shorten
+from normscope.rules import Finding, Severity
 
 
 @pytest.mark.parametrize("width", [80, 140])
@@ -24,6 +26,22 @@ def test_it_fits_and_starts_with_the_verdict(depth: int, width: int) -> None:
         next(i for i, line in enumerate(lines) if word in line) for word in ("NS202", "NS504", "layers.0 ")
     ]
     assert order == sorted(order)
+
+
+def test_sites_that_do_not_fit_stand_on_their_own_line() -> None:
+    sites = tuple(f"model.text_model.encoder.layers.{i}.self_attention" for i in range(3))
+    finding = Finding("NS205", "attention-saturated", Severity.NOTE, sites, "Gone.")
+    lines = text_report(report(findings=(finding,)), 60).splitlines()
+    at = lines.index("note    NS205 attention-saturated")
+    assert lines[at + 1].startswith("        model.text_model.encoder.layers.0.self_attention")
+
+
+def test_the_trials_reason_is_said_once() -> None:
+    finding = Finding(
+        "NS202", "tokens-collapse", Severity.ERROR, (), f"adam at 0.001: {report().forecast.reason}."
+    )
+    assert text_report(report(findings=(finding,)), 200).count(report().forecast.reason) == 1
+    assert text_report(report(findings=()), 200).count(report().forecast.reason) == 1
 
 
 def test_the_table_has_a_line_a_block_and_folds_a_deep_stack() -> None:
@@ -48,8 +66,6 @@ def test_figures_of_a_block() -> None:
 
 
 def test_what_was_not_measured_is_a_dash() -> None:
-    from dataclasses import replace
-
     shown = text_report(replace(report(2), measurements=Measurements()), 80)
     line = next(line for line in shown.splitlines() if line.startswith("layers.1 "))
     assert line.split() == ["layers.1", "pre", "–", "–", "–", "–", "–", "–"]
@@ -100,6 +116,15 @@ def test_markdown_in_a_pipe_is_as_it_is(capsys: pytest.CaptureFixture[str]) -> N
             "stage.0.b.0…stage.0.b.2, stage.1.b.0",
         ),
         (["albert.layer@1", "albert.layer@2", "albert.layer@3"], "albert.layer@1…albert.layer@3"),
+        (["albert.layer", "albert.layer@1", "albert.layer@2"], "albert.layer…albert.layer@2"),
+        (
+            [f"albert.encoder.layer_groups.0.layer@{i}" for i in (1, 2, 3)],
+            "albert.encoder.layer_groups.0.layer@1…@3",
+        ),
+        (
+            [f"model.encoder.layers.{i}.self_attention" for i in (9, 10, 11)],
+            "model.encoder.layers.9.self_attention…11.self_attention",
+        ),
         (["a", "b", "c", "d", "e", "f"], "a, b, c, d and 2 more"),
         (["x.1", "x.1"], "x.1"),
     ],

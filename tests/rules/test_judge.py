@@ -80,3 +80,16 @@ def test_a_broken_model_gives_its_birth_and_no_flood(value: float) -> None:
 def test_an_empty_reading_is_judged_too() -> None:
     found = judge(Anatomy((), ("no residual adds",)), Measurements(), trial("collapses"), Context())
     assert [f.code for f in found] == ["NS202", "NS104"]
+
+
+def test_remedies_fit_the_case() -> None:
+    collapsed = trial("collapses", lr=1e-3)
+    (post,) = judge(anatomy(4, "post"), Measurements(), collapsed, Context())
+    (pre,) = judge(anatomy(4, "pre"), Measurements(), collapsed, Context())
+    assert "norm_first=True" in post.remedy
+    assert "norm_first" not in pre.remedy
+    assert "try 1e-4" in post.remedy
+    (half,) = judge(READING, Measurements(), trial("diverges"), Context(dtype="float16"))
+    (full,) = judge(READING, Measurements(), trial("diverges"), Context())
+    assert "float32" in half.remedy
+    assert "Lower the rate" in full.remedy

@@ -4,19 +4,22 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 Parts = tuple[str, ...]
+_LONG = 24
+"""Columns of a site from which on the end of a range is only what changes: "encoder.layers.3.attn…9.attn"."""
 
 
 def compress(sites: Iterable[str], most: int = 4) -> str:
     """Sites that differ by one running number as ranges, the rest as they are; after `most` ranges the count.
 
     The running number is the one, of the numbers in a path, that takes the most values: the block's in
-    "encoder.block.3.layer.0", the inner one in Swin's "layers.2.blocks.17".
+    "encoder.block.3.layer.0", the inner one in Swin's "layers.2.blocks.17", the call in ALBERT's "layer@3".
 
     >>> compress(["layers.3.attn", "layers.4.attn", "layers.5.attn", "layers.7.attn"])
     'layers.3.attn…layers.5.attn, layers.7.attn'
     """
     unique = list(dict.fromkeys(sites))
-    split = {site: _parts(site) for site in unique}
+    called = any("@" in site for site in unique)
+    split = {site: _parts(site, called) for site in unique}
     place = _running(list(split.values()))
     families: dict[tuple[Parts, Parts], list[str]] = {}
     for site, parts in split.items():
@@ -33,8 +36,10 @@ def shorten(name: str, width: int) -> str:
     return name if len(name) <= width else "…" + name[len(name) - width + 1 :]
 
 
-def _parts(site: str) -> Parts:
-    return tuple(site.replace("@", ".@.").split("."))
+def _parts(site: str, called: bool) -> Parts:
+    """The site at its dots and its "@"; where any site names a call, the others are the call 0."""
+    path, _, call = site.partition("@")
+    return (*path.split("."), call or "0") if called else tuple(path.split("."))
 
 
 def _running(paths: Sequence[Parts]) -> int | None:
@@ -52,8 +57,15 @@ def _ranges(family: list[str], split: dict[str, Parts], place: int | None) -> li
         return family
     numbered = sorted((int(split[site][place]), site) for site in family)
     runs = groupby(enumerate(numbered), key=lambda item: item[1][0] - item[0])
-    ranges = []
-    for _, run in runs:
-        sites = [site for _, (_, site) in run]
-        ranges.append(sites[0] if len(sites) == 1 else f"{sites[0]}…{sites[-1]}")
-    return ranges
+    return [_range([site for _, (_, site) in run]) for _, run in runs]
+
+
+def _range(sites: list[str]) -> str:
+    first, last = sites[0], sites[-1]
+    if len(sites) == 1:
+        return first
+    if len(first) <= _LONG:
+        return f"{first}…{last}"
+    same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    start = max(last.rfind(".", 0, same), last.rfind("@", 0, same + 1) - 1) + 1
+    return f"{first}…{last[start:]}"

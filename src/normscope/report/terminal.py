@@ -60,7 +60,7 @@ def _parts(report: Report, width: int) -> Iterator[RenderableType]:
     yield _labelled("input", report.input)
     for finding in report.findings:
         yield Text("")
-        yield from _finding(finding)
+        yield from _finding(finding, width)
     for stack in report.anatomy.stacks:
         yield Text("")
         yield block_table(stack, report.measurements, width)
@@ -74,17 +74,24 @@ def _parts(report: Report, width: int) -> Iterator[RenderableType]:
     yield _labelled("cost", _cost_words(report.cost))
 
 
-def _finding(finding: Finding) -> Iterator[RenderableType]:
+def _finding(finding: Finding, width: int) -> Iterator[RenderableType]:
     severity = str(finding.severity)
     head = Text.assemble(
         (f"{severity:<{_INDENT}}", _COLOURS[severity]), (f"{finding.code} {finding.name}", "bold")
     )
-    if finding.sites:
-        head.append(f"  {compress(finding.sites)}", style="dim")
-    yield head
-    yield Padding(Text(finding.message), (0, 0, 0, _INDENT), expand=False)
+    sites = Text(compress(finding.sites), style="dim")
+    if len(head) + 2 + len(sites) <= width:
+        yield Text.assemble(head, "  ", sites) if sites else head
+    else:
+        yield head
+        yield _indented(sites)
+    yield _indented(Text(finding.message))
     if finding.remedy:
-        yield Padding(Text(f"→ {finding.remedy}", style="italic"), (0, 0, 0, _INDENT), expand=False)
+        yield _indented(Text(f"→ {finding.remedy}", style="italic"))
+
+
+def _indented(text: Text) -> RenderableType:
+    return Padding(text, (0, 0, 0, _INDENT), expand=False)
 
 
 def _labelled(label: str, words: str) -> RenderableType:

@@ -79,7 +79,17 @@ def needs_warmup(case: Case) -> Iterator[Hit]:
 def diverges(case: Case) -> Iterator[Hit]:
     forecast = _with_outcome(case, "diverges")
     if forecast and not case.table.of("precision/non-finite"):  # a model that is broken before the first step
-        yield Hit(Severity.ERROR, (), sentence(forecast), evidence(forecast))
+        yield Hit(Severity.ERROR, (), sentence(forecast), evidence(forecast), _remedy(case))
+
+
+def _remedy(case: Case) -> str:
+    """The rule's own, but for a model of float16 weights, which no rate keeps from NaN."""
+    if case.context.dtype != "float16":
+        return ""
+    return (
+        "Keep the weights in float32 and run under autocast with loss scaling, or in bfloat16: Adam's ε = "
+        "1e-8 is zero in float16, and a step divides by it."
+    )
 
 
 def _with_outcome(case: Case, outcome: str) -> Forecast | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from normscope.probes import Forecast
 from normscope.rules.figures import decline, diversity_kept, growth, upper_half
 from normscope.rules.finding import Severity
 from normscope.rules.rule import Case, Hit, figure, rule
@@ -84,7 +85,7 @@ def stream_growth(case: Case) -> Iterator[Hit]:
 def tokens_collapse(case: Case) -> Iterator[Hit]:
     if case.forecast is not None and case.forecast.outcome == "collapses":
         forecast = case.forecast
-        yield Hit(Severity.ERROR, (), sentence(forecast), evidence(forecast))
+        yield Hit(Severity.ERROR, (), sentence(forecast), evidence(forecast), _remedy(case, forecast))
         return
     diversity = case.finite("stream/diversity")
     for stack in case.anatomy.stacks:
@@ -95,6 +96,17 @@ def tokens_collapse(case: Case) -> Iterator[Hit]:
         fall = f"falls from {figure(diversity[entry])} to {figure(diversity[end])} through {stack.name}"
         rows = case.rows("stream/diversity", (entry, end))
         yield Hit(Severity.WARNING, (stack.blocks[-1].site,), f"Token diversity {fall}.", rows)
+
+
+def _remedy(case: Case, forecast: Forecast) -> str:
+    """The rule's own where norms sit on the stream, else what is left to do; with a rate to try."""
+    rate = f"lower the rate (try {figure(forecast.lr / 10)}) or warm up"
+    if not any(branch.placement == "post" for branch in case.anatomy.branches):
+        return f"Start the branches smaller (output projections × 1/√(2L)), or {rate}."
+    return (
+        "Lay the norms inside the branches with one norm at the end (norm_first=True, norm=nn.LayerNorm(d)); "
+        f"or {rate}; beyond 12 Post-LN blocks scale the skip as DeepNorm does."
+    )
 
 
 @rule(
