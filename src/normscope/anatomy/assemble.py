@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from normscope.anatomy.attention import Attention, find_attentions
 from normscope.anatomy.blocks import Group, common_path, group_sums
 from normscope.anatomy.branches import Limb, read_limbs
-from normscope.anatomy.graph import Graph, Value
+from normscope.anatomy.graph import Graph, Value, between
 from normscope.anatomy.nesting import untangle
 from normscope.anatomy.norms import FoundNorm, find_norms
 from normscope.anatomy.projections import owner, read_projections
@@ -56,6 +56,7 @@ def assemble(graph: Graph) -> Anatomy:
         _stream_norms(reading, strand)
     names = name_stacks(found, reading.limbs)
     stacks = tuple(_stack(reading, strand, name) for strand, name in zip(found, names, strict=True))
+    _say_unowned(reading, found)
     if not stacks:
         reading.unread.append(
             "no residual sum was found: no add whose one term is read by another through learnt weights"
@@ -71,13 +72,26 @@ def _opaque_ops(reading: Reading) -> None:
 
 
 def _say_dropped(reading: Reading, dropped: list[Sum], kept: list[Sum]) -> None:
-    """A sum before the first block belongs to the embedding; one between or behind blocks is said."""
+    """A sum before the first block belongs to the embedding, unless it attends; any other is said."""
     first = min((s.value.index for s in kept), default=0)
     for s in dropped:
-        if s.value.index > first:
+        if s.value.index > first or any(limb.attentions for limb in reading.limbs[s]):
             reading.unread.append(
                 f"a residual sum outside any repeated module, in {s.op.call.path or 'the root module'}"
             )
+
+
+def _say_unowned(reading: Reading, found: list[Strand]) -> None:
+    """An attention on the way through a stack that is in no branch: its sum was not recognised."""
+    owned = {a for limbs in reading.limbs.values() for limb in limbs for a in limb.attentions}
+    loose = [a for a in reading.attentions if a not in owned]
+    for strand in found:
+        first, last = strand.groups[0].sums[0].skip, strand.groups[-1].sums[-1].value
+        way = set(between(first, last)) if loose else set()
+        for a in loose:
+            if a.output in way and not any("nested" in line or "skip" in line for line in reading.unread):
+                where = a.output.op.call.path if a.output.op is not None else ""
+                reading.unread.append(f"the attention in {where or 'the root module'} is added to no stream")
 
 
 def _stream_norms(reading: Reading, strand: Strand) -> None:

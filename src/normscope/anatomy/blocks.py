@@ -38,7 +38,8 @@ def pattern(path: str) -> str:
 
 def group_sums(sums: list[Sum], limbs: dict[Sum, list[Limb]], owners: dict[Op, str]) -> list[Group]:
     """Blocks in order; sums that no repeated place holds are left out. `owners`: mixing op → module path."""
-    places = {s: _called_places(s, limbs[s]) for s in sums}
+    called = {s: _called_places(s, limbs[s]) for s in sums}
+    places = dict(called)
     repeated = _repeated(places.values())
     looped = {s for s in sums if not any(p in repeated for p in places[s])}
     for s in looped:
@@ -49,7 +50,7 @@ def group_sums(sums: list[Sum], limbs: dict[Sum, list[Limb]], owners: dict[Op, s
     _widen(held, places)
     _climb(held, places, repeated, limbs)
     if not held and sums:
-        return _by_kind([(s, ("", 0)) for s in sums], limbs)
+        return _by_kind(sums, limbs, called)
     groups: list[Group] = []
     for s in sums:
         if s not in held:
@@ -174,16 +175,19 @@ def _is_period(kinds: list[str], period: int) -> bool:
     return whole and len(set(kinds[:period])) == period and kinds == kinds[:period] * (len(kinds) // period)
 
 
-def _by_kind(sums: list[tuple[Sum, Place]], limbs: dict[Sum, list[Limb]]) -> list[Group]:
-    """No module says anything: a new block begins where the first kind comes again."""
+def _by_kind(sums: list[Sum], limbs: dict[Sum, list[Limb]], places: dict[Sum, list[Place]]) -> list[Group]:
+    """No module is repeated: a new block begins where a kind comes again."""
     groups: list[Group] = []
-    for s, _ in sums:
+    for s in sums:
         kind = limbs[s][0].kind
         if groups and kind not in {limbs[t][0].kind for t in groups[-1].sums}:
             groups[-1].sums.append(s)
         else:
             groups.append(Group(("", len(groups)), [s]))
-    return groups
+    for group in groups:
+        shared = [p for p in places[group.sums[0]] if all(p in places[s] for s in group.sums)]
+        group.place = shared[0] if shared else group.place
+    return _number_calls(groups)
 
 
 def _number_calls(groups: list[Group]) -> list[Group]:
