@@ -17,7 +17,8 @@ from normscope.anatomy.attention import (
 from normscope.anatomy.graph import Op, Value, between
 from normscope.anatomy.norms import FoundNorm
 from normscope.anatomy.ops import SAME, is_mixing
-from normscope.anatomy.residual import Factor, Sum, Term, scale_step
+from normscope.anatomy.residual import Sum
+from normscope.anatomy.terms import Factor, Term, scale_step
 from normscope.anatomy.types import Kind
 
 

@@ -8,7 +8,7 @@ from normscope.anatomy.branches import Limb
 from normscope.anatomy.graph import Value
 from normscope.anatomy.norms import FoundNorm
 from normscope.anatomy.ops import SAME
-from normscope.anatomy.residual import Factor, scale_step
+from normscope.anatomy.terms import Factor, scale_step
 from normscope.anatomy.types import Placement, Scale
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from normscope.anatomy.graph import Op, Value
 from normscope.anatomy.norms import FoundNorm
 from normscope.anatomy.ops import PARTS, SAME, is_weight
-from normscope.anatomy.residual import Sum, scale_step
+from normscope.anatomy.residual import Sum
+from normscope.anatomy.terms import scale_step
 
 _POOLING = PARTS | {"mean", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool2d", "_adaptive_avg_pool2d"}
 

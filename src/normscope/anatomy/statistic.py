@@ -1,0 +1,120 @@
+"""The statistic a scale is made of, seen through roots, ε, clamps, constant factors, casts and views."""
+
+from dataclasses import dataclass
+
+from normscope.anatomy.graph import Op, Value
+from normscope.anatomy.ops import CASTS, DROPOUTS, VIEWS
+
+MEANS = frozenset({"mean", "var", "std", "var_mean", "std_mean"})
+_SUMS = frozenset({"sum", "linalg_vector_norm", "norm", "_weight_norm_interface"})
+CENTRED = frozenset({"var", "std", "var_mean", "std_mean"})
+_ROOTS = frozenset({"rsqrt", "sqrt", "reciprocal", "pow", "clamp", "clamp_min", "maximum", "where", "abs"})
+_POWERS = {"rsqrt": -0.5, "sqrt": 0.5, "reciprocal": -1.0}
+_SEEN_THROUGH = CASTS | VIEWS | DROPOUTS
+
+
+@dataclass
+class Statistic:
+    """What a scale factor is made of: gain · (reduction + ε)^power."""
+
+    reduced: Value
+    op: Op
+    eps: float | None
+    gain: float
+
+
+def find_statistic(scale: Value) -> Statistic | None:
+    """The reduction a scale is made of, through roots, ε, clamps and constant factors; None without one."""
+    eps, gain, power, rooted = None, 1.0, 1.0, False
+    for _ in range(12):
+        op = scale.op
+        if op is None:
+            return None
+        if op.base in MEANS | _SUMS:
+            rooted = rooted or op.base in {"linalg_vector_norm", "norm", "std", "std_mean"}
+            if not rooted or (op.base == "linalg_vector_norm" and op.arg(1, "ord", 2) != 2):
+                return None
+            return Statistic(op.inputs[0], op, eps, gain)
+        if op.base in _SEEN_THROUGH:
+            scale = op.inputs[0]
+        elif op.base in _ROOTS:
+            step = _POWERS.get(op.base, _exponent(op) if op.base == "pow" else 1.0)
+            power, rooted = power * step, rooted or abs(step) == 0.5
+            if op.base in {"clamp", "clamp_min"}:
+                eps = as_float(op.arg(1, "min"))
+            scale = next((v for v in op.inputs if v.live), op.inputs[0])
+        elif op.base in {"add", "mul", "div"}:
+            live = [v for v in op.inputs if v.live]
+            if len(live) != 1:
+                return None
+            number = constant_of(op)
+            if op.base == "add":
+                eps = number
+            elif number is not None and number > 0:
+                gain *= number**power if op.base == "mul" else number**-power
+            scale = live[0]
+        else:
+            return None
+    return None
+
+
+def constant_of(op: Op | None) -> float | None:
+    """The number an op adds or multiplies with; None where it is not one number."""
+    assert op is not None
+    for arg in op.args:
+        if isinstance(arg, Value) and arg.number is not None:
+            return arg.number
+        if isinstance(arg, int | float) and not isinstance(arg, bool):
+            return float(arg)
+    return None
+
+
+def _exponent(op: Op) -> float:
+    return as_float(op.arg(1, "exponent")) or 0.0
+
+
+def as_float(x: object) -> float | None:
+    """A Python number as a float; None for anything else."""
+    return float(x) if isinstance(x, int | float) else None
+
+
+def same(value: Value) -> Value:
+    """`value` before casts and views."""
+    while value.base in CASTS | VIEWS:
+        value = value.source
+    return value
+
+
+def _chain(value: Value) -> list[Value]:
+    """`value` and what it is a cast or view of."""
+    chain = [value]
+    while chain[-1].base in CASTS | VIEWS:
+        chain.append(chain[-1].source)
+    return chain
+
+
+def common(a: Value, b: Value) -> Value | None:
+    """The last value that both are casts or views of: what a norm reads."""
+    behind = set(_chain(b))
+    return next((value for value in _chain(a) if value in behind), None)
+
+
+def unsquared(value: Value) -> Value:
+    """a for a², |a| or a·a, else the value itself."""
+    square = same(value)
+    if square.op is None:
+        return value
+    squared = square.base == "pow" and _exponent(square.op) == 2.0
+    squared = squared or (square.base == "mul" and len(set(square.op.inputs)) == 1)
+    return square.source if squared or square.base in {"square", "abs"} else value
+
+
+def uncentred(value: Value) -> tuple[Value, bool]:
+    """a for a − mean(a), and whether it was that."""
+    centred = same(value)
+    if centred.base != "sub" or centred.op is None or len(centred.op.inputs) != 2:
+        return value, False
+    a, mean = centred.op.inputs
+    mean = same(mean)
+    source = common(a, mean.source) if mean.base in MEANS else None
+    return (source, True) if source is not None else (value, False)

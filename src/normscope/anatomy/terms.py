@@ -1,0 +1,145 @@
+"""Take a sum apart into terms with factors.
+
+add, add(alpha), sub, lerp, stack + sum, and n-ary chains of adds that nothing else reads, with the scales in
+front of such chains. A factor is a number, a parameter ("learnt") or an activation ("gate").
+"""
+
+import math
+from dataclasses import dataclass, field
+
+from normscope.anatomy.graph import Op, Value
+from normscope.anatomy.ops import SAME, is_weight
+
+Factor = float | str
+"""A number, "learnt" or "gate"."""
+
+
+@dataclass(eq=False)
+class Term:
+    """One term of a sum: a value times factors; `inner` are the terms it is itself the plain sum of."""
+
+    value: Value
+    factors: tuple[Factor, ...] = ()
+    inner: list["Term"] = field(default_factory=list)
+    add: Op | None = None
+
+    def leaves(self) -> list["Term"]:
+        """The terms at the bottom."""
+        return [leaf for term in self.inner for leaf in term.leaves()] if self.inner else [self]
+
+
+def direct_terms(op: Op) -> list[Term]:
+    """The tensors an additive op adds, with their factors; empty for other ops and for biases."""
+    terms: list[Term] = []
+    if op.base in {"add", "sub", "rsub"} and len(op.inputs) == 2:
+        a, b = op.inputs
+        alpha = _number(op.kwargs.get("alpha", 1))
+        if op.base == "rsub":
+            a, b = b, a
+        terms = [
+            Term(a, _factors(_number(op.kwargs.get("beta", 1)))),
+            Term(b, _factors(alpha if op.base == "add" else -alpha)),
+        ]
+    elif op.base == "lerp":
+        weight = op.args[2]
+        if isinstance(weight, Value) and weight.number is None:
+            kind: Factor = "gate" if weight.live else "learnt"
+            terms = [Term(op.inputs[0], (kind,)), Term(op.inputs[1], (kind,))]
+        else:
+            number = _number(weight.number if isinstance(weight, Value) else weight)
+            terms = [Term(op.inputs[0], _factors(1 - number)), Term(op.inputs[1], _factors(number))]
+    elif op.base == "sum" and op.source.base in {"stack", "cat"} and op.source.op is not None:
+        terms = _stacked(op, op.source.op)
+    shape = op.outputs[0].shape if op.outputs else ()
+    if any(not t.value.floating or len(t.value.shape) != len(shape) for t in terms):
+        return []
+    return terms
+
+
+def _stacked(op: Op, stack: Op) -> list[Term]:
+    """The terms of stack(...).sum(dim) over the stacked axis."""
+    dims, axis = op.arg(1, "dim", []), stack.arg(1, "dim", 0)
+    rank = len(op.source.shape)
+    if [d % rank for d in dims or []] != [axis % rank] or op.arg(2, "keepdim", False):
+        return []
+    values = stack.inputs
+    if stack.base == "cat":
+        if any(v.shape[axis] != 1 for v in values):
+            return []
+        values = tuple(v.source if v.base == "unsqueeze" else v for v in values)
+    return [Term(v) for v in values]
+
+
+def terms_of(op: Op) -> list[Term]:
+    """`direct_terms`, chains of adds that nothing else reads taken apart."""
+    terms = direct_terms(op)
+    for term in terms:
+        _take_apart(term)
+    return terms
+
+
+def _take_apart(term: Term) -> None:
+    value, factors = term.value, term.factors
+    while value.op is not None and len(value.users) == 1:
+        scaled = scale_step(value)
+        if value.base in SAME and value.shape == value.source.shape:
+            value = value.source
+        elif scaled is not None and scaled[1] != "gate":
+            value, factors = scaled[0], (*factors, scaled[1])
+        else:
+            break
+    if value.op is None or len(value.users) != 1:
+        return
+    inner = direct_terms(value.op)
+    if len(inner) < 2 or not all(t.value.live for t in inner):
+        return
+    term.inner, term.add = inner, value.op
+    for each in inner:
+        each.factors = (*each.factors, *factors)
+        _take_apart(each)
+
+
+def scale_step(value: Value) -> tuple[Value, Factor] | None:
+    """(carrier, factor) of a product with a number, a parameter, or a gate; None for anything else.
+
+    Of two activations the carrier is the one that is not squashed (sigmoid, softmax, tanh, 1 − gate).
+    """
+    op = value.op
+    if op is None:
+        return None
+    if op.base == "neg":
+        return op.inputs[0], -1.0
+    if op.base not in {"mul", "div"}:
+        return None
+    if len(op.inputs) == 1:
+        number = _number(op.args[1] if isinstance(op.args[0], Value) else op.args[0])
+        return op.inputs[0], 1 / number if op.base == "div" and number else number
+    a, b = op.inputs
+    if (op.base == "mul" and (not a.live and b.live) and a.shape != value.shape) or (
+        op.base == "mul" and not a.live and b.live and (is_weight(a) or a.number is not None)
+    ):
+        a, b = b, a
+    if not b.live:
+        if b.number is not None:
+            return a, 1 / b.number if op.base == "div" and b.number else b.number
+        return a, "learnt" if b.learnt else 1.0  # neither live nor learnt nor one number: a dropout mask
+    if op.base == "div":
+        return None
+    for mask, carrier in ((a, b), (b, a)):
+        if carrier.learnt and not mask.learnt and math.prod(mask.shape) < math.prod(carrier.shape):
+            return carrier, 1.0  # made of the input alone: a padding mask
+    return (b, "gate") if _is_gate(a) and not _is_gate(b) else (a, "gate")
+
+
+def _is_gate(value: Value) -> bool:
+    while value.base in SAME or value.base in {"rsub", "select", "slice", "split"}:
+        value = value.op.inputs[-1]  # type: ignore[union-attr]
+    return value.base in {"sigmoid", "_softmax", "softmax", "_safe_softmax", "hardsigmoid", "tanh"}
+
+
+def _factors(number: float) -> tuple[Factor, ...]:
+    return () if number == 1 else (number,)
+
+
+def _number(x: object) -> float:
+    return float(x) if isinstance(x, int | float) else 1.0
