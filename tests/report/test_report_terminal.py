@@ -115,6 +115,7 @@ def test_markdown_in_a_pipe_is_as_it_is(capsys: pytest.CaptureFixture[str]) -> N
             ["stage.0.b.0", "stage.0.b.1", "stage.0.b.2", "stage.1.b.0"],
             "stage.0.b.0…stage.0.b.2, stage.1.b.0",
         ),
+        (["a.0.b.0", "a.0.b.1", "a.1.b.0", "a.1.b.1"], "a.0.b.0…a.1.b.0, a.0.b.1…a.1.b.1"),
         (["albert.layer@1", "albert.layer@2", "albert.layer@3"], "albert.layer@1…albert.layer@3"),
         (["albert.layer", "albert.layer@1", "albert.layer@2"], "albert.layer…albert.layer@2"),
         (

@@ -83,6 +83,13 @@ def starved(ratio: float, count: int = 12) -> Case:
     return case(*figures)
 
 
+def starved_queries() -> Case:
+    shares = (("q", 0.1 * gradient.STARVED), ("k", 0.1), ("v", 1.0))
+    return case(
+        *((f"gradient/{role}", f"layers.{i}.attn", share) for role, share in shares for i in range(12))
+    )
+
+
 def declining(below: float, above: float) -> Case:
     figures = [("branch/update-ratio", f"layers.{i}.attn", below if i < 6 else above) for i in range(12)]
     return case(*figures)
@@ -217,6 +224,7 @@ PAIRS: dict[str, list[Pair]] = {
     "NS302": [Pair("ends", W, ends(OVER * gradient.SPREAD), ends(UNDER * gradient.SPREAD))],
     "NS303": [
         Pair("all", W, starved(gradient.STARVED * UNDER), starved(gradient.STARVED * OVER)),
+        Pair("keys are fed", W, starved(gradient.STARVED * UNDER), starved_queries()),
         Pair("few", N, starved(gradient.STARVED * UNDER, 5), starved(gradient.STARVED * OVER, 5)),
     ],
     "NS401": [
