@@ -163,6 +163,46 @@ def test_wrappers_are_stripped_from_paths() -> None:
     assert strip_wrappers("my_module.0") == "my_module.0"
 
 
+def test_a_stream_that_autograd_saves_is_captured_with_its_graph() -> None:
+    """ReLU saves its output through a `detach`: the site must name the tensor that the next block reads."""
+
+    class Rectified(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(x + self.down(self.up(x)))
+
+    model, x = nn.Sequential(*(Rectified() for _ in range(3))), torch.randn(2, 4, 8)
+    anatomy = read_anatomy(model, x)
+    assert [b.path for b in anatomy.blocks] == ["0", "1", "2"]
+    with measuring(model):
+        out, got = capture(model, lambda: model(x), [b.entry for b in anatomy.blocks[1:]])
+    gradients = torch.autograd.grad(out.sum(), list(got.values()))
+    assert all(bool(g.any()) for g in gradients)
+
+
+def test_scores_with_a_learnt_bias_of_the_first_layer_are_no_stream() -> None:
+    """A bias that the first attention has read is an ancestor of every later score (T5, ALiBi)."""
+
+    class Biased(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = nn.Parameter(torch.randn(1, 5, 5))
+            self.q, self.k, self.o = (nn.ModuleList(nn.Linear(16, 16) for _ in range(3)) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for q, k, o in zip(self.q, self.k, self.o, strict=True):
+                scores = q(x) @ k(x).mT + self.bias
+                x = x + o(scores.softmax(-1) @ x)
+            return x
+
+    anatomy = read_anatomy(Biased(), torch.randn(1, 5, 16))
+    assert anatomy.unread == ()
+    assert [b.kind for b in anatomy.branches] == ["attention"] * 3
+
+
 class InPlace(nn.Module):
     """x += f(x), twice a block, without norms: the tensor is one object all the way."""
 
