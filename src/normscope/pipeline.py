@@ -67,10 +67,7 @@ class _Run:
 
     def findings(self) -> list[Finding]:
         context = Context(
-            dtype=_dtype(self.subject.model),
-            optimizer=self.config.optimizer,
-            lr=self.config.lr,
-            warmup=self.config.warmup,
+            dtype=_dtype(self.subject.model), optimizer=self.config.optimizer, lr=self.config.lr
         )
         found = judge(self.anatomy, self.measurements, self.forecast, context)
         kept = [f for f in found if not self.select or any(matches(f, code) for code in self.select)]

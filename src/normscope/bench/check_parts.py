@@ -40,7 +40,7 @@ def _timed(run: Callable[[], Any]) -> float:
 
 def _time() -> dict[str, Any]:
     """The check between two rows of training steps, so that a slow spell of the machine falls on both."""
-    from normscope import check
+    from normscope.pipeline import check
     from normscope.subjects import load
 
     step, _ = _training_step()
@@ -70,7 +70,7 @@ def _memory_of_steps() -> None:
 
 
 def _memory_of_check() -> None:
-    from normscope import check
+    from normscope.pipeline import check
     from normscope.subjects import load
 
     check(load(MODEL))

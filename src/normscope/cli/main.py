@@ -1,13 +1,14 @@
 """The application: its commands, and how errors leave it (one line, exit 2; never a traceback)."""
 
 import sys
+import traceback
 from collections.abc import Sequence
 
 import typer
 
 from normscope.cli import anatomy, bench, check, demo, explain
 from normscope.cli.defaults import read_defaults
-from normscope.errors import UsageError
+from normscope.errors import UsageError, describe
 
 app = typer.Typer(
     name="normscope",
@@ -57,15 +58,18 @@ def run(arguments: list[str]) -> int:
         message = _one_line(error)
         return _refuse(message) if message else 2  # empty: the help was shown
     except UsageError as error:
-        if "--traceback" in arguments:
-            raise
-        return _refuse(str(error))
+        return _refuse(str(error), show_traceback="--traceback" in arguments)
     except (KeyboardInterrupt, typer.Abort):
         print("normscope: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `normscope check … | head`: the reader has left, there is nothing to say
         sys.stderr.close()
         return 1
+    except Exception as error:  # whatever a model can throw: still one line, and the way to see more
+        line = UsageError(
+            describe(error), "a model that can be read and run", "--traceback shows where it broke"
+        )
+        return _refuse(str(line), show_traceback="--traceback" in arguments)
     return code if isinstance(code, int) else 0
 
 
@@ -78,6 +82,8 @@ def _one_line(error: typer.TyperException) -> str:
     return f"{words}{'' if words.endswith(('.', '?')) else '.'} See `{command} --help`." if words else ""
 
 
-def _refuse(message: str) -> int:
+def _refuse(message: str, *, show_traceback: bool = False) -> int:
+    if show_traceback:
+        traceback.print_exc()
     print(f"normscope: {message}", file=sys.stderr)
     return 2
