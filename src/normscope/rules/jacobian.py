@@ -7,7 +7,7 @@ from normscope.rules.finding import Severity
 from normscope.rules.rule import Case, Hit, figure, rule
 
 DECADES = 2.0
-"""Decades of gain, relative to the stream's own change of scale, either way. Published models: under 0.2."""
+"""Decades of gain, relative to the stream's own change of scale, either way. Published: under 0.4."""
 
 
 @rule(

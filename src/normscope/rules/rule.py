@@ -16,13 +16,12 @@ class Context:
 
     Attributes:
         dtype: the precision in effect, the model's own or `--dtype`: "float32", "float16", "bfloat16", …
-        optimizer, lr, warmup: what the user means to train with.
+        optimizer, lr: what the user means to train with.
     """
 
     dtype: str = "float32"
     optimizer: str = "adamw"
     lr: float = 3e-4
-    warmup: int = 0
 
 
 @dataclass(frozen=True)
