@@ -3,8 +3,8 @@
     python benchmarks/verdicts.py --text FILE [--steps 160] [--threads 2]
 
 The model is 12 layers of `nn.TransformerEncoderLayer`, d = 256, causal, Xavier weights, bytes of FILE, Adam,
-batches of 4 × 64. "Trains" means: the mean loss of the last 20 steps is at least 0.1 nats under the text's unigram
-entropy. Prints a Markdown table, as kept in docs/verdicts.md.
+batches of 4 × 64. "Trains" means: the mean loss of the last 20 steps is at least 0.1 nats under the text's
+unigram entropy. Prints a Markdown table, as kept in docs/verdicts.md.
 """
 
 import argparse
@@ -63,10 +63,9 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     torch.set_flush_denormal(True)  # collapsed runs fill with denormals, ten times slower
-    print(
-        f"| model | Adam rate | verdict | forecast | loss after {arguments.steps} steps | unigram | trained? | right? |"
-    )
-    print("|---|---|---|---|---|---|---|---|")
+    columns = ["model", "rate", "verdict", "forecast", f"loss after {arguments.steps}", "unigram", "trained"]
+    print("|", " | ".join([*columns, "right"]), "|")
+    print("|---" * (len(columns) + 1) + "|")
     for title, name, lr in CASES:
         factory = f"{Path(__file__)}:{name}"
         report = check(load(factory, text=arguments.text), optimizer="adam", lr=lr)

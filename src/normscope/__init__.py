@@ -1,12 +1,12 @@
 """normscope: will this deep Transformer train? Where the norms sit, what that does, and why.
 
-    import normscope
+import normscope
 
-    report = normscope.check(model)            # the whole way
-    print(report.verdict, report.findings)
+report = normscope.check(model)            # the whole way
+print(report.verdict, report.findings)
 
-    anatomy = normscope.read_anatomy(model)    # only the reading
-    subject = normscope.load("hf:gpt2,n_layer=24")
+anatomy = normscope.read_anatomy(model)    # only the reading
+subject = normscope.load("hf:gpt2,n_layer=24")
 """
 
 from importlib import import_module

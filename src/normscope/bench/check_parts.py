@@ -13,7 +13,6 @@ import torch
 
 MODEL = "hf:gpt2"
 STEPS_EACH_SIDE = 5
-CONFIDENCE = 0.9  # as in the jacobian probe
 REFERENCE_PRODUCTS = 200
 
 
@@ -80,6 +79,7 @@ def _sigma() -> dict[str, Any]:
     """σ_max from nothing (graphs, finite differences, products) between rows of plain forwards."""
     from normscope.anatomy import measuring
     from normscope.linalg import JacobianOperator, sigma_max
+    from normscope.probes.jacobian import CONFIDENCE
     from normscope.subjects import load
 
     subject = load(MODEL, batch_size=1, seq_len=128)
@@ -97,6 +97,10 @@ def _sigma() -> dict[str, Any]:
         with torch.no_grad():
             stack(entry)
 
+    def whole_forward() -> None:
+        with torch.no_grad():
+            model(input_ids=ids)
+
     with measuring(subject.model):
         forward()
         forwards = [_timed(forward) for _ in range(3 * STEPS_EACH_SIDE)]
@@ -104,10 +108,12 @@ def _sigma() -> dict[str, Any]:
         found = sigma_max(JacobianOperator.of(stack, entry), tol=1e-2, confidence=CONFIDENCE)
         sigma_s = time.perf_counter() - start
         forwards += [_timed(forward) for _ in range(3 * STEPS_EACH_SIDE)]
+        whole = [_timed(whole_forward) for _ in range(3 * STEPS_EACH_SIDE)]
         reference = sigma_max(JacobianOperator.of(stack, entry), tol=1e-12, max_products=REFERENCE_PRODUCTS)
     return {
         "sigma_s": sigma_s,
         "forward_s": statistics.median(forwards),
+        "whole_forward_s": statistics.median(whole),
         "products": found.products,
         "value": found.value,
         "reference": reference.value,

@@ -33,7 +33,7 @@ from normscope.probes._held import HeldGraph, hold
 from normscope.probes.measurement import EXACT, Measurement, not_measured
 from normscope.subjects import Subject, untouched
 
-CONFIDENCE = 0.9
+CONFIDENCE = 0.8
 """Of an iterative figure's error. At 0.999 the stack would cost half as much again; actual errors are
 far smaller."""
 
