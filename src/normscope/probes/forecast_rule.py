@@ -99,9 +99,10 @@ def _by_diversity(diversity: float, curve: Sequence[ForecastStep], tokens: bool)
     if not seen:
         return Decision("undecided", f"{figures}, and no gradients could be compared")
     mean = sum(seen) / len(seen)
-    agreement = f"batches agree on parting them to {mean:.2f}, {needed:.2f} being needed"
+    pull = f"(pull {mean:.2f}, {needed:.2f} needed at this diversity)"
     if len(seen) == 1 and abs(mean - needed) < DOUBT:
-        return Decision("undecided", f"{figures}; {agreement}", in_doubt=True)
+        return Decision("undecided", f"{figures}; gradients may or may not part them {pull}", in_doubt=True)
     if mean >= needed:
-        return Decision("trains", f"{figures}; {agreement}")
-    return Decision("collapses" if diversity < FAINT else "plateau", f"{figures}; {agreement}")
+        return Decision("trains", f"{figures}, and batches agree on pulling them apart again {pull}")
+    stuck = f"{figures}, and batches do not agree on pulling them apart again {pull}"
+    return Decision("collapses" if diversity < FAINT else "plateau", stuck)
