@@ -17,13 +17,16 @@ def language_model() -> nn.Sequential:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"optimizer": "adamww"}, "did you mean 'adamw'"),
+        ({"optimizer": "adamww"}, 'nearest name is "adamw"'),
         ({"optimizer": "lion"}, "choose one"),
         ({"lr": 0.0}, "positive"),
         ({"lr": math.nan}, "positive"),
         ({"lr": math.inf}, "positive"),
         ({"warmup": -1}, "warmup -1"),
         ({"steps": -1}, "steps -1"),
+        ({"steps": 1.5}, "steps 1.5"),
+        ({"warmup": True}, "warmup True"),
+        ({"lr": "3e-4"}, "'3e-4'.*positive"),
     ],
 )
 def test_a_config_that_cannot_run_is_refused_in_one_line(options: dict, words: str) -> None:

@@ -112,21 +112,32 @@ def _written_out(op: Op) -> FoundNorm | None:
         statistic = find_statistic(scale)
         if statistic is None or math.prod(statistic.op.outputs[0].shape) >= math.prod(carrier.shape):
             continue
-        raw, centred = uncentred(carrier)
         reduced, squared_centred = uncentred(unsquared(statistic.reduced))
-        source = common(raw, reduced)
-        if source is None:
+        for bare, weight in _without_gamma(carrier):
+            raw, centred = uncentred(bare)
+            source = common(raw, reduced)
+            if source is not None:
+                break
+        else:
             continue
-        found = FoundNorm(
-            _kind(statistic, centred, squared_centred), source, op.outputs[0], op, statistic.eps, None
-        )
-        found = _absorb(found)
+        kind = _kind(statistic, centred, squared_centred)
+        found = _absorb(FoundNorm(kind, source, op.outputs[0], op, statistic.eps, weight))
         if found.kind == "l2norm" and math.isclose(
             _gain(found, statistic), carrier.shape[-1] ** 0.5, rel_tol=1e-3
         ):
             found.kind = "rmsnorm"
         return found
     return None
+
+
+def _without_gamma(carrier: Value) -> Iterator[tuple[Value, Value | None]]:
+    """The carrier as it is; then, for γ·(x − μ)/s, without the γ in front of the division, and that γ."""
+    yield carrier, None
+    product = same(carrier)
+    if product.base == "mul" and product.op is not None and len(product.op.inputs) == 2:
+        a, b = product.op.inputs
+        if is_weight(a) or is_weight(b):
+            yield (b, same(a)) if is_weight(a) else (a, same(b))
 
 
 def _kind(statistic: Statistic, centred: bool, squared_centred: bool) -> str:

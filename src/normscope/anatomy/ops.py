@@ -49,11 +49,6 @@ def base_name(func: torch._ops.OpOverload) -> str:
     return name if namespace == "aten" else f"{namespace}.{name}"
 
 
-def is_fixed(value: Value) -> bool:
-    """Whether the model's input has no say in it."""
-    return not value.live
-
-
 def is_weight(value: Value) -> bool:
     """A parameter, or made of parameters alone."""
     return value.learnt and not value.live

@@ -49,7 +49,7 @@ def find_statistic(scale: Value) -> Statistic | None:
                 return None
             number = constant_of(op)
             if op.base == "add":
-                eps = number
+                eps = number if rooted else eps  # σ + ε: not under the root
             elif number is not None and number > 0:
                 gain *= number**power if op.base == "mul" else number**-power
             scale = live[0]

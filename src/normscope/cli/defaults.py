@@ -31,6 +31,8 @@ def read_defaults(folder: Path | None = None) -> dict[str, Any]:
         raise UsageError(
             f"{path} cannot be read ({error})", "a TOML file", "mend it, or run normscope elsewhere"
         ) from error
+    if not isinstance(table, dict):
+        raise UsageError(f"tool.normscope in {path} ({type(table).__name__})", "a table", "mend it")
     defaults = {}
     for key, value in table.items():
         name = key.replace("-", "_")

@@ -11,6 +11,7 @@ from normscope.anatomy import Anatomy, Branch, Projection, Site
 from normscope.probes._parameters import Parameters
 from normscope.probes._roles import Masks, role_masks
 from normscope.probes._rows import Found, at
+from normscope.subjects.memory import is_out_of_memory
 
 NO_GRADIENT = "no gradient flows there: the loss does not depend on it"
 
@@ -21,9 +22,9 @@ def differentiated(loss: Tensor, inputs: list[Any]) -> tuple[Tensor | None, ...]
         return (None,) * len(inputs)
     try:
         return torch.autograd.grad(loss, inputs, allow_unused=True)
-    except torch.OutOfMemoryError:
-        raise
     except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
         return f"the backward fails in eval mode: {' '.join(str(error).split())[:200]}"
 
 
@@ -49,7 +50,7 @@ class Backward:
         self.masks = _all_masks(anatomy, captured, parameters)
         self.learnt = _all_learnt(anatomy, captured, parameters)
         wanted = {site: captured[site] for site in sites if site in captured and captured[site].requires_grad}
-        edges = {site: edge for site, t in wanted.items() if (edge := _behind_copy(t)) is not None}
+        edges = {site: edge for site, t in wanted.items() if (edge := behind_copy(t)) is not None}
         weights = {id(parameter): parameter for parameter in parameters.all()}
         inputs = [*weights.values(), *wanted.values(), *edges.values()]
         found = differentiated(loss, inputs)
@@ -80,7 +81,7 @@ class Backward:
         return [gradient for gradient in found if gradient is not None]
 
 
-def _behind_copy(tensor: Tensor) -> GradientEdge | None:
+def behind_copy(tensor: Tensor) -> GradientEdge | None:
     """Where in the graph the original of a captured copy stood.
 
     Of a tensor that an in-place op (`x += f(x)`) overwrites, `capture` hands back a copy that the loss does
@@ -126,7 +127,7 @@ def _all_learnt(
     streams += [branch.entry for branch in anatomy.branches]
     tensors = [captured[site] for site in streams if site in captured]
     stops: set[Any] = {tensor.grad_fn for tensor in tensors}
-    stops |= {edge.node for edge in map(_behind_copy, tensors) if edge is not None}
+    stops |= {edge.node for edge in map(behind_copy, tensors) if edge is not None}
     learnt = {}
     for block in anatomy.blocks:
         own = {id(parameter) for parameter in parameters.of_block(block)}

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from normscope.anatomy import Anatomy, Site, Stack, capture, read_anatomy
 from normscope.subjects import Batch, call_model
+from normscope.subjects.memory import is_out_of_memory
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ def one_sequence(model: nn.Module, batch: Batch, anatomy: Anatomy) -> Feed:
         if _shape(again) == _shape(anatomy):
             return Feed(fed, dict(zip(sites_of(anatomy), sites_of(again), strict=True)), axis, "B = 1")
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        if is_out_of_memory(error):
+            raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     names = {site: site for site in sites_of(anatomy)}
     return Feed(batch, names, 0, f"the whole batch at once, not one sequence: {reason}")

@@ -13,6 +13,7 @@ from normscope.probes._backward import differentiated
 from normscope.probes._objective import objective
 from normscope.probes._sums import energy, inner
 from normscope.subjects import Batch, Subject
+from normscope.subjects.memory import is_out_of_memory
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,9 @@ def overlaps(
         if torch.bfloat16 in dtypes:
             return _overlaps(exact, own)
         return _overlaps(exact, _under_autocast(subject, copies, model, batch))
-    except torch.OutOfMemoryError:
-        raise
     except (RuntimeError, TypeError, ValueError) as error:
+        if is_out_of_memory(error):
+            raise
         return f"the model does not run in both precisions: {' '.join(str(error).split())[:200]}"
 
 

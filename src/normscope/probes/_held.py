@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
 from torch.utils._python_dispatch import _disable_current_modes
 
 from normscope.anatomy import Anatomy, Block, Site, Stack, capture
 from normscope.anatomy.calls import strip_wrappers
 from normscope.linalg import NO_PATH, JacobianOperator, TangentError
+from normscope.probes._backward import behind_copy
 from normscope.probes._feeding import Feed, mapped, sites_of
 from normscope.subjects import Batch, call_model
 
@@ -52,7 +52,7 @@ class HeldGraph:
         """
         x, y = (self._finite(site) for site in (source, target))
         op = JacobianOperator(y, x)
-        if not op.connected() and (edge := _before_in_place(x)) is not None:
+        if not op.connected() and (edge := behind_copy(x)) is not None:
             op = JacobianOperator(y, x, edge=edge)
         if not op.connected():
             raise TangentError(NO_PATH)
@@ -178,12 +178,3 @@ def _entering(model: nn.Module, feed: Feed, stack: Stack, entry: Tensor, moved: 
     finally:
         handle.remove()
     return {**found, first_block.entry: moved} if num_moved else {}
-
-
-def _before_in_place(tensor: Tensor) -> GradientEdge | None:
-    """Where in the graph a tensor is that `capture` copied before an in-place op; None for any other."""
-    node = tensor.grad_fn
-    if node is None or node.name() != "CloneBackward0":
-        return None
-    source, number = node.next_functions[0]
-    return None if source is None else GradientEdge(source, number)

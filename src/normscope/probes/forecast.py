@@ -21,7 +21,7 @@ __all__ = ["Forecast", "ForecastInterrupted", "ForecastStep", "Outcome", "foreca
 
 Progress = Callable[[int, int], None]
 
-COHERENCE_BATCHES = 3
+COHERENCE_BATCHES = 6
 """Batches whose token gradients are compared; each costs about two thirds of a training step."""
 
 NO_LOSS = "no loss function is known for this model; give one, as loss_fn or from the factory"
@@ -148,7 +148,7 @@ class _Run:
         """Put what can be seen now behind the curve."""
         loss, diversity = eye.state()
         deep = self.fed_tokens and trial.step >= self.config.steps and math.isfinite(loss)
-        coherence, aligned = eye.drive(self._sample()) if deep else (None, None)
+        coherence, aligned = eye.pull(self._sample()) if deep else (None, None)
         self.curve.append(
             ForecastStep(
                 step=trial.step,

@@ -67,7 +67,7 @@ class Eye:
         shares = [share for share in map(diversity, tokens) if share is not None]
         return sum(shares) / len(shares) if shares else 0.0
 
-    def drive(self, batches: Sequence[Batch]) -> tuple[float | None, float | None]:
+    def pull(self, batches: Sequence[Batch]) -> tuple[float | None, float | None]:
         """Coherence and alignment over `batches`, see `TokenPull`.
 
         None each where there is nothing to compare: no stack, no gradient, a gradient that is exactly zero. A

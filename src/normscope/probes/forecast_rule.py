@@ -19,9 +19,11 @@ LEARNT = 0.1  # nats under the unigram entropy: the model uses its context
 DEAD = 1e-10  # token diversity that no run came back from; float32 tells tokens apart to about 1e-14
 FAINT = 1e-5  # diversity below which a run that does not part its tokens is said to have collapsed
 ALIGNED = 3.0  # what alignment weighs against coherence: the one is small where the other is not
-NEEDED = 0.10  # coherence + 3·alignment that a run needs at a diversity of 1e-4 to grow it back,
+ENOUGH = 0.07  # pull, coherence + 3·alignment, that a run needs at a diversity of 1e-4 to grow it back,
 PER_DECADE = 0.07  # the more for each decade that the diversity is lower, and the less above
-DOUBT = 0.03  # half the width of the band around it in which an undecided trial goes on
+SUNK = 1e-6  # diversity under which no run of ours came back,
+PER_SUNK_DECADE = 1.0  # and every decade asks for this much more: a pull on nearly nothing is slow
+DOUBT = 0.03  # within this of a limit the trial goes on
 
 
 @dataclass(frozen=True)
@@ -73,12 +75,13 @@ def _by_loss(curve: Sequence[ForecastStep], unigram_entropy: float | None) -> De
     return Decision("undecided", f"{said}, which tells nothing yet")
 
 
-def needed_drive(diversity: float) -> float:
-    """The drive, coherence + 3·alignment, that grows token differences back from `diversity` > 0."""
-    return max(0.0, NEEDED - PER_DECADE * (math.log10(diversity) + 4))
+def needed_pull(diversity: float) -> float:
+    """The pull that grows token differences back from `diversity` > 0."""
+    needed = ENOUGH - PER_DECADE * (math.log10(diversity) + 4)
+    return max(0.0, needed + PER_SUNK_DECADE * max(0.0, math.log10(SUNK / diversity)))
 
 
-def drive(step: ForecastStep) -> float | None:
+def pull(step: ForecastStep) -> float | None:
     """coherence + 3·alignment of a look, None where it was not taken or there was nothing to compare."""
     if step.coherence is None or step.alignment is None:
         return None
@@ -92,17 +95,19 @@ def _by_diversity(diversity: float, curve: Sequence[ForecastStep], tokens: bool)
         return Decision("collapses", f"{figures}: every token looks the same")
     if not tokens:
         return Decision("undecided", f"{figures}, no dead end; without token ids no more can be told from it")
-    needed = needed_drive(diversity)
+    needed = needed_pull(diversity)
     if needed == 0:
         return Decision("trains", f"{figures}: tokens stay apart")
-    seen = [found for found in map(drive, curve) if found is not None]
+    seen = [found for found in map(pull, curve) if found is not None]
     if not seen:
         return Decision("undecided", f"{figures}, and no gradients could be compared")
     mean = sum(seen) / len(seen)
-    pull = f"(pull {mean:.2f}, {needed:.2f} needed at this diversity)"
-    if len(seen) == 1 and abs(mean - needed) < DOUBT:
-        return Decision("undecided", f"{figures}; gradients may or may not part them {pull}", in_doubt=True)
+    noise = needed / 2 if diversity >= SUNK else needed
+    scores = f"(pull {mean:.2f}, {needed:.2f} needed at this diversity)"
+    in_doubt = len(seen) == 1 and noise - DOUBT < mean < needed + DOUBT
+    if in_doubt or noise <= mean < needed:
+        return Decision("undecided", f"{figures}; batches hardly agree on parting them {scores}", in_doubt)
     if mean >= needed:
-        return Decision("trains", f"{figures}, and batches agree on pulling them apart again {pull}")
-    stuck = f"{figures}, and batches do not agree on pulling them apart again {pull}"
+        return Decision("trains", f"{figures}, and batches agree on parting them again {scores}")
+    stuck = f"{figures}, and batches do not agree on parting them again {scores}"
     return Decision("collapses" if diversity < FAINT else "plateau", stuck)

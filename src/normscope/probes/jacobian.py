@@ -1,9 +1,9 @@
 """The jacobian probe: how the map from one state of the stream to another treats directions.
 
-    branch A = ∂(term added)/∂(stream read), norm included:   ‖A‖ = σ_max(J_F J_N), and Weyl's |α| − ‖A‖ ≤
-    σ_min(αI + A) block                                                      σ_max; all σ, rank and σ_min
-    where dense is affordable stack, from its entry to its last block's exit             σ_max, gain of
-    random directions, one token's spectrum
+    branch   A = ∂(term added)/∂(stream read), norm included: ‖A‖ = σ_max(J_F J_N), and Weyl's bound
+             |α| − ‖A‖ ≤ σ_min(αI + A)
+    block    σ_max; σ_min and rank where dense is affordable
+    stack    from its entry to its last block's exit: σ_max, gain of random directions, one token's spectrum
 
 All are sub-maps of one held graph of one sequence. Cost for L blocks: about 60 forwards of one sequence,
 whatever L.

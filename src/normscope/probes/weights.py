@@ -1,7 +1,7 @@
-"""Weights: which blocks start as copies of the one before, and which weights are broken.
+"""Weights: which blocks start as copies of the one before.
 
-weights/identical   1 where every parameter of a block equals its counterpart in the block before, bit for bit
-weights/non-finite  entries that are NaN or infinite, at the parameter's name; a row only where there are some
+weights/identical   1 where every parameter of a block equals its counterpart in the block before it,
+                    bit for bit; else 0
 """
 
 from collections.abc import Mapping

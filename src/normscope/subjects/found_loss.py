@@ -32,6 +32,8 @@ def with_found_loss(subject: Subject) -> Subject:
             causal = is_causal(subject.model, subject.batch, ids)
         if axis is None or not causal:
             return _without(subject, "the next-token loss means nothing where tokens see later ones")
+        if ids.read(subject.batch).shape[axis] < 2:
+            return _without(subject, "a sequence of one token has no next token")
         if axis == 0 and ids.key is None:
             subject = _turned(subject)
         subject.loss_fn = NextToken(ids)

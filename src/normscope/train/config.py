@@ -1,11 +1,10 @@
 """TrialConfig: what one trial does, checked when it is made."""
 
-import difflib
 import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from normscope.errors import UsageError
+from normscope.errors import UsageError, suggest
 
 OptimizerName = Literal["adamw", "adam", "sgd", "muon"]
 OPTIMIZERS: tuple[str, ...] = get_args(OptimizerName)
@@ -36,12 +35,15 @@ class TrialConfig:
 
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZERS:
-            near = difflib.get_close_matches(str(self.optimizer), OPTIMIZERS, n=1)
-            do = f"did you mean {near[0]!r}?" if near else "choose one of them"
+            do = suggest(str(self.optimizer), OPTIMIZERS, "choose one of them")
             raise UsageError(f"optimizer {self.optimizer!r}", " | ".join(OPTIMIZERS), do)
-        if not (math.isfinite(self.lr) and self.lr > 0):
+        if not (isinstance(self.lr, int | float) and math.isfinite(self.lr) and self.lr > 0):
             raise UsageError(f"learning rate {self.lr!r}", "a positive number", "try 3e-4")
-        if self.warmup < 0:
+        if not _is_count(self.warmup):
             raise UsageError(f"warmup {self.warmup!r}", "0 or more steps", "use 0 for none")
-        if self.steps < 0:
+        if not _is_count(self.steps):
             raise UsageError(f"steps {self.steps!r}", "0 or more steps", "the default is 20; 0 tries nothing")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
