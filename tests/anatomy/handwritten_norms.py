@@ -77,6 +77,39 @@ case(
 )
 
 
+class GammaFirst(nn.Module):
+    """γ·(x − μ)/(σ + ε) + β, as The Annotated Transformer writes it: γ stands in front of the division."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.ones(WIDTH))
+        self.beta = nn.Parameter(torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, std = x.mean(-1, keepdim=True), x.std(-1, keepdim=True)
+        return self.gamma * (x - mean) / (std + 1e-6) + self.beta
+
+
+class ScaleNorm(nn.Module):
+    """g·x/‖x‖ with one learnt g in front (Nguyen & Salazar 2019)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.tensor(WIDTH**0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gain * x / x.norm(dim=-1, keepdim=True).clamp(min=1e-5)
+
+
+case("layernorm-gamma-first", lambda: with_norm(Block, GammaFirst), PRE)
+case("layernorm-post-gamma-first", lambda: with_norm(Post, GammaFirst), POST)
+case(
+    "l2norm-gain-first",
+    lambda: with_norm(Block, ScaleNorm),
+    reading("A.pre F.pre", norm="l2norm"),
+)
+
+
 def with_norm(block: Callable[[], Block], norm: Callable[[], nn.Module]) -> Tower:
     """A tower whose every norm is made by `norm`; without a final one when the block is Post-LN."""
     model = tower(block, nn.Identity if block is Post else norm)

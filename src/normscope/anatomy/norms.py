@@ -2,7 +2,8 @@
 
 A written-out norm is a product (or quotient) whose one factor, seen through casts, roots, ε and clamps, is a
 reduction (mean, var, norm, …) of the other, seen through casts, squares and centring. γ, β and (1 + γ) behind
-it are absorbed as long as nothing else reads what lies between. Which statistic it is gives the kind:
+it are absorbed as long as nothing else reads what lies between, and so is a γ in front of the division. Which
+statistic it is gives the kind:
 
     (a − mean a) / √(var a + ε)   layernorm        a / √(mean a² + ε)   rmsnorm        a / ‖a‖   l2norm
 
@@ -113,15 +114,15 @@ def _written_out(op: Op) -> FoundNorm | None:
         if statistic is None or math.prod(statistic.op.outputs[0].shape) >= math.prod(carrier.shape):
             continue
         reduced, squared_centred = uncentred(unsquared(statistic.reduced))
-        for bare, weight in _without_gamma(carrier):
-            raw, centred = uncentred(bare)
-            source = common(raw, reduced)
-            if source is not None:
-                break
-        else:
+        raw, centred = uncentred(carrier)
+        source, weight, offset = common(raw, reduced), None, 0.0
+        if source is None and (split := _without_gamma(carrier)) is not None:
+            raw, centred = uncentred(split[0])
+            source, (weight, offset) = common(raw, reduced), _gamma(split[1])
+        if source is None:
             continue
         kind = _kind(statistic, centred, squared_centred)
-        found = _absorb(FoundNorm(kind, source, op.outputs[0], op, statistic.eps, weight))
+        found = _absorb(FoundNorm(kind, source, op.outputs[0], op, statistic.eps, weight, offset))
         if found.kind == "l2norm" and math.isclose(
             _gain(found, statistic), carrier.shape[-1] ** 0.5, rel_tol=1e-3
         ):
@@ -130,14 +131,15 @@ def _written_out(op: Op) -> FoundNorm | None:
     return None
 
 
-def _without_gamma(carrier: Value) -> Iterator[tuple[Value, Value | None]]:
-    """The carrier as it is; then, for γ·(x − μ)/s, without the γ in front of the division, and that γ."""
-    yield carrier, None
+def _without_gamma(carrier: Value) -> tuple[Value, Value] | None:
+    """x − μ and γ of γ·(x − μ), where γ is written in front of the division; None for anything else."""
     product = same(carrier)
-    if product.base == "mul" and product.op is not None and len(product.op.inputs) == 2:
-        a, b = product.op.inputs
-        if is_weight(a) or is_weight(b):
-            yield (b, same(a)) if is_weight(a) else (a, same(b))
+    if product.base != "mul" or product.op is None or len(product.op.inputs) != 2:
+        return None
+    a, b = product.op.inputs
+    if is_weight(a) == is_weight(b):
+        return None
+    return (b, a) if is_weight(a) else (a, b)
 
 
 def _kind(statistic: Statistic, centred: bool, squared_centred: bool) -> str:

@@ -15,7 +15,7 @@ _SEEN_THROUGH = CASTS | VIEWS | DROPOUTS
 
 @dataclass
 class Statistic:
-    """What a scale factor is made of: gain · (reduction + ε)^power."""
+    """What a scale factor is made of: gain · (reduction + ε)^power; an ε outside of the root is not kept."""
 
     reduced: Value
     op: Op
