@@ -156,6 +156,12 @@ def test_unknown_key_in_pyproject(here: Path, capsys: pytest.CaptureFixture[str]
     assert "optimizer" in capsys.readouterr().err
 
 
+def test_defaults_that_are_no_table(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "pyproject.toml").write_text("[tool]\nnormscope = 3\n")
+    assert run(["explain", "NS101"]) == 2
+    assert "expected a table" in capsys.readouterr().err
+
+
 def test_anatomy_reads_without_measuring(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["anatomy", SMALL, "--format", "json"]) == 0
     reading = json.loads(capsys.readouterr().out)

@@ -337,3 +337,9 @@ def test_models_of_ours(name: str) -> None:
 def test_a_long_sequence_lengthens_the_context() -> None:
     subject = load("nn:decoder,depth=1,width=8,heads=1", seq_len=2000, batch_size=1)
     assert subject.batch["ids"].shape == (1, 2000)  # type: ignore[index, call-overload]
+
+
+def test_one_token_has_no_next_one() -> None:
+    subject = make_subject(Model(), torch.randint(0, 256, (2, 1)))
+    assert subject.loss_fn is None
+    assert "a sequence of one token has no next token" in " ".join(subject.notes)
