@@ -161,6 +161,8 @@ class _Rows:
         if is_zero(gradient):
             return not_measured(quantity, site, UNDEFINED)
         gamma = factor(found, self.parameters.by_name)
+        if gamma is not None and gamma.numel() == 1:  # ScaleNorm's one gain
+            gamma = gamma.reshape(()).expand(gradient.shape[-1])
         if entering.numel() != gradient.numel() or (gamma is not None and gamma.shape != gradient.shape[-1:]):
             return not_measured(quantity, site, "the norm does not run over the last axis")
         entering = entering.reshape(gradient.shape)  # (B·T, d) where it comes right out of a matmul
