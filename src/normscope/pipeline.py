@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import normscope
-from normscope.anatomy import Anatomy, read_anatomy
+from normscope.anatomy import Anatomy, read_anatomy, require_residual_stream
 from normscope.errors import UsageError
 from normscope.probes import (
     PROBES,
@@ -26,7 +26,7 @@ from normscope.probes import (
     not_measured,
 )
 from normscope.report import Report
-from normscope.rules import Context, Finding, judge, matches, verdict
+from normscope.rules import Context, Finding, judge, matches, parse_codes, verdict
 from normscope.subjects import Batch, LossFn, Subject, make_subject, untouched
 from normscope.subjects.memory import is_out_of_memory, memory_refusals
 from normscope.train import TrialConfig
@@ -104,8 +104,8 @@ def check(
     batch_size: int = 4,
     seq_len: int = 64,
     text: Path | None = None,
-    select: Iterable[str] = (),
-    ignore: Iterable[str] = (),
+    select: str | Iterable[str] = (),
+    ignore: str | Iterable[str] = (),
     progress: Progress | None = None,
     reraise: bool = False,
 ) -> Report:
@@ -140,7 +140,7 @@ def check(
         subject = make_subject(
             model_or_subject, batch, loss_fn, seed=seed, batch_size=batch_size, seq_len=seq_len, text=text
         )
-    run = _Run(subject, config, tuple(select), tuple(ignore))
+    run = _Run(subject, config, parse_codes(select), parse_codes(ignore))
     try:
         with untouched(subject.model), memory_refusals(subject.spec):
             _measure(run, progress or (lambda stage, done, total: None), reraise)
@@ -157,6 +157,7 @@ def _measure(run: _Run, progress: Progress, reraise: bool) -> None:
     progress("anatomy", 0, total)
     with run.timed("anatomy"):
         run.anatomy = read_anatomy(run.subject)
+    require_residual_stream(run.anatomy, run.subject.spec)
     for done, (name, probe) in enumerate(PROBES.items(), start=1):
         progress(name, done, total)
         with run.timed(name):

@@ -82,6 +82,7 @@ def files(here: Path) -> Path:
     (here / "binary.bin").write_bytes(bytes(range(256)) * 40)
     write_factory(here, "    raise RuntimeError('no luck')\n", "raises.py")
     write_factory(here, "    return 7\n", "nonsense.py")
+    write_factory(here, "    return nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))\n", "plain.py")
     return here
 
 
@@ -115,6 +116,8 @@ BAD_CALLS: dict[str, tuple[list[str], str]] = {
     "unknown bench": (["bench", "chekc"], "check"),
     "unwritable output": (["check", SMALL, *QUICK, "-o", "no/such/folder.txt"], "folder"),
     "no argument": (["check"], "MODEL"),
+    "no residual stream": (["check", "plain.py:build"], "x + F(x)"),
+    "only read, no residual stream": (["anatomy", "plain.py:build"], "x + F(x)"),
     "too large": (["check", "hf:llama,num_hidden_layers=8,hidden_size=65536"], "memory"),
 }
 

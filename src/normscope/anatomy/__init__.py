@@ -2,7 +2,7 @@
 
 from normscope.anatomy.capture import capture
 from normscope.anatomy.measuring import measuring
-from normscope.anatomy.reading import read_anatomy
+from normscope.anatomy.reading import read_anatomy, require_residual_stream
 from normscope.anatomy.types import (
     Anatomy,
     AttentionSites,
@@ -28,4 +28,5 @@ __all__ = [
     "capture",
     "measuring",
     "read_anatomy",
+    "require_residual_stream",
 ]

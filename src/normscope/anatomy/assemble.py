@@ -20,6 +20,8 @@ from normscope.anatomy.stacks import Strand, name_stacks, strands
 from normscope.anatomy.streams import Link, link, nearest, norms_on
 from normscope.anatomy.types import Anatomy, AttentionSites, Block, Branch, Kind, Norm, Stack
 
+NO_RESIDUAL_SUM = "no residual sum was found: no add whose one term is read by another through learnt weights"
+
 
 @dataclass(eq=False)
 class Reading:
@@ -58,9 +60,7 @@ def assemble(graph: Graph) -> Anatomy:
     stacks = tuple(_stack(reading, strand, name) for strand, name in zip(found, names, strict=True))
     _say_unowned(reading, found)
     if not stacks:
-        reading.unread.append(
-            "no residual sum was found: no add whose one term is read by another through learnt weights"
-        )
+        reading.unread.append(NO_RESIDUAL_SUM)
     return Anatomy(stacks, tuple(dict.fromkeys(reading.unread)), graph.written_bytes)
 
 

@@ -18,11 +18,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map_only
 
-from normscope.anatomy.assemble import assemble
+from normscope.anatomy.assemble import NO_RESIDUAL_SUM, assemble
 from normscope.anatomy.graph import Graph
 from normscope.anatomy.measuring import measuring
 from normscope.anatomy.record import record
 from normscope.anatomy.types import Anatomy
+from normscope.errors import UsageError
 from normscope.subjects.subject import Batch, Subject, call_model
 from normscope.subjects.untouched import untouched
 
@@ -72,3 +73,13 @@ def _same_world(model: nn.Module, batch: Any) -> Iterator[Any]:
         yield tree_map_only(torch.Tensor, lambda t: t.to("meta"), batch)
     else:
         yield batch
+
+
+def require_residual_stream(anatomy: Anatomy, given: str) -> None:
+    """UsageError where a model plainly has no residual stream; one that could not be read is let through."""
+    if anatomy.unread == (NO_RESIDUAL_SUM,) and not anatomy.stacks:
+        raise UsageError(
+            f"{given} ({NO_RESIDUAL_SUM})",
+            "a model with a residual stream, x + F(x)",
+            "give the whole Transformer, not a part of it",
+        )

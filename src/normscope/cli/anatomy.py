@@ -41,7 +41,7 @@ def command(
 
     A model that does not fit into memory is read without its weights being made.
     """
-    from normscope.anatomy import read_anatomy
+    from normscope.anatomy import read_anatomy, require_residual_stream
     from normscope.report import print_anatomy, text_anatomy
     from normscope.subjects import load_to_read
 
@@ -58,6 +58,7 @@ def command(
             dtype=parse_dtype(dtype),
         )
         anatomy = read_anatomy(subject)
+        require_residual_stream(anatomy, model)
     if format is Format.JSON:
         rendered = json.dumps({"model": model, **anatomy.to_dict()}, indent=2) + "\n"
     elif output is None:

@@ -19,6 +19,7 @@ from normscope.cli.options import (
     Text,
     Traceback,
     parse_dtype,
+    require_writable,
     write,
 )
 from normscope.cli.progress import progress_bar, quiet_libraries
@@ -65,10 +66,9 @@ def command(
     Defaults of these options may stand in the table [tool.normscope] of pyproject.toml.
     """
     import normscope
-    from normscope.rules import parse_codes
     from normscope.subjects import load
 
-    wanted, unwanted = parse_codes(select), parse_codes(ignore)
+    require_writable(output)
     interrupted = False
     with redirect_stdout(sys.stderr), quiet_libraries(), progress_bar() as progress:
         subject = load(
@@ -88,8 +88,8 @@ def command(
                 warmup=warmup,
                 steps=steps,
                 seed=seed,
-                select=wanted,
-                ignore=unwanted,
+                select=select,
+                ignore=ignore,
                 progress=progress,
                 reraise=traceback,
             )

@@ -77,6 +77,12 @@ def parse_dtype(name: str | None) -> "torch.dtype | None":
     return getattr(torch, name)
 
 
+def require_writable(path: Path | None) -> None:
+    """UsageError before the long work where the folder of `path` is not there."""
+    if path is not None and not path.resolve().parent.is_dir():
+        raise UsageError(f"--output {path}", "a file in a folder that exists", f"make {path.parent} first")
+
+
 def write(text: str, path: Path) -> None:
     """Write a report to `path`.
 

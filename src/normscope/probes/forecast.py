@@ -15,6 +15,7 @@ from normscope.probes.forecast_record import Forecast, ForecastInterrupted, Fore
 from normscope.probes.forecast_rule import EXTENSION, Decision, decide
 from normscope.probes.measurement import Measurement, not_measured
 from normscope.subjects import Batch, Subject, untouched
+from normscope.subjects.memory import is_out_of_memory
 from normscope.train import Trial, TrialConfig, UpdateRatio, endless, in_flushed_thread, working_copy
 
 __all__ = ["Forecast", "ForecastInterrupted", "ForecastStep", "Outcome", "forecast", "forecast_measurements"]
@@ -187,7 +188,7 @@ def _fed_ids(batch: Batch) -> bool:
 
 def _is_ours_to_tell(error: Exception) -> bool:
     """Whether a model that raised this cannot be trained as it is; lack of memory is the caller's to tell."""
-    return not isinstance(error, torch.OutOfMemoryError | UsageError) and "allocate" not in str(error)
+    return not isinstance(error, UsageError) and not is_out_of_memory(error)
 
 
 def _looks(steps: int) -> set[int]:

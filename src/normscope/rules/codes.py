@@ -1,5 +1,7 @@
 """Findings by what a user types: a code, a prefix of codes, or a name."""
 
+from collections.abc import Iterable
+
 from normscope.errors import UsageError, nearest
 from normscope.rules.finding import Finding
 from normscope.rules.rule import RULES, Rule
@@ -18,18 +20,19 @@ def find_rule(code_or_name: str) -> Rule:
     raise UsageError(f"no finding {code_or_name!r}", f"a code {_span()} or its name", _nearest(wanted))
 
 
-def parse_codes(text: str) -> tuple[str, ...]:
-    """What `--select` and `--ignore` take, "NS101,NS5,post-ln-deep", in parts.
+def parse_codes(codes: str | Iterable[str]) -> tuple[str, ...]:
+    """What `--select` and `--ignore` take, "NS101,NS5,post-ln-deep" or a list of those, in parts.
 
     Raises:
         UsageError: one of them fits no finding.
     """
-    codes = tuple(part.strip() for part in text.split(",") if part.strip())
-    for code in codes:
+    text = codes if isinstance(codes, str) else ",".join(codes)
+    parts = tuple(part.strip() for part in text.split(",") if part.strip())
+    for code in parts:
         if not any(_fits(rule.code, rule.name, code) for rule in RULES.values()):
             expected = f"a code {_span()}, a prefix such as NS5, or a name"
             raise UsageError(f"no finding {code!r}", expected, _nearest(code.lower()))
-    return codes
+    return parts
 
 
 def matches(finding: Finding, code: str) -> bool:

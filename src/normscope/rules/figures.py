@@ -61,10 +61,9 @@ def relative_gain(case: Case, stack: Stack) -> float | None:
 
 
 def qk_shares(case: Case) -> dict[str, float]:
-    """RMS gradient of W_Q or W_K, the larger, over that of W_V, by branch; without those of exactly zero."""
+    """RMS gradient of W_Q or W_K, the larger, over that of W_V, by branch."""
     q, k, v = (case.finite(f"gradient/{role}") for role in "qkv")
-    shares = {site: max(q[site], k[site]) / v[site] for site in v if v[site] > 0 and site in q and site in k}
-    return {site: share for site, share in shares.items() if share > 0}
+    return {site: max(q[site], k[site]) / v[site] for site in v if v[site] > 0 and site in q and site in k}
 
 
 def _ratio(figures: Mapping[str, float], above: str, below: str) -> float | None:
