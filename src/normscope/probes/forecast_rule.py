@@ -108,6 +108,7 @@ def _by_diversity(diversity: float, curve: Sequence[ForecastStep], tokens: bool)
     if in_doubt or noise <= mean < needed:
         return Decision("undecided", f"{figures}; batches hardly agree on parting them {scores}", in_doubt)
     if mean >= needed:
-        return Decision("trains", f"{figures}, and batches agree on parting them again {scores}")
+        fell = f"the loss goes from {curve[0].loss:.2f} to {last.loss:.2f}"
+        return Decision("trains", f"{fell}; {figures}, and batches agree on parting them again {scores}")
     stuck = f"{figures}, and batches do not agree on parting them again {scores}"
     return Decision("collapses" if diversity < FAINT else "plateau", stuck)
