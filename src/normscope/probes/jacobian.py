@@ -33,7 +33,7 @@ from normscope.probes._held import HeldGraph, hold
 from normscope.probes.measurement import EXACT, Measurement, not_measured
 from normscope.subjects import Subject, untouched
 
-CONFIDENCE = {"part": 0.9, "stack": 0.8}
+CONFIDENCE = {"part": 0.9, "stack": 0.7}
 """Of an iterative figure's error. At 0.999 the stack would cost half as much again; actual errors are
 far smaller. Small parts at 0.8 are beyond their tolerance now and then."""
 
