@@ -117,6 +117,7 @@ def _sigma() -> dict[str, Any]:
         "products": found.products,
         "value": found.value,
         "reference": reference.value,
+        "reference_products": reference.products,
     }
 
 
