@@ -21,7 +21,7 @@ FAINT = 1e-5  # diversity below which a run that does not part its tokens is sai
 ALIGNED = 3.0  # what alignment weighs against coherence: the one is small where the other is not
 ENOUGH = 0.07  # pull, coherence + 3·alignment, that a run needs at a diversity of 1e-4 to grow it back,
 PER_DECADE = 0.07  # the more for each decade that the diversity is lower, and the less above
-SUNK = 1e-6  # diversity under which no run of ours came back,
+SUNK = 1e-6  # diversity under which one run of ours in 17 came back (from 7e-7),
 PER_SUNK_DECADE = 1.0  # and every decade asks for this much more: a pull on nearly nothing is slow
 DOUBT = 0.03  # within this of a limit the trial goes on
 
