@@ -22,7 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from normscope.anatomy import read_anatomy
+from normscope.probes import ForecastStep
 from normscope.probes.forecast import forecast
+from normscope.probes.forecast_rule import pull
 from normscope.subjects import Subject, load, make_subject
 from normscope.train import Trial, TrialConfig, endless, in_flushed_thread
 
@@ -200,7 +202,41 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = ["| forecast | " + " | ".join(truths) + " |", "|---" * (len(truths) + 1) + "|"]
     for outcome in dict.fromkeys(outcome for outcome, _ in counts):
         lines.append(f"| {outcome} | " + " | ".join(str(counts[outcome, t]) for t in truths) + " |")
+    lines += ["", "| model | rate | diversity, last look | pull | forecast | truth, nats from unigram |"]
+    lines += ["|---" * 6 + "|", *(_table_row(row) for row in rows if "truth" in row)]
     return "\n".join(lines)
+
+
+def _table_row(row: dict[str, Any]) -> str:
+    last = ForecastStep(**row["forecast"]["curve"][-1])
+    strength, diversity = pull(last), list(last.diversity.values())[-1]
+    said = row["forecast"]["outcome"] + ("" if _is_right(row) else " **wrong**")
+    gap = sum(row["losses"][-LAST:]) / LAST - row["forecast"]["unigram_entropy"]
+    cells = (
+        _model_in_words(row["cell"]["model"]),
+        f"{row['cell']['optimizer']} {row['cell']['lr']:g}",
+        f"{diversity:.0e}",
+        "–" if strength is None else f"{strength:.2f}",
+        said,
+        f"{row['truth']} ({gap:+.2f})",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _is_right(row: dict[str, Any]) -> bool:
+    return (row["forecast"]["outcome"] == "trains") == (row["truth"] == "trains")
+
+
+def _model_in_words(model: str | dict[str, Any]) -> str:
+    if isinstance(model, str):
+        words = {"gpt2": "GPT-2", "opt": "OPT", "llama": "LLaMA", "olmo2": "OLMo-2"}
+        kind = model.removeprefix("hf:").split(",")[0]
+        post = ", Post-LN" if "do_layer_norm_before=false" in model else ""
+        return f"{words.get(kind, kind)}, 10 layers, d 96{post}"
+    words = f"{'Pre' if model.get('norm_first') else 'Post'}-LN, {model['depth']} layers, d {model['width']}"
+    if not model.get("xavier", True):
+        words += ", PyTorch's initialisation"
+    return words + (", ×√d embeddings, no dropout" if model.get("scale") else "")
 
 
 def _summary(row: dict[str, Any]) -> str:

@@ -5,29 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-
-class TinyLanguageModel(nn.Module):
-    """Embedding, `nn.TransformerEncoder` with a causal mask, head."""
-
-    def __init__(
-        self, *, norm_first: bool, final_norm: bool, depth: int = 2, width: int = 32, dropout: float = 0.1
-    ):
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(
-            width, 4, 2 * width, dropout=dropout, batch_first=True, norm_first=norm_first
-        )
-        self.embedding = nn.Embedding(256, width)
-        self.encoder = nn.TransformerEncoder(
-            layer, depth, norm=nn.LayerNorm(width) if final_norm else None, enable_nested_tensor=False
-        )
-        self.head = nn.Linear(width, 256)
-        for parameter in self.parameters():
-            if parameter.dim() > 1:
-                nn.init.xavier_uniform_(parameter)
-
-    def forward(self, ids_BT: Tensor) -> Tensor:
-        mask = nn.Transformer.generate_square_subsequent_mask(ids_BT.shape[1])
-        return self.head(self.encoder(self.embedding(ids_BT), mask=mask, is_causal=True))
+from normscope.bench.examples import CausalEncoder
 
 
 class Sublayers(nn.Module):
@@ -97,8 +75,8 @@ def gpt2() -> nn.Module:
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
-    "post-encoder": lambda: TinyLanguageModel(norm_first=False, final_norm=False),
-    "pre-encoder": lambda: TinyLanguageModel(norm_first=True, final_norm=True),
+    "post-encoder": lambda: CausalEncoder(depth=2, width=32),
+    "pre-encoder": lambda: CausalEncoder(depth=2, width=32, norm_first=True, final_norm=True),
     "pre": lambda: Sublayers(pre),
     "post": lambda: Sublayers(post),
     "res-post": lambda: Sublayers(res_post),
