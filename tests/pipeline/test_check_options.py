@@ -31,3 +31,14 @@ def test_a_subject_brings_its_own_batch() -> None:
     subject = normscope.load("nn:decoder,depth=1,width=32")
     with pytest.raises(normscope.UsageError, match="one or the other"):
         normscope.check(subject, torch.zeros(1))
+
+
+def test_a_broken_weight_that_the_batch_never_meets_is_named() -> None:
+    model = MODELS["pre"]()
+    batch = torch.randint(1, 256, (2, 16))
+    with torch.no_grad():
+        model.embedding.weight[0, 0] = float("inf")
+    report = normscope.check(model, batch, steps=0)
+    assert [(f.name, f.sites) for f in report.findings if f.severity == "error"] == [
+        ("non-finite", ("embedding.weight",))
+    ]

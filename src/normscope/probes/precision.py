@@ -72,6 +72,8 @@ def measure_precision(subject: Subject, anatomy: Anatomy) -> list[Measurement]:
         else:
             rows += _flushed_rows(anatomy, parameters, own, objective_how(subject))
             rows += _cosine_rows(anatomy, parameters, overlaps(subject, weights.values(), own))
+            if not all(map(is_finite, parameters.by_name.values())):  # a weight that this batch never met
+                rows += [first_non_finite(subject, parameters)]
     return rows
 
 
