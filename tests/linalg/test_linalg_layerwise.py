@@ -262,7 +262,7 @@ def blocks(scheme: str) -> tuple[list[LinearMap], list[Tensor]]:
     maps: list[LinearMap] = []
     streams = []
     for block in model.blocks:
-        op = JacobianOperator.of(block, state)
+        op = JacobianOperator(block, state)
         maps.append(op if scheme == "pre" else Matrix(dense(op)))
         state = block(state).detach()
         streams.append(state[0])

@@ -44,7 +44,7 @@ class Bare:
 
 def jacobian_operator(matrix: Tensor) -> LinearMap:
     x = torch.zeros(matrix.shape[1], dtype=torch.float64, requires_grad=True)
-    return JacobianOperator(matrix @ x, x)
+    return JacobianOperator.on_graph(matrix @ x, x)
 
 
 def onto(basis: Tensor):

@@ -19,7 +19,7 @@ def held(case: Case) -> JacobianOperator:
     """The operator from tensors in the middle of a graph, not from leaves."""
     root = case.x.clone().requires_grad_()
     inputs = root * 1.0
-    return JacobianOperator(case.f(inputs) * 1.0, inputs)
+    return JacobianOperator.on_graph(case.f(inputs) * 1.0, inputs)
 
 
 def random(size: int, *more: int) -> Tensor:
@@ -27,7 +27,7 @@ def random(size: int, *more: int) -> Tensor:
 
 
 @cases
-@pytest.mark.parametrize("make", [held, lambda case: JacobianOperator.of(case.f, case.x)], ids=["held", "of"])
+@pytest.mark.parametrize("make", [held, lambda case: JacobianOperator(case.f, case.x)], ids=["held", "of"])
 def test_products_are_those_of_the_dense_jacobian(case: Case, make) -> None:
     op, jacobian = make(case), case.dense
     assert op.shape == jacobian.shape
@@ -71,7 +71,7 @@ def test_scipy_finds_singular_values_through_it() -> None:
 
 
 def test_products_are_counted_once_each_and_shared_with_the_transpose() -> None:
-    op = JacobianOperator.of(CASES[0].f, CASES[0].x)
+    op = JacobianOperator(CASES[0].f, CASES[0].x)
     assert op.products == 0  # the comparison with differences is set-up
     n = op.shape[1]
     op @ random(n)
@@ -89,8 +89,8 @@ def test_submap_of_a_held_graph_from_an_edge_before_an_in_place_op() -> None:
     edge = torch.autograd.graph.get_gradient_edge(x)
     before = x.detach().clone()
     x += torch.tanh(x)
-    assert not JacobianOperator(x.sum(1), before).connected()
-    op = JacobianOperator(x.sum(1), before.requires_grad_(), edge=edge)
+    assert not JacobianOperator.on_graph(x.sum(1), before).connected()
+    op = JacobianOperator.on_graph(x.sum(1), before.requires_grad_(), edge=edge)
     assert op.connected()
     jacobian = torch.autograd.functional.jacobian(lambda z: (z + z.tanh()).sum(1), before).reshape(3, 12)
     torch.testing.assert_close(dense(op), jacobian)
@@ -103,7 +103,7 @@ def test_wrong_sizes_and_dtypes_are_told() -> None:
     with pytest.raises(ValueError, match="Jᵀu: a vector of 3 elements; expected 24"):
         op.T @ random(3)
     with pytest.raises(ValueError, match="floating-point"):
-        JacobianOperator(torch.ones(2), torch.ones(2, dtype=torch.int64))
+        JacobianOperator.on_graph(torch.ones(2), torch.ones(2, dtype=torch.int64))
 
 
 class ConstantBackward(torch.autograd.Function):
@@ -148,7 +148,7 @@ class Honest(ConstantBackward):
 @pytest.mark.parametrize("wrap", [lambda f: f, lambda f: lambda x: x + f(x)], ids=["alone", "beside a skip"])
 def test_tangents_that_contradict_the_adjoint_are_refused(function, wrap) -> None:
     x = random(40).requires_grad_()
-    op = JacobianOperator(wrap(function.apply)(x), x)
+    op = JacobianOperator.on_graph(wrap(function.apply)(x), x)
     op.T @ random(40)  # Jᵀu alone is right
     with pytest.raises(TangentError, match=r"contradicts Jᵀu"):
         op @ random(40)
@@ -157,7 +157,7 @@ def test_tangents_that_contradict_the_adjoint_are_refused(function, wrap) -> Non
 @pytest.mark.parametrize("function", [ConstantBackward, HalfBackward, StraightThrough])
 def test_functions_whose_tangent_is_not_theirs_are_refused(function) -> None:
     with pytest.raises(TangentError, match=r"contradicts|finite differences"):
-        JacobianOperator.of(function.apply, random(40))
+        JacobianOperator(function.apply, random(40))
 
 
 def test_a_part_without_gradient_is_refused_where_the_function_is_known() -> None:
@@ -167,12 +167,12 @@ def test_a_part_without_gradient_is_refused_where_the_function_is_known() -> Non
         return x + branch
 
     with pytest.raises(TangentError, match="finite differences"):
-        JacobianOperator.of(skips, random(40))
+        JacobianOperator(skips, random(40))
 
 
 def test_an_honest_custom_function_passes_in_float32_too() -> None:
     x = torch.randn(40)
-    op = JacobianOperator.of(Honest.apply, x)
+    op = JacobianOperator(Honest.apply, x)
     torch.testing.assert_close(op @ torch.ones(40), x.cos())
     torch.testing.assert_close(dense(op), torch.diag(x.cos()))  # vmap has no rule: one by one
 
@@ -182,16 +182,16 @@ def test_fused_attention_is_refused_and_the_math_backend_is_not() -> None:
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         fused = F.scaled_dot_product_attention(x, x, x)
     with pytest.raises(TangentError, match="autograd refuses"):
-        JacobianOperator(fused, x) @ torch.randn(256)
+        JacobianOperator.on_graph(fused, x) @ torch.randn(256)
     with sdpa_kernel(SDPBackend.MATH):
-        op = JacobianOperator.of(lambda t: F.scaled_dot_product_attention(t, t, t), x)
+        op = JacobianOperator(lambda t: F.scaled_dot_product_attention(t, t, t), x)
     assert torch.isfinite(op @ torch.randn(256)).all()
 
 
 def test_compiled_functions_are_refused() -> None:
     compiled = torch.compile(lambda x: torch.tanh(x) * x, backend="aot_eager")
     with pytest.raises(TangentError, match="autograd refuses"):
-        JacobianOperator.of(compiled, torch.randn(16))
+        JacobianOperator(compiled, torch.randn(16))
 
 
 @torch.library.custom_op("normscope_tests::bare_sine", mutates_args=())
@@ -202,13 +202,13 @@ def bare_sine(x: Tensor) -> Tensor:
 def test_a_custom_op_without_a_backward_is_refused() -> None:
     x = random(8)
     with pytest.raises(TangentError):
-        JacobianOperator.of(lambda t: t + bare_sine(t), x) @ random(8)
+        JacobianOperator(lambda t: t + bare_sine(t), x) @ random(8)
 
 
 def test_graphs_without_a_path_are_refused() -> None:
     x, other = random(4).requires_grad_(), random(4).requires_grad_()
     for outputs in (other * 2, (x * 2).detach()):
-        op = JacobianOperator(outputs, x)
+        op = JacobianOperator.on_graph(outputs, x)
         assert not op.connected()
         for product in (op.matvec, op.rmatvec):
             with pytest.raises(TangentError, match=r"no path|not in a graph"):
@@ -219,7 +219,7 @@ def test_graphs_without_a_path_are_refused() -> None:
 def test_checkpointed_graphs_are_right_or_refused(reentrant: bool) -> None:
     case = CASES[0]
     x = case.x.clone().requires_grad_()
-    op = JacobianOperator(checkpoint(case.f, x, use_reentrant=reentrant), x)
+    op = JacobianOperator.on_graph(checkpoint(case.f, x, use_reentrant=reentrant), x)
     v = random(op.shape[1])
     if reentrant:
         with pytest.raises(TangentError, match="autograd refuses"):

@@ -106,11 +106,11 @@ def _sigma() -> dict[str, Any]:
         forward()
         forwards = [_timed(forward) for _ in range(3 * STEPS_EACH_SIDE)]
         start = time.perf_counter()
-        found = sigma_max(JacobianOperator.of(stack, entry), tol=1e-2, confidence=CONFIDENCE["stack"])
+        found = sigma_max(JacobianOperator(stack, entry), tol=1e-2, confidence=CONFIDENCE["stack"])
         sigma_s = time.perf_counter() - start
         forwards += [_timed(forward) for _ in range(3 * STEPS_EACH_SIDE)]
         whole = [_timed(whole_forward) for _ in range(3 * STEPS_EACH_SIDE)]
-        reference = sigma_max(JacobianOperator.of(stack, entry), tol=1e-12, max_products=REFERENCE_PRODUCTS)
+        reference = sigma_max(JacobianOperator(stack, entry), tol=1e-12, max_products=REFERENCE_PRODUCTS)
     return {
         "sigma_s": sigma_s,
         "forward_s": statistics.median(forwards),

@@ -1,6 +1,6 @@
 """Linear algebra of Jacobians: maps in, figures out, each with a status. Knows nothing of models.
 
-op = JacobianOperator(y, x)        # J = ∂y/∂x on a held graph; or JacobianOperator.of(f, x)
+op = JacobianOperator(f, x)        # J = ∂f/∂x at x; or JacobianOperator.on_graph(y, x)
 sigma_max(op, tol=1e-2)            # σ_max by Golub–Kahan–Lanczos, with error, residual and status
 singular_values(dense(op))         # every σ, where the map is small
 numerical_rank(values, tol)        # (rank, gap)

@@ -32,33 +32,62 @@ class TangentError(RuntimeError):
 
 
 class JacobianOperator:
-    """J = ∂y/∂x [m, n] of tensors that are already in a graph; vectors go in and come out flat.
+    """J = ∂f/∂x [m, n] of a function at a point; vectors go in and come out flat.
 
     Args:
-        outputs: y, of m elements, computed from `inputs`.
-        inputs: x, of n elements; a leaf or any intermediate tensor that requires grad.
-        edge: where x is in the graph, where that is not `inputs` itself: the tensor as it was before an
-            in-place op.
-        seed: of the random cotangent that every Jv is checked with.
+        f: the function; it is run once with a graph, and twice without for the tangent check.
+        x: the point, a tensor of any shape, n elements.
+        seed: of the random vectors that the checks use.
 
     Attributes:
         shape: (m, n).
         products: Jv and Jᵀu spent so far, by this operator and its transpose; set-up is not in it.
 
     Raises:
-        TangentError: at the first product, where no path leads from `inputs` to `outputs`, where the graph
-            has no second derivative (fused attention, `torch.compile`), and where Jv contradicts Jᵀu.
+        TangentError: where Jv is not that of finite differences to 2 % (a backward that is not the derivative
+            of its forward, a straight-through estimator, a part without gradient), where the graph has no
+            second derivative (fused attention, `torch.compile`), and where Jv contradicts Jᵀu.
 
     Example:
-        >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
-        >>> op = JacobianOperator(x**2, x)
+        >>> op = JacobianOperator(lambda x: x**2, torch.tensor([1.0, 2.0]))
         >>> op @ torch.tensor([1.0, 1.0])
         tensor([2., 4.])
     """
 
-    def __init__(
-        self, outputs: Tensor, inputs: Tensor, *, edge: GradientEdge | None = None, seed: int = 0
-    ) -> None:
+    def __init__(self, f: Callable[[Tensor], Tensor], x: Tensor, *, seed: int = 0) -> None:
+        with torch.enable_grad():
+            inputs = x.detach().clone().requires_grad_()
+            self._hold(f(inputs), inputs, inputs, seed)
+        self._compare_with_differences(f)
+
+    @classmethod
+    def on_graph(
+        cls, outputs: Tensor, inputs: Tensor, *, edge: GradientEdge | None = None, seed: int = 0
+    ) -> "JacobianOperator":
+        """J = ∂y/∂x [m, n] of tensors that are already in a graph.
+
+        Args:
+            outputs: y, of m elements, computed from `inputs`.
+            inputs: x, of n elements; a leaf or any intermediate tensor that requires grad.
+            edge: where x is in the graph, where that is not `inputs` itself: the tensor as it was before an
+                in-place op.
+            seed: of the random cotangent that every Jv is checked with.
+
+        Raises:
+            TangentError: at the first product, where no path leads from `inputs` to `outputs`, where the
+                graph has no second derivative, and where Jv contradicts Jᵀu.
+
+        Example:
+            >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
+            >>> op = JacobianOperator.on_graph(x**2, x)
+            >>> op @ torch.tensor([1.0, 1.0])
+            tensor([2., 4.])
+        """
+        op = cls.__new__(cls)
+        op._hold(outputs, inputs, inputs if edge is None else edge, seed)
+        return op
+
+    def _hold(self, outputs: Tensor, inputs: Tensor, source: Tensor | GradientEdge, seed: int) -> None:
         for name, tensor in (("outputs", outputs), ("inputs", inputs)):
             if not tensor.is_floating_point():
                 raise ValueError(f"{name} of dtype {tensor.dtype}: expected a floating-point tensor")
@@ -66,23 +95,9 @@ class JacobianOperator:
         self.dtype, self.device = inputs.dtype, inputs.device
         self.products = 0
         self._outputs, self._inputs = outputs, inputs
-        self._source: Tensor | GradientEdge = inputs if edge is None else edge
+        self._source: Tensor | GradientEdge = source
         self._generator = torch.Generator().manual_seed(seed)
         self._held: tuple[Tensor, Tensor] | None = None
-
-    @classmethod
-    def of(cls, f: Callable[[Tensor], Tensor], x: Tensor, *, seed: int = 0) -> "JacobianOperator":
-        """The Jacobian of `f` at `x`, its tangent compared with central finite differences (two forwards).
-
-        Raises:
-            TangentError: where the two are not the same to 2 % (a backward that is not the derivative of its
-                forward, a straight-through estimator, a part without gradient).
-        """
-        with torch.enable_grad():
-            inputs = x.detach().clone().requires_grad_()
-            op = cls(f(inputs), inputs, seed=seed)
-        op._compare_with_differences(f)
-        return op
 
     @property
     def T(self) -> "TransposedOperator":

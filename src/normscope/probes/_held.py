@@ -51,9 +51,9 @@ class HeldGraph:
             TangentError: where one did not come by, is not finite, or no path leads from one to the other.
         """
         x, y = (self._finite(site) for site in (source, target))
-        op = JacobianOperator(y, x)
+        op = JacobianOperator.on_graph(y, x)
         if not op.connected() and (edge := behind_copy(x)) is not None:
-            op = JacobianOperator(y, x, edge=edge)
+            op = JacobianOperator.on_graph(y, x, edge=edge)
         if not op.connected():
             raise TangentError(NO_PATH)
         return op
