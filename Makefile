@@ -8,11 +8,12 @@ STAMP  := $(VENV)/.installed
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt benchmarks/rivals.txt
 	$(PYTHON) -c 'import sys; sys.exit("normscope needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[hf,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/rivals.txt
 	touch $(STAMP)
 
 demo: setup
