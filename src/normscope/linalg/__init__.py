@@ -9,12 +9,28 @@ sigma_min(op, kernel=…)            # the smallest that is not known to be zero
 layerwise_sigma_min(layers)        # the same for a product of layers, far beyond
 """
 
+from normscope.linalg.activations import (
+    ACTIVATION_GAINS,
+    activation_gain,
+    activation_jacobian,
+    activation_kernel,
+    activation_singular_values,
+)
+from normscope.linalg.attention_row import (
+    attention_row_jacobian,
+    softmax_jacobian,
+    softmax_kernel,
+    softmax_norm_bound,
+    softmax_singular_values,
+)
 from normscope.linalg.bounds import (
     condition_number,
     effective_rank,
     product_log_lower_bound,
     product_log_upper_bound,
+    product_log_volume_bounds,
     stable_rank,
+    weyl_interval,
     weyl_lower_bound,
 )
 from normscope.linalg.closed_forms import (
@@ -30,6 +46,7 @@ from normscope.linalg.density import LogDensity, log_density
 from normscope.linalg.estimates import Estimate
 from normscope.linalg.extremes import TopSingular, top_singular
 from normscope.linalg.golub_kahan import Bidiagonalisation, LinearMap, SigmaMax, Status, sigma_max
+from normscope.linalg.l2_norm import l2_norm_jacobian, l2_norm_kernel, l2_norm_singular_values
 from normscope.linalg.layerwise import Layer, LayerwiseInverse, layerwise_sigma_min
 from normscope.linalg.lyapunov import LyapunovExponents, lyapunov_exponents
 from normscope.linalg.maps import (
@@ -44,10 +61,12 @@ from normscope.linalg.maps import (
 )
 from normscope.linalg.operator import NO_PATH, JacobianOperator, TangentError, TransposedOperator
 from normscope.linalg.products import ProductSpectrum, product_log_singular_values
+from normscope.linalg.rowwise import rowwise_jacobian
 from normscope.linalg.smallest import Side, SigmaMin, sigma_min
 from normscope.linalg.subspaces import Kernel, TokenProjector
 
 __all__ = [
+    "ACTIVATION_GAINS",
     "NO_PATH",
     "Bidiagonalisation",
     "Composition",
@@ -74,9 +93,17 @@ __all__ = [
     "TopSingular",
     "Transposed",
     "TransposedOperator",
+    "activation_gain",
+    "activation_jacobian",
+    "activation_kernel",
+    "activation_singular_values",
+    "attention_row_jacobian",
     "condition_number",
     "dense",
     "effective_rank",
+    "l2_norm_jacobian",
+    "l2_norm_kernel",
+    "l2_norm_singular_values",
     "layer_norm_jacobian",
     "layerwise_sigma_min",
     "left_kernel",
@@ -88,13 +115,20 @@ __all__ = [
     "product_log_lower_bound",
     "product_log_singular_values",
     "product_log_upper_bound",
+    "product_log_volume_bounds",
     "right_kernel",
     "rms_norm_jacobian",
+    "rowwise_jacobian",
     "sigma_max",
     "sigma_min",
     "singular_values",
+    "softmax_jacobian",
+    "softmax_kernel",
+    "softmax_norm_bound",
+    "softmax_singular_values",
     "stable_rank",
     "token_indices",
     "top_singular",
+    "weyl_interval",
     "weyl_lower_bound",
 ]

@@ -24,11 +24,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-NO_PATH = "no path leads from the inputs to the outputs in the graph"
-
-
-class TangentError(RuntimeError):
-    """The graph does not give the derivative it should; the message says what was seen."""
+from normscope.linalg.graph import NO_PATH, TangentError
 
 
 class JacobianOperator:
