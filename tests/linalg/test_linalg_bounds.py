@@ -14,7 +14,9 @@ from normscope.linalg import (
     effective_rank,
     product_log_lower_bound,
     product_log_upper_bound,
+    product_log_volume_bounds,
     stable_rank,
+    weyl_interval,
     weyl_lower_bound,
 )
 
@@ -27,6 +29,39 @@ def test_weyl_bounds_the_smallest_singular_value() -> None:
             smallest = float(torch.linalg.svdvals(alpha * torch.eye(20) + branch)[-1])
             assert weyl_lower_bound(norm_of_branch, alpha) <= smallest
     assert weyl_lower_bound(0.25) == 0.75
+
+
+def test_weyl_holds_for_every_singular_value() -> None:
+    for seed in range(10):
+        a, b = drawn(7, 5, seed=seed), 0.5 * drawn(7, 5, seed=seed + 100)
+        lower, upper = weyl_interval(
+            torch.linalg.svdvals(a).flip(0).numpy(), float(torch.linalg.matrix_norm(b, 2))
+        )
+        found = torch.linalg.svdvals(a + b).numpy()
+        assert (lower <= found).all()
+        assert (found <= upper).all()
+    values = np.array([3.0, 2.0, 1.0])
+    lower, upper = weyl_interval(values, 2.5)  # reached by ±2.5·I on diag(σ)
+    assert (lower.tolist(), upper.tolist()) == ([0.5, 0, 0], [5.5, 4.5, 3.5])
+    for wrong in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match="not negative"):
+            weyl_interval(values, wrong)
+
+
+def test_horn_bounds_the_volumes_of_a_product() -> None:
+    for seed in range(10):
+        factors = [drawn(6, 6, seed=10 * seed + i) for i in range(4)]
+        logs = np.stack([np.log(torch.linalg.svdvals(factor).numpy()) for factor in factors])
+        bounds_of_all = product_log_volume_bounds(logs[:, ::-1])
+        whole = factors[3] @ factors[2] @ factors[1] @ factors[0]
+        found = np.cumsum(np.log(torch.linalg.svdvals(whole).numpy()))
+        assert (found <= bounds_of_all + 1e-9).all()
+        assert found[-1] == pytest.approx(bounds_of_all[-1])
+        assert bounds_of_all[0] == pytest.approx(product_log_upper_bound(np.exp(logs[:, 0]).tolist()))
+    assert product_log_volume_bounds(np.array([[1.0, -inf], [2.0, 0.0]])).tolist() == [3, -inf]
+    for wrong, said in ((np.zeros(3), "expected"), (np.full((1, 2), np.nan), "nan")):
+        with pytest.raises(ValueError, match=said):
+            product_log_volume_bounds(wrong)
 
 
 def test_products_are_between_the_bounds_and_reach_them_where_vectors_align() -> None:
