@@ -46,6 +46,7 @@ from normscope.linalg.density import LogDensity, log_density
 from normscope.linalg.estimates import Estimate
 from normscope.linalg.extremes import TopSingular, top_singular
 from normscope.linalg.golub_kahan import Bidiagonalisation, LinearMap, SigmaMax, Status, sigma_max
+from normscope.linalg.graph import NO_PATH, TangentError
 from normscope.linalg.l2_norm import l2_norm_jacobian, l2_norm_kernel, l2_norm_singular_values
 from normscope.linalg.layerwise import Layer, LayerwiseInverse, layerwise_sigma_min
 from normscope.linalg.lyapunov import LyapunovExponents, lyapunov_exponents
@@ -59,7 +60,7 @@ from normscope.linalg.maps import (
     Transposed,
     token_indices,
 )
-from normscope.linalg.operator import NO_PATH, JacobianOperator, TangentError, TransposedOperator
+from normscope.linalg.operator import JacobianOperator
 from normscope.linalg.products import ProductSpectrum, product_log_singular_values
 from normscope.linalg.rowwise import rowwise_jacobian
 from normscope.linalg.smallest import Side, SigmaMin, sigma_min
@@ -92,7 +93,6 @@ __all__ = [
     "TokenProjector",
     "TopSingular",
     "Transposed",
-    "TransposedOperator",
     "activation_gain",
     "activation_jacobian",
     "activation_kernel",

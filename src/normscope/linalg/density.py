@@ -29,7 +29,7 @@ from normscope.linalg.estimates import (
     still_to_come,
     students_t,
 )
-from normscope.linalg.golub_kahan import Bidiagonalisation, LinearMap, Status
+from normscope.linalg.golub_kahan import Bidiagonalisation, LinearMap, Status, round_off_of
 from normscope.linalg.quadrature import Floats, Rule, gauss, pooled, radau, share_below, spread, transport
 
 AT_REST = 0.1
@@ -176,8 +176,7 @@ def _figures(
     confidence: float,
 ) -> LogDensity:
     size = op.shape[1]
-    eps = torch.finfo(op.dtype).eps
-    noise, rounding = _round_off(pooled(levels[-1]), eps), 16 * eps * size
+    noise, rounding = _round_off(pooled(levels[-1]), round_off_of(op)), 16 * _floor(op)
 
     def taken(figure: Callable[[Rule], float], round_off: float = 0.0) -> Estimate:
         return estimate(lambda rules: figure(pooled(rules)), levels, confidence, round_off)
@@ -211,9 +210,14 @@ def _run(op: LinearMap, steps: int, seed: int) -> Bidiagonalisation:
     return process
 
 
+def _floor(op: LinearMap) -> float:
+    """What is no more than round-off, beside σ₁."""
+    return max(max(op.shape) * torch.finfo(op.dtype).eps, round_off_of(op))
+
+
 def _rules(runs: list[Bidiagonalisation], op: LinearMap) -> tuple[list[list[Rule]], float, float]:
     """Rules of all runs at three levels; the truncation of the kernel's share; and the resolution."""
-    floor = max(op.shape) * torch.finfo(op.dtype).eps
+    floor = _floor(op)
     if all(run.exhausted for run in runs):
         rules = [gauss(run, len(run.alpha), floor) for run in runs]
         top = max((rule.nodes[-1] for rule in rules if len(rule.nodes)), default=-inf)

@@ -7,16 +7,16 @@ Every map counts its own products, one for each vector; the maps it is made of c
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, Protocol, cast
 
+import numpy as np
 import scipy.sparse.linalg
 import torch
 from torch import Tensor
 
-from normscope.linalg.golub_kahan import LinearMap
-from normscope.linalg.operator import as_scipy
+from normscope.linalg.golub_kahan import LinearMap, round_off_of
 from normscope.linalg.subspaces import Kernel, projector
 
 
@@ -31,11 +31,25 @@ class BaseMap(ABC):
     Attributes:
         shape: (m, n).
         products: Jv and Jᵀu spent on this map itself.
+        round_off: relative error of a product, beside ‖J‖: those of the parts together, else ε of the dtype.
     """
 
-    def __init__(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        parts: Sequence[LinearMap] = (),
+    ) -> None:
         self.shape, self.dtype, self.device = shape, dtype, device
         self.products = 0
+        self._parts = parts
+
+    @property
+    def round_off(self) -> float:
+        """Relative error of a product, beside ‖J‖."""
+        return sum(map(round_off_of, self._parts)) if self._parts else torch.finfo(self.dtype).eps
 
     @abstractmethod
     def _forward(self, rows: Tensor) -> Tensor:
@@ -116,8 +130,13 @@ class Transposed(BaseMap):
     """Jᵀ of any map; its products are products of that map too."""
 
     def __init__(self, of: LinearMap) -> None:
-        super().__init__((of.shape[1], of.shape[0]), of.dtype, of.device)
+        super().__init__((of.shape[1], of.shape[0]), of.dtype, of.device, parts=[of])
         self.of = of
+
+    @property
+    def T(self) -> Any:
+        """The map itself."""
+        return self.of
 
     def _forward(self, rows: Tensor) -> Tensor:
         return backward(self.of, rows)
@@ -149,7 +168,7 @@ class Composition(BaseMap):
                     f"a map of shape {outer.shape} after one of shape {inner.shape}: expected "
                     f"{inner.shape[0]} columns in the first"
                 )
-        super().__init__((maps[0].shape[0], maps[-1].shape[1]), maps[-1].dtype, maps[-1].device)
+        super().__init__((maps[0].shape[0], maps[-1].shape[1]), maps[-1].dtype, maps[-1].device, parts=maps)
         self.maps = maps
 
     def _forward(self, rows: Tensor) -> Tensor:
@@ -182,7 +201,7 @@ class Restriction(BaseMap):
     def __init__(self, of: LinearMap, *, rows: Tensor | None = None, columns: Tensor | None = None) -> None:
         self._rows = _indices(rows, of.shape[0], "rows", of)
         self._columns = _indices(columns, of.shape[1], "columns", of)
-        super().__init__((len(self._rows), len(self._columns)), of.dtype, of.device)
+        super().__init__((len(self._rows), len(self._columns)), of.dtype, of.device, parts=[of])
         self.of = of
 
     def _forward(self, rows: Tensor) -> Tensor:
@@ -209,7 +228,7 @@ class Shifted(BaseMap):
     def __init__(self, of: LinearMap, *, alpha: float = 1.0, beta: float = 1.0) -> None:
         if of.shape[0] != of.shape[1]:
             raise ValueError(f"αI + βA for A of shape {of.shape}: expected a square map")
-        super().__init__(of.shape, of.dtype, of.device)
+        super().__init__(of.shape, of.dtype, of.device, parts=[of])
         self.of, self.alpha, self.beta = of, alpha, beta
 
     def _forward(self, rows: Tensor) -> Tensor:
@@ -230,7 +249,7 @@ class Projected(BaseMap):
     """
 
     def __init__(self, of: LinearMap, *, left: Kernel | None = None, right: Kernel | None = None) -> None:
-        super().__init__(of.shape, of.dtype, of.device)
+        super().__init__(of.shape, of.dtype, of.device, parts=[of])
         self.of = of
         self._onto_left = projector(left, of.shape[0], of.dtype, of.device)
         self._onto_right = projector(right, of.shape[1], of.dtype, of.device)
@@ -299,6 +318,18 @@ def backward(op: LinearMap, rows: Tensor) -> Tensor:
     if len(rows) == 1 or not hasattr(op, "rmatmat"):
         return torch.stack([op.rmatvec(row) for row in rows])
     return cast(_Batched, op).rmatmat(rows)
+
+
+def as_scipy(op: LinearMap) -> scipy.sparse.linalg.LinearOperator:
+    """A SciPy operator around anything with shape, dtype, device, matvec and rmatvec."""
+
+    def on_arrays(product: Callable[[Tensor], Tensor]) -> Callable[[np.ndarray], np.ndarray]:
+        return lambda a: product(torch.tensor(a, dtype=op.dtype, device=op.device).reshape(-1)).cpu().numpy()
+
+    dtype = torch.empty(0, dtype=op.dtype).numpy().dtype
+    return scipy.sparse.linalg.LinearOperator(
+        op.shape, matvec=on_arrays(op.matvec), rmatvec=on_arrays(op.rmatvec), dtype=dtype
+    )
 
 
 def _indices(given: Tensor | None, size: int, name: str, of: LinearMap) -> Tensor:

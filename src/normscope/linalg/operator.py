@@ -16,15 +16,14 @@ itself is known, the first tangent is held against central finite differences. W
 """
 
 from collections.abc import Callable
-from typing import Any
 
-import numpy as np
 import scipy.sparse.linalg
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from normscope.linalg.graph import NO_PATH, TangentError
+from normscope.linalg.maps import as_scipy
 
 
 class JacobianOperator:
@@ -282,15 +281,3 @@ class TransposedOperator:
     def to_scipy(self) -> scipy.sparse.linalg.LinearOperator:
         """The same map for `scipy.sparse.linalg`, on NumPy arrays."""
         return as_scipy(self)
-
-
-def as_scipy(op: Any) -> scipy.sparse.linalg.LinearOperator:
-    """A SciPy operator around anything with shape, dtype, device, matvec and rmatvec."""
-
-    def on_arrays(product: Callable[[Tensor], Tensor]) -> Callable[[np.ndarray], np.ndarray]:
-        return lambda a: product(torch.tensor(a, dtype=op.dtype, device=op.device).reshape(-1)).cpu().numpy()
-
-    dtype = torch.empty(0, dtype=op.dtype).numpy().dtype
-    return scipy.sparse.linalg.LinearOperator(
-        op.shape, matvec=on_arrays(op.matvec), rmatvec=on_arrays(op.rmatvec), dtype=dtype
-    )

@@ -20,7 +20,14 @@ from math import inf
 import torch
 from torch import Tensor
 
-from normscope.linalg.golub_kahan import CONFIDENCE, Bidiagonalisation, LinearMap, Status, check_budget
+from normscope.linalg.golub_kahan import (
+    CONFIDENCE,
+    Bidiagonalisation,
+    LinearMap,
+    Status,
+    check_budget,
+    round_off_of,
+)
 from normscope.linalg.maps import Deflated, Transposed
 from normscope.linalg.subspaces import Kernel, dimension
 
@@ -150,7 +157,7 @@ def _error(process: Bidiagonalisation, confidence: float, gain: float) -> float:
     if condition == inf:
         return inf
     size = process.op.shape[1]
-    eps = torch.finfo(process.op.dtype).eps
+    eps = round_off_of(process.op)
     round_off = 8 * eps * condition * max(len(values), size**0.5 if process.exhausted else 0)
     squared = 0.0 if process.exhausted else 8 * torch.finfo(torch.float64).eps * condition**2  # λ = σ²
     return process.error_below(confidence) + round_off + squared + LEAK_MARGIN * gain / smallest
