@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,15 @@ from normscope.errors import UsageError
 from normscope.interrupts import only_once
 from normscope.probes import (
     PROBES,
+    Budget,
     Forecast,
     ForecastInterrupted,
     Measurement,
     Measurements,
+    Spending,
     forecast,
     forecast_measurements,
+    measure_jacobian,
     not_measured,
 )
 from normscope.report import Report
@@ -50,6 +54,7 @@ class _Run:
 
     subject: Subject
     config: TrialConfig
+    spending: Spending
     select: tuple[str, ...]
     ignore: tuple[str, ...]
     anatomy: Anatomy = field(default_factory=lambda: Anatomy(()))
@@ -88,6 +93,7 @@ class _Run:
             forecast=self.forecast,
             findings=tuple(found),
             verdict=verdict(found, interrupted=self.interrupted),
+            budget=self.spending.to_dict(),
             cost=self.cost | {"total": round(sum(self.cost.values()), 4)},
             notes=(*subject.notes, *self.notes),
         )
@@ -102,6 +108,7 @@ def check(
     lr: float = 3e-4,
     warmup: int = 0,
     steps: int = 20,
+    budget: str = "standard",
     seed: int = 0,
     batch_size: int = 4,
     seq_len: int = 64,
@@ -119,6 +126,7 @@ def check(
         loss_fn: `loss_fn(output, batch)` → scalar.
         optimizer: "adamw", "adam", "sgd" or "muon", for the forecast.
         lr, warmup, steps: the intended learning rate and linear warm-up, and how many real steps to take.
+        budget: what Jacobians may cost: "fast", "standard" or "deep"; the report accounts for it.
         seed: of the batches and the dropout.
         batch_size, seq_len, text: of the input that is made when `batch` is None.
         select, ignore: codes, prefixes ("NS5") or names of findings to keep or to drop.
@@ -129,6 +137,7 @@ def check(
         UsageError: the model, the batch or an option cannot be used.
         CheckInterrupted: Ctrl-C; its `.report` holds what was measured.
     """
+    account = Budget.of(budget)
     config = TrialConfig(optimizer=optimizer, lr=lr, warmup=warmup, steps=steps, seed=seed)
     if isinstance(model_or_subject, Subject):
         if batch is not None or loss_fn is not None:
@@ -142,7 +151,7 @@ def check(
         subject = make_subject(
             model_or_subject, batch, loss_fn, seed=seed, batch_size=batch_size, seq_len=seq_len, text=text
         )
-    run = _Run(subject, config, parse_codes(select), parse_codes(ignore))
+    run = _Run(subject, config, Spending(account), parse_codes(select), parse_codes(ignore))
     with only_once():
         try:
             with untouched(subject.model), memory_refusals(subject.spec):
@@ -162,7 +171,8 @@ def _measure(run: _Run, progress: Progress, reraise: bool) -> None:
     with run.timed("anatomy"):
         run.anatomy = read_anatomy(run.subject)
     require_residual_stream(run.anatomy, run.subject.spec)
-    for done, (name, probe) in enumerate(PROBES.items(), start=1):
+    probes = PROBES | {"jacobian": partial(measure_jacobian, spending=run.spending)}
+    for done, (name, probe) in enumerate(probes.items(), start=1):
         progress(name, done, total)
         with run.timed(name):
             run.measurements.extend(_probed(name, probe, run, reraise))

@@ -199,6 +199,7 @@ def test_the_options_of_check_are_frozen() -> None:
             "--lr",
             "--warmup",
             "--steps",
+            "--budget",
             "--batch-size",
             "--seq-len",
             "--text",

@@ -5,6 +5,16 @@ from normscope.probes import Forecast, ForecastStep, Measurement, Measurements, 
 from normscope.report import Report
 from normscope.rules import Finding, Severity, verdict
 
+BUDGET = {
+    "name": "standard",
+    "limit": 480,
+    "forwards": 44.0,
+    "parts": {
+        "branches": {"forwards": 24.0, "seconds": 1.5},
+        "one token": {"forwards": 20.0, "seconds": 2.5},
+    },
+    "left_out": {"density": "--budget standard leaves it out; --budget deep has it"},
+}
 SITE = Site("", 0, "aten.add.Tensor", 0)
 FINAL = Norm("layernorm", "norm", SITE, SITE, 1e-5, "norm.weight")
 
@@ -94,5 +104,6 @@ def report(depth: int = 12, model: str = "hf:gpt2", findings: tuple[Finding, ...
         findings=findings,
         verdict=verdict(findings),
         cost={"signal": 0.25, "total": 0.25},
+        budget=BUDGET,
         notes=("a single batch is repeated",),
     )

@@ -225,6 +225,7 @@ def report(anatomy: Anatomy, rows: list[Measurement], **other: Any) -> Any:
             "forecast": 9.1,
             "total": 15.6,
         },
+        "budget": {},
         "notes": (),
     }
     return SimpleNamespace(**fields | {"anatomy": anatomy, "measurements": Measurements(rows)} | other)

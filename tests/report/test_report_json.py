@@ -26,6 +26,7 @@ KEYS = [
     "findings",
     "verdict",
     "cost",
+    "budget",
 ]
 
 

@@ -8,6 +8,7 @@ import typer
 
 from normscope.cli.options import (
     BatchSize,
+    Budget,
     Device,
     DType,
     FailOn,
@@ -45,6 +46,9 @@ def command(
     lr: Annotated[float, typer.Option(help="The learning rate of the intended run.")] = 3e-4,
     warmup: Annotated[int, typer.Option(min=0, help="Its linear warm-up, in steps.")] = 0,
     steps: Annotated[int, typer.Option(min=0, help="Real steps to try on a copy; 0: no forecast.")] = 20,
+    budget: Annotated[
+        Budget, typer.Option(help="What Jacobians may cost: seconds, a few training steps, minutes.")
+    ] = Budget.STANDARD,
     batch_size: BatchSize = 4,
     seq_len: SeqLen = 64,
     text: Text = None,
@@ -87,6 +91,7 @@ def command(
                 lr=lr,
                 warmup=warmup,
                 steps=steps,
+                budget=budget,
                 seed=seed,
                 select=select,
                 ignore=ignore,

@@ -30,6 +30,14 @@ class Format(StrEnum):
     HTML = "html"
 
 
+class Budget(StrEnum):
+    """How much a check may spend on Jacobians."""
+
+    FAST = "fast"
+    STANDARD = "standard"
+    DEEP = "deep"
+
+
 class FailOn(StrEnum):
     """From which severity on the exit status is 1."""
 

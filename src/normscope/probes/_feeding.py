@@ -55,11 +55,12 @@ def one_sequence(model: nn.Module, batch: Batch, anatomy: Anatomy) -> Feed:
 
 
 def sites_of(part: Anatomy | Stack) -> Iterator[Site]:
-    """Where Jacobians begin and end."""
+    """Where Jacobians begin and end, and what the norms between them look at."""
     for block in part.blocks:
         yield from (block.entry, block.exit)
         for branch in block.branches:
             yield from (branch.entry, branch.output)
+            yield from (norm.input for norm in branch.norms)
 
 
 def cast(batch: Batch, dtype: torch.dtype) -> Batch:

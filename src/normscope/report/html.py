@@ -21,7 +21,7 @@ from normscope.report.figures.tracks import draw_tracks
 from normscope.report.figures.trial import forecast_charts, single_looks, spectra
 from normscope.report.sites import compress
 from normscope.report.tables import cell, not_measured, number_sheets, tabulate
-from normscope.report.words import norms_in_words
+from normscope.report.words import budget_in_words, norms_in_words
 
 LINES = ("c-ink", "c-a", "c-c", "c-b", "c-d")
 """Classes of the charts' lines, in order."""
@@ -94,6 +94,7 @@ def render_html(report: Any) -> str:
         tables=tabulate(report.anatomy, ledger.rows),
         gaps=not_measured(ledger.rows),
         cost=_cost(report.cost),
+        budget=budget_in_words(report.budget) if report.budget else "",
         total=report.cost.get("total"),
         notes=[report.notes] if isinstance(report.notes, str) else list(report.notes or ()),
         cell=cell,

@@ -27,6 +27,7 @@ class Report:
         verdict: "will fail", "at risk" or "healthy", from the findings; "interrupted" in place of "healthy"
             where the check did not come to its end.
         cost: seconds by probe.
+        budget: what the Jacobians were allowed to cost, what they did, and what was left out for it.
         notes: what a reader must know besides ("a single batch is repeated").
     """
 
@@ -41,6 +42,7 @@ class Report:
     findings: tuple[Finding, ...]
     verdict: Verdict
     cost: Mapping[str, float] = field(default_factory=dict)
+    budget: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     schema: str = SCHEMA
 
@@ -63,6 +65,7 @@ class Report:
             "findings": [finding.to_dict() for finding in self.findings],
             "verdict": self.verdict,
             "cost": dict(self.cost),
+            "budget": dict(self.budget),
         }
         return _strict(plain)
 

@@ -11,7 +11,13 @@ from normscope.report.figures.scales import figure
 GAINS = {
     "jacobian/sigma-max": "largest gain σ_max",
     "jacobian/sigma-min": "smallest gain σ_min",
+    "jacobian/sigma-min-nonzero": "smallest gain outside the kernel",
+    "jacobian/condition": "condition number κ outside the kernel",
     "jacobian/rank": "rank",
+    "jacobian/effective-rank": "effective rank",
+    "jacobian/stable-rank": "stable rank",
+    "jacobian/log-upper-bound": "log₁₀ of the bound on σ_max by its blocks",
+    "jacobian/log-lower-bound": "log₁₀ of the bound on σ_min by its blocks",
     "jacobian/dimension": "dimension",
     "jacobian/contraction": "log₁₀ gain of a random direction",
 }

@@ -18,7 +18,7 @@ from normscope.probes import Forecast
 from normscope.report.blocks import block_table
 from normscope.report.report import Report
 from normscope.report.sites import compress
-from normscope.report.words import norms_in_words
+from normscope.report.words import budget_in_words, norms_in_words
 from normscope.rules import Finding, figure
 
 _COLOURS = {
@@ -76,6 +76,8 @@ def _parts(report: Report, width: int) -> Iterator[RenderableType]:
     for note in report.notes:
         yield _labelled("note", note)
     yield _labelled("cost", _cost_words(report.cost))
+    if report.budget:
+        yield _labelled("budget", budget_in_words(report.budget))
 
 
 def _finding(finding: Finding, width: int) -> Iterator[RenderableType]:

@@ -1,7 +1,8 @@
 """What a stack is, in a few words, for the heads of the terminal's and the page's reports."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from normscope.anatomy import Branch, Stack
 
@@ -21,3 +22,11 @@ def _of_scheme(scheme: str | None, branches: Sequence[Branch]) -> str:
     if scheme is None:
         return f"{placements} ({norms})"
     return f"{scheme} (no norms)" if placements == norms == "none" else f"{scheme} ({placements}, {norms})"
+
+
+def budget_in_words(budget: Mapping[str, Any]) -> str:
+    """What a report's Jacobians have cost: "standard: 104 of 480 forwards (branches 24, …); left out: …"."""
+    parts = ", ".join(f"{name} {part['forwards']:.0f}" for name, part in budget["parts"].items())
+    spent = f"{budget['name']}: {budget['forwards']:.0f} of {budget['limit']} forwards"
+    left_out = ", ".join(budget["left_out"])
+    return spent + (f" ({parts})" if parts else "") + (f"; left out: {left_out}" if left_out else "")

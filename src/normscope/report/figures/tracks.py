@@ -65,9 +65,9 @@ PROFILES = (
     ),
     Profile(
         "Block σ",
-        "largest and smallest gain of a block's Jacobian",
+        "largest and smallest non-zero gain of a block's Jacobian",
         "block",
-        (("jacobian/sigma-max", "max", "c-ink"), ("jacobian/sigma-min", "min", "c-a")),
+        (("jacobian/sigma-max", "max", "c-ink"), ("jacobian/sigma-min-nonzero", "min", "c-a")),
     ),
     Profile(
         "Branch ‖A‖",

@@ -1,0 +1,84 @@
+"""The jacobian probe: how the map from one state of the stream to another treats directions.
+
+    branch   A = ∂(term added)/∂(stream read), norm included: ‖A‖ = σ_max(J_F J_N), and Weyl's bound
+             |α| − ‖A‖ ≤ σ_min(αI + A)
+    block    σ_max, and what the branches' bounds say of σ_min; the whole spectrum where it is small
+    stack    from its entry to its last block's exit: σ_max, gain of random directions, bounds
+    token    ∂(one token out)/∂(the same token in): every singular value, of stacks and blocks
+    deep     σ_min, κ, rank, density, the largest few, of large blocks and stacks
+
+All but the tokens are sub-maps of one held graph of one sequence. What is measured, in this order, is what
+the budget affords (`budget.py`); a part that it does not is a row that says so.
+"""
+
+import copy
+from dataclasses import replace
+
+import torch
+
+from normscope.anatomy import Anatomy, Block, Stack, measuring, read_anatomy
+from normscope.probes._feeding import cast, one_sequence
+from normscope.probes._held import hold
+from normscope.probes.jacobian.branches import branch_rows
+from normscope.probes.jacobian.budget import Budget, Spending
+from normscope.probes.jacobian.deep import deep_rows
+from normscope.probes.jacobian.ends import block_rows, bound_rows, stack_rows
+from normscope.probes.jacobian.look import CONFIDENCE, Look
+from normscope.probes.jacobian.tokens import token_rows
+from normscope.probes.measurement import Measurement
+from normscope.subjects import Subject, untouched
+
+__all__ = ["CONFIDENCE", "Budget", "Spending", "measure_jacobian"]
+
+HOLDING = "the graph"
+"""One forward, and two a stack for finite differences."""
+
+
+def measure_jacobian(
+    subject: Subject, anatomy: Anatomy, spending: Spending | None = None
+) -> list[Measurement]:
+    """Jacobian figures of every branch, block and stack of `anatomy`.
+
+    Eval mode, math attention, one sequence (B = 1), float32: a half-precision model is measured in a float32
+    copy. The model comes back as it was. What has no figure says why.
+
+    Args:
+        subject, anatomy: the model and its reading.
+        spending: the account to spend from; by default a new one of the standard budget.
+    """
+    if not anatomy.stacks:
+        return []
+    spending = spending or Spending()
+    subject, anatomy, precision = _in_float32(subject, anatomy)
+    with untouched(subject.model), measuring(subject.model):
+        with spending.timed(HOLDING):
+            feed = one_sequence(subject.model, subject.batch, anatomy)
+            graph = hold(subject.model, anatomy, feed)
+        spending.add(HOLDING, 1 + 2 * len(anatomy.stacks))
+        conditions = f"{graph.note}, eval mode, math attention{precision}"
+        return _rows(Look(subject.model, anatomy, feed, graph, conditions, spending))
+
+
+def _rows(look: Look) -> list[Measurement]:
+    """Part by part over the whole model: what comes last is what the budget may leave out."""
+    stacks, blocks = look.anatomy.stacks, look.anatomy.blocks
+    rows = [row for block in blocks for row in branch_rows(look, block)]
+    rows += [row for block in blocks for row in block_rows(look, block)]
+    rows += [row for stack in stacks for row in stack_rows(look, stack)]
+    rows += [row for stack in stacks for row in bound_rows(look, stack, rows)]
+    rows += token_rows(look)
+    known = {(row.quantity, row.site) for row in rows}
+    parts: list[Block | Stack] = [*stacks, *blocks]
+    deep = [row for part in parts for row in deep_rows(look, part)]
+    return rows + [row for row in deep if (row.quantity, row.site) not in known]
+
+
+def _in_float32(subject: Subject, anatomy: Anatomy) -> tuple[Subject, Anatomy, str]:
+    """The subject itself, or a float32 copy of a half-precision one, read anew: casts are gone from
+    its ops."""
+    half = {p.dtype for p in subject.model.parameters()} & {torch.float16, torch.bfloat16}
+    if not half:
+        return subject, anatomy, ""
+    model = copy.deepcopy(subject.model).float()
+    twin = replace(subject, model=model, batch=cast(subject.batch, torch.float32))
+    return twin, read_anatomy(twin), ", in a float32 copy"

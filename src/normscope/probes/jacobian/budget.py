@@ -1,0 +1,123 @@
+"""What the jacobian probe may spend, what it has spent on what, and what it left out for it.
+
+The unit is one forward of the sequence that is fed, through all stacks: a product with a stack's Jacobian
+costs about one, with one of L blocks' about 1/L. A part that may cost more than what is left is left out
+whole, and said so: what is spent never exceeds the limit.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from normscope.errors import UsageError, suggest
+
+
+class OverBudget(Exception):
+    """A part that is left out; the message says why."""
+
+
+class Budget(StrEnum):
+    """How much a check may spend on Jacobians."""
+
+    FAST = "fast"
+    STANDARD = "standard"
+    DEEP = "deep"
+
+    @property
+    def forwards(self) -> int:
+        """The limit, in forwards of one sequence. `standard` keeps a default check of GPT-2 under 40 training
+        steps (docs/cost.md)."""
+        return {Budget.FAST: 160, Budget.STANDARD: 480, Budget.DEEP: 4000}[self]
+
+    @classmethod
+    def of(cls, name: str) -> "Budget":
+        """The budget of that name.
+
+        Raises:
+            UsageError: there is none.
+        """
+        if name not in list(cls):
+            raise UsageError(f"budget {name!r}", " or ".join(cls), suggest(name, list(cls), "choose one"))
+        return cls(name)
+
+
+@dataclass
+class Part:
+    """What one part of the probe has cost."""
+
+    forwards: float = 0.0
+    seconds: float = 0.0
+
+
+@dataclass
+class Spending:
+    """The account of one check.
+
+    Attributes:
+        budget: what the user set.
+        parts: by name, in the order they began.
+        left_out: part → why.
+    """
+
+    budget: Budget = Budget.STANDARD
+    parts: dict[str, Part] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def forwards(self) -> float:
+        """Spent so far."""
+        return sum(part.forwards for part in self.parts.values())
+
+    def require(self, part: str, price: float, least: Budget = Budget.FAST) -> None:
+        """Go on only where `part` can be had.
+
+        Args:
+            part: its name.
+            price: the most it may cost, in forwards.
+            least: the smallest budget that has it at all.
+
+        Raises:
+            OverBudget: it is left out, and noted so.
+        """
+        order = list(Budget)
+        left = self.budget.forwards - self.forwards
+        if order.index(self.budget) < order.index(least):
+            reason = f"--budget {self.budget} leaves it out; --budget {least} has it"
+        elif price > left:
+            reason = (
+                f"it may cost {price:.0f} forwards, and {max(left, 0):.0f} of the {self.budget.forwards} of "
+                f"--budget {self.budget} are left"
+            )
+        else:
+            return
+        self.left_out.setdefault(part, reason)
+        raise OverBudget(reason)
+
+    def add(self, part: str, forwards: float) -> None:
+        """Book `forwards` on `part`."""
+        self.parts.setdefault(part, Part()).forwards += forwards
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Book the seconds that the body takes on `part`."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.parts.setdefault(part, Part()).seconds += time.perf_counter() - start
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the report's JSON has it."""
+        return {
+            "name": str(self.budget),
+            "limit": self.budget.forwards,
+            "forwards": round(self.forwards, 2),
+            "parts": {
+                name: {"forwards": round(part.forwards, 2), "seconds": round(part.seconds, 4)}
+                for name, part in self.parts.items()
+            },
+            "left_out": dict(self.left_out),
+        }

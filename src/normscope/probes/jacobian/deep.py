@@ -1,0 +1,150 @@
+"""What only a deep budget has: the small end, the largest few, and the density of a large map's spectrum."""
+
+import math
+
+import numpy as np
+
+from normscope.anatomy import Block, Stack
+from normscope.linalg import (
+    Estimate,
+    JacobianOperator,
+    Layer,
+    LogDensity,
+    SigmaMin,
+    Status,
+    TokenProjector,
+    layerwise_sigma_min,
+    log_density,
+    sigma_min,
+    top_singular,
+)
+from normscope.probes.jacobian.budget import Budget
+from normscope.probes.jacobian.layers import layers_of
+from normscope.probes.jacobian.look import Look, guarded, site_of
+from normscope.probes.jacobian.spectrum import QUANTILES, RANK_TOLERANCE
+from normscope.probes.measurement import Measurement, not_measured
+
+SMALLEST, DENSITY, TOP = "smallest values", "density", "top values"
+SMALL_END = ("jacobian/sigma-min", "jacobian/sigma-min-nonzero", "jacobian/condition", "jacobian/rank")
+SHAPE = ("jacobian/effective-rank", "jacobian/stable-rank", "jacobian/log-sigma")
+LARGEST_FEW = "jacobian/top-singular-values"
+
+NUM_TOP = 20
+TOP_PRODUCTS = 160
+DIRECT_PRODUCTS = 150
+"""Golub–Kahan–Lanczos on the map itself: enough for κ up to about 15; solves with its layers do the rest."""
+LAYER_PRODUCTS = 300
+PROBES, STEPS = 4, {"block": 20, "stack": 40}
+TOLERANCE = 5e-2
+
+
+def deep_rows(look: Look, part: Block | Stack) -> list[Measurement]:
+    """The ends, rank, κ and density of one block's or stack's Jacobian."""
+    site = site_of(part)
+    rows = guarded(look, SMALL_END, site, lambda: _small_end(look, part))
+    rows += guarded(look, SHAPE, site, lambda: _density(look, part))
+    if isinstance(part, Stack):
+        rows += guarded(look, (LARGEST_FEW,), site, lambda: _top(look, part))
+    return rows
+
+
+def _small_end(look: Look, part: Block | Stack) -> list[Measurement]:
+    """By Golub–Kahan–Lanczos for a block, by solves with its layers for what that does not reach."""
+    share = look.share(part)
+    look.spending.require(SMALLEST, (DIRECT_PRODUCTS + LAYER_PRODUCTS) * share, Budget.DEEP)
+    with look.spending.timed(SMALLEST):
+        layers = layers_of(look, part)
+        found, method = None, "Golub–Kahan–Lanczos"
+        if isinstance(part, Block):
+            found = _direct(look, part, layers)
+        if found is None or found.status is Status.NOT_CONVERGED:
+            found, method = _layerwise(look, layers, share), f"inverse of {len(layers)} layers"
+    return _small_rows(look, part, layers[-1].left_kernel, found, method)
+
+
+def _direct(look: Look, part: Block, layers: list[Layer]) -> SigmaMin:
+    op = look.ends(part)
+    with look.booked(SMALLEST, op, look.share(part)):
+        return sigma_min(op, left_kernel=layers[-1].left_kernel, tol=TOLERANCE, max_products=DIRECT_PRODUCTS)
+
+
+def _layerwise(look: Look, layers: list[Layer], share: float) -> SigmaMin:
+    found = layerwise_sigma_min(layers, tol=TOLERANCE, max_products=LAYER_PRODUCTS)
+    look.spending.add(SMALLEST, found.products * share)
+    return found
+
+
+def _small_rows(
+    look: Look, part: Block | Stack, kernel: object, found: SigmaMin, method: str
+) -> list[Measurement]:
+    site, n = site_of(part), look.ends(part).shape[1]
+    error = f"{found.status}, relative error ≤ {found.error:.1g}, residual {found.residual:.1g}"
+    how = f"{method}, {error}, {found.products:.0f} products; {look.conditions}"
+    if found.status is Status.NOT_CONVERGED:
+        reason = f"{method} did not converge in {found.products:.0f} products" + (
+            f": {found.note}" if found.note else ""
+        )
+        return [not_measured(quantity, site, reason) for quantity in SMALL_END]
+    null = kernel.dimension if isinstance(kernel, TokenProjector) else 0
+    of_kernel = f"{null} directions are a norm's kernel, of gain ≤ {found.kernel_gain:.1g}"
+    largest = look.largest.get(site, math.nan)
+    rows = [
+        Measurement("jacobian/sigma-min-nonzero", site, found.value, how=how),
+        Measurement("jacobian/sigma-min", site, 0.0, how=of_kernel)
+        if null
+        else Measurement("jacobian/sigma-min", site, found.value, how=how),
+    ]
+    if math.isnan(largest):
+        reason = "it needs jacobian/sigma-max"
+        return [*rows, *(not_measured(f"jacobian/{name}", site, reason) for name in ("condition", "rank"))]
+    condition = largest / found.value
+    rows.append(Measurement("jacobian/condition", site, condition, how=how))
+    if condition * RANK_TOLERANCE >= 1:
+        reason = f"σ_max/σ reaches {condition:.1g} outside the kernel: no gap at {RANK_TOLERANCE:g}"
+        return [*rows, not_measured("jacobian/rank", site, reason)]
+    ranked = f"{n} less a kernel of {null}; σ > {RANK_TOLERANCE:g} σ₁ on the rest"
+    return [*rows, Measurement("jacobian/rank", site, float(n - null), how=f"{ranked}; {how}")]
+
+
+def _density(look: Look, part: Block | Stack) -> list[Measurement]:
+    steps = STEPS["stack" if isinstance(part, Stack) else "block"]
+    share = look.share(part)
+    look.spending.require(DENSITY, (2 * PROBES * steps + 1) * share, Budget.DEEP)
+    op = look.ends(part)
+    with look.booked(DENSITY, op, share):
+        found = log_density(op, num_probes=PROBES, steps=steps)
+    return _density_rows(look, site_of(part), op, found)
+
+
+def _density_rows(look: Look, site: str, op: JacobianOperator, found: LogDensity) -> list[Measurement]:
+    made = f"stochastic Lanczos quadrature, {PROBES} probes, {found.products} products; {look.conditions}"
+    rows = [
+        _estimated("jacobian/effective-rank", site, found.effective_rank, made),
+        _estimated("jacobian/stable-rank", site, found.stable_rank, made),
+    ]
+    if not math.isfinite(found.distance.error):
+        reason = f"the probes do not see the end of the spectrum in {found.products} products"
+        return [*rows, not_measured("jacobian/log-sigma", site, reason, "log10")]
+    quantiles = tuple(found.quantile(share) / math.log(10) for share in QUANTILES)
+    error = f"{found.status}, W₁ ≤ {found.distance.error / math.log(10):.2g} (95 % confidence)"
+    return [*rows, Measurement("jacobian/log-sigma", site, quantiles, "log10", f"quantiles; {error}; {made}")]
+
+
+def _estimated(quantity: str, site: str, found: Estimate, made: str) -> Measurement:
+    if not math.isfinite(found.error) or found.error > found.value:
+        return not_measured(quantity, site, f"its error is larger than it is, after {made}")
+    return Measurement(quantity, site, found.value, how=f"± {found.error:.2g} (95 % confidence); {made}")
+
+
+def _top(look: Look, stack: Stack) -> list[Measurement]:
+    share = look.share(stack)
+    look.spending.require(TOP, (TOP_PRODUCTS + 1) * share, Budget.DEEP)
+    op = look.ends(stack)
+    with look.booked(TOP, op, share):
+        found = top_singular(op, min(NUM_TOP, *op.shape), max_products=TOP_PRODUCTS)
+    sure = found.values[np.isfinite(found.errors)]
+    if not len(sure):
+        return [not_measured(LARGEST_FEW, stack.name, f"not converged in {found.products} products")]
+    error = f"{found.status}, relative error ≤ {float(found.errors[: len(sure)].max()):.1g}"
+    how = f"iterative, {error}, {found.products} products; {look.conditions}"
+    return [Measurement(LARGEST_FEW, stack.name, tuple(map(float, sure)), how=how)]

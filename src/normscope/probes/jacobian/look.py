@@ -1,0 +1,122 @@
+"""What every part of the probe works with: the held graph, its conditions, the account, and how a figure that
+cannot be had says so."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from normscope.anatomy import Anatomy, Block, Stack
+from normscope.linalg import JacobianOperator, Status, TangentError, sigma_max
+from normscope.probes._feeding import Feed
+from normscope.probes._held import HeldGraph
+from normscope.probes.jacobian.budget import OverBudget, Spending
+from normscope.probes.measurement import EXACT, Measurement, not_measured
+
+CONFIDENCE = {"part": 0.9, "stack": 0.7}
+"""Of an iterative figure's error. At 0.999 the stack would cost half as much again; actual errors are
+far smaller. Small parts at 0.8 are beyond their tolerance now and then."""
+
+TOLERANCE = {"part": 5e-2, "stack": 1e-2}
+"""Relative error of σ_max, for branches and blocks, and for stacks."""
+
+MAX_PRODUCTS = {"part": 24, "stack": 40}
+
+SET_UP = 1
+"""Products that the first Jv of a map costs besides: the graph of u ↦ Jᵀu."""
+
+
+@dataclass
+class Look:
+    """One sequence under observation.
+
+    Attributes:
+        model, anatomy, feed: what runs.
+        graph: tensors at the sites, with the graph over them.
+        conditions: under which the figures are taken, in words.
+        spending: the account.
+        refused: site → why it has no Jacobian here.
+        norms: site of a branch → ‖A‖ of the term as it is added, where it was measured.
+        largest: site of a block or stack → σ_max, where it was measured.
+    """
+
+    model: nn.Module
+    anatomy: Anatomy
+    feed: Feed
+    graph: HeldGraph
+    conditions: str
+    spending: Spending
+    refused: dict[str, str] = field(default_factory=dict)
+    norms: dict[str, float] = field(default_factory=dict)
+    largest: dict[str, float] = field(default_factory=dict)
+
+    def share(self, part: Block | Stack) -> float:
+        """What a forward through `part` costs of one through all stacks."""
+        return (len(part.blocks) if isinstance(part, Stack) else 1) / max(1, len(self.anatomy.blocks))
+
+    def ends(self, part: Block | Stack) -> JacobianOperator:
+        """The map from where `part` begins to where it ends.
+
+        Raises:
+            TangentError: it has none here.
+        """
+        first, last = (part, part) if isinstance(part, Block) else (part.blocks[0], part.blocks[-1])
+        return self.graph.operator(first.entry, last.exit)
+
+    def sigma_max(self, op: JacobianOperator, kind: str) -> tuple[float, str]:
+        """σ_max as exactly as `kind` ("part", "stack") wants it, and how."""
+        found = sigma_max(
+            op, tol=TOLERANCE[kind], max_products=MAX_PRODUCTS[kind], confidence=CONFIDENCE[kind]
+        )
+        if found.status is Status.EXACT:
+            return found.value, f"{EXACT}; {self.conditions}"
+        error = f"relative error ≤ {found.error:.1g} ({CONFIDENCE[kind]:.0%} confidence)"
+        how = f"iterative, {found.status}, {error}, residual {found.residual:.1g}, {found.products} products"
+        return found.value, f"{how}; {self.conditions}"
+
+    @contextmanager
+    def booked(self, name: str, op: JacobianOperator, share: float) -> Iterator[None]:
+        """Put what the body spends on `op`, a map that is `share` of the whole, on the account of `name`."""
+        before = op.products
+        with self.spending.timed(name):
+            try:
+                yield
+            finally:
+                self.spending.add(name, (op.products - before + SET_UP) * share)
+
+
+def site_of(part: Block | Stack) -> str:
+    """Its name in measurements."""
+    return part.site if isinstance(part, Block) else part.name
+
+
+def compared(was: bool) -> str:
+    """What `how` says of the tangent check."""
+    return "" if was else "; tangent not compared with finite differences"
+
+
+def guarded(
+    look: Look, quantities: Iterable[str], site: str, measure: Callable[[], list[Measurement]]
+) -> list[Measurement]:
+    """What `measure` gives, or why there is nothing, for each of `quantities`.
+
+    A site without a derivative is refused from then on; one that the budget leaves out is not.
+    """
+    reason = look.refused.get(site, "")
+    if not reason:
+        try:
+            return measure()
+        except OverBudget as left_out:
+            reason = str(left_out)
+        except TangentError as error:
+            reason = look.refused[site] = str(error)
+        except FloatingPointError:
+            reason = look.refused[site] = "a product with the Jacobian is not finite"
+    return [not_measured(quantity, site, reason) for quantity in quantities]
+
+
+def log10(value: float) -> float:
+    """log₁₀, −inf of zero."""
+    return math.log10(value) if value > 0 else -math.inf
