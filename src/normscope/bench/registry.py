@@ -6,6 +6,7 @@ from typing import Any
 from normscope.bench.check import bench_check
 from normscope.bench.nn import bench_nn
 from normscope.bench.slopes import bench_slopes
+from normscope.bench.spectra import bench_spectra
 from normscope.errors import UsageError, suggest
 
 Row = dict[str, Any]
@@ -15,6 +16,7 @@ BENCHES: dict[str, Callable[[], list[Row]]] = {
     "check": bench_check,
     "nn": bench_nn,
     "slopes": bench_slopes,
+    "spectra": bench_spectra,
 }
 
 

@@ -1,0 +1,174 @@
+"""σ_max as we take it, and as one would take it without us: each from nothing but f and x, set-up included.
+
+Ours stops by its own estimate. The rivals have the advantage of hindsight, by the true error, which no user
+knows: LOBPCG and the power iteration are stopped as soon as they are within the tolerance; ARPACK has, beside
+its defaults, the setting that takes the fewest products of those that came within it for each of two starts
+(ncv of 3 to 20, tol of 0.3 and 0.1).
+"""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse.linalg
+import torch
+from torch import Tensor, nn
+
+from normscope.bench.spectra_stack import Map
+from normscope.linalg import Bidiagonalisation, JacobianOperator, sigma_max
+
+TOLERANCE = 1e-2
+"""True relative error of σ_max that all are held to."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """σ_max by someone, and the products with J and Jᵀ that it took."""
+
+    value: float
+    products: int
+
+
+NCV, TOL = 10, 0.3
+"""ARPACK's cheapest setting for GPT-2-small's stack."""
+
+Rival = Callable[[Map, Tensor, int, float], Found]
+"""(f, x, seed of the start, σ_max as known from a long run) → what was found."""
+
+
+def ours(f: Map, x: Tensor, seed: int, reference: float) -> Found:
+    """`sigma_max` as it comes, to its own 1 %."""
+    found = sigma_max(JacobianOperator(f, x), tol=TOLERANCE, seed=seed)
+    return Found(found.value, found.products)
+
+
+def ours_with_hindsight(f: Map, x: Tensor, seed: int, reference: float) -> Found:
+    """The same process stopped as the rivals are: what is more in `ours` is for its error estimate."""
+    process = Bidiagonalisation(JacobianOperator(f, x), seed=seed)
+    value = 0.0
+    while abs(value - reference) > TOLERANCE * reference and not process.exhausted:
+        process.step()
+        value = float(process.ritz_values()[0])
+    return Found(value, process.products)
+
+
+def curvlinops_svds(ncv: int | None, tol: float) -> Rival:
+    """curvlinops' Jacobian in scipy's `svds`, which is ARPACK on JᵀJ with `ncv` Lanczos vectors."""
+
+    def run(f: Map, x: Tensor, seed: int, reference: float) -> Found:
+        return _svds(curvlinops_operator(f, x), ncv, tol, seed)
+
+    return run
+
+
+def our_svds(ncv: int | None, tol: float) -> Rival:
+    """The same with our products."""
+
+    def run(f: Map, x: Tensor, seed: int, reference: float) -> Found:
+        return _svds(JacobianOperator(f, x).to_scipy(), ncv, tol, seed)
+
+    return run
+
+
+def lobpcg(steps: int) -> Rival:
+    """scipy's LOBPCG on JᵀJ from one random start, our products, for so many steps."""
+
+    def run(f: Map, x: Tensor, seed: int, reference: float) -> Found:
+        op = Counted(JacobianOperator(f, x).to_scipy())
+        return Found(_lobpcg(op, seed, steps)[-1], op.products)
+
+    return run
+
+
+def lobpcg_steps(f: Map, x: Tensor, seed: int, reference: float, most: int = 200) -> int:
+    """The steps after which LOBPCG is within the tolerance of `reference`: it is timed for no more."""
+    history = _lobpcg(JacobianOperator(f, x).to_scipy(), seed, most)
+    reached = (step for step, value in enumerate(history) if abs(value - reference) <= TOLERANCE * reference)
+    return next(reached, most)
+
+
+def _lobpcg(op: scipy.sparse.linalg.LinearOperator, seed: int, steps: int) -> list[float]:
+    """σ_max after 0, 1, … steps."""
+    square = scipy.sparse.linalg.LinearOperator(
+        (op.shape[1], op.shape[1]), matvec=lambda v: op.rmatvec(op.matvec(v)), dtype=op.dtype
+    )
+    start = np.random.default_rng(seed).standard_normal((op.shape[1], 1)).astype(op.dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that it stops before a tolerance of its own is meant
+        *_, history = scipy.sparse.linalg.lobpcg(
+            square, start, maxiter=steps, tol=1e-5, largest=True, retLambdaHistory=True
+        )
+    return [float(np.sqrt(np.max(values))) for values in history]
+
+
+def power_iteration(f: Map, x: Tensor, seed: int, reference: float, max_products: int = 1000) -> Found:
+    """v ← JᵀJv, our products, stopped as soon as ‖Jv‖ is within the tolerance of `reference`."""
+    op = JacobianOperator(f, x)
+    v = torch.randn(x.numel(), generator=torch.Generator().manual_seed(seed)).to(x.device, x.dtype)
+    value = 0.0
+    while op.products + 2 <= max_products:
+        u = op.matvec(v / v.norm())
+        value = float(u.norm())
+        if abs(value - reference) <= TOLERANCE * reference:
+            break
+        v = op.rmatvec(u)
+    return Found(value, op.products)
+
+
+def jacrev_svd(f: Map, x: Tensor, seed: int, reference: float) -> Found:
+    """The whole Jacobian by `torch.func.jacrev`, and its singular values."""
+    jacobian = torch.func.jacrev(f, chunk_size=256)(x).reshape(-1, x.numel())
+    return Found(float(torch.linalg.svdvals(jacobian)[0]), len(jacobian))
+
+
+class Counted(scipy.sparse.linalg.LinearOperator):
+    """An operator that counts the vectors it is given."""
+
+    def __init__(self, of: scipy.sparse.linalg.LinearOperator) -> None:
+        super().__init__(of.dtype, of.shape)
+        self.of, self.products = of, 0
+
+    def _matvec(self, v: Any) -> Any:
+        self.products += 1
+        return self.of.matvec(v)
+
+    def _rmatvec(self, u: Any) -> Any:
+        self.products += 1
+        return self.of.rmatvec(u)
+
+
+class _AtInput(nn.Module):
+    """f with its input as the only parameter: curvlinops differentiates by parameters."""
+
+    def __init__(self, f: Map, x: Tensor) -> None:
+        super().__init__()
+        self.f, self.x = f, nn.Parameter(x.detach().clone())
+
+    def forward(self, ignored: Tensor) -> Tensor:
+        return self.f(self.x)
+
+
+def curvlinops_operator(f: Map, x: Tensor) -> scipy.sparse.linalg.LinearOperator:
+    """∂f/∂x by curvlinops, without its own checks and counts: those would cost it forwards.
+
+    Raises:
+        ModuleNotFoundError: curvlinops is not installed.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of what it imports
+        from curvlinops import JacobianLinearOperator
+    module, ignored = _AtInput(f, x), torch.zeros(len(x), 1)
+    operator = JacobianLinearOperator(
+        module, [module.x], [(ignored, ignored)], check_deterministic=False, num_data=len(x)
+    )
+    return operator.to_scipy()
+
+
+def _svds(operator: scipy.sparse.linalg.LinearOperator, ncv: int | None, tol: float, seed: int) -> Found:
+    counted = Counted(operator)
+    (value,) = scipy.sparse.linalg.svds(
+        counted, k=1, ncv=ncv, tol=tol, return_singular_vectors=False, rng=seed
+    )
+    return Found(float(value), counted.products)
