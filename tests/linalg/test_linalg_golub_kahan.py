@@ -49,11 +49,12 @@ def test_converged_means_within_the_stated_error(values: Tensor, tol: float) -> 
         assert found.products == op.num_products - before
         for vector in (found.left, found.right):
             assert float(vector.norm()) == pytest.approx(1, abs=1e-10)
-        torch.testing.assert_close(
-            op.matvec(found.right), found.value * found.left, rtol=0, atol=1e-9 * largest
+        gaps = (
+            float((op.matvec(found.right) - found.value * found.left).norm() / found.value),
+            float((op.rmatvec(found.left) - found.value * found.right).norm() / found.value),
         )
-        gap = (op.rmatvec(found.left) - found.value * found.right).norm() / found.value
-        assert float(gap) == pytest.approx(found.residual, rel=1e-3, abs=1e-9)
+        assert min(gaps) <= 1e-9  # by construction
+        assert max(gaps) <= found.residual + 1e-9
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
@@ -135,7 +136,7 @@ def test_too_few_products_are_not_converged_and_say_how_far_off_they_may_be() ->
     values = torch.rand(N, dtype=torch.float64)
     found = sigma_max(DiagonalMap(values), tol=1e-3, max_products=7)
     assert found.status is Status.NOT_CONVERGED
-    assert found.products == 6
+    assert found.products == 7
     assert found.error > 1e-3
     assert "products" in found.status.remedy
 

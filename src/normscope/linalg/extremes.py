@@ -27,6 +27,7 @@ from normscope.linalg.golub_kahan import (
     Status,
     check_budget,
     combine,
+    round_off_of,
 )
 from normscope.linalg.maps import Deflated
 
@@ -202,7 +203,7 @@ class _Search:
         """What is round-off beside the largest value: of a sum, and of what ends a process."""
         size = sum(len(process.alpha) for process in (*self.done, self.now))
         units = max(8 * size, 10 * sqrt(self.op.shape[1]) if self.is_exhausted else 0)
-        return units * torch.finfo(self.op.dtype).eps * float(self._values[0])
+        return units * round_off_of(self.op) * float(self._values[0])
 
     def _upper(self) -> np.ndarray:
         """Upper bounds (k,) of the k largest; where nothing is done, all that is known is ‖J‖."""
@@ -211,7 +212,7 @@ class _Search:
         rest = float(self.now.ritz_values()[0])
         if not self.done and rest > self._values[-1] * (1 + self.tol):
             return np.full(self.k, inf)
-        rest *= 1 + self.now.error(self.confidence)
+        rest = self.now.largest * (1 + self.now.error(self.confidence))
         if not self.done:
             return np.full(self.k, rest)
         floors = rest * np.sqrt(1 + 1 / _EPSILONS)

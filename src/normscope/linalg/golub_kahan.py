@@ -1,15 +1,16 @@
 """Largest singular value by Golub–Kahan–Lanczos bidiagonalisation with full reorthogonalisation.
 
 After k steps from a random unit v₁:  J V_k = U_k B_k,  Jᵀ U_k = V_{k+1} B̂_kᵀ,  B_k upper bidiagonal, and
-σ_max(B_k) is a lower bound of σ_max(J). The residual says nothing about what v₁ has missed, so the stop is
+σ_max(B̂_k) is a lower bound of σ_max(J). The residual says nothing about what v₁ has missed, so the stop is
 by an *upper* bound too: v₁ has the mass ω = ⟨v₁, v_max⟩² on σ_max² = λ, and mass is bounded by the
 Christoffel function of the Lanczos polynomials,
 
-    ω · Σ_{j≤k} p̂_j(λ)² ≤ 1,      p̂_j from the three-term recurrence of B_kᵀB_k.
+    ω · Σ_{j≤k} p̂_j(λ)² ≤ 1,      p̂_j from the three-term recurrence of B̂_kᵀB̂_k.
 
 For a random v₁ in n dimensions ω ≥ δ²/n but for a chance of P(|N(0,1)| < δ); the λ at which the sum reaches
-n/δ² is then the bound. Sources: Golub & Kahan 1965; Hochstenbach 2013, "Probabilistic upper bounds for the
-matrix two-norm".
+n/δ² is then the bound. Half a step more, Jv_{k+1}, gives B_{k+1} and the polynomials q̂_j of its BBᵀ, for
+the measure of u₁ = Jv₁/α₁, in which λ has the mass ωλ/α₁²: so every product counts, and each may be the last.
+Sources: Golub & Kahan 1965; Hochstenbach 2013, "Probabilistic upper bounds for the matrix two-norm".
 """
 
 from collections.abc import Callable
@@ -42,6 +43,11 @@ class LinearMap(Protocol):
         """Jᵀu [n] of u [m]."""
 
 
+def round_off_of(op: LinearMap) -> float:
+    """Relative error of a product, beside ‖J‖: what the map says of itself, else ε of its dtype."""
+    return float(getattr(op, "round_off", torch.finfo(op.dtype).eps))
+
+
 class Status(StrEnum):
     """How an iteration ended."""
 
@@ -64,7 +70,9 @@ class SigmaMax:
     Attributes:
         value: σ, a lower bound of σ_max(J) up to round-off.
         error: upper estimate of the relative error (σ_max − σ)/σ; inf where nothing is known.
-        residual: ‖Jᵀu − σv‖/σ of the vectors (Jv = σu holds by construction).
+        residual: ‖Jv − σu‖/σ of the vectors (Jᵀu = σv holds by construction); of ‖Jᵀu − σv‖/σ, with Jv = σu,
+            where the last product was a Jv. The next product would show it; with the largest coupling so far
+            in place of the next one.
         products: Jv and Jᵀu spent.
         status: EXACT where the Krylov space was exhausted, CONVERGED where `error` ≤ tol.
         left, right: u [m] and v [n], of length 1.
@@ -100,14 +108,16 @@ def sigma_max(
     check_budget(max_products, confidence)
     process = Bidiagonalisation(op, seed=seed)
     while True:
-        process.step()
+        process.half_step()
         error = process.error(confidence)
-        error = max(error, 8 * torch.finfo(op.dtype).eps * len(process.alpha))
+        error = max(error, 8 * round_off_of(op) * len(process.alpha))
         if process.exhausted:
-            return process.result(Status.EXACT, 8 * torch.finfo(op.dtype).eps)
+            error = 8 * round_off_of(op)
+            exact = error <= max(tol, 8 * torch.finfo(op.dtype).eps)
+            return process.result(Status.EXACT if exact else Status.NOT_CONVERGED, error)
         if error <= tol:
             return process.result(Status.CONVERGED, error)
-        if process.products + 2 > max_products:
+        if process.products == max_products:
             return process.result(Status.NOT_CONVERGED, error)
 
 
@@ -174,25 +184,33 @@ class Bidiagonalisation:
         """U as rows [k, m]."""
         return self._u.rows
 
+    @property
+    def is_half_way(self) -> bool:
+        """Whether the next product is a Jᵀu: B is known then, the next β is not."""
+        return len(self.alpha) > len(self.beta)
+
     def step(self) -> None:
         """One Jv and one Jᵀu; stops half-way where the space is exhausted."""
-        alpha, u = self._orthogonal(self.op.matvec(self._v.rows[-1]), self._u)
+        self.half_step()
+        if not self.exhausted:
+            self.half_step()
+
+    def half_step(self) -> None:
+        """The next product: one Jv after a whole step, one Jᵀu after half a step."""
+        if self.is_half_way:
+            image, basis, entries = self.op.rmatvec(self._u.rows[-1]), self._v, self.beta
+        else:
+            image, basis, entries = self.op.matvec(self._v.rows[-1]), self._u, self.alpha
         self.products += 1
-        if u is None:
+        entry, vector = self._orthogonal(image, basis)
+        if vector is None:
             self.exhausted = True
             return
-        self.alpha.append(alpha)
-        self._u.append(u)
-        beta, v_next = self._orthogonal(self.op.rmatvec(u), self._v)
-        self.products += 1
-        if v_next is None:
-            self.exhausted = True
-            return
-        self.beta.append(beta)
-        self._v.append(v_next)
+        entries.append(entry)
+        basis.append(vector)
 
     def bidiagonal(self) -> np.ndarray:
-        """B̂: [k, k + 1] after a whole step, [k, k] where β_k vanished."""
+        """B̂: [k, k + 1] after a whole step, B [k, k] half-way and where β_k vanished."""
         k = len(self.alpha)
         matrix = np.zeros((k, max(k, len(self.beta) + 1)))
         matrix[range(k), range(k)] = self.alpha
@@ -205,12 +223,16 @@ class Bidiagonalisation:
         matrix = self.bidiagonal()
         return np.linalg.svd(matrix if self.exhausted else matrix[:, : len(self.alpha)], compute_uv=False)
 
+    @property
+    def largest(self) -> float:
+        """The largest singular value of B̂: no bound from below that the products give is better."""
+        return float(np.linalg.norm(self.bidiagonal(), 2)) if self.alpha else 0.0
+
     def error(self, confidence: float = CONFIDENCE) -> float:
-        """Relative distance from the largest Ritz value to the upper bound, the root of the λ where
-        Σ p̂² = 1/ω."""
+        """Relative distance from `largest` to the upper bound, the root of the λ where Σ p̂² = 1/ω."""
         if self.exhausted:
             return 0.0
-        lower = float(self.ritz_values()[0]) ** 2
+        lower = self.largest**2
         is_possible = self._mass_test(lower, confidence)
         upper = 2 * lower
         while is_possible(upper):
@@ -232,28 +254,41 @@ class Bidiagonalisation:
 
     def _mass_test(self, ritz_square: float, confidence: float) -> Callable[[float], bool]:
         """Whether a singular value with the square λ, beyond an outermost Ritz value, is possible."""
-        k = len(self.alpha)
-        square = self.bidiagonal()[:, :k]
-        diagonal = (square**2).sum(0)
-        off = np.array(self.alpha) * np.array(self.beta)  # off-diagonal of BᵀB, the next one included
-        threshold = self.op.shape[1] / least_component(confidence) ** 2
-        at_ritz_value = _christoffel(ritz_square, diagonal, off, inf)
-        if at_ritz_value >= threshold:
-            # Beyond the Ritz value lies at most the mass 1/at_ritz_value (Chebyshev-Markov-Stieltjes), so v₁
-            # is worse than assumed. Given that much, it is above the share 1 − confidence of it.
-            threshold = at_ritz_value / (1 - confidence) ** 2
-        return lambda point: _christoffel(point, diagonal, off, threshold) < threshold
+        least = least_component(confidence) ** 2 / self.op.shape[1]
+        at_ritz_value = self._most_mass(ritz_square, 0.0)
+        if at_ritz_value <= least:
+            # No more mass lies beyond the Ritz value (Chebyshev-Markov-Stieltjes), so v₁ is worse than
+            # assumed. Given that much, it is above the share 1 − confidence of it.
+            least = at_ritz_value * (1 - confidence) ** 2
+        return lambda point: self._most_mass(point, least) > least
+
+    def _most_mass(self, point: float, least: float) -> float:
+        """The most mass that v₁ can have on λ = `point` and beyond, exactly where it is over `least`."""
+        alpha, beta = np.array(self.alpha), np.array(self.beta)
+        if not self.is_half_way:
+            diagonal = alpha**2 + np.append(0.0, beta[:-1] ** 2)  # of BᵀB, and the next coupling
+            return 1 / _christoffel(point, diagonal, alpha * beta, 1 / least if least else inf)
+        if point == 0:  # of BBᵀ nothing is learnt about the kernel
+            return 1.0
+        share = point / alpha[0] ** 2  # what v₁ has on λ is so many times as much in u₁
+        diagonal = alpha[:-1] ** 2 + beta**2
+        return 1 / (
+            share * _christoffel(point, diagonal, beta * alpha[1:], 1 / (share * least) if least else inf)
+        )
 
     def result(self, status: Status, error: float) -> SigmaMax:
-        """The largest Ritz triple as it stands."""
+        """The largest triple of B̂ as it stands."""
         if not self.alpha:  # J v₁ = 0 for a random v₁: the map is zero
             zeros = (torch.zeros(size, dtype=self.op.dtype, device=self.op.device) for size in self.op.shape)
             return SigmaMax(0.0, 0.0, 0.0, self.products, status, *zeros)
-        value, residual, left, right = self.triple(0)
-        return SigmaMax(value, error, residual, self.products, status, left, right)
+        x, values, y = np.linalg.svd(self.bidiagonal(), full_matrices=False)
+        last = 0.0 if self.exhausted else float(abs(x[-1, 0] if self.is_half_way else y[0, -1]))
+        residual = last * max(*self.alpha, *self.beta, 0.0) / float(values[0])
+        left, right = combine(self.left, x[:, 0]), combine(self.right, y[0])
+        return SigmaMax(float(values[0]), error, residual, self.products, status, left, right)
 
     def triple(self, index: int) -> tuple[float, float, Tensor, Tensor]:
-        """Ritz value, relative residual and vectors u [m], v [n], by index in descending order."""
+        """Ritz value of B, relative residual and vectors u [m], v [n], by index in descending order."""
         matrix = self.bidiagonal()
         matrix = matrix if self.exhausted else matrix[:, : len(self.alpha)]
         left, values, right = np.linalg.svd(matrix, full_matrices=False)

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normscope.linalg.golub_kahan import CONFIDENCE, Bidiagonalisation, LinearMap, Status
+from normscope.linalg.golub_kahan import CONFIDENCE, Bidiagonalisation, LinearMap, Status, round_off_of
 from normscope.linalg.maps import BaseMap, Deflated, Transposed
 from normscope.linalg.smallest import Side, SigmaMin
 from normscope.linalg.solve import Solver
@@ -276,7 +276,7 @@ def _result(inverse: LayerwiseInverse, process: Bidiagonalisation, confidence: f
     length = float(preimage.double().norm())
     solve_error = max(solve_error, inverse.first_error or 0.0, inverse.worst)
     slack = solve_error * sqrt(2) * float(np.linalg.norm(process.bidiagonal())) / largest
-    error = _total(length, largest * (1 + process.error(confidence)), slack, inverse)
+    error = _total(length, process.largest * (1 + process.error(confidence)), slack, inverse)
     error = inf if inverse.blocked else error
     return SigmaMin(
         value=1 / length,
@@ -295,7 +295,7 @@ def _result(inverse: LayerwiseInverse, process: Bidiagonalisation, confidence: f
 
 def _total(length: float, upper: float, slack: float, inverse: LayerwiseInverse) -> float:
     """Relative error of 1/length, where ‖J⁺‖ is between `length` and `upper` up to a share `slack`."""
-    slack += inverse.leak + 8 * torch.finfo(inverse.dtype).eps * len(inverse.layers)
+    slack += inverse.leak + 8 * sum(round_off_of(layer.map) for layer in inverse.layers)
     if not slack < 1:
         return inf
     return max(1 - length / (upper + slack * length), 1 / (1 - slack) - 1)
