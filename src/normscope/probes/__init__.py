@@ -7,7 +7,7 @@ from normscope.probes.attention import measure_attention
 from normscope.probes.forecast import forecast, forecast_measurements
 from normscope.probes.forecast_record import Forecast, ForecastInterrupted, ForecastStep
 from normscope.probes.gradient import measure_gradient
-from normscope.probes.jacobian import Budget, Spending, measure_jacobian
+from normscope.probes.jacobian import QUANTILES, Budget, Spending, measure_jacobian
 from normscope.probes.measurement import Measurement, Measurements, not_measured
 from normscope.probes.precision import measure_precision
 from normscope.probes.signal import measure_signal
@@ -26,6 +26,7 @@ PROBES: dict[str, Callable[[Subject, Anatomy], list[Measurement]]] = {
 
 __all__ = [
     "PROBES",
+    "QUANTILES",
     "Budget",
     "Forecast",
     "ForecastInterrupted",

@@ -16,30 +16,14 @@ from normscope.report.figures.branches import describe_join, draw_key
 from normscope.report.figures.layout import BlockPlace, Layout, StackPlace, lay_out
 from normscope.report.figures.ledger import Ledger
 from normscope.report.figures.rail import Spot, draw_rail, marks, place_findings
+from normscope.report.figures.spectra import spectra
 from normscope.report.figures.tower import draw_towers
 from normscope.report.figures.tracks import draw_tracks
-from normscope.report.figures.trial import forecast_charts, single_looks, spectra
+from normscope.report.figures.trial import forecast_charts, single_looks
 from normscope.report.sites import compress
 from normscope.report.tables import cell, not_measured, number_sheets, tabulate
 from normscope.report.words import budget_in_words, norms_in_words
 
-LINES = ("c-ink", "c-a", "c-c", "c-b", "c-d")
-"""Classes of the charts' lines, in order."""
-STEP_CHARTS = (
-    (
-        "Update to weight",
-        "RMS change of a step relative to RMS weight, median over matrices.",
-        "update_ratio",
-        True,
-    ),
-    (
-        "Gradient coherence",
-        "Cosine between two batches' gradients. Near 1: no batch has its own say.",
-        "coherence",
-        False,
-    ),
-)
-"""Title, what it says, the field of a forecast's step, whether its axis is logarithmic."""
 CARD_CHARACTERS = 44
 """About how many characters a line of a finding's card holds beside the tower."""
 
@@ -89,7 +73,7 @@ def render_html(report: Any) -> str:
         keys=_keys(layout),
         forecasts=forecast_charts(report.forecast, layout) if report.forecast else [],
         looks=single_looks(report.forecast) if report.forecast else [],
-        spectra=spectra(ledger),
+        spectra=spectra(ledger, layout),
         numbers=number_sheets(report.anatomy, ledger.rows),
         tables=tabulate(report.anatomy, ledger.rows),
         gaps=not_measured(ledger.rows),

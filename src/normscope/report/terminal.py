@@ -18,7 +18,7 @@ from normscope.probes import Forecast
 from normscope.report.blocks import block_table
 from normscope.report.report import Report
 from normscope.report.sites import compress
-from normscope.report.words import budget_in_words, norms_in_words
+from normscope.report.words import budget_in_words, gains_in_words, norms_in_words
 from normscope.rules import Finding, figure
 
 _COLOURS = {
@@ -69,6 +69,9 @@ def _parts(report: Report, width: int) -> Iterator[RenderableType]:
         yield Text("")
         yield block_table(stack, report.measurements, width)
     yield Text("")
+    for stack in report.anatomy.stacks:
+        if words := gains_in_words(stack.name, report.measurements):
+            yield _labelled("gains", f"{stack.name}: {words}" if len(report.anatomy.stacks) > 1 else words)
     if report.forecast is not None:
         said = any(report.forecast.reason in finding.message for finding in report.findings)
         reason = "" if said else f". {report.forecast.reason}"

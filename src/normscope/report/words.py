@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from normscope.anatomy import Branch, Stack
+from normscope.probes import Measurements
+from normscope.rules import figure
 
 
 def norms_in_words(stack: Stack) -> str:
@@ -30,3 +32,26 @@ def budget_in_words(budget: Mapping[str, Any]) -> str:
     spent = f"{budget['name']}: {budget['forwards']:.0f} of {budget['limit']} forwards"
     left_out = ", ".join(budget["left_out"])
     return spent + (f" ({parts})" if parts else "") + (f"; left out: {left_out}" if left_out else "")
+
+
+def gains_in_words(site: str, measurements: Measurements) -> str:
+    """A stack's Jacobian: "σ_max 66.9 (its blocks allow 728); one token: rank 62 of 64, κ 17"."""
+    found = {row.quantity.removeprefix("jacobian/"): row.value for row in measurements if row.site == site}
+    figures = {name: value for name, value in found.items() if isinstance(value, float)}
+    parts = []
+    if "sigma-max" in figures:
+        bound = figures.get("log-upper-bound")
+        beside = "" if bound is None or bound > 300 else f" (its blocks allow {figure(10**bound)})"
+        parts.append(f"σ_max {figure(figures['sigma-max'])}{beside}")
+    if "sigma-min-nonzero" in figures and "condition" in figures:
+        parts.append(
+            f"least non-zero σ {figure(figures['sigma-min-nonzero'])}, κ {figure(figures['condition'])}"
+        )
+    if "rank" in figures:
+        parts.append(f"rank {figure(figures['rank'])}")
+    spectrum = found.get("token-singular-values")
+    if isinstance(spectrum, tuple) and "token-rank" in figures:
+        rank = f"rank {figures['token-rank']:.0f} of {len(spectrum)}"
+        condition = figures.get("token-condition")
+        parts.append(f"one token: {rank}" + ("" if condition is None else f", κ {figure(condition)}"))
+    return "; ".join(parts)

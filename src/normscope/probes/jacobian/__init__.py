@@ -24,11 +24,12 @@ from normscope.probes.jacobian.budget import Budget, Spending
 from normscope.probes.jacobian.deep import deep_rows
 from normscope.probes.jacobian.ends import block_rows, bound_rows, stack_rows
 from normscope.probes.jacobian.look import CONFIDENCE, Look
+from normscope.probes.jacobian.spectrum import QUANTILES
 from normscope.probes.jacobian.tokens import token_rows
 from normscope.probes.measurement import Measurement
 from normscope.subjects import Subject, untouched
 
-__all__ = ["CONFIDENCE", "Budget", "Spending", "measure_jacobian"]
+__all__ = ["CONFIDENCE", "QUANTILES", "Budget", "Spending", "measure_jacobian"]
 
 HOLDING = "the graph"
 """One forward, and two a stack for finite differences."""
@@ -67,10 +68,8 @@ def _rows(look: Look) -> list[Measurement]:
     rows += [row for stack in stacks for row in stack_rows(look, stack)]
     rows += [row for stack in stacks for row in bound_rows(look, stack, rows)]
     rows += token_rows(look)
-    known = {(row.quantity, row.site) for row in rows}
     parts: list[Block | Stack] = [*stacks, *blocks]
-    deep = [row for part in parts for row in deep_rows(look, part)]
-    return rows + [row for row in deep if (row.quantity, row.site) not in known]
+    return rows + [row for part in parts for row in deep_rows(look, part)]
 
 
 def _in_float32(subject: Subject, anatomy: Anatomy) -> tuple[Subject, Anatomy, str]:

@@ -30,7 +30,7 @@ class Budget(StrEnum):
     def forwards(self) -> int:
         """The limit, in forwards of one sequence. `standard` keeps a default check of GPT-2 under 40 training
         steps (docs/cost.md)."""
-        return {Budget.FAST: 160, Budget.STANDARD: 480, Budget.DEEP: 4000}[self]
+        return {Budget.FAST: 160, Budget.STANDARD: 640, Budget.DEEP: 4000}[self]
 
     @classmethod
     def of(cls, name: str) -> "Budget":

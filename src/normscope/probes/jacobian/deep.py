@@ -21,15 +21,13 @@ from normscope.linalg import (
 from normscope.probes.jacobian.budget import Budget
 from normscope.probes.jacobian.layers import layers_of
 from normscope.probes.jacobian.look import Look, guarded, site_of
-from normscope.probes.jacobian.spectrum import QUANTILES, RANK_TOLERANCE
+from normscope.probes.jacobian.spectrum import LARGEST_FEW, NUM_TOP, QUANTILES, RANK_TOLERANCE
 from normscope.probes.measurement import Measurement, not_measured
 
 SMALLEST, DENSITY, TOP = "smallest values", "density", "top values"
 SMALL_END = ("jacobian/sigma-min", "jacobian/sigma-min-nonzero", "jacobian/condition", "jacobian/rank")
 SHAPE = ("jacobian/effective-rank", "jacobian/stable-rank", "jacobian/log-sigma")
-LARGEST_FEW = "jacobian/top-singular-values"
 
-NUM_TOP = 20
 TOP_PRODUCTS = 160
 DIRECT_PRODUCTS = 150
 """Golub–Kahan–Lanczos on the map itself: enough for κ up to about 15; solves with its layers do the rest."""
@@ -39,8 +37,10 @@ TOLERANCE = 5e-2
 
 
 def deep_rows(look: Look, part: Block | Stack) -> list[Measurement]:
-    """The ends, rank, κ and density of one block's or stack's Jacobian."""
+    """The ends, rank, κ and density of a block's or stack's Jacobian that was too large to be taken whole."""
     site = site_of(part)
+    if site in look.whole:
+        return []
     rows = guarded(look, SMALL_END, site, lambda: _small_end(look, part))
     rows += guarded(look, SHAPE, site, lambda: _density(look, part))
     if isinstance(part, Stack):

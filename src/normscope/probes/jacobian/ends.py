@@ -7,7 +7,16 @@ from normscope.anatomy import Block, Stack
 from normscope.linalg import JacobianOperator, dense, singular_values
 from normscope.probes.jacobian.branches import BOUND
 from normscope.probes.jacobian.budget import Budget, OverBudget
-from normscope.probes.jacobian.look import MAX_PRODUCTS, SET_UP, Look, compared, guarded, log10, site_of
+from normscope.probes.jacobian.look import (
+    MAX_PRODUCTS,
+    SET_UP,
+    Look,
+    compared,
+    drawn,
+    guarded,
+    log10,
+    site_of,
+)
 from normscope.probes.jacobian.spectrum import spectrum_rows
 from normscope.probes.measurement import Measurement, not_measured
 
@@ -59,6 +68,7 @@ def _whole(look: Look, part: Block | Stack, op: JacobianOperator) -> list[Measur
         was = "" if isinstance(part, Stack) else compared(look.graph.check_tangent(op, part.entry, part.exit))
         values = singular_values(dense(op))
         look.spending.add(WHOLE, price)
+        look.whole.add(site_of(part))
     how = f"dense SVD; {look.conditions}{was}"
     largest = Measurement(LARGEST, site_of(part), float(values[0]), how=how)
     return [largest, *spectrum_rows(site_of(part), values, how)]
@@ -88,7 +98,7 @@ def stack_rows(look: Look, stack: Stack) -> list[Measurement]:
 
 def _contraction(look: Look, op: JacobianOperator, site: str) -> Measurement:
     """log₁₀ √(mean ‖Jv‖²/‖v‖²): 0 where a random direction keeps its length."""
-    directions = [op.draw(op.shape[1]) for _ in range(NUM_DIRECTIONS)]
+    directions = drawn(op, NUM_DIRECTIONS, op.shape[1])
     gains = [float(op.matvec(v).double().square().sum() / v.double().square().sum()) for v in directions]
     mean = sum(gains) / len(gains)
     if mean == 0:

@@ -11,7 +11,7 @@ from itertools import pairwise
 from normscope.anatomy import Block, Norm, Site, Stack
 from normscope.linalg import JacobianOperator, Layer, TangentError, TokenProjector, left_kernel
 from normscope.probes._norms import TOKENWISE, factor, normalised
-from normscope.probes.jacobian.look import Look
+from normscope.probes.jacobian.look import Look, drawn
 
 NULL_GAIN = 1e-3
 """ẑ is deflated where its gain is under this share of other directions'; its rest counts as an error."""
@@ -46,7 +46,7 @@ def _is_chain(whole: JacobianOperator, maps: list[JacobianOperator]) -> bool:
     """Whether the product of `maps` does to one random cotangent what `whole` does."""
     if maps[0].shape[1] != whole.shape[1] or any(a.shape[0] != b.shape[1] for a, b in pairwise(maps)):
         return False
-    u = whole.draw(whole.shape[0])
+    (u,) = drawn(whole, 1, whole.shape[0])
     expected, pulled = whole.rmatvec(u), u
     for each in reversed(maps):
         pulled = each.rmatvec(pulled)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from normscope.anatomy import Anatomy, Block, Stack
 from normscope.linalg import JacobianOperator, Status, TangentError, sigma_max
@@ -40,6 +41,7 @@ class Look:
         refused: site → why it has no Jacobian here.
         norms: site of a branch → ‖A‖ of the term as it is added, where it was measured.
         largest: site of a block or stack → σ_max, where it was measured.
+        whole: sites of blocks and stacks whose spectrum was taken whole.
     """
 
     model: nn.Module
@@ -51,6 +53,7 @@ class Look:
     refused: dict[str, str] = field(default_factory=dict)
     norms: dict[str, float] = field(default_factory=dict)
     largest: dict[str, float] = field(default_factory=dict)
+    whole: set[str] = field(default_factory=set)
 
     def share(self, part: Block | Stack) -> float:
         """What a forward through `part` costs of one through all stacks."""
@@ -90,6 +93,12 @@ class Look:
 def site_of(part: Block | Stack) -> str:
     """Its name in measurements."""
     return part.site if isinstance(part, Block) else part.name
+
+
+def drawn(op: JacobianOperator, count: int, size: int) -> Tensor:
+    """Standard normal rows [count, size] for products with `op`, the same in every run."""
+    rows = torch.randn(count, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return rows.to(op.device, op.dtype)
 
 
 def compared(was: bool) -> str:

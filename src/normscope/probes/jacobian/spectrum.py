@@ -12,16 +12,8 @@ RANK_TOLERANCE = 1e-5
 QUANTILES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 """Shares of the singular values at which the distribution of log σ is given."""
 
-SPECTRUM = (
-    "jacobian/sigma-min",
-    "jacobian/sigma-min-nonzero",
-    "jacobian/condition",
-    "jacobian/rank",
-    "jacobian/effective-rank",
-    "jacobian/stable-rank",
-    "jacobian/log-sigma",
-)
-"""What is said of a spectrum besides its largest value."""
+LARGEST_FEW = "jacobian/top-singular-values"
+NUM_TOP = 20
 
 
 def spectrum_rows(site: str, values: np.ndarray, how: str) -> list[Measurement]:
@@ -37,6 +29,7 @@ def spectrum_rows(site: str, values: np.ndarray, how: str) -> list[Measurement]:
         Measurement("jacobian/effective-rank", site, effective_rank(values), how=how),
         Measurement("jacobian/stable-rank", site, stable_rank(values), how=how),
         Measurement("jacobian/log-sigma", site, _quantiles(values), "log10", f"quantiles; {how}"),
+        Measurement(LARGEST_FEW, site, tuple(map(float, values[:NUM_TOP])), how=how),
     ]
     if rank == 0:
         reason = "the map is zero"

@@ -11,6 +11,8 @@ from normscope.report.figures.scales import Scale, figure, fit, power
 
 WIDTH, HEIGHT = 440.0, 236.0
 LEFT, RIGHT, UPPER, LOWER = 46.0, 76.0, 14.0, 34.0
+LINES = ("c-ink", "c-a", "c-c", "c-b", "c-d")
+"""Classes of the charts' lines, in order."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,15 @@ class Curve:
     xs: Sequence[float]
     ys: Sequence[float | None]
     dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A chart with its title and what to read from it."""
+
+    title: str
+    about: str
+    drawing: Markup
 
 
 def chart(

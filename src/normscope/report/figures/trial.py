@@ -1,17 +1,9 @@
-"""What the forecast and the spectra look like: which charts there are, and what each says."""
-
-from dataclasses import dataclass
-
-from markupsafe import Markup
+"""What the forecast looks like: which charts there are, and what each says."""
 
 from normscope.probes import Forecast
-from normscope.report.figures.charts import Curve, chart, heat
+from normscope.report.figures.charts import LINES, Curve, Picture, chart, heat
 from normscope.report.figures.layout import Layout
-from normscope.report.figures.ledger import Ledger
 from normscope.report.figures.scales import figure, gradient_class
-
-LINES = ("c-ink", "c-a", "c-c", "c-b", "c-d")
-"""Classes of the charts' lines, in order."""
 
 STEP_CHARTS = (
     (
@@ -28,15 +20,6 @@ STEP_CHARTS = (
     ),
 )
 """Title, what it says, the field of a forecast's step, whether its axis is logarithmic."""
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A chart with its title and what to read from it."""
-
-    title: str
-    about: str
-    drawing: Markup
 
 
 def forecast_charts(forecast: Forecast, layout: Layout) -> list[Picture]:
@@ -105,26 +88,3 @@ def _gradients_by_step(forecast: Forecast, layout: Layout) -> list[Picture]:
     drawing = heat(rows, [float(s.step) for s in steps], label="Gradient by block and step", x_label="step")
     about = "Norm over each block's weights relative to the last block's; colours as on the tower."
     return [Picture("Gradient by block", about, drawing)]
-
-
-def spectra(ledger: Ledger) -> list[Picture]:
-    """One chart with every stack's per-token singular values, largest first."""
-    rows = [
-        r
-        for r in ledger.rows
-        if r.quantity == "jacobian/token-singular-values" and isinstance(r.value, tuple)
-    ]
-    curves = []
-    for i, row in enumerate(rows):
-        values = sorted(
-            (row.value if isinstance(row.value, tuple) else ()), key=lambda v: -v if v == v else 0.0
-        )
-        name = row.site if len(rows) > 1 else ""
-        curves.append(Curve(name, LINES[i % 5], [float(n + 1) for n in range(len(values))], values))
-    if not curves:
-        return []
-    drawing = chart(
-        curves, label="Singular values of one token's Jacobian", x_label="index", log=True, dots=False
-    )
-    about = "Of one token's d×d Jacobian through the stack, largest first. Steep: few directions survive."
-    return [Picture("Singular values of the stack", about, drawing)]

@@ -1,0 +1,198 @@
+"""What a budget buys: never more than its limit, all accounted for, every figure that of the dense map."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from test_probe_jacobian import Model, gpt, ids, subject_of, value
+from torch import Tensor
+
+from normscope.anatomy import Anatomy, measuring, read_anatomy
+from normscope.errors import UsageError
+from normscope.linalg import dense, singular_values
+from normscope.nn import SCHEMES, build
+from normscope.probes import Budget, Measurements, Spending, measure_jacobian
+from normscope.probes._feeding import one_sequence
+from normscope.probes._held import hold
+from normscope.probes.jacobian import deep, ends
+from normscope.probes.jacobian.layers import layers_of
+from normscope.probes.jacobian.look import Look
+from normscope.probes.jacobian.spectrum import QUANTILES, RANK_TOLERANCE
+from normscope.subjects import Subject
+
+PLACEMENTS = ("pre", "post", "res-post", "peri")
+
+
+def measured(subject: Subject, anatomy: Anatomy, budget: Budget) -> tuple[Measurements, Spending]:
+    spending = Spending(budget)
+    return Measurements(measure_jacobian(subject, anatomy, spending)), spending
+
+
+def checked(model: torch.nn.Module, batch: Tensor, budget: Budget) -> tuple[Measurements, Spending]:
+    subject = subject_of(model, batch)
+    return measured(subject, read_anatomy(subject), budget)
+
+
+def spectra(model: torch.nn.Module, batch: Tensor) -> dict[str, np.ndarray]:
+    """Site of every block and stack → all singular values of its Jacobian."""
+    subject = subject_of(model, batch)
+    anatomy = read_anatomy(subject)
+    with measuring(model):
+        feed = one_sequence(model, batch, anatomy)
+        graph = hold(model, anatomy, feed)
+        maps = {block.site: (block.entry, block.exit) for block in anatomy.blocks}
+        maps |= {s.name: (s.blocks[0].entry, s.blocks[-1].exit) for s in anatomy.stacks}
+        return {site: singular_values(dense(graph.operator(*ends))) for site, ends in maps.items()}
+
+
+@pytest.mark.parametrize("budget", list(Budget))
+@pytest.mark.parametrize(("d", "tokens", "num_blocks"), [(8, 5, 2), (24, 22, 2), (16, 12, 9)])
+def test_no_more_is_spent_than_the_budget_and_all_of_it_is_accounted_for(
+    budget: Budget, d: int, tokens: int, num_blocks: int
+) -> None:
+    model = Model(d, lambda: gpt(d, "pre").blocks[0], num_blocks).double()
+    rows, spending = checked(model, ids(tokens), budget)
+    account = spending.to_dict()
+    assert 0 < spending.forwards <= budget.forwards
+    assert account["forwards"] == pytest.approx(
+        sum(p["forwards"] for p in account["parts"].values()), abs=0.1
+    )
+    assert all(part["seconds"] > 0 for part in account["parts"].values())
+    said = {row.how.removeprefix("not measured: ") for row in rows if not row.measured}
+    for reason in account["left_out"].values():
+        assert reason in said or budget is not Budget.DEEP
+
+
+def test_a_larger_budget_measures_all_that_a_smaller_one_does_and_more() -> None:
+    model = gpt(24, "pre")
+    found = []
+    for budget in Budget:
+        rows, _ = checked(model, ids(22), budget)
+        found.append({(row.quantity, row.site) for row in rows if row.measured})
+    assert found[0] < found[1] < found[2]
+
+
+def test_what_is_left_out_says_which_budget_has_it() -> None:
+    rows, spending = checked(gpt(24, "pre"), ids(22), Budget.FAST)
+    row = rows.find("jacobian/condition", "blocks.0")
+    assert row is not None
+    assert row.how == "not measured: --budget fast leaves it out; --budget deep has it"
+    assert "smallest values" in spending.left_out
+
+
+def test_a_part_that_costs_more_than_what_is_left_is_left_out_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Budget, "forwards", property(lambda self: 40))
+    rows, spending = checked(gpt(24, "pre"), ids(22), Budget.STANDARD)
+    assert spending.forwards <= 40
+    assert any(row.measured for row in rows)
+    assert any("are left" in row.how for row in rows if not row.measured)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_deep_budget_finds_the_small_end_of_large_maps(
+    placement: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Taken iteratively here at a size where the dense spectrum is to be had."""
+    monkeypatch.setitem(ends.DENSE_LIMIT, Budget.DEEP, 0)
+    model, batch = gpt(12, placement), ids(9)
+    rows, _ = checked(model, batch, Budget.DEEP)
+    n = 12 * 9
+    null = {"post": 2 * 9}.get(placement, 0)
+    for site, values in spectra(model, batch).items():
+        nonzero = float(values[n - null - 1])
+        assert value(rows, "sigma-min-nonzero", site) == pytest.approx(nonzero, rel=6e-2), site
+        assert value(rows, "sigma-min", site) == pytest.approx(0.0 if null else nonzero, rel=6e-2), site
+        assert value(rows, "condition", site) == pytest.approx(values[0] / nonzero, rel=0.12), site
+        assert value(rows, "rank", site) == int((values > RANK_TOLERANCE * values[0]).sum()), site
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_deep_budget_finds_the_shape_of_large_spectra(
+    placement: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ends.DENSE_LIMIT, Budget.DEEP, 0)
+    model, batch = gpt(12, placement), ids(9)
+    rows, _ = checked(model, batch, Budget.DEEP)
+    for site, values in spectra(model, batch).items():
+        shares = values / values.sum()
+        entropy = -float((shares * np.log(np.maximum(shares, 1e-300))).sum())
+        assert value(rows, "effective-rank", site) == pytest.approx(math.exp(entropy), rel=0.15)
+        assert value(rows, "stable-rank", site) == pytest.approx((values**2).sum() / values[0] ** 2, rel=0.3)
+        found = rows.find("jacobian/log-sigma", site)
+        assert found is not None
+        middle = [i for i, share in enumerate(QUANTILES) if 0.25 <= share <= 0.9]
+        expected = np.log10(np.quantile(values, QUANTILES, method="lower"))
+        assert np.abs(np.array(found.value)[middle] - expected[middle]).max() < 0.15
+    top = rows.find("jacobian/top-singular-values", "decoder")
+    assert top is not None
+    np.testing.assert_allclose(top.value, spectra(model, batch)["decoder"][: deep.NUM_TOP], rtol=1.1e-2)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_small_spectrum_is_taken_whole(placement: str) -> None:
+    model, batch = gpt(8, placement), ids(5)
+    rows, _ = checked(model, batch, Budget.STANDARD)
+    for site, values in spectra(model, batch).items():
+        rank = int((values > RANK_TOLERANCE * values[0]).sum())
+        assert value(rows, "sigma-max", site) == pytest.approx(values[0])
+        assert value(rows, "rank", site) == rank
+        assert value(rows, "sigma-min-nonzero", site) == pytest.approx(values[rank - 1])
+        assert value(rows, "condition", site) == pytest.approx(values[0] / values[rank - 1])
+        assert value(rows, "sigma-min", site) == pytest.approx(values[-1], abs=1e-12)
+        found = rows.find("jacobian/log-sigma", site)
+        assert found is not None
+        assert found.value[-1] == pytest.approx(math.log10(values[0]))
+        assert found.value[QUANTILES.index(0.5)] <= math.log10(np.median(values)) + 1e-9
+
+
+@pytest.mark.parametrize("scheme", sorted(set(SCHEMES) - {"plain"}))
+def test_bounds_hold_in_every_scheme(scheme: str) -> None:
+    """Small branches, or Weyl's bound would be zero and hold for nothing."""
+    model = build("decoder", scheme=scheme, depth=4, width=8, heads=2, vocab=11, max_len=8).double()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 2 and "blocks" in name:
+                parameter.mul_(0.3)
+    batch = ids(5)
+    rows, _ = checked(model, batch, Budget.STANDARD)
+    values = spectra(model, batch)
+    bounds = rows.of("jacobian/lower-bound")
+    for site, bound in bounds.items():
+        assert bound <= values[site][-1] * (1 + 1e-6), site
+    above = rows.of("jacobian/log-upper-bound")
+    assert above
+    for site, bound in above.items():
+        assert bound >= math.log10(values[site][0]) - 1e-9
+    for site, bound in rows.of("jacobian/log-lower-bound").items():
+        assert bound == -math.inf or bound <= math.log10(values[site][-1]) + 1e-9
+
+
+def test_the_lower_bound_says_something_where_branches_are_small() -> None:
+    model = gpt(8, "pre")
+    with torch.no_grad():
+        for block in model.blocks:
+            for weight in (block.attention.out.weight, block.feed_forward.down.weight):
+                weight.mul_(0.05)
+    rows, _ = checked(model, ids(5), Budget.STANDARD)
+    assert value(rows, "lower-bound", "blocks.0") > 0.1
+    assert value(rows, "log-lower-bound", "decoder") > -3
+
+
+def test_branches_that_read_more_than_the_stream_are_no_chain() -> None:
+    """B2T's second branch is added to the block's input as well."""
+    model = build("decoder", scheme="b2t", depth=3, width=8, heads=2, vocab=11, max_len=8).double()
+    batch = ids(5)
+    anatomy = read_anatomy(model, batch)
+    with measuring(model):
+        feed = one_sequence(model, batch, anatomy)
+        look = Look(model, anatomy, feed, hold(model, anatomy, feed), "", Spending(Budget.DEEP))
+        whole, one = layers_of(look, anatomy.stacks[0]), layers_of(look, anatomy.blocks[0])
+        product = torch.linalg.multi_dot([dense(layer.map) for layer in reversed(whole)])  # type: ignore[arg-type]
+        torch.testing.assert_close(product, dense(look.ends(anatomy.stacks[0])))
+    assert (len(whole), len(one)) == (3, 1)  # block by block
+
+
+def test_a_budget_that_there_is_none_of() -> None:
+    with pytest.raises(UsageError, match="deep"):
+        Budget.of("deeep")
