@@ -65,6 +65,7 @@ from normscope.linalg.products import ProductSpectrum, product_log_singular_valu
 from normscope.linalg.rowwise import rowwise_jacobian
 from normscope.linalg.smallest import Side, SigmaMin, sigma_min
 from normscope.linalg.subspaces import Kernel, TokenProjector
+from normscope.linalg.tangents import Method
 
 __all__ = [
     "ACTIVATION_GAINS",
@@ -81,6 +82,7 @@ __all__ = [
     "LogDensity",
     "LyapunovExponents",
     "Matrix",
+    "Method",
     "ProductSpectrum",
     "Projected",
     "Restriction",

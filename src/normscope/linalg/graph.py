@@ -1,4 +1,4 @@
-"""Products with the graph that autograd holds; its refusals in our words."""
+"""The graph that autograd holds: products with it, what it was computed from, its refusals in our words."""
 
 from collections.abc import Iterator
 
@@ -13,8 +13,69 @@ class TangentError(RuntimeError):
     """The derivative is not to be had, or is not the function's; the message says what was seen."""
 
 
+class NoPath(TangentError):
+    """The outputs do not depend on the inputs, as autograd sees it."""
+
+    def __init__(self) -> None:
+        super().__init__(NO_PATH)
+
+
 class Refused(TangentError):
-    """Autograd says so itself: no second derivative, no forward mode, a freed or reentrant graph."""
+    """PyTorch says so itself: no second derivative, no forward mode, a freed or reentrant graph."""
+
+
+class HeldGraph:
+    """y = f(x) in a graph that is kept: Jᵀu by one VJP, Jv by one VJP over the graph of u ↦ Jᵀu.
+
+    Source: Townsend 2017, "A new trick for calculating Jacobian vector products"; Pearlmutter 1994.
+
+    Args:
+        outputs: y.
+        inputs: x, in its shape and precision.
+        source: where x is in the graph: a tensor, or an edge.
+    """
+
+    def __init__(self, outputs: Tensor, inputs: Tensor, source: Tensor | GradientEdge) -> None:
+        self.outputs, self.inputs, self.source = outputs, inputs, source
+        self._double: tuple[Tensor, Tensor] | None = None
+
+    def pull(self, cotangents: Tensor) -> Tensor:
+        """Jᵀu of the shape of x, for u of the shape of y."""
+        return vjp(self.outputs, self.source, cotangents)
+
+    def push(self, tangents: Tensor) -> Tensor:
+        """Jv of the shape of y, for v of the shape of x; the first also builds the graph of u ↦ Jᵀu."""
+        return self.push_rows(tangents.unsqueeze(0)).squeeze(0)
+
+    def pull_rows(self, cotangents: Tensor) -> Tensor:
+        """`pull` with a leading axis, batched by vmap; one by one where an op cannot be batched."""
+        return _rows(self.outputs, self.source, cotangents)
+
+    def push_rows(self, tangents: Tensor) -> Tensor:
+        """`push` with a leading axis, in the same way."""
+        try:
+            return _rows(*self._double_graph(), tangents)
+        except NoPath:  # Jᵀu is zero, or constant for autograd; the adjoint test tells which
+            return self.outputs.new_zeros(len(tangents), *self.outputs.shape)
+
+    def hold_pulled(self, cotangent: Tensor) -> Tensor:
+        """Jᵀu, its graph by u held for `push`."""
+        with torch.enable_grad():
+            u = cotangent.detach().clone().requires_grad_()
+            pulled = vjp(self.outputs, self.source, u, create_graph=True)
+        self._double = (pulled, u)
+        return pulled.detach()
+
+    def is_once_differentiable(self) -> bool:
+        """Whether Jᵀu was made by a function marked so: autograd passes it over where it should refuse."""
+        pulled, _ = self._double_graph()
+        return pulled.requires_grad and any(node.name().endswith("Error") for node, _ in _edges(pulled))
+
+    def _double_graph(self) -> tuple[Tensor, Tensor]:
+        if self._double is None:
+            self.hold_pulled(torch.ones_like(self.outputs))
+        assert self._double is not None
+        return self._double
 
 
 def vjp(
@@ -29,10 +90,10 @@ def vjp(
 
     Raises:
         Refused: what autograd says.
-        TangentError: where no path leads from x to y.
+        NoPath: where no path leads from x to y.
     """
     if not y.requires_grad:
-        raise TangentError(NO_PATH)
+        raise NoPath
     try:
         (gradient,) = torch.autograd.grad(
             y,
@@ -46,7 +107,7 @@ def vjp(
     except RuntimeError as error:
         raise Refused(f"autograd refuses: {first_line(error)}") from error
     if gradient is None:
-        raise TangentError(NO_PATH)
+        raise NoPath
     return gradient
 
 
@@ -55,7 +116,29 @@ def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def nodes(y: Tensor) -> Iterator[tuple[Node, int]]:
+def leaves(y: Tensor) -> list[Tensor]:
+    """Tensors that y was computed from and that gather a gradient: parameters, mostly."""
+    return [node.variable for node, _ in _edges(y) if hasattr(node, "variable")] if y.requires_grad else []
+
+
+def connected(y: Tensor, x: Tensor | GradientEdge) -> bool:
+    """Whether a path leads from x to y; walks the graph, costs no product."""
+    if not y.requires_grad or (isinstance(x, Tensor) and not x.requires_grad):
+        return False
+    goal = get_gradient_edge(x) if isinstance(x, Tensor) else x
+    return any(edge == (goal.node, goal.output_nr) for edge in _edges(y))
+
+
+def _rows(y: Tensor, x: Tensor | GradientEdge, cotangents: Tensor) -> Tensor:
+    if len(cotangents) > 1:
+        try:
+            return vjp(y, x, cotangents, batched=True)
+        except Refused:  # no batching rule (a custom function); what is really refused is refused below
+            pass
+    return torch.stack([vjp(y, x, row) for row in cotangents])
+
+
+def _edges(y: Tensor) -> Iterator[tuple[Node, int]]:
     """(node, output number) of all that y was computed from, each once."""
     start = get_gradient_edge(y)
     waiting, seen = [(start.node, start.output_nr)], set()
@@ -65,16 +148,3 @@ def nodes(y: Tensor) -> Iterator[tuple[Node, int]]:
             seen.add(edge)
             yield edge
             waiting += [(after, number) for after, number in edge[0].next_functions if after is not None]
-
-
-def connected(y: Tensor, x: Tensor | GradientEdge) -> bool:
-    """Whether a path leads from x to y; walks the graph, costs no product."""
-    if not y.requires_grad or (isinstance(x, Tensor) and not x.requires_grad):
-        return False
-    goal = get_gradient_edge(x) if isinstance(x, Tensor) else x
-    return any(edge == (goal.node, goal.output_nr) for edge in nodes(y))
-
-
-def leaves(y: Tensor) -> list[Tensor]:
-    """Tensors that y was computed from and that gather a gradient: parameters, mostly."""
-    return [node.variable for node, _ in nodes(y) if hasattr(node, "variable")] if y.requires_grad else []

@@ -103,7 +103,7 @@ class BaseMap(ABC):
 
 
 class Matrix(BaseMap):
-    """A dense matrix as a map.
+    """A dense matrix as a map. A product costs O(m n).
 
     Args:
         matrix: J (m, n).
@@ -127,7 +127,15 @@ class Matrix(BaseMap):
 
 
 class Transposed(BaseMap):
-    """Jᵀ of any map; its products are products of that map too."""
+    """Jᵀ of any map. A product costs one product of that map.
+
+    Args:
+        of: the map J [m, n].
+
+    Example:
+        >>> Transposed(Matrix(torch.tensor([[1.0, 2.0], [0.0, 3.0]]))).matvec(torch.tensor([1.0, 1.0]))
+        tensor([1., 5.])
+    """
 
     def __init__(self, of: LinearMap) -> None:
         super().__init__((of.shape[1], of.shape[0]), of.dtype, of.device, parts=[of])
@@ -135,8 +143,8 @@ class Transposed(BaseMap):
 
     @property
     def T(self) -> Any:
-        """The map itself."""
-        return self.of
+        """The map itself, where it is one of ours."""
+        return self.of if isinstance(self.of, BaseMap) else super().T
 
     def _forward(self, rows: Tensor) -> Tensor:
         return backward(self.of, rows)
@@ -148,7 +156,10 @@ class Transposed(BaseMap):
 class Composition(BaseMap):
     """J = maps[0] @ maps[1] @ …: the last one acts first.
 
-    Costs one product of each map.
+    A product costs one product of each map.
+
+    Args:
+        maps: of shapes that meet: maps[0] [m, k], maps[1] [k, n], …
 
     Raises:
         ValueError: where the shapes of two neighbours do not meet; it says both.
@@ -185,6 +196,8 @@ class Composition(BaseMap):
 class Restriction(BaseMap):
     """Some rows and columns of a map, by index: ∂(some outputs)/∂(some inputs), the other inputs fixed.
 
+    A product costs one product of the whole map.
+
     Args:
         of: the map [m, n].
         rows: indices of outputs (r,), default all.
@@ -220,6 +233,15 @@ class Restriction(BaseMap):
 class Shifted(BaseMap):
     """αI + βA of a square map A: what a residual with stream scale α and branch scale β does.
 
+    A product costs one product of A. With α = −1 and β = 1 it is what a block adds to its stream: J − I.
+
+    Args:
+        of: A [n, n].
+        alpha, beta: α and β.
+
+    Raises:
+        ValueError: for a map that is not square.
+
     Example:
         >>> Shifted(Matrix(torch.eye(2)), alpha=1.0, beta=0.5).matvec(torch.ones(2))
         tensor([1.5000, 1.5000])
@@ -241,11 +263,21 @@ class Shifted(BaseMap):
 class Projected(BaseMap):
     """P J Q with orthogonal projectors P and Q: J between two subspaces.
 
+    A product costs one product of J and two projections, O(n r) for bases.
+
     Args:
         of: the map J [m, n].
         left: the subspace of outputs that is kept: an orthonormal basis (m, r), or a callable that projects
             the last axis of (…, m) onto it; default all.
         right: the same for inputs.
+
+    Raises:
+        ValueError: for a basis of another size, or whose columns are not orthonormal.
+
+    Example:
+        >>> first = torch.tensor([[1.0], [0.0]])
+        >>> Projected(Matrix(torch.ones(2, 2)), left=first).matvec(torch.tensor([1.0, 2.0]))
+        tensor([3., 0.])
     """
 
     def __init__(self, of: LinearMap, *, left: Kernel | None = None, right: Kernel | None = None) -> None:
@@ -273,13 +305,16 @@ class Deflated(Projected):
     """(I − P_left) J (I − P_right): J without its known kernels, projected at every product.
 
     A kernel that is projected once comes back by round-off: what a solver then calls the smallest singular
-    value is 1e-17.
+    value is 1e-17. A product costs one product of J and two projections, O(n r) for bases.
 
     Args:
         of: the map J [m, n].
         kernel: the right kernel {v : Jv = 0}: an orthonormal basis (n, r) (columns of zeros count as absent),
             or a callable that projects the last axis of (…, n) onto it.
         left_kernel: the same for {u : Jᵀu = 0}.
+
+    Raises:
+        ValueError: for a basis of another size, or whose columns are not orthonormal.
 
     Example:
         >>> one = torch.ones(2, 1) / 2**0.5
@@ -302,7 +337,16 @@ class Deflated(Projected):
 
 
 def token_indices(token: int, *, width: int) -> Tensor:
-    """Coordinates (d,) of one token in a flattened (T, d): what `Restriction` takes."""
+    """Coordinates (d,) of one token in a flattened (T, d): what `Restriction` takes. Costs no product.
+
+    Args:
+        token: its number, from 0.
+        width: d.
+
+    Example:
+        >>> token_indices(2, width=3)
+        tensor([6, 7, 8])
+    """
     return torch.arange(token * width, (token + 1) * width)
 
 

@@ -1,65 +1,101 @@
-"""The Jacobian of a map as a linear operator on a held graph.
+"""The Jacobian of a function as a linear operator on a held graph.
 
     Jᵀu  [m] → [n]   one VJP over the graph of y = f(x)
     Jv   [n] → [m]   one VJP over the graph of u ↦ Jᵀu ("double backward"); that graph is built once and held
 
-Each costs about one forward of f; setting up costs about two more. Source: Townsend 2017, "A new trick for
-calculating Jacobian vector products"; Pearlmutter 1994.
-
-Attention must have *run* under the math backend (`torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`) with the
-fast path of `torch.backends.mha` off: the fused kernels have no double backward. That is the caller's duty.
+Each costs about one forward of f; setting up costs about two more, and the check of the tangent two. Where
+there is no double backward, Jv comes by forward mode, or by central differences: see `tangents`. Both graphs
+hold no more than a training step's activations: see `function`.
 
 A hand-written backward may be wrong, or be constant for autograd, and then Jv comes out wrong or zero
 without a word. So each Jv is held against Jᵀu of one random u (it costs two dot products), and where f
 itself is known, the first tangent is held against central finite differences. What fails raises
 `TangentError`: no figure is better than a wrong one.
+
+Source: Townsend 2017, "A new trick for calculating Jacobian vector products"; Pearlmutter 1994.
 """
 
+import difflib
 from collections.abc import Callable
 
-import scipy.sparse.linalg
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 
-from normscope.linalg.graph import NO_PATH, TangentError
-from normscope.linalg.maps import as_scipy
+from normscope.linalg.copies import Copies
+from normscope.linalg.differences import require_tangent
+from normscope.linalg.function import MeasuredFunction
+from normscope.linalg.graph import HeldGraph, Refused, TangentError, connected
+from normscope.linalg.maps import BaseMap
+from normscope.linalg.tangents import (
+    NUM_COTANGENTS,
+    CentralDifferences,
+    DoubleBackward,
+    ForwardMode,
+    Method,
+    Tangents,
+    require_adjoint,
+)
 
 
-class JacobianOperator:
+class JacobianOperator(BaseMap):
     """J = ∂f/∂x [m, n] of a function at a point; vectors go in and come out flat.
 
+    f may be random: it is run from one state of the generators each time, so dropout has one mask. It runs
+    with attention under the math backend, which has a double backward; the fused kernels have none.
+
+    Cost: a product about one forward of f, in batches of small maps less (`matmat`, `rmatmat`; they hold as
+    many copies of the activations as there are rows, up to 2¹⁴ elements of x); set-up about two products and
+    four forwards, five where f closes over parameters that require grad.
+
     Args:
-        f: the function; it is run once with a graph, and twice without for the tangent check.
+        f: the function of one tensor; a module, or anything callable. A module in half precision is measured
+            in a float32 copy.
         x: the point, a tensor of any shape, n elements.
+        method: of Jv: "double backward", "forward mode" or "central differences"; by default the first that
+            PyTorch does not refuse. Jᵀu is a VJP always.
         seed: of the random vectors that the checks use.
 
     Attributes:
         shape: (m, n).
-        products: Jv and Jᵀu spent so far, by this operator and its transpose; set-up is not in it.
+        products: Jv and Jᵀu spent so far; set-up is not in it.
+        method: the `Method` in use.
+        round_off: relative error of a product, beside ‖J‖: ε of the precision; for central differences the
+            largest that was measured so far. The algorithms claim nothing below it.
+        note: what was changed to measure f, and which methods were refused; empty where nothing was.
 
     Raises:
+        ValueError: no such method; x or f(x) not floating; half precision in a function that is no module.
         TangentError: where Jv is not that of finite differences to 2 % (a backward that is not the derivative
-            of its forward, a straight-through estimator, a part without gradient), where the graph has no
-            second derivative (fused attention, `torch.compile`), and where Jv contradicts Jᵀu.
+            of its forward or is no function of its gradient, a straight-through estimator, a part without
+            gradient), where Jv contradicts Jᵀu, and where PyTorch refuses every method.
 
     Example:
         >>> op = JacobianOperator(lambda x: x**2, torch.tensor([1.0, 2.0]))
         >>> op @ torch.tensor([1.0, 1.0])
         tensor([2., 4.])
+        >>> str(op.method)
+        'double backward'
     """
 
-    def __init__(self, f: Callable[[Tensor], Tensor], x: Tensor, *, seed: int = 0) -> None:
-        with torch.enable_grad():
-            inputs = x.detach().clone().requires_grad_()
-            self._hold(f(inputs), inputs, inputs, seed)
-        self._compare_with_differences(f)
+    def __init__(
+        self, f: Callable[[Tensor], Tensor], x: Tensor, *, method: str | None = None, seed: int = 0
+    ) -> None:
+        chosen = tuple(Method) if method is None else (_known(method),)
+        function = MeasuredFunction(f, x)
+        outputs, inputs = function.with_graph(function.x)
+        self._set_up(HeldGraph(outputs, inputs, inputs), Copies(function, inputs, outputs), seed)
+        refusals = self._choose(function, chosen)
+        self.note = "; ".join(filter(None, (function.note, *refusals)))
 
     @classmethod
     def on_graph(
         cls, outputs: Tensor, inputs: Tensor, *, edge: GradientEdge | None = None, seed: int = 0
     ) -> "JacobianOperator":
-        """J = ∂y/∂x [m, n] of tensors that are already in a graph.
+        """J = ∂y/∂x [m, n] of tensors that are already in a graph; by double backward only.
+
+        Attention must have *run* under the math backend (`torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`)
+        with the fast path of `torch.backends.mha` off: the fused kernels have no double backward.
 
         Args:
             outputs: y, of m elements, computed from `inputs`.
@@ -69,6 +105,7 @@ class JacobianOperator:
             seed: of the random cotangent that every Jv is checked with.
 
         Raises:
+            ValueError: tensors that are not floating.
             TangentError: at the first product, where no path leads from `inputs` to `outputs`, where the
                 graph has no second derivative, and where Jv contradicts Jᵀu.
 
@@ -78,206 +115,142 @@ class JacobianOperator:
             >>> op @ torch.tensor([1.0, 1.0])
             tensor([2., 4.])
         """
-        op = cls.__new__(cls)
-        op._hold(outputs, inputs, inputs if edge is None else edge, seed)
-        return op
-
-    def _hold(self, outputs: Tensor, inputs: Tensor, source: Tensor | GradientEdge, seed: int) -> None:
         for name, tensor in (("outputs", outputs), ("inputs", inputs)):
             if not tensor.is_floating_point():
                 raise ValueError(f"{name} of dtype {tensor.dtype}: expected a floating-point tensor")
-        self.shape = (outputs.numel(), inputs.numel())
-        self.dtype, self.device = inputs.dtype, inputs.device
-        self.products = 0
-        self._outputs, self._inputs = outputs, inputs
-        self._source: Tensor | GradientEdge = source
-        self._generator = torch.Generator().manual_seed(seed)
-        self._held: tuple[Tensor, Tensor] | None = None
-
-    @property
-    def T(self) -> "TransposedOperator":
-        """Jᵀ [n, m], sharing graph and count."""
-        return TransposedOperator(self)
+        op = cls.__new__(cls)
+        op._set_up(HeldGraph(outputs, inputs, inputs if edge is None else edge), None, seed)
+        return op
 
     def connected(self) -> bool:
         """Whether a path leads from the inputs to the outputs; walks the graph, costs no product."""
-        if not (self._outputs.requires_grad and self._inputs.requires_grad):
-            return False
-        source = self._source
-        goal = get_gradient_edge(source) if isinstance(source, Tensor) else source
-        start = get_gradient_edge(self._outputs)
-        waiting, seen = [(start.node, start.output_nr)], set()
-        while waiting:
-            node, number = waiting.pop()
-            if node == goal.node and number == goal.output_nr:
-                return True
-            if node not in seen:
-                seen.add(node)
-                waiting += [(after, nr) for after, nr in node.next_functions if after is not None]
-        return False
+        graph = self._graph
+        return graph.inputs.requires_grad and connected(graph.outputs, graph.source)
 
-    def matvec(self, v: Tensor) -> Tensor:
-        """Jv [m]. About one forward; the first also builds the graph of u ↦ Jᵀu."""
-        cotangent, pulled = self._double_graph()
-        v = self._as(v, self._inputs, "Jv")
-        (jv,) = self._grad(pulled, cotangent, v)
-        self.products += 1
-        jv = torch.zeros_like(self._outputs) if jv is None else jv
-        self._hold_against_adjoint(v, jv)
-        return jv.detach().reshape(-1)
+    @property
+    def round_off(self) -> float:
+        """Relative error of a product, beside ‖J‖."""
+        return self._tangents.round_off
 
-    def rmatvec(self, u: Tensor) -> Tensor:
-        """Jᵀu [n]. About one forward."""
-        self._require_path()
-        (gradient,) = self._grad(self._outputs, self._source, self._as(u, self._outputs, "Jᵀu"))
-        self.products += 1
-        if gradient is None:
-            raise TangentError(NO_PATH)
-        return gradient.detach().reshape(-1)
+    def _set_up(self, graph: HeldGraph, copies: Copies | None, seed: int) -> None:
+        super().__init__(
+            (graph.outputs.numel(), graph.inputs.numel()), graph.inputs.dtype, graph.inputs.device
+        )
+        self.method, self.note = Method.DOUBLE_BACKWARD, ""
+        self._graph = graph
+        self._tangents: Tangents = DoubleBackward(graph)
+        self._copies = copies
+        self._generator = torch.Generator().manual_seed(seed)
+        self._adjoint: tuple[Tensor, Tensor] | None = None  # (u, Jᵀu), every Jv is held against it
+        self._tangent: tuple[Tensor, Tensor] | None = None  # (v, Jv), batches of Jᵀu are
 
-    def rmatmat(self, cotangents: Tensor) -> Tensor:
-        """Rows uᵀJ [r, n] for the rows of `cotangents` [r, m], batched; one by one where an op cannot
-        be batched."""
-        self._require_path()
-        stacked = cotangents.to(self._outputs.device, self._outputs.dtype)
+    def _choose(self, function: MeasuredFunction, methods: tuple[Method, ...]) -> list[str]:
+        """Take the first method that is not refused; what the others said."""
+        refusals: list[str] = []
+        for method in methods:
+            try:
+                self._use(method, function)
+            except Refused as refusal:
+                refusals.append(f"no {method}: {refusal}")
+            else:
+                return refusals
+        raise Refused("; ".join(refusals))
+
+    def _use(self, method: Method, function: MeasuredFunction) -> None:
+        """Take one method; its first product is held against finite differences."""
+        self.method, v = method, self._draw(self.shape[1])
+        if method is Method.CENTRAL_DIFFERENCES:
+            differences = self._differences(function)
+            differences.require_agreement(v.reshape(self._graph.inputs.shape))
+            self._tangents = differences
+            return
+        if method is Method.FORWARD_MODE:
+            self._tangents = ForwardMode(function, self._graph)
         try:
-            (rows,) = self._grad(
-                self._outputs, self._source, stacked.reshape(-1, *self._outputs.shape), batched=True
-            )
-        except TangentError:  # vmap knows no rule for custom functions; a real fault shows itself in rmatvec
-            return torch.stack([self.rmatvec(row) for row in stacked])
-        self.products += len(stacked)
-        if rows is None:
-            raise TangentError(NO_PATH)
-        return rows.detach().reshape(len(stacked), -1)
+            jv = self._forward(v.unsqueeze(0))[0]
+            x, y = self._graph.inputs.detach(), self._graph.outputs.detach()
+            require_tangent(function, x, v.reshape(x.shape), jv, float(y.double().norm()))
+        except Refused:
+            raise
+        except TangentError as error:
+            if method is Method.DOUBLE_BACKWARD and self._graph.is_once_differentiable():
+                raise Refused("a function on the way is marked once_differentiable") from error
+            raise TangentError(f"{error}; {self._remedy(function, v)}") from error
+        self._tangent = (v, jv)
 
-    def __matmul__(self, other: Tensor) -> Tensor:
-        """J @ v for v [n], or column by column for V [n, k]."""
-        if other.dim() == 1:
-            return self.matvec(other)
-        return torch.stack([self.matvec(column) for column in other.T], 1)
+    def _differences(self, function: MeasuredFunction) -> CentralDifferences:
+        cotangents = torch.stack([self._draw(self.shape[0]) for _ in range(NUM_COTANGENTS)])
+        return CentralDifferences(function, self._graph, cotangents)
 
-    def to_scipy(self) -> scipy.sparse.linalg.LinearOperator:
-        """The same map for `scipy.sparse.linalg`, on NumPy arrays."""
-        return as_scipy(self)
+    def _remedy(self, function: MeasuredFunction, v: Tensor) -> str:
+        """What can be done where a tangent is wrong: whether Jᵀu is right."""
+        try:
+            self._differences(function).require_agreement(v.reshape(self._graph.inputs.shape))
+        except TangentError:
+            return "Jᵀu contradicts finite differences too: no method can measure this function"
+        other = Method.CENTRAL_DIFFERENCES
+        return f'Jᵀu agrees with finite differences: method="{other}" measures Jv without that derivative'
 
-    def draw(self, size: int) -> Tensor:
-        """A standard normal vector from the operator's own generator, on its device."""
+    def _forward(self, rows: Tensor) -> Tensor:
+        self._require_path()
+        x = self._graph.inputs
+        cotangent, pulled = self._known_adjoint()
+        tangents = self._push(rows.to(x).reshape(-1, *x.shape))
+        found = tangents.detach().reshape(len(rows), -1)
+        if self.method is not Method.CENTRAL_DIFFERENCES:  # those measure their own error
+            require_adjoint(cotangent, pulled, rows.to(x), found)
+        return found.to(self.device, self.dtype)
+
+    def _backward(self, rows: Tensor) -> Tensor:
+        self._require_path()
+        y = self._graph.outputs
+        pulled = self._pull(rows.to(y).reshape(-1, *y.shape))
+        return pulled.detach().reshape(len(rows), -1).to(self.device, self.dtype)
+
+    def _push(self, tangents: Tensor) -> Tensor:
+        copies = self._copies if self.method is Method.DOUBLE_BACKWARD and len(tangents) > 1 else None
+        if copies is not None and copies.usable:
+            try:
+                return copies.push_rows(tangents)
+            except TangentError:  # f does not treat copies alike: once is enough
+                copies.usable = False
+        return self._tangents(tangents)
+
+    def _pull(self, cotangents: Tensor) -> Tensor:
+        copies = self._copies
+        if copies is not None and copies.usable and len(cotangents) > 1:
+            try:
+                pulled = copies.pull_rows(cotangents)
+            except TangentError:
+                copies.usable = False
+            else:
+                if self._tangent is not None:
+                    require_adjoint(*self._tangent, cotangents.flatten(1), pulled.flatten(1))
+                return pulled
+        return self._graph.pull_rows(cotangents)
+
+    def _known_adjoint(self) -> tuple[Tensor, Tensor]:
+        """(u, Jᵀu) of one random u, flat; by double backward its graph is the one that Jv needs."""
+        if self._adjoint is None:
+            y = self._graph.outputs
+            u = self._draw(self.shape[0]).to(y)
+            pull = self._graph.hold_pulled if self.method is Method.DOUBLE_BACKWARD else self._graph.pull
+            self._adjoint = (u, pull(u.reshape(y.shape)).detach().reshape(-1))
+        return self._adjoint
+
+    def _draw(self, size: int) -> Tensor:
         vector = torch.randn(size, generator=self._generator, dtype=torch.float64)
         return vector.to(self.device, self.dtype)
 
-    def _double_graph(self) -> tuple[Tensor, Tensor]:
-        """(u, Jᵀu) with the graph between them; u is random, so that it serves the adjoint test too."""
-        if self._held is None:
-            self._require_path()
-            with torch.enable_grad():
-                u = self.draw(self.shape[0]).to(self._outputs.dtype).reshape(self._outputs.shape)
-                u.requires_grad_()
-                (pulled,) = self._grad(self._outputs, self._source, u, create_graph=True)
-            if pulled is None:
-                raise TangentError(NO_PATH)
-            self._held = (u, pulled)
-        return self._held
-
     def _require_path(self) -> None:
-        for name, tensor in (("outputs", self._outputs), ("inputs", self._inputs)):
+        for name, tensor in (("outputs", self._graph.outputs), ("inputs", self._graph.inputs)):
             if not tensor.requires_grad:
                 raise TangentError(f"the {name} are not in a graph (computed under no_grad, or detached)")
 
-    @staticmethod
-    def _grad(
-        y: Tensor,
-        x: Tensor | GradientEdge,
-        cotangent: Tensor,
-        create_graph: bool = False,
-        batched: bool = False,
-    ) -> tuple[Tensor | None]:
-        """One VJP; autograd's refusals (no second derivative, freed or reentrant graph) in our words."""
-        if not y.requires_grad:
-            return (None,)
-        try:
-            (gradient,) = torch.autograd.grad(
-                y,
-                x,
-                cotangent,
-                retain_graph=True,
-                create_graph=create_graph,
-                allow_unused=True,
-                is_grads_batched=batched,
-            )
-        except RuntimeError as error:
-            first_line = (str(error).strip().splitlines() or [""])[0]
-            raise TangentError(f"autograd refuses: {first_line}") from error
-        return (gradient,)
 
-    def _hold_against_adjoint(self, v: Tensor, jv: Tensor) -> None:
-        """⟨u, Jv⟩ = ⟨Jᵀu, v⟩ up to round-off, for the random u of the held graph."""
-        assert self._held is not None
-        u, pulled = (t.detach().double().reshape(-1) for t in self._held)
-        v, jv = v.double().reshape(-1), jv.detach().double().reshape(-1)
-        gap = float((u @ jv - pulled @ v).abs())
-        size = float(jv.norm() + (pulled @ v).abs())
-        round_off = 1e3 * torch.finfo(self.dtype).eps * float(pulled.norm() * v.norm())
-        if gap > 1e-2 * size + round_off:
-            raise TangentError(
-                f"Jv contradicts Jᵀu: ⟨u, Jv⟩ and ⟨Jᵀu, v⟩ differ by {gap:.2g} at size {size:.2g}; a "
-                "backward on the way is not differentiable (autograd.Function, custom op, compiled region)"
-            )
-
-    def _compare_with_differences(self, f: Callable[[Tensor], Tensor]) -> None:
-        """Jv against (f(x + hv) − f(x − hv)) / 2h along one random v."""
-        v = self.draw(self.shape[1])
-        jv = self.matvec(v).double()
-        self.products -= 1  # the check is part of the set-up
-        x = self._inputs.detach()
-        direction = v.reshape(x.shape)
-        h = torch.finfo(self.dtype).eps ** (1 / 3) * max(float(x.double().square().mean().sqrt()), 1e-3)
-        with torch.no_grad():
-            difference = f(x + h * direction).double() - f(x - h * direction).double()
-        expected = difference.reshape(-1) / (2 * h)
-        round_off = torch.finfo(self.dtype).eps / h * float(self._outputs.detach().double().norm())
-        gap = float((jv - expected).norm())
-        if not gap <= 2e-2 * float(expected.norm()) + round_off:
-            raise TangentError(
-                f"the tangent is not that of the function: Jv and finite differences differ by {gap:.2g} at "
-                f"size {float(expected.norm()):.2g}; a backward on the way is not the derivative "
-                "of its forward"
-            )
-
-    @staticmethod
-    def _as(vector: Tensor, like: Tensor, product: str) -> Tensor:
-        if vector.numel() != like.numel():
-            raise ValueError(f"{product}: a vector of {vector.numel()} elements; expected {like.numel()}")
-        return vector.to(like.device, like.dtype).reshape(like.shape)
-
-
-class TransposedOperator:
-    """Jᵀ [n, m] of a `JacobianOperator`; `.T` gives it back."""
-
-    def __init__(self, of: JacobianOperator) -> None:
-        self.T = of
-        self.shape = of.shape[::-1]
-        self.dtype, self.device = of.dtype, of.device
-
-    @property
-    def products(self) -> int:
-        """Products spent, shared with the operator it is the transpose of."""
-        return self.T.products
-
-    def matvec(self, u: Tensor) -> Tensor:
-        """Jᵀu [n]."""
-        return self.T.rmatvec(u)
-
-    def rmatvec(self, v: Tensor) -> Tensor:
-        """Jv [m]."""
-        return self.T.matvec(v)
-
-    def __matmul__(self, other: Tensor) -> Tensor:
-        """Jᵀ @ u for u [m], or column by column for U [m, k]."""
-        if other.dim() == 1:
-            return self.matvec(other)
-        return torch.stack([self.matvec(column) for column in other.T], 1)
-
-    def to_scipy(self) -> scipy.sparse.linalg.LinearOperator:
-        """The same map for `scipy.sparse.linalg`, on NumPy arrays."""
-        return as_scipy(self)
+def _known(method: str) -> Method:
+    if method not in list(Method):
+        names = [str(each) for each in Method]
+        (near,) = difflib.get_close_matches(method, names, n=1, cutoff=0.0)
+        raise ValueError(f"method={method!r}: did you mean {near!r}? Expected one of {', '.join(names)}")
+    return Method(method)

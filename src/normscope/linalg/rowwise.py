@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from normscope.linalg.differences import require_tangent
-from normscope.linalg.graph import NO_PATH, TangentError, vjp
+from normscope.linalg.graph import NoPath, vjp
 
 
 def rowwise_jacobian(f: Callable[[Tensor], Tensor], x: Tensor, *, chunk: int | None = None) -> Tensor:
@@ -46,7 +46,7 @@ def rowwise_jacobian(f: Callable[[Tensor], Tensor], x: Tensor, *, chunk: int | N
         copies = x.expand(num_copies, *x.shape).clone().requires_grad_()
         y = f(copies)
     if not y.requires_grad:
-        raise TangentError(NO_PATH)
+        raise NoPath
     _require_close(y.detach().reshape(num_copies, -1)[-1], row, f"a batch of {num_copies} copies")
     parts = [_rows(y, copies, some) for some in torch.arange(m, device=x.device).split(num_copies)]
     jacobian = torch.cat(parts).reshape(m, n)

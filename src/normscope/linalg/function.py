@@ -1,0 +1,115 @@
+"""A user's function, called so that its Jacobian can be measured, and everything left as it was found.
+
+- From the same state of the random generators each time: dropout has one mask, and the caller's state stays.
+- Parameters are held off while the graph is made: nothing is saved for a weight's gradient.
+- What is saved is handed back detached: u ↦ Jᵀu then depends on u alone, and its graph saves the same
+  constants again, not the gradients beside them. Both graphs together hold one forward's activations.
+- Attention runs under the math backend: the fused kernels have no double backward.
+- A module in half precision is measured in a float32 copy.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from normscope.linalg.graph import leaves
+
+HALF = (torch.bfloat16, torch.float16)
+
+
+class MeasuredFunction:
+    """f as it is measured.
+
+    Args:
+        f: a module, or any function of one tensor.
+        x: the point; where it is in half precision, f must be a module.
+
+    Attributes:
+        x: the point, detached, in the precision it is measured in.
+        note: what was changed, in words; empty where nothing was.
+
+    Raises:
+        ValueError: x is not floating, or in half precision where f is no module.
+    """
+
+    def __init__(self, f: Callable[[Tensor], Tensor], x: Tensor) -> None:
+        if not x.is_floating_point():
+            raise ValueError(f"x of dtype {x.dtype}: expected a floating-point tensor")
+        self._f, self.x, self.note = f, x.detach(), ""
+        held = {t.dtype for t in f.parameters()} | {x.dtype} if isinstance(f, nn.Module) else set()
+        if isinstance(f, nn.Module) and held & set(HALF):
+            self._f, self.x = deepcopy(f).float(), self.x.float()
+            self.note = f"measured in a float32 copy of the {_names(held & set(HALF))} module"
+        elif x.dtype in HALF:
+            raise ValueError(
+                f"x of dtype {x.dtype} for a function that is no module, which cannot be copied to float32: "
+                "expected float32 or float64, and f in the same precision"
+            )
+        self._devices = [x.device] if x.is_cuda else []
+        self._states = torch.get_rng_state(), [torch.cuda.get_rng_state(device) for device in self._devices]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """f(x), the generators as they were at construction and afterwards as before the call."""
+        with torch.random.fork_rng(devices=self._devices):
+            torch.set_rng_state(self._states[0])
+            for device, state in zip(self._devices, self._states[1], strict=True):
+                torch.cuda.set_rng_state(state, device)
+            y = self._f(x)
+        if not isinstance(y, Tensor) or not y.is_floating_point():
+            kind = f"a tensor of dtype {y.dtype}" if isinstance(y, Tensor) else type(y).__name__
+            raise ValueError(f"f returned {kind}: expected a floating-point tensor")
+        return y
+
+    def with_graph(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(f(x), x) with the graph between them, and with nothing held for other gradients.
+
+        A second forward where f closes over parameters: they are known only from the graph of the first.
+        """
+        known: list[Tensor] = list(self._f.parameters()) if isinstance(self._f, nn.Module) else []
+        y, inputs = self._graph(x, known)
+        others = [leaf for leaf in leaves(y) if leaf is not inputs]
+        return self._graph(x, known + others) if others else (y, inputs)
+
+    def _graph(self, x: Tensor, off: list[Tensor]) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad(), held_off(off), math_attention(), saved_tensors_hooks(_pack, _unpack):
+            inputs = x.detach().clone().requires_grad_()
+            return self(inputs), inputs
+
+
+@contextmanager
+def held_off(tensors: list[Tensor]) -> Iterator[None]:
+    """None of the tensors requires grad inside; afterwards those do that did."""
+    on = [tensor for tensor in tensors if tensor.requires_grad]
+    try:
+        for tensor in on:
+            tensor.requires_grad_(False)
+        yield
+    finally:
+        for tensor in on:
+            tensor.requires_grad_()
+
+
+def math_attention() -> Any:
+    """Attention that has a double backward and a forward mode; as it is inside a compiled region."""
+    return nullcontext() if torch.compiler.is_compiling() else sdpa_kernel(SDPBackend.MATH)
+
+
+def _pack(tensor: Tensor) -> tuple[Tensor, int]:
+    return tensor.detach(), 0 if tensor.is_inference() else tensor._version
+
+
+def _unpack(packed: tuple[Tensor, int]) -> Tensor:
+    tensor, version = packed
+    if not tensor.is_inference() and tensor._version != version:  # autograd's own check is off under hooks
+        raise RuntimeError("a tensor that the graph needs was changed in place after the forward")
+    return tensor
+
+
+def _names(dtypes: set[torch.dtype]) -> str:
+    return " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))

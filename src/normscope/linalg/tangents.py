@@ -1,0 +1,188 @@
+"""Three ways to Jv, in the order in which they are tried.
+
+    double backward       one VJP over the held graph of u ↦ Jᵀu; exact; about a forward and a backward
+    forward mode          `torch.func.jvp`; exact; about three forwards, nothing held
+    central differences   (f(x + hv) − f(x − hv)) / 2h; two forwards or more; 1e-5 to 1e-3 in float32
+
+All take rows (k, *x.shape) to rows (k, *y.shape).
+"""
+
+import warnings
+from collections.abc import Callable
+from enum import StrEnum
+from math import inf
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from normscope.linalg.differences import TOLERANCE, central_difference, step
+from normscope.linalg.function import math_attention
+from normscope.linalg.graph import HeldGraph, Refused, TangentError, first_line
+
+Map = Callable[[Tensor], Tensor]
+
+SHRINKING = (1, 1 / 16, 1 / 256)
+"""Steps that are tried, of the usual one: a direction may be all in one token, where x is small."""
+
+GOOD = 30
+"""Error at which a step is kept, in units of ε^(2/3)."""
+
+NUM_COTANGENTS = 4
+SAFETY = 3
+"""The mean square over 4 cotangents is under 1/9 of the error's in 2 of 100 products; the largest is kept."""
+
+
+class Method(StrEnum):
+    """How Jv is got."""
+
+    DOUBLE_BACKWARD = "double backward"
+    FORWARD_MODE = "forward mode"
+    CENTRAL_DIFFERENCES = "central differences"
+
+
+class Tangents(Protocol):
+    """One of the three ways."""
+
+    @property
+    def round_off(self) -> float:
+        """Relative error of Jv beside ‖J‖."""
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Rows Jv."""
+
+
+class DoubleBackward:
+    """One VJP over the graph of u ↦ Jᵀu."""
+
+    def __init__(self, graph: HeldGraph) -> None:
+        self._graph = graph
+        self.round_off = _eps(graph)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Rows Jv, batched by vmap where the ops can be."""
+        return self._graph.push_rows(rows)
+
+
+class ForwardMode:
+    """`torch.func.jvp`, batched by vmap where the ops can be."""
+
+    def __init__(self, f: Map, graph: HeldGraph) -> None:
+        self._f, self._x = f, graph.inputs.detach()
+        self.round_off = _eps(graph)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Rows Jv."""
+        if len(rows) > 1:
+            try:
+                return self._refusing(torch.func.vmap(self._one, randomness="same"), rows)
+            except Refused:  # no batching rule, or a branch on values; what is really refused is so below
+                pass
+        return torch.stack([self._refusing(self._one, row) for row in rows])
+
+    def _one(self, v: Tensor) -> Tensor:
+        with torch.enable_grad(), math_attention(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".torch.jit.script. is deprecated")  # torch's own rules
+            jv: Tensor = torch.func.jvp(self._f, (self._x,), (v,))[1]
+        return jv
+
+    @staticmethod
+    def _refusing(product: Map, rows: Tensor) -> Tensor:
+        try:
+            return product(rows).detach()
+        except RuntimeError as error:
+            raise Refused(f"forward mode refuses: {first_line(error)}") from error
+
+
+class CentralDifferences:
+    """(f(x + hv) − f(x − hv)) / 2h, its error measured by Jᵀ at every product.
+
+    For random u, E⟨u, d − Jv⟩² = ‖d − Jv‖², and ⟨u, Jv⟩ = ⟨Jᵀu, v⟩ costs a dot product once Jᵀu is known. The
+    step is made smaller where that error is large (two more forwards each time), and the best is kept.
+    """
+
+    def __init__(self, f: Map, graph: HeldGraph, cotangents: Tensor) -> None:
+        self._f, self._x, self._y = f, graph.inputs.detach(), graph.outputs.detach()
+        self._cotangents = cotangents.double()
+        shaped = cotangents.to(self._y).reshape(-1, *self._y.shape)
+        self._pulled = torch.stack([graph.pull(u).reshape(-1) for u in shaped]).double()
+        self._eps = _eps(graph)
+        self._worst = self._gain = 0.0
+
+    @property
+    def round_off(self) -> float:
+        """The largest error of a product so far, beside the largest gain."""
+        if not self._gain:
+            return inf if self._worst else self._eps
+        return max(self._eps, self._worst / self._gain)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Rows Jv, one by one; two to six forwards each."""
+        return torch.stack([self._one(row) for row in rows])
+
+    def _one(self, v: Tensor) -> Tensor:
+        length = float(v.double().norm())
+        if length == 0:
+            return torch.zeros_like(self._y)
+        best, error = self._tried(v, step(self._x, v))
+        for shrunk in SHRINKING[1:]:
+            if error <= GOOD * self._eps ** (2 / 3) * float(best.norm()):
+                break
+            other, other_error = self._tried(v, shrunk * step(self._x, v))
+            if not error <= other_error:  # where it is NaN, too
+                best, error = other, other_error
+        self._worst = max(self._worst, SAFETY * error / length)
+        self._gain = max(self._gain, float(best.norm()) / length)
+        return best.to(self._y).reshape(self._y.shape)
+
+    def require_agreement(self, v: Tensor) -> None:
+        """Jv by differences agrees with Jᵀu to 2 %, round-off aside.
+
+        Raises:
+            TangentError: where Jᵀu is not the function's.
+        """
+        self._one(v)
+        noise = self._eps ** (2 / 3) * float(self._y.double().norm()) / float(self._x.double().norm() or 1.0)
+        if not self._worst <= SAFETY * (TOLERANCE * self._gain + noise):
+            raise TangentError(
+                f"Jᵀu contradicts finite differences: off by {self._worst / SAFETY:.2g} at gain "
+                f"{self._gain:.2g}; a backward on the way is not the derivative of its forward"
+            )
+
+    def _tried(self, v: Tensor, h: float) -> tuple[Tensor, float]:
+        d = central_difference(self._f, self._x, v, h)
+        gaps = self._cotangents.to(d.device) @ d - self._pulled @ v.double().reshape(-1)
+        return d, float(gaps.square().mean().sqrt())
+
+
+def contradiction(cotangents: Tensor, pulled: Tensor, v: Tensor, jv: Tensor) -> tuple[float, float]:
+    """(gap, size) of ⟨u, Jv⟩ and ⟨Jᵀu, v⟩ for one u and the worst of the rows of v and Jv.
+
+    The gap is that beyond 1 % of the size and beyond round-off; not positive where the two agree.
+    """
+    u, w, v, jv = (t.detach().double() for t in (cotangents, pulled, v, jv))
+    across = v @ w
+    gaps = (jv @ u - across).abs()
+    sizes = jv.norm(dim=-1) + across.abs()
+    round_off = 1e3 * torch.finfo(pulled.dtype).eps * w.norm() * v.norm(dim=-1)
+    beyond = gaps - 1e-2 * sizes - round_off
+    worst = int(beyond.argmax())
+    return (float(gaps[worst]), float(sizes[worst])) if not float(beyond[worst]) <= 0 else (0.0, 1.0)
+
+
+def require_adjoint(cotangents: Tensor, pulled: Tensor, v: Tensor, jv: Tensor) -> None:
+    """⟨u, Jv⟩ = ⟨Jᵀu, v⟩ for every row.
+
+    Raises:
+        TangentError: where it does not hold.
+    """
+    gap, size = contradiction(cotangents, pulled, v, jv)
+    if gap:
+        raise TangentError(
+            f"Jv contradicts Jᵀu: ⟨u, Jv⟩ and ⟨Jᵀu, v⟩ differ by {gap:.2g} at size {size:.2g}; a backward "
+            "on the way is not differentiable (autograd.Function, custom op, compiled region)"
+        )
+
+
+def _eps(graph: HeldGraph) -> float:
+    return max(torch.finfo(t.dtype).eps for t in (graph.inputs, graph.outputs))
