@@ -173,7 +173,8 @@ class _Follower(TorchDispatchMode):
             return
         found = self._followed(func, base, written, args, kwargs, results, tracks)
         for tensor, track in zip(() if written else results, found, strict=False):
-            self._tracks.bind(tensor, track)
+            if tensor.is_floating_point() or tensor.is_complex():  # the derivative by way of others is zero
+                self._tracks.bind(tensor, track)
         for tensor in written:
             self._tracks.overwrite(tensor, found[0])
 

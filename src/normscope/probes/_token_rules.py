@@ -23,7 +23,7 @@ POINTWISE = frozenset(
     | {"addcdiv", "lerp", "nan_to_num", "atan", "asinh", "floor", "ceil", "round", "eq", "ne"}
     | {"lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "bitwise_and"}
     | {"bitwise_or", "bitwise_not", "isnan", "isinf", "_to_copy", "clone", "alias", "detach"}
-    | {"lift_fresh", "copy"}
+    | {"lift_fresh"}
 )
 ZEROS_CUT = frozenset({"_softmax", "_safe_softmax", "exp", "sigmoid", "relu"})
 """Where one of these gives an exact zero its derivative is zero too."""
@@ -190,6 +190,18 @@ def expand(op: OpCall) -> list[Track]:
     return [replace(track, slot=slot)]
 
 
+def copy(op: OpCall) -> list[Track]:
+    """A tensor written over another, whose values do not matter."""
+    source, out = op.args["src"], op.results[0]
+    track = op.track(source)
+    if track is None:
+        raise Unfollowed("copy writes other tensors over the token")
+    track = track.moved(lambda axis: axis + out.dim() - source.dim())
+    _require_whole(op, track)
+    shape = _of_one(out.shape, track)
+    return [replace(track, slot=op.tape.call(lambda x: x.expand(shape).to(out.dtype), track.slot))]
+
+
 def repeat(op: OpCall) -> list[Track]:
     """Copies along axes that are not tokens."""
     tensor, track = op.only()
@@ -238,6 +250,15 @@ def part(op: OpCall) -> list[Track]:
         return [track]
     if op.args.get("dim", 0) % tensor.dim() in (track.axis, track.keys):
         raise Unfollowed(f"{op.base} takes some tokens out")
+    return _same(op, track)
+
+
+def index(op: OpCall) -> list[Track]:
+    """Entries of one axis that is not tokens, by a list of indices."""
+    _, track = op.only()
+    axes = [axis for axis, each in enumerate(op.args["indices"]) if each is not None]
+    if len(axes) != 1 or axes[0] in (track.axis, track.keys) or op.args["indices"][axes[0]].dim() != 1:
+        raise Unfollowed("index takes some tokens out")
     return _same(op, track)
 
 
@@ -313,7 +334,9 @@ RULES: dict[str, Callable[[OpCall], list[Track]]] = {
     **dict.fromkeys(("view_as_complex", "view_as_real"), as_complex),
     **dict.fromkeys(("native_layer_norm", "_fused_rms_norm", "rms_norm"), layer_norm),
     **dict.fromkeys(("native_batch_norm", "_native_batch_norm_legit_no_training"), batch_norm),
+    "copy": copy,
     "expand": expand,
+    "index": index,
     "repeat": repeat,
     "unsqueeze": unsqueeze,
     "squeeze": squeeze,
