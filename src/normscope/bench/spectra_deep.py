@@ -94,7 +94,7 @@ def multiprecision(factors: Tensor) -> Tensor:
 
 
 def batched(width: int = 64, depth: int = 1000, tokens: int = 1, vectors: int = 64, rounds: int = 5) -> Any:
-    """Seconds a vector of Jv and Jᵀu, in batches and one by one, in turns."""
+    """Processor seconds a vector of Jv and Jᵀu, in batches and one by one, in turns."""
     f, x = nn.Sequential(*layers(width, depth)), torch.randn(tokens, width)
     op = JacobianOperator(f, x)
     rows = torch.randn(vectors, x.numel())
@@ -112,7 +112,7 @@ def batched(width: int = 64, depth: int = 1000, tokens: int = 1, vectors: int = 
     spent: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, (run, count) in ways.items():
-            spent[name].append(seconds(run) / count)
+            spent[name].append(seconds(run).cpu / count)
     medians = {name: statistics.median(each) for name, each in spent.items()}
     return {"seconds": medians, "gap": gap, "vectors": vectors, "tokens": tokens}
 

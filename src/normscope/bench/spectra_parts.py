@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from normscope.bench import spectra_deep, spectra_rivals
+from normscope.bench import spectra_deep, spectra_rivals, spectra_token
 from normscope.bench.process import circumstances
 from normscope.bench.spectra_rivals import NCV, TOL, TOLERANCE, Found, Rival, lobpcg, lobpcg_steps
-from normscope.bench.spectra_stack import MODEL, TOKENS, Map, gpt2_stack, seconds, seconds_of_forward
+from normscope.bench.spectra_stack import MODEL, TOKENS, Map, between, gpt2_stack
 from normscope.linalg import JacobianOperator, TopSingular, top_singular
 
 NUM_TOP = 20
 ROUNDS = 3
-FORWARDS_EACH_TIME = 5
+FORWARDS_EACH_TIME = 3
 DENSE_TOKENS = 2
 """Tokens that `jacrev` is affordable for: at 128 the Jacobian of the stack takes 36 GiB."""
 
@@ -51,20 +51,12 @@ def _rivals(f: Map, x: Tensor, seed: int, reference: float) -> dict[str, Rival]:
 
 
 def _timed(rival: Rival, f: Map, x: Tensor, seed: int, reference: float) -> dict[str, Any]:
-    """One run between two rows of forwards, so that a slow spell of the machine falls on both."""
     found: list[Found] = []
-    before = seconds_of_forward(f, x, FORWARDS_EACH_TIME)
     try:
-        spent = seconds(lambda: found.append(rival(f, x, seed, reference)))
+        spent = between(lambda: found.append(rival(f, x, seed, reference)), f, x, FORWARDS_EACH_TIME)
     except ModuleNotFoundError as error:
         return {"missing": str(error)}
-    after = seconds_of_forward(f, x, FORWARDS_EACH_TIME)
-    return {
-        "seconds": spent,
-        "forward_s": (before + after) / 2,
-        "products": found[0].products,
-        "error": abs(found[0].value / reference - 1),
-    }
+    return {**spent, "products": found[0].products, "error": abs(found[0].value / reference - 1)}
 
 
 def _truth(f: Map, x: Tensor) -> TopSingular:
@@ -99,6 +91,7 @@ def dense(model: str = MODEL, tokens: int = DENSE_TOKENS, rounds: int = ROUNDS) 
 PARTS: dict[str, Callable[[], Any]] = {
     "sigma": sigma,
     "dense": dense,
+    "token": spectra_token.token,
     "log-sigma": spectra_deep.log_sigma,
     "batched": spectra_deep.batched,
     "inverse": spectra_deep.inverse,

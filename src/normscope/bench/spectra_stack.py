@@ -4,7 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -36,14 +36,35 @@ def gpt2_stack(model: str = MODEL, tokens: int = TOKENS) -> Iterator[tuple[Map, 
         yield stack, (body.wte(ids) + body.wpe(torch.arange(ids.shape[1]))).detach()
 
 
-def seconds(run: Callable[[], Any]) -> float:
-    """Wall time of one call."""
-    start = time.perf_counter()
+class Seconds(NamedTuple):
+    """What a call took: by the clock, and of the processor. Others on the machine stretch the first alone."""
+
+    wall: float
+    cpu: float
+
+
+def seconds(run: Callable[[], Any]) -> Seconds:
+    """Of one call."""
+    wall, cpu = time.perf_counter(), time.process_time()
     run()
-    return time.perf_counter() - start
+    return Seconds(time.perf_counter() - wall, time.process_time() - cpu)
 
 
-def seconds_of_forward(f: Map, x: Tensor, times: int) -> float:
-    """Median wall time of one plain forward, without a graph."""
+def seconds_of_forward(f: Map, x: Tensor, times: int) -> Seconds:
+    """Medians of one plain forward, without a graph."""
     with torch.no_grad():
-        return statistics.median(seconds(lambda: f(x)) for _ in range(times))
+        spent = [seconds(lambda: f(x)) for _ in range(times)]
+    return Seconds(*(statistics.median(each) for each in zip(*spent, strict=True)))
+
+
+def between(run: Callable[[], Any], f: Map, x: Tensor, times: int) -> dict[str, float]:
+    """Seconds of a call, and of a forward before and after it: a slow spell of the machine falls on both."""
+    before = seconds_of_forward(f, x, times)
+    spent = seconds(run)
+    after = seconds_of_forward(f, x, times)
+    return {
+        "seconds": spent.wall,
+        "forward_s": (before.wall + after.wall) / 2,
+        "cpu_s": spent.cpu,
+        "forward_cpu_s": (before.cpu + after.cpu) / 2,
+    }
