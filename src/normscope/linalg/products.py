@@ -8,7 +8,9 @@ How far the figures can be trusted does not follow from a residual: σ of a prod
 in the middle as the factors on both sides cancel one another. So the product is taken again, starting from a
 random rotation of the input (σ does not change) and with every entry of every factor disturbed by a random
 relative error of the size it is known to: for dense factors float64's round-off. What the σ do then is the
-error estimate (stochastic arithmetic: Vignes 1993).
+error estimate (stochastic arithmetic).
+
+Sources: Vignes 1993, for the errors; those of `graded.py` and `graded_svd.py`.
 """
 
 from collections.abc import Iterator, Sequence
