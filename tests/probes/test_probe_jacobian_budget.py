@@ -149,7 +149,7 @@ def test_a_small_spectrum_is_taken_whole(placement: str) -> None:
 @pytest.mark.parametrize("scheme", sorted(set(SCHEMES) - {"plain"}))
 def test_bounds_hold_in_every_scheme(scheme: str) -> None:
     """Small branches, or Weyl's bound would be zero and hold for nothing."""
-    model = build("decoder", scheme=scheme, depth=4, width=8, heads=2, vocab=11, max_len=8).double()
+    model = build("decoder", scheme=scheme, depth=4, width=8, heads=2, vocab=11, context=8).double()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 2 and "blocks" in name:
@@ -181,7 +181,7 @@ def test_the_lower_bound_says_something_where_branches_are_small() -> None:
 
 def test_branches_that_read_more_than_the_stream_are_no_chain() -> None:
     """B2T's second branch is added to the block's input as well."""
-    model = build("decoder", scheme="b2t", depth=3, width=8, heads=2, vocab=11, max_len=8).double()
+    model = build("decoder", scheme="b2t", depth=3, width=8, heads=2, vocab=11, context=8).double()
     batch = ids(5)
     anatomy = read_anatomy(model, batch)
     with measuring(model):
