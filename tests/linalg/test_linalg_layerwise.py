@@ -125,6 +125,7 @@ def test_no_status_flatters(kind, depth, tokens, d, scale, tol, budget, seed) ->
     true = least(whole, 2 * tokens if kind == "post" else 0)
     known = 1e-13 * float(torch.linalg.matrix_norm(whole, 2)) / true  # what the dense figure is good for
     found = layerwise_sigma_min(layers, tol=tol, max_products=budget, seed=seed)
+    assert found.products <= budget + 1  # the check of a result is one product of J
     if found.status is not Status.NOT_CONVERGED:
         assert abs(1 - true / found.value) <= found.error + known
         assert found.error <= tol

@@ -69,16 +69,20 @@ class Layer:
 class LayerwiseInverse(BaseMap):
     """J⁺ [n, m] of J = layers[-1] … layers[0], the first layer first.
 
+    A product costs a solve with each layer: some products of J, fewer as the solves learn.
+
     Args:
         layers: maps, or `Layer`s where kernels are known.
         tol: relative residual of every solve.
         max_products: budget of each solve with one layer.
+        budget: of all together, in product-equivalents of J.
 
     Attributes:
         shape: (n, m), of J⁺.
         cost: product-equivalents of J spent: a product with one of L layers counts 1/L.
         worst: the largest relative residual of a solve that should have had none.
         first_error: relative error of the first J⁺u, as `error_of` estimates it; None before that.
+        is_spent: whether a solve was cut short by `budget`.
         leak: the largest gain that was found along what was called a left kernel, relative to the layer's.
         obstacle: why the product of inverses is not J⁺, else empty.
 
@@ -93,7 +97,12 @@ class LayerwiseInverse(BaseMap):
     """
 
     def __init__(
-        self, layers: Sequence[LinearMap | Layer], *, tol: float = 1e-6, max_products: int = 1000
+        self,
+        layers: Sequence[LinearMap | Layer],
+        *,
+        tol: float = 1e-6,
+        max_products: int = 1000,
+        budget: float = inf,
     ) -> None:
         self.layers = [each if isinstance(each, Layer) else Layer(each) for each in layers]
         _require_meeting(self.layers)
@@ -101,7 +110,7 @@ class LayerwiseInverse(BaseMap):
         super().__init__((first.shape[1], last.shape[0]), first.dtype, first.device)
         self.tol = tol
         self.max_products = max_products
-        self.cost = 0.0
+        self.cost, self.budget, self.is_spent = 0.0, budget, False
         self.worst = self.leak = 0.0
         self.first_error: float | None = None
         self.obstacle = _ranks_differ(self.layers)
@@ -116,9 +125,9 @@ class LayerwiseInverse(BaseMap):
 
     @property
     def blocked(self) -> bool:
-        """Whether this is not J⁺: pseudo-inverses do not multiply, or a solve has not come to its
-        tolerance."""
-        return bool(self.obstacle) or self.worst > self.tol
+        """Whether this is not J⁺: pseudo-inverses do not multiply, a solve has not come to its tolerance, or
+        the budget is spent."""
+        return bool(self.obstacle) or self.worst > self.tol or self.is_spent
 
     @property
     def _is_open_ended(self) -> bool:
@@ -178,8 +187,13 @@ class LayerwiseInverse(BaseMap):
         # Jᵀ of the first layer may have a right side outside its range: then the least residual is meant.
         may_be_outside = adjoint and index == 0 and self._is_open_ended
         least_tol = tol if may_be_outside else 0.0
-        found = solver.solve(b, tol=tol, least_tol=least_tol, max_products=self.max_products)
+        left = max(0.0, self.budget - self.cost) * len(self.layers)
+        allowed = int(min(self.max_products, left))
+        found = solver.solve(b, tol=tol, least_tol=least_tol, max_products=allowed)
         self.cost += found.products / len(self.layers)
+        if allowed < self.max_products and found.residual > tol and not found.least:
+            self.is_spent = True
+            return found.x
         free = may_be_outside and found.least
         if required and not free:
             self.worst = max(self.worst, found.residual)
@@ -211,10 +225,12 @@ def layerwise_sigma_min(
 ) -> SigmaMin:
     """The smallest non-zero singular value of J = layers[-1] … layers[0], as 1/σ_max(J⁺).
 
+    Costs some tens to a few hundred products of J, whatever its κ: one with one of L layers counts 1/L.
+
     Args:
         layers: maps, or `Layer`s where kernels are known; the first layer first.
         tol: relative error to stop at.
-        max_products: budget in products of the whole J.
+        max_products: budget in products of the whole J; a solve that would go beyond is cut short.
         seed: of the random start.
         confidence: as for `sigma_max`.
 
@@ -235,13 +251,13 @@ def layerwise_sigma_min(
     """
     if max_products < 2:
         raise ValueError(f"max_products={max_products}: expected at least 2, one Jv and one Jᵀu")
-    inverse = LayerwiseInverse(layers, tol=SOLVE_SHARE * min(tol, 5e-2))
+    inverse = LayerwiseInverse(layers, tol=SOLVE_SHARE * min(tol, 5e-2), budget=max_products)
     while True:
         process = _started(inverse, seed)
         for share in PROCESS_SHARES:
-            _iterate(inverse, process, share * tol, max_products, confidence)
+            _iterate(inverse, process, share * tol, confidence)
             found = _result(inverse, process, confidence, tol)
-            if found.status is Status.CONVERGED or inverse.blocked or inverse.cost >= max_products:
+            if found.status is Status.CONVERGED or inverse.blocked:
                 return found
         if inverse.tol < 100 * torch.finfo(inverse.dtype).eps:
             return found
@@ -253,11 +269,9 @@ def _started(inverse: LayerwiseInverse, seed: int) -> Bidiagonalisation:
     return Bidiagonalisation(inverse, seed=seed, within=within)
 
 
-def _iterate(
-    inverse: LayerwiseInverse, process: Bidiagonalisation, tol: float, max_products: float, confidence: float
-) -> None:
+def _iterate(inverse: LayerwiseInverse, process: Bidiagonalisation, tol: float, confidence: float) -> None:
     while not process.alpha or process.error(confidence) > tol:
-        if inverse.cost >= max_products or inverse.blocked or process.exhausted:
+        if inverse.blocked or process.exhausted:
             return
         process.step()
 
@@ -271,8 +285,12 @@ def _result(inverse: LayerwiseInverse, process: Bidiagonalisation, confidence: f
         return SigmaMin(
             0.0, inf, inf, inverse.cost, Status.NOT_CONVERGED, side, inverse.leak, nan, note, *empty
         )
-    largest, residual, _, left = process.triple(0)
-    preimage, solve_error = inverse.error_of(left)
+    largest, residual, right, left = process.triple(0)
+    preimage, solve_error = right, inf
+    if not inverse.is_spent:
+        preimage, solve_error = inverse.error_of(left)
+    if inverse.is_spent:  # before, or by that
+        preimage = largest * right
     length = float(preimage.double().norm())
     solve_error = max(solve_error, inverse.first_error or 0.0, inverse.worst)
     slack = solve_error * sqrt(2) * float(np.linalg.norm(process.bidiagonal())) / largest
@@ -304,6 +322,8 @@ def _total(length: float, upper: float, slack: float, inverse: LayerwiseInverse)
 def _note(inverse: LayerwiseInverse) -> str:
     if inverse.obstacle:
         return inverse.obstacle
+    if inverse.is_spent:
+        return f"the budget of {inverse.budget:g} products is spent"
     if inverse.blocked:
         return (
             f"a solve has {inverse.worst:.1g} of its right side left over: a layer has a kernel that was not "
