@@ -22,11 +22,11 @@ from normscope.nn import build
 
 BASE = {"width": 256, "depth": 8, "length": 64}
 SIZES = {
-    "width": (64, 128, 256, 512, 1024),
+    "width": (64, 128, 256, 512, 768),
     "depth": (2, 4, 8, 16, 32),
     "length": (16, 32, 64, 128, 256, 512),
 }
-STARTS = 5
+STARTS = 3
 
 
 @dataclass(frozen=True)

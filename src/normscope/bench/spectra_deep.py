@@ -94,7 +94,7 @@ def multiprecision(factors: Tensor) -> Tensor:
 
 
 def batched(width: int = 64, depth: int = 1000, tokens: int = 1, vectors: int = 64, rounds: int = 5) -> Any:
-    """Processor seconds a vector of Jv and Jᵀu, in batches and one by one, in turns."""
+    """Processor seconds a vector of Jv and Jᵀu on held graphs, in batches and one by one, in turns."""
     f, x = nn.Sequential(*layers(width, depth)), torch.randn(tokens, width)
     op = JacobianOperator(f, x)
     rows = torch.randn(vectors, x.numel())
@@ -106,8 +106,8 @@ def batched(width: int = 64, depth: int = 1000, tokens: int = 1, vectors: int = 
         "Jᵀu one by one": (lambda: torch.stack([op.rmatvec(row) for row in alone]), len(alone)),
     }
     gap = max(
-        _gap(op.matmat(alone), torch.stack([op.matvec(row) for row in alone])),
-        _gap(op.rmatmat(alone), torch.stack([op.rmatvec(row) for row in alone])),
+        _gap(op.matmat(rows)[: len(alone)], torch.stack([op.matvec(row) for row in alone])),
+        _gap(op.rmatmat(rows)[: len(alone)], torch.stack([op.rmatvec(row) for row in alone])),
     )
     spent: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
