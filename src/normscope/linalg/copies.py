@@ -59,7 +59,7 @@ class Copies:
             self._graph, self._num = None, num  # the old one is let go first
             outputs, inputs = self._f.with_graph(self._batch([self._x] * num))
             self._require_rows(outputs, [self._y] * num)
-            self._graph = HeldGraph(outputs, inputs, inputs)
+            self._graph = HeldGraph(outputs, inputs, inputs, lean=True)
         return self._graph
 
     def _batch(self, rows: list[Tensor]) -> Tensor:

@@ -2,8 +2,8 @@
 
 - From the same state of the random generators each time: dropout has one mask, and the caller's state stays.
 - Parameters are held off while the graph is made: nothing is saved for a weight's gradient.
-- What is saved is handed back detached: u ↦ Jᵀu then depends on u alone, and its graph saves the same
-  constants again, not the gradients beside them. Both graphs together hold one forward's activations.
+- What is saved is handed back detached: u ↦ Jᵀu then depends on u alone, its graph saves the same constants
+  again, and the gradients beside them are dropped. Both graphs together hold one forward's activations.
 - Attention runs under the math backend: the fused kernels have no double backward.
 - A module in half precision is measured in a float32 copy.
 """

@@ -1,10 +1,12 @@
 """The graph that autograd holds: products with it, what it was computed from, its refusals in our words."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge, saved_tensors_hooks
 
 NO_PATH = "no path leads from the inputs to the outputs in the graph"
 
@@ -33,10 +35,14 @@ class HeldGraph:
         outputs: y.
         inputs: x, in its shape and precision.
         source: where x is in the graph: a tensor, or an edge.
+        lean: what the graph of u ↦ Jᵀu saves that depends on u is dropped: that map is linear, and its
+            derivative does not need it. A backward that is not linear then gives a wrong Jv.
     """
 
-    def __init__(self, outputs: Tensor, inputs: Tensor, source: Tensor | GradientEdge) -> None:
-        self.outputs, self.inputs, self.source = outputs, inputs, source
+    def __init__(
+        self, outputs: Tensor, inputs: Tensor, source: Tensor | GradientEdge, *, lean: bool = False
+    ) -> None:
+        self.outputs, self.inputs, self.source, self.lean = outputs, inputs, source, lean
         self._double: tuple[Tensor, Tensor] | None = None
 
     def pull(self, cotangents: Tensor) -> Tensor:
@@ -60,8 +66,11 @@ class HeldGraph:
 
     def hold_pulled(self, cotangent: Tensor) -> Tensor:
         """Jᵀu, its graph by u held for `push`."""
-        with torch.enable_grad():
-            u = cotangent.detach().clone().requires_grad_()
+        u = cotangent.detach().clone().requires_grad_()
+        hooks: Any = nullcontext()
+        if self.lean:
+            hooks = saved_tensors_hooks(_Lean(u), lambda packed: packed)
+        with torch.enable_grad(), hooks:
             pulled = vjp(self.outputs, self.source, u, create_graph=True)
         self._double = (pulled, u)
         return pulled.detach()
@@ -136,6 +145,31 @@ def _rows(y: Tensor, x: Tensor | GradientEdge, cotangents: Tensor) -> Tensor:
         except Refused:  # no batching rule (a custom function); what is really refused is refused below
             pass
     return torch.stack([vjp(y, x, row) for row in cotangents])
+
+
+class _Lean:
+    """Keeps what does not depend on u; of what does, only the shape. Walks each node of the graph once."""
+
+    def __init__(self, u: Tensor) -> None:
+        self._u = u
+        self._known: dict[Node, bool] = {get_gradient_edge(u).node: True}
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        if tensor is self._u or (tensor.grad_fn is not None and self._depends(tensor.grad_fn)):
+            return tensor.detach().new_zeros(()).expand(tensor.shape)
+        return tensor.detach()
+
+    def _depends(self, node: Node) -> bool:
+        waiting = [node]
+        while waiting:
+            now = waiting[-1]
+            before = [each for each, _ in now.next_functions if each is not None]
+            unknown = [each for each in before if each not in self._known]
+            if not unknown:
+                self._known.setdefault(now, any(self._known[each] for each in before))
+                waiting.pop()
+            waiting += unknown
+        return self._known[node]
 
 
 def _edges(y: Tensor) -> Iterator[tuple[Node, int]]:

@@ -84,7 +84,7 @@ class JacobianOperator(BaseMap):
         chosen = tuple(Method) if method is None else (_known(method),)
         function = MeasuredFunction(f, x)
         outputs, inputs = function.with_graph(function.x)
-        self._set_up(HeldGraph(outputs, inputs, inputs), Copies(function, inputs, outputs), seed)
+        self._set_up(HeldGraph(outputs, inputs, inputs, lean=True), Copies(function, inputs, outputs), seed)
         refusals = self._choose(function, chosen)
         self.note = "; ".join(filter(None, (function.note, *refusals)))
 
@@ -173,6 +173,10 @@ class JacobianOperator(BaseMap):
         except Refused:
             raise
         except TangentError as error:
+            if method is Method.DOUBLE_BACKWARD and self._graph.lean:  # something is saved past the hooks
+                self._graph.lean, self._adjoint = False, None
+                self._use(method, function)
+                return
             if method is Method.DOUBLE_BACKWARD and self._graph.is_once_differentiable():
                 raise Refused("a function on the way is marked once_differentiable") from error
             raise TangentError(f"{error}; {self._remedy(function, v)}") from error
