@@ -1,0 +1,96 @@
+"""An operator over a stack holds no more than the forward of one training step of it, parameters apart."""
+
+import gc
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile
+
+from normscope.linalg import JacobianOperator, Method
+from normscope.nn import SCHEMES, Block, ModelConfig, Where, scheme_named
+
+T, D, L = 24, 32, 3
+
+
+def held(make: Callable[[], object]) -> int:
+    """Bytes that are allocated while `make` runs and still there afterwards, by the allocator's own count."""
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        kept = make()
+        gc.collect()
+    del kept
+    return sum(event.self_cpu_memory_usage for event in seen.events())
+
+
+def normscope_stack(name: str) -> nn.Module:
+    config, scheme = ModelConfig(scheme=name, depth=L, width=D, heads=2), scheme_named(name)
+
+    class Stack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(Block(config, Where(i + 1, depth=L), causal=True) for i in range(L))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = scheme.join.enter(x)
+            for block in self.blocks:
+                x = block(x)
+            return scheme.join.leave(x, lambda stream: stream)
+
+    return Stack()
+
+
+def torch_stack() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(D, 2, 4 * D, dropout=0.0, activation="gelu", batch_first=True)
+    return nn.TransformerEncoder(layer, L, enable_nested_tensor=False)
+
+
+def gpt2_stack() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=2, n_embd=D, n_head=2, vocab_size=50, n_positions=T)
+
+    class Stack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = transformers.GPT2Model(config).eval().h
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                found = block(x)
+                x = found if isinstance(found, Tensor) else found[0]
+            return x
+
+    return Stack()
+
+
+STACKS = {name: lambda name=name: normscope_stack(name) for name in sorted(SCHEMES)}
+FAST = ("pre-ln", "post-ln", "TransformerEncoder", "GPT-2")
+STACKS |= {"TransformerEncoder": torch_stack, "GPT-2": gpt2_stack}
+
+
+@pytest.mark.parametrize("closure", [False, True], ids=["module", "closure"])
+@pytest.mark.parametrize(
+    "build",
+    [
+        pytest.param(build, id=name, marks=() if name in FAST else pytest.mark.slow)
+        for name, build in STACKS.items()
+    ],
+)
+def test_an_operator_holds_no_more_than_a_training_step(build, closure: bool) -> None:
+    stack, x = build().eval(), torch.randn(2, T, D)
+    operators = []
+
+    def operator() -> JacobianOperator:
+        operators.append(JacobianOperator((lambda z: stack(z)) if closure else stack, x))
+        return operators[0]
+
+    def training() -> Tensor:
+        with sdpa_kernel(SDPBackend.MATH):
+            return stack(x.clone().requires_grad_())
+
+    torch.nn.functional.layer_norm(x, (D,))  # what is allocated once is not counted
+    ours, step = held(operator), held(training)
+    assert operators[0].method is Method.DOUBLE_BACKWARD
+    assert 0 < ours <= step, f"{ours} bytes beside {step}"
