@@ -66,7 +66,7 @@ def gpt2_stack() -> nn.Module:
 
 
 STACKS = {name: lambda name=name: normscope_stack(name) for name in sorted(SCHEMES)}
-FAST = ("pre-ln", "post-ln", "TransformerEncoder", "GPT-2")
+FAST = ("pre", "post", "TransformerEncoder", "GPT-2")
 STACKS |= {"TransformerEncoder": torch_stack, "GPT-2": gpt2_stack}
 
 
