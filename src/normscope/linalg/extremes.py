@@ -5,10 +5,11 @@ what the start has missed. So once the residuals of the first process are small,
 in what the first has left over, J₂ = (I − UUᵀ) J (I − VVᵀ), and so on. With M = UᵀJV of all bases but the
 last process's, and the couplings R = UᵀJ(I − VVᵀ), of which every entry is known without another product,
 
-    JJᵀ ≼ diag(MMᵀ + (1 + ε) RRᵀ, (1 + 1/ε) s² I)    for any ε > 0 and s ≥ ‖J₂‖  (2|xy| ≤ ε|x|² + |y|²/ε),
+    JJᵀ ≼ diag(MMᵀ + (1 + ε) RRᵀ, (s² + g²/ε) I)    for any ε > 0 and s ≥ ‖J₂‖  (2|xy| ≤ ε|x|² + |y|²/ε),
 
 so σ_i² is at most the i-th eigenvalue of the right side, while the σ_i(M) of all bases are lower bounds. s is
-the probabilistic bound of `sigma_max` for the last process.
+the probabilistic bound of `sigma_max` for the last process. g ≤ s is the gain of J₂ on the row space of R:
+that is where the processes before would have gone on, and one more Jv of each tells it.
 
 Sources: Golub & Kahan 1965; Hochstenbach 2013, "Probabilistic upper bounds for the matrix two-norm".
 """
@@ -30,6 +31,7 @@ from normscope.linalg.golub_kahan import (
     round_off_of,
 )
 from normscope.linalg.maps import Deflated
+from normscope.linalg.subspaces import Projector
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,8 @@ def top_singular(
             return search.result(Status.EXACT)
         if search.error() <= tol:
             return search.result(Status.CONVERGED)
-        if search.is_hopeless() and search.is_settled():
+        can_start = len(search.now.alpha) >= LEAST_STEPS and search.products + 3 <= max_products
+        if can_start and search.is_hopeless() and search.is_settled():
             search.start_anew()
     return search.result(Status.NOT_CONVERGED)
 
@@ -114,6 +117,12 @@ def top_singular(
 SETTLED = 1e-2
 """What the residuals of a process allow at most, whatever the tolerance, before the next one starts: values
 that still move leave much over for the next process to find."""
+
+LEAST_STEPS = 4
+"""Of a process that is given up for the next: each start costs a product and all bounds anew."""
+
+LEFT_OVER = 0.95
+"""Of σ_k: the most that a new start is expected to find, when it is decided to start it."""
 
 _EPSILONS = np.geomspace(1e-4, 1e8, 37)
 
@@ -128,6 +137,8 @@ class _Search:
         self.is_exhausted = self._left_over_is_zero = False
         self._bounds = np.zeros((len(_EPSILONS), k))  # √λ_i(ε) of the processes that are done
         self._values = np.zeros(k)
+        self._images: list[Tensor] = []  # β J v_{k+1} of each process that is done and could go on
+        self._gain = inf  # g
         self._products = 0
 
     @property
@@ -149,14 +160,18 @@ class _Search:
     def start_anew(self) -> None:
         """Settle the process that runs; start the next at random in what is left over."""
         self._products += self.now.products
+        if not self.now.exhausted:
+            self._images.append(self.now.beta[-1] * self.now.op.matvec(self.now.right[-1]).double())
+            self._products += 1
         self.done.append(self.now)
         matrix, coupling = self._projected(self.done)
+        self._gain = self._outside_gain()
         for row, epsilon in enumerate(_EPSILONS):
             self._bounds[row] = _bounds(matrix, coupling, epsilon, self.k)
         deflated = Deflated(
             self.op,
-            kernel=torch.cat([_right(process) for process in self.done]).T,
-            left_kernel=torch.cat([process.left for process in self.done]).T,
+            kernel=_onto(torch.cat([_right(process) for process in self.done])),
+            left_kernel=_onto(torch.cat([process.left for process in self.done])),
         )
         scale = max((*self.done[0].alpha, *self.done[0].beta), default=0.0)
         seed = self.seed + 7919 * len(self.done)
@@ -174,13 +189,16 @@ class _Search:
             return False
         allowed = self._values * (1 + self.tol)
         feasible = _EPSILONS[(self._bounds <= allowed).all(1)]
-        largest = allowed[-1] / sqrt(1 + 1 / feasible[-1]) if len(feasible) else 0.0
-        return float(self.now.ritz_values()[0]) > (largest if self.done else allowed[-1])
+        if not self.done:
+            return float(self.now.ritz_values()[0]) > allowed[-1]
+        rest = self.now.largest
+        return not len(feasible) or rest**2 + min(self._gain, rest) ** 2 / feasible[-1] > allowed[-1] ** 2
 
     def is_settled(self) -> bool:
         """Whether the k values would be good enough were 0.9 σ_k the most that a new start could find."""
         bound = 1 + min(self.tol, SETTLED) / 2
-        epsilon = 1 / ((bound / 0.9) ** 2 - 1)
+        gain = self.now.alpha[-1] / self._values[-1]  # about what J₂ will have on v_{k+1}
+        epsilon = gain**2 / (bound**2 - LEFT_OVER**2)
         matrix, coupling = self._projected([*self.done, self.now])
         bounds = _bounds(matrix, coupling, epsilon, self.k)
         return bool((bounds <= bound * self._values).all())
@@ -215,7 +233,7 @@ class _Search:
         rest = self.now.largest * (1 + self.now.error(self.confidence))
         if not self.done:
             return np.full(self.k, rest)
-        floors = rest * np.sqrt(1 + 1 / _EPSILONS)
+        floors = np.sqrt(rest**2 + min(self._gain, rest) ** 2 / _EPSILONS)
         return np.maximum(self._bounds, floors[:, None]).min(0)
 
     def result(self, status: Status) -> TopSingular:
@@ -256,6 +274,20 @@ class _Search:
             coupling[at] = torch.linalg.qr(torch.stack(outside, 1), mode="r").R.T.cpu().numpy()
         return matrix, coupling
 
+    def _outside_gain(self) -> float:
+        """‖J₂Q‖ for an orthonormal basis Q of the row space of R, from the images that are known."""
+        if not self._images:
+            return 0.0
+        outside = torch.stack([rest for _, rest in _followers(self.done).values()], 1)
+        left = torch.cat([process.left for process in self.done]).double()
+        images = torch.stack(self._images, 1)
+        for _ in range(2):
+            images = images - left.T @ (left @ images)
+        factor = torch.linalg.qr(outside, mode="r").R
+        if float(factor.diagonal().abs().min()) < 1e-6 * float(factor.norm()):
+            return inf  # two processes go on the same way
+        return float(torch.linalg.solve_triangular(factor, images, upper=True, left=False).norm())
+
     @staticmethod
     def _outside(processes: list[Bidiagonalisation]) -> Tensor:
         """The largest row [n] of R."""
@@ -278,6 +310,12 @@ def _followers(processes: list[Bidiagonalisation]) -> dict[int, tuple[np.ndarray
             inside.append(weights.cpu().numpy())
         followers[p] = (np.concatenate(inside), rest)
     return followers
+
+
+def _onto(rows: Tensor) -> Projector:
+    """The projector onto orthonormal rows, in float64: what is left over is small, and found again."""
+    exact = rows.double()
+    return lambda v: ((v.double() @ exact.T) @ exact).to(v.dtype)
 
 
 def _right(process: Bidiagonalisation) -> Tensor:

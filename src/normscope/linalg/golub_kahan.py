@@ -90,7 +90,7 @@ class SigmaMax:
 def sigma_max(
     op: LinearMap, *, tol: float = 1e-2, max_products: int = 64, seed: int = 0, confidence: float = CONFIDENCE
 ) -> SigmaMax:
-    """σ_max of `op` and its vectors.
+    """σ_max of `op` and its vectors. Costs 15–50 products for 1 %: fewer where one value stands out.
 
     Args:
         op: the map J [m, n].
@@ -103,7 +103,14 @@ def sigma_max(
         The value with error, residual, products and status; see `SigmaMax`.
 
     Raises:
+        ValueError: a budget under 2; a confidence outside (0, 1).
         FloatingPointError: where a product is not finite.
+
+    Example:
+        >>> from normscope.linalg.maps import Matrix
+        >>> found = sigma_max(Matrix(torch.diag(torch.arange(1.0, 41.0))), tol=1e-3)
+        >>> round(found.value, 2), str(found.status)
+        (40.0, 'converged')
     """
     check_budget(max_products, confidence)
     process = Bidiagonalisation(op, seed=seed)
@@ -308,8 +315,10 @@ class Bidiagonalisation:
         before = _length(vector)
         if not np.isfinite(before):
             raise FloatingPointError("a product with the Jacobian is not finite")
-        for _ in range(2):  # classical Gram–Schmidt twice
-            vector = basis.kept(vector - (basis.rows @ vector) @ basis.rows)
+        vector = basis.kept(vector - (basis.rows @ vector) @ basis.rows)
+        # Classical Gram–Schmidt twice; a dot product of 1e5 numbers in float32 is off by 1e-5.
+        weights = (basis.rows.double() @ vector.double()).to(vector.dtype)
+        vector = basis.kept(vector - weights @ basis.rows)
         norm = _length(vector)
         scale = max([before, self._scale, *self.alpha, *self.beta])
         if norm <= 10 * torch.finfo(self.op.dtype).eps * scale:
