@@ -172,9 +172,10 @@ class _Follower(TorchDispatchMode):
                 self._tracks.overwrite(tensor, None)
             return
         found = self._followed(func, base, written, args, kwargs, results, tracks)
-        for tensor, track in zip(() if written else results, found, strict=False):
+        bound = [] if written else results
+        for tensor, new in zip(bound, found, strict=False):
             if tensor.is_floating_point() or tensor.is_complex():  # the derivative by way of others is zero
-                self._tracks.bind(tensor, track)
+                self._tracks.bind(tensor, new)
         for tensor in written:
             self._tracks.overwrite(tensor, found[0])
 
@@ -187,7 +188,7 @@ class _Follower(TorchDispatchMode):
         kwargs: Any,
         results: list[Tensor],
         tracks: Mapping[int, Track | Lost],
-    ) -> list[Track] | list[Lost]:
+    ) -> list[Track | Lost]:
         """Tracks of the results, of what is written where it writes; all lost where it cannot be followed."""
         count = max(len(results), 1)
         lost = next((track for track in tracks.values() if isinstance(track, Lost)), None)
@@ -205,7 +206,7 @@ class _Follower(TorchDispatchMode):
             return [Lost(f"{self.calls.current.path or 'the model'}: {error}")] * count
         for tensor, track in zip(results, found, strict=True):
             assert tensor.shape[track.axis] == track.tokens * track.width, (base, tensor.shape, track)
-        return found
+        return [*found]
 
 
 def _out_of_place(func: Any, written: list[Tensor], base: str, tracks: Mapping[int, Track]) -> Any:

@@ -273,7 +273,7 @@ def select(op: OpCall) -> list[Track]:
 
 def cat(op: OpCall) -> list[Track]:
     """Side by side along an axis that is not tokens; `stack` makes a new one."""
-    tensors = [tensor for tensor in op.args["tensors"] if tensor.numel()]  # an empty cache is put before keys
+    tensors = [t for t in op.args["tensors"] if t.shape != (0,)]  # an empty cache is put before keys
     tracks = [track for tensor in tensors if (track := op.track(tensor)) is not None]
     first, new = tracks[0], op.base == "stack"
     if len(tensors) == 1 and not new:

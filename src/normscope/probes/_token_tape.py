@@ -101,7 +101,7 @@ class Tape:
         values: list[Any] = [entry]
         for step in self._steps:
             values.append(step(values))
-        return values[self.output.number]  # type: ignore[no-any-return]
+        return values[self.output.number]
 
 
 def _filled(arguments: Any, values: list[Any]) -> Any:
