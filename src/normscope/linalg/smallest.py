@@ -86,6 +86,8 @@ def sigma_min(
 ) -> SigmaMin:
     """The smallest singular value of `op` on the complement of its known kernels.
 
+    Costs about κ·ln(n) products, κ = σ_max/σ_min of what is left.
+
     Args:
         op: the map J [m, n]; of its min(m, n) singular values those of the kernels are left out.
         kernel: {v : Jv = 0}: an orthonormal basis (n, r), or the projector onto it (…, n) → (…, n).
