@@ -34,7 +34,7 @@ def circumstances(load_before: float) -> str:
     """When and on what, in a line."""
     return (
         f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()}-core {platform.machine()} CPU, "
-        f"{torch.get_num_threads()} threads, torch {torch.__version__.split('+')[0]} (CPU), "
+        f"torch threads: {torch.get_num_threads()}, torch {torch.__version__.split('+')[0]} (CPU), "
         f"load {load_before:.1f} before the run."
     )
 
@@ -103,7 +103,7 @@ def draw(along: dict[str, list[Point]]) -> None:
         axis.set_title(f"exponent {slope:.2f} ± {half:.2f}\n{others}", fontsize=9)
         axis.set_xlabel(AXES[name])
         axis.grid(alpha=0.3)
-    axes[0].set_ylabel("seconds to σ_max, 1 %")
+    axes[0].set_ylabel("processor seconds, σ_max to 1 %")
     figure.savefig(PICTURE, dpi=150)
 
 
