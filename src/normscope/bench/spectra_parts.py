@@ -45,7 +45,7 @@ def _rivals(f: Map, x: Tensor, seed: int, reference: float) -> dict[str, Rival]:
         "curvlinops, svds(k=1, tol=0.01)": spectra_rivals.curvlinops_svds(None, TOLERANCE),
         "curvlinops, svds with hindsight": spectra_rivals.curvlinops_svds(NCV, TOL),
         "our products, svds with hindsight": spectra_rivals.our_svds(NCV, TOL),
-        "our products, LOBPCG with hindsight": lobpcg(lobpcg_steps(f, x, seed, reference)),
+        "our products, LOBPCG with hindsight": lobpcg(*lobpcg_steps(f, x, seed, reference)),
         "our products, power iteration with hindsight": spectra_rivals.power_iteration,
     }
 
