@@ -3,7 +3,7 @@
     Jᵀu  [m] → [n]   one VJP over the graph of y = f(x)
     Jv   [n] → [m]   one VJP over the graph of u ↦ Jᵀu ("double backward"); that graph is built once and held
 
-Each costs about one forward of f; setting up costs about two more, and the check of the tangent two. Where
+Each costs about one forward of f; setting up costs about two more, and the check of the tangent one. Where
 there is no double backward, Jv comes by forward mode, or by central differences: see `tangents`. Both graphs
 hold no more than a training step's activations: see `function`.
 
@@ -46,7 +46,7 @@ class JacobianOperator(BaseMap):
 
     Cost: a product about one forward of f, in batches of small maps less (`matmat`, `rmatmat`; they hold as
     many copies of the activations as there are rows, up to 2¹⁴ elements of x); set-up about two products and
-    four forwards, five where f closes over parameters that require grad.
+    two or three forwards, one more where f closes over parameters that require grad.
 
     Args:
         f: the function of one tensor; a module, or anything callable. A module in half precision is measured
@@ -128,6 +128,11 @@ class JacobianOperator(BaseMap):
         return graph.inputs.requires_grad and connected(graph.outputs, graph.source)
 
     @property
+    def known_product(self) -> tuple[Tensor, Tensor] | None:
+        """(v [n], Jv [m]) of the random v that the tangent was checked with; None where there was no check."""
+        return self._tangent
+
+    @property
     def round_off(self) -> float:
         """Relative error of a product, beside ‖J‖."""
         return self._tangents.round_off
@@ -169,7 +174,7 @@ class JacobianOperator(BaseMap):
         try:
             jv = self._forward(v.unsqueeze(0))[0]
             x, y = self._graph.inputs.detach(), self._graph.outputs.detach()
-            require_tangent(function, x, v.reshape(x.shape), jv, float(y.double().norm()))
+            require_tangent(function, x, v.reshape(x.shape), jv, y)
         except Refused:
             raise
         except TangentError as error:

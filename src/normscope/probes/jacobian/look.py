@@ -16,9 +16,9 @@ from normscope.probes._held import HeldGraph
 from normscope.probes.jacobian.budget import OverBudget, Spending
 from normscope.probes.measurement import EXACT, Measurement, not_measured
 
-CONFIDENCE = {"part": 0.9, "stack": 0.7}
-"""Of an iterative figure's error. At 0.999 the stack would cost half as much again; actual errors are
-far smaller. Small parts at 0.8 are beyond their tolerance now and then."""
+CONFIDENCE = {"part": 0.95, "stack": 0.9}
+"""Of an iterative figure's error. At 0.999 the stack would cost half as much again; actual errors are mostly
+far smaller."""
 
 TOLERANCE = {"part": 5e-2, "stack": 1e-2}
 """Relative error of σ_max, for branches and blocks, and for stacks."""
