@@ -10,7 +10,17 @@ from jacobian_cases import CASES, Case
 from maps import drawn, rotated, spectra
 from torch import Tensor
 
-from normscope.linalg import Estimate, JacobianOperator, LogDensity, Status, density, log_density
+from normscope.linalg import (
+    Estimate,
+    JacobianOperator,
+    LogDensity,
+    Status,
+    TokenProjector,
+    density,
+    layer_norm_jacobian,
+    left_kernel,
+    log_density,
+)
 from normscope.linalg.estimates import still_to_come
 from normscope.linalg.maps import Matrix
 from normscope.linalg.quadrature import Rule, pooled, share_below, spread, transport
@@ -153,6 +163,71 @@ def test_cdf_and_density_on_a_grid_lie_within_their_errors(values: Tensor) -> No
             hits.append(np.abs(value - expected) <= error + 1e-6)
             assert float(error.max()) < 1
     assert np.mean(hits) >= 0.92
+
+
+def post_ln(tokens: int, d: int, seed: int = 0) -> tuple[Tensor, TokenProjector]:
+    """P(I + A): a Post-LN block's Jacobian with gains of its norm, and its left kernel, 2 for each token."""
+    n = tokens * d
+    z, gamma = drawn(tokens, d, seed=seed), 1 + 0.2 * drawn(d, seed=seed + 1)
+    z = (z - z.mean(-1, keepdim=True)) / z.std(-1, keepdim=True, correction=0)
+    norm = torch.block_diag(*layer_norm_jacobian(z, gamma, 0.0))
+    kernel = TokenProjector(left_kernel(z, gamma, True)[0])
+    return norm @ (torch.eye(n) + 0.4 * drawn(n, n, seed=seed + 2) / n**0.5), kernel
+
+
+def outside(jacobian: Tensor, kernel: TokenProjector) -> np.ndarray:
+    """Singular values outside a kernel, by the dense SVD."""
+    return torch.linalg.svdvals(jacobian).numpy()[: len(jacobian) - kernel.dimension]
+
+
+@pytest.mark.parametrize("sides", ["left", "right", "both"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_named_kernels_are_left_out_and_the_steps_go_to_the_rest(dtype: torch.dtype, sides: str) -> None:
+    dense, kernel = post_ln(16, 12)
+    right = torch.linalg.svd(dense).Vh[-kernel.dimension :].T
+    named = {"left": {"left_kernel": kernel}, "both": {"left_kernel": kernel, "kernel": right}}
+    op = Matrix((dense.T if sides == "right" else dense).to(dtype))
+    truth, misses = outside(dense, kernel), 0
+    for seed in range(5):
+        found = log_density(
+            op, steps=20, seed=4 * seed, confidence=0.999, **named.get(sides, {"kernel": kernel})
+        )
+        assert found.size == len(truth)
+        assert found.kernel.value == 0
+        assert found.kernel.error < 1e-3
+        assert found.status is Status.CONVERGED
+        assert found.kernel_gain < 1e3 * torch.finfo(dtype).eps
+        assert found.products == 2 * 4 * 20 + (2 if sides == "both" else 1)
+        misses += sum(not within(found, name, figure) for name, figure in exact(truth, 0).items())
+        misses += transport(found.distribution, as_rule(truth, 0)) > found.distance.error
+    assert misses == 0
+
+
+def test_what_is_left_over_beside_a_named_kernel_is_a_share_of_the_rest() -> None:
+    dense, kernel = post_ln(16, 12)
+    n = len(dense)
+    dense = dense @ torch.diag((torch.arange(n) >= 50).double())  # 50 columns more that are zero
+    found = log_density(Matrix(dense), left_kernel=kernel, num_probes=8, confidence=0.999)
+    truth = outside(dense, kernel)
+    expected = exact(truth, 1e-12)
+    assert expected["kernel"] == pytest.approx(18 / (n - kernel.dimension))  # 50 inputs less the 32 lost
+    for name in FIGURES:
+        assert within(found, name, expected[name]), (name, getattr(found, name), expected[name])
+
+
+def test_a_kernel_that_is_none_shows_in_the_errors() -> None:
+    dense, kernel = post_ln(8, 12)
+    wrong = torch.eye(len(dense))[:, :9]
+    found = log_density(Matrix(dense), kernel=wrong, left_kernel=kernel, steps=60)
+    assert found.kernel_gain > 0.1
+    assert found.status is Status.NOT_CONVERGED
+    truth = exact(outside(dense, kernel), 0)
+    for name in ("mean", "std", "log_volume", "effective_rank", "participation", "stable_rank"):
+        assert within(found, name, truth[name]), name
+    with pytest.raises(ValueError, match="leave nothing"):
+        log_density(Matrix(dense), kernel=torch.eye(len(dense)))
+    with pytest.raises(ValueError, match="expected orthonormal"):
+        log_density(Matrix(dense), kernel=torch.ones(len(dense), 2))
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.name != "zero"], ids=lambda c: c.name)

@@ -6,7 +6,8 @@ parts, the probes' spread and the Krylov space's length (`estimates.py`), and bo
 
 A kernel and small σ: k steps tell σ from zero only above a resolution. Where the weight at zero (Gauss–Radau)
 has come to rest, it is reported as the kernel, apart from the density. Where it still falls, the spectrum has
-a tail that k steps do not see the end of, and the truncation error says so.
+a tail that k steps do not see the end of, and the truncation error says so. A kernel that is known is better
+named: probes start outside it, every vector stays outside, and the steps go to what is left.
 
 Source: Ubaru, Chen & Saad 2017, "Fast estimation of tr(f(A)) via stochastic Lanczos quadrature"; Lin, Saad &
 Yang 2016 (arXiv 1308.5467); effective rank: Roy & Vetterli 2007.
@@ -19,7 +20,6 @@ from math import exp, inf, nan, pi, sqrt
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from normscope.linalg.estimates import (
     SETTLED,
@@ -30,7 +30,10 @@ from normscope.linalg.estimates import (
     students_t,
 )
 from normscope.linalg.golub_kahan import Bidiagonalisation, LinearMap, Status, round_off_of
+from normscope.linalg.maps import Deflated, Transposed
 from normscope.linalg.quadrature import Floats, Rule, gauss, pooled, radau, share_below, spread, transport
+from normscope.linalg.smallest import LEAK_MARGIN, kernel_gain
+from normscope.linalg.subspaces import Kernel, dimension
 
 AT_REST = 0.1
 """The weight at zero is a kernel where further steps may change it by no more than this share of itself."""
@@ -38,25 +41,29 @@ AT_REST = 0.1
 
 @dataclass(frozen=True)
 class LogDensity:
-    """Distribution of the log σ of a map [m, n], over its min(m, n) singular values.
+    """Distribution of the log σ of a map [m, n], over its min(m, n) singular values less the named kernels'.
 
     Attributes:
+        size: how many singular values those are: min(n − r, m − l) for named kernels of dimensions r and l.
+            All shares are of these, and all sums over them; the map's rank is at most this.
         mean, std: of log σ outside the kernel, in nats; nan where all is kernel.
-        kernel: share of singular values that are zero: that k steps do not tell from zero, σ ≤ `resolution`.
-            Its truncation reaches up to the Radau bound where no kernel was told apart.
+        kernel: share of `size` that is zero, beside the named kernels: that k steps do not tell from zero,
+            σ ≤ `resolution`. Its truncation reaches up to the Radau bound where no kernel was told apart.
         log_volume: Σ log σ outside the kernel.
         effective_rank: exp of the entropy of σ_i/Σσ (Roy & Vetterli).
         participation: (Σσ²)²/Σσ⁴.
         stable_rank: Σσ²/σ_max².
         distance: W₁ in nats from `distribution` to the truth, outside the kernel; an upper estimate, value 0.
         resolution: σ up to which the kernel reaches; 0 where none was found.
+        kernel_gain: gain that a random vector of the named kernels had; it enters the errors.
         confidence: of all sampling errors.
         products: Jv and Jᵀu spent.
-        status: CONVERGED where the truncation of `distance` is ≤ tol · std: then the sampling is what
-            counts, and more probes help. NOT_CONVERGED: more steps.
+        status: CONVERGED where the truncation of `distance` is ≤ tol · std, or round-off: then the sampling
+            is what counts, and more probes help. NOT_CONVERGED: more steps.
         levels: the rules of all probes at k/4, k/2 and k steps.
     """
 
+    size: int
     mean: Estimate
     std: Estimate
     kernel: Estimate
@@ -66,6 +73,7 @@ class LogDensity:
     stable_rank: Estimate
     distance: Estimate
     resolution: float
+    kernel_gain: float
     confidence: float
     products: int
     status: Status
@@ -129,16 +137,23 @@ class LogDensity:
 def log_density(
     op: LinearMap,
     *,
+    kernel: Kernel | None = None,
+    left_kernel: Kernel | None = None,
     num_probes: int = 4,
     steps: int = 40,
     tol: float = 0.05,
     confidence: float = 0.95,
     seed: int = 0,
 ) -> LogDensity:
-    """Distribution of the log σ of `op` [m, n]. Costs 2 · `num_probes` · `steps` products.
+    """Distribution of the log σ of `op` [m, n] outside its known kernels.
+
+    Costs 2 · `num_probes` · `steps` products, and one for each kernel that is named.
 
     Args:
-        op: the map; probes are drawn on its smaller side, so that a wide map has no kernel for its shape.
+        op: the map; probes are drawn on the side that is smaller without the kernels, so that a wide map has
+            no kernel for its shape, and that of a norm's output is left out by `left_kernel` alone.
+        kernel: {v : Jv = 0}: an orthonormal basis (n, r), or the projector onto it (…, n) → (…, n).
+        left_kernel: {u : Jᵀu = 0}, likewise. One side is enough.
         num_probes: random starts, at least 2.
         steps: Golub–Kahan steps from each, at least 4; fewer where the Krylov space is exhausted before.
         tol: truncation error, as a share of the std of log σ, up to which the status is CONVERGED.
@@ -146,7 +161,8 @@ def log_density(
         seed: of the first probe; the others count on from it.
 
     Raises:
-        ValueError: for fewer probes or steps, or a confidence that is none.
+        ValueError: for fewer probes or steps, or a confidence that is none; a kernel of another size, or not
+            orthonormal, or that leaves nothing.
         FloatingPointError: where a product is not finite.
 
     Example:
@@ -160,51 +176,69 @@ def log_density(
         raise ValueError(f"num_probes={num_probes}, steps={steps}: expected at least 2 probes of 4 steps")
     if not 0 < confidence < 1:
         raise ValueError(f"confidence={confidence}: expected a probability between 0 and 1")
-    smaller = _Transposed(op) if op.shape[0] < op.shape[1] else op
-    runs = [_run(smaller, steps, seed + i) for i in range(num_probes)]
-    levels, kernel, resolution = _rules(runs, smaller)
-    return _figures(levels, kernel, resolution, smaller, runs, tol, confidence)
+    look = _look(op, kernel, left_kernel, seed)
+    runs = [_run(look.op, steps, seed + i) for i in range(num_probes)]
+    return _figures(runs, look, tol, confidence)
 
 
-def _figures(
-    levels: list[list[Rule]],
-    kernel_truncation: float,
-    resolution: float,
-    op: LinearMap,
-    runs: list[Bidiagonalisation],
-    tol: float,
-    confidence: float,
-) -> LogDensity:
-    size = op.shape[1]
-    noise, rounding = _round_off(pooled(levels[-1]), round_off_of(op)), 16 * _floor(op)
+@dataclass(frozen=True)
+class _Look:
+    """What is looked at: the map without its kernels, smaller side first; the kernels' gain, and its cost."""
+
+    op: Deflated
+    size: int
+    gain: float
+    spent: int
+
+
+def _look(op: LinearMap, kernel: Kernel | None, left_kernel: Kernel | None, seed: int) -> _Look:
+    left = [
+        length - dimension(named, length, op.dtype, op.device)
+        for length, named in zip(op.shape, (left_kernel, kernel), strict=True)
+    ]
+    if min(left) < 1:
+        raise ValueError(
+            f"kernels that leave nothing of a map of shape {op.shape}: expected at least 1 dimension"
+        )
+    if left[0] < left[1]:
+        op, kernel, left_kernel = Transposed(op), left_kernel, kernel
+    deflated = Deflated(op, kernel=kernel, left_kernel=left_kernel)
+    return _Look(deflated, min(left), *kernel_gain(op, deflated, seed))
+
+
+def _figures(runs: list[Bidiagonalisation], look: _Look, tol: float, confidence: float) -> LogDensity:
+    levels, kernel_truncation, resolution = _rules(runs, look)
+    whole, eps = pooled(levels[-1]), round_off_of(look.op)
+    leak = LEAK_MARGIN * look.gain * exp(-whole.nodes[-1]) if len(whole.nodes) else 0.0
+    noise, rounding = _round_off(whole, 8 * eps + leak), 16 * _floor(look.op) + look.size * leak
 
     def taken(figure: Callable[[Rule], float], round_off: float = 0.0) -> Estimate:
         return estimate(lambda rules: figure(pooled(rules)), levels, confidence, round_off)
 
     share = taken(lambda rule: rule.kernel)
-    kernel = Estimate(share.value, share.sampling, kernel_truncation)
-    std = taken(_std, noise)
-    distance = _distance(levels, confidence, noise)
-    enough = tol * (0.0 if np.isnan(std.value) else std.value) + noise
+    std, distance = taken(_std, noise), _distance(levels, confidence, noise)
+    enough = tol * (0.0 if np.isnan(std.value) else std.value) + 16 * eps
     return LogDensity(
+        size=look.size,
         mean=taken(_mean, noise),
         std=std,
-        kernel=kernel,
-        log_volume=taken(lambda rule: size * float(rule.weights @ rule.nodes), size * noise),
-        effective_rank=taken(lambda rule: size * _effective_share(rule), rounding),
-        participation=taken(lambda rule: size * _participation_share(rule), rounding),
-        stable_rank=taken(lambda rule: size * _stable_share(rule), rounding),
+        kernel=Estimate(share.value, share.sampling, kernel_truncation),
+        log_volume=taken(lambda rule: look.size * float(rule.weights @ rule.nodes), look.size * noise),
+        effective_rank=taken(lambda rule: look.size * _effective_share(rule), rounding),
+        participation=taken(lambda rule: look.size * _participation_share(rule), rounding),
+        stable_rank=taken(lambda rule: look.size * _stable_share(rule), rounding),
         distance=distance,
         resolution=resolution,
+        kernel_gain=look.gain,
         confidence=confidence,
-        products=sum(run.products for run in runs),
+        products=look.spent + sum(run.products for run in runs),
         status=Status.CONVERGED if distance.truncation <= enough else Status.NOT_CONVERGED,
         levels=levels,
     )
 
 
-def _run(op: LinearMap, steps: int, seed: int) -> Bidiagonalisation:
-    process = Bidiagonalisation(op, seed=seed)
+def _run(op: Deflated, steps: int, seed: int) -> Bidiagonalisation:
+    process = Bidiagonalisation(op, seed=seed, within=(op.keep_right, op.keep_left))
     while len(process.alpha) < steps and not process.exhausted:
         process.step()
     return process
@@ -215,9 +249,9 @@ def _floor(op: LinearMap) -> float:
     return max(max(op.shape) * torch.finfo(op.dtype).eps, round_off_of(op))
 
 
-def _rules(runs: list[Bidiagonalisation], op: LinearMap) -> tuple[list[list[Rule]], float, float]:
+def _rules(runs: list[Bidiagonalisation], look: _Look) -> tuple[list[list[Rule]], float, float]:
     """Rules of all runs at three levels; the truncation of the kernel's share; and the resolution."""
-    floor = _floor(op)
+    floor = _floor(look.op)
     if all(run.exhausted for run in runs):
         rules = [gauss(run, len(run.alpha), floor) for run in runs]
         top = max((rule.nodes[-1] for rule in rules if len(rule.nodes)), default=-inf)
@@ -227,7 +261,7 @@ def _rules(runs: list[Bidiagonalisation], op: LinearMap) -> tuple[list[list[Rule
     shares = np.array([[rule.kernel for rule in level] for level in with_zero])
     share, rest = float(shares[-1].mean()), float(still_to_come(np.abs(np.diff(shares.mean(1)))))
     without = [[gauss(run, k, floor) for run, k in level] for level in levels]
-    if share > 1e-3 / op.shape[1] and rest <= AT_REST * share:  # of one direction a probe sees about 1/n
+    if share > 1e-3 / look.size and rest <= AT_REST * share:  # of one direction a probe sees about 1/n
         lowest = [rule.nodes[0] for rule in without[-1] if len(rule.nodes)]
         return with_zero, rest, exp(max(lowest, default=-inf))
     return without, share, 0.0
@@ -241,10 +275,8 @@ def _distance(levels: list[list[Rule]], confidence: float, round_off: float) -> 
     points = np.unique(np.concatenate([rule.nodes for rule in probes]))
     shares = np.stack([share_below(rule, points) / rule.weights.sum() for rule in probes])
     between = shares.std(0, ddof=1)[:-1] @ np.diff(points) / sqrt(len(probes))
-    changes = [
-        np.mean([transport(spread(a), spread(b)) for a, b in zip(one, two, strict=True)])
-        for one, two in pairwise(levels)
-    ]
+    wholes = [pooled([spread(rule) for rule in level]) for level in levels]
+    changes = [transport(one, two) for one, two in pairwise(wholes)]
     rest = float(still_to_come(np.array(changes), max(round_off, SETTLED)))
     return Estimate(0.0, students_t(len(probes), confidence) * float(between), rest + round_off)
 
@@ -279,12 +311,12 @@ def _stable_share(rule: Rule) -> float:
     return float(rule.weights @ np.exp(2 * (rule.nodes - rule.nodes[-1]))) if len(rule.nodes) else 0.0
 
 
-def _round_off(rule: Rule, eps: float) -> float:
-    """Error of the mean log σ where each σ has the absolute error 8 ε σ_max."""
+def _round_off(rule: Rule, error: float) -> float:
+    """Error of the mean log σ where each σ is off by `error` σ_max."""
     if not len(rule.nodes):
         return 0.0
     share = rule.weights / rule.weights.sum()
-    return float(np.minimum(8 * eps * np.exp(rule.nodes[-1] - rule.nodes), 1e3) @ share)
+    return float(np.minimum(error * np.exp(rule.nodes[-1] - rule.nodes), 1e3) @ share)
 
 
 def _jump(rule: Rule, points: Floats) -> Floats:
@@ -297,13 +329,3 @@ def _jump(rule: Rule, points: Floats) -> Floats:
 def _smoothed(rule: Rule, points: Floats, h: float) -> Floats:
     z = (points[:, None] - rule.nodes) / h
     return np.exp(-0.5 * z * z) @ rule.weights / (h * sqrt(2 * pi))
-
-
-class _Transposed:
-    """Jᵀ of a map that need not know its own."""
-
-    def __init__(self, op: LinearMap) -> None:
-        self.shape = op.shape[::-1]
-        self.dtype, self.device = op.dtype, op.device
-        self.matvec: Callable[[Tensor], Tensor] = op.rmatvec
-        self.rmatvec: Callable[[Tensor], Tensor] = op.matvec

@@ -132,7 +132,7 @@ def sigma_min(
         )
         return replace(found, left=found.right, right=found.left, deflated=_side(kernel, left_kernel))
     deflated = Deflated(op, kernel=kernel, left_kernel=left_kernel)
-    gain, spent = _kernel_gain(op, deflated, seed)
+    gain, spent = kernel_gain(op, deflated, seed)
     process = Bidiagonalisation(deflated, seed=seed, within=(deflated.keep_right, deflated.keep_left))
     status, error = _iterate(process, tol, max_products - spent, confidence, gain)
     return _result(process, status, error, spent, gain, _side(kernel, left_kernel))
@@ -165,7 +165,7 @@ def _error(process: Bidiagonalisation, confidence: float, gain: float) -> float:
     return process.error_below(confidence) + round_off + squared + LEAK_MARGIN * gain / smallest
 
 
-def _kernel_gain(op: LinearMap, deflated: Deflated, seed: int) -> tuple[float, int]:
+def kernel_gain(op: LinearMap, deflated: Deflated, seed: int) -> tuple[float, int]:
     """‖Jx‖ of a random x in the right kernel, or ‖Jᵀx‖ in the left one; and the products spent."""
     gains = [0.0]
     for size, keep, product in (
