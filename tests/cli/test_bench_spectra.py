@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from typer.testing import CliRunner
 
 from normscope.bench import BENCHES, spectra, spectra_deep, spectra_parts, spectra_rivals, spectra_token
+from normscope.bench.spectra import OURS
 from normscope.bench.spectra_cost import decoder_stack, exponent, point
 from normscope.bench.spectra_stack import Map, gpt2_stack
 from normscope.cli.main import app
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated
 TINY, TOKENS = "hf:gpt2,n_layer=2,n_embd=16,n_head=2", 6
 PAGE = Path(__file__).parents[2] / "docs" / "spectra.md"
 RIVALS = {
-    "ours": spectra_rivals.ours,
+    "ours": spectra_rivals.ours(0.999),
     "ours with hindsight": spectra_rivals.ours_with_hindsight,
     "curvlinops": spectra_rivals.curvlinops_svds(None, 1e-2),
     "curvlinops with hindsight": spectra_rivals.curvlinops_svds(spectra_rivals.NCV, spectra_rivals.TOL),
@@ -92,11 +93,11 @@ def test_sigma_times_everyone_and_tells_true_errors(stack: Any) -> None:
     f, x, _, values = stack
     measured = spectra_parts.sigma(1, TINY, TOKENS)
     rows = {row.get("name", "missing"): row for row in measured["rows"]}
-    assert {"ours", "ours with hindsight", "our products, power iteration with hindsight"} <= rows.keys()
+    assert {OURS, "ours with hindsight", "our products, power iteration with hindsight"} <= rows.keys()
     assert all(row["cpu_s"] > row["forward_cpu_s"] > 0 for row in rows.values() if "name" in row)
-    found = sigma_max(JacobianOperator(f, x), tol=1e-2, seed=0)
-    assert rows["ours"]["products"] == found.products
-    assert rows["ours"]["error"] == pytest.approx(abs(found.value / float(values[0]) - 1), abs=1e-5)
+    found = sigma_max(JacobianOperator(f, x), tol=1e-2, confidence=0.9)
+    assert rows[OURS]["products"] == found.products
+    assert rows[OURS]["error"] == pytest.approx(abs(found.value / float(values[0]) - 1), abs=1e-5)
     assert measured["top"]["status"] == "converged"
     assert measured["top"]["error"] <= 1e-2
     assert measured["top"]["truth_error"] <= 1e-3
@@ -127,17 +128,17 @@ def run(name: str, seconds: float, forward_s: float = 0.5) -> dict[str, Any]:
 
 
 def test_figures_are_medians_over_the_rounds() -> None:
-    names = ("ours", "curvlinops, svds(k=1, tol=0.01)", "curvlinops, svds with hindsight")
+    names = (OURS, "curvlinops, svds(k=1, tol=0.01)", "curvlinops, svds with hindsight")
     rounds = [(1.0, 8.0, 2.0), (2.0, 18.0, 4.0), (1.0, 30.0, 9.0)]
     rows = [run(name, s) for each in rounds for name, s in zip(names, each, strict=True)]
     top = {"products": 99, "status": "converged", "error": 1e-3, "truth_error": 1e-4}
     measured = {"rows": rows, "top": top, "threads": 2, "allocator": "its own"}
     figures = {row["what"]: row["figure"] for row in spectra.sigma_rows(measured)}
-    assert figures["σ_max to 1 %, ours: forward-equivalents"] == "2.0"
-    assert figures["σ_max to 1 %, curvlinops, svds(k=1, tol=0.01): in times ours"] == "9.0"
-    assert figures["σ_max to 1 %, curvlinops, svds with hindsight: in times ours"] == "2.0"
+    assert figures[f"σ_max to 1 %, {OURS}: forward-equivalents"] == "2.0"
+    assert figures[f"σ_max to 1 %, curvlinops, svds(k=1, tol=0.01): in times {OURS}"] == "9.0"
+    assert figures[f"σ_max to 1 %, curvlinops, svds with hindsight: in times {OURS}"] == "2.0"
     assert figures["20 largest to 1 %: products"] == "99"
-    absent = {**measured, "rows": [run("ours", 1.0), {"missing": "No module named 'curvlinops'"}]}
+    absent = {**measured, "rows": [run(OURS, 1.0), {"missing": "No module named 'curvlinops'"}]}
     figures = {row["what"]: row["figure"] for row in spectra.sigma_rows(absent)}
     assert figures["curvlinops"] == "not measured"
 

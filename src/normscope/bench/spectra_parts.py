@@ -13,6 +13,7 @@ from normscope.bench.process import circumstances
 from normscope.bench.spectra_rivals import NCV, TOL, TOLERANCE, Found, Rival, lobpcg, lobpcg_steps
 from normscope.bench.spectra_stack import MODEL, TOKENS, Map, between, gpt2_stack
 from normscope.linalg import JacobianOperator, TopSingular, top_singular
+from normscope.linalg.golub_kahan import CONFIDENCE
 
 NUM_TOP = 20
 ROUNDS = 3
@@ -40,8 +41,10 @@ def sigma(rounds: int = ROUNDS, model: str = MODEL, tokens: int = TOKENS) -> dic
 
 def _rivals(f: Map, x: Tensor, seed: int, reference: float) -> dict[str, Rival]:
     return {
-        "ours": spectra_rivals.ours,
+        "ours, 90 % sure": spectra_rivals.ours(0.9),
+        "ours, 99.9 % sure as it comes": spectra_rivals.ours(CONFIDENCE),
         "ours with hindsight": spectra_rivals.ours_with_hindsight,
+        "curvlinops, svds(k=1) as it comes": spectra_rivals.curvlinops_svds(None, 0.0),
         "curvlinops, svds(k=1, tol=0.01)": spectra_rivals.curvlinops_svds(None, TOLERANCE),
         "curvlinops, svds with hindsight": spectra_rivals.curvlinops_svds(NCV, TOL),
         "our products, svds with hindsight": spectra_rivals.our_svds(NCV, TOL),
@@ -79,7 +82,7 @@ def dense(model: str = MODEL, tokens: int = DENSE_TOKENS, rounds: int = ROUNDS) 
     """`jacrev` and an SVD against ours, where the sequence is short enough for it."""
     with gpt2_stack(model, tokens) as (f, x):
         reference = spectra_rivals.jacrev_svd(f, x, 0, 0.0).value
-        rivals = {"ours": spectra_rivals.ours, "jacrev": spectra_rivals.jacrev_svd}
+        rivals = {"ours": spectra_rivals.ours(CONFIDENCE), "jacrev": spectra_rivals.jacrev_svd}
         spent = [
             {"name": name, **_timed(rival, f, x, seed, reference)}
             for seed in range(rounds)

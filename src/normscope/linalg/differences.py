@@ -39,8 +39,9 @@ def step(x: Tensor, v: Tensor, *, power: float = 1 / 3) -> float:
 def require_tangent(f: Callable[[Tensor], Tensor], x: Tensor, v: Tensor, jv: Tensor, y: Tensor) -> None:
     """Jv is that of finite differences along v to 2 %. One forward; three or five where that does not say so.
 
-    From x to one side is enough as a rule. Else to both, at one of two steps. The second step is for kinks: those of ReLU that lie between f(x + hv) and f(x − hv) make a gap ∝ √h.
-    Where it halves the gap, 10 % are enough: the gap of a wrong derivative does not shrink with h.
+    From x to one side is enough as a rule. Else to both, at one of two steps. The second is for kinks: those
+    of ReLU that lie between f(x + hv) and f(x − hv) make a gap ∝ √h. Where it halves the gap, 10 % are
+    enough: the gap of a wrong derivative does not shrink with h.
 
     Args:
         y: f(x).
