@@ -35,8 +35,9 @@ class HeldGraph:
         outputs: y.
         inputs: x, in its shape and precision.
         source: where x is in the graph: a tensor, or an edge.
-        lean: what the graph of u ↦ Jᵀu saves that depends on u is dropped: that map is linear, and its
-            derivative does not need it. A backward that is not linear then gives a wrong Jv.
+        lean: what the graph of u ↦ Jᵀu saves that Jv does not need is dropped. That which depends on u: the
+            map is linear, and its derivative does not depend on u (a backward that is not linear then gives
+            a wrong Jv). That which the first Jv does not ask for: it is there for derivatives by x.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class HeldGraph:
     ) -> None:
         self.outputs, self.inputs, self.source, self.lean = outputs, inputs, source, lean
         self._double: tuple[Tensor, Tensor] | None = None
+        self._saved: list[_Saved] = []  # by the graph of u ↦ Jᵀu, until the first Jv
 
     def pull(self, cotangents: Tensor) -> Tensor:
         """Jᵀu of the shape of x, for u of the shape of y."""
@@ -60,16 +62,21 @@ class HeldGraph:
     def push_rows(self, tangents: Tensor) -> Tensor:
         """`push` with a leading axis, in the same way."""
         try:
-            return _rows(*self._double_graph(), tangents)
+            pushed = _rows(*self._double_graph(), tangents)
         except NoPath:  # Jᵀu is zero, or constant for autograd; the adjoint test tells which
             return self.outputs.new_zeros(len(tangents), *self.outputs.shape)
+        for saved in self._saved:
+            saved.let_go_if_unused()
+        self._saved = []
+        return pushed
 
     def hold_pulled(self, cotangent: Tensor) -> Tensor:
         """Jᵀu, its graph by u held for `push`."""
         u = cotangent.detach().clone().requires_grad_()
         hooks: Any = nullcontext()
         if self.lean:
-            hooks = saved_tensors_hooks(_Lean(u), lambda packed: packed)
+            lean = _Lean(u)
+            hooks, self._saved = saved_tensors_hooks(lean, _used), lean.saved
         with torch.enable_grad(), hooks:
             pulled = vjp(self.outputs, self.source, u, create_graph=True)
         self._double = (pulled, u)
@@ -147,17 +154,39 @@ def _rows(y: Tensor, x: Tensor | GradientEdge, cotangents: Tensor) -> Tensor:
     return torch.stack([vjp(y, x, row) for row in cotangents])
 
 
+class _Saved:
+    """What a node of the graph saved, until it is known that no product asks for it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor: Tensor | None = tensor
+        self.used = False
+
+    def let_go_if_unused(self) -> None:
+        if not self.used:
+            self.tensor = None
+
+
+def _used(saved: _Saved) -> Tensor:
+    if saved.tensor is None:
+        raise RuntimeError("a product needs another part of the graph than the first one did")
+    saved.used = True
+    return saved.tensor
+
+
 class _Lean:
     """Keeps what does not depend on u; of what does, only the shape. Walks each node of the graph once."""
 
     def __init__(self, u: Tensor) -> None:
         self._u = u
+        self.saved: list[_Saved] = []
         self._known: dict[Node, bool] = {get_gradient_edge(u).node: True}
 
-    def __call__(self, tensor: Tensor) -> Tensor:
+    def __call__(self, tensor: Tensor) -> _Saved:
+        kept = tensor.detach()
         if tensor is self._u or (tensor.grad_fn is not None and self._depends(tensor.grad_fn)):
-            return tensor.detach().new_zeros(()).expand(tensor.shape)
-        return tensor.detach()
+            kept = kept.new_zeros(()).expand(kept.shape)
+        self.saved.append(_Saved(kept))
+        return self.saved[-1]
 
     def _depends(self, node: Node) -> bool:
         waiting = [node]
