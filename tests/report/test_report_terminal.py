@@ -8,10 +8,11 @@ from handmade_reports import report, stack
 from rich.console import Console
 
 from normscope.anatomy import Anatomy, Stack
-from normscope.probes import Measurements
+from normscope.probes import Measurement, Measurements
 from normscope.report import print_markdown, print_report, text_report
 from normscope.report.blocks import MOST_ROWS, folded
 from normscope.report.sites import compress, shorten
+from normscope.report.words import gains_in_words
 from normscope.rules import Finding, Severity
 
 
@@ -82,6 +83,31 @@ def test_trial_cost_and_notes_are_said() -> None:
     assert "adam at 0.001, 20 steps → collapses; loss 5.5 → 5 (unigram entropy 3.31)" in shown
     assert "a single batch is repeated" in shown
     assert "0.2 s (signal 0.2)" in shown
+
+
+def test_the_budget_is_accounted_for() -> None:
+    shown = " ".join(text_report(report(), 140).split())
+    assert "standard: 44 of 480 forwards (branches 24, one token 20); left out: density" in shown
+
+
+def test_gains_of_a_stack_are_said() -> None:
+    table = Measurements(
+        [
+            Measurement("jacobian/sigma-max", "layers", 40.0),
+            Measurement("jacobian/log-upper-bound", "layers", 3.0, "log10"),
+            Measurement("jacobian/sigma-min-nonzero", "layers", 0.5),
+            Measurement("jacobian/condition", "layers", 80.0),
+            Measurement("jacobian/rank", "layers", 62.0),
+            Measurement("jacobian/token-singular-values", "layers", (2.0, 1.0, 0.0)),
+            Measurement("jacobian/token-rank", "layers", 2.0),
+            Measurement("jacobian/sigma-max", "layers.0", 7.0),
+        ]
+    )
+    words = gains_in_words("layers", table)
+    assert words == (
+        "σ_max 40 (its blocks allow 1000); least non-zero σ 0.5, κ 80; rank 62; one token: rank 2 of 3"
+    )
+    assert gains_in_words("decoder", table) == ""
 
 
 def test_markup_in_a_name_stays_text() -> None:

@@ -7,7 +7,6 @@ import numpy as np
 from normscope.anatomy import Block, Stack
 from normscope.linalg import (
     Estimate,
-    JacobianOperator,
     Layer,
     LogDensity,
     SigmaMin,
@@ -19,7 +18,7 @@ from normscope.linalg import (
     top_singular,
 )
 from normscope.probes.jacobian.budget import Budget
-from normscope.probes.jacobian.layers import layers_of
+from normscope.probes.jacobian.layers import kernel_of, layers_of
 from normscope.probes.jacobian.look import Look, guarded, site_of
 from normscope.probes.jacobian.spectrum import LARGEST_FEW, NUM_TOP, QUANTILES, RANK_TOLERANCE
 from normscope.probes.measurement import Measurement, not_measured
@@ -34,6 +33,8 @@ DIRECT_PRODUCTS = 150
 LAYER_PRODUCTS = 300
 PROBES, STEPS = 4, {"block": 20, "stack": 40}
 TOLERANCE = 5e-2
+LEAST = 1e-9
+"""Stands for the quantile at 0, which no singular value is under: the least that was seen."""
 
 
 def deep_rows(look: Look, part: Block | Stack) -> list[Measurement]:
@@ -109,14 +110,15 @@ def _small_rows(
 def _density(look: Look, part: Block | Stack) -> list[Measurement]:
     steps = STEPS["stack" if isinstance(part, Stack) else "block"]
     share = look.share(part)
-    look.spending.require(DENSITY, (2 * PROBES * steps + 1) * share, Budget.DEEP)
-    op = look.ends(part)
+    look.spending.require(DENSITY, (2 * PROBES * steps + 2) * share, Budget.DEEP)
+    op, kernel = look.ends(part), kernel_of(look, part)
     with look.booked(DENSITY, op, share):
-        found = log_density(op, num_probes=PROBES, steps=steps)
-    return _density_rows(look, site_of(part), op, found)
+        found = log_density(op, num_probes=PROBES, steps=steps, left_kernel=kernel)
+    return _density_rows(look, site_of(part), 0 if kernel is None else kernel.dimension / op.shape[0], found)
 
 
-def _density_rows(look: Look, site: str, op: JacobianOperator, found: LogDensity) -> list[Measurement]:
+def _density_rows(look: Look, site: str, null: float, found: LogDensity) -> list[Measurement]:
+    """`null`: share of directions that a norm's known kernel takes."""
     made = f"stochastic Lanczos quadrature, {PROBES} probes, {found.products} products; {look.conditions}"
     rows = [
         _estimated("jacobian/effective-rank", site, found.effective_rank, made),
@@ -125,7 +127,11 @@ def _density_rows(look: Look, site: str, op: JacobianOperator, found: LogDensity
     if not math.isfinite(found.distance.error):
         reason = f"the probes do not see the end of the spectrum in {found.products} products"
         return [*rows, not_measured("jacobian/log-sigma", site, reason, "log10")]
-    quantiles = tuple(found.quantile(share) / math.log(10) for share in QUANTILES)
+    rest = [(share - null) / (1 - null) for share in QUANTILES]
+    quantiles = tuple(
+        found.quantile(max(share, LEAST)) / math.log(10) if share > 0 or not null else -math.inf
+        for share in rest
+    )
     error = f"{found.status}, W₁ ≤ {found.distance.error / math.log(10):.2g} (95 % confidence)"
     return [*rows, Measurement("jacobian/log-sigma", site, quantiles, "log10", f"quantiles; {error}; {made}")]
 

@@ -42,6 +42,12 @@ def layers_of(look: Look, part: Block | Stack) -> list[Layer]:
     raise TangentError("its branches do not make up a chain: they read more than the stream")
 
 
+def kernel_of(look: Look, part: Block | Stack) -> TokenProjector | None:
+    """The left kernel of the norm on the stream that `part` ends in; None where it ends in none."""
+    blocks = part.blocks if isinstance(part, Stack) else (part,)
+    return _left_kernel(look, blocks, blocks[-1].exit)
+
+
 def _is_chain(whole: JacobianOperator, maps: list[JacobianOperator]) -> bool:
     """Whether the product of `maps` does to one random cotangent what `whole` does."""
     if maps[0].shape[1] != whole.shape[1] or any(a.shape[0] != b.shape[1] for a, b in pairwise(maps)):
