@@ -124,6 +124,8 @@ def test_a_deep_budget_finds_the_shape_of_large_spectra(
         middle = [i for i, share in enumerate(QUANTILES) if 0.25 <= share <= 0.9]
         expected = np.log10(np.quantile(values, QUANTILES, method="lower"))
         assert np.abs(np.array(found.value)[middle] - expected[middle]).max() < 0.15
+        null = 2 / 12 if placement == "post" else 0.0
+        assert [value == -math.inf for value in found.value] == [share < null for share in QUANTILES]
     top = rows.find("jacobian/top-singular-values", "decoder")
     assert top is not None
     np.testing.assert_allclose(top.value, spectra(model, batch)["decoder"][: deep.NUM_TOP], rtol=1.1e-2)
