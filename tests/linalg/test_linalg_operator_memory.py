@@ -66,11 +66,10 @@ def gpt2_stack() -> nn.Module:
 
 
 STACKS = {name: lambda name=name: normscope_stack(name) for name in sorted(SCHEMES)}
-FAST = ("pre", "post", "TransformerEncoder", "GPT-2")
+FAST = ("pre", "ngpt", "GPT-2")
 STACKS |= {"TransformerEncoder": torch_stack, "GPT-2": gpt2_stack}
 
 
-@pytest.mark.parametrize("closure", [False, True], ids=["module", "closure"])
 @pytest.mark.parametrize(
     "build",
     [
@@ -78,19 +77,33 @@ STACKS |= {"TransformerEncoder": torch_stack, "GPT-2": gpt2_stack}
         for name, build in STACKS.items()
     ],
 )
-def test_an_operator_holds_no_more_than_a_training_step(build, closure: bool) -> None:
-    stack, x = build().eval(), torch.randn(2, T, D)
+def test_an_operator_holds_no_more_than_a_training_step(build) -> None:
+    require_lean(build().eval(), torch.randn(2, T, D))
+
+
+def test_parameters_that_f_closes_over_are_held_off_too() -> None:
+    stack = normscope_stack("pre")
+    require_lean(lambda x: stack(x), torch.randn(2, T, D))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pre", "ngpt", "TransformerEncoder"])
+def test_long_sequences_hold_no_more_than_a_training_step_under_the_math_backend(name: str) -> None:
+    require_lean(STACKS[name]().eval(), torch.randn(2, 1024, D))
+
+
+def require_lean(f: Callable[[Tensor], Tensor], x: Tensor) -> None:
     operators = []
 
     def operator() -> JacobianOperator:
-        operators.append(JacobianOperator((lambda z: stack(z)) if closure else stack, x))
+        operators.append(JacobianOperator(f, x))
         return operators[0]
 
     def training() -> Tensor:
         with sdpa_kernel(SDPBackend.MATH):
-            return stack(x.clone().requires_grad_())
+            return f(x.clone().requires_grad_())
 
-    torch.nn.functional.layer_norm(x, (D,))  # what is allocated once is not counted
+    torch.nn.functional.layer_norm(x, x.shape[-1:])  # what is allocated once is not counted
     ours, step = held(operator), held(training)
     assert operators[0].method is Method.DOUBLE_BACKWARD
     assert 0 < ours <= step, f"{ours} bytes beside {step}"

@@ -103,6 +103,7 @@ LOUD = {
     "fused attention": (fused, Method.CENTRAL_DIFFERENCES),
     "compiled": (torch.compile(lambda x: torch.tanh(x) * x, backend="aot_eager"), Method.FORWARD_MODE),
     "scaled dot product": (lambda x: F.scaled_dot_product_attention(x, x, x), Method.DOUBLE_BACKWARD),
+    "of heads": (lambda x: F.scaled_dot_product_attention(*3 * [x.view(1, 2, 3, 4)]), Method.DOUBLE_BACKWARD),
     "checkpoint": (lambda x: checkpoint(torch.sin, x, use_reentrant=False), Method.DOUBLE_BACKWARD),
 }
 
@@ -203,8 +204,11 @@ def test_everything_is_left_as_it_was_found(method: Method, closure: bool, devic
     wants = [p.requires_grad for p in module.parameters()]
     x, state = torch.randn(4, 6, device=device), torch.get_rng_state()
     op = JacobianOperator((lambda z: module(z)) if closure else module, x, method=method)
-    torch.testing.assert_close(op.matvec(torch.ones(24)), op.matmat(torch.ones(3, 24))[2])  # one mask
+    jv = op.matvec(torch.ones(24))
+    torch.testing.assert_close(jv, op.matmat(torch.ones(3, 24))[2])  # one mask
     assert torch.equal(torch.get_rng_state(), state)
+    torch.rand(7)
+    torch.testing.assert_close(jv, op.matvec(torch.ones(24)))  # whatever the generators do elsewhere
     assert [p.requires_grad for p in module.parameters()] == wants
     assert torch.equal(module[0].weight.grad, torch.ones(6, 6, device=device))
     assert module[3].weight.grad is None

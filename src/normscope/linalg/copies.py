@@ -11,7 +11,7 @@ from torch import Tensor
 from normscope.linalg.function import MeasuredFunction
 from normscope.linalg.graph import HeldGraph, TangentError
 
-MOST_ELEMENTS = 2**14
+MOST_ELEMENTS = 2**15
 """Elements of all copies together: what they hold is bounded, and nothing is won beyond."""
 
 
