@@ -15,13 +15,14 @@ Yang 2016 (arXiv 1308.5467); effective rank: Roy & Vetterli 2007.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import pairwise
 from math import exp, inf, nan, pi, sqrt
 
 import numpy as np
 import torch
 
 from normscope.linalg.estimates import (
+    R_CURVE,
+    R_SAFETY,
     SETTLED,
     Estimate,
     estimate,
@@ -113,13 +114,17 @@ class LogDensity:
         if not len(rule.nodes):
             return np.zeros_like(points), np.zeros_like(points)
         h = bandwidth or max(self.std.value * len(rule.nodes) ** -0.2, 1e-6)
-        curves = np.array([[_smoothed(spread(rule), points, h) for rule in level] for level in self.levels])
-        last = curves[-1]
+
+        def curves(rules: list[Rule], below: bool = True) -> Floats:
+            return np.array([_smoothed(spread(rule, below=below), points, h) for rule in rules])
+
+        last = curves(self.levels[-1])
         without = (last.sum(0) - last) / (len(last) - 1)
-        changes = (
-            np.abs(np.diff(curves, axis=0)).mean(1).max(-1)
-        )  # of the curve; single points may rest a while
-        return last.mean(0), jackknife(without, self.confidence) + still_to_come(changes)
+        # Of the whole curve: single points may rest a while.
+        changes = _changes(
+            self.levels, lambda a, b, below: np.abs(curves(a, below) - curves(b, below)).mean(0).max()
+        )
+        return last.mean(0), jackknife(without, self.confidence) + still_to_come(changes, least=R_CURVE)
 
     def quantile(self, share: float) -> float:
         """The log σ that this share of all singular values, the kernel included, does not exceed."""
@@ -275,10 +280,27 @@ def _distance(levels: list[list[Rule]], confidence: float, round_off: float) -> 
     points = np.unique(np.concatenate([rule.nodes for rule in probes]))
     shares = np.stack([share_below(rule, points) / rule.weights.sum() for rule in probes])
     between = shares.std(0, ddof=1)[:-1] @ np.diff(points) / sqrt(len(probes))
-    wholes = [pooled([spread(rule) for rule in level]) for level in levels]
-    changes = [transport(one, two) for one, two in pairwise(wholes)]
-    rest = float(still_to_come(np.array(changes), max(round_off, SETTLED)))
+    changes = _changes(
+        levels, lambda a, b, below: transport(*(pooled([spread(r, below=below) for r in x]) for x in (a, b)))
+    )
+    rest = float(still_to_come(changes, max(round_off, SETTLED), R_CURVE))
     return Estimate(0.0, students_t(len(probes), confidence) * float(between), rest + round_off)
+
+
+def _changes(levels: list[list[Rule]], change: Callable[[list[Rule], list[Rule], bool], float]) -> Floats:
+    """The changes of a distribution from k/4 to k/2 and on to k steps [2].
+
+    They are to shrink as those without a guess at the lower end do, or more slowly: where the guess was lucky
+    once, the first is small; where it was lucky twice, the last is.
+    """
+    quarter, half, whole = levels
+    last = change(half, whole, True)
+    first, first_without = (change(quarter, half, below) for below in (True, False))
+    last_without = change(half, whole, False)
+    first = max(first, first_without)
+    if last_without > 0:
+        first = min(first, R_SAFETY * last * first_without / last_without)
+    return np.array([first, last])
 
 
 def _mean(rule: Rule) -> float:

@@ -23,6 +23,9 @@ SETTLED = 1e-10
 R_SAFETY, R_LEAST = 1.2, 0.25
 """The observed r is taken so many times larger, and at least this: two changes tell little."""
 
+R_CURVE = 0.5
+"""The least r of whole distributions: what lies between nodes shrinks no faster than 1/k."""
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -87,10 +90,12 @@ def truncation(levels: NDArray[np.float64], noise: float = 0.0) -> NDArray[np.fl
     return still_to_come(np.abs(np.diff(levels, axis=0)).mean(1), noise)
 
 
-def still_to_come(changes: NDArray[np.float64], noise: float = SETTLED) -> NDArray[np.float64]:
+def still_to_come(
+    changes: NDArray[np.float64], noise: float = SETTLED, least: float = R_LEAST
+) -> NDArray[np.float64]:
     """The rest of two changes [2, ...] that shrink by a steady factor; inf where they do not shrink, unless
-    the last is no more than `noise`."""
+    the last is no more than `noise`. The factor is at least `least`."""
     before, last = changes
-    r = np.maximum(R_LEAST, R_SAFETY * last / np.maximum(before, np.finfo(float).tiny))
+    r = np.maximum(least, R_SAFETY * last / np.maximum(before, np.finfo(float).tiny))
     rest = np.where(r < 1, last * r / np.maximum(1 - r, sqrt(np.finfo(float).eps)), np.inf)
     return np.where(last <= noise, last, rest)

@@ -7,7 +7,11 @@ With B̂ [k, k+1] in place of B the rule has a node at zero (Gauss–Radau), of 
 upper bound of v₁'s mass in the kernel (Chebyshev–Markov–Stieltjes), which it reaches as k grows.
 
 A node whose Ritz vector has converged is a singular value; the others stand for a stretch of the spectrum,
-and where a distribution is asked for (not a moment), their weight is spread up to their neighbours.
+and where a distribution is asked for (not a moment), their weight is spread up to their neighbours, half to
+each side. A node far heavier than its neighbours is a cluster, and keeps what it has beyond. Half of the
+lowest node is further down, where the steps see nothing: from the density f that they see last it is laid out
+as f · (1 − t/3ℓ)², t nats down, which ends after 3ℓ, ℓ = half/f. For residual stacks and geometric spectra of
+5 to 7 nats that halves W₁. It is a guess; what it changes from level to level is in the error.
 
 Source: Golub & Meurant 2010, "Matrices, Moments and Quadrature", ch. 6; Ubaru, Chen & Saad 2017.
 """
@@ -26,6 +30,9 @@ SHARP = 1e-3
 
 PIECES = 8
 """Points that stand for the stretch between two nodes."""
+
+CLUSTER = 3.0
+"""So many times the heavier neighbour's weight is spread at most; by chance it is rarely more."""
 
 
 @dataclass(frozen=True)
@@ -73,17 +80,30 @@ def pooled(rules: list[Rule]) -> Rule:
     return Rule(nodes[order], weights[order], float(np.mean([rule.kernel for rule in rules])), sharp[order])
 
 
-def spread(rule: Rule) -> Rule:
-    """The same measure with the weight of nodes that are not sharp laid out evenly up to their neighbours."""
+def spread(rule: Rule, *, below: bool = True) -> Rule:
+    """The same measure with the weight of nodes that are not sharp laid out up to their neighbours.
+
+    Args:
+        rule: of one probe.
+        below: whether half of the lowest node goes further down than that.
+    """
     if len(rule.nodes) < 2:
         return rule
-    halves = np.where(rule.sharp, 0.0, rule.weights / 2)
+    weights = rule.weights
+    heavier = np.maximum(np.append(weights[1:], 0.0), np.insert(weights[:-1], 0, 0.0))
+    halves = np.where(rule.sharp, 0.0, np.minimum(weights, CLUSTER * heavier) / 2)
     inwards = halves[:-1] + halves[1:]  # what each of the gaps between nodes receives
-    kept = rule.weights - np.concatenate(([0.0], halves[1:])) - np.concatenate((halves[:-1], [0.0]))
+    kept = weights - np.append(0.0, halves[1:]) - np.append(halves[:-1], 0.0)
     steps = (np.arange(PIECES) + 0.5) / PIECES
     filled = (rule.nodes[:-1, None] + np.diff(rule.nodes)[:, None] * steps).reshape(-1)
-    nodes = np.concatenate((rule.nodes, filled))
-    weights = np.concatenate((kept, np.repeat(inwards / PIECES, PIECES)))
+    tail = np.empty(0)
+    if below and halves[0] > 0 and rule.kernel == 0:  # beside a kernel, the end was seen
+        length = halves[0] / inwards[0] * (rule.nodes[1] - rule.nodes[0])
+        tail = rule.nodes[0] - 3 * length * (1 - np.cbrt(steps))
+        kept[0] -= halves[0]
+    in_tail = np.full(len(tail), halves[0] / PIECES)
+    nodes = np.concatenate((tail, rule.nodes, filled))
+    weights = np.concatenate((in_tail, kept, np.repeat(inwards / PIECES, PIECES)))
     order = np.argsort(nodes, kind="stable")
     return Rule(nodes[order], weights[order], rule.kernel, np.ones(len(nodes), dtype=bool))
 
