@@ -2,8 +2,6 @@
 
 - From the same state of the random generators each time: dropout has one mask, and the caller's state stays.
 - Parameters are held off while the graph is made: nothing is saved for a weight's gradient.
-- What is saved is handed back detached: u ↦ Jᵀu then depends on u alone, its graph saves the same constants
-  again, and the gradients beside them are dropped. Both graphs together hold one forward's activations.
 - Attention runs under the math backend: the fused kernels have no double backward.
 - A module in half precision is measured in a float32 copy.
 """
@@ -15,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normscope.linalg.graph import leaves
@@ -77,7 +74,7 @@ class MeasuredFunction:
         return self._graph(x, known + others) if others else (y, inputs)
 
     def _graph(self, x: Tensor, off: list[Tensor]) -> tuple[Tensor, Tensor]:
-        with torch.enable_grad(), held_off(off), math_attention(), saved_tensors_hooks(_pack, _unpack):
+        with torch.enable_grad(), held_off(off), math_attention():
             inputs = x.detach().clone().requires_grad_()
             return self(inputs), inputs
 
@@ -98,17 +95,6 @@ def held_off(tensors: list[Tensor]) -> Iterator[None]:
 def math_attention() -> Any:
     """Attention that has a double backward and a forward mode; as it is inside a compiled region."""
     return nullcontext() if torch.compiler.is_compiling() else sdpa_kernel(SDPBackend.MATH)
-
-
-def _pack(tensor: Tensor) -> tuple[Tensor, int]:
-    return tensor.detach(), 0 if tensor.is_inference() else tensor._version
-
-
-def _unpack(packed: tuple[Tensor, int]) -> Tensor:
-    tensor, version = packed
-    if not tensor.is_inference() and tensor._version != version:  # autograd's own check is off under hooks
-        raise RuntimeError("a tensor that the graph needs was changed in place after the forward")
-    return tensor
 
 
 def _names(dtypes: set[torch.dtype]) -> str:

@@ -221,34 +221,34 @@ class JacobianOperator(BaseMap):
         return pulled.detach().reshape(len(rows), -1).to(self.device, self.dtype)
 
     def _push(self, tangents: Tensor) -> Tensor:
-        copies = self._copies if self.method is Method.DOUBLE_BACKWARD and len(tangents) > 1 else None
-        if copies is not None and copies.usable:
-            try:
-                pushed = copies.push_rows(tangents)
-                require_adjoint(
-                    *self._known_adjoint(),
-                    tangents.reshape(len(tangents), -1),
-                    pushed.reshape(len(tangents), -1),
-                )
-            except TangentError:  # f does not treat copies alike: once is enough
-                copies.usable = False
-            else:
+        if self._copies is not None and self.method is Method.DOUBLE_BACKWARD:
+            pushed = self._by_copies(self._copies.push_rows, tangents, self._known_adjoint())
+            if pushed is not None:
                 return pushed
         return self._tangents(tangents)
 
     def _pull(self, cotangents: Tensor) -> Tensor:
-        copies = self._copies
-        if copies is not None and copies.usable and len(cotangents) > 1:
-            try:
-                pulled = copies.pull_rows(cotangents)
-                if self._tangent is not None:
-                    k = len(cotangents)
-                    require_adjoint(*self._tangent, cotangents.reshape(k, -1), pulled.reshape(k, -1))
-            except TangentError:
-                copies.usable = False
-            else:
+        if self._copies is not None:
+            pulled = self._by_copies(self._copies.pull_rows, cotangents, self._tangent)
+            if pulled is not None:
                 return pulled
         return self._graph.pull_rows(cotangents)
+
+    def _by_copies(
+        self, product: Callable[[Tensor], Tensor], rows: Tensor, known: tuple[Tensor, Tensor] | None
+    ) -> Tensor | None:
+        """The rows of a batch, held against a known product; None where f does not treat copies alike."""
+        assert self._copies is not None
+        if len(rows) == 1 or not self._copies.usable:
+            return None
+        try:
+            found = product(rows)
+            if known is not None:
+                require_adjoint(*known, rows.reshape(len(rows), -1), found.reshape(len(rows), -1))
+        except TangentError:
+            self._copies.usable = False  # once is enough
+            return None
+        return found
 
     def _known_adjoint(self) -> tuple[Tensor, Tensor]:
         """(u, Jᵀu) of one random u, flat; by double backward its graph is the one that Jv needs."""
