@@ -110,6 +110,41 @@ def test_twenty_of_a_decaying_spectrum_cost_about_a_hundred_products() -> None:
     assert found.products <= 100
 
 
+def test_twenty_of_a_flat_top_over_a_bulk_are_proved_by_one_more_start() -> None:
+    # Shaped as the stack of GPT-2-small: slowly decaying values, 1 % apart around the 20th, over a bulk.
+    top = 310 * torch.arange(1, 61, dtype=torch.float64) ** -0.15
+    values = torch.cat((top, torch.linspace(130, 1, 1500, dtype=torch.float64) ** 2 / 130))
+    found = top_singular(Matrix(torch.diag(values)), 20, tol=1e-2, confidence=0.9)
+    assert_honest(found, values, 1e-2)
+    assert (found.status, found.starts) == (Status.CONVERGED, 2)
+    assert found.products <= 155
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("starts", [1, 2])
+def test_what_is_kept_is_known_and_bounds_the_whole(starts: int, seed: int) -> None:
+    k, op = 3, Matrix(drawn(14, 12, seed=seed))
+    search = extremes._Search(op, k, seed, 0.9, 1e-2)
+    for _ in range(starts):  # given up long before it has converged: the coupling is large
+        for _ in range(6):
+            search.half_step()
+        search.start_anew()
+    part = search.done
+    images, pulled = (
+        part.left.T @ torch.from_numpy(part.matrix),
+        part.right.T @ torch.from_numpy(part.matrix.T),
+    )
+    pulled = pulled + torch.stack(part.rests, 1) @ torch.from_numpy(part.weights.T)
+    torch.testing.assert_close(op.matrix @ part.right.T, images)
+    torch.testing.assert_close(op.matrix.T @ part.left.T, pulled)
+    rest = op.matrix - part.left.T @ (part.left @ op.matrix)
+    rest = rest - (rest @ part.right.T) @ part.right
+    true = torch.linalg.svdvals(op.matrix)[:k].numpy()
+    upper = extremes.least_upper(search._bounds, float(torch.linalg.matrix_norm(rest, 2)))
+    assert (upper >= true).all()
+    assert (upper <= 2 * true).all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [(40, 90), (90, 40)])
 def test_rectangular_maps_and_precisions(shape: tuple[int, int], dtype: torch.dtype) -> None:
