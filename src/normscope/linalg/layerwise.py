@@ -46,6 +46,10 @@ PROCESS_SHARES = (0.6, 0.3)
 """What Golub–Kahan–Lanczos may leave of the tolerance, first and where that was not enough; the rest is for
 the solves."""
 
+FIRST_SHARE = 0.2
+"""What the first J⁺u may be off, as a share of the tolerance; the solves are made as tight as that takes.
+Errors of many layers and of many products add up, and to start again later costs the whole iteration."""
+
 LOOSE = 1e-2
 """Tolerance of the solves that only estimate an error: a layer's nearly lost direction is a small part of a
 random vector, a larger one of what a solve has left over, and has to be found there."""
@@ -137,9 +141,9 @@ class LayerwiseInverse(BaseMap):
             first.left_kernel is not None or first.map.shape[0] < first.map.shape[1]
         )
 
-    def tighten(self) -> None:
-        """Solve four times as well from now on, and forget how well it was before."""
-        self.tol /= 4
+    def tighten(self, factor: float) -> None:
+        """Solve so many times as well from now on, and forget how well it was before."""
+        self.tol /= factor
         self.worst, self.first_error = 0.0, None
 
     def error_of(self, u: Tensor) -> tuple[Tensor, float]:
@@ -252,6 +256,9 @@ def layerwise_sigma_min(
     if max_products < 2:
         raise ValueError(f"max_products={max_products}: expected at least 2, one Jv and one Jᵀu")
     inverse = LayerwiseInverse(layers, tol=SOLVE_SHARE * min(tol, 5e-2), budget=max_products)
+    _started(inverse, seed).half_step()
+    if (by := _excess(inverse, tol)) > 1:
+        inverse.tighten(by)
     while True:
         process = _started(inverse, seed)
         for share in PROCESS_SHARES:
@@ -261,12 +268,18 @@ def layerwise_sigma_min(
                 return found
         if inverse.tol < 100 * torch.finfo(inverse.dtype).eps:
             return found
-        inverse.tighten()  # the solves are what is left; what they have learnt is kept
+        inverse.tighten(4)  # the solves are what is left; what they have learnt is kept
 
 
 def _started(inverse: LayerwiseInverse, seed: int) -> Bidiagonalisation:
     within = (inverse.between[-1].keep_left, inverse.between[0].keep_right)
     return Bidiagonalisation(inverse, seed=seed, within=within)
+
+
+def _excess(inverse: LayerwiseInverse, tol: float) -> float:
+    """How many times too large the error of the first product was, as far as the precision allows."""
+    most = inverse.tol / (100 * torch.finfo(inverse.dtype).eps)
+    return min((inverse.first_error or 0.0) / (FIRST_SHARE * tol), most)
 
 
 def _iterate(inverse: LayerwiseInverse, process: Bidiagonalisation, tol: float, confidence: float) -> None:
