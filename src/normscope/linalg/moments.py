@@ -1,4 +1,4 @@
-"""Figures of one measure of log σ, as `density.py` takes them from Gauss rules: mean, spread, ranks as shares.
+"""Figures of one measure of log σ, as `density.py` takes them of Gauss rules: mean, spread, rank shares.
 
 A rank of n singular values is n times its share here. The kernel's weight lowers the shares; mean and spread
 are of what is outside it. Source of the effective rank: Roy & Vetterli 2007.
