@@ -162,6 +162,13 @@ def test_costs_are_in_products_of_the_whole() -> None:
     assert found.products == pytest.approx(spent / 5)
 
 
+def test_solves_are_as_tight_as_the_first_product_asks_for() -> None:
+    layers = pre(12, 96, 0.1)
+    found = layerwise_sigma_min(layers, tol=1e-2)
+    assert found.status is Status.CONVERGED
+    assert found.products <= 150  # a second iteration, with tighter solves, would make it 197
+
+
 def test_float32_stacks() -> None:
     layers = [Layer(Matrix(layer.map.matrix.float())) for layer in pre(4, 32, 0.4)]
     true = least(product(layers))
