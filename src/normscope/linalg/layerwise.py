@@ -259,6 +259,7 @@ def layerwise_sigma_min(
     _started(inverse, seed).half_step()
     if (by := _excess(inverse, tol)) > 1:
         inverse.tighten(by)
+        seed += 1  # the error is to be measured at what is not remembered
     while True:
         process = _started(inverse, seed)
         for share in PROCESS_SHARES:
@@ -269,6 +270,7 @@ def layerwise_sigma_min(
         if inverse.tol < 100 * torch.finfo(inverse.dtype).eps:
             return found
         inverse.tighten(4)  # the solves are what is left; what they have learnt is kept
+        seed += 1
 
 
 def _started(inverse: LayerwiseInverse, seed: int) -> Bidiagonalisation:
