@@ -46,7 +46,7 @@ PROCESS_SHARES = (0.6, 0.3)
 """What Golub–Kahan–Lanczos may leave of the tolerance, first and where that was not enough; the rest is for
 the solves."""
 
-FIRST_SHARE = 0.2
+FIRST_SHARE = 0.1
 """What the first J⁺u may be off, as a share of the tolerance; the solves are made as tight as that takes.
 Errors of many layers and of many products add up, and to start again later costs the whole iteration."""
 
