@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from jacobian_cases import CASES, Case, DiagonalMap
 from torch import Tensor
 
-from normscope.linalg import JacobianOperator, Status, numerical_rank, sigma_max, singular_values
+from normscope.linalg import (
+    JacobianOperator,
+    Matrix,
+    Shifted,
+    Status,
+    numerical_rank,
+    sigma_max,
+    singular_values,
+)
 
 N = 150
 
@@ -172,3 +180,29 @@ def test_rank_carries_its_tolerance_and_its_gap() -> None:
     assert numerical_rank(np.array([]), 1e-5) == (0, inf)
     values = singular_values(torch.diag(torch.tensor([1.0, 3.0, 2.0])))
     np.testing.assert_allclose(values, [3, 2, 1])
+
+
+@pytest.mark.parametrize("scale", [1e-165, 1e160])
+@pytest.mark.parametrize("shape", [(30, 30), (1, 20), (3, 20)])
+def test_squares_neither_under_nor_overflow(shape: tuple[int, int], scale: float) -> None:
+    matrix = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    found = sigma_max(Matrix(matrix * scale), tol=1e-3)
+    assert found.status is not Status.NOT_CONVERGED
+    assert found.value / scale == pytest.approx(float(torch.linalg.svdvals(matrix)[0]), rel=1e-3)
+
+
+def test_round_off_of_parts_that_cancel_is_seen() -> None:
+    """A − I for an A near I in float32: its σ_max of 3e-7 is in the noise of the products."""
+    generator = torch.Generator().manual_seed(2)
+    basis, _ = torch.linalg.qr(torch.randn(200, 200, dtype=torch.float64, generator=generator))
+    gains = 1 + 3e-7 * torch.rand(200, dtype=torch.float64, generator=generator)
+    near = (basis * gains @ basis.T).float()
+    found = sigma_max(Shifted(Matrix(near), alpha=-1.0))
+    true = float(torch.linalg.svdvals(near.double() - torch.eye(200, dtype=torch.float64))[0])
+    assert abs(true / found.value - 1) > 1e-2  # or there is nothing to see
+    assert found.status is Status.NOT_CONVERGED
+
+
+def test_a_budget_between_two_products_ends() -> None:
+    matrix = torch.randn(400, 400, generator=torch.Generator().manual_seed(3))
+    assert sigma_max(Matrix(matrix), tol=1e-7, max_products=30.5).products <= 30  # type: ignore[arg-type]

@@ -129,6 +129,14 @@ def test_maps_that_do_not_fit_are_told() -> None:
         Composition()
     with pytest.raises(ValueError, match=r"\(7, 5\): expected a square"):
         Shifted(a)
+    with pytest.raises(ValueError, match=r"see torch\.as_tensor"):
+        Matrix(np.eye(2))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="int64: expected a floating-point"):
+        Matrix(torch.eye(2).long())
+    with pytest.raises(ValueError, match="not empty"):
+        Matrix(torch.zeros(3, 0))
+    with pytest.raises(ValueError, match=r"see torch\.nonzero"):
+        Restriction(Matrix(torch.eye(2)), rows=torch.tensor([True, False]))
     with pytest.raises(ValueError, match=r"\(3,\): expected a matrix"):
         Matrix(torch.zeros(3))
     for wrong in (torch.tensor([5]), torch.tensor([-1]), torch.tensor([1, 1])):

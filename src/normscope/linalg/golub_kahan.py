@@ -124,14 +124,15 @@ def sigma_max(
     while True:
         process.half_step()
         error = process.error(confidence)
-        error = max(error, 8 * round_off_of(op) * len(process.alpha))
+        noise = 3 * process.noise / process.largest if process.largest else 0.0
+        error = max(error, 8 * round_off_of(op) * len(process.alpha), noise)
         if process.exhausted:
-            error = 8 * round_off_of(op)
+            error = max(8 * round_off_of(op), noise)
             exact = error <= max(tol, 8 * torch.finfo(op.dtype).eps)
             return process.result(Status.EXACT if exact else Status.NOT_CONVERGED, error)
         if error <= tol:
             return process.result(Status.CONVERGED, error)
-        if process.products == max_products:
+        if process.products + 1 > max_products:
             return process.result(Status.NOT_CONVERGED, error)
 
 
@@ -159,6 +160,7 @@ class Bidiagonalisation:
         alpha, beta: diagonal and superdiagonal of B̂.
         exhausted: the Krylov space is invariant: the singular values of B̂ are singular values of J.
         products: Jv and Jᵀu spent.
+        noise: size of a product's error, as the recurrence shows it: parts of a map may cancel.
     """
 
     def __init__(
@@ -176,6 +178,7 @@ class Bidiagonalisation:
         self.beta: list[float] = []
         self.exhausted = False
         self.products = 0
+        self.noise = 0.0
         self._image: Tensor | None = None
         self._scale = scale
         if start is None:
@@ -250,6 +253,10 @@ class Bidiagonalisation:
         return np.linalg.svd(matrix if self.exhausted else matrix[:, : len(self.alpha)], compute_uv=False)
 
     @property
+    def _unit(self) -> float:
+        return self.alpha[0]
+
+    @property
     def largest(self) -> float:
         """The largest singular value of B̂: no bound from below that the products give is better."""
         return float(np.linalg.norm(self.bidiagonal(), 2)) if self.alpha else 0.0
@@ -258,7 +265,7 @@ class Bidiagonalisation:
         """Relative distance from `largest` to the upper bound, the root of the λ where Σ p̂² = 1/ω."""
         if self.exhausted:
             return 0.0
-        lower = self.largest**2
+        lower = (self.largest / self._unit) ** 2
         is_possible = self._mass_test(lower, confidence)
         upper = 2 * lower
         while is_possible(upper):
@@ -272,14 +279,15 @@ class Bidiagonalisation:
         the start can see, found as in `error`; 1 where they may reach zero."""
         if self.exhausted:
             return 0.0
-        lower = float(self.ritz_values()[-1]) ** 2
+        lower = (float(self.ritz_values()[-1]) / self._unit) ** 2
         is_possible = self._mass_test(lower, confidence)
         if lower == 0 or is_possible(0.0):
             return 1.0
         return 1 - sqrt(_edge(is_possible, lower, 0.0) / lower)
 
     def _mass_test(self, ritz_square: float, confidence: float) -> Callable[[float], bool]:
-        """Whether a singular value with the square λ, beyond an outermost Ritz value, is possible."""
+        """Whether a singular value with the square λ, beyond an outermost Ritz value, is possible; squares
+        in units of α₁, so that they neither under- nor overflow."""
         least = least_component(confidence) ** 2 / self.op.shape[1]
         at_ritz_value = self._most_mass(ritz_square, 0.0)
         if at_ritz_value <= least:
@@ -290,7 +298,7 @@ class Bidiagonalisation:
 
     def _most_mass(self, point: float, least: float) -> float:
         """The most mass that v₁ can have on λ = `point` and beyond, exactly where it is over `least`."""
-        alpha, beta = np.array(self.alpha), np.array(self.beta)
+        alpha, beta = np.array(self.alpha) / self._unit, np.array(self.beta) / self._unit
         if not self.is_half_way:
             diagonal = alpha**2 + np.append(0.0, beta[:-1] ** 2)  # of BᵀB, and the next coupling
             return 1 / _christoffel(point, diagonal, alpha * beta, 1 / least if least else inf)
@@ -334,7 +342,11 @@ class Bidiagonalisation:
         before = _length(vector)
         if not np.isfinite(before):
             raise FloatingPointError("a product with the Jacobian is not finite")
-        vector = basis.kept(vector - (basis.rows @ vector) @ basis.rows)
+        weights = basis.rows @ vector
+        if len(weights) > 1:  # but for the last one, only round-off of the product is in them
+            rest = _length(weights[:-1]) * sqrt(len(vector) / (len(weights) - 1))
+            self.noise = max(self.noise, rest)
+        vector = basis.kept(vector - weights @ basis.rows)
         # Classical Gram–Schmidt twice; a dot product of 1e5 numbers in float32 is off by 1e-5.
         weights = (basis.rows.double() @ vector.double()).to(vector.dtype)
         vector = basis.kept(vector - weights @ basis.rows)
@@ -396,8 +408,11 @@ def least_component(confidence: float) -> float:
 
 
 def _length(vector: Tensor) -> float:
-    """‖vector‖ summed in float64: squares of a deep stack's products underflow in float32."""
-    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))
+    """‖vector‖ in float64, in units of its largest entry: squares of a deep stack's products underflow."""
+    largest = vector.abs().max().double() if len(vector) else torch.zeros(())
+    if not largest or not largest.isfinite():
+        return float(largest)
+    return float(largest * torch.linalg.vector_norm(vector.double() / largest))
 
 
 def combine(rows: Tensor, weights: np.ndarray) -> Tensor:

@@ -31,7 +31,8 @@ class BaseMap(ABC):
     Attributes:
         shape: (m, n).
         products: Jv and Jᵀu spent on this map itself.
-        round_off: relative error of a product, beside ‖J‖: those of the parts together, else ε of the dtype.
+        round_off: relative error of a product, beside the sizes of the parts: theirs together, else ε of the
+            dtype. Where parts cancel it is more beside ‖J‖; `sigma_max` sees that in its recurrence.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class BaseMap(ABC):
 
     @property
     def round_off(self) -> float:
-        """Relative error of a product, beside ‖J‖."""
+        """Relative error of a product, beside the sizes of the parts."""
         return sum(map(round_off_of, self._parts)) if self._parts else torch.finfo(self.dtype).eps
 
     @abstractmethod
@@ -114,8 +115,12 @@ class Matrix(BaseMap):
     """
 
     def __init__(self, matrix: Tensor) -> None:
-        if matrix.dim() != 2:
-            raise ValueError(f"a tensor of shape {tuple(matrix.shape)}: expected a matrix (m, n)")
+        if not isinstance(matrix, Tensor):
+            raise ValueError(f"a {type(matrix).__name__}: expected a tensor (m, n); see torch.as_tensor")
+        if matrix.dim() != 2 or not matrix.numel():
+            raise ValueError(f"a tensor of shape {tuple(matrix.shape)}: expected a matrix (m, n), not empty")
+        if not matrix.is_floating_point():
+            raise ValueError(f"a matrix of {matrix.dtype}: expected a floating-point one; see .double()")
         super().__init__((matrix.shape[0], matrix.shape[1]), matrix.dtype, matrix.device)
         self.matrix = matrix
 
@@ -379,6 +384,8 @@ def as_scipy(op: LinearMap) -> scipy.sparse.linalg.LinearOperator:
 def _indices(given: Tensor | None, size: int, name: str, of: LinearMap) -> Tensor:
     if given is None:
         return torch.arange(size, device=of.device)
+    if given.dtype is torch.bool or given.is_floating_point():
+        raise ValueError(f"{name} of {given.dtype}: expected indices, whole numbers; see torch.nonzero")
     indices = given.reshape(-1).to(of.device)
     inside = bool(((indices >= 0) & (indices < size)).all())
     if not inside or len(indices.unique()) != len(indices):
