@@ -45,9 +45,10 @@ from normscope.linalg.dense import dense, numerical_rank, singular_values
 from normscope.linalg.density import LogDensity, log_density
 from normscope.linalg.estimates import Estimate
 from normscope.linalg.extremes import TopSingular, top_singular
-from normscope.linalg.golub_kahan import Bidiagonalisation, LinearMap, SigmaMax, Status, sigma_max
+from normscope.linalg.golub_kahan import Bidiagonalisation, LinearMap, Status
 from normscope.linalg.graph import NO_PATH, TangentError
 from normscope.linalg.l2_norm import l2_norm_jacobian, l2_norm_kernel, l2_norm_singular_values
+from normscope.linalg.largest import SigmaMax, sigma_max
 from normscope.linalg.layerwise import Layer, LayerwiseInverse, layerwise_sigma_min
 from normscope.linalg.lyapunov import LyapunovExponents, lyapunov_exponents
 from normscope.linalg.maps import (

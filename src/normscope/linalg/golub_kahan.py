@@ -1,4 +1,4 @@
-"""Largest singular value by Golub–Kahan–Lanczos bidiagonalisation with full reorthogonalisation.
+"""Golub–Kahan–Lanczos bidiagonalisation with full reorthogonalisation, and what it proves of the ends.
 
 After k steps from a random unit v₁:  J V_k = U_k B_k,  Jᵀ U_k = V_{k+1} B̂_kᵀ,  B_k upper bidiagonal, and
 σ_max(B̂_k) is a lower bound of σ_max(J). The residual says nothing about what v₁ has missed, so the stop is
@@ -14,7 +14,6 @@ Sources: Golub & Kahan 1965; Hochstenbach 2013, "Probabilistic upper bounds for 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf, sqrt
 from typing import Protocol
@@ -23,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_Projector = Callable[[Tensor], Tensor]
+from normscope.linalg.subspaces import Projector
 
 CONFIDENCE = 0.999
 """Chance that v₁ is no worse than assumed. A hidden spike makes the bound fail about that often."""
@@ -63,80 +62,7 @@ class Status(StrEnum):
         return "nothing to do"
 
 
-@dataclass(frozen=True)
-class SigmaMax:
-    """A largest singular value, and how far it is to be trusted.
-
-    Attributes:
-        value: σ, a lower bound of σ_max(J) up to round-off.
-        error: upper estimate of the relative error (σ_max − σ)/σ; inf where nothing is known.
-        residual: ‖Jv − σu‖/σ of the vectors (Jᵀu = σv holds by construction); of ‖Jᵀu − σv‖/σ, with Jv = σu,
-            where the last product was a Jv. The next product would show it; with the largest coupling so far
-            in place of the next one.
-        products: Jv and Jᵀu spent.
-        status: EXACT where the Krylov space was exhausted, CONVERGED where `error` ≤ tol.
-        left, right: u [m] and v [n], of length 1.
-    """
-
-    value: float
-    error: float
-    residual: float
-    products: int
-    status: Status
-    left: Tensor = field(repr=False)
-    right: Tensor = field(repr=False)
-
-
-def sigma_max(
-    op: LinearMap,
-    *,
-    tol: float = 1e-2,
-    max_products: int = 64,
-    seed: int | None = None,
-    confidence: float = CONFIDENCE,
-) -> SigmaMax:
-    """σ_max of `op` and its vectors. Costs 15–50 products for 1 %: fewer where one value stands out.
-
-    Args:
-        op: the map J [m, n].
-        tol: relative error to stop at.
-        max_products: budget of Jv and Jᵀu together; at least 2.
-        seed: of the random start; by default the vector that a `JacobianOperator` was checked with, of which
-            the product is known, else 0.
-        confidence: chance that the start has the component along v_max that the error estimate assumes.
-
-    Returns:
-        The value with error, residual, products and status; see `SigmaMax`.
-
-    Raises:
-        ValueError: a budget under 2; a confidence outside (0, 1).
-        FloatingPointError: where a product is not finite.
-
-    Example:
-        >>> from normscope.linalg.maps import Matrix
-        >>> found = sigma_max(Matrix(torch.diag(torch.arange(1.0, 41.0))), tol=1e-3)
-        >>> round(found.value, 2), str(found.status)
-        (40.0, 'converged')
-    """
-    check_budget(max_products, confidence)
-    start = getattr(op, "known_product", None) if seed is None else None
-    process = Bidiagonalisation(op, seed=seed or 0, start=start and start[0], image=start and start[1])
-    while True:
-        process.half_step()
-        error = process.error(confidence)
-        noise = 3 * process.noise / process.largest if process.largest else 0.0
-        error = max(error, 8 * round_off_of(op) * len(process.alpha), noise)
-        if process.exhausted:
-            error = max(8 * round_off_of(op), noise)
-            exact = error <= max(tol, 8 * torch.finfo(op.dtype).eps)
-            return process.result(Status.EXACT if exact else Status.NOT_CONVERGED, error)
-        if error <= tol:
-            return process.result(Status.CONVERGED, error)
-        if process.products + 1 > max_products:
-            return process.result(Status.NOT_CONVERGED, error)
-
-
-def check_budget(max_products: int, confidence: float) -> None:
+def check_budget(max_products: float, confidence: float) -> None:
     """ValueError for a budget or a confidence that no iteration can work with."""
     if max_products < 2:
         raise ValueError(f"max_products={max_products}: expected at least 2, one Jv and one Jᵀu")
@@ -170,7 +96,7 @@ class Bidiagonalisation:
         seed: int = 0,
         start: Tensor | None = None,
         image: Tensor | None = None,
-        within: tuple[_Projector, _Projector] | None = None,
+        within: tuple[Projector, Projector] | None = None,
         scale: float = 0.0,
     ) -> None:
         self.op = op
@@ -310,17 +236,6 @@ class Bidiagonalisation:
             share * _christoffel(point, diagonal, beta * alpha[1:], 1 / (share * least) if least else inf)
         )
 
-    def result(self, status: Status, error: float) -> SigmaMax:
-        """The largest triple of B̂ as it stands."""
-        if not self.alpha:  # J v₁ = 0 for a random v₁: the map is zero
-            zeros = (torch.zeros(size, dtype=self.op.dtype, device=self.op.device) for size in self.op.shape)
-            return SigmaMax(0.0, 0.0, 0.0, self.products, status, *zeros)
-        x, values, y = np.linalg.svd(self.bidiagonal(), full_matrices=False)
-        last = 0.0 if self.exhausted else float(abs(x[-1, 0] if self.is_half_way else y[0, -1]))
-        residual = last * max(*self.alpha, *self.beta, 0.0) / float(values[0])
-        left, right = combine(self.left, x[:, 0]), combine(self.right, y[0])
-        return SigmaMax(float(values[0]), error, residual, self.products, status, left, right)
-
     def triple(self, index: int) -> tuple[float, float, Tensor, Tensor]:
         """Ritz value of B, relative residual and vectors u [m], v [n], by index in descending order."""
         matrix = self.bidiagonal()
@@ -360,7 +275,7 @@ class Bidiagonalisation:
 class _Basis:
     """Rows in one block of memory that doubles: two matrix-vector products orthogonalise against all."""
 
-    def __init__(self, size: int, like: LinearMap, keep: "_Projector | None") -> None:
+    def __init__(self, size: int, like: LinearMap, keep: "Projector | None") -> None:
         self._block = torch.empty(8, size, dtype=like.dtype, device=like.device)
         self._count, self._keep = 0, keep
 

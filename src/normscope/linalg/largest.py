@@ -1,0 +1,103 @@
+"""σ_max and its vectors, by Golub–Kahan–Lanczos; how far it is to be trusted is in `golub_kahan`."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from normscope.linalg.golub_kahan import (
+    CONFIDENCE,
+    Bidiagonalisation,
+    LinearMap,
+    Status,
+    check_budget,
+    combine,
+    round_off_of,
+)
+
+
+@dataclass(frozen=True)
+class SigmaMax:
+    """A largest singular value, and how far it is to be trusted.
+
+    Attributes:
+        value: σ, a lower bound of σ_max(J) up to round-off.
+        error: upper estimate of the relative error (σ_max − σ)/σ; inf where nothing is known.
+        residual: ‖Jv − σu‖/σ of the vectors (Jᵀu = σv holds by construction); of ‖Jᵀu − σv‖/σ, with Jv = σu,
+            where the last product was a Jv. The next product would show it; with the largest coupling so far
+            in place of the next one.
+        products: Jv and Jᵀu spent.
+        status: EXACT where the Krylov space was exhausted, CONVERGED where `error` ≤ tol.
+        left, right: u [m] and v [n], of length 1.
+    """
+
+    value: float
+    error: float
+    residual: float
+    products: int
+    status: Status
+    left: Tensor = field(repr=False)
+    right: Tensor = field(repr=False)
+
+
+def sigma_max(
+    op: LinearMap,
+    *,
+    tol: float = 1e-2,
+    max_products: int = 64,
+    seed: int | None = None,
+    confidence: float = CONFIDENCE,
+) -> SigmaMax:
+    """σ_max of `op` and its vectors. Costs 15–50 products for 1 %: fewer where one value stands out.
+
+    Args:
+        op: the map J [m, n].
+        tol: relative error to stop at.
+        max_products: budget of Jv and Jᵀu together; at least 2.
+        seed: of the random start; by default the vector that a `JacobianOperator` was checked with, of which
+            the product is known, else 0.
+        confidence: chance that the start has the component along v_max that the error estimate assumes.
+
+    Returns:
+        The value with error, residual, products and status; see `SigmaMax`.
+
+    Raises:
+        ValueError: a budget under 2; a confidence outside (0, 1).
+        FloatingPointError: where a product is not finite.
+
+    Example:
+        >>> from normscope.linalg.maps import Matrix
+        >>> found = sigma_max(Matrix(torch.diag(torch.arange(1.0, 41.0))), tol=1e-3)
+        >>> round(found.value, 2), str(found.status)
+        (40.0, 'converged')
+    """
+    check_budget(max_products, confidence)
+    start = getattr(op, "known_product", None) if seed is None else None
+    process = Bidiagonalisation(op, seed=seed or 0, start=start and start[0], image=start and start[1])
+    while True:
+        process.half_step()
+        error = process.error(confidence)
+        noise = 3 * process.noise / process.largest if process.largest else 0.0
+        error = max(error, 8 * round_off_of(op) * len(process.alpha), noise)
+        if process.exhausted:
+            error = max(8 * round_off_of(op), noise)
+            exact = error <= max(tol, 8 * torch.finfo(op.dtype).eps)
+            return _result(process, Status.EXACT if exact else Status.NOT_CONVERGED, error)
+        if error <= tol:
+            return _result(process, Status.CONVERGED, error)
+        if process.products + 1 > max_products:
+            return _result(process, Status.NOT_CONVERGED, error)
+
+
+def _result(process: Bidiagonalisation, status: Status, error: float) -> SigmaMax:
+    """The largest triple of B̂ as it stands."""
+    op = process.op
+    if not process.alpha:  # J v₁ = 0 for a random v₁: the map is zero
+        zeros = (torch.zeros(size, dtype=op.dtype, device=op.device) for size in op.shape)
+        return SigmaMax(0.0, 0.0, 0.0, process.products, status, *zeros)
+    x, values, y = np.linalg.svd(process.bidiagonal(), full_matrices=False)
+    last = 0.0 if process.exhausted else float(abs(x[-1, 0] if process.is_half_way else y[0, -1]))
+    residual = last * max(*process.alpha, *process.beta, 0.0) / float(values[0])
+    left, right = combine(process.left, x[:, 0]), combine(process.right, y[0])
+    return SigmaMax(float(values[0]), error, residual, process.products, status, left, right)
