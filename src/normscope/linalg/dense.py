@@ -18,6 +18,7 @@ def dense(op: JacobianOperator, *, rows: Tensor | None = None, chunk: int = 64) 
         chunk: VJPs that run at once; memory grows with it.
 
     Raises:
+        ValueError: chunk is under 1.
         TangentError: as the operator's products do.
 
     Example:
@@ -25,6 +26,8 @@ def dense(op: JacobianOperator, *, rows: Tensor | None = None, chunk: int = 64) 
         tensor([[2., 0.],
                 [0., 4.]])
     """
+    if chunk < 1:
+        raise ValueError(f"chunk={chunk}: expected at least 1")
     m, _ = op.shape
     rows = torch.arange(m, device=op.device) if rows is None else rows.to(op.device)
     parts = []

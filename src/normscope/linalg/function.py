@@ -3,6 +3,7 @@
 - From the same state of the random generators each time: dropout has one mask, and the caller's state stays.
 - Parameters are held off while the graph is made: nothing is saved for a weight's gradient.
 - Attention runs under the math backend: the fused kernels have no double backward.
+- A module's buffers are copied for each call: batch statistics, spectral norms' vectors do not move.
 - A module in half precision is measured in a float32 copy.
 """
 
@@ -32,12 +33,12 @@ class MeasuredFunction:
         note: what was changed, in words; empty where nothing was.
 
     Raises:
-        ValueError: x is not floating, or in half precision where f is no module.
+        TypeError: x is no tensor.
+        ValueError: x is not floating, has no elements, or is in half precision where f is no module.
     """
 
     def __init__(self, f: Callable[[Tensor], Tensor], x: Tensor) -> None:
-        if not x.is_floating_point():
-            raise ValueError(f"x of dtype {x.dtype}: expected a floating-point tensor")
+        require_point("x", x)
         self._f, self.x, self.note = f, x.detach(), ""
         held = {t.dtype for t in f.parameters()} | {x.dtype} if isinstance(f, nn.Module) else set()
         if isinstance(f, nn.Module) and held & set(HALF):
@@ -53,14 +54,13 @@ class MeasuredFunction:
 
     def __call__(self, x: Tensor) -> Tensor:
         """f(x), the generators as they were at construction and afterwards as before the call."""
-        with torch.random.fork_rng(devices=self._devices):
+        buffers = copied_buffers(self._f) if isinstance(self._f, nn.Module) else nullcontext()
+        with buffers, torch.random.fork_rng(devices=self._devices):
             torch.set_rng_state(self._states[0])
             for device, state in zip(self._devices, self._states[1], strict=True):
                 torch.cuda.set_rng_state(state, device)
             y = self._f(x)
-        if not isinstance(y, Tensor) or not y.is_floating_point():
-            kind = f"a tensor of dtype {y.dtype}" if isinstance(y, Tensor) else type(y).__name__
-            raise ValueError(f"f returned {kind}: expected a floating-point tensor")
+        require_output(y)
         return y
 
     def with_graph(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,7 +76,74 @@ class MeasuredFunction:
     def _graph(self, x: Tensor, off: list[Tensor]) -> tuple[Tensor, Tensor]:
         with torch.enable_grad(), held_off(off), math_attention():
             inputs = x.detach().clone().requires_grad_()
-            return self(inputs), inputs
+            with untouched():
+                return self(inputs), inputs
+
+
+def require_point(name: str, x: Any) -> None:
+    """A point is a floating-point tensor with elements.
+
+    Raises:
+        TypeError: it is no tensor.
+        ValueError: it is not floating, or empty.
+    """
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} of type {type(x).__name__}: expected a floating-point tensor")
+    if not x.is_floating_point():
+        raise ValueError(f"{name} of dtype {x.dtype}: expected a floating-point tensor")
+    if not x.numel():
+        raise ValueError(f"{name} of shape {tuple(x.shape)}: expected at least one element")
+
+
+def require_output(y: Any) -> None:
+    """What f returns is one floating-point tensor with elements.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if not isinstance(y, Tensor) or not y.is_floating_point():
+        kind = f"a tensor of dtype {y.dtype}" if isinstance(y, Tensor) else type(y).__name__
+        raise ValueError(f"f returned {kind}: expected a floating-point tensor")
+    if not y.numel():
+        raise ValueError(f"f returned a tensor of shape {tuple(y.shape)}: expected at least one element")
+
+
+@contextmanager
+def untouched() -> Iterator[None]:
+    """Says in our words that f writes into its argument, which autograd refuses of a leaf.
+
+    Raises:
+        ValueError: it does.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "a leaf Variable that requires grad" not in str(error):
+            raise
+        raise ValueError(
+            "f writes into x: expected a function that leaves it as it is (lambda x: f(x.clone()))"
+        ) from error
+
+
+@contextmanager
+def copied_buffers(module: nn.Module) -> Iterator[None]:
+    """The module works on copies of its buffers inside; afterwards it has its own, which did not move.
+
+    Its own are put back, and nothing is written into them: a graph may hold them.
+    """
+    parts = list(module.modules())
+    own = [dict(part._buffers) for part in parts]
+    copies: dict[int, Tensor] = {}  # a buffer that two parts share stays one
+    try:
+        for part, buffers in zip(parts, own, strict=True):
+            for name, buffer in buffers.items():
+                if buffer is not None:
+                    part._buffers[name] = copies.setdefault(id(buffer), buffer.clone())
+        yield
+    finally:
+        for part, buffers in zip(parts, own, strict=True):
+            part._buffers.clear()
+            part._buffers.update(buffers)
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from torch.autograd.graph import GradientEdge
 
 from normscope.linalg.copies import Copies
 from normscope.linalg.differences import require_tangent
-from normscope.linalg.function import MeasuredFunction
+from normscope.linalg.function import MeasuredFunction, require_point
 from normscope.linalg.graph import HeldGraph, Refused, TangentError, connected
 from normscope.linalg.maps import BaseMap
 from normscope.linalg.tangents import (
@@ -69,7 +69,8 @@ class JacobianOperator(BaseMap):
         note: what was changed to measure f, and which methods were refused; empty where nothing was.
 
     Raises:
-        ValueError: no such method; x or f(x) not floating; half precision in a function that is no module.
+        TypeError: x is no tensor.
+        ValueError: no such method; x or f(x) not floating, or empty; half precision in a function that is no module.
         TangentError: where Jv is not that of finite differences to 2 % (a backward that is not the derivative
             of its forward or is no function of its gradient, a straight-through estimator, a part without
             gradient), where Jv contradicts Jᵀu, and where PyTorch refuses every method.
@@ -109,7 +110,8 @@ class JacobianOperator(BaseMap):
             seed: of the random cotangent that every Jv is checked with.
 
         Raises:
-            ValueError: tensors that are not floating.
+            TypeError: what is no tensor.
+            ValueError: tensors that are not floating, or empty.
             TangentError: at the first product, where no path leads from `inputs` to `outputs`, where the
                 graph has no second derivative, and where Jv contradicts Jᵀu.
 
@@ -120,8 +122,7 @@ class JacobianOperator(BaseMap):
             tensor([2., 4.])
         """
         for name, tensor in (("outputs", outputs), ("inputs", inputs)):
-            if not tensor.is_floating_point():
-                raise ValueError(f"{name} of dtype {tensor.dtype}: expected a floating-point tensor")
+            require_point(name, tensor)
         op = cls.__new__(cls)
         op._set_up(HeldGraph(outputs, inputs, inputs if edge is None else edge), None, seed)
         return op

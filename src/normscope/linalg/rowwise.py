@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from normscope.linalg.differences import require_tangent
+from normscope.linalg.function import require_output, require_point, untouched
 from normscope.linalg.graph import NoPath, vjp
 
 
@@ -26,7 +27,8 @@ def rowwise_jacobian(f: Callable[[Tensor], Tensor], x: Tensor, *, chunk: int | N
         chunk: copies at once, default all m; memory grows with it.
 
     Raises:
-        ValueError: where f of a batch is not f of its rows: no leading axis of the same size, or rows that
+        TypeError: x is no tensor.
+        ValueError: x not floating or empty; f(x) no floating-point tensor; chunk under 1; where f of a batch is not f of its rows: no leading axis of the same size, or rows that
             depend on each other.
         TangentError: where no path leads from x to f(x), and where J is not that of finite differences.
 
@@ -36,6 +38,7 @@ def rowwise_jacobian(f: Callable[[Tensor], Tensor], x: Tensor, *, chunk: int | N
         tensor([[1., 2.],
                 [0., 3.]])
     """
+    require_point("x", x)
     x = x.detach()
     if chunk is not None and chunk < 1:
         raise ValueError(f"chunk={chunk}: expected at least 1")
@@ -44,7 +47,8 @@ def rowwise_jacobian(f: Callable[[Tensor], Tensor], x: Tensor, *, chunk: int | N
     num_copies = min(chunk or m, m)
     with torch.enable_grad():
         copies = x.expand(num_copies, *x.shape).clone().requires_grad_()
-        y = f(copies)
+        with untouched():
+            y = f(copies)
     if not y.requires_grad:
         raise NoPath
     _require_close(y.detach().reshape(num_copies, -1)[-1], row, f"a batch of {num_copies} copies")
@@ -66,8 +70,9 @@ def _require_rows_alike(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     other = torch.randn(x.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(x)
     other = other * x.double().square().mean().sqrt().clamp_min(1e-3).to(x)
     with torch.no_grad():
-        alone, beside = f(x.unsqueeze(0)), f(torch.stack([other, x]))
+        alone, beside = f(x.unsqueeze(0).clone()), f(torch.stack([other, x]))
     for y, size in ((alone, 1), (beside, 2)):
+        require_output(y)
         if y.dim() == 0 or len(y) != size:
             raise ValueError(f"f of a batch of {size} has shape {tuple(y.shape)}: expected {size} rows")
     _require_close(beside[1].reshape(-1), alone.reshape(-1), "a batch with another row")
