@@ -27,15 +27,22 @@ Krylov methods); Saad & Schultz 1986.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import inf, nan, sqrt
+from math import hypot, inf, nan, sqrt
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from normscope.linalg.golub_kahan import CONFIDENCE, Bidiagonalisation, LinearMap, Status, round_off_of
+from normscope.linalg.golub_kahan import (
+    CONFIDENCE,
+    Bidiagonalisation,
+    LinearMap,
+    Status,
+    check_budget,
+    round_off_of,
+)
 from normscope.linalg.maps import BaseMap, Deflated, Transposed
-from normscope.linalg.smallest import Side, SigmaMin
+from normscope.linalg.smallest import LEAK_MARGIN, Side, SigmaMin
 from normscope.linalg.solve import Solver
 from normscope.linalg.subspaces import Kernel, dimension
 
@@ -88,6 +95,10 @@ class LayerwiseInverse(BaseMap):
         first_error: relative error of the first J⁺u, as `error_of` estimates it; None before that.
         is_spent: whether a solve was cut short by `budget`.
         leak: the largest gain that was found along what was called a left kernel, relative to the layer's.
+        carried: what those gains came to behind all layers, relative to u, in the latest J⁺u of `error_of`.
+        first_carried: the same of the first J⁺u.
+        gain: length behind all layers of what the first leaks of a random vector [n]: all that J does to what
+            the first layer takes to zero but for its leak. None before it is measured.
         obstacle: why the product of inverses is not J⁺, else empty.
 
     Raises:
@@ -115,8 +126,9 @@ class LayerwiseInverse(BaseMap):
         self.tol = tol
         self.max_products = max_products
         self.cost, self.budget, self.is_spent = 0.0, budget, False
-        self.worst = self.leak = 0.0
+        self.worst = self.leak = self.carried = self.first_carried = 0.0
         self.first_error: float | None = None
+        self.gain: float | None = None
         self.obstacle = _ranks_differ(self.layers)
         self.between = [self._between(index) for index in range(len(self.layers))]
         self._solvers = [
@@ -132,6 +144,13 @@ class LayerwiseInverse(BaseMap):
         """Whether this is not J⁺: pseudo-inverses do not multiply, a solve has not come to its tolerance, or
         the budget is spent."""
         return bool(self.obstacle) or self.worst > self.tol or self.is_spent
+
+    @property
+    def round_off(self) -> float:
+        """Relative error of a product, as far as it was seen: that of the solves; inf where `blocked`."""
+        if self.blocked:
+            return inf
+        return max(torch.finfo(self.dtype).eps, self.tol, self.worst, self.first_error or 0.0)
 
     @property
     def _is_open_ended(self) -> bool:
@@ -150,18 +169,43 @@ class LayerwiseInverse(BaseMap):
         """x ≈ J⁺u, and ‖x − J⁺u‖/‖x‖ estimated.
 
         What each solve has left over is computed anew from the layers, and carried through the inverse of the
-        layers before it. Costs one product of J and one application with loose solves more.
+        layers before it. What a layer leaves in its left kernel is carried through the layers after it, to
+        `carried`. Costs one product of J (two where left kernels are named) and one application with loose
+        solves more. The estimate is inf where the budget is spent.
         """
         passed = [self.between[-1].keep_left(u)]
         for index in reversed(range(len(self.layers))):
             passed.append(self._solve(index, passed[-1], self.tol))
         passed.reverse()
         error = torch.zeros_like(u)
+        leaks = []
         for index in reversed(range(len(self.layers))):
-            image = self._image(index, passed[index])
+            image, leak = self._image(index, passed[index])
+            leaks.append(leak)
             error = self._solve(index, error + passed[index + 1] - image, LOOSE, required=False)
+        self.carried = self._behind(leaks[::-1]) / max(float(passed[-1].double().norm()), 1e-300)
         length = float(passed[0].double().norm())
-        return passed[0], (1 + LOOSE) ** 2 * float(error.double().norm()) / length if length else inf
+        known = length and not self.is_spent
+        return passed[0], (1 + LOOSE) ** 2 * float(error.double().norm()) / length if known else inf
+
+    def measure_gain(self, seed: int = 0) -> None:
+        """Set `gain`, once. Costs one product of J; none where no left kernel is named, or the first layer's
+        own kernel is."""
+        first = self.layers[0]
+        if self.gain is not None or first.left_kernel is None or first.kernel is not None:
+            return
+        generator = torch.Generator().manual_seed(seed + 1)
+        x = torch.randn(self.shape[0], generator=generator, dtype=torch.float64).to(self.device, self.dtype)
+        _, leak = self._image(0, x)
+        self.gain = self._behind([leak] + [None] * (len(self.layers) - 1))
+
+    def _behind(self, leaks: list[Tensor | None]) -> float:
+        """Length behind the last layer of what the layers leave in their left kernels."""
+        carried: Tensor | None = None
+        for index, leak in enumerate(leaks):
+            after = None if carried is None else self._through(index, carried)
+            carried = leak if after is None else after if leak is None else leak + after
+        return 0.0 if carried is None else float(carried.double().norm())
 
     def _forward(self, rows: Tensor) -> Tensor:
         return torch.stack([self._inverse(row) for row in rows])
@@ -172,6 +216,7 @@ class LayerwiseInverse(BaseMap):
     def _inverse(self, u: Tensor) -> Tensor:
         if self.first_error is None:  # measured once, before there is much to remember
             x, self.first_error = self.error_of(u)
+            self.first_carried = max(self.first_carried, self.carried)
             return x
         u = self.between[-1].keep_left(u)
         for index in reversed(range(len(self.layers))):
@@ -203,15 +248,24 @@ class LayerwiseInverse(BaseMap):
             self.worst = max(self.worst, found.residual)
         return found.x
 
-    def _image(self, index: int, x: Tensor) -> Tensor:
-        """P_l J_l x, noting what J_l leaves outside of P_l."""
-        whole = self.layers[index].map.matvec(x)
-        self.cost += 1 / len(self.layers)
+    def _image(self, index: int, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """P_l J_l x, and what J_l leaves outside of P_l."""
+        whole = self._through(index, x)
+        if self.layers[index].left_kernel is None:
+            return whole, None
         image = self.between[index].keep_left(whole)
         size = float(whole.double().norm())
         if size:
             self.leak = max(self.leak, float((whole - image).double().norm()) / size)
-        return image
+        return image, whole - image
+
+    def _through(self, index: int, x: Tensor) -> Tensor:
+        """J_l x; zero where the budget is spent."""
+        if (self.budget - self.cost) * len(self.layers) < 1 - 1e-6:
+            self.is_spent = True
+            return torch.zeros(self.layers[index].map.shape[0], dtype=self.dtype, device=self.device)
+        self.cost += 1 / len(self.layers)
+        return self.layers[index].map.matvec(x)
 
     def _between(self, index: int) -> Deflated:
         layer = self.layers[index]
@@ -240,11 +294,12 @@ def layerwise_sigma_min(
 
     Returns:
         The value with error and status, as of `sigma_min`. The error is that of Golub–Kahan–Lanczos on J⁺ and
-        that of the solves, which is measured at the last vector. NOT_CONVERGED where a solve has not come to
+        that of the solves, which is measured at the last vector; and what leaks into a named left kernel, as
+        it comes out of the whole stack beside σ. NOT_CONVERGED where a solve has not come to
         its tolerance, and where pseudo-inverses do not multiply; `note` says it.
 
     Raises:
-        ValueError: as `LayerwiseInverse`; a budget under 2.
+        ValueError: as `LayerwiseInverse`; a budget under 2; a confidence outside (0, 1).
         FloatingPointError: where a product is not finite.
 
     Example:
@@ -253,8 +308,7 @@ def layerwise_sigma_min(
         >>> round(layerwise_sigma_min(layers).value, 5)
         0.006
     """
-    if max_products < 2:
-        raise ValueError(f"max_products={max_products}: expected at least 2, one Jv and one Jᵀu")
+    check_budget(max_products, confidence)
     inverse = LayerwiseInverse(layers, tol=SOLVE_SHARE * min(tol, 5e-2), budget=max_products)
     _started(inverse, seed).half_step()
     if (by := _excess(inverse, tol)) > 1:
@@ -267,6 +321,8 @@ def layerwise_sigma_min(
             found = _result(inverse, process, confidence, tol)
             if found.status is Status.CONVERGED or inverse.blocked:
                 return found
+            if found.value and _leaking(inverse, found.value) > (1 - PROCESS_SHARES[-1]) * tol:
+                return found  # tighter solves do not help
         if inverse.tol < 100 * torch.finfo(inverse.dtype).eps:
             return found
         inverse.tighten(4)  # the solves are what is left; what they have learnt is kept
@@ -304,11 +360,13 @@ def _result(inverse: LayerwiseInverse, process: Bidiagonalisation, confidence: f
     preimage, solve_error = right, inf
     if not inverse.is_spent:
         preimage, solve_error = inverse.error_of(left)
+        inverse.measure_gain()
     if inverse.is_spent:  # before, or by that
         preimage = largest * right
     length = float(preimage.double().norm())
     solve_error = max(solve_error, inverse.first_error or 0.0, inverse.worst)
     slack = solve_error * sqrt(2) * float(np.linalg.norm(process.bidiagonal())) / largest
+    slack += _leaking(inverse, 1 / length)
     error = _total(length, process.largest * (1 + process.error(confidence)), slack, inverse)
     error = inf if inverse.blocked else error
     return SigmaMin(
@@ -326,9 +384,20 @@ def _result(inverse: LayerwiseInverse, process: Bidiagonalisation, confidence: f
     )
 
 
+def _leaking(inverse: LayerwiseInverse, sigma: float) -> float:
+    """Relative change of σ_min by D, what the layers leave in what was called their left kernels.
+
+    From below σ(1 − ‖DJ⁺‖), from above √(σ²(1 + ‖DJ⁺‖)² + ‖D restricted to J's kernel‖²), by min–max. The
+    first J⁺u was of a random u, which shows at least 1/LEAK_MARGIN of ‖DJ⁺‖/√m but for one time in ten; the
+    last is of the vector where J⁺ is largest. `inverse.gain` is of a random vector, too.
+    """
+    relative = max(LEAK_MARGIN * sqrt(inverse.shape[1]) * inverse.first_carried, inverse.carried)
+    return relative + hypot(1.0, LEAK_MARGIN * (inverse.gain or 0.0) / sigma) - 1
+
+
 def _total(length: float, upper: float, slack: float, inverse: LayerwiseInverse) -> float:
     """Relative error of 1/length, where ‖J⁺‖ is between `length` and `upper` up to a share `slack`."""
-    slack += inverse.leak + 8 * sum(round_off_of(layer.map) for layer in inverse.layers)
+    slack += 8 * sum(round_off_of(layer.map) for layer in inverse.layers)
     if not slack < 1:
         return inf
     return max(1 - length / (upper + slack * length), 1 / (1 - slack) - 1)
