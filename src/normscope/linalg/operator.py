@@ -66,11 +66,14 @@ class JacobianOperator(BaseMap):
         method: the `Method` in use.
         round_off: relative error of a product, beside ‖J‖: ε of the precision; for central differences the
             largest that was measured so far. The algorithms claim nothing below it.
-        note: what was changed to measure f, and which methods were refused; empty where nothing was.
+        note: what was changed to measure f, which methods were refused, and whether f's round-off hides the
+            tangent from finite differences, as under a large offset: Jv is then only held against Jᵀu, which
+            a wrong backward may pass. Empty where there is nothing of this.
 
     Raises:
         TypeError: x is no tensor.
-        ValueError: no such method; x or f(x) not floating, or empty; half precision in a function that is no module.
+        ValueError: no such method; x or f(x) not floating, or empty; half precision in a function that is no
+            module; f writes into x.
         TangentError: where Jv is not that of finite differences to 2 % (a backward that is not the derivative
             of its forward or is no function of its gradient, a straight-through estimator, a part without
             gradient), where Jv contradicts Jᵀu, and where PyTorch refuses every method.
@@ -91,7 +94,7 @@ class JacobianOperator(BaseMap):
         outputs, inputs = function.with_graph(function.x)
         self._set_up(HeldGraph(outputs, inputs, inputs, lean=True), Copies(function, inputs, outputs), seed)
         refusals = self._choose(function, chosen)
-        self.note = "; ".join(filter(None, (function.note, *refusals)))
+        self.note = "; ".join(filter(None, (function.note, *refusals, self.note)))
 
     @classmethod
     def on_graph(
@@ -146,7 +149,8 @@ class JacobianOperator(BaseMap):
         super().__init__(
             (graph.outputs.numel(), graph.inputs.numel()), graph.inputs.dtype, graph.inputs.device
         )
-        self.method, self.note = Method.DOUBLE_BACKWARD, ""
+        self.method = Method.DOUBLE_BACKWARD
+        self.note: str = ""
         self._graph = graph
         self._tangents: Tangents = DoubleBackward(graph)
         self._copies = copies
@@ -179,7 +183,7 @@ class JacobianOperator(BaseMap):
         try:
             jv = self._forward(v.unsqueeze(0))[0]
             x, y = self._graph.inputs.detach(), self._graph.outputs.detach()
-            require_tangent(function, x, v.reshape(x.shape), jv, y)
+            self.note = require_tangent(function, x, v.reshape(x.shape), jv, y)
         except Refused:
             raise
         except TangentError as error:

@@ -5,6 +5,7 @@ gives B rows of J. An operator's `dense` gives the same by batched VJPs of one x
 themselves are batched, and no op needs a batching rule.
 """
 
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -28,9 +29,13 @@ def rowwise_jacobian(f: Callable[[Tensor], Tensor], x: Tensor, *, chunk: int | N
 
     Raises:
         TypeError: x is no tensor.
-        ValueError: x not floating or empty; f(x) no floating-point tensor; chunk under 1; where f of a batch is not f of its rows: no leading axis of the same size, or rows that
-            depend on each other.
+        ValueError: x not floating or empty; f(x) no floating-point tensor; chunk under 1; f writes into x;
+            where f of a batch is not f of its rows: no leading axis of the same size, or rows that depend on
+            each other.
         TangentError: where no path leads from x to f(x), and where J is not that of finite differences.
+
+    Warns:
+        RuntimeWarning: where the round-off of f hides J from finite differences.
 
     Example:
         >>> weight = torch.tensor([[1.0, 2.0], [0.0, 3.0]])
@@ -55,7 +60,9 @@ def rowwise_jacobian(f: Callable[[Tensor], Tensor], x: Tensor, *, chunk: int | N
     parts = [_rows(y, copies, some) for some in torch.arange(m, device=x.device).split(num_copies)]
     jacobian = torch.cat(parts).reshape(m, n)
     v = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(x)
-    require_tangent(lambda z: f(z.unsqueeze(0)), x, v, jacobian @ v.reshape(-1), row)
+    hidden = require_tangent(lambda z: f(z.unsqueeze(0)), x, v, jacobian @ v.reshape(-1), row)
+    if hidden:
+        warnings.warn(hidden, RuntimeWarning, stacklevel=2)
     return jacobian
 
 

@@ -146,7 +146,8 @@ class CentralDifferences:
         if not self._worst <= SAFETY * (TOLERANCE * self._gain + noise):
             raise TangentError(
                 f"Jᵀu contradicts finite differences: off by {self._worst / SAFETY:.2g} at gain "
-                f"{self._gain:.2g}; a backward on the way is not the derivative of its forward"
+                f"{self._gain:.2g}; a backward on the way is not the derivative of its forward, or f has a "
+                "kink at x (ReLU at 0)"
             )
 
     def _tried(self, v: Tensor, h: float) -> tuple[Tensor, float]:
