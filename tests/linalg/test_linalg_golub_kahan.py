@@ -178,6 +178,10 @@ def test_rank_carries_its_tolerance_and_its_gap() -> None:
     assert numerical_rank(np.array([1.0, 0.0]), 1e-5) == (1, inf)
     assert numerical_rank(np.zeros(3), 1e-5) == (0, inf)
     assert numerical_rank(np.array([]), 1e-5) == (0, inf)
+    assert numerical_rank(np.array([1e-9, 1.0, 2.0]), 1e-5) == (2, pytest.approx(1e9))
+    for wrong in (float("nan"), inf, -1.0):
+        with pytest.raises(ValueError, match="negative or not finite"):
+            numerical_rank(np.array([wrong, 1.0]), 1e-5)
     values = singular_values(torch.diag(torch.tensor([1.0, 3.0, 2.0])))
     np.testing.assert_allclose(values, [3, 2, 1])
 

@@ -57,18 +57,23 @@ def numerical_rank(singular_values: np.ndarray, tol: float) -> tuple[int, float]
     """Rank at a relative tolerance, and the gap that justifies it. Costs no product.
 
     Args:
-        singular_values: descending, non-negative.
+        singular_values: (k,), in any order.
         tol: those above tol · σ₁ count.
 
     Returns:
         rank r, and σ_r / σ_{r+1}: large where the rank is plain, near 1 where the tolerance cuts a
         continuum; inf for a full rank, for a zero map, and where σ_{r+1} is exactly zero.
 
+    Raises:
+        ValueError: singular values that are negative or not finite.
+
     Example:
         >>> numerical_rank(np.array([4.0, 2.0, 0.25]), tol=0.1)
         (2, 8.0)
     """
-    values = np.asarray(singular_values, dtype=float)
+    values = np.sort(np.asarray(singular_values, dtype=float))[::-1]
+    if not (np.isfinite(values) & (values >= 0)).all():
+        raise ValueError("singular values that are negative or not finite")
     if not len(values) or values[0] == 0:
         return 0, inf
     rank = int((values > tol * values[0]).sum())

@@ -53,7 +53,8 @@ def lyapunov_exponents(
         confidence: of the error.
 
     Raises:
-        ValueError: where the factors are not square or not of one size, or there are none.
+        ValueError: where the factors are not square or not of one size, or there are none; a confidence
+            outside (0, 1).
         FloatingPointError: where a factor is not finite.
 
     Example:
@@ -61,6 +62,8 @@ def lyapunov_exponents(
         >>> lyapunov_exponents(shear).values.abs()  # yet its log σ is ±4.6
         tensor([0., 0.], dtype=torch.float64)
     """
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence={confidence}: expected a probability between 0 and 1")
     lead, d, length = factor_sizes(factors)
     steps, q = [], None
     for factor in dense_factors(factors):
