@@ -277,6 +277,11 @@ def test_lyapunov_exponents_are_not_log_singular_values() -> None:
     assert float(log_values.sum()) == pytest.approx(0, abs=1e-12)
 
 
+def test_a_confidence_that_is_none_is_told() -> None:
+    with pytest.raises(ValueError, match="confidence=95"):
+        lyapunov_exponents(torch.eye(2).expand(40, 2, 2), confidence=95)
+
+
 def test_lyapunov_exponents_sum_to_log_det_and_tend_to_log_sigma() -> None:
     factors = gaussian(2000, 3, 3)
     found = lyapunov_exponents(factors, seed=1)
