@@ -189,18 +189,18 @@ def _measure(run: _Run, progress: Progress, reraise: bool) -> None:
 
 
 def _probed(
-    name: str, probe: Callable[[Subject, Anatomy], list[Measurement]], run: _Run, reraise: bool
-) -> list[Measurement]:
+    name: str, probe: Callable[[Subject, Anatomy], Iterable[Measurement]], run: _Run, reraise: bool
+) -> Iterator[Measurement]:
     """One probe's rows. A probe that breaks on this model is a row and a note that say so, with the reason:
     the other probes, the forecast and the verdict do not depend on it."""
     try:
-        return probe(run.subject, run.anatomy)
+        yield from probe(run.subject, run.anatomy)
     except Exception as error:
         if reraise or is_out_of_memory(error):
             raise
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         run.notes.append(f"the {name} probe could not measure this model: {reason}")
-        return [not_measured(f"{name}/all", "", reason)]
+        yield not_measured(f"{name}/all", "", reason)
 
 
 def _dtype(model: nn.Module) -> str:

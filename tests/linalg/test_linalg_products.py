@@ -299,3 +299,10 @@ def test_lyapunov_exponents_sum_to_log_det_and_tend_to_log_sigma() -> None:
 @pytest.mark.parametrize("module", [products, lyapunov])
 def test_examples_run(module) -> None:
     assert doctest.testmod(module, extraglobs={"torch": torch}).failed == 0
+
+
+def test_a_kernel_of_float32_factors_is_seen_at_their_own_round_off() -> None:
+    generator = torch.Generator().manual_seed(4)
+    factors = torch.randn(3, 8, 8, dtype=torch.float64, generator=generator)
+    factors[1] = factors[1] @ (torch.eye(8, dtype=torch.float64) - 1 / 8)
+    assert int(product_log_singular_values(factors.float()).rank) == 7

@@ -10,15 +10,16 @@ from torch import Tensor
 
 from normscope.anatomy import Anatomy, measuring, read_anatomy
 from normscope.errors import UsageError
-from normscope.linalg import dense, singular_values
+from normscope.linalg import TangentError, dense, singular_values
 from normscope.nn import SCHEMES, build
+from normscope.pipeline import CheckInterrupted, check
 from normscope.probes import Budget, Measurements, Spending, measure_jacobian
 from normscope.probes._feeding import one_sequence
 from normscope.probes._held import hold
 from normscope.probes.jacobian import deep, ends
 from normscope.probes.jacobian.layers import layers_of
 from normscope.probes.jacobian.look import Look
-from normscope.probes.jacobian.spectrum import QUANTILES, RANK_TOLERANCE
+from normscope.probes.jacobian.spectrum import QUANTILES, RANK_TOLERANCE, spectrum_rows
 from normscope.subjects import Subject
 
 PLACEMENTS = ("pre", "post", "res-post", "peri")
@@ -198,3 +199,46 @@ def test_branches_that_read_more_than_the_stream_are_no_chain() -> None:
 def test_a_budget_that_there_is_none_of() -> None:
     with pytest.raises(UsageError, match="deep"):
         Budget.of("deeep")
+
+
+def test_an_interrupted_check_keeps_the_figures_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(look: Look, part: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("normscope.probes.jacobian.deep_rows", interrupted)
+    with pytest.raises(CheckInterrupted) as stop:
+        check(gpt(8, "pre"), ids(5), steps=0, budget="deep")
+    measurements = stop.value.report.measurements
+    assert value(measurements, "sigma-max", "decoder") > 0
+    assert measurements.find("jacobian/token-singular-values", "decoder") is not None
+
+
+def test_a_part_that_cannot_be_had_does_not_take_the_others_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_chain(look: Look, part: object) -> None:
+        raise TangentError("no chain")
+
+    monkeypatch.setitem(ends.DENSE_LIMIT, Budget.DEEP, 0)
+    monkeypatch.setattr(deep, "layers_of", no_chain)
+    rows, _ = checked(gpt(12, "pre"), ids(9), Budget.DEEP)
+    assert rows.find("jacobian/rank", "decoder").how == "not measured: no chain"
+    assert value(rows, "effective-rank", "decoder") > 1
+    assert value(rows, "sigma-max", "blocks.0") > 0
+
+
+@pytest.mark.parametrize(
+    ("values", "null", "rank"),
+    [
+        ([4.0, 2.0, 1e-9], 0, 2.0),
+        ([4.0, 2.0, 1e-6, 1e-12], 1, 3.0),  # the known kernel, not the tolerance
+        ([4.0, 2.0, 1.0, 0.9], 1, 4.0),  # what was called a kernel is none
+        ([1.0, 3e-5, 1.2e-5, 8e-6, 3e-6], 0, None),  # a continuum across the tolerance
+        ([0.0, 0.0], 0, 0.0),
+    ],
+)
+def test_a_rank_is_plain_or_none(values: list[float], null: int, rank: float | None) -> None:
+    rows = {row.quantity: row for row in spectrum_rows("site", np.array(values), null, "dense")}
+    assert rows["jacobian/rank"].value == rank
+    nonzero = rows["jacobian/sigma-min-nonzero"].value
+    assert nonzero == (values[int(rank) - 1] if rank else None)
+    if rank is None:
+        assert "continuum" in rows["jacobian/condition"].how

@@ -8,7 +8,7 @@ from handmade_reports import report, stack
 from rich.console import Console
 
 from normscope.anatomy import Anatomy, Stack
-from normscope.probes import Measurement, Measurements
+from normscope.probes import Measurement, Measurements, not_measured
 from normscope.report import print_markdown, print_report, text_report
 from normscope.report.blocks import MOST_ROWS, folded
 from normscope.report.sites import compress, shorten
@@ -108,6 +108,15 @@ def test_gains_of_a_stack_are_said() -> None:
         "σ_max 40 (its blocks allow 1000); least non-zero σ 0.5, κ 80; rank 62; one token: rank 2 of 3"
     )
     assert gains_in_words("decoder", table) == ""
+
+
+def test_why_a_stack_has_no_gain_is_said() -> None:
+    """A wrong backward is what a reader should know most; what the budget left out stands elsewhere."""
+    wrong = not_measured("jacobian/sigma-max", "layers", "its derivative is not that of its forward")
+    left_out = not_measured("jacobian/sigma-min-nonzero", "layers", "--budget fast leaves it out")
+    words = gains_in_words("layers", Measurements([wrong, left_out]))
+    assert words == "σ_max not measured: its derivative is not that of its forward"
+    assert gains_in_words("layers", Measurements([left_out])) == ""
 
 
 def test_markup_in_a_name_stays_text() -> None:

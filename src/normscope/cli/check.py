@@ -41,7 +41,7 @@ Codes = Annotated[
 def command(
     model: Model,
     optimizer: Annotated[
-        str, typer.Option(help="adamw, adam, sgd or muon: what the run will use.")
+        str, typer.Option(help="adamw, adam, sgd (momentum 0.9) or muon: what the run will use.")
     ] = "adamw",
     lr: Annotated[float, typer.Option(help="The learning rate of the intended run.")] = 3e-4,
     warmup: Annotated[int, typer.Option(min=0, help="Its linear warm-up, in steps.")] = 0,

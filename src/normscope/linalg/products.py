@@ -98,7 +98,7 @@ def product_log_singular_values(
     if repetitions is None:
         repetitions = 2 if d >= 4 else 5
     if factor_error is None:
-        factor_error = torch.finfo(torch.float64 if isinstance(factors, Tensor) else factors[0].dtype).eps
+        factor_error = torch.finfo(factors.dtype if isinstance(factors, Tensor) else factors[0].dtype).eps
     generator = torch.Generator().manual_seed(seed)
     state: Graded | None = None
     for factor in dense_factors(factors):

@@ -1,6 +1,6 @@
 """Measuring: one file a probe."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from normscope.anatomy import Anatomy
 from normscope.probes.attention import measure_attention
@@ -14,7 +14,7 @@ from normscope.probes.signal import measure_signal
 from normscope.probes.weights import measure_weights
 from normscope.subjects import Subject
 
-PROBES: dict[str, Callable[[Subject, Anatomy], list[Measurement]]] = {
+PROBES: dict[str, Callable[[Subject, Anatomy], Iterable[Measurement]]] = {
     "weights": measure_weights,
     "signal": measure_signal,
     "attention": measure_attention,

@@ -54,4 +54,15 @@ def gains_in_words(site: str, measurements: Measurements) -> str:
         rank = f"rank {figures['token-rank']:.0f} of {len(spectrum)}"
         condition = figures.get("token-condition")
         parts.append(f"one token: {rank}" + ("" if condition is None else f", κ {figure(condition)}"))
-    return "; ".join(parts)
+    if "effective-rank" in figures:
+        parts.append(f"effective rank {figure(figures['effective-rank'])}")
+    return "; ".join(parts + _missing(site, measurements))
+
+
+def _missing(site: str, measurements: Measurements) -> list[str]:
+    """Why there is no σ_max, or no σ_min where the budget had one."""
+    for quantity, name in (("sigma-max", "σ_max"), ("sigma-min-nonzero", "σ_min")):
+        row = measurements.find(f"jacobian/{quantity}", site)
+        if row is not None and not row.measured and "--budget" not in row.how:
+            return [f"{name} {row.how}"]
+    return []

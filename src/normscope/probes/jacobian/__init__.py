@@ -12,6 +12,7 @@ the budget affords (`budget.py`); a part that it does not is a row that says so.
 """
 
 import copy
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -37,18 +38,19 @@ HOLDING = "the graph"
 
 def measure_jacobian(
     subject: Subject, anatomy: Anatomy, spending: Spending | None = None
-) -> list[Measurement]:
+) -> Iterator[Measurement]:
     """Jacobian figures of every branch, block and stack of `anatomy`.
 
     Eval mode, math attention, one sequence (B = 1), float32: a half-precision model is measured in a float32
-    copy. The model comes back as it was. What has no figure says why.
+    copy. The model comes back as it was. What has no figure says why. Rows come as they are measured, so that
+    an interrupted check keeps those that it has.
 
     Args:
         subject, anatomy: the model and its reading.
         spending: the account to spend from; by default a new one of the standard budget.
     """
     if not anatomy.stacks:
-        return []
+        return
     spending = spending or Spending()
     subject, anatomy, precision = _in_float32(subject, anatomy)
     with untouched(subject.model), measuring(subject.model):
@@ -57,19 +59,27 @@ def measure_jacobian(
             graph = hold(subject.model, anatomy, feed)
         spending.add(HOLDING, 1 + 2 * len(anatomy.stacks))
         conditions = f"{graph.note}, eval mode, math attention{precision}"
-        return _rows(Look(subject.model, anatomy, feed, graph, conditions, spending))
+        yield from _rows(Look(subject.model, anatomy, feed, graph, conditions, spending))
 
 
-def _rows(look: Look) -> list[Measurement]:
+def _rows(look: Look) -> Iterator[Measurement]:
     """Part by part over the whole model: what comes last is what the budget may leave out."""
     stacks, blocks = look.anatomy.stacks, look.anatomy.blocks
-    rows = [row for block in blocks for row in branch_rows(look, block)]
-    rows += [row for block in blocks for row in block_rows(look, block)]
-    rows += [row for stack in stacks for row in stack_rows(look, stack)]
-    rows += [row for stack in stacks for row in bound_rows(look, stack, rows)]
-    rows += token_rows(look)
+    of_branches = []
+    for block in blocks:
+        for row in branch_rows(look, block):
+            of_branches.append(row)
+            yield row
+    for block in blocks:
+        yield from block_rows(look, block)
+    for stack in stacks:
+        yield from stack_rows(look, stack)
+    for stack in stacks:
+        yield from bound_rows(look, stack, of_branches)
+    yield from token_rows(look)
     parts: list[Block | Stack] = [*stacks, *blocks]
-    return rows + [row for part in parts for row in deep_rows(look, part)]
+    for part in parts:
+        yield from deep_rows(look, part)
 
 
 def _in_float32(subject: Subject, anatomy: Anatomy) -> tuple[Subject, Anatomy, str]:

@@ -44,7 +44,7 @@ def _branch_norm(look: Look, block: Block, branch: Branch) -> Measurement:
             how += compared(look.graph.check_tangent(op, branch.entry, branch.output))
         return [Measurement(NORM, branch.site, factor * value, how=how)]
 
-    return guarded(look, (NORM,), branch.site, measure)[0]
+    return guarded(look, (NORM,), branch.site, measure, decides=True)[0]
 
 
 def _factor(branch: Branch) -> float | None:

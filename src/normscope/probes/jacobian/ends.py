@@ -7,6 +7,7 @@ from normscope.anatomy import Block, Stack
 from normscope.linalg import JacobianOperator, dense, singular_values
 from normscope.probes.jacobian.branches import BOUND
 from normscope.probes.jacobian.budget import Budget, OverBudget
+from normscope.probes.jacobian.layers import kernel_of
 from normscope.probes.jacobian.look import (
     MAX_PRODUCTS,
     SET_UP,
@@ -43,7 +44,7 @@ def block_rows(look: Look, block: Block) -> list[Measurement]:
         look.largest[block.site] = float(rows[0].value)  # type: ignore[arg-type]
         return [*rows, Measurement(DIMENSION, block.site, float(op.shape[1]))]
 
-    return guarded(look, (LARGEST, DIMENSION), block.site, measure)
+    return guarded(look, (LARGEST, DIMENSION), block.site, measure, decides=True)
 
 
 def _largest(look: Look, block: Block, op: JacobianOperator) -> list[Measurement]:
@@ -71,7 +72,8 @@ def _whole(look: Look, part: Block | Stack, op: JacobianOperator) -> list[Measur
         look.whole.add(site_of(part))
     how = f"dense SVD; {look.conditions}{was}"
     largest = Measurement(LARGEST, site_of(part), float(values[0]), how=how)
-    return [largest, *spectrum_rows(site_of(part), values, how)]
+    kernel = kernel_of(look, part)
+    return [largest, *spectrum_rows(site_of(part), values, kernel.dimension if kernel else 0, how)]
 
 
 def stack_rows(look: Look, stack: Stack) -> list[Measurement]:
@@ -93,7 +95,7 @@ def stack_rows(look: Look, stack: Stack) -> list[Measurement]:
         whole = _whole(look, stack, op) or [Measurement(LARGEST, stack.name, value, how=how)]
         return [*whole, contraction]
 
-    return guarded(look, (LARGEST, CONTRACTION), stack.name, measure)
+    return guarded(look, (LARGEST, CONTRACTION), stack.name, measure, decides=True)
 
 
 def _contraction(look: Look, op: JacobianOperator, site: str) -> Measurement:

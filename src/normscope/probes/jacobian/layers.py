@@ -43,9 +43,13 @@ def layers_of(look: Look, part: Block | Stack) -> list[Layer]:
 
 
 def kernel_of(look: Look, part: Block | Stack) -> TokenProjector | None:
-    """The left kernel of the norm on the stream that `part` ends in; None where it ends in none."""
+    """The left kernel of the norm on the stream that `part` ends in; None where there is none, or more of it
+    than the closed form."""
     blocks = part.blocks if isinstance(part, Stack) else (part,)
-    return _left_kernel(look, blocks, blocks[-1].exit)
+    try:
+        return _left_kernel(look, blocks, blocks[-1].exit)
+    except TangentError:
+        return None
 
 
 def _is_chain(whole: JacobianOperator, maps: list[JacobianOperator]) -> bool:

@@ -107,22 +107,30 @@ def compared(was: bool) -> str:
 
 
 def guarded(
-    look: Look, quantities: Iterable[str], site: str, measure: Callable[[], list[Measurement]]
+    look: Look,
+    quantities: Iterable[str],
+    site: str,
+    measure: Callable[[], list[Measurement]],
+    *,
+    decides: bool = False,
 ) -> list[Measurement]:
     """What `measure` gives, or why there is nothing, for each of `quantities`.
 
-    A site without a derivative is refused from then on; one that the budget leaves out is not.
+    Args:
+        decides: whether a site that has no derivative here is refused from then on.
     """
     reason = look.refused.get(site, "")
     if not reason:
         try:
             return measure()
         except OverBudget as left_out:
-            reason = str(left_out)
+            decides, reason = False, str(left_out)
         except TangentError as error:
-            reason = look.refused[site] = str(error)
+            reason = str(error)
         except FloatingPointError:
-            reason = look.refused[site] = "a product with the Jacobian is not finite"
+            reason = "a product with the Jacobian is not finite"
+    if decides:
+        look.refused[site] = reason
     return [not_measured(quantity, site, reason) for quantity in quantities]
 
 

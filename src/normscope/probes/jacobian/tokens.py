@@ -5,18 +5,20 @@ whose attention is not causal is looked at through a short sequence, by one VJP 
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from normscope.anatomy import Block, Stack
-from normscope.linalg import TangentError, condition_number, dense, numerical_rank, singular_values
+from normscope.linalg import TangentError, dense, singular_values
 from normscope.probes._held import hold
 from normscope.probes._one_token import OneToken
 from normscope.probes.jacobian.budget import Budget
+from normscope.probes.jacobian.layers import kernel_of
 from normscope.probes.jacobian.look import Look, guarded, site_of
-from normscope.probes.jacobian.spectrum import RANK_TOLERANCE
-from normscope.probes.measurement import Measurement, not_measured
+from normscope.probes.jacobian.spectrum import ranked_rows
+from normscope.probes.measurement import Measurement
 
 PART = "one token"
 VALUES, RANK, CONDITION = (f"jacobian/token-{name}" for name in ("singular-values", "rank", "condition"))
@@ -63,21 +65,20 @@ def _rows(look: Look, followed: OneToken, part: Block | Stack) -> list[Measureme
                 look.spending.add(PART, followed.forwards - before)
             values = singular_values(jacobian)
         where = f"the last of {tokens} tokens, keys and values of the others fixed"
-        return _figures(site_of(part), values, f"dense SVD; {where}, {look.conditions}")
+        kernel = kernel_of(look, part)
+        null = kernel.dimension // tokens if kernel else 0
+        return _figures(site_of(part), values, null, f"dense SVD; {where}, {look.conditions}")
 
     return guarded(look, (VALUES, RANK, CONDITION), site_of(part), measure)
 
 
-def _figures(site: str, values: np.ndarray, how: str) -> list[Measurement]:
-    rank, gap = numerical_rank(values, RANK_TOLERANCE)
-    counted = f"σ > {RANK_TOLERANCE:g} σ₁, gap {gap:.3g}; {how}"
-    rows = [
+def _figures(site: str, values: np.ndarray, null: int, how: str) -> list[Measurement]:
+    ranked = {row.quantity.removeprefix("jacobian/"): row for row in ranked_rows(site, values, null, how)}
+    return [
         Measurement(VALUES, site, tuple(map(float, values)), how=how),
-        Measurement(RANK, site, float(rank), how=counted),
+        replace(ranked["rank"], quantity=RANK),
+        replace(ranked["condition"], quantity=CONDITION),
     ]
-    if rank == 0:
-        return [*rows, not_measured(CONDITION, site, "the map is zero")]
-    return [*rows, Measurement(CONDITION, site, condition_number(values, rank=rank), how=counted)]
 
 
 def _sizes(look: Look, part: Block | Stack) -> tuple[int, int]:
@@ -108,4 +109,4 @@ def _of_short(look: Look, stack: Stack, obstacle: str) -> list[Measurement]:
     rows = torch.arange(op.shape[0] - d_out, op.shape[0])
     values = singular_values(dense(op, rows=rows)[:, -d_in:])
     how = f"dense SVD; the last of {fed} tokens, by VJPs of the whole sequence, {look.conditions}"
-    return _figures(stack.name, values, how)
+    return _figures(stack.name, values, 0, how)
