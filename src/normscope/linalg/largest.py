@@ -1,4 +1,7 @@
-"""σ_max and its vectors, by Golub–Kahan–Lanczos; how far it is to be trusted is in `golub_kahan`."""
+"""σ_max and its vectors, by Golub–Kahan–Lanczos; how far it is to be trusted: see `golub_kahan`.
+
+Sources: Golub & Kahan 1965; Hochstenbach 2013, "Probabilistic upper bounds for the matrix two-norm".
+"""
 
 from dataclasses import dataclass, field
 
