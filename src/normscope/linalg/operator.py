@@ -13,14 +13,17 @@ takes 0.8 of such a step at T = 128, 0.9 at 256 and 1.7 at 1024; with heads of 3
 
 A hand-written backward may be wrong, or be constant for autograd, and then Jv comes out wrong or zero
 without a word. So each Jv is held against Jᵀu of one random u (it costs two dot products), and where f
-itself is known, the first tangent is held against central finite differences. What fails raises
-`TangentError`: no figure is better than a wrong one.
+itself is known, the first tangent is held against finite differences. A backward may also be no linear
+function of its gradient (guided backpropagation); at that one u it would agree with Jv. So each Jᵀu is held
+against the first Jv, and where there is none yet, a batch against a random sum of its rows (one VJP). What
+fails raises `TangentError`: no figure is better than a wrong one.
 
 Source: Townsend 2017, "A new trick for calculating Jacobian vector products"; Pearlmutter 1994.
 """
 
 import difflib
 from collections.abc import Callable
+from math import inf
 
 import torch
 from torch import Tensor
@@ -40,6 +43,9 @@ from normscope.linalg.tangents import (
     Tangents,
     require_adjoint,
 )
+
+LINEAR = 1e-2
+"""Relative gap from which Jᵀ of a sum is not the sum of Jᵀ."""
 
 
 class JacobianOperator(BaseMap):
@@ -86,6 +92,8 @@ class JacobianOperator(BaseMap):
         'double backward'
     """
 
+    note: str
+
     def __init__(
         self, f: Callable[[Tensor], Tensor], x: Tensor, *, method: str | None = None, seed: int = 0
     ) -> None:
@@ -116,7 +124,7 @@ class JacobianOperator(BaseMap):
             TypeError: what is no tensor.
             ValueError: tensors that are not floating, or empty.
             TangentError: at the first product, where no path leads from `inputs` to `outputs`, where the
-                graph has no second derivative, and where Jv contradicts Jᵀu.
+                graph has no second derivative, where Jv contradicts Jᵀu, and where Jᵀu is not linear in u.
 
         Example:
             >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
@@ -150,13 +158,14 @@ class JacobianOperator(BaseMap):
             (graph.outputs.numel(), graph.inputs.numel()), graph.inputs.dtype, graph.inputs.device
         )
         self.method = Method.DOUBLE_BACKWARD
-        self.note: str = ""
+        self.note = ""
         self._graph = graph
         self._tangents: Tangents = DoubleBackward(graph)
         self._copies = copies
         self._generator = torch.Generator().manual_seed(seed)
         self._adjoint: tuple[Tensor, Tensor] | None = None  # (u, Jᵀu), every Jv is held against it
-        self._tangent: tuple[Tensor, Tensor] | None = None  # (v, Jv), batches of Jᵀu are
+        self._tangent: tuple[Tensor, Tensor] | None = None  # (v, Jv) of the random v of the set-up
+        self._witness: tuple[Tensor, Tensor] | None = None  # (v, Jv), every Jᵀu is held against it
 
     def _choose(self, function: MeasuredFunction, methods: tuple[Method, ...]) -> list[str]:
         """Take the first method that is not refused; what the others said."""
@@ -172,7 +181,7 @@ class JacobianOperator(BaseMap):
 
     def _use(self, method: Method, function: MeasuredFunction) -> None:
         """Take one method; its first product is held against finite differences."""
-        self.method, v = method, self._draw(self.shape[1])
+        self.method, self._witness, v = method, None, self._draw(self.shape[1])
         if method is Method.CENTRAL_DIFFERENCES:
             differences = self._differences(function)
             differences.require_agreement(v.reshape(self._graph.inputs.shape))
@@ -194,7 +203,7 @@ class JacobianOperator(BaseMap):
             if method is Method.DOUBLE_BACKWARD and self._graph.is_once_differentiable():
                 raise Refused("a function on the way is marked once_differentiable") from error
             raise TangentError(f"{error}; {self._remedy(function, v)}") from error
-        self._tangent = (v, jv)
+        self._tangent = self._witness = (v, jv)
 
     def _differences(self, function: MeasuredFunction) -> CentralDifferences:
         cotangents = torch.stack([self._draw(self.shape[0]) for _ in range(NUM_COTANGENTS)])
@@ -217,13 +226,50 @@ class JacobianOperator(BaseMap):
         found = tangents.detach().reshape(len(rows), -1)
         if self.method is not Method.CENTRAL_DIFFERENCES:  # those measure their own error
             require_adjoint(cotangent, pulled, rows.to(x), found)
+            self._remember(rows[0].to(x), found[0])
         return found.to(self.device, self.dtype)
 
     def _backward(self, rows: Tensor) -> Tensor:
         self._require_path()
         y = self._graph.outputs
-        pulled = self._pull(rows.to(y).reshape(-1, *y.shape))
-        return pulled.detach().reshape(len(rows), -1).to(self.device, self.dtype)
+        mixed = self._witness is None and len(rows) > 1
+        cotangents = self._with_sum(rows.to(y)) if mixed else rows.to(y)
+        pulled = self._pull(cotangents.reshape(-1, *y.shape)).detach().reshape(len(cotangents), -1)
+        if mixed:
+            pulled = self._without_sum(pulled)
+        elif self._witness is not None:
+            require_adjoint(*self._witness, cotangents, pulled)
+        return pulled.to(self.device, self.dtype)
+
+    def _remember(self, v: Tensor, jv: Tensor) -> None:
+        """The first Jv, at the length of a random v."""
+        length = float(v.double().norm())
+        if self._witness is None and 0 < length < inf:
+            scale = len(v) ** 0.5 / length
+            self._witness = (v.detach() * scale, jv * scale)
+
+    def _with_sum(self, rows: Tensor) -> Tensor:
+        """The rows, and a random sum of them below."""
+        return torch.cat((rows, (self._weights(rows) @ rows).unsqueeze(0)))
+
+    def _without_sum(self, pulled: Tensor) -> Tensor:
+        """The rows, of which the last must be that sum."""
+        *_, found = pulled
+        rows = pulled[:-1]
+        weights = self._weights(rows)
+        gap = float((weights @ rows - found).double().norm())
+        size = float((weights * rows.norm(dim=-1)).double().norm())
+        if not gap <= LINEAR * size:
+            raise TangentError(
+                f"Jᵀu is not linear in u: off by {gap:.2g} at size {size:.2g} for a sum of {len(rows)} rows; "
+                "a backward on the way is no linear function of its gradient"
+            )
+        return rows
+
+    @staticmethod
+    def _weights(rows: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(len(rows))
+        return torch.randn(len(rows), generator=generator, dtype=torch.float64).to(rows)
 
     def _push(self, tangents: Tensor) -> Tensor:
         if self._copies is not None and self.method is Method.DOUBLE_BACKWARD:
