@@ -6,7 +6,7 @@ from jacobian_cases import dense_jacobian
 from torch import Tensor
 
 from normscope.linalg import JacobianOperator, TangentError
-from normscope.linalg.graph import HeldGraph
+from normscope.linalg.graph import KeptGraph
 
 
 def random(*shape: int) -> Tensor:
@@ -127,10 +127,10 @@ class Looks(torch.autograd.Function):
 
 def test_what_was_let_go_is_told_when_it_is_asked_for() -> None:
     x = random(6).requires_grad_()
-    graph = HeldGraph(Looks.apply(x), x, x, lean=True)
+    graph = KeptGraph(Looks.apply(x), x, x, lean=True)
     torch.testing.assert_close(graph.push(torch.ones_like(x)), x.detach().cos())
     torch.testing.assert_close(graph.push(x.detach()), x.detach().cos() * x.detach())
-    graph = HeldGraph(Looks.apply(x), x, x, lean=True)
+    graph = KeptGraph(Looks.apply(x), x, x, lean=True)
     graph.push(torch.zeros_like(x))
     with pytest.raises(TangentError, match="another part of the graph"):
         graph.push(torch.ones_like(x))

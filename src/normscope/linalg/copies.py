@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from normscope.linalg.function import MeasuredFunction
-from normscope.linalg.graph import HeldGraph, TangentError
+from normscope.linalg.graph import KeptGraph, TangentError
 
 MOST_ELEMENTS = 2**15
 """Elements of all copies together: what they hold is bounded, and nothing is won beyond."""
@@ -26,7 +26,7 @@ class Copies:
 
     def __init__(self, f: MeasuredFunction, x: Tensor, y: Tensor) -> None:
         self._f, self._x, self._y = f, x.detach(), y.detach()
-        self._graph: HeldGraph | None = None
+        self._graph: KeptGraph | None = None
         self._num = 0
         self._joined: bool | None = None
         self.usable = 2 * x.numel() <= MOST_ELEMENTS
@@ -53,13 +53,13 @@ class Copies:
     def _rows(parts: list[Tensor], num_rows: int, one: Tensor) -> Tensor:
         return torch.cat([part.reshape(-1, *one.shape) for part in parts])[:num_rows]
 
-    def _held(self, num_rows: int) -> HeldGraph:
+    def _held(self, num_rows: int) -> KeptGraph:
         num = min(num_rows, MOST_ELEMENTS // self._x.numel())
         if self._graph is None or num > self._num:
             self._graph, self._num = None, num  # the old one is let go first
             outputs, inputs = self._f.with_graph(self._batch([self._x] * num))
             self._require_rows(outputs, [self._y] * num)
-            self._graph = HeldGraph(outputs, inputs, inputs, lean=True)
+            self._graph = KeptGraph(outputs, inputs, inputs, lean=True)
         return self._graph
 
     def _batch(self, rows: list[Tensor]) -> Tensor:

@@ -26,7 +26,7 @@ class Refused(TangentError):
     """PyTorch says so itself: no second derivative, no forward mode, a freed or reentrant graph."""
 
 
-class HeldGraph:
+class KeptGraph:
     """y = f(x) in a graph that is kept: Jᵀu by one VJP, Jv by one VJP over the graph of u ↦ Jᵀu.
 
     Source: Townsend 2017, "A new trick for calculating Jacobian vector products"; Pearlmutter 1994.

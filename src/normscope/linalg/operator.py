@@ -7,7 +7,7 @@ Each costs about one forward of f; setting up costs about two more, and the chec
 there is no double backward, Jv comes by forward mode, or by central differences: see `tangents`.
 
 Both graphs together hold no more than the forward of a training step with the same kernels, parameters apart
-(0.6 to 1.0 of it over the placements of `normscope.nn`): see `function` and `HeldGraph`. A training step with
+(0.6 to 1.0 of it over the placements of `normscope.nn`): see `function` and `KeptGraph`. A training step with
 fused attention does not hold the T×T probabilities, and they are held here: with heads of 64 a Pre-LN stack
 takes 0.8 of such a step at T = 128, 0.9 at 256 and 1.7 at 1024; with heads of 32, 2.6 at 1024.
 
@@ -32,7 +32,7 @@ from torch.autograd.graph import GradientEdge
 from normscope.linalg.copies import Copies
 from normscope.linalg.differences import require_tangent
 from normscope.linalg.function import MeasuredFunction, require_point
-from normscope.linalg.graph import HeldGraph, Refused, TangentError, connected
+from normscope.linalg.graph import KeptGraph, Refused, TangentError, connected
 from normscope.linalg.maps import BaseMap
 from normscope.linalg.tangents import (
     NUM_COTANGENTS,
@@ -100,7 +100,7 @@ class JacobianOperator(BaseMap):
         chosen = tuple(Method) if method is None else (_known(method),)
         function = MeasuredFunction(f, x)
         outputs, inputs = function.with_graph(function.x)
-        self._set_up(HeldGraph(outputs, inputs, inputs, lean=True), Copies(function, inputs, outputs), seed)
+        self._set_up(KeptGraph(outputs, inputs, inputs, lean=True), Copies(function, inputs, outputs), seed)
         refusals = self._choose(function, chosen)
         self.note = "; ".join(filter(None, (function.note, *refusals, self.note)))
 
@@ -135,7 +135,7 @@ class JacobianOperator(BaseMap):
         for name, tensor in (("outputs", outputs), ("inputs", inputs)):
             require_point(name, tensor)
         op = cls.__new__(cls)
-        op._set_up(HeldGraph(outputs, inputs, inputs if edge is None else edge), None, seed)
+        op._set_up(KeptGraph(outputs, inputs, inputs if edge is None else edge), None, seed)
         return op
 
     def connected(self) -> bool:
@@ -153,7 +153,7 @@ class JacobianOperator(BaseMap):
         """Relative error of a product, beside ‖J‖."""
         return self._tangents.round_off
 
-    def _set_up(self, graph: HeldGraph, copies: Copies | None, seed: int) -> None:
+    def _set_up(self, graph: KeptGraph, copies: Copies | None, seed: int) -> None:
         super().__init__(
             (graph.outputs.numel(), graph.inputs.numel()), graph.inputs.dtype, graph.inputs.device
         )

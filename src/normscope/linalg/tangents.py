@@ -18,7 +18,7 @@ from torch import Tensor
 
 from normscope.linalg.differences import TOLERANCE, central_difference, step
 from normscope.linalg.function import math_attention
-from normscope.linalg.graph import HeldGraph, Refused, TangentError, first_line
+from normscope.linalg.graph import KeptGraph, Refused, TangentError, first_line
 
 Map = Callable[[Tensor], Tensor]
 
@@ -55,7 +55,7 @@ class Tangents(Protocol):
 class DoubleBackward:
     """One VJP over the graph of u ↦ Jᵀu."""
 
-    def __init__(self, graph: HeldGraph) -> None:
+    def __init__(self, graph: KeptGraph) -> None:
         self._graph = graph
         self.round_off = _eps(graph)
 
@@ -67,7 +67,7 @@ class DoubleBackward:
 class ForwardMode:
     """`torch.func.jvp`, batched by vmap where the ops can be."""
 
-    def __init__(self, f: Map, graph: HeldGraph) -> None:
+    def __init__(self, f: Map, graph: KeptGraph) -> None:
         self._f, self._x = f, graph.inputs.detach()
         self.round_off = _eps(graph)
 
@@ -101,7 +101,7 @@ class CentralDifferences:
     step is made smaller where that error is large (two more forwards each time), and the best is kept.
     """
 
-    def __init__(self, f: Map, graph: HeldGraph, cotangents: Tensor) -> None:
+    def __init__(self, f: Map, graph: KeptGraph, cotangents: Tensor) -> None:
         self._f, self._x, self._y = f, graph.inputs.detach(), graph.outputs.detach()
         self._cotangents = cotangents.double()
         shaped = cotangents.to(self._y).reshape(-1, *self._y.shape)
@@ -185,5 +185,5 @@ def require_adjoint(cotangents: Tensor, pulled: Tensor, v: Tensor, jv: Tensor) -
         )
 
 
-def _eps(graph: HeldGraph) -> float:
+def _eps(graph: KeptGraph) -> float:
     return max(torch.finfo(t.dtype).eps for t in (graph.inputs, graph.outputs))
