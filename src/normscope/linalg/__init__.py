@@ -5,7 +5,7 @@ sigma_max(op, tol=1e-2)            # σ_max by Golub–Kahan–Lanczos, with err
 singular_values(dense(op))         # every σ, where the map is small
 numerical_rank(values, tol)        # (rank, gap)
 top_singular(op, 20)               # the k largest, with multiplicity
-sigma_min(op, kernel=…)            # the smallest that is not known to be zero, for κ up to about 35
+sigma_min(op, kernel=…)            # the smallest that is not known to be zero, for κ up to 10–20
 layerwise_sigma_min(layers)        # the same for a product of layers, far beyond
 """
 

@@ -65,7 +65,9 @@ class LogDensity:
         distance: W₁ in nats from `distribution` to the truth, outside the kernel; an upper estimate, value 0.
         resolution: σ up to which the kernel reaches; 0 where none was found.
         kernel_gain: gain that a random vector of the named kernels had; it enters the errors.
-        confidence: of all sampling errors.
+        confidence: of all sampling errors. It is met where no part of the spectrum is a few σ far from the
+            rest: what few probes have of those is skewed. With 3 of 250 σ at 1e-6 and the rest in [1, 7.4],
+            12 of 150 intervals of the mean at 95 % missed it: more probes, or name what is known of them.
         products: Jv and Jᵀu spent.
         status: CONVERGED where the truncation of `distance` is ≤ tol · std, or round-off: then the sampling
             is what counts, and more probes help. NOT_CONVERGED: more steps.
