@@ -16,7 +16,7 @@ from normscope.probes._held import HeldGraph
 from normscope.probes.jacobian.budget import OverBudget, Spending
 from normscope.probes.measurement import EXACT, Measurement, not_measured
 
-CONFIDENCE = {"part": 0.95, "stack": 0.9}
+CONFIDENCE = {"part": 0.95, "stack": 0.8}
 """Of an iterative figure's error. At 0.999 the stack would cost half as much again; actual errors are mostly
 far smaller."""
 
