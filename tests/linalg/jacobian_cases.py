@@ -91,3 +91,25 @@ class DiagonalMap:
         if self._u is None or self._v is None:
             return self.values * u
         return self._v @ (self.values * (self._u.T @ u))
+
+
+class ConstantBackward(torch.autograd.Function):
+    """Right first derivative, but its backward leaves autograd: Jv is silently zero."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return torch.from_numpy(gradient.detach().numpy() * x.detach().cos().numpy())
+
+
+class StraightThrough(ConstantBackward):
+    """Linear in the gradient, so the adjoint test passes; only the function itself gives it away."""
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        return gradient

@@ -140,7 +140,8 @@ def _composition(matrix: Tensor, junk: Tensor) -> LinearMap:
 
 def _jacobian(matrix: Tensor, junk: Tensor) -> LinearMap:
     return JacobianOperator(
-        lambda x: torch.tanh(matrix @ torch.sin(x)), torch.zeros(matrix.shape[1], dtype=F64)
+        lambda x: torch.tanh(matrix @ torch.sin(x)),
+        torch.zeros(matrix.shape[1], dtype=F64, device=matrix.device),
     )
 
 
@@ -162,6 +163,12 @@ OPERATORS: dict[str, Callable[[Tensor, Tensor], LinearMap]] = {
     "jacobian on a graph": _on_graph,
 }
 """Name → (matrix, junk that must not be seen) → an operator with the singular values of the matrix."""
+
+if torch.cuda.is_available():
+    OPERATORS |= {
+        "matrix on cuda": lambda matrix, junk: Matrix(matrix.cuda()),
+        "jacobian on cuda": lambda matrix, junk: _jacobian(matrix.cuda(), junk),
+    }
 
 LARGER = ("projected", "deflated")
 """Operators with five more dimensions, which are kernels."""

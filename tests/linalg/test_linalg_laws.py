@@ -206,5 +206,5 @@ def test_the_operators_are_their_matrices() -> None:
             m, n = factor.dense.shape
             assert factor.op.shape == (m, n)
             v, u = drawn(n), drawn(m)
-            torch.testing.assert_close(factor.op.matvec(v), factor.dense @ v)
-            torch.testing.assert_close(factor.op.rmatvec(u), factor.dense.T @ u)
+            torch.testing.assert_close(factor.op.matvec(v).cpu(), factor.dense @ v)
+            torch.testing.assert_close(factor.op.rmatvec(u).cpu(), factor.dense.T @ u)

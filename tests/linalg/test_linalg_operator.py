@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.sparse.linalg
 import torch
-from jacobian_cases import CASES, Case
+from jacobian_cases import CASES, Case, ConstantBackward, StraightThrough
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -108,20 +108,6 @@ def test_wrong_sizes_and_dtypes_are_told() -> None:
         JacobianOperator.on_graph(torch.ones(2), torch.ones(2, dtype=torch.int64))
 
 
-class ConstantBackward(torch.autograd.Function):
-    """Right first derivative, but its backward leaves autograd: Jv is silently zero."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x.sin()
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return torch.from_numpy(gradient.detach().numpy() * x.detach().cos().numpy())
-
-
 class HalfBackward(ConstantBackward):
     """A backward half of which leaves autograd: Jv is silently too small."""
 
@@ -129,14 +115,6 @@ class HalfBackward(ConstantBackward):
     def backward(ctx, gradient: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         return (0.5 * gradient + 0.5 * gradient.detach()) * x.cos()
-
-
-class StraightThrough(ConstantBackward):
-    """Linear in the gradient, so the adjoint test passes; only the function itself gives it away."""
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> Tensor:
-        return gradient
 
 
 class Honest(ConstantBackward):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from jacobian_cases import CASES, Case, dense_jacobian
+from jacobian_cases import CASES, Case, ConstantBackward, StraightThrough, dense_jacobian
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -127,29 +127,10 @@ def test_reentrant_checkpoints_have_no_vjp_and_no_method_helps() -> None:
         JacobianOperator(lambda x: checkpoint(torch.sin, x, use_reentrant=True), random(4))
 
 
-class LeavesAutograd(torch.autograd.Function):
-    """Right backward, constant for autograd: Jᵀu is right and Jv by double backward silently zero."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x.sin()
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> Tensor:
-        return gradient.detach() * ctx.saved_tensors[0].cos()
-
-
-class StraightThrough(LeavesAutograd):
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> Tensor:
-        return gradient
-
-
 @pytest.mark.parametrize("skip", [0.0, 1.0])
 def test_the_message_names_the_method_that_is_left(skip: float) -> None:
     def f(x: Tensor) -> Tensor:
-        return skip * x + LeavesAutograd.apply(x)
+        return skip * x + ConstantBackward.apply(x)
 
     x = random(40)
     with pytest.raises(TangentError, match='method="central differences" measures Jv'):

@@ -49,7 +49,8 @@ from normscope.linalg.golub_kahan import Bidiagonalisation, LinearMap, Status
 from normscope.linalg.graph import NO_PATH, TangentError
 from normscope.linalg.l2_norm import l2_norm_jacobian, l2_norm_kernel, l2_norm_singular_values
 from normscope.linalg.largest import SigmaMax, sigma_max
-from normscope.linalg.layerwise import Layer, LayerwiseInverse, layerwise_sigma_min
+from normscope.linalg.layer_inverse import Layer, LayerwiseInverse
+from normscope.linalg.layerwise import layerwise_sigma_min
 from normscope.linalg.lyapunov import LyapunovExponents, lyapunov_exponents
 from normscope.linalg.maps import (
     Composition,

@@ -6,16 +6,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normscope.linalg.operator import JacobianOperator
+from normscope.linalg.golub_kahan import LinearMap
+from normscope.linalg.maps import backward
 
 
-def dense(op: JacobianOperator, *, rows: Tensor | None = None, chunk: int = 64) -> Tensor:
-    """J [m, n], or some rows of it [r, n], by batched VJPs. Costs one product a row.
+def dense(op: LinearMap, *, rows: Tensor | None = None, chunk: int = 64) -> Tensor:
+    """J [m, n], or some rows of it [r, n], from its products with unit vectors, batched where it can be.
+
+    Costs one product Jᵀu a row.
 
     Args:
-        op: the operator.
+        op: the map.
         rows: indices of outputs (r,), default all.
-        chunk: VJPs that run at once; memory grows with it.
+        chunk: products that run at once; memory grows with it.
 
     Raises:
         ValueError: chunk is under 1.
@@ -34,7 +37,7 @@ def dense(op: JacobianOperator, *, rows: Tensor | None = None, chunk: int = 64) 
     for some in rows.split(chunk):
         cotangents = torch.zeros(len(some), m, dtype=op.dtype, device=op.device)
         cotangents[torch.arange(len(some), device=op.device), some] = 1
-        parts.append(op.rmatmat(cotangents))
+        parts.append(backward(op, cotangents))
     return torch.cat(parts)
 
 

@@ -6,10 +6,9 @@
 Each costs about one forward of f; setting up costs about two more, and the check of the tangent one. Where
 there is no double backward, Jv comes by forward mode, or by central differences: see `tangents`.
 
-Both graphs together hold no more than the forward of a training step with the same kernels, parameters apart
-(0.6 to 1.0 of it over the placements of `normscope.nn`): see `function` and `KeptGraph`. A training step with
-fused attention does not hold the T×T probabilities, and they are held here: with heads of 64 a Pre-LN stack
-takes 0.8 of such a step at T = 128, 0.9 at 256 and 1.7 at 1024; with heads of 32, 2.6 at 1024.
+Both graphs together hold no more than the forward of a training step with the same kernels, parameters
+apart: see `function` and `KeptGraph`. A training step with fused attention does not hold the T×T
+probabilities, and they are held here: beside such a step it is more where T is long.
 
 A hand-written backward may be wrong, or be constant for autograd, and then Jv comes out wrong or zero
 without a word. So each Jv is held against Jᵀu of one random u (it costs two dot products), and where f

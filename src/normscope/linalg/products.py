@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from normscope.linalg.dense import dense
 from normscope.linalg.golub_kahan import LinearMap, Status
 from normscope.linalg.graded import Graded
 from normscope.linalg.graded_svd import log_singular_values
@@ -71,7 +72,7 @@ def product_log_singular_values(
     """log σ of J_L ⋯ J_1, of each of a batch of products.
 
     Costs 1 + `repetitions` QR decompositions and four matrix products a factor, O(L d³); of a `LinearMap`
-    d products (`matmat`, rows in and rows out, of the identity where it has that, else column by column).
+    d products (`dense`).
 
     Args:
         factors: dense, [..., L, d, d] with J_1 first, or L square maps, J_1 first, one made dense at a time.
@@ -124,18 +125,11 @@ def product_log_singular_values(
 
 def dense_factors(factors: Tensor | Sequence[LinearMap]) -> Iterator[Tensor]:
     """J_1, J_2, … in float64, each [B, d, d], B the product of the leading axes; made one at a time."""
-    each = factors.unbind(-3) if isinstance(factors, Tensor) else map(_as_matrix, factors)
+    each = factors.unbind(-3) if isinstance(factors, Tensor) else map(dense, factors)
     for number, factor in enumerate(each):
         if not bool(factor.isfinite().all()):
             raise FloatingPointError(f"factor {number + 1} is not finite")
         yield factor.detach().double().reshape(-1, *factor.shape[-2:])
-
-
-def _as_matrix(op: LinearMap) -> Tensor:
-    """J [d, d], from its products with the identity."""
-    eye = torch.eye(op.shape[1], dtype=op.dtype, device=op.device)
-    matmat = getattr(op, "matmat", None)
-    return torch.stack([op.matvec(e) for e in eye], 1) if matmat is None else matmat(eye).T
 
 
 def factor_sizes(factors: Tensor | Sequence[LinearMap]) -> tuple[tuple[int, ...], int, int]:

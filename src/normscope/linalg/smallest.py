@@ -131,12 +131,17 @@ def sigma_min(
             seed=seed,
             confidence=confidence,
         )
-        return replace(found, left=found.right, right=found.left, deflated=_side(kernel, left_kernel))
+        return replace(
+            found,
+            left=found.right,
+            right=found.left,
+            deflated=side_of(kernel is not None, left_kernel is not None),
+        )
     deflated = Deflated(op, kernel=kernel, left_kernel=left_kernel)
     gain, spent = kernel_gain(op, deflated, seed)
     process = Bidiagonalisation(deflated, seed=seed, within=(deflated.keep_right, deflated.keep_left))
     status, error = _iterate(process, tol, max_products - spent, confidence, gain)
-    return _result(process, status, error, spent, gain, _side(kernel, left_kernel))
+    return _result(process, status, error, spent, gain, side_of(kernel is not None, left_kernel is not None))
 
 
 def _iterate(
@@ -206,9 +211,8 @@ def _largest(process: Bidiagonalisation) -> float:
     return float(process.ritz_values()[0]) if process.alpha else 0.0
 
 
-def _side(kernel: Kernel | None, left_kernel: Kernel | None) -> Side:
-    if kernel is not None and left_kernel is not None:
+def side_of(right: bool, left: bool) -> Side:
+    """The name of the kernels that were named."""
+    if right and left:
         return Side.BOTH
-    if kernel is None:
-        return Side.NONE if left_kernel is None else Side.LEFT
-    return Side.RIGHT
+    return Side.RIGHT if right else Side.LEFT if left else Side.NONE

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from normscope.anatomy import Anatomy, Block, Stack
 from normscope.linalg import JacobianOperator, TangentError, dense
+from normscope.linalg.function import held_off
 from normscope.probes._feeding import Feed, shape_of
 from normscope.probes._held import HeldGraph
-from normscope.probes._token_follow import Ends, TokenMap, follow, frozen
+from normscope.probes._token_follow import Ends, TokenMap, follow
 
 VALUE_TOLERANCE = 1e-4
 """Relative distance from which the token run alone is not the token of the sequence; float32 gathers less."""
@@ -82,7 +83,7 @@ class OneToken:
         ends = (blocks[0].entry, blocks[-1].exit)
         found = self._map(ends, all_ends)
         share = len(blocks) / len(self._anatomy.blocks)
-        with frozen(self._model):
+        with held_off(list(self._model.parameters())):
             op = _operator(found)
         jacobian = dense(op, chunk=CHUNK)
         self.forwards += share * (1 + op.products) / found.tokens

@@ -1,8 +1,7 @@
 """Follow one token through a forward of the whole sequence, from entries to exits, onto tapes."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from normscope.anatomy import Site
 from normscope.anatomy.calls import ModuleCalls
 from normscope.anatomy.record import op_identity
+from normscope.linalg.function import held_off
 from normscope.probes._token_products import PRODUCTS
 from normscope.probes._token_rules import RULES, OpCall
 from normscope.probes._token_tape import Lost, Slot, Tape, Track, Tracks, Unfollowed
@@ -58,21 +58,9 @@ def follow(
         tokens: how many tokens were fed: tells the axis of tokens where a stream has several.
     """
     follower = _Follower(model, parts, token, tokens)
-    with frozen(model), torch.enable_grad(), follower.calls.watching(), follower:
+    with held_off(list(model.parameters())), torch.enable_grad(), follower.calls.watching(), follower:
         call_model(model, batch)
     return {part: follower.found.get(part, "its entry or its exit did not come by") for part in parts}
-
-
-@contextmanager
-def frozen(model: nn.Module) -> Iterator[None]:
-    """No parameter requires grad; on leaving each is as it was."""
-    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    try:
-        model.requires_grad_(False)
-        yield
-    finally:
-        for parameter, flag in flags:
-            parameter.requires_grad_(flag)
 
 
 @dataclass

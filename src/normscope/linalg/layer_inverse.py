@@ -1,0 +1,282 @@
+"""The inverse of a stack J = J_L … J_1 from solves with its layers, each far better conditioned than J.
+
+    J⁻¹u = J_1⁻¹ (J_2⁻¹ (… J_L⁻¹ u)).
+
+Golub–Kahan–Lanczos on J needs about κ(J) products to see σ_min; on J⁻¹ it needs as few as for any σ_max, and
+each of its products costs what the solves cost: a few products with each layer, as a Pre-LN layer is I + A.
+
+Layers with kernels (Post-LN: N′(I + A) with the left kernel of N′ known in closed form). Pseudo-inverses do
+not multiply in general; they do for full-rank factors: (BC)⁺ = C⁺B⁺ for B of full column rank and C of full
+row rank. So with P_l the projector onto range(J_l), each layer but the first is inverted *between* ranges,
+
+    J⁺ = J_1⁺ (P_2 J_2 P_1)⁺ … (P_L J_L P_{L−1})⁺,
+
+which is right if and only if no layer loses what the layers before it pass on:
+
+    rank J_1 = … = rank J_L =: r,  and  range(J_l) ∩ kernel(J_{l+1}) = {0}  for every l.
+
+The ranks are compared at the start. The second holds where (P_{l+1} J_{l+1} P_l) x = u has a solution for a
+random u in range(J_{l+1}), which is seen in every solve: its residual stays above its tolerance otherwise.
+
+Cost: one product with one of L layers counts 1/L of a product with J.
+
+Sources: Ben-Israel & Greville, "Generalized inverses" (full-rank factors); Simoncini & Szyld 2003 (inexact
+Krylov methods); Saad & Schultz 1986.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
+
+import torch
+from torch import Tensor
+
+from normscope.linalg.golub_kahan import LinearMap
+from normscope.linalg.maps import BaseMap, Deflated, Transposed
+from normscope.linalg.solve import Solver
+from normscope.linalg.subspaces import Kernel, dimension
+
+LOOSE = 1e-2
+"""Tolerance of the solves that only estimate an error: a layer's nearly lost direction is a small part of a
+random vector, a larger one of what a solve has left over, and has to be found there."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One factor of a stack, with the kernels that are known.
+
+    Attributes:
+        map: J_l [m, n].
+        left_kernel: {u : J_lᵀu = 0}, all of it: an orthonormal basis (m, r), or the projector onto it.
+        kernel: {v : J_l v = 0}, all of it; needed of the first layer only, where it makes the solves cheaper.
+    """
+
+    map: LinearMap
+    left_kernel: Kernel | None = None
+    kernel: Kernel | None = None
+
+
+class LayerwiseInverse(BaseMap):
+    """J⁺ [n, m] of J = layers[-1] … layers[0], the first layer first.
+
+    A product costs a solve with each layer: some products of J, fewer as the solves learn.
+
+    Args:
+        layers: maps, or `Layer`s where kernels are known.
+        tol: relative residual of every solve.
+        max_products: budget of each solve with one layer.
+        budget: of all together, in product-equivalents of J.
+
+    Attributes:
+        shape: (n, m), of J⁺.
+        cost: product-equivalents of J spent: a product with one of L layers counts 1/L.
+        worst: the largest relative residual of a solve that should have had none.
+        first_error: relative error of the first J⁺u, as `error_of` estimates it; None before that.
+        is_spent: whether a solve was cut short by `budget`.
+        leak: the largest gain that was found along what was called a left kernel, relative to the layer's.
+        carried: what those gains came to behind all layers, relative to u, in the latest J⁺u of `error_of`.
+        first_carried: the same of the first J⁺u.
+        gain: length behind all layers of what the first leaks of a random vector [n]: all that J does to what
+            the first layer takes to zero but for its leak. None before it is measured.
+        obstacle: why the product of inverses is not J⁺, else empty.
+
+    Raises:
+        ValueError: no layers; shapes that do not meet; kernels that are not orthonormal.
+
+    Example:
+        >>> from normscope.linalg.maps import Matrix
+        >>> layers = [Matrix(torch.diag(torch.tensor(values))) for values in ([2.0, 1.0], [1.0, 4.0])]
+        >>> LayerwiseInverse(layers).matvec(torch.tensor([2.0, 4.0]))
+        tensor([1.0000, 1.0000])
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LinearMap | Layer],
+        *,
+        tol: float = 1e-6,
+        max_products: int = 1000,
+        budget: float = inf,
+    ) -> None:
+        self.layers = [each if isinstance(each, Layer) else Layer(each) for each in layers]
+        _require_meeting(self.layers)
+        first, last = self.layers[0].map, self.layers[-1].map
+        super().__init__((first.shape[1], last.shape[0]), first.dtype, first.device)
+        self.tol = tol
+        self.max_products = max_products
+        self.cost, self.budget, self.is_spent = 0.0, budget, False
+        self.worst = self.leak = self.carried = self.first_carried = 0.0
+        self.first_error: float | None = None
+        self.gain: float | None = None
+        self.obstacle = _ranks_differ(self.layers)
+        self.between = [self._between(index) for index in range(len(self.layers))]
+        self._solvers = [
+            Solver(each, by_residual=index > 0 or not self._is_open_ended, domain=each.keep_right)
+            for index, each in enumerate(self.between)
+        ]
+        self._adjoints = [
+            Solver(Transposed(each), by_residual=True, domain=each.keep_left) for each in self.between
+        ]
+
+    @property
+    def blocked(self) -> bool:
+        """Whether this is not J⁺: pseudo-inverses do not multiply, a solve has not come to its tolerance, or
+        the budget is spent."""
+        return bool(self.obstacle) or self.worst > self.tol or self.is_spent
+
+    @property
+    def round_off(self) -> float:
+        """Relative error of a product, as far as it was seen: that of the solves; inf where `blocked`."""
+        if self.blocked:
+            return inf
+        return max(torch.finfo(self.dtype).eps, self.tol, self.worst, self.first_error or 0.0)
+
+    @property
+    def _is_open_ended(self) -> bool:
+        """Whether the first layer has a right kernel that is not known: solutions are of least norm then."""
+        first = self.layers[0]
+        return first.kernel is None and (
+            first.left_kernel is not None or first.map.shape[0] < first.map.shape[1]
+        )
+
+    def tighten(self, factor: float) -> None:
+        """Solve so many times as well from now on, and forget how well it was before."""
+        self.tol /= factor
+        self.worst, self.first_error = 0.0, None
+
+    def error_of(self, u: Tensor) -> tuple[Tensor, float]:
+        """x ≈ J⁺u, and ‖x − J⁺u‖/‖x‖ estimated.
+
+        What each solve has left over is computed anew from the layers, and carried through the inverse of the
+        layers before it. What a layer leaves in its left kernel is carried through the layers after it, to
+        `carried`. Costs one product of J (two where left kernels are named) and one application with loose
+        solves more. The estimate is inf where the budget is spent.
+        """
+        passed = [self.between[-1].keep_left(u)]
+        for index in reversed(range(len(self.layers))):
+            passed.append(self._solve(index, passed[-1], self.tol))
+        passed.reverse()
+        error = torch.zeros_like(u)
+        leaks = []
+        for index in reversed(range(len(self.layers))):
+            image, leak = self._image(index, passed[index])
+            leaks.append(leak)
+            error = self._solve(index, error + passed[index + 1] - image, LOOSE, required=False)
+        self.carried = self._behind(leaks[::-1]) / max(float(passed[-1].double().norm()), 1e-300)
+        length = float(passed[0].double().norm())
+        known = length and not self.is_spent
+        return passed[0], (1 + LOOSE) ** 2 * float(error.double().norm()) / length if known else inf
+
+    def measure_gain(self, seed: int = 0) -> None:
+        """Set `gain`, once. Costs one product of J; none where no left kernel is named, or the first layer's
+        own kernel is."""
+        first = self.layers[0]
+        if self.gain is not None or first.left_kernel is None or first.kernel is not None:
+            return
+        generator = torch.Generator().manual_seed(seed + 1)
+        x = torch.randn(self.shape[0], generator=generator, dtype=torch.float64).to(self.device, self.dtype)
+        _, leak = self._image(0, x)
+        self.gain = self._behind([leak] + [None] * (len(self.layers) - 1))
+
+    def _behind(self, leaks: list[Tensor | None]) -> float:
+        """Length behind the last layer of what the layers leave in their left kernels."""
+        carried: Tensor | None = None
+        for index, leak in enumerate(leaks):
+            after = None if carried is None else self._through(index, carried)
+            carried = leak if after is None else after if leak is None else leak + after
+        return 0.0 if carried is None else float(carried.double().norm())
+
+    def _forward(self, rows: Tensor) -> Tensor:
+        return torch.stack([self._inverse(row) for row in rows])
+
+    def _backward(self, rows: Tensor) -> Tensor:
+        return torch.stack([self._inverse_transposed(row) for row in rows])
+
+    def _inverse(self, u: Tensor) -> Tensor:
+        if self.first_error is None:  # measured once, before there is much to remember
+            x, self.first_error = self.error_of(u)
+            self.first_carried = max(self.first_carried, self.carried)
+            return x
+        u = self.between[-1].keep_left(u)
+        for index in reversed(range(len(self.layers))):
+            u = self._solve(index, u, self.tol)
+        return u
+
+    def _inverse_transposed(self, v: Tensor) -> Tensor:
+        v = self.between[0].keep_right(v)
+        for index in range(len(self.layers)):
+            v = self._solve(index, v, self.tol, adjoint=True)
+        return v
+
+    def _solve(
+        self, index: int, b: Tensor, tol: float, *, adjoint: bool = False, required: bool = True
+    ) -> Tensor:
+        solver = (self._adjoints if adjoint else self._solvers)[index]
+        # Jᵀ of the first layer may have a right side outside its range: then the least residual is meant.
+        may_be_outside = adjoint and index == 0 and self._is_open_ended
+        least_tol = tol if may_be_outside else 0.0
+        left = max(0.0, self.budget - self.cost) * len(self.layers)
+        allowed = int(min(self.max_products, left))
+        found = solver.solve(b, tol=tol, least_tol=least_tol, max_products=allowed)
+        self.cost += found.products / len(self.layers)
+        if allowed < self.max_products and found.residual > tol and not found.least:
+            self.is_spent = True
+            return found.x
+        free = may_be_outside and found.least
+        if required and not free:
+            self.worst = max(self.worst, found.residual)
+        return found.x
+
+    def _image(self, index: int, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """P_l J_l x, and what J_l leaves outside of P_l."""
+        whole = self._through(index, x)
+        if self.layers[index].left_kernel is None:
+            return whole, None
+        image = self.between[index].keep_left(whole)
+        size = float(whole.double().norm())
+        if size:
+            self.leak = max(self.leak, float((whole - image).double().norm()) / size)
+        return image, whole - image
+
+    def _through(self, index: int, x: Tensor) -> Tensor:
+        """J_l x; zero where the budget is spent."""
+        if (self.budget - self.cost) * len(self.layers) < 1 - 1e-6:
+            self.is_spent = True
+            return torch.zeros(self.layers[index].map.shape[0], dtype=self.dtype, device=self.device)
+        self.cost += 1 / len(self.layers)
+        return self.layers[index].map.matvec(x)
+
+    def _between(self, index: int) -> Deflated:
+        layer = self.layers[index]
+        before = self.layers[index - 1].left_kernel if index else layer.kernel
+        return Deflated(layer.map, kernel=before, left_kernel=layer.left_kernel)
+
+
+def _require_meeting(layers: Sequence[Layer]) -> None:
+    if not layers:
+        raise ValueError("no layers: expected at least one")
+    for inner, outer in pairwise(layers):
+        if outer.map.shape[1] != inner.map.shape[0]:
+            raise ValueError(
+                f"a layer of shape {outer.map.shape} after one of shape {inner.map.shape}: expected "
+                f"{inner.map.shape[0]} columns"
+            )
+
+
+def _ranks_differ(layers: Sequence[Layer]) -> str:
+    """In which layers the ranks, as the kernels tell them, are not the same; empty where they are."""
+    ranks = []
+    for number, layer in enumerate(layers, 1):
+        (m, n), like = layer.map.shape, (layer.map.dtype, layer.map.device)
+        rank = m - dimension(layer.left_kernel, m, *like)
+        if rank > n or (layer.kernel is not None and rank != n - dimension(layer.kernel, n, *like)):
+            return f"layer {number} of shape {(m, n)} has not the rank {rank} that its left kernel leaves it"
+        ranks.append(rank)
+    if len(set(ranks)) > 1:
+        other = next(index for index, rank in enumerate(ranks) if rank != ranks[0])
+        return (
+            f"layer {other + 1} has rank {ranks[other]}, the first {ranks[0]}: pseudo-inverses do not "
+            "multiply (join layers until the ranks are the same)"
+        )
+    return ""
