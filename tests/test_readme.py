@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from normscope.cli import options
+from normscope.probes import Budget
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(\w+)[^\n]*\n(.*?)```", README, flags=re.DOTALL)
@@ -66,3 +69,9 @@ def test_python_runs_as_printed(body: str, desk: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\((?!https?:)([^)#]+)", README))))
 def test_links_lead_somewhere(target: str) -> None:
     assert (ROOT / target).exists()
+
+
+def test_the_budgets_are_those_of_the_table_and_of_the_command_line() -> None:
+    assert [str(budget) for budget in options.Budget] == [str(budget) for budget in Budget]
+    limits = dict(re.findall(r"^\| `(\w+)` \| (\d+)", README, flags=re.MULTILINE))
+    assert limits == {str(budget): str(budget.forwards) for budget in Budget}
