@@ -1,14 +1,22 @@
 """Stepping: one trial, its configuration, its optimiser."""
 
-from normscope.train.config import OPTIMIZERS, TrialConfig
+from normscope.train.config import OPTIMIZERS, PRECISIONS, SCHEDULES, TrialConfig
 from normscope.train.copying import working_copy
 from normscope.train.optim import build_optimizers, hidden_matrices
-from normscope.train.schedule import warmup_factor
+from normscope.train.run_config import RunConfig
+from normscope.train.schedule import rate_factor, warmup_factor
 from normscope.train.thread import Stopped, in_flushed_thread
 from normscope.train.trial import Trial, UpdateRatio, endless
+from normscope.train.truth import LAST, MARGIN, TRUTH_STEPS, last_loss, trains
 
 __all__ = [
+    "LAST",
+    "MARGIN",
     "OPTIMIZERS",
+    "PRECISIONS",
+    "SCHEDULES",
+    "TRUTH_STEPS",
+    "RunConfig",
     "Stopped",
     "Trial",
     "TrialConfig",
@@ -17,6 +25,9 @@ __all__ = [
     "endless",
     "hidden_matrices",
     "in_flushed_thread",
+    "last_loss",
+    "rate_factor",
+    "trains",
     "warmup_factor",
     "working_copy",
 ]

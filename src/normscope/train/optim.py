@@ -12,6 +12,7 @@ from normscope.nn import has_own_rates, param_groups
 from normscope.train.config import TrialConfig
 
 SGD_MOMENTUM = 0.9
+ADAM_EPS = 1e-8  # PyTorch's own
 Groups = list[nn.Parameter] | list[dict[str, Any]]
 
 
@@ -55,7 +56,7 @@ def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
 
 
 def _adamw(params: Groups, config: TrialConfig) -> Optimizer:
-    return torch.optim.AdamW(params, lr=config.lr, weight_decay=_decay(config, 0.01))
+    return torch.optim.AdamW(params, lr=config.lr, eps=_eps(config), weight_decay=_decay(config, 0.01))
 
 
 def _groups(
@@ -64,7 +65,7 @@ def _groups(
     """`params`, in groups with rates of their own where the model's parametrisation has such."""
     if not has_own_rates(model):
         return params
-    return param_groups(model, config.lr, weight_decay=_decay(config, default_decay))
+    return param_groups(model, config.lr, eps=_eps(config), weight_decay=_decay(config, default_decay))
 
 
 def _muon(model: nn.Module, trainable: list[nn.Parameter], config: TrialConfig) -> list[Optimizer]:
@@ -83,6 +84,10 @@ def _muon(model: nn.Module, trainable: list[nn.Parameter], config: TrialConfig) 
     return optimizers
 
 
+def _eps(config: TrialConfig) -> float:
+    return ADAM_EPS if config.eps is None else config.eps
+
+
 def _decay(config: TrialConfig, default: float) -> float:
     return default if config.weight_decay is None else config.weight_decay
 
@@ -91,7 +96,12 @@ Builder = Callable[[nn.Module, list[nn.Parameter], TrialConfig], list[Optimizer]
 _BUILDERS: dict[str, Builder] = {
     "adamw": lambda model, params, config: [_adamw(_groups(model, params, config, 0.01), config)],
     "adam": lambda model, params, config: [
-        torch.optim.Adam(_groups(model, params, config, 0.0), lr=config.lr, weight_decay=_decay(config, 0.0))
+        torch.optim.Adam(
+            _groups(model, params, config, 0.0),
+            lr=config.lr,
+            eps=_eps(config),
+            weight_decay=_decay(config, 0.0),
+        )
     ],
     "sgd": lambda model, params, config: [
         torch.optim.SGD(params, lr=config.lr, momentum=SGD_MOMENTUM, weight_decay=_decay(config, 0.0))
