@@ -80,7 +80,12 @@ def assemble(model: nn.Module, attempt: Attempt, *, seed: int, spec: str) -> Sub
         input=feed.input,
         unigram_entropy=feed.unigram_entropy,
         notes=feed.notes,
+        validation=feed.validation,
     )
+    if feed.validation is not None:
+        next(
+            feed.validation()
+        )  # a part too short for one sequence is told now, not after an hour of training
     try_forward(model, batch, attempt.loss_fn, given=f'"{spec}" on {feed.input}')
     return subject
 

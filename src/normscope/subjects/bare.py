@@ -19,6 +19,7 @@ from normscope.subjects.assemble import (
     shortened,
     where_and_what,
 )
+from normscope.subjects.corpus import Corpus, encode
 from normscope.subjects.fake import fake_mode_of
 from normscope.subjects.feed import Feed, Portions, Replay, noise
 from normscope.subjects.found_loss import with_found_loss
@@ -32,7 +33,7 @@ from normscope.subjects.guess import (
 )
 from normscope.subjects.loss import own_loss, shifts_labels
 from normscope.subjects.subject import Batch, LossFn, Subject, call_model
-from normscope.subjects.text import Corpus, Text, encode, load_text
+from normscope.subjects.text import Text, load_text
 
 _REPEATED = "a single batch is repeated"
 _NOISE = "no loss: the input is noise"

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,12 +28,31 @@ class Portions:
         if not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
             raise UsageError(f"seed {self.seed!r}", "a whole number from 0, under 2^63", "change the seed")
 
+    def for_validation(self) -> "Portions":
+        """The same from a generator of its own: runs of other seeds are judged on the same batches."""
+        return dataclasses.replace(self, seed=0)
+
     def of_length(self, length: int) -> "Portions":
         """The same with sequences of another length."""
         return dataclasses.replace(self, seq_len=length)
 
     def __str__(self) -> str:
         return f"{self.batch_size} sequences of {self.seq_len} tokens"
+
+
+class Divided(Protocol):
+    """What batches are cut from."""
+
+    @property
+    def held_out(self) -> "Self | None":
+        """What is kept for validation."""
+
+    @property
+    def unigram_entropy(self) -> float:
+        """Of the targets, in nats."""
+
+
+DataT = TypeVar("DataT", bound=Divided)
 
 
 @dataclass(frozen=True)
@@ -45,12 +64,27 @@ class Feed:
         input: what is fed, in words.
         unigram_entropy: of the targets, in nats, or None.
         notes: what a reader must know.
+        validation: as `batches`, of what those never hold; None where nothing is kept for it.
     """
 
     batches: Callable[[], Iterator[Batch]]
     input: str
     unigram_entropy: float | None = None
     notes: tuple[str, ...] = ()
+    validation: Callable[[], Iterator[Batch]] | None = None
+
+    @classmethod
+    def of(
+        cls, data: DataT, portions: Portions, make: Callable[[DataT, Portions], Iterator[Batch]], words: str
+    ) -> "Feed":
+        """Batches that `make` cuts from `data`, and from what `data` keeps for validation."""
+        held_out = data.held_out
+        return cls(
+            lambda: make(data, portions),
+            words,
+            data.unigram_entropy,
+            validation=None if held_out is None else lambda: make(held_out, portions.for_validation()),
+        )
 
     @property
     def first(self) -> Batch:
@@ -59,7 +93,12 @@ class Feed:
 
     def map(self, function: Callable[[Batch], Batch]) -> "Feed":
         """The same with each batch changed."""
-        return dataclasses.replace(self, batches=lambda: map(function, self.batches()))
+        validation = self.validation
+        return dataclasses.replace(
+            self,
+            batches=lambda: map(function, self.batches()),
+            validation=None if validation is None else lambda: map(function, validation()),
+        )
 
     def noting(self, *notes: str) -> "Feed":
         """The same with more notes."""

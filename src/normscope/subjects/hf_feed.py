@@ -16,6 +16,7 @@ from normscope.subjects.assemble import (
     looking,
     shortened,
 )
+from normscope.subjects.corpus import Corpus, encode, tokenised
 from normscope.subjects.fake import fake_mode_of
 from normscope.subjects.feed import Feed, Portions, noise
 from normscope.subjects.hf_heads import HeadKind
@@ -23,7 +24,7 @@ from normscope.subjects.hf_shapes import FLOAT_INPUTS, float_shapes
 from normscope.subjects.loss import Ids, is_causal, output_loss, shifts_labels
 from normscope.subjects.masking import masked_batches
 from normscope.subjects.subject import Batch, LossFn, Subject, call_model
-from normscope.subjects.text import Corpus, Text, encode, tokenised
+from normscope.subjects.text import Text
 
 _FEW_SEQUENCES, _FEW_TOKENS = 2, 16
 _NOT_CAUSAL = "no loss: the model sees later tokens, and its own loss is for models that do not"

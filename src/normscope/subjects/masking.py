@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from normscope.subjects.corpus import Corpus
 from normscope.subjects.feed import Portions
 from normscope.subjects.subject import Batch
-from normscope.subjects.text import Corpus
 
 MASKED_SHARE = 0.15
 IGNORED = -100

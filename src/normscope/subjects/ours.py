@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from normscope.errors import UsageError, suggest
@@ -12,6 +11,7 @@ from normscope.nn.encoder_decoder import START
 from normscope.nn.models import Model, config_of
 from normscope.nn.save import read_config
 from normscope.subjects.assemble import Attempt, first_that_runs, lengths, shortened
+from normscope.subjects.corpus import Corpus, encode
 from normscope.subjects.fake import moved
 from normscope.subjects.feed import Feed, Portions, noise
 from normscope.subjects.loss import output_loss
@@ -19,7 +19,7 @@ from normscope.subjects.masking import masked_batches
 from normscope.subjects.memory import memory_refusals, require_room_for_model
 from normscope.subjects.spec import Spec
 from normscope.subjects.subject import Batch, Subject
-from normscope.subjects.text import Corpus, Text, encode
+from normscope.subjects.text import Text
 
 _CONTEXT = 1024
 
@@ -80,7 +80,8 @@ def _mask(config: ModelConfig) -> int:
 def _set_bias(model: Model, corpus: Corpus | None, given: str) -> None:
     if corpus is None:
         raise UsageError(f"{given} with output_bias=unigram", "a model of text", "leave it out")
-    set_output_bias(model, np.bincount(corpus.ids, minlength=model.config.vocab).tolist())
+    counts = corpus.counts[: model.config.vocab]
+    set_output_bias(model, [*counts.tolist(), *[0] * (model.config.vocab - len(counts))])
 
 
 def _feed(model: Model, portions: Portions, corpus: Corpus | None) -> Feed:

@@ -25,8 +25,11 @@ class Subject:
         seed: what the generators were set to before the model was built.
         spec: where the model came from, as the user wrote it, or the class name of a bare module.
         input: what is fed, in words, for the report.
-        unigram_entropy: nats per token of the targets' unigram distribution, or None (vision, floats).
+        unigram_entropy: nats per target of the targets' frequencies (tokens, or classes of real images): what a
+            model that ignores its input can reach; None where targets are random or no ids.
         notes: what a reader of the report must know ("a single batch is repeated").
+        validation: as `batches`, of the part that was kept from training, the same at every seed; None where
+            nothing was kept.
     """
 
     model: nn.Module
@@ -38,6 +41,7 @@ class Subject:
     input: str
     unigram_entropy: float | None = None
     notes: tuple[str, ...] = field(default=())
+    validation: Callable[[], Iterator[Batch]] | None = None
 
     def forward(self, batch: Batch | None = None, model: nn.Module | None = None) -> Any:
         """The model's output on `batch` (default: the fixed one); `model` lets a copy stand in."""

@@ -1,74 +1,76 @@
-"""Texts → ids → batches of windows, all deterministic."""
+"""Texts: bytes of a file, of a folder or of the standard library, and the part kept for validation."""
 
-import codecs
+import dataclasses
 import functools
 import sysconfig
-from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from normscope.errors import UsageError, describe
+from normscope.errors import UsageError
+from normscope.subjects.files import Files, FileState, files_under, state_of, text_counts
 
 STANDARD_LIBRARY = "the Python standard library's source"
 _DEFAULT_BYTES = 2**20
-_MOST_BYTES = 2**24
-_TOKENISED_BYTES = 2**18
+_CHUNK = 2**20
+_BLANK = np.frombuffer(b" \t\n\r\x0b\x0c", dtype=np.uint8)
+_EXPECTED, _DO = "a file of UTF-8 text, or a folder of such", "give a text with --text PATH"
 
 
 @dataclass(frozen=True)
 class Text:
-    """Bytes of a text, and what to call it in the report."""
-
-    name: str
-    data: bytes
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """A text as ids (N,) int64.
+    """Bytes of a text, and what to call it in the report.
 
     Attributes:
-        ids: the whole text.
-        how: how ids came from bytes, in words.
+        name: in words.
+        data: in memory, or in files that are read where they are needed.
+        validation: the share at the end that training never sees.
     """
 
-    text: Text
-    ids: np.ndarray
-    how: str
+    name: str
+    data: bytes | Files
+    validation: float = 0.0
 
-    def __str__(self) -> str:
-        return f"{self.text.name} as {self.how}"
+    def __post_init__(self) -> None:
+        require_share(self.validation)
 
-    @property
-    def unigram_entropy(self) -> float:
-        """Entropy of the ids' frequencies in nats: what a model that ignores context can reach."""
-        counts = np.bincount(self.ids)
-        shares = counts[counts > 0] / len(self.ids)
-        return float(-(shares * np.log(shares)).sum())
+    def __len__(self) -> int:
+        return len(self.data)
 
-    def windows(self, num_sequences: int, length: int, seed: int) -> Iterator[Tensor]:
-        """Endless batches (num_sequences, length) of stretches from random places; `seed` fixes all."""
-        last = len(self.ids) - length
-        if last < 0:
-            raise UsageError(
-                f"{self.text.name} ({len(self.ids)} tokens)",
-                f"at least one sequence of {length} tokens",
-                "give a longer text or a smaller --seq-len",
-            )
-        generator = np.random.default_rng(seed)
-        offsets = np.arange(length)
-        while True:
-            starts = generator.integers(0, last + 1, size=num_sequences)
-            yield torch.from_numpy(self.ids[starts[:, None] + offsets])
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """The bytes [start, stop) as uint8."""
+        if isinstance(self.data, Files):
+            return self.data.read(start, stop)
+        return np.frombuffer(self.data, dtype=np.uint8)[start:stop]
+
+    def counts(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """How often each byte occurs in [start, stop), (256,)."""
+        size = len(self)
+        stop = size if stop is None else stop
+        if isinstance(self.data, Files) and start == 0:  # known since the files were first looked at
+            whole = self.data.counts()
+            return whole if stop == size else whole - self.counts(stop, size)
+        total = np.zeros(256, dtype=np.int64)
+        for place in range(start, stop, _CHUNK):
+            total += np.bincount(self.read(place, min(place + _CHUNK, stop)), minlength=256)
+        return total
 
 
-def load_text(path: Path | None = None) -> Text:
-    """The text of `path`, or the standard library's source. UsageError for what is not UTF-8 text."""
-    return standard_library() if path is None else _read(Path(path))
+def require_share(validation: float) -> None:
+    """UsageError where `validation` is no share that leaves something to train on."""
+    if not isinstance(validation, int | float) or isinstance(validation, bool) or not 0 <= validation < 1:
+        raise UsageError(
+            f"validation {validation!r}", "a share from 0, under 1", "0.1 keeps the last tenth of the text"
+        )
+
+
+def load_text(path: Path | None = None, validation: float = 0.0) -> Text:
+    """The text of the file or folder `path`, or the standard library's source; UsageError for what is none."""
+    if path is None:
+        return dataclasses.replace(standard_library(), validation=validation)
+    path = Path(path)
+    return _folder(path, validation) if path.is_dir() else _file(path, validation)
 
 
 @functools.cache
@@ -81,77 +83,41 @@ def standard_library() -> Text:
         if len(data) >= _DEFAULT_BYTES:
             break
     if not data:
-        raise UsageError(
-            f'the standard library folder "{folder}"',
-            "Python source files in it",
-            "give a text with --text FILE",
-        )
+        raise UsageError(f'the standard library folder "{folder}"', "Python source files in it", _DO)
     return Text(STANDARD_LIBRARY, bytes(data[:_DEFAULT_BYTES]))
 
 
-def _read(path: Path) -> Text:
-    given, do = f'text "{path}"', "give a text file with --text FILE"
+def _file(path: Path, validation: float) -> Text:
+    given = f'text "{path}"'
     if not path.is_file():
-        raise UsageError(
-            f"{given} ({'not a file' if path.exists() else 'not found'})", "a file of UTF-8 text", do
-        )
+        raise UsageError(f"{given} ({'not a file' if path.exists() else 'not found'})", _EXPECTED, _DO)
     try:
-        with path.open("rb") as file:
-            data = file.read(_MOST_BYTES)
+        state = state_of(path)
+        counts = text_counts(state)
     except OSError as error:
-        raise UsageError(f"{given} ({error.strerror})", "a file that can be read", do) from error
-    if not data.strip():
-        raise UsageError(f"{given} (empty)", "a file of UTF-8 text", do)
-    if b"\0" in data or not _is_utf8(data):
-        raise UsageError(f"{given} (binary)", "a file of UTF-8 text", do)
-    return Text(f'"{path}"', data)
+        raise UsageError(f"{given} ({error.strerror})", "a file that can be read", _DO) from error
+    if counts is None:
+        raise UsageError(f"{given} (binary)", _EXPECTED, _DO)
+    if counts.sum() == counts[_BLANK].sum():
+        raise UsageError(f"{given} (empty)", _EXPECTED, _DO)
+    return Text(f'"{path}"', Files((state,)), validation)
 
 
-def _is_utf8(data: bytes) -> bool:
-    try:  # incremental: the cut at _MOST_BYTES may fall inside a character
-        codecs.getincrementaldecoder("utf-8")().decode(data)
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def tokenised(text: Text, tokenizer: Path, vocabulary: int) -> Corpus:
-    """The text in the tokens of a `tokenizer.json`, for trained weights; the first quarter MiB is enough."""
-    from tokenizers import Tokenizer  # comes with transformers
-
-    try:
-        encoding = Tokenizer.from_file(str(tokenizer)).encode(
-            text.data[:_TOKENISED_BYTES].decode("utf-8", errors="ignore"), add_special_tokens=False
-        )
-    except Exception as error:  # tokenizers raises nothing narrower
-        raise UsageError(
-            f'"{tokenizer}" ({describe(error)})', "a tokenizer", "mend or remove the file"
-        ) from error
-    ids = np.array(encoding.ids, dtype=np.int64)
-    if len(ids) and ids.max() >= vocabulary:
-        raise UsageError(
-            f'"{tokenizer}" (id {ids.max()})',
-            f"ids under the vocabulary of {vocabulary}",
-            "give the model's own",
-        )
-    return Corpus(text, ids, "tokens of its tokenizer.json")
-
-
-def encode(text: Text, vocabulary: int, reserved: Collection[int] = ()) -> Corpus:
-    """Byte ids for a model of `vocabulary` ids.
-
-    With 256 or more, id = byte. With fewer, a byte's id is its rank by frequency, skipping `reserved` ids
-    (padding, mask); the rarest bytes share the last one.
-    """
-    data = np.frombuffer(text.data, dtype=np.uint8)
-    if vocabulary >= 256:
-        return Corpus(text, data.astype(np.int64), "byte ids")
-    free = np.array([i for i in range(vocabulary) if i not in reserved], dtype=np.int64)
-    if len(free) < 2:
-        raise UsageError(
-            f"a vocabulary of {vocabulary}", "at least two ids for text", "give a larger vocabulary"
-        )
-    by_frequency = np.argsort(-np.bincount(data, minlength=256), kind="stable")
-    rank = np.empty(256, dtype=np.int64)
-    rank[by_frequency] = np.arange(256)
-    return Corpus(text, free[np.minimum(rank, len(free) - 1)][data], "byte ids by frequency")
+def _folder(path: Path, validation: float) -> Text:
+    kept: list[FileState] = []
+    left_out = 0
+    for each in files_under(path):
+        try:
+            state = state_of(each)
+            is_text = text_counts(state) is not None
+        except OSError:  # counted below, as what is no text
+            is_text = False
+        if is_text and state.size:
+            kept.append(state)
+        left_out += not is_text
+    without = f", {left_out} without UTF-8 text left out" if left_out else ""
+    name = f'"{path}" ({len(kept)} {"file" if len(kept) == 1 else "files"}{without})'
+    text = Text(name, Files(tuple(kept)), validation) if kept else None
+    if text is None or len(text) == text.counts()[_BLANK].sum():
+        raise UsageError(f"text {name} (empty)", _EXPECTED, _DO)
+    return text

@@ -1,0 +1,187 @@
+"""Texts as token ids, and endless deterministic windows of them.
+
+Shapes: N tokens of the text, V ids.
+"""
+
+import functools
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from normscope.errors import UsageError, describe
+from normscope.subjects.text import Text
+
+_TOKENISED_BYTES = 2**18
+
+
+class Row(Protocol):
+    """Symbols one after another: bytes, or the tokens of a tokenizer."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """The symbols [start, stop)."""
+
+    def counts(self, start: int, stop: int) -> np.ndarray:
+        """How often each symbol occurs there."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """Ids (N,) in memory."""
+
+    ids: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """The ids [start, stop)."""
+        return self.ids[start:stop]
+
+    def counts(self, start: int, stop: int) -> np.ndarray:
+        """How often each id occurs there."""
+        return np.bincount(self.ids[start:stop])
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """A stretch of a text as ids (N,) int64, made where they are needed.
+
+    Attributes:
+        text: where they come from.
+        row: its symbols.
+        table: the id of each symbol.
+        how: how ids came from bytes, in words.
+        start, stop: which part of the row; the whole but for what is kept for validation.
+        part: words for that part, for errors.
+    """
+
+    text: Text
+    row: Row
+    table: np.ndarray
+    how: str
+    start: int
+    stop: int
+    part: str = ""
+
+    @classmethod
+    def of(cls, text: Text, row: Row, table: np.ndarray, how: str) -> "Corpus":
+        """The part of `row` that is trained on."""
+        stop = len(row) - int(text.validation * len(row))
+        return cls(text, row, table, how, 0, stop, "without its validation part, " if text.validation else "")
+
+    def __str__(self) -> str:
+        kept = f", the last {self.text.validation:.3g} of it kept for validation"
+        return f"{self.text.name} as {self.how}{kept if self.text.validation else ''}"
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def held_out(self) -> "Corpus | None":
+        """The stretch kept for validation, or None where nothing is."""
+        if not self.text.validation:
+            return None
+        return Corpus(
+            self.text, self.row, self.table, self.how, self.stop, len(self.row), "its validation part, "
+        )
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """The ids [start, stop) of this stretch."""
+        return self.table[self.row.read(self.start + start, self.start + stop)]
+
+    @functools.cached_property
+    def counts(self) -> np.ndarray:
+        """How often each id occurs, (V,) int64, to the largest that does."""
+        return counts_of(self.table, self.row.counts(self.start, self.stop))
+
+    @property
+    def unigram_entropy(self) -> float:
+        """Entropy of the ids' frequencies in nats: what a model that ignores context can reach."""
+        return entropy(self.counts)
+
+    def windows(self, num_sequences: int, length: int, seed: int) -> Iterator[Tensor]:
+        """Endless batches (num_sequences, length) of stretches from random places; `seed` fixes all."""
+        last = len(self) - length
+        if last < 0:
+            raise UsageError(
+                f"{self.text.name} ({self.part}{len(self)} tokens)",
+                f"at least one sequence of {length} tokens",
+                "give a longer text or a smaller --seq-len",
+            )
+        generator = np.random.default_rng(seed)
+        while True:
+            starts = generator.integers(0, last + 1, size=num_sequences)
+            yield torch.from_numpy(np.stack([self.read(start, start + length) for start in starts.tolist()]))
+
+
+def entropy(counts: np.ndarray) -> float:
+    """Of the frequencies that `counts` stand for, in nats."""
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum())
+
+
+def counts_of(table: np.ndarray, symbol_counts: np.ndarray) -> np.ndarray:
+    """Counts of ids, where `table` says which symbols become which."""
+    counts = np.zeros(int(table.max()) + 1, dtype=np.int64)
+    np.add.at(counts, table[: len(symbol_counts)], symbol_counts)
+    return counts
+
+
+def tokenizer_at(path: Path) -> Any:
+    """The tokenizer of a `tokenizer.json`; UsageError where it is none."""
+    from tokenizers import Tokenizer  # comes with transformers
+
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise UsageError(f'"{path}" ({describe(error)})', "a tokenizer", "mend or remove the file") from error
+
+
+def require_ids_under(vocabulary: int, largest: int, path: Path) -> None:
+    """UsageError where a tokenizer gives ids that the model does not have."""
+    if largest >= vocabulary:
+        raise UsageError(
+            f'"{path}" (id {largest})', f"ids under the vocabulary of {vocabulary}", "give the model's own"
+        )
+
+
+def tokenised(text: Text, tokenizer: Path, vocabulary: int) -> Corpus:
+    """The text in the tokens of a `tokenizer.json`, for trained weights; the first quarter MiB is enough."""
+    data = text.read(0, min(len(text), _TOKENISED_BYTES)).tobytes().decode("utf-8", errors="ignore")
+    ids = np.array(tokenizer_at(tokenizer).encode(data, add_special_tokens=False).ids, dtype=np.int64)
+    require_ids_under(vocabulary, int(ids.max(initial=0)), tokenizer)
+    return Corpus.of(text, Tokens(ids), np.arange(vocabulary), "tokens of its tokenizer.json")
+
+
+def encode(text: Text, vocabulary: int, reserved: Collection[int] = ()) -> Corpus:
+    """Byte ids for a model of `vocabulary` ids, see `byte_table`."""
+    table, how = byte_table(text.counts, vocabulary, reserved)
+    return Corpus.of(text, text, table, how)
+
+
+def byte_table(counts: Any, vocabulary: int, reserved: Collection[int] = ()) -> tuple[np.ndarray, str]:
+    """The id of each byte (256,) for a model of `vocabulary` ids, and words for it.
+
+    With 256 or more, id = byte. With fewer, a byte's id is its rank by frequency, skipping `reserved` ids
+    (padding, mask); the rarest bytes share the last one.
+
+    Args:
+        counts: gives how often each byte occurs, (256,); asked where it matters.
+    """
+    if vocabulary >= 256:
+        return np.arange(256), "byte ids"
+    free = np.array([i for i in range(vocabulary) if i not in reserved], dtype=np.int64)
+    if len(free) < 2:
+        raise UsageError(
+            f"a vocabulary of {vocabulary}", "at least two ids for text", "give a larger vocabulary"
+        )
+    rank = np.empty(256, dtype=np.int64)
+    rank[np.argsort(-counts(), kind="stable")] = np.arange(256)
+    return free[np.minimum(rank, len(free) - 1)], "byte ids by frequency"

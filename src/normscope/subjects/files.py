@@ -1,0 +1,101 @@
+"""Files as one long row of bytes, memory-mapped: a text larger than the memory can be used."""
+
+import codecs
+import functools
+import os
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+
+_CHUNK = 2**20
+_MAPS = 64  # a folder may hold more files than a process may keep open
+
+
+@dataclass(frozen=True)
+class FileState:
+    """A file as it was when it was first looked at: another size or time is another text."""
+
+    path: str
+    size: int
+    modified: int
+
+
+@dataclass(frozen=True)
+class Files:
+    """Files one after another as bytes (N,). Only the stretches that are asked for are read."""
+
+    files: tuple[FileState, ...]
+
+    def __len__(self) -> int:
+        return self._stops[-1]
+
+    @functools.cached_property
+    def _stops(self) -> tuple[int, ...]:
+        return tuple(accumulate(file.size for file in self.files))
+
+    @functools.cached_property
+    def _ends(self) -> np.ndarray:
+        return np.array(self._stops)
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """The bytes [start, stop) as uint8."""
+        parts = []
+        index = int(np.searchsorted(self._ends, start, side="right"))
+        while start < stop:
+            file, end = self.files[index], self._stops[index]
+            begin = end - file.size
+            parts.append(_mapped(file)[start - begin : min(stop, end) - begin])
+            start, index = min(stop, end), index + 1
+        return parts[0] if len(parts) == 1 else np.concatenate([*parts, np.empty(0, np.uint8)])
+
+    def counts(self) -> np.ndarray:
+        """How often each byte occurs, (256,)."""
+        total = np.zeros(256, dtype=np.int64)
+        for file in self.files:
+            counts = text_counts(file)
+            assert counts is not None, "only files of text are put together"
+            total += counts
+        return total
+
+
+@functools.lru_cache(maxsize=_MAPS)
+def _mapped(file: FileState) -> np.ndarray:
+    return np.memmap(file.path, dtype=np.uint8, mode="r", shape=(file.size,))
+
+
+def state_of(path: Path) -> FileState:
+    """The file at `path` as it is now. OSError where it is none."""
+    found = path.stat()
+    return FileState(str(path.resolve()), found.st_size, found.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=2**14)
+def text_counts(file: FileState) -> np.ndarray | None:
+    """How often each byte occurs, (256,), or None where the file is no UTF-8 text. One pass, once a process.
+
+    The last character may be cut, as `head -c` leaves it.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    counts = np.zeros(256, dtype=np.int64)
+    with open(file.path, "rb") as source:
+        while chunk := source.read(_CHUNK):
+            try:
+                decoder.decode(chunk)
+            except UnicodeDecodeError:
+                return None
+            counts += np.bincount(np.frombuffer(chunk, dtype=np.uint8), minlength=256)
+            if counts[0]:
+                return None
+    counts.setflags(write=False)
+    return counts
+
+
+def files_under(folder: Path) -> list[Path]:
+    """The files in `folder` and its folders, by path; what is hidden (begins with a dot) is left out."""
+    found = []
+    for here, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(here, name) for name in names if not name.startswith(".")]
+    return sorted((path for path in found if path.is_file()), key=lambda path: path.relative_to(folder).parts)
