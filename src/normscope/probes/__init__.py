@@ -5,7 +5,14 @@ from collections.abc import Callable, Iterable
 from normscope.anatomy import Anatomy
 from normscope.probes.attention import measure_attention
 from normscope.probes.forecast import forecast, forecast_measurements
-from normscope.probes.forecast_record import Forecast, ForecastInterrupted, ForecastStep
+from normscope.probes.forecast_ladder import forecast_ladder
+from normscope.probes.forecast_record import (
+    Forecast,
+    ForecastInterrupted,
+    ForecastStep,
+    LadderForecast,
+    LadderInterrupted,
+)
 from normscope.probes.gradient import measure_gradient
 from normscope.probes.jacobian import QUANTILES, Budget, Spending, measure_jacobian
 from normscope.probes.measurement import Measurement, Measurements, not_measured
@@ -31,10 +38,13 @@ __all__ = [
     "Forecast",
     "ForecastInterrupted",
     "ForecastStep",
+    "LadderForecast",
+    "LadderInterrupted",
     "Measurement",
     "Measurements",
     "Spending",
     "forecast",
+    "forecast_ladder",
     "forecast_measurements",
     "measure_attention",
     "measure_gradient",

@@ -3,7 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Outcome = Literal["trains", "collapses", "plateau", "diverges", "needs-warmup", "undecided", "not measured"]
+Outcome = Literal[
+    "trains", "collapses", "plateau", "diverges", "slow", "needs-warmup", "undecided", "not measured"
+]
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class Forecast:
         optimizer, lr, warmup, steps: what was asked for.
         unigram_entropy: nats per token, None where the targets are not tokens.
         curve: what was seen along the way (of the last attempt, where a warm-up was tried too).
+        score: how surely it trains: over 0 where it is said to, the larger the surer; None where nothing can
+            be said. Ranks forecasts of one text against each other, as changes to one model.
     """
 
     outcome: Outcome
@@ -53,10 +57,24 @@ class Forecast:
     steps: int
     unigram_entropy: float | None
     curve: tuple[ForecastStep, ...] = ()
+    score: float | None = None
+
+    @property
+    def trains(self) -> bool:
+        """Whether the run is said to be under the unigram entropy by 0.1 nats after 300 steps.
+
+        A healthy run that is too slow for that is said to be "slow", not to train.
+        """
+        return self.outcome in ("trains", "needs-warmup")
+
+    @property
+    def failed(self) -> bool:
+        """Whether the run is said not to train, however long it takes."""
+        return self.outcome in ("collapses", "plateau", "diverges")
 
     def to_dict(self) -> dict[str, Any]:
         """As the report's JSON has it."""
-        keys = ("outcome", "reason", "optimizer", "lr", "warmup", "steps", "unigram_entropy")
+        keys = ("outcome", "reason", "optimizer", "lr", "warmup", "steps", "unigram_entropy", "score")
         return {key: getattr(self, key) for key in keys} | {"curve": [vars(step) for step in self.curve]}
 
 
@@ -66,3 +84,33 @@ class ForecastInterrupted(KeyboardInterrupt):
     def __init__(self, forecast: Forecast) -> None:
         self.forecast = forecast
         super().__init__(forecast.reason)
+
+
+@dataclass(frozen=True)
+class LadderForecast:
+    """One model over a ladder of learning rates.
+
+    Attributes:
+        rungs: a forecast a rate, ascending; of those that were tried until an interrupt.
+        largest_rate: the largest one said to train; None where none is.
+        warmup: whether the wanted rate needs a warm-up and how long, in words.
+        warmup_steps: 0 where it needs none, None where none was found that helps or nothing was tried.
+    """
+
+    rungs: tuple[Forecast, ...]
+    largest_rate: float | None
+    warmup: str
+    warmup_steps: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the report's JSON has it."""
+        words = {"largest_rate": self.largest_rate, "warmup": self.warmup, "warmup_steps": self.warmup_steps}
+        return {"rungs": [rung.to_dict() for rung in self.rungs], **words}
+
+
+class LadderInterrupted(KeyboardInterrupt):
+    """Ctrl-C on a ladder; `ladder` holds the rungs that were tried until then."""
+
+    def __init__(self, ladder: LadderForecast) -> None:
+        self.ladder = ladder
+        super().__init__(ladder.warmup)
