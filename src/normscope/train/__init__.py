@@ -6,7 +6,7 @@ from normscope.train.optim import build_optimizers, hidden_matrices
 from normscope.train.run_config import RunConfig
 from normscope.train.schedule import rate_factor, warmup_factor
 from normscope.train.thread import Stopped, in_flushed_thread
-from normscope.train.trial import Trial, UpdateRatio, endless
+from normscope.train.trial import Observer, Trial, UpdateRatio, endless
 from normscope.train.truth import LAST, MARGIN, TRUTH_STEPS, last_loss, trains
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "PRECISIONS",
     "SCHEDULES",
     "TRUTH_STEPS",
+    "Observer",
     "RunConfig",
     "Stopped",
     "Trial",

@@ -19,7 +19,7 @@ def warmup_factor(step: int, warmup: int) -> float:
 def rate_factor(config: TrialConfig, step: int, warmup: int | None = None) -> float:
     """Share of the full rate at 0-based `step` of a trial, with `warmup` steps of warm-up.
 
-    A cosine starts where the warm-up ends and reaches `COSINE_END` at the last of `config.steps`; it stays there.
+    A cosine starts where the warm-up ends, is at `COSINE_END` at the last of `config.steps`, and stays.
 
     Args:
         warmup: None for the config's own.

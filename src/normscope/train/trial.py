@@ -1,5 +1,6 @@
-"""One trial: a few real optimiser steps on a model that may be spoiled."""
+"""One trial: real optimiser steps on a model that may be spoiled."""
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -7,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from normscope.train.config import TrialConfig
 from normscope.train.optim import build_optimizers, set_rate
-from normscope.train.schedule import warmup_factor
+from normscope.train.schedule import rate_factor
 
 
 @dataclass
@@ -23,10 +25,12 @@ class Trial:
             `after_step`, where it has one, is called after each step of the optimiser.
         batches: what the next steps train on; must not end.
         loss: scalar of (model, batch).
-        config: optimiser, rate, warm-up.
+        config: optimiser, rate and schedule, clipping, precision, accumulation.
         warmup: steps of warm-up; `config.warmup` unless another is tried.
+        observers: each called with the trial after each step.
+        shared_loss: the loss of all processes from the loss of this one, where several train together.
         step: steps taken.
-        losses: loss of the batch of each step taken, before the step.
+        losses: loss of the batch of each step taken, before the step; of several batches, their mean.
     """
 
     model: nn.Module
@@ -34,12 +38,18 @@ class Trial:
     loss: Callable[[nn.Module, Any], Tensor]
     config: TrialConfig
     warmup: int
+    observers: "Sequence[Observer]" = ()
+    shared_loss: Callable[[float], float] | None = None
     step: int = 0
     losses: list[float] = field(default_factory=list)
     optimizers: list[Optimizer] = field(init=False)
+    scaler: GradScaler | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.optimizers = build_optimizers(self.model, self.config)
+        self._parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self._device = self._parameters[0].device.type
+        self.scaler = GradScaler(self._device) if self.config.precision == "float16" else None
 
     @property
     def diverged(self) -> bool:
@@ -49,7 +59,7 @@ class Trial:
     @property
     def has_gradient(self) -> bool:
         """Whether the last step's loss reached any parameter."""
-        return any(p.grad is not None for p in self.model.parameters())
+        return any(p.grad is not None for p in self._parameters)
 
     def advance(self) -> float:
         """Take one step; the loss before it. Gradients stay in `.grad` until the next step.
@@ -58,24 +68,66 @@ class Trial:
         """
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        with torch.enable_grad():
-            loss = self.loss(self.model, next(self.batches))
-            self.losses.append(float(loss.detach()))
-            if not self.diverged:
-                loss.backward()
+        self.losses.append(self._differentiated())
         if not self.diverged:
-            set_rate(self.optimizers, warmup_factor(self.step, self.warmup))
-            for optimizer in self.optimizers:
-                optimizer.step()
-            self._after_step()
+            set_rate(self.optimizers, rate_factor(self.config, self.step, self.warmup))
+            self._stepped()
         self.step += 1
+        for observer in self.observers:
+            observer(self)
         return self.losses[-1]
+
+    def evaluated(self, batch: Any) -> Tensor:
+        """The loss of a batch in the trial's precision."""
+        with self._precision():
+            return self.loss(self.model, batch)
+
+    def _differentiated(self) -> float:
+        """The mean loss of the step's batches, its gradient in `.grad`; from a loss that is not finite on,
+        batches are taken and not looked at."""
+        total, parts = 0.0, self.config.accumulation
+        for _ in range(parts):
+            batch = next(self.batches)
+            if not math.isfinite(total):
+                continue
+            with torch.enable_grad():
+                loss = self.evaluated(batch)
+                value = float(loss.detach())
+                total += value if self.shared_loss is None else self.shared_loss(value)
+                if math.isfinite(total):
+                    loss = loss if parts == 1 else loss / parts
+                    (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        return total if parts == 1 else total / parts
+
+    def _stepped(self) -> None:
+        """One step of every optimiser on the gradients, unscaled and clipped; a scaled overflow skips it."""
+        for optimizer in self.optimizers if self.scaler is not None else ():
+            self.scaler.unscale_(optimizer)  # type: ignore[union-attr]
+        if self.config.clip is not None:
+            nn.utils.clip_grad_norm_(self._parameters, self.config.clip)
+        for optimizer in self.optimizers:
+            if self.scaler is None:
+                optimizer.step()
+            else:
+                self.scaler.step(optimizer)
+        if self.scaler is not None:
+            self.scaler.update()
+        self._after_step()
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        if self.config.precision == "float32":
+            return contextlib.nullcontext()
+        return torch.autocast(self._device, getattr(torch, self.config.precision))
 
     def _after_step(self) -> None:
         """What the model wants done then, such as nGPT's matrices put back onto the sphere."""
         after_step = getattr(self.model, "after_step", None)
         if callable(after_step):
             after_step()
+
+
+Observer = Callable[[Trial], None]
+"""Called after each step; may look at everything and must change nothing."""
 
 
 class UpdateRatio:
