@@ -83,9 +83,7 @@ def assemble(model: nn.Module, attempt: Attempt, *, seed: int, spec: str) -> Sub
         validation=feed.validation,
     )
     if feed.validation is not None:
-        next(
-            feed.validation()
-        )  # a part too short for one sequence is told now, not after an hour of training
+        next(feed.validation())  # a part too short for one sequence is told now, not in mid-training
     try_forward(model, batch, attempt.loss_fn, given=f'"{spec}" on {feed.input}')
     return subject
 

@@ -20,6 +20,7 @@ from normscope.subjects.assemble import (
     where_and_what,
 )
 from normscope.subjects.corpus import Corpus, encode
+from normscope.subjects.data import Data, gather
 from normscope.subjects.fake import fake_mode_of
 from normscope.subjects.feed import Feed, Portions, Replay, noise
 from normscope.subjects.found_loss import with_found_loss
@@ -33,7 +34,7 @@ from normscope.subjects.guess import (
 )
 from normscope.subjects.loss import own_loss, shifts_labels
 from normscope.subjects.subject import Batch, LossFn, Subject, call_model
-from normscope.subjects.text import Text, load_text
+from normscope.subjects.text import Text
 
 _REPEATED = "a single batch is repeated"
 _NOISE = "no loss: the input is noise"
@@ -76,23 +77,29 @@ def make_subject(
         batch,
         loss_fn,
         portions=Portions(batch_size, seq_len, seed),
-        text=load_text(text),
+        data=gather(text),
         spec=spec or type(model).__name__,
     )
 
 
 def subject_of(
-    model: nn.Module, batch: Any, loss_fn: LossFn | None, *, portions: Portions, text: Text, spec: str
+    model: nn.Module, batch: Any, loss_fn: LossFn | None, *, portions: Portions, data: Data, spec: str
 ) -> Subject:
-    """`make_subject` with the text at hand."""
+    """`make_subject` with the data at hand."""
     if batch is not None:
         return _with_batch(model, batch, loss_fn, portions, spec)
     if loss_fn is None and _is_of_transformers(model):
         from normscope.subjects.hf_feed import diner, hf_subject
         from normscope.subjects.hf_heads import head_kind_of
 
-        return hf_subject(diner(model, head_kind_of(model), portions, text, None), spec)
-    return _without_batch(model, loss_fn, portions, text, spec)
+        return hf_subject(diner(model, head_kind_of(model), portions, data, None), spec)
+    if data.pairs is not None or data.images is not None:
+        raise UsageError(
+            f'"{spec}" with {"--images" if data.pairs is None else "--source and --target"}',
+            "a model of nn: or hf:, of which it is known where such data go",
+            "let the factory return (module, batches, loss_fn)",
+        )
+    return _without_batch(model, loss_fn, portions, data.text, spec)
 
 
 def _is_of_transformers(model: nn.Module) -> bool:
@@ -178,13 +185,13 @@ def _vocabulary(model: nn.Module, arguments: Arguments, portions: Portions) -> i
 
 
 def _ids_feed(corpus: Corpus, portions: Portions, num_inputs: int) -> Feed:
-    def batches() -> Iterator[Batch]:
+    def batches(corpus: Corpus, portions: Portions) -> Iterator[Batch]:
         for ids in corpus.windows(portions.batch_size, num_inputs * portions.seq_len, portions.seed):
             yield (
                 ids if num_inputs == 1 else tuple(part.contiguous() for part in ids.chunk(num_inputs, dim=1))
             )
 
-    return Feed(batches, f"{corpus}, {portions}", corpus.unigram_entropy)
+    return Feed.of(corpus, portions, batches, f"{corpus}, {portions}")
 
 
 def _labelled_feeds(
@@ -209,12 +216,12 @@ def _labelled_feeds(
     if shifts is None:
         shifts = name.startswith("label")
 
-    def batches() -> Iterator[Batch]:
+    def batches(corpus: Corpus, portions: Portions) -> Iterator[Batch]:
         for ids in corpus.windows(portions.batch_size, portions.seq_len + (not shifts), portions.seed):
             labels = ids if shifts else ids[:, 1:]
             yield {first: ids[:, : portions.seq_len].contiguous(), name: labels.contiguous()}
 
-    yield Feed(batches, f"{corpus}, {portions}, the next ids as {name}", corpus.unigram_entropy)
+    yield Feed.of(corpus, portions, batches, f"{corpus}, {portions}, the next ids as {name}")
 
 
 def _noise_feed(shape: tuple[int, ...], seed: int, num_inputs: int) -> Feed:

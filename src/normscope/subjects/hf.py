@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import (
 
 from normscope.errors import UsageError, describe
 from normscope.subjects.assemble import AttemptError
+from normscope.subjects.data import Data
 from normscope.subjects.fake import fake_from_meta, moved
 from normscope.subjects.feed import Portions
 from normscope.subjects.hf_config import Configured, configured
@@ -25,11 +26,10 @@ from normscope.subjects.memory import is_out_of_memory, memory_refusals, require
 from normscope.subjects.rng import seeded
 from normscope.subjects.spec import Spec
 from normscope.subjects.subject import Subject
-from normscope.subjects.text import Text
 
 
 def load_hf(
-    spec: Spec, portions: Portions, text: Text, device: torch.device, dtype: torch.dtype | None, fake: bool
+    spec: Spec, portions: Portions, data: Data, device: torch.device, dtype: torch.dtype | None, fake: bool
 ) -> Subject:
     """The model that `spec` names with the first head that can be built and run."""
     with offline():
@@ -41,7 +41,7 @@ def load_hf(
                 try:
                     with seeded(portions.seed):
                         model, notes = _build(spec, head, made, device, fake)
-                        eater = diner(moved(model, device, each), head.kind, portions, text, made.folder)
+                        eater = diner(moved(model, device, each), head.kind, portions, data, made.folder)
                         return hf_subject(eater, spec.text, (*made.notes, *notes))
                 except AttemptError as refusal:
                     refusals.append(refusal)

@@ -1,6 +1,7 @@
 """What a model of transformers is fed, by its head."""
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,20 +12,23 @@ import torch
 
 from normscope.subjects.assemble import (
     Attempt,
+    AttemptError,
     first_that_runs,
     lengths,
     looking,
     shortened,
 )
 from normscope.subjects.corpus import Corpus, encode, tokenised
+from normscope.subjects.data import CLASSIFIERS, ENCODER_DECODERS, Data
+from normscope.subjects.digits import Images, labelled_images, require_classes
 from normscope.subjects.fake import fake_mode_of
 from normscope.subjects.feed import Feed, Portions, noise
 from normscope.subjects.hf_heads import HeadKind
 from normscope.subjects.hf_shapes import FLOAT_INPUTS, float_shapes
 from normscope.subjects.loss import Ids, is_causal, output_loss, shifts_labels
 from normscope.subjects.masking import masked_batches
+from normscope.subjects.parallel import ParallelCorpus, encode_pairs, masked_pairs, tokenised_pairs
 from normscope.subjects.subject import Batch, LossFn, Subject, call_model
-from normscope.subjects.text import Text
 
 _FEW_SEQUENCES, _FEW_TOKENS = 2, 16
 _NOT_CAUSAL = "no loss: the model sees later tokens, and its own loss is for models that do not"
@@ -35,6 +39,7 @@ class Diner:
     """A model of transformers, its head, and the text for it (None where it has no vocabulary).
 
     Attributes:
+        pairs, images: what was asked for in the place of text.
         mask: the id that stands for a hidden token: the model's own, else one that no byte uses.
     """
 
@@ -43,6 +48,8 @@ class Diner:
     portions: Portions
     corpus: Corpus | None
     mask: int = 0
+    pairs: ParallelCorpus | None = None
+    images: Images | None = None
 
     @property
     def main(self) -> str:
@@ -61,20 +68,39 @@ class Diner:
         return dataclasses.replace(self, portions=self.portions.of_length(length))
 
 
-def diner(model: Any, kind: HeadKind, portions: Portions, text: Text, folder: Path | None) -> Diner:
+def diner(model: Any, kind: HeadKind, portions: Portions, data: Data, folder: Path | None) -> Diner:
     """All that a feed is made of; the text in the model's own tokens where `folder` has a tokenizer.json."""
+    _require_fitting(Diner(model, kind, portions, None), data)
     vocabulary = _vocabulary(model)
     if vocabulary is None:
-        return Diner(model, kind, portions, None)
+        return Diner(model, kind, portions, None, images=data.images)
     own_mask = getattr(model.config, "mask_token_id", None)
     mask = own_mask if isinstance(own_mask, int) and 0 <= own_mask < vocabulary else vocabulary - 1
     reserved = {mask, *(i for i in (getattr(model.config, "pad_token_id", None),) if isinstance(i, int))}
     tokenizer = folder / "tokenizer.json" if folder else None
-    if tokenizer is not None and tokenizer.is_file():
-        corpus = tokenised(text, tokenizer, vocabulary)
+    has_own = tokenizer is not None and tokenizer.is_file()
+    if tokenizer is not None and has_own:
+        corpus = tokenised(data.text, tokenizer, vocabulary)
     else:
-        corpus = encode(text, vocabulary, reserved)
-    return Diner(model, kind, portions, corpus, mask)
+        corpus = encode(data.text, vocabulary, reserved)
+    pairs = None
+    if data.pairs is not None and tokenizer is not None and has_own:
+        pairs = tokenised_pairs(data.pairs, tokenizer, vocabulary, portions.seq_len)
+    elif data.pairs is not None:
+        pairs = encode_pairs(data.pairs, vocabulary, portions.seq_len, reserved)
+    return Diner(model, kind, portions, corpus, mask, pairs, data.images)
+
+
+def _require_fitting(eater: Diner, data: Data) -> None:
+    """AttemptError where the data that was asked for is not for this model; another head may do."""
+    given = f"{type(eater.model).__name__} ({eater.kind})"
+    reads_text = eater.kind == "seq2seq" and eater.two_stacks and eater.main not in FLOAT_INPUTS
+    if data.pairs is not None and not reads_text:
+        raise AttemptError(given, ENCODER_DECODERS, "take hf:t5 or hf:bart, or give --text")
+    if data.images is not None and eater.kind != "image-classification":
+        raise AttemptError(given, CLASSIFIERS, "take hf:vit, or leave --images out")
+    if data.images is not None:
+        require_classes(eater.model.config.num_labels, given, "num_labels")
 
 
 def _vocabulary(model: Any) -> int | None:
@@ -138,17 +164,22 @@ def _feeds(eater: Diner) -> Iterator[Way]:
 
 def _text_feed(eater: Diner, corpus: Corpus) -> Way:
     name, words = eater.main, f"{corpus}, {eater.portions}"
-    entropy = corpus.unigram_entropy
     portions, kind = eater.portions, eater.kind
+    if eater.pairs is not None:
+        pad = getattr(eater.model.config, "pad_token_id", None)
+        pairs = dataclasses.replace(eater.pairs, limit=portions.seq_len)
+        said = functools.partial(masked_pairs, ids_name=name, pad=pad if isinstance(pad, int) else 0)
+        return Feed.of(pairs, portions, said, f"{pairs}, {portions.pairs()}"), output_loss
     if kind == "masked":
-        batches = lambda: masked_batches(corpus, portions, eater.mask, name, "labels")  # noqa: E731
-        return Feed(batches, f"{words}, 15 % masked", entropy), output_loss
+        hidden = functools.partial(masked_batches, mask_id=eater.mask, ids_name=name, labels_name="labels")
+        return Feed.of(corpus, portions, hidden, f"{words}, 15 % masked"), output_loss
     if kind == "causal":
-        return Feed(lambda: _causal(corpus, portions), f"{words}, next-token loss", entropy), output_loss
+        return Feed.of(corpus, portions, _causal, f"{words}, next-token loss"), output_loss
     other = "labels" if kind == "seq2seq" else "decoder_input_ids"
     if kind == "seq2seq" or eater.two_stacks:
         goal = ", the decoder to go on with the text" if kind == "seq2seq" else ", half to the decoder"
-        feed = Feed(lambda: _continued(corpus, portions, name, other), words + goal, entropy)
+        continued = functools.partial(_continued, name=name, other=other)
+        feed = Feed.of(corpus, portions, continued, words + goal)
         return feed, output_loss if kind == "seq2seq" else None
     ids = Feed(
         lambda: ({name: ids} for ids in corpus.windows(portions.batch_size, portions.seq_len, portions.seed)),
@@ -171,6 +202,9 @@ def _continued(corpus: Corpus, portions: Portions, name: str, other: str) -> Ite
 def _float_feed(eater: Diner, name: str, shape: tuple[int, ...]) -> Way:
     portions = eater.portions
     words = f"standard normal noise as {name} {shape}"
+    if eater.images is not None and len(shape) == 4:
+        real = functools.partial(labelled_images, name=name, shape=shape[1:])
+        return Feed.of(eater.images, portions, real, f"{eater.images}, resized to {shape}"), output_loss
     if eater.kind == "image-classification":
         classes = eater.model.config.num_labels
         return Feed(lambda: _labelled(name, shape, classes, portions), f"{words}, random labels"), output_loss

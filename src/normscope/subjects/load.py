@@ -8,6 +8,7 @@ import torch
 
 from normscope.errors import UsageError, describe
 from normscope.subjects.bare import subject_of
+from normscope.subjects.data import Data, gather
 from normscope.subjects.fake import fake_mode_of, faking, moved
 from normscope.subjects.feed import Portions
 from normscope.subjects.hf import load_hf
@@ -22,7 +23,6 @@ from normscope.subjects.python import call_factory
 from normscope.subjects.rng import seeded
 from normscope.subjects.spec import Spec, parse
 from normscope.subjects.subject import Subject
-from normscope.subjects.text import Text, load_text
 
 
 def load(
@@ -32,6 +32,10 @@ def load(
     batch_size: int = 4,
     seq_len: int = 64,
     text: Path | None = None,
+    source: Path | None = None,
+    target: Path | None = None,
+    images: str | None = None,
+    validation: float = 0.0,
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = None,
     fake: bool = False,
@@ -46,7 +50,10 @@ def load(
             `package.module:factory`; option values are JSON.
         seed: of the weights and of the batches.
         batch_size, seq_len: sequences of a batch, and tokens of a sequence.
-        text: a file of UTF-8 text; None is the Python standard library's source.
+        text: a file of UTF-8 text or a folder of such; None is the Python standard library's source.
+        source, target: parallel texts for an encoder–decoder: line i of one belongs to line i of the other.
+        images: "digits", the small real images of scikit-learn, for a model of images; None is noise.
+        validation: the share at the end of the data that is kept from training, for `Subject.validation`.
         device: where model and batches go.
         dtype: of the model's floating-point tensors; None leaves them as they are built.
         fake: build from fake tensors, which have shapes and no values: a model of any size can be read.
@@ -59,13 +66,17 @@ def load(
     portions = Portions(batch_size, seq_len, seed)
     place = _device(device)
     require_room_for_ids(batch_size, seq_len)
-    source = load_text(text)
+    data = gather(text, source, target, images, validation)
     with seeded(seed), faking() if fake else contextlib.nullcontext():
         if parsed.kind == "hf":
-            return load_hf(parsed, portions, source, place, dtype, fake)
-        if parsed.kind == "nn":
-            return load_ours(parsed, portions, source, place, dtype, fake)
-        return _load_python(parsed, portions, source, place, dtype)
+            subject = load_hf(parsed, portions, data, place, dtype, fake)
+        elif parsed.kind == "nn":
+            subject = load_ours(parsed, portions, data, place, dtype, fake)
+        else:
+            subject = _load_python(parsed, portions, data, place, dtype)
+    if validation and subject.validation is None:
+        subject.notes = (*subject.notes, "nothing is kept for validation: the batches are not cut from data")
+    return subject
 
 
 def load_to_read(
@@ -91,7 +102,7 @@ def load_to_read(
 
 
 def _load_python(
-    spec: Spec, portions: Portions, text: Text, device: torch.device, dtype: torch.dtype | None
+    spec: Spec, portions: Portions, data: Data, device: torch.device, dtype: torch.dtype | None
 ) -> Subject:
     given = f'model "{spec.text}"'
     with memory_refusals(given):
@@ -99,7 +110,7 @@ def _load_python(
         if fake_mode_of(model) is None:
             require_room_for_model(model.parameters(), given, device, built=True)
         moved(model, device, dtype)
-    return subject_of(model, batch, loss_fn, portions=portions, text=text, spec=spec.text)
+    return subject_of(model, batch, loss_fn, portions=portions, data=data, spec=spec.text)
 
 
 def _device(device: str | torch.device) -> torch.device:

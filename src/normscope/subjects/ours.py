@@ -1,6 +1,8 @@
 """`nn:` specs → subjects of our own models."""
 
-from collections.abc import Callable, Iterator
+import dataclasses
+import functools
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -12,41 +14,44 @@ from normscope.nn.models import Model, config_of
 from normscope.nn.save import read_config
 from normscope.subjects.assemble import Attempt, first_that_runs, lengths, shortened
 from normscope.subjects.corpus import Corpus, encode
+from normscope.subjects.data import CLASSIFIERS, ENCODER_DECODERS, Data
+from normscope.subjects.digits import Images, labelled_images, require_classes
 from normscope.subjects.fake import moved
 from normscope.subjects.feed import Feed, Portions, noise
 from normscope.subjects.loss import output_loss
 from normscope.subjects.masking import masked_batches
 from normscope.subjects.memory import memory_refusals, require_room_for_model
+from normscope.subjects.parallel import ParallelCorpus, encode_pairs, masked_pairs
 from normscope.subjects.spec import Spec
 from normscope.subjects.subject import Batch, Subject
-from normscope.subjects.text import Text
 
 _CONTEXT = 1024
 
 
 def load_ours(
-    spec: Spec, portions: Portions, text: Text, device: torch.device, dtype: torch.dtype | None, fake: bool
+    spec: Spec, portions: Portions, data: Data, device: torch.device, dtype: torch.dtype | None, fake: bool
 ) -> Subject:
-    """The model `spec` names, on batches of `text`, or of noise for one that sees images."""
+    """The model `spec` names, on batches of `data`, or of noise for one that sees images."""
     folder = None if spec.name in MODELS else _folder(spec)
     name, options = (spec.name, dict(spec.options)) if folder is None else read_config(folder)
     if folder is None and name != "vision":
         options.setdefault("context", max(_CONTEXT, portions.seq_len))
     config = config_of(name, **options)
-    corpus = None if name == "vision" else _corpus(name, config, text)
     given = f'model "{spec.text}"'
+    _require_fitting(name, config, data, given)
+    eaten = _eaten(name, config, data, portions.seq_len)
     if not fake:
         with torch.device("meta"):
             require_room_for_model(MODELS[name](config).parameters(), given, device)
     with memory_refusals(given):
         model = load_model(folder) if folder is not None and not fake else MODELS[name](config)
         if config.output_bias == "unigram" and not fake:
-            _set_bias(model, corpus, given)
+            _set_bias(model, eaten, given)
         moved(model, device, dtype)
     notes = ("its weights were not read",) if folder is not None and fake else ()
     attempts = (
         Attempt(
-            _feed(model, portions.of_length(length), corpus).noting(
+            _feed(model, portions.of_length(length), eaten).noting(
                 *notes, *shortened(length, portions.seq_len)
             ),
             output_loss,
@@ -66,39 +71,61 @@ def _folder(spec: Spec) -> Path:
     return folder
 
 
-def _corpus(name: str, config: ModelConfig, text: Text) -> Corpus:
-    """The text in ids, but for the one that stands for a hidden token or the decoder's start."""
+def _require_fitting(name: str, config: ModelConfig, data: Data, given: str) -> None:
+    if data.pairs is not None and name != "encoder-decoder":
+        raise UsageError(given, ENCODER_DECODERS, "take nn:encoder-decoder, or give --text")
+    if data.images is not None and name != "vision":
+        raise UsageError(given, CLASSIFIERS, "take nn:vision, or leave --images out")
+    if data.images is not None:
+        require_classes(config.classes, given, "classes")
+
+
+Eaten = Corpus | ParallelCorpus | Images | None
+
+
+def _eaten(name: str, config: ModelConfig, data: Data, seq_len: int) -> Eaten:
+    """The data in ids, but for the one that stands for a hidden token or the decoder's start; None: noise."""
+    if name == "vision":
+        return data.images
     if name == "decoder":
-        return encode(text, config.vocab)
-    return encode(text, config.vocab, reserved=(START if name == "encoder-decoder" else _mask(config),))
+        return encode(data.text, config.vocab)
+    reserved = (START if name == "encoder-decoder" else _mask(config),)
+    if data.pairs is not None:
+        return encode_pairs(data.pairs, config.vocab, seq_len, reserved)
+    return encode(data.text, config.vocab, reserved)
 
 
 def _mask(config: ModelConfig) -> int:
     return config.vocab - 1  # no byte of UTF-8 is 255
 
 
-def _set_bias(model: Model, corpus: Corpus | None, given: str) -> None:
-    if corpus is None:
+def _set_bias(model: Model, eaten: Eaten, given: str) -> None:
+    if eaten is None or isinstance(eaten, Images):
         raise UsageError(f"{given} with output_bias=unigram", "a model of text", "leave it out")
-    counts = corpus.counts[: model.config.vocab]
+    counts = eaten.counts[: model.config.vocab]
     set_output_bias(model, [*counts.tolist(), *[0] * (model.config.vocab - len(counts))])
 
 
-def _feed(model: Model, portions: Portions, corpus: Corpus | None) -> Feed:
+def _feed(model: Model, portions: Portions, eaten: Eaten) -> Feed:
     if isinstance(model, Vision):
-        return _images(model, portions)
-    assert corpus is not None
-    batches: Callable[[], Iterator[Batch]]
+        assert eaten is None or isinstance(eaten, Images)
+        return _images(model, portions, eaten)
+    if isinstance(eaten, ParallelCorpus):
+        corpus = dataclasses.replace(eaten, limit=portions.seq_len)
+        return Feed.of(corpus, portions, _translated, f"{corpus}, {portions.pairs()}")
+    assert isinstance(eaten, Corpus)
     if isinstance(model, Decoder):
-        goal = "next-token loss"
-        batches = lambda: _next_token(corpus, portions)  # noqa: E731
-    elif isinstance(model, EncoderDecoder):
+        return Feed.of(eaten, portions, _next_token, f"{eaten}, {portions}, next-token loss")
+    if isinstance(model, EncoderDecoder):
         goal = "the decoder to go on with the text"
-        batches = lambda: _continued(corpus, portions)  # noqa: E731
-    else:
-        goal, mask = "15 % masked", _mask(model.config)
-        batches = lambda: masked_batches(corpus, portions, mask, "ids", "labels")  # noqa: E731
-    return Feed(batches, f"{corpus}, {portions}, {goal}", corpus.unigram_entropy)
+        return Feed.of(eaten, portions, _continued, f"{eaten}, {portions}, {goal}")
+    mask = _mask(model.config)
+    hidden = functools.partial(masked_batches, mask_id=mask, ids_name="ids", labels_name="labels")
+    return Feed.of(eaten, portions, hidden, f"{eaten}, {portions}, 15 % masked")
+
+
+def _translated(corpus: ParallelCorpus, portions: Portions) -> Iterator[Batch]:
+    return masked_pairs(corpus, portions, "ids", START, decoder_mask="decoder_attention_mask")
 
 
 def _next_token(corpus: Corpus, portions: Portions) -> Iterator[Batch]:
@@ -112,9 +139,13 @@ def _continued(corpus: Corpus, portions: Portions) -> Iterator[Batch]:
         yield {"ids": first.contiguous(), "labels": second.contiguous()}
 
 
-def _images(model: Vision, portions: Portions) -> Feed:
+def _images(model: Vision, portions: Portions, images: Images | None) -> Feed:
     config = model.config
-    shape = (portions.batch_size, config.channels, config.image, config.image)
+    size = (config.channels, config.image, config.image)
+    shape = (portions.batch_size, *size)
+    if images is not None:
+        real = functools.partial(labelled_images, name="images", shape=size)
+        return Feed.of(images, portions, real, f"{images}, resized to {shape}")
 
     def batches() -> Iterator[Batch]:
         generator = torch.Generator().manual_seed(portions.seed)

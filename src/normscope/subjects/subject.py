@@ -25,8 +25,8 @@ class Subject:
         seed: what the generators were set to before the model was built.
         spec: where the model came from, as the user wrote it, or the class name of a bare module.
         input: what is fed, in words, for the report.
-        unigram_entropy: nats per target of the targets' frequencies (tokens, or classes of real images): what a
-            model that ignores its input can reach; None where targets are random or no ids.
+        unigram_entropy: nats per target of the targets' frequencies (tokens, or classes of real images):
+            what a model that ignores its input can reach; None where targets are random or no ids.
         notes: what a reader of the report must know ("a single batch is repeated").
         validation: as `batches`, of the part that was kept from training, the same at every seed; None where
             nothing was kept.

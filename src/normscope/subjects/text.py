@@ -14,7 +14,7 @@ from normscope.subjects.files import Files, FileState, files_under, state_of, te
 STANDARD_LIBRARY = "the Python standard library's source"
 _DEFAULT_BYTES = 2**20
 _CHUNK = 2**20
-_BLANK = np.frombuffer(b" \t\n\r\x0b\x0c", dtype=np.uint8)
+BLANK = np.frombuffer(b" \t\n\r\x0b\x0c", dtype=np.uint8)
 _EXPECTED, _DO = "a file of UTF-8 text, or a folder of such", "give a text with --text PATH"
 
 
@@ -66,7 +66,7 @@ def require_share(validation: float) -> None:
 
 
 def load_text(path: Path | None = None, validation: float = 0.0) -> Text:
-    """The text of the file or folder `path`, or the standard library's source; UsageError for what is none."""
+    """The text of the file or folder `path`, or the standard library's source; UsageError for no text."""
     if path is None:
         return dataclasses.replace(standard_library(), validation=validation)
     path = Path(path)
@@ -98,7 +98,7 @@ def _file(path: Path, validation: float) -> Text:
         raise UsageError(f"{given} ({error.strerror})", "a file that can be read", _DO) from error
     if counts is None:
         raise UsageError(f"{given} (binary)", _EXPECTED, _DO)
-    if counts.sum() == counts[_BLANK].sum():
+    if counts.sum() == counts[BLANK].sum():
         raise UsageError(f"{given} (empty)", _EXPECTED, _DO)
     return Text(f'"{path}"', Files((state,)), validation)
 
@@ -118,6 +118,6 @@ def _folder(path: Path, validation: float) -> Text:
     without = f", {left_out} without UTF-8 text left out" if left_out else ""
     name = f'"{path}" ({len(kept)} {"file" if len(kept) == 1 else "files"}{without})'
     text = Text(name, Files(tuple(kept)), validation) if kept else None
-    if text is None or len(text) == text.counts()[_BLANK].sum():
+    if text is None or len(text) == text.counts()[BLANK].sum():
         raise UsageError(f"text {name} (empty)", _EXPECTED, _DO)
     return text

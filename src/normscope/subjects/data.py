@@ -1,0 +1,57 @@
+"""What a model is to be fed, as `load` was told: a text, pairs of lines, or images."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from normscope.errors import UsageError
+from normscope.subjects.digits import Images, load_images
+from normscope.subjects.parallel import Pairs
+from normscope.subjects.text import Text, load_text
+
+ENCODER_DECODERS = "an encoder-decoder of text for --source and --target"
+CLASSIFIERS = "a model of images with classes for --images"
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """A text, and what was asked for in its place.
+
+    Attributes:
+        text: of the user, else the standard library's source.
+        pairs: parallel texts, for an encoder–decoder alone.
+        images: real images, for a model of images alone.
+    """
+
+    text: Text
+    pairs: Pairs | None = None
+    images: Images | None = None
+
+
+def gather(
+    text: Path | None = None,
+    source: Path | None = None,
+    target: Path | None = None,
+    images: str | None = None,
+    validation: float = 0.0,
+) -> Data:
+    """The data that these options of `load` name.
+
+    Raises:
+        UsageError: one of two parallel texts, options that exclude one another, or data that cannot be used.
+    """
+    if (source is None) != (target is None):
+        raise UsageError(
+            f'--source "{source}" alone' if target is None else f'--target "{target}" alone',
+            "two texts, line by line",
+            f"give --{'target' if target is None else 'source'} too",
+        )
+    kinds = {"--text": text, "--source and --target": source, "--images": images}
+    given = [name for name, value in kinds.items() if value is not None]
+    if len(given) > 1:
+        raise UsageError(" together with ".join(given), "one of them", "leave the others out")
+    pairs = None
+    if source is not None and target is not None:
+        pairs = Pairs.of(load_text(source, validation), load_text(target, validation))
+    return Data(
+        load_text(text, validation), pairs, None if images is None else load_images(images, validation)
+    )
