@@ -1,0 +1,7 @@
+"""Remedies: each a function that changes a Subject or the settings of its run, and the trial of them all."""
+
+# The families enter their remedies into REMEDIES, in the order in which they are tried.
+from normscope.rules.remedies import run, start, head, placement, scaling, qk_norm, norms  # noqa: F401, I001
+from normscope.rules.remedies.remedy import REMEDIES, NotApplicable, Remedy
+
+__all__ = ["REMEDIES", "NotApplicable", "Remedy"]

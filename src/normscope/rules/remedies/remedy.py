@@ -1,0 +1,151 @@
+"""Remedy: a way out of a run that fails, as data and as a function on a Subject; and what the ways share."""
+
+import contextlib
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from normscope.anatomy import Anatomy, Branch, Projection
+from normscope.anatomy.calls import strip_wrappers
+from normscope.subjects import Subject
+from normscope.train import TrialConfig
+
+Changed = tuple[Subject, TrialConfig]
+Apply = Callable[[Subject, Anatomy, TrialConfig], Changed]
+
+
+class NotApplicable(Exception):
+    """This remedy changes nothing here, or cannot be had; `reason` says why."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """One remedy.
+
+    Attributes:
+        name: stable, "warm-up".
+        summary: what it changes, in words.
+        code: what a user writes.
+        cost: what it costs the run.
+        source: where it comes from.
+        reach: how far it reaches: 0 the run's settings, 1 the starting weights, 2 the model itself.
+        apply: the changed subject and settings. The subject's model is a copy wherever it is changed; raises
+            `NotApplicable`.
+    """
+
+    name: str
+    summary: str
+    code: str
+    cost: str
+    source: str
+    reach: int
+    apply: Apply
+
+
+REMEDIES: dict[str, Remedy] = {}
+"""Every remedy by its name. A new one joins by its decorator."""
+
+
+def remedy(
+    name: str, *, summary: str, code: str, cost: str, source: str, reach: int
+) -> Callable[[Apply], Apply]:
+    """Enter the decorated function into `REMEDIES`. It is refused on what it has already changed."""
+
+    def enter(apply: Apply) -> Apply:
+        assert name not in REMEDIES, f"{name} is taken"
+        mark = _mark(name)
+
+        def once(subject: Subject, anatomy: Anatomy, config: TrialConfig) -> Changed:
+            if mark in subject.notes:
+                raise NotApplicable("it has been applied already")
+            changed, settings = apply(subject, anatomy, config)
+            if changed is not subject:
+                changed = dataclasses.replace(changed, notes=(*changed.notes, mark))
+            return changed, settings
+
+        words = (" ".join(text.split()) for text in (summary, code, cost, source))
+        REMEDIES[name] = Remedy(name, *words, reach, once)
+        return once
+
+    return enter
+
+
+def _mark(name: str) -> str:
+    return f"changed by the remedy {name}"
+
+
+def with_copy(subject: Subject) -> Subject:
+    """The subject with a copy of its model, free to be changed; gradients stay behind."""
+    try:
+        twin = copy.deepcopy(subject.model)
+    except (TypeError, RuntimeError, NotImplementedError, AttributeError, ValueError) as error:
+        raise NotApplicable(f"the model cannot be copied ({type(error).__name__})") from error
+    twin.zero_grad(set_to_none=True)
+    return dataclasses.replace(subject, model=twin)
+
+
+def modules_of(model: nn.Module) -> dict[str, nn.Module]:
+    """Every module by the name that an anatomy uses."""
+    named = model.named_modules(remove_duplicate=False)
+    return {strip_wrappers(path): module for path, module in reversed(list(named))}
+
+
+def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Every parameter by the name that an anatomy uses."""
+    named = model.named_parameters(remove_duplicate=False)
+    return {strip_wrappers(name): parameter for name, parameter in named}
+
+
+def holder(model: nn.Module, parameter: str) -> tuple[nn.Module, str]:
+    """The module that holds a parameter, and its name there."""
+    path, _, name = parameter.rpartition(".")
+    return modules_of(model)[path], name
+
+
+def put_module(model: nn.Module, path: str, module: nn.Module) -> None:
+    """Put another module in the place of the one at `path`."""
+    above, _, name = path.rpartition(".")
+    setattr(modules_of(model)[above], name, module)
+
+
+def projections(
+    branches: tuple[Branch, ...], *roles: str, whole: bool = True
+) -> Iterator[tuple[Branch, Projection]]:
+    """The projections that make one of `roles`; with `whole` those that make nothing else."""
+    for branch in branches:
+        for projection in branch.projections:
+            wanted = set(projection.roles) & set(roles)
+            if wanted and (not whole or wanted == set(projection.roles)):
+                yield branch, projection
+
+
+def require_blocks(anatomy: Anatomy) -> None:
+    """NotApplicable where no block was read."""
+    if not anatomy.branches:
+        raise NotApplicable("no block of the model was read")
+
+
+@contextlib.contextmanager
+def in_eval(model: nn.Module) -> Iterator[None]:
+    """Eval mode for a while, each module's own mode afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@torch.no_grad()
+def multiply(tensor: Tensor, factor: float) -> None:
+    """In place, whatever requires a gradient."""
+    tensor.mul_(factor)

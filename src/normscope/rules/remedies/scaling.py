@@ -1,0 +1,151 @@
+"""The remedy of the scales: DeepNorm's α and β on any Post-LN model.
+
+N(αx + F(x)) is N(x + F(x)/α) with α² times the ε: a norm does not see the scale of what it is given. So the
+branches' last maps are divided by α, as a factor that no step changes, and nothing else has to move.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from normscope.anatomy import Anatomy, Branch, Projection, Stack, capture, measuring
+from normscope.nn.placement import Where
+from normscope.nn.schemes.deepnorm import alpha, beta
+from normscope.probes._roles import role_masks
+from normscope.rules.remedies.norms import EPS_NAMES
+from normscope.rules.remedies.ours import is_ours, rebuilt
+from normscope.rules.remedies.remedy import (
+    Changed,
+    NotApplicable,
+    holder,
+    modules_of,
+    multiply,
+    parameters_of,
+    projections,
+    remedy,
+    require_blocks,
+    with_copy,
+)
+from normscope.subjects import Subject
+from normscope.train import TrialConfig
+
+
+@remedy(
+    "deepnorm",
+    summary="Post-LN with DeepNorm's scales: N(αx + F(x)), the weights of v, o and the feed-forward × β.",
+    code="x = norm(alpha * x + branch(x)), alpha = (2 * L) ** 0.25; w.data.mul_((8 * L) ** -0.25) for v, o, "
+    'up and down; nn:…,scheme=deepnorm; normscope.nn.swap(model, "deepnorm")',
+    cost="one multiplication a branch",
+    source="Wang et al. 2022 (DeepNet), arXiv:2203.00555",
+    reach=2,
+)
+def deepnorm(subject: Subject, anatomy: Anatomy, config: TrialConfig) -> Changed:
+    require_blocks(anatomy)
+    for branch in anatomy.branches:
+        if branch.placement != "post":
+            raise NotApplicable(f"DeepNorm scales Post-LN, and {branch.site} is {branch.placement}")
+        if branch.join != "add":
+            raise NotApplicable(f"{branch.site} has scales of its own ({branch.join})")
+    if is_ours(subject.model):
+        return rebuilt(subject, scheme="deepnorm"), config
+    changed = with_copy(subject)
+    scale_as_deepnorm(changed, anatomy)
+    return changed, config
+
+
+def scale_as_deepnorm(subject: Subject, anatomy: Anatomy) -> None:
+    """Put α and β into a model, whose weights are those of Post-LN."""
+    values = _value_rows(subject, anatomy)
+    parameters = parameters_of(subject.model)
+    last_maps: dict[int, tuple[nn.Module, float]] = {}
+    for stack in anatomy.stacks:
+        where = _place(stack, anatomy)
+        shrink = beta(where)
+        for branch in (branch for block in stack.blocks for branch in block.branches):
+            ends = list(projections((branch,), "o", "down"))
+            if not ends:
+                raise NotApplicable(f"the last map of {branch.site} was not found")
+            for _, projection in [*ends, *projections((branch,), "up", "gate", whole=False)]:
+                multiply(parameters[projection.parameter], shrink)
+            for name, rows in values.get(branch.site, {}).items():
+                _multiply_rows(parameters[name], rows, shrink)
+            for _, projection in ends:
+                module, _ = holder(subject.model, projection.parameter)
+                last_maps[id(module)] = (module, 1 / alpha(where))
+            _same_eps(subject.model, branch, alpha(where))
+    for module, factor in last_maps.values():
+        _always_times(module, factor)
+
+
+def _place(stack: Stack, anatomy: Anatomy) -> Where:
+    """What DeepNorm's table asks: the stack's depth, and for two stacks which of them it is."""
+    depth = len(stack.blocks)
+    if len(anatomy.stacks) == 1:
+        return Where(1, depth)
+    if len(anatomy.stacks) > 2:
+        raise NotApplicable(f"DeepNorm has scales for one or two stacks, not {len(anatomy.stacks)}")
+    first = stack is anatomy.stacks[0]
+    other = len(anatomy.stacks[1 if first else 0].blocks)
+    return Where(1, depth, stack="encoder" if first else "decoder", other_depth=other)
+
+
+def _value_rows(subject: Subject, anatomy: Anatomy) -> dict[str, dict[str, tuple[int, Tensor]]]:
+    """By branch and parameter: axis and mask of the rows that make values, alone or beside q and k."""
+    found: dict[str, dict[str, tuple[int, Tensor]]] = {}
+    parameters = parameters_of(subject.model)
+    makers = list(projections(anatomy.branches, "v", whole=False))
+    sites = [projection.output for _, projection in makers]
+    sites += [site for branch, _ in makers for a in branch.attention for site in (a.query, a.key, a.value)]
+    with measuring(subject.model):
+        _, tensors = capture(subject.model, subject.forward, sites)
+        for branch, projection in makers:
+            weight = parameters[projection.parameter]
+            rows = _rows(branch, projection, weight, tensors)
+            found.setdefault(branch.site, {})[projection.parameter] = (projection.feature_axis, rows)
+    return found
+
+
+def _rows(branch: Branch, projection: Projection, weight: Tensor, tensors: Any) -> Tensor:
+    if projection.roles == ("v",):
+        return torch.ones(weight.shape[projection.feature_axis], dtype=torch.bool, device=weight.device)
+    masks = role_masks(branch, projection, weight, tensors)
+    if "v" not in masks:
+        raise NotApplicable(f"the rows of {projection.parameter} that make values were not found")
+    return masks["v"]
+
+
+@torch.no_grad()
+def _multiply_rows(weight: nn.Parameter, rows: tuple[int, Tensor], factor: float) -> None:
+    axis, mask = rows
+    weight.movedim(axis, 0)[mask] *= factor
+
+
+class Times(nn.Module):
+    """W·c with a number c that is not learnt."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """As `weight`."""
+        return self.factor * weight
+
+
+def _always_times(module: nn.Module, factor: float) -> None:
+    """Put a factor on what a linear map puts out, which no step of the optimiser changes."""
+    for name in ("weight", "bias"):
+        if isinstance(getattr(module, name, None), nn.Parameter):
+            parametrize.register_parametrization(module, name, Times(factor))
+
+
+def _same_eps(model: nn.Module, branch: Branch, skip: float) -> None:
+    """N_ε(αx + F) is N with ε/α² of x + F/α."""
+    modules = modules_of(model)
+    for norm in branch.norms:
+        module = modules.get(norm.path)
+        for name in EPS_NAMES:
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, norm.eps / skip**2 if norm.eps is not None else 0.0)
