@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from normscope.subjects.feed import Portions
 from normscope.subjects.masking import masked_batches
-from normscope.subjects.text import Text, encode, load_text
+from normscope.subjects.corpus import encode
+from normscope.subjects.text import Text, load_text
 
 
 def test_the_default_text_is_real_and_always_the_same() -> None:

@@ -9,6 +9,7 @@ from normscope.errors import UsageError, suggest
 # What `check` may take from a file. --output and --traceback belong to one call, MODEL too.
 KEYS = (
     *("optimizer", "lr", "warmup", "steps", "seed", "device", "dtype", "batch_size", "seq_len", "text"),
+    *("source", "target", "images"),
     *("format", "fail_on", "select", "ignore", "budget"),
 )
 

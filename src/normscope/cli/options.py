@@ -53,8 +53,31 @@ SeqLen = Annotated[int, typer.Option(min=2, help="Tokens a sequence, where norms
 Text = Annotated[
     Path | None,
     typer.Option(
+        metavar="PATH",
+        help="Real text as input, a file or a folder of any size; the default is Python's standard library.",
+        show_default=False,
+    ),
+]
+Source = Annotated[
+    Path | None,
+    typer.Option(
         metavar="FILE",
-        help="Real text as input; the default is Python's standard library.",
+        help="What an encoder-decoder reads, line by line; with --target.",
+        show_default=False,
+    ),
+]
+Target = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="What it should write: line i belongs to line i of --source.",
+        show_default=False,
+    ),
+]
+Images = Annotated[
+    str | None,
+    typer.Option(
+        help="digits: small real images (scikit-learn's) for a model of images; the default is noise.",
         show_default=False,
     ),
 ]

@@ -86,19 +86,20 @@ def subject_of(
     model: nn.Module, batch: Any, loss_fn: LossFn | None, *, portions: Portions, data: Data, spec: str
 ) -> Subject:
     """`make_subject` with the data at hand."""
-    if batch is not None:
-        return _with_batch(model, batch, loss_fn, portions, spec)
-    if loss_fn is None and _is_of_transformers(model):
-        from normscope.subjects.hf_feed import diner, hf_subject
-        from normscope.subjects.hf_heads import head_kind_of
-
-        return hf_subject(diner(model, head_kind_of(model), portions, data, None), spec)
-    if data.pairs is not None or data.images is not None:
+    is_fed_by_head = batch is None and loss_fn is None and _is_of_transformers(model)
+    if not is_fed_by_head and (data.pairs is not None or data.images is not None):
         raise UsageError(
             f'"{spec}" with {"--images" if data.pairs is None else "--source and --target"}',
             "a model of nn: or hf:, of which it is known where such data go",
             "let the factory return (module, batches, loss_fn)",
         )
+    if batch is not None:
+        return _with_batch(model, batch, loss_fn, portions, spec)
+    if is_fed_by_head:
+        from normscope.subjects.hf_feed import diner, hf_subject
+        from normscope.subjects.hf_heads import head_kind_of
+
+        return hf_subject(diner(model, head_kind_of(model), portions, data, None), spec)
     return _without_batch(model, loss_fn, portions, data.text, spec)
 
 

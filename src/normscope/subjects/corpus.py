@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from normscope.errors import UsageError, describe
-from normscope.subjects.text import Text
+from normscope.subjects.text import Text, kept
 
 _TOKENISED_BYTES = 2**18
 
@@ -77,8 +77,7 @@ class Corpus:
         return cls(text, row, table, how, 0, stop, "without its validation part, " if text.validation else "")
 
     def __str__(self) -> str:
-        kept = f", the last {self.text.validation:.3g} of it kept for validation"
-        return f"{self.text.name} as {self.how}{kept if self.text.validation else ''}"
+        return f"{self.text.name} as {self.how}{kept(self.text.validation, 'it')}"
 
     def __len__(self) -> int:
         return self.stop - self.start

@@ -17,7 +17,7 @@ from normscope.errors import UsageError
 from normscope.subjects.corpus import entropy
 from normscope.subjects.feed import Portions
 from normscope.subjects.subject import Batch
-from normscope.subjects.text import require_share
+from normscope.subjects.text import kept, require_share
 
 IMAGES = ("digits",)
 CLASSES = 10
@@ -40,8 +40,7 @@ class Images:
     validation: float
 
     def __str__(self) -> str:
-        kept = f", the last {self.validation:.3g} of them kept for validation" if self.validation else ""
-        return f"{len(self.labels)} digits of scikit-learn{kept}"
+        return f"{len(self.labels)} digits of scikit-learn{kept(self.validation, 'them')}"
 
     @property
     def held_out(self) -> "Images | None":

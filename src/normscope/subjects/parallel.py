@@ -19,7 +19,7 @@ from normscope.subjects.feed import Portions
 from normscope.subjects.lines import ByteLines, Lines, Side, TokenLines
 from normscope.subjects.loss import IGNORED
 from normscope.subjects.subject import Batch
-from normscope.subjects.text import Text
+from normscope.subjects.text import Text, kept
 
 _TOKENISED_PAIRS = 2**12
 
@@ -50,14 +50,14 @@ class Pairs:
                 "mend the files",
             )
         blank = sides[0].is_blank() | sides[1].is_blank()
-        kept = np.flatnonzero(~blank)
-        if not len(kept):
+        both = np.flatnonzero(~blank)
+        if not len(both):
             raise UsageError(
                 f"source {source.name} and target {target.name} (no line with words on both sides)",
                 "lines that belong together",
                 "check that the files do",
             )
-        return cls(sides[0].take(kept), sides[1].take(kept), int(blank.sum()), source.validation)
+        return cls(sides[0].take(both), sides[1].take(both), int(blank.sum()), source.validation)
 
     def first(self, count: int) -> "Pairs":
         """The first `count` of them."""
@@ -66,10 +66,9 @@ class Pairs:
         )
 
     def __str__(self) -> str:
-        blank = f", {self.num_blank} pairs with a blank line left out" if self.num_blank else ""
-        kept = f", the last {self.validation:.3g} of them kept for validation" if self.validation else ""
+        blank = f" ({self.num_blank} left out for a blank line)" if self.num_blank else ""
         names = f"{self.source.text.name} and {self.target.text.name}"
-        return f"{len(self.source)} pairs of lines of {names}{blank}{kept}"
+        return f"{len(self.source)} pairs of lines of {names}{blank}{kept(self.validation, 'them')}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,8 +95,8 @@ class ParallelCorpus:
     def of(cls, pairs: Pairs, source: Side, target: Side, how: str, limit: int) -> "ParallelCorpus":
         """Those of `pairs` that are trained on."""
         num_pairs = len(pairs.source)
-        kept = num_pairs - int(pairs.validation * num_pairs)
-        return cls(pairs, source, target, how, limit, 0, kept)
+        end = num_pairs - int(pairs.validation * num_pairs)
+        return cls(pairs, source, target, how, limit, 0, end)
 
     def __str__(self) -> str:
         is_cut = (self.source.lengths() > self.limit) | (self.target.lengths() > self.limit)

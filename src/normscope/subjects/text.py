@@ -15,7 +15,7 @@ STANDARD_LIBRARY = "the Python standard library's source"
 _DEFAULT_BYTES = 2**20
 _CHUNK = 2**20
 BLANK = np.frombuffer(b" \t\n\r\x0b\x0c", dtype=np.uint8)
-_EXPECTED, _DO = "a file of UTF-8 text, or a folder of such", "give a text with --text PATH"
+_EXPECTED, _DO = "a file of UTF-8 text, or a folder of such", "give the path of one"
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,11 @@ def require_share(validation: float) -> None:
         )
 
 
+def kept(validation: float, what: str) -> str:
+    """Words for the share of `what` that is kept for validation, to be added to a name; empty without one."""
+    return f", the last {100 * validation:.3g} % of {what} kept for validation" if validation else ""
+
+
 def load_text(path: Path | None = None, validation: float = 0.0) -> Text:
     """The text of the file or folder `path`, or the standard library's source; UsageError for no text."""
     if path is None:
@@ -83,7 +88,11 @@ def standard_library() -> Text:
         if len(data) >= _DEFAULT_BYTES:
             break
     if not data:
-        raise UsageError(f'the standard library folder "{folder}"', "Python source files in it", _DO)
+        raise UsageError(
+            f'the standard library folder "{folder}"',
+            "Python source files in it",
+            "give a text with --text PATH",
+        )
     return Text(STANDARD_LIBRARY, bytes(data[:_DEFAULT_BYTES]))
 
 
