@@ -116,12 +116,19 @@ class RunConfig:
 
     def subject(self) -> Subject:
         """Model, batches and loss, as `load` makes them."""
+        text, source, target = (
+            None if path is None else Path(path) for path in (self.text, self.source, self.target)
+        )
         return load(
             self.model,
             seed=self.trial.seed,
             batch_size=self.batch_size,
             seq_len=self.seq_len,
-            text=None if self.text is None else Path(self.text),
+            text=text,
+            source=source,
+            target=target,
+            images=self.images,
+            validation=self.validation,
             device=self.device,
         )
 
