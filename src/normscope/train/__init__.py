@@ -2,9 +2,12 @@
 
 from normscope.train.config import OPTIMIZERS, PRECISIONS, SCHEDULES, TrialConfig
 from normscope.train.copying import working_copy
+from normscope.train.many import LoneTrials, Trials, many_trials
 from normscope.train.optim import build_optimizers, hidden_matrices
 from normscope.train.run_config import RunConfig
 from normscope.train.schedule import rate_factor, warmup_factor
+from normscope.train.stack import TrialStack
+from normscope.train.stackable import unlike, why_not_stackable
 from normscope.train.thread import Stopped, in_flushed_thread
 from normscope.train.trial import Observer, Trial, UpdateRatio, endless
 from normscope.train.truth import LAST, MARGIN, TRUTH_STEPS, last_loss, trains
@@ -16,19 +19,25 @@ __all__ = [
     "PRECISIONS",
     "SCHEDULES",
     "TRUTH_STEPS",
+    "LoneTrials",
     "Observer",
     "RunConfig",
     "Stopped",
     "Trial",
     "TrialConfig",
+    "TrialStack",
+    "Trials",
     "UpdateRatio",
     "build_optimizers",
     "endless",
     "hidden_matrices",
     "in_flushed_thread",
     "last_loss",
+    "many_trials",
     "rate_factor",
     "trains",
+    "unlike",
     "warmup_factor",
+    "why_not_stackable",
     "working_copy",
 ]

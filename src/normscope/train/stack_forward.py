@@ -1,0 +1,165 @@
+"""The loss of K replicas at once: one model's code under `torch.vmap`, on stacked weights.
+
+Shapes: K replicas, then whatever a lone model has.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
+
+LossOf = Callable[[nn.Module, Any], Tensor]
+State = dict[str, Tensor]
+
+
+class StackedLoss:
+    """Losses (K,) of K replicas that share the code of `skeleton`.
+
+    The graph is that of plain tensors with K in front, so the backward of their sum is an ordinary one, and
+    each replica's weights get the gradient of its own loss: replicas never meet in an operation.
+
+    Args:
+        skeleton: the model whose code runs; its own weights are not read.
+        loss: scalar of (model, batch).
+    """
+
+    def __init__(self, skeleton: nn.Module, loss: LossOf) -> None:
+        self._called = _Called(skeleton, loss)
+
+    def __call__(self, parameters: State, buffers: State, batch: Any) -> Tensor:
+        """(K,); buffers (K, …) are moved on as the model's forward moves them."""
+
+        stacked = torch.vmap(self.lone, in_dims=(0, 0, _axes(batch)), randomness="different")
+        with _FoldedAttention():
+            losses, replaced = stacked(parameters, buffers, batch)
+        with torch.no_grad():
+            for name, value in replaced.items():
+                buffers[name].copy_(value)
+        return losses
+
+    def lone(self, parameters: State, buffers: State, batch: Any) -> tuple[Tensor, State]:
+        """The loss of one replica, and the buffers that its forward replaced instead of writing to them."""
+        state = {f"model.{name}": tensor for name, tensor in (parameters | buffers).items()}
+        loss, after = functional_call(self._called, state, (batch,))
+        return loss, {name: after[name] for name, was in buffers.items() if after[name] is not was}
+
+
+class _Called(nn.Module):
+    """A loss as a module's forward: what `functional_call` can call, with the buffers as it left them."""
+
+    def __init__(self, model: nn.Module, loss: LossOf) -> None:
+        super().__init__()
+        self.model = model
+        self._loss = loss
+
+    def forward(self, batch: Any) -> tuple[Tensor, State]:
+        return self._loss(self.model, batch), dict(self.model.named_buffers())
+
+
+def stack_batches(batches: Sequence[Any]) -> Any:
+    """One batch whose tensors have K in front, of K batches of the same form.
+
+    Raises:
+        ValueError: they differ in form, in the shape of a tensor or in something that is no tensor.
+    """
+    first = batches[0]
+    if isinstance(first, Tensor):
+        shapes = {tuple(batch.shape) for batch in batches}
+        if len(shapes) > 1:
+            raise ValueError(f"batches of the shapes {sorted(shapes)}: replicas need the same shape")
+        return torch.stack(list(batches))
+    if isinstance(first, Mapping):
+        return {key: stack_batches([batch[key] for batch in batches]) for key in first}
+    if isinstance(first, list | tuple):
+        return tuple(stack_batches(parts) for parts in zip(*batches, strict=True))
+    if any(batch != first for batch in batches):
+        raise ValueError(f"batches with {first!r} and others: replicas need the same")
+    return first
+
+
+def _axes(batch: Any) -> Any:
+    """The axis of K in each part of a stacked batch: 0 in tensors, none elsewhere."""
+    if isinstance(batch, Tensor):
+        return 0
+    if isinstance(batch, dict):
+        return {key: _axes(part) for key, part in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(_axes(part) for part in batch)
+    return None
+
+
+class _FoldedAttention(TorchFunctionMode):
+    """Fused attention has no batching rule and would run once a replica: fold K into the batch instead."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.scaled_dot_product_attention:
+            return _attend(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options: Any,
+) -> Tensor:
+    options |= {"dropout_p": dropout_p, "is_causal": is_causal}
+    if query.dim() < 3:  # no batch to fold into
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
+    return _Attend.apply(query, key, value, attn_mask, options)
+
+
+class _Attend(torch.autograd.Function):
+    """Scaled dot-product attention whose rule under vmap is its fused self on (K·B, …)."""
+
+    @staticmethod
+    def forward(
+        query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: dict[str, Any]
+    ) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value, mask, **options)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing to keep: what `vmap` calls is differentiated by itself."""
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        options: dict[str, Any],
+    ) -> tuple[Tensor, int]:
+        num = info.batch_size
+        rows = [
+            _in_front(t, axis, num).flatten(0, 1)
+            for t, axis in zip((query, key, value), in_dims, strict=False)
+        ]
+        mask = _fold_mask(mask, in_dims[3], num, rows[0])
+        out = F.scaled_dot_product_attention(rows[0], rows[1], rows[2], mask, **options)
+        return out.unflatten(0, (num, -1)), 0
+
+
+def _in_front(tensor: Tensor, axis: int | None, num: int) -> Tensor:
+    """(K, …), whether or not `tensor` has the axis of K."""
+    return tensor.expand(num, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
+
+
+def _fold_mask(mask: Tensor | None, axis: int | None, num: int, query: Tensor) -> Tensor | None:
+    """The mask for a query (K·B, …): as it is where it is the same for all, else with K folded in."""
+    if mask is None or (axis is None and mask.dim() < query.dim()):
+        return mask
+    mask = _in_front(mask, axis, num)
+    missing = query.dim() - (mask.dim() - 1)
+    mask = mask[(slice(None), *(None,) * missing)]
+    batch = query.shape[0] // num
+    return mask.expand(num, batch, *mask.shape[2:]).flatten(0, 1)

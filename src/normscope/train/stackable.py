@@ -1,0 +1,119 @@
+"""Why some trials cannot be stacked, found out before they are."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import stack_module_state
+
+from normscope.train.config import TrialConfig
+from normscope.train.stack_forward import LossOf, StackedLoss, stack_batches
+from normscope.train.stack_optim import STACKED_OPTIMIZERS
+
+_DTYPES = (torch.float32, torch.float64)
+_TOLERANCE = 1e-3
+"""Of losses and gradients, in single precision: what vmap gets wrong is wrong by more."""
+
+
+def why_not_stackable(model: nn.Module, batch: Any, loss: LossOf, config: TrialConfig) -> str | None:
+    """Why trials of models like this cannot be stacked, in words; None if they can.
+
+    Runs a stack of two for one backward, on copies, and compares it with the model alone (where nothing is
+    drawn): a model that decides by the values of its tensors, or is changed by `vmap`, is found out.
+    """
+    if config.optimizer not in STACKED_OPTIMIZERS:
+        return f"the optimizer {config.optimizer} steps whole matrices"
+    if config.precision != "float32":
+        return f"precision {config.precision}: autocast is not stacked"
+    other = {str(p.dtype) for p in model.parameters() if p.dtype not in _DTYPES}
+    if other:
+        return f"weights in {', '.join(sorted(other))}"
+    if not any(p.requires_grad for p in model.parameters()):
+        return "nothing to train"
+    devices = [p.device for p in model.parameters() if p.device.type == "cuda"]
+    with torch.random.fork_rng(devices=set(devices)):
+        return _tried(model, batch, loss)
+
+
+def _tried(model: nn.Module, batch: Any, loss: LossOf) -> str | None:
+    called = StackedLoss(model, loss)
+    parameters, buffers = stack_module_state([model, model])
+    try:
+        losses = called(parameters, buffers, stack_batches([batch, batch]))
+        losses.sum().backward()
+    except Exception as error:  # whatever the model's code raises under vmap: its words are the answer
+        return f"{type(error).__name__} under torch.vmap: {str(error).strip().splitlines()[0]}"
+    gradient = torch.cat([_gradient(p)[0].flatten() for p in parameters.values() if p.requires_grad])
+    (loss_alone, gradient_alone), (again, _) = _alone(called, model, batch), _alone(called, model, batch)
+    if not torch.equal(loss_alone, again):
+        return None  # dropout: nothing to compare
+    if _close(losses[0].detach(), loss_alone) and _close(gradient, gradient_alone):
+        return None
+    return "its loss or gradient is another under torch.vmap"
+
+
+def _alone(called: StackedLoss, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    """The loss and the gradient of all trainable parameters, without vmap and on copies."""
+    parameters = {
+        name: p.detach().clone().requires_grad_(p.requires_grad) for name, p in model.named_parameters()
+    }
+    loss, _ = called.lone(parameters, {name: b.clone() for name, b in model.named_buffers()}, batch)
+    loss.backward()
+    gradient = torch.cat([_gradient(p).flatten() for p in parameters.values() if p.requires_grad])
+    return loss.detach(), gradient
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    size = float(torch.linalg.vector_norm(other))
+    return not math.isfinite(size) or float(torch.linalg.vector_norm(one - other)) <= _TOLERANCE * size
+
+
+def unlike(models: Sequence[nn.Module], configs: Sequence[TrialConfig]) -> str | None:
+    """What the models and configs differ in that replicas of a stack must share; None if nothing."""
+    for name in ("optimizer", "accumulation", "precision"):
+        values = {getattr(config, name) for config in configs}
+        if len(values) > 1:
+            return f"{name} is one of {', '.join(map(str, sorted(values)))}"
+    first = _shape(models[0])
+    for model in models[1:]:
+        other = _shape(model)
+        if other.keys() != first.keys():
+            return f"{min(first.keys() ^ other.keys())} is in some alone"
+        for key, value in first.items():
+            if not _same(value, other[key]):
+                return f"{key} is not the same in all"
+    return None
+
+
+def _shape(model: nn.Module) -> dict[str, Any]:
+    """What a replica's code depends on beside the values of its parameters and buffers, by name."""
+    shape: dict[str, Any] = {}
+    for path, module in model.named_modules():
+        shape[f"{path}.type"] = type(module)
+        shape |= {f"{path}.{name}": value for name, value in vars(module).items() if _is_plain(value)}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        shape[name] = (tuple(tensor.shape), tensor.dtype, tensor.device, tensor.requires_grad)
+    return shape
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether two of the kind can be compared: numbers, words, tensors, frozen records, rows of those."""
+    if isinstance(value, list | tuple):
+        return all(_is_plain(part) for part in value)
+    frozen = dataclasses.is_dataclass(value) and value.__dataclass_params__.frozen  # type: ignore[union-attr]
+    return value is None or frozen or isinstance(value, bool | int | float | str | Tensor)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return bool(one == other)
