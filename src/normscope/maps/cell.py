@@ -1,0 +1,103 @@
+"""Cell and Result: one training run of a map, and what came of it."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from normscope.nn.config import DEFAULT_DEPTH
+from normscope.subjects.spec import Spec, parse
+from normscope.train import RunConfig
+
+OWN = ("lr", "warmup", "seed")
+"""What cells of one shape may differ in: they can be trained as one stack."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a map.
+
+    Attributes:
+        config: all that the run is made of; nothing else decides its result.
+    """
+
+    config: RunConfig
+
+    @cached_property
+    def key(self) -> str:
+        """A hash of the config, the same on every machine."""
+        return digest(self.config.to_dict())
+
+    @cached_property
+    def shape(self) -> str:
+        """The same for all cells that differ in rate, warm-up and seed alone."""
+        return digest({name: value for name, value in self.config.to_dict().items() if name not in OWN})
+
+    @cached_property
+    def _spec(self) -> Spec:
+        return parse(self.config.model)
+
+    @property
+    def scheme(self) -> str:
+        """The scheme of a model of ours, else the MODEL itself."""
+        return self._spec.options.get("scheme", "pre") if self._spec.kind == "nn" else self.config.model
+
+    @property
+    def init(self) -> str | None:
+        """The initialisation, None where it is the scheme's own."""
+        return self._spec.options.get("init") if self._spec.kind == "nn" else None
+
+    @property
+    def depth(self) -> int | None:
+        """The blocks of a model of ours."""
+        return self._spec.options.get("depth", DEFAULT_DEPTH) if self._spec.kind == "nn" else None
+
+    @property
+    def lr(self) -> float:
+        """The rate after warm-up."""
+        return self.config.trial.lr
+
+    @property
+    def warmup(self) -> int:
+        """Steps of warm-up."""
+        return self.config.trial.warmup
+
+    @property
+    def seed(self) -> int:
+        """Of weights and batches."""
+        return self.config.trial.seed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What came of a cell.
+
+    Attributes:
+        losses: of each step taken, before the step; the last one is not finite where the run diverged.
+        unigram_entropy: of the text, in nats.
+        verdict: "trains" or "fails", see `normscope.train.trains`; a run that was stopped fails.
+        certain_at: the step after which the run was certain to fail, None where it never was.
+        certain: why, in words.
+        stopped: whether it was stopped there; else it was trained to the end all the same.
+        seconds: its share of the time that its stack took.
+        stack: cells that were trained together.
+        versions: of what it was trained with.
+    """
+
+    losses: tuple[float, ...]
+    unigram_entropy: float
+    verdict: str
+    certain_at: int | None
+    certain: str | None
+    stopped: bool
+    seconds: float
+    stack: int
+    versions: Mapping[str, str]
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of a JSON value in its one canonical form."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,52 @@
+"""When a run is certain to fail, so that the rest of its steps tells nothing more.
+
+Two things are: a loss that is not finite, and a last hidden state whose tokens are all alike. How often the
+second was wrong, on runs that went on to the end, is in docs/maps.md.
+"""
+
+import math
+from collections.abc import Sequence
+
+from torch import nn
+
+from normscope.anatomy import Anatomy, read_anatomy
+from normscope.errors import NormscopeError
+from normscope.probes.forecast_look import Eye
+from normscope.subjects import Subject
+
+EVERY = 25  # steps between two looks; one costs about a third of a step
+ALIKE = 1e-10  # token diversity of the last hidden state; float32 tells tokens apart to about 1e-14
+
+
+def has_diverged(losses: Sequence[float]) -> bool:
+    """Whether the last loss is not a finite number: its gradient spoils every weight."""
+    return bool(losses) and not math.isfinite(losses[-1])
+
+
+class Looks:
+    """Looks at models of one shape between two steps, in eval mode on the fixed batch."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._anatomy = _anatomy(subject)
+
+    def diversity(self, model: nn.Module) -> float | None:
+        """Token diversity of the last hidden state, None where there is none to be seen."""
+        if self._anatomy is None or not self._anatomy.stacks:
+            return None
+        _, found = Eye(self._subject, self._anatomy, model).state()
+        return list(found.values())[-1] if found else None
+
+
+def all_alike(diversity: float | None) -> str | None:
+    """Why a run with this token diversity is certain to fail, None where it is not."""
+    if diversity is None or diversity > ALIKE:  # a diversity that is not a number is left to the loss
+        return None
+    return f"token diversity {diversity:.1e}: every token looks the same"
+
+
+def _anatomy(subject: Subject) -> Anatomy | None:
+    try:
+        return read_anatomy(subject)
+    except NormscopeError:
+        return None  # what cannot be read is trained to the end

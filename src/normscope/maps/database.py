@@ -1,0 +1,162 @@
+"""The SQLite file under a store: its tables, its version, and its errors in plain words."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from normscope.errors import UsageError
+
+FORMAT = 1
+APPLICATION = 0x6E736D70  # "nsmp": tells our files from other SQLite files
+PATIENCE_SECONDS = 60.0  # how long a writer waits for another one
+
+# A worker writes from the thread that trains while the one that opened the store waits for it.
+_HOW: dict[str, Any] = {"timeout": PATIENCE_SECONDS, "isolation_level": None, "check_same_thread": False}
+
+TABLES = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE owners (
+    id TEXT PRIMARY KEY, host TEXT NOT NULL, pid INTEGER NOT NULL, started TEXT NOT NULL,
+    keeper_pid INTEGER NOT NULL, keeper_started TEXT NOT NULL,
+    heartbeat REAL NOT NULL, step INTEGER NOT NULL
+);
+CREATE TABLE cells (
+    key TEXT PRIMARY KEY, number INTEGER NOT NULL UNIQUE, crew INTEGER NOT NULL, config TEXT NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('waiting', 'claimed', 'done', 'crashed')),
+    owner TEXT REFERENCES owners (id), crashes INTEGER NOT NULL DEFAULT 0, reason TEXT,
+    CHECK ((state = 'claimed') = (owner IS NOT NULL))
+);
+CREATE INDEX cells_by_state ON cells (state, crew);
+CREATE TABLE attempts (
+    id INTEGER PRIMARY KEY, key TEXT NOT NULL REFERENCES cells (key), owner TEXT NOT NULL,
+    began REAL NOT NULL, ended REAL, outcome TEXT
+);
+CREATE TABLE results (
+    key TEXT PRIMARY KEY REFERENCES cells (key), verdict TEXT NOT NULL, losses BLOB NOT NULL,
+    unigram_entropy REAL NOT NULL, certain_at INTEGER, certain TEXT, stopped INTEGER NOT NULL,
+    seconds REAL NOT NULL, stack INTEGER NOT NULL, versions TEXT NOT NULL, finished REAL NOT NULL
+);
+"""
+
+
+def connect(path: Path, *, reading: bool = False) -> sqlite3.Connection:
+    """A connection to the store at `path`, which is made where there is none, unless for `reading` alone.
+
+    Raises:
+        UsageError: no file (for reading), no store, a store of another version, no right to write.
+    """
+    with in_words(path):
+        if reading:
+            return _connect_to_read(path)
+        connection = sqlite3.connect(path, **_HOW)
+        try:
+            if not _is_empty(connection):
+                _require_ours(connection, path)  # before anything is written into somebody else's file
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA foreign_keys = ON")
+            with transaction(connection):
+                if _is_empty(connection):
+                    _make(connection)
+            _require_ours(connection, path)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+def _connect_to_read(path: Path) -> sqlite3.Connection:
+    if not path.is_file():
+        raise UsageError(
+            f'store "{path}" (not found)',
+            "a store that normscope map wrote",
+            "name one, or give --schemes, --depths and --lrs to make it",
+        )
+    location = path.resolve().as_uri()
+    # Without a log beside it nobody writes now; such a file can be read where no log can be made.
+    ways = ["mode=ro"] if Path(f"{path}-wal").exists() else ["mode=ro", "immutable=1"]
+    for way in ways:
+        connection = sqlite3.connect(f"{location}?{way}", uri=True, **_HOW)
+        try:
+            _require_ours(connection, path)
+            return connection
+        except BaseException as error:
+            connection.close()
+            if way == ways[-1] or not isinstance(error, sqlite3.OperationalError):
+                raise
+    raise AssertionError("one of the ways returned or raised")
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """All or nothing; the lock on writing is taken at the start, so that what is read stays true."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:  # SQLite itself rolls back where the disk is full
+            connection.execute("ROLLBACK")
+        raise
+
+
+@contextmanager
+def in_words(path: Path) -> Iterator[None]:
+    """What SQLite reports, as the one line that the user can act on."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        name = getattr(error, "sqlite_errorname", "") or ""
+        for code, (expected, do) in _WORDS.items():
+            if name.startswith(code):
+                raise UsageError(f'store "{path}" ({error})', expected, do) from error
+        raise
+
+
+_INTACT = "what was finished is safe"
+_WORDS = {
+    "SQLITE_NOTADB": ("a store that normscope map wrote", "name another --store"),
+    "SQLITE_CORRUPT": ("a store that normscope map wrote", "name another --store"),
+    "SQLITE_READONLY": (
+        "a file and a folder that can be written",
+        "copy it, or leave the grid out to show what is there",
+    ),
+    "SQLITE_CANTOPEN": ("a file in a folder that exists and can be written", "name another --store"),
+    "SQLITE_PERM": ("a file that can be written", "name another --store"),
+    "SQLITE_AUTH": ("a file that can be written", "name another --store"),
+    "SQLITE_FULL": ("room on its disk", f"make room and run the same command again; {_INTACT}"),
+    "SQLITE_IOERR": ("a disk that takes it", f"look at the disk and run the same command again; {_INTACT}"),
+    "SQLITE_BUSY": (
+        "a turn to write within a minute",
+        "run the same command again: another process holds it",
+    ),
+}
+
+
+def _is_empty(connection: sqlite3.Connection) -> bool:
+    return connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+
+
+def _make(connection: sqlite3.Connection) -> None:
+    connection.execute(f"PRAGMA application_id = {APPLICATION}")
+    connection.execute(f"PRAGMA user_version = {FORMAT}")
+    for statement in filter(str.strip, TABLES.split(";")):
+        connection.execute(statement)
+
+
+def _require_ours(connection: sqlite3.Connection, path: Path) -> None:
+    if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION:
+        raise UsageError(
+            f'store "{path}" (another SQLite file)',
+            "a store that normscope map wrote",
+            "name another --store",
+        )
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version != FORMAT:
+        raise UsageError(
+            f'store "{path}" (format {version})',
+            f"format {FORMAT}, which this normscope reads",
+            "name another --store, or use the normscope that wrote it",
+        )

@@ -1,0 +1,192 @@
+"""Grid: which cells a map has, and the grammar that names them on the command line."""
+
+import functools
+import itertools
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from normscope.errors import UsageError
+from normscope.maps.cell import Cell
+from normscope.nn import MODELS
+from normscope.nn.models import config_of
+from normscope.subjects.spec import parse
+from normscope.train import RunConfig
+
+T = TypeVar("T")
+MOST_CELLS = 100_000
+_PLAIN = re.compile(r"[A-Za-z_][\w.+-]*")
+AXES = ("scheme", "depth", "init")
+"""Options of a model of ours that a grid may vary; the others are the same in all its cells."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """Every combination of the values given, each value once, in the order given.
+
+    Attributes:
+        base: what all cells share; its model, rate, warm-up and seed are replaced where an axis names others.
+        schemes, depths, inits: of a model of ours; empty leaves the base's own.
+        lrs, warmups, seeds: of the trial.
+
+    Raises:
+        UsageError: no cell, too many, or a model that cannot be built.
+    """
+
+    base: RunConfig
+    lrs: Sequence[float]
+    schemes: Sequence[str] = ()
+    depths: Sequence[int] = ()
+    inits: Sequence[str] = ()
+    warmups: Sequence[int] = (0,)
+    seeds: Sequence[int] = (0,)
+
+    def __post_init__(self) -> None:
+        spec = parse(self.base.model)
+        for name in ("schemes", "depths", "inits"):
+            if getattr(self, name) and (spec.kind != "nn" or spec.name not in MODELS):
+                raise UsageError(
+                    f"--{name} with --model {self.base.model}",
+                    "a model of ours (nn:decoder, …), whose scheme, depth and initialisation can be chosen",
+                    f"leave --{name} out; rates, warm-ups and seeds go with every model",
+                )
+        for name in ("lrs", "warmups", "seeds"):
+            if not getattr(self, name):
+                raise UsageError(f"a map without {name}", "at least one value", f"give --{name}")
+        if len(self.cells) > MOST_CELLS:
+            raise UsageError(
+                f"a map of {len(self.cells)} cells", f"at most {MOST_CELLS}", "give fewer values"
+            )
+        self._require_models()
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """The cells, those of one shape beside one another."""
+        wholes = itertools.product(self.models, _once(self.warmups), _once(self.lrs), _once(self.seeds))
+        return tuple(
+            Cell(self.base.replace(model=model, warmup=warmup, lr=lr, seed=seed))
+            for model, warmup, lr, seed in wholes
+        )
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The MODEL of each combination of scheme, initialisation and depth, in one spelling."""
+        spec = parse(self.base.model)
+        if spec.kind != "nn" or spec.name not in MODELS:
+            return (self.base.model,)
+        axes = [
+            [(name, value) for value in _once(values)] or [(name, spec.options.get(name))]
+            for name, values in (("scheme", self.schemes), ("init", self.inits), ("depth", self.depths))
+        ]
+        options = [spec.options | dict(choice) for choice in itertools.product(*axes)]
+        return tuple(dict.fromkeys(spell(spec.name, chosen) for chosen in options))
+
+    def _require_models(self) -> None:
+        """UsageError where one of the models cannot be made; no weights are."""
+        for model in self.models:
+            parameters_of(model)
+
+
+@functools.cache
+def parameters_of(model: str) -> int:
+    """Numbers of a model of ours, without making them; 0 for others, which cannot be had so cheaply.
+
+    Raises:
+        UsageError: no such model can be made.
+    """
+    spec = parse(model)
+    if spec.kind != "nn" or spec.name not in MODELS:
+        return 0
+    with torch.device("meta"):
+        return sum(p.numel() for p in MODELS[spec.name](config_of(spec.name, **spec.options)).parameters())
+
+
+def spell(name: str, options: dict[str, Any]) -> str:
+    """`nn:NAME,key=value…`, options by name, those that are None left out."""
+    words = [
+        f"{key}={value if isinstance(value, str) and _PLAIN.fullmatch(value) else json.dumps(value)}"
+        for key, value in sorted(options.items(), key=lambda item: (item[0] not in AXES, item[0]))
+        if value is not None
+    ]
+    return ",".join([f"nn:{name}", *words])
+
+
+def rates(text: str) -> list[float]:
+    """`1e-4,3e-4` or `1e-4:3e-2:8`: eight rates from 1e-4 to 3e-2, each times the same from the one before.
+
+    Rates of a range are rounded to three digits, so that ranges that share a rate share its cells.
+
+    Raises:
+        UsageError: no such list, or a rate that is not positive.
+    """
+    found: list[float] = []
+    for part in _parts("--lrs", text):
+        first, *rest = part.split(":")
+        if not rest:
+            found.append(_positive(first, text))
+            continue
+        if len(rest) != 2:
+            raise UsageError(f'--lrs "{text}"', "FIRST:LAST:COUNT in a range", "write 1e-4:3e-2:8")
+        low, high, count = _positive(first, text), _positive(rest[0], text), _count("--lrs", rest[1], text, 2)
+        found += [float(f"{low * (high / low) ** (i / (count - 1)):.3g}") for i in range(count)]
+    return found
+
+
+def counts(option: str, text: str, least: int = 0) -> list[int]:
+    """Whole numbers with commas.
+
+    Raises:
+        UsageError: something else, or one under `least`.
+    """
+    return [_count(option, part, text, least) for part in _parts(option, text)]
+
+
+def seeds(text: str) -> list[int]:
+    """`3`: 0, 1 and 2; `0,7`: these."""
+    found = counts("--seeds", text)
+    if "," in text:
+        return found
+    if found[0] < 1:
+        raise UsageError('--seeds "0"', "how many, or seeds with commas", "give 1 or more, or write 0,")
+    return list(range(found[0]))
+
+
+def words(option: str, text: str) -> list[str]:
+    """Names with commas."""
+    return _parts(option, text)
+
+
+def _parts(option: str, text: str) -> list[str]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise UsageError(f'{option} "{text}"', "values with commas", "give at least one, or leave it out")
+    return parts
+
+
+def _positive(word: str, text: str) -> float:
+    rate = _number(float, word)
+    if rate is None or not 0 < rate < float("inf"):
+        raise UsageError(f'learning rate "{word}" of --lrs "{text}"', "a positive number", "try 3e-4")
+    return rate
+
+
+def _count(option: str, word: str, text: str, least: int) -> int:
+    count = _number(int, word)
+    if count is None or not least <= count < 2**63:
+        raise UsageError(f'"{word}" of {option} "{text}"', f"a whole number from {least}", "change it")
+    return count
+
+
+def _number(kind: Callable[[str], T], word: str) -> T | None:
+    try:
+        return kind(word)
+    except ValueError:
+        return None
+
+
+def _once(values: Sequence[T]) -> tuple[T, ...]:
+    return tuple(dict.fromkeys(values))

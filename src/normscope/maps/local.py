@@ -1,0 +1,127 @@
+"""The local engine: worker processes of one thread each, watched by this one, which trains nothing."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import IO
+
+from normscope.errors import NormscopeError, UsageError
+from normscope.maps.owner import Owner, Process
+from normscope.maps.store import Counts, Store
+from normscope.maps.worker import REFUSED
+
+POLL_SECONDS = 0.25
+SEARCH_SECONDS = 2.0  # between two looks for cells whose holder is gone
+GRACE_SECONDS = 60.0  # what a worker may take for the step it is in
+MOST_FALSE_STARTS = 3  # workers in a row that died without a cell: something else is broken
+
+
+@dataclass
+class Hand:
+    """A worker process, under the name by which it holds cells."""
+
+    process: subprocess.Popen
+    owner: Owner
+    said: IO[bytes] = field(repr=False)
+
+    @property
+    def last_words(self) -> str:
+        """The last line on its stderr."""
+        self.said.seek(0)
+        lines = self.said.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
+
+
+def run_local(
+    store: Store,
+    *,
+    workers: int,
+    early_stop: bool = True,
+    progress: Callable[[Counts], None] = lambda counts: None,
+) -> None:
+    """Train what waits in `store` with `workers` processes, until every cell is done or given up.
+
+    Cells that another live process holds are waited for. On Ctrl-C, or whatever else ends this, the workers
+    finish the step they are in and let go of their cells.
+
+    Raises:
+        UsageError: the store or a cell cannot be used.
+    """
+    with _hands(store, early_stop) as (hands, hire):
+        false_starts, searched = 0, -SEARCH_SECONDS
+        while not (counts := store.counts()).is_finished:
+            progress(counts)
+            for hand in [hand for hand in hands if hand.process.poll() is not None]:
+                hands.remove(hand)
+                false_starts = 0 if _bury(store, hand) else false_starts + 1
+                if false_starts >= MOST_FALSE_STARTS:
+                    raise NormscopeError(f"workers do not start: {hand.last_words}")
+            if time.monotonic() - searched > SEARCH_SECONDS:
+                searched = time.monotonic()
+                store.recover()
+            if counts.waiting and len(hands) < workers:
+                hire()
+            time.sleep(POLL_SECONDS)
+        progress(counts)
+
+
+def _bury(store: Store, hand: Hand) -> bool:
+    """Say what became of a worker that has ended; whether it had come to work at all."""
+    status = hand.process.returncode
+    if status == REFUSED:
+        raise RefusedError(hand.last_words)
+    if status == 0:
+        return True
+    how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+    words = hand.last_words
+    return store.crash(hand.owner, f"its process was {how}" + (f": {words}" if words else "")) > 0
+
+
+class RefusedError(UsageError):
+    """What a worker said on one line, as it stands."""
+
+    def __init__(self, line: str) -> None:
+        NormscopeError.__init__(self, line)
+
+
+@contextlib.contextmanager
+def _hands(store: Store, early_stop: bool) -> Iterator[tuple[list[Hand], Callable[[], None]]]:
+    """The workers, and what hires one more; none is left at the end, and nothing is held."""
+    hands: list[Hand] = []
+    me = Process.of(os.getpid())
+
+    def hire() -> None:
+        said = tempfile.TemporaryFile()  # noqa: SIM115  closed with its worker
+        name = Owner.here().id
+        words = [str(store.path.resolve()), name, str(me.pid), "early-stop" if early_stop else "to-the-end"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "normscope.maps.worker", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            process_group=0,  # the terminal's Ctrl-C is for the keeper
+            env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+        )
+        hands.append(Hand(process, Owner(Process.of(process.pid), me, id=name), said))
+
+    try:
+        yield hands, hire
+    finally:
+        for hand in hands:
+            hand.process.terminate()
+        deadline = time.monotonic() + GRACE_SECONDS
+        for hand in hands:
+            try:
+                hand.process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                hand.process.kill()
+                hand.process.wait()
+            with contextlib.suppress(UsageError):  # the store may be why we end; its claims lapse with us
+                store.release(hand.owner)
+            hand.said.close()

@@ -1,0 +1,108 @@
+"""`run_map`: the cells of a grid, into a store, by an engine."""
+
+import hashlib
+import itertools
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from normscope.errors import UsageError, suggest
+from normscope.maps.cell import OWN, Cell
+from normscope.maps.crews import crews, measured_stack
+from normscope.maps.grid import AXES
+from normscope.maps.local import run_local
+from normscope.maps.store import Counts, Store
+from normscope.maps.training import loaded
+from normscope.subjects.spec import parse
+
+ENGINES = ("local", "ray")
+FINGERPRINTED = 8  # batches
+
+
+def run_map(
+    store: Store,
+    cells: Sequence[Cell],
+    *,
+    engine: str = "local",
+    workers: int | None = None,
+    stack: int | None = None,
+    early_stop: bool = True,
+    ray_address: str | None = None,
+    progress: Callable[[Counts], None] = lambda counts: None,
+) -> None:
+    """Train those of `cells` that `store` does not have, and whatever else waits in it.
+
+    Args:
+        store: gets the results, and says which cells are done.
+        cells: of one `Grid`, or of grids with the same base.
+        engine: "local", processes of this machine; "ray", a Ray cluster.
+        workers: processes of the local engine; as many as there are cores by default.
+        stack: cells trained at once in one process; measured by default, once for each store.
+        early_stop: whether cells that are certain to fail are stopped there.
+        ray_address: of the cluster.
+        progress: told where the map stands, a few times a second.
+
+    Raises:
+        UsageError: cells that cannot be trained, a store that cannot be used or is of another map.
+    """
+    if engine not in ENGINES:
+        raise UsageError(f"engine {engine!r}", " or ".join(ENGINES), suggest(engine, ENGINES, "choose one"))
+    workers = workers or len(os.sched_getaffinity(0))
+    prepare(store, cells, stack=stack, workers=workers)
+    if engine == "local":
+        run_local(store, workers=workers, early_stop=early_stop, progress=progress)
+        return
+    from normscope.maps.ray import run_ray
+
+    run_ray(store, early_stop=early_stop, address=ray_address, progress=progress)
+
+
+def prepare(store: Store, cells: Sequence[Cell], *, stack: int | None, workers: int) -> None:
+    """Make the store one of these cells: settings, stack, and the crews of those it does not have."""
+    store.require_settings(settings(cells))
+    missing = store.missing(cells)
+    if not missing:
+        return
+    if stack is None:
+        choice = store.note("stack") or store.settle("stack", measured_stack(missing))
+        stack = choice["size"]
+    store.enrol(crews(missing, stack, workers))
+
+
+def settings(cells: Sequence[Cell]) -> dict[str, Any]:
+    """What all cells of a map have in common, with a fingerprint of what they read."""
+    common = [_common(cell) for cell in cells]
+    assert all(other == common[0] for other in common), "the cells are of one base"
+    cell = min(cells, key=lambda cell: (cell.depth or 0, cell.key))
+    subject = loaded(Cell(cell.config.replace(seed=0)))
+    seen = hashlib.sha256()
+    for batch in itertools.islice(subject.batches(), FINGERPRINTED):
+        for tensor in tensors(batch):
+            seen.update(tensor.cpu().contiguous().numpy().tobytes())
+    return common[0] | {
+        "data": f"{subject.input}, {seen.hexdigest()[:16]}",
+        "unigram entropy": subject.unigram_entropy,
+    }
+
+
+def _common(cell: Cell) -> dict[str, Any]:
+    config = {name: value for name, value in cell.config.to_dict().items() if name not in OWN}
+    spec = parse(cell.config.model)
+    if spec.kind == "nn":
+        config["model"] = f"nn:{spec.name}"
+        config |= {f"model {name}": v for name, v in spec.options.items() if name not in AXES}
+    return config
+
+
+def tensors(batch: Any) -> Iterator[Tensor]:
+    """The tensors of a batch, in their order."""
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping):
+        for name in sorted(batch):
+            yield from tensors(batch[name])
+    elif isinstance(batch, tuple | list):
+        for part in batch:
+            yield from tensors(part)

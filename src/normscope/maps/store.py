@@ -1,0 +1,313 @@
+"""Store: the cells of a map and what came of them, in one SQLite file that many processes share.
+
+A cell waits, is claimed, and is done or crashed. Cells that are trained as one stack are a crew: they are
+claimed together, and their results are written together, in one transaction, so that a crew that was killed
+starts again as the same stack and comes to the same floats.
+"""
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from normscope.errors import UsageError
+from normscope.maps.cell import Cell, Result
+from normscope.maps.database import connect, in_words, transaction
+from normscope.maps.owner import Owner, Process
+from normscope.train import RunConfig
+
+MOST_CRASHES = 2  # of a crew, whose cells then go on one by one, or of a cell alone, which is given up
+
+
+@dataclass(frozen=True)
+class Crew:
+    """Cells that are trained together."""
+
+    number: int
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Where a map stands.
+
+    Attributes:
+        waiting, claimed, done, crashed: cells by state.
+        trains, fails: cells that are done, by verdict.
+        steps: steps that cells in work have taken, added up.
+    """
+
+    waiting: int = 0
+    claimed: int = 0
+    done: int = 0
+    crashed: int = 0
+    trains: int = 0
+    fails: int = 0
+    steps: int = 0
+
+    @property
+    def total(self) -> int:
+        """All cells."""
+        return self.waiting + self.claimed + self.done + self.crashed
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether no cell has anything left to do."""
+        return self.waiting == self.claimed == 0
+
+
+@dataclass(frozen=True)
+class Record:
+    """A cell, where it stands, and its result where it is done."""
+
+    cell: Cell
+    state: str
+    result: Result | None
+    reason: str | None = None
+
+
+class Store:
+    """The cells of one map. Each method is one transaction; a store is for one thread at a time."""
+
+    def __init__(self, path: Path, *, reading: bool = False) -> None:
+        self.path = Path(path)
+        self._connection = connect(self.path, reading=reading)
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._connection.close()
+
+    # What is there ------------------------------------------------------------------------------------
+
+    def note(self, name: str) -> Any:
+        """A note of the map (its settings, its stack), None where there is none."""
+        row = self._one("SELECT value FROM meta WHERE name = ?", name)
+        return None if row is None else json.loads(row[0])
+
+    def missing(self, cells: Iterable[Cell]) -> list[Cell]:
+        """Those of `cells` that the store does not have."""
+        known = {key for (key,) in self._all("SELECT key FROM cells")}
+        return [cell for cell in cells if cell.key not in known]
+
+    def counts(self) -> Counts:
+        """Where the map stands."""
+        states = dict(self._all("SELECT state, count(*) FROM cells GROUP BY state"))
+        verdicts = dict(self._all("SELECT verdict, count(*) FROM results GROUP BY verdict"))
+        steps = "SELECT total(step) FROM cells JOIN owners ON owners.id = cells.owner WHERE state = 'claimed'"
+        return Counts(**states, **verdicts, steps=int(self._all(steps)[0][0]))
+
+    def records(self) -> list[Record]:
+        """Every cell in the order in which the cells came."""
+        rows = self._all(
+            "SELECT config, state, reason, verdict, losses, unigram_entropy, certain_at, certain, stopped, "
+            "seconds, stack, versions FROM cells LEFT JOIN results USING (key) ORDER BY number"
+        )
+        return [_record(row) for row in rows]
+
+    def attempts(self) -> list[tuple[str, str | None]]:
+        """Key and outcome of every time that a cell was begun; None where that is not known yet."""
+        return self._all("SELECT key, outcome FROM attempts ORDER BY id")
+
+    # What changes it ----------------------------------------------------------------------------------
+
+    def settle(self, name: str, value: Any) -> Any:
+        """Write the note `name` where there is none; what the note says then."""
+        with in_words(self.path), transaction(self._connection):
+            self._connection.execute("INSERT OR IGNORE INTO meta VALUES (?, ?)", (name, json.dumps(value)))
+            return self.note(name)
+
+    def require_settings(self, settings: Mapping[str, Any]) -> None:
+        """Make `settings` those of the map.
+
+        Raises:
+            UsageError: the map has others.
+        """
+        before = self.settle("settings", settings)
+        for name in sorted(before.keys() | settings.keys()):
+            was, now = before.get(name), settings.get(name)
+            if was != now:
+                raise UsageError(
+                    f"{name} {now!r} for store {str(self.path)!r}",
+                    f"{was!r}, which its cells were trained with",
+                    "give that, or name another --store",
+                )
+
+    def enrol(self, crews: Iterable[Sequence[Cell]]) -> None:
+        """Add cells, each crew as one; a cell that is there already stays as it is."""
+        with in_words(self.path), transaction(self._connection):
+            number = self._one("SELECT coalesce(max(number), -1) FROM cells")[0]
+            last = self._one("SELECT coalesce(max(crew), -1) FROM cells")[0]
+            for crew, cells in enumerate(crews, last + 1):
+                for cell in self.missing(cells):
+                    number += 1
+                    config = json.dumps(cell.config.to_dict())
+                    self._connection.execute(
+                        "INSERT INTO cells (key, number, crew, config, state) VALUES (?, ?, ?, ?, 'waiting')",
+                        (cell.key, number, crew, config),
+                    )
+
+    def claim(self, owner: Owner) -> Crew | None:
+        """The next crew, now `owner`'s; None where none waits. Cells of the dead wait again first."""
+        with in_words(self.path), transaction(self._connection):
+            self._free_orphans()
+            row = self._one("SELECT crew FROM cells WHERE state = 'waiting' ORDER BY crew LIMIT 1")
+            if row is None:
+                return None
+            rows = self._all(
+                "SELECT key, config FROM cells WHERE crew = ? AND state = 'waiting' ORDER BY number", row[0]
+            )
+            self._register(owner)
+            for key, _ in rows:
+                self._connection.execute(
+                    "UPDATE cells SET state = 'claimed', owner = ? WHERE key = ?", (owner.id, key)
+                )
+                self._connection.execute(
+                    "INSERT INTO attempts (key, owner, began) VALUES (?, ?, ?)", (key, owner.id, time.time())
+                )
+            return Crew(row[0], tuple(Cell(RunConfig.from_dict(json.loads(text))) for _, text in rows))
+
+    def beat(self, owner: Owner, step: int = 0) -> None:
+        """Say that `owner` lives, and at which step it is."""
+        with in_words(self.path), transaction(self._connection):
+            self._connection.execute(
+                "UPDATE owners SET heartbeat = ?, step = ? WHERE id = ?", (time.time(), step, owner.id)
+            )
+
+    def finish(self, owner: Owner, crew: Crew, results: Sequence[Result]) -> None:
+        """Write the results of a crew; those of cells that are no longer `owner`'s are dropped."""
+        with in_words(self.path), transaction(self._connection):
+            held = self._held(owner)
+            for cell, result in zip(crew.cells, results, strict=True):
+                if cell.key in held:
+                    self._connection.execute(
+                        f"INSERT INTO results VALUES ({', '.join('?' * 11)})", _row(cell, result)
+                    )
+                    self._leave(cell.key, "done", "done")
+
+    def release(self, owner: Owner, crew: Crew | None = None) -> None:
+        """Let what `owner` holds, or the one crew of it, wait again."""
+        with in_words(self.path), transaction(self._connection):
+            for key in self._held(owner, crew):
+                self._leave(key, "waiting", "released")
+
+    def recover(self) -> None:
+        """Let cells wait again whose holder is gone."""
+        with in_words(self.path), transaction(self._connection):
+            self._free_orphans()
+
+    def crash(self, owner: Owner, reason: str, crew: Crew | None = None) -> int:
+        """`owner` died, or could not go on: what it held, or the one crew of it, is tried once more.
+
+        A crew that crashes twice goes on as single cells, so that the guilty one stands alone; a cell that
+        crashed twice or more and stands alone is given up. Returns how many cells it held.
+        """
+        with in_words(self.path), transaction(self._connection):
+            held = self._held(owner, crew)
+            for key in held:
+                crashes = self._all("SELECT crashes + 1 FROM cells WHERE key = ?", key)[0][0]
+                lost = crashes >= MOST_CRASHES
+                self._leave(key, "crashed" if lost and len(held) == 1 else "waiting", f"crashed: {reason}")
+                self._connection.execute(
+                    "UPDATE cells SET crashes = ?, reason = ? WHERE key = ?", (crashes, reason, key)
+                )
+                if lost and len(held) > 1:
+                    self._connection.execute(
+                        "UPDATE cells SET crew = (SELECT max(crew) + 1 FROM cells) WHERE key = ?", (key,)
+                    )
+            return len(held)
+
+    def retry_crashed(self) -> None:
+        """Let cells that were given up wait again."""
+        with in_words(self.path), transaction(self._connection):
+            self._connection.execute(
+                "UPDATE cells SET state = 'waiting', crashes = 0, reason = NULL WHERE state = 'crashed'"
+            )
+
+    # Within a transaction -----------------------------------------------------------------------------
+
+    def _register(self, owner: Owner) -> None:
+        me, keeper = owner.process, owner.keeper
+        self._connection.execute(
+            "INSERT OR REPLACE INTO owners VALUES (?, ?, ?, ?, ?, ?, ?, 0)",
+            (owner.id, owner.host, me.pid, me.started, keeper.pid, keeper.started, time.time()),
+        )
+
+    def _free_orphans(self) -> None:
+        holders = "SELECT * FROM owners WHERE id IN (SELECT owner FROM cells WHERE state = 'claimed')"
+        for name, host, pid, started, keeper_pid, keeper_started, heartbeat, _ in self._all(holders):
+            owner = Owner(Process(pid, started), Process(keeper_pid, keeper_started), host, name)
+            if owner.is_gone(heartbeat):
+                for key in self._held(owner):
+                    self._leave(key, "waiting", "lost")
+
+    def _held(self, owner: Owner, crew: Crew | None = None) -> list[str]:
+        keys = self._all("SELECT key FROM cells WHERE owner = ? AND state = 'claimed'", owner.id)
+        wanted = None if crew is None else {cell.key for cell in crew.cells}
+        return [key for (key,) in keys if wanted is None or key in wanted]
+
+    def _leave(self, key: str, state: str, outcome: str) -> None:
+        self._connection.execute("UPDATE cells SET state = ?, owner = NULL WHERE key = ?", (state, key))
+        self._connection.execute(
+            "UPDATE attempts SET ended = ?, outcome = ? WHERE key = ? AND outcome IS NULL",
+            (time.time(), outcome, key),
+        )
+
+    def _all(self, statement: str, *values: Any) -> list[Any]:
+        with in_words(self.path):
+            return self._connection.execute(statement, values).fetchall()
+
+    def _one(self, statement: str, *values: Any) -> Any:
+        return next(iter(self._all(statement, *values)), None)
+
+
+def _row(cell: Cell, result: Result) -> tuple[Any, ...]:
+    losses = np.asarray(result.losses, dtype="<f8").tobytes()
+    versions = json.dumps(dict(result.versions))
+    return (
+        *(cell.key, result.verdict, losses, result.unigram_entropy, result.certain_at, result.certain),
+        *(result.stopped, result.seconds, result.stack, versions, time.time()),
+    )
+
+
+def _record(row: sqlite3.Row) -> Record:
+    (
+        config,
+        state,
+        reason,
+        verdict,
+        losses,
+        entropy,
+        certain_at,
+        certain,
+        stopped,
+        seconds,
+        stack,
+        versions,
+    ) = row
+    cell = Cell(RunConfig.from_dict(json.loads(config)))
+    if verdict is None:
+        return Record(cell, state, None, reason)
+    result = Result(
+        losses=tuple(np.frombuffer(losses, dtype="<f8").tolist()),
+        unigram_entropy=entropy,
+        verdict=verdict,
+        certain_at=certain_at,
+        certain=certain,
+        stopped=bool(stopped),
+        seconds=seconds,
+        stack=stack,
+        versions=json.loads(versions),
+    )
+    return Record(cell, state, result, reason)

@@ -1,0 +1,149 @@
+"""`train_group`: cells of one shape, trained as one stack."""
+
+import copy
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+import normscope
+from normscope.errors import UsageError
+from normscope.maps.cell import Cell, Result
+from normscope.maps.certain import EVERY, Looks, all_alike, has_diverged
+from normscope.subjects import Subject
+from normscope.subjects.rng import seeded
+from normscope.train import Trials, in_flushed_thread, many_trials, trains
+
+
+def train_group(
+    cells: Sequence[Cell], *, early_stop: bool = True, on_step: Callable[[int], None] = lambda step: None
+) -> list[Result]:
+    """Train `cells` together and say what came of each, in their order.
+
+    Weights and batches of a cell come from its config alone, and each has its own rate and warm-up: what else
+    is in the stack changes its losses by rounding only. The same cells in the same order give the same bits.
+
+    Args:
+        cells: of one `shape`.
+        early_stop: stop a cell once it is certain to fail, see `maps.certain`.
+        on_step: told the number of steps taken, after each; what it raises ends the training.
+
+    Raises:
+        UsageError: the models have no loss, or no entropy to compare it with.
+    """
+    assert len({cell.shape for cell in cells}) == 1, "a stack has one shape"
+    with seeded(cells[0].seed):  # dropout; it draws otherwise in another stack
+        return in_flushed_thread(lambda checkpoint: _train(cells, early_stop, _both(checkpoint, on_step)))
+
+
+def _both(checkpoint: Callable[[], None], on_step: Callable[[int], None]) -> Callable[[int], None]:
+    def after(step: int) -> None:
+        checkpoint()
+        on_step(step)
+
+    return after
+
+
+@dataclass
+class _Fate:
+    """What was found out about a cell on the way."""
+
+    certain_at: int | None = None
+    certain: str | None = None
+    seconds: float = 0.0
+
+
+def _train(cells: Sequence[Cell], early_stop: bool, after_step: Callable[[int], None]) -> list[Result]:
+    subjects = {seed: loaded(cell) for seed, cell in {cell.seed: cell for cell in cells}.items()}
+    trials = stack_of(cells, subjects)
+    looks = Looks(subjects[cells[0].seed])
+    fates = [_Fate() for _ in cells]
+    for step in range(1, cells[0].config.trial.steps + 1):
+        if not trials.live:
+            break
+        began = time.perf_counter()
+        live = list(trials.live)
+        trials.advance()
+        for k in live:
+            _judge(trials, k, fates[k], looks if step % EVERY == 0 else None, step, early_stop)
+        for k in live:
+            fates[k].seconds += (time.perf_counter() - began) / len(live)
+        after_step(step)
+    entropies = [_entropy(subjects[cell.seed]) for cell in cells]
+    return [
+        _result(losses, fate, entropy, early_stop, len(cells))
+        for losses, fate, entropy in zip(trials.losses, fates, entropies, strict=True)
+    ]
+
+
+def _judge(trials: Trials, k: int, fate: _Fate, looks: Looks | None, step: int, early_stop: bool) -> None:
+    """Drop replica `k` where it cannot go on, or need not."""
+    diverged = has_diverged(trials.losses[k])
+    if fate.certain is None:
+        if diverged:
+            fate.certain, fate.certain_at = "the loss is not finite", step
+        elif looks is not None:
+            fate.certain = all_alike(looks.diversity(trials.models[k]))
+            fate.certain_at = None if fate.certain is None else step
+    if diverged or (early_stop and fate.certain is not None):
+        trials.drop(k)
+
+
+def _result(losses: list[float], fate: _Fate, entropy: float, early_stop: bool, stack: int) -> Result:
+    stopped = early_stop and fate.certain is not None
+    trained = not stopped and not has_diverged(losses) and trains(losses, entropy)
+    return Result(
+        losses=tuple(losses),
+        unigram_entropy=entropy,
+        verdict="trains" if trained else "fails",
+        certain_at=fate.certain_at,
+        certain=fate.certain,
+        stopped=stopped,
+        seconds=fate.seconds,
+        stack=stack,
+        versions=versions(),
+    )
+
+
+def loaded(cell: Cell) -> Subject:
+    """The cell's model and batches.
+
+    Raises:
+        UsageError: it has no loss, or nothing to compare a loss with.
+    """
+    subject = cell.config.subject()
+    if subject.loss_fn is None:
+        raise UsageError(f"model {cell.config.model!r}", "a model with a loss", "give its factory a loss_fn")
+    _entropy(subject)
+    return subject
+
+
+def _entropy(subject: Subject) -> float:
+    if subject.unigram_entropy is None:
+        raise UsageError(
+            f"model {subject.spec!r}, whose targets are not tokens",
+            "targets with an entropy: a run trains when its loss falls under that",
+            "map a model of text",
+        )
+    return subject.unigram_entropy
+
+
+def stack_of(cells: Sequence[Cell], subjects: dict[int, Subject]) -> Trials:
+    """The cells' trials, before their first step."""
+    first = subjects[cells[0].seed]
+    models = [copy.deepcopy(subjects[cell.seed].model) for cell in cells]
+    batches = [subjects[cell.seed].batches() for cell in cells]
+    configs = [cell.config.trial for cell in cells]
+    loss = lambda model, batch: first.loss(batch, model)  # noqa: E731
+    return many_trials(models, batches, loss, configs)
+
+
+def versions() -> dict[str, str]:
+    """Of what a cell is trained with."""
+    return {
+        "normscope": normscope.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
