@@ -3,7 +3,7 @@
 Shapes: K replicas, then whatever a lone model has.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ class StackedLoss:
 
     def __init__(self, skeleton: nn.Module, loss: LossOf) -> None:
         self._called = _Called(skeleton, loss)
+        self._places = _places(self._called)
 
     def __call__(self, parameters: State, buffers: State, batch: Any) -> Tensor:
         """(K,); buffers (K, …) are moved on as the model's forward moves them."""
@@ -43,8 +44,9 @@ class StackedLoss:
 
     def lone(self, parameters: State, buffers: State, batch: Any) -> tuple[Tensor, State]:
         """The loss of one replica, and the buffers that its forward replaced instead of writing to them."""
-        state = {f"model.{name}": tensor for name, tensor in (parameters | buffers).items()}
-        loss, after = functional_call(self._called, state, (batch,))
+        tensors = parameters | buffers
+        state = {place: tensors[name] for place, name in self._places.items()}
+        loss, after = functional_call(self._called, state, (batch,), tie_weights=False)
         return loss, {name: after[name] for name, was in buffers.items() if after[name] is not was}
 
 
@@ -58,6 +60,25 @@ class _Called(nn.Module):
 
     def forward(self, batch: Any) -> tuple[Tensor, State]:
         return self._loss(self.model, batch), dict(self.model.named_buffers())
+
+
+def _places(called: _Called) -> dict[str, str]:
+    """Every place that holds a tensor, by path, and the name under which the model lists the tensor.
+
+    `functional_call` would tie weights by itself, but it does not put back the weights of a module that has
+    two paths.
+    """
+    name_of = {id(tensor): name for name, tensor in _named_tensors(called.model)}
+    places: dict[tuple[int, str], tuple[str, str]] = {}
+    for path, tensor in _named_tensors(called, remove_duplicate=False):
+        owner, _, slot = path.rpartition(".")
+        places.setdefault((id(called.get_submodule(owner)), slot), (path, name_of[id(tensor)]))
+    return dict(places.values())
+
+
+def _named_tensors(module: nn.Module, *, remove_duplicate: bool = True) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters(remove_duplicate=remove_duplicate)
+    yield from module.named_buffers(remove_duplicate=remove_duplicate)
 
 
 def stack_batches(batches: Sequence[Any]) -> Any:
