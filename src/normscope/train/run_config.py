@@ -114,8 +114,8 @@ class RunConfig:
         )
         return "\n".join(lines) + "\n"
 
-    def subject(self) -> Subject:
-        """Model, batches and loss, as `load` makes them."""
+    def subject(self, device: str | None = None) -> Subject:
+        """Model, batches and loss, as `load` makes them; on `device` rather than the config's."""
         text, source, target = (
             None if path is None else Path(path) for path in (self.text, self.source, self.target)
         )
@@ -129,7 +129,7 @@ class RunConfig:
             target=target,
             images=self.images,
             validation=self.validation,
-            device=self.device,
+            device=device or self.device,
         )
 
 

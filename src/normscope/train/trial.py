@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from normscope.train.config import TrialConfig
@@ -46,10 +47,15 @@ class Trial:
     scaler: GradScaler | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self.optimizers = build_optimizers(self.model, self.config)
+        self.optimizers = build_optimizers(self.bare_model, self.config)
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
         self._device = self._parameters[0].device.type
         self.scaler = GradScaler(self._device) if self.config.precision == "float16" else None
+
+    @property
+    def bare_model(self) -> nn.Module:
+        """The model without DDP's wrapper."""
+        return self.model.module if isinstance(self.model, DistributedDataParallel) else self.model
 
     @property
     def diverged(self) -> bool:
@@ -121,7 +127,7 @@ class Trial:
 
     def _after_step(self) -> None:
         """What the model wants done then, such as nGPT's matrices put back onto the sphere."""
-        after_step = getattr(self.model, "after_step", None)
+        after_step = getattr(self.bare_model, "after_step", None)
         if callable(after_step):
             after_step()
 

@@ -1,0 +1,73 @@
+"""Files and folders that are there whole or not at all, also after a kill or a power cut."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from normscope.errors import UsageError, describe
+
+
+def write_text(path: Path, text: str) -> None:
+    """Put `text` in the place of what `path` held."""
+    half = _half(path)
+    try:
+        half.write_text(text, encoding="utf-8")
+        _sync(half)
+        half.replace(path)
+        _sync(path.parent)
+    finally:
+        half.unlink(missing_ok=True)
+
+
+def write_folder(path: Path, fill: Callable[[Path], object]) -> None:
+    """Put a folder that `fill` fills in the place of what was at `path`.
+
+    A new one appears in one rename; between an old one and its successor there is a moment with neither.
+    """
+    half = _half(path)
+    shutil.rmtree(half, ignore_errors=True)
+    try:
+        half.mkdir(parents=True)
+        fill(half)
+        for file in half.iterdir():
+            _sync(file)
+        _sync(half)
+        if path.exists():
+            shutil.rmtree(path)
+        half.replace(path)
+        _sync(path.parent)
+    finally:
+        shutil.rmtree(half, ignore_errors=True)
+
+
+def remove_halves(folder: Path) -> None:
+    """Take away what writers that were killed have left in `folder`."""
+    for path in folder.glob(".half-*"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+@contextmanager
+def disk_refusals(what: str, do: str) -> Iterator[None]:
+    """A disk that is full, read-only or gone becomes a UsageError about `what`."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else describe(error)
+        raise UsageError(f"{what} ({reason})", "a folder that can be written, with room in it", do) from error
+
+
+def _half(path: Path) -> Path:
+    return path.with_name(f".half-{path.name}")
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file's content, or a folder's entries, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,107 @@
+"""The folder of a run: `config.toml`, `losses.jsonl`, `checkpoints/`, and at the end `model/`."""
+
+import contextlib
+import fcntl
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from normscope.errors import UsageError
+from normscope.train.atomic import disk_refusals, remove_halves, write_text
+from normscope.train.checkpoints import Checkpoints
+from normscope.train.history import GO_ON, History, Validations
+from normscope.train.run_config import RunConfig
+from normscope.train.state import State
+
+CONFIG = "config.toml"
+_MAY_CHANGE = ("steps",)
+"""With a constant schedule, no step depends on how many follow."""
+
+
+class RunFolder:
+    """Where a run is kept."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = Checkpoints(path / "checkpoints")
+        self.history = History(path / "losses.jsonl")
+        self.model = path / "model"
+
+    @property
+    def has_run(self) -> bool:
+        """Whether a run has begun here."""
+        return (self.path / CONFIG).exists() or self.checkpoints.last_step() is not None
+
+    @contextlib.contextmanager
+    def claimed(self, *, resume: bool) -> Iterator[None]:
+        """This process alone writes here, and what a killed run has left half written is gone.
+
+        Raises:
+            UsageError: a run is here and `resume` is not asked for, another process is writing, or the
+                folder cannot be written.
+        """
+        self._require_place(resume)
+        with disk_refusals(f'folder "{self.path}"', "choose another with --output"):
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / ".lock").open("w")
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel frees it with the process
+            except BlockingIOError as error:
+                raise UsageError(
+                    f'folder "{self.path}", which another process is training in',
+                    "one process at a time",
+                    "wait for it, or choose another with --output",
+                ) from error
+            with disk_refusals(f'folder "{self.path}"', GO_ON):
+                remove_halves(self.path)
+                self.checkpoints.clean()
+            try:
+                yield
+            finally:
+                self.history.close()
+
+    def begin(self, config: RunConfig, losses: Sequence[float], validations: Validations) -> None:
+        """Put down what is run, and its losses until now."""
+        with disk_refusals(f'folder "{self.path}"', GO_ON):
+            write_text(self.path / CONFIG, config.to_toml())
+        self.history.start(losses, validations)
+
+    def _require_place(self, resume: bool) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise UsageError(f'"{self.path}", a file', "a folder", "choose another with --output")
+        if not resume and self.has_run:
+            raise UsageError(
+                f'folder "{self.path}", which holds a run',
+                "a new folder",
+                "go on with --resume, or choose another with --output",
+            )
+
+
+def require_same(config: RunConfig, state: State) -> None:
+    """UsageError where the checkpoint is of another config than `config`, but for more steps."""
+    then, now = state.values["config"], config.to_dict()
+    free = _MAY_CHANGE if config.trial.schedule == "constant" else ()
+    for key in now:
+        if key not in free and then.get(key) != now[key]:
+            raise _changed(key, then.get(key), now[key])
+    if config.trial.steps < state.values["step"]:
+        raise _changed("steps", state.values["step"], config.trial.steps)
+
+
+def _changed(key: str, then: Any, now: Any) -> UsageError:
+    return UsageError(
+        f"{key.replace('_', '-')} = {now!r} for a checkpoint of {then!r}",
+        "the config that the run began with",
+        "leave the option out, or choose another folder with --output",
+    )
+
+
+def default_folder(config: RunConfig, name: str | None = None) -> Path:
+    """`runs/NAME-HASH`: the same for the same config, whatever its number of steps; another for another."""
+    values = {k: v for k, v in config.to_dict().items() if k not in _MAY_CHANGE}
+    digest = hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()[:8]
+    slug = re.sub(r"[^\w.=]+", "-", name or config.model).strip("-")[:60]
+    return Path("runs") / f"{slug}-{digest}"

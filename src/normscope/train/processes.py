@@ -1,0 +1,50 @@
+"""The processes that train one model together: what differs between one of them and several.
+
+`Processes` is one process alone, where everything is trivial; `accelerated.py` has several.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from normscope.subjects import Batch, Subject
+
+
+class Processes:
+    """One process alone."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the one that writes and speaks."""
+        return self.rank == 0
+
+    def device(self, wanted: str) -> str:
+        """Where this process computes when the run is on `wanted`."""
+        return wanted
+
+    def wrapped(self, subject: Subject) -> nn.Module:
+        """The subject's model, ready to be trained together."""
+        return subject.model
+
+    def loss(self, subject: Subject, model: nn.Module, batch: Batch) -> Tensor:
+        """Of this process's part of the batch; the mean over the processes is that of the whole batch."""
+        return subject.loss(batch, model)
+
+    def mean(self, value: float) -> float:
+        """The mean of a number over all processes."""
+        return value
+
+    def any(self, flags: tuple[bool, ...]) -> tuple[bool, ...]:
+        """For each flag whether it is up in any process."""
+        return flags
+
+    def gathered(self, tensor: Tensor) -> list[Tensor]:
+        """The tensor of every process, on the CPU."""
+        return [tensor]
+
+    def take_device(self) -> None:
+        """Make this process's device the current one of the thread that asks."""
+        if torch.cuda.is_initialized():
+            torch.cuda.set_device(torch.cuda.current_device())

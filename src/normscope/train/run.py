@@ -1,0 +1,208 @@
+"""One run from its config to its end: trained, watched, kept on disk, and gone on with after a kill."""
+
+import itertools
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from normscope.errors import UsageError
+from normscope.subjects import Subject
+from normscope.train.batches import fingerprint, num_ids
+from normscope.train.folder import RunFolder, require_same
+from normscope.train.history import Validations
+from normscope.train.processes import Processes
+from normscope.train.random_state import put_random_state, take_random_state
+from normscope.train.run_config import RunConfig
+from normscope.train.state import State, put_state, take_state
+from normscope.train.thread import Stopped, in_flushed_thread
+from normscope.train.trial import Trial
+from normscope.train.truth import LAST, trains
+from normscope.train.validate import validation_loss
+
+VALIDATIONS = 10
+"""How many a run has, where nothing else is asked for."""
+
+
+@dataclass(frozen=True)
+class Every:
+    """How often a checkpoint is written: after so many steps, or so many seconds."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+    @staticmethod
+    def parse(text: str) -> "Every":
+        """`100` steps, `60s`."""
+        number = text.removesuffix("s")
+        try:
+            if number != text and 0 <= float(number) < math.inf:
+                return Every(seconds=float(number))
+            if number == text and int(number) > 0:
+                return Every(steps=int(number))
+        except ValueError:
+            pass  # said below
+        raise UsageError(f'checkpoint every "{text}"', "steps or seconds", "write 100 or 60s")
+
+
+@dataclass
+class Run:
+    """A run under way; observers may look at all of it between two steps.
+
+    Attributes:
+        config: what is run.
+        subject: its model, batches and loss.
+        trial: takes the steps.
+        processes: those that train together.
+        folder: where it is kept; None keeps nothing.
+        validate_every: steps from one validation loss to the next.
+        validations: those taken.
+        began_at: the step of the checkpoint that was gone on from; 0 for a new run.
+        seconds: spent in steps by this process.
+        interrupted: whether Ctrl-C ended it.
+    """
+
+    config: RunConfig
+    subject: Subject
+    trial: Trial
+    processes: Processes
+    folder: RunFolder | None
+    every: Every
+    validate_every: int
+    validations: Validations = field(default_factory=list)
+    began_at: int = 0
+    seconds: float = 0.0
+    interrupted: bool = False
+    _failure: UsageError | None = None
+    _saved: float = field(default_factory=time.monotonic)
+
+    @property
+    def trained(self) -> bool | None:
+        """See `trains`; None where no unigram entropy is known."""
+        entropy = self.subject.unigram_entropy
+        return None if entropy is None else trains(self.trial.losses, entropy)
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether the loss has not been a number for so long that it will not be one again."""
+        last = self.trial.losses[-LAST:]
+        return len(last) == LAST and not any(map(math.isfinite, last))
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of the steps alone, all processes together; None without a step, or for batches that are no ids."""
+        steps = self.trial.step - self.began_at
+        tokens = num_ids(self.subject.batch)
+        if tokens is None or steps == 0:
+            return None
+        return tokens * self.config.trial.accumulation * steps / self.seconds
+
+    def go(self) -> None:
+        """Train to the end.
+
+        Raises:
+            KeyboardInterrupt: after a checkpoint was written.
+            UsageError: the disk is full.
+        """
+        try:
+            in_flushed_thread(self._loop)
+        except KeyboardInterrupt:
+            self.interrupted = True
+            if self._failure is not None:
+                raise self._failure from None
+            raise
+
+    def _loop(self, checkpoint: Callable[[], None]) -> None:
+        self.processes.take_device()
+        try:
+            if self.trial.step == 0:
+                self._validate()
+            while self.trial.step < self.config.trial.steps and not self.hopeless:
+                stop, due = self.processes.any((_asked_to_stop(checkpoint), self._is_due()))
+                if stop or due:
+                    self.save()
+                if stop:
+                    self.interrupted = True
+                    return
+                self._step()
+            self.save()
+        except UsageError as failure:
+            self._failure = failure
+            raise
+
+    def _step(self) -> None:
+        start = time.perf_counter()
+        loss = self.trial.advance()
+        self.seconds += time.perf_counter() - start
+        step = self.trial.step
+        if self.folder is not None and self.processes.is_first:
+            self.folder.history.append(step - 1, "loss", loss)
+        if step % self.validate_every == 0 or step == self.config.trial.steps:
+            self._validate()
+
+    def _validate(self) -> None:
+        loss = validation_loss(self.subject, self.trial, self.processes)
+        if loss is None:
+            return
+        self.validations.append((self.trial.step, loss))
+        if self.folder is not None and self.processes.is_first:
+            self.folder.history.append(self.trial.step, "validation", loss)
+
+    def _is_due(self) -> bool:
+        if self.every.steps is not None:
+            new = self.trial.step != self.began_at
+            return new and self.trial.step % self.every.steps == 0
+        assert self.every.seconds is not None
+        return time.monotonic() - self._saved >= self.every.seconds
+
+    def save(self) -> None:
+        """Write a checkpoint. Every process calls this at the same step."""
+        if self.folder is None:
+            return
+        state = self._state()
+        if self.processes.is_first:
+            self.folder.checkpoints.save(state)
+        self._saved = time.monotonic()
+
+    def _state(self) -> State:
+        state = take_state(self.trial, self.trial.bare_model)
+        for name, tensor in take_random_state().items():
+            for rank, each in enumerate(self.processes.gathered(tensor)):
+                state.tensors[f"random.{rank}.{name}"] = each
+        values = {
+            "config": self.config.to_dict(),
+            "data": fingerprint(self.subject.batch),
+            "validations": [(step, loss if math.isfinite(loss) else None) for step, loss in self.validations],
+        }
+        return State(state.tensors, state.values | values)
+
+    def resume(self, state: State) -> None:
+        """Go on from a checkpoint, to the bit where the number of processes and threads is the same.
+
+        Raises:
+            UsageError: it is of another config, model or text.
+        """
+        require_same(self.config, state)
+        if state.values["data"] != fingerprint(self.subject.batch):
+            raise UsageError(
+                "other data than that of the checkpoint",
+                f"the same first batch ({self.subject.input})",
+                "bring the text back as it was, or start a new run",
+            )
+        put_state(self.trial, self.trial.bare_model, state)
+        self.began_at = self.trial.step
+        self.validations[:] = [(s, math.nan if v is None else v) for s, v in state.values["validations"]]
+        taken = self.trial.step * self.config.trial.accumulation
+        next(itertools.islice(self.trial.batches, taken, taken), None)
+        prefix = f"random.{self.processes.rank}."
+        own = {k.removeprefix(prefix): v for k, v in state.tensors.items() if k.startswith(prefix)}
+        if own:  # a process more than the checkpoint had keeps its fresh generators
+            put_random_state(own)
+
+
+def _asked_to_stop(checkpoint: Callable[[], None]) -> bool:
+    try:
+        checkpoint()
+    except Stopped:
+        return True
+    return False

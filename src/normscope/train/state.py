@@ -1,0 +1,119 @@
+"""All that a trial's next step depends on, as named tensors and plain values; and putting it back.
+
+The parameter groups are not in it: rates, ε and decay follow from the config and the step. Tensors that are
+sharded over processes (FSDP2) are gathered on the way out and sharded again on the way in, so every process
+calls these functions.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from normscope.errors import UsageError
+from normscope.train.trial import Trial
+
+_MOST_NAMES = 3
+
+
+@dataclass(frozen=True)
+class State:
+    """Tensors by name, on the CPU, and values that JSON holds."""
+
+    tensors: dict[str, Tensor]
+    values: dict[str, Any]
+
+
+def take_state(trial: Trial, model: nn.Module) -> State:
+    """Weights, buffers, optimisers, loss scale, step and losses of `trial`, whose bare model is `model`."""
+    tensors = {f"model.{name}": _whole(tensor) for name, tensor in model_tensors(model).items()}
+    optimizer: dict[str, Any] = {}
+    for name, parameter, state in _optimizer_slots(trial.optimizers):
+        for key, value in state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                tensors[f"optimizer.{name}.{key}"] = _whole(value)
+            else:
+                optimizer.setdefault(name, {})[key] = value
+    tensors["losses"] = torch.tensor(trial.losses, dtype=torch.float64)
+    scaler = None if trial.scaler is None else trial.scaler.state_dict()
+    return State(tensors, {"step": trial.step, "optimizer": optimizer, "scaler": scaler})
+
+
+@torch.no_grad()
+def put_state(trial: Trial, model: nn.Module, state: State) -> None:
+    """Make `trial` go on where `take_state` saw it.
+
+    Raises:
+        UsageError: the state is of another model.
+    """
+    own = model_tensors(model)
+    _require_fit(
+        own, {k.removeprefix("model."): v for k, v in state.tensors.items() if k.startswith("model.")}
+    )
+    for name, tensor in own.items():
+        tensor.copy_(_as(state.tensors[f"model.{name}"], tensor))
+    slots = {name: (parameter, states) for name, parameter, states in _optimizer_slots(trial.optimizers)}
+    for path, tensor in state.tensors.items():
+        if path.startswith("optimizer."):
+            name, _, key = path.removeprefix("optimizer.").rpartition(".")
+            parameter, states = slots[name]
+            is_counter = key == "step"  # torch's optimisers keep it on the CPU
+            states[parameter][key] = tensor.clone() if is_counter else _like(parameter, tensor)
+    for name, values in state.values["optimizer"].items():
+        parameter, states = slots[name]
+        states[parameter].update(values)
+    if trial.scaler is not None:
+        trial.scaler.load_state_dict(state.values["scaler"])
+    trial.step = state.values["step"]
+    trial.losses[:] = state.tensors["losses"].tolist()
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name, those that no state dict holds too; a shared one comes once."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _optimizer_slots(optimizers: list[Optimizer]) -> Iterator[tuple[str, nn.Parameter, Any]]:
+    """A name for each parameter of each optimiser, the parameter, and the optimiser's states."""
+    for number, optimizer in enumerate(optimizers):
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        for index, parameter in enumerate(parameters):
+            yield f"{number}.{index}", parameter, optimizer.state
+
+
+def _require_fit(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    misfits = [
+        name
+        for name in own.keys() | found.keys()
+        if name not in own or name not in found or own[name].shape != found[name].shape
+    ]
+    if misfits:
+        names = ", ".join(sorted(misfits)[:_MOST_NAMES]) + (", …" if len(misfits) > _MOST_NAMES else "")
+        raise UsageError(f"a checkpoint of another model ({names})", "the same model", "start a new run")
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """A copy of `tensor` on the CPU, gathered where it is sharded."""
+    tensor = tensor.detach()
+    if hasattr(tensor, "full_tensor"):
+        tensor = tensor.full_tensor()
+    return tensor.to("cpu", copy=True).contiguous()
+
+
+def _as(value: Tensor, tensor: Tensor) -> Tensor:
+    """`value` on the device of `tensor`, and sharded as it."""
+    value = value.to(tensor.device)
+    if not hasattr(tensor, "full_tensor"):
+        return value
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(tensor, DTensor)
+    return distribute_tensor(value, tensor.device_mesh, tensor.placements)
+
+
+def _like(parameter: nn.Parameter, value: Tensor) -> Tensor:
+    """An optimiser's tensor beside its parameter, laid out as one of its own."""
+    return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(_as(value, parameter))
