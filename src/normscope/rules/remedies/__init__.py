@@ -3,5 +3,23 @@
 # The families enter their remedies into REMEDIES, in the order in which they are tried.
 from normscope.rules.remedies import run, start, head, placement, scaling, qk_norm, norms  # noqa: F401, I001
 from normscope.rules.remedies.remedy import REMEDIES, NotApplicable, Remedy
+from normscope.rules.remedies.trying import (
+    Attempt,
+    RemediesInterrupted,
+    Rescue,
+    apply_all,
+    needs_rescue,
+    try_remedies,
+)
 
-__all__ = ["REMEDIES", "NotApplicable", "Remedy"]
+__all__ = [
+    "REMEDIES",
+    "Attempt",
+    "NotApplicable",
+    "RemediesInterrupted",
+    "Remedy",
+    "Rescue",
+    "apply_all",
+    "needs_rescue",
+    "try_remedies",
+]

@@ -89,6 +89,5 @@ def _norm_heads(module: nn.Linear, head_width: int) -> None:
 def _normed_heads(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
     """(…, H·K) → (…, H·K), each head normed."""
     norm = module.get_submodule("head_norm")
-    width = norm.weight.shape[0]
-    assert isinstance(width, int)
-    return norm(output.unflatten(-1, (-1, width))).flatten(-2)
+    assert isinstance(norm, nn.RMSNorm)
+    return norm(output.unflatten(-1, (-1, *norm.normalized_shape))).flatten(-2)

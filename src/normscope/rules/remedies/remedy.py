@@ -71,11 +71,14 @@ def remedy(
                 changed = dataclasses.replace(changed, notes=(*changed.notes, mark))
             return changed, settings
 
-        words = (" ".join(text.split()) for text in (summary, code, cost, source))
-        REMEDIES[name] = Remedy(name, *words, reach, once)
+        REMEDIES[name] = Remedy(name, _line(summary), _line(code), _line(cost), _line(source), reach, once)
         return once
 
     return enter
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _mark(name: str) -> str:

@@ -1,0 +1,228 @@
+"""Remedies, tried: what each does to the forecast of the intended run, and which of them to take first."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from normscope.anatomy import Anatomy, read_anatomy
+from normscope.errors import UsageError, suggest
+from normscope.probes import Forecast, forecast
+from normscope.rules.remedies.remedy import REMEDIES, Changed, NotApplicable
+from normscope.subjects import Subject
+from normscope.train import TrialConfig
+
+Progress = Callable[[str, int, int], None]
+Status = Literal["rescues", "fails", "slow", "undecided", "not applicable"]
+
+WARM_UP = "warm-up"
+COMBINED = ("deepnorm", "small-init", "output-bias")
+"""What people combine with a warm-up; tried where nothing rescues alone."""
+ALIKE = 0.5
+"""Scores within this of each other count as the same, and the smaller change comes first."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One remedy, or several at once, on the intended run.
+
+    Attributes:
+        names: of the remedies, in the order of their application.
+        forecast: of the changed run; None where a remedy is not applicable.
+        reason: why not, or the forecast's.
+        seconds: what the attempt took.
+    """
+
+    names: tuple[str, ...]
+    forecast: Forecast | None
+    reason: str
+    seconds: float
+
+    @property
+    def name(self) -> str:
+        """The remedies' names, joined."""
+        return " + ".join(self.names)
+
+    @property
+    def status(self) -> Status:
+        """What came of it."""
+        if self.forecast is None:
+            return "not applicable"
+        if self.forecast.trains:
+            return "rescues"
+        if self.forecast.failed:
+            return "fails"
+        return "slow" if self.forecast.outcome == "slow" else "undecided"
+
+    @property
+    def reach(self) -> int:
+        """How far it reaches: 0 the settings alone, 1 the starting weights, 2 the model."""
+        return max(REMEDIES[name].reach for name in self.names)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the report's JSON has it."""
+        remedies = [REMEDIES[name] for name in self.names]
+        return {
+            "names": list(self.names),
+            "status": self.status,
+            "reason": self.reason,
+            "score": None if self.forecast is None else self.forecast.score,
+            "summary": " ".join(remedy.summary for remedy in remedies),
+            "code": [remedy.code for remedy in remedies],
+            "cost": "; ".join(remedy.cost for remedy in remedies),
+            "source": "; ".join(remedy.source for remedy in remedies),
+            "seconds": round(self.seconds, 3),
+            "forecast": None if self.forecast is None else self.forecast.to_dict(),
+        }
+
+
+@dataclass(frozen=True)
+class Rescue:
+    """All attempts, the best first.
+
+    Attributes:
+        attempts: ranked: what rescues by how surely it does and then by how little it changes, then what does
+            not, at last what is not applicable.
+        reason: why nothing was tried, or why not all; empty where all were.
+    """
+
+    attempts: tuple[Attempt, ...] = ()
+    reason: str = ""
+
+    @property
+    def best(self) -> Attempt | None:
+        """What to do first, where anything rescues the run."""
+        return self.attempts[0] if self.attempts and self.attempts[0].status == "rescues" else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the report's JSON has it."""
+        return {
+            "best": None if self.best is None else list(self.best.names),
+            "reason": self.reason,
+            "attempts": [attempt.to_dict() for attempt in self.attempts],
+        }
+
+
+class RemediesInterrupted(KeyboardInterrupt):
+    """Ctrl-C while remedies were tried; `rescue` holds what was tried until then."""
+
+    def __init__(self, rescue: Rescue) -> None:
+        self.rescue = rescue
+        super().__init__(rescue.reason)
+
+
+def needs_rescue(before: Forecast) -> bool:
+    """Whether the forecast of the intended run is one that a remedy could better."""
+    return before.failed or before.outcome == "needs-warmup"
+
+
+def try_remedies(
+    subject: Subject,
+    anatomy: Anatomy,
+    config: TrialConfig,
+    before: Forecast,
+    progress: Progress | None = None,
+    names: Iterable[str] | None = None,
+) -> Rescue:
+    """Forecast the intended run with each remedy that can be applied, on copies, and rank what rescues it.
+
+    Args:
+        anatomy: of the subject.
+        before: the forecast of the run as it is; where that does not fail nothing is tried.
+        progress: called as `progress(words, done, total)` before each trial and at each of its steps.
+        names: of `REMEDIES`; all of them where None.
+
+    Raises:
+        UsageError: a name that is no remedy.
+        RemediesInterrupted: Ctrl-C; its `.rescue` holds what was tried.
+    """
+    plan = [(name,) for name in _known(names)]
+    if not needs_rescue(before):
+        return Rescue((), f"nothing to rescue: the forecast of the run as it is says {before.outcome}")
+    tell = progress or (lambda words, done, total: None)
+    attempts: list[Attempt] = []
+    try:
+        _go_through(plan, attempts, subject, anatomy, config, tell)
+        if names is None and not any(attempt.status == "rescues" for attempt in attempts):
+            pairs = [(name, WARM_UP) for name in COMBINED]
+            _go_through(pairs, attempts, subject, anatomy, config, tell)
+    except KeyboardInterrupt as stop:
+        reason = f"interrupted after {len(attempts)} of {len(plan)} remedies"
+        raise RemediesInterrupted(Rescue(ranked(attempts), reason)) from stop
+    return Rescue(ranked(attempts))
+
+
+def _known(names: Iterable[str] | None) -> list[str]:
+    wanted = list(REMEDIES if names is None else names)
+    for name in wanted:
+        if name not in REMEDIES:
+            do = suggest(name, REMEDIES, "choose one of them")
+            raise UsageError(f"remedy {name!r}", f"one of {', '.join(REMEDIES)}", do)
+    return wanted
+
+
+def _go_through(
+    plan: Sequence[tuple[str, ...]],
+    attempts: list[Attempt],
+    subject: Subject,
+    anatomy: Anatomy,
+    config: TrialConfig,
+    tell: Progress,
+) -> None:
+    for number, names in enumerate(plan):
+        words = f"remedy {' + '.join(names)}"
+        tell(words, number, len(plan))
+
+        def step(taken: int, steps: int, words: str = words, number: int = number) -> None:
+            tell(f"{words}, step {taken} of {steps}", number, len(plan))
+
+        attempts.append(attempt_at(names, subject, anatomy, config, step))
+
+
+def attempt_at(
+    names: tuple[str, ...],
+    subject: Subject,
+    anatomy: Anatomy,
+    config: TrialConfig,
+    step: Callable[[int, int], None] | None = None,
+) -> Attempt:
+    """Apply the remedies one after another to a copy, and forecast."""
+    start = time.perf_counter()
+    try:
+        changed, settings = apply_all(names, subject, anatomy, config)
+    except NotApplicable as error:
+        return Attempt(names, None, error.reason, time.perf_counter() - start)
+    reading = anatomy if changed is subject else read_anatomy(changed)
+    seen = forecast(changed, reading, _short(settings, config), step)
+    return Attempt(names, seen, seen.reason, time.perf_counter() - start)
+
+
+def apply_all(names: Iterable[str], subject: Subject, anatomy: Anatomy, config: TrialConfig) -> Changed:
+    """The subject and the settings with all the remedies; NotApplicable where one is not."""
+    reading, changed = anatomy, subject
+    for name in names:
+        before = changed
+        changed, config = REMEDIES[name].apply(changed, reading, config)
+        if changed is not before:
+            reading = read_anatomy(changed)
+    return changed, config
+
+
+def _short(settings: TrialConfig, config: TrialConfig) -> TrialConfig:
+    """The settings as a trial can try them: a new warm-up longer than it is compressed into it."""
+    if settings.warmup == config.warmup or settings.warmup < settings.steps:
+        return settings
+    return dataclasses.replace(settings, warmup=config.steps, steps=config.steps + config.steps // 2)
+
+
+def ranked(attempts: Iterable[Attempt]) -> tuple[Attempt, ...]:
+    """The best first; see `Rescue`."""
+    order: dict[Status, int] = {"rescues": 0, "slow": 1, "undecided": 2, "fails": 3, "not applicable": 4}
+
+    def place(attempt: Attempt) -> tuple[int, float, int, int]:
+        score = attempt.forecast.score if attempt.forecast is not None else None
+        surely = 0 if score is None else -round(score / ALIKE)
+        return order[attempt.status], surely, len(attempt.names), attempt.reach
+
+    return tuple(sorted(attempts, key=place))
