@@ -29,12 +29,12 @@ class State:
 
 def take_state(trial: Trial, model: nn.Module) -> State:
     """Weights, buffers, optimisers, loss scale, step and losses of `trial`, whose bare model is `model`."""
-    tensors = {f"model.{name}": _whole(tensor) for name, tensor in model_tensors(model).items()}
+    tensors = {f"model.{name}": whole(tensor) for name, tensor in model_tensors(model).items()}
     optimizer: dict[str, Any] = {}
     for name, parameter, state in _optimizer_slots(trial.optimizers):
         for key, value in state.get(parameter, {}).items():
             if isinstance(value, Tensor):
-                tensors[f"optimizer.{name}.{key}"] = _whole(value)
+                tensors[f"optimizer.{name}.{key}"] = whole(value)
             else:
                 optimizer.setdefault(name, {})[key] = value
     tensors["losses"] = torch.tensor(trial.losses, dtype=torch.float64)
@@ -95,7 +95,7 @@ def _require_fit(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None
         raise UsageError(f"a checkpoint of another model ({names})", "the same model", "start a new run")
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def whole(tensor: Tensor) -> Tensor:
     """A copy of `tensor` on the CPU, gathered where it is sharded."""
     tensor = tensor.detach()
     if hasattr(tensor, "full_tensor"):

@@ -1,0 +1,186 @@
+"""`normscope train CONFIG | MODEL`: one run, to its end or on from where it was."""
+
+import json
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from normscope.cli.options import Format, Images, Source, Target, Text, Traceback
+from normscope.cli.progress import quiet_libraries
+from normscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from normscope.train import RunConfig
+    from normscope.train.summary import Summary
+
+OF_RUN = "The run"
+OF_DATA = "What it trains on"
+
+
+def _option(help: str, panel: str = OF_RUN, **more: Any) -> Any:
+    return typer.Option(help=help, rich_help_panel=panel, show_default=False, **more)
+
+
+def command(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="CONFIG|MODEL|FOLDER",
+            help="A TOML file whose keys are the options below and [bold]model[/bold]; or a MODEL as "
+            "`normscope check` takes it; or, with --resume, the folder of a run.",
+            show_default=False,
+        ),
+    ],
+    optimizer: Annotated[str | None, _option("adamw (default), adam, sgd (momentum 0.9) or muon.")] = None,
+    lr: Annotated[float | None, _option("The learning rate after warm-up; 3e-4.")] = None,
+    warmup: Annotated[int | None, _option("Steps of linear warm-up; 0.")] = None,
+    schedule: Annotated[
+        str | None, _option("constant (default), or cosine: to a tenth of the rate at the last step.")
+    ] = None,
+    steps: Annotated[int | None, _option("Steps of the optimiser; 300.")] = None,
+    accumulation: Annotated[int | None, _option("Batches whose mean loss makes a step; 1.")] = None,
+    clip: Annotated[float | None, _option("Largest norm of all gradients together; none.")] = None,
+    precision: Annotated[
+        str | None, _option("float32 (default), or autocast to bfloat16 or float16 (with a scaled loss).")
+    ] = None,
+    eps: Annotated[float | None, _option("Adam's ε; its own.")] = None,
+    weight_decay: Annotated[float | None, _option("The optimiser's own.")] = None,
+    seed: Annotated[int | None, _option("Of weights, batches and dropout; 0.")] = None,
+    device: Annotated[str | None, _option("cpu (default), cuda, cuda:1, …")] = None,
+    parallel: Annotated[
+        str | None,
+        _option("Under torchrun: ddp (default) copies the model to each process, fsdp shards it."),
+    ] = None,
+    text: Text = None,
+    source: Source = None,
+    target: Target = None,
+    images: Images = None,
+    batch_size: Annotated[int | None, _option("Sequences a batch, over all processes; 4.", OF_DATA)] = None,
+    seq_len: Annotated[int | None, _option("Tokens a sequence; 64.", OF_DATA)] = None,
+    validation: Annotated[
+        float | None, _option("The last share of the data, kept from training; 0.1.", OF_DATA)
+    ] = None,
+    validate_every: Annotated[
+        int | None, _option("Steps between two validation losses; a tenth of the run.", min=1)
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FOLDER", help="Where the run is kept; runs/NAME by default."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last checkpoint, or begin where there is none.")
+    ] = False,
+    checkpoint_every: Annotated[str, typer.Option(help="Steps, or seconds as 60s.")] = "60s",
+    format: Annotated[Format, typer.Option(help="text or json.")] = Format.TEXT,
+    traceback: Traceback = False,
+) -> int:
+    """Train one model; killed at any point, it goes on with --resume as if nothing had been.
+
+    On several devices or hosts: `torchrun --nproc-per-node 2 -m normscope train …`.
+
+    Exit status: 0 the run came to its end, 2 it cannot be run, 130 Ctrl-C (a checkpoint is written first).
+    """
+    if format is Format.HTML:
+        raise UsageError("--format html", "text or json", "drop it")
+    given = {
+        "optimizer": optimizer,
+        "lr": lr,
+        "warmup": warmup,
+        "schedule": schedule,
+        "steps": steps,
+        "accumulation": accumulation,
+        "clip": clip,
+        "precision": precision,
+        "eps": eps,
+        "weight_decay": weight_decay,
+        "seed": seed,
+        "device": device,
+        "text": _absolute(text),
+        "source": _absolute(source),
+        "target": _absolute(target),
+        "images": images,
+        "batch_size": batch_size,
+        "seq_len": seq_len,
+        "validation": validation,
+    }
+    config, folder = _asked_for(what, {k: v for k, v in given.items() if v is not None}, output, resume)
+    with redirect_stdout(sys.stderr), quiet_libraries():
+        summary = _run(config, folder, resume, checkpoint_every, validate_every, parallel)
+    if summary is not None:  # of several processes one speaks
+        _show(summary, format)
+    return 130 if summary is not None and summary.run.interrupted else 0
+
+
+def _absolute(path: Path | None) -> str | None:
+    """The folder of a run is gone on with from anywhere."""
+    return None if path is None else str(path.absolute())
+
+
+def _asked_for(
+    what: str, given: dict[str, Any], output: Path | None, resume: bool
+) -> tuple["RunConfig", Path]:
+    """The config with the options on top, and the folder of the run."""
+    from normscope.train import RunConfig
+    from normscope.train.folder import CONFIG, default_folder
+    from normscope.train.run_config import read_table
+
+    path = Path(what)
+    if path.is_dir():
+        if not resume:
+            raise UsageError(
+                f'folder "{what}" without --resume', "a CONFIG or a MODEL", "go on with --resume"
+            )
+        return RunConfig.from_dict(read_table(path / CONFIG) | given), output or path
+    if path.suffix == ".toml":
+        table = {key.replace("-", "_"): value for key, value in read_table(path).items()}
+        config = RunConfig.from_dict(table | given)
+        return config, output or default_folder(config, path.stem)
+    config = RunConfig.from_dict({"model": what} | given)
+    return config, output or default_folder(config)
+
+
+def _run(
+    config: "RunConfig",
+    folder: Path,
+    resume: bool,
+    checkpoint_every: str,
+    validate_every: int | None,
+    parallel: str | None,
+) -> "Summary | None":
+    from normscope.cli.train_view import watching
+    from normscope.train.finish import sample, whole_model, write_model
+    from normscope.train.joined import joined
+    from normscope.train.prepare import prepared
+    from normscope.train.run import Every
+    from normscope.train.summary import Summary
+
+    every = Every.parse(checkpoint_every)
+    with joined(parallel, config.device) as processes, watching(processes.is_first) as view:
+        options: dict[str, Any] = {"every": every, "validate_every": validate_every, "processes": processes}
+        with prepared(config, folder=folder, resume=resume, observers=[view], **options) as run:
+            view.watch(run)
+            try:
+                run.go()
+            except KeyboardInterrupt:
+                print(f"normscope: interrupted after step {run.trial.step}", file=sys.stderr)
+            if run.interrupted:
+                if processes.is_first:
+                    print(f'To go on: normscope train "{folder}" --resume', file=sys.stderr)
+                return Summary(run) if processes.is_first else None
+            model = whole_model(run)
+            if model is None:
+                return None
+            write_model(model, folder / "model")
+            return Summary(run, folder / "model", sample(model, run.subject, config.trial.seed))
+
+
+def _show(summary: "Summary", format: Format) -> None:
+    if format is Format.JSON:
+        print(json.dumps(summary.to_dict(), indent=2, allow_nan=False))
+        return
+    print(summary.verdict())
+    for name, words in summary.lines():
+        print(f"{name:<12}{words}")

@@ -1,0 +1,100 @@
+"""A run as it goes: a bar with the loss on a terminal, a line now and then in a pipe."""
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from normscope.train.truth import last_loss
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from normscope.train.run import Run
+    from normscope.train.trial import Trial
+
+LINES = 20
+"""Lines of a whole run in a pipe."""
+
+REDRAW_SECONDS = 0.1
+CURVE = 24
+_LEVELS = "▁▂▃▄▅▆▇█"
+
+
+class View:
+    """Says nothing: of several processes one speaks."""
+
+    run: "Run"
+
+    def watch(self, run: "Run") -> None:
+        """What is shown from now on."""
+        self.run = run
+
+    def __call__(self, trial: "Trial") -> None:
+        """After each step."""
+
+
+class Lines(View):
+    """A line each twentieth of the run, on stderr."""
+
+    def __call__(self, trial: "Trial") -> None:
+        """After each step."""
+        steps = trial.config.steps
+        if trial.step % max(1, steps // LINES) == 0 or trial.step == steps:
+            print(f"step {trial.step} of {steps}  {state_of(self.run)}", file=sys.stderr, flush=True)
+
+
+class Bar(View):
+    """A progress bar with the curve of the loss."""
+
+    def __init__(self, progress: "Progress") -> None:
+        self._progress = progress
+        self._task = progress.add_task("loading", total=None)
+        self._drawn = 0.0
+
+    def __call__(self, trial: "Trial") -> None:
+        """After each step."""
+        now, steps = time.monotonic(), trial.config.steps
+        if now - self._drawn < REDRAW_SECONDS and trial.step != steps:
+            return  # a bar for each step would cost as much as a small step
+        self._drawn = now
+        words = f"step {trial.step} of {steps}  {curve(trial.losses)}  {state_of(self.run)}"
+        self._progress.update(self._task, description=words, completed=trial.step, total=steps)
+
+
+def state_of(run: "Run") -> str:
+    """Loss, unigram entropy and validation loss in a line."""
+    parts = [f"loss {last_loss(run.trial.losses):.3f}"]
+    if run.subject.unigram_entropy is not None:
+        parts.append(f"unigram entropy {run.subject.unigram_entropy:.3f}")
+    if run.validations:
+        parts.append(f"validation {run.validations[-1][1]:.3f}")
+    return "  ".join(parts)
+
+
+def curve(losses: Sequence[float]) -> str:
+    """The losses as `CURVE` bars, each the mean of its stretch; × where it is no finite number."""
+    width = max(1, -(-len(losses) // CURVE))
+    means = [sum(part) / len(part) for part in (losses[i : i + width] for i in range(0, len(losses), width))]
+    finite = [mean for mean in means if abs(mean) < float("inf")]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    step = (high - low) / (len(_LEVELS) - 1) or 1.0
+    return "".join(_LEVELS[round((m - low) / step)] if m in finite else "×" for m in means)
+
+
+@contextmanager
+def watching(speaks: bool) -> Iterator[View]:
+    """The view that fits where stderr goes."""
+    if not speaks:
+        yield View()
+        return
+    if not sys.stderr.isatty():
+        yield Lines()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(bar_width=20), TextColumn("{task.description}"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        yield Bar(progress)

@@ -1,0 +1,97 @@
+"""What a run leaves: the trained model on disk, and a few words of it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from normscope.nn import MODELS, Decoder, save_model
+from normscope.nn.generate import resting
+from normscope.subjects import Subject
+from normscope.subjects.rng import generators_kept
+from normscope.train.atomic import disk_refusals, write_folder
+from normscope.train.history import GO_ON
+from normscope.train.run import Run
+from normscope.train.state import model_tensors, whole
+
+PROMPT, NEW = 24, 120
+"""Tokens of a sample: given, and written."""
+
+TEMPERATURE = 0.8
+
+
+def whole_model(run: Run) -> nn.Module | None:
+    """The trained model in one piece, in the first process; None in the others. Every process calls this."""
+    model = run.trial.bare_model
+    if not any(hasattr(tensor, "full_tensor") for tensor in model_tensors(model).values()):
+        return model if run.processes.is_first else None
+    tensors = {name: whole(tensor) for name, tensor in model_tensors(model).items()}
+    if not run.processes.is_first:
+        return None
+    twin = run.config.subject("cpu").model
+    with torch.no_grad():
+        for name, tensor in model_tensors(twin).items():
+            tensor.copy_(tensors[name])
+    return twin
+
+
+def write_model(model: nn.Module, folder: Path) -> None:
+    """Ours and those of Hugging Face so that `load` reads them again; the tensors of any other.
+
+    Raises:
+        UsageError: the folder cannot be written.
+    """
+    with disk_refusals(f'folder "{folder}"', GO_ON):
+        if type(model) in MODELS.values():
+            save_model(model, folder)  # type: ignore[arg-type]
+        elif hasattr(model, "save_pretrained"):
+            write_folder(folder, model.save_pretrained)
+        else:
+            tensors = {name: whole(tensor) for name, tensor in model_tensors(model).items()}
+            write_folder(folder, lambda path: save_file(tensors, path / "model.safetensors"))
+
+
+def sample(model: nn.Module, subject: Subject, seed: int = 0) -> tuple[str, str] | None:
+    """A prompt of the text and how `model` goes on; None for a model that writes no bytes."""
+    batch = next((subject.validation or subject.batches)())
+    ids = _byte_ids(batch)
+    if ids is None or "byte ids by frequency" in subject.input or "byte ids" not in subject.input:
+        return None
+    prompt = ids[:1, :PROMPT].to(next(model.parameters()).device)
+    with torch.no_grad(), generators_kept(), resting(model):
+        torch.manual_seed(seed)
+        written = _written(model, prompt)
+    return None if written is None else (_text(prompt[0]), _text(written[0, prompt.shape[1] :]))
+
+
+def _written(model: Any, prompt: Tensor) -> Tensor | None:
+    if isinstance(model, Decoder):
+        new = min(NEW, model.config.context - prompt.shape[1])
+        return model.generate(prompt, new, temperature=TEMPERATURE)
+    if hasattr(model, "generate") and getattr(model.config, "is_decoder", True) and model.can_generate():
+        room = getattr(model.config, "max_position_embeddings", None) or NEW + PROMPT
+        return model.generate(
+            input_ids=prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=min(NEW, room - prompt.shape[1]),
+            do_sample=True,
+            temperature=TEMPERATURE,
+            pad_token_id=0,
+        )
+    return None
+
+
+def _byte_ids(batch: Any) -> Tensor | None:
+    """(B, T) ids of a batch of a causal model."""
+    if not isinstance(batch, Mapping):
+        return None
+    ids = batch.get("ids", batch.get("input_ids"))
+    return ids if isinstance(ids, Tensor) and ids.ndim == 2 else None
+
+
+def _text(ids: Tensor) -> str:
+    """Bytes as UTF-8; what is none becomes �, as do ids over 255."""
+    return bytes(b if b < 256 else 0xFF for b in ids.tolist()).decode("utf-8", errors="replace")

@@ -1,0 +1,92 @@
+"""How a run ended, in figures and in words."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from normscope.train.run import Run
+from normscope.train.truth import LAST, MARGIN, last_loss
+
+SCHEMA = "normscope.train/1"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a run ended.
+
+    Attributes:
+        run: the run.
+        model: where its trained model is, if it came to its end.
+        sample: a prompt and how the model goes on.
+    """
+
+    run: Run
+    model: Path | None = None
+    sample: tuple[str, str] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; a figure that is no finite number is null."""
+        run, trial = self.run, self.run.trial
+        step, validation = run.validations[-1] if run.validations else (None, math.nan)
+        return {
+            "schema": SCHEMA,
+            "model": run.config.model,
+            "input": run.subject.input,
+            "config": run.config.to_dict(),
+            "steps": trial.step,
+            "interrupted": run.interrupted,
+            "resumed_at": run.began_at or None,
+            "trained": run.trained,
+            "loss": _finite(last_loss(trial.losses)),
+            "first_loss": _finite(trial.losses[0]) if trial.losses else None,
+            "unigram_entropy": run.subject.unigram_entropy,
+            "validation": {"step": step, "loss": _finite(validation)} if step is not None else None,
+            "tokens_per_second": run.tokens_per_second,
+            "folder": None if run.folder is None else str(run.folder.path),
+            "trained_model": None if self.model is None else str(self.model),
+            "sample": None if self.sample is None else {"prompt": self.sample[0], "text": self.sample[1]},
+        }
+
+    def verdict(self) -> str:
+        """The first line."""
+        run, trial = self.run, self.run.trial
+        loss, entropy = last_loss(trial.losses), run.subject.unigram_entropy
+        if not trial.losses:
+            return "no step was taken"
+        if not math.isfinite(loss):
+            return f"did not train: the loss is {loss} after {trial.step} steps"
+        ends = f"the loss ends at {loss:.4g} (mean of the last {min(LAST, len(trial.losses))} steps)"
+        if entropy is None:
+            return f"{ends}; it began at {trial.losses[0]:.4g}"
+        word = "trained" if run.trained else "did not train"
+        where = f"{abs(entropy - loss):.3g} nats {'under' if loss < entropy else 'over'} the unigram entropy"
+        need = "" if run.trained else f", and {MARGIN} under it is what counts"
+        return f"{word}: {ends}, {where} of {entropy:.4g}{need}"
+
+    def lines(self) -> list[tuple[str, str]]:
+        """What stands under it: a name and words each."""
+        run, found = self.run, self.to_dict()
+        lines = [("model", run.config.model), ("input", run.subject.input)]
+        lines.append(("steps", f"{run.trial.step} of {run.config.trial.steps}{_since(run)}"))
+        if found["validation"] is not None:
+            loss = found["validation"]["loss"]
+            words = "not finite" if loss is None else f"{loss:.4g}"
+            lines.append(("validation", f"{words} after {found['validation']['step']} steps"))
+        if found["tokens_per_second"] is not None:
+            lines.append(("speed", f"{found['tokens_per_second']:,.0f} tokens a second"))
+        if run.folder is not None:
+            lines.append(("folder", str(run.folder.path)))
+        if self.model is not None:
+            lines.append(("trained", str(self.model)))
+        if self.sample is not None:
+            lines += [("prompt", repr(self.sample[0])), ("goes on", repr(self.sample[1]))]
+        return lines + [("note", note) for note in run.subject.notes]
+
+
+def _since(run: Run) -> str:
+    return f", from the checkpoint of step {run.began_at}" if run.began_at else ""
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
