@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
@@ -48,7 +48,7 @@ def write_model(model: nn.Module, folder: Path) -> None:
         if type(model) in MODELS.values():
             save_model(model, folder)  # type: ignore[arg-type]
         elif hasattr(model, "save_pretrained"):
-            write_folder(folder, model.save_pretrained)
+            write_folder(folder, cast(Any, model).save_pretrained)
         else:
             tensors = {name: whole(tensor) for name, tensor in model_tensors(model).items()}
             write_folder(folder, lambda path: save_file(tensors, path / "model.safetensors"))
