@@ -1,0 +1,97 @@
+"""Remedies against truth: train failing runs with each remedy for 300 steps, and rank the remedies.
+
+    python benchmarks/remedies.py train  pre-ln deepnorm    # the runs as they are, and with these remedies
+    python benchmarks/remedies.py rank                      # forecast every remedy, train the first-ranked
+    python benchmarks/remedies.py fill                      # train all the rest
+
+Rows go to benchmarks/remedies.jsonl; what is there is not done again. `normscope bench remedies` shows what
+comes of them. `rank` after a change of the forecast: delete the rows of kind "forecast" first.
+"""
+
+import argparse
+import dataclasses
+import json
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from normscope.bench.remedies import FILE, Kept, kept
+from normscope.bench.remedies_cells import Cell, held_out, read, settings_of, truth
+from normscope.probes import forecast
+from normscope.rules.remedies import REMEDIES, NotApplicable, try_remedies
+
+
+def write(kind: str, cell: Cell, **row: Any) -> None:
+    """One line more, at once on the disk."""
+    with FILE.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"kind": kind, "cell": dataclasses.asdict(cell), **row}) + "\n")
+
+
+def train(cells: Iterable[Cell], wanted: list[tuple[str, ...]]) -> None:
+    """The truth of each cell with each of the remedies."""
+    for cell in cells:
+        missing = [names for names in wanted if kept().truth(cell, names) is None]
+        if missing:
+            subject, anatomy = read(cell)
+        for names in missing:
+            start = time.perf_counter()
+            try:
+                row = truth(cell, names, subject, anatomy)
+            except NotApplicable as error:
+                row = {"not_applicable": error.reason}
+            write("truth", cell, names=list(names), seconds=round(time.perf_counter() - start, 1), **row)
+            print(cell.words, names, row, flush=True)
+
+
+def rank(cells: Iterable[Cell]) -> None:
+    """Forecasts of all remedies on the cells that fail, and the truth of what they put first."""
+    for cell in cells:
+        train([cell], [()])
+        if kept().trains(cell, ()):
+            continue
+        if kept().ranking(cell) is None:
+            _forecast(cell)
+        for names in kept().order(cell):  # until one rescues: whether any does decides if the cell counts
+            train([cell], [names])
+            if kept().trains(cell, names):
+                break
+
+
+def _forecast(cell: Cell) -> None:
+    subject, anatomy = read(cell)
+    before = forecast(subject, anatomy, settings_of(cell))
+    # A failing run that is forecast to train would not be rescued at all: here every remedy is tried anyway.
+    failing = before if before.failed else dataclasses.replace(before, outcome="plateau")
+    found = try_remedies(subject, anatomy, settings_of(cell), failing)
+    attempts = [
+        {
+            "names": list(a.names),
+            "status": a.status,
+            "score": None if a.forecast is None else a.forecast.score,
+            "seconds": round(a.seconds, 1),
+            "reason": a.reason,
+        }
+        for a in found.attempts
+    ]
+    write("forecast", cell, before=before.outcome, attempts=attempts)
+    print(cell.words, before.outcome, [(a["names"], a["status"], a["score"]) for a in attempts], flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("train").add_argument("names", nargs="*")
+    commands.add_parser("rank")
+    commands.add_parser("fill")
+    options = parser.parse_args()
+    cells = held_out()
+    if options.command == "train":
+        train(cells, [(), *((name,) for name in options.names)])
+    elif options.command == "rank":
+        rank(cells)
+    else:
+        train([c for c in cells if not Kept.trains(kept(), c, ())], [(name,) for name in REMEDIES])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Runs that fail, to try remedies on: other widths and another text than the forecast was tuned on."""
+
+import pydoc_data
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from normscope.anatomy import Anatomy, read_anatomy
+from normscope.bench.examples import CausalEncoder
+from normscope.rules.remedies import apply_all
+from normscope.subjects import Subject, load, make_subject
+from normscope.train import (
+    TRUTH_STEPS,
+    Trial,
+    TrialConfig,
+    endless,
+    in_flushed_thread,
+    last_loss,
+    trains,
+    working_copy,
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: `model` is a MODEL spec, or "encoder,DEPTH,WIDTH" for `CausalEncoder`."""
+
+    model: str
+    lr: float
+    optimizer: str = "adamw"
+    seed: int = 0
+
+    @property
+    def words(self) -> str:
+        """The cell on one line."""
+        return f"{self.model} {self.optimizer} {self.lr:g} seed {self.seed}"
+
+
+def text() -> Path:
+    """English prose that every Python has: the language reference, as `help()` shows it."""
+    return Path(next(iter(pydoc_data.__path__))) / "topics.py"
+
+
+def held_out() -> list[Cell]:
+    """Runs at rates where most fail; nothing was tuned on this text or on these widths."""
+    return [Cell(model, lr, optimizer, seed) for model, lr, optimizer, seed in _held_out()]
+
+
+def _held_out() -> Iterable[tuple[str, float, str, int]]:
+    for depth, lr, seed in ((8, 1e-2, 1), (10, 3e-3, 2), (12, 1e-3, 3), (16, 1e-3, 4), (16, 5e-4, 5)):
+        yield f"nn:decoder,scheme=post,depth={depth},width=40,heads=4", lr, "adamw", seed
+    yield "nn:decoder,scheme=post,depth=24,width=40,heads=4", 1e-3, "adam", 6
+    yield "nn:decoder,scheme=post,depth=6,width=56,heads=4,activation=relu", 1e-2, "adam", 7
+    yield "nn:decoder,scheme=post,depth=12,width=40,heads=4,init=normal", 1e-2, "adamw", 8
+    yield "nn:decoder,scheme=post,depth=10,width=40,heads=4,init=torch", 3e-3, "adamw", 9
+    yield "nn:encoder,scheme=post,depth=8,width=40,heads=4", 1e-3, "adamw", 10
+    for depth, lr, seed in ((16, 1e-2, 11), (8, 3e-2, 12)):
+        yield f"nn:decoder,scheme=deepnorm,depth={depth},width=40,heads=4", lr, "adamw", seed
+    for scheme, lr, seed in (("pre", 3e-2, 13), ("gpt2", 3e-2, 14), ("res-post", 3e-2, 15)):
+        yield f"nn:decoder,scheme={scheme},depth=8,width=40,heads=4", lr, "adamw", seed
+    yield "nn:decoder,scheme=pre,depth=12,width=56,heads=4,init=xavier", 3e-2, "adam", 16
+    yield "nn:decoder,scheme=b2t,depth=12,width=40,heads=4", 1e-2, "adamw", 17
+    for depth, lr, seed in ((6, 5e-3, 18), (10, 1e-3, 19), (14, 5e-4, 20)):
+        yield f"encoder,{depth},40", lr, "adam", seed
+    post = "num_hidden_layers=8,hidden_size=40,word_embed_proj_dim=40,ffn_dim=160,num_attention_heads=4"
+    yield f"hf:opt,{post},vocab_size=256,do_layer_norm_before=false", 1e-2, "adamw", 21
+    bert = "num_hidden_layers=8,hidden_size=40,intermediate_size=160,num_attention_heads=4,vocab_size=256"
+    yield f"hf:bert,{bert}", 1e-2, "adamw", 22
+
+
+def subject_of(cell: Cell) -> Subject:
+    """The cell's model on the held-out text."""
+    if not cell.model.startswith("encoder,"):
+        return load(cell.model, seed=cell.seed, text=text())
+    depth, width = map(int, cell.model.split(",")[1:])
+    torch.manual_seed(cell.seed)
+    model = CausalEncoder(depth=depth, width=width)
+    return make_subject(model, seed=cell.seed, text=text())
+
+
+def settings_of(cell: Cell) -> TrialConfig:
+    """How the cell trains."""
+    return TrialConfig(optimizer=cell.optimizer, lr=cell.lr, seed=cell.seed)
+
+
+def truth(cell: Cell, names: Iterable[str], subject: Subject, anatomy: Anatomy) -> dict[str, Any]:
+    """`TRUTH_STEPS` real steps of a cell with these remedies; NotApplicable where one is not."""
+    changed, settings = apply_all(names, subject, anatomy, settings_of(cell))
+    losses = in_flushed_thread(lambda checkpoint: _train(changed, settings, checkpoint))
+    assert changed.unigram_entropy is not None
+    return {
+        "last_loss": round(last_loss(losses), 4),
+        "unigram_entropy": round(changed.unigram_entropy, 4),
+        "steps": len(losses),
+        "trains": trains(losses, changed.unigram_entropy),
+    }
+
+
+def _train(subject: Subject, settings: TrialConfig, checkpoint: Any) -> list[float]:
+    torch.manual_seed(settings.seed)
+    with working_copy(subject.model) as model:
+        model.train()
+        batches = endless(subject.batches)
+        trial = Trial(model, batches, lambda m, b: subject.loss(b, m), settings, settings.warmup)
+        while trial.step < TRUTH_STEPS and not trial.diverged:
+            checkpoint()
+            trial.advance()
+        return trial.losses
+
+
+def read(cell: Cell) -> tuple[Subject, Anatomy]:
+    """The cell's subject and its reading."""
+    subject = subject_of(cell)
+    return subject, read_anatomy(subject)
+
+
+def key(cell: Cell, names: Iterable[str]) -> str:
+    """What a kept row is found by."""
+    return f"{sorted(asdict(cell).items())} {' + '.join(names)}"
