@@ -218,7 +218,9 @@ def test_a_text_that_cannot_be_used(content: bytes, words: tuple[str, ...], tmp_
     assert_one_line(caught.value, *words)
 
 
-@pytest.mark.parametrize(("path", "word"), [("absent.txt", "not found"), (".", "0 files"), ("/dev/null", "not a file")])
+@pytest.mark.parametrize(
+    ("path", "word"), [("absent.txt", "not found"), (".", "0 files"), ("/dev/null", "not a file")]
+)
 def test_a_text_that_is_not_there(path: str, word: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         load("nn:decoder,depth=1,width=8,heads=1", text=tmp_path / path)

@@ -1,4 +1,4 @@
-"""Files and folders as one text, against the same bytes in memory; and nothing read that was not asked for."""
+"""Files and folders as one text, against the same bytes in memory; nothing is read that was not asked for."""
 
 import itertools
 import os

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from normscope.subjects.corpus import Corpus, encode
 from normscope.subjects.feed import Portions
 from normscope.subjects.masking import masked_batches
-from normscope.subjects.corpus import Corpus, encode
 from normscope.subjects.text import Text, load_text
 
 
