@@ -91,6 +91,21 @@ class Grid:
             parameters_of(model)
 
 
+def with_options(model: str, **options: Any) -> str:
+    """`model` with these options of a model of ours; those that are None stay as they are.
+
+    Raises:
+        UsageError: it is not a model of ours.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    spec = parse(model)
+    if given and (spec.kind != "nn" or spec.name not in MODELS):
+        raise UsageError(
+            f"--{next(iter(given))} with --model {model}", "a model of ours (nn:decoder, …)", "leave it out"
+        )
+    return spell(spec.name, spec.options | given) if given else model
+
+
 @functools.cache
 def parameters_of(model: str) -> int:
     """Numbers of a model of ours, without making them; 0 for others, which cannot be had so cheaply.

@@ -128,6 +128,11 @@ class Store:
             self._connection.execute("INSERT OR IGNORE INTO meta VALUES (?, ?)", (name, json.dumps(value)))
             return self.note(name)
 
+    def put(self, name: str, value: Any) -> None:
+        """Write the note `name`, over what it said."""
+        with in_words(self.path), transaction(self._connection):
+            self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, json.dumps(value)))
+
     def require_settings(self, settings: Mapping[str, Any]) -> None:
         """Make `settings` those of the map.
 

@@ -1,0 +1,200 @@
+"""`normscope map`: a grid of trials, where it trains and where not."""
+
+import shlex
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from normscope.cli.map_progress import map_progress
+from normscope.cli.options import BatchSize, Device, Format, SeqLen, Text, require_writable, write
+from normscope.cli.progress import quiet_libraries
+from normscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from normscope.maps import Store
+    from normscope.maps.page import Sheet
+
+DEFAULT_MODEL = "nn:decoder,width=32,heads=2"
+
+
+def command(
+    schemes: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,…", help="Of `normscope schemes`: post,pre,deepnorm.", show_default=False),
+    ] = None,
+    depths: Annotated[
+        str | None, typer.Option(metavar="N,N,…", help="Blocks: 4,8,16,32.", show_default=False)
+    ] = None,
+    lrs: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RATES",
+            help="1e-4,3e-4, or 1e-4:3e-2:8, eight from 1e-4 to 3e-2, each times the same.",
+            show_default=False,
+        ),
+    ] = None,
+    warmups: Annotated[str, typer.Option(metavar="N,N,…", help="Steps of linear warm-up: 0,200.")] = "0",
+    seeds: Annotated[str, typer.Option(metavar="N", help="How many; or seeds with commas: 0,7.")] = "1",
+    inits: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,…", help="Initialisations other than the schemes' own.", show_default=False
+        ),
+    ] = None,
+    model: Annotated[
+        str, typer.Option(metavar="MODEL", help="What the grid is built on; any MODEL of `check`.")
+    ] = DEFAULT_MODEL,
+    width: Annotated[int | None, typer.Option(min=1, help="Of a model of ours.", show_default=False)] = None,
+    heads: Annotated[int | None, typer.Option(min=1, help="Of a model of ours.", show_default=False)] = None,
+    optimizer: Annotated[str, typer.Option(help="adamw, adam, sgd (momentum 0.9) or muon.")] = "adamw",
+    steps: Annotated[int, typer.Option(min=1, help="Of each cell.")] = 300,
+    batch_size: BatchSize = 4,
+    seq_len: SeqLen = 64,
+    text: Text = None,
+    device: Device = "cpu",
+    store: Annotated[Path, typer.Option(metavar="FILE", help="Where the cells are kept.")] = Path(
+        "map.sqlite"
+    ),
+    engine: Annotated[str, typer.Option(help="local (processes here) or ray (a cluster).")] = "local",
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes; as many as cores by default.", show_default=False)
+    ] = None,
+    stack: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Cells trained at once in a process; measured by default.", show_default=False
+        ),
+    ] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(help="Of the Ray cluster.", show_default=False),
+    ] = None,
+    early_stop: Annotated[
+        bool, typer.Option("--early-stop/--no-early-stop", help="Stop cells that are certain to fail.")
+    ] = True,
+    retry_crashed: Annotated[
+        bool, typer.Option("--retry-crashed", help="Try the cells again that crashed before.")
+    ] = False,
+    format: Annotated[Format, typer.Option(help="On stdout: text, json, or html, the page.")] = Format.TEXT,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="The page.", show_default=False),
+    ] = None,
+    png: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The picture alone.", show_default=False)
+    ] = None,
+    parquet: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Cells and curves (extra: parquet).", show_default=False),
+    ] = None,
+) -> int:
+    """Train every combination of scheme, depth, rate, warm-up and seed, and draw where they train.
+
+    Each cell is trained once. Run the same command again after a Ctrl-C, a crash or a reboot, and it goes on; run
+    it twice at once, and the two share the cells; give more values, and it trains what is new. Without --schemes,
+    --depths, --inits and --lrs it shows what --store has. The page goes to --output, beside the store by default.
+
+    A run trains when the mean loss of its last 20 steps is 0.1 nats under the unigram entropy of the text.
+    """
+    from normscope.maps import Grid, Store, run_map
+    from normscope.maps.export import require_pyarrow
+    from normscope.maps.grid import counts, rates, with_options, words
+    from normscope.maps.grid import seeds as seed_list
+    from normscope.train import RunConfig, TrialConfig
+
+    output = store.with_suffix(".html") if output is None else output
+    for path in (output, png, parquet):
+        require_writable(path)
+    if parquet is not None:
+        require_pyarrow()
+    if schemes is depths is lrs is inits is None:
+        with Store(store, reading=True) as kept:
+            show(kept, format, output, png, parquet)
+        return 0
+    with redirect_stdout(sys.stderr), quiet_libraries():
+        base = RunConfig(
+            model=with_options(model, width=width, heads=heads),
+            text=None if text is None else str(text.resolve()),
+            batch_size=batch_size,
+            seq_len=seq_len,
+            validation=0.0,
+            device=device,
+            trial=TrialConfig(optimizer=optimizer, steps=steps),
+        )
+        cells = Grid(
+            base=base,
+            schemes=words("--schemes", schemes) if schemes else (),
+            depths=counts("--depths", depths, least=1) if depths else (),
+            inits=words("--inits", inits) if inits else (),
+            lrs=rates(lrs) if lrs else (base.trial.lr,),
+            warmups=counts("--warmups", warmups),
+            seeds=seed_list(seeds),
+        ).cells
+    with Store(store) as kept:
+        interrupted = False
+        if retry_crashed:
+            kept.retry_crashed()
+        try:
+            with redirect_stdout(sys.stderr), quiet_libraries(), map_progress(steps) as progress:
+                run_map(
+                    kept,
+                    cells,
+                    engine=engine,
+                    workers=workers,
+                    stack=stack,
+                    early_stop=early_stop,
+                    ray_address=ray_address,
+                    progress=progress,
+                )
+        except KeyboardInterrupt:
+            interrupted = True
+            print("normscope: interrupted; the same command goes on from here", file=sys.stderr)
+        if kept.note("settings") is not None:
+            kept.put("command", shlex.join(["normscope", *sys.argv[1:]]))
+            show(kept, format, output, png, parquet)
+    return 130 if interrupted else 0
+
+
+def show(store: "Store", format: Format, output: Path, png: Path | None, parquet: Path | None) -> None:
+    """What the store has: on stdout in `format`, and in the files."""
+    from normscope.maps.export import to_json, write_parquet
+    from normscope.maps.page import Sheet, render_page, render_png
+
+    settings = store.note("settings")
+    if settings is None:
+        raise UsageError(f'store "{store.path}" (empty)', "a map that was begun", "give --schemes and --lrs")
+    sheet = Sheet(store.records(), settings, store.counts(), store.note("stack"), store.note("command") or "")
+    page = render_page(sheet)
+    write(page, output)
+    if png is not None:
+        _write_picture(render_png(sheet), png)
+    if parquet is not None:
+        write_parquet(sheet, parquet)
+    if format is Format.TEXT:
+        _print(sheet)
+    else:
+        sys.stdout.write(page if format is Format.HTML else to_json(sheet) + "\n")
+    print(f"The page: {output}", file=sys.stderr)
+
+
+def _write_picture(picture: bytes, path: Path) -> None:
+    try:
+        path.write_bytes(picture)
+    except OSError as error:
+        raise UsageError(
+            f"--png {path} ({error.strerror or error})", "a file that can be written", "name another"
+        ) from error
+
+
+def _print(sheet: "Sheet") -> None:
+    from rich.console import Console
+
+    from normscope.maps.words import summary, terminal_table
+
+    console = Console(highlight=False)
+    for line in summary(sheet.table, sheet.counts, sheet.settings):
+        console.print(line, soft_wrap=True)
+    console.print(terminal_table(sheet.table))

@@ -1,0 +1,78 @@
+"""How far a map is: a bar on a terminal, a line now and then in a pipe."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from normscope.maps import Counts
+
+LINE_SECONDS = 30.0  # between two lines in a pipe
+
+
+@contextmanager
+def map_progress(steps: int) -> Iterator[Callable[["Counts"], None]]:
+    """A `progress(counts)` for cells of `steps` steps: cells done, of how many, what they say, time left."""
+    clock = Clock(steps)
+    if not sys.stderr.isatty():
+        yield _in_lines(clock)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    columns = (BarColumn(bar_width=30), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("measuring how many cells to train at once", total=None)
+
+        def show(counts: "Counts") -> None:
+            total, done = counts.total * steps, clock.done(counts)
+            bar.update(task, description=clock.line(counts), completed=done, total=total)
+
+        yield show
+
+
+class Clock:
+    """The time that is left, from the steps taken since the first look."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._began: tuple[float, float] | None = None
+
+    def done(self, counts: "Counts") -> float:
+        """Steps behind us; a cell that was stopped or crashed has all of them."""
+        return (counts.done + counts.crashed) * self._steps + counts.steps
+
+    def line(self, counts: "Counts") -> str:
+        """Where the map stands."""
+        now, done = time.monotonic(), self.done(counts)
+        self._began = self._began or (now, done)
+        since, first = self._began
+        left = counts.total * self._steps - done
+        rate = (done - first) / (now - since) if now > since else 0.0
+        said = f"{counts.done} of {counts.total} cells, {counts.trains} train, {counts.fails} fail"
+        if counts.crashed:
+            said += f", {counts.crashed} crashed"
+        return said + (f", about {duration(left / rate)} left" if rate > 0 and left > 0 else "")
+
+
+def duration(seconds: float) -> str:
+    """40 s, 12 min, 3.5 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _in_lines(clock: Clock) -> Callable[["Counts"], None]:
+    """A line on stderr at the start, at the end, and now and then between."""
+    said = -LINE_SECONDS
+
+    def show(counts: "Counts") -> None:
+        nonlocal said
+        line = clock.line(counts)
+        if counts.is_finished or time.monotonic() - said > LINE_SECONDS:
+            said = time.monotonic()
+            print(f"map: {line}", file=sys.stderr, flush=True)
+
+    return show

@@ -1,0 +1,88 @@
+"""Every loss curve of a map: a small plot a scheme, warm-up and depth, a line a cell, the rate as colour."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from normscope.maps.draw import FAINT, INK, SOFT
+from normscope.maps.table import Panel, Point, Table
+from normscope.maps.words import short
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MOST_PLOTS = 80  # beyond, the page would take longer to draw than people would look at it
+MOST_VERTICES = 60  # of a curve, each the mean of the steps about it
+
+
+def draw_curves(table: Table) -> "Figure | None":
+    """The figure, within `rc_context(style())`; None where there is nothing to draw, or too much."""
+    from matplotlib.figure import Figure
+
+    plots = len(table.panels) * len(table.depths)
+    if plots > MOST_PLOTS or not any(point.done for point in table.points):
+        return None
+    size = (0.8 + 1.9 * len(table.panels), 0.9 + 1.35 * len(table.depths))
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(len(table.depths), len(table.panels), squeeze=False, sharex=True, sharey=True)
+    top = _ceiling(table)
+    for column, panel in enumerate(table.panels):
+        for y, row in enumerate(reversed(panel.points)):
+            _draw_plot(axes[y, column], row, table, top)
+        axes[0, column].set_title(_title(panel, table), fontsize=9.5, fontweight="bold", loc="left")
+        axes[-1, column].set_xlabel("step")
+    for y, depth in enumerate(reversed(table.depths)):
+        axes[y, 0].set_ylabel("loss" if depth is None else f"{depth} blocks\nloss")
+    _draw_key(figure, axes, table)
+    return figure
+
+
+def _title(panel: Panel, table: Table) -> str:
+    several = len({other.warmup for other in table.panels}) > 1
+    return f"{panel.title}, {panel.subtitle}" if several else panel.title
+
+
+def _ceiling(table: Table) -> float:
+    """Where plots end: losses far above those of a fresh model are cut off."""
+    first = [r.result.losses[0] for p in table.points for r in p.done if r.result and r.result.losses]
+    return 1.15 * float(np.median([loss for loss in first if np.isfinite(loss)] or [6.0]))
+
+
+def _draw_plot(place: "Axes", row: Sequence[Point], table: Table, top: float) -> None:
+    for x, point in enumerate(row):
+        for record in point.done:
+            assert record.result is not None
+            place.plot(*thinned(record.result.losses), color=_colour(x, table), linewidth=0.9, alpha=0.9)
+    if table.unigram_entropy is not None:
+        place.axhline(table.unigram_entropy, color=INK, linewidth=0.8, linestyle=(0, (4, 2)))
+        place.set_ylim(max(0.0, table.unigram_entropy - 1.5), top)
+    place.tick_params(length=2, labelsize=7, color=SOFT)
+    place.grid(axis="y", color=FAINT, linewidth=0.4)
+    for side in ("top", "right"):
+        place.spines[side].set_visible(False)
+
+
+def thinned(losses: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Steps and means of stretches of a curve, few enough to draw; what is not finite is left out."""
+    values = np.asarray(losses, dtype=float)
+    values = values[np.isfinite(values)]
+    parts = np.array_split(np.arange(len(values)), min(MOST_VERTICES, max(1, len(values))))
+    parts = [part for part in parts if len(part)]
+    return [float(part.mean()) + 1 for part in parts], [float(values[part].mean()) for part in parts]
+
+
+def _colour(x: int, table: Table) -> tuple[float, float, float, float]:
+    from matplotlib import colormaps
+
+    return colormaps["plasma"](0.92 * x / max(1, len(table.rates) - 1))
+
+
+def _draw_key(figure: "Figure", axes: np.ndarray, table: Table) -> None:
+    from matplotlib.lines import Line2D
+
+    lines = [Line2D([], [], color=_colour(x, table), label=short(rate)) for x, rate in enumerate(table.rates)]
+    if table.unigram_entropy is not None:
+        lines.append(Line2D([], [], color=INK, linestyle=(0, (4, 2)), label="unigram entropy"))
+    figure.legend(handles=lines, loc="outside lower center", ncols=min(9, len(lines)), frameon=False)

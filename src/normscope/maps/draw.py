@@ -1,0 +1,169 @@
+"""The picture of a map: one panel a scheme and warm-up, rate across, depth up, loss as colour.
+
+Blue is under the unigram entropy, orange above: told apart by people who see no red or no green too. What
+matters does not hang on colour: a dot says that every seed trains, a fraction how many, a cross that the loss
+was not finite, and the line is the largest rate that trains.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from normscope.maps.table import Panel, Point, Table, edge
+from normscope.maps.words import short
+from normscope.train import MARGIN
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap, Normalize
+    from matplotlib.figure import Figure
+
+INK, SOFT, FAINT, PAPER, CARD = "#1d2127", "#626a75", "#d9d6cf", "#fbfaf7", "#ffffff"
+DIVERGING = (
+    *("#08306b", "#1f5fa8", "#4f94cd", "#a3c8e6", "#f1efea"),
+    *("#f3c48b", "#e8973e", "#bf5b17", "#7f2704"),
+)
+FONTS = ["DejaVu Sans"]
+MOST_COLUMNS = 5
+CELL_INCHES = (0.42, 0.42)
+LEAST_WIDTH = 6.8  # inches, for the words under the scale
+
+
+def style() -> Any:
+    """matplotlib's settings for both figures, for `rc_context`."""
+    return {
+        "font.family": FONTS, "font.size": 8.5, "text.color": INK, "axes.edgecolor": FAINT,
+        "axes.labelcolor": SOFT, "xtick.color": SOFT, "ytick.color": SOFT, "axes.linewidth": 0.8,
+        "svg.fonttype": "none", "svg.hashsalt": "normscope", "hatch.linewidth": 0.6, "hatch.color": FAINT,
+        "figure.facecolor": PAPER, "savefig.facecolor": PAPER,
+    }  # fmt: skip
+
+
+def draw_map(table: Table) -> "Figure":
+    """The figure; within `rc_context(style())`. Cells have the ids cell-0, cell-1, …, by panel and row."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    columns = column_count(table.panels)
+    rows = -(-len(table.panels) // columns)
+    inner = (CELL_INCHES[0] * max(4, len(table.rates)), CELL_INCHES[1] * max(2, len(table.depths)))
+    size = (max(LEAST_WIDTH, 0.75 + columns * (inner[0] + 0.35)), 1.1 + rows * (inner[1] + 0.95))
+    figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(wspace=0.03, hspace=0.06))
+    axes = figure.subplots(rows, columns, squeeze=False, sharey=True)
+    colours, norm = palette(), scale(table.points)
+    first = 0
+    for place, panel in zip(axes.flat, table.panels, strict=False):
+        _draw_panel(place, panel, table, colours, norm, first)
+        first += len(table.rates) * len(table.depths)
+    for place in axes.flat[len(table.panels) :]:
+        place.set_axis_off()
+    for place in axes[:, 0]:
+        if table.depths != (None,):
+            place.set_ylabel("depth (blocks)")
+    _draw_scale(figure, axes, ScalarMappable(norm, colours), table)
+    return figure
+
+
+def column_count(panels: Sequence[Panel]) -> int:
+    """One column a scheme where there are few, so that warm-ups stand under one another."""
+    across = len({(panel.scheme, panel.init) for panel in panels})
+    return max(1, across if across <= MOST_COLUMNS else min(MOST_COLUMNS, len(panels)))
+
+
+def palette() -> "Colormap":
+    """From well under the unigram entropy to well above."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("normscope", DIVERGING)
+
+
+def scale(points: Sequence[Point]) -> "Normalize":
+    """Centred on the unigram entropy; each side as long as the losses need, within bounds."""
+    from matplotlib.colors import TwoSlopeNorm
+
+    found = [point.excess for point in points if math.isfinite(point.excess)] or [0.0]
+    return TwoSlopeNorm(0.0, vmin=min(-0.3, min(found)), vmax=min(2.0, max(0.5, max(found))))
+
+
+def _draw_panel(
+    place: "Axes", panel: Panel, table: Table, colours: "Colormap", norm: "Normalize", first: int
+) -> None:
+    from matplotlib.patches import Rectangle
+
+    for y, row in enumerate(panel.points):
+        for x, point in enumerate(row):
+            patch = Rectangle((x - 0.5, y - 0.5), 1, 1, linewidth=1.2, edgecolor=PAPER)
+            patch.set_gid(f"cell-{first + y * len(row) + x}")
+            _fill(patch, point, colours, norm)
+            place.add_patch(patch)
+            _mark(place, x, y, point, patch.get_facecolor())
+    _draw_edge(place, panel)
+    place.set(xlim=(-0.5, len(table.rates) - 0.5), ylim=(-0.5, len(table.depths) - 0.5))
+    place.set_title(panel.title, loc="left", fontsize=11, fontweight="bold", pad=16)
+    place.text(0, 1.02, panel.subtitle, transform=place.transAxes, color=SOFT, va="bottom")
+    every = -(-len(table.rates) // 8)
+    place.set_xticks(range(0, len(table.rates), every), [short(r) for r in table.rates[::every]], rotation=45)
+    place.set_yticks(range(len(table.depths)), ["" if d is None else str(d) for d in table.depths])
+    place.tick_params(length=0, labelleft=True)
+    place.set_xlabel("learning rate", labelpad=1)
+    for spine in place.spines.values():
+        spine.set_visible(False)
+
+
+def _fill(patch: Any, point: Point, colours: "Colormap", norm: "Normalize") -> None:
+    if point.verdict in ("missing", "crashed"):
+        patch.set(facecolor=CARD, hatch="////" if point.verdict == "missing" else "xxxx")
+        patch.set_edgecolor(FAINT)
+        patch.set_linewidth(0.6)
+    else:
+        patch.set_facecolor(colours(norm(min(point.excess, float(norm.vmax or 0)))))
+
+
+def _mark(place: "Axes", x: int, y: int, point: Point, face: Any) -> None:
+    ink = CARD if 0.3 * face[0] + 0.59 * face[1] + 0.11 * face[2] < 0.55 else INK
+    how: dict[str, Any] = {"ha": "center", "va": "center", "color": ink, "clip_on": True}
+    if point.verdict == "trains":
+        place.plot([x], [y], "o", markersize=3.2, color=ink)
+    elif point.verdict == "mixed":
+        place.text(x, y, f"{point.trained}/{len(point.done)}", fontsize=7, **how)
+    elif point.verdict == "fails" and not math.isfinite(point.excess):
+        place.plot([x], [y], "x", markersize=5, color=ink, markeredgewidth=1.3)
+    elif point.verdict == "crashed":
+        place.text(x, y, "!", fontsize=9, fontweight="bold", **how | {"color": INK})
+
+
+def _draw_edge(place: "Axes", panel: Panel) -> None:
+    """A line to the right of the largest rate that trains, depth by depth, where anything is known."""
+    xs: list[float] = []
+    ys: list[float] = []
+    for y, row in enumerate(panel.points):
+        if not any(point.done for point in row):
+            continue
+        largest = edge(row)
+        x = -0.5 if largest is None else [point.lr for point in row].index(largest) + 0.5
+        xs += [x, x]
+        ys += [y - 0.5, y + 0.5]
+    place.plot(xs, ys, color=CARD, linewidth=4.2, solid_joinstyle="miter", clip_on=False, zorder=4)
+    place.plot(xs, ys, color=INK, linewidth=2.2, solid_joinstyle="miter", clip_on=False, zorder=5)
+
+
+def _draw_scale(figure: "Figure", axes: Any, mappable: Any, table: Table) -> None:
+    bar = figure.colorbar(
+        mappable, ax=axes, location="bottom", shrink=0.55, aspect=42, extend="max", pad=0.03, fraction=0.05
+    )
+    low, high = bar.norm.vmin or -1.0, bar.norm.vmax or 1.0
+    below = [low * share for share in (1.0, 0.5)]
+    above = [high * share for share in (0.5, 1.0)]
+    bar.set_ticks([*below, 0.0, *above], labels=[f"{v:+.2f}".replace("-", "−") for v in [*below, 0, *above]])
+    bar.ax.axvline(0.0, color=INK, linewidth=1.8)
+    bar.ax.axvline(-MARGIN, color=INK, linewidth=0.9, linestyle=(0, (2, 1.5)))
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(length=2)
+    entropy = table.unigram_entropy
+    said = "" if entropy is None else f" ({entropy:.2f} nats)"
+    bar.set_label(
+        f"loss at the end less the unigram entropy{said}; dashed: {MARGIN:g} under it, where a run trains\n"
+        "● every seed trains    1/2 one of two does    × not finite    hatched: missing\n"
+        "thick line: the largest rate that trains"
+    )

@@ -1,0 +1,131 @@
+"""The page of a map, one self-contained HTML file, and its picture as PNG."""
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from normscope.maps.curves import draw_curves
+from normscope.maps.draw import draw_map, style
+from normscope.maps.store import Counts, Record
+from normscope.maps.table import Table, edge, excess, tabulate
+from normscope.maps.words import described, short, signed, told
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PNG_DOTS = 180  # an inch
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """All that is shown of a map.
+
+    Attributes:
+        records: of its cells.
+        settings: what they have in common.
+        counts: where the map stands.
+        stack: how many cells were trained at once, and what that was measured to cost.
+        command: what to type for the same map, or "".
+    """
+
+    records: Sequence[Record]
+    settings: Mapping[str, Any]
+    counts: Counts
+    stack: Mapping[str, Any] | None = None
+    command: str = ""
+
+    @property
+    def table(self) -> Table:
+        """The cells by place."""
+        return tabulate(self.records)
+
+    @property
+    def versions(self) -> list[str]:
+        """Of everything that cells were trained with."""
+        found = (record.result.versions for record in self.records if record.result)
+        return sorted({", ".join(f"{name} {version}" for name, version in each.items()) for each in found})
+
+
+def render_png(sheet: Sheet) -> bytes:
+    """The picture."""
+    from matplotlib import rc_context
+
+    with rc_context(style()):
+        figure = draw_map(sheet.table)
+        picture = io.BytesIO()
+        figure.savefig(picture, format="png", dpi=PNG_DOTS, metadata={"Software": None})
+    return picture.getvalue()
+
+
+def render_page(sheet: Sheet) -> str:
+    """The page: picture with what is known of each cell under the pointer, edges, curves, table.
+
+    The same map gives the same text. Every name in it is escaped; it runs no script and loads nothing.
+    """
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+    from matplotlib import rc_context
+
+    table = sheet.table
+    with rc_context(style()):
+        picture = _with_titles(_svg(draw_map(table)), table)
+        curves = draw_curves(table)
+        lines = None if curves is None else _svg(curves)
+    source = (files("normscope.maps") / "templates" / "map.html").read_text(encoding="utf-8")
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.from_string(source).render(
+        sheet=sheet,
+        table=table,
+        lead=lead(table, sheet.counts),
+        facts=described(sheet.settings),
+        picture=Markup(picture),
+        curves=None if lines is None else Markup(lines),
+        wrong=table.stops_that_were_wrong,
+        edge=edge,
+        excess=excess,
+        short=short,
+        signed=signed,
+    )
+
+
+def lead(table: Table, counts: Counts) -> str:
+    """The one sentence that matters: how deep each scheme trains at any of the rates."""
+    said = []
+    for panel in table.panels:
+        depths = [row[0].depth for row in panel.points if edge(row) is not None]
+        rates = [rate for row in panel.points if (rate := edge(row)) is not None]
+        name = panel.title + (f" with {panel.subtitle}" if panel.warmup else "")
+        if not rates:
+            said.append(f"{name} at none of the rates")
+        elif depths[-1] is None:
+            said.append(f"{name} up to {short(rates[0])}")
+        else:
+            said.append(f"{name} to {depths[-1]} blocks")
+    if not counts.done:
+        return "No cell is done yet."
+    left = "" if counts.is_finished else f" {counts.waiting + counts.claimed} cells are still to be trained."
+    return f"What trains: {'; '.join(said)}.{left}"
+
+
+def _svg(figure: "Figure") -> str:
+    """A figure as an SVG element; ids are its own, sizes follow the page."""
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    _, _, element = text.getvalue().partition("<svg")
+    return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', "", "<svg" + element, count=1)
+
+
+def _with_titles(svg: str, table: Table) -> str:
+    """Each cell with what is known of it, which a browser shows under the pointer."""
+    words = [told(panel, point) for panel in table.panels for row in panel.points for point in row]
+
+    def titled(match: re.Match) -> str:
+        return f"{match[0]}<title>{escape(words[int(match[1])])}</title>"
+
+    return re.sub(r'<g id="cell-(\d+)">', titled, svg)

@@ -1,0 +1,113 @@
+"""A map in words: numbers short, settings in one line, the table of a terminal."""
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from normscope.maps.table import Panel, Point, Table, edge, excess
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    from normscope.maps.store import Counts
+
+
+def short(rate: float) -> str:
+    """A rate as people write it: 3e-4, 2.6e-3, 3e-2, 0.5."""
+    if rate >= 0.1:
+        return f"{rate:.2g}"
+    mantissa, exponent = f"{rate:.1e}".split("e")
+    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
+
+
+def signed(nats: float) -> str:
+    """Nats above or under the unigram entropy."""
+    return f"{nats:+.2f}".replace("-", "−") if math.isfinite(nats) else "not finite"
+
+
+def described(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What all cells have in common, for people."""
+    options = {name.removeprefix("model "): v for name, v in settings.items() if name.startswith("model ")}
+    model = ", ".join([str(settings["model"]), *(f"{name} {value}" for name, value in options.items())])
+    trial = f"{settings['optimizer']}, {settings['steps']} steps"
+    extras = {
+        "weight_decay": "weight decay {}", "clip": "gradients clipped at {}", "eps": "ε {}",
+    }  # fmt: skip
+    for name, words in extras.items():
+        if settings.get(name) is not None:
+            trial += ", " + words.format(settings[name])
+    if settings.get("schedule") != "constant":
+        trial += f", {settings['schedule']} schedule"
+    if settings.get("precision") != "float32":
+        trial += f", {settings['precision']}"
+    if settings.get("accumulation", 1) != 1:
+        trial += f", {settings['accumulation']} batches a step"
+    data, _, _ = str(settings["data"]).rpartition(", ")
+    return [("model", model), ("training", trial), ("data", data), ("device", str(settings["device"]))]
+
+
+def told(panel: Panel, point: Point) -> str:
+    """What is known of a point, seed by seed."""
+    depth = "" if point.depth is None else f", {point.depth} blocks"
+    lines = [f"{panel.title}{depth}, rate {short(point.lr)}, {panel.subtitle}: {point.verdict}"]
+    for record in point.records:
+        if record.result is None:
+            why = f": {record.reason}" if record.state == "crashed" else ""
+            lines.append(f"seed {record.cell.seed}: {record.state}{why}")
+            continue
+        stopped = " and stopped" if record.result.stopped else ""
+        certain = record.result.certain
+        end = f"; {certain} after {record.result.certain_at} steps{stopped}" if certain else ""
+        lines.append(f"seed {record.cell.seed}: {record.result.verdict}, {signed(excess(record))} nats{end}")
+    return "\n".join(lines if point.records else [*lines, "not in the store"])
+
+
+def terminal_table(table: Table) -> "RichTable":
+    """Panels and depths down, rates across: nats from the unigram entropy, and the largest rate."""
+    from rich.table import Table as RichTable
+
+    shown = RichTable(box=None, pad_edge=False, header_style="bold")
+    shown.add_column("scheme")
+    shown.add_column("warm-up", justify="right")
+    shown.add_column("depth", justify="right")
+    for rate in table.rates:
+        shown.add_column(short(rate), justify="right")
+    shown.add_column("largest", justify="right")
+    for panel in table.panels:
+        for row in panel.points:
+            largest = edge(row)
+            shown.add_row(
+                panel.title,
+                str(panel.warmup),
+                "" if row[0].depth is None else str(row[0].depth),
+                *map(_cell, row),
+                "none" if largest is None else short(largest),
+                end_section=row is panel.points[-1],
+            )
+    return shown
+
+
+def _cell(point: Point) -> "Text":
+    from rich.text import Text
+
+    style = {"trains": "bold blue", "mixed": "magenta", "fails": "yellow"}.get(point.verdict, "dim")
+    if point.verdict in ("missing", "crashed"):
+        return Text({"missing": "·", "crashed": "crash"}[point.verdict], style)
+    mark = {"trains": "●", "mixed": "◐", "fails": "○"}[point.verdict]
+    nats = signed(point.excess) if math.isfinite(point.excess) else "nan"
+    return Text(f"{mark}{nats}", style)
+
+
+def summary(table: Table, counts: "Counts", settings: Mapping[str, Any]) -> list[str]:
+    """The lines above the table of a terminal."""
+    entropy = "" if table.unigram_entropy is None else f" ({table.unigram_entropy:.2f} nats)"
+    lines = [f"{name:<9} {words}" for name, words in described(settings)]
+    done = f"{counts.done} of {counts.total} done, {counts.trains} train, {counts.fails} fail"
+    crashed = f", {counts.crashed} crashed" if counts.crashed else ""
+    return [
+        *lines,
+        f"{'cells':<9} {done}{crashed}; seeds {', '.join(map(str, table.seeds))}",
+        f"{'figures':<9} nats from the unigram entropy{entropy}; ● trains, ◐ some seeds do, ○ fails",
+        "",
+    ]
