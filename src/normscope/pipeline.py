@@ -22,16 +22,20 @@ from normscope.probes import (
     Budget,
     Forecast,
     ForecastInterrupted,
+    LadderForecast,
+    LadderInterrupted,
     Measurement,
     Measurements,
     Spending,
     forecast,
+    forecast_ladder,
     forecast_measurements,
     measure_jacobian,
     not_measured,
 )
 from normscope.report import Report
 from normscope.rules import Context, Finding, judge, matches, parse_codes, verdict
+from normscope.rules.remedies import RemediesInterrupted, Rescue, try_remedies
 from normscope.subjects import Batch, LossFn, Subject, make_subject, untouched
 from normscope.subjects.memory import is_out_of_memory, memory_refusals
 from normscope.train import TrialConfig
@@ -57,9 +61,13 @@ class _Run:
     spending: Spending
     select: tuple[str, ...]
     ignore: tuple[str, ...]
+    rates: tuple[float, ...]
+    try_remedies: bool
     anatomy: Anatomy = field(default_factory=lambda: Anatomy(()))
     measurements: Measurements = field(default_factory=Measurements)
     forecast: Forecast | None = None
+    ladder: LadderForecast | None = None
+    remedies: Rescue | None = None
     notes: list[str] = field(default_factory=list)
     interrupted: bool = False
     cost: dict[str, float] = field(default_factory=dict)
@@ -91,6 +99,8 @@ class _Run:
             anatomy=self.anatomy,
             measurements=self.measurements,
             forecast=self.forecast,
+            ladder=self.ladder,
+            remedies=self.remedies,
             findings=tuple(found),
             verdict=verdict(found, interrupted=self.interrupted),
             budget=self.spending.to_dict(),
@@ -108,6 +118,8 @@ def check(
     lr: float = 3e-4,
     warmup: int = 0,
     steps: int = 20,
+    forecast_rates: Iterable[float] = (),
+    try_remedies: bool = False,
     budget: str = "standard",
     seed: int = 0,
     batch_size: int = 4,
@@ -126,6 +138,8 @@ def check(
         loss_fn: `loss_fn(output, batch)` → scalar.
         optimizer: "adamw", "adam", "sgd" or "muon", for the forecast.
         lr, warmup, steps: the intended learning rate and linear warm-up, and how many real steps to take.
+        forecast_rates: forecast the run at each of these learning rates too, and whether it needs a warm-up.
+        try_remedies: where the forecast fails, forecast the run with each remedy and rank what rescues it.
         budget: what Jacobians may cost: "fast", "standard" or "deep"; the report accounts for it.
         seed: of the batches and the dropout.
         batch_size, seq_len, text: of the input that is made when `batch` is None.
@@ -151,22 +165,42 @@ def check(
         subject = make_subject(
             model_or_subject, batch, loss_fn, seed=seed, batch_size=batch_size, seq_len=seq_len, text=text
         )
-    run = _Run(subject, config, Spending(account), parse_codes(select), parse_codes(ignore))
+    rates = tuple(forecast_rates)
+    _require_steps(steps, rates, try_remedies)
+    run = _Run(
+        subject, config, Spending(account), parse_codes(select), parse_codes(ignore), rates, try_remedies
+    )
     with only_once():
         try:
             with untouched(subject.model), memory_refusals(subject.spec):
                 _measure(run, progress or (lambda stage, done, total: None), reraise)
         except KeyboardInterrupt as stop:
-            if isinstance(stop, ForecastInterrupted):
-                run.forecast = stop.forecast
+            _keep(run, stop)
             run.interrupted = True
             run.notes.append("interrupted: what follows is what was measured until then")
             raise CheckInterrupted(run.report()) from stop
         return run.report()
 
 
+def _require_steps(steps: int, rates: tuple[float, ...], remedies: bool) -> None:
+    """UsageError before the long work where trials are asked for and not to take a step."""
+    if steps == 0 and (rates or remedies):
+        what = "forecast_rates" if rates else "try_remedies"
+        raise UsageError(f"{what} with steps=0", "real steps to try", "use steps=20, the default")
+
+
+def _keep(run: _Run, stop: KeyboardInterrupt) -> None:
+    """What an interrupted trial had seen."""
+    if isinstance(stop, ForecastInterrupted):
+        run.forecast = stop.forecast
+    elif isinstance(stop, LadderInterrupted):
+        run.ladder = stop.ladder
+    elif isinstance(stop, RemediesInterrupted):
+        run.remedies = stop.rescue
+
+
 def _measure(run: _Run, progress: Progress, reraise: bool) -> None:
-    total = len(PROBES) + 2
+    total = len(PROBES) + 2 + bool(run.rates) + run.try_remedies
     progress("anatomy", 0, total)
     with run.timed("anatomy"):
         run.anatomy = read_anatomy(run.subject)
@@ -176,16 +210,42 @@ def _measure(run: _Run, progress: Progress, reraise: bool) -> None:
         progress(name, done, total)
         with run.timed(name):
             run.measurements.extend(_probed(name, probe, run, reraise))
-    progress("forecast", total - 1, total)
+    _try_out(run, progress, len(PROBES) + 1, total)
+    progress("done", total, total)
+
+
+def _try_out(run: _Run, progress: Progress, done: int, total: int) -> None:
+    """The trials: the run as it is intended, then other rates, then remedies."""
+    progress("forecast", done, total)
     with run.timed("forecast"):
         run.forecast = forecast(
             run.subject,
             run.anatomy,
             run.config,
-            lambda step, steps: progress(f"forecast, step {step} of {steps}", total - 1, total),
+            lambda step, steps: progress(f"forecast, step {step} of {steps}", done, total),
         )
         run.measurements.extend(forecast_measurements(run.forecast))
-    progress("done", total, total)
+    if run.rates and run.forecast.outcome != "not measured":
+        done += 1
+        progress("rates", done, total)
+        with run.timed("rates"):
+            run.ladder = forecast_ladder(
+                run.subject,
+                run.anatomy,
+                run.config,
+                run.rates,
+                lambda step, steps: progress(f"rates, step {step} of {steps}", done, total),
+            )
+    if run.try_remedies:
+        progress("remedies", done + 1, total)
+        with run.timed("remedies"):
+            run.remedies = try_remedies(
+                run.subject,
+                run.anatomy,
+                run.config,
+                run.forecast,
+                lambda words, number, count: progress(f"{words} ({number + 1} of {count})", done + 1, total),
+            )
 
 
 def _probed(

@@ -23,6 +23,8 @@ KEYS = [
     "anatomy",
     "measurements",
     "forecast",
+    "ladder",
+    "remedies",
     "findings",
     "verdict",
     "cost",

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from normscope.anatomy import Anatomy
-from normscope.probes import Forecast, Measurements
+from normscope.probes import Forecast, LadderForecast, Measurements
 from normscope.rules import Finding, Severity, Verdict
+from normscope.rules.remedies import Rescue
 
 SCHEMA = "normscope.report/1"
 
@@ -23,6 +24,8 @@ class Report:
         input: what was fed, in words.
         seed, device, versions: what it takes to run it again; `versions` by package name.
         anatomy, measurements, forecast: what was read, measured and tried (None: no trial was asked for).
+        ladder: the same run at other learning rates; None where that was not asked for.
+        remedies: what rescues the run; None where that was not asked for.
         findings: the gravest first, as `judge` orders them.
         verdict: "will fail", "at risk" or "healthy", from the findings; "interrupted" in place of "healthy"
             where the check did not come to its end.
@@ -44,6 +47,8 @@ class Report:
     cost: Mapping[str, float] = field(default_factory=dict)
     budget: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    ladder: LadderForecast | None = None
+    remedies: Rescue | None = None
     schema: str = SCHEMA
 
     def to_dict(self) -> dict[str, Any]:
@@ -62,6 +67,8 @@ class Report:
             "anatomy": self.anatomy.to_dict(),
             "measurements": [m.to_dict() for m in self.measurements],
             "forecast": None if self.forecast is None else self.forecast.to_dict(),
+            "ladder": None if self.ladder is None else self.ladder.to_dict(),
+            "remedies": None if self.remedies is None else self.remedies.to_dict(),
             "findings": [finding.to_dict() for finding in self.findings],
             "verdict": self.verdict,
             "cost": dict(self.cost),

@@ -29,6 +29,7 @@ class Finding:
         threshold: the rule's limit in words and figures.
         source: paper or measurement the threshold comes from.
         remedy: what a person can do now.
+        remedies: names of those that `check(…, try_remedies=True)` can try against it.
     """
 
     code: str
@@ -40,6 +41,7 @@ class Finding:
     threshold: str = ""
     source: str = ""
     remedy: str = ""
+    remedies: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """As the report's JSON has it."""
@@ -53,4 +55,5 @@ class Finding:
             "threshold": self.threshold,
             "source": self.source,
             "remedy": self.remedy,
+            "remedies": list(self.remedies),
         }

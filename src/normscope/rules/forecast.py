@@ -28,6 +28,7 @@ from normscope.rules.trial import evidence, sentence
         Warm up over at least 100 steps, lower the rate by 3 to 10 times, or lay the norms inside the
         branches.
     """,
+    remedies=("pre-ln", "deepnorm", "small-init", "output-bias", "warm-up", "lower-rate", "much-lower-rate"),
 )
 def plateau(case: Case) -> Iterator[Hit]:
     if forecast := _with_outcome(case, "plateau"):
@@ -52,6 +53,7 @@ def plateau(case: Case) -> Iterator[Hit]:
     remedy="""
         Train with a linear warm-up (--warmup 500 or more), or lower the rate.
     """,
+    remedies=("warm-up", "lower-rate"),
 )
 def needs_warmup(case: Case) -> Iterator[Hit]:
     if forecast := _with_outcome(case, "needs-warmup"):
@@ -75,6 +77,7 @@ def needs_warmup(case: Case) -> Iterator[Hit]:
     remedy="""
         Lower the rate by 3 to 10 times, warm up, and clip the gradient norm at 1.
     """,
+    remedies=("lower-rate", "much-lower-rate", "warm-up", "clip", "adam-eps", "small-init", "qk-norm"),
 )
 def diverges(case: Case) -> Iterator[Hit]:
     forecast = _with_outcome(case, "diverges")

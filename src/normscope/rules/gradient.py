@@ -37,6 +37,7 @@ APART = 1e-4
         Give the gradient a path beside the norms (Pre-LN, or DeepNorm's α on the skip), and check that no
         gain or gate starts at zero between stream and loss.
     """,
+    remedies=("pre-ln", "deepnorm"),
 )
 def gradient_vanish(case: Case) -> Iterator[Hit]:
     for stack in case.anatomy.stacks:
@@ -65,6 +66,7 @@ def gradient_vanish(case: Case) -> Iterator[Hit]:
         Normalise the branches' input, start the branches small (output projections × 1/√(2L)), normalise q
         and k where logits grow; clip the gradient at 1 meanwhile.
     """,
+    remedies=("branch-scale", "qk-norm", "clip"),
 )
 def gradient_explode(case: Case) -> Iterator[Hit]:
     for stack in case.anatomy.stacks:
@@ -97,6 +99,7 @@ def gradient_explode(case: Case) -> Iterator[Hit]:
         start. Where they are apart, the logits are too small at the start: larger W_Q and W_K, or a larger
         input to them.
     """,
+    remedies=("deepnorm", "small-init"),
 )
 def qk_starved(case: Case) -> Iterator[Hit]:
     shares = qk_shares(case)

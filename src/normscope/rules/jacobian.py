@@ -33,6 +33,7 @@ DECADES = 2.0
         the branches' entry, smaller initial output projections, and an ε that is small beside the
         variances it guards (NS505).
     """,
+    remedies=("deepnorm", "branch-scale", "norm-eps"),
 )
 def gain_spread(case: Case) -> Iterator[Hit]:
     gains = case.finite("jacobian/contraction")

@@ -43,6 +43,7 @@ def _in(case: Case, dtype: str) -> Severity:
         Train in bfloat16, which has float32's range; or keep the residual stream and the norms in float32,
         and bring embedding scale and output projections down.
     """,
+    remedies=("branch-scale",),
 )
 def float16_overflow(case: Case) -> Iterator[Hit]:
     bits = case.finite("precision/float16-headroom")
@@ -102,6 +103,7 @@ def float16_underflow(case: Case) -> Iterator[Hit]:
         Keep weights, norms, softmax and the residual stream in float32 under autocast; look for the block
         with the lowest cosine and for a collapse (NS202) above it.
     """,
+    remedies=("norms-float32",),
 )
 def bfloat16_direction(case: Case) -> Iterator[Hit]:
     cosines = case.finite("precision/bfloat16-cosine")
@@ -127,6 +129,7 @@ def bfloat16_direction(case: Case) -> Iterator[Hit]:
     """,
     source="IEEE 754 binary16; BERT's configuration, layer_norm_eps = 1e-12.",
     remedy="Use ε = 1e-5 (1e-6 for RMSNorm), or keep the norms in float32.",
+    remedies=("norm-eps", "norms-float32"),
 )
 def eps_small(case: Case) -> Iterator[Hit]:
     eps = case.finite("precision/eps")
@@ -152,6 +155,7 @@ def eps_small(case: Case) -> Iterator[Hit]:
     """,
     source="The closed form of the norm's Jacobian; the figures in docs/thresholds.md.",
     remedy="Lower ε (1e-6), or scale what enters the norm up: larger embeddings, larger branch outputs.",
+    remedies=("norm-eps",),
 )
 def eps_large(case: Case) -> Iterator[Hit]:
     ratios = case.finite("precision/eps-ratio-median")

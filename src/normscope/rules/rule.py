@@ -86,6 +86,7 @@ class Rule:
         threshold: the limit in words, with the constants of the code in it.
         source: the paper, with its arXiv number, or the measurement that the threshold comes from.
         remedy: what a person can do.
+        remedies: names of `REMEDIES` that do some of it on a copy.
         judge: the function; it yields nothing where the figures it needs were not measured.
     """
 
@@ -96,6 +97,7 @@ class Rule:
     threshold: str
     source: str
     remedy: str
+    remedies: tuple[str, ...]
     judge: Judge
 
     def findings(self, case: Case) -> Iterator[Finding]:
@@ -111,6 +113,7 @@ class Rule:
                 self.threshold,
                 self.source,
                 hit.remedy or self.remedy,
+                self.remedies,
             )
 
 
@@ -119,7 +122,15 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(
-    code: str, name: str, *, summary: str, why: str, threshold: str, source: str, remedy: str
+    code: str,
+    name: str,
+    *,
+    summary: str,
+    why: str,
+    threshold: str,
+    source: str,
+    remedy: str,
+    remedies: tuple[str, ...] = (),
 ) -> Callable[[Judge], Rule]:
     """Enter the decorated function into `RULES`. Line breaks and indents of the texts do not count."""
 
@@ -127,7 +138,15 @@ def rule(
         assert code not in RULES, f"{code} is taken by {RULES[code].name}"
         assert name not in {r.name for r in RULES.values()}, f"{name} is taken"
         RULES[code] = Rule(
-            code, name, _line(summary), _line(why), _line(threshold), _line(source), _line(remedy), judge
+            code,
+            name,
+            _line(summary),
+            _line(why),
+            _line(threshold),
+            _line(source),
+            _line(remedy),
+            remedies,
+            judge,
         )
         return RULES[code]
 

@@ -41,6 +41,7 @@ _HALF, _QUARTER = 4, 8  # fewest blocks for which a half, a quarter of a stack m
         Normalise the branches' input (Pre-LN) or output (Peri-LN); or start the branches small: output
         projections × 1/√(2L) as GPT-2, or a learnt scale that starts at zero (ReZero).
     """,
+    remedies=("pre-ln", "branch-scale", "small-init"),
 )
 def stream_growth(case: Case) -> Iterator[Hit]:
     rms = case.finite("stream/rms")
@@ -81,6 +82,16 @@ def stream_growth(case: Case) -> Iterator[Hit]:
         or lower the rate by 3 to 10 times, or warm up; beyond 12 Post-LN blocks scale the skip as DeepNorm
         does.
     """,
+    remedies=(
+        "pre-ln",
+        "deepnorm",
+        "small-init",
+        "branch-scale",
+        "output-bias",
+        "warm-up",
+        "lower-rate",
+        "much-lower-rate",
+    ),
 )
 def tokens_collapse(case: Case) -> Iterator[Hit]:
     if case.forecast is not None and case.forecast.outcome == "collapses":
@@ -202,6 +213,7 @@ def branch_decline(case: Case) -> Iterator[Hit]:
         Divide the logits by √d_h, start W_Q and W_K smaller, normalise q and k (QK-norm), or soft-cap the
         logits.
     """,
+    remedies=("qk-norm", "small-init"),
 )
 def attention_saturated(case: Case) -> Iterator[Hit]:
     entropy = case.finite("attention/entropy")

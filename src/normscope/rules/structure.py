@@ -40,6 +40,7 @@ POST_LN_REMEDIES = frozenset({"deepnorm", "admin", "b2t", "keel", "residual-dual
         norm=nn.LayerNorm(d)); or keep Post-LN and scale it as DeepNorm does: α = (2L)^¼ on the skip, β =
         (8L)^-¼ on the value, output and feed-forward weights. Up to 12 blocks a warm-up is enough.
     """,
+    remedies=("pre-ln", "deepnorm", "small-init", "warm-up"),
 )
 def post_ln_deep(case: Case) -> Iterator[Hit]:
     ratios = case.finite("branch/update-ratio")
@@ -93,6 +94,7 @@ def _plain_post(branch: Branch) -> bool:
         Put a norm after the last block: nn.TransformerEncoder(layer, L, norm=nn.LayerNorm(d)), or x =
         self.final_norm(x) before the head.
     """,
+    remedies=("final-norm",),
 )
 def missing_final_norm(case: Case) -> Iterator[Hit]:
     rms = case.finite("stream/rms")
