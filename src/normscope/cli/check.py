@@ -49,6 +49,24 @@ def command(
     lr: Annotated[float, typer.Option(help="The learning rate of the intended run.")] = 3e-4,
     warmup: Annotated[int, typer.Option(min=0, help="Its linear warm-up, in steps.")] = 0,
     steps: Annotated[int, typer.Option(min=0, help="Real steps to try on a copy; 0: no forecast.")] = 20,
+    forecast: Annotated[
+        bool,
+        typer.Option("--forecast", help="Try a ladder of learning rates too, and whether warm-up helps."),
+    ] = False,
+    rates: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RATES",
+            help="Its rungs: 1e-5:3e-2:8 (first:last:count) or 1e-4,3e-4; by default nine around --lr.",
+            show_default=False,
+        ),
+    ] = None,
+    try_remedies: Annotated[
+        bool,
+        typer.Option(
+            "--try-remedies", help="Where the run will fail: try each remedy, rank what rescues it."
+        ),
+    ] = False,
     budget: Annotated[
         Budget, typer.Option(help="What Jacobians may cost: seconds, a few training steps, minutes.")
     ] = Budget.STANDARD,
@@ -100,6 +118,8 @@ def command(
                 lr=lr,
                 warmup=warmup,
                 steps=steps,
+                forecast_rates=_rungs(forecast, rates, lr),
+                try_remedies=try_remedies,
                 budget=budget,
                 seed=seed,
                 select=select,
@@ -112,6 +132,21 @@ def command(
             print("normscope: interrupted; this is what was measured until then", file=sys.stderr)
     show(report, format, output)
     return 130 if interrupted else exit_status(report, fail_on)
+
+
+def _rungs(wanted: bool, given: str | None, lr: float) -> list[float]:
+    """The learning rates of the ladder: those that were given, else some around `lr`; none where not wanted."""
+    if given is not None:
+        from normscope.maps.grid import rates
+
+        return rates(given, "--rates")
+    return ladder_around(lr) if wanted else []
+
+
+def ladder_around(lr: float) -> list[float]:
+    """`lr` and four rates on each side, 10^⅓ apart, between 1e-5 and 3e-2."""
+    around = [float(f"{lr * 10 ** (step / 3):.3g}") for step in range(-4, 5) if step]
+    return sorted([lr, *(rate for rate in around if 1e-5 <= rate <= 3e-2)])
 
 
 def show(report: "Report", format: Format, output: Output) -> None:

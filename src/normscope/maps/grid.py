@@ -130,7 +130,7 @@ def spell(name: str, options: dict[str, Any]) -> str:
     return ",".join([f"nn:{name}", *words])
 
 
-def rates(text: str) -> list[float]:
+def rates(text: str, option: str = "--lrs") -> list[float]:
     """`1e-4,3e-4` or `1e-4:3e-2:8`: eight rates from 1e-4 to 3e-2, each times the same from the one before.
 
     Rates of a range are rounded to three digits, so that ranges that share a rate share its cells.
@@ -139,14 +139,15 @@ def rates(text: str) -> list[float]:
         UsageError: no such list, or a rate that is not positive.
     """
     found: list[float] = []
-    for part in _parts("--lrs", text):
+    for part in _parts(option, text):
         first, *rest = part.split(":")
         if not rest:
-            found.append(_positive(first, text))
+            found.append(_positive(option, first, text))
             continue
         if len(rest) != 2:
-            raise UsageError(f'--lrs "{text}"', "FIRST:LAST:COUNT in a range", "write 1e-4:3e-2:8")
-        low, high, count = _positive(first, text), _positive(rest[0], text), _count("--lrs", rest[1], text, 2)
+            raise UsageError(f'{option} "{text}"', "FIRST:LAST:COUNT in a range", "write 1e-4:3e-2:8")
+        low, high = (_positive(option, word, text) for word in (first, rest[0]))
+        count = _count(option, rest[1], text, 2)
         found += [float(f"{low * (high / low) ** (i / (count - 1)):.3g}") for i in range(count)]
     return found
 
@@ -182,10 +183,10 @@ def _parts(option: str, text: str) -> list[str]:
     return parts
 
 
-def _positive(word: str, text: str) -> float:
+def _positive(option: str, word: str, text: str) -> float:
     rate = _number(float, word)
     if rate is None or not 0 < rate < float("inf"):
-        raise UsageError(f'learning rate "{word}" of --lrs "{text}"', "a positive number", "try 3e-4")
+        raise UsageError(f'learning rate "{word}" of {option} "{text}"', "a positive number", "try 3e-4")
     return rate
 
 
