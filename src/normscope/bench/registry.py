@@ -7,6 +7,7 @@ from normscope.bench.check import bench_check
 from normscope.bench.nn import bench_nn
 from normscope.bench.slopes import bench_slopes
 from normscope.bench.spectra import bench_spectra
+from normscope.bench.train import bench_train
 from normscope.errors import UsageError, suggest
 
 Row = dict[str, Any]
@@ -17,6 +18,7 @@ BENCHES: dict[str, Callable[[], list[Row]]] = {
     "nn": bench_nn,
     "slopes": bench_slopes,
     "spectra": bench_spectra,
+    "train": bench_train,
 }
 
 

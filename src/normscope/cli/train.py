@@ -150,7 +150,7 @@ def _run(
     validate_every: int | None,
     parallel: str | None,
 ) -> "Summary | None":
-    from normscope.cli.train_view import watching
+    from normscope.train.view import watching
     from normscope.train.finish import sample, whole_model, write_model
     from normscope.train.joined import joined
     from normscope.train.prepare import prepared

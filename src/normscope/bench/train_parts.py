@@ -1,0 +1,82 @@
+"""The part of `bench train` that is a process: `python -m normscope.bench.train_parts WIDTH,DEPTH,ROUNDS`."""
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from normscope.bench.process import circumstances
+from normscope.subjects.text import load_text
+from normscope.train import RunConfig, Trial
+from normscope.train.prepare import prepared
+from normscope.train.view import Lines
+
+BATCH, TOKENS = 4, 64
+WARM = 10
+"""Steps not counted."""
+
+
+def plain_loop(model: nn.Module, data: Tensor) -> Callable[[], float]:
+    """A step as one writes it by hand."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+
+    def step() -> float:
+        starts = torch.randint(len(data) - TOKENS, (BATCH,))
+        x = torch.stack([data[i : i + TOKENS] for i in starts])
+        y = torch.stack([data[i + 1 : i + 1 + TOKENS] for i in starts])
+        optimizer.zero_grad()
+        logits = model(x).logits
+        loss = F.cross_entropy(logits.flatten(0, 1), y.flatten())
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
+class Turns:
+    """An observer that takes a plain step after each of ours, and the time of both."""
+
+    def __init__(self, plain: Callable[[], float]) -> None:
+        self._plain = plain
+        self.ours: list[float] = []
+        self.plain: list[float] = []
+        self._left = 0.0
+
+    def __call__(self, trial: Trial) -> None:
+        """The time since the last call is our step's."""
+        came = time.perf_counter()
+        self._plain()
+        ended = time.perf_counter()
+        if trial.step > WARM:
+            self.ours.append(came - self._left)
+            self.plain.append(ended - came)
+        self._left = time.perf_counter()
+
+
+def measure(width: int, depth: int, rounds: int) -> dict[str, Any]:
+    """Seconds of each step, ours and plain."""
+    model = f"nn:decoder,width={width},depth={depth}"
+    config = RunConfig.from_dict({"model": model, "validation": 0.0, "steps": WARM + rounds})
+    with tempfile.TemporaryDirectory() as folder, redirect_stderr(StringIO()):
+        text = load_text()
+        data = torch.from_numpy(text.read(0, len(text)).astype("int64"))
+        turns, view = Turns(plain_loop(config.subject().model, data)), Lines()
+        with prepared(config, folder=Path(folder) / "run", observers=[view, turns]) as run:
+            view.watch(run)
+            run.go()
+    return {"model": model, "ours": turns.ours, "plain": turns.plain, **circumstances()}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(json.dumps(measure(*map(int, sys.argv[1].split(",")))))
