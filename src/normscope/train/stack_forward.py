@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 LossOf = Callable[[nn.Module, Any], Tensor]
@@ -119,6 +120,9 @@ class _FoldedAttention(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention:
             return _attend(*args, **(kwargs or {}))
+        if func is F.multi_head_attention_forward:  # what it calls in turn does not come by here
+            with sdpa_kernel(SDPBackend.MATH):
+                return func(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 

@@ -46,6 +46,8 @@ def _tried(model: nn.Module, batch: Any, loss: LossOf) -> str | None:
         losses.sum().backward()
     except Exception as error:  # whatever the model's code raises under vmap: its words are the answer
         return f"{type(error).__name__} under torch.vmap: {str(error).strip().splitlines()[0]}"
+    if all(p.grad is None for p in parameters.values()):
+        return "its loss does not reach the weights of the model that it is handed"
     gradient = torch.cat([_gradient(p)[0].flatten() for p in parameters.values() if p.requires_grad])
     (loss_alone, gradient_alone), (again, _) = _alone(called, model, batch), _alone(called, model, batch)
     if not torch.equal(loss_alone, again):
@@ -81,6 +83,8 @@ def unlike(models: Sequence[nn.Module], configs: Sequence[TrialConfig]) -> str |
         values = {getattr(config, name) for config in configs}
         if len(values) > 1:
             return f"{name} is one of {', '.join(map(str, sorted(values)))}"
+    if len({id(model) for model in models}) < len(models):
+        return "a module is given twice"
     first = _shape(models[0])
     for model in models[1:]:
         other = _shape(model)
@@ -96,8 +100,9 @@ def _shape(model: nn.Module) -> dict[str, Any]:
     """What a replica's code depends on beside the values of its parameters and buffers, by name."""
     shape: dict[str, Any] = {}
     for path, module in model.named_modules():
-        shape[f"{path}.type"] = type(module)
-        shape |= {f"{path}.{name}": value for name, value in vars(module).items() if _is_plain(value)}
+        at = f"{path}." if path else ""
+        shape[f"{at}type"] = type(module)
+        shape |= {f"{at}{name}": value for name, value in vars(module).items() if _is_plain(value)}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         shape[name] = (tuple(tensor.shape), tensor.dtype, tensor.device, tensor.requires_grad)
     return shape
