@@ -1,4 +1,4 @@
-"""A replica of a stack follows the lone trial of the same config: schemes × optimisers × settings × models."""
+"""A replica of a stack follows the lone trial of its config: schemes, optimisers, settings, models."""
 
 import copy
 import itertools
@@ -86,7 +86,7 @@ SINGLE = (  # transformers take the loss in float32, where two ways of adding di
 )
 
 
-@pytest.mark.parametrize("spec", (*MODELS, *SINGLE))
+@pytest.mark.parametrize("spec", [*MODELS, *SINGLE])
 def test_every_kind_of_model(spec: str) -> None:
     made = trials_of(many_trials, spec, CONFIGS)
     assert isinstance(made, TrialStack)
