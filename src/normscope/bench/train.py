@@ -2,9 +2,9 @@
 
 Ours is a whole turn of `Run.go`: the batch, the step in `Trial`, the line in `losses.jsonl`, the checks for
 Ctrl-C and for a checkpoint that is due, the view of a pipe. Theirs is what one writes by hand: a batch of
-random windows, `zero_grad`, forward, loss, `backward`, AdamW, `loss.item()`. They take turns within one process
-and one thread, so that a slow spell of the machine falls on both; the figure is the median over the rounds of
-the ratio of two steps of a round.
+random windows, `zero_grad`, forward, loss, `backward`, AdamW, `loss.item()`. They take turns in one process,
+one thread, so that a slow spell of the machine falls on both; the figure is the median over the rounds of the
+ratio of two steps of a round.
 """
 
 import statistics
