@@ -17,13 +17,17 @@ LINES = ("c-ink", "c-a", "c-c", "c-b", "c-d")
 
 @dataclass(frozen=True)
 class Curve:
-    """A named line; `ys` may hold None (not measured), NaN and infinities, which become gaps and marks."""
+    """A named line; `ys` may hold None (not measured), NaN and infinities, which become gaps and marks.
+
+    With `label` false its name stands under the pointer alone, not at its end.
+    """
 
     name: str
     css: str
     xs: Sequence[float]
     ys: Sequence[float | None]
     dashed: bool = False
+    label: bool = True
 
 
 @dataclass(frozen=True)
@@ -132,7 +136,7 @@ def _curve(curve: Curve, across: Scale, up: Scale, taken: list[float], *, dots: 
             parts.append(svg.tag("path", d=path, class_=css))
         if len(run) == 1 or (dots and len(run) <= 64):
             parts += [svg.tag("circle", cx=x, cy=y, r=2.4, class_=f"dot {curve.css}") for x, y in run]
-    if any(runs):
+    if curve.label and any(runs):
         x, y = [run for run in runs if run][-1][-1]
         parts.append(svg.text(x + 7, _free(y, taken) + 3.5, svg.clip(curve.name, 11), f"end {curve.css}"))
     return parts
