@@ -51,7 +51,7 @@ def command(
     steps: Annotated[int, typer.Option(min=0, help="Real steps to try on a copy; 0: no forecast.")] = 20,
     forecast: Annotated[
         bool,
-        typer.Option("--forecast", help="Try a ladder of learning rates too, and whether warm-up helps."),
+        typer.Option("--forecast", help="Try other learning rates too, and whether warm-up helps."),
     ] = False,
     rates: Annotated[
         str | None,
@@ -63,9 +63,7 @@ def command(
     ] = None,
     try_remedies: Annotated[
         bool,
-        typer.Option(
-            "--try-remedies", help="Where the run will fail: try each remedy, rank what rescues it."
-        ),
+        typer.Option("--try-remedies", help="Where the run will fail, try the remedies and rank them."),
     ] = False,
     budget: Annotated[
         Budget, typer.Option(help="What Jacobians may cost: seconds, a few training steps, minutes.")
@@ -135,7 +133,7 @@ def command(
 
 
 def _rungs(wanted: bool, given: str | None, lr: float) -> list[float]:
-    """The learning rates of the ladder: those that were given, else some around `lr`; none where not wanted."""
+    """The ladder's rates: those that were given, else some around `lr`; none where not wanted."""
     if given is not None:
         from normscope.maps.grid import rates
 

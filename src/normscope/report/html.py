@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from normscope.anatomy import Stack
 from normscope.report.figures.branches import describe_join, draw_key
+from normscope.report.figures.ladder import ladder_charts, outcome_class
 from normscope.report.figures.layout import BlockPlace, Layout, StackPlace, lay_out
 from normscope.report.figures.ledger import Ledger
 from normscope.report.figures.rail import Spot, draw_rail, marks, place_findings
@@ -20,9 +21,11 @@ from normscope.report.figures.spectra import spectra
 from normscope.report.figures.tower import draw_towers
 from normscope.report.figures.tracks import draw_tracks
 from normscope.report.figures.trial import forecast_charts, single_looks
+from normscope.report.rescue import REACHES, ladder_words, last_figures, way_out
 from normscope.report.sites import compress
 from normscope.report.tables import cell, not_measured, number_sheets, tabulate
 from normscope.report.words import budget_in_words, norms_in_words
+from normscope.rules.remedies import REMEDIES
 
 CARD_CHARACTERS = 44
 """About how many characters a line of a finding's card holds beside the tower."""
@@ -72,6 +75,15 @@ def render_html(report: Any) -> str:
         by_number=spots,
         keys=_keys(layout),
         forecasts=forecast_charts(report.forecast, layout) if report.forecast else [],
+        ladder_charts=ladder_charts(report.ladder) if report.ladder else [],
+        ladder_words=sentence(ladder_words(report.ladder)) if report.ladder else "",
+        way_out=way_out(report.remedies.best) if report.remedies and report.remedies.best else "",
+        tried=[a for a in report.remedies.attempts if a.forecast] if report.remedies else [],
+        skipped=[a for a in report.remedies.attempts if not a.forecast] if report.remedies else [],
+        known_remedies=REMEDIES,
+        reaches=REACHES,
+        last_figures=last_figures,
+        outcome_class=outcome_class,
         looks=single_looks(report.forecast) if report.forecast else [],
         spectra=spectra(ledger, layout),
         numbers=number_sheets(report.anatomy, ledger.rows),

@@ -17,6 +17,7 @@ from normscope.anatomy import Stack
 from normscope.probes import Forecast
 from normscope.report.blocks import block_table
 from normscope.report.report import Report
+from normscope.report.rescue import ladder_table, ladder_words, remedies_table, remedies_words
 from normscope.report.sites import compress
 from normscope.report.words import budget_in_words, gains_in_words, norms_in_words
 from normscope.rules import Finding, figure
@@ -65,6 +66,7 @@ def _parts(report: Report, width: int) -> Iterator[RenderableType]:
     for finding in report.findings:
         yield Text("")
         yield from _finding(finding, width)
+    yield from _tried(report)
     for stack in report.anatomy.stacks:
         yield Text("")
         yield block_table(stack, report.measurements, width)
@@ -81,6 +83,23 @@ def _parts(report: Report, width: int) -> Iterator[RenderableType]:
     yield _labelled("cost", _cost_words(report.cost))
     if report.budget:
         yield _labelled("budget", budget_in_words(report.budget))
+
+
+def _tried(report: Report) -> Iterator[RenderableType]:
+    """What was tried beside the intended run: remedies, and other rates."""
+    if report.remedies is not None:
+        yield Text("")
+        for label, words in remedies_words(report.remedies):
+            yield _labelled(label, words)
+        if any(attempt.forecast is not None for attempt in report.remedies.attempts):
+            yield Text("")
+            yield remedies_table(report.remedies)
+    if report.ladder is not None:
+        yield Text("")
+        yield _labelled("rates", ladder_words(report.ladder))
+        if report.ladder.rungs:
+            yield Text("")
+            yield ladder_table(report.ladder)
 
 
 def _finding(finding: Finding, width: int) -> Iterator[RenderableType]:

@@ -1,0 +1,97 @@
+"""Other rates and remedies on a terminal: a line a rate, a line a remedy, and the way out."""
+
+from collections.abc import Iterator
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from normscope.probes import Forecast, LadderForecast
+from normscope.rules import figure
+from normscope.rules.remedies import REMEDIES, Attempt, Rescue
+
+OUTCOME_COLOURS = {
+    "trains": "green",
+    "rescues": "green",
+    "slow": "yellow",
+    "needs-warmup": "yellow",
+    "undecided": "yellow",
+    "collapses": "red",
+    "plateau": "red",
+    "diverges": "red",
+    "fails": "red",
+}
+REACHES = ("the run's settings", "the starting weights", "the model")
+"""What a remedy changes, by its reach."""
+_NOTHING = "–"
+
+
+def ladder_table(ladder: LadderForecast) -> Table:
+    """A line a rate: what comes of it, and what was seen at the end of its trial."""
+    table = _table("rate", "outcome", "loss", "diversity", figures=("loss", "diversity"))
+    for rung in ladder.rungs:
+        here = rung.lr == ladder.largest_rate
+        rate = Text(figure(rung.lr), style="bold" if here else "")
+        note = Text(" largest that trains", style="dim") if here else Text("")
+        table.add_row(rate, _coloured(rung.outcome) + note, *last_figures(rung))
+    return table
+
+
+def ladder_words(ladder: LadderForecast) -> str:
+    """The largest rate that trains, and what is known of a warm-up."""
+    trains = "none trains" if ladder.largest_rate is None else f"trains up to {figure(ladder.largest_rate)}"
+    return f"{len(ladder.rungs)} learning rates: {trains}; warm-up {ladder.warmup}"
+
+
+def remedies_table(rescue: Rescue) -> Table:
+    """A line a remedy that was tried, the best first."""
+    table = _table("remedy", "forecast", "loss", "diversity", "changes", figures=("loss", "diversity"))
+    for attempt in rescue.attempts:
+        if attempt.forecast is not None:
+            table.add_row(
+                Text(attempt.name, style="bold" if attempt is rescue.best else ""),
+                _coloured(attempt.status),
+                *last_figures(attempt.forecast),
+                Text(REACHES[attempt.reach], style="dim"),
+            )
+    return table
+
+
+def remedies_words(rescue: Rescue) -> Iterator[tuple[str, str]]:
+    """The way out, label and words; then what could not be tried and why."""
+    if rescue.best is not None:
+        yield "rescue", way_out(rescue.best)
+    elif not rescue.reason:
+        yield "rescue", "no remedy that was tried rescues this run"
+    if rescue.reason:
+        yield "rescue", rescue.reason
+    skipped = [a for a in rescue.attempts if a.forecast is None]
+    if skipped:
+        yield "skipped", "; ".join(f"{a.name} ({a.reason})" for a in skipped)
+
+
+def way_out(attempt: Attempt) -> str:
+    """What to do first, in words, with what a user writes."""
+    parts = [f"{REMEDIES[name].summary} {REMEDIES[name].code}" for name in attempt.names]
+    cost = "; ".join(REMEDIES[name].cost for name in attempt.names)
+    return f"{attempt.name}. {' '.join(parts)}. Costs {cost}."
+
+
+def _table(*columns: str, figures: tuple[str, ...]) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1))
+    for column in columns:
+        table.add_column(column, justify="right" if column in figures else "left", no_wrap=True)
+    return table
+
+
+def _coloured(word: str) -> Text:
+    return Text(word, style=OUTCOME_COLOURS.get(word, ""))
+
+
+def last_figures(forecast: Forecast) -> tuple[str, str]:
+    """Loss and token diversity of the last stack at the end of a trial."""
+    if not forecast.curve:
+        return _NOTHING, _NOTHING
+    last = forecast.curve[-1]
+    diversity = list(last.diversity.values())[-1:]
+    return figure(last.loss), figure(diversity[0]) if diversity else _NOTHING
