@@ -3,6 +3,7 @@
     python benchmarks/remedies.py train  pre-ln deepnorm    # the runs as they are, and with these remedies
     python benchmarks/remedies.py rank                      # forecast every remedy, train the first-ranked
     python benchmarks/remedies.py fill                      # train all the rest
+    python benchmarks/remedies.py tune                      # the cells that the order was set by, all of it
 
 Rows go to benchmarks/remedies.jsonl; what is there is not done again. `normscope bench remedies` shows what
 comes of them. `rank` after a change of the forecast: delete the rows of kind "forecast" first.
@@ -15,8 +16,8 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from normscope.bench.remedies import FILE, Kept, kept
-from normscope.bench.remedies_cells import Cell, held_out, read, settings_of, truth
+from normscope.bench.remedies import FILE, kept
+from normscope.bench.remedies_cells import Cell, held_out, read, settings_of, truth, tuning
 from normscope.probes import forecast
 from normscope.rules.remedies import REMEDIES, NotApplicable, try_remedies
 
@@ -83,6 +84,7 @@ def main() -> None:
     commands.add_parser("train").add_argument("names", nargs="*")
     commands.add_parser("rank")
     commands.add_parser("fill")
+    commands.add_parser("tune")
     options = parser.parse_args()
     cells = held_out()
     if options.command == "train":
@@ -90,7 +92,17 @@ def main() -> None:
     elif options.command == "rank":
         rank(cells)
     else:
-        train([c for c in cells if not Kept.trains(kept(), c, ())], [(name,) for name in REMEDIES])
+        _fill(tuning() if options.command == "tune" else cells)
+
+
+def _fill(cells: list[Cell]) -> None:
+    """Every remedy on every cell that fails."""
+    for cell in cells:
+        train([cell], [()])
+        if not kept().trains(cell, ()):
+            train([cell], [(name,) for name in REMEDIES])
+            if cell.tuning and kept().ranking(cell) is None:
+                _forecast(cell)
 
 
 if __name__ == "__main__":

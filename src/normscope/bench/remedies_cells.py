@@ -25,12 +25,16 @@ from normscope.train import (
 
 @dataclass(frozen=True)
 class Cell:
-    """One run: `model` is a MODEL spec, or "encoder,DEPTH,WIDTH" for `CausalEncoder`."""
+    """One run: `model` is a MODEL spec, or "encoder,DEPTH,WIDTH" for `CausalEncoder`.
+
+    `tuning` cells see the default text; the order of the remedies may have been set by them.
+    """
 
     model: str
     lr: float
     optimizer: str = "adamw"
     seed: int = 0
+    tuning: bool = False
 
     @property
     def words(self) -> str:
@@ -73,14 +77,25 @@ def _held_out() -> Iterable[tuple[str, float, str, int]]:
     yield f"hf:bert,{bert}", 1e-2, "adamw", 22
 
 
+def tuning() -> list[Cell]:
+    """Runs that the order of the remedies was set by: the default text, other widths and depths."""
+    ours = (("post", 6, 1e-2), ("post", 11, 2e-3), ("deepnorm", 7, 2e-2), ("pre", 5, 1e-1))
+    cells = [
+        Cell(f"nn:decoder,scheme={scheme},depth={depth},width=32,heads=2", lr, "adamw", 31, tuning=True)
+        for scheme, depth, lr in ours
+    ]
+    return [*cells, Cell("encoder,6,48", 1e-2, "adam", 32, tuning=True)]
+
+
 def subject_of(cell: Cell) -> Subject:
-    """The cell's model on the held-out text."""
+    """The cell's model on its text."""
+    text = None if cell.tuning else held_out_text()
     if not cell.model.startswith("encoder,"):
-        return load(cell.model, seed=cell.seed, text=held_out_text())
+        return load(cell.model, seed=cell.seed, text=text)
     depth, width = map(int, cell.model.split(",")[1:])
     torch.manual_seed(cell.seed)
     model = CausalEncoder(depth=depth, width=width)
-    return make_subject(model, seed=cell.seed, text=held_out_text())
+    return make_subject(model, seed=cell.seed, text=text)
 
 
 def settings_of(cell: Cell) -> TrialConfig:
