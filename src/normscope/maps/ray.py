@@ -1,0 +1,159 @@
+"""The Ray engine: crews as tasks of a Ray cluster, claimed and written down by this process alone.
+
+Workers read no store and need no shared disk, only normscope and the text under the same path. A worker that
+dies takes its crew back into the store, which has it tried again.
+"""
+
+import contextlib
+import importlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from normscope.errors import UsageError, describe
+from normscope.maps.cell import Cell, Result
+from normscope.maps.local import RefusedError
+from normscope.maps.owner import Owner
+from normscope.maps.store import Counts, Crew, Store
+from normscope.maps.training import train_group
+
+POLL_SECONDS = 0.5
+GPU_SHARE = 0.25
+"""Of a GPU for each task: Python, not the device, is what a small stack waits for."""
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What a task found: results, or one line on why there are none."""
+
+    results: tuple[Result, ...] = ()
+    refused: str | None = None
+    failed: str | None = None
+
+
+def run_ray(
+    store: Store,
+    *,
+    early_stop: bool = True,
+    address: str | None = None,
+    progress: Callable[[Counts], None] = lambda counts: None,
+) -> None:
+    """Train what waits in `store` on a Ray cluster, until every cell is done or given up.
+
+    Args:
+        address: of the cluster; None for RAY_ADDRESS, else the one that `ray start --head` started here, else
+            a cluster of this machine's cores that ends with the map.
+
+    Raises:
+        UsageError: Ray is not installed, no cluster is there, or the store or a cell cannot be used.
+    """
+    owner = Owner.here()
+    with _cluster(address) as ray:
+        tasks: dict[Any, Crew] = {}
+        try:
+            while not (counts := store.counts()).is_finished:
+                progress(counts)
+                store.beat(owner)
+                _fill(ray, store, owner, tasks, early_stop)
+                _gather(ray, store, owner, tasks)
+            progress(counts)
+        finally:
+            for task in tasks:
+                ray.cancel(task, force=True)
+            store.release(owner)
+
+
+def _fill(ray: Any, store: Store, owner: Owner, tasks: dict[Any, Crew], early_stop: bool) -> None:
+    """Submit crews for every place of the cluster, and one more: a cluster that grows looks at what waits."""
+    on_gpu = bool(tasks) and _on_gpu(next(iter(tasks.values())))
+    while len(tasks) <= _places(ray, on_gpu):
+        crew = store.claim(owner)
+        if crew is None:
+            return
+        on_gpu = _on_gpu(crew)
+        # A dead worker's crew goes back to the store, which counts: Ray itself does not try again.
+        options = {"num_cpus": 1, "num_gpus": GPU_SHARE if on_gpu else 0, "max_retries": 0}
+        task = ray.remote(train_crew).options(**options).remote(crew.cells, early_stop, os.getcwd())
+        tasks[task] = crew
+
+
+def _gather(ray: Any, store: Store, owner: Owner, tasks: dict[Any, Crew]) -> None:
+    """Write down what has ended within `POLL_SECONDS`."""
+    if not tasks:  # others hold what is left
+        time.sleep(POLL_SECONDS)
+        return
+    for task in ray.wait(list(tasks), num_returns=1, timeout=POLL_SECONDS)[0]:
+        crew = tasks.pop(task)
+        try:
+            outcome: _Outcome = ray.get(task)
+        except ray.exceptions.NodeDiedError:  # nothing that the cells can help
+            store.release(owner, crew)
+            continue
+        except ray.exceptions.RayError as error:
+            store.crash(owner, f"its Ray worker died: {describe(error)}", crew)
+            continue
+        if outcome.refused is not None:
+            raise RefusedError(outcome.refused)
+        if outcome.failed is not None:
+            store.crash(owner, outcome.failed, crew)
+        else:
+            store.finish(owner, crew, outcome.results)
+
+
+def train_crew(cells: Sequence[Cell], early_stop: bool, folder: str) -> _Outcome:
+    """Train a crew in a worker of the cluster, in the driver's folder where the worker has it too."""
+    import torch
+
+    with contextlib.suppress(FileNotFoundError):
+        os.chdir(folder)
+    torch.set_num_threads(1)
+    try:
+        return _Outcome(results=tuple(train_group(cells, early_stop=early_stop)))
+    except UsageError as error:
+        return _Outcome(refused=str(error))
+    except Exception as error:  # whatever a model can throw: the map goes on without the cell
+        return _Outcome(failed=describe(error))
+
+
+def _on_gpu(crew: Crew) -> bool:
+    return crew.cells[0].config.device.startswith("cuda")
+
+
+def _places(ray: Any, on_gpu: bool) -> int:
+    """How many tasks the cluster runs at once, as large as it is now."""
+    resources = ray.cluster_resources()
+    return int(resources.get("GPU", 0) / GPU_SHARE) if on_gpu else int(resources.get("CPU", 0))
+
+
+@contextlib.contextmanager
+def _cluster(address: str | None) -> Iterator[Any]:
+    """The `ray` package, connected."""
+    ray = require_ray()
+    try:
+        ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    except ConnectionError as error:
+        given = f"--ray-address {address}" if address else f"RAY_ADDRESS {os.environ.get('RAY_ADDRESS')}"
+        do = "start one with `ray start --head`, or leave the address out"
+        raise UsageError(given, "a Ray cluster that runs there", do) from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def require_ray() -> Any:
+    """The `ray` package, quiet and without telemetry.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns
+    try:
+        return importlib.import_module("ray")
+    except ImportError as error:
+        do = "install it with: pip install 'normscope[ray]', or use --engine local"
+        raise UsageError("engine 'ray'", "the package ray", do) from error

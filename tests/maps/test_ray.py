@@ -1,0 +1,134 @@
+"""The Ray engine against a real Ray on this machine: the same cells, the same bits, a worker killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from normscope.errors import UsageError
+from normscope.maps import Grid, Owner, Store, train_group
+from normscope.maps.ray import require_ray, run_ray, train_crew
+from normscope.train import RunConfig, TrialConfig
+
+pytest.importorskip("ray")
+DEADLINE = 120.0  # seconds that Ray may take on a busy machine
+
+
+def grid(steps: int, model: str = "nn:decoder,width=16,heads=2", lrs: Sequence[float] = (1e-3, 1e-2)) -> Grid:
+    base = RunConfig(
+        model=model, validation=0.0, batch_size=2, seq_len=16, trial=TrialConfig(steps=steps, seed=0)
+    )
+    return Grid(base=base, schemes=["post", "pre"], depths=[1], lrs=list(lrs))
+
+
+def enrolled(path: Path, grid: Grid) -> Path:
+    """A store in which each cell of `grid` waits as a crew of its own scheme."""
+    with Store(path) as store:
+        schemes = {cell.scheme for cell in grid.cells}
+        store.enrol([[c for c in grid.cells if c.scheme == scheme] for scheme in sorted(schemes)])
+    return path
+
+
+def driver(path: Path, *, address: str | None = None) -> subprocess.Popen:
+    """A process of its own that runs the engine, as `normscope map` does."""
+    code = (
+        "import sys; from pathlib import Path; from normscope.maps import Store; "
+        "from normscope.maps.ray import run_ray; "
+        "run_ray(Store(Path(sys.argv[1])), early_stop=False, address=sys.argv[2] or None)"
+    )
+    # Two places, however many cores there are: the engine starts a cluster of its own without an address.
+    environment = os.environ | {"RAY_OVERRIDE_NUM_CPUS": "2"}
+    environment.pop("RAY_ADDRESS", None)
+    return subprocess.Popen(
+        [sys.executable, "-c", code, str(path), address or ""], env=environment, stderr=subprocess.PIPE
+    )
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """Processes under `pid`, by the parents that the kernel tells."""
+    parents: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has ended meanwhile
+        parents.setdefault(int(fields[1]), []).append(int(stat.parent.name))
+    queue = [pid]
+    while queue:
+        children = parents.get(queue.pop(), [])
+        yield from children
+        queue += children
+
+
+def training(pid: int) -> int | None:
+    """A worker under `pid` that is in a task now; Ray writes the task into its title."""
+    for child in descendants(pid):
+        try:
+            title = Path(f"/proc/{child}/cmdline").read_text()
+        except OSError:
+            continue
+        if title.startswith("ray::") and "train_crew" in title:
+            return child
+    return None
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds the worker in /proc")
+def test_a_killed_workers_crew_is_run_again_and_comes_to_the_same_bits(tmp_path: Path) -> None:
+    cells = grid(steps=150)
+    path = enrolled(tmp_path / "map.sqlite", cells)
+    process = driver(path)
+    try:
+        started = time.monotonic()
+        while (victim := training(process.pid)) is None:
+            assert process.poll() is None, process.stderr and process.stderr.read().decode()
+            assert time.monotonic() - started < DEADLINE
+            time.sleep(0.05)
+        os.kill(victim, signal.SIGKILL)
+        _, said = process.communicate(timeout=DEADLINE)
+    finally:
+        process.kill()
+    assert process.returncode == 0, said.decode()
+    with Store(path, reading=True) as store:
+        counts, records = store.counts(), store.records()
+        outcomes = [outcome for _, outcome in store.attempts()]
+    assert counts.done == len(cells.cells)
+    assert outcomes.count("done") == len(cells.cells)
+    crashed = [outcome for outcome in outcomes if outcome != "done"]
+    assert len(crashed) == 2  # both cells of the crew
+    assert all("Ray worker died" in str(outcome) for outcome in crashed)
+    for scheme in ("post", "pre"):
+        crew = [record for record in records if record.cell.scheme == scheme]
+        alone = train_group([record.cell for record in crew], early_stop=False)
+        assert [record.result.losses for record in crew if record.result] == [r.losses for r in alone]
+
+
+def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageError, match=r"pip install 'normscope\[ray\]'"):
+        require_ray()
+    path = enrolled(tmp_path / "map.sqlite", grid(steps=1))
+    with Store(path) as store:
+        with pytest.raises(UsageError, match="ray"):
+            run_ray(store)
+        assert store.counts().waiting == 4
+        assert store.attempts() == []
+
+
+def test_ray_is_asked_for_no_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", sys)  # anything: what matters is set before the import
+    monkeypatch.delenv("RAY_USAGE_STATS_ENABLED", raising=False)
+    require_ray()
+    assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
+
+
+def test_what_a_task_says_of_cells_that_cannot_be_trained(tmp_path: Path) -> None:
+    images = grid(steps=1, model="nn:vision,width=16,heads=2,image=8").cells[:1]
+    refused = train_crew(images, False, str(tmp_path / "no such folder"))
+    assert refused.refused is not None
+    assert "vision" in refused.refused
+    assert refused.results == ()
