@@ -1,50 +1,195 @@
-"""The effect in two minutes: one model that will train and one that will not, read, measured and judged."""
+"""The effect in two minutes: a deep Transformer that does not train, and what rescues it."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+import json
+import math
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import IO
 
-from normscope.pipeline import Progress, check
-from normscope.report import Report
-from normscope.subjects import load
+from normscope.bench.demo_settings import CONDITIONS, Settings
+from normscope.bench.demo_worker import shelves
+from normscope.train import trains
+from normscope.train.truth import last_loss
 
-
-@dataclass(frozen=True)
-class Case:
-    """One model of the demo, with the run its user intends."""
-
-    title: str
-    model: str
-    optimizer: str
-    lr: float
-
-    @property
-    def command(self) -> str:
-        """What to type for the same report."""
-        return f"normscope check {self.model} --optimizer {self.optimizer} --lr {self.lr:g}"
+WORKERS = 2
+_POLL_SECONDS = 0.2  # how long a Ctrl-C may wait
+_EARLY = 25  # steps in which it is decided
 
 
-CASES = (
-    Case("GPT-2, 12 layers, random weights", "hf:gpt2", "adamw", 3e-4),
-    Case(
-        "nn.TransformerEncoder, 12 layers, Post-LN and Xavier weights as nn.Transformer gives them",
-        "normscope.bench.examples:post_ln",
-        "adam",
-        1e-3,
-    ),
-)
+@dataclass
+class Course:
+    """One run as far as it has come: its losses, and token diversity by step."""
+
+    losses: list[float] = field(default_factory=list)
+    looks: list[tuple[int, float]] = field(default_factory=list)
+
+    def smooth(self, window: int) -> list[tuple[int, float]]:
+        """Means of `window` losses, each at its last step."""
+        ends = range(window, len(self.losses) + 1, window)
+        return [(end, sum(self.losses[end - window : end]) / window) for end in ends]
 
 
-def run(
-    show: Callable[[Case, Report, Path], None],
-    folder: Path,
-    progress: Progress | None = None,
-    cases: tuple[Case, ...] = CASES,
-) -> None:
-    """Check each case, write its page into `folder`, and hand it to `show`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for case in cases:
-        report = check(load(case.model), optimizer=case.optimizer, lr=case.lr, progress=progress)
-        page = folder / f"{case.model.split(':')[-1]}.html"
-        report.to_html(page)
-        show(case, report, page)
+@dataclass
+class Story:
+    """What the demo has seen so far.
+
+    Attributes:
+        courses: by condition and seed.
+        seconds: since its start.
+        interrupted: whether Ctrl-C ended it.
+    """
+
+    settings: Settings
+    courses: dict[tuple[int, int], Course]
+    unigram_entropy: float | None = None
+    seconds: float = 0.0
+    interrupted: bool = False
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Story":
+        """One in which nothing has happened yet."""
+        cells = [(index, seed) for index in range(len(CONDITIONS)) for seed in settings.seeds]
+        return cls(settings, {cell: Course() for cell in cells})
+
+    def of_condition(self, index: int) -> list[Course]:
+        """Its runs, by seed."""
+        return [self.courses[index, seed] for seed in self.settings.seeds]
+
+    def step(self, index: int) -> int:
+        """How far all runs of a condition have come."""
+        return min(len(course.losses) for course in self.of_condition(index))
+
+    def verdicts(self, index: int) -> list[bool] | None:
+        """Whether each run of a condition trains; None before they have come to their end."""
+        if self.unigram_entropy is None or self.step(index) < self.settings.steps:
+            return None
+        return [trains(course.losses, self.unigram_entropy) for course in self.of_condition(index)]
+
+    def losses(self, index: int) -> list[float]:
+        """Mean of the last losses of each run of a condition; nan before the first."""
+        return [last_loss(course.losses) for course in self.of_condition(index)]
+
+    def diversities(self, index: int) -> list[float]:
+        """Token diversity of each run of a condition when it was last looked at."""
+        return [course.looks[-1][1] if course.looks else math.nan for course in self.of_condition(index)]
+
+    def hear(self, line: dict) -> None:
+        """Take in one line of a worker."""
+        if "unigram_entropy" in line:
+            self.unigram_entropy = line["unigram_entropy"]
+            return
+        course = self.courses[line["condition"], line["seed"]]
+        course.losses += line["losses"]
+        course.looks.append((len(course.losses), line["diversity"]))
+
+
+def run(settings: Settings, show: Callable[[Story], None]) -> Story:
+    """Train all conditions in `WORKERS` processes of one thread each; `show` is called as news come in.
+
+    Ctrl-C ends the processes and the story as it is then.
+
+    Raises:
+        RuntimeError: a process failed; with what it said.
+    """
+    story, start = Story.of(settings), time.perf_counter()
+    news: queue.Queue[str | None] = queue.Queue()
+    workers = [_started(share, settings, news) for share in _shares(settings)]
+    running = len(workers)
+    try:
+        while running:
+            try:
+                line = news.get(timeout=_POLL_SECONDS)
+            except queue.Empty:
+                line = ""
+            if line is None:
+                running -= 1
+            elif line:
+                story.hear(json.loads(line))
+            story.seconds = time.perf_counter() - start
+            if news.empty():
+                show(story)
+    except KeyboardInterrupt:
+        story.interrupted = True
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    for worker in workers:
+        if worker.returncode and not story.interrupted:
+            assert worker.stderr is not None
+            raise RuntimeError(f"a process of the demo failed:\n{worker.stderr.read()}")
+    return story
+
+
+def _shares(settings: Settings) -> list[list[int]]:
+    """Which conditions each process trains: the largest stack first, to the process with the least to do."""
+    stacks = sorted(shelves(range(len(CONDITIONS)), settings), key=len, reverse=True)
+    shares: list[list[int]] = [[] for _ in range(min(WORKERS, len(stacks)))]
+    for cells in stacks:
+        least = min(shares, key=len)
+        least += sorted({index for index, _ in cells})
+    return shares
+
+
+def _started(
+    conditions: Sequence[int], settings: Settings, news: "queue.Queue[str | None]"
+) -> subprocess.Popen[str]:
+    """A process in a session of its own, as Ctrl-C is for us alone; its lines go to `news`, then None."""
+    worker = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "normscope.bench.demo_worker",
+            settings.to_json(),
+            ",".join(map(str, conditions)),
+        ],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert worker.stdout is not None
+    threading.Thread(target=_read, args=(worker.stdout, news), daemon=True).start()
+    return worker
+
+
+def _read(lines: IO[str], news: "queue.Queue[str | None]") -> None:
+    for line in lines:
+        news.put(line)
+    news.put(None)
+
+
+def moral(story: Story) -> str:
+    """What is to be seen, from the figures that there are."""
+    settings, verdicts = story.settings, [story.verdicts(index) for index in range(len(CONDITIONS))]
+    early = [value for course in story.of_condition(0) for step, value in course.looks if step <= _EARLY]
+    depth = f"A Post-LN Transformer of {settings.depth} layers with Xavier weights at AdamW {settings.lr:g}"
+    if verdicts[0] is None or not early:
+        return f"{depth}: not at its end yet."
+    trained = sum(verdicts[0])
+    first = (
+        f"{depth} trains with {trained} of {len(settings.seeds)} seeds. Within {_EARLY} steps its tokens' "
+        f"diversity falls to {min(early):.0e}."
+    )
+    return " ".join([first, *_rescues(verdicts[1:])])
+
+
+def _rescues(verdicts: Sequence[list[bool] | None]) -> list[str]:
+    """A sentence on the changes that let every seed train, and one on those that let none."""
+    said = []
+    for words, wanted in (("Every seed trains", 1.0), ("No seed trains", 0.0)):
+        names = [
+            condition.change
+            for condition, each in zip(CONDITIONS[1:], verdicts, strict=True)
+            if each is not None and sum(each) / len(each) == wanted
+        ]
+        if names:
+            said.append(f"{words} with: {'; '.join(names)}.")
+    return said

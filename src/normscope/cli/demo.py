@@ -1,28 +1,70 @@
 """`normscope demo`: the effect in two minutes."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normscope.cli.progress import progress_bar, quiet_libraries
+from normscope.cli.options import write
 
 if TYPE_CHECKING:
-    from normscope.bench.demo import Case
-    from normscope.report import Report
+    from normscope.bench.demo import Story
+    from normscope.bench.demo_settings import Settings
 
 
 def command(
-    folder: Annotated[Path, typer.Option("--output", "-o", help="Where the two pages go.")] = Path("out"),
-) -> None:
-    """Two real models read, measured and judged: one that will train (GPT-2) and one that will not."""
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="PATH", help="Where the page goes.")
+    ] = Path("out/demo.html"),
+) -> int:
+    """A deep Transformer that does not train, why not, and what rescues it: 15 small runs, then a page.
+
+    Loss against the unigram line (what ignoring the context can reach), beside how much the tokens of the
+    last hidden state still differ. Ctrl-C shows what there is until then.
+    """
+    from normscope.bench.demo_settings import Settings
+
+    return tell(Settings(), output)
+
+
+def tell(settings: "Settings", output: Path) -> int:
+    """Run the demo with these settings, show it, and write its page; the exit status."""
     from normscope.bench import demo
-    from normscope.report import print_report
+    from normscope.bench.demo_page import render_page
 
-    def show(case: "Case", report: "Report", page: Path) -> None:
-        print(f"\n{case.title}\n$ {case.command}\n", flush=True)
-        print_report(report)
-        print(f"The page: {page}", flush=True)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    story = _watched(settings) if sys.stdout.isatty() else _listed(settings)
+    if story.interrupted:
+        print("normscope: interrupted; this is what was seen until then", file=sys.stderr)
+    if any(course.losses for course in story.courses.values()):
+        write(render_page(story), output)
+        print(f"{demo.moral(story)}\nThe page: {output}")
+    return 130 if story.interrupted else 0
 
-    with quiet_libraries(), progress_bar() as progress:
-        demo.run(show, folder, progress)
+
+def _watched(settings: "Settings") -> "Story":
+    """On a terminal: a picture that is drawn as it happens, and stays."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from normscope.bench import demo
+    from normscope.cli.demo_view import picture
+
+    console = Console()
+    with Live(console=console, refresh_per_second=4, vertical_overflow="visible") as live:
+        story = demo.run(settings, lambda story: live.update(picture(story, console.width)))
+        live.update(picture(story, console.width))
+    return story
+
+
+def _listed(settings: "Settings") -> "Story":
+    """In a pipe: a few lines on the way, and the table."""
+    from rich.console import Console
+
+    from normscope.bench import demo
+    from normscope.cli.demo_view import Lines, table
+
+    story = demo.run(settings, Lines())
+    Console(width=120).print(table(story))
+    return story

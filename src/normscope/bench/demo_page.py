@@ -1,0 +1,114 @@
+"""The page of the demo: both curves, the conditions, and what to type. One file, no network, no script."""
+
+import math
+from dataclasses import dataclass
+from importlib.resources import files
+
+from markupsafe import Markup
+
+from normscope.bench.demo import Story, moral
+from normscope.bench.demo_settings import CONDITIONS
+from normscope.report.figures.charts import Curve, Picture, chart
+from normscope.report.figures.scales import figure
+from normscope.train.truth import LAST, MARGIN
+
+COLOURS = ("c-c", "c-d", "c-a", "k-cross", "k-attn")
+_CEILING = 1.0  # nats above the unigram entropy: the fall from the start would flatten all else
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the table says of one condition."""
+
+    colour: str
+    name: str
+    change: str
+    losses: list[str]
+    diversities: list[str]
+    outcome: str
+    verdict: str
+    command: str
+
+
+def render_page(story: Story) -> str:
+    """The page of a story, also of one that is not at its end."""
+    from jinja2 import Environment, StrictUndefined
+
+    from normscope.pipeline import versions
+
+    here = files("normscope.bench") / "templates" / "demo.html"
+    style = files("normscope.report") / "templates" / "page.css"
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.from_string(here.read_text(encoding="utf-8")).render(
+        story=story,
+        settings=story.settings,
+        style=Markup(style.read_text(encoding="utf-8")),
+        moral=moral(story),
+        pictures=[_losses(story), _diversities(story)],
+        rows=[_row(story, index) for index in range(len(CONDITIONS))],
+        versions=", ".join(f"{name} {version}" for name, version in versions().items()),
+        last=LAST,
+        margin=MARGIN,
+    )
+
+
+def _row(story: Story, index: int) -> Row:
+    condition, verdicts = CONDITIONS[index], story.verdicts(index)
+    if verdicts is None:
+        outcome, verdict = f"step {story.step(index)} of {story.settings.steps}", "none"
+    else:
+        outcome = f"trains {sum(verdicts)} of {len(verdicts)}"
+        verdict = "fine" if all(verdicts) else "error" if not any(verdicts) else "warning"
+    return Row(
+        colour=COLOURS[index],
+        name=condition.name,
+        change=condition.change,
+        losses=[f"{loss:.2f}" for loss in story.losses(index) if not math.isnan(loss)],
+        diversities=[figure(value, 1) for value in story.diversities(index) if not math.isnan(value)],
+        outcome=outcome,
+        verdict=verdict,
+        command=condition.command(story.settings, story.settings.seeds[0]),
+    )
+
+
+def _losses(story: Story) -> Picture:
+    level = story.unigram_entropy
+    top = math.inf if level is None else level + _CEILING
+    curves = [
+        _curve(story, index, seed, [(x, y) for x, y in course.smooth(story.settings.look) if not y > top])
+        for (index, seed), course in story.courses.items()
+    ]
+    line = None if level is None else (level, "unigram")
+    drawing = chart(curves, label="Loss by step", x_label="step", log=False, level=line, dots=False)
+    about = (
+        f"Nats a byte, means of {story.settings.look} steps, each seed a line. Under the unigram line a "
+        "model has learnt more than how frequent each byte is."
+    )
+    return Picture("Loss", about, drawing)
+
+
+def _diversities(story: Story) -> Picture:
+    curves = [
+        _curve(story, index, seed, [(x, y) for x, y in course.looks])
+        for (index, seed), course in story.courses.items()
+    ]
+    drawing = chart(curves, label="Token diversity by step", x_label="step", log=True, dots=False)
+    about = (
+        "How much the tokens of one sequence still differ in the last hidden state: the share of its energy "
+        "that is not in their mean. Near 0 they are all the same, and attention has nothing to tell apart."
+    )
+    return Picture("Token diversity", about, drawing)
+
+
+def _curve(story: Story, index: int, seed: int, points: list[tuple[int, float]]) -> Curve:
+    """One seed's line; the middle one of its condition carries the name."""
+    seeds = story.settings.seeds
+    return Curve(
+        CONDITIONS[index].name,
+        COLOURS[index],
+        [float(x) for x, _ in points],
+        [y for _, y in points],
+        label=seed == seeds[len(seeds) // 2],
+    )

@@ -1,0 +1,129 @@
+"""How the demo looks in a terminal, and in a pipe."""
+
+import math
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from normscope.cli.plot import Axes, Line, plot
+
+if TYPE_CHECKING:
+    from normscope.bench.demo import Story
+
+COLOURS = ("red", "yellow", "cyan", "blue", "green")
+_HEIGHT, _NARROW = 13, 76
+_DEEPEST = -16  # what float32 leaves of a difference
+_EVERY = 100  # steps between two lines in a pipe
+
+
+def picture(story: "Story", width: int) -> Group:
+    """Loss against the unigram line, beside it token diversity, under both the conditions."""
+    beside = width >= _NARROW
+    each = (width - 3) // 2 if beside else width
+    panels = [_losses(story, each), _diversities(story, each)]
+    grid = Table.grid(padding=(0, 3, 0, 0))
+    if beside:
+        grid.add_row(*panels)
+    else:
+        for panel in panels:
+            grid.add_row(panel)
+    return Group(_head(story), Text(), grid, Text(), table(story))
+
+
+def _head(story: "Story") -> Text:
+    s = story.settings
+    words = (
+        f"{s.depth} layers, width {s.width}, AdamW at {s.lr:g}, {len(s.seeds)} seeds, bytes of Python source"
+    )
+    return Text.assemble(("normscope demo  ", "bold"), words, (f"  {story.seconds:.0f} s", "dim"))
+
+
+def _losses(story: "Story", width: int) -> Group:
+    unigram = story.unigram_entropy
+    courses = [(index, course.smooth(story.settings.look)) for (index, _), course in story.courses.items()]
+    values = [loss for _, points in courses for _, loss in points if math.isfinite(loss)]
+    level = unigram if unigram is not None else 3.0
+    low, high = min([level - 0.5, *values]) - 0.1, level + 0.6
+    ticks = [(level, "unigram", "white")] if unigram is not None else []
+    ticks += [
+        (tick, f"{tick:g}", "")
+        for tick in (2.0, 2.5, 3.0, 3.5)
+        if low < tick < high and abs(tick - level) > 0.2
+    ]
+    lines = [Line([(float(x), y) for x, y in points], COLOURS[index]) for index, points in courses]
+    rows = plot(lines, Axes(0, story.settings.steps, low, high), width, _HEIGHT, ticks)
+    return Group(Text("loss in nats", style="bold"), *rows)
+
+
+def _diversities(story: "Story", width: int) -> Group:
+    courses = [
+        (index, [(float(x), _log10(y)) for x, y in course.looks])
+        for (index, _), course in story.courses.items()
+    ]
+    low = min([-4.0, *(y for _, points in courses for _, y in points if math.isfinite(y))]) - 0.5
+    powers = [-2.0 * k for k in range(-int(low) // 2 + 1)]
+    ticks = [(power, "1" if power == 0 else f"1e{power:.0f}", "") for power in powers]
+    lines = [Line(points, COLOURS[index]) for index, points in courses]
+    rows = plot(lines, Axes(0, story.settings.steps, low, 0.3), width, _HEIGHT, ticks)
+    return Group(Text("token diversity of the last hidden state", style="bold"), *rows)
+
+
+def _log10(value: float) -> float:
+    return max(_DEEPEST, math.log10(value)) if value > 0 else _DEEPEST
+
+
+def table(story: "Story") -> Table:
+    """The conditions with what came of each."""
+    from normscope.bench.demo_settings import CONDITIONS
+
+    found = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("", "", "loss", "diversity", ""):
+        found.add_column(Text(name, style="dim"), no_wrap=bool(name))
+    for index, condition in enumerate(CONDITIONS):
+        found.add_row(
+            Text(f"━ {condition.name}", style=COLOURS[index], no_wrap=True),
+            condition.change,
+            figures(story.losses(index), "{:.2f}"),
+            figures(story.diversities(index), "{:.0e}"),
+            outcome(story, index),
+        )
+    return found
+
+
+def figures(values: list[float], form: str) -> str:
+    """One figure a seed; nothing before there is one."""
+    return " ".join(form.format(value) for value in values if not math.isnan(value))
+
+
+def outcome(story: "Story", index: int) -> Text:
+    """How many runs of a condition train, or how far they have come."""
+    verdicts = story.verdicts(index)
+    if verdicts is None:
+        return Text(f"step {story.step(index)} of {story.settings.steps}", style="dim")
+    words = f"trains {sum(verdicts)} of {len(verdicts)}"
+    return Text(words, style="bold green" if all(verdicts) else "bold red" if not any(verdicts) else "bold")
+
+
+class Lines:
+    """In a pipe: a line for each condition at every hundredth step, and at its end."""
+
+    def __init__(self) -> None:
+        self._said: dict[int, int] = {}
+
+    def __call__(self, story: "Story") -> None:
+        """Print what is new."""
+        from normscope.bench.demo_settings import CONDITIONS
+
+        for index, condition in enumerate(CONDITIONS):
+            step = story.step(index)
+            due = step == story.settings.steps or step >= self._said.get(index, 0) + _EVERY
+            if due and step > self._said.get(index, 0):
+                self._said[index] = step
+                losses = figures(story.losses(index), "{:.2f}")
+                diversities = figures(story.diversities(index), "{:.0e}")
+                print(
+                    f"{condition.name:<11}  step {step:>3}  loss {losses}  diversity {diversities}",
+                    flush=True,
+                )
