@@ -93,9 +93,10 @@ def command(
 ) -> int:
     """Train every combination of scheme, depth, rate, warm-up and seed, and draw where they train.
 
-    Each cell is trained once. Run the same command again after a Ctrl-C, a crash or a reboot, and it goes on; run
-    it twice at once, and the two share the cells; give more values, and it trains what is new. Without --schemes,
-    --depths, --inits and --lrs it shows what --store has. The page goes to --output, beside the store by default.
+    Each cell is trained once. Run the same command again after a Ctrl-C, a crash or a reboot, and it goes
+    on; run it twice at once, and the two share the cells; give more values, and it trains what is new.
+    Without --schemes, --depths, --inits and --lrs it shows what --store has. The page goes to --output,
+    beside the store by default.
 
     A run trains when the mean loss of its last 20 steps is 0.1 nats under the unigram entropy of the text.
     """
@@ -138,7 +139,7 @@ def command(
         if retry_crashed:
             kept.retry_crashed()
         try:
-            with redirect_stdout(sys.stderr), quiet_libraries(), map_progress(steps) as progress:
+            with redirect_stdout(sys.stderr), quiet_libraries(), map_progress() as progress:
                 run_map(
                     kept,
                     cells,

@@ -13,9 +13,9 @@ LINE_SECONDS = 30.0  # between two lines in a pipe
 
 
 @contextmanager
-def map_progress(steps: int) -> Iterator[Callable[["Counts"], None]]:
-    """A `progress(counts)` for cells of `steps` steps: cells done, of how many, what they say, time left."""
-    clock = Clock(steps)
+def map_progress() -> Iterator[Callable[["Counts"], None]]:
+    """A `progress(counts)`: cells done, of how many, what they say, time left."""
+    clock = Clock()
     if not sys.stderr.isatty():
         yield _in_lines(clock)
         return
@@ -27,30 +27,24 @@ def map_progress(steps: int) -> Iterator[Callable[["Counts"], None]]:
         task = bar.add_task("measuring how many cells to train at once", total=None)
 
         def show(counts: "Counts") -> None:
-            total, done = counts.total * steps, clock.done(counts)
-            bar.update(task, description=clock.line(counts), completed=done, total=total)
+            bar.update(task, description=clock.line(counts), completed=counts.share, total=1.0)
 
         yield show
 
 
 class Clock:
-    """The time that is left, from the steps taken since the first look."""
+    """The time that is left, from the work done since the first look."""
 
-    def __init__(self, steps: int) -> None:
-        self._steps = steps
+    def __init__(self) -> None:
         self._began: tuple[float, float] | None = None
-
-    def done(self, counts: "Counts") -> float:
-        """Steps behind us; a cell that was stopped or crashed has all of them."""
-        return (counts.done + counts.crashed) * self._steps + counts.steps
 
     def line(self, counts: "Counts") -> str:
         """Where the map stands."""
-        now, done = time.monotonic(), self.done(counts)
-        self._began = self._began or (now, done)
+        now = time.monotonic()
+        self._began = self._began or (now, counts.share)
         since, first = self._began
-        left = counts.total * self._steps - done
-        rate = (done - first) / (now - since) if now > since else 0.0
+        rate = (counts.share - first) / (now - since) if now > since else 0.0
+        left = 1.0 - counts.share
         said = f"{counts.done} of {counts.total} cells, {counts.trains} train, {counts.fails} fail"
         if counts.crashed:
             said += f", {counts.crashed} crashed"

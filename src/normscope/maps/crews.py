@@ -50,7 +50,7 @@ def room(model: str) -> int:
 
 
 def crews(cells: Sequence[Cell], size: int, workers: int = 1) -> list[list[Cell]]:
-    """`cells` in crews of one shape and at most `size`, about as large as one another, the deepest first.
+    """`cells` in crews of one shape and at most `size`, about as large as one another, shallow ones first.
 
     Rates of a crew lie beside one another, so that those that fail early fail together. No crew is so large
     that some of the `workers` have nothing to do.
@@ -60,7 +60,7 @@ def crews(cells: Sequence[Cell], size: int, workers: int = 1) -> list[list[Cell]
     for cell in cells:
         shapes.setdefault(cell.shape, []).append(cell)
     made = []
-    for alike in sorted(shapes.values(), key=lambda alike: -(alike[0].depth or 0)):
+    for alike in sorted(shapes.values(), key=lambda alike: alike[0].depth or 0):
         alike = sorted(alike, key=lambda cell: (cell.lr, cell.warmup, cell.seed))
         most = min(size, room(alike[0].config.model))
         number = -(-len(alike) // most)

@@ -24,6 +24,7 @@ CREATE TABLE owners (
 );
 CREATE TABLE cells (
     key TEXT PRIMARY KEY, number INTEGER NOT NULL UNIQUE, crew INTEGER NOT NULL, config TEXT NOT NULL,
+    weight REAL NOT NULL,
     state TEXT NOT NULL CHECK (state IN ('waiting', 'claimed', 'done', 'crashed')),
     owner TEXT REFERENCES owners (id), crashes INTEGER NOT NULL DEFAULT 0, reason TEXT,
     CHECK ((state = 'claimed') = (owner IS NOT NULL))

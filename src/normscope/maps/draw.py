@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from normscope.maps.table import Panel, Point, Table, edge
-from normscope.maps.words import short
+from normscope.maps.words import short, signed
 from normscope.train import MARGIN
 
 if TYPE_CHECKING:
@@ -153,9 +153,8 @@ def _draw_scale(figure: "Figure", axes: Any, mappable: Any, table: Table) -> Non
         mappable, ax=axes, location="bottom", shrink=0.55, aspect=42, extend="max", pad=0.03, fraction=0.05
     )
     low, high = bar.norm.vmin or -1.0, bar.norm.vmax or 1.0
-    below = [low * share for share in (1.0, 0.5)]
-    above = [high * share for share in (0.5, 1.0)]
-    bar.set_ticks([*below, 0.0, *above], labels=[f"{v:+.2f}".replace("-", "−") for v in [*below, 0, *above]])
+    ticks = [low, low / 2, 0.0, high / 2, high]
+    bar.set_ticks(ticks, labels=[signed(value) if value else "0" for value in ticks])
     bar.ax.axvline(0.0, color=INK, linewidth=1.8)
     bar.ax.axvline(-MARGIN, color=INK, linewidth=0.9, linestyle=(0, (2, 1.5)))
     bar.outline.set_visible(False)
@@ -164,6 +163,6 @@ def _draw_scale(figure: "Figure", axes: Any, mappable: Any, table: Table) -> Non
     said = "" if entropy is None else f" ({entropy:.2f} nats)"
     bar.set_label(
         f"loss at the end less the unigram entropy{said}; dashed: {MARGIN:g} under it, where a run trains\n"
-        "● every seed trains    1/2 one of two does    × not finite    hatched: missing\n"
+        "● every seed trains · 1/2 one of two does · × not finite · hatched: missing\n"
         "thick line: the largest rate that trains"
     )

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import json
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -57,10 +58,9 @@ class Grid:
         for name in ("lrs", "warmups", "seeds"):
             if not getattr(self, name):
                 raise UsageError(f"a map without {name}", "at least one value", f"give --{name}")
-        if len(self.cells) > MOST_CELLS:
-            raise UsageError(
-                f"a map of {len(self.cells)} cells", f"at most {MOST_CELLS}", "give fewer values"
-            )
+        number = len(self.models) * math.prod(map(len, (self.lrs, self.warmups, self.seeds)))
+        if number > MOST_CELLS:
+            raise UsageError(f"{number} cells", f"at most {MOST_CELLS}", "give fewer values")
         self._require_models()
 
     @property

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 from normscope.maps.curves import draw_curves
 from normscope.maps.draw import draw_map, style
 from normscope.maps.store import Counts, Record
-from normscope.maps.table import Table, edge, excess, tabulate
+from normscope.maps.table import Panel, Table, edge, excess, tabulate
 from normscope.maps.words import described, short, signed, told
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PNG_DOTS = 180  # an inch
+MOST_PIXELS = 120  # an inch of a figure on the page
 
 
 @dataclass(frozen=True)
@@ -96,29 +97,30 @@ def render_page(sheet: Sheet) -> str:
 
 def lead(table: Table, counts: Counts) -> str:
     """The one sentence that matters: how deep each scheme trains at any of the rates."""
-    said = []
-    for panel in table.panels:
-        depths = [row[0].depth for row in panel.points if edge(row) is not None]
-        rates = [rate for row in panel.points if (rate := edge(row)) is not None]
-        name = panel.title + (f" with {panel.subtitle}" if panel.warmup else "")
-        if not rates:
-            said.append(f"{name} at none of the rates")
-        elif depths[-1] is None:
-            said.append(f"{name} up to {short(rates[0])}")
-        else:
-            said.append(f"{name} to {depths[-1]} blocks")
     if not counts.done:
         return "No cell is done yet."
+    said = ", ".join(_deepest(panel) for panel in table.panels)
     left = "" if counts.is_finished else f" {counts.waiting + counts.claimed} cells are still to be trained."
-    return f"What trains: {'; '.join(said)}.{left}"
+    return f"How deep it trains at one of the rates or more: {said}.{left}"
+
+
+def _deepest(panel: Panel) -> str:
+    """A panel's name, and the depth to which something in it trains, with the largest rate there."""
+    name = panel.title + (f" with {panel.subtitle}" if panel.warmup else "")
+    found = [(row[0].depth, rate) for row in panel.points if (rate := edge(row)) is not None]
+    if not found:
+        return f"{name} nowhere"
+    depth, rate = found[-1]
+    return f"{name} {'' if depth is None else f'to {depth} blocks '}(up to {short(rate)} there)"
 
 
 def _svg(figure: "Figure") -> str:
-    """A figure as an SVG element; ids are its own, sizes follow the page."""
+    """A figure as an SVG element as wide as the page, but no letter larger than beside it."""
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     _, _, element = text.getvalue().partition("<svg")
-    return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', "", "<svg" + element, count=1)
+    width = f'style="width: 100%; max-width: {MOST_PIXELS * figure.get_size_inches()[0]:.0f}px"'
+    return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', width, "<svg" + element, count=1)
 
 
 def _with_titles(svg: str, table: Table) -> str:

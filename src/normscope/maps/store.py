@@ -40,7 +40,7 @@ class Counts:
     Attributes:
         waiting, claimed, done, crashed: cells by state.
         trains, fails: cells that are done, by verdict.
-        steps: steps that cells in work have taken, added up.
+        share: of the work that is behind; a cell counts as often as it has blocks.
     """
 
     waiting: int = 0
@@ -49,7 +49,7 @@ class Counts:
     crashed: int = 0
     trains: int = 0
     fails: int = 0
-    steps: int = 0
+    share: float = 0.0
 
     @property
     def total(self) -> int:
@@ -105,8 +105,14 @@ class Store:
         """Where the map stands."""
         states = dict(self._all("SELECT state, count(*) FROM cells GROUP BY state"))
         verdicts = dict(self._all("SELECT verdict, count(*) FROM results GROUP BY verdict"))
-        steps = "SELECT total(step) FROM cells JOIN owners ON owners.id = cells.owner WHERE state = 'claimed'"
-        return Counts(**states, **verdicts, steps=int(self._all(steps)[0][0]))
+        whole, behind = self._one(
+            "SELECT total(weight), total(weight) FILTER (WHERE state IN ('done', 'crashed')) FROM cells"
+        )
+        (begun,) = self._one(
+            "SELECT total(weight * step / json_extract(config, '$.steps')) "
+            "FROM cells JOIN owners ON owners.id = cells.owner WHERE state = 'claimed'"
+        )
+        return Counts(**states, **verdicts, share=(behind + begun) / whole if whole else 0.0)
 
     def records(self) -> list[Record]:
         """Every cell in the order in which the cells came."""
@@ -159,8 +165,9 @@ class Store:
                     number += 1
                     config = json.dumps(cell.config.to_dict())
                     self._connection.execute(
-                        "INSERT INTO cells (key, number, crew, config, state) VALUES (?, ?, ?, ?, 'waiting')",
-                        (cell.key, number, crew, config),
+                        "INSERT INTO cells (key, number, crew, config, weight, state) "
+                        "VALUES (?, ?, ?, ?, ?, 'waiting')",
+                        (cell.key, number, crew, config, cell.depth or 1),
                     )
 
     def claim(self, owner: Owner) -> Crew | None:

@@ -22,11 +22,18 @@ class _Leave(Exception):
 
 @dataclass
 class Worker:
-    """What a worker is told on its command line, and whether it was asked to stop."""
+    """What a worker is told, and whether it was asked to stop.
+
+    Attributes:
+        path: of the store.
+        name: by which it holds cells.
+        keeper: the process that started it and watches it; None where nobody does.
+        early_stop: whether cells that are certain to fail are stopped.
+    """
 
     path: Path
     name: str
-    keeper: int
+    keeper: int | None
     early_stop: bool
     is_stopping: bool = False
     beaten: float = field(default=0.0)
@@ -38,7 +45,7 @@ class Worker:
     @property
     def must_leave(self) -> bool:
         """Whether nobody waits for the results any more."""
-        return self.is_stopping or os.getppid() != self.keeper
+        return self.is_stopping or self.keeper not in (None, os.getppid())
 
     def work(self) -> None:
         """Train crews until none waits.
@@ -51,7 +58,8 @@ class Worker:
         from normscope.maps.store import Store
         from normscope.maps.training import train_group
 
-        owner = Owner(Process.of(os.getpid()), Process.of(self.keeper), id=self.name)
+        me = Process.of(os.getpid())
+        owner = Owner(me, me if self.keeper is None else Process.of(self.keeper), id=self.name)
         with Store(self.path) as store:
 
             def on_step(step: int) -> None:
