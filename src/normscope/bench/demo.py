@@ -1,19 +1,22 @@
 """The effect in two minutes: a deep Transformer that does not train, and what rescues it."""
 
+import contextlib
 import json
 import math
 import os
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import IO
 
 from normscope.bench.demo_settings import CONDITIONS, Settings
 from normscope.bench.demo_worker import shelves
+from normscope.report.figures.scales import figure
 from normscope.train import trains
 from normscope.train.truth import last_loss
 
@@ -99,32 +102,34 @@ def run(settings: Settings, show: Callable[[Story], None]) -> Story:
     """
     story, start = Story.of(settings), time.perf_counter()
     news: queue.Queue[str | None] = queue.Queue()
-    workers = [_started(share, settings, news) for share in _shares(settings)]
-    running = len(workers)
-    try:
-        while running:
-            try:
-                line = news.get(timeout=_POLL_SECONDS)
-            except queue.Empty:
-                line = ""
-            if line is None:
-                running -= 1
-            elif line:
-                story.hear(json.loads(line))
-            story.seconds = time.perf_counter() - start
-            if news.empty():
-                show(story)
-    except KeyboardInterrupt:
-        story.interrupted = True
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
-    for worker in workers:
-        if worker.returncode and not story.interrupted:
-            assert worker.stderr is not None
-            raise RuntimeError(f"a process of the demo failed:\n{worker.stderr.read()}")
+    with contextlib.ExitStack() as stack:
+        workers = [stack.enter_context(_worker(share, settings, news)) for share in _shares(settings)]
+        try:
+            for line in _lines(news, len(workers)):
+                if line:
+                    story.hear(json.loads(line))
+                story.seconds = time.perf_counter() - start
+                if news.empty():
+                    show(story)
+            for worker in workers:
+                worker.require_success()
+        except KeyboardInterrupt:
+            story.interrupted = True
     return story
+
+
+def _lines(news: "queue.Queue[str | None]", running: int) -> Iterator[str]:
+    """What `running` processes say until all have ended; "" where nobody has said anything for a while."""
+    while running:
+        try:
+            line = news.get(timeout=_POLL_SECONDS)
+        except queue.Empty:
+            yield ""
+            continue
+        if line is None:
+            running -= 1
+        else:
+            yield line
 
 
 def _shares(settings: Settings) -> list[list[int]]:
@@ -137,59 +142,83 @@ def _shares(settings: Settings) -> list[list[int]]:
     return shares
 
 
-def _started(
-    conditions: Sequence[int], settings: Settings, news: "queue.Queue[str | None]"
-) -> subprocess.Popen[str]:
+class _Worker:
     """A process in a session of its own, as Ctrl-C is for us alone; its lines go to `news`, then None."""
-    worker = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "normscope.bench.demo_worker",
-            settings.to_json(),
-            ",".join(map(str, conditions)),
-        ],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert worker.stdout is not None
-    threading.Thread(target=_read, args=(worker.stdout, news), daemon=True).start()
-    return worker
+
+    def __init__(self, words: Sequence[str], news: "queue.Queue[str | None]", said: IO[str]) -> None:
+        self._said = said
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "normscope.bench.demo_worker", *words],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=said,
+            text=True,
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, args=(news,))
+        self._reader.start()
+
+    def _read(self, news: "queue.Queue[str | None]") -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            for line in lines:
+                news.put(line)
+        news.put(None)
+
+    def require_success(self) -> None:
+        """RuntimeError where it failed."""
+        if self.process.wait() != 0:
+            self._said.seek(0)
+            raise RuntimeError(f"a process of the demo failed:\n{self._said.read()}")
+
+    def end(self) -> None:
+        """Kill it where it still runs."""
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
 
 
-def _read(lines: IO[str], news: "queue.Queue[str | None]") -> None:
-    for line in lines:
-        news.put(line)
-    news.put(None)
+@contextlib.contextmanager
+def _worker(
+    conditions: Sequence[int], settings: Settings, news: "queue.Queue[str | None]"
+) -> Iterator[_Worker]:
+    """A process that trains `conditions`, and is gone at the end."""
+    with tempfile.TemporaryFile("w+") as said:
+        worker = _Worker([settings.to_json(), ",".join(map(str, conditions))], news, said)
+        try:
+            yield worker
+        finally:
+            worker.end()
 
 
 def moral(story: Story) -> str:
     """What is to be seen, from the figures that there are."""
     settings, verdicts = story.settings, [story.verdicts(index) for index in range(len(CONDITIONS))]
-    early = [value for course in story.of_condition(0) for step, value in course.looks if step <= _EARLY]
-    depth = f"A Post-LN Transformer of {settings.depth} layers with Xavier weights at AdamW {settings.lr:g}"
+    early = [_early(course) for course in story.of_condition(0) if course.looks]
+    who = f"A Post-LN Transformer of {settings.depth} layers with Xavier weights at AdamW {settings.lr:g}"
     if verdicts[0] is None or not early:
-        return f"{depth}: not at its end yet."
-    trained = sum(verdicts[0])
+        return f"{who}: not at its end yet."
     first = (
-        f"{depth} trains with {trained} of {len(settings.seeds)} seeds. Within {_EARLY} steps its tokens' "
-        f"diversity falls to {min(early):.0e}."
+        f"{who} trains with {sum(verdicts[0])} of {len(settings.seeds)} seeds: within {_EARLY} steps the "
+        f"token diversity of its last hidden state falls to {figure(max(early), 1)} or less."
     )
-    return " ".join([first, *_rescues(verdicts[1:])])
+    return " ".join([first, *_rescues(story, verdicts)])
 
 
-def _rescues(verdicts: Sequence[list[bool] | None]) -> list[str]:
+def _early(course: Course) -> float:
+    """Token diversity where it was last looked at early on."""
+    return [value for step, value in course.looks if step <= _EARLY][-1]
+
+
+def _rescues(story: Story, verdicts: Sequence[list[bool] | None]) -> list[str]:
     """A sentence on the changes that let every seed train, and one on those that let none."""
     said = []
     for words, wanted in (("Every seed trains", 1.0), ("No seed trains", 0.0)):
         names = [
-            condition.change
-            for condition, each in zip(CONDITIONS[1:], verdicts, strict=True)
+            f"with {condition.words(story.settings)}"
+            for condition, each in zip(CONDITIONS[1:], verdicts[1:], strict=True)
             if each is not None and sum(each) / len(each) == wanted
         ]
         if names:
-            said.append(f"{words} with: {'; '.join(names)}.")
+            said.append(f"{words} {', '.join(names)}.")
     return said

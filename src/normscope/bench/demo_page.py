@@ -12,7 +12,7 @@ from normscope.report.figures.charts import Curve, Picture, chart
 from normscope.report.figures.scales import figure
 from normscope.train.truth import LAST, MARGIN
 
-COLOURS = ("c-c", "c-d", "c-a", "k-cross", "k-attn")
+COLOURS = ("c-c", "c-d", "c-a", "k-attn", "k-cross")
 _CEILING = 1.0  # nats above the unigram entropy: the fall from the start would flatten all else
 
 
@@ -64,7 +64,7 @@ def _row(story: Story, index: int) -> Row:
     return Row(
         colour=COLOURS[index],
         name=condition.name,
-        change=condition.change,
+        change=condition.words(story.settings),
         losses=[f"{loss:.2f}" for loss in story.losses(index) if not math.isnan(loss)],
         diversities=[figure(value, 1) for value in story.diversities(index) if not math.isnan(value)],
         outcome=outcome,

@@ -51,7 +51,7 @@ class Condition:
 
     Attributes:
         name: short, for the end of a line.
-        change: what is other than in the first condition, in words.
+        change: what is other than in the first condition, in words that may name the settings.
         options: of the model, beside its size.
         warms_up, clips: whether with the warm-up, with the clipping of the settings.
     """
@@ -61,6 +61,10 @@ class Condition:
     options: str = "scheme=post,init=xavier"
     warms_up: bool = False
     clips: bool = False
+
+    def words(self, settings: Settings) -> str:
+        """What is changed, with the figures."""
+        return self.change.format(settings=settings)
 
     def model(self, settings: Settings) -> str:
         """MODEL of `normscope train`."""
@@ -88,9 +92,9 @@ class Condition:
 
 CONDITIONS = (
     Condition("as it is", "Post-LN, Xavier weights, no warm-up"),
-    Condition("clipped", "gradients clipped to norm 1", clips=True),
-    Condition("warmed up", "the rate rises over the first 200 steps", warms_up=True),
-    Condition("small init", "weights from N(0, 0.02²) instead of Xavier's", "scheme=post,init=normal"),
-    Condition("Pre-LN", "the norms inside the branches, one at the end", "scheme=pre,init=xavier"),
+    Condition("clipped", "gradients clipped to norm {settings.clip:g}", clips=True),
+    Condition("warmed up", "a warm-up of {settings.warmup} steps", warms_up=True),
+    Condition("Pre-LN", "the norms inside the branches (Pre-LN)", "scheme=pre,init=xavier"),
+    Condition("small init", "weights from N(0, 0.02²)", "scheme=post,init=normal"),
 )
 """The first is what the others are a change of."""

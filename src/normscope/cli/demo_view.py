@@ -12,7 +12,7 @@ from normscope.cli.plot import Axes, Line, plot
 if TYPE_CHECKING:
     from normscope.bench.demo import Story
 
-COLOURS = ("red", "yellow", "cyan", "blue", "green")
+COLOURS = ("red", "yellow", "cyan", "green", "magenta")
 _HEIGHT, _NARROW = 13, 76
 _DEEPEST = -16  # what float32 leaves of a difference
 _EVERY = 100  # steps between two lines in a pipe
@@ -84,7 +84,7 @@ def table(story: "Story") -> Table:
     for index, condition in enumerate(CONDITIONS):
         found.add_row(
             Text(f"━ {condition.name}", style=COLOURS[index], no_wrap=True),
-            condition.change,
+            condition.words(story.settings),
             figures(story.losses(index), "{:.2f}"),
             figures(story.diversities(index), "{:.0e}"),
             outcome(story, index),

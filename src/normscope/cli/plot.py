@@ -69,11 +69,10 @@ def _row(
     colours: dict[tuple[int, int], str],
     words: str,
 ) -> Text:
-    text = Text(f"{words:>{margin}} ", style="dim", end="")
-    text.append("│", style="dim")
+    text = Text(no_wrap=True)
+    text.append(f"{words:>{margin}} │", style="dim")
     for column in range(across):
         text.append(chr(_BLANK + cells.get((row, column), 0)), style=colours.get((row, column), ""))
-    text.no_wrap = True
     return text
 
 

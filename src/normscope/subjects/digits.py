@@ -29,7 +29,7 @@ class Images:
     """Images (N, 8, 8) with mean 0 and variance 1, and their classes (N,).
 
     Attributes:
-        begin, end: which of them; all but those kept for validation, at the end, which others have written.
+        begin, end: which of them; all but those kept for validation, at the end.
         validation: the share kept.
     """
 
