@@ -216,6 +216,7 @@ def test_the_options_of_check_are_frozen() -> None:
             "--ignore",
             "--traceback",
         ),
+        *("--source", "--target", "--images"),
     }
 
 
