@@ -1,29 +1,23 @@
 """Forecast: take the first real steps on a copy of the model, watch them, and say what comes of the run."""
 
-import itertools
+import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from normscope.anatomy import Anatomy
 from normscope.errors import UsageError
-from normscope.probes._layout import tensors_in
-from normscope.probes.forecast_look import Eye, gradient_norms
 from normscope.probes.forecast_record import Forecast, ForecastInterrupted, ForecastStep, Outcome
-from normscope.probes.forecast_rule import EXTENSION, Decision, decide
+from normscope.probes.forecast_rule import Decision
+from normscope.probes.forecast_watch import Progress, Watch, loss_of, short, watched
 from normscope.probes.measurement import Measurement, not_measured
-from normscope.subjects import Batch, Subject, untouched
+from normscope.subjects import Subject, untouched
 from normscope.subjects.memory import is_out_of_memory
-from normscope.train import Trial, TrialConfig, UpdateRatio, endless, in_flushed_thread, working_copy
+from normscope.train import LoneTrials, TrialConfig, endless, in_flushed_thread, working_copy
 
 __all__ = ["Forecast", "ForecastInterrupted", "ForecastStep", "Outcome", "forecast", "forecast_measurements"]
-
-Progress = Callable[[int, int], None]
-
-COHERENCE_BATCHES = 6
-"""Batches whose token gradients are compared; each costs about two thirds of a training step."""
 
 NO_LOSS = "no loss function is known for this model; give one, as loss_fn or from the factory"
 
@@ -46,25 +40,18 @@ def forecast(
         UsageError: this torch has no Muon.
     """
     run = _Run(subject, anatomy, config, progress or (lambda step, steps: None))
-    if subject.loss_fn is None:
-        return run.result("not measured", NO_LOSS)
-    if config.steps == 0:
-        return run.result("not measured", "no steps were asked for")
-    if not any(p.requires_grad for p in subject.model.parameters()):
-        return run.result("not measured", "no parameter of the model requires a gradient")
+    if reason := why_not_tried(subject, config):
+        return run.unmeasured(reason)
     try:
         with untouched(subject.model):
             return run.judged()
-    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
-        if not _is_ours_to_tell(error):
+    except Exception as error:
+        if not can_be_told(error):
             raise
         words = " ".join(str(error).split())[:300]
-        return run.result("not measured", f"a training step raised {type(error).__name__}: {words}")
+        return run.unmeasured(f"a training step raised {type(error).__name__}: {words}")
     except KeyboardInterrupt as stop:
-        seen = run.curve[-1].step if run.curve else 0
-        raise ForecastInterrupted(
-            run.result("not measured", f"interrupted after step {seen} of {config.steps}")
-        ) from stop
+        raise ForecastInterrupted(run.unmeasured(interrupted(run.curve, config))) from stop
 
 
 @dataclass
@@ -81,18 +68,17 @@ class _Run:
         postponed = self.config.warmup > self.config.steps
         decision = self.attempt(0 if postponed else self.config.warmup)
         if not (postponed and decision.failed):
-            return self.result(decision.outcome, decision.reason)
+            return self.result(decision)
         ramp = max(1, self.config.steps // 2)
         rescued = self.attempt(ramp)
         if rescued.failed:
-            return self.result(
-                rescued.outcome, f"with a ramp over {ramp} steps as without one, {rescued.reason}"
-            )
-        return self.result(
-            "needs-warmup",
+            said = f"with a ramp over {ramp} steps as without one, {rescued.reason}"
+            return self.result(dataclasses.replace(rescued, reason=said))
+        said = (
             f"at the full rate from the first step, {decision.reason}; with a ramp over {ramp} steps, "
-            f"{rescued.reason}",
+            f"{rescued.reason}"
         )
+        return self.result(Decision("needs-warmup", said, score=rescued.score))
 
     def attempt(self, warmup: int) -> Decision:
         """Train once, from the start, with this warm-up; in the original where a copy does not learn."""
@@ -108,92 +94,56 @@ class _Run:
         with working_copy(self.subject.model, in_place=in_place) as model:
             if not self.subject.model.training:
                 model.train()
-            eye = Eye(self.subject, self.anatomy, model)
-            batches = endless(self.subject.batches)
-            trial = Trial(model, batches, lambda m, b: self.subject.loss(b, m), self.config, warmup)
-            return self._watched(trial, eye, checkpoint)
+            config = short(self.config, warmup)
+            watch = Watch(self.subject, self.anatomy, model, config, self.curve)
+            trials = LoneTrials([model], [endless(self.subject.batches)], loss_of(self.subject), [config])
+            decisions = watched(trials, [watch], checkpoint, self.progress)
+        return None if decisions is None else decisions[0]
 
-    def _watched(self, trial: Trial, eye: Eye, checkpoint: Callable[[], None]) -> Decision | None:
-        self.look(trial, eye, None)
-        steps = self.config.steps
-        for last in (steps, steps + EXTENSION):
-            for step in range(trial.step, last):
-                checkpoint()
-                self.progress(step, last)
-                ratio = UpdateRatio(trial.model)
-                looking = step + 1 in _looks(steps) or step + 1 == last
-                if looking:
-                    ratio.before()
-                trial.advance()
-                if step == 0 and not (trial.diverged or trial.has_gradient):
-                    return None
-                if looking or trial.diverged:
-                    self.look(trial, eye, ratio.after() if looking else None)
-                if trial.diverged:
-                    return self.decision()
-            decision = self.decision()
-            if not decision.in_doubt:
-                break
-        self.progress(trial.step, trial.step)
-        return decision
+    def result(self, decision: Decision) -> Forecast:
+        return as_forecast(decision, self.subject, self.config, self.curve)
 
-    def decision(self) -> Decision:
-        return decide(self.curve, self.subject.unigram_entropy, tokens=self.fed_tokens)
-
-    @property
-    def fed_tokens(self) -> bool:
-        """Whether the batches are token ids, so that they have something in common to learn."""
-        return self.subject.unigram_entropy is not None or _fed_ids(self.subject.batch)
-
-    def look(self, trial: Trial, eye: Eye, update_ratio: float | None) -> None:
-        """Put what can be seen now behind the curve."""
-        loss, diversity = eye.state()
-        deep = self.fed_tokens and trial.step >= self.config.steps and math.isfinite(loss)
-        coherence, aligned = eye.pull(self._sample()) if deep else (None, None)
-        self.curve.append(
-            ForecastStep(
-                step=trial.step,
-                train_loss=trial.losses[-1] if trial.losses else None,
-                loss=loss,
-                diversity=diversity,
-                coherence=coherence,
-                alignment=aligned,
-                update_ratio=update_ratio,
-                gradients=gradient_norms(trial.model, self.anatomy) if trial.step else {},
-            )
-        )
-
-    def _sample(self) -> list[Batch]:
-        return list(itertools.islice(endless(self.subject.batches), COHERENCE_BATCHES))
-
-    def result(self, outcome: Outcome, reason: str) -> Forecast:
-        config = self.config
-        return Forecast(
-            outcome,
-            reason,
-            config.optimizer,
-            config.lr,
-            config.warmup,
-            config.steps,
-            self.subject.unigram_entropy,
-            tuple(self.curve),
-        )
+    def unmeasured(self, reason: str) -> Forecast:
+        return self.result(Decision("not measured", reason))
 
 
-def _fed_ids(batch: Batch) -> bool:
-    """Whether the first tensor of a batch holds integers."""
-    first = next(tensors_in(batch), None)
-    return first is not None and not first.is_floating_point() and not first.is_complex()
+def as_forecast(
+    decision: Decision, subject: Subject, config: TrialConfig, curve: Sequence[ForecastStep]
+) -> Forecast:
+    """A decision with what it was asked of and what it rests on."""
+    return Forecast(
+        decision.outcome,
+        decision.reason,
+        config.optimizer,
+        config.lr,
+        config.warmup,
+        config.steps,
+        subject.unigram_entropy,
+        tuple(curve),
+        decision.score,
+    )
 
 
-def _is_ours_to_tell(error: Exception) -> bool:
+def why_not_tried(subject: Subject, config: TrialConfig) -> str | None:
+    """Why there is nothing to train, in words; None where there is."""
+    if subject.loss_fn is None:
+        return NO_LOSS
+    if config.steps == 0:
+        return "no steps were asked for"
+    if not any(p.requires_grad for p in subject.model.parameters()):
+        return "no parameter of the model requires a gradient"
+    return None
+
+
+def can_be_told(error: Exception) -> bool:
     """Whether a model that raised this cannot be trained as it is; lack of memory is the caller's to tell."""
-    return not isinstance(error, UsageError) and not is_out_of_memory(error)
+    kinds = (RuntimeError, ValueError, TypeError, LookupError, AttributeError)
+    return isinstance(error, kinds) and not isinstance(error, UsageError) and not is_out_of_memory(error)
 
 
-def _looks(steps: int) -> set[int]:
-    """After which steps to look: 5, 10, 20, 40, … and the last."""
-    return {steps, *itertools.takewhile(lambda step: step < steps, (5 * 2**k for k in range(20)))}
+def interrupted(curve: Sequence[ForecastStep], config: TrialConfig) -> str:
+    """How far a trial came, in words."""
+    return f"interrupted after step {curve[-1].step if curve else 0} of {config.steps}"
 
 
 def forecast_measurements(forecast: Forecast) -> list[Measurement]:

@@ -1,18 +1,30 @@
 """The forecast over a ladder of learning rates: which of them train, and whether a warm-up helps."""
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+from torch import nn
 
 from normscope.anatomy import Anatomy
 from normscope.errors import UsageError
-from normscope.probes.forecast import Progress, forecast
+from normscope.probes.forecast import as_forecast, can_be_told, forecast, interrupted, why_not_tried
 from normscope.probes.forecast_record import Forecast, LadderForecast, LadderInterrupted
-from normscope.subjects import Subject
-from normscope.train import TrialConfig
+from normscope.probes.forecast_rule import Decision
+from normscope.probes.forecast_watch import Progress, Watch, loss_of, short, watched
+from normscope.subjects import Subject, untouched
+from normscope.train import TrialConfig, endless, in_flushed_thread, many_trials, working_copy
 
-RAMPS = (0.5, 1.0, 2.0)
+LADDER_STEPS = 30
+"""Steps of a rung, at least: a pace over 10 of 20 steps is less sure."""
+
+RAMPS = (0.5, 1.0)
 """Warm-ups that are tried where the wanted rate fails, in lengths of the trial."""
+
+MOST_PARAMETERS = 20_000_000
+"""Of all replicas of a stack together: stacking pays in small models; a weight takes 16 bytes a replica."""
 
 
 def forecast_ladder(
@@ -24,23 +36,29 @@ def forecast_ladder(
 ) -> LadderForecast:
     """Forecast `config` at each of `rates`, and whether its own rate, `config.lr`, needs a warm-up.
 
+    The rungs are stepped together where they can be stacked and are small, each for `config.steps` steps, at
+    least `LADDER_STEPS`; one that is lost stops earlier. Of two forecasts on one text, that with the larger
+    `score` trains more surely.
+
     Args:
         rates: learning rates in any order; each is tried once.
         progress: called as `progress(step, steps)` over the steps of the whole ladder.
 
     Raises:
-        UsageError: no rate, or one that is not a positive number.
+        UsageError: no rate, or one that is not a positive number; this torch has no Muon.
         LadderInterrupted: Ctrl-C; its `.ladder` holds the rungs that were tried.
     """
     ladder = _ladder(rates)
+    longer = dataclasses.replace(config, steps=max(config.steps, LADDER_STEPS) if config.steps else 0)
+    told = progress or (lambda step, steps: None)
     rungs: list[Forecast] = []
     try:
-        for i, rate in enumerate(ladder):
-            told = _part(progress, i, len(ladder))
-            rungs.append(forecast(subject, anatomy, dataclasses.replace(config, lr=rate), told))
-        words, steps = _warmup(subject, anatomy, config, rungs)
+        _try_all(subject, anatomy, [dataclasses.replace(longer, lr=rate) for rate in ladder], told, rungs)
+        words, steps = _warmup(subject, anatomy, longer, rungs, told)
     except KeyboardInterrupt as stop:
-        words = f"not tried: interrupted after {len(rungs)} of {len(ladder)} rates"
+        words = (
+            f"not tried: interrupted after {sum(_was_tried(rung) for rung in rungs)} of {len(ladder)} rates"
+        )
         raise LadderInterrupted(_result(rungs, words, None)) from stop
     return _result(rungs, words, steps)
 
@@ -48,7 +66,8 @@ def forecast_ladder(
 def _ladder(rates: Iterable[float]) -> list[float]:
     given = list(rates)
     for rate in given:
-        if not (isinstance(rate, int | float) and math.isfinite(rate) and rate > 0):
+        is_number = isinstance(rate, int | float) and not isinstance(rate, bool)
+        if not (is_number and math.isfinite(rate) and rate > 0):
             raise UsageError(f"learning rate {rate!r}", "a positive number", "try 3e-4")
     if not given:
         raise UsageError("no learning rates", "one or more positive numbers", "try 1e-4 1e-3 1e-2")
@@ -60,28 +79,117 @@ def _result(rungs: Sequence[Forecast], warmup: str, steps: int | None) -> Ladder
     return LadderForecast(tuple(rungs), largest, warmup, steps)
 
 
-def _part(progress: Progress | None, done: int, parts: int) -> Callable[[int, int], None] | None:
-    if progress is None:
-        return None
-    return lambda step, steps: progress(done * steps + step, parts * steps)
+def _was_tried(rung: Forecast) -> bool:
+    return rung.outcome != "not measured"
+
+
+def _try_all(
+    subject: Subject,
+    anatomy: Anatomy,
+    configs: Sequence[TrialConfig],
+    progress: Progress,
+    found: list[Forecast],
+) -> None:
+    """Put a forecast of each of `configs`, which share their steps, behind `found`."""
+    size = _replicas(subject, configs)
+    for done in range(0, len(configs), size):
+        part = configs[done : done + size]
+        told = _part(progress, done, len(part), len(configs))
+        if size > 1 and _stacked(subject, anatomy, part, told, found):
+            continue
+        for i, config in enumerate(part):
+            found.append(forecast(subject, anatomy, config, _part(progress, done + i, 1, len(configs))))
+
+
+def _replicas(subject: Subject, configs: Sequence[TrialConfig]) -> int:
+    """How many are stepped together; one alone where a warm-up has to be tried both ways."""
+    if why_not_tried(subject, configs[0]) or any(config.warmup > config.steps for config in configs):
+        return 1
+    return max(1, min(len(configs), MOST_PARAMETERS // sum(p.numel() for p in subject.model.parameters())))
+
+
+def _part(progress: Progress, done: int, size: int, parts: int) -> Progress:
+    return lambda step, steps: progress(done * steps + size * step, parts * steps)
+
+
+def _stacked(
+    subject: Subject,
+    anatomy: Anatomy,
+    configs: Sequence[TrialConfig],
+    progress: Progress,
+    found: list[Forecast],
+) -> bool:
+    """Whether forecasts of `configs` could be made side by side.
+
+    A model that cannot be copied, or a copy that does not learn, is left to `forecast`, which says why.
+    """
+    curves: list[Watch] = []
+
+    def work(checkpoint: Callable[[], None]) -> list[Decision] | None:
+        with _copies(subject, len(configs)) as models:
+            if models is None:
+                return None
+            torch.manual_seed(configs[0].seed)
+            shorts = [short(config, config.warmup) for config in configs]
+            curves.extend(Watch(subject, anatomy, m, c) for m, c in zip(models, shorts, strict=True))
+            batches = [endless(subject.batches) for _ in models]
+            trials = many_trials(models, batches, loss_of(subject), shorts)
+            return watched(trials, curves, checkpoint, progress)
+
+    try:
+        with untouched(subject.model):
+            decisions = in_flushed_thread(work)
+    except Exception as error:
+        if not can_be_told(error):
+            raise
+        return False
+    except KeyboardInterrupt:
+        for config, watch in zip(configs, curves, strict=False):
+            reason = interrupted(watch.curve, config)
+            found.append(as_forecast(Decision("not measured", reason), subject, config, watch.curve))
+        raise
+    for config, watch, decision in zip(configs, curves, decisions or (), strict=False):
+        found.append(as_forecast(decision, subject, config, watch.curve))
+    return decisions is not None
+
+
+@contextlib.contextmanager
+def _copies(subject: Subject, num: int) -> Iterator[list[nn.Module] | None]:
+    """Copies to train, in the modes that the model trains in; None where it cannot be copied."""
+    with contextlib.ExitStack() as held:
+        models: list[nn.Module] = []
+        for _ in range(num):
+            models.append(held.enter_context(working_copy(subject.model)))
+            if models[-1] is subject.model:
+                yield None
+                return
+            if not subject.model.training:
+                models[-1].train()
+        yield models
 
 
 def _warmup(
-    subject: Subject, anatomy: Anatomy, config: TrialConfig, rungs: Sequence[Forecast]
+    subject: Subject,
+    anatomy: Anatomy,
+    config: TrialConfig,
+    rungs: Sequence[Forecast],
+    progress: Progress,
 ) -> tuple[str, int | None]:
     """Whether `config.lr` needs a warm-up: in words and in steps."""
     bare = dataclasses.replace(config, warmup=0)
     known = [rung for rung in rungs if rung.lr == config.lr and rung.warmup == 0]
     without = known[0] if known else forecast(subject, anatomy, bare)
+    if without.trains:
+        return "not needed", 0
     if not without.failed:
-        words = (
-            "not needed" if without.trains else f"not tried: the trial at {config.lr:g} is {without.outcome}"
-        )
-        return f"{words}", 0 if without.trains else None
+        return f"not tried: the trial at {config.lr:g} is {without.outcome}", None
     ramps = [max(1, round(ramp * config.steps)) for ramp in RAMPS]
-    for ramp in ramps:
-        longer = dataclasses.replace(config, warmup=ramp, steps=max(config.steps, ramp + config.steps // 2))
-        if forecast(subject, anatomy, longer).trains:
+    steps = max(ramps) + config.steps // 2
+    ramped: list[Forecast] = []
+    tries = [dataclasses.replace(config, warmup=ramp, steps=steps) for ramp in ramps]
+    _try_all(subject, anatomy, tries, progress, ramped)
+    for ramp, said in zip(ramps, ramped, strict=True):
+        if said.trains:
             return f"{ramp} steps: without one, {without.reason}", ramp
-    lengths = ", ".join(map(str, ramps))
-    return f"does not help: with ramps over {lengths} steps the run fails as without", None
+    lengths = " or ".join(map(str, ramps))
+    return f"does not help: with a ramp over {lengths} steps the run fails as without", None

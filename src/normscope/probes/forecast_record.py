@@ -23,6 +23,7 @@ class ForecastStep:
             where taken (see `forecast_look.TokenPull`).
         update_ratio: median over weight matrices of RMS(update)/RMS(weight) of the last step.
         gradients: gradient norm by block site, of the last step.
+        recent_loss: mean loss of the last 10 training batches, or of those there were; None at step 0.
     """
 
     step: int
@@ -33,6 +34,7 @@ class ForecastStep:
     update_ratio: float | None = None
     gradients: dict[str, float] = field(default_factory=dict)
     alignment: float | None = None
+    recent_loss: float | None = None
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,12 @@
 """What a trial's curve says: the decision rule of the forecast, with its thresholds.
 
-See docs/forecast.md for the runs that the thresholds were set on and the ones they were then tried on.
+A run trains if it keeps three margins: *pace*, the loss falls towards the unigram entropy fast enough for 300
+steps; *life*, tokens still differ at the stack's output; *pull*, batches agree on parting them further. The
+smallest is its score. See docs/forecast.md for the runs that the thresholds were set on and for others.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from normscope.probes.forecast_record import ForecastStep, Outcome
@@ -14,26 +16,31 @@ EXTENSION = 5
 
 WORSE = 1.5  # times the first loss: the run is going the wrong way
 BLOWN_UP = 10.0  # the same for batches that are not tokens: random labels make a loss rise by themselves
-FEW = 10  # steps under which no run is said to train: the rule was set on looks after 20
+FEW = 10  # steps under which no run is said to train: the rule was set on looks after 20 and 40
 LONG = 100  # steps after which a loss at the unigram entropy that has stopped falling is stuck
 LEARNT = 0.1  # nats under the unigram entropy: the model uses its context
+TIME_CONSTANT = 80.0  # steps in which what the loss has over the unigram entropy must fall by a factor of e
+AGREEMENT = 0.3  # of that pace, that a pull of 1 makes up for: what agrees on parting tokens speeds up
+ARRIVED = 1 / 3  # of that excess left: pace tells no more
+BEGUN = 0.5  # nats of that excess at the start, under which there is no pace to be seen
 DEAD = 1e-10  # token diversity that no run came back from; float32 tells tokens apart to about 1e-14
+SUNK = 2e-6  # diversity under which one run of ours in 40 came back (from 7e-7)
+TRANSIENT = 20  # steps in which diversity may fall by decades; later, a fall goes on
+PARTED = 1e-3  # diversity over which tokens need no more parting
 FAINT = 1e-5  # diversity below which a run that does not part its tokens is said to have collapsed
 ALIGNED = 3.0  # what alignment weighs against coherence: the one is small where the other is not
-ENOUGH = 0.07  # pull, coherence + 3·alignment, that a run needs at a diversity of 1e-4 to grow it back,
-PER_DECADE = 0.07  # the more for each decade that the diversity is lower, and the less above
-SUNK = 1e-6  # diversity under which one run of ours in 17 came back (from 7e-7),
-PER_SUNK_DECADE = 1.0  # and every decade asks for this much more: a pull on nearly nothing is slow
-DOUBT = 0.03  # within this of a limit the trial goes on
+ENOUGH = 0.05  # pull, coherence + 3·alignment, that parts tokens further: noise has less
+DOUBT = 0.03  # within this of it the trial goes on
 
 
 @dataclass(frozen=True)
 class Decision:
-    """An outcome, the sentence that says why, and whether a few more steps may settle a doubt."""
+    """An outcome, the sentence that says why, whether a few more steps may settle a doubt, and the score."""
 
     outcome: Outcome
     reason: str
     in_doubt: bool = False
+    score: float | None = None
 
     @property
     def failed(self) -> bool:
@@ -41,7 +48,9 @@ class Decision:
         return self.outcome in ("collapses", "plateau", "diverges")
 
 
-def decide(curve: Sequence[ForecastStep], unigram_entropy: float | None, *, tokens: bool = True) -> Decision:
+def decide(
+    curve: Sequence[ForecastStep], unigram_entropy: float | None, *, tokens: bool = True, warmup: int = 0
+) -> Decision:
     """The outcome of a trial from what was seen on the way, its last state above all.
 
     Args:
@@ -49,37 +58,81 @@ def decide(curve: Sequence[ForecastStep], unigram_entropy: float | None, *, toke
         unigram_entropy: nats per token of the targets, None where that is unknown.
         tokens: whether the model is fed token ids. Batches of anything else (noise with random labels, often)
             need not agree on anything, so that "trains" is not claimed and only a dead end is called one.
+        warmup: steps of linear warm-up in the trial.
     """
     first, last = curve[0], curve[-1]
     losses = [last.loss] if last.train_loss is None else [last.loss, last.train_loss]
     if not all(map(math.isfinite, losses)):
-        return Decision("diverges", f"the loss is not finite after {last.step} steps")
+        return Decision("diverges", f"the loss is not finite after {last.step} steps", score=WORST)
     if 0 < (WORSE if tokens else BLOWN_UP) * first.loss < min(losses):
         change = f"from {first.loss:.2f} to {last.loss:.2f}"
-        return Decision("diverges", f"the loss went {change} in {last.step} steps")
-    if unigram_entropy is not None and max(losses) < unigram_entropy - LEARNT:
-        return Decision("trains", f"loss {last.loss:.2f} is under the unigram entropy {unigram_entropy:.2f}")
+        return Decision("diverges", f"the loss went {change} in {last.step} steps", score=WORST)
+    margins = _margins(curve, unigram_entropy, warmup)
+    score = max(WORST, min(margins.values())) if margins else None
+    if last.diversity and (margins["life"] <= 0 if tokens else last_diversity(last) <= DEAD):
+        return _collapsed(curve, score)
+    if unigram_entropy is not None and max(*losses, last.recent_loss or 0.0) < unigram_entropy - LEARNT:
+        said = f"loss {last.loss:.2f} is under the unigram entropy {unigram_entropy:.2f}"
+        return Decision("trains", said, score=max(score or 0.0, LEARNT))
     if not last.diversity:
-        return _by_loss(curve, unigram_entropy)
-    return _by_diversity(list(last.diversity.values())[-1], curve, tokens)
+        return _by_loss(curve, unigram_entropy, margins)
+    return _by_margins(curve, margins, score, tokens)
 
 
-def _by_loss(curve: Sequence[ForecastStep], unigram_entropy: float | None) -> Decision:
-    """Without a reading of the stream, only that the loss has stopped at the unigram entropy can be told."""
-    last = curve[-1]
-    said = f"no stack was read, and the loss is {last.loss:.2f} after {last.step} steps"
-    if unigram_entropy is not None and last.step >= LONG:
-        before = min(curve, key=lambda step: abs(step.step - last.step // 2))
-        arrived = max(last.loss, before.loss) < unigram_entropy + LEARNT
-        if arrived and before.loss - last.loss < LEARNT:
-            return Decision("plateau", f"{said}, {before.loss - last.loss:.2f} less than after {before.step}")
-    return Decision("undecided", f"{said}, which tells nothing yet")
+WORST = -3.0
+"""The lowest score: a run that is lost altogether."""
 
 
-def needed_pull(diversity: float) -> float:
-    """The pull that grows token differences back from `diversity` > 0."""
-    needed = ENOUGH - PER_DECADE * (math.log10(diversity) + 4)
-    return max(0.0, needed + PER_SUNK_DECADE * max(0.0, math.log10(SUNK / diversity)))
+def _margins(curve: Sequence[ForecastStep], unigram_entropy: float | None, warmup: int) -> dict[str, float]:
+    """Those margins that could be measured, each over 0 in a run that trains."""
+    margins: dict[str, float] = {}
+    seen = [pulled for pulled in map(pull, curve) if pulled is not None]
+    mean = sum(seen) / len(seen) if seen else 0.0
+    if curve[-1].diversity:
+        margins["life"] = math.log10(max(sinking_diversity(curve), 1e-15) / SUNK) / 2
+        if last_diversity(curve[-1]) < PARTED and seen:
+            margins["pull"] = (mean - ENOUGH) / (2 * ENOUGH)
+    found = pace(curve, unigram_entropy, warmup)
+    if found is not None:
+        margins["pace"] = found + AGREEMENT * mean - 1
+    return margins
+
+
+def pace(curve: Sequence[ForecastStep], unigram_entropy: float | None, warmup: int = 0) -> float | None:
+    """How fast the loss falls towards the unigram entropy, in e-foldings a `TIME_CONSTANT`; 1 is enough.
+
+    Measured over the second half of the trial, on means over training batches: one batch's own entropy is
+    0.1 nats from the text's. None where the entropy is unknown, where the run begins or has come near it.
+    """
+    first, last = curve[0], curve[-1]
+    half = min(curve, key=lambda look: abs(look.step - last.step / 2))
+    if unigram_entropy is None or last.recent_loss is None or half.recent_loss is None or half is last:
+        return None
+    start, before, now = (loss - unigram_entropy for loss in (first.loss, half.recent_loss, last.recent_loss))
+    if start < BEGUN or now < ARRIVED * start:
+        return None
+    steps = at_full_rate(last.step, warmup) - at_full_rate(half.step, warmup)
+    return math.log(max(before, 1e-3) / now) * TIME_CONSTANT / steps
+
+
+def at_full_rate(steps: int, warmup: int) -> float:
+    """How many steps at the full rate the first `steps` of a run with a linear warm-up are worth."""
+    ramp = min(steps, warmup)
+    return steps - ramp + (ramp * (ramp + 1) / (2 * warmup) if warmup else 0.0)
+
+
+def sinking_diversity(curve: Sequence[ForecastStep]) -> float:
+    """The last diversity, less by what it fell since the look before where the first transient is over."""
+    last, before = curve[-1], curve[-2] if len(curve) > 1 else curve[-1]
+    now = last_diversity(last)
+    if before.step < TRANSIENT or not before.diversity:
+        return now
+    return now * min(1.0, now / max(last_diversity(before), 1e-30))
+
+
+def last_diversity(step: ForecastStep) -> float:
+    """Token diversity of the last stack's output."""
+    return list(step.diversity.values())[-1]
 
 
 def pull(step: ForecastStep) -> float | None:
@@ -89,40 +142,75 @@ def pull(step: ForecastStep) -> float | None:
     return step.coherence + ALIGNED * step.alignment
 
 
-def _by_diversity(diversity: float, curve: Sequence[ForecastStep], tokens: bool) -> Decision:
+def _collapsed(curve: Sequence[ForecastStep], score: float | None) -> Decision:
+    dead = last_diversity(curve[-1]) <= DEAD
+    why = "every token looks the same" if dead else "from there few runs come back"
+    return Decision("collapses", f"{_figures(curve)}: {why}", score=score)
+
+
+def _by_loss(
+    curve: Sequence[ForecastStep], unigram_entropy: float | None, margins: Mapping[str, float]
+) -> Decision:
+    """Without a reading of the stream, only slowness, and a stop at the unigram entropy, can be told."""
     last = curve[-1]
-    figures = f"token diversity of the last hidden state is {diversity:.1e} after {last.step} steps"
-    if diversity <= DEAD:
-        return Decision("collapses", f"{figures}: every token looks the same")
+    said = f"no stack was read, and the loss is {last.loss:.2f} after {last.step} steps"
+    if unigram_entropy is not None and last.step >= LONG:
+        before = min(curve, key=lambda step: abs(step.step - last.step // 2))
+        arrived = max(last.loss, before.loss) < unigram_entropy + LEARNT
+        if arrived and before.loss - last.loss < LEARNT:
+            fall = before.loss - last.loss
+            return Decision("plateau", f"{said}, {fall:.2f} less than after {before.step}", score=-LEARNT)
+    if margins.get("pace", 0.0) < 0:
+        return _slow(curve, margins["pace"])
+    return Decision("undecided", f"{said}, which tells nothing yet")
+
+
+def _by_margins(
+    curve: Sequence[ForecastStep], margins: Mapping[str, float], score: float | None, tokens: bool
+) -> Decision:
+    last, diversity = curve[-1], last_diversity(curve[-1])
     if not tokens:
-        return Decision("undecided", f"{figures}, no dead end; without token ids no more can be told from it")
-    needed = needed_pull(diversity)
-    if needed == 0:
-        return _unharmed(curve, "")
-    seen = [found for found in map(pull, curve) if found is not None]
-    if not seen:
-        return Decision("undecided", f"{figures}, and no gradients could be compared")
-    mean = sum(seen) / len(seen)
-    noise = needed / 2 if diversity >= SUNK else needed
-    scores = f"(pull {mean:.2f}, {needed:.2f} needed at this diversity)"
-    in_doubt = len(seen) == 1 and noise - DOUBT < mean < needed + DOUBT
-    if in_doubt or noise <= mean < needed:
-        return Decision("undecided", f"{figures}; batches hardly agree on parting them {scores}", in_doubt)
-    if mean >= needed:
-        return _unharmed(curve, f", and batches agree on parting the tokens {scores}")
-    stuck = f"{figures}, and batches do not agree on parting them again {scores}"
-    return Decision("collapses" if diversity < FAINT else "plateau", stuck)
+        said = f"{_figures(curve)}, no dead end; without token ids no more can be told from it"
+        return Decision("undecided", said)
+    if last.step < FEW:
+        few = f"{_unharmed(curve)}; {FEW} steps or more can tell whether it trains"
+        return Decision("undecided", few)
+    if diversity < PARTED and "pull" not in margins:
+        return Decision("undecided", f"{_figures(curve)}, and no gradients could be compared")
+    mean = margins.get("pull", 1.0) * 2 * ENOUGH + ENOUGH
+    scores = f"(pull {mean:.2f}, {ENOUGH:g} needed)"
+    if sum(pull(step) is not None for step in curve) == 1 and abs(mean - ENOUGH) < DOUBT:
+        return Decision(
+            "undecided", f"{_figures(curve)}; batches hardly agree on parting them {scores}", True
+        )
+    if mean < ENOUGH:
+        stuck = f"{_figures(curve)}, and batches do not agree on parting them again {scores}"
+        return Decision("collapses" if diversity < FAINT else "plateau", stuck, score=score)
+    if margins.get("pace", 0.0) < 0:
+        return _slow(curve, margins["pace"])
+    also = f", and batches agree on parting the tokens {scores}" if diversity < PARTED else ""
+    return Decision("trains", _unharmed(curve) + also, score=score)
 
 
-def _unharmed(curve: Sequence[ForecastStep], also: str) -> Decision:
+def _slow(curve: Sequence[ForecastStep], margin: float) -> Decision:
+    first, last = curve[0], curve[-1]
+    said = (
+        f"no sign of failure, but the loss falls from {first.loss:.2f} to {last.recent_loss:.2f} in "
+        f"{last.step} steps, {1 + margin:.2f} of the pace that gets under the unigram entropy in 300"
+    )
+    return Decision("slow", said, score=max(WORST, margin))
+
+
+def _figures(curve: Sequence[ForecastStep]) -> str:
+    last = curve[-1]
+    return f"token diversity of the last hidden state is {last_diversity(last):.1e} after {last.step} steps"
+
+
+def _unharmed(curve: Sequence[ForecastStep]) -> str:
     """What is known of a run that shows no sign of failure: that, and the figures."""
     first, last = curve[0], curve[-1]
-    before, after = (list(step.diversity.values())[-1:] for step in (first, last))
-    ends = " to ".join(f"{value:.1e}" for value in (*before, *after))
-    said = (
+    ends = " to ".join(f"{value:.1e}" for value in map(last_diversity, (first, last)))
+    return (
         f"no sign of failure in {last.step} steps: the loss goes from {first.loss:.2f} to {last.loss:.2f}, "
-        f"the token diversity of the last hidden state from {ends}{also}"
+        f"the token diversity of the last hidden state from {ends}"
     )
-    if last.step < FEW:
-        return Decision("undecided", f"{said}; {FEW} steps or more can tell whether it trains")
-    return Decision("trains", said)
