@@ -39,16 +39,21 @@ RATES = (5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2)
 
 @dataclass(frozen=True)
 class Ladder:
-    """One model and how it is trained, at each of `RATES`; `new` where the scheme was not tuned on."""
+    """One model and how it is trained, at each of `RATES`; `new` where the rule was not set on the scheme.
+
+    `text` is what it is trained on where it is not held out; None is the standard library's source.
+    """
 
     model: str
     optimizer: str
     seed: int
     new: bool = False
+    held_out: bool = True
+    text: Path | None = None
 
     def subject(self) -> Subject:
-        """The model on the held-out text."""
-        return load(self.model, seed=self.seed, text=held_out_text())
+        """The model on its text."""
+        return load(self.model, seed=self.seed, text=held_out_text() if self.held_out else self.text)
 
     def config(self, lr: float) -> TrialConfig:
         """As the truth was trained."""

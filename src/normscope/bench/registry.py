@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from normscope.bench.check import bench_check
+from normscope.bench.forecast import bench_forecast
 from normscope.bench.nn import bench_nn
 from normscope.bench.slopes import bench_slopes
 from normscope.bench.spectra import bench_spectra
@@ -15,6 +16,7 @@ Row = dict[str, Any]
 
 BENCHES: dict[str, Callable[[], list[Row]]] = {
     "check": bench_check,
+    "forecast": bench_forecast,
     "nn": bench_nn,
     "slopes": bench_slopes,
     "spectra": bench_spectra,
