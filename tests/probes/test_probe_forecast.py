@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import random
 
 import pytest
 import torch
@@ -12,9 +13,16 @@ from normscope.anatomy import Anatomy, Block, Site, Stack
 from normscope.probes.forecast import ForecastInterrupted, _Run, forecast, forecast_measurements
 from normscope.probes.forecast_look import Eye, beyond_mean
 from normscope.probes.forecast_record import ForecastStep
-from normscope.probes.forecast_rule import Decision, decide
+from normscope.probes.forecast_rule import (
+    TIME_CONSTANT,
+    Decision,
+    at_full_rate,
+    decide,
+    pace,
+    sinking_diversity,
+)
 from normscope.subjects import Subject
-from normscope.train import TrialConfig
+from normscope.train import TrialConfig, rate_factor
 
 VOCABULARY, LENGTH, SEQUENCES = 11, 12, 4
 
@@ -382,3 +390,94 @@ def test_a_second_look_settles_a_doubt() -> None:
     once = curve(1e-4, 0.09, 0.005)
     again = ForecastStep(25, 3.3, 3.3, {"encoder": 1e-4}, 0.13, alignment=0.005)
     assert decide([*once, again], 3.313).outcome == "trains"
+
+
+def paced(*excesses: float, steps: int = 40, entropy: float = 3.0) -> list[ForecastStep]:
+    """A healthy run's curve whose loss is so far over the entropy at the start, half way and at the end."""
+    first, half, last = (entropy + excess for excess in excesses)
+    return [
+        ForecastStep(0, None, first, {"x": 0.5}),
+        ForecastStep(steps // 2, half, half, {"x": 0.4}, recent_loss=half),
+        ForecastStep(steps, last, last, {"x": 0.3}, 0.0, alignment=0.0, recent_loss=last),
+    ]
+
+
+def test_pace_is_the_falls_share_of_a_time_constant() -> None:
+    looks = paced(2.4, 2.0, 2.0 * math.exp(-20 / TIME_CONSTANT))
+    assert pace(looks, 3.0) == pytest.approx(1.0)
+    assert pace(looks, None) is None
+    assert pace(paced(0.4, 0.4, 0.4), 3.0) is None, "a start at the unigram entropy has no pace"
+    assert pace(paced(2.4, 0.7, 0.7), 3.0) is None, "nor has a run that has come near it"
+    assert pace(looks, 3.0, warmup=40) > 1.0, "steps of a warm-up are worth less"
+
+
+@pytest.mark.parametrize(("fall", "outcome"), [(0.9, "slow"), (1.1, "trains"), (-0.5, "slow")])
+def test_a_healthy_run_that_falls_too_slowly_is_slow(fall: float, outcome: str) -> None:
+    said = decide(paced(2.4, 2.0, 2.0 * math.exp(-fall * 20 / TIME_CONSTANT)), 3.0)
+    assert (said.outcome, said.score > 0, said.failed) == (outcome, outcome == "trains", False)
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 7, 40, 300])
+def test_steps_at_full_rate_are_the_sum_of_the_schedule(warmup: int) -> None:
+    config = TrialConfig(warmup=warmup)
+    for steps in (0, 1, 6, 7, 8, 39, 60):
+        full = sum(rate_factor(config, step) for step in range(steps))
+        assert at_full_rate(steps, warmup) == pytest.approx(full)
+
+
+def test_diversity_that_still_sinks_after_the_transient_counts_for_less() -> None:
+    def looks(*seen: tuple[int, float]) -> list[ForecastStep]:
+        return [ForecastStep(step, 3.0, 3.0, {"x": diversity}) for step, diversity in seen]
+
+    assert sinking_diversity(looks((0, 1e-1), (20, 1e-4))) == 1e-4
+    assert sinking_diversity(looks((20, 1e-4), (30, 1e-5))) == pytest.approx(1e-6)
+    assert sinking_diversity(looks((20, 1e-4), (30, 1e-3))) == 1e-3, "rising adds nothing"
+    assert sinking_diversity(looks((20, 0.0), (30, 0.0))) == 0.0
+
+
+def test_a_score_is_over_zero_where_a_run_is_said_to_train_and_nowhere_else() -> None:
+    generator = random.Random(0)
+    outcomes = set()
+    for _ in range(2000):
+        first, half, last = sorted((generator.uniform(0.0, 3.0) for _ in range(3)), reverse=True)
+        diversity = 10 ** generator.uniform(-15, 0)
+        looks = [
+            ForecastStep(0, None, 3 + first, {"x": 0.5}),
+            ForecastStep(20, 3 + half, 3 + half, {"x": diversity}, recent_loss=3 + half),
+            ForecastStep(
+                40,
+                3 + last,
+                3 + last,
+                {"x": diversity},
+                generator.uniform(-0.2, 1),
+                alignment=generator.uniform(-0.1, 0.2),
+                recent_loss=3 + last - generator.choice((0.0, 1.0)),
+            ),
+        ]
+        said = decide(looks, 3.0)
+        outcomes.add(said.outcome)
+        if said.outcome != "undecided":
+            assert (said.score > 0) == (said.outcome == "trains"), said
+    assert outcomes == {"trains", "slow", "plateau", "collapses", "undecided"}
+
+
+def test_recent_loss_is_the_mean_of_the_last_training_losses() -> None:
+    model = Tiny(dropout=0.0).train()
+    said = tried(model, lr=1e-3, steps=15)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for batch in itertools.islice(counting_batches(), 15):
+        optimizer.zero_grad()
+        loss = next_token(model(batch), batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert [look.step for look in said.curve] == [0, 5, 7, 10, 15]
+    assert said.curve[0].recent_loss is None
+    assert said.curve[1].recent_loss == pytest.approx(sum(losses[:5]) / 5, rel=1e-5)
+    assert said.curve[-1].recent_loss == pytest.approx(sum(losses[5:]) / 10, rel=1e-5)
+
+
+def test_a_schedule_does_not_fall_within_the_trial() -> None:
+    model = Tiny(dropout=0.0)
+    assert tried(model, schedule="cosine", steps=8) == tried(model, steps=8)

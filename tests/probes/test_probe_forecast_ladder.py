@@ -1,0 +1,205 @@
+"""A ladder of rates: the same as forecasts one by one, its edge and its warm-up, and what it leaves alone."""
+
+import importlib
+import math
+from typing import Any
+
+import pytest
+import torch
+from test_probe_forecast import Tiny, anatomy_of, next_token, subject_of
+
+from normscope.errors import UsageError
+from normscope.probes import Forecast, LadderInterrupted, forecast, forecast_ladder
+from normscope.train import LoneTrials, TrialConfig, TrialStack
+
+ladder_module: Any = importlib.import_module("normscope.probes.forecast_ladder")
+RATES = (1e-2, 1e-3, 1e-3, 3e-5)
+STEPS = ladder_module.LADDER_STEPS
+
+
+def laddered(model: Tiny, rates=RATES, **options):
+    return forecast_ladder(subject_of(model), anatomy_of(model), TrialConfig(**options), rates)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd", "muon"])
+@pytest.mark.parametrize("warmup", [0, 5])
+def test_each_rung_is_what_a_forecast_of_its_own_says(optimizer: str, warmup: int) -> None:
+    model = Tiny(depth=1, dropout=0.0)
+    ladder = laddered(model, optimizer=optimizer, warmup=warmup, lr=1e-3)
+    assert [rung.lr for rung in ladder.rungs] == [3e-5, 1e-3, 1e-2], "ascending, each once"
+    for rung in ladder.rungs:
+        config = TrialConfig(optimizer=optimizer, warmup=warmup, lr=rung.lr, steps=STEPS)
+        alone = forecast(subject_of(model), anatomy_of(model), config)
+        assert (rung.outcome, rung.steps, rung.warmup) == (alone.outcome, STEPS, warmup)
+        assert [look.step for look in rung.curve] == [look.step for look in alone.curve]
+        for ours, theirs in zip(rung.curve, alone.curve, strict=True):
+            assert ours.loss == pytest.approx(theirs.loss, rel=1e-3)
+            assert ours.diversity == pytest.approx(theirs.diversity, rel=0.02)
+            assert ours.gradients == pytest.approx(theirs.gradients, rel=0.02)
+            assert ours.recent_loss == (
+                None if theirs.recent_loss is None else pytest.approx(theirs.recent_loss, rel=1e-3)
+            )
+        ours, theirs = rung.curve[-1], alone.curve[-1]
+        assert ours.update_ratio == pytest.approx(theirs.update_ratio, rel=0.02)
+        assert ours.coherence == pytest.approx(theirs.coherence, abs=0.02)
+        assert ours.alignment == pytest.approx(theirs.alignment, abs=0.02)
+
+
+def test_small_models_are_stacked_and_large_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def counted(*arguments: Any) -> Any:
+        made.append(ladder_module_many(*arguments))
+        return made[-1]
+
+    ladder_module_many = ladder_module.many_trials
+    monkeypatch.setattr(ladder_module, "many_trials", counted)
+    model = Tiny(depth=1)
+    laddered(model, lr=1e-3)
+    assert [(type(trials), len(trials.models)) for trials in made] == [(TrialStack, 3)]
+    size = sum(p.numel() for p in model.parameters())
+    monkeypatch.setattr(ladder_module, "MOST_PARAMETERS", 2 * size)
+    laddered(model, lr=1e-3)
+    assert [len(trials.models) for trials in made[1:]] == [2, 1]
+    assert type(made[-1]) is LoneTrials
+    monkeypatch.setattr(ladder_module, "MOST_PARAMETERS", size)
+    assert len(laddered(model, lr=1e-3).rungs) == 3
+    assert len(made) == 3, "one by one"
+
+
+def test_the_largest_rate_is_the_largest_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = {1e-4: "slow", 3e-4: "trains", 1e-3: "collapses", 3e-3: "trains", 1e-2: "diverges"}
+    monkeypatch.setattr(ladder_module, "_try_all", _said(outcomes))
+    ladder = laddered(Tiny(depth=1), outcomes, lr=3e-4)
+    assert (ladder.largest_rate, ladder.warmup, ladder.warmup_steps) == (3e-3, "not needed", 0)
+    assert laddered(Tiny(depth=1), [1e-4, 1e-3], lr=3e-4).largest_rate is None
+
+
+def _said(outcomes: dict[float, str], rescued_by: int | None = None):
+    """A stand-in for trials: what comes of each rate, and of any ramp."""
+
+    def try_all(subject, anatomy, configs, progress, found) -> None:
+        for config in configs:
+            outcome = outcomes[config.lr]
+            if config.warmup and rescued_by is not None and config.warmup >= rescued_by:
+                outcome = "trains"
+            found.append(
+                Forecast(outcome, "so", config.optimizer, config.lr, config.warmup, config.steps, 2.4)
+            )
+
+    return try_all
+
+
+@pytest.mark.parametrize(
+    ("rescued_by", "words", "steps"),
+    [
+        (10, f"{STEPS // 2} steps", STEPS // 2),
+        (STEPS, f"{STEPS} steps", STEPS),
+        (None, "does not help", None),
+    ],
+)
+def test_a_wanted_rate_that_fails_is_tried_with_ramps(
+    monkeypatch: pytest.MonkeyPatch, rescued_by: int | None, words: str, steps: int | None
+) -> None:
+    monkeypatch.setattr(ladder_module, "_try_all", _said({1e-2: "collapses"}, rescued_by))
+    ladder = laddered(Tiny(depth=1), [1e-2], lr=1e-2)
+    assert ladder.warmup.startswith(words)
+    assert ladder.warmup_steps == steps
+    assert ladder.to_dict()["rungs"][0]["outcome"] == "collapses"
+
+
+def test_a_slow_rate_wants_no_warmup(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ladder_module, "_try_all", _said({1e-5: "slow"}))
+    ladder = laddered(Tiny(depth=1), [1e-5], lr=1e-5)
+    assert (ladder.warmup, ladder.warmup_steps) == ("not tried: the trial at 1e-05 is slow", None)
+
+
+@pytest.mark.parametrize("rates", [[], [0.0], [1e-3, -1.0], [math.nan], [math.inf], ["1e-3"], [True]])
+def test_rates_that_are_no_rates_are_refused(rates: list[Any]) -> None:
+    with pytest.raises(UsageError, match="positive number"):
+        laddered(Tiny(depth=1), rates)
+
+
+def test_the_model_and_the_generators_stay_as_they_were() -> None:
+    model = Tiny(depth=1).eval()
+    model.encoder.layers[0].train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    modes, state = [m.training for m in model.modules()], torch.get_rng_state()
+    laddered(model, lr=1e-2)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert modes == [m.training for m in model.modules()]
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(p.grad is None for p in model.parameters())
+
+
+class Uncopyable(Tiny):
+    def __deepcopy__(self, memo: object) -> "Uncopyable":
+        raise TypeError("a handle")
+
+
+@pytest.mark.parametrize("kind", ["cannot be copied", "holds on to the original", "cannot be stepped"])
+def test_what_cannot_be_stacked_is_tried_one_by_one(kind: str) -> None:
+    model = (Uncopyable if kind == "cannot be copied" else Tiny)(depth=1, dropout=0.0)
+    subject = subject_of(model)
+    if kind == "holds on to the original":
+        subject.loss_fn = lambda output, batch: next_token(model(batch), batch)
+    if kind == "cannot be stepped":
+        subject.loss_fn = lambda output, batch: next_token(output.detach(), batch)
+    before = model.head.weight.detach().clone()
+    ladder = forecast_ladder(subject, anatomy_of(model), TrialConfig(lr=1e-2), [1e-3, 1e-2])
+    assert [rung.lr for rung in ladder.rungs] == [1e-3, 1e-2]
+    for rung in ladder.rungs:
+        if kind == "cannot be stepped":
+            assert (rung.outcome, "does not require grad" in rung.reason) == ("not measured", True)
+        else:
+            assert rung.curve[-1].loss < rung.curve[0].loss
+    assert torch.equal(model.head.weight, before)
+
+
+def test_without_a_loss_or_steps_nothing_is_measured() -> None:
+    model = Tiny(depth=1)
+    ladder = forecast_ladder(subject_of(model, None), anatomy_of(model), TrialConfig(), [1e-3, 1e-2])
+    assert [rung.outcome for rung in ladder.rungs] == ["not measured"] * 2
+    assert (ladder.largest_rate, ladder.warmup_steps) == (None, None)
+    assert laddered(model, steps=0).rungs[0].reason == "no steps were asked for"
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+def test_an_interrupt_hands_over_the_rungs_that_were_tried(
+    monkeypatch: pytest.MonkeyPatch, stacked: bool
+) -> None:
+    model = Tiny(depth=1)
+    if not stacked:
+        monkeypatch.setattr(ladder_module, "MOST_PARAMETERS", 1)
+    told = []
+
+    def interrupt(step: int, steps: int) -> None:
+        told.append((step, steps))
+        if step >= 0.6 * steps:
+            raise KeyboardInterrupt
+
+    with pytest.raises(LadderInterrupted) as stop:
+        forecast_ladder(subject_of(model), anatomy_of(model), TrialConfig(), [1e-3, 1e-2], interrupt)
+    rungs = stop.value.ladder.rungs
+    assert told == sorted(told)
+    if stacked:
+        assert [rung.outcome for rung in rungs] == ["not measured"] * 2
+        assert rungs[0].curve[-1].step >= 15, "what was seen is kept"
+    else:
+        assert len(rungs) == 1
+        assert rungs[0].outcome != "not measured"
+    assert stop.value.ladder.warmup.startswith("not tried: interrupted after")
+
+
+def test_a_lost_rung_stops_early_and_the_others_go_on() -> None:
+    class Merged(Tiny):
+        def forward(self, ids_BT: torch.Tensor) -> torch.Tensor:
+            self.embedding.weight.data.sub_(self.embedding.weight.data.mean(0)).mul_(0).add_(1.0)
+            return super().forward(ids_BT)
+
+    model = Merged(depth=1)
+    ladder = laddered(model, lr=1e-3)
+    assert [(rung.outcome, rung.curve[-1].step) for rung in ladder.rungs] == [("collapses", 20)] * 3
+    healthy = laddered(Tiny(depth=1), [1e-3, 1e9], optimizer="sgd", lr=1e-3)
+    assert [rung.curve[-1].step >= STEPS for rung in healthy.rungs] == [True, False]
+    assert healthy.rungs[1].outcome == "diverges"
