@@ -8,6 +8,7 @@ import contextlib
 import importlib
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from normscope.maps.store import Counts, Crew, Store
 from normscope.maps.training import train_group
 
 POLL_SECONDS = 0.5
+CONNECT_SECONDS = 10.0
 GPU_SHARE = 0.25
 """Of a GPU for each task: Python, not the device, is what a small stack waits for."""
 
@@ -132,16 +134,35 @@ def _places(ray: Any, on_gpu: bool) -> int:
 def _cluster(address: str | None) -> Iterator[Any]:
     """The `ray` package, connected."""
     ray = require_ray()
+    address = address or os.environ.get("RAY_ADDRESS") or None
+    _require_listener(address)
     try:
         ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     except ConnectionError as error:
-        given = f"--ray-address {address}" if address else f"RAY_ADDRESS {os.environ.get('RAY_ADDRESS')}"
-        do = "start one with `ray start --head`, or leave the address out"
-        raise UsageError(given, "a Ray cluster that runs there", do) from error
+        raise _no_cluster(address, error) from error
     try:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _require_listener(address: str | None) -> None:
+    """Ray itself would ask an address where nobody answers for minutes."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if not (host and port.isdigit()):
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        raise _no_cluster(address, error) from error
+
+
+def _no_cluster(address: str | None, error: BaseException) -> UsageError:
+    if type(error.__cause__).__name__ == "AuthenticationError":  # Ray asks for it where an address is given
+        do = "set RAY_AUTH_MODE=token, with the cluster's token in ~/.ray/auth_token"
+        return UsageError(f"Ray address {address!r}", "the token of the cluster there", do)
+    do = "start one with `ray start --head`, or leave the address out"
+    return UsageError(f"Ray address {address!r}", "a cluster that answers there", do)
 
 
 def require_ray() -> Any:
@@ -151,6 +172,7 @@ def require_ray() -> Any:
         UsageError: it is not installed.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns
     try:
         return importlib.import_module("ray")
