@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from normscope.bench.cells import bench_cells
 from normscope.bench.check import bench_check
 from normscope.bench.forecast import bench_forecast
 from normscope.bench.nn import bench_nn
@@ -15,6 +16,7 @@ Row = dict[str, Any]
 """One line of a benchmark's table: what was measured, the figure, its target."""
 
 BENCHES: dict[str, Callable[[], list[Row]]] = {
+    "cells": bench_cells,
     "check": bench_check,
     "forecast": bench_forecast,
     "nn": bench_nn,
