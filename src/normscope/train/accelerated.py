@@ -1,25 +1,22 @@
-"""Several processes through accelerate: DDP, which copies the model to each, and FSDP2, which shards it.
+"""Several processes, joined by accelerate: DDP copies the model to each, FSDP2 shards it over all.
 
 Every process makes every batch and takes its share of the sequences, so that all together step on the batch
 that one process alone would step on.
 """
 
-from typing import Any, cast
+from typing import cast
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs, FullyShardedDataParallelPlugin
+from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
-from normscope.errors import UsageError
 from normscope.nn import Block
 from normscope.subjects import Batch, Subject, untouched
-from normscope.subjects.feed import map_tensors
-from normscope.train.batches import tensors_in
+from normscope.train.batches import require_share, share_of, weight_of
 from normscope.train.processes import Processes
-
-IGNORED = -100
-"""The label that cross-entropy leaves out."""
 
 
 class Accelerated(Processes):
@@ -28,14 +25,8 @@ class Accelerated(Processes):
     def __init__(self, parallel: str, device: str) -> None:
         self._parallel = parallel
         self._on_cpu = torch.device(device).type == "cpu"
-        options: dict[str, Any] = {"cpu": True} if self._on_cpu else {}
-        if parallel == "fsdp":
-            self._plugin = FullyShardedDataParallelPlugin(
-                fsdp_version=2, auto_wrap_policy="transformer_based_wrap", cpu_ram_efficient_loading=False
-            )
-            options["fsdp_plugin"] = self._plugin
         self._ddp = DistributedDataParallelKwargs()
-        self._accelerator = Accelerator(kwargs_handlers=[self._ddp], **options)
+        self._accelerator = Accelerator(cpu=self._on_cpu, kwargs_handlers=[self._ddp])
         self.rank, self.size = self._accelerator.process_index, self._accelerator.num_processes
 
     def device(self, wanted: str) -> str:
@@ -44,22 +35,21 @@ class Accelerated(Processes):
 
     def wrapped(self, subject: Subject) -> nn.Module:
         """The subject's model in DDP, or sharded block by block in place."""
-        self._require_share(subject.batch)
+        require_share(subject.batch, self.size)
         if self._parallel == "ddp":
             self._ddp.find_unused_parameters = _leaves_some_out(subject)
             return self._accelerator.prepare(subject.model)
-        self._plugin.transformer_cls_names_to_wrap = _block_names(subject.model)
-        # accelerate wants an optimiser beside; the trial makes its own, of the shards.
-        beside = torch.optim.SGD(subject.model.parameters(), lr=0.0)
-        model, _ = self._accelerator.prepare(subject.model, beside)
-        return model
+        # accelerate 1.15 itself shards on GPUs only; on CPUs it falls back to DDP without a word.
+        mesh = init_device_mesh(self._accelerator.device.type, (self.size,))
+        for block in _blocks(subject.model):
+            fully_shard(block, mesh=mesh)
+        fully_shard(subject.model, mesh=mesh)
+        return subject.model
 
     def loss(self, subject: Subject, model: nn.Module, batch: Batch) -> Tensor:
         """Of this process's sequences, weighed by their share of the labels that count."""
-        share = self._share(batch)
-        loss = subject.loss(share, model)
-        labels, own = _num_labels(batch), _num_labels(share)
-        return loss if labels is None or own is None else loss * (own * self.size / max(1, labels))
+        loss = subject.loss(share_of(batch, self.rank, self.size), model)
+        return loss * weight_of(batch, self.rank, self.size)
 
     def mean(self, value: float) -> float:
         """The mean of a number over all processes."""
@@ -87,40 +77,6 @@ class Accelerated(Processes):
         here = torch.tensor(values, dtype=torch.float64, device=self._accelerator.device)
         return cast(Tensor, self._accelerator.reduce(here, reduction="sum"))
 
-    def _require_share(self, batch: Batch) -> None:
-        rows = _num_rows(batch)
-        if rows % self.size:
-            raise UsageError(
-                f"a batch of {rows} sequences for {self.size} processes",
-                "as many sequences for each",
-                f"make --batch-size a multiple of {self.size}",
-            )
-
-    def _share(self, batch: Batch) -> Batch:
-        rows = _num_rows(batch)
-        part = rows // self.size
-        start = self.rank * part
-
-        def cut(tensor: Tensor) -> Tensor:
-            return tensor[start : start + part] if tensor.ndim and len(tensor) == rows else tensor
-
-        return cast(Batch, map_tensors(cut, batch))
-
-
-def _num_rows(batch: Batch) -> int:
-    """Sequences of a batch: the rows of its first tensor."""
-    return len(tensors_in(batch)[0])
-
-
-def _num_labels(batch: Batch) -> int | None:
-    """Labels that count; None where none is left out by `IGNORED`, or there are none by that name."""
-    labels = batch.get("labels") if isinstance(batch, dict) else None
-    return (
-        int((labels != IGNORED).sum())
-        if isinstance(labels, Tensor) and not labels.is_floating_point()
-        else None
-    )
-
 
 def _leaves_some_out(subject: Subject) -> bool:
     """Whether the loss does not reach some parameter, which DDP must be told."""
@@ -130,8 +86,8 @@ def _leaves_some_out(subject: Subject) -> bool:
         return any(p.grad is None for p in parameters)
 
 
-def _block_names(model: nn.Module) -> list[str]:
-    """Class names of the parts that are sharded one by one."""
-    if any(isinstance(module, Block) for module in model.modules()):
-        return [Block.__name__]
-    return list(getattr(model, "_no_split_modules", None) or [])
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    """The parts that are sharded one by one: the blocks of our models, of Hugging Face's and of PyTorch's."""
+    names = set(getattr(model, "_no_split_modules", None) or [])
+    kinds = (Block, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+    return [m for m in model.modules() if isinstance(m, kinds) or type(m).__name__ in names]

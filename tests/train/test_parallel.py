@@ -1,0 +1,92 @@
+"""Two processes of torchrun (gloo, CPU) take the steps that one takes, copied (DDP) or sharded (FSDP2)."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from together import COMMON, CONFIGS, train
+
+from normscope.errors import UsageError
+from normscope.train import RunConfig
+from normscope.train.batches import require_share, share_of, weight_of
+from normscope.train.joined import joined
+from normscope.train.processes import Processes
+
+HERE = Path(__file__).parent
+
+
+def torchrun(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words]
+    return subprocess.run(
+        command,
+        cwd=HERE,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+def curve(folder: Path) -> list[float]:
+    records = [json.loads(line) for line in (folder / "losses.jsonl").read_text().splitlines()]
+    return [value for record in records for name, value in record.items() if name != "step"]
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_step_as_one_and_go_on_to_the_bit(parallel: str, tmp_path: Path) -> None:
+    done = torchrun("together.py", parallel, str(tmp_path))
+    assert done.returncode == 0, done.stderr[-3000:]
+    for name, flat in CONFIGS.items():
+        config = RunConfig.from_dict(COMMON | flat)
+        train(config, tmp_path / name / "alone", Processes())
+        folders = {part: tmp_path / name / part for part in ("alone", "whole", "resumed")}
+        tolerance = 2e-2 if config.trial.precision == "bfloat16" else 2e-5
+        assert curve(folders["whole"]) == pytest.approx(curve(folders["alone"]), rel=tolerance), name
+        assert curve(folders["resumed"]) == curve(folders["whole"]), name
+        weights = {part: load_file(folder / "model/model.safetensors") for part, folder in folders.items()}
+        for key, alone in weights["alone"].items():
+            assert torch.equal(weights["resumed"][key], weights["whole"][key])
+            if (
+                config.trial.precision == "float32" and config.trial.optimizer == "sgd"
+            ):  # Adam divides by noise
+                torch.testing.assert_close(weights["whole"][key], alone, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 6])
+def test_shares_are_the_batch_and_their_weighted_losses_its_loss(size: int) -> None:
+    labels = torch.randint(5, (6, 7))
+    labels[torch.rand(6, 7) < 0.7] = -100
+    logits, mask = torch.randn(6, 7, 5), torch.ones(7, 7)
+    batch = {"logits": logits, "labels": labels, "mask": mask}
+    shares = [share_of(batch, rank, size) for rank in range(size)]
+    assert torch.equal(torch.cat([share["logits"] for share in shares]), logits)
+    assert all(share["mask"] is mask for share in shares)
+
+    def loss(part: dict) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(
+            part["logits"].flatten(0, 1), part["labels"].flatten(), reduction="sum"
+        ) / (part["labels"] != -100).sum().clamp_min(1)
+
+    parts = [loss(share) * weight_of(batch, rank, size) for rank, share in enumerate(shares)]
+    torch.testing.assert_close(sum(parts) / size, loss(batch))
+
+
+def test_a_batch_that_cannot_be_shared_is_said() -> None:
+    with pytest.raises(UsageError, match="a batch of 3 sequences for 2 processes") as error:
+        require_share(torch.zeros(3, 8), 2)
+    assert "\n" not in str(error.value)
+    require_share(torch.zeros(4, 8), 2)
+
+
+def test_without_accelerate_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    monkeypatch.delitem(sys.modules, "normscope.train.accelerated", raising=False)
+    with pytest.raises(UsageError, match=r"normscope\[train\]"), joined(None, "cpu"):
+        pass
