@@ -2,9 +2,9 @@
 
 The cells are runs of 300 steps of one shape (Post-LN decoder, depth 6, d = 32), four rates by four seeds,
 none stopped early. Ours is the local engine of `normscope map` with everything it does: measuring the stack,
-starting its workers, writing the store. Theirs is a fresh process of one thread for each cell, as many at once
-as there are cores, each training one cell as the map would. Stacking alone is shown too: K replicas in one
-warm process, one step of the stack in turn with one step of K lone trials.
+starting its workers, writing the store. Theirs is a fresh process of one thread for each cell, as many at
+once as there are cores, each training one cell as the map would. Stacking alone is shown too: K replicas in
+one warm process, one step of the stack in turn with one step of K lone trials.
 """
 
 from typing import Any
