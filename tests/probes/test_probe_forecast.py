@@ -439,7 +439,7 @@ def test_a_score_is_over_zero_where_a_run_is_said_to_train_and_nowhere_else() ->
     generator = random.Random(0)
     outcomes = set()
     for _ in range(2000):
-        first, half, last = sorted((generator.uniform(0.0, 3.0) for _ in range(3)), reverse=True)
+        first, half, last = sorted((generator.uniform(-0.5, 3.0) for _ in range(3)), reverse=True)
         diversity = 10 ** generator.uniform(-15, 0)
         looks = [
             ForecastStep(0, None, 3 + first, {"x": 0.5}),
@@ -451,7 +451,7 @@ def test_a_score_is_over_zero_where_a_run_is_said_to_train_and_nowhere_else() ->
                 {"x": diversity},
                 generator.uniform(-0.2, 1),
                 alignment=generator.uniform(-0.1, 0.2),
-                recent_loss=3 + last - generator.choice((0.0, 1.0)),
+                recent_loss=3 + last - generator.choice((0.0, 0.5)),
             ),
         ]
         said = decide(looks, 3.0)

@@ -152,6 +152,8 @@ def test_what_cannot_be_stacked_is_tried_one_by_one(kind: str) -> None:
         if kind == "cannot be stepped":
             assert (rung.outcome, "does not require grad" in rung.reason) == ("not measured", True)
         else:
+            config = TrialConfig(lr=rung.lr, steps=STEPS)
+            assert rung == forecast(subject, anatomy_of(model), config)
             assert rung.curve[-1].loss < rung.curve[0].loss
     assert torch.equal(model.head.weight, before)
 
