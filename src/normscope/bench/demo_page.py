@@ -27,7 +27,7 @@ class Row:
     diversities: list[str]
     outcome: str
     verdict: str
-    command: str
+    command: list[str]
 
 
 def render_page(story: Story) -> str:
@@ -69,8 +69,14 @@ def _row(story: Story, index: int) -> Row:
         diversities=[figure(value, 1) for value in story.diversities(index) if not math.isnan(value)],
         outcome=outcome,
         verdict=verdict,
-        command=condition.command(story.settings, story.settings.seeds[0]),
+        command=_parts(condition.command(story.settings, story.settings.seeds[0])),
     )
+
+
+def _parts(command: str) -> list[str]:
+    """A command and its options, for lines that do not break within one."""
+    first, *options = command.split(" --")
+    return [first, *(f"--{option}" for option in options)]
 
 
 def _losses(story: Story) -> Picture:

@@ -10,7 +10,7 @@ from rich.text import Text
 from normscope.cli.plot import Axes, Line, plot
 
 if TYPE_CHECKING:
-    from normscope.bench.demo import Story
+    from normscope.bench.demo import Course, Story
 
 COLOURS = ("red", "yellow", "cyan", "green", "magenta")
 _HEIGHT, _NARROW = 13, 76
@@ -42,7 +42,7 @@ def _head(story: "Story") -> Text:
 
 def _losses(story: "Story", width: int) -> Group:
     unigram = story.unigram_entropy
-    courses = [(index, course.smooth(story.settings.look)) for (index, _), course in story.courses.items()]
+    courses = [(index, course.smooth(story.settings.look)) for index, course in _from_below(story)]
     values = [loss for _, points in courses for _, loss in points if math.isfinite(loss)]
     level = unigram if unigram is not None else 3.0
     low, high = min([level - 0.5, *values]) - 0.1, level + 0.6
@@ -54,20 +54,28 @@ def _losses(story: "Story", width: int) -> Group:
     ]
     lines = [Line([(float(x), y) for x, y in points], COLOURS[index]) for index, points in courses]
     rows = plot(lines, Axes(0, story.settings.steps, low, high), width, _HEIGHT, ticks)
-    return Group(Text("loss in nats", style="bold"), *rows)
+    return Group(_title("loss in nats", story), *rows)
 
 
 def _diversities(story: "Story", width: int) -> Group:
     courses = [
-        (index, [(float(x), _log10(y)) for x, y in course.looks])
-        for (index, _), course in story.courses.items()
+        (index, [(float(x), _log10(y)) for x, y in course.looks]) for index, course in _from_below(story)
     ]
     low = min([-4.0, *(y for _, points in courses for _, y in points if math.isfinite(y))]) - 0.5
     powers = [-2.0 * k for k in range(-int(low) // 2 + 1)]
     ticks = [(power, "1" if power == 0 else f"1e{power:.0f}", "") for power in powers]
     lines = [Line(points, COLOURS[index]) for index, points in courses]
     rows = plot(lines, Axes(0, story.settings.steps, low, 0.3), width, _HEIGHT, ticks)
-    return Group(Text("token diversity of the last hidden state", style="bold"), *rows)
+    return Group(_title("token diversity of the last hidden state", story), *rows)
+
+
+def _from_below(story: "Story") -> list[tuple[int, "Course"]]:
+    """Conditions with their runs, the first one last: it is drawn over the others."""
+    return [(index, course) for (index, _), course in reversed(story.courses.items())]
+
+
+def _title(words: str, story: "Story") -> Text:
+    return Text.assemble((words, "bold"), (f"  steps 0 to {story.settings.steps}", "dim"))
 
 
 def _log10(value: float) -> float:

@@ -62,7 +62,8 @@ class Files:
 
 @functools.lru_cache(maxsize=_MAPS)
 def _mapped(file: FileState) -> np.ndarray:
-    return np.memmap(file.path, dtype=np.uint8, mode="r", shape=(file.size,))
+    mapped = np.memmap(file.path, dtype=np.uint8, mode="r", shape=(file.size,))
+    return mapped.view(np.ndarray)  # slices of a plain array are made faster
 
 
 def state_of(path: Path) -> FileState:
