@@ -13,7 +13,7 @@ from normscope.train.prepare import prepared
 from normscope.train.processes import Processes
 from normscope.train.run import Every
 
-COMMON = {"steps": 6, "lr": 1e-2, "batch_size": 4, "seq_len": 16}
+COMMON = {"steps": 4, "lr": 1e-2, "batch_size": 4, "seq_len": 16}
 SIZES = "depth=2,width=16,heads=2,context=32"
 CONFIGS = {
     "tied": {"model": f"nn:decoder,{SIZES},tie=true", "accumulation": 2, "schedule": "cosine", "clip": 0.5},
@@ -21,7 +21,7 @@ CONFIGS = {
     "sphere": {"model": f"nn:decoder,{SIZES},scheme=ngpt", "precision": "bfloat16"},
     "momentum": {"model": f"nn:decoder,{SIZES},scheme=deepnorm", "optimizer": "sgd", "lr": 0.1},
 }
-STOP = 3
+STOP = 2
 PARALLEL = sys.argv[1] if __name__ == "__main__" else ""
 
 
@@ -42,7 +42,13 @@ def stop(trial: Trial) -> None:
 
 def train(config: RunConfig, folder: Path, processes: Processes, *observers: object) -> None:
     """To the end."""
-    options = {"folder": folder, "resume": True, "every": Every(steps=STOP), "processes": processes}
+    options = {
+        "folder": folder,
+        "resume": True,
+        "validate_every": 2,
+        "every": Every(steps=STOP),
+        "processes": processes,
+    }
     with prepared(config, observers=observers, **options) as run:
         assert sharded(run.trial.bare_model) == (PARALLEL == "fsdp" and processes.size > 1)
         run.go()
