@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from normscope.bench.process import circumstances
 from normscope.subjects.text import load_text
-from normscope.train import RunConfig, Trial
-from normscope.train.prepare import prepared
+from normscope.train import RunConfig, Trial, prepared
 from normscope.train.view import Lines
 
 BATCH, TOKENS = 4, 64

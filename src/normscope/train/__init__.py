@@ -4,6 +4,8 @@ from normscope.train.config import OPTIMIZERS, PRECISIONS, SCHEDULES, TrialConfi
 from normscope.train.copying import working_copy
 from normscope.train.many import LoneTrials, Trials, many_trials
 from normscope.train.optim import build_optimizers, hidden_matrices
+from normscope.train.prepare import prepared
+from normscope.train.run import Every, Run
 from normscope.train.run_config import RunConfig
 from normscope.train.schedule import rate_factor, warmup_factor
 from normscope.train.stack import TrialStack
@@ -19,8 +21,10 @@ __all__ = [
     "PRECISIONS",
     "SCHEDULES",
     "TRUTH_STEPS",
+    "Every",
     "LoneTrials",
     "Observer",
+    "Run",
     "RunConfig",
     "Stopped",
     "Trial",
@@ -34,6 +38,7 @@ __all__ = [
     "in_flushed_thread",
     "last_loss",
     "many_trials",
+    "prepared",
     "rate_factor",
     "trains",
     "unlike",

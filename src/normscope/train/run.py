@@ -115,7 +115,7 @@ class Run:
     def _loop(self, checkpoint: Callable[[], None]) -> None:
         self.processes.take_device()
         try:
-            if self.trial.step == 0:
+            if not self.validations:  # the first of them is before the first step
                 self._validate()
             while self.trial.step < self.config.trial.steps and not self.hopeless:
                 stop, due = self.processes.any((_asked_to_stop(checkpoint), self._is_due()))
