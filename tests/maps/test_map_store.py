@@ -8,7 +8,9 @@ import random
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -231,35 +233,57 @@ def test_a_full_disk_is_said_and_what_was_finished_stays(store: Store) -> None:
         assert again.counts().done == 8
 
 
-def test_a_read_only_store_is_shown_and_not_written(store: Store) -> None:
-    """As an ordinary user, whom file modes hold back."""
-    store.settle("settings", {"steps": 8})
-    path, folder = store.path, store.path.parent
-    store.close()
-    path.chmod(0o444)
-    folder.chmod(0o555)
-    for parent in folder.parents:
-        if parent.stat().st_uid == os.getuid() and parent != Path("/"):
-            parent.chmod(parent.stat().st_mode | 0o011)
-    code = (
-        "import sys; from normscope.maps import Store; from pathlib import Path\n"
-        "from normscope.errors import UsageError\n"
-        "with Store(Path(sys.argv[1]), reading=True) as store: print(len(store.records()))\n"
-        "try:\n    Store(Path(sys.argv[1])).settle('x', 1)\n"
-        "except UsageError as error: print(error)\n"
-    )
-    who = {"user": "nobody"} if os.getuid() == 0 else {}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False, **who
-        )
-    finally:
-        folder.chmod(0o755)
-        path.chmod(0o644)
-    assert done.returncode == 0, done.stderr
-    shown, refused = done.stdout.splitlines()
-    assert shown == "16"
-    assert "can be written" in refused
+def as_an_ordinary_user(tell: Callable[[], str]) -> str:
+    """What `tell()` says in a process that file modes hold back: root is not."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = "nothing"
+        try:
+            if os.getuid() == 0:
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+            said = tell()
+        except BaseException as error:
+            said = repr(error)
+        finally:
+            os.write(writer, said.encode())
+            os._exit(0)
+    os.close(writer)
+    with open(reader, encoding="utf-8") as pipe:
+        said = pipe.read()
+    os.waitpid(child, 0)
+    return said
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_read_only_store_is_shown_and_not_written(writable: bool) -> None:
+    def tell() -> str:
+        with Store(path, reading=True) as store:
+            shown = len(store.records())
+        try:
+            with Store(path) as store:
+                store.settle("x", 1)
+        except UsageError as error:
+            return f"{shown}, {error}"
+        return f"{shown}, written"
+
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "map.sqlite"
+        with Store(path) as store:
+            store.enrol(in_crews(CELLS, 4))
+        path.chmod(0o666 if writable else 0o444)
+        Path(name).chmod(0o777 if writable else 0o555)
+        said = as_an_ordinary_user(tell)
+        Path(name).chmod(0o755)
+        with Store(path) as store:
+            assert store.note("x") == (1 if writable else None)
+    if writable:
+        assert said == "16, written"
+    else:
+        assert said.startswith(f'16, store "{path}"')
+        assert "can be written" in said
 
 
 def test_another_grid_has_no_place_in_the_store(tmp_path: Path) -> None:
