@@ -1,0 +1,138 @@
+"""Remedies are tried on the intended run, ranked, and nothing that was tried is lost."""
+
+from collections.abc import Callable
+
+import pytest
+from remedy_subjects import CONFIG, fingerprint, given, same
+
+from normscope.errors import UsageError
+from normscope.probes import Forecast
+from normscope.rules.remedies import REMEDIES, RemediesInterrupted, Rescue, try_remedies, trying
+from normscope.train import TrialConfig
+
+SETTINGS = ("warm-up", "lower-rate", "clip", "adam-eps")
+Say = Callable[[TrialConfig], Forecast]
+
+
+def said(outcome: str, score: float | None = None) -> Forecast:
+    return Forecast(outcome, "because", "adamw", 1e-2, 0, 4, 3.0, (), score)  # type: ignore[arg-type]
+
+
+FAILS = said("collapses", -2.0)
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Say], list[TrialConfig]]:
+    """Forecasts by a function of the settings; the list of the settings that were asked for."""
+    asked: list[TrialConfig] = []
+
+    def install(say: Say) -> list[TrialConfig]:
+        def forecast(subject, anatomy, config, progress=None):
+            asked.append(config)
+            if progress is not None:
+                progress(0, config.steps)
+            return say(config)
+
+        monkeypatch.setattr(trying, "forecast", forecast)
+        return asked
+
+    return install
+
+
+def names(rescue: Rescue) -> list[str]:
+    return [attempt.name for attempt in rescue.attempts]
+
+
+def tried(*remedies: str, before: Forecast = FAILS, **options) -> Rescue:
+    return try_remedies(*given("nn-post"), CONFIG, before, names=remedies or SETTINGS, **options)
+
+
+def by_setting(config: TrialConfig) -> Forecast:
+    if config.clip:
+        return said("trains", 2.0)
+    if config.lr < CONFIG.lr:
+        return said("trains", 0.2)
+    return said("slow", 1.0) if config.eps else said("collapses", -1.0)
+
+
+def test_the_surest_comes_first_then_slow_then_failing_then_what_does_not_apply(stand_in) -> None:
+    stand_in(by_setting)
+    rescue = tried(*SETTINGS, "final-norm")
+    assert names(rescue) == ["clip", "lower-rate", "adam-eps", "warm-up", "final-norm"]
+    assert [a.status for a in rescue.attempts] == ["rescues", "rescues", "slow", "fails", "not applicable"]
+    assert rescue.best is rescue.attempts[0]
+
+
+def test_of_two_that_are_as_sure_the_smaller_change_comes_first(stand_in) -> None:
+    stand_in(lambda config: said("trains", 1.0))
+    assert names(tried("qk-norm", "small-init", "clip")) == ["clip", "small-init", "qk-norm"]
+
+
+def test_nothing_is_tried_on_a_run_that_does_not_fail(stand_in) -> None:
+    for outcome in ("trains", "slow", "undecided", "not measured"):
+        asked = stand_in(by_setting)
+        rescue = tried(before=said(outcome))
+        assert (rescue.attempts, asked) == ((), [])
+        assert outcome in rescue.reason
+        assert rescue.best is None
+
+
+def test_a_run_that_needs_warm_up_is_tried(stand_in) -> None:
+    stand_in(by_setting)
+    assert len(tried(before=said("needs-warmup")).attempts) == len(SETTINGS)
+
+
+def test_a_long_warm_up_is_compressed_into_the_trial(stand_in) -> None:
+    asked = stand_in(by_setting)
+    tried("warm-up")
+    assert [(c.warmup, c.steps) for c in asked] == [(CONFIG.steps, CONFIG.steps * 3 // 2)]
+
+
+def test_pairs_are_tried_where_nothing_helps_alone_and_only_there(stand_in, monkeypatch) -> None:
+    few = {name: REMEDIES[name] for name in ("warm-up", "small-init")}
+    monkeypatch.setattr(trying, "REMEDIES", few)
+    monkeypatch.setattr(trying, "COMBINED", ("small-init",))
+    stand_in(lambda config: said("trains", 1.0) if config.warmup else FAILS)
+    assert "small-init + warm-up" not in names(try_remedies(*given("nn-post"), CONFIG, FAILS))
+    stand_in(lambda config: FAILS)
+    rescue = try_remedies(*given("nn-post"), CONFIG, FAILS)
+    assert sorted(names(rescue)) == ["small-init", "small-init + warm-up", "warm-up"]
+    assert rescue.best is None
+
+
+def test_ctrl_c_keeps_what_was_tried(stand_in) -> None:
+    def say(config: TrialConfig) -> Forecast:
+        if config.clip:
+            raise KeyboardInterrupt
+        return by_setting(config)
+
+    stand_in(say)
+    with pytest.raises(RemediesInterrupted) as caught:
+        tried()
+    assert names(caught.value.rescue) == ["lower-rate", "warm-up"]
+    assert caught.value.rescue.reason == "interrupted after 2 of 4 remedies"
+
+
+def test_progress_names_the_remedy_and_its_place(stand_in) -> None:
+    stand_in(by_setting)
+    seen: list[tuple[str, int, int]] = []
+    tried("warm-up", "clip", progress=lambda *said: seen.append(said))
+    assert seen[0] == ("remedy warm-up", 0, 2)
+    assert seen[-1] == (f"remedy clip, step 0 of {CONFIG.steps}", 1, 2)
+
+
+def test_an_unknown_remedy_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match=r"'warmup'.*nearest name is \"warm-up\""):
+        tried("warmup")
+
+
+def test_trying_leaves_the_model_and_the_generators() -> None:
+    subject, anatomy = given("hand-post")
+    before = fingerprint(subject.model)
+    config = TrialConfig(optimizer="sgd", lr=1e4, steps=2)
+    rescue = try_remedies(subject, anatomy, config, FAILS, names=("clip", "pre-ln", "output-bias"))
+    assert len(rescue.attempts) == 3
+    assert all(attempt.forecast is not None for attempt in rescue.attempts)
+    after = fingerprint(subject.model)
+    for part in before:
+        assert same(before[part], after[part]), part
