@@ -123,6 +123,13 @@ def test_validation_keeps_the_last_pairs() -> None:
     assert held_out is not None
     assert fed(corpus) == fed(corpus_of())[:30]
     assert fed(held_out) == fed(corpus_of())[30:]
+    for each in (corpus, held_out):
+        drawn = {
+            tuple(row[row != IGNORED].tolist())
+            for ids, _ in itertools.islice(each.batches(8, 0), 60)
+            for row in ids
+        }
+        assert drawn == {tuple(ids) for ids, _ in fed(each)}
     assert corpus.unigram_entropy != corpus_of().unigram_entropy
 
 
