@@ -40,7 +40,7 @@ class Looks:
 
 def all_alike(diversity: float | None) -> str | None:
     """Why a run with this token diversity is certain to fail, None where it is not."""
-    if diversity is None or diversity > ALIKE:  # a diversity that is not a number is left to the loss
+    if diversity is None or not diversity <= ALIKE:  # not a number: left to the loss
         return None
     return f"token diversity {diversity:.1e}: every token looks the same"
 

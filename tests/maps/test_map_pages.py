@@ -1,0 +1,327 @@
+"""What a map shows: table, picture, page, JSON, Parquet; and the command line around them."""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from small_maps import small_grid
+
+from normscope.cli.main import run
+from normscope.cli.map_progress import Clock, duration
+from normscope.maps import Cell, Counts, Owner, Record, Result, Store
+from normscope.maps.curves import MOST_VERTICES, thinned
+from normscope.maps.draw import DIVERGING, draw_map, palette, scale, style
+from normscope.maps.export import to_dict, to_json, write_parquet
+from normscope.maps.page import Sheet, render_page, render_png
+from normscope.maps.run import prepare
+from normscope.maps.table import edge, excess, tabulate
+from normscope.maps.words import short, signed, summary, terminal_table, told
+
+UNIGRAM = 3.0
+GRID = small_grid(depths=[1, 2], seeds=[0, 1], warmups=[0, 5])
+EDGE = {("post", 1): 3e-3, ("post", 2): None, ("pre", 1): 3e-2, ("pre", 2): 1e-2}
+
+
+def made_up(cell: Cell, state: str = "done") -> Record:
+    """A result that trains up to `EDGE`, but for seed 1 one rate less; and one loss that is not finite."""
+    if state != "done":
+        return Record(cell, state, None, "<b>its reason</b>" if state == "crashed" else None)
+    limit = EDGE[cell.scheme, cell.depth] or 0.0
+    trains = cell.lr < limit or (cell.lr == limit and (cell.seed == 0 or cell.warmup == 5))
+    broken = cell.scheme == "post" and cell.lr == 3e-2
+    last = math.nan if broken else UNIGRAM - 0.5 if trains else UNIGRAM + cell.lr
+    losses = (5.5, *([last] * (1 if broken else 25)))
+    return Record(
+        cell,
+        "done",
+        Result(
+            losses=losses, unigram_entropy=UNIGRAM, verdict="trains" if trains else "fails",
+            certain_at=2 if broken else None, certain="the loss is not finite" if broken else None,
+            stopped=broken, seconds=1.0, stack=2, versions={"torch": "2", "python": "3"},
+        ),
+    )  # fmt: skip
+
+
+RECORDS = [made_up(cell) for cell in GRID.cells]
+SETTINGS = {
+    "model": "nn:<decoder>", "model width": 8, "optimizer": "adamw", "steps": 26, "device": "cpu",
+    "data": "a text, 2 sequences of 8 tokens, 0123456789abcdef", "schedule": "constant", "clip": 1.0,
+    "precision": "bfloat16", "accumulation": 2,
+}  # fmt: skip
+
+
+def sheet(records: list[Record] = RECORDS) -> Sheet:
+    verdicts = [record.result.verdict for record in records if record.result]
+    counts = Counts(
+        done=len(verdicts), waiting=sum(r.state == "waiting" for r in records),
+        crashed=sum(r.state == "crashed" for r in records),
+        trains=verdicts.count("trains"), fails=verdicts.count("fails"),
+    )  # fmt: skip
+    return Sheet(records, SETTINGS, counts, {"size": 2}, "normscope map --text 'a <b>.txt'")
+
+
+def test_the_table_is_the_records_by_place() -> None:
+    table = tabulate(RECORDS)
+    assert [(p.scheme, p.warmup) for p in table.panels] == [
+        ("post", 0), ("pre", 0), ("post", 5), ("pre", 5),
+    ]  # fmt: skip
+    assert (table.depths, table.rates, table.seeds) == ((1, 2), (1e-3, 3e-3, 1e-2, 3e-2), (0, 1))
+    for panel in table.panels:
+        for row in panel.points:
+            for point in row:
+                found = [
+                    r for r in RECORDS
+                    if (r.cell.scheme, r.cell.warmup, r.cell.depth, r.cell.lr)
+                    == (panel.scheme, panel.warmup, point.depth, point.lr)
+                ]  # fmt: skip
+                assert list(point.records) == found
+                trained = [r.result.verdict == "trains" for r in found]
+                assert point.verdict == ("trains" if all(trained) else "mixed" if any(trained) else "fails")
+
+
+def test_the_edge_is_the_largest_rate_that_trains_with_every_seed() -> None:
+    below = {3e-3: 1e-3, 1e-2: 3e-3, 3e-2: 1e-2, None: None}
+    for panel in tabulate(RECORDS).panels:
+        for row in panel.points:
+            limit = EDGE[panel.scheme, row[0].depth]
+            assert edge(row) == (limit if panel.warmup == 5 else below[limit])
+
+
+def test_excess_is_of_the_last_twenty_losses() -> None:
+    record = made_up(GRID.cells[0])
+    losses = (9.0, *range(20))
+    changed = Record(record.cell, "done", Result(**vars(record.result) | {"losses": losses}))
+    assert excess(changed) == pytest.approx(9.5 - UNIGRAM)
+    assert excess(made_up(next(c for c in GRID.cells if c.scheme == "post" and c.lr == 3e-2))) == math.inf
+
+
+def test_what_is_missing_or_crashed_is_told_apart_from_what_fails() -> None:
+    records = [made_up(cell) for cell in GRID.cells[4:]]
+    records += [made_up(GRID.cells[0], "waiting"), made_up(GRID.cells[2], "crashed")]
+    (row, *_), *_ = (panel.points for panel in tabulate(records).panels if panel.scheme == "post")
+    assert [point.verdict for point in row][:2] == ["missing", "crashed"]
+
+
+def test_losses_under_and_over_the_unigram_entropy_differ_for_every_eye() -> None:
+    """As luminance and blue against red-and-green: what a person without red or green cones has left."""
+    colours, norm = palette(), scale(tabulate(RECORDS).points)
+    assert norm(0.0) == pytest.approx(0.5)
+    under, over = colours(norm(-0.3)), colours(norm(0.3))
+    assert under[2] > under[0] + 0.2
+    assert over[0] > over[2] + 0.2
+    assert len(DIVERGING) % 2 == 1, "one colour is the middle"
+
+
+def test_the_picture_has_every_cell_and_the_line_of_every_panel() -> None:
+    from matplotlib import rc_context
+    from matplotlib.patches import Rectangle
+
+    table = tabulate(RECORDS)
+    with rc_context(style()):
+        figure = draw_map(table)
+    ids = [
+        patch.get_gid() for place in figure.axes for patch in place.patches if isinstance(patch, Rectangle)
+    ]
+    cells = [name for name in ids if name and name.startswith("cell-")]
+    assert cells == [f"cell-{i}" for i in range(len(table.points))]
+    for place, panel in zip(figure.axes, table.panels, strict=False):
+        line = place.lines[-1]
+        for y, row in enumerate(panel.points):
+            largest = edge(row)
+            x = -0.5 if largest is None else table.rates.index(largest) + 0.5
+            assert set(line.get_xdata()[2 * y : 2 * y + 2]) == {x}
+    png = render_png(sheet())
+    assert png.startswith(b"\x89PNG")
+    assert png == render_png(sheet()), "the same map, the same picture"
+
+
+def test_the_page_is_one_file_that_loads_nothing_and_escapes_names() -> None:
+    page = render_page(sheet([*RECORDS[:-1], made_up(GRID.cells[-1], "crashed")]))
+    assert page == render_page(sheet([*RECORDS[:-1], made_up(GRID.cells[-1], "crashed")]))
+    assert "<script" not in page
+    assert "nn:&lt;decoder&gt;" in page
+    assert "&lt;b&gt;its reason" in page
+    assert "<b>its reason" not in page
+    assert set(re.findall(r'(?:src|href)="(?!#|data:)([^"]*)"', page)) == set()
+    assert "normscope map --text &#39;a &lt;b&gt;.txt&#39;" in page
+
+
+def test_each_cell_of_the_page_tells_its_own_story() -> None:
+    table = tabulate(RECORDS)
+    svg = re.search(r"<svg.*?</svg>", render_page(sheet()), flags=re.DOTALL)[0]
+    tree = ET.fromstring(svg)
+    titles = {
+        group.get("id"): group.find("{http://www.w3.org/2000/svg}title").text
+        for group in tree.iter("{http://www.w3.org/2000/svg}g")
+        if (group.get("id") or "").startswith("cell-")
+    }
+    words = [told(panel, point) for panel in table.panels for row in panel.points for point in row]
+    assert titles == {f"cell-{i}": said for i, said in enumerate(words)}
+
+
+def test_a_map_without_a_result_has_a_page_too() -> None:
+    page = render_page(sheet([made_up(cell, "waiting") for cell in GRID.cells]))
+    assert "No cell is done yet" in page
+
+
+def test_json_holds_every_cell_and_no_number_that_json_does_not_know(tmp_path: Path) -> None:
+    written = json.loads(to_json(sheet()), parse_constant=lambda word: pytest.fail(word))
+    assert written == json.loads(json.dumps(to_dict(sheet())))
+    assert [cell["key"] for cell in written["cells"]] == [cell.key for cell in GRID.cells]
+    assert {cell["loss"] for cell in written["cells"] if cell["certain"]} == {None}
+    assert {(e["scheme"], e["depth"]): e["largest_rate"] for e in written["edges"] if e["warmup"]} == EDGE
+
+
+def test_parquet_holds_cells_and_curves_bit_for_bit(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    records = [*RECORDS[:-1], made_up(GRID.cells[-1], "waiting")]
+    write_parquet(sheet(records), tmp_path / "map.parquet")
+    rows = parquet.read_table(tmp_path / "map.parquet").to_pylist()
+    assert len(rows) == len(records)
+    for row, record in zip(rows, records, strict=True):
+        assert json.loads(row["config"]) == record.cell.config.to_dict()
+        assert row["lr"] == record.cell.lr
+        if record.result is None:
+            assert row["losses"] is row["verdict"] is None
+        else:
+            assert repr(tuple(row["losses"])) == repr(record.result.losses)
+
+
+def test_the_terminal_shows_every_figure() -> None:
+    from rich.console import Console
+
+    table = tabulate(RECORDS)
+    console = Console(width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(terminal_table(table))
+    lines = console.export_text().splitlines()
+    console.file.close()
+    assert len(lines) >= 1 + sum(len(panel.points) for panel in table.panels)
+    first = next(line for line in lines if line.startswith("post"))
+    assert first.split()[:3] == ["post", "0", "1"]
+    assert first.split()[3:] == ["●−0.50", "◐−0.25", "○+0.01", "○nan", "1e-3"]
+    assert "64 of 64" in "\n".join(summary(table, sheet().counts, SETTINGS))
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [(1e-4, "1e-4"), (0.00259, "2.6e-3"), (0.03, "3e-2"), (0.5, "0.5"), (3.0, "3")]
+)
+def test_rates_are_short(value: float, words: str) -> None:
+    assert short(value) == words
+    assert float(words) == pytest.approx(value, rel=0.01)
+
+
+def test_signs_are_always_there() -> None:
+    assert [signed(v) for v in (0.123, -0.5, math.inf)] == ["+0.12", "−0.50", "not finite"]
+
+
+def test_a_thinned_curve_keeps_its_mean_and_leaves_out_what_is_not_finite() -> None:
+    losses = [float(i % 7) for i in range(300)]
+    steps, means = thinned([*losses, math.inf])
+    assert len(steps) == len(means) == MOST_VERTICES
+    assert sum(means) / len(means) == pytest.approx(sum(losses) / len(losses))
+    assert sum(steps) / len(steps) == pytest.approx(150.5)
+    assert thinned([math.nan]) == ([], [])
+
+
+def test_the_time_left_follows_the_work_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    clock = Clock()
+    assert "left" not in clock.line(Counts(waiting=4, share=0.2))
+    now = 130.0
+    assert "about 90 s left" in clock.line(Counts(waiting=3, done=1, share=0.4, trains=1))
+    assert duration(600) == "10 min"
+    assert duration(7200) == "2.0 h"
+
+
+# The command line -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    """A store with made-up results, as a map leaves it."""
+    path = tmp_path / "map.sqlite"
+    cells = small_grid(seeds=[0]).cells
+    with Store(path) as store:
+        prepare(store, cells, stack=4, workers=1)
+        owner = Owner.here()
+        while crew := store.claim(owner):
+            store.finish(owner, crew, [made_up(cell).result for cell in crew.cells])
+    return path
+
+
+def test_a_store_alone_is_shown_again(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [stored.with_name(name) for name in ("page.html", "map.png", "map.parquet")]
+    words = ["--format", "json", "--output", files[0], "--png", files[1], "--parquet", files[2]]
+    before = stored.read_bytes()
+    assert run(["map", "--store", str(stored), *map(str, words)]) == 0
+    assert len(json.loads(capsys.readouterr().out)["cells"]) == 8
+    assert all(path.stat().st_size > 1000 for path in files)
+    assert stored.read_bytes() == before
+
+
+def test_a_finished_map_is_not_trained_again(
+    stored: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("subprocess.Popen", lambda *words, **more: pytest.fail("a worker was started"))
+    axes = ["--schemes", "post,pre", "--depths", "1", "--lrs", "1e-3,3e-3,1e-2,3e-2", "--steps", "8"]
+    small = ["--model", "nn:decoder", "--width", "8", "--heads", "1", "--batch-size", "2", "--seq-len", "8"]
+    assert run(["map", *axes, *small, "--store", str(stored)]) == 0
+    assert "8 of 8 done" in capsys.readouterr().out
+    assert stored.with_suffix(".html").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["--lrs", "0"], "positive"),
+        (["--lrs", "1e-3:1e-1"], "FIRST:LAST:COUNT"),
+        (["--schemes", "deepnrom"], "deepnorm"),
+        (["--depths", "0"], "from 1"),
+        (["--lrs", "1e-3", "--engine", "rya"], "ray"),
+        (["--lrs", "1e-3", "--optimizer", "adamm"], "adam"),
+        (["--lrs", "1e-3", "--output", "nowhere/map.html"], "nowhere"),
+        (["--lrs", "1e-3", "--text", "nowhere.txt"], "nowhere.txt"),
+        (["--lrs", "1e-3", "--model", "nn:decoder,widht=8"], "width"),
+        (["--schemes", "pre", "--model", "hf:gpt2"], "--schemes"),
+        (["--lrs", "1e-3", "--width", "8", "--model", "hf:gpt2"], "--width"),
+        ([], "map.sqlite"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(
+    words: list[str], hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["map", *words]) == 2
+    said = capsys.readouterr().err.strip()
+    assert said.count("\n") == 0
+    assert hint in said
+
+
+def test_a_text_that_is_too_short_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "short.txt").write_text("too short")
+    store = str(tmp_path / "map.sqlite")
+    assert run(["map", "--lrs", "1e-3", "--text", str(tmp_path / "short.txt"), "--store", store]) == 2
+    assert "seq-len" in capsys.readouterr().err
+
+
+def test_another_grid_on_the_store_is_one_line(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = stored.read_bytes()
+    assert run(["map", "--lrs", "1e-3", "--store", str(stored)]) == 2
+    assert "its cells were trained with" in capsys.readouterr().err
+    assert stored.read_bytes() == before
+
+
+def test_help_is_quick_and_names_every_axis() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "normscope", "map", "--help"], capture_output=True, text=True, check=True,
+        env=os.environ | {"COLUMNS": "120"},
+    )  # fmt: skip
+    for option in ("--schemes", "--depths", "--lrs", "--warmups", "--seeds", "--store", "--no-early-stop"):
+        assert option in done.stdout
