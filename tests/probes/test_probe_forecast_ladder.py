@@ -9,7 +9,8 @@ import torch
 from test_probe_forecast import Tiny, anatomy_of, next_token, subject_of
 
 from normscope.errors import UsageError
-from normscope.probes import Forecast, LadderInterrupted, forecast, forecast_ladder
+from normscope.probes import Forecast, ForecastStep, LadderInterrupted, forecast, forecast_ladder
+from normscope.probes.forecast_ladder import ahead
 from normscope.train import LoneTrials, TrialConfig, TrialStack
 
 ladder_module: Any = importlib.import_module("normscope.probes.forecast_ladder")
@@ -23,13 +24,16 @@ def laddered(model: Tiny, rates=RATES, **options):
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd", "muon"])
 @pytest.mark.parametrize("warmup", [0, 5])
-def test_each_rung_is_what_a_forecast_of_its_own_says(optimizer: str, warmup: int) -> None:
+def test_stacked_rungs_are_what_lone_ones_are(
+    monkeypatch: pytest.MonkeyPatch, optimizer: str, warmup: int
+) -> None:
     model = Tiny(depth=1, dropout=0.0)
     ladder = laddered(model, optimizer=optimizer, warmup=warmup, lr=1e-3)
     assert [rung.lr for rung in ladder.rungs] == [3e-5, 1e-3, 1e-2], "ascending, each once"
-    for rung in ladder.rungs:
-        config = TrialConfig(optimizer=optimizer, warmup=warmup, lr=rung.lr, steps=STEPS)
-        alone = forecast(subject_of(model), anatomy_of(model), config)
+    monkeypatch.setattr(ladder_module, "many_trials", LoneTrials)
+    for rung, alone in zip(
+        ladder.rungs, laddered(model, optimizer=optimizer, warmup=warmup, lr=1e-3).rungs, strict=True
+    ):
         assert (rung.outcome, rung.steps, rung.warmup) == (alone.outcome, STEPS, warmup)
         assert [look.step for look in rung.curve] == [look.step for look in alone.curve]
         for ours, theirs in zip(rung.curve, alone.curve, strict=True):
@@ -43,6 +47,16 @@ def test_each_rung_is_what_a_forecast_of_its_own_says(optimizer: str, warmup: in
         assert ours.update_ratio == pytest.approx(theirs.update_ratio, rel=0.02)
         assert ours.coherence == pytest.approx(theirs.coherence, abs=0.02)
         assert ours.alignment == pytest.approx(theirs.alignment, abs=0.02)
+
+
+def test_a_rung_is_trained_and_looked_at_as_a_forecast_is() -> None:
+    model = Tiny(depth=1, dropout=0.0)
+    for rung in laddered(model, lr=1e-3).rungs:
+        alone = forecast(subject_of(model), anatomy_of(model), TrialConfig(lr=rung.lr, steps=STEPS))
+        looks = {look.step: look for look in alone.curve}
+        for look in (look for look in rung.curve if look.step in (0, STEPS // 2, STEPS)):
+            assert look.loss == pytest.approx(looks[look.step].loss, rel=1e-3)
+            assert look.diversity == pytest.approx(looks[look.step].diversity, rel=0.02)
 
 
 def test_small_models_are_stacked_and_large_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,6 +126,39 @@ def test_a_slow_rate_wants_no_warmup(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ladder_module, "_try_all", _said({1e-5: "slow"}))
     ladder = laddered(Tiny(depth=1), [1e-5], lr=1e-5)
     assert (ladder.warmup, ladder.warmup_steps) == ("not tried: the trial at 1e-05 is slow", None)
+
+
+def rung_of(lr: float, *losses: float, outcome: str = "trains", step: int = 10) -> Forecast:
+    """A rung with a mean loss after each 10 steps."""
+    looks = [ForecastStep(0, None, 5.6, {"x": 0.5})]
+    for i, loss in enumerate(losses, start=1):
+        looks.append(ForecastStep(step * i, loss, loss, {"x": 0.5}, 0.9, alignment=0.1, recent_loss=loss))
+    return Forecast(outcome, "so", "adamw", lr, 0, 30, 3.0, tuple(looks), 0.5)
+
+
+def test_a_larger_rate_is_looked_up_where_it_is_as_far_in_rate_times_steps() -> None:
+    low, high = rung_of(1e-4, 5.5, 5.4, 5.3), rung_of(1e-3, 5.2, 4.4, 3.8)
+    assert ahead(low, [low, high]) == pytest.approx(3.8), "step 25 of 30, the middle of the last ten"
+    assert ahead(low, [low, rung_of(1.25e-3, 5.2, 4.4, 3.8)]) == pytest.approx(4.1), "step 20: half way"
+    assert ahead(low, [low, rung_of(9e-4, 5.2, 4.4, 3.8)]) is None, "not as far"
+    assert ahead(low, [low, rung_of(2e-3, 5.2, 4.4, 3.8)]) is None, "in its first steps"
+    assert ahead(low, [low, rung_of(1e-3, 5.2, 6.4, 7.8)]) is None, "too large a rate"
+    assert ahead(low, [rung_of(1.1e-3, 5.0, 4.0, 3.0), high, low]) == pytest.approx(3.8), "the smallest"
+    assert ahead(high, [low, high]) is None
+
+
+def test_a_slow_rate_is_found_out_by_a_larger_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rungs(loss: float):
+        def try_all(subject, anatomy, configs, progress, found) -> None:
+            found.extend([rung_of(1e-4, 5.5, 5.2, 4.6), rung_of(1e-3, 5.2, 4.5, loss)])
+
+        return try_all
+
+    for loss, outcome in ((3.1, "trains"), (4.5, "slow")):
+        monkeypatch.setattr(ladder_module, "_try_all", rungs(loss))
+        ladder = laddered(Tiny(depth=1), [1e-4, 1e-3], lr=1e-3)
+        assert [rung.outcome for rung in ladder.rungs] == [outcome, "trains"]
+        assert (ladder.rungs[0].score > 0) == (outcome == "trains")
 
 
 @pytest.mark.parametrize("rates", [[], [0.0], [1e-3, -1.0], [math.nan], [math.inf], ["1e-3"], [True]])
@@ -201,7 +248,7 @@ def test_a_lost_rung_stops_early_and_the_others_go_on() -> None:
 
     model = Merged(depth=1)
     ladder = laddered(model, lr=1e-3)
-    assert [(rung.outcome, rung.curve[-1].step) for rung in ladder.rungs] == [("collapses", 20)] * 3
+    assert [(rung.outcome, rung.curve[-1].step) for rung in ladder.rungs] == [("collapses", STEPS - 10)] * 3
     healthy = laddered(Tiny(depth=1), [1e-3, 1e9], optimizer="sgd", lr=1e-3)
     assert [rung.curve[-1].step >= STEPS for rung in healthy.rungs] == [True, False]
     assert healthy.rungs[1].outcome == "diverges"

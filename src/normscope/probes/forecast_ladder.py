@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -12,13 +13,16 @@ from normscope.anatomy import Anatomy
 from normscope.errors import UsageError
 from normscope.probes.forecast import as_forecast, can_be_told, forecast, interrupted, why_not_tried
 from normscope.probes.forecast_record import Forecast, LadderForecast, LadderInterrupted
-from normscope.probes.forecast_rule import Decision
-from normscope.probes.forecast_watch import Progress, Watch, loss_of, short, watched
+from normscope.probes.forecast_rule import Decision, decide
+from normscope.probes.forecast_watch import RECENT, Progress, Watch, loss_of, short, watched
 from normscope.subjects import Subject, untouched
 from normscope.train import TrialConfig, endless, in_flushed_thread, many_trials, working_copy
 
-LADDER_STEPS = 30
+LADDER_STEPS = 36
 """Steps of a rung, at least: a pace over 10 of 20 steps is less sure."""
+
+LADDER_BATCHES = 4
+"""Batches whose token gradients are compared on a rung: there are many rungs."""
 
 RAMPS = (0.5, 1.0)
 """Warm-ups that are tried where the wanted rate fails, in lengths of the trial."""
@@ -54,6 +58,7 @@ def forecast_ladder(
     rungs: list[Forecast] = []
     try:
         _try_all(subject, anatomy, [dataclasses.replace(longer, lr=rate) for rate in ladder], told, rungs)
+        rungs = [_compared(rung, rungs) for rung in rungs]
         words, steps = _warmup(subject, anatomy, longer, rungs, told)
     except KeyboardInterrupt as stop:
         words = (
@@ -108,6 +113,48 @@ def _replicas(subject: Subject, configs: Sequence[TrialConfig]) -> int:
     return max(1, min(len(configs), MOST_PARAMETERS // sum(p.numel() for p in subject.model.parameters())))
 
 
+def _compared(rung: Forecast, rungs: Sequence[Forecast]) -> Forecast:
+    """The forecast of a rung that is well, judged again with what larger rates tell of its pace."""
+    found = ahead(rung, rungs)
+    if rung.outcome not in ("trains", "slow") or found is None:
+        return rung
+    decision = decide(rung.curve, rung.unigram_entropy, warmup=rung.warmup, ahead=found)
+    return dataclasses.replace(rung, outcome=decision.outcome, reason=decision.reason, score=decision.score)
+
+
+def ahead(rung: Forecast, rungs: Sequence[Forecast]) -> float | None:
+    """Where `rung` will be at the end of a run, as the losses of larger rates tell; None where they do not.
+
+    While a model is well, rate × steps says how far it is: at 10 times the rate, step 25 stands for step 250.
+    Takes the smallest rate that has gone far enough, and its loss there, between the looks' mean losses. A
+    loss over the rung's own is that of a rate too large to tell.
+    """
+    own = rung.curve[-1].recent_loss if rung.curve else None
+    for other in sorted(rungs, key=lambda each: each.lr):
+        step = FAR * rung.lr / other.lr
+        seen = [(look.step - min(RECENT, look.step) / 2, look.recent_loss) for look in other.curve[1:]]
+        pairs = [(middle, loss) for middle, loss in seen if loss is not None]
+        if own is not None and other.lr > rung.lr and pairs and FIRST <= step <= pairs[-1][0]:
+            found = _between(pairs, step)
+            return found if found is not None and found <= own else None
+    return None
+
+
+FAR = 250.0
+"""Steps whose way is looked up; a larger rate gets along a little less well than rate × steps says."""
+
+FIRST = 15.0
+"""Step before which a loss tells of the first steps alone."""
+
+
+def _between(pairs: Sequence[tuple[float, float]], step: float) -> float | None:
+    """The loss at `step`, on straight lines between `pairs` of step and loss."""
+    for (start, before), (end, after) in itertools.pairwise(pairs):
+        if start <= step <= end:
+            return before + (after - before) * (step - start) / (end - start)
+    return None
+
+
 def _part(progress: Progress, done: int, size: int, parts: int) -> Progress:
     return lambda step, steps: progress(done * steps + size * step, parts * steps)
 
@@ -131,7 +178,7 @@ def _stacked(
                 return None
             torch.manual_seed(configs[0].seed)
             shorts = [short(config, config.warmup) for config in configs]
-            curves.extend(Watch(subject, anatomy, m, c) for m, c in zip(models, shorts, strict=True))
+            curves.extend(_watch(subject, anatomy, m, c) for m, c in zip(models, shorts, strict=True))
             batches = [endless(subject.batches) for _ in models]
             trials = many_trials(models, batches, loss_of(subject), shorts)
             return watched(trials, curves, checkpoint, progress)
@@ -151,6 +198,12 @@ def _stacked(
     for config, watch, decision in zip(configs, curves, decisions or (), strict=False):
         found.append(as_forecast(decision, subject, config, watch.curve))
     return decisions is not None
+
+
+def _watch(subject: Subject, anatomy: Anatomy, model: nn.Module, config: TrialConfig) -> Watch:
+    """With no more looks than the rule needs: half way, near the end, and there."""
+    looks = {max(1, config.steps // 2), max(1, config.steps - 10)}
+    return Watch(subject, anatomy, model, config, looks=looks, batches=LADDER_BATCHES)
 
 
 @contextlib.contextmanager

@@ -22,6 +22,9 @@ LEARNT = 0.1  # nats under the unigram entropy: the model uses its context
 TIME_CONSTANT = 80.0  # steps in which what the loss has over the unigram entropy must fall by a factor of e
 AGREEMENT = 0.3  # of that pace, that a pull of 1 makes up for: what agrees on parting tokens speeds up
 ARRIVED = 1 / 3  # of that excess left: pace tells no more
+NEAR = 0.28  # nats over the unigram entropy, from which a run goes on to get under it
+LEAD = 5.0  # of that pace, a nat that a run at a larger rate is nearer than that,
+MOST_LEAD = 0.5  # and no more: nearer says only that the frequencies are learnt
 BEGUN = 0.5  # nats of that excess at the start, under which there is no pace to be seen
 DEAD = 1e-10  # token diversity that no run came back from; float32 tells tokens apart to about 1e-14
 SUNK = 2e-6  # diversity under which one run of ours in 40 came back (from 7e-7)
@@ -29,7 +32,7 @@ TRANSIENT = 20  # steps in which diversity may fall by decades; later, a fall go
 PARTED = 1e-3  # diversity over which tokens need no more parting
 FAINT = 1e-5  # diversity below which a run that does not part its tokens is said to have collapsed
 ALIGNED = 3.0  # what alignment weighs against coherence: the one is small where the other is not
-ENOUGH = 0.05  # pull, coherence + 3·alignment, that parts tokens further: noise has less
+ENOUGH = 0.03  # pull, coherence + 3·alignment, that parts tokens further: noise has less
 DOUBT = 0.03  # within this of it the trial goes on
 
 
@@ -49,7 +52,12 @@ class Decision:
 
 
 def decide(
-    curve: Sequence[ForecastStep], unigram_entropy: float | None, *, tokens: bool = True, warmup: int = 0
+    curve: Sequence[ForecastStep],
+    unigram_entropy: float | None,
+    *,
+    tokens: bool = True,
+    warmup: int = 0,
+    ahead: float | None = None,
 ) -> Decision:
     """The outcome of a trial from what was seen on the way, its last state above all.
 
@@ -59,6 +67,8 @@ def decide(
         tokens: whether the model is fed token ids. Batches of anything else (noise with random labels, often)
             need not agree on anything, so that "trains" is not claimed and only a dead end is called one.
         warmup: steps of linear warm-up in the trial.
+        ahead: loss of the same model at a larger rate, where it has gone as far as this run will in 300
+            steps, see `forecast_ladder.ahead`; None where it is unknown.
     """
     first, last = curve[0], curve[-1]
     losses = [last.loss] if last.train_loss is None else [last.loss, last.train_loss]
@@ -67,7 +77,7 @@ def decide(
     if 0 < (WORSE if tokens else BLOWN_UP) * first.loss < min(losses):
         change = f"from {first.loss:.2f} to {last.loss:.2f}"
         return Decision("diverges", f"the loss went {change} in {last.step} steps", score=WORST)
-    margins = _margins(curve, unigram_entropy, warmup)
+    margins = _margins(curve, unigram_entropy, warmup, ahead)
     score = max(WORST, min(margins.values())) if margins else None
     if last.diversity and (margins["life"] <= 0 if tokens else last_diversity(last) <= DEAD):
         return _collapsed(curve, score)
@@ -83,7 +93,9 @@ WORST = -3.0
 """The lowest score: a run that is lost altogether."""
 
 
-def _margins(curve: Sequence[ForecastStep], unigram_entropy: float | None, warmup: int) -> dict[str, float]:
+def _margins(
+    curve: Sequence[ForecastStep], unigram_entropy: float | None, warmup: int, ahead: float | None
+) -> dict[str, float]:
     """Those margins that could be measured, each over 0 in a run that trains."""
     margins: dict[str, float] = {}
     seen = [pulled for pulled in map(pull, curve) if pulled is not None]
@@ -95,6 +107,8 @@ def _margins(curve: Sequence[ForecastStep], unigram_entropy: float | None, warmu
     found = pace(curve, unigram_entropy, warmup)
     if found is not None:
         margins["pace"] = found + AGREEMENT * mean - 1
+        if ahead is not None and unigram_entropy is not None:
+            margins["pace"] += min(MOST_LEAD, LEAD * (NEAR - (ahead - unigram_entropy)))
     return margins
 
 
@@ -196,7 +210,7 @@ def _slow(curve: Sequence[ForecastStep], margin: float) -> Decision:
     first, last = curve[0], curve[-1]
     said = (
         f"no sign of failure, but the loss falls from {first.loss:.2f} to {last.recent_loss:.2f} in "
-        f"{last.step} steps, {1 + margin:.2f} of the pace that gets under the unigram entropy in 300"
+        f"{last.step} steps: too slowly to get under the unigram entropy in 300 (score {margin:.2f})"
     )
     return Decision("slow", said, score=max(WORST, margin))
 

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -39,13 +39,20 @@ def short(config: TrialConfig, warmup: int) -> TrialConfig:
 
 @dataclass
 class Watch:
-    """One trial and what was seen of it."""
+    """One trial and what was seen of it.
+
+    Attributes:
+        looks: after which steps to look, beside the last; None for the usual ones.
+        batches: how many are compared at the end.
+    """
 
     subject: Subject
     anatomy: Anatomy
     model: nn.Module
     config: TrialConfig
     curve: list[ForecastStep] = field(default_factory=list)
+    looks: Set[int] | None = None
+    batches: int = COHERENCE_BATCHES
 
     @property
     def decision(self) -> Decision:
@@ -88,7 +95,7 @@ class Watch:
         return first is not None and not first.is_floating_point() and not first.is_complex()
 
     def _sample(self) -> list[Batch]:
-        return list(itertools.islice(endless(self.subject.batches), COHERENCE_BATCHES))
+        return list(itertools.islice(endless(self.subject.batches), self.batches))
 
 
 def watched(
@@ -120,7 +127,8 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def _advance(trials: Trials, watches: Sequence[Watch], last: int) -> bool:
     """One step, with a look after it when it is time or when the loss is gone; False: nothing to learn."""
-    stepped, looking = list(trials.live), trials.step + 1 in {*_looks(watches[0].config.steps), last}
+    looks = _looks(watches[0].config.steps) if watches[0].looks is None else watches[0].looks
+    stepped, looking = list(trials.live), trials.step + 1 in {*looks, watches[0].config.steps, last}
     ratios = {k: UpdateRatio(watches[k].model) for k in stepped} if looking else {}
     for ratio in ratios.values():
         ratio.before()
