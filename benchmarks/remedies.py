@@ -5,8 +5,9 @@
     python benchmarks/remedies.py fill                      # train all the rest
     python benchmarks/remedies.py tune                      # the cells that the order was set by, all of it
 
-Rows go to benchmarks/remedies.jsonl; what is there is not done again. `normscope bench remedies` shows what
-comes of them. `rank` after a change of the forecast: delete the rows of kind "forecast" first.
+Rows go to src/normscope/bench/remedies_truth.jsonl; what is there is not done again. `normscope bench
+remedies` shows what comes of them. Before `rank` after a change of the forecast, delete the rows of kind
+"forecast".
 """
 
 import argparse
@@ -16,10 +17,9 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from normscope.bench.remedies import FILE, kept
-from normscope.bench.remedies_cells import Cell, held_out, read, settings_of, truth, tuning
-from normscope.probes import forecast
-from normscope.rules.remedies import REMEDIES, NotApplicable, try_remedies
+from normscope.bench.remedies import FILE, kept, ranked_now
+from normscope.bench.remedies_cells import Cell, held_out, read, truth, tuning
+from normscope.rules.remedies import REMEDIES, NotApplicable
 
 
 def write(kind: str, cell: Cell, **row: Any) -> None:
@@ -59,23 +59,18 @@ def rank(cells: Iterable[Cell]) -> None:
 
 
 def _forecast(cell: Cell) -> None:
-    subject, anatomy = read(cell)
-    before = forecast(subject, anatomy, settings_of(cell))
-    # A failing run that is forecast to train would not be rescued at all: here every remedy is tried anyway.
-    failing = before if before.failed else dataclasses.replace(before, outcome="plateau")
-    found = try_remedies(subject, anatomy, settings_of(cell), failing)
+    start = time.perf_counter()
     attempts = [
         {
-            "names": list(a.names),
-            "status": a.status,
-            "score": None if a.forecast is None else a.forecast.score,
-            "seconds": round(a.seconds, 1),
-            "reason": a.reason,
+            "names": list(attempt.names),
+            "status": attempt.status,
+            "score": None if attempt.forecast is None else attempt.forecast.score,
+            "reason": attempt.reason,
         }
-        for a in found.attempts
+        for attempt in ranked_now(cell).attempts
     ]
-    write("forecast", cell, before=before.outcome, attempts=attempts)
-    print(cell.words, before.outcome, [(a["names"], a["status"], a["score"]) for a in attempts], flush=True)
+    write("forecast", cell, seconds=round(time.perf_counter() - start, 1), attempts=attempts)
+    print(cell.words, [(a["names"], a["status"], a["score"]) for a in attempts], flush=True)
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """The whole way, Subject to Report: read, probe, forecast, judge."""
 
+import dataclasses
 import platform
 import time
 from collections import Counter
@@ -167,6 +168,8 @@ def check(
         )
     rates = tuple(forecast_rates)
     _require_steps(steps, rates, try_remedies)
+    for rate in rates:  # UsageError before the long work
+        dataclasses.replace(config, lr=rate)
     run = _Run(
         subject, config, Spending(account), parse_codes(select), parse_codes(ignore), rates, try_remedies
     )

@@ -7,6 +7,7 @@ from normscope.bench.cells import bench_cells
 from normscope.bench.check import bench_check
 from normscope.bench.forecast import bench_forecast
 from normscope.bench.nn import bench_nn
+from normscope.bench.remedies import bench_remedies
 from normscope.bench.slopes import bench_slopes
 from normscope.bench.spectra import bench_spectra
 from normscope.bench.train import bench_train
@@ -20,6 +21,7 @@ BENCHES: dict[str, Callable[[], list[Row]]] = {
     "check": bench_check,
     "forecast": bench_forecast,
     "nn": bench_nn,
+    "remedies": bench_remedies,
     "slopes": bench_slopes,
     "spectra": bench_spectra,
     "train": bench_train,

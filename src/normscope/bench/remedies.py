@@ -1,17 +1,28 @@
-"""`normscope bench remedies`: does the first-ranked remedy rescue a run? By 300 real steps, held out."""
+"""`normscope bench remedies`: does the first-ranked remedy rescue a run? By 300 real steps, held out.
+
+What training came to is kept in remedies_truth.jsonl, with the ranking of each cell as it was then, which
+
+    python benchmarks/remedies.py rank
+
+makes. One cell is ranked again now.
+"""
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import normscope
-from normscope.bench.remedies_cells import Cell
+from normscope.bench.remedies_cells import Cell, held_out, read, settings_of
+from normscope.probes import forecast
+from normscope.rules.remedies import REMEDIES, Rescue, try_remedies
 
-FILE = Path(normscope.__file__).parents[2] / "benchmarks" / "remedies.jsonl"
-"""Kept rows, written by benchmarks/remedies.py: the truth of a run, and the ranking of its remedies."""
+FILE = Path(__file__).parent / "remedies_truth.jsonl"
+"""Rows of kind "truth" (300 steps of a cell with some remedies, none of them: as it is) and "forecast" (the
+ranking)."""
 TARGET = 0.85
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -54,3 +65,88 @@ def kept() -> Kept:
     if not FILE.exists():
         return Kept(())
     return Kept([json.loads(line) for line in FILE.read_text(encoding="utf-8").splitlines()])
+
+
+def ranked_now(cell: Cell) -> Rescue:
+    """Every remedy forecast on a cell, whatever the forecast of the cell as it is says."""
+    subject, anatomy = read(cell)
+    before = forecast(subject, anatomy, settings_of(cell))
+    return try_remedies(subject, anatomy, settings_of(cell), before, whatever=True)
+
+
+def bench_remedies() -> list[Row]:
+    """Rows of what was measured, the figure, the target and how."""
+    known, cells = kept(), held_out()
+    return [_first(known, cells), *_each(known, cells), _again(known, cells)]
+
+
+def _first(known: Kept, cells: Sequence[Cell]) -> Row:
+    """Of the failing cells that some remedy rescues, the share that the first-ranked one does."""
+    failing = [cell for cell in cells if known.truth(cell, ()) and not known.trains(cell, ())]
+    ranked = [c for c in failing if known.order(c) and known.truth(c, known.order(c)[0]) is not None]
+    saved = [cell for cell in ranked if known.rescuers(cell)]
+    hits = [cell for cell in saved if known.trains(cell, known.order(cell)[0])]
+    low, high = interval(len(hits), len(saved))
+    missed = "; ".join(cell.words for cell in saved if cell not in hits)
+    return {
+        "what": "held-out failing cells that some remedy rescues: the first-ranked one does",
+        "figure": f"{len(hits)} of {len(saved)} (95 %: {low:.2f} … {high:.2f})",
+        "target": f"≥ {TARGET:g}",
+        "how": f"kept truth, {len(cells)} cells, {len(failing)} fail, {len(ranked)} ranked"
+        + (f"; missed: {missed}" if missed else ""),
+    }
+
+
+def _each(known: Kept, cells: Sequence[Cell]) -> list[Row]:
+    """For each remedy, how often it rescues by training and how often its forecast was right."""
+    rows = []
+    for name in REMEDIES:
+        trained = [c for c in cells if not known.trains(c, ()) and _steps(known.truth(c, (name,)))]
+        rescued = [cell for cell in trained if known.trains(cell, (name,))]
+        told = [(_says(known, cell, name), cell in rescued) for cell in trained]
+        right = [said == came for said, came in told if said is not None]
+        if trained:
+            rows.append(
+                {
+                    "what": f"{name}: rescues, of the failing cells it was trained on",
+                    "figure": f"{len(rescued)} of {len(trained)}",
+                    "target": "",
+                    "how": f"its forecast was right in {sum(right)} of {len(right)}",
+                }
+            )
+    return rows
+
+
+def _steps(row: Row | None) -> int:
+    return 0 if row is None else int(row.get("steps", 0))
+
+
+def _says(known: Kept, cell: Cell, name: str) -> bool | None:
+    """Whether the kept forecast of a remedy says that it rescues; None where there is none."""
+    row = known.ranking(cell)
+    found = [a["status"] for a in row["attempts"] if a["names"] == [name]] if row else []
+    return found[0] == "rescues" if found else None
+
+
+def _again(known: Kept, cells: Sequence[Cell]) -> Row:
+    """The first ranked cell, ranked again now: is the kept ranking that of this code?"""
+    cell = next((cell for cell in cells if known.order(cell)), cells[0])
+    best = ranked_now(cell).attempts[0].names
+    before = known.order(cell)
+    return {
+        "what": f"ranked again now: {cell.words}",
+        "figure": " + ".join(best),
+        "target": " + ".join(before[0]) if before else "",
+        "how": "every remedy forecast in this run; the target is the kept first",
+    }
+
+
+def interval(hits: int, trials: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share."""
+    if trials == 0:
+        return 0.0, 1.0
+    z, share = 1.96, hits / trials
+    middle = share + z * z / (2 * trials)
+    half = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
+    scale = 1 + z * z / trials
+    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)

@@ -10,7 +10,7 @@ from normscope.errors import UsageError, suggest
 KEYS = (
     *("optimizer", "lr", "warmup", "steps", "seed", "device", "dtype", "batch_size", "seq_len", "text"),
     *("source", "target", "images"),
-    *("format", "fail_on", "select", "ignore", "budget"),
+    *("format", "fail_on", "select", "ignore", "budget", "forecast", "rates", "try_remedies"),
 )
 
 

@@ -46,5 +46,8 @@ def page() -> str:
 
 
 def _section(rule: Rule, heading: str) -> str:
-    body = "\n\n".join(f"**{title}.** {getattr(rule, field)}" for title, field in _PARTS)
+    parts = [f"**{title}.** {getattr(rule, field)}" for title, field in _PARTS]
+    if rule.remedies:
+        parts.append(f"**Tried by `check --try-remedies`.** {', '.join(rule.remedies)}.")
+    body = "\n\n".join(parts)
     return f"{heading} {rule.code} {rule.name}\n\n{body}\n"

@@ -124,6 +124,8 @@ def try_remedies(
     before: Forecast,
     progress: Progress | None = None,
     names: Iterable[str] | None = None,
+    *,
+    whatever: bool = False,
 ) -> Rescue:
     """Forecast the intended run with each remedy that can be applied, on copies, and rank what rescues it.
 
@@ -132,13 +134,14 @@ def try_remedies(
         before: the forecast of the run as it is; where that does not fail nothing is tried.
         progress: called as `progress(words, done, total)` before each trial and at each of its steps.
         names: of `REMEDIES`; all of them where None.
+        whatever: try them also where `before` does not fail.
 
     Raises:
         UsageError: a name that is no remedy.
         RemediesInterrupted: Ctrl-C; its `.rescue` holds what was tried.
     """
     plan = [(name,) for name in _known(names)]
-    if not needs_rescue(before):
+    if not (whatever or needs_rescue(before)):
         return Rescue((), f"nothing to rescue: the forecast of the run as it is says {before.outcome}")
     tell = progress or (lambda words, done, total: None)
     attempts: list[Attempt] = []

@@ -1,0 +1,141 @@
+"""`check(…, forecast_rates=…, try_remedies=True)`: trials beside the intended run, and what they leave."""
+
+import copy
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+from small_models import MODELS
+from torch import Tensor
+
+import normscope
+from normscope import pipeline
+from normscope.probes import Forecast, LadderForecast, LadderInterrupted
+from normscope.report.schema import schema
+from normscope.rules.remedies import Attempt, RemediesInterrupted, Rescue
+
+BATCH = torch.randint(0, 256, (2, 16))
+ATTEMPT = Attempt(("clip",), None, "a reason", 0.1)
+
+
+def said(outcome: str) -> Forecast:
+    return Forecast(outcome, "because", "adamw", 3e-4, 0, 2, 3.0)  # type: ignore[arg-type]
+
+
+def checked(**options: Any) -> normscope.Report:
+    return normscope.check(MODELS["pre"](), BATCH, steps=2, budget="fast", **options)
+
+
+@pytest.fixture
+def trials(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Stand-ins for the trials; what they were asked for."""
+    asked: dict[str, Any] = {}
+
+    def ladder(subject, anatomy, config, rates, progress):
+        asked["rates"] = rates
+        progress(1, 4)
+        return LadderForecast((said("trains"),), 3e-4, "not needed", 0)
+
+    def remedies(subject, anatomy, config, before, progress):
+        asked["before"] = before.outcome
+        progress("remedy clip", 0, 1)
+        return Rescue((ATTEMPT,))
+
+    monkeypatch.setattr(pipeline, "forecast_ladder", ladder)
+    monkeypatch.setattr(pipeline, "try_remedies", remedies)
+    monkeypatch.setattr(pipeline, "forecast", lambda *given: said("collapses"))
+    return asked
+
+
+def test_neither_is_tried_unless_asked_for(trials: dict[str, Any]) -> None:
+    report = checked()
+    assert (report.ladder, report.remedies, trials) == (None, None, {})
+    assert {"rates", "remedies"}.isdisjoint(report.cost)
+
+
+def test_both_are_in_the_report_and_in_the_cost(trials: dict[str, Any]) -> None:
+    report = checked(forecast_rates=[1e-3, 1e-4], try_remedies=True)
+    assert trials == {"rates": (1e-3, 1e-4), "before": "collapses"}
+    assert report.ladder is not None
+    assert report.remedies == Rescue((ATTEMPT,))
+    assert {"rates", "remedies"} <= set(report.cost)
+    assert report.verdict == "will fail"  # a way out does not make the intended run a good one
+    jsonschema.validate(json.loads(report.to_json()), schema())
+
+
+def test_progress_counts_every_stage_once(trials: dict[str, Any]) -> None:
+    seen: list[tuple[str, int, int]] = []
+    checked(forecast_rates=[1e-3], try_remedies=True, progress=lambda *told: seen.append(told))
+    places = [done for _, done, _ in seen]
+    assert places == sorted(places)
+    assert {total for *_, total in seen} == {seen[-1][1]}
+    assert "remedy clip (1 of 1)" in [words for words, *_ in seen]
+
+
+@pytest.mark.parametrize("name", ["forecast_ladder", "try_remedies"])
+def test_ctrl_c_keeps_what_was_tried(
+    name: str, trials: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ladder, rescue = LadderForecast((said("trains"),), 3e-4, "not tried", None), Rescue((ATTEMPT,), "cut")
+
+    def stop(*given: Any) -> None:
+        raise LadderInterrupted(ladder) if name == "forecast_ladder" else RemediesInterrupted(rescue)
+
+    monkeypatch.setattr(pipeline, name, stop)
+    with pytest.raises(normscope.CheckInterrupted) as caught:
+        checked(forecast_rates=[1e-3], try_remedies=True)
+    report = caught.value.report
+    assert report.forecast is not None
+    if name == "forecast_ladder":
+        assert (report.ladder, report.remedies) == (ladder, None)
+    else:
+        assert report.remedies == rescue
+    jsonschema.validate(json.loads(report.to_json()), schema())
+
+
+@pytest.mark.parametrize("options", [{"forecast_rates": [1e-3]}, {"try_remedies": True}])
+def test_trials_without_steps_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(normscope.UsageError, match="real steps"):
+        normscope.check(MODELS["pre"](), BATCH, steps=0, **options)
+
+
+def test_a_rate_that_is_not_positive_is_refused() -> None:
+    with pytest.raises(normscope.UsageError, match="positive"):
+        checked(forecast_rates=[1e-3, -1.0])
+
+
+def test_the_whole_way_on_a_run_that_fails() -> None:
+    model = MODELS["post-encoder"]()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    twin = copy.deepcopy(model)
+    report = normscope.check(
+        model,
+        BATCH,
+        optimizer="sgd",
+        lr=1e4,
+        steps=2,
+        budget="fast",
+        forecast_rates=[1e-4, 1e4],
+        try_remedies=True,
+    )
+    assert report.forecast is not None
+    assert report.forecast.outcome == "diverges"
+    assert report.ladder is not None
+    assert [rung.lr for rung in report.ladder.rungs] == [1e-4, 1e4]
+    assert report.remedies is not None
+    found = {attempt.name: attempt.status for attempt in report.remedies.attempts}
+    assert found["adam-eps"] == "not applicable"
+    assert found["pre-ln"] != "not applicable"
+    jsonschema.validate(json.loads(report.to_json()), schema())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    logits: list[Tensor] = [each.eval()(BATCH) for each in (model, twin)]
+    assert torch.equal(*logits)
+
+
+def test_a_healthy_run_has_nothing_to_rescue() -> None:
+    report = checked(try_remedies=True)
+    assert report.remedies is not None
+    assert report.remedies.attempts == ()
+    assert "nothing to rescue" in report.remedies.reason

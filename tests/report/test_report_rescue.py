@@ -1,0 +1,109 @@
+"""Remedies that were tried and other rates, in the terminal, on the page and in the JSON."""
+
+import json
+import re
+from dataclasses import replace
+
+import jsonschema
+import pytest
+from handmade_reports import report
+
+from normscope.probes import Forecast, ForecastStep, LadderForecast
+from normscope.report import text_report
+from normscope.report.schema import schema
+from normscope.rules.remedies import REMEDIES, Attempt, Rescue
+
+
+def rung(lr: float, outcome: str, loss: float, score: float | None = 1.0) -> Forecast:
+    curve = (ForecastStep(0, None, 5.5, {"layers": 0.5}), ForecastStep(20, loss, loss, {"layers": 1e-3}))
+    return Forecast(outcome, f"{outcome} <b>so</b>", "adam", lr, 0, 20, 3.31, curve, score)  # type: ignore[arg-type]
+
+
+LADDER = LadderForecast(
+    (rung(1e-4, "slow", 5.1), rung(1e-3, "trains", 3.0), rung(1e-2, "diverges", float("inf"), -3.0)),
+    1e-3,
+    "10 steps: without one, it fails",
+    10,
+)
+RESCUE = Rescue(
+    (
+        Attempt(("pre-ln",), rung(1e-2, "trains", 3.1, 2.0), "no sign of failure", 1.5),
+        Attempt(("deepnorm", "warm-up"), rung(1e-2, "trains", 3.2), "well", 1.5),
+        Attempt(("clip",), rung(1e-2, "collapses", 3.4, -1.0), "as before", 1.5),
+        Attempt(("qk-norm",), None, "the <i>maps</i> were not found", 0.0),
+    )
+)
+FULL = replace(report(), ladder=LADDER, remedies=RESCUE)
+NONE = replace(report(), remedies=Rescue((), "nothing to rescue: the forecast says trains"))
+LOST = replace(report(), remedies=Rescue(RESCUE.attempts[2:]))
+EMPTY = replace(report(), ladder=LadderForecast((), None, "not tried: interrupted after 0 of 3 rates", None))
+
+
+@pytest.mark.parametrize("one", [FULL, NONE, LOST, EMPTY], ids=["full", "none", "lost", "empty"])
+def test_all_are_in_the_schema_and_can_be_shown(one) -> None:
+    data = json.loads(one.to_json())
+    jsonschema.validate(data, schema())
+    assert one.to_html() == one.to_html()
+    assert text_report(one)
+
+
+def test_json_has_the_best_first_with_all_there_is_to_it() -> None:
+    data = json.loads(FULL.to_json())
+    assert data["remedies"]["best"] == ["pre-ln"]
+    assert [a["status"] for a in data["remedies"]["attempts"]] == [
+        "rescues",
+        "rescues",
+        "fails",
+        "not applicable",
+    ]
+    assert data["remedies"]["attempts"][0]["code"] == [REMEDIES["pre-ln"].code]
+    assert data["ladder"]["largest_rate"] == 1e-3
+    assert [r["outcome"] for r in data["ladder"]["rungs"]] == ["slow", "trains", "diverges"]
+
+
+def test_the_schema_refuses_a_status_that_there_is_not() -> None:
+    data = json.loads(FULL.to_json())
+    data["remedies"]["attempts"][0]["status"] = "works"
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(data, schema())
+
+
+def test_the_terminal_tells_the_way_out_and_every_line() -> None:
+    words = text_report(FULL, width=110)
+    flat = " ".join(words.split())
+    assert f"rescue pre-ln. {REMEDIES['pre-ln'].summary}" in flat
+    assert "skipped qk-norm (the <i>maps</i> were not found)" in flat
+    lines = [line.split()[:3] for line in words.splitlines()]
+    assert ["pre-ln", "rescues", "3.1"] in lines
+    assert ["clip", "fails", "3.4"] in lines
+    assert "deepnorm + warm-up rescues" in flat
+    assert "3 learning rates: trains up to 0.001; warm-up 10 steps" in flat
+    assert "0.01 diverges" in flat
+
+
+def test_the_terminal_says_where_nothing_helps_or_nothing_was_tried() -> None:
+    assert "no remedy that was tried rescues this run" in text_report(LOST)
+    assert "nothing to rescue" in text_report(NONE)
+    assert "interrupted after 0 of 3 rates" in " ".join(text_report(EMPTY).split())
+
+
+def test_the_page_leads_with_the_way_out_and_escapes_names() -> None:
+    page = FULL.to_html()
+    assert "What rescues it" in page
+    assert "What to do" not in page
+    assert "<i>maps</i>" not in page
+    assert "<b>so</b>" not in page
+    assert page.count('class="outcome good"') >= 3
+    assert len(re.findall(r"<section id=\"(?:ladder|remedies)\"", page)) == 2
+
+
+def test_without_a_rescue_the_page_says_what_the_finding_does() -> None:
+    page = LOST.to_html()
+    assert "What to do" in page
+    assert "nothing rescues the run" in page
+
+
+def test_a_page_without_trials_has_no_such_sections() -> None:
+    page = report().to_html()
+    assert 'id="remedies"' not in page
+    assert 'id="ladder"' not in page
