@@ -214,7 +214,7 @@ def test_ctrl_c_says_how_to_go_on(here: Path) -> None:
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert 'To go on: normscope train "run" --resume' in err
-    assert "steps" in out
+    assert out.startswith("interrupted after ")
     (checkpoint,) = (here / "run/checkpoints").iterdir()
     step = int(checkpoint.name.removeprefix("step-"))
     assert f"interrupted after step {step}" in err

@@ -54,6 +54,8 @@ class Summary:
         loss, entropy = last_loss(trial.losses), run.subject.unigram_entropy
         if not trial.losses:
             return "no step was taken"
+        if run.interrupted:
+            return f"interrupted after {trial.step} of {run.config.trial.steps} steps: the loss is {loss:.4g}"
         if not math.isfinite(loss):
             return f"did not train: the loss is {loss} after {trial.step} steps"
         ends = f"the loss ends at {loss:.4g} (mean of the last {min(LAST, len(trial.losses))} steps)"
