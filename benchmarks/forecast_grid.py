@@ -19,7 +19,7 @@ import torch
 
 from normscope.anatomy import read_anatomy
 from normscope.bench import forecast_cells
-from normscope.bench.forecast_cells import LADDERS, RATES, Ladder, train
+from normscope.bench.forecast_cells import LADDERS, RATES, SEEN, Ladder, train
 from normscope.probes import forecast_ladder
 from normscope.train import TrialConfig
 
@@ -79,7 +79,9 @@ def truth() -> None:
 def tuned(text: Path) -> Iterator[tuple[Ladder, tuple[float, ...]]]:
     """The ladders of the rule's setting, with their texts."""
     for model, optimizer, seed, other, rates in TUNING:
-        yield Ladder(model, optimizer, seed, text=text if other else None, held_out=False), rates
+        yield Ladder(model, optimizer, seed, text=(lambda: text) if other else None), rates
+    for ladder in SEEN:
+        yield ladder, RATES
 
 
 def tuning(text: Path, output: Path) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from normscope.anatomy import Anatomy, read_anatomy
 from normscope.bench.examples import CausalEncoder
-from normscope.bench.forecast_cells import held_out_text
+from normscope.bench.forecast_cells import help_topics
 from normscope.rules.remedies import apply_all
 from normscope.subjects import Subject, load, make_subject
 from normscope.train import (
@@ -89,7 +89,7 @@ def tuning() -> list[Cell]:
 
 def subject_of(cell: Cell) -> Subject:
     """The cell's model on its text."""
-    text = None if cell.tuning else held_out_text()
+    text = None if cell.tuning else help_topics()
     if not cell.model.startswith("encoder,"):
         return load(cell.model, seed=cell.seed, text=text)
     depth, width = map(int, cell.model.split(",")[1:])
