@@ -186,3 +186,48 @@ def test_the_output_bias_is_that_of_the_targets(files: tuple[Path, Path]) -> Non
 def test_fake_tensors_take_them_too(files: tuple[Path, Path]) -> None:
     subject = load(OURS, source=files[0], target=files[1], fake=True)
     assert subject.batch["labels"].shape[0] == 4  # type: ignore[index, call-overload]
+
+
+T5 = "d_model=16,d_kv=8,num_heads=2,d_ff=16,num_layers=1"
+BART = "d_model=16,encoder_layers=1,decoder_layers=1,encoder_attention_heads=2,decoder_attention_heads=2"
+
+
+@pytest.mark.parametrize("spec", [f"hf:t5,{T5}", f"hf:bart,{BART}"])
+def test_an_encoder_decoder_of_theirs(spec: str, files: tuple[Path, Path]) -> None:
+    pytest.importorskip("transformers")
+    subject = load(spec, source=files[0], target=files[1], seq_len=24, validation=0.1)
+    assert "80 pairs of lines" in subject.input
+    assert isinstance(subject.batch, dict)
+    subject.model.eval()
+    loss = subject.loss()
+    logits = subject.forward().logits
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), subject.batch["labels"].flatten())
+    torch.testing.assert_close(loss, expected)
+    assert subject.unigram_entropy is not None
+    pad = subject.model.config.pad_token_id
+    assert (subject.batch["input_ids"][subject.batch["attention_mask"] == 0] == pad).all()  # type: ignore[union-attr]
+
+
+def test_a_tokenizer_in_the_folder_makes_the_ids(files: tuple[Path, Path], tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    load(f"hf:t5,{T5},vocab_size=300").model.save_pretrained(tmp_path / "model")
+    words = ["[UNK]", "</s>", "one", "two", "three", "four", "five", "eins", "zwei", "drei", "vier", "fünf"]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
+    subject = load(f"hf:{tmp_path / 'model'}", source=files[0], target=files[1], batch_size=16)
+    assert "as tokens of its tokenizer.json" in subject.input
+    assert isinstance(subject.batch, dict)
+    counts: Counter[str] = Counter()
+    for line in files[1].read_text().splitlines():
+        counts.update([*line.split(), "</s>"])
+    shares = [count / sum(counts.values()) for count in counts.values()]
+    assert subject.unigram_entropy == pytest.approx(-sum(share * math.log(share) for share in shares))
+    for ids, labels in zip(subject.batch["input_ids"], subject.batch["labels"], strict=True):
+        source = [words[i] for i in ids.tolist() if i > 1]
+        target = [words[i] for i in labels.tolist() if i > 1]
+        assert [words.index(word) - 2 for word in source] == [words.index(word) - 7 for word in target]
+        assert 1 in labels.tolist()
