@@ -217,6 +217,7 @@ def test_the_options_of_check_are_frozen() -> None:
             "--traceback",
         ),
         *("--source", "--target", "--images"),
+        *("--forecast", "--rates", "--try-remedies"),
     }
 
 

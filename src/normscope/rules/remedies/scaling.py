@@ -136,9 +136,11 @@ class Times(nn.Module):
 
 def _always_times(module: nn.Module, factor: float) -> None:
     """Put a factor on what a linear map puts out, which no step of the optimiser changes."""
-    for name in ("weight", "bias"):
-        if isinstance(getattr(module, name, None), nn.Parameter):
-            parametrize.register_parametrization(module, name, Times(factor))
+    names = [name for name in ("weight", "bias") if isinstance(getattr(module, name, None), nn.Parameter)]
+    if "weight" not in names:
+        raise NotApplicable(f"the last map of a branch is a {type(module).__name__} without a plain weight")
+    for name in names:
+        parametrize.register_parametrization(module, name, Times(factor))
 
 
 def _same_eps(model: nn.Module, branch: Branch, skip: float) -> None:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from normscope.anatomy import Anatomy, read_anatomy
-from normscope.errors import UsageError, suggest
+from normscope.errors import UsageError, describe, suggest
 from normscope.probes import Forecast, forecast
 from normscope.rules.remedies.remedy import REMEDIES, Changed, NotApplicable
 from normscope.subjects import Subject
+from normscope.subjects.memory import is_out_of_memory
 from normscope.train import TrialConfig
 
 Progress = Callable[[str, int, int], None]
@@ -190,13 +191,22 @@ def attempt_at(
     config: TrialConfig,
     step: Callable[[int, int], None] | None = None,
 ) -> Attempt:
-    """Apply the remedies one after another to a copy, and forecast."""
+    """Apply the remedies one after another to a copy, and forecast.
+
+    A remedy that breaks on this model is not applicable, with the error for a reason: the others do not
+    depend on it.
+    """
     start = time.perf_counter()
     try:
         changed, settings = apply_all(names, subject, anatomy, config)
+        reading = anatomy if changed is subject else read_anatomy(changed)
     except NotApplicable as error:
         return Attempt(names, None, error.reason, time.perf_counter() - start)
-    reading = anatomy if changed is subject else read_anatomy(changed)
+    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+        if is_out_of_memory(error):
+            raise
+        reason = f"applying it raised {describe(error)}"
+        return Attempt(names, None, reason, time.perf_counter() - start)
     seen = forecast(changed, reading, _short(settings, config), step)
     return Attempt(names, seen, seen.reason, time.perf_counter() - start)
 

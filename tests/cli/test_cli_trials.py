@@ -1,0 +1,54 @@
+"""`check --forecast`, `--rates` and `--try-remedies` on the command line."""
+
+import json
+import math
+
+import pytest
+
+from normscope.cli.check import ladder_around
+from normscope.cli.main import run
+
+SMALL = ["nn:decoder,scheme=post,depth=1,width=16,heads=2", "--batch-size", "2", "--seq-len", "16"]
+QUICK = [*SMALL, "--steps", "1", "--budget", "fast", "--fail-on", "never"]
+
+
+@pytest.mark.parametrize("lr", [1e-5, 3e-4, 2e-2, 0.5])
+def test_the_ladder_stands_around_the_rate_of_the_run(lr: float) -> None:
+    rates = ladder_around(lr)
+    assert lr in rates
+    assert rates == sorted(set(rates))
+    assert all(1e-5 <= rate <= 3e-2 for rate in rates if rate != lr)
+    steps = [b / a for a, b in zip(rates, rates[1:], strict=False) if lr <= 3e-2]
+    assert all(math.isclose(step, 10 ** (1 / 3), rel_tol=0.01) for step in steps)
+    assert len(ladder_around(3e-4)) == 9
+
+
+@pytest.mark.parametrize(
+    ("rates", "words"),
+    [("1e-3:1e-2", "FIRST:LAST:COUNT"), ("0", "positive"), ("fast", "--rates"), (",", "--rates")],
+)
+def test_bad_rates_are_one_line(rates: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", *QUICK, "--rates", rates]) == 2
+    shown = capsys.readouterr()
+    assert words in shown.err
+    assert shown.err.count("\n") == 1
+    assert shown.out == ""
+
+
+def test_trials_without_steps_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", *SMALL, "--steps", "0", "--try-remedies"]) == 2
+    assert "real steps" in capsys.readouterr().err
+
+
+def test_rates_mean_a_ladder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", *QUICK, "--rates", "1e-3,1e-4", "--format", "json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [rung["lr"] for rung in report["ladder"]["rungs"]] == [1e-4, 1e-3]
+    assert report["remedies"] is None
+
+
+def test_a_run_that_does_not_fail_has_no_remedies_to_try(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", *QUICK, "--try-remedies", "--format", "json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["remedies"]["attempts"] == []
+    assert report["ladder"] is None
