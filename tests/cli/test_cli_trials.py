@@ -1,5 +1,6 @@
 """`check --forecast`, `--rates` and `--try-remedies` on the command line."""
 
+import itertools
 import json
 import math
 
@@ -17,8 +18,8 @@ def test_the_ladder_stands_around_the_rate_of_the_run(lr: float) -> None:
     rates = ladder_around(lr)
     assert lr in rates
     assert rates == sorted(set(rates))
-    assert all(1e-5 <= rate <= 3e-2 for rate in rates if rate != lr)
-    steps = [b / a for a, b in zip(rates, rates[1:], strict=False) if lr <= 3e-2]
+    assert all(min(1e-5, lr) <= rate <= max(3e-2, lr) for rate in rates)
+    steps = [above / below for below, above in itertools.pairwise(rates)]
     assert all(math.isclose(step, 10 ** (1 / 3), rel_tol=0.01) for step in steps)
     assert len(ladder_around(3e-4)) == 9
 

@@ -142,9 +142,10 @@ def _rungs(wanted: bool, given: str | None, lr: float) -> list[float]:
 
 
 def ladder_around(lr: float) -> list[float]:
-    """`lr` and four rates on each side, 10^⅓ apart, between 1e-5 and 3e-2."""
+    """`lr` and four rates on each side, 10^⅓ apart, as far as they lie between 1e-5 and 3e-2 or `lr`."""
     around = [float(f"{lr * 10 ** (step / 3):.3g}") for step in range(-4, 5) if step]
-    return sorted([lr, *(rate for rate in around if 1e-5 <= rate <= 3e-2)])
+    low, high = min(1e-5, lr), max(3e-2, lr)
+    return sorted([lr, *(rate for rate in around if low <= rate <= high)])
 
 
 def show(report: "Report", format: Format, output: Output) -> None:
