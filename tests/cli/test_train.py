@@ -220,6 +220,32 @@ def test_ctrl_c_says_how_to_go_on(here: Path) -> None:
     assert f"interrupted after step {step}" in err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("nn:encoder-decoder,depth=1,width=16",),
+        ("nn:encoder-decoder,depth=1,width=16", "--source", "lines.txt", "--target", "lines.txt"),
+        ("nn:vision,depth=1,width=16",),
+        ("nn:vision,depth=1,width=16", "--images", "digits"),
+        ("nn:encoder,depth=1,width=16", "--precision", "bfloat16"),
+        ("hf:bert,num_hidden_layers=1,hidden_size=16,num_attention_heads=2,intermediate_size=32",),
+        ("hf:t5,num_layers=1,d_model=16,num_heads=2,d_kv=8,d_ff=32,vocab_size=300",),
+    ],
+    ids=" ".join,
+)
+def test_every_kind_of_model_and_data_trains_and_goes_on(
+    words: tuple[str, ...], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "lines.txt").write_text("\n".join(f"line {i} of these" for i in range(40)), encoding="utf-8")
+    common = ["--batch-size", "2", "--seq-len", "8", "--format", "json", "-o", "run", "--resume"]
+    assert run(["train", *words, *common, "--steps", "2"]) == 0
+    assert run(["train", *words, *common, "--steps", "3"]) == 0
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    lines = [json.loads(line) for line in (here / "run/losses.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == [0, 1, 2]
+
+
 def test_hugging_faces_models_are_left_so_that_load_reads_them(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

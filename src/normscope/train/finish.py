@@ -71,7 +71,7 @@ def _written(model: Any, prompt: Tensor) -> Tensor | None:
     if isinstance(model, Decoder):
         new = min(NEW, model.config.context - prompt.shape[1])
         return model.generate(prompt, new, temperature=TEMPERATURE)
-    if hasattr(model, "generate") and getattr(model.config, "is_decoder", True) and model.can_generate():
+    if _is_causal_of_hugging_face(model):
         room = getattr(model.config, "max_position_embeddings", None) or NEW + PROMPT
         return model.generate(
             input_ids=prompt,
@@ -82,6 +82,11 @@ def _written(model: Any, prompt: Tensor) -> Tensor | None:
             pad_token_id=0,
         )
     return None
+
+
+def _is_causal_of_hugging_face(model: Any) -> bool:
+    can_generate = getattr(model, "can_generate", None)
+    return callable(can_generate) and can_generate() and not model.config.is_encoder_decoder
 
 
 def _byte_ids(batch: Any) -> Tensor | None:

@@ -80,7 +80,7 @@ class Summary:
         if run.folder is not None:
             lines.append(("folder", str(run.folder.path)))
         if self.model is not None:
-            lines.append(("trained", str(self.model)))
+            lines.append(("weights", str(self.model)))
         if self.sample is not None:
             lines += [("prompt", repr(self.sample[0])), ("goes on", repr(self.sample[1]))]
         return lines + [("note", note) for note in run.subject.notes]
