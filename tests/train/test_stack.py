@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from normscope.nn import SCHEMES
 from normscope.subjects import load
 from normscope.train import LoneTrials, TrialConfig, Trials, TrialStack, many_trials
+from normscope.train.stack_optim import clip_each
 
 STEPS = 4
 EPS = 1e-4  # Adam's own divides what is zero but for rounding by itself, and makes two roundings two walks
@@ -192,6 +193,8 @@ def test_dropping_leaves_the_others_on_their_way_and_an_empty_stack_stands_still
         lone.advance()
     assert stack.live == [0, 2]
     assert len(stack.losses[1]) == 1
+    for parameter in stack.models[1].parameters():  # it does not keep the stack in memory
+        assert parameter.untyped_storage().nbytes() == parameter.numel() * parameter.itemsize
     torch.testing.assert_close(stack.models[1].state_dict(), frozen, rtol=0, atol=0)
     for k in (0, 2):
         torch.testing.assert_close(stack.losses[k], lone.losses[k], rtol=1e-9, atol=1e-9)
@@ -240,3 +243,23 @@ def test_dropout_draws_for_each_replica_and_the_seed_repeats_them() -> None:
     first = losses()
     assert len(set(first)) == 3
     assert losses() == first
+
+
+@pytest.mark.parametrize("limits", [(math.inf, 0.1), (0.1, 10.0), (math.inf, math.inf)])
+@pytest.mark.parametrize("largest", [1.0, math.inf, math.nan])
+def test_clipping_is_torchs_replica_by_replica(limits: tuple[float, ...], largest: float) -> None:
+    gradients = [torch.randn(2, 3, 2), torch.randn(2)]
+    gradients[1][0] = largest
+    expected = [[gradient[k].clone() for gradient in gradients] for k in range(2)]
+    for limit, alone in zip(limits, expected, strict=True):
+        if math.isfinite(limit):
+            nn.utils.clip_grad_norm_([holder(gradient) for gradient in alone], limit)
+    clip_each(gradients, torch.tensor(limits, dtype=torch.float64))
+    for k, alone in enumerate(expected):
+        torch.testing.assert_close([gradient[k] for gradient in gradients], alone, equal_nan=True)
+
+
+def holder(gradient: Tensor) -> nn.Parameter:
+    parameter = nn.Parameter(torch.zeros_like(gradient))
+    parameter.grad = gradient
+    return parameter

@@ -114,7 +114,7 @@ class TrialStack:
         gone = [k for k in self.live if k not in live]
         device = next(iter(self._parameters.values())).device
         rows = torch.tensor([self.live.index(k) for k in live], dtype=torch.long, device=device)
-        for k in gone:
+        for k in gone:  # a view would keep all of the old stack in memory
             for tensor in _tensors(self.models[k]).values():
                 tensor.data = tensor.data.clone()
         self._parameters = {name: _rows(p, rows) for name, p in self._parameters.items()}

@@ -136,7 +136,7 @@ def clip_each(gradients: Sequence[Tensor], limits: Tensor) -> None:
 
     As `torch.nn.utils.clip_grad_norm_`, replica by replica.
     """
-    norms = [torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in gradients]
+    norms = [torch.linalg.vector_norm(gradient.reshape(len(limits), -1), dim=1) for gradient in gradients]
     norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)
     factor = (limits / (norm + 1e-6)).clamp(max=1.0)
     # inf/inf is no number, and who does not clip keeps what gradients are finite.
