@@ -45,7 +45,9 @@ def _grid() -> Any:
 
 def _in_a_process(config: dict[str, Any]) -> None:
     words = [sys.executable, "-m", "normscope.bench.cells_parts", "cell", json.dumps(config)]
-    subprocess.run(words, check=True, capture_output=True)
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"the process of a cell failed:\n{done.stderr}")
 
 
 def cell(config: str) -> dict[str, Any]:
