@@ -89,7 +89,7 @@ LADDERS: tuple[Ladder, ...] = (
     Ladder(_ours("post", 5, width=80, init="xavier-uniform"), "adamw", 112),
     Ladder(_ours("peri", 11, init="torch"), "adamw", 117),
     Ladder(_ours("pre-no-final", 9, init="xavier"), "adam", 118),
-    Ladder("hf:gpt2,n_layer=7,n_embd=48,n_head=3,vocab_size=256", "adamw", 119, new=True),
+    Ladder("hf:gpt2,n_layer=7,n_embd=48,n_head=3,vocab_size=256", "adamw", 119),
     Ladder(
         "hf:llama,num_hidden_layers=5,hidden_size=48,intermediate_size=128,num_attention_heads=3,vocab_size=256",
         "adamw",

@@ -128,7 +128,7 @@ def _mean(values: Sequence[float]) -> float | None:
 def _advance(trials: Trials, watches: Sequence[Watch], last: int) -> bool:
     """One step, with a look after it when it is time or when the loss is gone; False: nothing to learn."""
     looks = _looks(watches[0].config.steps) if watches[0].looks is None else watches[0].looks
-    stepped, looking = list(trials.live), trials.step + 1 in {*looks, watches[0].config.steps, last}
+    stepped, looking = list(trials.live), trials.step + 1 in {*looks, last}
     ratios = {k: UpdateRatio(watches[k].model) for k in stepped} if looking else {}
     for ratio in ratios.values():
         ratio.before()

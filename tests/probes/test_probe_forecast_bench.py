@@ -1,0 +1,82 @@
+"""The forecast's benchmark: its figures by hand, and a held-out grid that is held out."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from normscope.bench import forecast_cells
+from normscope.bench.forecast import Held, wilson
+from normscope.bench.forecast_cells import LADDERS, RATES, SEEN, Ladder, kept, licences, name, text_hash
+from normscope.probes import Forecast, LadderForecast
+from normscope.train import MARGIN
+
+
+def held(said: list[str], trained: list[bool]) -> Held:
+    rungs = tuple(
+        Forecast(outcome, "so", "adamw", rate, 0, 36, 3.0) for outcome, rate in zip(said, RATES, strict=True)
+    )
+    largest = max((rung.lr for rung in rungs if rung.trains), default=None)
+    return Held(LADDERS[0], LadderForecast(rungs, largest, "not needed", 0), tuple(trained), 1.0)
+
+
+def test_an_edge_is_right_within_a_factor_of_two() -> None:
+    def edge(said: int, trained: int) -> bool:
+        outcomes = ["trains"] * said + ["collapses"] * (len(RATES) - said)
+        return held(outcomes, [i < trained for i in range(len(RATES))]).edge_is_right
+
+    assert RATES[2:6] == (2e-4, 5e-4, 1e-3, 2e-3)
+    assert edge(4, 4)
+    assert edge(5, 6)
+    assert edge(6, 5)
+    assert not edge(4, 3), "2.5 times"
+    assert not edge(4, 6)
+    assert edge(0, 0)
+    assert not edge(0, 1)
+    assert not edge(1, 0)
+
+
+def test_a_slow_rung_said_to_train_is_no_hit() -> None:
+    ladder = held(["slow", "trains"] + ["collapses"] * 7, [False, True] + [False] * 7)
+    assert ladder.pairs[:3] == [("slow", False), ("trains", True), ("collapses", False)]
+    assert ladder.edge == RATES[1]
+
+
+def test_wilsons_interval_by_hand() -> None:
+    low, high = wilson(90, 100)
+    assert low == pytest.approx(0.8256, abs=1e-4)
+    assert high == pytest.approx(0.9448, abs=1e-4)
+    assert wilson(10, 10)[0] == pytest.approx(10 / (10 + 1.96**2))
+
+
+def test_the_held_out_ladders_are_not_those_of_the_rule() -> None:
+    assert len({ladder.model for ladder in (*LADDERS, *SEEN)}) == len(LADDERS) + len(SEEN)
+    assert all(ladder.text is licences for ladder in LADDERS)
+    assert all(ladder.text is not licences for ladder in SEEN)
+    schemes = {_scheme(ladder) for ladder in SEEN}
+    assert not schemes & {_scheme(ladder) for ladder in LADDERS if ladder.new}
+    assert len(LADDERS) * len(RATES) >= 60
+
+
+def _scheme(ladder: Ladder) -> str:
+    return ladder.model.split(",")[1] if ladder.model.startswith("nn:") else ladder.model.split(",")[0]
+
+
+def test_what_is_kept_is_the_whole_grid_and_says_what_its_gaps_say() -> None:
+    found = json.loads(forecast_cells.KEPT.read_text())["cells"]
+    assert set(found) == {name(ladder, rate) for ladder in LADDERS for rate in RATES}
+    for cell in found.values():
+        gap = cell["gap"]
+        if gap is None:
+            assert not cell["trains"]
+        elif abs(gap + MARGIN) > 1e-3:
+            assert cell["trains"] == (gap <= -MARGIN)
+
+
+def test_a_truth_of_another_text_is_not_taken(tmp_path: Path) -> None:
+    file = tmp_path / "truth.json"
+    forecast_cells.keep({"a": {"gap": -1.0, "trains": True}}, file)
+    assert kept(file) == {"a": {"gap": -1.0, "trains": True}}
+    file.write_text(file.read_text().replace(text_hash(), "0" * 64))
+    assert kept(file) == {}
+    assert kept(tmp_path / "none.json") == {}
