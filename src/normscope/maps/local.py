@@ -19,6 +19,7 @@ from normscope.maps.worker import REFUSED
 POLL_SECONDS = 0.25
 SEARCH_SECONDS = 2.0  # between two looks for cells whose holder is gone
 GRACE_SECONDS = 60.0  # what a worker may take for the step it is in
+_START = "import sys; from normscope.maps.worker import main; sys.exit(main(sys.argv[1:]))"
 MOST_FALSE_STARTS = 3  # workers in a row that died without a cell: something else is broken
 
 
@@ -59,7 +60,8 @@ def run_local(
             progress(counts)
             for hand in [hand for hand in hands if hand.process.poll() is not None]:
                 hands.remove(hand)
-                false_starts = 0 if _bury(store, hand) else false_starts + 1
+                with hand.said:
+                    false_starts = 0 if _bury(store, hand) else false_starts + 1
                 if false_starts >= MOST_FALSE_STARTS:
                     raise NormscopeError(f"workers do not start: {hand.last_words}")
             if time.monotonic() - searched > SEARCH_SECONDS:
@@ -101,7 +103,7 @@ def _hands(store: Store, early_stop: bool) -> Iterator[tuple[list[Hand], Callabl
         name = Owner.here().id
         words = [str(store.path.resolve()), name, str(me.pid), "early-stop" if early_stop else "to-the-end"]
         process = subprocess.Popen(
-            [sys.executable, "-m", "normscope.maps.worker", *words],
+            [sys.executable, "-c", _START, *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=said,

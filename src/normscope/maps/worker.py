@@ -100,7 +100,3 @@ def main(arguments: list[str]) -> int:
         print(error, file=sys.stderr)
         return REFUSED
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
