@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from normscope.errors import UsageError
-from normscope.maps import Grid, Owner, Store, train_group
+from normscope.maps import Grid, Store, train_group
 from normscope.maps.ray import require_ray, run_ray, train_crew
 from normscope.train import RunConfig, TrialConfig
 
 pytest.importorskip("ray")
-DEADLINE = 120.0  # seconds that Ray may take on a busy machine
+DEADLINE = 300.0  # seconds that Ray may take on a busy machine
 
 
 def grid(steps: int, model: str = "nn:decoder,width=16,heads=2", lrs: Sequence[float] = (1e-3, 1e-2)) -> Grid:
@@ -34,18 +35,18 @@ def enrolled(path: Path, grid: Grid) -> Path:
     return path
 
 
-def driver(path: Path, *, address: str | None = None) -> subprocess.Popen:
+def driver(path: Path, *, address: str = "", **variables: str) -> subprocess.Popen:
     """A process of its own that runs the engine, as `normscope map` does."""
     code = (
         "import sys; from pathlib import Path; from normscope.maps import Store; "
         "from normscope.maps.ray import run_ray; "
         "run_ray(Store(Path(sys.argv[1])), early_stop=False, address=sys.argv[2] or None)"
     )
-    # Two places, however many cores there are: the engine starts a cluster of its own without an address.
-    environment = os.environ | {"RAY_OVERRIDE_NUM_CPUS": "2"}
+    # Two places, however many cores there are, where the engine starts a cluster of its own.
+    environment = os.environ | {"RAY_OVERRIDE_RESOURCES": '{"CPU": 2}'} | variables
     environment.pop("RAY_ADDRESS", None)
     return subprocess.Popen(
-        [sys.executable, "-c", code, str(path), address or ""], env=environment, stderr=subprocess.PIPE
+        [sys.executable, "-c", code, str(path), address], env=environment, stderr=subprocess.PIPE
     )
 
 
@@ -132,3 +133,55 @@ def test_what_a_task_says_of_cells_that_cannot_be_trained(tmp_path: Path) -> Non
     assert refused.refused is not None
     assert "vision" in refused.refused
     assert refused.results == ()
+
+
+@pytest.mark.slow
+def test_a_cluster_that_was_started_before_is_found_or_addressed_and_lives_on(tmp_path: Path) -> None:
+    command, address = str(Path(sys.executable).with_name("ray")), "127.0.0.1:26479"
+    home = {"HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0"}  # where Ray keeps the token
+
+    def run(name: str, **options: str) -> str:
+        path = enrolled(tmp_path / f"{name}.sqlite", grid(steps=5))
+        process = driver(path, **options, **home)
+        _, said = process.communicate(timeout=DEADLINE)
+        with Store(path, reading=True) as store:
+            assert store.counts().done == (4 if process.returncode == 0 else 0)
+        return said.decode() if process.returncode else "done"
+
+    subprocess.run([command, "get-auth-token", "--generate"], env=os.environ | home, check=True)
+    words = ["start", "--head", "--block", "--port=26479", "--num-cpus=2", "--include-dashboard=false"]
+    head = subprocess.Popen([command, *words], env=os.environ | home)  # not `ray stop`, which ends all
+    try:
+        await_listener(26479)
+        assert run("found") == "done"
+        assert "RAY_AUTH_MODE=token" in run("stranger", address=address).splitlines()[-1]
+        assert run("addressed", address=address, RAY_AUTH_MODE="token") == "done"
+    finally:
+        head.terminate()
+        head.wait(DEADLINE)
+
+
+def await_listener(port: int) -> None:
+    """Return once somebody listens at `port`."""
+    started = time.monotonic()
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+        except OSError:
+            assert time.monotonic() - started < DEADLINE
+            time.sleep(0.2)
+        else:
+            return
+
+
+@pytest.mark.parametrize("variable", [False, True])
+def test_an_address_without_a_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: bool
+) -> None:
+    address = "127.0.0.1:1"  # nobody may listen there
+    if variable:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    with Store(enrolled(tmp_path / "map.sqlite", grid(steps=1))) as store:
+        with pytest.raises(UsageError, match=r"127\.0\.0\.1:1.*ray start --head"):
+            run_ray(store, address=None if variable else address)
+        assert store.counts().waiting == 4
