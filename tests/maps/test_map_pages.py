@@ -21,7 +21,7 @@ from normscope.maps.export import to_dict, to_json, write_parquet
 from normscope.maps.page import Sheet, render_page, render_png
 from normscope.maps.run import prepare
 from normscope.maps.table import edge, excess, tabulate
-from normscope.maps.words import short, signed, summary, terminal_table, told
+from normscope.maps.words import short, signed, summary, terminal_table, told, width_of
 
 UNIGRAM = 3.0
 GRID = small_grid(depths=[1, 2], seeds=[0, 1], warmups=[0, 5])
@@ -206,6 +206,17 @@ def test_the_terminal_shows_every_figure() -> None:
     assert first.split()[:3] == ["post", "0", "1"]
     assert first.split()[3:] == ["●−0.50", "◐−0.25", "○+0.01", "○nan", "1e-3"]
     assert "64 of 64" in "\n".join(summary(table, sheet().counts, SETTINGS))
+
+
+@pytest.mark.parametrize("figures", [True, False])
+def test_nothing_of_the_table_is_cut_off(figures: bool) -> None:
+    from rich.console import Console
+
+    table = tabulate(RECORDS)
+    with open(os.devnull, "w") as nowhere:
+        console = Console(width=width_of(table) if figures else 64, record=True, file=nowhere)
+        console.print(terminal_table(table, figures=figures))
+    assert "…" not in console.export_text()
 
 
 @pytest.mark.parametrize(

@@ -193,9 +193,12 @@ def _write_picture(picture: bytes, path: Path) -> None:
 def _print(sheet: "Sheet") -> None:
     from rich.console import Console
 
-    from normscope.maps.words import summary, terminal_table
+    from normscope.maps.words import summary, terminal_table, width_of
 
+    needed = width_of(sheet.table)
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, needed)
     for line in summary(sheet.table, sheet.counts, sheet.settings):
         console.print(line, soft_wrap=True)
-    console.print(terminal_table(sheet.table))
+    console.print(terminal_table(sheet.table, figures=console.width >= needed))

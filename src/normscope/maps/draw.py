@@ -138,10 +138,10 @@ def _draw_edge(place: "Axes", panel: Panel) -> None:
     xs: list[float] = []
     ys: list[float] = []
     for y, row in enumerate(panel.points):
-        if not any(point.done for point in row):
-            continue
         largest = edge(row)
         x = -0.5 if largest is None else [point.lr for point in row].index(largest) + 0.5
+        if not any(point.done for point in row):
+            x = math.nan  # the line has a gap there
         xs += [x, x]
         ys += [y - 0.5, y + 0.5]
     place.plot(xs, ys, color=CARD, linewidth=4.2, solid_joinstyle="miter", clip_on=False, zorder=4)

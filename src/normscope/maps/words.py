@@ -1,7 +1,7 @@
 """A map in words: numbers short, settings in one line, the table of a terminal."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from normscope.maps.table import Panel, Point, Table, edge, excess
@@ -63,8 +63,19 @@ def told(panel: Panel, point: Point) -> str:
     return "\n".join(lines if point.records else [*lines, "not in the store"])
 
 
-def terminal_table(table: Table) -> "RichTable":
-    """Panels and depths down, rates across: nats from the unigram entropy, and the largest rate."""
+def width_of(table: Table) -> int:
+    """Columns of a terminal that the figures of `terminal_table` need."""
+    names = max((len(panel.title) for panel in table.panels), default=0)
+    return max(len("scheme"), names) + len("  warm-up  depth  largest") + 9 * len(table.rates)
+
+
+def terminal_table(table: Table, *, figures: bool = True) -> "RichTable":
+    """Panels and depths down, rates across: nats from the unigram entropy, and the largest rate.
+
+    Args:
+        table: of the map.
+        figures: whether the nats stand behind the marks; a narrow terminal has no room for them.
+    """
     from rich.table import Table as RichTable
 
     shown = RichTable(box=None, pad_edge=False, header_style="bold")
@@ -81,22 +92,28 @@ def terminal_table(table: Table) -> "RichTable":
                 panel.title,
                 str(panel.warmup),
                 "" if row[0].depth is None else str(row[0].depth),
-                *map(_cell, row),
-                "none" if largest is None else short(largest),
+                *(_cell(point, figures) for point in row),
+                _largest(row, largest),
                 end_section=row is panel.points[-1],
             )
     return shown
 
 
-def _cell(point: Point) -> "Text":
+def _largest(row: Sequence[Point], largest: float | None) -> str:
+    if largest is None:
+        return "none" if any(point.done for point in row) else "·"
+    return short(largest)
+
+
+def _cell(point: Point, figures: bool) -> "Text":
     from rich.text import Text
 
     style = {"trains": "bold blue", "mixed": "magenta", "fails": "yellow"}.get(point.verdict, "dim")
     if point.verdict in ("missing", "crashed"):
-        return Text({"missing": "·", "crashed": "crash"}[point.verdict], style)
+        return Text({"missing": "·", "crashed": "!"}[point.verdict], style)
     mark = {"trains": "●", "mixed": "◐", "fails": "○"}[point.verdict]
     nats = signed(point.excess) if math.isfinite(point.excess) else "nan"
-    return Text(f"{mark}{nats}", style)
+    return Text(f"{mark}{nats}" if figures else mark, style)
 
 
 def summary(table: Table, counts: "Counts", settings: Mapping[str, Any]) -> list[str]:
