@@ -150,12 +150,12 @@ def _run(
     validate_every: int | None,
     parallel: str | None,
 ) -> "Summary | None":
-    from normscope.train.view import watching
     from normscope.train.finish import sample, whole_model, write_model
     from normscope.train.joined import joined
     from normscope.train.prepare import prepared
     from normscope.train.run import Every
     from normscope.train.summary import Summary
+    from normscope.train.view import watching
 
     every = Every.parse(checkpoint_every)
     with joined(parallel, config.device) as processes, watching(processes.is_first) as view:
