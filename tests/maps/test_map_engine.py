@@ -75,6 +75,13 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[f
     return curves(path)
 
 
+def has_begun(path: Path) -> bool:
+    """Whether a live process holds a crew."""
+    with Store(path) as store:
+        store.recover()  # what the killed one before held
+        return store.counts().claimed > 0
+
+
 def killed_and_resumed(path: Path, kills: int, seed: int) -> int:
     """Kill workers at random moments, then let one come to the end; how many were in the middle of a crew."""
     draw, hit = random.Random(seed), 0
@@ -84,7 +91,9 @@ def killed_and_resumed(path: Path, kills: int, seed: int) -> int:
                 break
         before = curves(path)
         process = start(path)
-        time.sleep(draw.uniform(0.0, 1.2))
+        while process.is_alive() and not has_begun(path):
+            time.sleep(0.01)
+        time.sleep(draw.uniform(0.0, 0.6))
         process.kill()
         process.join(60)
         after = curves(path)
@@ -106,7 +115,7 @@ def test_killed_at_random_moments_it_comes_to_the_same_bits(
     assert finished_once(path)
     with Store(path, reading=True) as store:
         lost = Counter(outcome for _, outcome in store.attempts())["lost"]
-    assert (lost > 0) == (hit > 0)
+    assert lost >= hit > 0
 
 
 @pytest.mark.slow
