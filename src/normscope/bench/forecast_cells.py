@@ -101,6 +101,12 @@ LADDERS: tuple[Ladder, ...] = (
     Ladder(_ours("deepnorm", 18, init="xavier-uniform"), "adam", 123),
     Ladder(_ours("pre", 18), "adamw", 124),
     Ladder(_ours("parallel", 7, init="xavier"), "adamw", 125, new=True),
+    Ladder(_ours("layerscale", 6), "adamw", 126, new=True),
+    Ladder(_ours("residual-dual", 6), "adamw", 127, new=True),
+    Ladder(_ours("scalenorm", 6), "adam", 128, new=True),
+    Ladder(_ours("post", 7, init="normal"), "adam", 129),
+    Ladder(_ours("pre", 5, width=64, init="torch"), "adam", 130),
+    Ladder(_ours("deepnorm", 6, init="torch"), "adamw", 131),
 )
 
 SEEN: tuple[Ladder, ...] = (
