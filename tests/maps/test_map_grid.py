@@ -37,7 +37,7 @@ def test_lists_and_ranges_mix() -> None:
         (rates, "0"), (rates, "-1e-3"), (rates, "nan"), (rates, "inf"), (rates, "x"), (rates, ""),
         (rates, "1e-3:1e-1"), (rates, "1e-3:1e-1:1"), (rates, "1e-3:0:4"), (rates, "1e-3:1e-1:2.5"),
         (lambda text: counts("--depths", text, least=1), "0"), (lambda text: counts("--warmups", text), "-1"),
-        (seeds, "0"), (seeds, "two"),
+        (seeds, "0"), (seeds, "two"), (seeds, "9999999999"), (rates, "1e-4:1e-2:9999999999"),
     ],
 )  # fmt: skip
 def test_what_is_no_value_is_refused_on_one_line(read, text) -> None:

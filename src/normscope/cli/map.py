@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,7 +21,13 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = "nn:decoder,width=32,heads=2"
 
 
+AXES = ("schemes", "depths", "inits", "lrs", "warmups", "seeds")
+SHOWN = ("store", "format", "output", "png", "parquet")
+"""What says how a map is shown; every other option says how it is trained."""
+
+
 def command(
+    context: typer.Context,
     schemes: Annotated[
         str | None,
         typer.Option(metavar="A,B,…", help="Of `normscope schemes`: post,pre,deepnorm.", show_default=False),
@@ -95,8 +102,7 @@ def command(
 
     Each cell is trained once. Run the same command again after a Ctrl-C, a crash or a reboot, and it goes
     on; run it twice at once, and the two share the cells; give more values, and it trains what is new.
-    Without --schemes, --depths, --inits and --lrs it shows what --store has. The page goes to --output,
-    beside the store by default.
+    Without any of these it shows what --store has. The page goes to --output, beside the store by default.
 
     A run trains when the mean loss of its last 20 steps is 0.1 nats under the unigram entropy of the text.
     """
@@ -107,11 +113,10 @@ def command(
     from normscope.train import RunConfig, TrialConfig
 
     output = store.with_suffix(".html") if output is None else output
-    for path in (output, png, parquet):
-        require_writable(path)
+    _require_files({"--store": store, "--output": output, "--png": png, "--parquet": parquet})
     if parquet is not None:
         require_pyarrow()
-    if schemes is depths is lrs is inits is None:
+    if not _has_grid(context):
         with Store(store, reading=True) as kept:
             show(kept, format, output, png, parquet)
         return 0
@@ -127,10 +132,10 @@ def command(
         )
         cells = Grid(
             base=base,
-            schemes=words("--schemes", schemes) if schemes else (),
-            depths=counts("--depths", depths, least=1) if depths else (),
-            inits=words("--inits", inits) if inits else (),
-            lrs=rates(lrs) if lrs else (base.trial.lr,),
+            schemes=words("--schemes", schemes) if schemes is not None else (),
+            depths=counts("--depths", depths, least=1) if depths is not None else (),
+            inits=words("--inits", inits) if inits is not None else (),
+            lrs=rates(lrs) if lrs is not None else (base.trial.lr,),
             warmups=counts("--warmups", warmups),
             seeds=seed_list(seeds),
         ).cells
@@ -154,9 +159,45 @@ def command(
             interrupted = True
             print("normscope: interrupted; the same command goes on from here", file=sys.stderr)
         if kept.note("settings") is not None:
-            kept.put("command", shlex.join(["normscope", *sys.argv[1:]]))
+            kept.remember("command", shlex.join(["normscope", *sys.argv[1:]]))
             show(kept, format, output, png, parquet)
     return 130 if interrupted else 0
+
+
+def _has_grid(context: typer.Context) -> bool:
+    """Whether there is something to train; else the store is shown.
+
+    Raises:
+        UsageError: there is not, but an option says how to train it.
+    """
+    given = [name for name in context.params if _is_typed(context, name)]
+    if any(name in AXES for name in given):
+        return True
+    for name in given:
+        if name not in SHOWN:
+            raise UsageError(
+                f"--{name.replace('_', '-')} without a grid",
+                "one of --" + ", --".join(AXES),
+                "repeat those of the map, or leave this out to see what the store has",
+            )
+    return False
+
+
+def _is_typed(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _require_files(paths: Mapping[str, Path | None]) -> None:
+    """UsageError, before the long work, where one file would be written over another, or into no folder."""
+    taken: dict[Path, str] = {}
+    for option, path in paths.items():
+        if path is None:
+            continue
+        require_writable(path, option)
+        other = taken.setdefault(path.resolve(), option)
+        if other != option:
+            raise UsageError(f"{option} {path}, which is {other} too", "a file for each", "name another")
 
 
 def show(store: "Store", format: Format, output: Path, png: Path | None, parquet: Path | None) -> None:
@@ -164,14 +205,16 @@ def show(store: "Store", format: Format, output: Path, png: Path | None, parquet
     from normscope.maps.export import to_json, write_parquet
     from normscope.maps.page import Sheet, render_page, render_png
 
-    settings = store.note("settings")
+    with store.one_moment():
+        settings, counts, records = store.note("settings"), store.counts(), store.records()
+        stack, commands = store.note("stack"), store.note("command") or ""
     if settings is None:
         raise UsageError(f'store "{store.path}" (empty)', "a map that was begun", "give --schemes and --lrs")
-    sheet = Sheet(store.records(), settings, store.counts(), store.note("stack"), store.note("command") or "")
+    sheet = Sheet(records, settings, counts, stack, commands)
     page = render_page(sheet)
     write(page, output)
     if png is not None:
-        _write_picture(render_png(sheet), png)
+        write(render_png(sheet), png, "--png")
     if parquet is not None:
         write_parquet(sheet, parquet)
     if format is Format.TEXT:
@@ -179,15 +222,6 @@ def show(store: "Store", format: Format, output: Path, png: Path | None, parquet
     else:
         sys.stdout.write(page if format is Format.HTML else to_json(sheet) + "\n")
     print(f"The page: {output}", file=sys.stderr)
-
-
-def _write_picture(picture: bytes, path: Path) -> None:
-    try:
-        path.write_bytes(picture)
-    except OSError as error:
-        raise UsageError(
-            f"--png {path} ({error.strerror or error})", "a file that can be written", "name another"
-        ) from error
 
 
 def _print(sheet: "Sheet") -> None:

@@ -109,23 +109,27 @@ def parse_dtype(name: str | None) -> "torch.dtype | None":
     return getattr(torch, name)
 
 
-def require_writable(path: Path | None) -> None:
-    """UsageError before the long work where the folder of `path` is not there."""
-    if path is not None and not path.resolve().parent.is_dir():
-        raise UsageError(f"--output {path}", "a file in a folder that exists", f"make {path.parent} first")
+def require_writable(path: Path | None, option: str = "--output") -> None:
+    """UsageError before the long work where `path` is a folder, or its own folder is not there."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise UsageError(f"{option} {path} (a folder)", "a file", "name a file in it")
+    if not path.resolve().parent.is_dir():
+        raise UsageError(f"{option} {path}", "a file in a folder that exists", f"make {path.parent} first")
 
 
-def write(text: str, path: Path) -> None:
+def write(report: str | bytes, path: Path, option: str = "--output") -> None:
     """Write a report to `path`.
 
     Raises:
         UsageError: the file cannot be written.
     """
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(report.encode() if isinstance(report, str) else report)
     except OSError as error:
         raise UsageError(
-            f"--output {path} ({error.strerror or error})",
+            f"{option} {path} ({error.strerror or error})",
             "a file that can be written",
             "choose another path, or make its folder first",
         ) from error

@@ -9,8 +9,9 @@ with Store(Path("map.sqlite")) as store:
 from normscope.maps.cell import Cell, Result
 from normscope.maps.grid import Grid
 from normscope.maps.owner import Owner, Process
+from normscope.maps.record import Counts, Crew, Record
 from normscope.maps.run import run_map
-from normscope.maps.store import Counts, Crew, Record, Store
+from normscope.maps.store import Store
 from normscope.maps.training import train_group
 
 __all__ = [

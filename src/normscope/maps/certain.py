@@ -24,11 +24,11 @@ def has_diverged(losses: Sequence[float]) -> bool:
 
 
 class Looks:
-    """Looks at models of one shape between two steps, in eval mode on the fixed batch."""
+    """Looks at models of one seed between two steps, in eval mode on the seed's fixed batch."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: Subject, anatomy: Anatomy | None) -> None:
         self._subject = subject
-        self._anatomy = _anatomy(subject)
+        self._anatomy = anatomy
 
     def diversity(self, model: nn.Module) -> float | None:
         """Token diversity of the last hidden state, None where there is none to be seen."""
@@ -45,7 +45,8 @@ def all_alike(diversity: float | None) -> str | None:
     return f"token diversity {diversity:.1e}: every token looks the same"
 
 
-def _anatomy(subject: Subject) -> Anatomy | None:
+def anatomy_of(subject: Subject) -> Anatomy | None:
+    """Of every model of the subject's shape, None where it cannot be read."""
     try:
         return read_anatomy(subject)
     except NormscopeError:

@@ -1,9 +1,12 @@
 """Which cells are trained together: how many at once pays, measured; and the crews that follow from it."""
 
+import contextlib
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+import torch
 
 from normscope.maps.cell import Cell
 from normscope.maps.grid import parameters_of
@@ -23,12 +26,24 @@ def measured_stack(cells: Sequence[Cell]) -> dict[str, Any]:
     known = SIZES if cell.config.device == "cpu" else SIZES_ON_GPU
     most = min(len(cells), room(cell.config.model))
     sizes = [size for size in known if size == 1 or size <= most]
-    seconds = in_flushed_thread(lambda checkpoint: _seconds(cell, sizes))
+    with _one_thread():
+        seconds = in_flushed_thread(lambda checkpoint: _seconds(cell, sizes))
     best = sizes[0]
     for size in sizes[1:]:
         if seconds[size] < WORTH * seconds[best]:
             best = size
     return {"size": best, "seconds": {str(size): round(figure, 6) for size, figure in seconds.items()}}
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """As cells are trained: with more, a single cell would look better than it is."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _seconds(cell: Cell, sizes: Sequence[int]) -> dict[int, float]:

@@ -104,6 +104,19 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 @contextmanager
+def snapshot(connection: sqlite3.Connection) -> Iterator[None]:
+    """All that is read within it is of one moment; it may stand within another one."""
+    if connection.in_transaction:
+        yield
+        return
+    connection.execute("BEGIN")
+    try:
+        yield
+    finally:
+        connection.execute("ROLLBACK")
+
+
+@contextmanager
 def in_words(path: Path) -> Iterator[None]:
     """What SQLite reports, as the one line that the user can act on."""
     try:

@@ -126,7 +126,7 @@ def _mark(place: "Axes", x: int, y: int, point: Point, face: Any) -> None:
     if point.verdict == "trains":
         place.plot([x], [y], "o", markersize=3.2, color=ink)
     elif point.verdict == "mixed":
-        place.text(x, y, f"{point.trained}/{len(point.done)}", fontsize=7, **how)
+        place.text(x, y, f"{point.trained}/{len(point.records)}", fontsize=7, **how)
     elif point.verdict == "fails" and not math.isfinite(point.excess):
         place.plot([x], [y], "x", markersize=5, color=ink, markeredgewidth=1.3)
     elif point.verdict == "crashed":

@@ -7,7 +7,7 @@ from typing import Any
 
 from normscope.errors import UsageError
 from normscope.maps.page import Sheet
-from normscope.maps.store import Record
+from normscope.maps.record import Record
 from normscope.maps.table import edge
 from normscope.train import last_loss
 

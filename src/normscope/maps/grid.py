@@ -20,6 +20,7 @@ from normscope.train import RunConfig
 
 T = TypeVar("T")
 MOST_CELLS = 100_000
+_LARGEST = 2**63 - 1  # of SQLite's whole numbers
 _PLAIN = re.compile(r"[A-Za-z_][\w.+-]*")
 AXES = ("scheme", "depth", "init")
 """Options of a model of ours that a grid may vary; the others are the same in all its cells."""
@@ -147,7 +148,7 @@ def rates(text: str, option: str = "--lrs") -> list[float]:
         if len(rest) != 2:
             raise UsageError(f'{option} "{text}"', "FIRST:LAST:COUNT in a range", "write 1e-4:3e-2:8")
         low, high = (_positive(option, word, text) for word in (first, rest[0]))
-        count = _count(option, rest[1], text, 2)
+        count = _count(option, rest[1], text, 2, MOST_CELLS)
         found += [float(f"{low * (high / low) ** (i / (count - 1)):.3g}") for i in range(count)]
     return found
 
@@ -166,8 +167,9 @@ def seeds(text: str) -> list[int]:
     found = counts("--seeds", text)
     if "," in text:
         return found
-    if found[0] < 1:
-        raise UsageError('--seeds "0"', "how many, or seeds with commas", "give 1 or more, or write 0,")
+    if not 1 <= found[0] <= MOST_CELLS:
+        expected = f"how many, up to {MOST_CELLS}, or seeds with commas"
+        raise UsageError(f'--seeds "{text}"', expected, f"give 1 or more, or write {found[0]},")
     return list(range(found[0]))
 
 
@@ -190,10 +192,11 @@ def _positive(option: str, word: str, text: str) -> float:
     return rate
 
 
-def _count(option: str, word: str, text: str, least: int) -> int:
+def _count(option: str, word: str, text: str, least: int, most: int = _LARGEST) -> int:
     count = _number(int, word)
-    if count is None or not least <= count < 2**63:
-        raise UsageError(f'"{word}" of {option} "{text}"', f"a whole number from {least}", "change it")
+    if count is None or not least <= count <= most:
+        expected = f"a whole number from {least}" + (f" to {most}" if most < _LARGEST else "")
+        raise UsageError(f'"{word}" of {option} "{text}"', expected, "change it")
     return count
 
 

@@ -13,7 +13,8 @@ from typing import IO
 
 from normscope.errors import NormscopeError, UsageError
 from normscope.maps.owner import Owner, Process
-from normscope.maps.store import Counts, Store
+from normscope.maps.record import Counts
+from normscope.maps.store import Store
 from normscope.maps.worker import REFUSED
 
 POLL_SECONDS = 0.25

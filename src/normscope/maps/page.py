@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from normscope.maps.curves import draw_curves
 from normscope.maps.draw import draw_map, style
-from normscope.maps.store import Counts, Record
+from normscope.maps.record import Counts, Record
 from normscope.maps.table import Panel, Table, edge, excess, tabulate
-from normscope.maps.words import described, short, signed, told
+from normscope.maps.words import described, largest, short, signed, told
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,7 +30,7 @@ class Sheet:
         settings: what they have in common.
         counts: where the map stands.
         stack: how many cells were trained at once, and what that was measured to cost.
-        command: what to type for the same map, or "".
+        command: what to type for the same map, line by line, or "".
     """
 
     records: Sequence[Record]
@@ -90,6 +90,7 @@ def render_page(sheet: Sheet) -> str:
         wrong=table.stops_that_were_wrong,
         edge=edge,
         excess=excess,
+        largest=largest,
         short=short,
         signed=signed,
     )
@@ -99,7 +100,8 @@ def lead(table: Table, counts: Counts) -> str:
     """The one sentence that matters: how deep each scheme trains at any of the rates."""
     if not counts.done:
         return "No cell is done yet."
-    said = ", ".join(_deepest(panel) for panel in table.panels)
+    begun = [panel for panel in table.panels if any(point.done for row in panel.points for point in row)]
+    said = ", ".join(map(_deepest, begun))
     left = "" if counts.is_finished else f" {counts.waiting + counts.claimed} cells are still to be trained."
     return f"How deep it trains at one of the rates or more: {said}.{left}"
 

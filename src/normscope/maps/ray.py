@@ -18,7 +18,8 @@ from normscope.errors import UsageError, describe
 from normscope.maps.cell import Cell, Result
 from normscope.maps.local import RefusedError
 from normscope.maps.owner import Owner
-from normscope.maps.store import Counts, Crew, Store
+from normscope.maps.record import Counts, Crew
+from normscope.maps.store import Store
 from normscope.maps.training import train_group
 
 POLL_SECONDS = 0.5

@@ -13,7 +13,8 @@ from normscope.maps.cell import OWN, Cell
 from normscope.maps.crews import crews, measured_stack
 from normscope.maps.grid import AXES
 from normscope.maps.local import run_local
-from normscope.maps.store import Counts, Store
+from normscope.maps.record import Counts
+from normscope.maps.store import Store
 from normscope.maps.training import loaded
 from normscope.subjects.spec import parse
 
@@ -49,6 +50,10 @@ def run_map(
     """
     if engine not in ENGINES:
         raise UsageError(f"engine {engine!r}", " or ".join(ENGINES), suggest(engine, ENGINES, "choose one"))
+    if ray_address is not None and engine != "ray":
+        raise UsageError(
+            f"Ray address {ray_address!r} with engine {engine!r}", "engine 'ray'", "add --engine ray"
+        )
     workers = workers or len(os.sched_getaffinity(0))
     prepare(store, cells, stack=stack, workers=workers)
     if engine == "local":
@@ -61,14 +66,15 @@ def run_map(
 
 def prepare(store: Store, cells: Sequence[Cell], *, stack: int | None, workers: int) -> None:
     """Make the store one of these cells: settings, stack, and the crews of those it does not have."""
-    store.require_settings(settings(cells))
+    common = settings(cells)
+    store.require_settings(common)
     missing = store.missing(cells)
     if not missing:
         return
     if stack is None:
         choice = store.note("stack") or store.settle("stack", measured_stack(missing))
         stack = choice["size"]
-    store.enrol(crews(missing, stack, workers))
+    store.enrol(crews(missing, stack, workers), common)
 
 
 def settings(cells: Sequence[Cell]) -> dict[str, Any]:

@@ -6,70 +6,21 @@ starts again as the same stack and comes to the same floats.
 """
 
 import json
-import sqlite3
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-
 from normscope.errors import UsageError
 from normscope.maps.cell import Cell, Result
-from normscope.maps.database import connect, in_words, transaction
+from normscope.maps.database import connect, in_words, snapshot, transaction
 from normscope.maps.owner import Owner, Process
+from normscope.maps.record import COLUMNS, Counts, Crew, Record, record_of, row_of
 from normscope.train import RunConfig
 
 MOST_CRASHES = 2  # of a crew, whose cells then go on one by one, or of a cell alone, which is given up
-
-
-@dataclass(frozen=True)
-class Crew:
-    """Cells that are trained together."""
-
-    number: int
-    cells: tuple[Cell, ...]
-
-
-@dataclass(frozen=True)
-class Counts:
-    """Where a map stands.
-
-    Attributes:
-        waiting, claimed, done, crashed: cells by state.
-        trains, fails: cells that are done, by verdict.
-        share: of the work that is behind; a cell counts as often as it has blocks.
-    """
-
-    waiting: int = 0
-    claimed: int = 0
-    done: int = 0
-    crashed: int = 0
-    trains: int = 0
-    fails: int = 0
-    share: float = 0.0
-
-    @property
-    def total(self) -> int:
-        """All cells."""
-        return self.waiting + self.claimed + self.done + self.crashed
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether no cell has anything left to do."""
-        return self.waiting == self.claimed == 0
-
-
-@dataclass(frozen=True)
-class Record:
-    """A cell, where it stands, and its result where it is done."""
-
-    cell: Cell
-    state: str
-    result: Result | None
-    reason: str | None = None
 
 
 class Store:
@@ -98,11 +49,38 @@ class Store:
 
     def missing(self, cells: Iterable[Cell]) -> list[Cell]:
         """Those of `cells` that the store does not have."""
-        known = {key for (key,) in self._all("SELECT key FROM cells")}
+        known = self._keys()
         return [cell for cell in cells if cell.key not in known]
+
+    def require_settings(self, settings: Mapping[str, Any]) -> None:
+        """Hold `settings` against those of the map; one without a cell has none.
+
+        Raises:
+            UsageError: the map has others.
+        """
+        before = self.note("settings") if self._keys() else None
+        before = settings if before is None else before
+        for name in sorted(before.keys() | settings.keys()):
+            was, now = before.get(name), settings.get(name)
+            if was != now:
+                raise UsageError(
+                    f"{name} {now!r} for store {str(self.path)!r}",
+                    f"{was!r}, which its cells were trained with",
+                    "give that, or name another --store",
+                )
+
+    @contextmanager
+    def one_moment(self) -> Iterator[None]:
+        """What is read within it is of one moment, whoever writes meanwhile."""
+        with in_words(self.path), snapshot(self._connection):
+            yield
 
     def counts(self) -> Counts:
         """Where the map stands."""
+        with self.one_moment():
+            return self._counts()
+
+    def _counts(self) -> Counts:
         states = dict(self._all("SELECT state, count(*) FROM cells GROUP BY state"))
         verdicts = dict(self._all("SELECT verdict, count(*) FROM results GROUP BY verdict"))
         whole, behind = self._one(
@@ -116,11 +94,8 @@ class Store:
 
     def records(self) -> list[Record]:
         """Every cell in the order in which the cells came."""
-        rows = self._all(
-            "SELECT config, state, reason, verdict, losses, unigram_entropy, certain_at, certain, stopped, "
-            "seconds, stack, versions FROM cells LEFT JOIN results USING (key) ORDER BY number"
-        )
-        return [_record(row) for row in rows]
+        rows = self._all(f"SELECT {COLUMNS} FROM cells LEFT JOIN results USING (key) ORDER BY number")
+        return [record_of(row) for row in rows]
 
     def attempts(self) -> list[tuple[str, str | None]]:
         """Key and outcome of every time that a cell was begun; None where that is not known yet."""
@@ -134,34 +109,31 @@ class Store:
             self._connection.execute("INSERT OR IGNORE INTO meta VALUES (?, ?)", (name, json.dumps(value)))
             return self.note(name)
 
-    def put(self, name: str, value: Any) -> None:
-        """Write the note `name`, over what it said."""
+    def remember(self, name: str, line: str) -> None:
+        """Add a line to the note `name` where it does not have it."""
         with in_words(self.path), transaction(self._connection):
-            self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, json.dumps(value)))
+            lines = (self.note(name) or "").splitlines()
+            self._write(name, "\n".join(dict.fromkeys([*lines, line])))
 
-    def require_settings(self, settings: Mapping[str, Any]) -> None:
-        """Make `settings` those of the map.
+    def enrol(self, crews: Iterable[Sequence[Cell]], settings: Mapping[str, Any] | None = None) -> None:
+        """Add cells, each crew as one; a cell that is there already stays as it is.
 
-        Raises:
-            UsageError: the map has others.
+        Args:
+            crews: of new cells.
+            settings: what they have in common, which the map's cells must have too.
         """
-        before = self.settle("settings", settings)
-        for name in sorted(before.keys() | settings.keys()):
-            was, now = before.get(name), settings.get(name)
-            if was != now:
-                raise UsageError(
-                    f"{name} {now!r} for store {str(self.path)!r}",
-                    f"{was!r}, which its cells were trained with",
-                    "give that, or name another --store",
-                )
-
-    def enrol(self, crews: Iterable[Sequence[Cell]]) -> None:
-        """Add cells, each crew as one; a cell that is there already stays as it is."""
         with in_words(self.path), transaction(self._connection):
+            if settings is not None:
+                self.require_settings(settings)
+                self._write("settings", settings)
             number = self._one("SELECT coalesce(max(number), -1) FROM cells")[0]
             last = self._one("SELECT coalesce(max(crew), -1) FROM cells")[0]
+            known = self._keys()
             for crew, cells in enumerate(crews, last + 1):
-                for cell in self.missing(cells):
+                for cell in cells:
+                    if cell.key in known:
+                        continue
+                    known.add(cell.key)
                     number += 1
                     config = json.dumps(cell.config.to_dict())
                     self._connection.execute(
@@ -204,7 +176,7 @@ class Store:
             for cell, result in zip(crew.cells, results, strict=True):
                 if cell.key in held:
                     self._connection.execute(
-                        f"INSERT INTO results VALUES ({', '.join('?' * 11)})", _row(cell, result)
+                        f"INSERT INTO results VALUES ({', '.join('?' * 11)})", row_of(cell, result)
                     )
                     self._leave(cell.key, "done", "done")
 
@@ -249,6 +221,12 @@ class Store:
 
     # Within a transaction -----------------------------------------------------------------------------
 
+    def _write(self, name: str, value: Any) -> None:
+        self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, json.dumps(value)))
+
+    def _keys(self) -> set[str]:
+        return {key for (key,) in self._all("SELECT key FROM cells")}
+
     def _register(self, owner: Owner) -> None:
         me, keeper = owner.process, owner.keeper
         self._connection.execute(
@@ -282,44 +260,3 @@ class Store:
 
     def _one(self, statement: str, *values: Any) -> Any:
         return next(iter(self._all(statement, *values)), None)
-
-
-def _row(cell: Cell, result: Result) -> tuple[Any, ...]:
-    losses = np.asarray(result.losses, dtype="<f8").tobytes()
-    versions = json.dumps(dict(result.versions))
-    return (
-        *(cell.key, result.verdict, losses, result.unigram_entropy, result.certain_at, result.certain),
-        *(result.stopped, result.seconds, result.stack, versions, time.time()),
-    )
-
-
-def _record(row: sqlite3.Row) -> Record:
-    (
-        config,
-        state,
-        reason,
-        verdict,
-        losses,
-        entropy,
-        certain_at,
-        certain,
-        stopped,
-        seconds,
-        stack,
-        versions,
-    ) = row
-    cell = Cell(RunConfig.from_dict(json.loads(config)))
-    if verdict is None:
-        return Record(cell, state, None, reason)
-    result = Result(
-        losses=tuple(np.frombuffer(losses, dtype="<f8").tolist()),
-        unigram_entropy=entropy,
-        verdict=verdict,
-        certain_at=certain_at,
-        certain=certain,
-        stopped=bool(stopped),
-        seconds=seconds,
-        stack=stack,
-        versions=json.loads(versions),
-    )
-    return Record(cell, state, result, reason)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from normscope.maps.store import Record
+from normscope.maps.record import Record
 from normscope.train import last_loss
 
 
@@ -35,13 +35,13 @@ class Point:
 
     @property
     def verdict(self) -> str:
-        """trains, fails, mixed (seeds differ), crashed, or missing."""
+        """trains (every seed), mixed (some do, the others do not or not yet), fails, crashed, or missing."""
         if not self.done:
             crashed = self.records and all(record.state == "crashed" for record in self.records)
             return "crashed" if crashed else "missing"
-        if 0 < self.trained < len(self.done):
-            return "mixed"
-        return "trains" if self.trained else "fails"
+        if not self.trained:
+            return "fails"
+        return "trains" if self.trained == len(self.records) else "mixed"
 
     @cached_property
     def excess(self) -> float:

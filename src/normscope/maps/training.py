@@ -11,7 +11,7 @@ import torch
 import normscope
 from normscope.errors import UsageError
 from normscope.maps.cell import Cell, Result
-from normscope.maps.certain import EVERY, Looks, all_alike, has_diverged
+from normscope.maps.certain import EVERY, Looks, all_alike, anatomy_of, has_diverged
 from normscope.subjects import Subject
 from normscope.subjects.rng import seeded
 from normscope.train import Trials, in_flushed_thread, many_trials, trains
@@ -58,7 +58,8 @@ class _Fate:
 def _train(cells: Sequence[Cell], early_stop: bool, after_step: Callable[[int], None]) -> list[Result]:
     subjects = {seed: loaded(cell) for seed, cell in {cell.seed: cell for cell in cells}.items()}
     trials = stack_of(cells, subjects)
-    looks = Looks(subjects[cells[0].seed])
+    anatomy = anatomy_of(subjects[cells[0].seed])
+    looks = {seed: Looks(subject, anatomy) for seed, subject in subjects.items()}
     fates = [_Fate() for _ in cells]
     for step in range(1, cells[0].config.trial.steps + 1):
         if not trials.live:
@@ -67,7 +68,8 @@ def _train(cells: Sequence[Cell], early_stop: bool, after_step: Callable[[int], 
         live = list(trials.live)
         trials.advance()
         for k in live:
-            _judge(trials, k, fates[k], looks if step % EVERY == 0 else None, step, early_stop)
+            look = looks[cells[k].seed] if step % EVERY == 0 else None
+            _judge(trials, k, fates[k], look, step, early_stop)
         for k in live:
             fates[k].seconds += (time.perf_counter() - began) / len(live)
         after_step(step)
@@ -78,14 +80,14 @@ def _train(cells: Sequence[Cell], early_stop: bool, after_step: Callable[[int], 
     ]
 
 
-def _judge(trials: Trials, k: int, fate: _Fate, looks: Looks | None, step: int, early_stop: bool) -> None:
+def _judge(trials: Trials, k: int, fate: _Fate, look: Looks | None, step: int, early_stop: bool) -> None:
     """Drop replica `k` where it cannot go on, or need not."""
     diverged = has_diverged(trials.losses[k])
     if fate.certain is None:
         if diverged:
             fate.certain, fate.certain_at = "the loss is not finite", step
-        elif looks is not None:
-            fate.certain = all_alike(looks.diversity(trials.models[k]))
+        elif look is not None:
+            fate.certain = all_alike(look.diversity(trials.models[k]))
             fate.certain_at = None if fate.certain is None else step
     if diverged or (early_stop and fate.certain is not None):
         trials.drop(k)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    from normscope.maps.store import Counts
+    from normscope.maps.record import Counts
 
 
 def short(rate: float) -> str:
@@ -87,22 +87,23 @@ def terminal_table(table: Table, *, figures: bool = True) -> "RichTable":
     shown.add_column("largest", justify="right")
     for panel in table.panels:
         for row in panel.points:
-            largest = edge(row)
             shown.add_row(
                 panel.title,
                 str(panel.warmup),
                 "" if row[0].depth is None else str(row[0].depth),
                 *(_cell(point, figures) for point in row),
-                _largest(row, largest),
+                largest(row),
                 end_section=row is panel.points[-1],
             )
     return shown
 
 
-def _largest(row: Sequence[Point], largest: float | None) -> str:
-    if largest is None:
+def largest(row: Sequence[Point]) -> str:
+    """The largest rate that trains with every seed, in words; a dot where nothing is known yet."""
+    rate = edge(row)
+    if rate is None:
         return "none" if any(point.done for point in row) else "·"
-    return short(largest)
+    return short(rate)
 
 
 def _cell(point: Point, figures: bool) -> "Text":

@@ -1,0 +1,96 @@
+"""What a store holds: crews, counts and records; and how a result becomes a row and a row a record."""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from normscope.maps.cell import Cell, Result
+from normscope.train import RunConfig
+
+COLUMNS = (
+    "config, state, reason, verdict, losses, unigram_entropy, certain_at, certain, stopped, "
+    "seconds, stack, versions"
+)
+"""Of the cells with their results, as `record_of` reads them."""
+
+
+@dataclass(frozen=True)
+class Crew:
+    """Cells that are trained together."""
+
+    number: int
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Where a map stands.
+
+    Attributes:
+        waiting, claimed, done, crashed: cells by state.
+        trains, fails: cells that are done, by verdict.
+        share: of the work that is behind; a cell counts as often as it has blocks.
+    """
+
+    waiting: int = 0
+    claimed: int = 0
+    done: int = 0
+    crashed: int = 0
+    trains: int = 0
+    fails: int = 0
+    share: float = 0.0
+
+    @property
+    def total(self) -> int:
+        """All cells."""
+        return self.waiting + self.claimed + self.done + self.crashed
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether no cell has anything left to do."""
+        return self.waiting == self.claimed == 0
+
+
+@dataclass(frozen=True)
+class Record:
+    """A cell, where it stands, and its result where it is done."""
+
+    cell: Cell
+    state: str
+    result: Result | None
+    reason: str | None = None
+
+
+def row_of(cell: Cell, result: Result) -> tuple[Any, ...]:
+    """A result as the table `results` has it."""
+    losses = np.asarray(result.losses, dtype="<f8").tobytes()
+    versions = json.dumps(dict(result.versions))
+    return (
+        *(cell.key, result.verdict, losses, result.unigram_entropy, result.certain_at, result.certain),
+        *(result.stopped, result.seconds, result.stack, versions, time.time()),
+    )
+
+
+def record_of(row: Sequence[Any]) -> Record:
+    """A record from a row of `COLUMNS`."""
+    config, state, reason, *of_result = row
+    verdict, losses, entropy, certain_at, certain, stopped, seconds, stack, versions = of_result
+    cell = Cell(RunConfig.from_dict(json.loads(config)))
+    if verdict is None:
+        return Record(cell, state, None, reason)
+    result = Result(
+        losses=tuple(np.frombuffer(losses, dtype="<f8").tolist()),
+        unigram_entropy=entropy,
+        verdict=verdict,
+        certain_at=certain_at,
+        certain=certain,
+        stopped=bool(stopped),
+        seconds=seconds,
+        stack=stack,
+        versions=json.loads(versions),
+    )
+    return Record(cell, state, result, reason)
