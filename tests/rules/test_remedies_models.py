@@ -196,12 +196,14 @@ def test_a_regression_has_no_frequencies() -> None:
 
 
 def lengths(subject: Subject) -> list[Tensor]:
-    """‖q‖ and ‖k‖ of every head and token, as the attentions meet them."""
-    anatomy = read_anatomy(subject)
-    sites = [site for b in anatomy.branches for a in b.attention for site in (a.query, a.key)]
+    """‖q‖ and ‖k‖ of every head and token, as the attentions' q·kᵀ meets them: (…, T, K) and (…, K, T)."""
+    attentions = [a for branch in read_anatomy(subject).branches for a in branch.attention]
     with measuring(subject.model):
+        sites = [site for a in attentions for site in (a.query, a.key)]
         _, found = capture(subject.model, subject.forward, sites)
-    return [found[site].detach().norm(dim=-1) for site in sites]
+    queries = [found[a.query].detach().norm(dim=-1) for a in attentions]
+    keys = [found[a.key].detach().norm(dim=-2) for a in attentions]
+    return queries + keys
 
 
 @pytest.mark.parametrize("name", ["nn-post", "hand-post", "llama", "bert", "nn-encoder-decoder"])
