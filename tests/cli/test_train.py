@@ -55,7 +55,7 @@ def test_text_opens_with_the_verdict_and_trained_means_trained(capsys: pytest.Ca
     assert out.startswith("trained: the loss ends at ")
     assert "under the unigram entropy" in out.splitlines()[0]
     assert run(["train", short, "--steps", "4", "--lr", "1e-5", "-o", "slow"]) == 0
-    assert capsys.readouterr().out.startswith("did not train: ")
+    assert capsys.readouterr().out.startswith("not yet trained: ")
 
 
 def test_a_file_with_options_on_top(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

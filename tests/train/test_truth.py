@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from normscope.train import LAST, last_loss, trains
+from normscope.train import LAST, TRUTH_STEPS, last_loss, trains
+from normscope.train.truth import FALL, FALL_STEPS, outcome
 
 
 @pytest.mark.parametrize(
@@ -30,3 +31,24 @@ def test_trains_is_the_last_losses_a_tenth_of_a_nat_under_the_unigram_entropy(
 def test_the_last_loss_is_the_mean_of_the_last() -> None:
     assert last_loss([100.0, *range(LAST)]) == pytest.approx((LAST - 1) / 2)
     assert math.isnan(last_loss([]))
+
+
+ABOVE = [4.0] * LAST
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        ([2.0] * 5, "trained"),
+        ([4.0] * (TRUTH_STEPS - 1), "not yet trained"),
+        ([4.0] * TRUTH_STEPS, "did not train"),
+        ([4.0 + 1.1 * FALL] * TRUTH_STEPS + [4.0] * (FALL_STEPS - LAST) + ABOVE, "not yet trained"),
+        ([4.0 + 0.9 * FALL] * TRUTH_STEPS + [4.0] * (FALL_STEPS - LAST) + ABOVE, "did not train"),
+        ([9.0] * TRUTH_STEPS + [4.0] * FALL_STEPS + ABOVE, "did not train"),
+        ([math.nan] * TRUTH_STEPS + [4.0] * (FALL_STEPS - LAST) + ABOVE, "did not train"),
+        ([4.0] * 50 + [math.nan], "did not train"),
+        ([math.nan] * TRUTH_STEPS, "did not train"),
+    ],
+)
+def test_a_run_that_is_young_or_still_falls_has_not_failed(losses: list[float], expected: str) -> None:
+    assert outcome(losses, 3.0) == expected

@@ -17,7 +17,7 @@ from normscope.train.run_config import RunConfig
 from normscope.train.state import State, put_state, take_state
 from normscope.train.thread import Stopped, in_flushed_thread
 from normscope.train.trial import Trial
-from normscope.train.truth import LAST, trains
+from normscope.train.truth import LAST, outcome, trains
 from normscope.train.validate import validation_loss
 
 VALIDATIONS = 10
@@ -81,6 +81,12 @@ class Run:
         """See `trains`; None where no unigram entropy is known."""
         entropy = self.subject.unigram_entropy
         return None if entropy is None else trains(self.trial.losses, entropy)
+
+    @property
+    def outcome(self) -> str | None:
+        """`trained` in words, see `truth.outcome`."""
+        entropy = self.subject.unigram_entropy
+        return None if entropy is None else outcome(self.trial.losses, entropy)
 
     @property
     def hopeless(self) -> bool:

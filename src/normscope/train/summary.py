@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from normscope.train.run import Run
-from normscope.train.truth import LAST, MARGIN, last_loss
+from normscope.train.truth import LAST, MARGIN, TRUTH_STEPS, last_loss
 
 SCHEMA = "normscope.train/1"
 
@@ -38,6 +38,7 @@ class Summary:
             "interrupted": run.interrupted,
             "resumed_at": run.began_at or None,
             "trained": run.trained,
+            "outcome": run.outcome,
             "loss": _finite(last_loss(trial.losses)),
             "first_loss": _finite(trial.losses[0]) if trial.losses else None,
             "unigram_entropy": run.subject.unigram_entropy,
@@ -61,10 +62,9 @@ class Summary:
         ends = f"the loss ends at {loss:.4g} (mean of the last {min(LAST, len(trial.losses))} steps)"
         if entropy is None:
             return f"{ends}; it began at {trial.losses[0]:.4g}"
-        word = "trained" if run.trained else "did not train"
         where = f"{abs(entropy - loss):.3g} nats {'under' if loss < entropy else 'over'} the unigram entropy"
-        need = "" if run.trained else f", and {MARGIN} under it is what counts"
-        return f"{word}: {ends}, {where} of {entropy:.4g}{need}"
+        need = "" if run.trained else f", and {MARGIN} under it after {TRUTH_STEPS} steps is what counts"
+        return f"{run.outcome}: {ends}, {where} of {entropy:.4g}{need}"
 
     def lines(self) -> list[tuple[str, str]]:
         """What stands under it: a name and words each."""
