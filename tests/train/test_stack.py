@@ -201,6 +201,7 @@ def test_dropping_leaves_the_others_on_their_way_and_an_empty_stack_stands_still
     stack.drop(0)
     stack.drop(2)
     assert stack.advance() == []
+    assert stack.step == STEPS
 
 
 @pytest.mark.parametrize("make", [TrialStack, LoneTrials])

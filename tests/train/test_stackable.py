@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from normscope.nn import build
 from normscope.train import LoneTrials, TrialConfig, TrialStack, many_trials, unlike, why_not_stackable
+from normscope.train.batches import tensors_in
 
 CONFIG = TrialConfig(lr=1e-2)
 X = torch.linspace(-1, 1, 12).view(4, 3)
@@ -170,9 +171,32 @@ def test_the_batch_that_was_tried_is_trained_on_too() -> None:
     assert trials.advance() == pytest.approx(expected)
 
 
-def test_batches_of_two_shapes_and_of_two_words() -> None:
+UNLIKE_BATCHES = (
+    (X, X[:2]),
+    (X, X.double()),
+    ((X, "a"), (X, "b")),
+    ((X, X), (X,)),
+    ({"x": X}, {"x": X, "y": X}),
+    ({"x": X, "y": X}, {"x": X}),
+    ({"x": X}, {"x": [X]}),
+    ({"x": X}, {"x": None}),
+)
+
+
+@pytest.mark.parametrize("batches", UNLIKE_BATCHES)
+def test_batches_that_differ_in_form_are_no_stack(batches: tuple[object, object]) -> None:
+    """Nothing is dropped or turned into another type; trained one after another they need not be alike."""
+
+    def loss(model: nn.Module, batch: object) -> Tensor:
+        tensors = [tensor for tensor in tensors_in(batch) if tensor.is_floating_point()]
+        return torch.stack([squared(model, tensor.float()) for tensor in tensors]).sum()
+
     models = [nn.Linear(3, 2), nn.Linear(3, 2)]
-    for batches in ([X, X[:2]], [(X, "a"), (X, "b")]):
-        stack = TrialStack(models, [iter([batch]) for batch in batches], squared, [CONFIG, CONFIG])
-        with pytest.raises(ValueError, match="replicas need the same"):
-            stack.advance()
+    stack = TrialStack(models, [iter([batch]) for batch in batches], loss, [CONFIG, CONFIG])
+    with pytest.raises(ValueError, match="replicas need the same"):
+        stack.advance()
+    if tensors_in(batches[1]):
+        expected = [float(loss(model, batch).detach()) for model, batch in zip(models, batches, strict=True)]
+        trials = many_trials(models, [iter([batch]) for batch in batches], loss, [CONFIG, CONFIG])
+        assert isinstance(trials, LoneTrials)
+        assert trials.advance() == pytest.approx(expected)

@@ -9,7 +9,7 @@ from torch import nn
 
 from normscope.train.config import TrialConfig
 from normscope.train.stack import TrialStack
-from normscope.train.stack_forward import LossOf
+from normscope.train.stack_forward import LossOf, stack_batches
 from normscope.train.stackable import unlike, why_not_stackable
 from normscope.train.trial import Trial
 
@@ -50,15 +50,24 @@ def many_trials(
 ) -> Trials:
     """The trials as a `TrialStack` where they can be stacked, else as `LoneTrials`; a lone one is never.
 
-    Takes the first batch of the first iterator for the test, and hands it out again.
+    Takes the first batch of each iterator for the test, and hands it out again.
     """
     if len(models) < 2 or unlike(models, configs) is not None:
         return LoneTrials(models, batches, loss, configs)
-    first = next(batches[0])
-    batches = [itertools.chain([first], batches[0]), *batches[1:]]
-    if why_not_stackable(models[0], first, loss, configs[0]) is not None:
+    firsts = [next(feed) for feed in batches]
+    batches = [itertools.chain([first], feed) for first, feed in zip(firsts, batches, strict=True)]
+    if not _alike(firsts) or why_not_stackable(models[0], firsts[0], loss, configs[0]) is not None:
         return LoneTrials(models, batches, loss, configs)
     return TrialStack(models, batches, loss, configs)
+
+
+def _alike(batches: Sequence[Any]) -> bool:
+    """Whether batches have the same form."""
+    try:
+        stack_batches(batches)
+    except ValueError:
+        return False
+    return True
 
 
 class LoneTrials:
@@ -80,6 +89,8 @@ class LoneTrials:
 
     def advance(self) -> list[float]:
         """One step of the live replicas; their losses before it, in the order of `live` at the call."""
+        if not self.live:
+            return []
         losses = [self._trials[k].advance() for k in self.live]
         self.live = [k for k, loss in zip(self.live, losses, strict=True) if math.isfinite(loss)]
         self.step += 1

@@ -86,21 +86,32 @@ def stack_batches(batches: Sequence[Any]) -> Any:
     """One batch whose tensors have K in front, of K batches of the same form.
 
     Raises:
-        ValueError: they differ in form, in the shape of a tensor or in something that is no tensor.
+        ValueError: they differ in form, in the shape or type of a tensor or in something that is no tensor.
     """
     first = batches[0]
+    forms = {_form(batch) for batch in batches}
+    if len(forms) > 1:
+        raise ValueError(f"batches of {' and '.join(sorted(forms))}: replicas need the same")
     if isinstance(first, Tensor):
-        shapes = {tuple(batch.shape) for batch in batches}
-        if len(shapes) > 1:
-            raise ValueError(f"batches of the shapes {sorted(shapes)}: replicas need the same shape")
         return torch.stack(list(batches))
     if isinstance(first, Mapping):
         return {key: stack_batches([batch[key] for batch in batches]) for key in first}
     if isinstance(first, list | tuple):
-        return tuple(stack_batches(parts) for parts in zip(*batches, strict=True))
+        return tuple(map(stack_batches, zip(*batches, strict=True)))
     if any(batch != first for batch in batches):
         raise ValueError(f"batches with {first!r} and others: replicas need the same")
     return first
+
+
+def _form(batch: Any) -> str:
+    """What batches of a stack must have in common, in words."""
+    if isinstance(batch, Tensor):
+        return f"the shape {tuple(batch.shape)} in {batch.dtype}"
+    if isinstance(batch, Mapping):
+        return f"the keys {sorted(map(str, batch))}"
+    if isinstance(batch, list | tuple):
+        return f"{len(batch)} parts"
+    return f"a {type(batch).__name__}"
 
 
 def _axes(batch: Any) -> Any:
