@@ -255,3 +255,27 @@ def test_hugging_faces_models_are_left_so_that_load_reads_them(
     assert len(said["sample"]["text"]) > 0
     again = load("hf:run/model", batch_size=2, seq_len=16)
     assert sum(p.numel() for p in again.model.parameters()) > 0
+
+
+@pytest.mark.parametrize("words", [(MODEL, "--optimizer", "sgd"), ("hf:gpt2,n_layer=1,n_embd=16,n_head=2",)])
+def test_a_run_that_diverges_ends_with_its_verdict(
+    words: tuple[str, ...], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ["--lr", "1e20", "--steps", "90", "--batch-size", "2", "--seq-len", "16", "-o", "run"]
+    assert run(["train", *words, *common, "--format", "json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["outcome"], said["loss"], said["sample"]) == ("did not train", None, None)
+    assert [note for note in said["notes"] if note.startswith("no sample: ")]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["hf:gpt2,n_layer=1,n_embd=16,n_head=2,n_positions=16", "nn:decoder,depth=1,width=16,context=16"],
+)
+def test_a_context_that_is_full_leaves_no_room_for_a_sample(
+    spec: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["train", spec, *QUICK, "-o", "run", "--format", "json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["sample"] is None
+    assert "shards" not in err, "a pipe sees no bars of other libraries"

@@ -1,6 +1,7 @@
 """What a run leaves: the trained model on disk, and a few words of it."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -8,9 +9,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from normscope.errors import describe
 from normscope.nn import MODELS, Decoder, save_model
 from normscope.nn.generate import resting
 from normscope.subjects import Subject
+from normscope.subjects.hf import offline
 from normscope.subjects.rng import generators_kept
 from normscope.train.atomic import disk_refusals, write_folder
 from normscope.train.history import GO_ON
@@ -48,39 +51,53 @@ def write_model(model: nn.Module, folder: Path) -> None:
         if type(model) in MODELS.values():
             save_model(model, folder)  # type: ignore[arg-type]
         elif hasattr(model, "save_pretrained"):
-            write_folder(folder, cast(Any, model).save_pretrained)
+            with offline():  # without its progress bar
+                write_folder(folder, cast(Any, model).save_pretrained)
         else:
             tensors = {name: whole(tensor) for name, tensor in model_tensors(model).items()}
             write_folder(folder, lambda path: save_file(tensors, path / "model.safetensors"))
 
 
-def sample(model: nn.Module, subject: Subject, seed: int = 0) -> tuple[str, str] | None:
+@dataclass(frozen=True)
+class Sample:
+    """A prompt and how the model goes on, or why it cannot: a model that diverged draws from nan."""
+
+    prompt: str
+    text: str
+    failure: str | None = None
+
+
+def sample(model: nn.Module, subject: Subject, seed: int = 0) -> Sample | None:
     """A prompt of the text and how `model` goes on; None for a model that writes no bytes."""
     batch = next((subject.validation or subject.batches)())
     ids = _byte_ids(batch)
     if ids is None or "byte ids by frequency" in subject.input or "byte ids" not in subject.input:
         return None
     prompt = ids[:1, :PROMPT].to(next(model.parameters()).device)
-    with torch.no_grad(), generators_kept(), resting(model):
-        torch.manual_seed(seed)
-        written = _written(model, prompt)
-    return None if written is None else (_text(prompt[0]), _text(written[0, prompt.shape[1] :]))
+    try:
+        with torch.no_grad(), generators_kept(), resting(model):
+            torch.manual_seed(seed)
+            written = _written(model, prompt)
+    except Exception as error:  # the model is on disk by now, and the run is worth its summary
+        return Sample(_text(prompt[0]), "", describe(error))
+    return None if written is None else Sample(_text(prompt[0]), _text(written[0, prompt.shape[1] :]))
 
 
 def _written(model: Any, prompt: Tensor) -> Tensor | None:
+    """(1, T) → (1, T + new); None where `model` cannot write, or its context has no room for more."""
     if isinstance(model, Decoder):
         new = min(NEW, model.config.context - prompt.shape[1])
-        return model.generate(prompt, new, temperature=TEMPERATURE)
+        return model.generate(prompt, new, temperature=TEMPERATURE) if new > 0 else None
     if _is_causal_of_hugging_face(model):
         room = getattr(model.config, "max_position_embeddings", None) or NEW + PROMPT
-        return model.generate(
-            input_ids=prompt,
-            attention_mask=torch.ones_like(prompt),
-            max_new_tokens=min(NEW, room - prompt.shape[1]),
-            do_sample=True,
-            temperature=TEMPERATURE,
-            pad_token_id=0,
-        )
+        new = min(NEW, room - prompt.shape[1])
+        if new <= 0:
+            return None
+        options = {"do_sample": True, "temperature": TEMPERATURE, "pad_token_id": 0}
+        with offline():
+            return model.generate(
+                input_ids=prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=new, **options
+            )
     return None
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from normscope.train.finish import Sample
 from normscope.train.run import Run
 from normscope.train.truth import LAST, MARGIN, TRUTH_STEPS, last_loss
 
@@ -18,12 +19,23 @@ class Summary:
     Attributes:
         run: the run.
         model: where its trained model is, if it came to its end.
-        sample: a prompt and how the model goes on.
+        sample: a prompt and how the model goes on; None where it does not write.
     """
 
     run: Run
     model: Path | None = None
-    sample: tuple[str, str] | None = None
+    sample: Sample | None = None
+
+    @property
+    def written(self) -> Sample | None:
+        """The sample, where there is one."""
+        return None if self.sample is None or self.sample.failure else self.sample
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know."""
+        failure = None if self.sample is None else self.sample.failure
+        return (*self.run.subject.notes, *([f"no sample: {failure}"] if failure else []))
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; a figure that is no finite number is null."""
@@ -46,7 +58,10 @@ class Summary:
             "tokens_per_second": run.tokens_per_second,
             "folder": None if run.folder is None else str(run.folder.path),
             "trained_model": None if self.model is None else str(self.model),
-            "sample": None if self.sample is None else {"prompt": self.sample[0], "text": self.sample[1]},
+            "sample": None
+            if self.written is None
+            else {"prompt": self.written.prompt, "text": self.written.text},
+            "notes": list(self.notes),
         }
 
     def verdict(self) -> str:
@@ -81,9 +96,9 @@ class Summary:
             lines.append(("folder", str(run.folder.path)))
         if self.model is not None:
             lines.append(("weights", str(self.model)))
-        if self.sample is not None:
-            lines += [("prompt", repr(self.sample[0])), ("goes on", repr(self.sample[1]))]
-        return lines + [("note", note) for note in run.subject.notes]
+        if self.written is not None:
+            lines += [("prompt", repr(self.written.prompt)), ("goes on", repr(self.written.text))]
+        return lines + [("note", note) for note in self.notes]
 
 
 def _since(run: Run) -> str:
