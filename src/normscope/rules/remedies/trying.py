@@ -4,6 +4,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from normscope.anatomy import Anatomy, read_anatomy
@@ -22,6 +23,11 @@ COMBINED = ("deepnorm", "small-init", "output-bias")
 """What people combine with a warm-up; tried where nothing rescues alone."""
 ALIKE = 0.5
 """Scores within this of each other count as the same, and the smaller change comes first."""
+LONGER = 3
+"""Times the steps of the trial over which what is to be put first is tried again: a run that a remedy only
+lets fail later is told by that."""
+MOST_LONGER = 4
+"""Longer trials at most, one after another until one holds."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +39,14 @@ class Attempt:
         forecast: of the changed run; None where a remedy is not applicable.
         reason: why not, or the forecast's.
         seconds: what the attempt took.
+        longer: whether the forecast is that of a trial `LONGER` times as long.
     """
 
     names: tuple[str, ...]
     forecast: Forecast | None
     reason: str
     seconds: float
+    longer: bool = False
 
     @property
     def name(self) -> str:
@@ -74,6 +82,7 @@ class Attempt:
             "cost": "; ".join(remedy.cost for remedy in remedies),
             "source": "; ".join(remedy.source for remedy in remedies),
             "seconds": round(self.seconds, 3),
+            "longer": self.longer,
             "forecast": None if self.forecast is None else self.forecast.to_dict(),
         }
 
@@ -83,8 +92,8 @@ class Rescue:
     """All attempts, the best first.
 
     Attributes:
-        attempts: ranked: what rescues by how surely it does and then by how little it changes, then what does
-            not, at last what is not applicable.
+        attempts: ranked: first what rescues in a longer trial too (one, where any does), then what rescues by
+            how surely it does and how little it changes, then what does not, last what is not applicable.
         reason: why nothing was tried, or why not all; empty where all were.
     """
 
@@ -151,6 +160,7 @@ def try_remedies(
         if names is None and not any(attempt.status == "rescues" for attempt in attempts):
             pairs = [(name, WARM_UP) for name in COMBINED]
             _go_through(pairs, attempts, subject, anatomy, config, tell)
+        _hold(attempts, subject, anatomy, config, tell)
     except KeyboardInterrupt as stop:
         reason = f"interrupted after {len(attempts)} of {len(plan)} remedies"
         raise RemediesInterrupted(Rescue(ranked(attempts), reason)) from stop
@@ -177,11 +187,28 @@ def _go_through(
     for number, names in enumerate(plan):
         words = f"remedy {' + '.join(names)}"
         tell(words, number, len(plan))
-
-        def step(taken: int, steps: int, words: str = words, number: int = number) -> None:
-            tell(f"{words}, step {taken} of {steps}", number, len(plan))
-
+        step = partial(_tell_step, tell, words, number, len(plan))
         attempts.append(attempt_at(names, subject, anatomy, config, step))
+
+
+def _hold(
+    attempts: list[Attempt], subject: Subject, anatomy: Anatomy, config: TrialConfig, tell: Progress
+) -> None:
+    """Try what would be put first over a longer trial, and what comes after it where that does not hold."""
+    far = dataclasses.replace(config, steps=LONGER * config.steps)
+    for number in range(MOST_LONGER):
+        best = ranked(attempts)[0] if attempts else None
+        if best is None or best.status != "rescues" or best.longer:
+            return
+        words = f"{best.name}, longer"
+        step = partial(_tell_step, tell, words, number, MOST_LONGER)
+        again = attempt_at(best.names, subject, anatomy, far, step)
+        seconds = best.seconds + again.seconds
+        attempts[attempts.index(best)] = dataclasses.replace(again, longer=True, seconds=seconds)
+
+
+def _tell_step(tell: Progress, words: str, number: int, total: int, taken: int, steps: int) -> None:
+    tell(f"{words}, step {taken} of {steps}", number, total)
 
 
 def attempt_at(
@@ -233,9 +260,10 @@ def ranked(attempts: Iterable[Attempt]) -> tuple[Attempt, ...]:
     """The best first; see `Rescue`."""
     order: dict[Status, int] = {"rescues": 0, "slow": 1, "undecided": 2, "fails": 3, "not applicable": 4}
 
-    def place(attempt: Attempt) -> tuple[int, float, int, int]:
+    def place(attempt: Attempt) -> tuple[int, bool, float, int, int]:
         score = attempt.forecast.score if attempt.forecast is not None else None
         surely = 0 if score is None else -round(score / ALIKE)
-        return order[attempt.status], surely, len(attempt.names), attempt.reach
+        held = attempt.longer and attempt.status == "rescues"
+        return order[attempt.status], not held, surely, len(attempt.names), attempt.reach
 
     return tuple(sorted(attempts, key=place))
