@@ -5,11 +5,12 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from small_maps import small_base, small_grid
 
 from normscope.errors import UsageError
 from normscope.maps import Cell, Grid
-from normscope.maps.crews import MOST_NUMBERS, crews
+from normscope.maps.crews import MOST_NUMBERS, crews, measured_stack
 from normscope.maps.grid import counts, parameters_of, rates, seeds, spell, with_options
 from normscope.subjects.spec import parse
 
@@ -121,3 +122,19 @@ def test_large_models_are_stacked_less() -> None:
     most = MOST_NUMBERS // parameters_of(cells[0].config.model)
     assert {len(crew) for crew in crews(cells, 64)} == {max(1, most)}
     assert most < 4
+
+
+def test_stacks_are_measured_on_one_thread_as_workers_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    monkeypatch.setattr(
+        "normscope.maps.crews._seconds",
+        lambda cell, sizes: found.append(torch.get_num_threads()) or dict.fromkeys(sizes, 1.0),
+    )
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert measured_stack(small_grid().cells)["size"] == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert found == [1]

@@ -1,53 +1,25 @@
-"""What a map shows: table, picture, page, JSON, Parquet; and the command line around them."""
+"""What a map shows: table, picture, page, JSON, Parquet."""
 
 import json
 import math
 import os
 import re
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-from small_maps import small_grid
+from small_maps import EDGE, UNIGRAM, made_up, small_grid
 
-from normscope.cli.main import run
 from normscope.cli.map_progress import Clock, duration
-from normscope.maps import Cell, Counts, Owner, Record, Result, Store
+from normscope.maps import Counts, Record, Result
 from normscope.maps.curves import MOST_VERTICES, thinned
 from normscope.maps.draw import DIVERGING, draw_map, palette, scale, style
 from normscope.maps.export import to_dict, to_json, write_parquet
 from normscope.maps.page import Sheet, render_page, render_png
-from normscope.maps.run import prepare
 from normscope.maps.table import edge, excess, tabulate
 from normscope.maps.words import short, signed, summary, terminal_table, told, width_of
 
-UNIGRAM = 3.0
 GRID = small_grid(depths=[1, 2], seeds=[0, 1], warmups=[0, 5])
-EDGE = {("post", 1): 3e-3, ("post", 2): None, ("pre", 1): 3e-2, ("pre", 2): 1e-2}
-
-
-def made_up(cell: Cell, state: str = "done") -> Record:
-    """A result that trains up to `EDGE`, but for seed 1 one rate less; and one loss that is not finite."""
-    if state != "done":
-        return Record(cell, state, None, "<b>its reason</b>" if state == "crashed" else None)
-    limit = EDGE[cell.scheme, cell.depth] or 0.0
-    trains = cell.lr < limit or (cell.lr == limit and (cell.seed == 0 or cell.warmup == 5))
-    broken = cell.scheme == "post" and cell.lr == 3e-2
-    last = math.nan if broken else UNIGRAM - 0.5 if trains else UNIGRAM + cell.lr
-    losses = (5.5, *([last] * (1 if broken else 25)))
-    return Record(
-        cell,
-        "done",
-        Result(
-            losses=losses, unigram_entropy=UNIGRAM, verdict="trains" if trains else "fails",
-            certain_at=2 if broken else None, certain="the loss is not finite" if broken else None,
-            stopped=broken, seconds=1.0, stack=2, versions={"torch": "2", "python": "3"},
-        ),
-    )  # fmt: skip
-
-
 RECORDS = [made_up(cell) for cell in GRID.cells]
 SETTINGS = {
     "model": "nn:<decoder>", "model width": 8, "optimizer": "adamw", "steps": 26, "device": "cpu",
@@ -91,6 +63,14 @@ def test_the_edge_is_the_largest_rate_that_trains_with_every_seed() -> None:
         for row in panel.points:
             limit = EDGE[panel.scheme, row[0].depth]
             assert edge(row) == (limit if panel.warmup == 5 else below[limit])
+
+
+def test_a_point_trains_once_all_its_seeds_do() -> None:
+    for state in ("waiting", "crashed"):
+        records = [made_up(c, state) if c.seed == 1 else made_up(c) for c in GRID.cells if c.scheme == "pre"]
+        (panel, *_) = tabulate(records).panels
+        assert [point.verdict for point in panel.points[0]] == ["mixed"] * 4
+        assert edge(panel.points[0]) is None
 
 
 def test_excess_is_of_the_last_twenty_losses() -> None:
@@ -168,6 +148,15 @@ def test_each_cell_of_the_page_tells_its_own_story() -> None:
 def test_a_map_without_a_result_has_a_page_too() -> None:
     page = render_page(sheet([made_up(cell, "waiting") for cell in GRID.cells]))
     assert "No cell is done yet" in page
+
+
+def test_what_is_not_known_yet_is_not_said_to_fail() -> None:
+    records = [made_up(c, "done" if c.scheme == "pre" else "waiting") for c in GRID.cells if not c.warmup]
+    page = render_page(sheet(records))
+    assert "post nowhere" not in page
+    assert "pre to 2 blocks" in page
+    row = re.search(r"<tr><th>1</th>(.*?)</tr>", page, flags=re.DOTALL)[1]
+    assert re.findall(r">([^<\s]+)</td>", row) == ["·", "1e-2"]
 
 
 def test_json_holds_every_cell_and_no_number_that_json_does_not_know(tmp_path: Path) -> None:
@@ -249,90 +238,3 @@ def test_the_time_left_follows_the_work_done(monkeypatch: pytest.MonkeyPatch) ->
     assert "about 90 s left" in clock.line(Counts(waiting=3, done=1, share=0.4, trains=1))
     assert duration(600) == "10 min"
     assert duration(7200) == "2.0 h"
-
-
-# The command line -------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def stored(tmp_path: Path) -> Path:
-    """A store with made-up results, as a map leaves it."""
-    path = tmp_path / "map.sqlite"
-    cells = small_grid(seeds=[0]).cells
-    with Store(path) as store:
-        prepare(store, cells, stack=4, workers=1)
-        owner = Owner.here()
-        while crew := store.claim(owner):
-            store.finish(owner, crew, [made_up(cell).result for cell in crew.cells])
-    return path
-
-
-def test_a_store_alone_is_shown_again(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = [stored.with_name(name) for name in ("page.html", "map.png", "map.parquet")]
-    words = ["--format", "json", "--output", files[0], "--png", files[1], "--parquet", files[2]]
-    before = stored.read_bytes()
-    assert run(["map", "--store", str(stored), *map(str, words)]) == 0
-    assert len(json.loads(capsys.readouterr().out)["cells"]) == 8
-    assert all(path.stat().st_size > 1000 for path in files)
-    assert stored.read_bytes() == before
-
-
-def test_a_finished_map_is_not_trained_again(
-    stored: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("subprocess.Popen", lambda *words, **more: pytest.fail("a worker was started"))
-    axes = ["--schemes", "post,pre", "--depths", "1", "--lrs", "1e-3,3e-3,1e-2,3e-2", "--steps", "8"]
-    small = ["--model", "nn:decoder", "--width", "8", "--heads", "1", "--batch-size", "2", "--seq-len", "8"]
-    assert run(["map", *axes, *small, "--store", str(stored)]) == 0
-    assert "8 of 8 done" in capsys.readouterr().out
-    assert stored.with_suffix(".html").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "hint"),
-    [
-        (["--lrs", "0"], "positive"),
-        (["--lrs", "1e-3:1e-1"], "FIRST:LAST:COUNT"),
-        (["--schemes", "deepnrom"], "deepnorm"),
-        (["--depths", "0"], "from 1"),
-        (["--lrs", "1e-3", "--engine", "rya"], "ray"),
-        (["--lrs", "1e-3", "--optimizer", "adamm"], "adam"),
-        (["--lrs", "1e-3", "--output", "nowhere/map.html"], "nowhere"),
-        (["--lrs", "1e-3", "--text", "nowhere.txt"], "nowhere.txt"),
-        (["--lrs", "1e-3", "--model", "nn:decoder,widht=8"], "width"),
-        (["--schemes", "pre", "--model", "hf:gpt2"], "--schemes"),
-        (["--lrs", "1e-3", "--width", "8", "--model", "hf:gpt2"], "--width"),
-        ([], "map.sqlite"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_2(
-    words: list[str], hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run(["map", *words]) == 2
-    said = capsys.readouterr().err.strip()
-    assert said.count("\n") == 0
-    assert hint in said
-
-
-def test_a_text_that_is_too_short_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "short.txt").write_text("too short")
-    store = str(tmp_path / "map.sqlite")
-    assert run(["map", "--lrs", "1e-3", "--text", str(tmp_path / "short.txt"), "--store", store]) == 2
-    assert "seq-len" in capsys.readouterr().err
-
-
-def test_another_grid_on_the_store_is_one_line(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = stored.read_bytes()
-    assert run(["map", "--lrs", "1e-3", "--store", str(stored)]) == 2
-    assert "its cells were trained with" in capsys.readouterr().err
-    assert stored.read_bytes() == before
-
-
-def test_help_is_quick_and_names_every_axis() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "normscope", "map", "--help"], capture_output=True, text=True, check=True,
-        env=os.environ | {"COLUMNS": "120"},
-    )  # fmt: skip
-    for option in ("--schemes", "--depths", "--lrs", "--warmups", "--seeds", "--store", "--no-early-stop"):
-        assert option in done.stdout

@@ -9,7 +9,9 @@ from small_maps import small_base, small_grid
 
 import normscope
 from normscope.maps import Cell, train_group
-from normscope.maps.certain import ALIKE, EVERY, all_alike
+from normscope.maps.certain import ALIKE, EVERY, Looks, all_alike
+from normscope.maps.run import tensors
+from normscope.subjects import Subject
 from normscope.train import Trial, last_loss, trains
 
 
@@ -87,7 +89,7 @@ def test_a_loss_that_is_not_finite_ends_the_cell_and_nothing_else() -> None:
 def collapsed() -> tuple[Cell, ...]:
     """Deep Post-LN at rates that make all tokens alike at once, and one that does not."""
     base = small_base("nn:decoder,width=8,heads=1", steps=2 * EVERY)
-    return small_grid(base=base, schemes=["post"], depths=[12], lrs=[1e-7, 1.0, 3.0]).cells
+    return small_grid(base=base, schemes=["post"], depths=[8], lrs=[1e-7, 3.0]).cells
 
 
 def test_a_run_whose_tokens_are_all_alike_is_stopped_at_the_next_look() -> None:
@@ -103,6 +105,20 @@ def test_a_run_whose_tokens_are_all_alike_is_stopped_at_the_next_look() -> None:
         assert len(whole.losses) == 2 * EVERY
         assert (whole.stopped, whole.certain_at) == (False, EVERY)
         assert whole.losses[:EVERY] == pytest.approx(result.losses, rel=1e-4)
+
+
+def test_each_cell_is_looked_at_with_the_batch_of_its_own_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.Tensor] = []
+
+    def first(subject: Subject) -> torch.Tensor:
+        return next(tensors(subject.batch))
+
+    monkeypatch.setattr(Looks, "diversity", lambda self, model: seen.append(first(self._subject)))
+    cells = small_grid(base=small_base(steps=EVERY), schemes=["pre"], lrs=[1e-3], seeds=[0, 1]).cells
+    train_group(cells)
+    for batch, cell in zip(seen, cells, strict=True):
+        assert torch.equal(batch, first(cell.config.subject()))
+    assert not torch.equal(*seen)
 
 
 def test_a_look_leaves_the_run_as_it_was() -> None:
