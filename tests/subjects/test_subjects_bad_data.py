@@ -34,6 +34,14 @@ CASES: list[Case] = [
     ("too few classes", "nn:vision,classes=9", DIGITS, ("9 classes", "add classes=10")),
     ("too few classes of theirs", VIT, DIGITS, ("2 classes", "add num_labels=10")),
     ("other numbers of lines", BOTH, {"source": "a", "target": "long"}, ("2 lines in", "3 in", "as many")),
+    ("a folder of lines", BOTH, {"source": "a", "target": "texts"}, ('--target "', "one file of lines")),
+    ("a name too long", DECODER, {"text": 300 * "a"}, ("File name too long",)),
+    (
+        "a share too small",
+        DECODER,
+        {"text": "b", "validation": 0.1},
+        ("without its validation part, 9 tokens", "another share"),
+    ),
     ("no target", BOTH, {"source": "a", "target": "absent"}, ("absent", "not found")),
     ("empty target", BOTH, {"source": "a", "target": "empty"}, ("(empty)",)),
     ("blank lines", BOTH, {"source": "a", "target": "crossed"}, ("no line with words on both sides",)),
@@ -57,6 +65,8 @@ def files(tmp_path: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
     }.items():
         (tmp_path / name).write_bytes(content)
     (tmp_path / "folder").mkdir()
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "text").write_text("ein\nzwei\n")
     (tmp_path / "blank").mkdir()
     (tmp_path / "blank" / "text").write_text(" \n")
     paths = ("source", "target", "text")

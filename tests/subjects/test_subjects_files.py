@@ -91,6 +91,9 @@ def test_what_a_folder_leaves_out(tmp_path: Path) -> None:
     (folder / ".hidden").write_text("hidden")
     (folder / "0").mkdir()
     (folder / "0" / "deep.txt").write_text("zero ")
+    (folder / "one again").symlink_to(folder / "00000.txt")
+    (folder / "all again").symlink_to(folder)
+    (folder / "nothing").symlink_to(folder / "nowhere")
     text = load_text(folder)
     assert text.read(0, len(text)).tobytes() == b"zero one two "
     assert text.name == f'"{folder}" (3 files, 2 without UTF-8 text left out)'

@@ -64,6 +64,7 @@ def test_unigram_entropy() -> None:
     assert corpus.unigram_entropy == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(4))
     uniform = encode(Text("t", bytes(range(128))), 256)
     assert uniform.unigram_entropy == pytest.approx(math.log(128))
+    assert str(encode(Text("t", b"aaa"), 256).unigram_entropy) == "0.0"
 
 
 @given(st.integers(1, 4), st.integers(1, 12), st.integers(0, 5))

@@ -109,10 +109,11 @@ class Corpus:
         """Endless batches (num_sequences, length) of stretches from random places; `seed` fixes all."""
         last = len(self) - length
         if last < 0:
+            share = ", another share for validation" if self.text.validation else ""
             raise UsageError(
                 f"{self.text.name} ({self.part}{len(self)} tokens)",
                 f"at least one sequence of {length} tokens",
-                "give a longer text or a smaller --seq-len",
+                f"give a longer text{share} or a smaller --seq-len",
             )
         generator = np.random.default_rng(seed)
         while True:
@@ -123,7 +124,7 @@ class Corpus:
 def entropy(counts: np.ndarray) -> float:
     """Of the frequencies that `counts` stand for, in nats."""
     shares = counts[counts > 0] / counts.sum()
-    return float(-(shares * np.log(shares)).sum())
+    return max(0.0, float(-(shares * np.log(shares)).sum()))  # of one symbol it would be -0.0
 
 
 def counts_of(table: np.ndarray, symbol_counts: np.ndarray) -> np.ndarray:

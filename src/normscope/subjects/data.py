@@ -51,7 +51,15 @@ def gather(
         raise UsageError(" together with ".join(given), "one of them", "leave the others out")
     pairs = None
     if source is not None and target is not None:
-        pairs = Pairs.of(load_text(source, validation), load_text(target, validation))
+        pairs = Pairs.of(_lines("source", source, validation), _lines("target", target, validation))
     return Data(
         load_text(text, validation), pairs, None if images is None else load_images(images, validation)
     )
+
+
+def _lines(option: str, path: Path, validation: float) -> Text:
+    """A text whose lines count: where the files of a folder meet, two lines could become one."""
+    text = load_text(path, validation)
+    if Path(path).is_dir():
+        raise UsageError(f'--{option} "{path}" (a folder)', "one file of lines", "put its files into one")
+    return text

@@ -75,7 +75,11 @@ def load_text(path: Path | None = None, validation: float = 0.0) -> Text:
     if path is None:
         return dataclasses.replace(standard_library(), validation=validation)
     path = Path(path)
-    return _folder(path, validation) if path.is_dir() else _file(path, validation)
+    try:
+        is_folder = path.is_dir()
+    except OSError as error:  # a name too long, a folder that may not be entered
+        raise UsageError(f'text "{path}" ({error.strerror})', _EXPECTED, _DO) from error
+    return _folder(path, validation) if is_folder else _file(path, validation)
 
 
 @functools.cache
@@ -113,7 +117,7 @@ def _file(path: Path, validation: float) -> Text:
 
 
 def _folder(path: Path, validation: float) -> Text:
-    kept: list[FileState] = []
+    kept: dict[FileState, None] = {}
     left_out = 0
     for each in files_under(path):
         try:
@@ -121,8 +125,8 @@ def _folder(path: Path, validation: float) -> Text:
             is_text = text_counts(state) is not None
         except OSError:  # counted below, as what is no text
             is_text = False
-        if is_text and state.size:
-            kept.append(state)
+        if is_text and state.size and state not in kept:  # what a link shows again is not two texts
+            kept[state] = None
         left_out += not is_text
     without = f", {left_out} without UTF-8 text left out" if left_out else ""
     name = f'"{path}" ({len(kept)} {"file" if len(kept) == 1 else "files"}{without})'
