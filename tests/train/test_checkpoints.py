@@ -228,6 +228,23 @@ def test_a_checkpoint_of_another_version_or_a_damaged_one_is_refused(tmp_path: P
         checkpoints.read()
 
 
+@pytest.mark.parametrize("name", ["state.safetensors", "state.json"])
+def test_a_checkpoint_with_a_flipped_bit_is_refused(name: str, tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(small_state(1))
+    path = tmp_path / "step-00000001" / name
+    whole = path.read_bytes()
+    for place in (
+        range(len(whole) - 20, len(whole)) if name.endswith("s") else [whole.index(b'"step": 1') + 8]
+    ):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(UsageError, match="damaged") as error:
+            checkpoints.read()
+        assert "\n" not in str(error.value)
+    path.write_bytes(whole)
+    assert checkpoints.read() is not None
+
+
 def test_no_pickle_is_written_or_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import pickle
 

@@ -115,7 +115,7 @@ def command(
 
 
 def _absolute(path: Path | None) -> str | None:
-    """The folder of a run is gone on with from anywhere."""
+    """So that a run is gone on with from anywhere."""
     return None if path is None else str(path.absolute())
 
 
@@ -133,10 +133,14 @@ def _asked_for(
             raise UsageError(
                 f'folder "{what}" without --resume', "a CONFIG or a MODEL", "go on with --resume"
             )
+        if not (path / CONFIG).exists():
+            raise UsageError(f'folder "{what}" without a {CONFIG}', "the folder of a run", "name another")
         return RunConfig.from_dict(read_table(path / CONFIG) | given), output or path
     if path.suffix == ".toml":
         table = {key.replace("-", "_"): value for key, value in read_table(path).items()}
         config = RunConfig.from_dict(table | given)
+        paths = {name: _absolute(value) for name, value in config.paths().items()}
+        config = config.replace(**paths)
         return config, output or default_folder(config, path.stem)
     config = RunConfig.from_dict({"model": what} | given)
     return config, output or default_folder(config)

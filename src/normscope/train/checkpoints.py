@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,8 +73,18 @@ class Checkpoints:
 
 def _fill(folder: Path, state: State) -> None:
     save_file(state.tensors, folder / _TENSORS)
-    text = json.dumps({"format": FORMAT, **state.values}, indent=1)
+    values = {"format": FORMAT, **state.values}
+    text = json.dumps(values | {"crc32": _checksum(folder, values)}, indent=1)
     (folder / _VALUES).write_text(text + "\n", encoding="utf-8")
+
+
+def _checksum(folder: Path, values: Mapping[str, Any]) -> int:
+    """Of the values and the file of tensors: a flipped bit would go on as another run, without a word."""
+    found = zlib.crc32(json.dumps({k: v for k, v in values.items() if k != "crc32"}).encode())
+    with (folder / _TENSORS).open("rb") as file:
+        while chunk := file.read(1 << 20):
+            found = zlib.crc32(chunk, found)
+    return found
 
 
 def _read(folder: Path) -> State:
@@ -93,5 +104,7 @@ def _read(folder: Path) -> State:
         tensors: dict[str, Tensor] = load_file(folder / _TENSORS)
     except (OSError, SafetensorError) as error:
         raise UsageError(f'"{folder / _TENSORS}" ({describe(error)})', "a safetensors file", do) from error
+    if values.get("crc32") != _checksum(folder, values):
+        raise UsageError(f'checkpoint "{folder}", which is damaged', "the bytes that were written", do)
     # Copied: nothing of the run may hang on the file's mapping.
     return State({name: torch.clone(tensor) for name, tensor in tensors.items()}, dict(values))

@@ -42,7 +42,7 @@ class RunFolder:
             UsageError: a run is here and `resume` is not asked for, another process is writing, or the
                 folder cannot be written.
         """
-        self._require_place(resume)
+        self.require_free(resume=resume)
         with disk_refusals(f'folder "{self.path}"', "choose another with --output"):
             self.path.mkdir(parents=True, exist_ok=True)
             lock = (self.path / ".lock").open("w")
@@ -69,7 +69,8 @@ class RunFolder:
             write_text(self.path / CONFIG, config.to_toml())
         self.history.start(losses, validations)
 
-    def _require_place(self, resume: bool) -> None:
+    def require_free(self, *, resume: bool) -> None:
+        """UsageError where a run is here that `resume` does not ask for, or where no folder can be."""
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f'"{self.path}", a file', "a folder", "choose another with --output")
         if not resume and self.has_run:

@@ -42,24 +42,23 @@ def prepared(
     """
     processes = processes or Processes()
     place = None if folder is None else RunFolder(folder)
-    with _claimed(place, processes, resume):
-        subject = config.subject(processes.device(config.device))
-        if subject.loss_fn is None:
-            raise UsageError(
-                f'model "{config.model}" without a loss',
-                "a loss to train on",
-                "return one from a factory",
-            )
-        with seeded(config.trial.seed):
-            run = Run(
-                config,
-                subject,
-                _trial(config, subject, observers, processes),
-                processes,
-                place,
-                every or Every(seconds=60.0),
-                validate_every or max(1, config.trial.steps // VALIDATIONS),
-            )
+    if place is not None and processes.is_first:
+        place.require_free(resume=resume)  # before the model is built, which takes long
+    subject = config.subject(processes.device(config.device))
+    if subject.loss_fn is None:
+        do = "return one from a factory"
+        raise UsageError(f'model "{config.model}" without a loss', "a loss to train on", do)
+    with seeded(config.trial.seed):
+        run = Run(
+            config,
+            subject,
+            _trial(config, subject, observers, processes),
+            processes,
+            place,
+            every or Every(seconds=60.0),
+            validate_every or max(1, config.trial.steps // VALIDATIONS),
+        )
+        with _claimed(place, processes, resume):  # a run that cannot be leaves no folder
             if place is not None:
                 state = place.checkpoints.read() if resume else None
                 if state is not None:

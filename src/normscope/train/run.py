@@ -177,10 +177,15 @@ class Run:
                 state.tensors[f"random.{rank}.{name}"] = each
         values = {
             "config": self.config.to_dict(),
-            "data": fingerprint(self.subject.batch),
+            "data": self._data(),
             "validations": [(step, loss if math.isfinite(loss) else None) for step, loss in self.validations],
         }
         return State(state.tensors, state.values | values)
+
+    def _data(self) -> str:
+        """The first batch, and by its entropy the whole text."""
+        entropy = self.subject.unigram_entropy
+        return f"{fingerprint(self.subject.batch)} {'' if entropy is None else f'{entropy:.10f}'}"
 
     def resume(self, state: State) -> None:
         """Go on from a checkpoint, to the bit where the number of processes and threads is the same.
@@ -189,10 +194,10 @@ class Run:
             UsageError: it is of another config, model or text.
         """
         require_same(self.config, state)
-        if state.values["data"] != fingerprint(self.subject.batch):
+        if state.values["data"] != self._data():
             raise UsageError(
                 "other data than that of the checkpoint",
-                f"the same first batch ({self.subject.input})",
+                f"the same text ({self.subject.input})",
                 "bring the text back as it was, or start a new run",
             )
         put_state(self.trial, self.trial.bare_model, state)

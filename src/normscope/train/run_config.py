@@ -114,22 +114,25 @@ class RunConfig:
         )
         return "\n".join(lines) + "\n"
 
+    def paths(self) -> dict[str, Path | None]:
+        """Text, source and target."""
+        values = {name: getattr(self, name) for name in _PATHS}
+        return {name: None if value is None else Path(value) for name, value in values.items()}
+
     def subject(self, device: str | None = None) -> Subject:
         """Model, batches and loss, as `load` makes them; on `device` rather than the config's."""
-        text, source, target = (
-            None if path is None else Path(path) for path in (self.text, self.source, self.target)
-        )
+        paths = self.paths()
         return load(
             self.model,
             seed=self.trial.seed,
             batch_size=self.batch_size,
             seq_len=self.seq_len,
-            text=text,
-            source=source,
-            target=target,
             images=self.images,
             validation=self.validation,
             device=device or self.device,
+            text=paths["text"],
+            source=paths["source"],
+            target=paths["target"],
         )
 
 
