@@ -13,10 +13,10 @@ from small_maps import EDGE, UNIGRAM, made_up, small_grid
 from normscope.cli.map_progress import Clock, duration
 from normscope.maps import Counts, Record, Result
 from normscope.maps.curves import MOST_VERTICES, thinned
-from normscope.maps.draw import DIVERGING, draw_map, palette, scale, style
+from normscope.maps.draw import DIVERGING, MOST_WIDTH, arrangement, draw_map, palette, scale, style
 from normscope.maps.export import to_dict, to_json, write_parquet
 from normscope.maps.page import Sheet, render_page, render_png
-from normscope.maps.table import edge, excess, tabulate
+from normscope.maps.table import Panel, edge, excess, tabulate
 from normscope.maps.words import short, signed, summary, terminal_table, told, width_of
 
 GRID = small_grid(depths=[1, 2], seeds=[0, 1], warmups=[0, 5])
@@ -119,6 +119,19 @@ def test_the_picture_has_every_cell_and_the_line_of_every_panel() -> None:
     png = render_png(sheet())
     assert png.startswith(b"\x89PNG")
     assert png == render_png(sheet()), "the same map, the same picture"
+
+
+@pytest.mark.parametrize("schemes", range(1, 8))
+@pytest.mark.parametrize("warmups", [(0,), (0, 200)])
+def test_panels_have_places_of_their_own_and_letters_that_can_be_read(schemes: int, warmups: tuple) -> None:
+    panels = [Panel(f"{i}", None, warmup, ()) for warmup in warmups for i in range(schemes)]
+    rows, columns, places = arrangement(panels, width=3.3)
+    assert len(set(places)) == len(panels)
+    assert max(places) < rows * columns
+    assert columns * 3.3 <= MOST_WIDTH
+    columns_of = [place % columns for place in places]
+    assert columns_of == columns_of[:schemes] * len(warmups), "a scheme is under itself"
+    assert arrangement(panels, width=100.0)[1] == 1
 
 
 def test_the_page_is_one_file_that_loads_nothing_and_escapes_names() -> None:

@@ -1,6 +1,7 @@
 """The Ray engine against a real Ray on this machine: the same cells, the same bits, a worker killed."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -80,7 +81,7 @@ def training(pid: int) -> int | None:
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds the worker in /proc")
 def test_a_killed_workers_crew_is_run_again_and_comes_to_the_same_bits(tmp_path: Path) -> None:
-    cells = grid(steps=150)
+    cells = grid(steps=40)  # a worker that has just begun imports PyTorch: there is time to find it
     path = enrolled(tmp_path / "map.sqlite", cells)
     process = driver(path)
     try:
@@ -175,13 +176,14 @@ def await_listener(port: int) -> None:
 
 
 @pytest.mark.parametrize("variable", [False, True])
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "somewhere", "http://127.0.0.1"])
 def test_an_address_without_a_cluster(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: bool, address: str
 ) -> None:
-    address = "127.0.0.1:1"  # nobody may listen there
+    """Nobody may listen at port 1, and the others are no addresses of a cluster."""
     if variable:
         monkeypatch.setenv("RAY_ADDRESS", address)
     with Store(enrolled(tmp_path / "map.sqlite", grid(steps=1))) as store:
-        with pytest.raises(UsageError, match=r"127\.0\.0\.1:1.*ray start --head"):
+        with pytest.raises(UsageError, match=rf"'{re.escape(address)}'.*ray start --head"):
             run_ray(store, address=None if variable else address)
         assert store.counts().waiting == 4

@@ -5,6 +5,7 @@ matters does not hang on colour: a dot says that every seed trains, a fraction h
 was not finite, and the line is the largest rate that trains.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ DIVERGING = (
     *("#f3c48b", "#e8973e", "#bf5b17", "#7f2704"),
 )
 FONTS = ["DejaVu Sans"]
-MOST_COLUMNS = 5
+MOST_WIDTH = 11.0  # inches; a wider figure has letters too small on the page
 CELL_INCHES = (0.42, 0.42)
 LEAST_WIDTH = 6.8  # inches, for the words under the scale
 
@@ -45,19 +46,18 @@ def draw_map(table: Table) -> "Figure":
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    columns = column_count(table.panels)
-    rows = -(-len(table.panels) // columns)
     inner = (CELL_INCHES[0] * max(4, len(table.rates)), CELL_INCHES[1] * max(2, len(table.depths)))
+    rows, columns, places = arrangement(table.panels, inner[0] + 0.35)
     size = (max(LEAST_WIDTH, 0.75 + columns * (inner[0] + 0.35)), 1.1 + rows * (inner[1] + 0.95))
     figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(wspace=0.03, hspace=0.06))
     axes = figure.subplots(rows, columns, squeeze=False, sharey=True)
     colours, norm = palette(), scale(table.points)
     first = 0
-    for place, panel in zip(axes.flat, table.panels, strict=False):
-        _draw_panel(place, panel, table, colours, norm, first)
+    for place, panel in zip(places, table.panels, strict=True):
+        _draw_panel(axes.flat[place], panel, table, colours, norm, first)
         first += len(table.rates) * len(table.depths)
-    for place in axes.flat[len(table.panels) :]:
-        place.set_axis_off()
+    for place in set(range(axes.size)) - set(places):
+        axes.flat[place].set_axis_off()
     for place in axes[:, 0]:
         if table.depths != (None,):
             place.set_ylabel("depth (blocks)")
@@ -65,10 +65,19 @@ def draw_map(table: Table) -> "Figure":
     return figure
 
 
-def column_count(panels: Sequence[Panel]) -> int:
-    """One column a scheme where there are few, so that warm-ups stand under one another."""
-    across = len({(panel.scheme, panel.init) for panel in panels})
-    return max(1, across if across <= MOST_COLUMNS else min(MOST_COLUMNS, len(panels)))
+def arrangement(panels: Sequence[Panel], width: float) -> tuple[int, int, list[int]]:
+    """Rows, columns and each panel's place: a warm-up has rows of its own, under those of the one before.
+
+    Args:
+        panels: warm-up by warm-up.
+        width: of one, in inches.
+    """
+    groups = [list(group) for _, group in itertools.groupby(panels, lambda panel: panel.warmup)]
+    most = max(map(len, groups), default=1)
+    lines = -(-most // max(1, int(MOST_WIDTH / width)))
+    columns = -(-most // lines)
+    places = [g * lines * columns + i for g, group in enumerate(groups) for i in range(len(group))]
+    return max(1, len(groups)) * lines, columns, places
 
 
 def palette() -> "Colormap":
@@ -163,6 +172,6 @@ def _draw_scale(figure: "Figure", axes: Any, mappable: Any, table: Table) -> Non
     said = "" if entropy is None else f" ({entropy:.2f} nats)"
     bar.set_label(
         f"loss at the end less the unigram entropy{said}; dashed: {MARGIN:g} under it, where a run trains\n"
-        "● every seed trains · 1/2 one of two does · × not finite · hatched: missing\n"
+        "● every seed trains · 1/2 one of two does · × not finite · hatched: missing, or ! crashed\n"
         "thick line: the largest rate that trains"
     )

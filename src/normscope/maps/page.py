@@ -87,13 +87,27 @@ def render_page(sheet: Sheet) -> str:
         facts=described(sheet.settings),
         picture=Markup(picture),
         curves=None if lines is None else Markup(lines),
-        wrong=table.stops_that_were_wrong,
+        notes=notes(sheet),
         edge=edge,
         excess=excess,
         largest=largest,
         short=short,
         signed=signed,
     )
+
+
+def notes(sheet: Sheet) -> list[str]:
+    """What stands at the foot of the page, a sentence each."""
+    wrong, went_on = sheet.table.stops_that_were_wrong
+    found = [f"{'; '.join(sheet.versions)}."] if sheet.versions else []
+    if sheet.stack is not None:
+        found.append(f"Cells trained at once: {sheet.stack['size']}.")
+    if went_on:
+        found.append(
+            f"Stopping early would have been wrong for {wrong} of the {went_on} cells that went on "
+            "after they were certain to fail."
+        )
+    return [*found, "A cell's losses depend on the other cells of its stack by rounding only."]
 
 
 def lead(table: Table, counts: Counts) -> str:

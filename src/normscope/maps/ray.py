@@ -139,7 +139,7 @@ def _cluster(address: str | None) -> Iterator[Any]:
     _require_listener(address)
     try:
         ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    except ConnectionError as error:
+    except (ConnectionError, ValueError) as error:  # nobody there, or no address at all
         raise _no_cluster(address, error) from error
     try:
         yield ray
