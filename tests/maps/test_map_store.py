@@ -1,7 +1,9 @@
 """The store: each cell once, whoever asks, whoever dies."""
 
+import contextlib
 import os
 import random
+import sqlite3
 import subprocess
 import sys
 from collections import Counter
@@ -11,6 +13,7 @@ import pytest
 from small_maps import in_crews, result, small_grid
 
 from normscope.maps import Owner, Process, Store
+from normscope.maps.database import transaction
 from normscope.maps.owner import LEASE_SECONDS
 
 CELLS = small_grid(seeds=[0, 1]).cells  # 16
@@ -181,3 +184,11 @@ def test_a_note_remembers_a_line_once(store: Store) -> None:
     for line in ("one", "two", "one"):
         store.remember("command", line)
     assert store.note("command") == "one\ntwo"
+
+
+def test_whoever_changes_the_store_keeps_others_from_changing_it_from_the_start(store: Store) -> None:
+    """Else two would read that a crew waits before either of them writes."""
+    with contextlib.closing(sqlite3.connect(store.path, timeout=0, isolation_level=None)) as other:
+        with transaction(store._connection), pytest.raises(sqlite3.OperationalError, match="locked"):
+            other.execute("BEGIN IMMEDIATE")
+        other.execute("BEGIN IMMEDIATE")
