@@ -1,5 +1,6 @@
 """The demo: its figures against lone trials, its lines, its picture, its page, and Ctrl-C."""
 
+import dataclasses
 import io
 import json
 import math
@@ -23,6 +24,7 @@ from normscope.bench.demo_worker import looks_at, shelves, work
 from normscope.cli.demo import tell
 from normscope.cli.demo_view import Lines, picture
 from normscope.cli.plot import Axes, Line, plot
+from normscope.errors import UsageError
 from normscope.probes.signal import diversity
 from normscope.subjects import load
 from normscope.train import Trial, trains
@@ -100,7 +102,10 @@ def test_runs_of_one_model_are_one_stack() -> None:
     assert len(cells) == len({condition.model(TINY) for condition in CONDITIONS})
 
 
-def test_in_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_in_a_pipe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "WORKERS", 1)  # each imports PyTorch
     page = tmp_path / "folder" / "demo.html"
     assert tell(TINY, page) == 0
     out = capsys.readouterr().out
@@ -190,6 +195,31 @@ def test_lines_say_each_stretch_once(capsys: pytest.CaptureFixture[str]) -> None
     lines(story)
     lines(story)
     assert len(capsys.readouterr().out.splitlines()) == len(CONDITIONS)
+
+
+def test_runs_whose_loss_is_not_finite_come_to_their_end() -> None:
+    """Each step is told once, and the verdict is there."""
+    settings = dataclasses.replace(TINY, lr=1e30, seeds=(0,))
+    story = Story.of(settings)
+    for line in work([0], settings):
+        story.hear(json.loads(json.dumps(line)))
+    losses = story.courses[0, 0].losses
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    assert len(losses) == settings.steps
+    assert 0 < len(finite) < settings.look
+    assert losses[: len(finite)] == finite
+    assert story.verdicts(0) == [False]
+    assert "trains 0 of 1" in render_page(story)
+
+
+@pytest.mark.parametrize("path", ["", "file/demo.html"])
+def test_a_page_that_cannot_be_written_is_known_before_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(demo, "run", None)
+    with pytest.raises(UsageError, match="--output"):
+        tell(TINY, tmp_path / path)
 
 
 def test_a_worker_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

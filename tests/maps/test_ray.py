@@ -43,8 +43,8 @@ def driver(path: Path, *, address: str = "", **variables: str) -> subprocess.Pop
         "from normscope.maps.ray import run_ray; "
         "run_ray(Store(Path(sys.argv[1])), early_stop=False, address=sys.argv[2] or None)"
     )
-    # Two places, however many cores there are, where the engine starts a cluster of its own.
-    environment = os.environ | {"RAY_OVERRIDE_RESOURCES": '{"CPU": 2}'} | variables
+    # One place, however many cores there are, where the engine starts a cluster of its own.
+    environment = os.environ | {"RAY_OVERRIDE_RESOURCES": '{"CPU": 1}'} | variables
     environment.pop("RAY_ADDRESS", None)
     return subprocess.Popen(
         [sys.executable, "-c", code, str(path), address], env=environment, stderr=subprocess.PIPE

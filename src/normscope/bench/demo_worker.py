@@ -26,6 +26,7 @@ class Shelf:
 
     def __init__(self, cells: Sequence[Cell], settings: Settings) -> None:
         self.cells = cells
+        self._steps = 0
         subjects = [
             load(
                 CONDITIONS[index].model(settings),
@@ -51,7 +52,7 @@ class Shelf:
         """A line for each run: its last losses, and the diversity of its tokens now."""
         for k, (index, seed) in enumerate(self.cells):
             _, diversity = self._eyes[k].state()
-            losses = self._stack.losses[k]
+            losses = self._losses(k)
             yield {
                 "condition": index,
                 "seed": seed,
@@ -63,6 +64,12 @@ class Shelf:
         """Take `steps` steps of all runs."""
         for _ in range(steps):
             self._stack.advance()
+        self._steps += steps
+
+    def _losses(self, k: int) -> list[float]:
+        """Of every step; a run whose loss was no finite number stands still, and keeps that one."""
+        losses = self._stack.losses[k]
+        return losses + losses[-1:] * (self._steps - len(losses))
 
 
 def looks_at(settings: Settings) -> list[int]:

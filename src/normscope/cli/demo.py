@@ -1,12 +1,13 @@
 """`normscope demo`: the effect in two minutes."""
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normscope.cli.options import write
+from normscope.cli.options import require_writable, write
 
 if TYPE_CHECKING:
     from normscope.bench.demo import Story
@@ -33,7 +34,9 @@ def tell(settings: "Settings", output: Path) -> int:
     from normscope.bench import demo
     from normscope.bench.demo_page import render_page
 
-    output.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(OSError):
+        output.parent.mkdir(parents=True, exist_ok=True)
+    require_writable(output)
     story = _watched(settings) if sys.stdout.isatty() else _listed(settings)
     if story.interrupted:
         print("normscope: interrupted; this is what was seen until then", file=sys.stderr)
