@@ -127,13 +127,15 @@ def test_a_crew_that_crashes_is_tried_again_then_alone_then_given_up(store: Stor
 
 def test_whatever_happens_a_cell_is_held_once_and_finished_once(tmp_path: Path) -> None:
     """Any order of claims, ends, releases, crashes and deaths, from three connections."""
-    for seed in range(8):
+    for seed in range(5):
         draw = random.Random(seed)
         path = tmp_path / f"{seed}.sqlite"
         stores = [Store(path) for _ in range(3)]
         stores[0].enrol(in_crews(CELLS, 3))
         held: dict[Owner, tuple] = {}
-        while not stores[0].counts().is_finished:
+        for _ in range(2000):
+            if stores[0].counts().is_finished:
+                break
             store = draw.choice(stores)
             deed = draw.choice(["claim", "claim", "finish", "finish", "release", "die", "crash"])
             if deed == "claim" or not held:
@@ -153,6 +155,7 @@ def test_whatever_happens_a_cell_is_held_once_and_finished_once(tmp_path: Path) 
                 store.crash(owner, "tried")
             else:
                 store.release(owner)
+        assert stores[0].counts().is_finished
         records = stores[0].records()
         assert {record.cell for record in records} == set(CELLS)
         done = Counter(key for key, outcome in stores[0].attempts() if outcome == "done")

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from normscope.maps import Counts
 
 LINE_SECONDS = 30.0  # between two lines in a pipe
+LEAST_SHARE = 0.02  # of the work, before it says how long the rest takes: workers start slowly
 
 
 @contextmanager
@@ -43,7 +44,8 @@ class Clock:
         now = time.monotonic()
         self._began = self._began or (now, counts.share)
         since, first = self._began
-        rate = (counts.share - first) / (now - since) if now > since else 0.0
+        done = counts.share - first
+        rate = done / (now - since) if done > LEAST_SHARE and now > since else 0.0
         left = 1.0 - counts.share
         said = f"{counts.done} of {counts.total} cells, {counts.trains} train, {counts.fails} fail"
         if counts.crashed:
