@@ -18,7 +18,11 @@ LINES = 20
 """Lines of a whole run in a pipe."""
 
 REDRAW_SECONDS = 0.1
-CURVE = 24
+CURVE, SHORT_CURVE = 24, 8
+"""Most bars of the curve, and fewest."""
+
+WORDS, WIDE = 65, 110
+"""Columns that the figures take beside the curve; of a terminal with room for a bar too."""
 _LEVELS = "▁▂▃▄▅▆▇█"
 
 
@@ -50,6 +54,7 @@ class Bar(View):
 
     def __init__(self, progress: "Progress") -> None:
         self._progress = progress
+        self._bars = num_bars(progress.console.width)
         self._task = progress.add_task("loading", total=None)
         self._drawn = 0.0
 
@@ -59,7 +64,7 @@ class Bar(View):
         if now - self._drawn < REDRAW_SECONDS and trial.step != steps:
             return  # a bar for each step would cost as much as a small step
         self._drawn = now
-        words = f"step {trial.step} of {steps}  {curve(trial.losses)}  {state_of(self.run)}"
+        words = f"{trial.step}/{steps}  {curve(trial.losses, self._bars)}  {state_of(self.run)}"
         self._progress.update(self._task, description=words, completed=trial.step, total=steps)
 
 
@@ -67,15 +72,20 @@ def state_of(run: "Run") -> str:
     """Loss, unigram entropy and validation loss in a line."""
     parts = [f"loss {last_loss(run.trial.losses):.3f}"]
     if run.subject.unigram_entropy is not None:
-        parts.append(f"unigram entropy {run.subject.unigram_entropy:.3f}")
+        parts.append(f"unigram {run.subject.unigram_entropy:.3f}")
     if run.validations:
         parts.append(f"validation {run.validations[-1][1]:.3f}")
     return "  ".join(parts)
 
 
-def curve(losses: Sequence[float]) -> str:
-    """The losses as `CURVE` bars, each the mean of its stretch; × where it is no finite number."""
-    width = max(1, -(-len(losses) // CURVE))
+def num_bars(columns: int) -> int:
+    """Bars of a curve that leaves room for the figures, and on a wide terminal for the progress bar."""
+    return CURVE if columns >= WIDE else max(SHORT_CURVE, min(CURVE, columns - WORDS))
+
+
+def curve(losses: Sequence[float], bars: int = CURVE) -> str:
+    """The losses as so many bars, each the mean of its stretch; × where it is no finite number."""
+    width = max(1, -(-len(losses) // bars))
     means = [sum(part) / len(part) for part in (losses[i : i + width] for i in range(0, len(losses), width))]
     finite = [mean for mean in means if abs(mean) < float("inf")]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
@@ -95,6 +105,9 @@ def watching(speaks: bool) -> Iterator[View]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (BarColumn(bar_width=20), TextColumn("{task.description}"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    columns = [TextColumn("{task.description}"), TimeRemainingColumn()]
+    if console.width >= WIDE:
+        columns.insert(0, BarColumn(bar_width=20))
+    with Progress(*columns, console=console, transient=True) as progress:
         yield Bar(progress)
