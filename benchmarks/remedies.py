@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from normscope.bench.remedies import FILE, kept, ranked_now
-from normscope.bench.remedies_cells import Cell, held_out, read, truth, tuning
+from normscope.bench.remedies_cells import Cell, held_out, read, seen, truth
 from normscope.rules.remedies import REMEDIES, NotApplicable
 
 
@@ -87,7 +87,7 @@ def main() -> None:
     elif options.command == "rank":
         rank(cells)
     else:
-        _fill(tuning() if options.command == "tune" else cells)
+        _fill(seen() if options.command == "tune" else cells)
 
 
 def _fill(cells: list[Cell]) -> None:
@@ -96,7 +96,7 @@ def _fill(cells: list[Cell]) -> None:
         train([cell], [()])
         if not kept().trains(cell, ()):
             train([cell], [(name,) for name in REMEDIES])
-            if cell.tuning and kept().ranking(cell) is None:
+            if cell.text != "licences" and kept().ranking(cell) is None:
                 _forecast(cell)
 
 

@@ -23,6 +23,12 @@ COMBINED = ("deepnorm", "small-init", "output-bias")
 """What people combine with a warm-up; tried where nothing rescues alone."""
 ALIKE = 0.5
 """Scores within this of each other count as the same, and the smaller change comes first."""
+FLATTERED = 1.5
+"""Taken from the score of the `FLATTERING`: of the runs that trials said these rescue 5 in 15 trained, of
+those that they said others rescue 30 in 38 (the cells that the order was set by)."""
+FLATTERING = ("warm-up", "clip", "adam-eps", "output-bias")
+"""They hold the loss at the unigram entropy or start there, where its pace tells nothing: the trial looks
+better than the run."""
 LONGER = 3
 """Times the steps of the trial over which what is to be put first is tried again: a run that a remedy only
 lets fail later is told by that."""
@@ -63,6 +69,13 @@ class Attempt:
         if self.forecast.failed:
             return "fails"
         return "slow" if self.forecast.outcome == "slow" else "undecided"
+
+    @property
+    def score(self) -> float | None:
+        """The forecast's, less what the trial flatters it; None where there is none."""
+        if self.forecast is None or self.forecast.score is None:
+            return None
+        return self.forecast.score - FLATTERED * any(name in FLATTERING for name in self.names)
 
     @property
     def reach(self) -> int:
@@ -152,7 +165,7 @@ def try_remedies(
     """
     plan = [(name,) for name in _known(names)]
     if not (whatever or needs_rescue(before)):
-        return Rescue((), f"nothing to rescue: the forecast of the run as it is says {before.outcome}")
+        return Rescue((), _why_none(before))
     tell = progress or (lambda words, done, total: None)
     attempts: list[Attempt] = []
     try:
@@ -165,6 +178,13 @@ def try_remedies(
         reason = f"interrupted after {len(attempts)} of {len(plan)} remedies"
         raise RemediesInterrupted(Rescue(ranked(attempts), reason)) from stop
     return Rescue(ranked(attempts))
+
+
+def _why_none(before: Forecast) -> str:
+    """Why no remedy is tried on a run that is not known to fail."""
+    if before.outcome == "not measured":
+        return f"nothing was tried: the run as it is has no forecast ({before.reason})"
+    return f"nothing to rescue: the forecast of the run as it is says {before.outcome}"
 
 
 def _known(names: Iterable[str] | None) -> list[str]:
@@ -261,8 +281,7 @@ def ranked(attempts: Iterable[Attempt]) -> tuple[Attempt, ...]:
     order: dict[Status, int] = {"rescues": 0, "slow": 1, "undecided": 2, "fails": 3, "not applicable": 4}
 
     def place(attempt: Attempt) -> tuple[int, bool, float, int, int]:
-        score = attempt.forecast.score if attempt.forecast is not None else None
-        surely = 0 if score is None else -round(score / ALIKE)
+        surely = 0 if attempt.score is None else -round(attempt.score / ALIKE)
         held = attempt.longer and attempt.status == "rescues"
         return order[attempt.status], not held, surely, len(attempt.names), attempt.reach
 
