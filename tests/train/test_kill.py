@@ -84,7 +84,7 @@ def killed_and_gone_on_with(
 
 
 def test_a_run_killed_at_random_moments_has_the_curve_of_one_that_was_not(processes, tmp_path: Path) -> None:
-    assert killed_and_gone_on_with(processes, CONFIGS[0], tmp_path, kills=3, every=2, seed=1) > 0
+    assert killed_and_gone_on_with(processes, CONFIGS[0], tmp_path, kills=2, every=2, seed=1) > 0
 
 
 @pytest.mark.slow
@@ -106,6 +106,7 @@ def train_on_a_small_disk(config: dict, folder: str, every: int) -> None:
         sys.exit(2)
 
 
+@pytest.mark.slow  # test_checkpoints.py refuses every call in turn
 def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(processes, tmp_path: Path) -> None:
     config, folder = CONFIGS[0], tmp_path / "run"
     finished(begun(processes, config, tmp_path / "whole", 1000))
@@ -141,6 +142,7 @@ def train_and_interrupt(config: dict, folder: str, every: int) -> None:
             sys.exit(130 if run.interrupted else 1)
 
 
+@pytest.mark.slow  # tests/cli/test_train.py has one
 def test_ctrl_c_writes_a_checkpoint_of_where_it_came(processes, tmp_path: Path) -> None:
     config, folder = CONFIGS[0], tmp_path / "run"
     process = processes.Process(target=train_and_interrupt, args=(config, str(folder), 1000))

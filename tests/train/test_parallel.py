@@ -38,12 +38,22 @@ def curve(folder: Path) -> list[float]:
     return [value for record in records for name, value in record.items() if name != "step"]
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_processes_step_as_one_and_go_on_to_the_bit(parallel: str, tmp_path: Path) -> None:
-    done = torchrun("together.py", parallel, str(tmp_path))
+@pytest.mark.parametrize(
+    ("parallel", "names"),
+    [
+        ("ddp", ["masked"]),
+        ("fsdp", ["tied"]),
+        pytest.param("ddp", [*CONFIGS], marks=pytest.mark.slow),
+        pytest.param("fsdp", [*CONFIGS], marks=pytest.mark.slow),
+    ],
+)
+def test_two_processes_step_as_one_and_go_on_to_the_bit(
+    parallel: str, names: list[str], tmp_path: Path
+) -> None:
+    done = torchrun("together.py", parallel, str(tmp_path), *names)
     assert done.returncode == 0, done.stderr[-3000:]
-    for name, flat in CONFIGS.items():
-        config = RunConfig.from_dict(COMMON | flat)
+    for name in names:
+        config = RunConfig.from_dict(COMMON | CONFIGS[name])
         train(config, tmp_path / name / "alone", Processes())
         folders = {part: tmp_path / name / part for part in ("alone", "whole", "resumed")}
         tolerance = 2e-2 if config.trial.precision == "bfloat16" else 2e-5

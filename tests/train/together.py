@@ -1,4 +1,4 @@
-"""What test_parallel.py starts with torchrun: `together.py ddp|fsdp FOLDER`."""
+"""What test_parallel.py starts with torchrun: `together.py ddp|fsdp FOLDER NAME…`."""
 
 import sys
 from pathlib import Path
@@ -57,12 +57,12 @@ def train(config: RunConfig, folder: Path, processes: Processes, *observers: obj
             write_model(model, folder / "model")
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, names: list[str]) -> None:
     """Each config at a stretch, and in two runs."""
     with joined(PARALLEL, "cpu") as processes:
         assert processes.size == 2
-        for name, flat in CONFIGS.items():
-            config = RunConfig.from_dict(COMMON | flat)
+        for name in names:
+            config = RunConfig.from_dict(COMMON | CONFIGS[name])
             train(config, folder / name / "whole", processes)
             try:
                 train(config, folder / name / "resumed", processes, stop)
@@ -71,4 +71,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[2]))
+    main(Path(sys.argv[2]), sys.argv[3:])
