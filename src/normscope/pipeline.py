@@ -228,7 +228,9 @@ def _try_out(run: _Run, progress: Progress, done: int, total: int) -> None:
             lambda step, steps: progress(f"forecast, step {step} of {steps}", done, total),
         )
         run.measurements.extend(forecast_measurements(run.forecast))
-    if run.rates and run.forecast.outcome != "not measured":
+    if run.rates and run.forecast.outcome == "not measured":
+        run.notes.append(f"no other rates were tried: {run.forecast.reason}")
+    elif run.rates:
         done += 1
         progress("rates", done, total)
         with run.timed("rates"):

@@ -37,8 +37,10 @@ def test_bad_rates_are_one_line(rates: str, words: str, capsys: pytest.CaptureFi
 
 
 def test_trials_without_steps_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["check", *SMALL, "--steps", "0", "--try-remedies"]) == 2
-    assert "real steps" in capsys.readouterr().err
+    for option in ("--try-remedies", "--forecast"):
+        assert run(["check", *SMALL, "--steps", "0", option]) == 2
+        error = f"normscope: {option} with --steps 0: expected real steps to try; leave --steps out.\n"
+        assert capsys.readouterr().err == error
 
 
 def test_rates_mean_a_ladder(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from handmade_reports import report
 
 from normscope.probes import Forecast, ForecastStep, LadderForecast
 from normscope.report import text_report
+from normscope.report.rescue import ladder_words, way_out
 from normscope.report.schema import schema
 from normscope.rules.remedies import REMEDIES, Attempt, Rescue
 
@@ -85,6 +86,15 @@ def test_the_terminal_says_where_nothing_helps_or_nothing_was_tried() -> None:
     assert "no remedy that was tried rescues this run" in text_report(LOST)
     assert "nothing to rescue" in text_report(NONE)
     assert "interrupted after 0 of 3 rates" in " ".join(text_report(EMPTY).split())
+
+
+def test_a_rate_that_was_tried_is_a_number_to_copy() -> None:
+    one = Attempt(("much-lower-rate",), rung(1e-3, "trains", 3.0), "well", 1.0)
+    assert "lr = lr / 10 (tried at 0.001). Costs" in way_out(one)
+    assert "tried at" not in way_out(RESCUE.attempts[0])
+    assert ladder_words(LadderForecast(LADDER.rungs[1:2], 1e-3, "not needed", 0)).startswith(
+        "1 learning rate:"
+    )
 
 
 def test_the_page_leads_with_the_way_out_and_escapes_names() -> None:

@@ -18,6 +18,12 @@ def said(outcome: str, score: float | None = None) -> Forecast:
     return Forecast(outcome, "because", "adamw", 1e-2, 0, 4, 3.0, (), score)  # type: ignore[arg-type]
 
 
+HEALTHY = {
+    "trains": "trains",
+    "slow": "slow",
+    "undecided": "undecided",
+    "not measured": "no forecast (because)",
+}
 FAILS = said("collapses", -2.0)
 
 
@@ -65,15 +71,15 @@ def test_the_surest_comes_first_then_slow_then_failing_then_what_does_not_apply(
 
 def test_of_two_that_are_as_sure_the_smaller_change_comes_first(stand_in) -> None:
     stand_in(lambda config: said("trains", 1.0))
-    assert names(tried("qk-norm", "small-init", "clip")) == ["clip", "small-init", "qk-norm"]
+    assert names(tried("qk-norm", "small-init", "lower-rate")) == ["lower-rate", "small-init", "qk-norm"]
 
 
 def test_nothing_is_tried_on_a_run_that_does_not_fail(stand_in) -> None:
-    for outcome in ("trains", "slow", "undecided", "not measured"):
+    for outcome, words in HEALTHY.items():
         asked = stand_in(by_setting)
         rescue = tried(before=said(outcome))
         assert (rescue.attempts, asked) == ((), [])
-        assert outcome in rescue.reason
+        assert words in rescue.reason
         assert rescue.best is None
 
 
@@ -118,7 +124,32 @@ def test_progress_names_the_remedy_and_its_place(stand_in) -> None:
     seen: list[tuple[str, int, int]] = []
     tried("warm-up", "clip", progress=lambda *said: seen.append(said))
     assert seen[0] == ("remedy warm-up", 0, 2)
-    assert seen[-1] == (f"remedy clip, step 0 of {CONFIG.steps}", 1, 2)
+    assert (f"remedy clip, step 0 of {CONFIG.steps}", 1, 2) in seen
+    longer = trying.LONGER * CONFIG.steps
+    assert seen[-1] == (f"clip, longer, step 0 of {longer}", 0, trying.MOST_LONGER)
+
+
+def test_what_does_not_hold_over_a_longer_trial_gives_way_to_what_does(stand_in) -> None:
+    def say(config: TrialConfig) -> Forecast:
+        if config.clip:  # surest in the short trial, lost in the longer
+            return said("trains", 4.0) if config.steps == CONFIG.steps else FAILS
+        return by_setting(config)
+
+    asked = stand_in(say)
+    rescue = tried()
+    assert names(rescue)[0] == "lower-rate"
+    held = {attempt.name: (attempt.status, attempt.longer) for attempt in rescue.attempts}
+    assert held["clip"] == ("fails", True)
+    assert held["lower-rate"] == ("rescues", True)
+    assert held["warm-up"] == ("fails", False)
+    assert sum(config.steps == trying.LONGER * CONFIG.steps for config in asked) == 2
+
+
+def test_what_a_trial_flatters_has_to_be_surer(stand_in) -> None:
+    score = 1.0
+    stand_in(lambda config: said("trains", score) if config.clip or config.lr < CONFIG.lr else FAILS)
+    assert tried("clip", "lower-rate").best.names == ("lower-rate",)
+    assert "clip" in trying.FLATTERING
 
 
 def test_an_unknown_remedy_is_refused_with_the_nearest() -> None:

@@ -95,6 +95,8 @@ def command(
     from normscope.subjects import load
 
     require_writable(output)
+    _require_steps(steps, forecast or rates is not None, try_remedies)
+    rungs = _rungs(forecast, rates, lr)
     interrupted = False
     with redirect_stdout(sys.stderr), quiet_libraries(), progress_bar() as progress:
         subject = load(
@@ -116,7 +118,7 @@ def command(
                 lr=lr,
                 warmup=warmup,
                 steps=steps,
-                forecast_rates=_rungs(forecast, rates, lr),
+                forecast_rates=rungs,
                 try_remedies=try_remedies,
                 budget=budget,
                 seed=seed,
@@ -130,6 +132,15 @@ def command(
             print("normscope: interrupted; this is what was measured until then", file=sys.stderr)
     show(report, format, output)
     return 130 if interrupted else exit_status(report, fail_on)
+
+
+def _require_steps(steps: int, ladder: bool, remedies: bool) -> None:
+    """UsageError in the words of the command line; `check` has its own."""
+    from normscope.errors import UsageError
+
+    if steps == 0 and (ladder or remedies):
+        flag = "--try-remedies" if remedies else "--forecast"
+        raise UsageError(f"{flag} with --steps 0", "real steps to try", "leave --steps out")
 
 
 def _rungs(wanted: bool, given: str | None, lr: float) -> list[float]:

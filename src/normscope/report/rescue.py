@@ -40,7 +40,8 @@ def ladder_table(ladder: LadderForecast) -> Table:
 def ladder_words(ladder: LadderForecast) -> str:
     """The largest rate that trains, and what is known of a warm-up."""
     trains = "none trains" if ladder.largest_rate is None else f"trains up to {figure(ladder.largest_rate)}"
-    return f"{len(ladder.rungs)} learning rates: {trains}; warm-up {ladder.warmup}"
+    number = f"{len(ladder.rungs)} learning rate{'s' if len(ladder.rungs) != 1 else ''}"
+    return f"{number}: {trains}; warm-up {ladder.warmup}"
 
 
 def remedies_table(rescue: Rescue) -> Table:
@@ -74,7 +75,13 @@ def way_out(attempt: Attempt) -> str:
     """What to do first, in words, with what a user writes."""
     parts = [f"{REMEDIES[name].summary} {REMEDIES[name].code}" for name in attempt.names]
     cost = "; ".join(REMEDIES[name].cost for name in attempt.names)
-    return f"{attempt.name}. {' '.join(parts)}. Costs {cost}."
+    return f"{attempt.name}. {' '.join(parts)}{_tried_at(attempt)}. Costs {cost}."
+
+
+def _tried_at(attempt: Attempt) -> str:
+    """The rate that was tried, of remedies that change the run's settings: a number to copy."""
+    settings = any(REMEDIES[name].reach == 0 for name in attempt.names)
+    return f" (tried at {figure(attempt.forecast.lr)})" if settings and attempt.forecast else ""
 
 
 def _table(*columns: str, figures: tuple[str, ...]) -> Table:

@@ -64,9 +64,9 @@ def gradient_vanish(case: Case) -> Iterator[Hit]:
     """,
     remedy="""
         Normalise the branches' input, start the branches small (output projections × 1/√(2L)), normalise q
-        and k where logits grow; clip the gradient at 1 meanwhile.
+        and k where logits grow. Clipping does not even it out: it scales the gradient of all blocks alike.
     """,
-    remedies=("branch-scale", "qk-norm", "clip"),
+    remedies=("branch-scale", "qk-norm"),
 )
 def gradient_explode(case: Case) -> Iterator[Hit]:
     for stack in case.anatomy.stacks:
