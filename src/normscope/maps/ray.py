@@ -151,6 +151,8 @@ def _require_listener(address: str | None) -> None:
     """Ray itself would ask an address where nobody answers for minutes."""
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     if not (host and port.isdigit()):
+        if address not in (None, "auto", "local") and "://" not in address:
+            raise _no_cluster(address, ValueError("no host:port"))
         return
     try:
         socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()

@@ -53,13 +53,12 @@ class Store:
         return [cell for cell in cells if cell.key not in known]
 
     def require_settings(self, settings: Mapping[str, Any]) -> None:
-        """Hold `settings` against those of the map; one without a cell has none.
+        """Hold `settings` against those of the map; it has none before its first cell.
 
         Raises:
             UsageError: the map has others.
         """
-        before = self.note("settings") if self._keys() else None
-        before = settings if before is None else before
+        before = self.note("settings") or settings
         for name in sorted(before.keys() | settings.keys()):
             was, now = before.get(name), settings.get(name)
             if was != now:
