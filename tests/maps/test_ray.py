@@ -176,11 +176,11 @@ def await_listener(port: int) -> None:
 
 
 @pytest.mark.parametrize("variable", [False, True])
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "somewhere", "http://127.0.0.1"])
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "somewhere", "somewhere:port"])
 def test_an_address_without_a_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: bool, address: str
 ) -> None:
-    """Nobody may listen at port 1, and the others are no addresses of a cluster."""
+    """Nobody may listen at port 1, and the others are no addresses."""
     if variable:
         monkeypatch.setenv("RAY_ADDRESS", address)
     with Store(enrolled(tmp_path / "map.sqlite", grid(steps=1))) as store:
