@@ -71,7 +71,7 @@ def test_the_surest_comes_first_then_slow_then_failing_then_what_does_not_apply(
 
 def test_of_two_that_are_as_sure_the_smaller_change_comes_first(stand_in) -> None:
     stand_in(lambda config: said("trains", 1.0))
-    assert names(tried("qk-norm", "small-init", "lower-rate")) == ["lower-rate", "small-init", "qk-norm"]
+    assert names(tried("qk-norm", "lower-rate")) == ["lower-rate", "qk-norm"]
 
 
 def test_nothing_is_tried_on_a_run_that_does_not_fail(stand_in) -> None:
@@ -149,7 +149,6 @@ def test_what_a_trial_flatters_has_to_be_surer(stand_in) -> None:
     score = 1.0
     stand_in(lambda config: said("trains", score) if config.clip or config.lr < CONFIG.lr else FAILS)
     assert tried("clip", "lower-rate").best.names == ("lower-rate",)
-    assert "clip" in trying.FLATTERING
 
 
 def test_an_unknown_remedy_is_refused_with_the_nearest() -> None:
