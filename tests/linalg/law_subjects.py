@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from functools import cache
 
 import torch
+from drawn_maps import drawn
+from drawn_maps import orthogonal as new_orthogonal
 from jacobian_cases import dense_jacobian
-from maps import drawn
-from maps import orthogonal as new_orthogonal
 from torch import Tensor
 
 from normscope.linalg import (

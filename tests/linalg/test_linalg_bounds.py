@@ -6,7 +6,7 @@ from math import exp, inf, isnan, log
 import numpy as np
 import pytest
 import torch
-from maps import drawn
+from drawn_maps import drawn
 
 from normscope.linalg import (
     bounds,

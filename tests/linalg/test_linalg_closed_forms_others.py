@@ -5,7 +5,7 @@ from math import exp
 
 import pytest
 import torch
-from maps import drawn
+from drawn_maps import drawn
 from torch import Tensor
 from torch.nn import functional as F
 

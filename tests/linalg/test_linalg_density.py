@@ -6,8 +6,8 @@ from math import inf, nan
 import numpy as np
 import pytest
 import torch
+from drawn_maps import drawn, rotated, spectra
 from jacobian_cases import CASES, Case
-from maps import drawn, rotated, spectra
 from torch import Tensor
 
 from normscope.linalg import (

@@ -6,10 +6,10 @@ from math import inf
 import numpy as np
 import pytest
 import torch
+from drawn_maps import drawn, orthogonal, rotated, spectra
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jacobian_cases import CASES, Case
-from maps import drawn, orthogonal, rotated, spectra
 from torch import Tensor
 
 from normscope.linalg import (

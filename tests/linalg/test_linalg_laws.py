@@ -14,8 +14,8 @@ from math import inf
 import numpy as np
 import pytest
 import torch
+from drawn_maps import drawn
 from law_subjects import OPERATORS, SMALL, Subject, real_blocks, spectra_of, synthetic
-from maps import drawn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normscope.linalg import (

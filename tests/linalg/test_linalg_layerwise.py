@@ -6,9 +6,9 @@ from math import inf
 
 import pytest
 import torch
+from drawn_maps import drawn, orthogonal, rotated
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from maps import drawn, orthogonal, rotated
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 

@@ -5,7 +5,7 @@ import doctest
 import numpy as np
 import pytest
 import torch
-from maps import drawn, orthogonal
+from drawn_maps import drawn, orthogonal
 from torch import Tensor
 
 from normscope.linalg import JacobianOperator, maps, subspaces
