@@ -214,6 +214,8 @@ def report(anatomy: Anatomy, rows: list[Measurement], **other: Any) -> Any:
         "device": "cpu",
         "versions": {"normscope": "0.1.0", "python": "3.11.9", "torch": "2.13.0"},
         "forecast": None,
+        "ladder": None,
+        "remedies": None,
         "findings": (),
         "verdict": "healthy",
         "cost": {
