@@ -161,7 +161,8 @@ def _require_listener(address: str | None) -> None:
 
 
 def _no_cluster(address: str | None, error: BaseException) -> UsageError:
-    if type(error.__cause__).__name__ == "AuthenticationError":  # Ray asks for it where an address is given
+    cause = f"{type(error.__cause__).__name__} {error.__cause__}"  # Ray may quote it in another error's text
+    if "AuthenticationError" in cause:  # it asks for the token where an address is given
         do = "set RAY_AUTH_MODE=token, with the cluster's token in ~/.ray/auth_token"
         return UsageError(f"Ray address {address!r}", "the token of the cluster there", do)
     do = "start one with `ray start --head`, or leave the address out"
