@@ -83,7 +83,7 @@ def training(pid: int) -> int | None:
 def test_a_killed_workers_crew_is_run_again_and_comes_to_the_same_bits(tmp_path: Path) -> None:
     cells = grid(steps=40)  # a worker that has just begun imports PyTorch: there is time to find it
     path = enrolled(tmp_path / "map.sqlite", cells)
-    process = driver(path)
+    process = driver(path, address="local")
     try:
         started = time.monotonic()
         while (victim := training(process.pid)) is None:
