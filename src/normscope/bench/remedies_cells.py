@@ -1,7 +1,7 @@
 """Runs that fail, to try remedies on: other widths and another text than the forecast was tuned on."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -170,8 +170,3 @@ def read(cell: Cell) -> tuple[Subject, Anatomy]:
     """The cell's subject and its reading."""
     subject = subject_of(cell)
     return subject, read_anatomy(subject)
-
-
-def key(cell: Cell, names: Iterable[str]) -> str:
-    """What a kept row is found by."""
-    return f"{sorted(asdict(cell).items())} {' + '.join(names)}"
