@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import typer
 
-from normscope.cli import anatomy, bench, check, demo, explain, map, schemes, train
+from normscope.cli import anatomy, bench, check, claims, demo, explain, map, schemes, train
 from normscope.cli.defaults import read_defaults
 from normscope.errors import UsageError, describe
 from normscope.interrupts import only_once
@@ -27,6 +27,7 @@ app.command(name="explain")(explain.command)
 app.command(name="schemes")(schemes.command)
 app.command(name="train")(train.command)
 app.command(name="map")(map.command)
+app.command(name="claims")(claims.command)
 app.command(name="demo")(demo.command)
 app.command(name="bench")(bench.command)
 

@@ -1,0 +1,37 @@
+"""`put_to_test`: one claim, measured in this process."""
+
+import time
+import traceback
+import warnings
+
+import torch
+
+from normscope.claims.claim import Claim
+from normscope.claims.evidence import Evidence
+from normscope.claims.look import Look
+from normscope.claims.tested import Tested
+from normscope.errors import describe
+from normscope.subjects.rng import generators_kept
+
+
+class NotMeasured(Exception):
+    """Raised by a claim's function that cannot measure here; the message says why."""
+
+
+def put_to_test(claim: Claim, look: Look) -> Tested:
+    """Measure `claim`; what goes wrong in it is said in `error`, with its traceback in the evidence."""
+    began = time.perf_counter()
+    error = None
+    with generators_kept(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        try:
+            evidence = claim.measure(look)
+        except NotMeasured as reason:
+            evidence = Evidence(unmeasured=[str(reason)])
+        except Exception as failure:  # a claim that breaks must not cost the others; it is shown, and exits 1
+            error = describe(failure)
+            evidence = Evidence(unmeasured=[error], notes=[traceback.format_exc()])
+    return Tested(
+        claim=claim, evidence=evidence, seconds=time.perf_counter() - began, long=look.long, error=error
+    )

@@ -1,0 +1,154 @@
+"""Tested claims in words: figures short, the table of a terminal, one claim in full, JSON."""
+
+import datetime
+import json
+import math
+import platform
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import normscope
+from normscope.claims.cache import environment
+from normscope.claims.evidence import Figure
+from normscope.claims.judge import Judgement, Verdict
+from normscope.claims.look import Look
+from normscope.claims.sources import TEXTS
+from normscope.claims.tested import Tested
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+SCHEMA = "normscope.claims/1"
+STYLES = {
+    Verdict.HOLDS: "green",
+    Verdict.CONDITION: "yellow",
+    Verdict.REFUTED: "red",
+    Verdict.NOT_MEASURED: "dim",
+}
+
+
+def number(value: float) -> str:
+    """Three digits: 0.0123, 4.56e-08, 1230."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == 0:
+        return "0"
+    if 1e-3 <= abs(value) < 1e5:
+        return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
+
+
+def figure_words(figure: Figure | None) -> str:
+    """`largest error 3e-16 (2e-16 … 5e-16)`."""
+    if figure is None:
+        return ""
+    spread = (
+        ""
+        if number(figure.low) == number(figure.high)
+        else f" ({number(figure.low)} … {number(figure.high)})"
+    )
+    return f"{figure.what} {number(figure.value)}{spread}"
+
+
+def verdict_words(judgement: Judgement, of: str = "cases") -> str:
+    """The verdict, with its condition and how often that is met, and what does not agree."""
+    words = str(judgement.verdict)
+    if judgement.verdict is Verdict.CONDITION:
+        words = f"holds if {judgement.condition}: met in {judgement.met} of {judgement.cases} {of}"
+    if not judgement.is_stable:
+        agree = sum(verdict is judgement.verdict for verdict in judgement.by_seed.values())
+        words += f" (on {agree} of {len(judgement.by_seed)} seeds)"
+    return words
+
+
+def counter_words(judgement: Judgement) -> str:
+    """The case that it is not true of, "" where there is none."""
+    case = judgement.counterexample
+    return "" if case is None else f"{case.where}: {number(case.value)}"
+
+
+def document(tested: Sequence[Tested], look: Look, command: str, seconds: float) -> dict[str, Any]:
+    """All of it, for JSON."""
+    return {
+        "schema": SCHEMA,
+        "normscope": normscope.__version__,
+        "command": command,
+        "date": datetime.date.today().isoformat(),
+        "machine": environment() | {"processor": platform.processor() or platform.machine()},
+        "seeds": list(look.seeds),
+        "long": look.long,
+        "text": "the Python standard library's source" if look.text is None else look.text.name,
+        "seconds": round(seconds, 1),
+        "texts": [{"id": text.id, "title": text.title, "english": text.english} for text in TEXTS.values()],
+        "claims": [each.to_dict() for each in tested],
+    }
+
+
+def to_json(tested: Sequence[Tested], look: Look, command: str, seconds: float) -> str:
+    """`document`, one object."""
+    return json.dumps(document(tested, look, command, seconds), indent=2, ensure_ascii=False) + "\n"
+
+
+def table(tested: Sequence[Tested]) -> "Table":
+    """A row a claim, for a terminal."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    rows = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    rows.add_column("id", no_wrap=True)
+    rows.add_column("claim", ratio=5)
+    rows.add_column("verdict", ratio=3)
+    rows.add_column("figure", ratio=4)
+    for each in tested:
+        judgement = each.judgement
+        said = verdict_words(judgement, each.evidence.of) + (f": {each.reason}" if each.reason else "")
+        style = STYLES[judgement.verdict]
+        rows.add_row(
+            f"[bold]{each.claim.id}[/bold]",
+            escape(each.claim.sentence.says),
+            f"[{style}]{escape(said)}[/{style}]",
+            escape(figure_words(each.evidence.figure)),
+        )
+    return rows
+
+
+def tally(tested: Sequence[Tested]) -> str:
+    """`60 claims: 31 hold, 12 hold under a condition, 16 refuted, 1 not measured`."""
+    counts = {verdict: sum(each.judgement.verdict is verdict for each in tested) for verdict in Verdict}
+    said = {
+        Verdict.HOLDS: "hold",
+        Verdict.CONDITION: "hold under a condition",
+        Verdict.REFUTED: "refuted",
+        Verdict.NOT_MEASURED: "not measured",
+    }
+    parts = ", ".join(f"{counts[verdict]} {words}" for verdict, words in said.items() if counts[verdict])
+    return f"{len(tested)} claim{'s' if len(tested) != 1 else ''}: {parts}"
+
+
+def in_full(tested: Tested) -> list[str]:
+    """One claim, line by line."""
+    claim, evidence, judgement = tested.claim, tested.evidence, tested.judgement
+    lines = [f"{claim.id}  {claim.sentence.says}", ""]
+    for source in claim.sources:
+        quoted = f"  “{source.words}”" if source.words else ""
+        lines.append(f"said in   {source.text} {source.where}{quoted}")
+    lines += [f"asked     {claim.hypothesis}", f"verdict   {verdict_words(judgement, evidence.of)}"]
+    if tested.reason:
+        lines.append(f"why       {tested.reason}")
+    if counter := counter_words(judgement):
+        lines.append(f"counter   {counter}")
+    if evidence.figure is not None:
+        lines.append(f"figure    {figure_words(evidence.figure)}")
+    lines.append(f"cases     {judgement.held} of {judgement.cases} agree")
+    for name, part in tested.parts.items():
+        lines += ["", f"besides   {claim.parts[name].says}", f"          {verdict_words(part, evidence.of)}"]
+        if counter := counter_words(part):
+            lines.append(f"          {counter}")
+    lines += [""] * bool(evidence.notes) + [f"note      {note}" for note in evidence.notes]
+    lines += [f"missing   {words}" for words in evidence.unmeasured if evidence.cases]
+    lines += [
+        "",
+        f"took      {tested.seconds:.1f} s{' (kept from before)' if tested.cached else ''}; {claim.file}",
+    ]
+    return lines

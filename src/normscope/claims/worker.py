@@ -1,0 +1,60 @@
+"""A worker: tests the claims whose ids it reads from stdin, a line each; answers each with a line of JSON.
+
+`python -m normscope.claims.worker SETTINGS`, settings as JSON: seeds, long, text, runs.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+
+from normscope.claims.claim import CLAIMS
+from normscope.claims.look import Look
+from normscope.claims.put_to_test import put_to_test
+from normscope.claims.runs import Runs
+
+
+def look_of(settings: str) -> Look:
+    """The look of `settings_of`."""
+    given = json.loads(settings)
+    return Look(
+        seeds=tuple(given["seeds"]),
+        long=given["long"],
+        text=None if given["text"] is None else Path(given["text"]),
+        runs=Runs(None if given["runs"] is None else Path(given["runs"])),
+    )
+
+
+def settings_of(look: Look) -> str:
+    """The look, for a worker."""
+    folder = look.runs.folder
+    return json.dumps(
+        {
+            "seeds": list(look.seeds),
+            "long": look.long,
+            "text": None if look.text is None else str(look.text.resolve()),
+            "runs": None if folder is None else str(folder.resolve()),
+        }
+    )
+
+
+def main(settings: str) -> None:
+    """Until stdin ends. What claims print goes to stderr."""
+    import normscope.claims.registry  # noqa: F401  fills CLAIMS
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
+    torch.set_num_threads(1)
+    look = look_of(settings)
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    with contextlib.redirect_stdout(sys.stderr):
+        for line in sys.stdin:
+            tested = put_to_test(CLAIMS[line.strip()], look)
+            print(json.dumps(tested.to_cache()), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

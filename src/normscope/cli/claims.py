@@ -1,0 +1,137 @@
+"""`normscope claims [ID…]`: the claims of the sources, put to the test."""
+
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from normscope.cli.options import Format, Output, Text, require_writable, write
+from normscope.cli.progress import progress_bar, quiet_libraries
+from normscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from normscope.claims import Claim, Look, Tested
+
+
+def command(
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[ID…]",
+            help="A7; B3-B6; a group: A (the proof), B (Pre-LN against Post-LN), C (the long article); "
+            "a text: 000 … 004. All when none is named.",
+            show_default=False,
+        ),
+    ] = None,
+    long: Annotated[
+        bool,
+        typer.Option("--long", help="The long form, deeper and longer; without ids, of all that have one."),
+    ] = False,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=100, help="Seeds 0 to N-1; each gives cases of its own.")
+    ] = 5,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes of one thread each.")] = 2,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what was measured before.")] = False,
+    text: Text = None,
+    list_only: Annotated[bool, typer.Option("--list", help="Only say which claims there are.")] = False,
+    format: Annotated[Format, typer.Option(help="text, json, or html, the page.")] = Format.TEXT,
+    output: Output = None,
+) -> int:
+    """Put what is said about norms and residuals to the test, and say what holds.
+
+    Each claim is a small function that measures; its verdict is computed from the cases it finds: holds,
+    holds under a condition (and how often that is met), refuted (with a counter-example), or not measured,
+    and why. All of them take under ten minutes on two cores; what was measured by the same code in the same
+    environment is kept and not measured again. One id shows the claim in full.
+    """
+    from normscope.claims import Look, chosen, run_claims
+    from normscope.claims.cache import default_folder
+
+    claims = [claim for claim in chosen(ids or []) if ids or not long or claim.has_long]
+    if list_only:
+        for claim in claims:
+            print(f"{claim.id:4} {claim.sentence.says}")
+        return 0
+    _require_long(claims, long)
+    require_writable(output)
+    if text is not None and not text.is_file():
+        raise UsageError(f"--text {text}", "a file of text", "name one")
+    look = Look(seeds=tuple(range(seeds)), long=long, text=text)
+    ready: list[Tested] = []
+    began = time.perf_counter()
+    try:
+        with quiet_libraries(), progress_bar() as progress:
+            run_claims(
+                claims,
+                look,
+                jobs=jobs,
+                cache=default_folder(),
+                fresh=fresh,
+                progress=progress,
+                on_tested=ready.append,
+            )
+    except KeyboardInterrupt:
+        print(
+            f"normscope: interrupted after {len(ready)} of {len(claims)} claims; they are kept",
+            file=sys.stderr,
+        )
+        _show(claims, ready, look, format, output, time.perf_counter() - began)
+        return 130
+    _show(claims, ready, look, format, output, time.perf_counter() - began)
+    return 1 if any(tested.error for tested in ready) else 0
+
+
+def _require_long(claims: "list[Claim]", long: bool) -> None:
+    without = [claim.id for claim in claims if long and not claim.has_long]
+    if without:
+        raise UsageError(
+            f"--long with {', '.join(without)}",
+            "claims that have a long form",
+            "leave --long out for these, or leave the ids out for all that have one",
+        )
+
+
+def _show(
+    claims: "list[Claim]",
+    ready: "list[Tested]",
+    look: "Look",
+    format: Format,
+    output: Path | None,
+    seconds: float,
+) -> None:
+    from normscope.claims.words import to_json
+
+    order = [claim.id for claim in claims]
+    ready = sorted(ready, key=lambda tested: order.index(tested.claim.id))
+    typed = shlex.join(["normscope", *sys.argv[1:]])
+    if format is Format.JSON:
+        rendered = to_json(ready, look, typed, seconds)
+    elif format is Format.HTML:
+        from normscope.claims.page import render_page
+
+        rendered = render_page(ready, look, typed, seconds)
+    else:
+        rendered = _text(ready, output is None)
+    if output is not None:
+        write(rendered, output)
+    else:
+        sys.stdout.write(rendered)
+
+
+def _text(ready: "list[Tested]", to_screen: bool) -> str:
+    """The table, or the one claim in full."""
+    from rich.console import Console
+
+    from normscope.claims.words import in_full, table, tally
+
+    if len(ready) == 1:
+        return "\n".join(in_full(ready[0])) + "\n"
+    console = Console(width=None if to_screen else 120, force_terminal=sys.stdout.isatty() and to_screen)
+    with console.capture() as captured:
+        console.print(table(ready))
+        console.print()
+        console.print(tally(ready))
+    return captured.get()
