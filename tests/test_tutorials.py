@@ -1,0 +1,52 @@
+"""docs/tutorials: every script runs, with its asserts, and its page is what it says and prints."""
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TUTORIALS = Path(__file__).parents[1] / "docs" / "tutorials"
+NAMES = sorted(path.stem for path in TUTORIALS.glob("[0-9][0-9]_*.py"))
+RENDER = runpy.run_path(str(TUTORIALS / "render.py"))
+DIFFERENCE = runpy.run_path(str(Path(__file__).parent / "linalg" / "pages.py"))["difference"]
+_TEXT = re.compile(r"```text\n(.*?)```", flags=re.DOTALL)
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+def rendered(name: str, folder: Path) -> str:
+    command = [sys.executable, str(TUTORIALS / "render.py"), name, str(folder)]
+    ran = subprocess.run(command, env=os.environ | ONE_THREAD, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    return (folder / f"{name}.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_page_is_what_the_script_says_and_prints(name: str, tmp_path: Path) -> None:
+    new = rendered(name, tmp_path)
+    shown = (TUTORIALS / f"{name}.md").read_text(encoding="utf-8")
+    assert _TEXT.sub("", new) == _TEXT.sub("", shown), f"run docs/tutorials/render.py {name}"
+    for one, other in zip(_TEXT.findall(new), _TEXT.findall(shown), strict=True):
+        assert not DIFFERENCE(one, other)
+    for picture in re.findall(r"!\[.*?\]\((.*?)\)", shown):
+        assert (tmp_path / picture).exists()
+        assert 0 < (TUTORIALS / picture).stat().st_size < 60_000
+
+
+def test_the_index_names_every_page() -> None:
+    index = (TUTORIALS / "README.md").read_text(encoding="utf-8")
+    assert set(NAMES) <= set(re.findall(r"\]\((\d\d_\w+)\.md\)", index))
+
+
+def test_prose_is_told_from_code() -> None:
+    script = "# # A title\n#\n# words\n\nx = 1\n# why\nprint(x)\n\n\nprint(2)\n\n# more\n"
+    prose, code, more = RENDER["pieces"](script)
+    assert not prose.is_code
+    assert (code.text, code.line) == ("x = 1\n# why\nprint(x)\n\n\nprint(2)", 5)
+    assert more.text == "# more"
+    page = RENDER["page"](script, "some")
+    assert "\n\n# A title\n\nwords\n\n```python\nx = 1\n" in page
+    assert page.endswith("print(2)\n```\n\n```text\n1\n2\n```\n\nmore\n")
