@@ -27,6 +27,7 @@ def put_to_test(claim: Claim, look: Look) -> Tested:
         torch.manual_seed(0)
         try:
             evidence = claim.measure(look)
+            _require_sound(claim, evidence)
         except NotMeasured as reason:
             evidence = Evidence(unmeasured=[str(reason)])
         except Exception as failure:  # a claim that breaks must not cost the others; it is shown, and exits 1
@@ -35,3 +36,14 @@ def put_to_test(claim: Claim, look: Look) -> Tested:
     return Tested(
         claim=claim, evidence=evidence, seconds=time.perf_counter() - began, long=look.long, error=error
     )
+
+
+def _require_sound(claim: Claim, evidence: Evidence) -> None:
+    """AssertionError for what a claim's function may not return: it would be lost without a word."""
+    unknown = {case.part for case in evidence.cases} - {"", *claim.parts}
+    assert not unknown, f"cases of no part of {claim.id}: {', '.join(sorted(unknown))}"
+    assert evidence.figure is not None or not evidence.cases, f"{claim.id} has cases, but no figure"
+    odd = [
+        case.where for case in evidence.cases if type(case.holds) is not bool or type(case.met) is not bool
+    ]
+    assert not odd, f"{claim.id}: {odd[0]}: holds and met are Python's own bool"

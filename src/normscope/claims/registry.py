@@ -30,10 +30,10 @@ def chosen(words: list[str]) -> list[Claim]:
 
 
 def _named(word: str) -> list[Claim]:
-    name = word.upper()
+    name = word.strip().upper().replace("–", "-")
     first, dash, last = name.partition("-")
     if dash and first in CLAIMS and last in CLAIMS and first[0] == last[0]:
-        low, high = CLAIMS[first].number, CLAIMS[last].number
+        low, high = sorted((CLAIMS[first].number, CLAIMS[last].number))
         matching = [c for c in in_order() if c.group == first[0] and low <= c.number <= high]
     else:
         matching = [

@@ -1,23 +1,18 @@
 """`run_claims`: claims put to the test in worker processes; what is known is not measured again."""
 
 import contextlib
-import json
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 from queue import Queue
-from typing import IO
 
 from normscope.claims.cache import Cache
-from normscope.claims.claim import CLAIMS, Claim
-from normscope.claims.evidence import Evidence
+from normscope.claims.claim import Claim
+from normscope.claims.hand import Hand
 from normscope.claims.look import Look
 from normscope.claims.tested import Tested
-from normscope.claims.worker import settings_of
 
 Progress = Callable[[str, int, int], None]
 
@@ -31,6 +26,7 @@ def run_claims(
     fresh: bool = False,
     progress: Progress = lambda stage, done, total: None,
     on_tested: Callable[[Tested], None] = lambda tested: None,
+    on_trouble: Callable[[str], None] = lambda words: None,
 ) -> list[Tested]:
     """Put `claims` to the test.
 
@@ -42,50 +38,74 @@ def run_claims(
         fresh: measure again what is known.
         progress: told what is running, how many are done, and of how many.
         on_tested: given each claim as it is ready; a caller that is interrupted has these.
+        on_trouble: told, once, why nothing can be kept.
 
     Returns:
         In the order of `claims`.
     """
     with contextlib.ExitStack() as stack:
-        if cache is None:
-            cache = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        kept = Cache(cache)
-        look = replace(look, runs=kept.runs())
-        found: dict[str, Tested] = {}
-
-        def take(tested: Tested) -> None:
-            found[tested.claim.id] = tested
+        keep = _Keeping(None if cache is None else Cache(cache), on_trouble)
+        found = {} if fresh else keep.known(claims, look)
+        for tested in found.values():
             on_tested(tested)
-
-        for claim in claims:
-            known = None if fresh else kept.read(claim, look)
-            if known is not None:
-                take(known)
         missing = [claim for claim in claims if claim.id not in found]
+        if missing:
+            shared = keep.cache or Cache(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+            look = replace(look, runs=shared.runs())
+        running: dict[str, None] = {}
+
+        def begun(id: str) -> None:
+            running[id] = None
+            progress(" ".join(list(running)), len(found), len(claims))
+
         for group, hands in (
             ([claim for claim in missing if not claim.alone], jobs),
             ([claim for claim in missing if claim.alone], 1),
         ):
-            running: dict[str, None] = {}
-            for tested in _tested(group, look, hands, _tell(progress, running, found, len(claims))):
-                kept.write(tested, look)
-                take(tested)
+            for tested in stack.enter_context(contextlib.closing(_tested(group, look, hands, begun))):
+                found[tested.claim.id] = tested
                 running.pop(tested.claim.id, None)
-                progress(" ".join(running), len(found), len(claims))
+                on_tested(tested)
+                keep.keep(tested, look)
+                progress(" ".join(list(running)), len(found), len(claims))
         return [found[claim.id] for claim in claims]
 
 
-def _tell(
-    progress: Progress, running: dict[str, None], found: dict[str, Tested], total: int
-) -> Callable[[str], None]:
-    def begun(id: str) -> None:
-        running[id] = None
-        progress(" ".join(list(running)), len(found), total)
+class _Keeping:
+    """A cache that may be missing, read-only or full: what it refuses is said once, and the run goes on."""
 
-    return begun
+    def __init__(self, cache: Cache | None, on_trouble: Callable[[str], None]) -> None:
+        self._reading = cache
+        self.cache = cache
+        self._on_trouble = on_trouble
+        if cache is not None and (why := cache.refusal):
+            self._give_up(why)
+
+    def known(self, claims: Sequence[Claim], look: Look) -> dict[str, Tested]:
+        """Those that were tested before, by id."""
+        if self._reading is None:
+            return {}
+        found = {claim.id: self._reading.read(claim, look) for claim in claims}
+        return {id: tested for id, tested in found.items() if tested is not None}
+
+    def keep(self, tested: Tested, look: Look) -> None:
+        """Keep it, or say why not."""
+        if self.cache is None:
+            return
+        try:
+            self.cache.write(tested, look)
+        except OSError as error:
+            self._give_up(error.strerror or str(error))
+
+    def _give_up(self, why: str) -> None:
+        assert self.cache is not None
+        self._on_trouble(f"nothing is kept: {self.cache.folder} ({why})")
+        self.cache = None
 
 
-def _tested(claims: Sequence[Claim], look: Look, jobs: int, begun: Callable[[str], None]) -> Iterator[Tested]:
+def _tested(
+    claims: Sequence[Claim], look: Look, jobs: int, begun: Callable[[str], None]
+) -> Generator[Tested, None, None]:
     """Each claim as it is ready. No worker is left at the end, however it comes."""
     jobs = min(jobs, len(claims))
     if not jobs:
@@ -112,64 +132,5 @@ def _tested(claims: Sequence[Claim], look: Look, jobs: int, begun: Callable[[str
         for hand in everyone:
             hand.end()
         pool.shutdown()
-
-
-class Hand:
-    """A worker process; another takes its place where one dies."""
-
-    def __init__(self, look: Look) -> None:
-        self._look = look
-        self._process: subprocess.Popen[str] | None = None
-        self._said: IO[bytes] | None = None
-        self._ended = False
-
-    def test(self, claim: Claim) -> Tested:
-        """The claim, tested; a worker that dies of it is said in its `error`."""
-        process = self._running()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            process.stdin.write(f"{claim.id}\n")
-            process.stdin.flush()
-            answer = process.stdout.readline()
-        except BrokenPipeError:
-            answer = ""
-        if answer:
-            return replace(Tested.from_cache(CLAIMS[claim.id], json.loads(answer)), cached=False)
-        words = f"its process ended with status {process.wait()}: {self._last_words()}"
-        self._process = None
-        return Tested(
-            claim=claim, evidence=Evidence(unmeasured=[words]), seconds=0.0, long=self._look.long, error=words
-        )
-
-    def end(self) -> None:
-        """End the worker, whatever it does."""
-        self._ended = True
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            for pipe in (self._process.stdin, self._process.stdout, self._said):
-                if pipe is not None:
-                    with contextlib.suppress(BrokenPipeError):
-                        pipe.close()
-
-    def _running(self) -> "subprocess.Popen[str]":
-        if self._process is None and not self._ended:
-            self._said = tempfile.TemporaryFile()  # noqa: SIM115  closed by `end`
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "normscope.claims.worker", settings_of(self._look)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._said,
-                text=True,
-                encoding="utf-8",
-            )
-        assert self._process is not None, "a hand that was ended"
-        return self._process
-
-    def _last_words(self) -> str:
-        if self._said is None:
-            return ""
-        self._said.seek(0)
-        lines = self._said.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        for hand in everyone:
+            hand.close()

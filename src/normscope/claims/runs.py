@@ -1,5 +1,6 @@
 """`Runs`: trained runs that several claims look at, each trained once."""
 
+import contextlib
 import dataclasses
 import fcntl
 import json
@@ -46,27 +47,31 @@ class Runs:
         if cell.key in self._memory:
             return True
         path = self._path(cell)
-        if path is None or not path.exists():
+        if path is None:
             return False
-        values = json.loads(path.read_text(encoding="utf-8"))
-        self._memory[cell.key] = Result(**values | {"losses": tuple(values["losses"])})
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            self._memory[cell.key] = Result(**values | {"losses": tuple(values["losses"])})
+        except (OSError, ValueError, KeyError, TypeError):  # not there, or not whole
+            return False
         return True
 
     def _keep(self, cell: Cell, result: Result) -> None:
         self._memory[cell.key] = result
         path = self._path(cell)
         if path is not None:
-            write_text(path, json.dumps(dataclasses.asdict(result)))
+            with contextlib.suppress(OSError):  # a full disk: then it is in memory only
+                write_text(path, json.dumps(dataclasses.asdict(result)))
 
     def _path(self, cell: Cell) -> Path | None:
         return None if self.folder is None else self.folder / f"{cell.key}.json"
 
     @contextmanager
     def _held(self, shape: str) -> Iterator[None]:
-        if self.folder is None:
-            yield
-            return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / f"{shape}.lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # let go with the file, also by a kill
+        with contextlib.ExitStack() as stack:
+            if self.folder is not None:
+                with contextlib.suppress(OSError):  # a full disk: then others train it too
+                    self.folder.mkdir(parents=True, exist_ok=True)
+                    file = stack.enter_context((self.folder / f"{shape}.lock").open("w"))
+                    fcntl.flock(file, fcntl.LOCK_EX)  # let go with the file, also by a kill
             yield

@@ -67,6 +67,7 @@ class Tested:
                 {"name": name, "says": claim.parts[name].says, **_verdict(part, self.evidence.of)}
                 for name, part in self.parts.items()
             ],
+            "plots": [_plot(plot) for plot in self.evidence.plots],
             "notes": list(self.evidence.notes),
             "unmeasured": list(self.evidence.unmeasured),
             "reason": self.reason or None,
@@ -139,6 +140,27 @@ def _figure(figure: Figure) -> dict[str, Any]:
     }
 
 
+def _plot(plot: Plot) -> dict[str, Any]:
+    return {
+        "title": plot.title,
+        "x": plot.x,
+        "y": plot.y,
+        "log": plot.log,
+        "levels": {name: _number(level) for name, level in plot.levels.items()},
+        "lines": [
+            {
+                "name": line.name,
+                "marks": line.marks,
+                **{
+                    name: [_number(float(value)) for value in getattr(line, name)]
+                    for name in ("x", "y", "low", "high")
+                },
+            }
+            for line in plot.lines
+        ],
+    }
+
+
 def _number(value: float) -> float | str:
-    """JSON has no infinity."""
+    """JSON has no infinity, and no NaN."""
     return value if math.isfinite(value) else str(value)
