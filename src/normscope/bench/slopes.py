@@ -8,22 +8,29 @@ Shapes: B batch, T tokens, D width.
 """
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from normscope.nn import Block, Context, Decoder, ModelConfig, Where
+from normscope.claims.at_start import (
+    BATCH,
+    DEPTHS,
+    TOKENS,
+    WIDTH,
+    decoder,
+    exponent,
+    gradient_norm,
+    last_block,
+)
+from normscope.nn import Block, Context, ModelConfig, Where
 from normscope.nn.stack import Stack
 
 Row = dict[str, Any]
 SEEDS = (0, 1, 2)
-DEPTHS = (4, 8, 16, 32)
-WIDTH, VOCAB, BATCH, TOKENS = 96, 64, 4, 16
 SMALL_RATE, NOISE = 1e-5, 1e-2
 
 
@@ -36,37 +43,6 @@ class Claim:
     high: float
     measure: Callable[[int], float]
     source: str
-
-
-def exponent(figure: Callable[[int], float], depths: Sequence[int] = DEPTHS) -> float:
-    """p of figure ≈ c·depth^p, by least squares in logarithms."""
-    return float(np.polyfit(np.log(depths), np.log([figure(depth) for depth in depths]), 1)[0])
-
-
-def decoder(scheme: str, depth: int, seed: int, **options: Any) -> tuple[Decoder, Tensor, Tensor]:
-    """A model at its start on a stream of variance 1, ids and labels, all from `seed`."""
-    torch.manual_seed(seed)
-    options = {"activation": "relu", "init": "xavier", "positions": "none", **options}
-    model = Decoder(
-        ModelConfig(scheme=scheme, depth=depth, width=WIDTH, heads=4, vocab=VOCAB, context=TOKENS, **options)
-    )
-    nn.init.normal_(model.embedding.tokens.weight)
-    ids, labels = torch.randint(VOCAB, (2, BATCH, TOKENS))
-    return model, ids, labels
-
-
-def last_block(model: Decoder) -> Block:
-    """The last block of a model."""
-    block = model.blocks[-1]
-    assert isinstance(block, Block)
-    return block
-
-
-def gradient_norm(module: nn.Module) -> float:
-    """Norm of the gradient of a linear map's weight."""
-    assert isinstance(module, nn.Linear)
-    assert module.weight.grad is not None
-    return float(module.weight.grad.norm())
 
 
 def last_map_gradient(scheme: str, depth: int, seed: int, **options: Any) -> float:

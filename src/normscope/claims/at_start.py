@@ -1,0 +1,93 @@
+"""Models and stacks at their start, and what is read off them: gradients, the stream's variance, slopes.
+
+Shapes: B batch, T tokens, D width.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from normscope.nn import Block, Decoder, ModelConfig, Where
+from normscope.nn.stack import Stack
+
+DEPTHS = (4, 8, 16, 32)
+WIDTH, VOCAB, BATCH, TOKENS = 96, 64, 4, 16
+
+
+def exponent(figure: Callable[[int], float], sizes: Sequence[int] = DEPTHS) -> float:
+    """p of figure ≈ c·size^p, by least squares in logarithms."""
+    return slope(sizes, [figure(size) for size in sizes])
+
+
+def slope(x: Sequence[float], y: Sequence[float]) -> float:
+    """Of the straight line through log y against log x, by least squares."""
+    return float(np.polyfit(np.log(x), np.log(y), 1)[0])
+
+
+def decoder(
+    scheme: str, depth: int, seed: int, *, width: int = WIDTH, heads: int = 4, **options: Any
+) -> tuple[Decoder, Tensor, Tensor]:
+    """A model at its start on a stream of variance 1, ids and labels (B, T), all from `seed`."""
+    torch.manual_seed(seed)
+    options = {"activation": "relu", "init": "xavier", "positions": "none", "vocab": VOCAB, **options}
+    model = Decoder(
+        ModelConfig(scheme=scheme, depth=depth, width=width, heads=heads, context=TOKENS, **options)
+    )
+    nn.init.normal_(model.embedding.tokens.weight)
+    ids, labels = torch.randint(VOCAB, (2, BATCH, TOKENS))
+    return model, ids, labels
+
+
+def blocks_of(model: nn.Module) -> list[Block]:
+    """The blocks of a model of one stack, in order."""
+    return [module for module in model.modules() if isinstance(module, Block)]
+
+
+def last_block(model: nn.Module) -> Block:
+    """The last block of a model."""
+    return blocks_of(model)[-1]
+
+
+def gradient_norm(module: nn.Module) -> float:
+    """Norm of the gradient of a linear map's weight."""
+    assert isinstance(module, nn.Linear)
+    assert module.weight.grad is not None
+    return float(module.weight.grad.norm())
+
+
+def down_gradients(model: Decoder, ids: Tensor, labels: Tensor) -> list[float]:
+    """‖∂loss/∂W₂‖ of each block's feed-forward, the first block first."""
+    model.zero_grad()
+    model(ids, labels).loss.backward()
+    return [gradient_norm(block.feed_forward.down) for block in blocks_of(model)]
+
+
+def stack_of(scheme: str, depth: int, seed: int, *, width: int = WIDTH, **options: Any) -> Stack:
+    """Blocks by themselves, for a stream that is drawn."""
+    torch.manual_seed(seed)
+    config = ModelConfig(scheme=scheme, depth=depth, width=width, heads=options.pop("heads", 4), **options)
+    return Stack(config, Where(1, depth), causal=True)
+
+
+def noise(width: int, seed: int, batch: int = BATCH, tokens: int = TOKENS) -> Tensor:
+    """A stream (B, T, D) of N(0, 1), float32."""
+    return torch.randn(batch, tokens, width, generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def stream_by_block(stack: Stack, x_BTD: Tensor) -> list[Tensor]:
+    """The stream (B, T, D) before the first block and after each; of several, what the end would read."""
+    state, through = stack.scheme.join.enter(x_BTD), nn.Identity()
+    streams = [stack.scheme.join.leave(state, through)]
+    for block in stack.blocks:
+        state = block(state)
+        streams.append(stack.scheme.join.leave(state, through))
+    return streams
+
+
+def variance(x_BTD: Tensor) -> float:
+    """Over the features, a mean over tokens."""
+    return float(x_BTD.double().var(-1, correction=0).mean())
