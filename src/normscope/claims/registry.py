@@ -5,7 +5,12 @@ from importlib import import_module
 from normscope.claims.claim import CLAIMS, Claim
 from normscope.errors import UsageError, suggest
 
-MODULES = ("norm_jacobian",)
+MODULES = (
+    "norm_jacobian",
+    "memory",
+    "in_place",
+    "recomputation",
+)
 
 for _module in MODULES:
     import_module(f"normscope.claims.{_module}")

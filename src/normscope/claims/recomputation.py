@@ -1,0 +1,173 @@
+"""Recomputation: time for memory.
+
+Shapes: B batch, T tokens.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from normscope.claims.allocations import kept_for_backward
+from normscope.claims.claim import Kind, Sentence, claim
+from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
+from normscope.claims.look import Look
+from normscope.claims.memory import less
+from normscope.claims.sources import Source
+from normscope.claims.timing import HOW, in_turns, ratio
+from normscope.nn import build
+from normscope.nn.models import Decoder, Model
+
+SIZES = ((4, 128), (2, 256))
+"""Blocks and widths."""
+BATCH, TOKENS, ROUNDS = 4, 64, 7
+SAVED, TIME = (40.0, 50.0), (20.0, 40.0)
+"""Per cent: what the text says of memory; about 30 for time."""
+
+
+@claim(
+    "C21",
+    Source("004", "§9", "约增加30%的前向计算时间"),
+    Source("004", "§9", "减少40%-50%的激活值显存占用"),
+    says="Recomputing the branches saves 40 % or more of the activations' memory for about 30 % more time.",
+    hypothesis="with each block run again in the backward pass at least 40 % less is kept, and the "
+    "forward and backward pass together take 20 to 40 % longer",
+    kind=Kind.TENDENCY,
+    parts={
+        "memory": Sentence("What is saved is between 40 and 50 %."),
+        "forward": Sentence("The forward computation grows by about 30 % (20 to 40)."),
+        "sum": Sentence("Without recomputation, y = x + f(x) has to keep f(x) for the backward pass."),
+        "half": Sentence("40 to 50 % saved costs about 30 % of time (20 to 40)."),
+    },
+    alone=True,
+)
+def recomputation(look: Look) -> Evidence:
+    """Bytes kept, operations and times of a step, without, with half and with all blocks run again."""
+    cases = [case for seed in look.seeds for case in _cases(seed)]
+    means = {part: _mean(cases, part) for part in ("", "memory", "forward", "half")}
+    return Evidence(
+        cases=cases,
+        figure=Figure("extra time of forward and backward, in %", _by_seed(cases)),
+        plots=[_plot(cases)],
+        notes=[
+            f"All blocks run again: {means['memory']:.3g} % of the activations saved, {means['']:.3g} % more "
+            f"time, {means['forward']:.3g} % more forward operations: the text's 30 % are of forward and backward "
+            "together, not of the forward computation.",
+            f"Every second block run again: {means['half']:.3g} % more time.",
+            HOW,
+        ],
+        of="models",
+    )
+
+
+def _cases(seed: int) -> Iterator[Case]:
+    for depth, width in SIZES:
+        where = f"{depth} blocks, d = {width}"
+        none, half, all_of_them = (_model(depth, width, seed, every) for every in (0, 2, 1))
+        ids = torch.randint(256, (BATCH, TOKENS))
+        models = {"none": none, "half": half, "all": all_of_them}
+        kept = {name: _kept(model, ids) for name, model in models.items()}
+        taken = in_turns({name: _step(model, ids) for name, model in models.items()}, ROUNDS)
+        time = {name: 100 * (ratio(taken, name, "none") - 1) for name in ("half", "all")}
+        saved = {name: less(kept[name], kept["none"]) for name in ("half", "all")}
+        forward = _extra_forward(none, all_of_them, ids)
+        said = f"{where}, {saved['all']:.3g} % saved"
+        yield Case(
+            seed=seed, where=said, value=time["all"], holds=saved["all"] >= 40 and _in(time["all"], TIME)
+        )
+        yield Case(seed=seed, where=where, value=saved["all"], holds=_in(saved["all"], SAVED), part="memory")
+        yield Case(seed=seed, where=where, value=forward, holds=_in(forward, TIME), part="forward")
+        said = f"{where}, every second block, {saved['half']:.3g} % saved"
+        holds = _in(time["half"], TIME) if _in(saved["half"], SAVED) else False
+        yield Case(seed=seed, where=said, value=time["half"], holds=holds, part="half")
+    kept_by_sum = _kept_by_sum(seed)
+    yield Case(seed=seed, where="x + f(x)", value=kept_by_sum, holds=kept_by_sum > 0, part="sum")
+
+
+def _in(value: float, interval: tuple[float, float]) -> bool:
+    return interval[0] <= value <= interval[1]
+
+
+def _model(depth: int, width: int, seed: int, every: int) -> Model:
+    """Pre-LN; each `every`-th block is run again in the backward pass, none for 0."""
+    torch.manual_seed(seed)
+    model = build(
+        "decoder", scheme="pre", depth=depth, width=width, heads=4, context=TOKENS, checkpoint=every == 1
+    )
+    assert isinstance(model, Decoder)
+    if every > 1:
+        for block in list(model.blocks)[every - 1 :: every]:
+            plain = block.forward
+            block.forward = _again(plain)
+    return model
+
+
+def _again(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda state, context: checkpoint(plain, state, context, use_reentrant=False)
+
+
+def _step(model: Model, ids: Tensor) -> Callable[[], None]:
+    """Forward and backward; gradients are let go at the end."""
+
+    def step() -> None:
+        model(ids, ids).loss.backward()
+        model.zero_grad()
+
+    return step
+
+
+def _kept(model: Model, ids: Tensor) -> int:
+    """Bytes that stay for the backward pass."""
+    return sum(kept_for_backward(lambda: model(ids, ids).loss, [*model.parameters(), ids]).values())
+
+
+def _operations(run: Callable[[], object]) -> int:
+    with FlopCounterMode(display=False) as counter:
+        run()
+    return counter.get_total_flops()
+
+
+def _extra_forward(plain: Model, again: Model, ids: Tensor) -> float:
+    """How much more there is to compute forward, in % of the forward pass: what the whole step has more."""
+    forward, step, longer = (
+        _operations(run)
+        for run in (
+            lambda: plain(ids, ids),
+            lambda: plain(ids, ids).loss.backward(),
+            lambda: again(ids, ids).loss.backward(),
+        )
+    )
+    return 100 * (longer - step) / forward
+
+
+def _kept_by_sum(seed: int) -> float:
+    """Bytes that autograd keeps for the backward pass of x + f."""
+    x, f = torch.randn(2, BATCH, TOKENS, 64, generator=torch.Generator().manual_seed(seed)).unbind()
+    return float(sum(kept_for_backward(lambda: x.requires_grad_() + f.requires_grad_()).values()))
+
+
+def _mean(cases: list[Case], part: str) -> float:
+    values = [case.value for case in cases if case.part == part]
+    return sum(values) / len(values)
+
+
+def _by_seed(cases: list[Case]) -> dict[int, float]:
+    return {
+        seed: _mean([case for case in cases if case.seed == seed], "") for seed in {c.seed for c in cases}
+    }
+
+
+def _plot(cases: list[Case]) -> Plot:
+    lines = []
+    for part, name in (("", "all blocks run again"), ("half", "every second block")):
+        points = [(float(case.where.split()[-3]), case.value) for case in cases if case.part == part]
+        lines.append(Line(name, [x for x, _ in points], [y for _, y in points], marks=True))
+    return Plot(
+        "What recomputation saves and costs",
+        "activations' memory saved, %",
+        "more time, %",
+        lines,
+        levels={"30 %": 30.0},
+    )
