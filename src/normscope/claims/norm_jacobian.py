@@ -3,19 +3,28 @@
 Shapes: D width.
 """
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from itertools import product
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
 from normscope.claims.look import Look
 from normscope.claims.sources import Source
-from normscope.linalg import layer_norm_jacobian
+from normscope.linalg import layer_norm_jacobian, numerical_rank, right_kernel, singular_values
+from normscope.train import RunConfig
 
 WIDTHS = (3, 4, 16, 64, 256, 1024)
+SMALL_WIDTHS = WIDTHS[:5]
+EXACT_WIDTHS = (3, 4, 8, 16)
+EPS = 1e-5
+STARTS = ("xavier", "normal", "gpt2", "small")
+"""Initialisations in use."""
 ROUND_OFF = 1e-10
 """Largest relative error that float64 explains, at the widths and scales drawn here."""
 
@@ -86,3 +95,161 @@ def _line_14(z: Tensor) -> Tensor:
     z_hat = (z - z.mean()) / sigma
     projector = torch.eye(width, dtype=z.dtype) - 1 / width
     return projector / sigma - torch.outer(z_hat, z_hat) / width
+
+
+@claim(
+    "A2",
+    Source("000", "Theorem 2.2", "LayerNorm Jacobian 的零空间"),
+    Source("000", "Remark 2.3", "其零空间由两个正交方向张成"),
+    Source("000", "§7 (1)"),
+    says="The kernel of LayerNorm's Jacobian is span{1, ẑ}, and its rank is d − 2.",
+    hypothesis="autograd's Jacobian has d − 2 singular values above 1e-10 of the largest, and takes 1 and ẑ "
+    "to at most 1e-10 of it; the formula's exact rank at whole-number inputs, by fractions, is d − 2 too",
+    parts={
+        "eps": Sentence(
+            "The same with the ε of an implementation: what comes through along ẑ is under 1 % of what comes "
+            "through elsewhere, at every token of every norm of a real model at its start.",
+            "the variance is over 100 ε at every token",
+        )
+    },
+)
+def kernel_of_layer_norm(look: Look) -> Evidence:
+    """Ranks and kernels, in float64 and by fractions; with ε, in real models and by scale."""
+    cases = [case for seed in look.seeds for case in (*_kernel_cases(seed), *_fraction_cases(seed))]
+    real = [case for seed in look.seeds for case in _eps_cases(seed, look)]
+    worst = max(real, key=lambda case: case.value)
+    by_scale = {seed: _gains_by_scale(seed) for seed in look.seeds}
+    off = max(
+        abs(gain / (1 / (1 + ratio)) - 1) for gains in by_scale.values() for ratio, gain in gains.items()
+    )
+    return Evidence(
+        cases=[*cases, *real],
+        figure=Figure.largest("largest share that comes through along 1 or ẑ", _residuals(cases)),
+        plots=[_scale_plot(by_scale)],
+        notes=[
+            f"The largest gain of ẑ in a real model is {worst.value:.2g} of that elsewhere: {worst.where}.",
+            f"ẑ has the gain ε/(var + ε) beside other directions, to {off:.0e} of it.",
+        ],
+        of="norms of real models at their start",
+    )
+
+
+def _residuals(cases: list[Case]) -> list[Case]:
+    """Those whose value is a share and no rank."""
+    return [case for case in cases if "exact" not in case.where]
+
+
+def _kernel_cases(seed: int) -> Iterator[Case]:
+    for width in WIDTHS:
+        for name, z in list(inputs(width, seed))[: None if width in SMALL_WIDTHS else 2]:
+            jacobian = by_autograd(z, 0.0)
+            values = singular_values(jacobian)
+            rank, _ = numerical_rank(values, ROUND_OFF)
+            left = float((jacobian @ right_kernel(_normalised(z), centred=True)).norm() / values[0])
+            holds = rank == width - 2 and left <= ROUND_OFF
+            yield Case(seed=seed, where=f"d = {width}, {name}, rank {rank}", value=left, holds=holds)
+
+
+def _fraction_cases(seed: int) -> Iterator[Case]:
+    """d − rank of the closed form, σ left out, by Gaussian elimination in fractions."""
+    generator = torch.Generator().manual_seed(seed)
+    for width in EXACT_WIDTHS:
+        z = [int(x) for x in torch.randint(-9, 10, (width,), generator=generator)]
+        z[0], z[1] = 10, -10  # σ > 0
+        lost = width - _exact_rank(_formula_in_fractions(z))
+        yield Case(seed=seed, where=f"d = {width}, whole numbers, exact", value=lost, holds=lost == 2)
+
+
+def _formula_in_fractions(z: list[int]) -> list[list[Fraction]]:
+    """I − 11ᵀ/d − ẑẑᵀ/d [D, D]; ẑẑᵀ/d = z̄z̄ᵀ/‖z̄‖² is rational."""
+    width, mean = len(z), Fraction(sum(z), len(z))
+    middle = [x - mean for x in z]
+    square = sum(x * x for x in middle)
+    return [
+        [Fraction(i == j) - Fraction(1, width) - middle[i] * middle[j] / square for j in range(width)]
+        for i in range(width)
+    ]
+
+
+def _exact_rank(rows: list[list[Fraction]]) -> int:
+    rank = 0
+    for column in range(len(rows)):
+        pivot = next((i for i in range(rank, len(rows)) if rows[i][column]), None)
+        if pivot is None:
+            continue
+        rows[rank], rows[pivot] = rows[pivot], rows[rank]
+        for i in range(rank + 1, len(rows)):
+            factor = rows[i][column] / rows[rank][column]
+            rows[i] = [x - factor * y for x, y in zip(rows[i], rows[rank], strict=True)]
+        rank += 1
+    return rank
+
+
+def _eps_cases(seed: int, look: Look) -> Iterator[Case]:
+    for scheme, start in product(("post", "pre"), STARTS):
+        model = f"nn:decoder,scheme={scheme},init={start},depth=6,width=64,heads=2,eps={EPS}"
+        for name, z_BTD in entering_norms(model, seed, look).items():
+            variance = z_BTD.var(-1, correction=0)
+            token = z_BTD.flatten(0, 1)[variance.argmin()]
+            gain = _gain_along(token, EPS)
+            yield Case(
+                seed=seed,
+                where=f"{scheme}, {start} weights, ε = {EPS:g}, {name}, variance {float(variance.min()):.1e}",
+                value=gain,
+                holds=gain < 0.01,
+                met=float(variance.min()) > 100 * EPS,
+                part="eps",
+            )
+
+
+def entering_norms(spec: str, seed: int, look: Look) -> dict[str, Tensor]:
+    """What enters each LayerNorm (B, T, D) of a model at its start, on text; float64, by the norm's path."""
+    text = None if look.text is None else str(look.text)
+    config = RunConfig.from_dict(
+        {"model": spec, "seed": seed, "validation": 0.0, "text": text, "seq_len": 32}
+    )
+    subject = config.subject()
+    found: dict[str, Tensor] = {}
+    for name, module in subject.model.named_modules():
+        if isinstance(module, nn.LayerNorm):
+            module.register_forward_pre_hook(
+                lambda _, given, name=name: found.update({name: given[0].double()})
+            )
+    with torch.no_grad():
+        subject.forward()
+    return found
+
+
+def _gain_along(z: Tensor, eps: float) -> float:
+    """‖Jẑ‖/‖ẑ‖ beside ‖J‖, by autograd."""
+    jacobian, z_hat = by_autograd(z, eps), _normalised(z)
+    return float((jacobian @ z_hat).norm() / z_hat.norm() / singular_values(jacobian)[0])
+
+
+def _gains_by_scale(seed: int) -> dict[float, float]:
+    """The gain of ẑ by var/ε."""
+    z = _normalised(torch.randn(16, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)))
+    return {10.0**power: _gain_along(10 ** (power / 2) * z, 1.0) for power in range(-4, 9)}
+
+
+def _scale_plot(by_scale: Mapping[int, Mapping[float, float]]) -> Plot:
+    points: dict[float, list[float]] = defaultdict(list)
+    for gains in by_scale.values():
+        for ratio, gain in gains.items():
+            points[ratio].append(gain)
+    return Plot(
+        "With ε, ẑ is lost only where the variance is large beside it",
+        "variance of the token / ε",
+        "gain of ẑ / gain of other directions",
+        [
+            Line.over_seeds("measured", points, marks=True),
+            Line("ε/(var + ε)", sorted(points), [1 / (1 + ratio) for ratio in sorted(points)]),
+        ],
+        log="xy",
+        levels={"1 %": 0.01},
+    )
+
+
+def _normalised(z: Tensor) -> Tensor:
+    """ẑ [D], without ε."""
+    return (z - z.mean()) / z.std(correction=0)

@@ -7,6 +7,7 @@ from normscope.errors import UsageError, suggest
 
 MODULES = (
     "norm_jacobian",
+    "norm_gain",
     "memory",
     "in_place",
     "recomputation",

@@ -1,0 +1,132 @@
+"""What the affine γ of a norm does to its Jacobian: on which side it stands, and to which kernel.
+
+Shapes: D width.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from normscope.claims.claim import Sentence, claim
+from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.look import Look
+from normscope.claims.norm_jacobian import ROUND_OFF, distance
+from normscope.claims.sources import Source
+from normscope.linalg import (
+    layer_norm_jacobian,
+    left_kernel,
+    numerical_rank,
+    right_kernel,
+    singular_values,
+)
+
+WIDTHS = (4, 16, 64, 256)
+
+
+@claim(
+    "A3",
+    Source("000", "Remark 1.2", "右乘对角矩阵"),
+    says="γ multiplies the Jacobian of LayerNorm from the right.",
+    condition="all γ are alike",
+    hypothesis="J diag(γ) is at most 1e-10 of the matrix off autograd's Jacobian with γ; what is called "
+    "unchanged is taken to at most 1e-10 of ‖J‖, and has as many dimensions",
+    parts={
+        "left": Sentence("γ multiplies it from the left."),
+        "kernel": Sentence("γ leaves the null space {v : Jv = 0} as it is.", "at most one γ is zero"),
+        "gradients": Sentence(
+            "γ leaves the directions whose gradient is lost, {u : Jᵀu = 0}, as they are.", "all γ are alike"
+        ),
+    },
+)
+def side_of_gain(look: Look) -> Evidence:
+    """diag(γ) on either side, and both kernels, for γ alike, drawn, of both signs, spread out, with zeros."""
+    cases = [case for seed in look.seeds for case in _gain_cases(seed)]
+    off = [case.value for case in cases if case.part == "left"]
+    moved = max(_left_residual(seed) for seed in look.seeds)
+    return Evidence(
+        cases=cases,
+        figure=Figure.largest("largest relative error of J diag(γ)", cases),
+        notes=[
+            f"diag(γ) J is off by {max(off):.0e} of the matrix.",
+            f"{{u : Jᵀu = 0}} becomes γ⁻¹ ⊙ span{{1, ẑ}}: Jᵀ leaves {moved:.0e} of that.",
+            "Two zeros in γ widen the null space only where z is the same at both coordinates: "
+            f"{_two_zeros(cases, 'two zeros'):.0f} dimensions else, {_two_zeros(cases, 'alike'):.0f} there.",
+        ],
+        of="pairs of z and γ",
+    )
+
+
+def _gain_cases(seed: int) -> Iterator[Case]:
+    for width in WIDTHS:
+        z = torch.randn(width, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        for name, gain, token in _gains(z, seed):
+            where = f"d = {width}, γ {name}"
+            truth, plain = by_autograd(token, gain), layer_norm_jacobian(token, None, 0.0)
+            alike = bool((gain == gain[0]).all())
+            error = distance(plain * gain, truth)
+            yield Case(seed=seed, where=where, value=error, holds=error <= ROUND_OFF, met=alike)
+            error = distance(layer_norm_jacobian(token, gain, 0.0), truth)
+            yield Case(seed=seed, where=where, value=error, holds=error <= ROUND_OFF, part="left")
+            lost = right_kernel(functional.layer_norm(token, (width,), eps=0.0), centred=True)
+            few = int((gain == 0).sum()) <= 1
+            yield _kernel_case(seed, where, truth, lost, met=few, part="kernel")
+            yield _kernel_case(seed, where, truth.T, lost, met=alike, part="gradients")
+
+
+def _kernel_case(seed: int, where: str, matrix: Tensor, lost: Tensor, *, met: bool, part: str) -> Case:
+    """Whether the kernel of `matrix` is spanned by `lost` [D, 2]; the value is its dimension."""
+    values = singular_values(matrix)
+    dimension = len(values) - numerical_rank(values, 1e-12)[0]
+    residual = float((matrix @ lost).norm() / values[0])
+    holds = dimension == 2 and residual <= ROUND_OFF
+    where = f"{where}, kernel of dimension {dimension}, {residual:.0e} of span{{1, ẑ}} comes through"
+    return Case(seed=seed, where=where, value=dimension, holds=holds, met=met, part=part)
+
+
+def _gains(z: Tensor, seed: int) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """γ [D] by name, with the token that it is tried on."""
+    width, generator = len(z), torch.Generator().manual_seed(1000 + seed)
+    drawn = torch.randn(width, dtype=torch.float64, generator=generator)
+    one = torch.ones(width, dtype=torch.float64)
+    yield "= 1", one, z
+    yield "= 2.5", 2.5 * one, z
+    yield "~ N(1, 0.02²)", 1 + 0.02 * drawn, z
+    yield "of both signs", drawn.sign() * (1 + drawn.abs()), z
+    yield "from 1e-3 to 1e3", torch.logspace(-3, 3, width, dtype=torch.float64), z
+    yield "with one zero", _with_zeros(1 + 0.1 * drawn, 1), z
+    yield "with two zeros", _with_zeros(1 + 0.1 * drawn, 2), z
+    yield "with two zeros where z is alike", _with_zeros(1 + 0.1 * drawn, 2), torch.cat((z[1:2], z[1:]))
+    yield "with half zeros", _with_zeros(1 + 0.1 * drawn, width // 2), z
+
+
+def _with_zeros(gain: Tensor, count: int) -> Tensor:
+    return torch.cat((torch.zeros_like(gain[:count]), gain[count:]))
+
+
+def _two_zeros(cases: list[Case], ending: str) -> float:
+    """Dimension of the null space of the largest width."""
+    return next(
+        case.value
+        for case in cases
+        if case.part == "kernel" and f"d = {WIDTHS[-1]}" in case.where and f"{ending}," in case.where
+    )
+
+
+def _left_residual(seed: int) -> float:
+    """‖JᵀU‖/‖J‖ for our basis U of the left kernel, over all γ."""
+    z = torch.randn(64, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    found = []
+    for _, gain, token in _gains(z, seed):
+        truth = by_autograd(token, gain)
+        basis, _ = left_kernel(functional.layer_norm(token, (64,), eps=0.0), gain, centred=True)
+        found.append(float((truth.T @ basis).norm() / torch.linalg.matrix_norm(truth, 2)))
+    return max(found)
+
+
+def by_autograd(z: Tensor, gain: Tensor) -> Tensor:
+    """∂LN(z)/∂z [D, D], with γ and without ε."""
+    return torch.autograd.functional.jacobian(
+        lambda v: functional.layer_norm(v, v.shape, weight=gain, eps=0.0), z
+    )
