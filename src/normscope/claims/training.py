@@ -4,17 +4,29 @@ Bytes of text, d = 32, 2 heads, AdamW, 300 steps of 4 × 32 bytes. A recipe aske
 trained once a seed; recipes that differ in rate and warm-up alone are trained as one stack.
 """
 
+import functools
+import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
 
+import torch
+
+from normscope.claims.evidence import Line
 from normscope.claims.look import Look
 from normscope.maps import Result
-from normscope.train import LAST, TRUTH_STEPS, RunConfig, TrialConfig, last_loss
+from normscope.subjects.corpus import encode
+from normscope.subjects.text import load_text
+from normscope.train import LAST, MARGIN, TRUTH_STEPS, RunConfig, TrialConfig, last_loss
+
+BATCH, LENGTH = 4, 32
+"""Sequences of a batch, bytes of a sequence."""
 
 RATE = 3e-3
 """AdamW's rate where a claim names none."""
-RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
+RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 """The ladder that "tuned" means: half a decade a rung."""
 WARMUP = 200
 """Steps of a long warm-up, of 300."""
@@ -60,7 +72,7 @@ class Recipe:
             clip=self.clip,
             seed=seed,
         )
-        return RunConfig(model=self.model, batch_size=4, seq_len=32, validation=0.0, trial=trial)
+        return RunConfig(model=self.model, batch_size=BATCH, seq_len=LENGTH, validation=0.0, trial=trial)
 
     def __str__(self) -> str:
         init = "" if self.init is None else f" from {self.init} weights"
@@ -68,49 +80,85 @@ class Recipe:
         return f"{self.scheme}{init}, {self.depth} blocks, rate {self.lr:g}, warm-up {self.warmup}{clip}"
 
 
-def trained(look: Look, recipes: Iterable[Recipe]) -> dict[Recipe, dict[int, Result]]:
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a recipe on one seed.
+
+    Attributes:
+        losses: of each step, before it; the last one is not finite where the run diverged.
+        unigram: losses on the same batches of a model that knows the text's byte frequencies and nothing
+            else. A plateau is told by them and not by the text's entropy: the batches of a seed may be easier.
+        entropy: of the byte frequencies of the whole text, nats.
+    """
+
+    losses: tuple[float, ...]
+    unigram: tuple[float, ...]
+    entropy: float
+
+    @property
+    def final(self) -> float:
+        """The mean of the last 20 losses, infinite where the run diverged."""
+        loss = last_loss(self.losses)
+        return loss if math.isfinite(loss) else math.inf
+
+    @property
+    def excess(self) -> float:
+        """Nats by which the final loss is above that of the byte frequencies on the same batches."""
+        return self.final - last_loss(self.unigram[: len(self.losses)])
+
+    @property
+    def trains(self) -> bool:
+        """Whether it ends at least 0.1 nats under the byte frequencies."""
+        return self.excess <= -MARGIN
+
+    @property
+    def progress(self) -> list[float]:
+        """Nats above the byte frequencies, as the mean of 20 steps, at each step from the twentieth."""
+        above = [loss - alone for loss, alone in zip(self.losses, self.unigram, strict=False)]
+        return [sum(above[end - LAST : end]) / LAST for end in range(LAST, len(above) + 1)]
+
+    def steps_to(self, nats: float) -> float:
+        """Steps until `progress` is at most `nats`, `NEVER` where it is not."""
+        reached = (step for step, above in enumerate(self.progress, LAST) if above <= nats)
+        return next(reached, NEVER)
+
+
+Outcomes = Mapping[Recipe, Mapping[int, Outcome]]
+"""By recipe and seed."""
+
+
+def trained(look: Look, recipes: Iterable[Recipe]) -> dict[Recipe, dict[int, Outcome]]:
     """What comes of each recipe on each seed of `look`."""
     recipes = list(dict.fromkeys(recipes))
     results = iter(look.train([recipe.config(seed) for recipe in recipes for seed in look.seeds]))
-    return {recipe: {seed: next(results) for seed in look.seeds} for recipe in recipes}
+    return {
+        recipe: {seed: _outcome(next(results), look.text, seed, recipe.steps) for seed in look.seeds}
+        for recipe in recipes
+    }
 
 
-def trains(result: Result) -> bool:
-    """Whether the run ends at least 0.1 nats under the unigram entropy."""
-    return result.verdict == "trains"
+def _outcome(result: Result, text: Path | None, seed: int, steps: int) -> Outcome:
+    return Outcome(result.losses, unigram_losses(text, seed, steps), result.unigram_entropy)
 
 
-def final(result: Result) -> float:
-    """The mean of the last 20 losses, infinite where the run diverged."""
-    loss = last_loss(result.losses)
-    return loss if math.isfinite(loss) else math.inf
+@functools.cache
+def unigram_losses(text: Path | None, seed: int, steps: int) -> tuple[float, ...]:
+    """Loss of each of the first `steps` batches of a seed, of a model that knows byte frequencies alone."""
+    corpus = encode(load_text(text, 0.0), 256)
+    nats = -torch.log(torch.from_numpy(corpus.counts / corpus.counts.sum()))
+    windows = corpus.windows(BATCH, LENGTH + 1, seed)
+    return tuple(float(nats[ids[:, 1:]].mean()) for ids in itertools.islice(windows, steps))
 
 
-def excess(result: Result) -> float:
-    """Nats by which the final loss is above the unigram entropy; below -0.1 the run trains."""
-    return final(result) - result.unigram_entropy
-
-
-def smooth(losses: Sequence[float]) -> list[float]:
-    """The mean of the last 20 losses at each step from the twentieth."""
-    return [last_loss(losses[: end + 1]) for end in range(LAST - 1, len(losses))]
-
-
-def steps_to(result: Result, loss: float) -> float:
-    """Steps until the mean of 20 losses is at most `loss`, `NEVER` where it is not reached."""
-    reached = (end for end, mean in enumerate(smooth(result.losses), LAST) if mean <= loss)
-    return next(reached, NEVER)
-
-
-def best(results: Mapping[Recipe, Mapping[int, Result]], seed: int) -> tuple[Recipe, Result]:
+def best(outcomes: Outcomes, seed: int) -> tuple[Recipe, Outcome]:
     """The recipe with the lowest final loss on a seed: what tuning finds."""
-    recipe = min(results, key=lambda recipe: final(results[recipe][seed]))
-    return recipe, results[recipe][seed]
+    recipe = min(outcomes, key=lambda recipe: outcomes[recipe][seed].final)
+    return recipe, outcomes[recipe][seed]
 
 
-def fewest_steps(results: Mapping[Recipe, Mapping[int, Result]], seed: int, loss: float) -> float:
-    """Steps to `loss` of the recipe that gets there first."""
-    return min(steps_to(by_seed[seed], loss) for by_seed in results.values())
+def fewest_steps(outcomes: Outcomes, seed: int, nats: float) -> float:
+    """Steps to `nats` above the byte frequencies of the recipe that gets there first."""
+    return min(by_seed[seed].steps_to(nats) for by_seed in outcomes.values())
 
 
 def ladder(recipe: Recipe, rates: Iterable[float] = RATES, warmups: Iterable[int] = (0,)) -> list[Recipe]:
@@ -119,10 +167,16 @@ def ladder(recipe: Recipe, rates: Iterable[float] = RATES, warmups: Iterable[int
     return [replace(recipe, lr=lr, warmup=warmup) for lr in rates for warmup in warmups]
 
 
-def curve(results: Iterable[Result]) -> dict[float, list[float]]:
-    """Mean of 20 losses by step, every tenth step, of several seeds: the points of a line."""
+def curve(name: str, by_seed: Mapping[int, Outcome], *, every: int = 10) -> Line:
+    """Nats above the byte frequencies by step, median and range over seeds."""
     points: dict[float, list[float]] = {}
-    for result in results:
-        for step, loss in list(enumerate(smooth(result.losses), LAST))[::10]:
-            points.setdefault(step, []).append(loss)
-    return points
+    for outcome in by_seed.values():
+        for step, above in list(enumerate(outcome.progress, LAST))[::every]:
+            points.setdefault(step, []).append(above)
+    return Line.over_seeds(name, points)
+
+
+STEP, ABOVE = "step", "nats above the byte frequencies"
+"""The axes of `curve`."""
+LEVELS = MappingProxyType({"byte frequencies alone": 0.0})
+"""Where a run stands still that learns nothing else."""
