@@ -87,7 +87,7 @@ class Outcome:
     Attributes:
         losses: of each step, before it; the last one is not finite where the run diverged.
         unigram: losses on the same batches of a model that knows the text's byte frequencies and nothing
-            else. A plateau is told by them and not by the text's entropy: the batches of a seed may be easier.
+            else. They tell a plateau, and not the entropy of the text: the batches of a seed may be easier.
         entropy: of the byte frequencies of the whole text, nats.
     """
 
