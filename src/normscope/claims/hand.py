@@ -67,7 +67,7 @@ class Hand:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            process.stdin.write(f"{claim.id}\n")
+            process.stdin.write(f"{claim.id} {claim.measure.__module__}\n")
             process.stdin.flush()
             return process.stdout.readline()
         except BrokenPipeError:

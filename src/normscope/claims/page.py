@@ -1,11 +1,176 @@
 """The page of the claims, one self-contained HTML file."""
 
-from collections.abc import Sequence
+import datetime
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import TYPE_CHECKING
 
+from normscope.claims.draw import draw
+from normscope.claims.judge import Judgement, Verdict
+from normscope.claims.kept import Kept, kept_long, machine_words
 from normscope.claims.look import Look
+from normscope.claims.sources import TEXTS, Text
 from normscope.claims.tested import Tested
+from normscope.claims.words import (
+    counter_words,
+    counts,
+    figure_words,
+    kept_words,
+    machine,
+    shaky_words,
+    tally,
+    text_words,
+    verdict_words,
+)
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+    from normscope.claims.evidence import Plot
+
+
+@dataclass(frozen=True)
+class Sign:
+    """How a verdict looks: a class of the style sheet, a mark beside the colour, a short name."""
+
+    name: str
+    mark: str
+    short: str
+
+
+SIGNS = {
+    Verdict.HOLDS: Sign("holds", "✓", "holds"),
+    Verdict.CONDITION: Sign("condition", "◐", "holds if …"),
+    Verdict.REFUTED: Sign("refuted", "✗", "refuted"),
+    Verdict.NOT_MEASURED: Sign("unmeasured", "–", "not measured"),
+}
+
+
+@dataclass(frozen=True)
+class Said:
+    """A verdict in words: `word` stands out, `rest` is its condition, `shaky` on how many seeds."""
+
+    sign: Sign
+    word: str
+    rest: str
+    shaky: str
+    agree: str
+    counter: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place of a text, and the claims that are made there."""
+
+    anchor: str
+    where: str
+    claims: list[str]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A text, the claims that stand under it, and those of others that it makes too."""
+
+    text: Text
+    places: list[Place]
+    here: list[Tested]
+    also: list[Tested]
 
 
 def render_page(tested: Sequence[Tested], look: Look, command: str, seconds: float) -> str:
-    """The page: a table of claims by source, each opening to what was measured."""
-    raise NotImplementedError
+    """The page: a table of claims by source, each opening to what was measured.
+
+    Every word in it is escaped; it runs no script and loads nothing.
+    """
+    from jinja2 import Environment, StrictUndefined
+
+    source = (files("normscope.claims") / "templates" / "claims.html").read_text(encoding="utf-8")
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    numbers = counts(tested)
+    return environment.from_string(source).render(
+        sections=sections(tested),
+        lead=tally(tested),
+        signs=[(SIGNS[verdict], numbers[verdict]) for verdict in Verdict],
+        total=len(tested),
+        facts=_facts(tested, look, command, seconds),
+        long=look.long,
+        said=said,
+        figure=figure_words,
+        plots=_plots,
+        kept=lambda each: None if each.long else kept_long(each.claim),
+        kept_words=kept_words,
+        kept_plots=_kept_plots,
+    )
+
+
+def sections(tested: Sequence[Tested]) -> list[Section]:
+    """By text; a claim stands under the text that its first source is in."""
+    found = []
+    for text in TEXTS.values():
+        saying = [each for each in tested if text.id in {source.text for source in each.claim.sources}]
+        here = [each for each in saying if each.claim.sources[0].text == text.id]
+        also = [each for each in saying if each.claim.sources[0].text != text.id]
+        if saying:
+            found.append(Section(text, _places(saying, text), here, also))
+    return found
+
+
+def said(judgement: Judgement, of: str) -> Said:
+    """A verdict for the page."""
+    shaky = shaky_words(judgement)
+    words = verdict_words(judgement, of).removesuffix(f" ({shaky})")
+    word, rest = words, ""
+    if judgement.verdict is Verdict.CONDITION:
+        word, rest = "holds", words.removeprefix("holds ")
+    return Said(
+        sign=SIGNS[judgement.verdict],
+        word=word,
+        rest=rest,
+        shaky=shaky,
+        agree=f"{judgement.held} of {judgement.cases} cases agree",
+        counter=counter_words(judgement),
+    )
+
+
+def _places(tested: Sequence[Tested], text: Text) -> list[Place]:
+    """Where `text` makes these claims, in its order; each anchor once."""
+    found: dict[str, Place] = {}
+    sources = [(each.claim.id, source) for each in tested for source in each.claim.sources]
+    for id, source in sources:
+        if source.text == text.id:
+            place = found.setdefault(source.anchor, Place(source.anchor, source.where, []))
+            if id not in place.claims:
+                place.claims.append(id)
+    return sorted(found.values(), key=lambda place: _in_text(place.where))
+
+
+def _in_text(where: str) -> tuple[bool, list[int], str]:
+    """Sections and theorems by their numbers, equations after them."""
+    return where.startswith("("), [int(number) for number in re.findall(r"\d+", where)], where
+
+
+def _facts(tested: Sequence[Tested], look: Look, command: str, seconds: float) -> Iterator[tuple[str, str]]:
+    yield "measured", f"{datetime.date.today().isoformat()} on {machine_words(machine())}"
+    yield "command", command
+    yield "seeds", ", ".join(map(str, look.seeds)) + (", the long form" if look.long else "")
+    yield "trained on", text_words(look)
+    spent = sum(each.seconds for each in tested)
+    yield "time", f"{spent:.0f} s of measuring; {seconds:.0f} s in this run, the rest kept from before"
+
+
+def _plots(tested: Tested) -> "list[tuple[Plot, Markup]]":
+    return _drawn(tested.evidence.plots, tested.claim.id)
+
+
+def _kept_plots(kept: Kept, tested: Tested) -> "list[tuple[Plot, Markup]]":
+    return _drawn(kept.plots, f"{tested.claim.id}-long")
+
+
+def _drawn(plots: "Sequence[Plot]", name: str) -> "list[tuple[Plot, Markup]]":
+    from markupsafe import Markup
+
+    return [(plot, Markup(draw(plot, f"{name}-{number}"))) for number, plot in enumerate(plots)]

@@ -4,13 +4,16 @@ import datetime
 import json
 import math
 import platform
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import normscope
-from normscope.claims.cache import environment
+from normscope.claims.cache import environment, own_code
 from normscope.claims.evidence import Figure
 from normscope.claims.judge import Judgement, Verdict
+from normscope.claims.kept import Kept, kept_long
 from normscope.claims.look import Look
 from normscope.claims.sources import TEXTS
 from normscope.claims.tested import Tested
@@ -56,10 +59,15 @@ def verdict_words(judgement: Judgement, of: str = "cases") -> str:
     words = str(judgement.verdict)
     if judgement.verdict is Verdict.CONDITION:
         words = f"holds if {judgement.condition}: met in {judgement.met} of {judgement.cases} {of}"
-    if not judgement.is_stable:
-        agree = sum(verdict is judgement.verdict for verdict in judgement.by_seed.values())
-        words += f" (on {agree} of {len(judgement.by_seed)} seeds)"
-    return words
+    return words + (f" ({shaky})" if (shaky := shaky_words(judgement)) else "")
+
+
+def shaky_words(judgement: Judgement) -> str:
+    """`on 3 of 5 seeds`: how many alone give the same verdict; "" where all do."""
+    if judgement.is_stable:
+        return ""
+    agree = sum(verdict is judgement.verdict for verdict in judgement.by_seed.values())
+    return f"on {agree} of {len(judgement.by_seed)} seeds"
 
 
 def counter_words(judgement: Judgement) -> str:
@@ -68,26 +76,68 @@ def counter_words(judgement: Judgement) -> str:
     return "" if case is None else f"{case.where}: {number(case.value)}"
 
 
+def kept_words(kept: Kept) -> str:
+    """The long result on one line: `refuted: share of steps saved 0.1 (0.05 … 0.2)`."""
+    result = kept.result
+    said, figure = result["verdict"], result["figure"]
+    if said == Verdict.CONDITION and (condition := result["condition"]):
+        said = (
+            f"holds if {condition['says']}: met in {condition['met']} of {condition['cases']} "
+            f"{condition['of']}"
+        )
+    if figure is not None:
+        by_seed = {int(seed): float(value) for seed, value in figure["by_seed"].items()}
+        said += f": {figure_words(Figure(figure['what'], by_seed))}"
+    return said if kept.is_current else f"{said} (measured by an earlier version of the code)"
+
+
+def machine() -> dict[str, str]:
+    """What the figures were measured on."""
+    return environment() | {"processor": _processor()}
+
+
+def _processor() -> str:
+    try:
+        named = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        named = None
+    return named[1] if named else platform.processor() or platform.machine()
+
+
 def document(tested: Sequence[Tested], look: Look, command: str, seconds: float) -> dict[str, Any]:
-    """All of it, for JSON."""
+    """All of it, for JSON; `docs/claims.md` says what is what."""
     return {
         "schema": SCHEMA,
         "normscope": normscope.__version__,
         "command": command,
         "date": datetime.date.today().isoformat(),
-        "machine": environment() | {"processor": platform.processor() or platform.machine()},
+        "machine": machine(),
         "seeds": list(look.seeds),
         "long": look.long,
-        "text": "the Python standard library's source" if look.text is None else look.text.name,
+        "text": text_words(look),
         "seconds": round(seconds, 1),
         "texts": [{"id": text.id, "title": text.title, "english": text.english} for text in TEXTS.values()],
-        "claims": [each.to_dict() for each in tested],
+        "tally": {str(verdict): count for verdict, count in counts(tested).items()},
+        "claims": [
+            each.to_dict() | {"digest": own_code(each.claim), "kept_long": _kept(each)} for each in tested
+        ],
     }
+
+
+def text_words(look: Look) -> str:
+    """What trained claims train on."""
+    return "the Python standard library's source" if look.text is None else look.text.name
+
+
+def _kept(tested: Tested) -> dict[str, Any] | None:
+    kept = None if tested.long else kept_long(tested.claim)
+    return None if kept is None else kept.to_dict()
 
 
 def to_json(tested: Sequence[Tested], look: Look, command: str, seconds: float) -> str:
     """`document`, one object."""
-    return json.dumps(document(tested, look, command, seconds), indent=2, ensure_ascii=False) + "\n"
+    given = document(tested, look, command, seconds)
+    return json.dumps(given, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def table(tested: Sequence[Tested]) -> "Table":
@@ -113,17 +163,32 @@ def table(tested: Sequence[Tested]) -> "Table":
     return rows
 
 
+def counts(tested: Sequence[Tested]) -> dict[Verdict, int]:
+    """How many claims have each verdict."""
+    return {verdict: sum(each.judgement.verdict is verdict for each in tested) for verdict in Verdict}
+
+
 def tally(tested: Sequence[Tested]) -> str:
-    """`60 claims: 31 hold, 12 hold under a condition, 16 refuted, 1 not measured`."""
-    counts = {verdict: sum(each.judgement.verdict is verdict for each in tested) for verdict in Verdict}
-    said = {
-        Verdict.HOLDS: "hold",
-        Verdict.CONDITION: "hold under a condition",
-        Verdict.REFUTED: "refuted",
-        Verdict.NOT_MEASURED: "not measured",
-    }
-    parts = ", ".join(f"{counts[verdict]} {words}" for verdict, words in said.items() if counts[verdict])
-    return f"{len(tested)} claim{'s' if len(tested) != 1 else ''}: {parts}"
+    """`60 claims: 31 hold, 12 hold under a condition, 16 are refuted, 1 is not measured`."""
+    if not tested:
+        return "no claim was tested"
+    numbers = counts(tested)
+    parts = ", ".join(
+        f"{numbers[verdict]} {_verb(verdict, numbers[verdict])}" for verdict in Verdict if numbers[verdict]
+    )
+    shaky = sum(not each.judgement.is_stable for each in tested)
+    note = f"; {shaky} not the same on every seed" if shaky else ""
+    return f"{len(tested)} claim{'s' if len(tested) != 1 else ''}: {parts}{note}"
+
+
+def _verb(verdict: Verdict, number: int) -> str:
+    one = number == 1
+    return {
+        Verdict.HOLDS: "holds" if one else "hold",
+        Verdict.CONDITION: f"{'holds' if one else 'hold'} under a condition",
+        Verdict.REFUTED: f"{'is' if one else 'are'} refuted",
+        Verdict.NOT_MEASURED: f"{'is' if one else 'are'} not measured",
+    }[verdict]
 
 
 def in_full(tested: Tested) -> list[str]:
@@ -147,6 +212,8 @@ def in_full(tested: Tested) -> list[str]:
             lines.append(f"          {counter}")
     lines += [""] * bool(evidence.notes) + [f"note      {note}" for note in evidence.notes]
     lines += [f"missing   {words}" for words in evidence.unmeasured if evidence.cases]
+    if not tested.long and (kept := kept_long(claim)):
+        lines += ["", f"--long    {kept_words(kept)}", f"          {kept.where}"]
     lines += [
         "",
         f"took      {tested.seconds:.1f} s{' (kept from before)' if tested.cached else ''}; {claim.file}",

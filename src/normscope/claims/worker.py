@@ -1,4 +1,4 @@
-"""A worker: tests the claims whose ids it reads from stdin, a line each; answers each with a line of JSON.
+"""A worker: tests the claims that it reads from stdin, a line each (id and module); answers with lines of JSON.
 
 `python -m normscope.claims.worker SETTINGS`, settings as JSON: seeds, long, text, runs.
 """
@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -44,15 +45,15 @@ def settings_of(look: Look) -> str:
 
 def main(settings: str) -> None:
     """Until stdin ends. What claims print goes to stderr."""
-    import normscope.claims.registry  # noqa: F401  fills CLAIMS
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
     torch.set_num_threads(1)
     look = look_of(settings)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     with contextlib.redirect_stdout(sys.stderr):
         for line in sys.stdin:
-            tested = put_to_test(CLAIMS[line.strip()], look)
+            id, module = line.split()
+            import_module(module)  # fills CLAIMS
+            tested = put_to_test(CLAIMS[id], look)
             print(json.dumps(tested.to_cache()), file=answers, flush=True)
 
 

@@ -3,17 +3,30 @@
 import shlex
 import sys
 import time
+from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normscope.cli.options import Format, Output, Text, require_writable, write
+from normscope.cli.options import Output, Text, require_writable, write
 from normscope.cli.progress import progress_bar, quiet_libraries
 from normscope.errors import UsageError
 
 if TYPE_CHECKING:
     from normscope.claims import Claim, Look, Tested
+
+LEAST_TEXT = 10_000  # bytes; in less, the sequences that claims train on are the same ones again
+
+
+class Format(StrEnum):
+    """How to show what became of the claims."""
+
+    TEXT = "text"
+    JSON = "json"
+    HTML = "html"
+    MARKDOWN = "markdown"
 
 
 def command(
@@ -37,15 +50,20 @@ def command(
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what was measured before.")] = False,
     text: Text = None,
     list_only: Annotated[bool, typer.Option("--list", help="Only say which claims there are.")] = False,
-    format: Annotated[Format, typer.Option(help="text, json, or html, the page.")] = Format.TEXT,
+    format: Annotated[
+        Format, typer.Option(help="text; json; html, the page; markdown, with ids only the table.")
+    ] = Format.TEXT,
     output: Output = None,
 ) -> int:
     """Put what is said about norms and residuals to the test, and say what holds.
 
-    Each claim is a small function that measures; its verdict is computed from the cases it finds: holds,
-    holds under a condition (and how often that is met), refuted (with a counter-example), or not measured,
-    and why. All of them take under ten minutes on two cores; what was measured by the same code in the same
-    environment is kept and not measured again. One id shows the claim in full.
+    Each claim is a small function that measures. Its verdict is computed from the cases it finds: it holds,
+    holds under a condition (and how often that is met), is refuted (with a counter-example), or is not
+    measured, and why. One id shows the claim in full.
+
+    All of them take under ten minutes on two cores. What the same code measured in the same environment is
+    kept and not measured again. Exit status: 0; 1 where a claim broke; 2 where the call cannot be used; 130
+    on Ctrl-C, after what is ready was shown.
     """
     from normscope.claims import Look, chosen, run_claims
     from normscope.claims.cache import default_folder
@@ -57,11 +75,11 @@ def command(
         return 0
     _require_long(claims, long)
     require_writable(output)
-    if text is not None and not text.is_file():
-        raise UsageError(f"--text {text}", "a file of text", "name one")
+    _require_text(text)
     look = Look(seeds=tuple(range(seeds)), long=long, text=text)
     ready: list[Tested] = []
     began = time.perf_counter()
+    interrupted = False
     try:
         with quiet_libraries(), progress_bar() as progress:
             run_claims(
@@ -70,18 +88,35 @@ def command(
                 jobs=jobs,
                 cache=default_folder(),
                 fresh=fresh,
-                progress=progress,
+                progress=_counted(progress),
                 on_tested=ready.append,
+                on_trouble=lambda words: print(f"normscope: {words}", file=sys.stderr),
             )
     except KeyboardInterrupt:
-        print(
-            f"normscope: interrupted after {len(ready)} of {len(claims)} claims; they are kept",
-            file=sys.stderr,
-        )
-        _show(claims, ready, look, format, output, time.perf_counter() - began)
-        return 130
-    _show(claims, ready, look, format, output, time.perf_counter() - began)
-    return 1 if any(tested.error for tested in ready) else 0
+        interrupted = True
+        print(f"normscope: interrupted after {len(ready)} of {len(claims)} claims", file=sys.stderr)
+    _show(claims, ready, look, format, output, time.perf_counter() - began, whole=not ids)
+    return 130 if interrupted else 1 if any(tested.error for tested in ready) else 0
+
+
+def _counted(progress: Callable[[str, int, int], None]) -> Callable[[str, int, int], None]:
+    """`12 of 75 done, A7 B3 running` beside the bar."""
+
+    def show(running: str, done: int, total: int) -> None:
+        progress(f"{done} of {total} done" + (f", {running} running" if running else ""), done, total)
+
+    return show
+
+
+def _require_text(text: Path | None) -> None:
+    """UsageError, before the long work, for a text that cannot be trained on."""
+    from normscope.subjects.text import load_text
+
+    if text is None:
+        return
+    size = len(load_text(text))
+    if size < LEAST_TEXT:
+        raise UsageError(f'text "{text}" ({size} bytes)', f"at least {LEAST_TEXT}", "give a longer one")
 
 
 def _require_long(claims: "list[Claim]", long: bool) -> None:
@@ -101,18 +136,25 @@ def _show(
     format: Format,
     output: Path | None,
     seconds: float,
+    *,
+    whole: bool,
 ) -> None:
-    from normscope.claims.words import to_json
-
+    """What is ready, in the order of `claims`; `whole` where no ids were given."""
     order = [claim.id for claim in claims]
     ready = sorted(ready, key=lambda tested: order.index(tested.claim.id))
     typed = shlex.join(["normscope", *sys.argv[1:]])
     if format is Format.JSON:
+        from normscope.claims.words import to_json
+
         rendered = to_json(ready, look, typed, seconds)
     elif format is Format.HTML:
         from normscope.claims.page import render_page
 
         rendered = render_page(ready, look, typed, seconds)
+    elif format is Format.MARKDOWN:
+        from normscope.claims.markdown import page_of_claims, rows_of_claims
+
+        rendered = page_of_claims(ready, look, typed, seconds) if whole else rows_of_claims(ready)
     else:
         rendered = _text(ready, output is None)
     if output is not None:

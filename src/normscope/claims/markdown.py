@@ -1,0 +1,143 @@
+"""Tested claims as Markdown: docs/claims.md, and the rows of the README."""
+
+import datetime
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
+
+from normscope.claims.judge import Judgement, Verdict
+from normscope.claims.kept import kept_long, machine_words
+from normscope.claims.look import Look
+from normscope.claims.sources import TEXTS, Source
+from normscope.claims.tested import Tested
+from normscope.claims.words import (
+    counter_words,
+    figure_words,
+    kept_words,
+    machine,
+    tally,
+    text_words,
+    verdict_words,
+)
+
+SURPRISING = ("A1",)
+"""The rows of the README's table."""
+
+
+def page_of_claims(tested: Sequence[Tested], look: Look, command: str, seconds: float) -> str:
+    """docs/claims.md: how claims are judged, a table a text, then a section a claim."""
+    date = datetime.date.today().isoformat()
+    seeds = ", ".join(map(str, look.seeds))
+    parts = [
+        _template("head.md"),
+        f"**{tally(tested)}.** Measured {date} on {machine_words(machine())}, seeds {seeds}, by `{command}`; "
+        f"trained on {text_words(look)}; {_seconds(tested, seconds)}.\n",
+        *_tables(tested),
+        "## What was measured\n",
+        *(_entry(each) for each in tested),
+        _template("json.md"),
+    ]
+    return "\n".join(parts)
+
+
+def rows_of_claims(tested: Sequence[Tested]) -> str:
+    """A table of `tested`, as the README has it."""
+    rows = [_row(each, "docs/claims.md") for each in tested]
+    return "\n".join(["| | what is said | verdict | figure |", "|---|---|---|---|", *rows]) + "\n"
+
+
+def _template(name: str) -> str:
+    return (files("normscope.claims") / "templates" / name).read_text(encoding="utf-8")
+
+
+def first_text(tested: Tested) -> str:
+    """The number of the text under which a claim stands."""
+    return tested.claim.sources[0].text
+
+
+def _seconds(tested: Sequence[Tested], seconds: float) -> str:
+    spent = sum(each.seconds for each in tested)
+    return f"{spent:.0f} s of measuring, {seconds:.0f} s in this run"
+
+
+def _tables(tested: Sequence[Tested]) -> Iterator[str]:
+    for text in TEXTS.values():
+        here = [each for each in tested if first_text(each) == text.id]
+        also = [
+            each
+            for each in tested
+            if each not in here and text.id in {source.text for source in each.claim.sources}
+        ]
+        if not here and not also:
+            continue
+        yield f"## {text.id}: {text.title}\n\n{text.english[0].upper()}{text.english[1:]}.\n"
+        if here:
+            rows = "\n".join(_row(each, where=_where(each)) for each in here)
+            yield f"| | what is said | where | verdict | figure |\n|---|---|---|---|---|\n{rows}\n"
+        if also:
+            links = ", ".join(f"[{each.claim.id}](#{_section(each)})" for each in also)
+            yield f"Said here too: {links}.\n"
+
+
+def _row(tested: Tested, file: str = "", where: str | None = None) -> str:
+    said, figure = tested.claim.sentence.says, figure_words(tested.evidence.figure)
+    cells = [said, where, _verdict(tested.judgement, tested.evidence.of), figure]
+    shown = " | ".join(_line(cell) for cell in cells if cell is not None)
+    return f"| [{tested.claim.id}]({file}#{_section(tested)}) | {shown} |"
+
+
+def _where(tested: Tested) -> str:
+    return ", ".join(source.where for source in tested.claim.sources if source.text == first_text(tested))
+
+
+def _verdict(judgement: Judgement, of: str) -> str:
+    """Bold; the condition under it is not."""
+    words = verdict_words(judgement, of)
+    bold = "holds" if judgement.verdict is Verdict.CONDITION else str(judgement.verdict)
+    return words.replace(bold, f"**{bold}**", 1)
+
+
+def _section(tested: Tested) -> str:
+    return tested.claim.id.lower()
+
+
+def _entry(tested: Tested) -> str:
+    claim, evidence = tested.claim, tested.evidence
+    lines = [
+        f"- **said in**: {'; '.join(map(_source, claim.sources))}",
+        f"- **asked**: {_line(claim.hypothesis)} ({claim.kind})",
+        f"- **verdict**: {_line(_judged(tested.judgement, evidence.of))}",
+    ]
+    if tested.reason:
+        lines.append(f"- **why**: {_line(tested.reason)}")
+    if evidence.figure is not None:
+        lines.append(f"- **figure**: {_line(figure_words(evidence.figure))}")
+    for name, part in tested.parts.items():
+        words = _line(f"{claim.parts[name].says} {_judged(part, evidence.of)}")
+        lines.append(f"- **besides**: {words}")
+    notes = () if tested.error else evidence.notes
+    lines += [f"- **note**: {_line(note)}" for note in notes]
+    lines += [f"- **not measured**: {_line(words)}" for words in evidence.unmeasured if evidence.cases]
+    if not tested.long and (kept := kept_long(claim)):
+        lines.append(
+            f"- **long form**: {_line(kept_words(kept))} ({kept.date}, {kept.machine}: `{kept.command}`)"
+        )
+    lines.append(f"- **code**: `{claim.file}`, {tested.seconds:.1f} s")
+    return f"### {claim.id}\n\n{_line(claim.sentence.says)}\n\n" + "\n".join(lines) + "\n"
+
+
+def _judged(judgement: Judgement, of: str) -> str:
+    """The verdict, how many cases agree, and the counter-example."""
+    if judgement.verdict is Verdict.NOT_MEASURED:
+        return _verdict(judgement, of)
+    counter = counter_words(judgement)
+    agree = f"{judgement.held} of {judgement.cases} cases agree"
+    return f"{_verdict(judgement, of)}; {agree}" + (f"; not so at {counter}" if counter else "")
+
+
+def _source(source: Source) -> str:
+    return f"{source.text} {_line(source.where)}" + (f" “{_line(source.words)}”" if source.words else "")
+
+
+def _line(words: str) -> str:
+    """On one line, with nothing in it that ends a cell or begins a tag."""
+    return " ".join(words.split()).replace("<", "&lt;").replace("|", "\\|")
