@@ -49,8 +49,8 @@ def memory_of_placements(look: Look) -> Evidence:
         figure=Figure.largest("largest saving of the peak, in %", cases),
         plots=[_by_depth(cases)],
         notes=[
-            f"Pre-LN keeps at least {min(kept):.3g} % of what goes into its norms: the norm's own backward pass "
-            "asks for it.",
+            f"Pre-LN keeps at least {min(kept):.3g} % of the inputs of its norms: their backward pass "
+            "asks for them.",
             f"What is kept for the backward pass changes by {-max(saved):+.2g} to {-min(saved):+.2g} % from "
             "Post-LN to Pre-LN; Pre-LN has one norm more, the final one.",
             f"In inference it takes {-max(inference):.3g} to {-min(inference):.3g} % more: what the branch "

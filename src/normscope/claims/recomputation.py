@@ -53,8 +53,8 @@ def recomputation(look: Look) -> Evidence:
         plots=[_plot(cases)],
         notes=[
             f"All blocks run again: {means['memory']:.3g} % of the activations saved, {means['']:.3g} % more "
-            f"time, {means['forward']:.3g} % more forward operations: the text's 30 % are of forward and backward "
-            "together, not of the forward computation.",
+            f"time, {means['forward']:.3g} % more forward operations: the text's 30 % are of both "
+            "passes together, not of the forward one.",
             f"Every second block run again: {means['half']:.3g} % more time.",
             HOW,
         ],
