@@ -8,6 +8,7 @@ from normscope.errors import UsageError, suggest
 MODULES = (
     "norm_jacobian",
     "norm_gain",
+    "layer_jacobian",
     "memory",
     "in_place",
     "recomputation",

@@ -1,0 +1,201 @@
+"""The Jacobian of one layer, Post-LN and Pre-LN: its formula, its rank, its kernel.
+
+Shapes: T tokens, D width.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from normscope.claims.claim import Sentence, claim
+from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.look import Look
+from normscope.claims.norm_jacobian import ROUND_OFF, distance
+from normscope.claims.one_layer import (
+    Layer,
+    by_autograd,
+    degenerate_layers,
+    identity,
+    layers,
+    norm_jacobians,
+)
+from normscope.claims.sources import Source
+from normscope.linalg import numerical_rank, right_kernel, singular_values
+from normscope.nn import FeedForward, Residual, Where
+
+RANK_TOLERANCE = 1e-9
+
+
+@claim(
+    "A4",
+    Source("000", "Lemma 3.1", "Post-LN 的 Jacobian"),
+    Source("000", "(20)–(21)"),
+    Source("000", "Table 1"),
+    says="The Jacobian of a Post-LN layer is J_LN(z)(I + J_F(x)) with z = x + F(x).",
+    hypothesis="it is at most 1e-10 of the matrix off autograd's of the layer: attention, causal or not, "
+    "feed-forward, other F; d from 3 to 1024, whole sequences up to T·d = 1024, γ drawn",
+)
+def post_formula(look: Look) -> Evidence:
+    """The product against autograd."""
+
+    def formula(layer: Layer) -> Tensor:
+        branch = by_autograd(layer.branch, layer.x)
+        return norm_jacobians(layer, layer.joined) @ (identity(layer.x) + branch)
+
+    cases = [case for seed in look.seeds for case in _formula_cases("post", seed, formula)]
+    return Evidence(cases=cases, figure=Figure.largest("largest relative error", cases), of="layers")
+
+
+@claim(
+    "A8",
+    Source("000", "Lemma 4.1", "Pre-LN 的 Jacobian"),
+    Source("000", "(30)"),
+    Source("000", "Table 1"),
+    says="The Jacobian of a Pre-LN layer is I + J_F(LN(x)) J_LN(x).",
+    hypothesis="it is at most 1e-10 of the matrix off autograd's of the layer, on the layers of A4 with the "
+    "norm before the branch",
+)
+def pre_formula(look: Look) -> Evidence:
+    """The sum against autograd."""
+
+    def formula(layer: Layer) -> Tensor:
+        with torch.no_grad():
+            normed = layer.norm(layer.x)
+        return identity(layer.x) + by_autograd(layer.branch, normed) @ norm_jacobians(layer, layer.x)
+
+    cases = [case for seed in look.seeds for case in _formula_cases("pre", seed, formula)]
+    return Evidence(cases=cases, figure=Figure.largest("largest relative error", cases), of="layers")
+
+
+def _formula_cases(scheme: str, seed: int, formula: Callable[[Layer], Tensor]) -> Iterator[Case]:
+    for layer in layers(scheme, seed):
+        error = distance(formula(layer), by_autograd(layer, layer.x))
+        yield Case(seed=seed, where=layer.name, value=error, holds=error <= ROUND_OFF)
+
+
+@claim(
+    "A5",
+    Source("000", "Theorem 3.2", "秩上界"),
+    Source("000", "Corollary 3.5", "核空间至少有两个维度"),
+    Source("000", "Table 1"),
+    says="The Jacobian of a Post-LN layer has a rank of at most d − 2, a kernel of at least two dimensions.",
+    hypothesis="autograd's Jacobian has at least 2 singular values a token, 2T for a sequence of T, under "
+    "1e-9 of the largest; F of every kind, F = 0, steep F, F with I + J_F singular",
+    parts={
+        "equality": Sentence(
+            "The rank is d − 2, T(d − 2) for a sequence of T tokens.", "I + J_F is invertible"
+        ),
+        "token": Sentence("The same of each token's own block ∂y_t/∂x_t of a sequence's Jacobian."),
+    },
+)
+def post_rank(look: Look) -> Evidence:
+    """Singular values of whole layers and of single tokens."""
+    cases = [case for seed in look.seeds for case in _rank_cases(seed)]
+    with_eps = {seed: _rank_with_eps(seed) for seed in look.seeds}
+    return Evidence(
+        cases=cases,
+        figure=Figure("fewest dimensions lost a token", _fewest(cases)),
+        notes=[
+            "With ε = 1e-5 the rank of a layer of 64 is "
+            f"{', '.join(str(rank) for rank in sorted({rank for rank, _ in with_eps.values()}))}, not 62: "
+            f"the last value is {max(last for _, last in with_eps.values()):.0e} of the largest or less.",
+        ],
+        of="layers",
+    )
+
+
+def _fewest(cases: list[Case]) -> dict[int, float]:
+    whole = [case for case in cases if not case.part]
+    return {seed: min(case.value for case in whole if case.seed == seed) for seed in {c.seed for c in whole}}
+
+
+def _rank_cases(seed: int) -> Iterator[Case]:
+    for layer in (*layers("post", seed), *degenerate_layers(seed)):
+        tokens, width = layer.x.shape
+        whole = by_autograd(layer, layer.x)
+        lost = tokens * width - _rank(whole)
+        yield Case(seed=seed, where=layer.name, value=lost / tokens, holds=lost >= 2 * tokens)
+        invertible = _is_invertible(identity(layer.x) + by_autograd(layer.branch, layer.x))
+        where, exact = f"{layer.name}, {lost} dimensions lost", lost == 2 * tokens
+        yield Case(seed=seed, where=where, value=lost / tokens, holds=exact, met=invertible, part="equality")
+        for token in {0, tokens - 1} if tokens > 1 else ():
+            its = slice(token * width, (token + 1) * width)
+            lost = width - _rank(whole[its, its])
+            where = f"{layer.name}, token {token}"
+            yield Case(seed=seed, where=where, value=lost, holds=lost >= 2, part="token")
+
+
+def _rank(matrix: Tensor) -> int:
+    """At 1e-9 of the largest singular value; 0 where everything is round-off beside 1."""
+    values = singular_values(matrix)
+    return 0 if values[0] < RANK_TOLERANCE else numerical_rank(values, RANK_TOLERANCE)[0]
+
+
+def _is_invertible(matrix: Tensor) -> bool:
+    values = singular_values(matrix)
+    return bool(values[-1] > RANK_TOLERANCE * max(values[0], 1.0))
+
+
+def _rank_with_eps(seed: int) -> tuple[int, float]:
+    """Of a feed-forward layer with ε = 1e-5: rank at round-off, and what the last direction but one keeps."""
+    torch.manual_seed(seed)
+    branch, x = FeedForward(64, 64).double(), torch.randn(1, 64, dtype=torch.float64)
+    layer = Layer("", x, branch, Residual("post", Where(1, 1), 64, eps=1e-5).double())
+    values = singular_values(by_autograd(layer, x))
+    return numerical_rank(values, 1e-12)[0], float(values[-2] / values[0])
+
+
+@claim(
+    "A6",
+    Source("000", "Theorem 3.6", "Post-LN 的梯度消失方向"),
+    Source("000", "(27)–(29)"),
+    says="For a Post-LN layer J w = 0 if and only if (I + J_F) w lies in span{1, ẑ}.",
+    hypothesis="for each w either both are under 1e-7 of what they could be or neither is: w from the kernel "
+    "of autograd's J, w with (I + J_F) w in the span, drawn w; F of every kind, I + J_F singular too",
+)
+def post_kernel(look: Look) -> Evidence:
+    """Both directions, and directions that neither side says it of."""
+    cases = [case for seed in look.seeds for case in _kernel_cases(seed)]
+    zero = [case for case in cases if "drawn" not in case.where]
+    return Evidence(
+        cases=cases,
+        figure=Figure.largest("largest of the two where they are zero", zero),
+        notes=[
+            "For drawn w the smaller of the two is "
+            f"{min(case.value for case in cases if 'drawn' in case.where):.2g} or more."
+        ],
+        of="directions",
+    )
+
+
+def _kernel_cases(seed: int) -> Iterator[Case]:
+    for layer in (*layers("post", seed), *degenerate_layers(seed)):
+        jacobian = by_autograd(layer, layer.x)
+        if len(jacobian) > 256 or float(jacobian.abs().max()) < RANK_TOLERANCE:
+            continue
+        inner = identity(layer.x) + by_autograd(layer.branch, layer.x)
+        z = layer.joined
+        z_hat = (z - z.mean(-1, keepdim=True)) / z.std(-1, correction=0, keepdim=True)
+        span = torch.block_diag(*right_kernel(z_hat, centred=True))
+        for name, ws in _directions(jacobian, inner, span):
+            through = (jacobian @ ws).norm(dim=0) / ws.norm(dim=0) / torch.linalg.matrix_norm(jacobian, 2)
+            image = inner @ ws
+            outside = (image - span @ (span.T @ image)).norm(dim=0) / ws.norm(dim=0)
+            outside = outside / torch.linalg.matrix_norm(inner, 2)
+            both = torch.stack((through, outside))
+            agree = bool(((both < 1e-7).all(0) | (both > 1e-7).all(0)).all())
+            value = float(both.min() if name == "drawn w" else both.max())
+            yield Case(seed=seed, where=f"{name}, {layer.name}", value=value, holds=agree)
+
+
+def _directions(jacobian: Tensor, inner: Tensor, span: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Columns w [T·D, k]."""
+    _, values, vectors = torch.linalg.svd(jacobian)
+    yield "w with Jw = 0", vectors[values < RANK_TOLERANCE * values[0]].T
+    if _is_invertible(inner):
+        yield "w with (I + J_F)w in the span", torch.linalg.solve(inner, span)
+    else:
+        kernel = torch.linalg.svd(inner)
+        yield "w with (I + J_F)w = 0", kernel.Vh[RANK_TOLERANCE * max(kernel.S[0], 1) > kernel.S].T
+    yield "drawn w", torch.randn(len(inner), 8, dtype=inner.dtype)
