@@ -37,7 +37,7 @@ def depths(look: Look, factor: float = 1.0) -> Plot:
 def cases(look: Look, holds: bool, met: bool = True, part: str = "") -> list[Case]:
     """One a seed."""
     return [
-        Case(seed=seed, where=f"d = {2**seed}, x < 1 & <i>", value=0.5 + seed, holds=holds, met=met, part=part)
+        Case(seed=seed, where=f"d = {seed}, x < 1 & <i>", value=0.5 + seed, holds=holds, met=met, part=part)
         for seed in look.seeds
     ]
 
@@ -102,12 +102,13 @@ def it_sleeps(look: Look) -> Evidence:
 @claim("Z8", THERE, says="Nothing in it is finite.", hypothesis="nothing")
 def it_is_not_finite(look: Look) -> Evidence:
     found = [
-        Case(seed=seed, where="at 0", value=(math.nan, math.inf)[seed % 2], holds=False) for seed in look.seeds
+        Case(seed=seed, where="at 0", value=(math.nan, math.inf)[seed % 2], holds=False)
+        for seed in look.seeds
     ]
     line = Line("y", [1.0, 2.0, 3.0], [math.nan, 0.0, -math.inf], [math.nan] * 3, [math.inf] * 3)
     return Evidence(
         cases=found,
-        figure=Figure("size", {seed: -math.inf for seed in look.seeds}),
+        figure=Figure("size", dict.fromkeys(look.seeds, -math.inf)),
         plots=[Plot("Nothing", "x", "y", [line], "xy", {"none": math.nan})],
     )
 

@@ -31,7 +31,6 @@ SHOWING = (
     "words.py",
     "page.py",
     "draw.py",
-    "svg.py",
     "markdown.py",
     "kept.py",
     "run.py",

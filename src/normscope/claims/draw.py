@@ -124,7 +124,7 @@ def _plain_numbers(axes: "Axes", ys: Sequence[float]) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
     if max(ys) / min(ys) < 200:
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    if 1e-3 <= min(ys) and max(ys) < 1e5:
+    if min(ys) >= 1e-3 and max(ys) < 1e5:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, place: f"{value:g}"))
 
 

@@ -18,6 +18,8 @@ from normscope.claims.tested import Tested
 from normscope.claims.worker import settings_of
 from normscope.errors import describe
 
+START = "import sys; from normscope.claims.worker import main; main(sys.argv[1])"
+
 
 class Hand:
     """A worker process; another takes its place where one dies."""
@@ -80,7 +82,7 @@ class Hand:
             if self._process is None:
                 self._said = tempfile.TemporaryFile()  # noqa: SIM115  closed by `_close`
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "normscope.claims.worker", settings_of(self._look)],
+                    [sys.executable, "-c", START, settings_of(self._look)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=self._said,

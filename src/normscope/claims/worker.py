@@ -1,6 +1,6 @@
-"""A worker: tests the claims that it reads from stdin, a line each (id and module); answers with lines of JSON.
+"""A worker: tests the claims that stdin names, a line each (id and module); answers each with a line of JSON.
 
-`python -m normscope.claims.worker SETTINGS`, settings as JSON: seeds, long, text, runs.
+Started by `Hand` with settings as JSON: seeds, long, text, runs.
 """
 
 import contextlib
@@ -55,7 +55,3 @@ def main(settings: str) -> None:
             import_module(module)  # fills CLAIMS
             tested = put_to_test(CLAIMS[id], look)
             print(json.dumps(tested.to_cache()), file=answers, flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

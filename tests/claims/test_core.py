@@ -1,0 +1,330 @@
+"""Claims are judged by their cases alone, and tested by workers that may die, in a cache that may be gone."""
+
+import dataclasses
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from normscope.claims import (
+    CLAIMS,
+    Case,
+    Claim,
+    Evidence,
+    Figure,
+    Kind,
+    Look,
+    Sentence,
+    Verdict,
+    chosen,
+    in_order,
+    judge,
+    put_to_test,
+    run_claims,
+)
+from normscope.claims import cache as cache_module
+from normscope.claims.cache import Cache, own_code
+from normscope.claims.hand import Hand
+from normscope.claims.tested import Tested as Outcome
+from normscope.errors import UsageError
+
+HOLDS, CONDITION, REFUTED, NONE = Verdict
+TWO = Look(seeds=(0, 1))
+
+
+def a_case(seed: int = 0, holds: bool = True, met: bool = True) -> Case:
+    return Case(seed=seed, where=f"seed {seed}", value=1.0, holds=holds, met=met)
+
+
+@pytest.mark.parametrize(
+    ("condition", "cases", "verdict"),
+    [
+        ("", [], NONE),
+        ("", [a_case()], HOLDS),
+        ("", [a_case(), a_case(holds=False)], REFUTED),
+        ("", [a_case(), a_case(holds=False, met=False)], REFUTED),  # no condition was named
+        ("x < 1", [a_case(), a_case(holds=False, met=False)], CONDITION),
+        ("x < 1", [a_case(), a_case(holds=False)], REFUTED),
+        ("x < 1", [a_case(met=False), a_case(holds=False, met=False)], REFUTED),  # nothing meets it
+        ("x < 1", [a_case(met=False), a_case()], HOLDS),
+    ],
+)
+def test_a_law_is_judged_by_all_its_cases(condition: str, cases: list[Case], verdict: Verdict) -> None:
+    assert judge(Sentence("it is so", condition), cases).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("holding", "verdict", "stable"),
+    [("11111", HOLDS, True), ("11110", HOLDS, False), ("11000", REFUTED, False), ("10", REFUTED, False)],
+)
+def test_a_tendency_is_judged_seed_by_seed(holding: str, verdict: Verdict, stable: bool) -> None:
+    cases = [a_case(seed, holds == "1") for seed, holds in enumerate(holding)]
+    judged = judge(Sentence("mostly"), cases, Kind.TENDENCY)
+    assert (judged.verdict, judged.is_stable) == (verdict, stable)
+    assert judge(Sentence("always"), cases).verdict is (HOLDS if "0" not in holding else REFUTED)
+
+
+def test_the_counter_example_meets_the_condition_where_one_does() -> None:
+    cases = [a_case(0, holds=False, met=False), a_case(1, holds=False)]
+    assert judge(Sentence("it is so", "x < 1"), cases).counterexample is cases[1]
+    assert judge(Sentence("it is so", "x < 1"), cases[:1]).counterexample is cases[0]
+    assert judge(Sentence("it is so"), [a_case()]).counterexample is None
+
+
+@pytest.mark.parametrize("id", ["Z1", "Z2", "Z3", "Z4", "Z5", "Z8"])
+def test_what_is_tested_survives_the_way_through_json(id: str, odd: dict[str, Claim]) -> None:
+    tested = put_to_test(odd[id], TWO)
+    again = Outcome.from_cache(odd[id], json.loads(json.dumps(tested.to_cache())))
+    assert json.dumps(again.to_cache()) == json.dumps(tested.to_cache())
+    assert again.to_dict() == tested.to_dict() | {"cached": True}
+    json.dumps(tested.to_dict(), allow_nan=False)
+
+
+def test_the_verdicts_of_the_odd_claims(odd: dict[str, Claim]) -> None:
+    verdicts = {id: put_to_test(odd[id], TWO).judgement.verdict for id in ("Z1", "Z2", "Z3", "Z4", "Z5")}
+    assert verdicts == {"Z1": HOLDS, "Z2": CONDITION, "Z3": REFUTED, "Z4": NONE, "Z5": NONE}
+    parts = put_to_test(odd["Z2"], TWO).parts
+    assert {name: part.verdict for name, part in parts.items()} == {"refuted": REFUTED, "nothing": NONE}
+    assert put_to_test(odd["Z4"], TWO).error is None
+    assert put_to_test(odd["Z5"], TWO).error == "RuntimeError: broken <on purpose>"
+
+
+@pytest.mark.parametrize(
+    ("evidence", "words"),
+    [
+        (Evidence(cases=[a_case()]), "no figure"),
+        (
+            Evidence(cases=[dataclasses.replace(a_case(), part="prnted")], figure=Figure("x", {0: 1.0})),
+            "prnted",
+        ),
+        (Evidence(cases=[dataclasses.replace(a_case(), holds=1)], figure=Figure("x", {0: 1.0})), "bool"),
+    ],
+    ids=["no figure", "a part that is not there", "no bool"],
+)
+def test_evidence_that_would_be_lost_is_an_error(
+    evidence: Evidence, words: str, odd: dict[str, Claim]
+) -> None:
+    tested = put_to_test(dataclasses.replace(odd["Z1"], measure=lambda look: evidence), TWO)
+    assert tested.error is not None
+    assert words in tested.error
+
+
+@pytest.mark.parametrize(
+    ("words", "ids"),
+    [
+        (["z3", "Z1", "z3"], ["Z1", "Z3"]),
+        (["Z2-Z4"], ["Z2", "Z3", "Z4"]),
+        (["z4–z2"], ["Z2", "Z3", "Z4"]),
+        (["z"], [f"Z{number}" for number in range(1, 9)]),
+        (["Z1 "], ["Z1"]),
+    ],
+)
+def test_claims_are_named_in_any_case_and_order(
+    words: list[str], ids: list[str], odd: dict[str, Claim]
+) -> None:
+    assert [claim.id for claim in chosen(words)] == ids
+
+
+@pytest.mark.parametrize("word", ["A0", "Z9", "Z1-Z99", "A1-Z1", "", "-", "999"])
+def test_a_name_of_no_claim_is_refused(word: str, odd: dict[str, Claim]) -> None:
+    with pytest.raises(UsageError, match="an id"):
+        chosen([word])
+
+
+def test_a_text_names_the_claims_that_it_makes(odd: dict[str, Claim]) -> None:
+    here = chosen(["000"])
+    assert [claim.id for claim in here if claim.group == "Z"] == ["Z1", "Z2", "Z3"]
+    assert all("000" in {source.text for source in claim.sources} for claim in here)
+
+
+def test_the_registry_is_sound() -> None:
+    ids = [claim.id for claim in in_order()]
+    assert len(set(ids)) == len(ids)
+    for claim in in_order():
+        assert claim.id == f"{claim.group}{claim.number}"
+        assert claim.group in "ABC"
+        for source in claim.sources:
+            assert source.anchor != f"{source.text}-", "an anchor of the page"
+
+
+def test_one_killed_and_one_broken_claim_cost_the_others_nothing(
+    odd: dict[str, Claim], tmp_path: Path
+) -> None:
+    claims = [odd[id] for id in ("Z6", "Z5", "Z1", "Z4")]
+    seen: list[tuple[str, int, int]] = []
+    found = run_claims(claims, TWO, jobs=1, cache=tmp_path, progress=lambda *told: seen.append(told))
+    assert [tested.claim.id for tested in found] == ["Z6", "Z5", "Z1", "Z4"]
+    killed, broken, whole, unmeasured = found
+    assert killed.error == "its process was killed by SIGKILL: it said nothing"
+    assert broken.error == "RuntimeError: broken <on purpose>"
+    assert whole.judgement.verdict is HOLDS
+    assert unmeasured.reason == "needs a GPU <here>"
+    assert seen[0] == ("Z6", 0, 4)
+    assert seen[-1] == ("", 4, 4)
+    kept = [path.name[:2] for path in tmp_path.glob("Z*.json")]
+    assert kept == ["Z1"], "what failed is tried again"
+    _known_needs_no_worker(odd["Z1"], whole, tmp_path)
+
+
+def _known_needs_no_worker(claim: Claim, before: Outcome, folder: Path) -> None:
+    def refuse(self: Hand, claim: Claim) -> Outcome:
+        raise AssertionError("asked a worker for what is known")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Hand, "test", refuse)
+        (again,) = run_claims([claim], TWO, cache=folder)
+        assert again.cached
+        assert again.to_dict() == before.to_dict() | {"cached": True}
+        for other in (
+            lambda: run_claims([claim], Look(seeds=(0,)), cache=folder),
+            lambda: run_claims([claim], dataclasses.replace(TWO, long=True), cache=folder),
+            lambda: run_claims([claim], TWO, cache=folder, fresh=True),
+        ):
+            with pytest.raises(AssertionError, match="asked a worker"):
+                other()
+
+
+def test_ctrl_c_leaves_no_worker_and_what_is_ready(
+    odd: dict[str, Claim], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids: list[int] = []
+    running = Hand._running
+    monkeypatch.setattr(Hand, "_running", lambda hand: _noted(running(hand), pids))
+    ready: list[str] = []
+
+    def interrupt_at(running: str, done: int, total: int) -> None:
+        if done == 1 and running == "Z7":
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_claims(
+            [odd["Z1"], odd["Z7"]],
+            TWO,
+            jobs=1,
+            cache=tmp_path,
+            progress=interrupt_at,
+            on_tested=lambda tested: ready.append(tested.claim.id),
+        )
+    assert time.monotonic() - began < 60
+    assert ready == ["Z1"]
+    assert pids
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def _noted(process: object, pids: list[int]) -> object:
+    pids.append(process.pid)  # type: ignore[attr-defined]
+    return process
+
+
+def answering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that are this process: for what is not about workers."""
+    monkeypatch.setattr(Hand, "test", lambda hand, claim: put_to_test(claim, hand._look))
+
+
+def test_a_cache_that_cannot_be_made_is_said_once(
+    odd: dict[str, Claim], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answering(monkeypatch)
+    (tmp_path / "file").write_text("in the way")
+    said: list[str] = []
+    found = run_claims(
+        [odd["Z1"], odd["Z2"]], TWO, cache=tmp_path / "file" / "claims", on_trouble=said.append
+    )
+    assert [tested.judgement.verdict for tested in found] == [HOLDS, CONDITION]
+    assert len(said) == 1
+    assert "Not a directory" in said[0]
+
+
+def test_a_disk_that_fills_up_is_said_once(
+    odd: dict[str, Claim], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answering(monkeypatch)
+
+    def full(cache: Cache, tested: Outcome, look: Look) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Cache, "write", full)
+    said: list[str] = []
+    found = run_claims([odd["Z1"], odd["Z2"]], TWO, cache=tmp_path, on_trouble=said.append)
+    assert len(found) == 2
+    assert said == [f"nothing is kept: {tmp_path} (No space left on device)"]
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda text: "", lambda text: text[:40], lambda text: "{}", lambda text: "[]"]
+)
+def test_a_spoilt_file_is_measured_again(
+    spoil: Callable[[str], str], odd: dict[str, Claim], tmp_path: Path
+) -> None:
+    cache = Cache(tmp_path)
+    cache.write(put_to_test(odd["Z1"], TWO), TWO)
+    (path,) = tmp_path.glob("Z1-*.json")
+    assert cache.read(odd["Z1"], TWO) is not None
+    path.write_text(spoil(path.read_text(encoding="utf-8")), encoding="utf-8")
+    assert cache.read(odd["Z1"], TWO) is None
+
+
+def test_two_at_once_may_write_the_same_claim(odd: dict[str, Claim], tmp_path: Path) -> None:
+    tested = put_to_test(odd["Z2"], TWO)
+    failed: list[BaseException] = []
+
+    def write() -> None:
+        try:
+            for _ in range(20):
+                Cache(tmp_path).write(tested, TWO)
+        except OSError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=write) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert Cache(tmp_path).read(odd["Z2"], TWO) is not None
+
+
+def test_a_change_of_code_is_a_change_of_key_but_a_comment_is_not(
+    odd: dict[str, Claim], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lender, borrower = tmp_path / "lender.py", tmp_path / "borrower.py"
+    files = {"lender": lender, "borrower": borrower}
+    lender.write_text("ONE = 1\n")
+    borrower.write_text("from lender import ONE\n")
+    monkeypatch.setattr(cache_module, "_file", lambda module: files[module])
+    claims = {}
+    for name in files:
+        measure = lambda look: Evidence()  # noqa: E731
+        measure.__module__ = name
+        claims[name] = dataclasses.replace(odd["Z1"], id=f"Y{len(claims)}", measure=measure)
+        monkeypatch.setitem(CLAIMS, claims[name].id, claims[name])
+    for other in list(CLAIMS):
+        if not other.startswith("Y"):
+            monkeypatch.delitem(CLAIMS, other)
+
+    def key() -> str:
+        cache_module._borrowed.cache_clear()
+        cache_module._meaning.cache_clear()
+        return own_code(claims["borrower"])
+
+    first = key()
+    lender.write_text('"""A docstring."""\n\nONE = 1  # a comment\n')
+    assert key() == first
+    lender.write_text("ONE = 2\n")
+    assert key() != first, "what it borrows from another claim's module counts"
+    cache_module._borrowed.cache_clear()
+    cache_module._meaning.cache_clear()
+
+
+def test_only_what_shows_is_left_out_of_the_key() -> None:
+    room = cache_module.ROOM
+    assert all((room / name).is_file() for name in cache_module.SHOWING)
+    assert not {"judge.py", "evidence.py", "claim.py", "look.py", "runs.py"} & set(cache_module.SHOWING)
