@@ -120,3 +120,11 @@ def degenerate_layers(seed: int) -> Iterator[Layer]:
             ("F = W x³", lambda x, w=matrix: x**3 @ w),
         ):
             yield Layer(f"{name}, d = {width}", x, branch, residual)
+
+
+def pulled_back(layer: Layer, rows: Tensor) -> Tensor:
+    """Jᵀu [k, T·D] of rows u, by the backward pass."""
+    x = layer.x.detach().requires_grad_()
+    out = layer(x)
+    pulled = [torch.autograd.grad(out, x, row.view_as(x), retain_graph=True)[0] for row in rows]
+    return torch.stack(pulled).flatten(1)

@@ -9,6 +9,8 @@ MODULES = (
     "norm_jacobian",
     "norm_gain",
     "layer_jacobian",
+    "lost_gradients",
+    "layer_gains",
     "memory",
     "in_place",
     "recomputation",

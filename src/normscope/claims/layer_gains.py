@@ -1,0 +1,224 @@
+"""What singular values say of a layer, what ‖A‖ = 1 does, and what F is taken to be.
+
+Shapes: T tokens, D width.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from normscope.claims.claim import Sentence, claim
+from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.look import Look
+from normscope.claims.norm_jacobian import ROUND_OFF
+from normscope.claims.one_layer import NO_EPS, Layer, Map, by_autograd, layers, pulled_back
+from normscope.claims.sources import Source
+from normscope.linalg import numerical_rank, singular_values
+from normscope.nn import FeedForward, Residual, Where
+
+STEP = 1e-5
+"""Of central differences in float64: what is left of them is about 1e-10."""
+CLOSE = 1e-6
+
+
+@claim(
+    "A9",
+    Source("000", "Definition 4.2", "奇异值分解"),
+    Source("000", "Remark 4.3", "被放大或缩小的比例正好为奇异值"),
+    says="A small change of the input along the i-th right singular vector changes the output by σ_i.",
+    hypothesis="central differences of the layer along v_i are σ_i to 1e-6 of σ_1, for every i; read of "
+    "gradients, the backward pass takes a gradient along v_i to one of length σ_i",
+    parts={
+        "gradient": Sentence("A gradient along v_i is scaled by σ_i.", "J is symmetric"),
+        "left": Sentence("A gradient along the left singular vector u_i arrives along v_i, scaled by σ_i."),
+    },
+)
+def singular_values_are_gains(look: Look) -> Evidence:
+    """Gains by finite differences, forward, and by the backward pass, against the SVD."""
+    cases = [case for seed in look.seeds for case in _gain_cases(seed)]
+    return Evidence(
+        cases=cases, figure=Figure.largest("largest error of a gain, in σ_1", cases), of="layers and norms"
+    )
+
+
+def _gain_cases(seed: int) -> Iterator[Case]:
+    for layer in (*layers("post", seed), *layers("pre", seed), *_bare_norms(seed)):
+        if layer.x.numel() > 64:
+            continue
+        u, values, vh = torch.linalg.svd(by_autograd(layer, layer.x))
+
+        def case(error: Tensor, *, met: bool = True, part: str = "", of: Layer = layer) -> Case:
+            value = float(error.abs().max())
+            return Case(seed=seed, where=of.name, value=value, holds=value <= CLOSE, met=met, part=part)
+
+        changes = torch.stack([_change(layer, v) for v in vh])
+        yield case((changes.norm(dim=1) - values) / values[0])
+        jacobian = u @ torch.diag(values) @ vh
+        symmetric = float((jacobian - jacobian.T).norm()) <= ROUND_OFF * float(values[0])
+        yield case((pulled_back(layer, vh).norm(dim=1) - values) / values[0], met=symmetric, part="gradient")
+        yield case((pulled_back(layer, u.T) - values[:, None] * vh) / values[0], part="left")
+
+
+def _bare_norms(seed: int) -> Iterator[Layer]:
+    """Norms with γ = 1 and no branch: their Jacobian is symmetric."""
+    for width in (3, 16, 64):
+        torch.manual_seed(seed)
+        x = torch.randn(1, width, dtype=torch.float64)
+        residual = Residual("post", Where(1, 1), width, eps=NO_EPS).double()
+        yield Layer(f"norm alone, d = {width}", x, lambda x: 0 * x, residual)
+
+
+@torch.no_grad()
+def _change(layer: Layer, direction: Tensor) -> Tensor:
+    """(f(x + hv) − f(x − hv)) / 2h."""
+    v = STEP * direction.view_as(layer.x)
+    return ((layer(layer.x + v) - layer(layer.x - v)) / (2 * STEP)).flatten()
+
+
+@claim(
+    "A17",
+    Source("000", "Remark 4.5", "最小奇异值不会归零"),
+    says="σ_min(I + A) is not zero as long as ‖A‖ is at most 1.",
+    condition="‖A‖ is strictly under 1",
+    hypothesis="σ_min(I + A) is above 1e-12 for every A with ‖A‖ ≤ 1: multiples of −I, projectors, drawn and "
+    "orthogonal matrices, and Pre-LN layers of our own with F(u) = −c·σ(x)·u, for which ‖A‖ = c",
+)
+def norm_of_one(look: Look) -> Evidence:
+    """Smallest singular values at ‖A‖ = 1 and just under it."""
+    cases = [case for seed in look.seeds for case in _perturbation_cases(seed)]
+    under = [case for case in cases if case.met]
+    real = next(case for case in cases if "Pre-LN" in case.where and not case.met)
+    return Evidence(
+        cases=cases,
+        figure=Figure(
+            "smallest σ_min at ‖A‖ = 1",
+            {seed: min(c.value for c in cases if c.seed == seed and not c.met) for seed in look.seeds},
+        ),
+        notes=[
+            f"Strictly under 1 the smallest σ_min found is {min(case.value for case in under):.1e}.",
+            f"A Pre-LN layer can have ‖A‖ = 1: {real.where}.",
+        ],
+        of="matrices",
+    )
+
+
+def _perturbation_cases(seed: int) -> Iterator[Case]:
+    for name, matrix in _perturbations(seed):
+        size = float(torch.linalg.matrix_norm(matrix, 2))
+        values = singular_values(torch.eye(len(matrix), dtype=matrix.dtype) + matrix)
+        rank, _ = numerical_rank(values, 1e-12)
+        yield Case(
+            seed=seed,
+            where=f"{name}, d = {len(matrix)}, rank {rank}",
+            value=float(values[-1]),
+            holds=bool(values[-1] > 1e-12),
+            met=size < 1 - 1e-12,
+        )
+
+
+def _perturbations(seed: int) -> Iterator[tuple[str, Tensor]]:
+    """A with ‖A‖ ≤ 1 [D, D]."""
+    for width in (3, 16, 64, 256):
+        torch.manual_seed(seed)
+        eye = torch.eye(width, dtype=torch.float64)
+        drawn, x = torch.randn(width, width, dtype=torch.float64), torch.randn(1, width, dtype=torch.float64)
+        orthogonal = torch.linalg.qr(drawn)[0]
+        for size in (0.5, 0.999, 1.0):
+            yield f"A = −{size:g} I", -size * eye
+            yield f"A = −{size:g} · 11ᵀ/d", torch.full_like(eye, -size / width)
+            yield f"A drawn, ‖A‖ = {size:g}", size * drawn / torch.linalg.matrix_norm(drawn, 2)
+            yield f"A orthogonal · {size:g}", size * orthogonal
+            yield f"Pre-LN, F(u) = −{size:g} σ(x) u", _of_pre_layer(x, size)
+
+
+def _of_pre_layer(x: Tensor, size: float) -> Tensor:
+    """A = J − I of a Pre-LN layer by autograd, with ‖A‖ = size."""
+    sigma = float(x.std(correction=0))
+    residual = Residual("pre", Where(1, 1), x.shape[-1], eps=NO_EPS).double()
+    layer = Layer("", x, lambda u: -size * sigma * u, residual)
+    return by_autograd(layer, x) - torch.eye(x.numel(), dtype=x.dtype)
+
+
+@claim(
+    "A20",
+    Source("000", "Definition 1.3", "为子层映射 (Attention 或前馈网络)"),
+    Source("000", "Theorem 3.2", "对任意 x 和任意可微子层 F"),
+    says="A branch, attention or feed-forward, is a map of one token's state: F from ℝᵈ to ℝᵈ.",
+    condition="the branch is feed-forward, or the sequence one token",
+    hypothesis="of ‖J_F‖² of a whole sequence at most 1e-12 lies outside the blocks ∂F_t/∂x_t",
+)
+def branch_of_one_token(look: Look) -> Evidence:
+    """How much of a branch's Jacobian runs between tokens."""
+    cases = [case for seed in look.seeds for case in _mixing_cases(seed)]
+    return Evidence(
+        cases=cases,
+        figure=Figure.largest("largest share of ‖J_F‖² between tokens", cases),
+        notes=[
+            "The theorems hold for the whole sequence all the same, with T(d − 2) for d − 2: see A4 to A6."
+        ],
+        of="branches",
+    )
+
+
+def _mixing_cases(seed: int) -> Iterator[Case]:
+    for layer in layers("post", seed):
+        kind = layer.name.split(",")[0]
+        tokens, width = layer.x.shape
+        if not ("attention" in kind or "feed-forward" in kind) or layer.x.numel() > 256:
+            continue
+        jacobian = by_autograd(layer.branch, layer.x)
+        within = sum(
+            float(jacobian[t : t + width, t : t + width].square().sum())
+            for t in range(0, tokens * width, width)
+        )
+        share = max(0.0, 1 - within / float(jacobian.square().sum()))
+        met = isinstance(layer.branch, FeedForward) or tokens == 1
+        yield Case(seed=seed, where=layer.name, value=share, holds=share <= 1e-12, met=met)
+
+
+@claim(
+    "A21",
+    Source("000", "Theorem 3.2", "对任意 x 和任意可微子层 F"),
+    says="For any x and any differentiable F the Jacobian of a Post-LN layer has a rank of at most d − 2.",
+    condition="x + F(x) has a variance over 100 ε",
+    hypothesis="with ε = 1e-5, at most d − 2 singular values are above 1 % of the largest; F a constant that "
+    "takes the variance of x + F(x) from 1 down to 0, which LN's definition leaves out, not a program",
+)
+def any_input(look: Look) -> Evidence:
+    """Ranks where a branch cancels what varies in the stream."""
+    cases = [case for seed in look.seeds for case in _cancelling_cases(seed)]
+    flat = [case for case in cases if "variance 0," in case.where]
+    return Evidence(
+        cases=cases,
+        figure=Figure("rank − (d − 2) at variance 0", {case.seed: case.value for case in flat}),
+        notes=[
+            "There the layer multiplies by up to "
+            f"{max(float(case.where.rsplit(' ', 1)[-1]) for case in flat):.0f}, 1/√ε."
+        ],
+        of="layers",
+    )
+
+
+def _cancelling_cases(seed: int) -> Iterator[Case]:
+    for width in (3, 16, 64):
+        torch.manual_seed(seed)
+        x, noise = torch.randn(2, 1, width, dtype=torch.float64)
+        noise = (noise - noise.mean()) / noise.std(correction=0)
+        for variance in (1.0, 1e-2, 2e-3, 1e-4, 1e-6, 0.0):
+            shift = 3 + variance**0.5 * noise - x
+            residual = Residual("post", Where(1, 1), width, eps=1e-5).double()
+            values = singular_values(by_autograd(Layer("", x, _constant(shift), residual), x))
+            rank, _ = numerical_rank(values, 0.01)
+            yield Case(
+                seed=seed,
+                where=f"d = {width}, variance {variance:g}, largest gain {values[0]:.1f}",
+                value=rank - (width - 2),
+                holds=rank <= width - 2,
+                met=variance > 100 * 1e-5,
+            )
+
+
+def _constant(value: Tensor) -> Map:
+    """F(x) = value, as a map that autograd can follow."""
+    return lambda x: 0 * x + value

@@ -1,0 +1,259 @@
+"""What a norm takes from a gradient, which travels by the transpose; and what singular values say of one.
+
+Shapes: B batch, T tokens, D width.
+"""
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from normscope.claims.claim import Kind, Sentence, claim
+from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
+from normscope.claims.look import Look
+from normscope.claims.norm_jacobian import ROUND_OFF
+from normscope.claims.one_layer import by_autograd, degenerate_layers, layers, pulled_back
+from normscope.claims.sources import Source
+from normscope.linalg import left_kernel, left_kernel_share
+from normscope.train import RunConfig
+
+DEPTHS, WIDTHS, STARTS = (2, 6, 12, 24), (32, 64), ("xavier", "normal")
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A real gradient at a norm of the stream.
+
+    Attributes:
+        share: of its energy, erased there.
+        leak: ‖JᵀPg‖/(‖J‖‖Pg‖), P onto the left kernel: what of the erased part does get through.
+        variance: the smallest variance of a token that enters.
+    """
+
+    share: float
+    leak: float
+    variance: float
+
+
+def crossings(scheme: str, start: str, depth: int, width: int, seed: int, look: Look) -> list[Crossing]:
+    """At every norm that the stream passes, from the first to the last, of a model at its start, on text."""
+    model = f"nn:decoder,scheme={scheme},init={start},depth={depth},width={width},heads=2"
+    text = None if look.text is None else str(look.text)
+    config = RunConfig.from_dict(
+        {"model": model, "seed": seed, "validation": 0.0, "text": text, "seq_len": 32}
+    )
+    subject = config.subject()
+    is_on_stream = "final_norm" if scheme == "pre" else "stream"
+    caught: list[tuple[nn.LayerNorm, Tensor, Tensor]] = []
+    for name, module in subject.model.named_modules():
+        if isinstance(module, nn.LayerNorm) and name.endswith(is_on_stream):
+            module.register_forward_hook(lambda norm, given, out: caught.append((norm, given[0], out)))
+    loss = subject.loss()
+    gradients = torch.autograd.grad(loss, [out for _, _, out in caught])
+    return [_crossing(norm, z, g) for (norm, z, _), g in zip(caught, gradients, strict=True)]
+
+
+def _crossing(norm: nn.LayerNorm, z: Tensor, gradient: Tensor) -> Crossing:
+    z, g, weight = z.detach().double().requires_grad_(), gradient.double(), norm.weight.detach().double()
+    shape = (z.shape[-1],)
+    z_hat = functional.layer_norm(z.detach(), shape, eps=norm.eps)
+    basis, _ = left_kernel(z_hat, weight, centred=True)
+    erased = torch.einsum("...dr,...er,...e->...d", basis, basis, g)
+    out = functional.layer_norm(z, shape, weight, norm.bias.detach().double(), norm.eps)
+    (through,) = torch.autograd.grad(out, z, erased)
+    variance = z.detach().var(-1, correction=0)
+    gain = float(weight.abs().max() / (variance.min() + norm.eps).sqrt())
+    return Crossing(
+        share=float(left_kernel_share(g, z_hat, weight, centred=True)),
+        leak=float(through.norm() / (gain * erased.norm())),
+        variance=float(variance.min()),
+    )
+
+
+@claim(
+    "A7",
+    Source("000", "Remark 3.7", "完全过滤"),
+    Source("000", "§7 (2)–(3)"),
+    Source("000", "Abstract", "某些方向的梯度被完全抹除"),
+    says="At each norm of a Post-LN stack, what a gradient has in the two blind directions is filtered out "
+    "completely.",
+    condition="every token's variance is over 1000 ε",
+    hypothesis="of that part of the real gradient, P g with P onto the left kernel γ⁻¹ ⊙ span{1, ẑ}, "
+    "at most 1e-3 gets through by autograd; and, for vanishing, the norms together take at least half "
+    "of the energy: Π (1 − share) ≤ ½. For a gradient without a preferred direction the share is 2/d",
+    parts={
+        "vanishing": Sentence(
+            "That makes the gradient vanish: over the stack at least half of its energy is lost that way.",
+            "there are more than d/3 norms",
+        )
+    },
+)
+def erased_at_each_norm(look: Look) -> Evidence:
+    """Shares of real gradients, norm by norm, in models at their start; Pre-LN's final norm beside them."""
+    cases: list[Case] = []
+    points: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    shares: dict[int, list[float]] = defaultdict(list)
+    for seed, start, depth, width in product(look.seeds, STARTS, DEPTHS, WIDTHS):
+        found = crossings("post", start, depth, width, seed, look)
+        where = f"{start} weights, {depth} blocks, d = {width}"
+        cases += _crossing_cases(seed, where, found)
+        kept = math.prod(1 - crossing.share for crossing in found)
+        many = len(found) > width / 3
+        cases.append(
+            Case(seed=seed, where=where, value=1 - kept, holds=kept <= 0.5, met=many, part="vanishing")
+        )
+        shares[seed] += [crossing.share * width / 2 for crossing in found]
+        points[f"{start}, d = {width}"][depth].append(1 - kept)
+    final = [crossings("pre", "xavier", 6, 32, seed, look)[-1].share for seed in look.seeds]
+    ordered = sorted(share for each in shares.values() for share in each)
+    return Evidence(
+        cases=cases,
+        figure=Figure(
+            "median share erased at a norm, in units of 2/d",
+            {seed: float(torch.tensor(each).median()) for seed, each in shares.items()},
+        ),
+        plots=[_lost_plot(points)],
+        notes=[
+            f"Shares erased at a norm run from {ordered[0]:.2g} to {ordered[-1]:.2g} times 2/d.",
+            f"Pre-LN's final norm, the one norm on its stream, takes {min(final):.1%} to {max(final):.1%} "
+            f"at d = 32, where 2/d is {2 / 32:.1%}.",
+        ],
+        of="norms of real models at their start",
+    )
+
+
+def _crossing_cases(seed: int, where: str, found: list[Crossing]) -> Iterator[Case]:
+    for index, crossing in enumerate(found):
+        yield Case(
+            seed=seed,
+            where=f"{where}, norm {index + 1}, smallest variance {crossing.variance:.1e}",
+            value=crossing.leak,
+            holds=crossing.leak <= 1e-3,
+            met=crossing.variance > 1000 * 1e-5,
+        )
+
+
+def _lost_plot(points: dict[str, dict[float, list[float]]]) -> Plot:
+    return Plot(
+        "What the norms of a Post-LN stack take from the gradient, at the start",
+        "blocks",
+        "share of energy erased, all norms together",
+        [Line.over_seeds(name, each) for name, each in points.items()],
+        log="x",
+        levels={"half": 0.5},
+    )
+
+
+@claim(
+    "A19",
+    Source("000", "Remark 3.7", "这一结构性缺陷在多层堆叠时会持续存在"),
+    Source("000", "Theorem 6.3", "无论堆叠多少层"),
+    says="The defect persists in a stack: every norm takes two more directions from the gradient.",
+    hypothesis="below the last norm, the median share that a norm erases of a real gradient is at least half "
+    "of 2/d, which a gradient without a preferred direction loses; 12 blocks, at the start",
+    kind=Kind.TENDENCY,
+)
+def erased_again(look: Look) -> Evidence:
+    """Shares by the place of the norm; beside them a stack whose branches are zero."""
+    cases: list[Case] = []
+    points: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    last: list[float] = []
+    for seed, start, width in product(look.seeds, STARTS, WIDTHS):
+        shares = [each.share * width / 2 for each in crossings("post", start, 12, width, seed, look)]
+        middle = statistics.median(shares[:-1])
+        where = f"{start} weights, 12 blocks, d = {width}"
+        cases.append(Case(seed=seed, where=where, value=middle, holds=middle >= 0.5))
+        last.append(shares[-1])
+        for index, share in enumerate(shares):
+            points[f"{start}, d = {width}"][index + 1].append(share)
+    by_seed = {
+        seed: statistics.median(case.value for case in cases if case.seed == seed) for seed in look.seeds
+    }
+    zero = max(_share_without_branches(seed) for seed in look.seeds)
+    return Evidence(
+        cases=cases,
+        figure=Figure("median share below the last norm, in units of 2/d", by_seed),
+        plots=[
+            Plot(
+                "Share of the gradient that each norm of a Post-LN stack erases, 12 blocks",
+                "norm, the last one next to the head",
+                "share / (2/d)",
+                [Line.over_seeds(name, each) for name, each in points.items()],
+                log="y",
+                levels={"no preferred direction": 1.0},
+            )
+        ],
+        notes=[
+            f"The last norm takes {min(last):.2g} to {max(last):.2g} times 2/d.",
+            "What one norm takes away is gone before the norm below it, and where the branch adds little the "
+            f"two take the same: without branches the lower one finds {zero:.0e} left to erase.",
+        ],
+        of="models",
+    )
+
+
+def _share_without_branches(seed: int) -> float:
+    """Of a drawn gradient, at the lower of two norms with nothing between them."""
+    torch.manual_seed(seed)
+    z = torch.randn(64, dtype=torch.float64)
+    low = functional.layer_norm(z, (64,), eps=0.0).requires_grad_()
+    high = functional.layer_norm(low, (64,), eps=0.0)
+    (gradient,) = torch.autograd.grad(high, low, torch.randn(64, dtype=torch.float64))
+    return float(left_kernel_share(gradient, low, None, centred=True))
+
+
+@claim(
+    "A18",
+    Source("000", "Corollary 3.5", "沿这些方向的梯度信息无法通过该层传播"),
+    Source("000", "Theorem 3.6", "Post-LN 的梯度消失方向"),
+    Source("000", "Abstract", "某些方向的梯度被完全抹除"),
+    says="A gradient along a direction v with J v = 0 does not get through a Post-LN layer.",
+    condition="J is symmetric",
+    hypothesis="v is put into the backward pass at the layer's output; 1e-7 of ‖J‖ at most comes out",
+    parts={
+        "left": Sentence(
+            "A gradient along u with uᵀJ = 0 does not get through: u in γ⁻¹ ⊙ span{1, ẑ}, for any F."
+        ),
+        "arriving": Sentence(
+            "The gradient that arrives at the layer's input has no part along v with J v = 0."
+        ),
+    },
+)
+def right_and_left(look: Look) -> Evidence:
+    """Right kernel against left kernel, by the backward pass itself."""
+    cases = [case for seed in look.seeds for case in _side_cases(seed)]
+    return Evidence(
+        cases=cases,
+        figure=Figure.largest("largest share of ‖J‖ that gets through along v", cases),
+        of="layers",
+    )
+
+
+def _side_cases(seed: int) -> Iterator[Case]:
+    for layer in (*layers("post", seed), *degenerate_layers(seed)):
+        jacobian = by_autograd(layer, layer.x)
+        if len(jacobian) > 256:
+            continue
+        _, values, vectors = torch.linalg.svd(jacobian)
+        size = float(values[0])
+        if size < ROUND_OFF:
+            continue
+        lost = vectors[values < 1e-9 * size]  # rows v
+        symmetric = float((jacobian - jacobian.T).norm()) <= ROUND_OFF * size
+        through = pulled_back(layer, lost).norm(dim=1).max()
+        value = float(through / size)
+        yield Case(seed=seed, where=layer.name, value=value, holds=value <= 1e-7, met=symmetric)
+        weight = layer.norm.weight.detach()
+        z_hat = functional.layer_norm(layer.joined, layer.x.shape[-1:], eps=layer.norm.eps)
+        basis = torch.block_diag(*left_kernel(z_hat, weight, centred=True)[0]).T
+        value = float(pulled_back(layer, basis).norm(dim=1).max() / size)
+        yield Case(seed=seed, where=layer.name, value=value, holds=value <= 1e-7, part="left")
+        arriving = pulled_back(layer, torch.randn(4, len(jacobian), dtype=torch.float64))
+        value = float((arriving @ lost.T).abs().max() / arriving.norm(dim=1).max())
+        yield Case(seed=seed, where=layer.name, value=value, holds=value <= 1e-7, part="arriving")
