@@ -1,0 +1,172 @@
+"""Claims in words: figures, verdicts, JSON, Markdown, and the README's rows held to docs/claims.md."""
+
+import dataclasses
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from normscope.claims import Claim, Figure, Look, put_to_test
+from normscope.claims.markdown import SURPRISING, page_of_claims, rows_of_claims
+from normscope.claims.tested import Tested as Outcome
+from normscope.claims.words import figure_words, in_full, number, table, tally, to_json, verdict_words
+
+ROOT = Path(__file__).parents[2]
+PAGE, README = ROOT / "docs" / "claims.md", ROOT / "README.md"
+TWO = Look(seeds=(0, 1))
+KEYS = {
+    *("id", "says", "hypothesis", "kind", "sources", "verdict", "figure", "condition", "seconds", "cached"),
+    *("long", "cases", "held", "counterexample", "stable", "verdict_by_seed", "parts", "plots", "notes"),
+    *("unmeasured", "reason", "code", "digest", "kept_long"),
+}
+
+
+@pytest.fixture
+def tested(odd: dict[str, Claim]) -> list[Outcome]:
+    return [put_to_test(odd[id], TWO) for id in ("Z1", "Z2", "Z3", "Z4", "Z5", "Z8")]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (0.0, "0"),
+        (0.012345, "0.0123"),
+        (-1234.5, "-1234"),
+        (4.56e-8, "4.6e-8"),
+        (3e12, "3e12"),
+        (math.inf, "inf"),
+        (math.nan, "nan"),
+    ],
+)
+def test_numbers_are_short(value: float, words: str) -> None:
+    assert number(value) == words
+
+
+def test_a_figure_has_its_interval_where_seeds_differ() -> None:
+    assert figure_words(Figure("size", {0: 1.0, 1: 3.0, 2: 2.0})) == "size 2 (1 … 3)"
+    assert figure_words(Figure("size", {0: 1.0, 1: 1.0001})) == "size 1"
+    assert figure_words(None) == ""
+
+
+def test_a_verdict_says_its_condition_and_on_how_many_seeds(tested: list[Outcome]) -> None:
+    said = [verdict_words(each.judgement, each.evidence.of) for each in tested]
+    assert said == [
+        "holds",
+        "holds if x < 1: met in 2 of 4 real blocks",
+        "refuted (on 1 of 2 seeds)",
+        "not measured",
+        "not measured",
+        "refuted",
+    ]
+
+
+def test_json_has_every_key_and_no_nan(tested: list[Outcome]) -> None:
+    def refuse(name: str) -> float:
+        raise AssertionError(f"{name} is no JSON")
+
+    given = json.loads(to_json(tested, TWO, "normscope claims", 1.0), parse_constant=refuse)
+    assert given["schema"] == "normscope.claims/1"
+    assert given["tally"] == {"holds": 1, "holds under a condition": 1, "refuted": 2, "not measured": 2}
+    for each, claim in zip(tested, given["claims"], strict=True):
+        assert claim.keys() == KEYS
+        assert claim["id"] == each.claim.id
+        assert claim["verdict"] == str(each.judgement.verdict)
+    condition = given["claims"][1]["condition"]
+    assert condition == {"says": "x < 1", "met": 2, "cases": 4, "of": "real blocks"}
+    assert given["claims"][5]["figure"]["value"] == "-inf"
+    assert given["claims"][5]["plots"][0]["lines"][0]["y"] == ["nan", 0.0, "-inf"]
+
+
+def test_the_documented_keys_are_those_of_the_json(tested: list[Outcome]) -> None:
+    _, _, rows = page_of_claims(tested, TWO, "normscope claims", 1.0).partition("A claim is an object of")
+    documented = {
+        key for row in re.findall(r"^\| (`.*?) \|", rows, re.MULTILINE) for key in re.findall(r"`(\w+)`", row)
+    }
+    assert documented == KEYS
+
+
+def test_one_claim_in_full_has_all_that_was_measured(tested: list[Outcome]) -> None:
+    full = "\n".join(in_full(tested[1]))
+    for words in (
+        "Z2  It holds",
+        "half of it",
+        "Besides, this",
+        "A note",
+        "On a GPU",
+        "not measured",
+        "零空间",
+    ):
+        assert words in full
+    assert "why       needs a GPU <here>" in in_full(tested[3])
+
+
+def test_the_table_of_a_terminal_keeps_brackets(tested: list[Outcome]) -> None:
+    from rich.console import Console
+
+    odd = dataclasses.replace(tested[0].claim.sentence, says="See [bold]this[/bold] and [1, 2].")
+    first = dataclasses.replace(tested[0], claim=dataclasses.replace(tested[0].claim, sentence=odd))
+    console = Console(width=160)
+    with console.capture() as captured:
+        console.print(table([first, *tested[1:]]))
+    assert "[bold]this[/bold] and [1, 2]." in captured.get()
+
+
+def test_the_tally_speaks_of_one_and_of_many(tested: list[Outcome]) -> None:
+    assert tally([]) == "no claim was tested"
+    assert tally(tested[:1]) == "1 claim: 1 holds"
+    assert tally(tested[2:3]) == "1 claim: 1 is refuted; 1 not the same on every seed"
+
+
+def test_markdown_is_tables_that_nothing_breaks(tested: list[Outcome]) -> None:
+    page = page_of_claims(tested, TWO, "normscope claims", 1.0)
+    rows = [line for line in page.splitlines() if line.startswith("| [Z")]
+    assert [re.match(r"\| \[(Z\d)\]", row)[1] for row in rows] == ["Z1", "Z2", "Z3", "Z4", "Z5", "Z8"]  # type: ignore[index]
+    for row in rows:
+        assert len(re.findall(r"(?<!\\)\|", row)) == 6
+    assert "**holds** if x &lt; 1: met in 2 of 4 real blocks" in page
+    assert "<script>" not in page
+    assert "### Z4" in page
+    assert "needs a GPU &lt;here>" in page
+    assert "Traceback" not in page
+    assert page == page_of_claims(tested, TWO, "normscope claims", 1.0)
+
+
+def test_rows_of_the_readme_are_those_of_the_page(tested: list[Outcome]) -> None:
+    page, rows = page_of_claims(tested, TWO, "", 1.0), rows_of_claims(tested)
+    assert differing(rows, page) == {}
+    assert differing(rows.replace("**refuted**", "**holds**", 1), page) != {}
+    assert differing(rows.replace("size 1", "size 2", 1), page) != {}
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="docs/claims.md is not written yet")
+def test_the_readme_is_in_step_with_the_page() -> None:
+    readme = README.read_text(encoding="utf-8")
+    rows = verdicts(readme, "docs/claims.md")
+    assert tuple(rows) == SURPRISING
+    assert differing(readme, PAGE.read_text(encoding="utf-8")) == {}, (
+        f"run: normscope claims {' '.join(SURPRISING)} --format markdown"
+    )
+
+
+@pytest.mark.parametrize("id", SURPRISING)
+def test_the_surprising_claims_are_there(id: str) -> None:
+    from normscope.claims import in_order
+
+    assert id in {claim.id for claim in in_order()}
+
+
+def verdicts(page: str, file: str = "") -> dict[str, tuple[str, str]]:
+    """Verdict and figure of each row by id."""
+    found = {}
+    for id, cells in re.findall(rf"^\| \[(\w+)\]\({re.escape(file)}#\w+\) \| (.*) \|$", page, re.MULTILINE):
+        *_, verdict, figure = re.split(r"(?<!\\)\|", cells)
+        found[id] = (verdict.strip(), figure.strip())
+    return found
+
+
+def differing(readme: str, page: str) -> dict[str, tuple[str, str]]:
+    """Rows of the README that the page has otherwise."""
+    kept = verdicts(page)
+    return {id: row for id, row in verdicts(readme, "docs/claims.md").items() if kept.get(id) != row}
