@@ -14,6 +14,7 @@ MODULES = (
     "memory",
     "in_place",
     "recomputation",
+    "norm_cost",
 )
 
 for _module in MODULES:
