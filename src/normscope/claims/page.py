@@ -88,7 +88,11 @@ def render_page(tested: Sequence[Tested], look: Look, command: str, seconds: flo
 
     source = (files("normscope.claims") / "templates" / "claims.html").read_text(encoding="utf-8")
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
     numbers = counts(tested)
     return environment.from_string(source).render(
