@@ -1,14 +1,16 @@
 """Claims in words: figures, verdicts, JSON, Markdown, and the README's rows held to docs/claims.md."""
 
 import dataclasses
+import importlib
 import json
 import math
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
 
-from normscope.claims import Claim, Figure, Look, put_to_test
+from normscope.claims import CLAIMS, Claim, Figure, Look, put_to_test
 from normscope.claims.markdown import SURPRISING, page_of_claims, rows_of_claims
 from normscope.claims.tested import Tested as Outcome
 from normscope.claims.words import figure_words, in_full, number, table, tally, to_json, verdict_words
@@ -170,3 +172,19 @@ def differing(readme: str, page: str) -> dict[str, tuple[str, str]]:
     """Rows of the README that the page has otherwise."""
     kept = verdicts(page)
     return {id: row for id, row in verdicts(readme, "docs/claims.md").items() if kept.get(id) != row}
+
+
+def test_the_claim_of_contributing_is_a_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    blocks = dict(re.findall(r"```python title=src/normscope/claims/(\S+)\.py\n(.*?)```", page, re.DOTALL))
+    ((name, body),) = blocks.items()
+    (tmp_path / f"{name}.py").write_text(textwrap.dedent(body), encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        importlib.import_module(name)
+        tested = put_to_test(CLAIMS["C99"], TWO)
+    finally:
+        CLAIMS.pop("C99", None)
+    assert tested.error is None
+    words = verdict_words(tested.judgement, tested.evidence.of)
+    assert words == "holds if the input's variance is at least 100 ε: met in 4 of 8 inputs"

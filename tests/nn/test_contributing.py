@@ -15,7 +15,7 @@ from normscope.nn import SCHEMES, Scheme, build, schemes
 from normscope.nn.catalogue import catalogue
 
 PAGE = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
-BLOCKS = dict(re.findall(r"```python title=(\S+)\n(.*?)```", PAGE, flags=re.DOTALL))
+BLOCKS = dict(re.findall(r"```python title=(\S*nn/\S+)\n(.*?)```", PAGE, flags=re.DOTALL))
 SOURCE, REFERENCE = "src/normscope/nn/schemes/running_mean.py", "tests/nn/test_laws_formula.py"
 NAME = "running-mean"
 
