@@ -60,8 +60,8 @@ def recomputation(look: Look) -> Evidence:
         plots=[_plot(cases)],
         notes=[
             f"All blocks run again at d = {WIDE}: {means['memory']:.3g} % of the activations saved, "
-            f"{means['']:.3g} % more time, {means['forward']:.3g} % more forward operations: the text's 30 % are "
-            "of both passes together, not of the forward one.",
+            f"{means['']:.3g} % more time, {means['forward']:.3g} % more forward operations: the text's 30 % "
+            "are of both passes together, not of the forward one.",
             f"With every second block run again: {means['half']:.3g} % more operations of both passes.",
             HOW,
         ],

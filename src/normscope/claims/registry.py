@@ -15,6 +15,7 @@ MODULES = (
     "in_place",
     "recomputation",
     "norm_cost",
+    "residual_cost",
 )
 
 for _module in MODULES:
