@@ -57,12 +57,15 @@ def command(
 ) -> int:
     """Put what is said about norms and residuals to the test, and say what holds.
 
-    Each claim is a small function that measures. Its verdict is computed from the cases it finds: it holds,
-    holds under a condition (and how often that is met), is refuted (with a counter-example), or is not
-    measured, and why. One id shows the claim in full.
+    Each claim is a small function that measures. Its verdict is computed from
+    the cases it finds: it holds, holds under a condition (and how often that is
+    met), is refuted (with a counter-example), or is not measured, and why. One
+    id shows the claim in full.
 
-    All of them take under ten minutes on two cores. What the same code measured in the same environment is
-    kept and not measured again. Exit status: 0; 1 where a claim broke; 2 where the call cannot be used; 130
+    All of them take under ten minutes on two cores. What the same code measured
+    in the same environment is kept and not measured again.
+
+    Exit status: 0; 1 where a claim broke; 2 where the call cannot be used; 130
     on Ctrl-C, after what is ready was shown.
     """
     from normscope.claims import Look, chosen, run_claims
