@@ -145,8 +145,9 @@ def _kernel_cases(seed: int) -> Iterator[Case]:
             jacobian = by_autograd(z, 0.0)
             values = singular_values(jacobian)
             rank, _ = numerical_rank(values, ROUND_OFF)
-            left = float((jacobian @ right_kernel(_normalised(z), centred=True)).norm() / values[0])
-            holds = rank == width - 2 and left <= ROUND_OFF
+            basis = right_kernel(_normalised(z), centred=True)  # of 1 and ẑ, if it has two dimensions
+            left = float((jacobian @ basis).norm() / values[0])
+            holds = rank == width - 2 == width - round(float(basis.square().sum())) and left <= ROUND_OFF
             yield Case(seed=seed, where=f"d = {width}, {name}, rank {rank}", value=left, holds=holds)
 
 

@@ -1,0 +1,50 @@
+"""A1 to A3: the norm by itself has the Jacobian, the kernel and the side of γ that theory says."""
+
+import pytest
+
+from normscope.claims import CLAIMS, Look, Verdict, put_to_test, tested
+from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
+from normscope.claims.norm_jacobian import _exact_rank, _formula_in_fractions
+
+LOOK = Look(seeds=(0,))
+
+
+def of(id: str) -> tested.Tested:
+    found = put_to_test(CLAIMS[id], LOOK)
+    assert found.error is None
+    return found
+
+
+@pytest.fixture(scope="module")
+def kernel() -> tested.Tested:
+    return of("A2")
+
+
+def test_the_rank_is_two_under_the_width(kernel: tested.Tested) -> None:
+    assert kernel.judgement.verdict is Verdict.HOLDS
+    assert {case.value for case in kernel.evidence.cases if "exact" in case.where} == {2}
+
+
+def test_the_kernel_of_a_real_norm_depends_on_eps(kernel: tested.Tested) -> None:
+    part = kernel.parts["eps"]
+    assert part.verdict is Verdict.CONDITION
+    assert 0.5 < part.met / part.cases < 1
+    (measured, formula) = kernel.evidence.plots[0].lines
+    assert measured.y == pytest.approx(formula.y, rel=1e-4)
+
+
+def test_gain_stands_on_the_left() -> None:
+    found = of("A3")
+    assert found.judgement.verdict is Verdict.CONDITION
+    assert found.parts["left"].verdict is Verdict.HOLDS
+    assert found.parts["kernel"].verdict is Verdict.CONDITION
+    assert found.parts["gradients"].verdict is Verdict.CONDITION
+    zeros = {c.where: c.value for c in found.evidence.cases if c.part == "kernel" and "d = 64" in c.where}
+    assert next(v for where, v in zeros.items() if "with one zero," in where) == 2
+    assert next(v for where, v in zeros.items() if "two zeros where z is alike" in where) == 3
+    assert next(v for where, v in zeros.items() if "half zeros" in where) == 32
+
+
+def test_rank_by_fractions() -> None:
+    assert _exact_rank(_formula_in_fractions([1, 2, 4, 9])) == 2
+    assert _exact_rank(_formula_in_fractions([1, -1])) == 0
