@@ -16,6 +16,7 @@ MODULES = (
     "recomputation",
     "norm_cost",
     "residual_cost",
+    "sharded_norm",
 )
 
 for _module in MODULES:

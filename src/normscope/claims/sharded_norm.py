@@ -1,0 +1,107 @@
+"""A norm whose features are spread over devices: what has to be sent, and whether it can travel meanwhile."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import torch.distributed as dist
+
+from normscope.claims.claim import Sentence, claim
+from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.look import Look
+from normscope.claims.put_to_test import NotMeasured
+from normscope.claims.sources import Source
+
+WORLDS = (2, 3, 4)
+ROUND_OFF = 1e-10
+"""Largest relative error that float64 explains where the statistics are taken well."""
+ANOTHER = 1e-3
+"""From this relative error on it is another function."""
+FAR = "a mean of 1e5 σ"
+"""The input whose mean is more than 100 σ from zero."""
+
+
+@claim(
+    "C23",
+    Source("004", "§9", "那么计算均值和方差就需要进行跨设备的通信"),
+    Source("004", "§9", "在LayerNorm算子内部集成All-Reduce通信"),
+    says="With its features on several devices LayerNorm needs one all-reduce, for its statistics.",
+    hypothesis="on 2 to 4 processes, one all-reduce of (Σx, Σx²) forward gives the output and the gradients of "
+    "the whole norm to 1e-10 in float64, and without it they differ by 1e-3 or more",
+    condition="the mean is within 100 σ of zero",
+    parts={
+        "backward": Sentence("The one of the forward pass is enough: the backward pass sends nothing."),
+        "merging": Sentence("One all-gather of each device's mean and variance, merged, is as good."),
+        "overlap": Sentence("What is sent can travel while the matrix product before the norm goes on."),
+    },
+)
+def sharded_norm(look: Look) -> Evidence:
+    """Processes that hold a share of the features each, against the whole norm on one."""
+    rows = run_ranks(look.seeds)
+    compared = [row for row in rows if row["how"] != "overlapped"]
+    overlapped = [row for row in rows if row["how"] == "overlapped"]
+    cases = [*_compared(compared), *(_overlap(row) for row in overlapped)]
+    local = [row["error"] for row in compared if row["how"] == "local"]
+    merged = [row["error"] for row in compared if row["how"] == "merging"]
+    met = [case for case in cases if case.met]
+    meanwhile, chunks = overlapped[0]["under_way"], overlapped[0]["chunks"]
+    return Evidence(
+        cases=cases,
+        figure=Figure.largest("largest relative error, mean within 100 σ", met),
+        notes=[
+            f"With statistics of each device alone it is off by {min(local):.3g} to {max(local):.3g} of itself.",
+            f"Merged means and variances are within {max(merged):.1e}, whatever the mean.",
+            f"Overlapped by rows: {meanwhile} of {chunks} products began with sums still under way. The "
+            "statistics need the product that they are to overlap with: it has to be cut, and each piece sends "
+            "its own.",
+        ],
+        unmeasured=["time gained by overlapping: processes on one machine share its cores"],
+        of="runs",
+    )
+
+
+def run_ranks(seeds: Any) -> list[dict[str, Any]]:
+    """What ranks found, see `shards`, in processes of their own."""
+    if not (dist.is_available() and dist.is_gloo_available()) or sys.platform == "win32":
+        raise NotMeasured("needs torch.distributed with gloo, and processes that fork")
+    settings = json.dumps({"seeds": list(seeds), "worlds": WORLDS})
+    done = subprocess.run(
+        [sys.executable, "-m", "normscope.claims.shards", settings],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    if done.returncode:
+        raise RuntimeError(f"the ranks ended with status {done.returncode}: {done.stderr.strip()[-300:]}")
+    return json.loads(done.stdout)
+
+
+def _compared(rows: list[dict[str, Any]]) -> list[Case]:
+    """Each run with sums, beside the same without; and with merged statistics."""
+    alone = {_place(row): row["error"] for row in rows if row["how"] == "local"}
+    cases = []
+    for row in rows:
+        where, near = _place(row), row["input"] != FAR
+        if row["how"] == "sums":
+            holds = row["error"] <= ROUND_OFF and row["forward"] == 1 and alone[where] >= ANOTHER
+            cases.append(_case(row, row["error"], holds, near))
+            cases.append(_case(row, row["backward"], row["backward"] == 0, near, "backward"))
+        if row["how"] == "merging":
+            holds = row["error"] <= ROUND_OFF and row["forward"] == 1
+            cases.append(_case(row, row["error"], holds, True, "merging"))
+    return cases
+
+
+def _overlap(row: dict[str, Any]) -> Case:
+    holds = row["error"] <= ROUND_OFF and row["under_way"] > 0
+    return _case(row, row["under_way"], holds, True, "overlap")
+
+
+def _case(row: dict[str, Any], value: float, holds: bool, met: bool, part: str = "") -> Case:
+    where = f"{row['world']} devices, {row['input']}"
+    return Case(seed=row["seed"], where=where, value=float(value), holds=holds, met=met, part=part)
+
+
+def _place(row: dict[str, Any]) -> tuple[int, int, str]:
+    return row["seed"], row["world"], row["input"]
