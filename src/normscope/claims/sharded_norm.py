@@ -27,8 +27,8 @@ FAR = "a mean of 1e5 σ"
     Source("004", "§9", "那么计算均值和方差就需要进行跨设备的通信"),
     Source("004", "§9", "在LayerNorm算子内部集成All-Reduce通信"),
     says="With its features on several devices LayerNorm needs one all-reduce, for its statistics.",
-    hypothesis="on 2 to 4 processes, one all-reduce of (Σx, Σx²) forward gives the output and the gradients of "
-    "the whole norm to 1e-10 in float64, and without it they differ by 1e-3 or more",
+    hypothesis="on 2 to 4 processes, one all-reduce of (Σx, Σx²) forward gives the output and the gradients "
+    "of the whole norm to 1e-10 in float64, and without it they differ by 1e-3 or more",
     condition="the mean is within 100 σ of zero",
     parts={
         "backward": Sentence("The one of the forward pass is enough: the backward pass sends nothing."),
@@ -50,11 +50,11 @@ def sharded_norm(look: Look) -> Evidence:
         cases=cases,
         figure=Figure.largest("largest relative error, mean within 100 σ", met),
         notes=[
-            f"With statistics of each device alone it is off by {min(local):.3g} to {max(local):.3g} of itself.",
+            f"With statistics of each device alone it is off by {min(local):.3g} to {max(local):.3g}.",
             f"Merged means and variances are within {max(merged):.1e}, whatever the mean.",
             f"Overlapped by rows: {meanwhile} of {chunks} products began with sums still under way. The "
-            "statistics need the product that they are to overlap with: it has to be cut, and each piece sends "
-            "its own.",
+            "statistics need the product that they are to overlap with: it has to be cut, and each piece "
+            "sends its own.",
         ],
         unmeasured=["time gained by overlapping: processes on one machine share its cores"],
         of="runs",
