@@ -17,6 +17,12 @@ MODULES = (
     "norm_cost",
     "residual_cost",
     "sharded_norm",
+    "warmup",
+    "depth_limits",
+    "tuned",
+    "swapped",
+    "gated",
+    "images",
 )
 
 for _module in MODULES:

@@ -4,10 +4,11 @@ Bytes of text, d = 32, 2 heads, AdamW, 300 steps of 4 × 32 bytes. A recipe aske
 trained once a seed; recipes that differ in rate and warm-up alone are trained as one stack.
 """
 
+import copy
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -17,9 +18,19 @@ import torch
 from normscope.claims.evidence import Line
 from normscope.claims.look import Look
 from normscope.maps import Result
+from normscope.subjects import Subject
 from normscope.subjects.corpus import encode
 from normscope.subjects.text import load_text
-from normscope.train import LAST, MARGIN, TRUTH_STEPS, RunConfig, TrialConfig, last_loss
+from normscope.train import (
+    LAST,
+    MARGIN,
+    TRUTH_STEPS,
+    RunConfig,
+    TrialConfig,
+    in_flushed_thread,
+    last_loss,
+    many_trials,
+)
 
 BATCH, LENGTH = 4, 32
 """Sequences of a batch, bytes of a sequence."""
@@ -148,6 +159,37 @@ def unigram_losses(text: Path | None, seed: int, steps: int) -> tuple[float, ...
     nats = -torch.log(torch.from_numpy(corpus.counts / corpus.counts.sum()))
     windows = corpus.windows(BATCH, LENGTH + 1, seed)
     return tuple(float(nats[ids[:, 1:]].mean()) for ids in itertools.islice(windows, steps))
+
+
+def subjects(look: Look, recipe: Recipe) -> dict[int, Subject]:
+    """The recipe's models at their start with their batches, by seed, for claims that look into them."""
+    text = None if look.text is None else str(look.text)
+    return {seed: recipe.config(seed).replace(text=text).subject() for seed in look.seeds}
+
+
+def train_models(subjects: Mapping[int, Subject], recipe: Recipe, *, skip: int = 0) -> dict[int, list[float]]:
+    """Train each subject's model in place, side by side; the losses of each step.
+
+    Args:
+        skip: batches of a subject that are not trained on.
+    """
+    first = next(iter(subjects.values()))
+    trials = many_trials(
+        [copy.deepcopy(subject.model) for subject in subjects.values()],
+        [itertools.islice(subject.batches(), skip, None) for subject in subjects.values()],
+        lambda model, batch: first.loss(batch, model),
+        [recipe.config(seed).trial for seed in subjects],
+    )
+
+    def run(checkpoint: Callable[[], None]) -> None:
+        for _ in range(recipe.steps):
+            checkpoint()
+            trials.advance()
+
+    in_flushed_thread(run)
+    for k, subject in enumerate(subjects.values()):
+        trials.export(k, subject.model)
+    return dict(zip(subjects, trials.losses, strict=True))
 
 
 def best(outcomes: Outcomes, seed: int) -> tuple[Recipe, Outcome]:

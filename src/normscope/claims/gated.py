@@ -1,0 +1,115 @@
+"""A learnt gate or factor on the branch, against the same stack without it, early in training."""
+
+import statistics
+from dataclasses import replace
+
+import torch
+
+from normscope.claims.claim import Kind, Sentence, claim
+from normscope.claims.evidence import Case, Evidence, Figure, Plot
+from normscope.claims.look import Look
+from normscope.claims.sources import Source
+from normscope.claims.training import ABOVE, LEVELS, STEP, Outcome, Recipe, curve, trained
+from normscope.claims.warmup import POST, PRE
+from normscope.nn import Block, ModelConfig
+from normscope.nn.placement import Where
+
+EARLY = 100
+"""Steps that are called early."""
+DEPTH = 8
+NO_NORM = Recipe(scheme="residual-no-norm", depth=DEPTH, steps=EARLY)
+GATED = {
+    "rezero": NO_NORM,
+    "highway": NO_NORM,
+    "layerscale": PRE[1],
+    "gtrxl": PRE[1],
+}
+"""Each gated scheme with the same stack without a gate."""
+
+
+@claim(
+    "C29",
+    Source("004", "§11.2", "**加权或门控残差连接**"),
+    Source("004", "§11.2", "在训练初期保留更多原始信息"),
+    says="A learnt factor or gate on the branch helps early in training.",
+    hypothesis="8 blocks, AdamW 3e-3, no warm-up: after 100 steps the mean of 20 losses is lower with the "
+    "gate (ReZero, Highway; LayerScale, GTrXL) than in the same stack without (no norms; Pre-LN)",
+    condition="the ungated stack has no norms",
+    kind=Kind.TENDENCY,
+    parts={
+        "keeps": Sentence("At the start a block with the gate passes on more of its input."),
+        "post": Sentence("Each of them is ahead of Post-LN after 100 steps."),
+    },
+)
+def gates_help_early(look: Look) -> Evidence:
+    """The loss after 100 steps, and what a block does to its input at the start."""
+    recipes = {name: replace(NO_NORM, scheme=name) for name in GATED}
+    outcomes = trained(look, [*recipes.values(), *GATED.values(), POST[1]])
+    cases = []
+    for name, recipe in recipes.items():
+        ungated = GATED[name]
+        for seed in look.seeds:
+            ends = [after(outcomes[r][seed]) for r in (recipe, ungated, POST[1])]
+            met = ungated is NO_NORM
+            where = f"{name} {ends[0]:+.2f} nats, {ungated.scheme} {ends[1]:+.2f}"
+            cases.append(
+                Case(seed=seed, where=where, value=ends[0] - ends[1], holds=ends[0] < ends[1], met=met)
+            )
+            where = f"{name} {ends[0]:+.2f} nats, post {ends[2]:+.2f}"
+            cases.append(
+                Case(seed=seed, where=where, value=ends[0] - ends[2], holds=ends[0] < ends[2], part="post")
+            )
+            moves = [change(scheme, seed) for scheme in (name, ungated.scheme)]
+            where = f"a block changes its input by {moves[0]:.2g} ({name}), {moves[1]:.2g} ({ungated.scheme})"
+            cases.append(
+                Case(seed=seed, where=where, value=moves[0], holds=moves[0] < moves[1], part="keeps")
+            )
+    ahead = {
+        seed: statistics.fmean(case.value for case in cases if case.seed == seed and not case.part)
+        for seed in look.seeds
+    }
+    return Evidence(
+        cases=cases,
+        figure=Figure("nats above the ungated stack after 100 steps, mean over the gates", ahead),
+        plots=[
+            Plot(
+                f"{DEPTH} blocks, the first {EARLY} steps",
+                STEP,
+                ABOVE,
+                [
+                    curve(recipe.scheme, {s: _early(o) for s, o in outcomes[recipe].items()}, every=5)
+                    for recipe in outcomes
+                ],
+                levels=LEVELS,
+            )
+        ],
+        notes=[
+            f"{recipe.scheme}: {statistics.median(after(o) for o in by_seed.values()):+.2f} nats from the "
+            f"byte frequencies after {EARLY} steps, the median."
+            for recipe, by_seed in outcomes.items()
+        ],
+        of="stacks",
+    )
+
+
+def _early(outcome: Outcome) -> Outcome:
+    return replace(outcome, losses=outcome.losses[:EARLY])
+
+
+def after(outcome: Outcome) -> float:
+    """Nats above the byte frequencies after the first 100 steps."""
+    return _early(outcome).excess
+
+
+@torch.no_grad()
+def change(scheme: str, seed: int) -> float:
+    """‖block(x) − x‖/‖x‖ of the first of 8 blocks at the start, x standard normal (4, 32, 32)."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        block = Block(
+            ModelConfig(scheme=scheme, depth=DEPTH, width=32, heads=2), Where(1, DEPTH), causal=True
+        )
+        x_BTD = torch.randn(4, 32, 32)
+    state = block(x_BTD)
+    assert isinstance(state, torch.Tensor), "one stream"
+    return float((state - x_BTD).norm() / x_BTD.norm())

@@ -1,0 +1,199 @@
+"""Moving the norms of a trained model: what that costs, and what further training gives back."""
+
+import copy
+import itertools
+import statistics
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from normscope.claims.claim import Kind, Sentence, claim
+from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
+from normscope.claims.look import Look
+from normscope.claims.sources import Source
+from normscope.claims.training import Recipe, subjects, train_models, unigram_losses
+from normscope.nn import SwapWarning, swap
+from normscope.subjects import Subject
+
+FIRST = Recipe(scheme="post", depth=4, lr=1e-3, steps=200)
+"""What is trained before the swap; it trains without warm-up."""
+AFTER = 100
+"""Steps after it."""
+HELD_OUT = 16
+"""Batches that nothing was trained on, after those of both trainings."""
+EXPLODES = 10.0
+"""Factor on the gradient's norm that is called an explosion."""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Nats above the byte frequencies on held-out batches, of one seed and direction.
+
+    Attributes:
+        trained, swapped, tuned, scratch: before the swap, right after it, after further training, and of a
+            new model of the other placement with those further steps alone.
+        gradient: the gradient's norm right after the swap over that before.
+    """
+
+    trained: float
+    swapped: float
+    tuned: float
+    scratch: float
+    gradient: float
+
+
+@claim(
+    "C27",
+    Source("004", "§8.4", "**千万不要直接改代码继续训练**"),
+    Source("004", "§8.4", "直接修改会导致梯度爆炸或性能骤降，通常需要从零开始训练"),
+    says="Changing a trained Post-LN model to Pre-LN breaks it: its performance drops sharply.",
+    hypothesis="Post-LN of 4 blocks, trained for 200 steps: moving the norms and keeping the weights loses "
+    "at least half of the nats that it had learnt beyond the byte frequencies, on held-out batches",
+    kind=Kind.TENDENCY,
+    parts={
+        "explosion": Sentence("The gradient explodes: its norm is ten times what it was, or more."),
+        "scratch": Sentence(
+            "One has to train from the start: 100 steps more leave it no better than a new Pre-LN model with "
+            "100 steps."
+        ),
+        "reverse": Sentence("Pre-LN changed to Post-LN loses half of what it had learnt, too."),
+        "reverse scratch": Sentence(
+            "It, too, is no better after 100 steps more than a new Post-LN model with 100 steps."
+        ),
+    },
+    has_long=True,
+)
+def swap_breaks(look: Look) -> Evidence:
+    """Train, swap, measure, train on; beside it a new model with the further steps alone."""
+    first = replace(FIRST, depth=8, lr=5e-4, warmup=500, steps=1000) if look.long else FIRST
+    there = _moved(look, first, "pre")
+    back = _moved(look, replace(first, scheme="pre"), "post")
+    cases = []
+    for seed in look.seeds:
+        moved, reverse = there[seed], back[seed]
+        cases += [
+            _drop(seed, "post → pre", moved, ""),
+            Case(
+                seed=seed,
+                where="gradient after the swap over before",
+                value=moved.gradient,
+                holds=moved.gradient >= EXPLODES,
+                part="explosion",
+            ),
+            _from_scratch(seed, "post → pre", moved, "scratch"),
+            _drop(seed, "pre → post", reverse, "reverse"),
+            _from_scratch(seed, "pre → post", reverse, "reverse scratch"),
+        ]
+    jumps = {seed: moved.swapped - moved.trained for seed, moved in there.items()}
+    return Evidence(
+        cases=cases,
+        figure=Figure("what moving the norms costs at once, in nats", jumps),
+        plots=[_plot({"post → pre": there, "pre → post": back})],
+        notes=[_note("post → pre", there), _note("pre → post", back)],
+        of="seeds",
+    )
+
+
+def _moved(look: Look, first: Recipe, scheme: str) -> dict[int, Moved]:
+    """Both trainings and the new model, for every seed."""
+    later = replace(first, scheme=scheme, steps=AFTER, warmup=0)
+    olds = subjects(look, first)
+    train_models(olds, first)
+    news = {seed: replace_model(old, _swapped(old.model, scheme)) for seed, old in olds.items()}
+    base = {seed: _bytes_alone(look, seed, first.steps + AFTER) for seed in look.seeds}
+    before = {seed: _held_out(old, first.steps + AFTER) - base[seed] for seed, old in olds.items()}
+    after = {seed: _held_out(new, first.steps + AFTER) - base[seed] for seed, new in news.items()}
+    gradients = {seed: _gradient(news[seed]) / _gradient(olds[seed]) for seed in look.seeds}
+    train_models(news, later, skip=first.steps)
+    fresh = subjects(look, later)
+    train_models(fresh, later, skip=first.steps)
+    return {
+        seed: Moved(
+            trained=before[seed],
+            swapped=after[seed],
+            tuned=_held_out(news[seed], first.steps + AFTER) - base[seed],
+            scratch=_held_out(fresh[seed], first.steps + AFTER) - base[seed],
+            gradient=gradients[seed],
+        )
+        for seed in look.seeds
+    }
+
+
+def replace_model(subject: Subject, model: nn.Module) -> Subject:
+    """The subject with another model."""
+    other = copy.copy(subject)
+    other.model = model
+    return other
+
+
+def _swapped(model: nn.Module, scheme: str) -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SwapWarning)  # what it warns of is what is measured here
+        return swap(model, scheme)  # type: ignore[arg-type]  # of a subject of ours
+
+
+@torch.no_grad()
+def _held_out(subject: Subject, skip: int) -> float:
+    """Mean loss of the batches after the first `skip`."""
+    batches = itertools.islice(subject.batches(), skip, skip + HELD_OUT)
+    return statistics.fmean(float(subject.loss(batch)) for batch in batches)
+
+
+def _bytes_alone(look: Look, seed: int, skip: int) -> float:
+    return statistics.fmean(unigram_losses(look.text, seed, skip + HELD_OUT)[skip:])
+
+
+def _gradient(subject: Subject) -> float:
+    """Norm of the gradient of all weights, on the fixed batch."""
+    parameters = [p for p in subject.model.parameters() if p.requires_grad]
+    gradients = torch.autograd.grad(subject.loss(), parameters, allow_unused=True)
+    return float(torch.cat([g.flatten() for g in gradients if g is not None]).norm())
+
+
+def _drop(seed: int, way: str, moved: Moved, part: str) -> Case:
+    """Holds where half of what was learnt beyond the byte frequencies, or more, is gone."""
+    lost = moved.swapped - moved.trained
+    where = f"{way}: from {moved.trained:+.2f} to {moved.swapped:+.2f} nats"
+    return Case(seed=seed, where=where, value=lost, holds=lost >= -moved.trained / 2, part=part)
+
+
+def _from_scratch(seed: int, way: str, moved: Moved, part: str) -> Case:
+    where = f"{way}, {AFTER} steps on: {moved.tuned:+.2f} nats, a new model {moved.scratch:+.2f}"
+    gain = moved.scratch - moved.tuned
+    return Case(seed=seed, where=where, value=gain, holds=gain <= 0, part=part)
+
+
+def _note(way: str, by_seed: Mapping[int, Moved]) -> str:
+    def middle(name: str) -> str:
+        return f"{statistics.median(getattr(moved, name) for moved in by_seed.values()):+.2f}"
+
+    return (
+        f"{way}, medians, nats from the byte frequencies: trained {middle('trained')}, moved "
+        f"{middle('swapped')}, {AFTER} steps later {middle('tuned')}, a new model after {AFTER} steps "
+        f"{middle('scratch')}."
+    )
+
+
+def _plot(ways: Mapping[str, Mapping[int, Moved]]) -> Plot:
+    names = ("trained", "swapped", "tuned", "scratch")
+    lines = [
+        Line.over_seeds(
+            way,
+            {
+                place: [getattr(moved, name) for moved in by_seed.values()]
+                for place, name in enumerate(names, 1)
+            },
+            marks=True,
+        )
+        for way, by_seed in ways.items()
+    ]
+    return Plot(
+        "Moving the norms of a trained model",
+        f"1 trained, 2 moved, 3 after {AFTER} steps more, 4 a new model with {AFTER} steps",
+        "nats above the byte frequencies, held-out",
+        lines,
+        levels={"byte frequencies alone": 0.0},
+    )

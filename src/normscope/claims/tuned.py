@@ -1,0 +1,366 @@
+"""Placements tuned alike, and with norms against without: losses, steps, and the rates that train."""
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from normscope.claims.claim import Kind, Sentence, claim
+from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
+from normscope.claims.look import Look
+from normscope.claims.sources import Source
+from normscope.claims.training import (
+    ABOVE,
+    LEVELS,
+    RATES,
+    STEP,
+    WARMUP,
+    Outcome,
+    Outcomes,
+    Recipe,
+    best,
+    curve,
+    fewest_steps,
+    ladder,
+    trained,
+)
+
+POST, PRE = Recipe(scheme="post", depth=4), Recipe(scheme="pre", depth=4)
+POST_NORMAL, PRE_XAVIER = replace(POST, init="normal"), replace(PRE, init="xavier")
+NO_NORM, PLAIN = replace(POST, scheme="residual-no-norm"), replace(POST, scheme="plain")
+DEEP_PRE, DEEP_NO_NORM = replace(PRE, depth=16), replace(NO_NORM, depth=16)
+EARLY, LATER = -0.1, -0.3
+"""Nats from the byte frequencies that a run has to get to."""
+FEWER = 0.30
+"""The share of steps that 004 says are saved, at least; 50 % is the most it says."""
+MOST = 0.50
+
+
+def _tuned(look: Look) -> dict[str, Outcomes]:
+    """Every setting tried of a placement, by its name."""
+    settings = {
+        "post": [*ladder(POST), replace(POST, warmup=WARMUP), *ladder(POST_NORMAL)],
+        "pre": [*ladder(PRE), *ladder(PRE_XAVIER)],
+    }
+    if look.long:
+        settings = {name: [_longer(r) for r in rs if r.lr in (1e-3, 3e-3)] for name, rs in settings.items()}
+    outcomes = trained(look, [recipe for recipes in settings.values() for recipe in recipes])
+    return {name: {recipe: outcomes[recipe] for recipe in recipes} for name, recipes in settings.items()}
+
+
+def _longer(recipe: Recipe) -> Recipe:
+    return replace(recipe, steps=1000)
+
+
+@claim(
+    "B7",
+    Source("001", "§3", "精度可能会略高于 Pre-LN"),
+    Source("001", "Summary", "理论上限稍高 (若能收敛)"),
+    Source("004", "§8.3", "微调性能略逊于Post-LN"),
+    says="Where it trains, Post-LN ends a little better than Pre-LN.",
+    hypothesis="4 blocks, each placement at the best of its rates, weights and warm-ups on a seed: the mean "
+    "of the last 20 losses (of text not seen before) is lower for Post-LN",
+    kind=Kind.TENDENCY,
+    has_long=True,
+)
+def post_ends_better(look: Look) -> Evidence:
+    """Final losses, both tuned."""
+    tuned = _tuned(look)
+    found = {name: {seed: best(tuned[name], seed) for seed in look.seeds} for name in tuned}
+    cases, worse = [], {}
+    for seed in look.seeds:
+        (recipe, post), (other, pre) = found["post"][seed], found["pre"][seed]
+        worse[seed] = post.final - pre.final
+        cases.append(
+            Case(seed=seed, where=f"{recipe} against {other}", value=worse[seed], holds=worse[seed] < 0)
+        )
+    return Evidence(
+        cases=cases,
+        figure=Figure("Post-LN's loss less Pre-LN's, both tuned, in nats", worse),
+        plots=[_rates_plot(tuned), _curves_plot(tuned, look)],
+        notes=[
+            f"Tuned, {name} ends {statistics.fmean(o.excess for _, o in by_seed.values()):+.3f} nats from "
+            f"the byte frequencies, the mean of {len(by_seed)} seeds."
+            for name, by_seed in found.items()
+        ],
+        of="seeds",
+    )
+
+
+def _rates_plot(tuned: Mapping[str, Outcomes]) -> Plot:
+    lines = []
+    for name, outcomes in tuned.items():
+        points: dict[float, list[float]] = {}
+        for recipe, by_seed in outcomes.items():
+            if recipe.warmup == 0:
+                points.setdefault(recipe.lr, []).extend(min(o.excess, 1.0) for o in by_seed.values())
+        lines.append(Line.over_seeds(name, points))
+    return Plot(
+        "The end of a run by its rate, over seeds and weights", "rate", ABOVE, lines, log="x", levels=LEVELS
+    )
+
+
+def _curves_plot(tuned: Mapping[str, Outcomes], look: Look) -> Plot:
+    lines = [
+        curve(name, {seed: best(outcomes, seed)[1] for seed in look.seeds})
+        for name, outcomes in tuned.items()
+    ]
+    return Plot("The best run of each seed", STEP, ABOVE, lines, levels=LEVELS)
+
+
+@claim(
+    "B8",
+    Source("002", "Post-Norm, advantage 1", "在训练初期,这种结构能更快地降低损失函数"),
+    Source("002", "Pre-Norm, drawback 1", "可能需要更多的训练步骤才能达到较好的收敛速度"),
+    says="Early in training Post-LN's loss falls faster than Pre-LN's.",
+    hypothesis="4 blocks, both tuned over rates, weights and warm-ups: Post-LN is 0.1 nats under the byte "
+    "frequencies (mean of 20 steps) in fewer steps",
+    kind=Kind.TENDENCY,
+    parts={"later": Sentence("It is 0.3 nats under them in fewer steps, too.")},
+    has_long=True,
+)
+def post_falls_faster(look: Look) -> Evidence:
+    """Steps to two losses, both tuned for them."""
+    tuned = _tuned(look)
+    cases, extra = [], {}
+    for seed in look.seeds:
+        for nats, part in ((EARLY, ""), (LATER, "later")):
+            post, pre = (fewest_steps(tuned[name], seed, nats) for name in ("post", "pre"))
+            where = f"steps to {nats:+.1f} nats: {post:g} against {pre:g}"
+            cases.append(Case(seed=seed, where=where, value=_more(post, pre), holds=post < pre, part=part))
+            if not part:
+                extra[seed] = _more(post, pre)
+    return Evidence(
+        cases=cases,
+        figure=Figure("Post-LN's extra steps to 0.1 nats under the byte frequencies, in %", extra),
+        plots=[_curves_plot(tuned, look)],
+        of="seeds",
+    )
+
+
+def _more(steps: float, than: float) -> float:
+    """Extra steps in percent; one that never gets there counts as the whole budget."""
+    return 100 * (min(steps, PRE.steps) / min(than, PRE.steps) - 1)
+
+
+@claim(
+    "C10",
+    Source("004", "§3.3", "使得模型可以使用更大的学习率"),
+    Source("004", "§6.4", "这允许我们使用更大的学习率"),
+    Source("004", "§3.2 comparison", "允许使用更高的学习率"),
+    says="LayerNorm allows larger learning rates.",
+    hypothesis="4 blocks, AdamW, no warm-up: the largest rate of the ladder that trains is higher with the "
+    "norms (before the branch and on the stream, from Xavier and from normal weights) than in the same "
+    "residual stack without",
+    condition="the norm is before the branch",
+    kind=Kind.TENDENCY,
+    has_long=True,
+)
+def larger_rates(look: Look) -> Evidence:
+    """The largest rate that trains, with norms and without."""
+    rates = (*RATES, 1e-1) if look.long else RATES
+    bases = (NO_NORM, PRE, PRE_XAVIER, POST, POST_NORMAL)
+    outcomes = trained(look, [recipe for base in bases for recipe in ladder(base, rates)])
+    largest = {(base, seed): _largest(outcomes, base, rates, seed) for base in bases for seed in look.seeds}
+    cases = [
+        Case(
+            seed=seed,
+            where=f"{_name(base)}: up to {rate:g}, without norms up to {largest[NO_NORM, seed]:g}",
+            value=rate,
+            holds=rate > largest[NO_NORM, seed],
+            met=base.scheme == "pre",
+        )
+        for (base, seed), rate in largest.items()
+        if base is not NO_NORM
+    ]
+    gain = {seed: largest[PRE, seed] / largest[NO_NORM, seed] for seed in look.seeds}
+    return Evidence(
+        cases=cases,
+        figure=Figure("largest rate that trains, Pre-LN's over that without norms", gain),
+        plots=[
+            Plot(
+                "The end of a run by its rate",
+                "rate",
+                ABOVE,
+                [
+                    Line.over_seeds(
+                        _name(base),
+                        {r.lr: _excesses(outcomes[r]) for r in ladder(base, rates)},
+                    )
+                    for base in bases
+                ],
+                log="x",
+                levels=LEVELS,
+            )
+        ],
+        notes=[
+            f"{_name(base)}: {', '.join(f'{largest[base, seed]:g}' for seed in look.seeds)} are the largest "
+            "rates that train, by seed (0 for none)."
+            for base in bases
+        ],
+        of="stacks",
+    )
+
+
+def _name(base: Recipe) -> str:
+    return base.scheme if base.init is None else f"{base.scheme}, {base.init} weights"
+
+
+def _largest(outcomes: Outcomes, base: Recipe, rates: tuple[float, ...], seed: int) -> float:
+    """The largest rate that trains, 0 where none does."""
+    return max((r.lr for r in ladder(base, rates) if outcomes[r][seed].trains), default=0.0)
+
+
+def _excesses(by_seed: Mapping[int, Outcome]) -> list[float]:
+    """Cut at one nat, so that a run that blew up does not set the scale."""
+    return [min(outcome.excess, 1.0) for outcome in by_seed.values()]
+
+
+@claim(
+    "C11",
+    Source("004", "§7.3", "模型训练步数可减少约30%-50%"),
+    Source("004", "§10 results", "**收敛速度提升了30%以上**"),
+    says="LayerNorm and residuals together save 30 % or more of the steps to the same loss.",
+    hypothesis="4 blocks, each kind of stack at its best rate: steps until 0.3 nats under the byte "
+    "frequencies, Pre-LN against a stack with neither; one that never gets there counts as the whole budget",
+    kind=Kind.TENDENCY,
+    parts={
+        "band": Sentence("What they save together is 30 to 50 %."),
+        "norms": Sentence("The norms alone save 30 % or more, beside residuals without norms."),
+        "deep": Sentence("At 16 blocks the norms alone save 30 % or more, or are what makes it train."),
+    },
+    has_long=True,
+)
+def fewer_steps(look: Look) -> Evidence:
+    """Steps to a loss, with both, with residuals alone, with neither."""
+    steps = {name: _fewest(look, recipes) for name, recipes in _kinds(look.long).items()}
+    budget = 1000 if look.long else PRE.steps
+    cases, saved = [], {}
+    for seed in look.seeds:
+        both = _saved(steps["both"][seed], steps["neither"][seed], budget)
+        saved[seed] = 100 * _saved(steps["both"][seed], steps["residual alone"][seed], budget)
+        deep = _saved(steps["both, deep"][seed], steps["residual alone, deep"][seed], budget)
+        cases += [
+            _saving(seed, steps, ("both", "neither"), both, both >= FEWER, ""),
+            _saving(seed, steps, ("both", "neither"), both, FEWER <= both <= MOST, "band"),
+            _saving(
+                seed,
+                steps,
+                ("both", "residual alone"),
+                saved[seed] / 100,
+                saved[seed] >= 100 * FEWER,
+                "norms",
+            ),
+            _saving(seed, steps, ("both, deep", "residual alone, deep"), deep, deep >= FEWER, "deep"),
+        ]
+    return Evidence(
+        cases=cases,
+        figure=Figure("steps that norms save beside residuals without norms, in %", saved),
+        notes=[
+            f"{name}: {', '.join(f'{by_seed[seed]:g}' for seed in look.seeds)} steps, by seed."
+            for name, by_seed in steps.items()
+        ],
+        of="seeds",
+    )
+
+
+def _kinds(long: bool) -> dict[str, list[Recipe]]:
+    kinds = {
+        "both": [*ladder(PRE), *ladder(PRE_XAVIER)],
+        "residual alone": ladder(NO_NORM),
+        "neither": ladder(PLAIN, RATES[:2]),
+        "both, deep": [DEEP_PRE],
+        "residual alone, deep": ladder(DEEP_NO_NORM, RATES[:2]),
+    }
+    if not long:
+        return kinds
+    return {name: [_longer(r) for r in recipes if r.lr == RATES[1]] for name, recipes in kinds.items()}
+
+
+def _fewest(look: Look, recipes: list[Recipe]) -> dict[int, float]:
+    outcomes = trained(look, recipes)
+    return {seed: fewest_steps(outcomes, seed, LATER) for seed in look.seeds}
+
+
+def _saved(steps: float, than: float, budget: int) -> float:
+    """Share of the steps saved, below zero for more steps; the budget counts where one never gets there."""
+    return 1 - min(steps, budget) / min(than, budget)
+
+
+def _saving(
+    seed: int,
+    steps: Mapping[str, Mapping[int, float]],
+    names: tuple[str, str],
+    saved: float,
+    holds: bool,
+    part: str,
+) -> Case:
+    where = " against ".join(f"{name} {steps[name][seed]:g} steps" for name in names)
+    return Case(seed=seed, where=where, value=100 * saved, holds=holds, part=part)
+
+
+@claim(
+    "C39",
+    Source("004", "§5.3.2", "训练初期的数值稳定性相对较差，对学习率和初始化更加敏感"),
+    says="Pre-LN is more sensitive to the learning rate than Post-LN.",
+    hypothesis="4 blocks, AdamW, no warm-up: fewer rates of the ladder train from both kinds of weights than "
+    "with Post-LN",
+    kind=Kind.TENDENCY,
+    parts={
+        "weights": Sentence(
+            "It is more sensitive to how the weights start: at the best rate, Xavier's "
+            "and N(0, 0.02²) end farther apart."
+        ),
+        "early": Sentence(
+            "It is less stable early on: the loss of the first 60 steps rises higher over its start."
+        ),
+    },
+)
+def pre_is_sensitive(look: Look) -> Evidence:
+    """Rates that train, the spread over weights, and how high the loss rises at first."""
+    bases = {"pre": (PRE, PRE_XAVIER), "post": (POST, POST_NORMAL)}
+    outcomes = trained(look, [r for pair in bases.values() for base in pair for r in ladder(base)])
+    cases, width = [], {}
+    for seed in look.seeds:
+        cases += list(_sensitivity(outcomes, bases, seed))
+        width[seed] = float(cases[-3].value)
+    return Evidence(
+        cases=cases,
+        figure=Figure("settings that train, Pre-LN's less Post-LN's, of 8 each", width),
+        plots=[_rates_plot({n: {r: outcomes[r] for b in p for r in ladder(b)} for n, p in bases.items()})],
+        of="seeds",
+    )
+
+
+def _sensitivity(outcomes: Outcomes, bases: Mapping[str, tuple[Recipe, Recipe]], seed: int) -> Iterator[Case]:
+    ladders = {name: [ladder(base) for base in pair] for name, pair in bases.items()}
+    trains = {n: sum(outcomes[r][seed].trains for rs in lists for r in rs) for n, lists in ladders.items()}
+    ends = {n: [min(outcomes[r][seed].final for r in rs) for rs in lists] for n, lists in ladders.items()}
+    spread = {name: abs(first - second) for name, (first, second) in ends.items()}
+    rise = {n: max(_rise(outcomes[r][seed]) for rs in lists for r in rs) for n, lists in ladders.items()}
+    yield Case(
+        seed=seed,
+        where=f"{trains['pre']} of 8 settings train, Post-LN: {trains['post']}",
+        value=trains["pre"] - trains["post"],
+        holds=trains["pre"] < trains["post"],
+    )
+    yield Case(
+        seed=seed,
+        where=f"spread over weights {spread['pre']:.3f} nats, Post-LN: {spread['post']:.3f}",
+        value=spread["pre"] - spread["post"],
+        holds=spread["pre"] > spread["post"],
+        part="weights",
+    )
+    yield Case(
+        seed=seed,
+        where=f"largest rise {rise['pre']:.2f} times the start, Post-LN: {rise['post']:.2f}",
+        value=rise["pre"] - rise["post"],
+        holds=rise["pre"] > rise["post"],
+        part="early",
+    )
+
+
+def _rise(outcome: Outcome) -> float:
+    """The highest of the first 60 losses over the first."""
+    first = [loss for loss in outcome.losses[:60] if math.isfinite(loss)]
+    return max(first) / first[0]
