@@ -52,7 +52,7 @@ CHAIN = {"plain": 100, "residual-no-norm": 20, "post": 100, "pre": 1000, "highwa
     Source("004", "§5.2.2", "早期的Transformer模型很少超过24层"),
     says="Beyond 10 to 20 layers Post-LN is very hard to train.",
     hypothesis="Post-LN of 12 blocks from Xavier weights (with and without warm-up, to 1e-3 or 3e-3) and of "
-    "16 from N(0, 0.02²) weights does not end 0.1 nats under the byte frequencies at the best setting of a seed",
+    "16 from N(0, 0.02²) weights does not end 0.1 nats under the byte frequencies at a seed's best setting",
     condition="the weights are Xavier's",
     kind=Kind.TENDENCY,
     parts={
