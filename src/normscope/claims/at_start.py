@@ -51,11 +51,17 @@ def last_block(model: nn.Module) -> Block:
     return blocks_of(model)[-1]
 
 
+def weight_of(module: nn.Module) -> nn.Parameter:
+    """The weight of a linear map."""
+    assert isinstance(module, nn.Linear)
+    return module.weight
+
+
 def gradient_norm(module: nn.Module) -> float:
     """Norm of the gradient of a linear map's weight."""
-    assert isinstance(module, nn.Linear)
-    assert module.weight.grad is not None
-    return float(module.weight.grad.norm())
+    gradient = weight_of(module).grad
+    assert gradient is not None
+    return float(gradient.norm())
 
 
 def down_gradients(model: Decoder, ids: Tensor, labels: Tensor) -> list[float]:
@@ -91,3 +97,12 @@ def stream_by_block(stack: Stack, x_BTD: Tensor) -> list[Tensor]:
 def variance(x_BTD: Tensor) -> float:
     """Over the features, a mean over tokens."""
     return float(x_BTD.double().var(-1, correction=0).mean())
+
+
+def streams_of(model: nn.Module, seed: int) -> list[Tensor]:
+    """The stream by block of a model on random ids."""
+    assert isinstance(model, Decoder)
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(model.config.vocab, (4, 16), generator=generator)
+    with torch.no_grad():
+        return stream_by_block(model, model.embedding(ids, torch.arange(16)[None]))

@@ -1,0 +1,226 @@
+"""The stream at the start: how its variance goes through a stack, and who holds it.
+
+Shapes: B batch, T tokens, D width.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from normscope.claims.at_start import (
+    noise,
+    slope,
+    stack_of,
+    stream_by_block,
+    streams_of,
+    variance,
+)
+from normscope.claims.claim import Sentence, claim
+from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
+from normscope.claims.look import Look
+from normscope.claims.short_runs import small, train_changed
+from normscope.claims.sources import Source
+from normscope.nn import SCHEMES, Slot, Where, build
+
+DEEP = 32
+INITS = ("xavier", "normal", "gpt2")
+
+
+@claim(
+    "B6",
+    Source("001", "§3", "深层的输出幅度（Magnitude）可能会变得非常大"),
+    Source("001", "§3", "残差分支 $F$ 对主干流 $x$ 的修改作用越来越小"),
+    says="Pre-LN's stream grows with depth, and what a branch adds is an ever smaller share of it.",
+    hypothesis="over 32 blocks the slope of log mean square against log block is at least 0.1, that of the "
+    "block's share ‖Δx‖/‖x‖ at most −0.1, with Xavier, N(0, 0.02²) and GPT-2's weights on their embeddings; "
+    "a line of both kinds is 1 and −½. After 60 training steps of 8 blocks the same",
+    parts={
+        "law": Sentence(
+            "After l blocks the mean square is between 1 + l/2 and 1 + 3l/2 (Xiong et al. 2020, Lemma 2)."
+        ),
+        "trained": Sentence("The same after training."),
+    },
+)
+def stream_of_pre_ln(look: Look) -> Evidence:
+    """Slopes of the stream's mean square and of the branches' share; the lemma; a trained model."""
+    streams = {seed: {init: _squares(_own_streams(init, seed)) for init in INITS} for seed in look.seeds}
+    lemma = {seed: _lemma(seed) for seed in look.seeds}
+    trained = {
+        seed: _squares(streams_of(run.model, seed))
+        for seed, run in train_changed(look, small("pre", 8, steps=60)).items()
+    }
+    cases = [case for seed, found in streams.items() for case in _growth_cases(seed, found)]
+    cases += [_lemma_case(seed, squares) for seed, squares in lemma.items()]
+    cases += [case for seed, found in trained.items() for case in _growth(seed, "trained", found, "trained")]
+    return Evidence(
+        cases=cases,
+        figure=Figure(
+            f"mean square after {DEEP} blocks over that at entry, Xavier weights",
+            {seed: squares[-1] / squares[0] for seed, squares in lemma.items()},
+        ),
+        plots=[_square_plot(lemma), _share_plot(streams)],
+        notes=[
+            f"The share of the last of {DEEP} blocks is {_mean_last_share(streams, init):.2g} ({init})."
+            for init in INITS
+        ],
+    )
+
+
+Squares = tuple[list[float], list[float]]
+
+
+def _squares(streams: Sequence[Tensor]) -> Squares:
+    """Mean squares of the stream after each block, and the share that each block added to it."""
+    shares = [float((after - before).norm() / after.norm()) for before, after in itertools.pairwise(streams)]
+    return [float(x.square().mean()) for x in streams[1:]], shares
+
+
+def _own_streams(init: str, seed: int) -> list[Tensor]:
+    torch.manual_seed(seed)
+    model = build("decoder", scheme="pre", depth=DEEP, width=96, heads=4, init=init, vocab=64, context=32)
+    return streams_of(model, seed)
+
+
+def _growth_cases(seed: int, found: Mapping[str, Squares]) -> Iterator[Case]:
+    for init, squares in found.items():
+        yield from _growth(seed, init, squares)
+
+
+def _growth(seed: int, name: str, squares: Squares, part: str = "") -> Iterator[Case]:
+    blocks = range(1, len(squares[0]) + 1)
+    grows, shrinks = slope(blocks, squares[0]), slope(blocks, squares[1])
+    yield Case(
+        seed=seed, where=f"{name}, slope of the mean square", value=grows, holds=grows >= 0.1, part=part
+    )
+    yield Case(
+        seed=seed, where=f"{name}, slope of the share", value=shrinks, holds=shrinks <= -0.1, part=part
+    )
+
+
+def _lemma(seed: int) -> list[float]:
+    """Mean squares before the first block and after each, ReLU, Xavier weights, from N(0, 1)."""
+    stack = stack_of("pre", DEEP, seed, init="xavier", activation="relu")
+    return [float(x.square().mean()) for x in stream_by_block(stack, noise(96, seed))]
+
+
+def _lemma_case(seed: int, squares: Sequence[float]) -> Case:
+    inside = [1 + l / 2 <= square <= 1 + 3 * l / 2 for l, square in enumerate(squares) if l]  # noqa: E741
+    share = sum(inside) / len(inside)
+    where = f"share of {DEEP} blocks within the bounds"
+    return Case(seed=seed, where=where, value=share, holds=all(inside), part="law")
+
+
+def _mean_last_share(streams: Mapping[int, Mapping[str, Squares]], init: str) -> float:
+    return sum(found[init][1][-1] for found in streams.values()) / len(streams)
+
+
+def _square_plot(lemma: Mapping[int, Sequence[float]]) -> Plot:
+    blocks = list(range(1, DEEP + 1))
+    lines = [
+        Line.over_seeds("Pre-LN", {k: [squares[k] for squares in lemma.values()] for k in blocks}),
+        Line("1 + l/2", blocks, [1 + k / 2 for k in blocks]),
+        Line("1 + 3l/2", blocks, [1 + 3 * k / 2 for k in blocks]),
+    ]
+    return Plot("The stream of Pre-LN at its start", "block l", "mean square", lines, log="xy")
+
+
+def _share_plot(streams: Mapping[int, Mapping[str, Squares]]) -> Plot:
+    lines = [
+        Line.over_seeds(init, {k + 1: [found[init][1][k] for found in streams.values()] for k in range(DEEP)})
+        for init in INITS
+    ]
+    return Plot("What a block adds", "block l", "‖Δx‖/‖x‖", lines, log="xy")
+
+
+BLOCKS, NARROW = 12, 32
+FAR = 100
+PLAIN_SCHEMES = ("post", "pre", "gpt2", "peri", "res-post", "deepnorm", "residual-no-norm", "plain")
+
+
+@claim(
+    "C8",
+    Source("004", "§6.1", "近似地满足 $Var(x_{l+1}) \\approx Var(x_l)$"),
+    Source("004", "§6.1", "既不会衰减至0，也不会膨胀至无穷大"),
+    says="With residuals and LayerNorm each block leaves the stream's variance about as it was.",
+    hypothesis="Var(x_{l+1})/Var(x_l) within 5 % of 1 at each of 12 blocks, all schemes, with Xavier weights "
+    "and with the scheme's own; through 100 blocks the variance stays within a factor of 1000",
+    condition="there is one stream and every block ends in a norm on it",
+    parts={
+        "hundred": Sentence(
+            "Through 100 blocks the variance neither goes to zero nor to infinity.",
+            "there are norms and residuals",
+        )
+    },
+)
+def variance_by_block(look: Look) -> Evidence:
+    """Growth factors of a block, scheme by scheme; the end of 100 blocks."""
+    found = {
+        seed: {
+            (name, init): _variances(name, BLOCKS, seed, init) for name in SCHEMES for init in _starts(name)
+        }
+        for seed in look.seeds
+    }
+    cases = [_kept_case(seed, *key, values) for seed, by in found.items() for key, values in by.items()]
+    far = {
+        seed: {name: _variances(name, FAR, seed, "xavier") for name in PLAIN_SCHEMES} for seed in look.seeds
+    }
+    cases += [_far_case(seed, name, values) for seed, by in far.items() for name, values in by.items()]
+    kept = {name for case in cases if not case.part and case.holds for name in [case.where.split(",")[0]]}
+    lost = {case.where.split(",")[0] for case in cases if not case.part and not case.holds}
+    own = [case for case in cases if not case.part]
+    shares = {
+        seed: 100 * sum(c.holds for c in own if c.seed == seed) / sum(c.seed == seed for c in own)
+        for seed in look.seeds
+    }
+    return Evidence(
+        cases=cases,
+        figure=Figure("schemes and weights that keep it within 5 % a block, in %", shares),
+        plots=[_far_plot(far)],
+        notes=[
+            f"Kept by {len(kept - lost)} schemes of {len(SCHEMES)} with either weights: "
+            f"{', '.join(name for name in SCHEMES if name in kept - lost)}."
+        ],
+        of="starts: 40 schemes with Xavier weights and with their own",
+    )
+
+
+def _starts(name: str) -> list[str | None]:
+    return [None] if SCHEMES[name].initialisation.weights == "xavier" else [None, "xavier"]
+
+
+def _variances(name: str, depth: int, seed: int, init: str | None) -> list[float]:
+    """Of the stream before the first block and after each."""
+    stack = stack_of(name, depth, seed, width=NARROW, heads=2, init=init)
+    return [variance(x) for x in stream_by_block(stack, noise(NARROW, seed))]
+
+
+def _kept_case(seed: int, name: str, init: str | None, values: Sequence[float]) -> Case:
+    factors = [after / before if before else 0.0 for before, after in itertools.pairwise(values)]
+    worst = max(factors, key=lambda factor: abs(factor - 1))
+    where = f"{name}, {init or 'its own'} weights"
+    return Case(seed=seed, where=where, value=worst, holds=abs(worst - 1) <= 0.05, met=holds_stream(name))
+
+
+def holds_stream(name: str) -> bool:
+    """Whether a scheme has one stream, with a norm on it at the end of every block."""
+    scheme = SCHEMES[name]
+    ends = [Where(block, depth=BLOCKS, kind="feed-forward", index=1) for block in range(1, BLOCKS + 1)]
+    return scheme.join.kind != "streams" and all(Slot.STREAM in scheme.placement_at(end) for end in ends)
+
+
+def _far_case(seed: int, name: str, values: Sequence[float]) -> Case:
+    ratio = values[-1] / values[0] if math.isfinite(values[-1]) else math.inf
+    met = name not in ("residual-no-norm", "plain")
+    where = f"{name}, variance after {FAR} blocks over that at entry"
+    return Case(seed=seed, where=where, value=ratio, holds=1e-3 <= ratio <= 1e3, met=met, part="hundred")
+
+
+def _far_plot(far: Mapping[int, Mapping[str, Sequence[float]]]) -> Plot:
+    lines = [
+        Line.over_seeds(name, {k: [by[name][k] for by in far.values()] for k in range(0, FAR + 1, 4)})
+        for name in PLAIN_SCHEMES
+    ]
+    return Plot("The stream's variance at the start, Xavier weights", "block", "variance", lines, log="y")
