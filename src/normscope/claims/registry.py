@@ -27,6 +27,10 @@ MODULES = (
     "swapped",
     "gated",
     "images",
+    "readings",
+    "masks",
+    "batch_norm",
+    "half_precision",
 )
 
 for _module in MODULES:

@@ -1,0 +1,418 @@
+"""LayerNorm in half precision: its statistics, its ε, and what distribution comes out of it.
+
+Shapes: N tokens, D width.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+import torch
+from scipy import stats
+from torch import Tensor
+from torch.nn import functional
+
+from normscope.claims.claim import Sentence, claim
+from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
+from normscope.claims.look import Look
+from normscope.claims.sources import Source
+from normscope.nn import NORMS
+
+HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+DTYPES = HALVES | {"float32": torch.float32}
+WIDTHS, OFFSETS, TOKENS = (64, 256, 1024, 4096), (0.0, 1.0, 10.0), 8
+EPS = 1e-5
+Moments = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""(N, D) → mean and variance (N, 1), computed in the dtype of the input."""
+
+
+def two_pass(x_ND: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean, then mean square of what is left; each sum adds one coordinate at a time in the input's dtype."""
+    mean_N1 = _sum(x_ND) / x_ND.shape[1]
+    return mean_N1, _sum((x_ND - mean_N1).square()) / x_ND.shape[1]
+
+
+def one_pass(x_ND: Tensor) -> tuple[Tensor, Tensor]:
+    """E[x²] − E[x]²."""
+    mean_N1 = _sum(x_ND) / x_ND.shape[1]
+    return mean_N1, _sum(x_ND.square()) / x_ND.shape[1] - mean_N1.square()
+
+
+def welford(x_ND: Tensor) -> tuple[Tensor, Tensor]:
+    """Welford's running mean and sum of squares (1962)."""
+    mean_N, squares_N = torch.zeros_like(x_ND[:, 0]), torch.zeros_like(x_ND[:, 0])
+    for count, x_N in enumerate(x_ND.unbind(1), start=1):
+        delta_N = x_N - mean_N
+        mean_N = mean_N + delta_N / count
+        squares_N = squares_N + delta_N * (x_N - mean_N)
+    return mean_N[:, None], squares_N[:, None] / x_ND.shape[1]
+
+
+def _sum(x_ND: Tensor) -> Tensor:
+    total_N = torch.zeros_like(x_ND[:, 0])
+    for x_N in x_ND.unbind(1):
+        total_N = total_N + x_N
+    return total_N[:, None]
+
+
+METHODS: Mapping[str, Moments] = {"two-pass": two_pass, "one-pass": one_pass, "Welford": welford}
+
+
+def norm_by(moments: Moments, x_ND: Tensor, inner: torch.dtype) -> Tensor:
+    """LayerNorm without γ and β, all of it computed in `inner`, in the dtype of `x_ND`."""
+    wide_ND = x_ND.to(inner)
+    mean_N1, var_N1 = moments(wide_ND)
+    return ((wide_ND - mean_N1) / (var_N1 + EPS).sqrt()).to(x_ND.dtype)
+
+
+def exact_norm(x_ND: Tensor, eps: float = EPS) -> Tensor:
+    """The same in float64 by NumPy."""
+    x = x_ND.double().numpy()
+    centred = x - x.mean(-1, keepdims=True)
+    return torch.from_numpy(centred / np.sqrt((centred**2).mean(-1, keepdims=True) + eps))
+
+
+def off(found: Tensor, truth: Tensor) -> float:
+    """RMS error over RMS, infinite where a value is not finite."""
+    error = float((found.double() - truth).norm() / truth.norm())
+    return error if math.isfinite(error) else math.inf
+
+
+def unit_of(dtype: torch.dtype) -> float:
+    """Largest relative error of rounding to `dtype`."""
+    return torch.finfo(dtype).eps / 2
+
+
+def tokens(width: int, offset: float, dtype: torch.dtype, seed: int) -> Tensor:
+    """(N, D) of variance 1 about `offset`, rounded to `dtype`: what the truth is computed of, too."""
+    x_ND = torch.randn(TOKENS, width, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return (x_ND + offset).to(dtype)
+
+
+@claim(
+    "C24",
+    Source("004", "§9", "在计算统计量时动态提升精度至FP32"),
+    Source("004", "§9", "直接计算可能导致数值溢出或下溢"),
+    Source("004", "§9", "使用Welford算法在线计算均值和方差"),
+    Source("004", "§10", "建议保持LN在FP32下进行计算"),
+    Source("004", "§10", "对数值精度相对稳健"),
+    says="In half precision LayerNorm needs float32 statistics.",
+    hypothesis="with two-pass statistics summed in half precision the output is off by more than 10 of its "
+    "own roundings, in float32 by at most 2: widths 64 to 4096, means of 0, 1 and 10 deviations",
+    condition="the width is over 1/u (u the unit of rounding, where sums of ones stall), or the mean 10 σ",
+    parts={
+        "welford": Sentence("Welford's algorithm in half precision does as well (at most 10 roundings)."),
+        "better": Sentence(
+            "Welford in half precision is closer than E[x²] − E[x]² is.", "the mean is 10 deviations"
+        ),
+        "robust": Sentence(
+            "LayerNorm as frameworks have it is robust in half precision (at most 2 roundings; ours)."
+        ),
+    },
+)
+def float32_statistics(look: Look) -> Evidence:
+    """Three algorithms in both half precisions, and in float32 against the offset."""
+    cases = [case for seed in look.seeds for case in _statistics_cases(seed)]
+    points = _float32_errors(look)
+    claimed = [case for case in cases if not case.part]
+    at = max(OFFSETS_32)
+    return Evidence(
+        cases=cases,
+        figure=Figure.largest("most roundings that half-precision statistics are off by", claimed),
+        plots=[
+            _half_plot(look),
+            Plot(
+                "The same algorithms in float32",
+                "mean of the input over its deviation",
+                "relative error of the output",
+                [Line.over_seeds(name, each) for name, each in points.items()],
+                "xy",
+                {"rounding to float16": unit_of(torch.float16)},
+            ),
+        ],
+        notes=[
+            f"In float32, at a mean of {at:g} deviations, the output is off by "
+            + ", ".join(f"{statistics.median(each[at]):.2g} ({name})" for name, each in points.items())
+            + "."
+        ],
+        of="inputs (2 precisions × 4 widths × 3 means)",
+    )
+
+
+def _statistics_cases(seed: int) -> Iterator[Case]:
+    for name, dtype in HALVES.items():
+        unit = unit_of(dtype)
+        for width in WIDTHS:
+            for offset in OFFSETS:
+                x_ND = tokens(width, offset, dtype, seed)
+                truth = exact_norm(x_ND)
+                half = {key: off(norm_by(how, x_ND, dtype), truth) / unit for key, how in METHODS.items()}
+                wide = off(norm_by(two_pass, x_ND, torch.float32), truth) / unit
+                theirs = off(NORMS["layernorm"](width, EPS).to(dtype)(x_ND).detach(), truth) / unit
+                where = f"{name}, d = {width}, mean {offset:g} σ"
+                met = width * unit > 1 or offset >= 10
+                holds = half["two-pass"] > 10 and wide <= 2
+                yield Case(seed=seed, where=where, value=half["two-pass"], holds=holds, met=met)
+                fine = half["Welford"] <= 10
+                yield Case(seed=seed, where=where, value=half["Welford"], holds=fine, part="welford")
+                ratio = half["Welford"] / half["one-pass"] if math.isfinite(half["one-pass"]) else 0.0
+                ratio = ratio if math.isfinite(ratio) else math.inf
+                yield Case(
+                    seed=seed, where=where, value=ratio, holds=ratio < 1, met=offset >= 10, part="better"
+                )
+                yield Case(seed=seed, where=where, value=theirs, holds=theirs <= 2, part="robust")
+
+
+OFFSETS_32 = (1.0, 10.0, 100.0, 1e3, 1e4)
+
+
+def _float32_errors(look: Look) -> dict[str, dict[float, list[float]]]:
+    """Algorithm → offset → error of each seed, at width 256."""
+    found: dict[str, dict[float, list[float]]] = {name: {} for name in (*METHODS, "torch")}
+    for seed in look.seeds:
+        for offset in OFFSETS_32:
+            x_ND = tokens(256, offset, torch.float32, seed)
+            truth = exact_norm(x_ND)
+            for name, moments in METHODS.items():
+                error = off(norm_by(moments, x_ND, torch.float32), truth)
+                found[name].setdefault(offset, []).append(error)
+            error = off(functional.layer_norm(x_ND, (256,), eps=EPS), truth)
+            found["torch"].setdefault(offset, []).append(error)
+    return found
+
+
+def _half_plot(look: Look) -> Plot:
+    lines = []
+    for name, dtype in HALVES.items():
+        points: dict[float, list[float]] = {}
+        for seed in look.seeds:
+            for width in WIDTHS:
+                x_ND = tokens(width, 0.0, dtype, seed)
+                points.setdefault(width, []).append(off(norm_by(two_pass, x_ND, dtype), exact_norm(x_ND)))
+        lines.append(Line.over_seeds(f"{name}, summed in itself", points))
+    levels = {f"rounding to {name}": unit_of(dtype) for name, dtype in HALVES.items()}
+    return Plot(
+        "Statistics in half precision, inputs N(0, 1)", "width", "relative error", lines, "xy", levels
+    )
+
+
+@claim(
+    "C25",
+    Source("004", "§7", "如从`1e-5`调整为`1e-6`"),
+    Source("004", "§10", "务必设置合理的epsilon值（通常为1e-5）"),
+    Source("004", "§4.3", "它在方差极小时防止分母为零"),
+    says="Lowering ε from 1e-5 to 1e-6 protects LayerNorm from division by zero.",
+    hypothesis="on inputs of no or next to no variance (0 to 1e-6 of deviation), ε = 1e-6 gives a finite "
+    "output and gradient where 1e-5 does not, or a smaller gradient; in float32, bfloat16 and float16",
+    parts={
+        "guard": Sentence(
+            "ε keeps output and gradient finite where the variance is zero.",
+            "ε does not round to zero in the precision of the statistics",
+        ),
+        "usual": Sentence("ε = 1e-5 does so in every precision."),
+    },
+)
+def lower_eps(look: Look) -> Evidence:
+    """Output and gradient of nearly constant inputs under four ε, in three precisions."""
+    cases = [case for seed in look.seeds for case in (*_lowering_cases(seed), *_guard_cases(seed))]
+    smallest = {name: torch.tensor(1e-8).to(dtype).item() for name, dtype in DTYPES.items()}
+    return Evidence(
+        cases=cases,
+        figure=Figure.largest("gradient at ε = 1e-6 over that at 1e-5", cases),
+        notes=[
+            "ε = 1e-8 is " + ", ".join(f"{value:.3g} in {name}" for name, value in smallest.items()) + ".",
+            f"ε = 1e-12 (BERT's) is {torch.tensor(1e-12).to(torch.float16).item():g} in float16.",
+        ],
+        of="cases",
+    )
+
+
+DEVIATIONS = (0.0, 1e-8, 1e-6)
+
+
+def _lowering_cases(seed: int) -> Iterator[Case]:
+    for name, dtype in DTYPES.items():
+        for deviation in DEVIATIONS:
+            before, after = (_gain(dtype, deviation, eps, seed) for eps in (1e-5, 1e-6))
+            rescued = math.isfinite(after) and not math.isfinite(before)
+            ratio = after / before if math.isfinite(before) else math.inf
+            where = f"{name}, deviation {deviation:g}"
+            yield Case(seed=seed, where=where, value=ratio, holds=rescued or ratio < 1)
+
+
+def _guard_cases(seed: int) -> Iterator[Case]:
+    for name, dtype in DTYPES.items():
+        for eps in (1e-5, 1e-6, 1e-8, 1e-12):
+            gain = _gain(dtype, 0.0, eps, seed)
+            there = torch.tensor(eps).to(dtype).item() > 0
+            where, finite = f"{name}, ε = {eps:g}", math.isfinite(gain)
+            yield Case(seed=seed, where=where, value=gain, holds=finite, met=there, part="guard")
+            if eps == 1e-5:
+                yield Case(seed=seed, where=where, value=gain, holds=finite, part="usual")
+
+
+def _gain(dtype: torch.dtype, deviation: float, eps: float, seed: int) -> float:
+    """RMS gradient of a random sum of the outputs in the inputs; NaN where it or an output is not finite."""
+    generator = torch.Generator().manual_seed(seed)
+    x_D, v_D = torch.randn(2, 64, generator=generator)
+    x_D = (deviation * x_D).to(dtype).requires_grad_()
+    centred_D = x_D - x_D.mean()
+    # Written out, as torch's own kernel would take its statistics in float32.
+    y_D = centred_D / (centred_D.square().mean() + torch.tensor(eps, dtype=dtype)).sqrt()
+    (gradient_D,) = torch.autograd.grad((y_D * v_D.to(dtype)).sum(), x_D)
+    finite = bool(y_D.isfinite().all() and gradient_D.isfinite().all())
+    return float(gradient_D.double().square().mean().sqrt()) if finite else math.nan
+
+
+@claim(
+    "C34",
+    Source("004", "§3.1", "\\text{LN}(h) = \\gamma \\cdot \\frac{h - \\mu}{\\sigma + \\epsilon} + \\beta"),
+    Source("004", "§4.3", "(x - mean) / torch.sqrt(var + eps)"),
+    Source("004", "§6.3", "\\frac{1}{\\sqrt{Var(x) + \\epsilon}}"),
+    says="The two LayerNorms that are printed, (h − μ)/(σ + ε) and (x − μ)/√(var + ε), are the same.",
+    hypothesis="their outputs differ by at most 1e-3 of themselves: ε = 1e-5 and 1e-6, deviations of 1e-4 to "
+    "1e2, and the usual embedding N(0, 0.02²)",
+    condition="the variance is 1000 ε or more",
+    parts={"gradient": Sentence("Both have a finite gradient on a constant input.")},
+)
+def two_formulas(look: Look) -> Evidence:
+    """Both over the scale of the input, and their gradients where there is no variance."""
+    cases = [case for seed in look.seeds for case in (*_formula_cases(seed), *_constant_cases(seed))]
+    claimed = [case for case in cases if not case.part]
+    points: dict[float, list[float]] = {}
+    for case in claimed:
+        if case.where.startswith("deviation") and case.where.endswith("1e-05"):
+            points.setdefault(float(case.where.split()[1].rstrip(",")), []).append(case.value)
+    return Evidence(
+        cases=cases,
+        figure=Figure.largest("largest relative difference", claimed),
+        plots=[
+            Plot(
+                "σ + ε against √(var + ε), ε = 1e-5",
+                "deviation of the input",
+                "relative difference of the outputs",
+                [Line.over_seeds("measured", points)],
+                "xy",
+                {"allowed": 1e-3},
+            )
+        ],
+        notes=[f"{case.where}: {case.value:.3g}." for case in claimed if "embedding" in case.where][:2],
+        of="inputs",
+    )
+
+
+def _outside(x_ND: Tensor, eps: float) -> Tensor:
+    """(h − μ)/(σ + ε), as §3.1 prints it."""
+    centred_ND = x_ND - x_ND.mean(-1, keepdim=True)
+    return centred_ND / (centred_ND.square().mean(-1, keepdim=True).sqrt() + eps)
+
+
+def _formula_cases(seed: int) -> Iterator[Case]:
+    x_ND = torch.randn(TOKENS, 256, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    scales = {f"deviation {scale:g}": scale for scale in (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0)}
+    for name, scale in (scales | {"the embedding N(0, 0.02²)": 0.02}).items():
+        for eps in (1e-5, 1e-6):
+            z_ND = scale * x_ND
+            inside = NORMS["layernorm"](256, eps).double()(z_ND).detach()
+            far = off(_outside(z_ND, eps), inside)
+            met = float(z_ND.var(-1, correction=0).min()) >= 1000 * eps
+            yield Case(seed=seed, where=f"{name}, ε = {eps:g}", value=far, holds=far <= 1e-3, met=met)
+
+
+def _constant_cases(seed: int) -> Iterator[Case]:
+    level = float(torch.randn((), generator=torch.Generator().manual_seed(seed)))
+    formulas: dict[str, Callable[[Tensor], Tensor]] = {
+        "σ + ε": lambda x: _outside(x, EPS),
+        "√(var + ε)": lambda x: functional.layer_norm(x, (256,), eps=EPS),
+    }
+    for name, formula in formulas.items():
+        x_ND = torch.full((1, 256), level, dtype=torch.float64, requires_grad=True)
+        (gradient_ND,) = torch.autograd.grad(formula(x_ND)[0, 0], x_ND)
+        largest = float(gradient_ND.abs().max())
+        yield Case(seed=seed, where=name, value=largest, holds=math.isfinite(largest), part="gradient")
+
+
+@claim(
+    "C35",
+    Source("004", "§2", "强行拉回到均值为0、方差为1的标准正态分布"),
+    Source("004", "§3.1", "将数据分布拉回到均值为0、方差为1的标准正态分布"),
+    Source("004", "§3.1", "强制拉回到标准正态分布"),
+    Source("004", "§6.4", "被强制固定在标准正态分布附近"),
+    says="LayerNorm pulls the features back to the standard normal distribution.",
+    hypothesis="the features of a token after LayerNorm are no further from N(0, 1) than chance has it "
+    "(Kolmogorov–Smirnov distance at most 1.36/√d at the median of 64 tokens, the 5 % level); d = 1024",
+    condition="the features come in normally distributed, and var is 1000 ε or more",
+    parts={
+        "moments": Sentence("Their mean is 0 and their variance 1 (within 1e-3).", "var is 1000 ε or more")
+    },
+)
+def standard_normal(look: Look) -> Evidence:
+    """Kolmogorov–Smirnov distances and kurtosis of features before and after the norm."""
+    cases: list[Case] = []
+    moved: list[float] = []
+    for seed in look.seeds:
+        for name, x_ND in distributions(seed).items():
+            y_ND = NORMS["layernorm"](x_ND.shape[1], EPS).double()(x_ND).detach()
+            moved.append(_kurtosis_moved(x_ND, y_ND))
+            cases += _normal_cases(name, x_ND, y_ND, seed)
+    claimed = [case for case in cases if not case.part]
+    return Evidence(
+        cases=cases,
+        figure=Figure.largest("largest distance from N(0, 1)", claimed),
+        notes=[
+            f"What chance has at d = {LONG} is {1.36 / math.sqrt(LONG):.3g}.",
+            f"The norm is linear but for its statistics: the kurtosis of a token's features moves by at most "
+            f"{max(moved):.2g}.",
+        ],
+        of="distributions",
+    )
+
+
+LONG = 1024
+
+
+def distributions(seed: int) -> dict[str, Tensor]:
+    """(N, D) of what a stream may look like."""
+    generator = np.random.default_rng(seed)
+    shape = (64, LONG)
+    drawn = {
+        "normal": generator.normal(3, 2, shape),
+        "normal of deviation 1e-3": generator.normal(0, 1e-3, shape),
+        "uniform": generator.uniform(-1, 1, shape),
+        "Laplace": generator.laplace(0, 1, shape),
+        "log-normal": generator.lognormal(0, 1, shape),
+        "after a ReLU": np.maximum(generator.normal(0, 1, shape), 0),
+        "after a GELU": functional.gelu(torch.from_numpy(generator.normal(0, 1, shape))).numpy(),
+        "normal with 4 channels × 30": generator.normal(0, 1, shape) * _few_large(),
+    }
+    return {name: torch.from_numpy(x) for name, x in drawn.items()}
+
+
+def _few_large() -> np.ndarray:
+    scale = np.ones(LONG)
+    scale[:4] = 30
+    return scale
+
+
+def _normal_cases(name: str, x_ND: Tensor, y_ND: Tensor, seed: int) -> Iterator[Case]:
+    chance = 1.36 / math.sqrt(x_ND.shape[1])
+    far = _distance_from_normal(y_ND.numpy())
+    before = _distance_from_normal(stats.zscore(x_ND.numpy(), axis=1))
+    met = float(x_ND.var(-1, correction=0).min()) >= 1000 * EPS
+    normal = before <= chance
+    yield Case(seed=seed, where=name, value=far, holds=far <= chance, met=met and normal)
+    mean = float(y_ND.mean(-1).abs().max())
+    variance = float((y_ND.var(-1, correction=0) - 1).abs().max())
+    worst = max(mean, variance)
+    yield Case(seed=seed, where=name, value=worst, holds=worst <= 1e-3, met=met, part="moments")
+
+
+def _distance_from_normal(y_ND: np.ndarray) -> float:
+    """The median of the tokens' Kolmogorov–Smirnov distances from N(0, 1)."""
+    return statistics.median(float(stats.kstest(row, "norm").statistic) for row in y_ND)
+
+
+def _kurtosis_moved(x_ND: Tensor, y_ND: Tensor) -> float:
+    before, after = stats.kurtosis(x_ND.numpy(), axis=1), stats.kurtosis(y_ND.numpy(), axis=1)
+    return float(np.abs(after - before).max())

@@ -1,0 +1,400 @@
+"""What the texts say where the norms of a model sit: the models they name, and the code they print.
+
+Shapes: B batch, T tokens, D width.
+"""
+
+import functools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from normscope.anatomy import Anatomy, capture, measuring, read_anatomy
+from normscope.claims.claim import Sentence, claim
+from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.look import Look
+from normscope.claims.printed_code import (
+    BATCH,
+    DEPTH,
+    HEADS,
+    SNIPPETS,
+    TOKENS,
+    WIDTH,
+    PreLNDecoderBlock,
+    Printed,
+    PrintedModel,
+    TransformerBlock,
+    model_of,
+    read,
+    torch_block,
+)
+from normscope.claims.put_to_test import NotMeasured
+from normscope.claims.sources import Source
+from normscope.errors import UsageError
+from normscope.subjects import Subject, load, untouched
+
+SMALL = {
+    "gpt2": "n_layer=2,n_embd=32,n_head=2",
+    "llama": "num_hidden_layers=2,hidden_size=32,intermediate_size=64,num_attention_heads=2",
+    "llama4_text": "num_hidden_layers=2,hidden_size=32,intermediate_size=64,intermediate_size_mlp=64,"
+    "num_attention_heads=2,num_key_value_heads=2,head_dim=16,num_local_experts=2",
+    "deepseek_v3": "num_hidden_layers=2,hidden_size=32,intermediate_size=64,moe_intermediate_size=16,"
+    "num_attention_heads=2,num_key_value_heads=2,n_routed_experts=4,n_group=2,topk_group=1,"
+    "num_experts_per_tok=2,kv_lora_rank=16,q_lora_rank=16,first_k_dense_replace=1,qk_rope_head_dim=8,"
+    "qk_nope_head_dim=8,v_head_dim=16",
+    "modernbert": "num_hidden_layers=2,hidden_size=32,intermediate_size=64,num_attention_heads=2,"
+    "pad_token_id=0,bos_token_id=1,eos_token_id=2,cls_token_id=1,sep_token_id=2",
+}
+"""Type of transformers → options of a small model."""
+BERT_LIKE = "num_hidden_layers=2,hidden_size=32,intermediate_size=64,num_attention_heads=2"
+BERTS = (
+    "bert",
+    "roberta",
+    "xlm-roberta",
+    "camembert",
+    "electra",
+    "deberta-v2",
+    "ernie",
+    "megatron-bert",
+    "roberta-prelayernorm",
+    "modernbert",
+)
+"""BERT and encoders that call themselves its variants."""
+NAMED = {"GPT-2, GPT-3": "gpt2", "LLaMA": "llama", "LLaMA-4": "llama4_text", "DeepSeek-V3": "deepseek_v3"}
+"""What the texts call it → type of transformers; GPT-3 has GPT-2's architecture."""
+STARTS = {
+    "GPT-3 (as GPT-2)": "hf:gpt2,vocab_size=256,n_layer=12,n_embd=64,n_head=4",
+    "T5": "hf:t5,vocab_size=256,num_layers=6,num_heads=4,d_model=64,d_ff=256,d_kv=16",
+}
+ZERO = "nn:decoder,init=zero-output,depth=4,width=64"
+"""A model of ours whose branches do start at zero, to compare with."""
+SAME = 1e-5
+"""Largest relative distance of two outputs that float32 explains."""
+
+
+@claim(
+    "B15",
+    Source("003", "Abstract", "是 GPT-3、LLaMA-4、DeepSeek-V3 等主流 LLM 的标准做法"),
+    Source("003", "Conclusion", "二者组合已是 LLM 标配"),
+    says="GPT-3, LLaMA-4 and DeepSeek-V3 are Pre-LN with RMSNorm.",
+    hypothesis="every branch of each is read as Pre-LN with an RMSNorm; GPT-3 as GPT-2, whose architecture "
+    "it has",
+    parts={
+        "placement": Sentence("All of them are Pre-LN."),
+        "final": Sentence("All of them norm the last stream."),
+    },
+)
+def llms_are_pre_with_rmsnorm(look: Look) -> Evidence:
+    """The reading of each model type, with small widths and its own norms."""
+    cases: list[Case] = []
+    notes: dict[str, str] = {}
+    for seed in look.seeds:
+        for name, kind in NAMED.items():
+            anatomy = small(kind, seed)
+            notes[name] = f"{name} is read as {in_words(anatomy)}."
+            cases += _model_cases(name, anatomy, seed)
+    claimed = [case for case in cases if not case.part]
+    return Evidence(
+        cases=cases,
+        figure=share("% of the models that are Pre-LN with RMSNorm", claimed),
+        notes=list(notes.values()),
+        of="models",
+    )
+
+
+def _model_cases(name: str, anatomy: Anatomy, seed: int) -> Iterator[Case]:
+    branches = anatomy.branches
+    pre = sum(branch.placement == "pre" for branch in branches) / len(branches)
+    both = sum(branch.placement == "pre" and branch.norm == "rmsnorm" for branch in branches) / len(branches)
+    yield Case(seed=seed, where=f"{name}: {in_words(anatomy)}", value=both, holds=both == 1)
+    yield Case(seed=seed, where=name, value=pre, holds=pre == 1, part="placement")
+    final = anatomy.final_norm
+    yield Case(seed=seed, where=name, value=float(final), holds=final, part="final")
+
+
+@claim(
+    "C37",
+    Source("004", "§4.2", "GPT-2/BERT/Llama等现代架构首选"),
+    Source("004", "§3.3", "而在BERT、GPT-3等现代大模型中"),
+    Source("004", "§4.1", "也常采用 Pre-LN 结构"),
+    Source("001", "Summary", "BERT（某些变体）"),
+    says="GPT-2, GPT-3, BERT and Llama are Pre-LN.",
+    hypothesis="every branch of each is read as Pre-LN; of BERT and its variants, at least half",
+    parts={"variants": Sentence("BERT and its variants are often Pre-LN (half of them or more).")},
+)
+def bert_is_pre(look: Look) -> Evidence:
+    """The reading of the models named, and of BERT's family as transformers builds it."""
+    cases: list[Case] = []
+    family: dict[str, str] = {}
+    for seed in look.seeds:
+        for name, kind in {"GPT-2, GPT-3": "gpt2", "Llama": "llama", "BERT": "bert"}.items():
+            anatomy = small(kind, seed)
+            pre = placement_of(anatomy) == "pre"
+            cases.append(Case(seed=seed, where=f"{name}: {in_words(anatomy)}", value=float(pre), holds=pre))
+        family = {kind: placement_of(small(kind, seed)) for kind in BERTS}
+        found = [kind for kind in BERTS if family[kind].startswith("pre")]
+        part = len(found) / len(BERTS)
+        where = f"{len(found)} of {len(BERTS)} ({', '.join(found)})"
+        cases.append(Case(seed=seed, where=where, value=part, holds=part >= 0.5, part="variants"))
+    return Evidence(
+        cases=cases,
+        figure=share("% of the models named that are Pre-LN", [case for case in cases if not case.part]),
+        notes=[
+            "The family, as read: " + ", ".join(f"{kind} {family[kind]}" for kind in BERTS) + ".",
+            "§3.4, §5.2 and the table of §8.5 of the same text call BERT a Post-LN.",
+        ],
+        of="models",
+    )
+
+
+@claim(
+    "C38",
+    Source("004", "§5.4.1", "T5模型和GPT-3等模型都采用了类似的初始化策略"),
+    says="T5 and GPT-3 start with (nearly) zero residual branches.",
+    hypothesis="at the start, the last map of a branch is zero, or what the branch adds is at most 1 % of "
+    "the stream that it is added to; 12 blocks of width 64",
+    parts={"zero": Sentence("The last map of each branch is zero.")},
+)
+def t5_and_gpt3_start_at_zero(look: Look) -> Evidence:
+    """Starting weights and branches of the two as transformers draws them, and of a zero start of ours."""
+    cases = [
+        case
+        for seed in look.seeds
+        for name, spec in STARTS.items()
+        for case in _start_cases(name, loaded(spec, seed), seed)
+    ]
+    ours = [branch_shares(loaded(ZERO, seed)) for seed in look.seeds]
+    return Evidence(
+        cases=cases,
+        figure=Figure.largest("largest share of a branch in the stream", cases),
+        notes=[f"A zero start of ours adds at most {max(map(max, ours)):.3g} of the stream."],
+        of="models",
+    )
+
+
+def _start_cases(name: str, subject: Subject, seed: int) -> Iterator[Case]:
+    anatomy = read_anatomy(subject)
+    largest = max(branch_shares(subject, anatomy))
+    yield Case(seed=seed, where=name, value=largest, holds=largest <= 0.01)
+    weights = dict(subject.model.named_parameters())
+    last = [
+        float(rms(weights[projection.parameter]))
+        for branch in anatomy.branches
+        for projection in branch.projections
+        if projection.roles[0] in ("o", "down")
+    ]
+    where = f"{name}, RMS of its last maps"
+    yield Case(seed=seed, where=where, value=max(last), holds=max(last) == 0, part="zero")
+
+
+def branch_shares(subject: Subject, anatomy: Anatomy | None = None) -> list[float]:
+    """Of each branch at the start, RMS of what it adds over RMS of the stream that it reads."""
+    anatomy = anatomy or read_anatomy(subject)
+    sites = {site for branch in anatomy.branches for site in (branch.entry, branch.output)}
+    with untouched(subject.model), measuring(subject.model):
+        _, found = capture(subject.model, subject.forward, sites)
+    return [float(rms(found[branch.output]) / rms(found[branch.entry])) for branch in anatomy.branches]
+
+
+def rms(x: Tensor) -> Tensor:
+    """√(mean x²)."""
+    return x.detach().double().square().mean().sqrt()
+
+
+@claim(
+    "C7",
+    Source("004", "§3.3", "此处为Post-LN结构"),
+    Source("004", "§3.2", "通常在加法之后进行"),
+    Source("004", "§4.2", "这里采用Post-LN的常见变体示意"),
+    Source("004", "§4.3", "这种写法对应 Post-LN 结构"),
+    Source("004", "§4.2", "方案一：Post-LN"),
+    Source("004", "§3.4", "Input -> SubLayer -> LN -> Add"),
+    Source("004", "§5.2.1", "在Post-Norm中，第 $l$ 层的输出"),
+    Source("004", "§8.3", "先做子层处理，再做归一化"),
+    says="The code and the formulas printed as Post-LN are Post-LN.",
+    hypothesis="the anatomy reads the placement of each as the text calls it; a second witness: the output "
+    "is that of torch's own block of that placement with the same weights",
+    parts={
+        "pre": Sentence("What the same text prints as Pre-LN is Pre-LN."),
+        "others": Sentence("The other four texts print both under their right names."),
+    },
+)
+def labelled_post(look: Look) -> Evidence:
+    """Small models of every snippet, read; and their outputs beside those of torch's blocks."""
+    cases = [_snippet_case(printed, seed) for seed in look.seeds for printed in SNIPPETS]
+    claimed = [case for case in cases if not case.part]
+    agree = sum(case.holds == (case.value <= SAME) for case in cases)
+    return Evidence(
+        cases=cases,
+        figure=share("% of the places labelled Post-LN that are", claimed),
+        notes=[
+            "Labelled Post-LN: "
+            + ", ".join(f"{n} are {kind}" for kind, n in _read_as(claimed).items())
+            + ".",
+            f"torch's blocks say the same as the anatomy in {agree} of {len(cases)} cases.",
+        ],
+        of="places",
+    )
+
+
+def _snippet_case(printed: Printed, seed: int) -> Case:
+    model = model_of(printed, seed)
+    found = placement_of(read(model))
+    x_BTD = torch.randn(BATCH, TOKENS, WIDTH)
+    far = distance(model.stream(x_BTD), _by_torch(model, printed.label, x_BTD))
+    part = "others" if printed.text != "004" else "" if printed.label == "post" else "pre"
+    where = f"{printed.text} {printed.where} is {found}, its distance from {printed.label} of torch"
+    return Case(seed=seed, where=where, value=far, holds=found == printed.label, part=part)
+
+
+def _by_torch(model: PrintedModel, label: str, x_BTD: Tensor) -> Tensor:
+    for block in model.blocks:
+        x_BTD = torch_block(block, label)(x_BTD)  # type: ignore[arg-type]
+    return x_BTD
+
+
+def _read_as(cases: Sequence[Case]) -> Counter[str]:
+    """Placement read → number of places, of the first seed."""
+    first = [case for case in cases if case.seed == cases[0].seed]
+    return Counter(case.where.partition(" is ")[2].partition(",")[0] for case in first)
+
+
+@claim(
+    "B18",
+    Source("003", "§4", "代码模板"),
+    Source("004", "§4.3", "典型的 Pre-LN 结构数据流"),
+    Source("004", "§4.2", "batch, seq_len, d_model"),
+    says="The PyTorch templates printed in 003 and 004 are Pre-LN blocks.",
+    hypothesis="the anatomy reads every branch of a stack of them as Pre-LN",
+    parts={
+        "rms": Sentence("nn.RMSNorm can be put in for nn.LayerNorm without any other change (003)."),
+        "batch": Sentence(
+            "Fed [batch, sequence, features], as 004 §4.2 prints shapes, a block lets no sequence of the "
+            "batch see another.",
+            "its attention is made with batch_first=True",
+        ),
+        "final": Sentence("A stack of them is whole: it ends in a norm, as GPT-2's and LLaMA's do."),
+    },
+)
+def templates(look: Look) -> Evidence:
+    """Both templates: read, counted, and fed a batch of which one sequence is changed."""
+    cases = [case for seed in look.seeds for name in _templates() for case in _template_cases(name, seed)]
+    counts = {name: _norm_calls(name) for name in _templates()}
+    return Evidence(
+        cases=cases,
+        figure=share("% of the templates that are Pre-LN", [case for case in cases if not case.part]),
+        notes=[
+            f"{name} calls its norms {n} times a forward, for two branches." for name, n in counts.items()
+        ],
+        of="templates",
+    )
+
+
+def _templates() -> dict[str, list[nn.Module]]:
+    """Blocks of each, freshly drawn."""
+    return {
+        "003, PreLNDecoderBlock": [PreLNDecoderBlock(WIDTH, HEADS) for _ in range(DEPTH)],
+        "003 with nn.RMSNorm": [PreLNDecoderBlock(WIDTH, HEADS, nn.RMSNorm) for _ in range(DEPTH)],
+        "004, TransformerBlock": [TransformerBlock(WIDTH, HEADS) for _ in range(DEPTH)],
+    }
+
+
+def _template(name: str, seed: int) -> PrintedModel:
+    torch.manual_seed(seed)
+    return PrintedModel(_templates()[name], causal=name.startswith("003")).eval()
+
+
+def _template_cases(name: str, seed: int) -> Iterator[Case]:
+    model = _template(name, seed)
+    anatomy = read(model)
+    where, pre = f"{name}: {in_words(anatomy)}", placement_of(anatomy) == "pre"
+    if name == "003 with nn.RMSNorm":
+        rms = pre and all(branch.norm == "rmsnorm" for branch in anatomy.branches)
+        yield Case(seed=seed, where=where, value=float(rms), holds=rms, part="rms")
+        return
+    yield Case(seed=seed, where=where, value=float(pre), holds=pre)
+    final = anatomy.final_norm
+    yield Case(seed=seed, where=name, value=float(final), holds=final, part="final")
+    seen = _seen_by_others(model)
+    first = all(module.batch_first for module in model.modules() if isinstance(module, nn.MultiheadAttention))
+    where = f"{name}, change of the other sequences"
+    yield Case(seed=seed, where=where, value=seen, holds=seen <= SAME, met=first, part="batch")
+
+
+@torch.no_grad()
+def _seen_by_others(model: PrintedModel) -> float:
+    """Relative change of the other outputs when the first sequence of a batch is another."""
+    x_BTD = torch.randn(TOKENS, TOKENS, WIDTH)  # as many sequences as tokens: 003's mask fits either way
+    other_BTD = torch.cat((torch.randn(1, TOKENS, WIDTH), x_BTD[1:]))
+    return distance(model.stream(other_BTD)[1:], model.stream(x_BTD)[1:])
+
+
+def _norm_calls(name: str) -> float:
+    """Calls of norms in a forward, a block."""
+    model, calls = _template(name, 0), 0
+
+    def count(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+            module.register_forward_hook(count)
+    with torch.no_grad():
+        model.stream(torch.randn(BATCH, TOKENS, WIDTH))
+    return calls / DEPTH
+
+
+def small(kind: str, seed: int) -> Anatomy:
+    """The reading of a small model of a type of transformers, its weights drawn by `seed`."""
+    subject = _built(kind)
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in subject.model.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    return read_anatomy(subject)
+
+
+@functools.cache
+def _built(kind: str) -> Subject:
+    return loaded(f"hf:{kind},vocab_size=256,{SMALL.get(kind, BERT_LIKE)}", 0)
+
+
+def loaded(spec: str, seed: int) -> Subject:
+    """The model of `spec` on a short batch.
+
+    Raises:
+        NotMeasured: transformers, which has it, is not installed.
+    """
+    try:
+        return load(spec, seed=seed, batch_size=2, seq_len=16)
+    except UsageError as error:
+        if "transformers to be installed" in str(error):
+            raise NotMeasured("transformers is not installed here: pip install 'normscope[hf]'") from error
+        raise
+
+
+def placement_of(anatomy: Anatomy) -> str:
+    """The placement of all branches, the commonest first where they differ; "unread" without any."""
+    found = Counter(branch.placement for branch in anatomy.branches)
+    return "/".join(placement for placement, _ in found.most_common()) or "unread"
+
+
+def in_words(anatomy: Anatomy) -> str:
+    """`pre with rmsnorm, final norm`."""
+    norms = sorted({branch.norm for branch in anatomy.branches})
+    final = "final norm" if anatomy.final_norm else "no final norm"
+    return f"{placement_of(anatomy)} with {'/'.join(norms)}, {final}"
+
+
+def distance(found: Tensor, truth: Tensor) -> float:
+    """‖found − truth‖ / ‖truth‖."""
+    return float((found - truth).norm() / truth.norm())
+
+
+def share(what: str, cases: Sequence[Case]) -> Figure:
+    """Of the cases of each seed, how many in a hundred agree."""
+    seeds = {case.seed for case in cases}
+    held = {seed: [case.holds for case in cases if case.seed == seed] for seed in seeds}
+    return Figure(what, {seed: 100 * sum(each) / len(each) for seed, each in held.items()})
