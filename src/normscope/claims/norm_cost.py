@@ -77,7 +77,7 @@ def _counts(seed: int) -> Iterator[Case]:
         for name in ("forward", "backward", "both"):
             saved = less(rms[name], layer[name])
             by_pass.setdefault(name, []).append(saved)
-            where = f"d = {width}, {name}{'' if agree else ', not what our norms compute'}"
+            where = f"d = {width}, {'' if agree else 'not what our norms compute, '}{name}"
             yield Case(seed=seed, where=where, value=saved, holds=agree and _in_range(saved))
     every = [value for values in by_pass.values() for value in values]
     span = max(every) - min(every)
