@@ -1,0 +1,165 @@
+"""Blocks of ours at their start, sublayer by sublayer, and the Jacobian of each at one token.
+
+Shapes: B rows, T tokens, D width.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normscope.claims.look import Look
+from normscope.nn import Attention, Block, Cache, Context, Decoder, Residual, build
+from normscope.nn.context import NOTHING
+from normscope.train import RunConfig, many_trials
+
+F64 = torch.float64
+HEAD_WIDTH = 16
+VOCAB = 256
+Step = Callable[[Tensor, Context], Tensor]
+"""(B, T, D) → (B, T, D), given what else a block needs."""
+
+
+@dataclass(frozen=True)
+class Sublayer:
+    """One branch with its residual, at what enters it.
+
+    Attributes:
+        block: its number, from 1.
+        kind: "attention" or "feed-forward".
+        branch: F.
+        residual: the norms and the sum around it.
+        x: what enters (1, T, D).
+    """
+
+    block: int
+    kind: str
+    branch: nn.Module
+    residual: Residual
+    x: Tensor
+
+    def apply(self, u_BTD: Tensor, context: Context = NOTHING) -> Tensor:
+        """F(u)."""
+        return self.branch(u_BTD, context) if isinstance(self.branch, Attention) else self.branch(u_BTD)
+
+    def step(self, x_BTD: Tensor, context: Context = NOTHING) -> Tensor:
+        """The stream after it."""
+        return self.residual(x_BTD, lambda u: self.apply(u, context))
+
+    def norm(self, slot: str) -> tuple[Tensor | None, float]:
+        """γ and ε of the LayerNorm in a slot."""
+        norm = self.residual.norms[slot]
+        assert isinstance(norm, nn.LayerNorm), f"no LayerNorm in {slot}"
+        return norm.weight.detach(), norm.eps
+
+
+def started(
+    scheme: str,
+    *,
+    depth: int,
+    width: int,
+    seed: int,
+    tokens: int = 16,
+    dtype: torch.dtype = F64,
+    **options: Any,
+) -> tuple[Decoder, Tensor]:
+    """A decoder at its start, and ids (1, T), all from `seed`."""
+    torch.manual_seed(seed)
+    given = {"heads": max(1, width // HEAD_WIDTH), "vocab": VOCAB, "context": tokens} | options
+    model = build("decoder", scheme=scheme, depth=depth, width=width, **given)
+    assert isinstance(model, Decoder)
+    return model.to(dtype).eval().requires_grad_(False), torch.randint(VOCAB, (1, tokens))
+
+
+def blocks_of(model: nn.Module) -> list[Block]:
+    """The blocks, in order."""
+    assert isinstance(model, Decoder)
+    return [block for block in model.blocks if isinstance(block, Block)]
+
+
+def walk(model: nn.Module, x_1TD: Tensor) -> tuple[list[Sublayer], Tensor]:
+    """Every sublayer at what enters it where `x_1TD` enters the first, and what leaves the last."""
+    found = []
+    with torch.no_grad():
+        for number, block in enumerate(blocks_of(model), 1):
+            for kind, (branch, residual) in block.sublayers().items():
+                found.append(Sublayer(number, kind, branch, residual, x_1TD))
+                x_1TD = found[-1].step(x_1TD)
+    return found, x_1TD
+
+
+def sublayers(model: Decoder, ids: Tensor) -> list[Sublayer]:
+    """Every sublayer at what enters it where the model reads `ids`."""
+    return walk(model, embedded(model, ids))[0]
+
+
+@torch.no_grad()
+def embedded(model: Decoder, ids: Tensor) -> Tensor:
+    """What enters the first block (B, T, D)."""
+    return model.embedding(ids, torch.arange(ids.shape[1])[None])
+
+
+def at_last_token(step: Step, x_1TD: Tensor) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    """The last token after `step` as a function (B, D) → (B, D) of the last token before, the others held;
+    and where it stands (D,). The step must be causal: earlier tokens are handed on in a cache.
+    """
+    earlier = Cache()
+    if x_1TD.shape[1] > 1:
+        with torch.no_grad():
+            step(x_1TD[:, :-1], Context(cache=earlier))
+
+    def f(x_BD: Tensor) -> Tensor:
+        rows = len(x_BD)
+        held = {
+            key: (k.expand(rows, -1, -1, -1), v.expand(rows, -1, -1, -1)) for key, (k, v) in earlier.items()
+        }
+        return step(x_BD.unsqueeze(1), Context(cache=Cache(held))).squeeze(1)
+
+    return f, x_1TD[0, -1]
+
+
+def jacobian(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """∂f/∂x [D, D] by autograd: D copies of x (D,) as rows, each asked for another output."""
+    copies = x.expand(len(x), -1).clone().requires_grad_()
+    with torch.enable_grad():
+        y = f(copies)
+    return torch.autograd.grad(y, copies, torch.eye(len(x), dtype=x.dtype))[0]
+
+
+def token_jacobians(model: nn.Module, x_D: Tensor) -> Iterator[Tensor]:
+    """J_1, J_2, … [D, D] of each sublayer of a stack that one token (D,) goes through by itself."""
+    for sublayer in walk(model, x_D[None, None])[0]:
+        yield jacobian(*at_last_token(sublayer.step, sublayer.x))
+
+
+def trained_decoders(look: Look, model: str, *, lr: float, steps: int) -> list[tuple[int, Decoder, Tensor]]:
+    """Each seed with its decoder after `steps` steps, in float64, and the ids (B, T) of its next batch."""
+    configs = [
+        RunConfig.from_dict(
+            {"model": model, "text": look.text and str(look.text), "validation": 0.0, "lr": lr}
+            | {"steps": steps, "seed": seed}
+        )
+        for seed in look.seeds
+    ]
+    subjects = [config.subject() for config in configs]
+    feeds = [subject.batches() for subject in subjects]
+    trials = many_trials(
+        [copy.deepcopy(subject.model) for subject in subjects],
+        feeds,
+        lambda model, batch: subjects[0].loss(batch, model),
+        [config.trial for config in configs],
+    )
+    for _ in range(steps):
+        trials.advance()
+    found = []
+    for k, seed in enumerate(look.seeds):
+        decoder = subjects[k].model
+        assert isinstance(decoder, Decoder)
+        trials.export(k, decoder)
+        batch = next(feeds[k])
+        assert isinstance(batch, dict)
+        found.append((seed, decoder.to(F64).eval().requires_grad_(False), batch["ids"]))
+    return found

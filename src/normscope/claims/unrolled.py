@@ -1,0 +1,287 @@
+"""Pre-LN unrolled: the sum of its branches, the gradient's path along the identity, and 002's recursions.
+
+Shapes: T tokens, D width, L layers (sublayers).
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial, reduce
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from normscope.claims.claim import Sentence, claim
+from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
+from normscope.claims.look import Look
+from normscope.claims.norm_jacobian import distance
+from normscope.claims.real_blocks import (
+    F64,
+    Sublayer,
+    at_last_token,
+    embedded,
+    jacobian,
+    started,
+    walk,
+)
+from normscope.claims.sources import Source
+from normscope.linalg import layer_norm_jacobian
+from normscope.nn import Decoder
+from normscope.nn.norms import NoNorm
+
+ROUND_OFF = {F64: 1e-12, torch.float32: 1e-4}
+"""Relative error that the precision explains, over up to 128 additions."""
+
+
+@claim(
+    "B1",
+    Source("001", "§2.A", "最后的输出可以展开为所有层的累加"),
+    Source("002", "Pre-Norm 计算"),
+    says="A Pre-LN stack's state is x_L = x_0 + Σ F_l(LN(x_l)).",
+    hypothesis="the sum, with LN by torch's own function at each partial sum, is within 1e-12 (float64) or "
+    "1e-4 "
+    "(float32) of the state that the blocks give: 1, 8 and 64 blocks, d = 32, Xavier, N(0, 0.02²) and GPT-2 "
+    "weights",
+)
+def unrolled_sum(look: Look) -> Evidence:
+    """The blocks' last state against the sum of their branches."""
+    cases = [
+        _sum_case(init, depth, dtype, seed)
+        for seed in look.seeds
+        for init in ("xavier", "normal", "gpt2")
+        for depth in (1, 8, 64)
+        for dtype in ROUND_OFF
+    ]
+    in_double = [case for case in cases if "float64" in case.where]
+    return Evidence(
+        cases=cases, figure=Figure.largest("largest relative error, float64", in_double), of="stacks"
+    )
+
+
+def _sum_case(init: str, depth: int, dtype: torch.dtype, seed: int) -> Case:
+    model, ids = started("pre", init=init, depth=depth, width=32, seed=seed, dtype=dtype)
+    start = embedded(model, ids)
+    layers, end = walk(model, start)
+    total = start
+    with torch.no_grad():
+        for layer in layers:
+            total = total + layer.apply(functional.layer_norm(total, (32,), eps=1e-5))
+    error = distance(total, end)
+    where = f"{init}, {depth} blocks, {str(dtype).removeprefix('torch.')}"
+    return Case(seed=seed, where=where, value=error, holds=error <= ROUND_OFF[dtype])
+
+
+DEPTHS = (1, 4, 16, 64)
+
+
+@claim(
+    "B2",
+    Source("001", "§2.A", "梯度不需要经过复杂的非线性变换或归一化层的缩放"),
+    Source("001", "§3", "1 \\times \\text{gradient}"),
+    Source("004", "§5.3.1", "没有任何干扰的恒等映射路径"),
+    says="In Pre-LN a part of the gradient comes from the end of the stack to x_0 through no norm, "
+    "unchanged.",
+    condition="there is no final norm",
+    hypothesis="with every branch's way back cut, the gradient at x_0 equals the gradient at what the head "
+    "reads within "
+    "1e-12: `pre` with its final norm and without, 1 to 64 blocks, d = 32",
+    parts={
+        "stack": Sentence("The same up to the last block's output, before any final norm."),
+        "sum": Sentence("The gradient at x_0 is that part plus what comes back through each branch."),
+        "post": Sentence("In Post-LN that part meets one J_LN a layer: it is their product."),
+    },
+)
+def identity_path(look: Look) -> Evidence:
+    """The gradient split into the identity path and the branches."""
+    cases: list[Case] = []
+    shares: dict[str, dict[float, list[float]]] = {}
+    for seed in look.seeds:
+        for depth in DEPTHS:
+            for final in (True, False):
+                found, share = _pre_cases(depth, final, seed)
+                cases += found
+                if not final:
+                    shares.setdefault("Pre-LN", {}).setdefault(depth, []).append(share)
+            case, share = _post_case(depth, seed)
+            cases.append(case)
+            shares.setdefault("Post-LN", {}).setdefault(depth, []).append(share)
+    deepest = DEPTHS[-1]
+    return Evidence(
+        cases=cases,
+        figure=Figure(
+            f"‖identity path‖ / ‖gradient at x_0‖, Pre-LN, {deepest} blocks",
+            dict(zip(look.seeds, shares["Pre-LN"][deepest], strict=True)),
+        ),
+        plots=[
+            Plot(
+                "Gradient that comes along the identity path",
+                "blocks",
+                "‖identity path‖ / ‖gradient at x_0‖",
+                [Line.over_seeds(name, points) for name, points in shares.items()],
+                "xy",
+            )
+        ],
+        of="stacks, half of them built without it",
+    )
+
+
+def _gradients(model: Decoder, start: Tensor, cut: bool) -> list[Tensor]:
+    """Of a random linear loss of what the head reads, at what the head reads, at the last block's output and
+    at each layer's input from the last to the first (T, D); `cut` lets nothing back through the branches.
+    """
+    layers = walk(model, start)[0]
+    states = [start.clone().requires_grad_()]
+    for layer in layers:
+        states.append(_stepped(layer, states[-1], cut))
+    read = model.final_norm(states[-1])
+    weight = torch.randn(read.shape, dtype=F64, generator=torch.Generator().manual_seed(1))
+    found = torch.autograd.grad((read * weight).sum(), states)
+    return [weight[0], *(gradient[0] for gradient in reversed(found))]
+
+
+def _stepped(layer: Sublayer, x: Tensor, cut: bool) -> Tensor:
+    return layer.residual(x, lambda u: layer.apply(u).detach() if cut else layer.apply(u))
+
+
+def _pre_cases(depth: int, final: bool, seed: int) -> tuple[list[Case], float]:
+    model, ids = started("pre", init="xavier", depth=depth, width=32, seed=seed, final_norm=final)
+    start = embedded(model, ids)
+    read, end, *_, cut = _gradients(model, start, cut=True)
+    whole = _gradients(model, start, cut=False)
+    where = f"{depth} blocks, {'its final norm' if final else 'no final norm'}"
+    bare = isinstance(model.final_norm, NoNorm)
+    errors = {"": distance(cut, read), "stack": distance(cut, end)}
+    branches = reduce(torch.add, _through_branches(walk(model, start)[0], whole[1:]))
+    errors["sum"] = distance(cut + branches, whole[-1])
+    cases = [
+        Case(seed=seed, where=where, value=error, holds=error <= 1e-12, met=bare or part != "", part=part)
+        for part, error in errors.items()
+    ]
+    return cases, float(cut.norm() / whole[-1].norm())
+
+
+def _through_branches(layers: Sequence[Sublayer], gradients: Sequence[Tensor]) -> Iterator[Tensor]:
+    """What each branch adds to the gradient (T, D): (J_F J_LN)ᵀ of the gradient after its layer."""
+    for layer, gradient in zip(reversed(layers), gradients, strict=False):
+        x = layer.x.clone().requires_grad_()
+        y = layer.apply(functional.layer_norm(x, x.shape[-1:], eps=1e-5))
+        yield torch.autograd.grad(y, x, gradient[None])[0][0]
+
+
+def _post_case(depth: int, seed: int) -> tuple[Case, float]:
+    model, ids = started("post", init="xavier", depth=depth, width=32, seed=seed)
+    start = embedded(model, ids)
+    expected = _gradients(model, start, cut=True)
+    path = expected[1]
+    for layer in reversed(walk(model, start)[0]):
+        with torch.no_grad():
+            z = layer.x + layer.apply(layer.x)
+        path = (layer_norm_jacobian(z[0], *layer.norm("stream")).mT @ path[..., None])[..., 0]
+    error = distance(path, expected[-1])
+    share = float(expected[-1].norm() / _gradients(model, start, cut=False)[-1].norm())
+    where = f"Post-LN, {depth} blocks"
+    return Case(seed=seed, where=where, value=error, holds=error <= 1e-10, part="post"), share
+
+
+@claim(
+    "B9",
+    Source("002", "Post-Norm Residual Unit 的梯度递推公式", "梯度的反向传播公式如下"),
+    Source("002", "数学解释梯度爆炸和消失", "链式法则累积的梯度如下"),
+    says="002's first Post-Norm recursion, with one LN factor before Π (1 + F'), is the gradient.",
+    condition="one layer is left above",
+    hypothesis="within 1e-10 of autograd's Jacobian from x_l to the end, at one token, layer by layer: "
+    "Post-LN stacks of "
+    "2, 8 and 32 layers, l the first, the middle and the last, d = 16; factors in the order of the chain "
+    "rule",
+    parts={
+        "second": Sentence("The second one, with an LN factor in each layer, is the gradient."),
+        "pre": Sentence("The Pre-Norm recursion, Π (1 + ∂F(LN(x))/∂x), is the gradient."),
+        "order": Sentence(
+            "For matrices the second one is right in the order in which Π from k = l to L − 1 is printed.",
+            "one layer is left above",
+        ),
+    },
+)
+def printed_recursions(look: Look) -> Evidence:
+    """Both forms against autograd of the stack."""
+    cases = [case for seed in look.seeds for case in _recursion_cases(seed)]
+    first = [case for case in cases if not case.part and not case.met]
+    return Evidence(
+        cases=cases,
+        figure=Figure.largest("largest relative error of the first form", cases),
+        notes=[
+            f"With more than one layer above, the first form is off by {min(case.value for case in "
+            f"first):.3g} to "
+            f"{max(case.value for case in first):.3g} of the Jacobian."
+        ],
+        of="stretches of stacks",
+    )
+
+
+def _recursion_cases(seed: int) -> Iterator[Case]:
+    for depth in (1, 4, 16):
+        layers, _ = _one_token(started("post", init="xavier", depth=depth, width=16, seed=seed)[0], seed)
+        plain = [_with_branch(layer) for layer in layers]
+        norms = [_norm_factor(layer) for layer in layers]
+        for first in sorted({0, depth, 2 * depth - 1}):
+            whole = _jacobian_from(layers[first:])
+            above = len(layers) - first
+            where = f"layer {first + 1} of {len(layers)}"
+            both = [norm @ step for norm, step in zip(norms[first:], plain[first:], strict=True)]
+            forms = {
+                "": reduce(torch.matmul, [*reversed(plain[first + 1 :]), both[0]]),
+                "second": reduce(torch.matmul, reversed(both)),
+                "order": reduce(torch.matmul, both),
+            }
+            for part, form in forms.items():
+                yield _form_case(form, whole, seed, where, part, met=above == 1 or part == "second")
+        yield from _pre_recursion(depth, seed)
+
+
+def _pre_recursion(depth: int, seed: int) -> Iterator[Case]:
+    layers, _ = _one_token(started("pre", init="xavier", depth=depth, width=16, seed=seed)[0], seed)
+    eye = torch.eye(16, dtype=F64)
+    factors = []
+    for layer in layers:
+        factors.append(eye + jacobian(partial(_normed, layer), layer.x[0, 0]))
+    form = reduce(torch.matmul, reversed(factors))
+    where = f"Pre-LN, {len(layers)} layers"
+    yield _form_case(form, _jacobian_from(layers), seed, where, "pre", met=True)
+
+
+def _normed(layer: Sublayer, x_BD: Tensor) -> Tensor:
+    """F(LN(x)) of rows by themselves."""
+    return layer.apply(functional.layer_norm(x_BD, x_BD.shape[-1:], eps=1e-5)[:, None])[:, 0]
+
+
+def _form_case(form: Tensor, whole: Tensor, seed: int, where: str, part: str, met: bool) -> Case:
+    error = distance(form, whole)
+    return Case(seed=seed, where=where, value=error, holds=error <= 1e-10, met=met, part=part)
+
+
+def _one_token(model: Decoder, seed: int) -> tuple[list[Sublayer], Tensor]:
+    x = torch.randn(16, dtype=F64, generator=torch.Generator().manual_seed(seed))
+    return walk(model, x[None, None])
+
+
+def _with_branch(layer: Sublayer) -> Tensor:
+    """1 + ∂F/∂x."""
+    return torch.eye(16, dtype=F64) + jacobian(*at_last_token(layer.apply, layer.x))
+
+
+def _norm_factor(layer: Sublayer) -> Tensor:
+    """∂LN(y)/∂y."""
+    with torch.no_grad():
+        y = (layer.x + layer.apply(layer.x))[0, 0]
+    return layer_norm_jacobian(y, *layer.norm("stream"))
+
+
+def _jacobian_from(layers: Sequence[Sublayer]) -> Tensor:
+    """Autograd of all layers at once."""
+
+    def f(x_BD: Tensor) -> Tensor:
+        state = x_BD[:, None]
+        for layer in layers:
+            state = layer.step(state)
+        return state[:, 0]
+
+    return jacobian(f, layers[0].x[0, 0])
