@@ -209,9 +209,8 @@ def printed_recursions(look: Look) -> Evidence:
         cases=cases,
         figure=Figure.largest("largest relative error of the first form", cases),
         notes=[
-            f"With more than one layer above, the first form is off by {min(case.value for case in "
-            f"first):.3g} to "
-            f"{max(case.value for case in first):.3g} of the Jacobian."
+            "With more than one layer above, the first form is off by "
+            f"{min(case.value for case in first):.3g} to {max(case.value for case in first):.3g} of the Jacobian."
         ],
         of="stretches of stacks",
     )
