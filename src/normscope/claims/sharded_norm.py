@@ -14,6 +14,7 @@ from normscope.claims.put_to_test import NotMeasured
 from normscope.claims.sources import Source
 
 WORLDS = (2, 3, 4)
+PROGRAM = "normscope.claims.shards"
 ROUND_OFF = 1e-10
 """Largest relative error that float64 explains where the statistics are taken well."""
 ANOTHER = 1e-3
@@ -67,7 +68,7 @@ def run_ranks(seeds: Any) -> list[dict[str, Any]]:
         raise NotMeasured("needs torch.distributed with gloo, and processes that fork")
     settings = json.dumps({"seeds": list(seeds), "worlds": WORLDS})
     done = subprocess.run(
-        [sys.executable, "-m", "normscope.claims.shards", settings],
+        [sys.executable, "-m", PROGRAM, settings],
         capture_output=True,
         text=True,
         timeout=300,
