@@ -222,18 +222,22 @@ def _excesses(by_seed: Mapping[int, Outcome]) -> list[float]:
     Source("004", "§10 results", "**收敛速度提升了30%以上**"),
     says="LayerNorm and residuals together save 30 % or more of the steps to the same loss.",
     hypothesis="4 blocks, each kind of stack at its best rate: steps until 0.3 nats under the byte "
-    "frequencies, Pre-LN against a stack with neither; one that never gets there counts as the whole budget",
+    "frequencies, Pre-LN or Post-LN against a stack with neither; one that never gets there "
+    "counts as the whole budget",
     kind=Kind.TENDENCY,
     parts={
         "band": Sentence("What they save together is 30 to 50 %."),
         "norms": Sentence("The norms alone save 30 % or more, beside residuals without norms."),
-        "deep": Sentence("At 16 blocks the norms alone save 30 % or more, or are what makes it train."),
+        "deep": Sentence("At 16 blocks they do: the norms alone save 30 % or more of the steps to 0.1 nats."),
     },
     has_long=True,
 )
 def fewer_steps(look: Look) -> Evidence:
     """Steps to a loss, with both, with residuals alone, with neither."""
-    steps = {name: _fewest(look, recipes) for name, recipes in _kinds(look.long).items()}
+    steps = {
+        name: _fewest(look, recipes, EARLY if name.endswith("deep") else LATER)
+        for name, recipes in _kinds(look.long).items()
+    }
     budget = 1000 if look.long else PRE.steps
     cases, saved = [], {}
     for seed in look.seeds:
@@ -266,7 +270,7 @@ def fewer_steps(look: Look) -> Evidence:
 
 def _kinds(long: bool) -> dict[str, list[Recipe]]:
     kinds = {
-        "both": [*ladder(PRE), *ladder(PRE_XAVIER)],
+        "both": [r for base in (PRE, PRE_XAVIER, POST, POST_NORMAL) for r in ladder(base)],
         "residual alone": ladder(NO_NORM),
         "neither": ladder(PLAIN, RATES[:2]),
         "both, deep": [DEEP_PRE],
@@ -277,9 +281,9 @@ def _kinds(long: bool) -> dict[str, list[Recipe]]:
     return {name: [_longer(r) for r in recipes if r.lr == RATES[1]] for name, recipes in kinds.items()}
 
 
-def _fewest(look: Look, recipes: list[Recipe]) -> dict[int, float]:
+def _fewest(look: Look, recipes: list[Recipe], nats: float) -> dict[int, float]:
     outcomes = trained(look, recipes)
-    return {seed: fewest_steps(outcomes, seed, LATER) for seed in look.seeds}
+    return {seed: fewest_steps(outcomes, seed, nats) for seed in look.seeds}
 
 
 def _saved(steps: float, than: float, budget: int) -> float:
