@@ -51,7 +51,7 @@ def last_block(model: nn.Module) -> Block:
     return blocks_of(model)[-1]
 
 
-def weight_of(module: nn.Module) -> nn.Parameter:
+def weight_of(module: nn.Module) -> Tensor:
     """The weight of a linear map."""
     assert isinstance(module, nn.Linear)
     return module.weight

@@ -22,6 +22,8 @@ MODULES = (
     "start_stream",
     "start_scale",
     "sensitivity",
+    "zero_start",
+    "deep_scaling",
     "residual_cost",
     "sharded_norm",
     "warmup",

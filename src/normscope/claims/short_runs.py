@@ -19,11 +19,14 @@ class ShortRun:
     model: nn.Module
 
 
-def small(scheme: str, depth: int = 6, *, steps: int, lr: float = 3e-3, **options: object) -> RunConfig:
-    """A decoder of width 32 under AdamW without warm-up, on batches of 4 × 64 bytes."""
+def small(
+    scheme: str, depth: int = 6, *, steps: int, lr: float = 3e-3, width: int = 32, **options: object
+) -> RunConfig:
+    """A decoder under AdamW without warm-up, on batches of 4 × 32 bytes."""
     said = "".join(f",{name}={value}" for name, value in options.items())
     return RunConfig(
-        model=f"nn:decoder,scheme={scheme}{said},depth={depth},width=32,heads=2",
+        model=f"nn:decoder,scheme={scheme}{said},depth={depth},width={width},heads=2",
+        seq_len=32,
         validation=0.0,
         trial=TrialConfig(lr=lr, steps=steps),
     )
