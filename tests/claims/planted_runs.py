@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from normscope.claims.look import Look
+from normscope.claims import CLAIMS, Look, Tested, put_to_test
 from normscope.claims.training import unigram_losses
 from normscope.maps import Result
 from normscope.train import RunConfig
@@ -27,6 +27,15 @@ class Planted(Look):
             next(trained) if end is None else planted(config, end)
             for config, end in zip(configs, ends, strict=True)
         ]
+
+
+def judged(
+    id: str, plan: Callable[[RunConfig], float | None], seeds: Sequence[int] = (0,), *, long: bool = False
+) -> Tested:
+    """A claim on planted results; nothing may go wrong on the way."""
+    found = put_to_test(CLAIMS[id], Planted(seeds=seeds, plan=plan, long=long))
+    assert found.error is None, found.evidence.notes
+    return found
 
 
 def planted(config: RunConfig, end: float, *, fall: float = 20.0) -> Result:

@@ -312,7 +312,7 @@ def _look_at_gates(subject: Subject) -> Gates:
     gates = [module for module in subject.model.modules() if isinstance(module, HighwayGate)]
     means: list[float] = []
     hooks = [
-        gate.transform.register_forward_hook(lambda _, __, out: means.append(float(out.sigmoid().mean())))
+        gate.transform.register_forward_hook(lambda _, __, out: means.append(out.sigmoid().mean().item()))
         for gate in gates
     ]
     weights = [gate.transform.weight for gate in gates]
