@@ -1,4 +1,4 @@
-"""Gradients through depth at the start: whether they explode or vanish, and whether a residual's factor is 1 or more.
+"""Gradients through depth at the start: do they explode or vanish, and is a residual's factor 1 or more.
 
 Shapes: B batch, T tokens, D width.
 """
@@ -23,7 +23,7 @@ from normscope.claims.real_blocks import (
     walk,
 )
 from normscope.claims.sources import Source
-from normscope.claims.weyl import INITS, branch_jacobian
+from normscope.claims.weyl import INITS
 from normscope.linalg import product_log_singular_values, singular_values
 from normscope.nn import Context, ModelConfig, Where
 from normscope.nn.stack import Stack
@@ -67,7 +67,7 @@ TENFOLD = math.log(10)
     Source(
         "002",
         "数学解释梯度爆炸和消失",
-        "任何一个梯度项如果大于1，将导致总体梯度指数级放大".replace("，", ","),
+        "任何一个梯度项如果大于1,将导致总体梯度指数级放大",
     ),
     Source("004", "§6.2", "梯度就会呈指数级衰减"),
     says="A gradient factor above 1 makes a deep stack's gradient explode exponentially, one below 1 makes "
@@ -266,10 +266,10 @@ def _gradient_cases(seed: int) -> Iterator[Case]:
     Source("001", "§3", "层数越深，底层梯度越可能消失"),
     Source("004", "§4.3", "指数级衰减"),
     says="At the start Post-LN's gradients decay exponentially from the top down.",
-    condition="each block also has cross-attention to identical tokens",
+    condition="Xavier weights, and each block also has cross-attention to identical tokens",
     kind=Kind.TENDENCY,
     hypothesis="from exit to entry of 64 blocks the stream's gradient falls tenfold or more, and ln of it "
-    "is nearer to a "
+    "follows a "
     "straight line in l (R² ≥ 0.9): Post-LN with Xavier and N(0, 0.02²) weights, alone and with "
     "cross-attention to "
     "identical and to different tokens; d = 32",
@@ -293,7 +293,7 @@ def decay_with_depth(look: Look) -> Evidence:
                 name = f"Post-LN, {INITS[init]}{', ' + memory if memory else ''}"
                 norms = stream_gradients("post", init, seed, memory)
                 curves.setdefault(name, []).append(norms)
-                cases.append(_decay_case(norms, name, seed, "identical" in memory))
+                cases.append(_decay_case(norms, name, seed, "identical" in memory and init == "xavier"))
             name = f"Pre-LN, {INITS[init]}"
             norms = stream_gradients("pre", init, seed)
             curves.setdefault(name, []).append(norms)

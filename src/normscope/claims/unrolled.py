@@ -210,7 +210,7 @@ def printed_recursions(look: Look) -> Evidence:
         figure=Figure.largest("largest relative error of the first form", cases),
         notes=[
             "With more than one layer above, the first form is off by "
-            f"{min(case.value for case in first):.3g} to {max(case.value for case in first):.3g} of the Jacobian."
+            f"{min(c.value for c in first):.3g} to {max(c.value for c in first):.3g} of the matrix."
         ],
         of="stretches of stacks",
     )
