@@ -171,11 +171,11 @@ for (name, losses), color in zip(runs.items(), ("#c44e2b", "#1f5a99", "#5b9bd5",
     smooth = F.avg_pool1d(torch.tensor(losses)[None], 10, stride=5)[0]
     axes.plot(range(5, 5 * len(smooth) + 1, 5), smooth, color=color, label=name)
 axes.axhline(entropy, color="#999999", linewidth=1, linestyle=":")
-axes.annotate("entropy of the bytes", (0, entropy - 0.12), color="#777777")
+axes.annotate("frequencies", (0, entropy - 0.12), color="#777777")
 axes.set(title="the same rank lost, four runs", xlabel="step", ylabel="loss, nats", ylim=(2.2, 4.2))
 axes.legend(frameon=False)
 plt.savefig(
-    "03_rank_is_not_the_reason.png", dpi=110
+    "03_rank_is_not_the_reason.png", dpi=90
 )  # Three falling curves, and one that stays at the entropy
 
 # All of them come down to the dotted line first: frequencies are learnt before anything else. The question
