@@ -14,6 +14,8 @@ MODULES = (
     "weyl",
     "deep_jacobian",
     "unrolled",
+    "deep_gradients",
+    "rank_or_gain",
     "memory",
     "in_place",
     "recomputation",
