@@ -232,7 +232,13 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_cache_that_cannot_be_made_is_said_once(
     odd: dict[str, Claim], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answering(monkeypatch)
+    folders: list[Path | None] = []
+
+    def answer(hand: Hand, claim: Claim) -> Outcome:
+        folders.append(hand._look.runs.folder)
+        return put_to_test(claim, hand._look)
+
+    monkeypatch.setattr(Hand, "test", answer)
     (tmp_path / "file").write_text("in the way")
     said: list[str] = []
     found = run_claims(
@@ -241,6 +247,7 @@ def test_a_cache_that_cannot_be_made_is_said_once(
     assert [tested.judgement.verdict for tested in found] == [HOLDS, CONDITION]
     assert len(said) == 1
     assert "Not a directory" in said[0]
+    assert all(folder and tmp_path not in folder.parents for folder in folders), "trained runs are shared"
 
 
 def test_a_disk_that_fills_up_is_said_once(
