@@ -49,6 +49,7 @@ def test_b5_asks_whether_deep_post_ln_trains(deep, verdict):
         shallow = "depth=4," in config.model or "depth=8," in config.model
         return TRAINS if shallow or "scheme=pre" in config.model else deep
 
+    assert judged("B5", plan, long=True).judgement.verdict is verdict
     found = judged("B5", plan)
     assert found.judgement.verdict is verdict
     assert found.parts["shallow"].verdict is Verdict.HOLDS

@@ -119,12 +119,11 @@ def depth_of_post(look: Look) -> Evidence:
 def _settings(long: bool) -> dict[tuple[str, int], list[Recipe]]:
     """The runs of each kind and depth."""
     if long:
-        deep = [Recipe(scheme="post", depth=24, lr=lr, warmup=500, steps=1000) for lr in (3e-4, 1e-3)]
-        normal = replace(deep[1], init="normal")
+        deep = Recipe(scheme="post", depth=24, lr=SLOWER, warmup=300, steps=600)
         return {
-            ("post", 24): deep,
-            ("post, normal", 24): [normal],
-            ("pre", 128): [replace(THIN, depth=128, steps=300)],
+            ("post", 24): [deep],
+            ("post, normal", 24): [replace(deep, init="normal")],
+            ("pre", 128): [replace(THIN, depth=128, steps=200)],
         }
     warm = {recipe.depth: replace(recipe, warmup=WARMUP) for recipe in POST}
     slower = {depth: replace(recipe, lr=SLOWER) for depth, recipe in warm.items()}

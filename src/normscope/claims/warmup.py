@@ -67,6 +67,8 @@ def needs_warmup(look: Look) -> Evidence:
     compared = pre if look.long else (PRE[1],)
     warm = {recipe: replace(recipe, warmup=warmup) for recipe in (*xavier, *compared)}
     slower = {recipe: replace(warm[recipe], lr=SLOWER) for recipe in xavier if recipe.depth >= DEEP}
+    if look.long:
+        warm |= slower  # half of the cost
     outcomes = trained(look, [*xavier, *normal, *pre, *warm.values(), *slower.values()])
     cases = [
         *_needs(outcomes, (*xavier, *normal)),
@@ -98,7 +100,7 @@ def _plan(long: bool) -> tuple[tuple[Recipe, ...], tuple[Recipe, ...], tuple[Rec
     """Post-LN from Xavier and from normal weights, Pre-LN, and the steps of a long warm-up."""
     if not long:
         return POST, POST_NORMAL, PRE, WARMUP
-    deep = Recipe(scheme="post", depth=12, steps=1000)
+    deep = Recipe(scheme="post", depth=10, steps=1000)
     return (deep,), (replace(deep, init="normal"),), (replace(deep, scheme="pre"),), 500
 
 

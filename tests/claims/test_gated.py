@@ -1,0 +1,27 @@
+"""Gates on the branch: what they do at the start, and runs whose results are known."""
+
+from planted_runs import STANDS_STILL, TRAINS, TRAINS_WELL, judged
+
+from normscope.claims import Verdict, gated
+from normscope.train import RunConfig
+
+
+def is_gated(config: RunConfig, names=tuple(gated.GATED)) -> bool:
+    return any(f"scheme={name}," in config.model for name in names)
+
+
+def test_it_holds_where_every_gate_is_ahead():
+    found = judged("C29", lambda config: TRAINS_WELL if is_gated(config) else STANDS_STILL)
+    assert found.judgement.verdict is Verdict.HOLDS
+    assert found.parts["post"].verdict is Verdict.HOLDS
+    assert found.evidence.figure.value < 0
+
+
+def test_it_holds_under_a_condition_where_only_factors_are_ahead():
+    found = judged("C29", lambda config: TRAINS_WELL if is_gated(config, gated.FACTORS) else TRAINS)
+    assert found.judgement.verdict is Verdict.CONDITION
+
+
+def test_a_block_that_starts_as_the_identity_changes_nothing():
+    assert gated.change("rezero", 0) == 0
+    assert 0 < gated.change("highway", 0) < gated.change("residual-no-norm", 0)
