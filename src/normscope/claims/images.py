@@ -99,8 +99,8 @@ Found = Mapping[tuple[str, str], Mapping[int, float]]
     Source("004", "§8.4", "**BatchNorm** 依然是首选"),
     says="LayerNorm suits a vision Transformer better than BatchNorm.",
     hypothesis="the 1797 digits of 8 × 8 pixels, the last fifth kept: a ViT of 2 blocks with LayerNorm "
-    "classifies more of them after 300 steps of 32 images than with BatchNorm, each at the better of two rates "
-    "(3e-3 and 1e-2, falling as a cosine)",
+    "classifies more of them after 300 steps of 32 images than with BatchNorm, each at the better of two "
+    "rates (3e-3 and 1e-2, falling as a cosine)",
     kind=Kind.TENDENCY,
     parts={"cnn": Sentence("BatchNorm suits a CNN better than LayerNorm.")},
 )
