@@ -38,6 +38,8 @@ MODULES = (
     "masks",
     "batch_norm",
     "half_precision",
+    "quantisation",
+    "acceptance",
 )
 
 for _module in MODULES:

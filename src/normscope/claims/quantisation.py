@@ -1,0 +1,265 @@
+"""Which part of a stack quantisation hurts: each in turn, in INT8, INT4 and FP8.
+
+Shapes: B batch, T tokens, D width.
+"""
+
+import copy
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from normscope.claims.claim import Kind, Sentence, claim
+from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
+from normscope.claims.look import Look
+from normscope.claims.masks import train
+from normscope.claims.sources import Source
+from normscope.nn import Attention, Block, FeedForward, Residual
+from normscope.subjects import Subject, load
+
+MODEL = "nn:decoder,scheme=pre,depth=4,width=32,heads=2"
+STEPS, PLANTED, LARGE = 300, 2, 30.0
+Quantise = Callable[[Tensor], Tensor]
+
+
+def integers(bits: int, *, per_channel: bool) -> Quantise:
+    """Rounding to symmetric integers; one scale for the tensor, or one for each index of its last axis."""
+    top = 2 ** (bits - 1) - 1
+
+    def quantise(x: Tensor) -> Tensor:
+        flat = x.abs().flatten(0, -2)
+        scale = (flat.amax(0) if per_channel else flat.amax()).clamp_min(1e-30) / top
+        return (x / scale).round().clamp(-top, top) * scale
+
+    return quantise
+
+
+def float8(x: Tensor) -> Tensor:
+    """Rounding to e4m3, the tensor scaled to its range."""
+    scale = x.abs().amax().clamp_min(1e-30) / torch.finfo(torch.float8_e4m3fn).max
+    return (x / scale).to(torch.float8_e4m3fn).to(x.dtype) * scale
+
+
+FORMATS: Mapping[str, Quantise] = {
+    "INT8 a tensor": integers(8, per_channel=False),
+    "INT8 a channel": integers(8, per_channel=True),
+    "INT4 a tensor": integers(4, per_channel=False),
+    "INT4 a channel": integers(4, per_channel=True),
+    "FP8 e4m3": float8,
+}
+CLAIMED = ("norm inputs", "norm outputs", "residual sums")
+OTHERS = ("queries, keys, values", "attention outputs", "feed-forward hidden", "weights")
+
+
+@claim(
+    "C31",
+    Source("004", "§11.3", "是数值量化的“重灾区”"),
+    Source("004", "§11.3", "归一化过程中的除法运算和残差累加容易导致数值溢出或精度损失"),
+    says="Norms and residual adds are where quantisation hurts most.",
+    hypothesis="of seven parts of the blocks rounded in turn, the one that moves the predictions most (KL) "
+    "is the norms' inputs, their outputs or the residual sums: INT8, INT4, FP8, a scale a tensor or channel; "
+    f"a Pre-LN decoder of 4 blocks after {STEPS} steps of AdamW",
+    kind=Kind.TENDENCY,
+    parts={
+        "outliers": Sentence(
+            "The same with outlier channels behind the norms, as large models have them (planted).",
+            "one scale serves a whole tensor, and a channel is 10 times the median",
+        ),
+        "add": Sentence("It is the residual sums that it hurts most."),
+        "int4": Sentence("In INT4 the residual sums cost a tenth of a nat or more."),
+    },
+)
+def where_it_hurts(look: Look) -> Evidence:
+    """How far the predictions move with each part rounded, and what it costs."""
+    subjects = [load(MODEL, seed=seed, text=look.text) for seed in look.seeds]
+    cases: list[Case] = []
+    errors: dict[str, dict[float, list[float]]] = {part: {} for part in (*CLAIMED, *OTHERS)}
+    losses: list[float] = []
+    for seed, subject, model in zip(look.seeds, subjects, train(subjects, STEPS), strict=True):
+        losses.append(_loss(model, subject))
+        for outliers, each in ((False, model), (True, planted(model))):
+            cases += _format_cases(each, subject, outliers, seed, errors)
+    return Evidence(
+        cases=cases,
+        figure=_figure(cases),
+        plots=[_plot(errors)],
+        notes=[
+            _ranking(errors) + f", after training to {statistics.median(losses):.3g} nats.",
+            f"Planted: {PLANTED} channels of each norm × {LARGE:g}, undone behind it.",
+        ],
+        of="formats",
+    )
+
+
+def _format_cases(
+    model: nn.Module,
+    subject: Subject,
+    outliers: bool,
+    seed: int,
+    errors: dict[str, dict[float, list[float]]],
+) -> Iterator[Case]:
+    truth, before = _predictions(model, subject), _loss(model, subject)
+    is_outlying = outlier_ratio(model, subject) >= 10
+    for index, (name, quantise) in enumerate(FORMATS.items()):
+        by_part = {part: _error(model, subject, part, quantise, truth) for part in errors}
+        for part, error in by_part.items():
+            errors[part].setdefault(index + 5 * outliers, []).append(error)
+        worst = max(by_part, key=by_part.__getitem__)
+        ratio = max(by_part[part] for part in CLAIMED) / max(by_part[part] for part in OTHERS)
+        where = f"{name}: worst are the {worst}"
+        if outliers:
+            met = is_outlying and not name.endswith("channel")
+            yield Case(seed=seed, where=where, value=ratio, holds=worst in CLAIMED, met=met, part="outliers")
+            continue
+        yield Case(seed=seed, where=where, value=ratio, holds=worst in CLAIMED)
+        add = by_part["residual sums"]
+        yield Case(seed=seed, where=where, value=add, holds=worst == "residual sums", part="add")
+        if name.startswith("INT4"):
+            with quantised(model, "residual sums", quantise) as rounded:
+                cost = _loss(rounded, subject) - before
+            where = f"{name}, extra nats"
+            yield Case(seed=seed, where=where, value=cost, holds=cost >= 0.1, part="int4")
+
+
+def _error(model: nn.Module, subject: Subject, part: str, quantise: Quantise, truth: Tensor) -> float:
+    """KL(as it is ‖ with `part` rounded), nats a token."""
+    with quantised(model, part, quantise) as rounded:
+        found = _predictions(rounded, subject)
+    return float((truth.exp() * (truth - found)).sum(-1).mean())
+
+
+@torch.no_grad()
+def _loss(model: nn.Module, subject: Subject) -> float:
+    return float(subject.loss(model=model))
+
+
+@torch.no_grad()
+def _predictions(model: nn.Module, subject: Subject) -> Tensor:
+    """Log probabilities."""
+    logits = subject.forward(model=model).logits
+    assert isinstance(logits, Tensor)
+    return logits.double().log_softmax(-1)
+
+
+@contextmanager
+def quantised(model: nn.Module, part: str, quantise: Quantise) -> Iterator[nn.Module]:
+    """The model with one part rounded wherever it occurs in the blocks."""
+    if part == "weights":
+        yield _with_rounded_weights(model, quantise)
+        return
+    before = lambda module, args: (quantise(args[0]), *args[1:])  # noqa: E731
+    after = lambda module, args, output: quantise(output)  # noqa: E731
+    inputs, outputs = _modules_of(model, part)
+    hooks = [module.register_forward_pre_hook(before) for module in inputs]
+    hooks += [module.register_forward_hook(after) for module in outputs]
+    try:
+        yield model
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _modules_of(model: nn.Module, part: str) -> tuple[list[nn.Module], list[nn.Module]]:
+    """Whose input is the part, and whose output is."""
+    norms = _norms(model)
+    attentions = [module for module in model.modules() if isinstance(module, Attention)]
+    if part == "norm inputs":
+        return norms, []
+    if part == "norm outputs":
+        return [], norms
+    if part == "residual sums":
+        return [], [module for module in model.modules() if isinstance(module, Residual)]
+    if part == "queries, keys, values":
+        return [], [each for attention in attentions for each in (attention.q, attention.k, attention.v)]
+    if part == "attention outputs":
+        return [attention.o for attention in attentions], []
+    assert part == "feed-forward hidden"
+    return [module.down for module in model.modules() if isinstance(module, FeedForward)], []
+
+
+@torch.no_grad()
+def _with_rounded_weights(model: nn.Module, quantise: Quantise) -> nn.Module:
+    """A copy; a scale a channel is one an output of the map."""
+    rounded = copy.deepcopy(model)
+    for block in _blocks(rounded):
+        for module in block.modules():
+            if isinstance(module, nn.Linear):
+                module.weight.copy_(quantise(module.weight.T).T)
+    return rounded
+
+
+@torch.no_grad()
+def planted(model: nn.Module) -> nn.Module:
+    """A copy that computes the same, with outlier channels behind the norms: γ and β of a few are larger, the
+    columns that read them smaller.
+    """
+    other = copy.deepcopy(model)
+    for block in _blocks(other):
+        readers = {
+            block.attention_residual: (block.attention.q, block.attention.k, block.attention.v),
+            block.feed_forward_residual: (block.feed_forward.up,),
+        }
+        for residual, maps in readers.items():
+            norm = residual.norms["branch_in"]
+            assert isinstance(norm, nn.LayerNorm)
+            norm.weight[:PLANTED] *= LARGE
+            norm.bias[:PLANTED] *= LARGE
+            for each in maps:
+                assert isinstance(each, nn.Linear)
+                each.weight[:, :PLANTED] /= LARGE
+    return other
+
+
+def _blocks(model: nn.Module) -> list[Block]:
+    return [module for module in model.modules() if isinstance(module, Block)]
+
+
+def _norms(model: nn.Module) -> list[nn.Module]:
+    """Those of the blocks: the final one is left to the head."""
+    return [each for block in _blocks(model) for each in block.modules() if isinstance(each, nn.LayerNorm)]
+
+
+def outlier_ratio(model: nn.Module, subject: Subject) -> float:
+    """Of the blocks' norms, the largest RMS of an output channel over the median; the median norm."""
+    ratios: list[float] = []
+
+    def keep(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        rms_D = output.flatten(0, -2).square().mean(0).sqrt()
+        ratios.append(float(rms_D.max() / rms_D.median()))
+
+    hooks = [norm.register_forward_hook(keep) for norm in _norms(model)]
+    _predictions(model, subject)
+    for hook in hooks:
+        hook.remove()
+    return float(torch.tensor(ratios).median())
+
+
+def _figure(cases: list[Case]) -> Figure:
+    """Of each seed, the share of formats where a norm or an add is hurt most."""
+    seeds = {case.seed for case in cases}
+    held = {s: [case.holds for case in cases if case.seed == s and not case.part] for s in seeds}
+    what = "% of formats where a norm or an add is hurt most"
+    return Figure(what, {seed: 100 * sum(each) / len(each) for seed, each in held.items()})
+
+
+def _ranking(errors: dict[str, dict[float, list[float]]]) -> str:
+    """The parts by how far they move the predictions in INT4 with one scale a tensor, without outliers."""
+    index = list(FORMATS).index("INT4 a tensor")
+    middle = {part: float(torch.tensor(by[index]).median()) for part, by in errors.items()}
+    ranked = sorted(middle, key=middle.__getitem__, reverse=True)
+    return "INT4 with a scale a tensor moves the predictions, in nats, by " + ", ".join(
+        f"{middle[part]:.2g} ({part})" for part in ranked
+    )
+
+
+def _plot(errors: dict[str, dict[float, list[float]]]) -> Plot:
+    names = ", ".join(f"{index} {name}" for index, name in enumerate(FORMATS))
+    return Plot(
+        "Each part quantised in turn",
+        f"format ({names}; 5 to 9: the same with outliers planted)",
+        "KL from the unrounded model, nats a token",
+        [Line.over_seeds(part, points, marks=True) for part, points in errors.items()],
+        "y",
+    )
