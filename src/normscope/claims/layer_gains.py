@@ -3,13 +3,14 @@
 Shapes: T tokens, D width.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
 from normscope.claims.look import Look
 from normscope.claims.norm_jacobian import ROUND_OFF
 from normscope.claims.one_layer import NO_EPS, Layer, Map, by_autograd, layers, pulled_back
@@ -20,6 +21,8 @@ from normscope.nn import FeedForward, Residual, Where
 STEP = 1e-5
 """Of central differences in float64: what is left of them is about 1e-10."""
 CLOSE = 1e-6
+SIZES = (0.5, 0.75, 0.9, 0.999, 1.0)
+"""‖A‖."""
 
 
 @claim(
@@ -86,7 +89,13 @@ def _change(layer: Layer, direction: Tensor) -> Tensor:
 )
 def norm_of_one(look: Look) -> Evidence:
     """Smallest singular values at ‖A‖ = 1 and just under it."""
-    cases = [case for seed in look.seeds for case in _perturbation_cases(seed)]
+    cases: list[Case] = []
+    points: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for seed in look.seeds:
+        for name, size, matrix in _perturbations(seed):
+            cases.append(_perturbation_case(seed, name, size, matrix))
+            if len(matrix) == 64:
+                points[name][size].append(cases[-1].value)
     under = [case for case in cases if case.met]
     real = next(case for case in cases if "Pre-LN" in case.where and not case.met)
     return Evidence(
@@ -99,37 +108,43 @@ def norm_of_one(look: Look) -> Evidence:
             f"Strictly under 1 the smallest σ_min found is {min(case.value for case in under):.1e}.",
             f"A Pre-LN layer can have ‖A‖ = 1: {real.where}.",
         ],
+        plots=[
+            Plot(
+                "The smallest singular value of I + A, d = 64",
+                "‖A‖",
+                "σ_min(I + A)",
+                [Line.over_seeds(name, each) for name, each in points.items()],
+            )
+        ],
         of="matrices",
     )
 
 
-def _perturbation_cases(seed: int) -> Iterator[Case]:
-    for name, matrix in _perturbations(seed):
-        size = float(torch.linalg.matrix_norm(matrix, 2))
-        values = singular_values(torch.eye(len(matrix), dtype=matrix.dtype) + matrix)
-        rank, _ = numerical_rank(values, 1e-12)
-        yield Case(
-            seed=seed,
-            where=f"{name}, d = {len(matrix)}, rank {rank}",
-            value=float(values[-1]),
-            holds=bool(values[-1] > 1e-12),
-            met=size < 1 - 1e-12,
-        )
+def _perturbation_case(seed: int, name: str, size: float, matrix: Tensor) -> Case:
+    values = singular_values(torch.eye(len(matrix), dtype=matrix.dtype) + matrix)
+    rank, _ = numerical_rank(values, 1e-12)
+    return Case(
+        seed=seed,
+        where=f"{name}, d = {len(matrix)}, ‖A‖ = {size:g}, rank {rank}",
+        value=float(values[-1]),
+        holds=bool(values[-1] > 1e-12),
+        met=float(torch.linalg.matrix_norm(matrix, 2)) < 1 - 1e-12,
+    )
 
 
-def _perturbations(seed: int) -> Iterator[tuple[str, Tensor]]:
-    """A with ‖A‖ ≤ 1 [D, D]."""
+def _perturbations(seed: int) -> Iterator[tuple[str, float, Tensor]]:
+    """A with ‖A‖ = c ≤ 1 [D, D], by name and c."""
     for width in (3, 16, 64, 256):
         torch.manual_seed(seed)
         eye = torch.eye(width, dtype=torch.float64)
         drawn, x = torch.randn(width, width, dtype=torch.float64), torch.randn(1, width, dtype=torch.float64)
         orthogonal = torch.linalg.qr(drawn)[0]
-        for size in (0.5, 0.999, 1.0):
-            yield f"A = −{size:g} I", -size * eye
-            yield f"A = −{size:g} · 11ᵀ/d", torch.full_like(eye, -size / width)
-            yield f"A drawn, ‖A‖ = {size:g}", size * drawn / torch.linalg.matrix_norm(drawn, 2)
-            yield f"A orthogonal · {size:g}", size * orthogonal
-            yield f"Pre-LN, F(u) = −{size:g} σ(x) u", _of_pre_layer(x, size)
+        for size in SIZES:
+            yield "A = −c I", size, -size * eye
+            yield "A = −c 11ᵀ/d", size, torch.full_like(eye, -size / width)
+            yield "A drawn", size, size * drawn / torch.linalg.matrix_norm(drawn, 2)
+            yield "A orthogonal · c", size, size * orthogonal
+            yield "Pre-LN, F(u) = −c σ(x) u", size, _of_pre_layer(x, size)
 
 
 def _of_pre_layer(x: Tensor, size: float) -> Tensor:
