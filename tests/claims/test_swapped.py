@@ -14,7 +14,7 @@ def test_both_ways_are_measured(monkeypatch):
     assert found.error is None, found.evidence.notes
     assert {case.part for case in found.evidence.cases} == {"", *CLAIMS["C27"].parts}
     assert {case.seed for case in found.evidence.cases} == {0, 1}
-    assert len(found.evidence.notes) == 2
+    assert len(found.evidence.notes) == 3
 
 
 @pytest.mark.parametrize(("after", "holds"), [(-0.4, False), (-0.21, False), (-0.19, True), (1.0, True)])

@@ -146,9 +146,9 @@ def _settings(long: bool) -> dict[tuple[str, int], list[Recipe]]:
     Source("004", "§8.2", "从几十层到上百层甚至上千层"),
     Source("004", "§10", "训练超过100层甚至1000层的网络成为可能"),
     says="With residual connections stacks of 100 to 1000 layers train, whatever else is in them.",
-    hypothesis="at the start the gradient changes through 100 (Pre-LN: 1000) blocks by no more than a factor "
-    "of their number, in stacks with residuals and no norm, Post-LN and Pre-LN; trained, 16 blocks "
-    "of the first, 12 of Post-LN and 100 of Pre-LN end 0.1 nats under the byte frequencies",
+    hypothesis="at the start the gradient changes by no more than a factor of the number of blocks, through "
+    "20 blocks with residuals and no norm, 100 of Post-LN and 1000 of Pre-LN; trained, 16 blocks of the "
+    "first, 12 of Post-LN and 100 of Pre-LN end 0.1 nats under the byte frequencies",
     condition="the norm is before the branch, and one is at the end (Pre-LN)",
     kind=Kind.TENDENCY,
     parts={

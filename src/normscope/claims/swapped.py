@@ -14,7 +14,7 @@ from normscope.claims.claim import Kind, Sentence, claim
 from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
 from normscope.claims.look import Look
 from normscope.claims.sources import Source
-from normscope.claims.training import Recipe, subjects, train_models, unigram_losses
+from normscope.claims.training import Recipe, subjects, train_models, trained, unigram_losses
 from normscope.nn import SwapWarning, swap
 from normscope.subjects import Subject
 
@@ -92,7 +92,11 @@ def swap_breaks(look: Look) -> Evidence:
         cases=cases,
         figure=Figure("what moving the norms costs at once, in nats", jumps),
         plots=[_plot({"post → pre": there, "pre → post": back})],
-        notes=[_note("post → pre", there), _note("pre → post", back)],
+        notes=[
+            _note("post → pre", there),
+            _note("pre → post", back),
+            *([] if look.long else [_whole(look, replace(first, scheme="pre", steps=first.steps + AFTER))]),
+        ],
         of="seeds",
     )
 
@@ -174,6 +178,15 @@ def _note(way: str, by_seed: Mapping[int, Moved]) -> str:
         f"{way}, medians, nats from the byte frequencies: trained {middle('trained')}, moved "
         f"{middle('swapped')}, {AFTER} steps later {middle('tuned')}, a new model after {AFTER} steps "
         f"{middle('scratch')}."
+    )
+
+
+def _whole(look: Look, recipe: Recipe) -> str:
+    """What all the steps do from the start, without a swap."""
+    ends = [outcome.excess for outcome in trained(look, [recipe])[recipe].values()]
+    return (
+        f"A new {recipe.scheme} model with all {recipe.steps} steps ends {statistics.median(ends):+.2f} nats "
+        "from the byte frequencies, the median."
     )
 
 
