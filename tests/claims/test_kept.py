@@ -43,7 +43,7 @@ def test_a_kept_result_says_what_when_where_and_how(long_result: Path, odd: dict
     assert found is not None
     assert found.is_current
     assert found.command == COMMAND
-    assert kept_words(found) == "holds: largest <error> 1.5 (0.5 … 2.5)"
+    assert kept_words(found) == "holds: largest <error>: 1.5 (0.5 … 2.5)"
     assert found.plots[0].lines[0].name == "Post-LN"
     assert kept_long(odd["Z2"]) is None, "has none"
     assert kept_long(odd["Z4"]) is None, "could not be measured"

@@ -104,7 +104,7 @@ def test_a_claim_stands_under_its_first_text_and_is_linked_from_the_others(teste
         ("Z3", "is-refuted", "✗</i> refuted</b> <em>on 1 of 2 seeds</em>"),
         ("Z4", "is-unmeasured", "needs a GPU &lt;here&gt;"),
         ("Z5", "is-unmeasured", "RuntimeError: broken &lt;on purpose&gt;"),
-        ("Z8", "is-refuted", "size -inf"),
+        ("Z8", "is-refuted", "size: -inf"),
     ],
 )
 def test_a_row_says_its_verdict_in_words_and_by_a_mark(id: str, look: str, words: str, page: str) -> None:

@@ -47,8 +47,8 @@ def test_numbers_are_short(value: float, words: str) -> None:
 
 
 def test_a_figure_has_its_interval_where_seeds_differ() -> None:
-    assert figure_words(Figure("size", {0: 1.0, 1: 3.0, 2: 2.0})) == "size 2 (1 … 3)"
-    assert figure_words(Figure("size", {0: 1.0, 1: 1.0001})) == "size 1"
+    assert figure_words(Figure("size", {0: 1.0, 1: 3.0, 2: 2.0})) == "size: 2 (1 … 3)"
+    assert figure_words(Figure("size", {0: 1.0, 1: 1.0001})) == "size: 1"
     assert figure_words(None) == ""
 
 
@@ -139,7 +139,7 @@ def test_rows_of_the_readme_are_those_of_the_page(tested: list[Outcome]) -> None
     page, rows = page_of_claims(tested, TWO, "", 1.0), rows_of_claims(tested)
     assert differing(rows, page) == {}
     assert differing(rows.replace("**refuted**", "**holds**", 1), page) != {}
-    assert differing(rows.replace("size 1", "size 2", 1), page) != {}
+    assert differing(rows.replace("size: ", "size: 9", 1), page) != {}
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="docs/claims.md is not written yet")

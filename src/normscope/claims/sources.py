@@ -63,5 +63,5 @@ class Source:
 
     @property
     def anchor(self) -> str:
-        """Of the place on a page: 000-theorem-2-2."""
-        return f"{self.text}-" + re.sub(r"[^0-9a-z]+", "-", self.where.lower()).strip("-")
+        """Of the place on a page: 000-theorem-2-2; Chinese headings keep their letters."""
+        return f"{self.text}-" + re.sub(r"[^0-9a-z\u4e00-\u9fff]+", "-", self.where.lower()).strip("-")

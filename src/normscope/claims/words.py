@@ -43,7 +43,7 @@ def number(value: float) -> str:
 
 
 def figure_words(figure: Figure | None) -> str:
-    """`largest error 3e-16 (2e-16 … 5e-16)`."""
+    """`largest error: 3e-16 (2e-16 … 5e-16)`."""
     if figure is None:
         return ""
     spread = (
@@ -51,7 +51,7 @@ def figure_words(figure: Figure | None) -> str:
         if number(figure.low) == number(figure.high)
         else f" ({number(figure.low)} … {number(figure.high)})"
     )
-    return f"{figure.what} {number(figure.value)}{spread}"
+    return f"{figure.what}: {number(figure.value)}{spread}"
 
 
 def verdict_words(judgement: Judgement, of: str = "cases") -> str:
