@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from normscope.claims.claim import Kind, Sentence, claim
+from normscope.claims.deep_jacobian import num_erased
 from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
 from normscope.claims.look import Look
 from normscope.claims.real_blocks import F64, at_last_token, embedded, jacobian, walk
 from normscope.claims.sources import Source
-from normscope.linalg import product_log_singular_values
 from normscope.maps import Result
 from normscope.nn import Decoder
 from normscope.nn.norms import NoNorm
@@ -166,7 +166,7 @@ def _erased(model: Decoder, x_11D: Tensor) -> int:
     factors = [jacobian(*at_last_token(layer.step, layer.x)) for layer in layers]
     if not isinstance(model.final_norm, NoNorm):
         factors.append(jacobian(model.final_norm, end[0, 0]))
-    return WIDTH - int(product_log_singular_values(torch.stack(factors)).rank)
+    return num_erased(factors)
 
 
 def _through(model: Decoder, x: Tensor) -> tuple[float, float]:

@@ -154,7 +154,7 @@ def _gaussian(width: int, seed: int) -> Tensor:
 
 
 INITS = {"xavier": "Xavier", "normal": "N(0, 0.02²)", "gpt2": "GPT-2", "torch": "PyTorch's own"}
-SIZES = {32: (1, 4, 16, 64), 128: (1, 16), 512: (1,)}
+SIZES = {32: (1, 4, 16, 64), 128: (1, 8), 512: (1,)}
 """Width → depths."""
 TOKENS = 16
 
@@ -221,9 +221,9 @@ def _floor_cases(seed: int) -> Iterator[Case]:
 def _block_cases(pair: list[Sublayer], seed: int, where: str, part: str = "") -> Iterator[Case]:
     """Attention, feed-forward and both: ‖A‖ by the closed form, σ_min by autograd of the whole step."""
     branches = [branch_jacobian(each) for each in pair]
-    steps = [jacobian(*at_last_token(each.step, each.x)) for each in pair]
-    eye = torch.eye(len(steps[0]), dtype=F64)
+    eye = torch.eye(len(branches[0]), dtype=F64)
     both = (eye + branches[1]) @ (eye + branches[0]) - eye
+    steps = [jacobian(*at_last_token(each.step, each.x)) for each in pair]
     for kind, a, j in zip(
         ("attention", "feed-forward", "both"), (*branches, both), (*steps, steps[1] @ steps[0]), strict=True
     ):
