@@ -19,7 +19,7 @@ from normscope.claims.words import (
     verdict_words,
 )
 
-SURPRISING = ("A1",)
+SURPRISING = ("A3", "A7", "A11", "A18", "B9", "B12", "C7", "C12", "C16", "C37")
 """The rows of the README's table."""
 
 
@@ -86,7 +86,8 @@ def _row(tested: Tested, file: str = "", where: str | None = None) -> str:
 
 
 def _where(tested: Tested) -> str:
-    return ", ".join(source.where for source in tested.claim.sources if source.text == first_text(tested))
+    places = [source.where for source in tested.claim.sources if source.text == first_text(tested)]
+    return ", ".join(dict.fromkeys(places))
 
 
 def _verdict(judgement: Judgement, of: str) -> str:
