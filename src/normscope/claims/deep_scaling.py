@@ -34,6 +34,8 @@ RATE = 1e-5
 STILL = 0.15
 """Largest exponent in L of an update that is the same at any depth."""
 RIVALS = ("pre", "deepnorm", "post")
+SHORT_RUN, LONG_RUN = (12, 100), (32, 300)
+"""Blocks and steps."""
 
 
 @claim(
@@ -48,7 +50,7 @@ RIVALS = ("pre", "deepnorm", "post")
     kind=Kind.TENDENCY,
     parts={
         "bound": Sentence(
-            "DeepNet's bound on an update at any depth is one of Pre-LN.", "the scheme is DeepNorm"
+            "One small step moves the output by the same at any depth.", "the scheme is DeepNorm"
         ),
         "better": Sentence("Deep, Pre-LN ends lower than DeepNorm."),
         "deep": Sentence("A stack with the norm on the stream cannot be trained deep.", "it has no α and β"),
@@ -62,7 +64,7 @@ def deep_net(look: Look) -> Evidence:
         seed: {name: exponent(lambda depth: update(name, depth, seed)) for name in RIVALS}  # noqa: B023
         for seed in look.seeds
     }
-    depth, steps = (32, 300) if look.long else (12, 100)
+    depth, steps = LONG_RUN if look.long else SHORT_RUN
     runs = {
         name: look.train([small(name, depth, steps=steps).replace(seed=seed) for seed in look.seeds])
         for name in RIVALS
@@ -163,9 +165,9 @@ TRAINED, LONG_STEPS = 104, 100
     Source("004", "§8.4", "在极深层的网络（如100层以上）中，仅仅依靠残差连接有时仍不够稳定"),
     Source("004", "§8.4", "在残差相加时乘以一个缩放因子（如 $1/\\sqrt{N}$，其中N为层数）"),
     says="Beyond 100 layers a factor 1/√N on the branches helps.",
-    hypothesis="104 blocks of width 16, Xavier weights, AdamW at 3e-3: the mean loss of the last ten of 20 steps is lower "
-    "with the factor, in Pre-LN and without norms; at the start of 128 blocks the stream's variance stays within "
-    "a factor e with it, and the gradients of first and last block are within a factor 2",
+    hypothesis="104 blocks of width 16, Xavier weights, AdamW at 3e-3: the mean loss of the last ten of 20 "
+    "steps is lower with the factor, in Pre-LN and without norms; at the start of 128 blocks the stream's "
+    "variance stays within a factor e with it, and the gradients of first and last block within a factor 2",
     condition="there are no norms",
     kind=Kind.TENDENCY,
     parts={

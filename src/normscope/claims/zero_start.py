@@ -33,7 +33,7 @@ STEPS, LONG_STEPS = 60, 300
     says="With the last map of each branch at zero the stack starts as the identity.",
     hypothesis="the stream after 12 blocks is the one before them, bit by bit: every scheme of the catalogue "
     "with zero last maps, and those that start so by themselves; the mean loss of the first 60 steps of 6 "
-    "blocks is lower than with the usual weights, with norms (Pre-LN) and without",
+    "blocks is lower than with Xavier weights, with norms (Pre-LN) and without",
     condition="there is one stream, which is not scaled and has no norm on it",
     kind=Kind.TENDENCY,
     parts={"loss": Sentence("It makes the first steps of training easier.", "there are no norms")},
@@ -48,7 +48,11 @@ def zero_last_maps(look: Look) -> Evidence:
         for name, value in by_name.items()
     ]
     steps = LONG_STEPS if look.long else STEPS
-    runs = {name: _losses(look, *start, steps) for name, start in STARTS.items()}
+    runs = {
+        name + (", zero" if zero else ""): _losses(look, scheme, steps, zero=zero)
+        for name, scheme in RUNS.items()
+        for zero in (False, True)
+    }
     cases += [case for seed in look.seeds for case in _loss_cases(seed, runs)]
     exact = {seed: float(sum(v == 0 for v in by.values())) for seed, by in moved.items()}
     return Evidence(
@@ -89,22 +93,26 @@ def is_bare_sum(name: str) -> bool:
     return (unscaled or scheme.join.kind == "learnt") and not on_stream
 
 
-STARTS: Mapping[str, tuple[str, str | None]] = {
-    "Pre-LN": ("pre", None),
-    "Pre-LN, zero": ("pre", "zero-output"),
-    "no norms": ("residual-no-norm", None),
-    "no norms, zero": ("residual-no-norm", "zero-output"),
-}
+RUNS = {"Pre-LN": "pre", "no norms": "residual-no-norm"}
 
 
-def _losses(look: Look, scheme: str, init: str | None, steps: int) -> dict[int, Sequence[float]]:
-    config = small(scheme, steps=steps) if init is None else small(scheme, steps=steps, init=init)
-    configs = [config.replace(seed=seed) for seed in look.seeds]
-    return {seed: result.losses for seed, result in zip(look.seeds, look.train(configs), strict=True)}
+@torch.no_grad()
+def zero_last(module: nn.Module) -> None:
+    """The last map of each branch, and its bias, at zero."""
+    for block in blocks_of(module):
+        for last in (block.attention.o, block.feed_forward.down):
+            for parameter in last.parameters():
+                parameter.zero_()
+
+
+def _losses(look: Look, scheme: str, steps: int, *, zero: bool) -> dict[int, Sequence[float]]:
+    config = small(scheme, steps=steps, init="xavier")
+    runs = train_changed(look, config, zero_last if zero else lambda model: None)
+    return {seed: run.losses for seed, run in runs.items()}
 
 
 def _loss_cases(seed: int, runs: Mapping[str, Mapping[int, Sequence[float]]]) -> Iterator[Case]:
-    for name in ("Pre-LN", "no norms"):
+    for name in RUNS:
         usual, zero = (statistics.fmean(runs[start][seed]) for start in (name, f"{name}, zero"))
         where = f"{name}, nats that it saves on the way"
         yield Case(
@@ -147,8 +155,8 @@ PLACES: Mapping[str, tuple[str, Slot]] = {
     says="With γ = 0 at the start the network is the identity.",
     hypothesis="the stream after 12 blocks is the one before them, bit by bit, with γ = 0 in one slot: "
     "before the branch, after it, on the stream; biases at zero or drawn. Each γ must get a gradient. Over "
-    "the first 60 steps at 3e-3 the loss's increments have a smaller variance than from γ = 1, and its mean is "
-    "lower",
+    "the first 60 steps at 3e-3 the loss's increments have a smaller variance than from γ = 1, and its mean "
+    "is lower",
     condition="the norm is the last step of the branch",
     kind=Kind.TENDENCY,
     parts={
@@ -156,7 +164,9 @@ PLACES: Mapping[str, tuple[str, Slot]] = {
             "Every γ that starts at zero gets a gradient.",
             "the norm stands in the branch, and the activation has a slope at zero",
         ),
-        "settles": Sentence("Early oscillation of the loss becomes smaller."),
+        "settles": Sentence(
+            "Early oscillation of the loss becomes smaller.", "the norm stands before the branch"
+        ),
         "faster": Sentence("The first steps are faster."),
     },
     has_long=True,
@@ -255,7 +265,8 @@ def _pair(look: Look, place: str, steps: int) -> Pair:
 def _settling_cases(place: str, ones: dict[int, ShortRun], zeros: dict[int, ShortRun]) -> Iterator[Case]:
     for seed, run in ones.items():
         ratio = increments(zeros[seed].losses[:STEPS]) / increments(run.losses[:STEPS])
-        yield Case(seed=seed, where=place, value=ratio, holds=ratio < 1, part="settles")
+        met = PLACES[place][1] is Slot.BRANCH_IN
+        yield Case(seed=seed, where=place, value=ratio, holds=ratio < 1, met=met, part="settles")
         saved = statistics.fmean(run.losses) - statistics.fmean(zeros[seed].losses)
         yield Case(seed=seed, where=f"{place}, nats", value=saved, holds=saved > 0, part="faster")
 

@@ -1,0 +1,57 @@
+"""The stream at the start, and what scales it."""
+
+import pytest
+
+from normscope.claims import CLAIMS, Look, Verdict, put_to_test, start_stream
+from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
+from normscope.claims.at_start import noise, slope, stack_of, stream_by_block, variance
+from normscope.claims.start_stream import holds_stream
+from normscope.nn import SCHEMES
+
+
+def test_slope_of_a_power() -> None:
+    assert slope((1, 2, 4), (3, 12, 48)) == pytest.approx(2)
+
+
+def test_variance_is_over_features() -> None:
+    assert variance(noise(512, 0)) == pytest.approx(1, abs=0.1)
+    assert variance(noise(512, 0) + 5) == pytest.approx(1, abs=0.1)
+
+
+def test_stream_of_several_streams() -> None:
+    streams = stream_by_block(stack_of("hyper-connections", 2, 0, width=16), noise(16, 0))
+    assert [x.shape for x in streams] == [(4, 16, 16)] * 3
+
+
+def test_stream_of_pre_ln_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start_stream, "train_changed", lambda look, config: {})
+    tested = put_to_test(CLAIMS["B6"], Look(seeds=(0,)))
+    assert tested.judgement.verdict is Verdict.HOLDS
+    assert tested.parts["law"].verdict is Verdict.HOLDS
+    assert tested.evidence.figure is not None
+    assert 16 < tested.evidence.figure.value < 49
+
+
+def test_who_holds_the_stream() -> None:
+    held = {name for name in SCHEMES if holds_stream(name)}
+    assert {"post", "deepnorm", "admin", "b2t"} <= held
+    assert not held & {"pre", "peri", "res-post", "keel", "mix-ln", "residual-dual", "siamesenorm"}
+
+
+def test_only_a_norm_on_the_stream_keeps_its_variance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start_stream, "SCHEMES", {name: SCHEMES[name] for name in ("post", "pre", "peri")})
+    tested = put_to_test(CLAIMS["C8"], Look(seeds=(0,)))
+    assert tested.judgement.verdict is Verdict.CONDITION
+    assert tested.parts["hundred"].verdict is Verdict.CONDITION
+    assert {case.where for case in tested.evidence.cases if case.met and not case.part} == {
+        "post, its own weights"
+    }
+
+
+def test_either_root_keeps_the_variance_by_depth() -> None:
+    tested = put_to_test(CLAIMS["C15"], Look(seeds=(0,)))
+    assert tested.judgement.verdict is Verdict.HOLDS
+    assert tested.parts["one"].verdict is Verdict.REFUTED
+    assert tested.parts["gradient"].verdict is Verdict.HOLDS
+    ends = {case.where: case.value for case in tested.evidence.cases if case.part == "one"}
+    assert 1 < ends["N = 2L branches, 64 blocks"] < ends["N = L layers, 64 blocks"] < 2
