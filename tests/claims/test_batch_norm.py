@@ -1,0 +1,40 @@
+"""BatchNorm beside LayerNorm: C4, C5, C6, C36."""
+
+import pytest
+
+from normscope.claims import CLAIMS, Look, Verdict, put_to_test
+from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
+from normscope.claims.tested import Tested as Found
+
+
+def measured(id: str) -> Found:
+    """The claim on one seed, without an error."""
+    found = put_to_test(CLAIMS[id], Look(seeds=(0,)))
+    assert found.error is None, found.evidence.notes
+    return found
+
+
+def test_error_falls_as_the_root_of_the_batch() -> None:
+    found = measured("C4")
+    assert found.judgement.verdict is Verdict.HOLDS
+    assert found.evidence.figure is not None
+    assert found.evidence.figure.value == pytest.approx(-0.5, abs=0.05)
+    assert found.parts["small"].verdict is Verdict.CONDITION
+
+
+def test_padding_is_nothing_to_a_norm_that_is_told() -> None:
+    found = measured("C5")
+    assert found.judgement.verdict is Verdict.CONDITION
+    assert found.judgement.met == found.judgement.held
+    assert found.parts["ln"].verdict is Verdict.HOLDS
+
+
+def test_both_modes() -> None:
+    assert measured("C6").judgement.verdict is Verdict.HOLDS
+
+
+def test_view_is_not_a_transpose() -> None:
+    found = measured("C36")
+    assert found.judgement.verdict is Verdict.REFUTED
+    assert found.judgement.held == 0
+    assert "10 different features at 2 position(s)" in found.evidence.notes[0]
