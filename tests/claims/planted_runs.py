@@ -1,5 +1,6 @@
 """A look whose trainings are planted: what a claim makes of results that are known."""
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,9 @@ def judged(
     """A claim on planted results; nothing may go wrong on the way."""
     found = put_to_test(CLAIMS[id], Planted(seeds=seeds, plan=plan, long=long))
     assert found.error is None, found.evidence.notes
+    json.dumps(found.to_dict(), allow_nan=False)
+    kept = Tested.from_cache(CLAIMS[id], json.loads(json.dumps(found.to_cache())))
+    assert kept.judgement == found.judgement
     return found
 
 

@@ -53,6 +53,7 @@ def test_c10_compares_the_largest_rates(long):
     assert found.judgement.met == 2
     assert found.evidence.figure.value == pytest.approx(1e-2 / 3e-3)
     assert judged("C10", lambda config: TRAINS).judgement.verdict is Verdict.REFUTED
+    assert judged("C10", lambda config: FLIES_OFF).judgement.verdict is Verdict.REFUTED
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 
@@ -209,16 +208,16 @@ def ladder(recipe: Recipe, rates: Iterable[float] = RATES, warmups: Iterable[int
     return [replace(recipe, lr=lr, warmup=warmup) for lr in rates for warmup in warmups]
 
 
-def curve(name: str, by_seed: Mapping[int, Outcome], *, every: int = 10) -> Line:
-    """Nats above the byte frequencies by step, median and range over seeds."""
+def curve(name: str, by_seed: Mapping[int, Outcome], *, every: int = 10, most: float = math.inf) -> Line:
+    """Nats above the byte frequencies, at most `most`, by step; median and range over seeds."""
     points: dict[float, list[float]] = {}
     for outcome in by_seed.values():
         for step, above in list(enumerate(outcome.progress, LAST))[::every]:
-            points.setdefault(step, []).append(above)
+            points.setdefault(step, []).append(min(above, most))
     return Line.over_seeds(name, points)
 
 
 STEP, ABOVE = "step", "nats above the byte frequencies"
 """The axes of `curve`."""
-LEVELS = MappingProxyType({"byte frequencies alone": 0.0})
+LEVELS: Mapping[str, float] = {"byte frequencies alone": 0.0}
 """Where a run stands still that learns nothing else."""

@@ -173,7 +173,7 @@ def larger_rates(look: Look) -> Evidence:
         for (base, seed), rate in largest.items()
         if base is not NO_NORM
     ]
-    gain = {seed: largest[PRE, seed] / largest[NO_NORM, seed] for seed in look.seeds}
+    gain = {seed: largest[PRE, seed] / max(largest[NO_NORM, seed], RATES[0]) for seed in look.seeds}
     return Evidence(
         cases=cases,
         figure=Figure("largest rate that trains, Pre-LN's over that without norms", gain),
@@ -260,6 +260,7 @@ def fewer_steps(look: Look) -> Evidence:
     return Evidence(
         cases=cases,
         figure=Figure("steps that norms save beside residuals without norms, in %", saved),
+        plots=[_kinds_plot(look)],
         notes=[
             f"{name}: {', '.join(f'{by_seed[seed]:g}' for seed in look.seeds)} steps, by seed."
             for name, by_seed in steps.items()
@@ -279,6 +280,15 @@ def _kinds(long: bool) -> dict[str, list[Recipe]]:
     if not long:
         return kinds
     return {name: [_longer(r) for r in recipes if r.lr == RATES[1]] for name, recipes in kinds.items()}
+
+
+def _kinds_plot(look: Look) -> Plot:
+    """The run of each seed and kind that ends lowest; one that blows up is cut off at 3 nats."""
+    lines = []
+    for name, recipes in _kinds(look.long).items():
+        outcomes = trained(look, recipes)
+        lines.append(curve(name, {seed: best(outcomes, seed)[1] for seed in look.seeds}, most=3.0))
+    return Plot("Norms and residuals, alone and together", STEP, ABOVE, lines, levels=LEVELS)
 
 
 def _fewest(look: Look, recipes: list[Recipe], nats: float) -> dict[int, float]:
