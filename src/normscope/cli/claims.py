@@ -172,6 +172,8 @@ def _text(ready: "list[Tested]", to_screen: bool) -> str:
 
     from normscope.claims.words import in_full, table, tally
 
+    if not ready:  # interrupted before the first
+        return ""
     if len(ready) == 1:
         return "\n".join(in_full(ready[0])) + "\n"
     console = Console(width=None if to_screen else 120, force_terminal=sys.stdout.isatty() and to_screen)
