@@ -163,7 +163,9 @@ def _facts(tested: Sequence[Tested], look: Look, command: str, seconds: float) -
     yield "seeds", ", ".join(map(str, look.seeds)) + (", the long form" if look.long else "")
     yield "trained on", text_words(look)
     spent = sum(each.seconds for each in tested)
-    yield "time", f"{spent:.0f} s of measuring; {seconds:.0f} s in this run, the rest kept from before"
+    known = sum(each.cached for each in tested)
+    before = f", with {known} of {len(tested)} claims kept from before" if known else ""
+    yield "time", f"{spent:.0f} s of measuring; this run took {seconds:.0f} s{before}"
 
 
 def _plots(tested: Tested) -> "list[tuple[Plot, Markup]]":
