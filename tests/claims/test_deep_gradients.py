@@ -1,0 +1,34 @@
+"""B10, C1 and C17 on one seed."""
+
+import pytest
+
+from normscope.claims import CLAIMS, Look, Verdict, put_to_test, tested
+from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
+
+LOOK = Look(seeds=(0,))
+
+
+def of(id: str) -> tested.Tested:
+    found = put_to_test(CLAIMS[id], LOOK)
+    assert found.error is None
+    return found
+
+
+def test_one_factor_decides_nothing() -> None:
+    found = of("B10")
+    assert found.judgement.verdict is Verdict.REFUTED
+    assert found.judgement.held == 0
+
+
+def test_a_residual_layer_can_shrink_a_gradient() -> None:
+    found = of("C1")
+    assert found.judgement.verdict is Verdict.REFUTED
+    assert found.parts["small"].verdict is Verdict.HOLDS
+
+
+def test_post_ln_decays_beside_identical_tokens() -> None:
+    found = of("C17")
+    assert found.judgement.verdict is Verdict.CONDITION
+    assert found.evidence.figure is not None
+    assert found.evidence.figure.value == pytest.approx(0.717, abs=0.04)
+    assert found.parts["pre"].verdict is Verdict.HOLDS

@@ -1,0 +1,30 @@
+"""B1, B2 and B9 on one seed."""
+
+from normscope.claims import CLAIMS, Look, Verdict, put_to_test, tested
+from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
+
+LOOK = Look(seeds=(0,))
+
+
+def of(id: str) -> tested.Tested:
+    found = put_to_test(CLAIMS[id], LOOK)
+    assert found.error is None
+    return found
+
+
+def test_pre_ln_is_a_sum() -> None:
+    assert of("B1").judgement.verdict is Verdict.HOLDS
+
+
+def test_the_identity_path_meets_the_final_norm_alone() -> None:
+    found = of("B2")
+    assert found.judgement.verdict is Verdict.CONDITION
+    assert {part.verdict for part in found.parts.values()} == {Verdict.HOLDS}
+
+
+def test_one_norm_a_layer_is_right() -> None:
+    found = of("B9")
+    assert found.judgement.verdict is Verdict.CONDITION
+    assert found.parts["second"].verdict is Verdict.HOLDS
+    assert found.parts["pre"].verdict is Verdict.HOLDS
+    assert found.parts["order"].verdict is Verdict.CONDITION

@@ -1,0 +1,30 @@
+"""A10 and A12: the floor under I + A, and Table 1, on one seed."""
+
+from normscope.claims import CLAIMS, Look, Verdict, put_to_test, tested
+from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
+
+LOOK = Look(seeds=(0,))
+
+
+def of(id: str) -> tested.Tested:
+    found = put_to_test(CLAIMS[id], LOOK)
+    assert found.error is None
+    return found
+
+
+def test_weyl_holds_and_its_printed_route_does_not() -> None:
+    found = of("A10")
+    assert found.judgement.verdict is Verdict.HOLDS
+    attained = [case for case in found.evidence.cases if case.where.startswith("d = 3, A = -0.5 · I")]
+    assert all(abs(case.value) < 1e-12 for case in attained)
+    assert found.parts["pairs"].verdict is Verdict.HOLDS
+    assert found.parts["printed"].verdict is Verdict.CONDITION
+    assert found.parts["printed"].met < found.parts["printed"].cases / 2
+
+
+def test_table_1_holds_but_for_an_f_that_cancels_the_identity() -> None:
+    found = of("A12")
+    assert found.judgement.verdict is Verdict.CONDITION
+    wrong = {case.where for case in found.evidence.cases if not case.holds and case.part == "rank"}
+    assert wrong
+    assert all("F(u) = −σ(x) u" in where for where in wrong)
