@@ -173,7 +173,7 @@ def _plot(cases: list[Case]) -> Plot:
     says="Add and LayerNorm fused into one kernel are 10 to 20 % faster.",
     hypothesis="the same loops in C, once over all rows for the add and once for the norm, or both row by "
     "row: the fused form takes at least 10 % less time, from 1 to 32 MiB a tensor",
-    condition="the sum is not kept, which Pre-LN and every training step need",
+    condition="the sum is not kept (Pre-LN and training need it)",
     kind=Kind.TENDENCY,
     parts={
         "pytorch": Sentence(
