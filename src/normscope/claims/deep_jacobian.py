@@ -159,7 +159,7 @@ PRIMES = (2**61 - 1, 2**31 - 1)
 @claim(
     "A14",
     Source("000", "Theorem 6.3", "L 层 Post-LN 的 Jacobian"),
-    Source("000", "(45)", "无论堆叠多少层，Post-LN 网络至少存在 2 个梯度被完全抹除的方向"),
+    Source("000", "(45)", "无论堆叠多少层, Post-LN 网络至少存在 2 个梯度被完全抹除的方向"),
     says="The Jacobian of L layers of Post-LN has rank at most d − 2, at any depth.",
     hypothesis="rank ≤ 14 at d = 16 after 1, 4, 16, 64 and 256 layers, ε = 0: in exact arithmetic "
     "(modulo the primes 2⁶¹ − 1 and 2³¹ − 1, every float taken as the fraction that it is); and the "

@@ -62,7 +62,7 @@ VARIANTS = (
     "A16",
     Source("000", "§7", "LayerNorm 的零空间直接导致整层梯度退化，这解释了其训练不稳定性"),
     Source("000", "Abstract", "为实践中观察到的 Post-LN 训练不稳定现象提供了严格的数学解释"),
-    Source("000", "Remark 3.7", "这一结构性缺陷在多层堆叠时会持续存在，导致训练不稳定"),
+    Source("000", "Remark 3.7", "这一结构性缺陷在多层堆叠时会持续存在, 导致训练不稳定"),
     says="The null space of LayerNorm explains why Post-LN fails to train: with the two lost directions a "
     "token a "
     "stack fails, without them it trains.",
