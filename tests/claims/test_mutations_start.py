@@ -75,7 +75,6 @@ def wrong_root(patch: Patch) -> None:
 
 def pre_as_deepnorm(patch: Patch) -> None:
     patch.setattr(deep_scaling, "SHORT_RUN", (2, 2))
-    patch.setattr(deep_scaling, "DEPTHS", (2, 4))
     patch.setattr(deep_scaling, "build", lambda kind, scheme, **rest: build(kind, scheme="pre", **rest))
 
 
