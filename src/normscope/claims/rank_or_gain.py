@@ -176,9 +176,9 @@ def _through(model: Decoder, x: Tensor) -> tuple[float, float]:
     y = model.run(x)
     weight = torch.randn(y.shape, dtype=F64, generator=torch.Generator().manual_seed(0))
     back = torch.autograd.grad((y * weight).sum(), x)[0]
-    apart = y - y.mean((0, 1), keepdim=True)
-    scale = float(y.norm() / x.norm())
-    diversity = float(apart.square().sum() / y.square().sum())
+    apart = (y - y.mean((0, 1), keepdim=True)).detach()
+    scale = float(y.detach().norm() / x.detach().norm())
+    diversity = float(apart.square().sum() / y.detach().square().sum())
     return float(back.norm() / weight.norm()) / scale, diversity
 
 
