@@ -23,5 +23,5 @@ def test_it_holds_under_a_condition_where_only_factors_are_ahead():
 
 
 def test_a_block_that_starts_as_the_identity_changes_nothing():
-    assert gated.change("rezero", 0) == 0
-    assert 0 < gated.change("highway", 0) < gated.change("residual-no-norm", 0)
+    assert gated.change("rezero", 8, 0) == 0
+    assert 0 < gated.change("highway", 8, 0) < gated.change("residual-no-norm", 8, 0)

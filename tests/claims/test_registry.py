@@ -1,0 +1,66 @@
+"""Every row of the five texts is there, once, with what the table and the page need of it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import normscope.claims
+from normscope.claims import CLAIMS, TEXTS, Claim, chosen, in_order
+from normscope.claims.registry import MODULES
+from normscope.errors import UsageError
+
+ROWS = [f"A{i}" for i in range(1, 17)] + [f"B{i}" for i in range(1, 16)] + [f"C{i}" for i in range(1, 34)]
+TRAINED = ("A16", "B4", "B5", "B7", "B8", "C2", "C10", "C11", "C14", "C19", "C26", "C27", "C28", "C29")
+every_claim = pytest.mark.parametrize("claim", in_order(), ids=lambda claim: claim.id)
+
+
+def test_every_row_is_there() -> None:
+    assert set(ROWS) <= set(CLAIMS)
+
+
+def test_trained_claims_have_a_long_form() -> None:
+    assert [id for id in TRAINED if not CLAIMS[id].has_long] == []
+
+
+@every_claim
+def test_a_claim_says_where_it_is_said_and_what_is_asked(claim: Claim) -> None:
+    assert re.fullmatch(r"[ABC][1-9]\d?", claim.id)
+    assert all(source.text in TEXTS and source.where for source in claim.sources)
+    assert any(source.words for source in claim.sources), "a phrase to find it by"
+    assert claim.sentence.says.endswith(".")
+    assert claim.hypothesis
+    assert claim.measure.__doc__
+    assert claim.code.startswith("@claim(")
+    assert all(part.says.endswith(".") for part in claim.parts.values())
+
+
+def test_no_module_types_a_verdict() -> None:
+    """`holds=True` is not a measurement."""
+    for module in MODULES:
+        source = (Path(normscope.claims.__file__).parent / f"{module}.py").read_text(encoding="utf-8")
+        assert not re.search(r"\bholds=(True|False)\b", source), module
+
+
+@pytest.mark.parametrize(
+    ("words", "ids"),
+    [
+        (["a7"], ["A7"]),
+        (["B3-B5"], ["B3", "B4", "B5"]),
+        (["A2", "a1", "A2"], ["A1", "A2"]),
+    ],
+)
+def test_claims_are_chosen_by_id_and_range(words: list[str], ids: list[str]) -> None:
+    assert [claim.id for claim in chosen(words)] == ids
+
+
+def test_groups_texts_and_all() -> None:
+    assert {claim.group for claim in chosen(["c"])} == {"C"}
+    assert all("003" in {source.text for source in claim.sources} for claim in chosen(["003"]))
+    assert chosen([]) == in_order()
+
+
+@pytest.mark.parametrize("word", ["Z1", "A99", "B5-C2", "005", ""])
+def test_a_word_that_names_none_is_refused(word: str) -> None:
+    with pytest.raises(UsageError, match="expected an id"):
+        chosen([word])
