@@ -1,16 +1,12 @@
 """Why Post-LN does not train: rank lost, gain decayed, or tokens collapsed; told apart by intervening.
 
-Runs: decoders of d = 32 on bytes of text, AdamW, 300 steps; one trains when its last losses are 0.1 nats
-under the unigram entropy. What is measured at the start has the same
-weights with ε = 0, so that what is erased is erased wholly.
+What is measured at the start has the same weights with ε = 0, so that what is erased is erased wholly.
 
 Shapes: T tokens, D width.
 """
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,41 +17,36 @@ from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
 from normscope.claims.look import Look
 from normscope.claims.real_blocks import F64, at_last_token, embedded, jacobian, walk
 from normscope.claims.sources import Source
-from normscope.maps import Result
+from normscope.claims.training import (
+    ABOVE,
+    LEVELS,
+    RATES,
+    STEP,
+    WARMUP,
+    Outcome,
+    Outcomes,
+    Recipe,
+    curve,
+    ladder,
+    trained,
+)
 from normscope.nn import Decoder
 from normscope.nn.norms import NoNorm
-from normscope.train import RunConfig, last_loss
 
-WIDTH, DEPTH, LONG_DEPTH, LR = 32, 6, 12, 3e-3
+DEPTH, LONG_DEPTH = 8, 12
+"""Blocks, in the short form and in the long one."""
 ALIKE = 1e-2
 """Share of the state's energy that is not common to all tokens, under which they are alike."""
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One model and how it is trained."""
-
-    name: str
-    options: str
-    warmup: int = 0
-
-    def config(self, depth: int, seed: int, lr: float = LR) -> RunConfig:
-        """300 steps of it."""
-        model = f"nn:decoder,{self.options},depth={depth},width={WIDTH},heads=2"
-        values: dict[str, Any] = {"model": model, "validation": 0.0, "lr": lr, "warmup": self.warmup}
-        return RunConfig.from_dict(values | {"seed": seed})
-
-
-POST = Variant("Post-LN, Xavier", "scheme=post,init=xavier")
-VARIANTS = (
-    POST,
-    Variant("Post-LN, Xavier, 200 steps of warm-up", "scheme=post,init=xavier", 200),
-    Variant("Post-LN, N(0, 0.02²)", "scheme=post,init=normal"),
-    Variant("Post-LN with RMSNorm, Xavier", "scheme=post,init=xavier,norm=rmsnorm"),
-    Variant("Post-LN with DyT for the norm, Xavier", "scheme=post,init=xavier,norm=dyt"),
-    Variant("Pre-LN with its final norm, Xavier", "scheme=pre,init=xavier"),
-    Variant("Pre-LN without final norm, Xavier", "scheme=pre-no-final,init=xavier"),
-)
+POST = Recipe(scheme="post", depth=DEPTH)
+INTERVENTIONS = {
+    "Post-LN, Xavier": POST,
+    "Post-LN, Xavier, 200 steps of warm-up": replace(POST, warmup=WARMUP),
+    "Post-LN, N(0, 0.02²)": replace(POST, init="normal"),
+    "Post-LN with RMSNorm, Xavier": replace(POST, options="norm=rmsnorm"),
+    "Post-LN with DyT for the norm, Xavier": replace(POST, options="norm=dyt"),
+    "Pre-LN with its final norm, Xavier": Recipe(scheme="pre", init="xavier", depth=DEPTH),
+    "Pre-LN without final norm, Xavier": Recipe(scheme="pre-no-final", init="xavier", depth=DEPTH),
+}
 
 
 @claim(
@@ -72,7 +63,7 @@ VARIANTS = (
     "erases two "
     "directions a token: norms with two, one and no lost directions, Pre-LN with and without final norm, "
     "weights, "
-    "warm-up; d = 32, 6 blocks (12 in the long form), AdamW at 3e-3",
+    "warm-up; 8 blocks (12 in the long form), AdamW at 3e-3, 300 steps",
     parts={
         "any": Sentence("One erased direction is enough: it fails if and only if any is erased."),
         "gain": Sentence(
@@ -92,63 +83,74 @@ VARIANTS = (
 def null_space_or_not(look: Look) -> Evidence:
     """Same kernel, other outcome: what each suspect predicts for each intervention."""
     depth = LONG_DEPTH if look.long else DEPTH
-    cases: list[Case] = []
-    curves: dict[str, list[Result]] = {}
-    words: dict[str, list[str]] = {}
-    configs = [variant.config(depth, seed) for variant in VARIANTS for seed in look.seeds]
-    results = iter(look.train(configs))
-    for variant in VARIANTS:
-        for seed in look.seeds:
-            result = next(results)
-            start = _start(look, variant, depth, seed)
-            cases += _suspects(variant, seed, start, result)
-            curves.setdefault(variant.name, []).append(result)
-            words.setdefault(variant.name, []).append(result.verdict)
+    recipes = {name: replace(recipe, depth=depth) for name, recipe in INTERVENTIONS.items()}
+    outcomes = trained(look, recipes.values())
+    cases = [
+        case
+        for name, recipe in recipes.items()
+        for seed in look.seeds
+        for case in _suspects(name, seed, start_of(look, recipe, seed), outcomes[recipe][seed])
+    ]
     wrong = [case for case in cases if not case.part and not case.holds]
     return Evidence(
         cases=cases,
         figure=Figure(
-            f"interventions of {len(VARIANTS)} that the null space foretells wrongly",
+            f"interventions of {len(recipes)} that the null space foretells wrongly",
             {s: sum(case.seed == s for case in wrong) for s in look.seeds},
         ),
-        plots=[_curves_plot(curves)],
-        notes=[_fates(name, words[name], cases) for name in words],
+        plots=[
+            Plot(
+                "Each intervention",
+                STEP,
+                ABOVE,
+                [curve(name, outcomes[recipe], most=1.0) for name, recipe in recipes.items()],
+                levels=LEVELS,
+            )
+        ],
+        notes=[_fate(name, outcomes[recipe], cases) for name, recipe in recipes.items()],
         of="runs",
     )
 
 
 @dataclass(frozen=True)
-class _Start:
-    """What a stack is before the first step: directions erased a token, the gradient's gain, tokens' "
-    "diversity."""
+class Start:
+    """A stack before the first step.
+
+    Attributes:
+        erased: directions of a token that do not come through.
+        gain: of a random gradient from the stack's end to its entry.
+        diversity: share of the state's energy at the end that tells tokens apart.
+    """
 
     erased: int
     gain: float
     diversity: float
 
 
-def _suspects(variant: Variant, seed: int, start: _Start, result: Result) -> Iterator[Case]:
-    fails, loss = result.verdict == "fails", last_loss(result.losses)
+def _suspects(name: str, seed: int, start: Start, outcome: Outcome) -> Iterator[Case]:
     predictions = {
         "": (start.erased >= 2, f"{start.erased} directions erased"),
         "any": (start.erased >= 1, f"{start.erased} directions erased"),
         "gain": (start.gain <= 0.1, f"gradient × {start.gain:.2g}"),
         "tokens": (start.diversity <= ALIKE, f"diversity {start.diversity:.2g}"),
-        "collapse": (result.certain is not None, result.certain or "tokens stay apart"),
+        "collapse": (outcome.certain is not None, outcome.certain or "tokens stay apart"),
     }
+    fails, fate = not outcome.trains, "trains" if outcome.trains else "fails"
     for part, (foretold, why) in predictions.items():
-        where = f"{variant.name}: {why}, {result.verdict}, loss"
-        yield Case(seed=seed, where=where, value=loss, holds=bool(foretold) == fails, part=part)
+        where = f"{name}: {why}, {fate}, nats from the byte frequencies"
+        yield Case(seed=seed, where=where, value=outcome.excess, holds=bool(foretold) == fails, part=part)
 
 
-def _fates(name: str, verdicts: list[str], cases: list[Case]) -> str:
-    own = next(case for case in cases if not case.part and case.where.startswith(name + ":"))
-    erased = own.where.removeprefix(name + ": ").partition(",")[0]
-    return f"{name}: {erased}, trains on {verdicts.count('trains')} of {len(verdicts)} seeds."
+def _fate(name: str, by_seed: Mapping[int, Outcome], cases: list[Case]) -> str:
+    own = next(case for case in cases if not case.part and case.where.startswith(f"{name}:"))
+    erased = own.where.removeprefix(f"{name}: ").partition(",")[0]
+    trains = sum(outcome.trains for outcome in by_seed.values())
+    return f"{name}: {erased}, trains on {trains} of {len(by_seed)} seeds."
 
 
-def _start(look: Look, variant: Variant, depth: int, seed: int) -> _Start:
-    config = variant.config(depth, seed)
+def start_of(look: Look, recipe: Recipe, seed: int) -> Start:
+    """What the suspects look at, of a recipe's model on its own first batch."""
+    config = recipe.config(seed)
     text = look.text and str(look.text)
     subject = config.replace(text=text, model=f"{config.model},eps=0").subject()
     model = subject.model
@@ -157,7 +159,7 @@ def _start(look: Look, variant: Variant, depth: int, seed: int) -> _Start:
     assert isinstance(batch, dict)
     model = model.to(F64).eval().requires_grad_(False)
     x = embedded(model, batch["ids"])
-    return _Start(_erased(model, x[:1, :1]), *_through(model, x))
+    return Start(_erased(model, x[:1, :1]), *_through(model, x))
 
 
 def _erased(model: Decoder, x_11D: Tensor) -> int:
@@ -170,8 +172,7 @@ def _erased(model: Decoder, x_11D: Tensor) -> int:
 
 
 def _through(model: Decoder, x: Tensor) -> tuple[float, float]:
-    """Gain of a random gradient from the stack's end to its entry, and the diversity of the tokens at its "
-    "end."""
+    """Gain of a random gradient from the stack's end to its entry, and the tokens' diversity at the end."""
     x = x.clone().requires_grad_()
     y = model.run(x)
     weight = torch.randn(y.shape, dtype=F64, generator=torch.Generator().manual_seed(0))
@@ -182,87 +183,68 @@ def _through(model: Decoder, x: Tensor) -> tuple[float, float]:
     return float(back.norm() / weight.norm()) / scale, diversity
 
 
-def _curves_plot(curves: dict[str, list[Result]]) -> Plot:
-    lines = []
-    for name, results in curves.items():
-        points = {
-            float(step): [_mean(result.losses[max(0, step - 10) : step + 10]) for result in results]
-            for step in range(0, 300, 15)
-        }
-        lines.append(Line.over_seeds(name, points))
-    entropy = next(iter(curves.values()))[0].unigram_entropy
-    return Plot("Loss of each intervention", "step", "nats", lines, levels={"unigram entropy": entropy})
-
-
-def _mean(losses: tuple[float, ...]) -> float:
-    return sum(losses) / len(losses) if losses else math.nan
-
-
-SMALL_RATES = (3e-4, 1e-3)
-
-
 @claim(
     "A23",
     Source("000", "§7", "需要小学习率、warm-up、对深度敏感"),
     Source("001", "§2.B", "在训练开始时使用极小的学习率"),
     says="Post-LN needs a smaller learning rate than Pre-LN.",
-    condition="Xavier weights",
     kind=Kind.TENDENCY,
-    has_long=True,
-    hypothesis="without warm-up Post-LN fails at 3e-3, where Pre-LN trains, and trains at 1e-3 or 3e-4: "
-    "Xavier and "
-    "N(0, 0.02²) weights, d = 32, 6 blocks (12 in the long form), AdamW",
+    hypothesis="the largest of the rates 1e-3 to 3e-2 that trains 4 blocks without warm-up is smaller for "
+    "Post-LN than for Pre-LN, from Xavier weights and from N(0, 0.02²); AdamW, 300 steps",
 )
 def needs_small_rates(look: Look) -> Evidence:
     """Which rates train, for both placements and two starts."""
-    depth = LONG_DEPTH if look.long else DEPTH
-    post, normal, pre = POST, VARIANTS[2], VARIANTS[5]
-    asked = [(post, lr) for lr in (*SMALL_RATES, LR)] + [(normal, LR), (pre, LR)]
-    configs = [variant.config(depth, seed, lr) for variant, lr in asked for seed in look.seeds]
-    found = dict(
-        zip([(v.name, lr, s) for v, lr in asked for s in look.seeds], look.train(configs), strict=True)
-    )
-    cases = [case for seed in look.seeds for case in _rate_cases(found, seed)]
-    losses = [
-        Line.over_seeds("Post-LN, Xavier", {lr: _losses(found, post, lr, look) for lr in (*SMALL_RATES, LR)}),
-        Line.over_seeds("Post-LN, N(0, 0.02²)", {LR: _losses(found, normal, LR, look)}, marks=True),
-        Line.over_seeds("Pre-LN, Xavier", {LR: _losses(found, pre, LR, look)}, marks=True),
+    stacks = {
+        (scheme, init): Recipe(scheme=scheme, depth=4, init=given)
+        for scheme, init, given in (
+            ("post", "xavier", None),
+            ("post", "normal", "normal"),
+            ("pre", "xavier", "xavier"),
+            ("pre", "normal", None),
+        )
+    }
+    outcomes = trained(look, [each for recipe in stacks.values() for each in ladder(recipe)])
+    largest = {
+        (scheme, init, seed): _largest(outcomes, recipe, seed)
+        for (scheme, init), recipe in stacks.items()
+        for seed in look.seeds
+    }
+    cases = [
+        Case(
+            seed=seed,
+            where=f"{init} weights: Post-LN to {largest['post', init, seed]:g}, Pre-LN to",
+            value=largest["pre", init, seed],
+            holds=largest["post", init, seed] < largest["pre", init, seed],
+        )
+        for init in ("xavier", "normal")
+        for seed in look.seeds
     ]
-    entropy = next(iter(found.values())).unigram_entropy
     return Evidence(
         cases=cases,
         figure=Figure(
-            "loss of Post-LN, Xavier, at 3e-3 minus its best at 1e-3 or 3e-4, in nats",
-            {
-                s: _loss(found, post, LR, s) - min(_loss(found, post, lr, s) for lr in SMALL_RATES)
-                for s in look.seeds
-            },
+            "largest rate that trains Post-LN from Xavier weights",
+            {seed: largest["post", "xavier", seed] for seed in look.seeds},
         ),
-        plots=[Plot("Last loss by learning rate", "lr", "nats", losses, "x", {"unigram entropy": entropy})],
-        of="cases",
+        plots=[
+            Plot(
+                "Last losses by rate",
+                "learning rate",
+                ABOVE,
+                [
+                    Line.over_seeds(
+                        f"{scheme}, {init}",
+                        {r.lr: [o.excess for o in outcomes[r].values()] for r in ladder(recipe)},
+                    )
+                    for (scheme, init), recipe in stacks.items()
+                ],
+                log="x",
+                levels=LEVELS,
+            )
+        ],
+        of="starts and seeds",
     )
 
 
-Found = dict[tuple[str, float, int], Result]
-
-
-def _rate_cases(found: Found, seed: int) -> Iterator[Case]:
-    post, normal, pre = POST.name, VARIANTS[2].name, VARIANTS[5].name
-    for name, trains in ((post, False), (normal, False), (pre, True)):
-        result = found[name, LR, seed]
-        holds = (result.verdict == "trains") is trains
-        where = f"{name} at 3e-3 {result.verdict}, loss"
-        yield Case(seed=seed, where=where, value=last_loss(result.losses), holds=holds, met=name != normal)
-    small = {lr: found[post, lr, seed] for lr in SMALL_RATES}
-    best = min(small, key=lambda lr: last_loss(small[lr].losses))
-    trained = any(result.verdict == "trains" for result in small.values())
-    where = f"{post} at {best:g} {small[best].verdict}, loss"
-    yield Case(seed=seed, where=where, value=last_loss(small[best].losses), holds=trained)
-
-
-def _loss(found: Found, variant: Variant, lr: float, seed: int) -> float:
-    return last_loss(found[variant.name, lr, seed].losses)
-
-
-def _losses(found: Found, variant: Variant, lr: float, look: Look) -> list[float]:
-    return [_loss(found, variant, lr, seed) for seed in look.seeds]
+def _largest(outcomes: Outcomes, recipe: Recipe, seed: int) -> float:
+    """The largest rate that trains, 0 for none."""
+    return max((lr for lr in RATES if outcomes[replace(recipe, lr=lr)][seed].trains), default=0.0)

@@ -99,11 +99,13 @@ class Outcome:
         unigram: losses on the same batches of a model that knows the text's byte frequencies and nothing
             else. They tell a plateau, and not the entropy of the text: the batches of a seed may be easier.
         entropy: of the byte frequencies of the whole text, nats.
+        certain: why it was certain to fail before its end (all tokens alike), None where it was not.
     """
 
     losses: tuple[float, ...]
     unigram: tuple[float, ...]
     entropy: float
+    certain: str | None = None
 
     @property
     def final(self) -> float:
@@ -148,7 +150,8 @@ def trained(look: Look, recipes: Iterable[Recipe]) -> dict[Recipe, dict[int, Out
 
 
 def _outcome(result: Result, text: Path | None, seed: int, steps: int) -> Outcome:
-    return Outcome(result.losses, unigram_losses(text, seed, steps), result.unigram_entropy)
+    unigram = unigram_losses(text, seed, steps)
+    return Outcome(result.losses, unigram, result.unigram_entropy, result.certain)
 
 
 @functools.cache
