@@ -49,7 +49,8 @@ def pieces(script: str) -> list[Piece]:
 def page(script: str, name: str) -> str:
     """Run the script here, piece by piece, and write it as Markdown."""
     names: dict[str, object] = {"__name__": "__main__"}
-    parts = [f"<!-- made by render.py from {name}.py -->"]
+    version = ".".join(map(str, sys.version_info[:2]))  # whose library is the text that models train on
+    parts = [f"<!-- made by render.py from {name}.py, with Python {version} -->"]
     for piece in pieces(script):
         if not piece.is_code:
             parts.append("\n".join(line[1:].removeprefix(" ") for line in piece.text.splitlines()))
