@@ -9,6 +9,7 @@ import os
 import platform
 import sys
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +76,9 @@ class Cache:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # two commands may write the same claim
                 write_text(self._path(tested.claim, look), json.dumps(tested.to_cache()))
 
-    def runs(self) -> Runs:
-        """Where trained runs are kept: those that the same code trained."""
-        return Runs(self.folder / f"runs-{_digest([_training_code(), environment()])}")
+    def runs(self, look: Look) -> Runs:
+        """Where trained runs are kept: those that the same code trained, on the same text."""
+        return Runs(self.folder / f"runs-{_digest([_training_code(), environment(), _text(look)])}")
 
     @property
     def refusal(self) -> str | None:
@@ -97,7 +98,7 @@ class Cache:
             environment(),
             list(look.seeds),
             look.long,
-            None if look.text is None else _text_digest(look.text),
+            _text(look),
         ]
         return self.folder / f"{claim.id}-{_digest(parts)}.json"
 
@@ -107,10 +108,18 @@ def environment() -> dict[str, str]:
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "transformers": _version("transformers"),
         "machine": f"{platform.system()} {platform.machine()}",
         "cores": str(os.cpu_count()),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
     }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
 
 
 def own_code(claim: Claim) -> str:
@@ -189,6 +198,10 @@ def _code_digest(files: list[Path]) -> str:
 
 def _file(module: str) -> Path:
     return Path(str((sys.modules.get(module) or import_module(module)).__file__))
+
+
+def _text(look: Look) -> str | None:
+    return None if look.text is None else _text_digest(look.text)
 
 
 @functools.cache

@@ -67,6 +67,15 @@ class Figure:
                 by_seed[case.seed] = max(case.value, by_seed.get(case.seed, -math.inf))
         return cls(what, by_seed)
 
+    @classmethod
+    def share(cls, what: str, cases: Iterable[Case], part: str = "") -> "Figure":
+        """Of the cases of each seed, how many in a hundred the sentence is true of."""
+        held: dict[int, list[bool]] = {}
+        for case in cases:
+            if case.part == part:
+                held.setdefault(case.seed, []).append(case.holds)
+        return cls(what, {seed: 100 * sum(each) / len(each) for seed, each in held.items()})
+
 
 @dataclass(frozen=True)
 class Line:
@@ -131,6 +140,7 @@ class Evidence:
         notes: sentences with figures in them, none typed in that was not measured here.
         unmeasured: what could not be measured, and why.
         of: of what the share of cases that meet the condition is taken, in words.
+        parts_of: the same for parts whose cases are something else, by name.
     """
 
     cases: Sequence[Case] = ()
@@ -139,3 +149,8 @@ class Evidence:
     notes: Sequence[str] = ()
     unmeasured: Sequence[str] = ()
     of: str = "cases"
+    parts_of: Mapping[str, str] = field(default_factory=dict)
+
+    def population(self, part: str = "") -> str:
+        """What the cases of the claim's own sentence are, or those of a part."""
+        return self.parts_of.get(part, self.of)

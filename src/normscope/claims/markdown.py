@@ -113,7 +113,7 @@ def _entry(tested: Tested) -> str:
     if evidence.figure is not None:
         lines.append(f"- **figure**: {_line(figure_words(evidence.figure))}")
     for name, part in tested.parts.items():
-        words = _line(f"{claim.parts[name].says} {_judged(part, evidence.of)}")
+        words = _line(f"{claim.parts[name].says} {_judged(part, evidence.population(name))}")
         lines.append(f"- **besides**: {words}")
     notes = () if tested.error else evidence.notes
     lines += [f"- **note**: {_line(note)}" for note in notes]

@@ -51,7 +51,7 @@ def run_claims(
         missing = [claim for claim in claims if claim.id not in found]
         if missing:
             shared = keep.cache or Cache(Path(stack.enter_context(tempfile.TemporaryDirectory())))
-            look = replace(look, runs=shared.runs())
+            look = replace(look, runs=shared.runs(look))
         running: dict[str, None] = {}
 
         def begun(id: str) -> None:

@@ -64,7 +64,11 @@ class Tested:
             **_verdict(judgement, self.evidence.of),
             "figure": None if figure is None else _figure(figure),
             "parts": [
-                {"name": name, "says": claim.parts[name].says, **_verdict(part, self.evidence.of)}
+                {
+                    "name": name,
+                    "says": claim.parts[name].says,
+                    **_verdict(part, self.evidence.population(name)),
+                }
                 for name, part in self.parts.items()
             ],
             "plots": [_plot(plot) for plot in self.evidence.plots],

@@ -207,7 +207,11 @@ def in_full(tested: Tested) -> list[str]:
         lines.append(f"figure    {figure_words(evidence.figure)}")
     lines.append(f"cases     {judgement.held} of {judgement.cases} agree")
     for name, part in tested.parts.items():
-        lines += ["", f"besides   {claim.parts[name].says}", f"          {verdict_words(part, evidence.of)}"]
+        lines += [
+            "",
+            f"besides   {claim.parts[name].says}",
+            f"          {verdict_words(part, evidence.population(name))}",
+        ]
         if counter := counter_words(part):
             lines.append(f"          {counter}")
     lines += [""] * bool(evidence.notes) + [f"note      {note}" for note in evidence.notes]

@@ -3,7 +3,6 @@
 Started by `Hand` with settings as JSON: seeds, long, text, runs.
 """
 
-import contextlib
 import json
 import os
 import signal
@@ -49,9 +48,9 @@ def main(settings: str) -> None:
     torch.set_num_threads(1)
     look = look_of(settings)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    with contextlib.redirect_stdout(sys.stderr):
-        for line in sys.stdin:
-            id, module = line.split()
-            import_module(module)  # fills CLAIMS
-            tested = put_to_test(CLAIMS[id], look)
-            print(json.dumps(tested.to_cache()), file=answers, flush=True)
+    os.dup2(2, 1)  # what claims print, and the processes that they start
+    for line in sys.stdin:
+        id, module = line.split()
+        import_module(module)  # fills CLAIMS
+        tested = put_to_test(CLAIMS[id], look)
+        print(json.dumps(tested.to_cache()), file=answers, flush=True)
