@@ -319,6 +319,8 @@ FLOOR_STARTS = {
     "Xavier, x₀ ~ N(0, 1)": ("xavier", False),
     "N(0, 0.02²), its own embedding": ("normal", True),
 }
+Loose = dict[str, dict[float, dict[int, float]]]
+"""Decades by which the bound is too low: by start, layers and seed, where the condition is met."""
 
 
 @claim(
@@ -335,7 +337,7 @@ FLOOR_STARTS = {
 def floor_of_a_stack(look: Look) -> Evidence:
     """The bound against the measured σ_min, and by how many decades it is loose."""
     cases: list[Case] = []
-    loose: dict[str, dict[float, list[float]]] = {}
+    loose: Loose = {}
     lows: dict[str, dict[float, list[float]]] = {}
     for seed in look.seeds:
         for name, (init, own) in FLOOR_STARTS.items():
@@ -348,30 +350,34 @@ def floor_of_a_stack(look: Look) -> Evidence:
                 lows.setdefault(f"σ_min, {name}", {}).setdefault(2 * depth, []).append(math.exp(smallest))
                 if met:
                     gap = (smallest - bound) / math.log(10)
-                    loose.setdefault(name, {}).setdefault(2 * depth, []).append(gap)
+                    loose.setdefault(name, {}).setdefault(2 * depth, {})[seed] = gap
                     lows.setdefault(f"bound, {name}", {}).setdefault(2 * depth, []).append(math.exp(bound))
-    words = [
-        f"{name}: {min(found):.2g} to {max(found):.2g} decades below σ_min after {depth} layers"
-        for name, by_depth in loose.items()
-        for depth, found in by_depth.items()
-    ]
     return Evidence(
         cases=cases,
-        figure=_looseness(loose, cases, look),
+        figure=_looseness(loose, cases),
         plots=[_lines_log("σ_min of Pre-LN stacks and its bound", "σ_min", lows)],
-        notes=["The bound is, " + "; ".join(words) + "."] if words else [],
+        notes=[_loose_words(name, by_depth) for name, by_depth in loose.items()],
         of="stacks: four starts × 2, 16, 128 layers",
     )
 
 
-def _looseness(loose: dict[str, dict[float, list[float]]], cases: list[Case], look: Look) -> Figure:
-    """Decades at the deepest start that meets the condition for every seed; else the σ_min."""
-    for name, by_depth in loose.items():
-        deepest = max(by_depth)
-        if len(by_depth[deepest]) == len(look.seeds):
-            what = f"decades that the bound is too low after {deepest} layers, {name}"
-            return Figure(what, dict(zip(look.seeds, by_depth[deepest], strict=True)))
-    return Figure("smallest σ_min", {s: min(c.value for c in cases if c.seed == s) for s in look.seeds})
+def _looseness(loose: Loose, cases: list[Case]) -> Figure:
+    """Decades where the bound is loosest, on the seeds that meet the condition there; else the σ_min."""
+    found = {(name, depth): gaps for name, by_depth in loose.items() for depth, gaps in by_depth.items()}
+    if not found:
+        return Figure(
+            "smallest σ_min", {c.seed: min(o.value for o in cases if o.seed == c.seed) for c in cases}
+        )
+    name, depth = max(found, key=lambda key: max(found[key].values()))
+    return Figure(f"decades that the bound is too low after {depth} layers, {name}", found[name, depth])
+
+
+def _loose_words(name: str, by_depth: dict[float, dict[int, float]]) -> str:
+    gaps = (
+        f"{min(found.values()):.2g} to {max(found.values()):.2g} after {depth} layers (seeds: {len(found)})"
+        for depth, found in sorted(by_depth.items())
+    )
+    return f"{name}: decades by which the bound is too low: {', '.join(gaps)}."
 
 
 def _lines_log(title: str, y: str, points: dict[str, dict[float, list[float]]]) -> Plot:

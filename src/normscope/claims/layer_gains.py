@@ -169,9 +169,7 @@ def branch_of_one_token(look: Look) -> Evidence:
     return Evidence(
         cases=cases,
         figure=Figure.largest("largest share of ‖J_F‖² between tokens", cases),
-        notes=[
-            "The theorems hold for the whole sequence all the same, with T(d − 2) for d − 2: see A4 to A6."
-        ],
+        notes=["A4 to A6 put the theorems to the test on whole sequences, with T(d − 2) for d − 2."],
         of="branches",
     )
 
@@ -206,7 +204,7 @@ def any_input(look: Look) -> Evidence:
     flat = [case for case in cases if "variance 0," in case.where]
     return Evidence(
         cases=cases,
-        figure=Figure("rank − (d − 2) at variance 0", {case.seed: case.value for case in flat}),
+        figure=Figure.largest("rank above d − 2 where x + F(x) does not vary", flat),
         notes=[
             "There the layer multiplies by up to "
             f"{max(float(case.where.rsplit(' ', 1)[-1]) for case in flat):.0f}, 1/√ε."

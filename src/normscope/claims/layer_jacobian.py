@@ -44,7 +44,9 @@ def post_formula(look: Look) -> Evidence:
         return norm_jacobians(layer, layer.joined) @ (identity(layer.x) + branch)
 
     cases = [case for seed in look.seeds for case in _formula_cases("post", seed, formula)]
-    return Evidence(cases=cases, figure=Figure.largest("largest relative error", cases), of="layers")
+    return Evidence(
+        cases=cases, figure=Figure.largest("largest relative error of the formula", cases), of="layers"
+    )
 
 
 @claim(
@@ -65,7 +67,9 @@ def pre_formula(look: Look) -> Evidence:
         return identity(layer.x) + by_autograd(layer.branch, normed) @ norm_jacobians(layer, layer.x)
 
     cases = [case for seed in look.seeds for case in _formula_cases("pre", seed, formula)]
-    return Evidence(cases=cases, figure=Figure.largest("largest relative error", cases), of="layers")
+    return Evidence(
+        cases=cases, figure=Figure.largest("largest relative error of the formula", cases), of="layers"
+    )
 
 
 def _formula_cases(scheme: str, seed: int, formula: Callable[[Layer], Tensor]) -> Iterator[Case]:
@@ -97,8 +101,8 @@ def post_rank(look: Look) -> Evidence:
         cases=cases,
         figure=Figure("fewest dimensions lost a token", _fewest(cases)),
         notes=[
-            "With ε = 1e-5 the rank of a layer of 64 is "
-            f"{', '.join(str(rank) for rank in sorted({rank for rank, _ in with_eps.values()}))}, not 62: "
+            "With ε = 1e-5 the rank of a layer of d = 64 is "
+            f"{', '.join(str(rank) for rank in sorted({rank for rank, _ in with_eps.values()}))}: "
             f"the last value is {max(last for _, last in with_eps.values()):.0e} of the largest or less.",
         ],
         of="layers",
@@ -160,7 +164,9 @@ def post_kernel(look: Look) -> Evidence:
     zero = [case for case in cases if "drawn" not in case.where]
     return Evidence(
         cases=cases,
-        figure=Figure.largest("largest of the two where they are zero", zero),
+        figure=Figure.largest(
+            "largest ‖Jw‖, or distance of (I + J_F)w from the span, where both are said to be 0", zero
+        ),
         notes=[
             "For drawn w the smaller of the two is "
             f"{min(case.value for case in cases if 'drawn' in case.where):.2g} or more."

@@ -12,7 +12,7 @@ from torch.nn import functional
 from normscope.claims.claim import Sentence, claim
 from normscope.claims.evidence import Case, Evidence, Figure
 from normscope.claims.look import Look
-from normscope.claims.norm_jacobian import ROUND_OFF, distance
+from normscope.claims.norm_jacobian import ROUND_OFF, by_autograd, distance
 from normscope.claims.sources import Source
 from normscope.linalg import (
     layer_norm_jacobian,
@@ -30,8 +30,9 @@ WIDTHS = (4, 16, 64, 256)
     Source("000", "Remark 1.2", "右乘对角矩阵"),
     says="γ multiplies the Jacobian of LayerNorm from the right.",
     condition="all γ are alike",
-    hypothesis="J diag(γ) is at most 1e-10 of the matrix off autograd's Jacobian with γ; what is called "
-    "unchanged is taken to at most 1e-10 of ‖J‖, and has as many dimensions",
+    hypothesis="J diag(γ), and for the part on the left diag(γ) J, is at most 1e-10 of the matrix off "
+    "autograd's Jacobian with γ; what is called unchanged is taken to at most 1e-10 of ‖J‖, and has as "
+    "many dimensions",
     parts={
         "left": Sentence("γ multiplies it from the left."),
         "kernel": Sentence("γ leaves the null space {v : Jv = 0} as it is.", "at most one γ is zero"),
@@ -63,7 +64,7 @@ def _gain_cases(seed: int) -> Iterator[Case]:
         z = torch.randn(width, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
         for name, gain, token in _gains(z, seed):
             where = f"d = {width}, γ {name}"
-            truth, plain = by_autograd(token, gain), layer_norm_jacobian(token, None, 0.0)
+            truth, plain = by_autograd(token, 0.0, gain), layer_norm_jacobian(token, None, 0.0)
             alike = bool((gain == gain[0]).all())
             error = distance(plain * gain, truth)
             yield Case(seed=seed, where=where, value=error, holds=error <= ROUND_OFF, met=alike)
@@ -119,14 +120,7 @@ def _left_residual(seed: int) -> float:
     z = torch.randn(64, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     found = []
     for _, gain, token in _gains(z, seed):
-        truth = by_autograd(token, gain)
+        truth = by_autograd(token, 0.0, gain)
         basis, _ = left_kernel(functional.layer_norm(token, (64,), eps=0.0), gain, centred=True)
         found.append(float((truth.T @ basis).norm() / torch.linalg.matrix_norm(truth, 2)))
     return max(found)
-
-
-def by_autograd(z: Tensor, gain: Tensor) -> Tensor:
-    """∂LN(z)/∂z [D, D], with γ and without ε."""
-    return torch.autograd.functional.jacobian(
-        lambda v: functional.layer_norm(v, v.shape, weight=gain, eps=0.0), z
-    )

@@ -27,6 +27,8 @@ STARTS = ("xavier", "normal", "gpt2", "small")
 """Initialisations in use."""
 ROUND_OFF = 1e-10
 """Largest relative error that float64 explains, at the widths and scales drawn here."""
+STEP, CLOSE = 1e-4, 1e-6
+"""Of central differences: their step, in σ; the relative error that they leave."""
 
 
 @claim(
@@ -35,7 +37,8 @@ ROUND_OFF = 1e-10
     Source("000", "(13)–(14)"),
     says="The Jacobian of LayerNorm at z is (1/σ)(I − 11ᵀ/d − ẑẑᵀ/d).",
     hypothesis="its relative distance from autograd's is at most 1e-10: widths from 3 to 1024, scales from "
-    "1e-3 to 1e3, skewed and nearly constant inputs; ε = 0, and ε > 0 with √(var + ε) for σ",
+    "1e-3 to 1e3, skewed and nearly constant inputs; ε = 0, and ε > 0 with √(var + ε) for σ; and at most "
+    "1e-6 from central differences, to width 64",
     parts={
         "printed": Sentence("Line (14) of the proof, P/σ − ẑẑᵀ/d, is the same matrix.", "σ is 1"),
     },
@@ -44,10 +47,14 @@ def jacobian_of_layer_norm(look: Look) -> Evidence:
     """The closed form against autograd, and the line of the proof that drops a 1/σ."""
     cases = [case for seed in look.seeds for case in _formula_cases(seed)]
     printed = [case for case in cases if case.part == "printed" and not case.met]
+    differences = [case for seed in look.seeds for case in _difference_cases(seed)]
     return Evidence(
-        cases=cases,
-        figure=Figure.largest("largest relative error", cases),
-        notes=[f"Line (14) is off by up to {max(case.value for case in printed):.3g} of the matrix."],
+        cases=[*cases, *differences],
+        figure=Figure.largest("largest relative error of the formula", cases),
+        notes=[
+            f"From central differences it is {max(case.value for case in differences):.0e} off at most.",
+            f"Line (14) is off by up to {max(case.value for case in printed):.3g} of the matrix.",
+        ],
         of="inputs",
     )
 
@@ -68,6 +75,22 @@ def _formula_cases(seed: int) -> Iterator[Case]:
                     yield Case(seed=seed, where=where, value=error, holds=holds, met=is_one, part="printed")
 
 
+def _difference_cases(seed: int) -> Iterator[Case]:
+    for width in WIDTHS:
+        for name, z in inputs(width, seed) if width <= 64 else ():
+            error = distance(layer_norm_jacobian(z, None, 0.0), _by_differences(z))
+            where = f"d = {width}, {name}, central differences"
+            yield Case(seed=seed, where=where, value=error, holds=error <= CLOSE)
+
+
+def _by_differences(z: Tensor) -> Tensor:
+    """∂LN(z)/∂z [D, D] without ε, by central differences."""
+    step = STEP * z.std(correction=0)
+    steps = step * torch.eye(len(z), dtype=z.dtype)
+    ahead, behind = (functional.layer_norm(z + sign * steps, z.shape, eps=0.0) for sign in (1, -1))
+    return ((ahead - behind) / (2 * step)).T
+
+
 def inputs(width: int, seed: int) -> Iterator[tuple[str, Tensor]]:
     """Float64 inputs z [D], by name."""
     z = torch.randn(width, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
@@ -79,14 +102,16 @@ def inputs(width: int, seed: int) -> Iterator[tuple[str, Tensor]]:
     yield "1 + 1e-3 · N(0, 1)", 1 + 1e-3 * z
 
 
-def by_autograd(z: Tensor, eps: float) -> Tensor:
-    """∂LN(z)/∂z [D, D]."""
-    return torch.autograd.functional.jacobian(lambda v: functional.layer_norm(v, v.shape, eps=eps), z)
+def by_autograd(z: Tensor, eps: float, gain: Tensor | None = None) -> Tensor:
+    """∂LN(z)/∂z [D, D], with γ where it is given."""
+    return torch.autograd.functional.jacobian(
+        lambda v: functional.layer_norm(v, v.shape, weight=gain, eps=eps), z
+    )
 
 
-def distance(matrix: Tensor, truth: Tensor) -> float:
-    """‖matrix − truth‖ / ‖truth‖, Frobenius."""
-    return float((matrix - truth).norm() / truth.norm())
+def distance(found: Tensor, truth: Tensor) -> float:
+    """‖found − truth‖ / ‖truth‖, over all elements."""
+    return float((found - truth).norm() / truth.norm())
 
 
 def _line_14(z: Tensor) -> Tensor:
@@ -104,7 +129,8 @@ def _line_14(z: Tensor) -> Tensor:
     Source("000", "§7 (1)"),
     says="The kernel of LayerNorm's Jacobian is span{1, ẑ}, and its rank is d − 2.",
     hypothesis="autograd's Jacobian has d − 2 singular values above 1e-10 of the largest, and takes 1 and ẑ "
-    "to at most 1e-10 of it; the formula's exact rank at whole-number inputs, by fractions, is d − 2 too",
+    "to at most 1e-10 of it; the largest principal angle between its kernel and their span has a sine of at "
+    "most 1e-10; the formula's exact rank at whole-number inputs, by fractions, is d − 2 too",
     parts={
         "eps": Sentence(
             "The same with the ε of an implementation: what comes through along ẑ is under 1 % of what comes "
@@ -115,7 +141,9 @@ def _line_14(z: Tensor) -> Tensor:
 )
 def kernel_of_layer_norm(look: Look) -> Evidence:
     """Ranks and kernels, in float64 and by fractions; with ε, in real models and by scale."""
-    cases = [case for seed in look.seeds for case in (*_kernel_cases(seed), *_fraction_cases(seed))]
+    kernels = [case for seed in look.seeds for case in _kernel_cases(seed)]
+    angles = [case for seed in look.seeds for case in _angle_cases(seed)]
+    exact = [case for seed in look.seeds for case in _fraction_cases(seed)]
     real = [case for seed in look.seeds for case in _eps_cases(seed, look)]
     worst = max(real, key=lambda case: case.value)
     by_scale = {seed: _gains_by_scale(seed) for seed in look.seeds}
@@ -123,8 +151,8 @@ def kernel_of_layer_norm(look: Look) -> Evidence:
         abs(gain / (1 / (1 + ratio)) - 1) for gains in by_scale.values() for ratio, gain in gains.items()
     )
     return Evidence(
-        cases=[*cases, *real],
-        figure=Figure.largest("largest share that comes through along 1 or ẑ", _residuals(cases)),
+        cases=[*kernels, *angles, *exact, *real],
+        figure=Figure.largest("largest share that comes through along 1 or ẑ", kernels),
         plots=[_scale_plot(by_scale)],
         notes=[
             f"The largest gain of ẑ in a real model is {worst.value:.2g} of that elsewhere: {worst.where}.",
@@ -132,11 +160,6 @@ def kernel_of_layer_norm(look: Look) -> Evidence:
         ],
         of="norms of real models at their start",
     )
-
-
-def _residuals(cases: list[Case]) -> list[Case]:
-    """Those whose value is a share and no rank."""
-    return [case for case in cases if "exact" not in case.where]
 
 
 def _kernel_cases(seed: int) -> Iterator[Case]:
@@ -149,6 +172,16 @@ def _kernel_cases(seed: int) -> Iterator[Case]:
             left = float((jacobian @ basis).norm() / values[0])
             holds = rank == width - 2 == width - round(float(basis.square().sum())) and left <= ROUND_OFF
             yield Case(seed=seed, where=f"d = {width}, {name}, rank {rank}", value=left, holds=holds)
+
+
+def _angle_cases(seed: int) -> Iterator[Case]:
+    for width in SMALL_WIDTHS:
+        for name, z in inputs(width, seed):
+            kernel = torch.linalg.svd(by_autograd(z, 0.0)).Vh[-2:].T
+            basis = right_kernel(_normalised(z), centred=True)
+            sine = float(torch.linalg.matrix_norm(kernel - basis @ (basis.T @ kernel), 2))
+            where = f"d = {width}, {name}, sine of the largest principal angle"
+            yield Case(seed=seed, where=where, value=sine, holds=sine <= ROUND_OFF)
 
 
 def _fraction_cases(seed: int) -> Iterator[Case]:

@@ -5,6 +5,7 @@ Shapes: B batch, T tokens, D width.
 
 import statistics
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -66,7 +67,7 @@ def weyl(look: Look) -> Evidence:
     return Evidence(
         cases=cases,
         figure=Figure(
-            "smallest slack σ_min(I + A) − (1 − ‖A‖), beside 1 + ‖A‖",
+            "smallest slack σ_min(I + A) − (1 − ‖A‖), in 1 + ‖A‖",
             {seed: min(case.value for case in own if case.seed == seed) for seed in look.seeds},
         ),
         notes=[
@@ -189,7 +190,7 @@ def pre_ln_floor(look: Look) -> Evidence:
     return Evidence(
         cases=cases,
         figure=Figure(
-            "share of blocks with ‖A‖ < 1, in %",
+            "Pre-LN branches and blocks with ‖A‖ < 1, in %",
             {s: 100 * _share([case for case in token if case.seed == s]) for s in look.seeds},
         ),
         plots=[_norms_plot(token, look), _widths_plot(token, look)],
@@ -201,6 +202,7 @@ def pre_ln_floor(look: Look) -> Evidence:
             f"Of {len(needed)} Jacobians with ‖A‖ ≥ 1, {1 - _held(needed):.0%} have full rank.",
         ],
         of="maps: four initialisations × widths 32, 128, 512 × depths 1 to 64",
+        parts_of={"trained": "maps: two initialisations × blocks 1, 3, 6, after training"},
     )
 
 
@@ -326,7 +328,7 @@ def _medians(cases: list[Case], words: str, where: str, look: Look) -> list[floa
 def table_1(look: Look) -> Evidence:
     """Each cell of the table, a case each."""
     rows = [case for seed in look.seeds for case in _table_cases(seed)]
-    whole = [Case(**{**vars(case), "part": "", "where": f"{case.part}: {case.where}"}) for case in rows]
+    whole = [replace(case, part="", where=f"{case.part}: {case.where}") for case in rows]
     ranks = [case for case in rows if case.part == "rank" and "Pre-LN" in case.where and not case.met]
     full = sum(case.holds for case in ranks)
     return Evidence(
