@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normscope.claims.at_start import blocks_of
 from normscope.claims.look import Look
-from normscope.nn import Attention, Block, Cache, Context, Decoder, Residual, build
+from normscope.nn import Attention, Cache, Context, Decoder, Residual, build
 from normscope.nn.context import NOTHING
 from normscope.train import RunConfig, many_trials
 
@@ -72,12 +73,6 @@ def started(
     model = build("decoder", scheme=scheme, depth=depth, width=width, **given)
     assert isinstance(model, Decoder)
     return model.to(dtype).eval().requires_grad_(False), torch.randint(VOCAB, (1, tokens))
-
-
-def blocks_of(model: nn.Module) -> list[Block]:
-    """The blocks, in order."""
-    assert isinstance(model, Decoder)
-    return [block for block in model.blocks if isinstance(block, Block)]
 
 
 def walk(model: nn.Module, x_1TD: Tensor) -> tuple[list[Sublayer], Tensor]:

@@ -188,13 +188,18 @@ def _post_case(depth: int, seed: int) -> tuple[Case, float]:
     Source("002", "数学解释梯度爆炸和消失", "链式法则累积的梯度如下"),
     says="002's first Post-Norm recursion, with one LN factor before Π (1 + F'), is the gradient.",
     condition="one layer is left above",
-    hypothesis="within 1e-10 of autograd's Jacobian from x_l to the end, at one token, layer by layer: "
+    hypothesis="read with the gradient at the end of the stack on its left, it is within 1e-10 of "
+    "autograd's Jacobian from x_l to the end, at one token, layer by layer: "
     "Post-LN stacks of "
     "2, 8 and 32 layers, l the first, the middle and the last, d = 16; factors in the order of the chain "
     "rule",
     parts={
         "second": Sentence("The second one, with an LN factor in each layer, is the gradient."),
         "pre": Sentence("The Pre-Norm recursion, Π (1 + ∂F(LN(x))/∂x), is the gradient."),
+        "letter": Sentence(
+            "To the letter, with the gradient at x_(l+1) on its left, the first one is the gradient.",
+            "one layer is left above",
+        ),
         "order": Sentence(
             "For matrices the second one is right in the order in which Π from k = l to L − 1 is printed.",
             "one layer is left above",
@@ -226,8 +231,10 @@ def _recursion_cases(seed: int) -> Iterator[Case]:
             above = len(layers) - first
             where = f"layer {first + 1} of {len(layers)}"
             both = [norm @ step for norm, step in zip(norms[first:], plain[first:], strict=True)]
+            once = norms[first] @ reduce(torch.matmul, reversed(plain[first:]))
             forms = {
                 "": reduce(torch.matmul, [*reversed(plain[first + 1 :]), both[0]]),
+                "letter": reduce(torch.matmul, [*reversed(both[1:]), once]),
                 "second": reduce(torch.matmul, reversed(both)),
                 "order": reduce(torch.matmul, both),
             }
