@@ -54,14 +54,14 @@ def no_leak(look: Look) -> Evidence:
                     cases += _leak_cases(model, f"{scheme} with BatchNorm", seed, part="norms")
     return Evidence(
         cases=cases,
-        figure=Figure.largest("largest change of an earlier output", cases),
+        figure=Figure.largest("largest relative change of an earlier output", cases),
         notes=[
             f"{len(SCHEMES)} schemes; {len(refused)} refuse BatchNorm, whose statistics run over tokens.",
             f"With BatchNorm in train mode an earlier output moves by up to "
             f"{max(case.value for case in cases if case.part):.2g} of itself.",
             f"GroupNorm is {'refused' if _refuses_group_norm() else 'taken'} in a causal stack.",
         ],
-        of="cases",
+        of="schemes in both modes",
     )
 
 
@@ -136,7 +136,7 @@ NEAR = 0.1
     condition="γ and β are as they start (within 1 %)",
     parts={
         "rms": Sentence("RMSNorm in its place gives the input unit scale, at the start (mean square 1)."),
-        "stream": Sentence("So is the scale of the stream: no norm is needed for that (threshold 0.1)."),
+        "stream": Sentence("The stream before that norm has mean 0 and variance 1 by itself."),
     },
 )
 def branch_inputs(look: Look) -> Evidence:
@@ -145,7 +145,7 @@ def branch_inputs(look: Look) -> Evidence:
     claimed = [case for case in cases if not case.part]
     return Evidence(
         cases=cases,
-        figure=Figure.largest("largest distance of mean from 0 or variance from 1", claimed),
+        figure=Figure.largest("farthest a branch's input is from mean 0 or variance 1", claimed),
         plots=[_input_plot(claimed)],
         notes=[
             f"{_worst(claimed, 'at the start')} at the start, {_worst(claimed, 'after')} after {STEPS} steps."

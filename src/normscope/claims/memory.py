@@ -46,7 +46,7 @@ def memory_of_placements(look: Look) -> Evidence:
     inference = [case.value for case in cases if case.part == "inference"]
     return Evidence(
         cases=cases,
-        figure=Figure.largest("largest saving of the peak, in %", cases),
+        figure=Figure.largest("most of its peak memory that Pre-LN saves, in %", cases),
         plots=[_by_depth(cases)],
         notes=[
             f"Pre-LN keeps at least {min(kept):.3g} % of the inputs of its norms: their backward pass "

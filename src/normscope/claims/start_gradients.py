@@ -69,16 +69,27 @@ def gradients_of_post_ln(look: Look) -> Evidence:
     return Evidence(
         cases=cases,
         figure=Figure(
-            "last block's gradient over the first's, 24 blocks of a decoder alone",
+            "last block's gradient over the first's, Post-LN decoder of 24 blocks",
             {seed: tilt["decoder", ENDS[-1]] for seed, tilt in tilts.items()},
         ),
         plots=[_tilt_plot(tilts), _depth_plot(by_depth)],
         notes=[
             f"A stack by itself: last over first between {min(alone):.2g} and {max(alone):.2g}; "
-            f"{ENDS[-1]} blocks that also read a memory: {min(crossed):.2g} to {max(crossed):.2g}."
+            f"{ENDS[-1]} blocks that also read a memory: {min(crossed):.2g} to {max(crossed):.2g}.",
+            *_intervals(cases),
         ],
         of="stacks: 3 kinds × 3 depths",
+        parts_of={"width": "exponents: 2 placements × 2 heads"},
     )
+
+
+def _intervals(cases: Sequence[Case]) -> list[str]:
+    """Each exponent, as its range over seeds."""
+    values: dict[str, list[float]] = {}
+    for case in cases:
+        if case.part:
+            values.setdefault(case.where, []).append(case.value)
+    return [f"{where}: {min(found):.2f} to {max(found):.2f}." for where, found in values.items()]
 
 
 def _tilts(seed: int) -> dict[tuple[str, int], float]:
@@ -216,15 +227,14 @@ def gradients_of_pre_ln(look: Look) -> Evidence:
     cases = [case for seed, by_depth in found.items() for case in _layer_cases(seed, by_depth)]
     cases += [case for seed in look.seeds for case in _vanish_cases(seed)]
     ends = {seed: slope(SIZES, [g[depth][-1] for depth in SIZES]) for seed, g in found.items()}
+    firsts = [slope(SIZES, [g[depth][0] for depth in SIZES]) for g in found.values()]
     return Evidence(
         cases=cases,
         figure=Figure("exponent in L of the last block's gradient", ends),
         plots=[_layer_plot(found)],
-        notes=[
-            f"The first block's gradient has the exponent {p:.2g} in L, seed {seed}."
-            for seed, p in ((s, slope(SIZES, [g[d][0] for d in SIZES])) for s, g in list(found.items())[:1])
-        ],
+        notes=[f"Exponent in L of the first block's gradient: {min(firsts):.2g} to {max(firsts):.2g}."],
         of="blocks: 4 positions",
+        parts_of={"even": "models: 5 depths", "vanish": "exponents: 2 kinds of stacks"},
     )
 
 

@@ -21,7 +21,7 @@ from normscope.claims.training import (
     ladder,
     trained,
 )
-from normscope.train import LAST, MARGIN, TRUTH_STEPS
+from normscope.train import MARGIN, TRUTH_STEPS
 
 DEEP = 8
 """Blocks from which Post-LN from Xavier weights is called deep."""
@@ -204,7 +204,7 @@ def _ends(recipe: Recipe, seed: int, outcome: Outcome) -> Iterator[Case]:
     flew = outcome.final > outcome.losses[0]
     yield Case(seed=seed, where=where, value=value, holds=flew)
     yield Case(seed=seed, where=where, value=value, holds=value <= MARGIN, part="plateau")
-    top = max(outcome.losses[:LAST]) / outcome.losses[0]
+    top = max(outcome.losses) / outcome.losses[0]
     yield Case(seed=seed, where=where, value=top, holds=top >= 1.1, part="spike")
 
 
