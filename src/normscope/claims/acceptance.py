@@ -14,7 +14,7 @@ from normscope.claims.claim import Sentence, claim
 from normscope.claims.evidence import Case, Evidence, Figure
 from normscope.claims.look import Look
 from normscope.claims.sources import Source
-from normscope.claims.training import RATE, Recipe
+from normscope.claims.training import RATE, Recipe, subjects
 from normscope.errors import UsageError
 from normscope.nn import SCHEMES, Block, Decoder, FeedForward, ModelConfig
 from normscope.rules.finding import Severity
@@ -59,24 +59,15 @@ def acceptance(look: Look) -> Evidence:
             cases += _faulty(fault, seed)
         cases += _derivatives(seed)
     cases += _runs(look)
-    claimed = [case for case in cases if not case.part]
     return Evidence(
         cases=cases,
-        figure=_right(claimed),
+        figure=Figure.share("% of the models, sound and faulty, judged rightly", cases),
         notes=[
             f"{len(SOUND)} schemes, {len(FAULTS)} faults; the findings that count are "
             + ", ".join(sorted(FAULTS_FOUND))
             + "."
         ],
         of="models",
-    )
-
-
-def _right(cases: list[Case]) -> Figure:
-    seeds = {case.seed for case in cases}
-    held = {seed: [case.holds for case in cases if case.seed == seed] for seed in seeds}
-    return Figure(
-        "% of models judged rightly", {seed: 100 * sum(each) / len(each) for seed, each in held.items()}
     )
 
 
@@ -192,12 +183,10 @@ def _is_bare(anatomy: Anatomy) -> bool:
 
 def _runs(look: Look) -> Iterator[Case]:
     for recipe in RUNS:  # those of the claims on warm-up, so that they are trained once
-        scheme, depth = recipe.scheme, recipe.depth
-        configs = [recipe.config(seed) for seed in look.seeds]
+        starts, configs = subjects(look, recipe), [recipe.config(seed) for seed in look.seeds]
         for seed, result in zip(look.seeds, look.train(configs), strict=True):
-            model = decoder(scheme, seed, depth=depth, width=recipe.width)
-            passed = not found_by_tests(model, seed)
+            passed = not found_by_tests(starts[seed].model, seed)
             trains, last = result.verdict == "trains", result.losses[-1]
             said = "passes" if passed else "is refused"
-            where = f"{depth} blocks {scheme}: {said}, {result.verdict}, last loss"
+            where = f"{recipe.depth} blocks {recipe.scheme}: {said}, {result.verdict}, last loss"
             yield Case(seed=seed, where=where, value=last, holds=trains or not passed, part="trains")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from normscope.claims.claim import Sentence, claim
 from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
 from normscope.claims.look import Look
+from normscope.claims.norm_jacobian import distance
 from normscope.claims.sources import Source
 from normscope.nn import NORMS, Decoder, Encoder, ModelConfig
 from normscope.nn.token_norms import BatchNorm
@@ -183,7 +184,7 @@ def padding(look: Look) -> Evidence:
         points.setdefault(name, {}).setdefault(float(times), []).append(max(case.value, 1e-16))
     return Evidence(
         cases=cases,
-        figure=Figure.largest("largest change of real tokens' outputs", claimed),
+        figure=Figure.largest("largest relative change of the real tokens' outputs", claimed),
         plots=[
             Plot(
                 "What padding does to the real tokens",
@@ -248,7 +249,7 @@ def both_modes(look: Look) -> Evidence:
     return Evidence(
         cases=cases,
         figure=Figure(
-            "change with BatchNorm after 100 batches",
+            "relative change of the logits with BatchNorm, 100 batches seen",
             {case.seed: case.value for case in cases if case.where.endswith(" 100 batches")},
         ),
         plots=[
@@ -306,7 +307,7 @@ def viewed(look: Look) -> Evidence:
     features, positions = _mixed()
     return Evidence(
         cases=cases,
-        figure=Figure.largest("largest distance from BatchNorm over features", cases),
+        figure=Figure.largest("largest relative distance from BatchNorm over features", cases),
         notes=[
             f"A channel of the view holds {features} different features at {positions} position(s) of a "
             "sequence, not one feature at 10: view is not a transpose."
@@ -324,7 +325,7 @@ def _view_cases(seed: int) -> Iterator[Case]:
         "positions of scale 0.1 to 10": x_BTD * torch.logspace(-1, 1, 10)[:, None],
     }
     for name, x in inputs.items():
-        printed = nn.BatchNorm1d(512).double()(x.reshape(2, 512, 10)).view(2, 10, 512).detach()
+        printed = nn.BatchNorm1d(512).double()(x.view(2, 512, 10)).view(2, 10, 512).detach()
         truth = NORMS["batchnorm"](512, EPS).double().train()(x).detach()
         far, mean = distance(printed, truth), float(printed.mean((0, 1)).abs().max())
         yield Case(seed=seed, where=name, value=far, holds=far <= 1e-6)
@@ -336,8 +337,3 @@ def _mixed() -> tuple[int, int]:
     feature = torch.arange(512).expand(1, 10, 512).reshape(512, 10)
     position = torch.arange(10)[:, None].expand(10, 512).reshape(512, 10)
     return tuple(max(len(row.unique()) for row in each) for each in (feature, position))  # type: ignore[return-value]
-
-
-def distance(found: Tensor, truth: Tensor) -> float:
-    """‖found − truth‖ / ‖truth‖."""
-    return float((found - truth).norm() / truth.norm())

@@ -83,7 +83,7 @@ def where_it_hurts(look: Look) -> Evidence:
             cases += _format_cases(each, subject, outliers, seed, errors)
     return Evidence(
         cases=cases,
-        figure=_figure(cases),
+        figure=Figure.share("% of formats where a norm or an add is hurt most", cases),
         plots=[_plot(errors)],
         notes=[
             _ranking(errors) + f", after training to {statistics.median(losses):.3g} nats.",
@@ -234,14 +234,6 @@ def outlier_ratio(model: nn.Module, subject: Subject) -> float:
     for hook in hooks:
         hook.remove()
     return float(torch.tensor(ratios).median())
-
-
-def _figure(cases: list[Case]) -> Figure:
-    """Of each seed, the share of formats where a norm or an add is hurt most."""
-    seeds = {case.seed for case in cases}
-    held = {s: [case.holds for case in cases if case.seed == s and not case.part] for s in seeds}
-    what = "% of formats where a norm or an add is hurt most"
-    return Figure(what, {seed: 100 * sum(each) / len(each) for seed, each in held.items()})
 
 
 def _ranking(errors: dict[str, dict[float, list[float]]]) -> str:

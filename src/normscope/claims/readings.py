@@ -14,6 +14,7 @@ from normscope.anatomy import Anatomy, capture, measuring, read_anatomy
 from normscope.claims.claim import Sentence, claim
 from normscope.claims.evidence import Case, Evidence, Figure
 from normscope.claims.look import Look
+from normscope.claims.norm_jacobian import distance
 from normscope.claims.printed_code import (
     BATCH,
     DEPTH,
@@ -94,10 +95,9 @@ def llms_are_pre_with_rmsnorm(look: Look) -> Evidence:
             anatomy = small(kind, seed)
             notes[name] = f"{name} is read as {in_words(anatomy)}."
             cases += _model_cases(name, anatomy, seed)
-    claimed = [case for case in cases if not case.part]
     return Evidence(
         cases=cases,
-        figure=share("% of the models that are Pre-LN with RMSNorm", claimed),
+        figure=Figure.share("% of the models that are Pre-LN with RMSNorm", cases),
         notes=list(notes.values()),
         of="models",
     )
@@ -139,7 +139,7 @@ def bert_is_pre(look: Look) -> Evidence:
         cases.append(Case(seed=seed, where=where, value=part, holds=part >= 0.5, part="variants"))
     return Evidence(
         cases=cases,
-        figure=share("% of the models named that are Pre-LN", [case for case in cases if not case.part]),
+        figure=Figure.share("% of the models named that are Pre-LN", cases),
         notes=[
             "The family, as read: " + ", ".join(f"{kind} {family[kind]}" for kind in BERTS) + ".",
             "§3.4, §5.2 and the table of §8.5 of the same text call BERT a Post-LN.",
@@ -167,7 +167,7 @@ def t5_and_gpt3_start_at_zero(look: Look) -> Evidence:
     ours = [branch_shares(loaded(ZERO, seed)) for seed in look.seeds]
     return Evidence(
         cases=cases,
-        figure=Figure.largest("largest share of a branch in the stream", cases),
+        figure=Figure.largest("largest branch over the stream that it reads, in RMS", cases),
         notes=[f"A zero start of ours adds at most {max(map(max, ours)):.3g} of the stream."],
         of="models",
     )
@@ -227,7 +227,7 @@ def labelled_post(look: Look) -> Evidence:
     agree = sum(case.holds == (case.value <= SAME) for case in cases)
     return Evidence(
         cases=cases,
-        figure=share("% of the places labelled Post-LN that are", claimed),
+        figure=Figure.share("% of the places labelled Post-LN that are", cases),
         notes=[
             "Labelled Post-LN: "
             + ", ".join(f"{n} are {kind}" for kind, n in _read_as(claimed).items())
@@ -283,7 +283,7 @@ def templates(look: Look) -> Evidence:
     counts = {name: _norm_calls(name) for name in _templates()}
     return Evidence(
         cases=cases,
-        figure=share("% of the templates that are Pre-LN", [case for case in cases if not case.part]),
+        figure=Figure.share("% of the templates that are Pre-LN", cases),
         notes=[
             f"{name} calls its norms {n} times a forward, for two branches." for name, n in counts.items()
         ],
@@ -386,15 +386,3 @@ def in_words(anatomy: Anatomy) -> str:
     norms = sorted({branch.norm for branch in anatomy.branches})
     final = "final norm" if anatomy.final_norm else "no final norm"
     return f"{placement_of(anatomy)} with {'/'.join(norms)}, {final}"
-
-
-def distance(found: Tensor, truth: Tensor) -> float:
-    """‖found − truth‖ / ‖truth‖."""
-    return float((found - truth).norm() / truth.norm())
-
-
-def share(what: str, cases: Sequence[Case]) -> Figure:
-    """Of the cases of each seed, how many in a hundred agree."""
-    seeds = {case.seed for case in cases}
-    held = {seed: [case.holds for case in cases if case.seed == seed] for seed in seeds}
-    return Figure(what, {seed: 100 * sum(each) / len(each) for seed, each in held.items()})

@@ -107,7 +107,7 @@ def _lemma(seed: int) -> list[float]:
 
 
 def _lemma_case(seed: int, squares: Sequence[float]) -> Case:
-    inside = [1 + l / 2 <= square <= 1 + 3 * l / 2 for l, square in enumerate(squares) if l]  # noqa: E741
+    inside = [1 + k / 2 <= square <= 1 + 3 * k / 2 for k, square in enumerate(squares) if k]
     share = sum(inside) / len(inside)
     where = f"share of {DEEP} blocks within the bounds"
     return Case(seed=seed, where=where, value=share, holds=all(inside), part="law")
@@ -170,20 +170,16 @@ def variance_by_block(look: Look) -> Evidence:
     cases += [_far_case(seed, name, values) for seed, by in far.items() for name, values in by.items()]
     kept = {name for case in cases if not case.part and case.holds for name in [case.where.split(",")[0]]}
     lost = {case.where.split(",")[0] for case in cases if not case.part and not case.holds}
-    own = [case for case in cases if not case.part]
-    shares = {
-        seed: 100 * sum(c.holds for c in own if c.seed == seed) / sum(c.seed == seed for c in own)
-        for seed in look.seeds
-    }
     return Evidence(
         cases=cases,
-        figure=Figure("schemes and weights that keep it within 5 % a block, in %", shares),
+        figure=Figure.share("% of the starts that keep it within 5 % at each block", cases),
         plots=[_far_plot(far)],
         notes=[
             f"Kept by {len(kept - lost)} schemes of {len(SCHEMES)} with either weights: "
             f"{', '.join(name for name in SCHEMES if name in kept - lost)}."
         ],
-        of="starts: 40 schemes with Xavier weights and with their own",
+        of=f"starts: {len(SCHEMES)} schemes with Xavier weights and with their own",
+        parts_of={"hundred": "schemes"},
     )
 
 
