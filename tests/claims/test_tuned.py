@@ -75,7 +75,8 @@ def test_c11_tells_norms_from_residuals(long):
     assert found.parts["band"].verdict is Verdict.REFUTED
     assert found.parts["norms"].verdict is Verdict.REFUTED
     assert found.parts["deep"].verdict is Verdict.HOLDS
-    assert found.evidence.figure.value == pytest.approx(0)
+    assert found.evidence.figure.value > 50
+    assert [case.value for case in found.evidence.cases if case.part == "norms"] == [0]
 
 
 def test_c39_counts_the_settings_that_train():

@@ -126,10 +126,11 @@ def post_falls_faster(look: Look) -> Evidence:
     for seed in look.seeds:
         for nats, part in ((EARLY, ""), (LATER, "later")):
             post, pre = (fewest_steps(tuned[name], seed, nats) for name in ("post", "pre"))
+            more = _more(post, pre, 1000 if look.long else PRE.steps)
             where = f"steps to {nats:+.1f} nats: {post:g} against {pre:g}"
-            cases.append(Case(seed=seed, where=where, value=_more(post, pre), holds=post < pre, part=part))
+            cases.append(Case(seed=seed, where=where, value=more, holds=post < pre, part=part))
             if not part:
-                extra[seed] = _more(post, pre)
+                extra[seed] = more
     return Evidence(
         cases=cases,
         figure=Figure("Post-LN's extra steps to 0.1 nats under the byte frequencies, in %", extra),
@@ -138,9 +139,9 @@ def post_falls_faster(look: Look) -> Evidence:
     )
 
 
-def _more(steps: float, than: float) -> float:
+def _more(steps: float, than: float, budget: int) -> float:
     """Extra steps in percent; one that never gets there counts as the whole budget."""
-    return 100 * (min(steps, PRE.steps) / min(than, PRE.steps) - 1)
+    return 100 * (min(steps, budget) / min(than, budget) - 1)
 
 
 @claim(
@@ -151,7 +152,7 @@ def _more(steps: float, than: float) -> float:
     says="LayerNorm allows larger learning rates.",
     hypothesis="4 blocks, AdamW, no warm-up: the largest rate of the ladder that trains is higher with the "
     "norms (before the branch and on the stream, from Xavier and from normal weights) than in the same "
-    "residual stack without",
+    "residual stack without, from Xavier weights",
     condition="the norm is before the branch",
     kind=Kind.TENDENCY,
     has_long=True,
@@ -173,10 +174,12 @@ def larger_rates(look: Look) -> Evidence:
         for (base, seed), rate in largest.items()
         if base is not NO_NORM
     ]
-    gain = {seed: largest[PRE, seed] / max(largest[NO_NORM, seed], RATES[0]) for seed in look.seeds}
+    gain = {seed: largest[PRE_XAVIER, seed] / max(largest[NO_NORM, seed], RATES[0]) for seed in look.seeds}
     return Evidence(
         cases=cases,
-        figure=Figure("largest rate that trains, Pre-LN's over that without norms", gain),
+        figure=Figure(
+            "largest rate of the ladder that trains, Pre-LN's over that without norms, Xavier weights", gain
+        ),
         plots=[
             Plot(
                 "The end of a run by its rate",
@@ -239,27 +242,13 @@ def fewer_steps(look: Look) -> Evidence:
         for name, recipes in _kinds(look.long).items()
     }
     budget = 1000 if look.long else PRE.steps
-    cases, saved = [], {}
-    for seed in look.seeds:
-        both = _saved(steps["both"][seed], steps["neither"][seed], budget)
-        saved[seed] = 100 * _saved(steps["both"][seed], steps["residual alone"][seed], budget)
-        deep = _saved(steps["both, deep"][seed], steps["residual alone, deep"][seed], budget)
-        cases += [
-            _saving(seed, steps, ("both", "neither"), both, both >= FEWER, ""),
-            _saving(seed, steps, ("both", "neither"), both, FEWER <= both <= MOST, "band"),
-            _saving(
-                seed,
-                steps,
-                ("both", "residual alone"),
-                saved[seed] / 100,
-                saved[seed] >= 100 * FEWER,
-                "norms",
-            ),
-            _saving(seed, steps, ("both, deep", "residual alone, deep"), deep, deep >= FEWER, "deep"),
-        ]
+    cases = [case for seed in look.seeds for case in _savings(steps, seed, budget)]
     return Evidence(
         cases=cases,
-        figure=Figure("steps that norms save beside residuals without norms, in %", saved),
+        figure=Figure(
+            "steps that norms and residuals save together, at least, in %",
+            {case.seed: case.value for case in cases if not case.part},
+        ),
         plots=[_kinds_plot(look)],
         notes=[
             f"{name}: {', '.join(f'{by_seed[seed]:g}' for seed in look.seeds)} steps, by seed."
@@ -301,16 +290,22 @@ def _saved(steps: float, than: float, budget: int) -> float:
     return 1 - min(steps, budget) / min(than, budget)
 
 
-def _saving(
-    seed: int,
-    steps: Mapping[str, Mapping[int, float]],
-    names: tuple[str, str],
-    saved: float,
-    holds: bool,
-    part: str,
-) -> Case:
-    where = " against ".join(f"{name} {steps[name][seed]:g} steps" for name in names)
-    return Case(seed=seed, where=where, value=100 * saved, holds=holds, part=part)
+COMPARED = {
+    "": ("both", "neither"),
+    "band": ("both", "neither"),
+    "norms": ("both", "residual alone"),
+    "deep": ("both, deep", "residual alone, deep"),
+}
+"""The kinds of stacks that the sentence and each part of C11 compare."""
+
+
+def _savings(steps: Mapping[str, Mapping[int, float]], seed: int, budget: int) -> Iterator[Case]:
+    for part, names in COMPARED.items():
+        mine, theirs = (steps[name][seed] for name in names)
+        saved = _saved(mine, theirs, budget)
+        holds = saved >= FEWER and (part != "band" or saved <= MOST)
+        where = f"{names[0]} {mine:g} steps against {names[1]} {theirs:g} steps"
+        yield Case(seed=seed, where=where, value=100 * saved, holds=holds, part=part)
 
 
 @claim(
@@ -334,13 +329,13 @@ def pre_is_sensitive(look: Look) -> Evidence:
     """Rates that train, the spread over weights, and how high the loss rises at first."""
     bases = {"pre": (PRE, PRE_XAVIER), "post": (POST, POST_NORMAL)}
     outcomes = trained(look, [r for pair in bases.values() for base in pair for r in ladder(base)])
-    cases, width = [], {}
-    for seed in look.seeds:
-        cases += list(_sensitivity(outcomes, bases, seed))
-        width[seed] = float(cases[-3].value)
+    cases = [case for seed in look.seeds for case in _sensitivity(outcomes, bases, seed)]
     return Evidence(
         cases=cases,
-        figure=Figure("settings that train, Pre-LN's less Post-LN's, of 8 each", width),
+        figure=Figure(
+            "settings that train, Pre-LN's less Post-LN's, of 8 each",
+            {case.seed: case.value for case in cases if not case.part},
+        ),
         plots=[_rates_plot({n: {r: outcomes[r] for b in p for r in ladder(b)} for n, p in bases.items()})],
         of="seeds",
     )
