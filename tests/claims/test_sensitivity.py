@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normscope.claims import CLAIMS, Look, Verdict, put_to_test, sensitivity
 from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
@@ -15,9 +16,10 @@ def test_sharpness_of_a_bowl() -> None:
     assert sharpness(loss, [x], steps=60) == pytest.approx(10)
 
 
-def test_condition_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_condition_of_a_model() -> None:
     model = build("decoder", depth=1, width=8, heads=2, vocab=16, context=8, init="xavier").double()
-    found = condition(model, dict(model.named_parameters()), torch.arange(8)[None])
+    with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no batched backward pass
+        found = condition(model, dict(model.named_parameters()), torch.arange(8)[None])
     assert 1 < found < 1e6
 
 
