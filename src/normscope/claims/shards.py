@@ -136,6 +136,7 @@ def _compared(seed: int) -> Iterator[dict[str, Any]]:
         whole = [x.clone().requires_grad_(), gain.clone().requires_grad_(), bias.clone().requires_grad_()]
         y = F.layer_norm(whole[0], (WIDTH,), whole[1], whole[2], EPS)
         truth = [y, *torch.autograd.grad(y, whole, g)]
+        offset = float((x.mean(-1) / x.std(-1, correction=0)).abs().max())
         for how in STATISTICS:
             ranks = Ranks()
             mine = [t.detach().chunk(world, -1)[rank].clone().requires_grad_() for t in whole]
@@ -147,6 +148,7 @@ def _compared(seed: int) -> Iterator[dict[str, Any]]:
                 "seed": seed,
                 "world": world,
                 "input": name,
+                "offset": offset,
                 "how": how,
                 "error": _largest(error),
                 "forward": ahead,

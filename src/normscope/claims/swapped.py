@@ -158,10 +158,11 @@ def _gradient(subject: Subject) -> float:
 
 
 def _drop(seed: int, way: str, moved: Moved, part: str) -> Case:
-    """Holds where half of what was learnt beyond the byte frequencies, or more, is gone."""
+    """Holds where something was learnt beyond the byte frequencies, and half of it, or more, is gone."""
     lost = moved.swapped - moved.trained
     where = f"{way}: from {moved.trained:+.2f} to {moved.swapped:+.2f} nats"
-    return Case(seed=seed, where=where, value=lost, holds=lost >= -moved.trained / 2, part=part)
+    holds = moved.trained < 0 and lost >= -moved.trained / 2
+    return Case(seed=seed, where=where, value=lost, holds=holds, part=part)
 
 
 def _from_scratch(seed: int, way: str, moved: Moved, part: str) -> Case:
