@@ -145,11 +145,11 @@ def _settings(long: bool) -> dict[tuple[str, int], list[Recipe]]:
     Source("004", "§4.3 table", "线性衰减或常数级"),
     Source("004", "§8.2", "从几十层到上百层甚至上千层"),
     Source("004", "§10", "训练超过100层甚至1000层的网络成为可能"),
-    says="With residual connections stacks of 100 to 1000 layers train, whatever else is in them.",
+    says="With residual connections stacks of 100 to 1000 layers train.",
     hypothesis="at the start the gradient changes by no more than a factor of the number of blocks, through "
     "20 blocks with residuals and no norm, 100 of Post-LN and 1000 of Pre-LN; trained, 16 blocks of the "
     "first, 12 of Post-LN and 100 of Pre-LN end 0.1 nats under the byte frequencies",
-    condition="the norm is before the branch, and one is at the end (Pre-LN)",
+    condition="the norm is before the branch (Pre-LN)",
     kind=Kind.TENDENCY,
     parts={
         "limit": Sentence("Without residuals a gradient loses three decades within 20 layers."),
@@ -284,7 +284,7 @@ def gates_vanish(look: Look) -> Evidence:
     ratios = [gates.bottom_to_top for gates in before.values()], [g.bottom_to_top for g in after.values()]
     return Evidence(
         cases=cases,
-        figure=Figure.largest("decades lost through 100 gated blocks", cases),
+        figure=Figure.largest("decades that a gradient loses through 100 gated blocks", cases),
         notes=[
             f"Gates add {extra:.1%} to the parameters of a block of width {HIGHWAY.width}.",
             f"The lowest gate's gradient is {statistics.median(ratios[0]):.2g} of the highest's at the start "

@@ -163,7 +163,7 @@ def _kept(blocks: list[Block], how: str) -> int:
 BRANCHES: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
         "W x": lambda x: x @ torch.eye(WIDTH).requires_grad_(),
-        "W x, W frozen": lambda x: x @ torch.eye(WIDTH),
+        "W x with W frozen": lambda x: x @ torch.eye(WIDTH),
         "LayerNorm": lambda x: F.layer_norm(x, (WIDTH,)),
         "RMSNorm": lambda x: F.rms_norm(x, (WIDTH,)),
         "GELU": F.gelu,
