@@ -73,6 +73,7 @@ def gradient_by_scale(look: Look) -> Evidence:
             for k, what in enumerate(("λ_max of the Hessian", "condition number"))
         ],
         of="inputs",
+        parts_of=dict.fromkeys(("flat", "even"), "starts: 3 scales × 2 placements"),
     )
 
 

@@ -188,9 +188,9 @@ def _starts(name: str) -> list[str | None]:
 
 
 def _variances(name: str, depth: int, seed: int, init: str | None) -> list[float]:
-    """Of the stream before the first block and after each."""
-    stack = stack_of(name, depth, seed, width=NARROW, heads=2, init=init)
-    return [variance(x) for x in stream_by_block(stack, noise(NARROW, seed))]
+    """Of the stream before the first block, where it is 1, and after each."""
+    stack, x_BTD = stack_of(name, depth, seed, width=NARROW, heads=2, init=init), noise(NARROW, seed)
+    return [variance(x) for x in stream_by_block(stack, x_BTD / variance(x_BTD) ** 0.5)]
 
 
 def _kept_case(seed: int, name: str, init: str | None, values: Sequence[float]) -> Case:

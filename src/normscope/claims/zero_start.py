@@ -60,6 +60,7 @@ def zero_last_maps(look: Look) -> Evidence:
         figure=Figure(f"starts of {len(moved[look.seeds[0]])} that are the identity", exact),
         plots=[_loss_plot(runs)],
         of="starts: every scheme with zero last maps, and four of their own",
+        parts_of={"loss": "stacks"},
     )
 
 
@@ -188,6 +189,7 @@ def zero_gains(look: Look) -> Evidence:
             f"From γ = 0 the loss's increments have {ratio:.3g} of the variance from γ = 1, the median.",
         ],
         of="places: 5 slots, biases at zero or drawn",
+        parts_of={"learns": "slots and activations", "settles": "slots"},
     )
 
 
