@@ -164,7 +164,7 @@ def test_one_killed_and_one_broken_claim_cost_the_others_nothing(
     assert broken.error == "RuntimeError: broken <on purpose>"
     assert whole.judgement.verdict is HOLDS
     assert unmeasured.reason == "needs a GPU <here>"
-    assert seen[0] == ("Z6", 0, 4)
+    assert seen[0] == ("Z1", 0, 4), "what has a long form goes first"
     assert seen[-1] == ("", 4, 4)
     kept = [path.name[:2] for path in tmp_path.glob("Z*.json")]
     assert kept == ["Z1"], "what failed is tried again"

@@ -2,6 +2,7 @@
 
 import contextlib
 import tempfile
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
@@ -114,9 +115,12 @@ def _tested(
     everyone = [Hand(look) for _ in range(jobs)]
     for hand in everyone:
         hands.put(hand)
+    # Trained claims wait for one another where they share runs: one worker takes these, the others the rest.
+    waiting = deque(sorted(claims, key=lambda claim: not claim.has_long))
 
-    def test(claim: Claim) -> Tested:
+    def test() -> Tested:
         hand = hands.get()
+        claim = waiting.popleft() if hand is everyone[0] else waiting.pop()
         try:
             begun(claim.id)
             return hand.test(claim)
@@ -125,7 +129,7 @@ def _tested(
 
     pool = ThreadPoolExecutor(jobs)
     try:
-        for future in as_completed([pool.submit(test, claim) for claim in claims]):
+        for future in as_completed([pool.submit(test) for _ in claims]):
             yield future.result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)

@@ -12,8 +12,8 @@ from normscope.maps import Cell, Result, train_group
 from normscope.train import RunConfig
 from normscope.train.atomic import write_text
 
-STACK = 10
-"""Runs trained together; larger stacks are no faster on two cores."""
+STACK = 20
+"""Runs trained together, at most; larger stacks are hardly faster."""
 
 
 class Runs:
@@ -30,18 +30,26 @@ class Runs:
     def of(self, configs: Sequence[RunConfig]) -> list[Result]:
         """The results of `configs`, in their order; those that are not there are trained, to the end."""
         cells = [Cell(config) for config in configs]
-        for shape in dict.fromkeys(cell.shape for cell in cells):
-            self._train([cell for cell in dict.fromkeys(cells) if cell.shape == shape])
+        stacks: dict[str, list[Cell]] = {}
+        for cell in dict.fromkeys(cells):
+            stacks.setdefault(cell.shape, []).append(cell)
+        for wait in (False, True):  # what another process trains now comes last
+            stacks = {shape: each for shape, each in stacks.items() if not self._train(each, wait=wait)}
         return [self._memory[cell.key] for cell in cells]
 
-    def _train(self, cells: Sequence[Cell]) -> None:
-        """Train those of one shape that are missing. A second process that wants the same ones waits."""
-        with self._held(cells[0].shape):
+    def _train(self, cells: Sequence[Cell], *, wait: bool) -> bool:
+        """Train those of one shape that are missing; False where another process is at it, unless we wait."""
+        if all(self._is_there(cell) for cell in cells):
+            return True
+        with self._held(cells[0].shape, wait=wait) as is_ours:
+            if not is_ours:
+                return False
             missing = [cell for cell in cells if not self._is_there(cell)]
             for first in range(0, len(missing), STACK):
                 stack = missing[first : first + STACK]
                 for cell, result in zip(stack, train_group(stack, early_stop=False), strict=True):
                     self._keep(cell, result)
+        return True
 
     def _is_there(self, cell: Cell) -> bool:
         if cell.key in self._memory:
@@ -67,11 +75,17 @@ class Runs:
         return None if self.folder is None else self.folder / f"{cell.key}.json"
 
     @contextmanager
-    def _held(self, shape: str) -> Iterator[None]:
+    def _held(self, shape: str, *, wait: bool) -> Iterator[bool]:
+        """Alone with a shape; whether we are."""
+        is_ours = True
         with contextlib.ExitStack() as stack:
             if self.folder is not None:
-                with contextlib.suppress(OSError):  # a full disk: then others train it too
+                try:
                     self.folder.mkdir(parents=True, exist_ok=True)
                     file = stack.enter_context((self.folder / f"{shape}.lock").open("w"))
-                    fcntl.flock(file, fcntl.LOCK_EX)  # let go with the file, also by a kill
-            yield
+                    fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))  # let go with the file
+                except BlockingIOError:
+                    is_ours = False
+                except OSError:  # a full disk: then others train it too
+                    pass
+            yield is_ours

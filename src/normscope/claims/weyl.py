@@ -155,7 +155,7 @@ def _gaussian(width: int, seed: int) -> Tensor:
 
 
 INITS = {"xavier": "Xavier", "normal": "N(0, 0.02²)", "gpt2": "GPT-2", "torch": "PyTorch's own"}
-SIZES = {32: (1, 4, 16, 64), 128: (1, 8), 512: (1,)}
+SIZES = {32: (1, 4, 16, 64), 128: (1, 8), 256: (1,)}
 """Width → depths."""
 TOKENS = 16
 
@@ -168,7 +168,7 @@ TOKENS = 16
     says="A Pre-LN layer's Jacobian I + A has full rank, with σ_min ≥ 1 − ‖A‖ > 0.",
     condition="‖A‖ < 1",
     hypothesis="0 < 1 − ‖A‖ ≤ σ_min at the last of 16 tokens: attention, feed-forward and both, in the "
-    "first, middle and last block of Pre-LN decoders at their start, 1 to 64 blocks, widths 32 to 512, four "
+    "first, middle and last block of Pre-LN decoders at their start, 1 to 64 blocks, widths 32 to 256, four "
     "initialisations",
     parts={
         "sequence": Sentence("The condition ‖A‖ < 1 is met by the map of the whole sequence."),
@@ -201,7 +201,7 @@ def pre_ln_floor(look: Look) -> Evidence:
             f"{_share(trained):.0%} of those at one token.",
             f"Of {len(needed)} Jacobians with ‖A‖ ≥ 1, {1 - _held(needed):.0%} have full rank.",
         ],
-        of="maps: four initialisations × widths 32, 128, 512 × depths 1 to 64",
+        of="maps: four initialisations × widths 32, 128, 256 × depths 1 to 64",
         parts_of={"trained": "maps: two initialisations × blocks 1, 3, 6, after training"},
     )
 
@@ -216,7 +216,7 @@ def _floor_cases(seed: int) -> Iterator[Case]:
                     pair = found[2 * block - 2 : 2 * block]
                     where = f"{words}, d = {width}, block {block} of {depth}"
                     yield from _block_cases(pair, seed, where)
-                    if width < 512:
+                    if width < 256:
                         yield _sequence_case(pair, seed, where)
 
 
