@@ -37,7 +37,7 @@ CLIP = 1.0
 
 @claim(
     "B4",
-    Source("001", "§2B", "必须使用 **Learning Rate Warm-up**"),
+    Source("001", "§2.B", "必须使用 **Learning Rate Warm-up**"),
     Source("001", "Summary", "**必须**，且对参数敏感"),
     Source("003", "§2", "把 warm-up 步数缩短到 0-500"),
     Source("004", "§3.4", "必须配合 Warm-up"),
@@ -155,7 +155,7 @@ def _tally(outcomes: Outcomes, recipe: Recipe) -> str:
 
 @claim(
     "B17",
-    Source("001", "§2B", "否则模型很容易发散（Loss 飞出）"),
+    Source("001", "§2.B", "否则模型很容易发散（Loss 飞出）"),
     Source("004", "§10", "如果 Loss 出现 NaN 或剧烈震荡"),
     says="A Post-LN model that fails for want of warm-up diverges: its loss flies off.",
     hypothesis="the Post-LN runs without warm-up that fail end in a loss that is not finite, or above the "
