@@ -9,6 +9,7 @@ from normscope.claims import (
     CLAIMS,
     Look,
     Verdict,
+    curvature,
     deep_scaling,
     put_to_test,
     sensitivity,
@@ -50,8 +51,8 @@ def no_sigma(patch: Patch) -> None:
     def broken(z: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         return z.std(correction=0) * layer_norm_jacobian(z, weight, eps)
 
-    patch.setattr(sensitivity, "SCALES", (1.0,))
-    patch.setattr(sensitivity, "layer_norm_jacobian", broken)
+    patch.setattr(curvature, "SCALES", (1.0,))
+    patch.setattr(curvature, "layer_norm_jacobian", broken)
 
 
 def pre_for_res_post(patch: Patch) -> None:

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from normscope.claims import CLAIMS, Look, Verdict, put_to_test, sensitivity
+from normscope.claims import CLAIMS, Look, Verdict, curvature, put_to_test
 from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
-from normscope.claims.sensitivity import condition, is_read_by_norm, sharpness
+from normscope.claims.curvature import condition, sharpness
+from normscope.claims.sensitivity import is_read_by_norm
 from normscope.nn import build
 
 
@@ -24,7 +25,7 @@ def test_condition_of_a_model() -> None:
 
 
 def test_the_law_of_scale_needs_a_small_eps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sensitivity, "SCALES", (3.0,))
+    monkeypatch.setattr(curvature, "SCALES", (3.0,))
     tested = put_to_test(CLAIMS["C9"], Look(seeds=(0,)))
     assert tested.judgement.verdict is Verdict.CONDITION
     assert tested.evidence.figure is not None

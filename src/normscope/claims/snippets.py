@@ -1,0 +1,179 @@
+"""What the code and the formulas are that the texts print.
+
+Shapes: B batch, T tokens, D width.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from normscope.claims.claim import Sentence, claim
+from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.look import Look
+from normscope.claims.norm_jacobian import distance
+from normscope.claims.printed_code import (
+    BATCH,
+    DEPTH,
+    HEADS,
+    SNIPPETS,
+    TOKENS,
+    WIDTH,
+    PreLNDecoderBlock,
+    Printed,
+    PrintedModel,
+    TransformerBlock,
+    model_of,
+    read,
+    torch_block,
+)
+from normscope.claims.readings import in_words, placement_of
+from normscope.claims.sources import Source
+
+SAME = 1e-5
+"""Largest relative distance of two outputs that float32 explains."""
+
+
+@claim(
+    "C7",
+    Source("004", "§3.3", "此处为Post-LN结构"),
+    Source("004", "§3.2", "通常在加法之后进行"),
+    Source("004", "§4.2", "这里采用Post-LN的常见变体示意"),
+    Source("004", "§4.3", "这种写法对应 Post-LN 结构"),
+    Source("004", "§4.2", "方案一：Post-LN"),
+    Source("004", "§3.4", "Input -> SubLayer -> LN -> Add"),
+    Source("004", "§5.2.1", "在Post-Norm中，第 $l$ 层的输出"),
+    Source("004", "§8.3", "先做子层处理，再做归一化"),
+    says="The code and the formulas printed as Post-LN are Post-LN.",
+    hypothesis="the anatomy reads the placement of each as the text calls it; a second witness: the output "
+    "is that of torch's own block of that placement with the same weights",
+    parts={
+        "pre": Sentence("What the same text prints as Pre-LN is Pre-LN."),
+        "others": Sentence("The other four texts print both under their right names."),
+    },
+)
+def labelled_post(look: Look) -> Evidence:
+    """Small models of every snippet, read; and their outputs beside those of torch's blocks."""
+    cases = [_snippet_case(printed, seed) for seed in look.seeds for printed in SNIPPETS]
+    claimed = [case for case in cases if not case.part]
+    agree = sum(case.holds == (case.value <= SAME) for case in cases)
+    return Evidence(
+        cases=cases,
+        figure=Figure.share("% of the places labelled Post-LN that are", cases),
+        notes=[
+            "Labelled Post-LN: "
+            + ", ".join(f"{n} are {kind}" for kind, n in _read_as(claimed).items())
+            + ".",
+            f"torch's blocks say the same as the anatomy in {agree} of {len(cases)} cases.",
+        ],
+        of="places",
+    )
+
+
+def _snippet_case(printed: Printed, seed: int) -> Case:
+    model = model_of(printed, seed)
+    found = placement_of(read(model))
+    x_BTD = torch.randn(BATCH, TOKENS, WIDTH)
+    far = distance(model.stream(x_BTD), _by_torch(model, printed.label, x_BTD))
+    part = "others" if printed.text != "004" else "" if printed.label == "post" else "pre"
+    where = f"{printed.text} {printed.where} is {found}, its distance from {printed.label} of torch"
+    return Case(seed=seed, where=where, value=far, holds=found == printed.label, part=part)
+
+
+def _by_torch(model: PrintedModel, label: str, x_BTD: Tensor) -> Tensor:
+    for block in model.blocks:
+        x_BTD = torch_block(block, label)(x_BTD)  # type: ignore[arg-type]
+    return x_BTD
+
+
+def _read_as(cases: Sequence[Case]) -> Counter[str]:
+    """Placement read → number of places, of the first seed."""
+    first = [case for case in cases if case.seed == cases[0].seed]
+    return Counter(case.where.partition(" is ")[2].partition(",")[0] for case in first)
+
+
+@claim(
+    "B18",
+    Source("003", "§4", "代码模板"),
+    Source("004", "§4.3", "典型的 Pre-LN 结构数据流"),
+    Source("004", "§4.2", "batch, seq_len, d_model"),
+    says="The PyTorch templates printed in 003 and 004 are Pre-LN blocks.",
+    hypothesis="the anatomy reads every branch of a stack of them as Pre-LN",
+    parts={
+        "rms": Sentence("nn.RMSNorm can be put in for nn.LayerNorm without any other change (003)."),
+        "batch": Sentence(
+            "Fed [batch, sequence, features], as 004 §4.2 prints shapes, a block lets no sequence of the "
+            "batch see another.",
+            "its attention is made with batch_first=True",
+        ),
+        "final": Sentence("A stack of them is whole: it ends in a norm, as GPT-2's and LLaMA's do."),
+    },
+)
+def templates(look: Look) -> Evidence:
+    """Both templates: read, counted, and fed a batch of which one sequence is changed."""
+    cases = [case for seed in look.seeds for name in _templates() for case in _template_cases(name, seed)]
+    counts = {name: _norm_calls(name) for name in _templates()}
+    return Evidence(
+        cases=cases,
+        figure=Figure.share("% of the templates that are Pre-LN", cases),
+        notes=[
+            f"{name} calls its norms {n} times a forward, for two branches." for name, n in counts.items()
+        ],
+        of="templates",
+    )
+
+
+def _templates() -> dict[str, list[nn.Module]]:
+    """Blocks of each, freshly drawn."""
+    return {
+        "003, PreLNDecoderBlock": [PreLNDecoderBlock(WIDTH, HEADS) for _ in range(DEPTH)],
+        "003 with nn.RMSNorm": [PreLNDecoderBlock(WIDTH, HEADS, nn.RMSNorm) for _ in range(DEPTH)],
+        "004, TransformerBlock": [TransformerBlock(WIDTH, HEADS) for _ in range(DEPTH)],
+    }
+
+
+def _template(name: str, seed: int) -> PrintedModel:
+    torch.manual_seed(seed)
+    return PrintedModel(_templates()[name], causal=name.startswith("003")).eval()
+
+
+def _template_cases(name: str, seed: int) -> Iterator[Case]:
+    model = _template(name, seed)
+    anatomy = read(model)
+    where, pre = f"{name}: {in_words(anatomy)}", placement_of(anatomy) == "pre"
+    if name == "003 with nn.RMSNorm":
+        rms = pre and all(branch.norm == "rmsnorm" for branch in anatomy.branches)
+        yield Case(seed=seed, where=where, value=float(rms), holds=rms, part="rms")
+        return
+    yield Case(seed=seed, where=where, value=float(pre), holds=pre)
+    final = anatomy.final_norm
+    yield Case(seed=seed, where=name, value=float(final), holds=final, part="final")
+    seen = _seen_by_others(model)
+    first = all(module.batch_first for module in model.modules() if isinstance(module, nn.MultiheadAttention))
+    where = f"{name}, change of the other sequences"
+    yield Case(seed=seed, where=where, value=seen, holds=seen <= SAME, met=first, part="batch")
+
+
+@torch.no_grad()
+def _seen_by_others(model: PrintedModel) -> float:
+    """Relative change of the other outputs when the first sequence of a batch is another."""
+    x_BTD = torch.randn(TOKENS, TOKENS, WIDTH)  # as many sequences as tokens: 003's mask fits either way
+    other_BTD = torch.cat((torch.randn(1, TOKENS, WIDTH), x_BTD[1:]))
+    return distance(model.stream(other_BTD)[1:], model.stream(x_BTD)[1:])
+
+
+def _norm_calls(name: str) -> float:
+    """Calls of norms in a forward, a block."""
+    model, calls = _template(name, 0), 0
+
+    def count(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+            module.register_forward_hook(count)
+    with torch.no_grad():
+        model.stream(torch.randn(BATCH, TOKENS, WIDTH))
+    return calls / DEPTH
