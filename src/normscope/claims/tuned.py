@@ -40,7 +40,7 @@ def _tuned(look: Look) -> dict[str, Outcomes]:
     """Every setting tried of a placement, by its name."""
     settings = {
         "post": [*ladder(POST), replace(POST, warmup=WARMUP), *ladder(POST_NORMAL)],
-        "pre": [*ladder(PRE), *ladder(PRE_XAVIER)],
+        "pre": [*ladder(PRE), replace(PRE, warmup=WARMUP), *ladder(PRE_XAVIER)],
     }
     if look.long:
         settings = {name: [_longer(r) for r in rs if r.lr in (1e-3, 3e-3)] for name, rs in settings.items()}
