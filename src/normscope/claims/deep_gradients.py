@@ -74,12 +74,12 @@ TENFOLD = math.log(10)
         "任何一个梯度项如果大于1,将导致总体梯度指数级放大",
     ),
     Source("004", "§6.2", "梯度就会呈指数级衰减"),
-    says="Any one gradient factor above 1 makes a deep stack's gradient explode exponentially, any one below "
-    "1 makes it vanish.",
+    says="Any one gradient factor above 1 makes a deep stack's gradient explode exponentially, any one "
+    "below 1 makes it vanish.",
     hypothesis="a stack of 64 blocks whose first layers' Jacobians have a singular value above 1 multiplies "
-    "the gradient by 10 or more, one with a singular value below 1 (but for the two that LN makes 0) divides "
-    "it by 10 or more: Post-LN and Pre-LN, Xavier and N(0, 0.02²) weights, x_0 ~ N(0, 1); and 64 numbers "
-    "that are 1 but for one",
+    "the gradient by 10 or more, one with a singular value below 1 (but for the two that LN makes 0) "
+    "divides it by 10 or more: Post-LN and Pre-LN, Xavier and N(0, 0.02²) weights, x_0 ~ N(0, 1); and 64 "
+    "numbers that are 1 but for one",
     parts={
         "post": Sentence("Post-LN's gradient changes tenfold or more over 64 blocks.", "Xavier weights"),
         "pre": Sentence("Pre-LN's changes less, in the logarithm by half or less of Post-LN's."),
@@ -177,8 +177,7 @@ def _gradient_plot(title: str, curves: dict[str, list[list[float]]]) -> Plot:
     Source("001", "§3", "保证了梯度至少可以无损地传导一部分到前一层"),
     says="A residual connection's gradient factor I + J_F is at least 1.",
     hypothesis="σ_min(I + J_F) ≥ 1 at one token: residuals without norm and Pre-LN's, attention and "
-    "feed-forward, "
-    "four initialisations, d = 32, and F(x) = −x",
+    "feed-forward, four initialisations, d = 32, and F(x) = −x",
     parts={
         "gradient": Sentence("A loss's own gradient is no shorter below a Pre-LN layer than above it."),
         "small": Sentence(
@@ -271,10 +270,8 @@ def _gradient_cases(seed: int) -> Iterator[Case]:
     condition="Xavier weights, and each block also has cross-attention to identical tokens",
     kind=Kind.TENDENCY,
     hypothesis="from exit to entry of 64 blocks the stream's gradient falls tenfold or more, and ln of it "
-    "follows a "
-    "straight line in l (R² ≥ 0.9): Post-LN with Xavier and N(0, 0.02²) weights, alone and with "
-    "cross-attention to "
-    "identical and to different tokens; d = 32",
+    "follows a straight line in l (R² ≥ 0.9): Post-LN with Xavier and N(0, 0.02²) weights, alone and with "
+    "cross-attention to identical and to different tokens; d = 32",
     parts={
         "pre": Sentence(
             "Pre-LN's decay no faster than linearly: the gradient at the entry is 1/64 of the exit's or more."

@@ -60,8 +60,8 @@ INTERVENTIONS = {
     has_long=True,
     hypothesis="each of seven stacks fails to train if and only if a layer of it erases two directions a "
     "token: norms with two, one and no lost directions, Pre-LN with and without final norm, other weights, "
-    "warm-up; 8 blocks (12 in the long form), AdamW at 3e-3, 300 steps; one fails that does not end 0.1 nats "
-    "under the byte frequencies",
+    "warm-up; 8 blocks (12 in the long form), AdamW at 3e-3, 300 steps; one fails that does not end 0.1 "
+    "nats under the byte frequencies",
     parts={
         "end": Sentence("It fails if and only if the whole stack, with its final norm, erases two."),
         "any": Sentence("One erased direction a layer is enough: it fails if and only if any is erased."),

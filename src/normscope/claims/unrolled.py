@@ -38,9 +38,8 @@ ROUND_OFF = {F64: 1e-12, torch.float32: 1e-4}
     Source("002", "Pre-Norm 计算"),
     says="A Pre-LN stack's state is x_L = x_0 + Σ F_l(LN(x_l)).",
     hypothesis="the sum, with LN by torch's own function at each partial sum, is within 1e-12 (float64) or "
-    "1e-4 "
-    "(float32) of the state that the blocks give: 1, 8 and 64 blocks, d = 32, Xavier, N(0, 0.02²) and GPT-2 "
-    "weights",
+    "1e-4 (float32) of the state that the blocks give: 1, 8 and 64 blocks, d = 32, Xavier, N(0, 0.02²) and "
+    "GPT-2 weights",
 )
 def unrolled_sum(look: Look) -> Evidence:
     """The blocks' last state against the sum of their branches."""
@@ -82,8 +81,7 @@ DEPTHS = (1, 4, 16, 64)
     "unchanged.",
     condition="there is no final norm",
     hypothesis="with every branch's way back cut, the gradient at x_0 equals the gradient at what the head "
-    "reads within "
-    "1e-12: `pre` with its final norm and without, 1 to 64 blocks, d = 32",
+    "reads within 1e-12: `pre` with its final norm and without, 1 to 64 blocks, d = 32",
     parts={
         "stack": Sentence("The same up to the last block's output, before any final norm."),
         "sum": Sentence("The gradient at x_0 is that part plus what comes back through each branch."),
@@ -189,10 +187,8 @@ def _post_case(depth: int, seed: int) -> tuple[Case, float]:
     says="002's first Post-Norm recursion, with one LN factor before Π (1 + F'), is the gradient.",
     condition="one layer is left above",
     hypothesis="read with the gradient at the end of the stack on its left, it is within 1e-10 of "
-    "autograd's Jacobian from x_l to the end, at one token, layer by layer: "
-    "Post-LN stacks of "
-    "2, 8 and 32 layers, l the first, the middle and the last, d = 16; factors in the order of the chain "
-    "rule",
+    "autograd's Jacobian from x_l to the end, at one token, layer by layer: Post-LN stacks of 2, 8 and 32 "
+    "layers, l the first, the middle and the last, d = 16; factors in the order of the chain rule",
     parts={
         "second": Sentence("The second one, with an LN factor in each layer, is the gradient."),
         "pre": Sentence("The Pre-Norm recursion, Π (1 + ∂F(LN(x))/∂x), is the gradient."),
