@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from normscope import check
 from normscope.anatomy import Anatomy, read_anatomy
 from normscope.claims.claim import Sentence, claim
 from normscope.claims.evidence import Case, Evidence, Figure
@@ -17,6 +16,7 @@ from normscope.claims.sources import Source
 from normscope.claims.training import RATE, Recipe, subjects
 from normscope.errors import UsageError
 from normscope.nn import SCHEMES, Block, Decoder, FeedForward, ModelConfig
+from normscope.pipeline import check
 from normscope.rules.finding import Severity
 
 WIDTH, HEADS, VOCAB, BATCH, TOKENS = 16, 2, 32, 2, 8
