@@ -1,15 +1,17 @@
 """Claims are judged by their cases alone, and tested by workers that may die, in a cache that may be gone."""
 
 import dataclasses
+import fcntl
 import json
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from planted_runs import STANDS_STILL, planted
 
 from normscope.claims import (
     CLAIMS,
@@ -19,6 +21,7 @@ from normscope.claims import (
     Figure,
     Kind,
     Look,
+    Runs,
     Sentence,
     Verdict,
     chosen,
@@ -28,10 +31,13 @@ from normscope.claims import (
     run_claims,
 )
 from normscope.claims import cache as cache_module
+from normscope.claims import runs as runs_module
 from normscope.claims.cache import Cache, own_code
 from normscope.claims.hand import Hand
 from normscope.claims.tested import Tested as Outcome
+from normscope.claims.training import Recipe
 from normscope.errors import UsageError
+from normscope.maps import Cell, Result
 
 HOLDS, CONDITION, REFUTED, NONE = Verdict
 TWO = Look(seeds=(0, 1))
@@ -335,3 +341,35 @@ def test_only_what_shows_is_left_out_of_the_key() -> None:
     room = cache_module.ROOM
     assert all((room / name).is_file() for name in cache_module.SHOWING)
     assert not {"judge.py", "evidence.py", "claim.py", "look.py", "runs.py"} & set(cache_module.SHOWING)
+
+
+def test_trained_runs_are_kept_by_their_text(tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    folders = set()
+    for words in ("one text, ", "another, "):
+        text.write_text(100 * words)
+        cache_module._text_digest.cache_clear()
+        folders.add(Cache(tmp_path).runs(Look(text=text)).folder)
+    assert len(folders) == 2
+
+
+def test_what_another_process_trains_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (Recipe(scheme=scheme, depth=1).config(0) for scheme in ("post", "pre"))
+    trained: list[str] = []
+    with (tmp_path / f"{Cell(first).shape}.lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+
+        def train(cells: Sequence[Cell], *, early_stop: bool) -> list[Result]:
+            fcntl.flock(other, fcntl.LOCK_UN)
+            trained.extend(cell.scheme for cell in cells)
+            return [planted(cell.config, STANDS_STILL) for cell in cells]
+
+        monkeypatch.setattr(runs_module, "train_group", train)
+        found = Runs(tmp_path).of([first, second])
+    assert trained == ["pre", "post"]
+    assert len(found) == 2
+
+
+def test_a_part_may_have_cases_of_its_own_kind() -> None:
+    evidence = Evidence(of="stacks", parts_of={"width": "exponents"})
+    assert [evidence.population(part) for part in ("", "width", "depth")] == ["stacks", "exponents", "stacks"]

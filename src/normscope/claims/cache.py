@@ -210,7 +210,7 @@ def _text_digest(path: Path) -> str:
     text = load_text(path)
     digest = hashlib.sha256()
     for start in range(0, len(text), 2**20):
-        digest.update(text.read(start, start + 2**20).tobytes())
+        digest.update(text.read(start, min(start + 2**20, len(text))).tobytes())
     return digest.hexdigest()
 
 
