@@ -1,6 +1,6 @@
 """BatchNorm of texts: padding, and a line of code.
 
-Shapes: B batch, T tokens, N samples or tokens of a batch, D width.
+Shapes: B batch, T tokens, D width.
 """
 
 from collections.abc import Iterator

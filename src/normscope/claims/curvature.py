@@ -1,6 +1,6 @@
 """LayerNorm's gradient by the scale of its input, and how curved the loss is with norms and without.
 
-Shapes: T tokens, V vocabulary, P parameters, D width.
+Shapes: T tokens, V vocabulary, P parameters.
 """
 
 import math

@@ -1,7 +1,4 @@
-"""What the texts say where the norms of the models sit that they name.
-
-Shapes: B batch, T tokens, D width.
-"""
+"""Where the models that the texts name have their norms, and how their branches start."""
 
 import functools
 from collections import Counter

@@ -1,6 +1,6 @@
 """How far an output moves when weights or inputs do, with norms and without.
 
-Shapes: T tokens, V vocabulary, P parameters, D width.
+Shapes: B batch, T tokens, D width.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""What the code and the formulas are that the texts print.
+"""What the code and the formulas are that the texts print as Post-LN and as Pre-LN.
 
 Shapes: B batch, T tokens, D width.
 """
