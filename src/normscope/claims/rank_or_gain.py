@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from normscope.claims.claim import Kind, Sentence, claim
-from normscope.claims.deep_jacobian import num_erased
+from normscope.claims.deep_rank import num_erased
 from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
 from normscope.claims.look import Look
 from normscope.claims.real_blocks import F64, at_last_token, embedded, jacobian, walk

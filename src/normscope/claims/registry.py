@@ -13,6 +13,7 @@ MODULES = (
     "layer_gains",
     "weyl",
     "deep_jacobian",
+    "deep_rank",
     "unrolled",
     "deep_gradients",
     "rank_or_gain",
