@@ -17,6 +17,7 @@ from normscope.claims import (
     deep_rank,
     put_to_test,
     real_blocks,
+    table_1,
     unrolled,
     weyl,
 )
@@ -54,7 +55,7 @@ def pre_for_post(**options: Any) -> ModelConfig:
 
 MUTATIONS: list[tuple[str, str, object, str, object, Verdict]] = [
     ("A10", "", weyl, "weyl_lower_bound", half_the_norm, Verdict.REFUTED),
-    ("A12", "form", weyl, "layer_norm_jacobian", without_sigma, Verdict.REFUTED),
+    ("A12", "form", table_1, "layer_norm_jacobian", without_sigma, Verdict.REFUTED),
     ("A14", "", deep_rank, "started", labelled("pre"), Verdict.REFUTED),
     ("A24", "", deep_rank, "started", without_final_norm, Verdict.HOLDS),
     ("B1", "", unrolled, "started", labelled("post"), Verdict.REFUTED),

@@ -15,6 +15,7 @@ from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
 from normscope.claims.look import Look
 from normscope.claims.real_blocks import (
     F64,
+    INITS,
     at_last_token,
     embedded,
     jacobian,
@@ -23,7 +24,6 @@ from normscope.claims.real_blocks import (
     walk,
 )
 from normscope.claims.sources import Source
-from normscope.claims.weyl import INITS
 from normscope.linalg import product_log_singular_values, singular_values
 from normscope.nn import Context, ModelConfig, Where
 from normscope.nn.stack import Stack

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from normscope.claims.claim import Sentence, claim
 from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
 from normscope.claims.look import Look
-from normscope.claims.norm_jacobian import distance
+from normscope.claims.norm_jacobian import ROUND_OFF, distance
 from normscope.claims.real_blocks import (
     F64,
     Sublayer,
     at_last_token,
+    branch_jacobian,
     jacobian,
     started,
     sublayers,
@@ -29,7 +30,6 @@ from normscope.claims.real_blocks import (
     walk,
 )
 from normscope.claims.sources import Source
-from normscope.claims.weyl import ROUND_OFF, branch_jacobian
 from normscope.linalg import (
     product_log_lower_bound,
     product_log_singular_values,

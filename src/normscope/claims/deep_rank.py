@@ -17,9 +17,9 @@ from normscope.claims.claim import Sentence, claim
 from normscope.claims.deep_jacobian import product, token
 from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
 from normscope.claims.look import Look
-from normscope.claims.real_blocks import Sublayer, at_last_token, jacobian, started, walk
+from normscope.claims.norm_jacobian import ROUND_OFF
+from normscope.claims.real_blocks import INITS, Sublayer, at_last_token, jacobian, started, walk
 from normscope.claims.sources import Source
-from normscope.claims.weyl import INITS, ROUND_OFF
 from normscope.linalg import left_kernel, numerical_rank, product_log_singular_values, singular_values
 from normscope.nn.norms import NoNorm
 

@@ -3,7 +3,6 @@
 Shapes: B rows, T tokens, D width.
 """
 
-import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,14 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from normscope.claims.at_start import blocks_of
-from normscope.claims.look import Look
+from normscope.linalg import layer_norm_jacobian
 from normscope.nn import Attention, Cache, Context, Decoder, Residual, build
 from normscope.nn.context import NOTHING
-from normscope.train import RunConfig, many_trials
 
 F64 = torch.float64
 HEAD_WIDTH = 16
 VOCAB = 256
+INITS = {"xavier": "Xavier", "normal": "N(0, 0.02²)", "gpt2": "GPT-2", "torch": "PyTorch's own"}
+"""Usual initialisations → in words."""
 Step = Callable[[Tensor, Context], Tensor]
 """(B, T, D) → (B, T, D), given what else a block needs."""
 
@@ -130,31 +130,10 @@ def token_jacobians(model: nn.Module, x_D: Tensor) -> Iterator[Tensor]:
         yield jacobian(*at_last_token(sublayer.step, sublayer.x))
 
 
-def trained_decoders(look: Look, model: str, *, lr: float, steps: int) -> list[tuple[int, Decoder, Tensor]]:
-    """Each seed with its decoder after `steps` steps, in float64, and the ids (B, T) of its next batch."""
-    configs = [
-        RunConfig.from_dict(
-            {"model": model, "text": look.text and str(look.text), "validation": 0.0, "lr": lr}
-            | {"steps": steps, "seed": seed}
-        )
-        for seed in look.seeds
-    ]
-    subjects = [config.subject() for config in configs]
-    feeds = [subject.batches() for subject in subjects]
-    trials = many_trials(
-        [copy.deepcopy(subject.model) for subject in subjects],
-        feeds,
-        lambda model, batch: subjects[0].loss(batch, model),
-        [config.trial for config in configs],
-    )
-    for _ in range(steps):
-        trials.advance()
-    found = []
-    for k, seed in enumerate(look.seeds):
-        decoder = subjects[k].model
-        assert isinstance(decoder, Decoder)
-        trials.export(k, decoder)
-        batch = next(feeds[k])
-        assert isinstance(batch, dict)
-        found.append((seed, decoder.to(F64).eval().requires_grad_(False), batch["ids"]))
-    return found
+def branch_jacobian(sublayer: Sublayer) -> Tensor:
+    """A = J_F(LN(x)) · J_LN(x) at the last token."""
+    weight, eps = sublayer.norm("branch_in")
+    with torch.no_grad():
+        u = sublayer.residual.norms["branch_in"](sublayer.x)
+    of_branch = jacobian(*at_last_token(sublayer.apply, u))
+    return of_branch @ layer_norm_jacobian(sublayer.x[0, -1], weight, eps)

@@ -12,6 +12,8 @@ MODULES = (
     "lost_gradients",
     "layer_gains",
     "weyl",
+    "pre_floor",
+    "table_1",
     "deep_jacobian",
     "deep_rank",
     "unrolled",

@@ -1,0 +1,146 @@
+"""Table 1 of 000, cell by cell.
+
+Shapes: B batch, T tokens, D width.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from normscope.claims.claim import Sentence, claim
+from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.look import Look
+from normscope.claims.norm_jacobian import ROUND_OFF, distance
+from normscope.claims.real_blocks import (
+    F64,
+    INITS,
+    Sublayer,
+    at_last_token,
+    branch_jacobian,
+    jacobian,
+    started,
+    sublayers,
+)
+from normscope.claims.sources import Source
+from normscope.claims.weyl import gaussian
+from normscope.linalg import layer_norm_jacobian, left_kernel, numerical_rank, singular_values
+from normscope.nn import Residual, Where
+
+
+@claim(
+    "A12",
+    Source("000", "Table 1", "Post-LN 与 Pre-LN 的结构性对比"),
+    Source("000", "§5"),
+    says="Every row of Table 1 is right: form, place of the identity, rank, kernel, directions erased.",
+    condition="‖A‖ < 1, in the Pre-LN column",
+    hypothesis="each row measured by autograd and float64 SVD, errors under 1e-10, on real blocks of both "
+    "placements (four initialisations, widths 16 and 64, ε = 0) and on an F made to cancel the identity",
+    parts={
+        "form": Sentence("Row 1: J_LN(z)(I + J_F) for Post-LN, I + J_F J_LN for Pre-LN."),
+        "identity": Sentence("Row 2: the identity path comes out as J_LN(z) in Post-LN, as I in Pre-LN."),
+        "rank": Sentence("Row 3: rank ≤ d − 2 in Post-LN, = d in Pre-LN.", "‖A‖ < 1, in the Pre-LN column"),
+        "kernel": Sentence("Row 4: kernel ≥ 2 in Post-LN, 0 in Pre-LN.", "‖A‖ < 1, in the Pre-LN column"),
+        "erased": Sentence(
+            "Row 5, which names no condition: two gradients or more are erased in Post-LN, none in Pre-LN.",
+            "‖A‖ < 1, in the Pre-LN column",
+        ),
+    },
+)
+def table_1(look: Look) -> Evidence:
+    """Each cell of the table, a case each."""
+    rows = [case for seed in look.seeds for case in _table_cases(seed)]
+    whole = [replace(case, part="", where=f"{case.part}: {case.where}") for case in rows]
+    ranks = [case for case in rows if case.part == "rank" and "Pre-LN" in case.where and not case.met]
+    full = sum(case.holds for case in ranks)
+    return Evidence(
+        cases=[*whole, *rows],
+        figure=Figure.share("% of the table's cells that are right", whole),
+        notes=[f"Of {len(ranks)} Pre-LN Jacobians with ‖A‖ ≥ 1, {full} have full rank all the same."],
+        of="cells",
+    )
+
+
+def _table_cases(seed: int) -> Iterator[Case]:
+    for width in (16, 64):
+        for init, words in INITS.items():
+            for scheme, column in (("post", "Post-LN"), ("pre", "Pre-LN")):
+                model, ids = started(scheme, init=init, depth=4, width=width, seed=seed, eps=0)
+                for each in (*sublayers(model, ids)[:2], *sublayers(model, ids)[-2:]):
+                    where = f"{column}, {words}, d = {width}, {each.kind} of block {each.block}"
+                    yield from _rows(each, seed, where)
+        yield from _rows(_cancelling(width, seed), seed, f"Pre-LN, F(u) = −σ(x) u, d = {width}")
+
+
+class _Times(torch.nn.Module):
+    """F(u) = c u."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, u: Tensor) -> Tensor:
+        return self.factor * u
+
+
+def _cancelling(width: int, seed: int) -> Sublayer:
+    """A Pre-LN sublayer whose F takes away what it is given, at this one x."""
+    x = gaussian(width, seed)[:1]
+    branch = _Times(-float(x.std(correction=0)))
+    return Sublayer(1, "feed-forward", branch, Residual("pre", Where(1, 1), width, eps=0).to(F64), x[None])
+
+
+def _rows(sublayer: Sublayer, seed: int, where: str) -> Iterator[Case]:
+    """The five rows of one column."""
+    found, x = at_last_token(sublayer.step, sublayer.x)
+    whole, width = jacobian(found, x), len(x)
+    post = where.startswith("Post-LN")
+    form, bare, norm = _post_form(sublayer) if post else _pre_form(sublayer)
+    met = post or norm < 1
+
+    def case(part: str, value: float, holds: bool, met: bool = True) -> Case:
+        return Case(seed=seed, where=where, value=value, holds=holds, met=met, part=part)
+
+    error = distance(form, whole)
+    yield case("form", error, error <= ROUND_OFF)
+    error = distance(_identity_path(sublayer), bare)
+    yield case("identity", error, error <= ROUND_OFF)
+    values = singular_values(whole)
+    rank = numerical_rank(values, 1e-12)[0]
+    yield case("rank", rank, rank <= width - 2 if post else rank == width, met)
+    yield case("kernel", width - rank, width - rank >= 2 if post else rank == width, met)
+    if post:
+        with torch.no_grad():
+            basis = left_kernel(found(x[None])[0], None, centred=True)[0]
+        passed = float((whole.T @ basis).norm(dim=0).max()) / float(values[0])
+        yield case("erased", passed, passed <= ROUND_OFF and bool((basis.norm(dim=0) > 0.5).all()))
+    else:
+        yield case("erased", float(values[-1]), bool(values[-1] > 1e-12 * values[0]), met)
+
+
+def _post_form(sublayer: Sublayer) -> tuple[Tensor, Tensor, float]:
+    """J_LN(z)(I + J_F), J_LN(z), and ‖J_F‖."""
+    weight, eps = sublayer.norm("stream")
+    of_branch = jacobian(*at_last_token(sublayer.apply, sublayer.x))
+    with torch.no_grad():
+        z = (sublayer.x + sublayer.apply(sublayer.x))[0, -1]
+    of_norm = layer_norm_jacobian(z, weight, eps)
+    eye = torch.eye(len(z), dtype=F64)
+    return of_norm @ (eye + of_branch), of_norm, float(torch.linalg.matrix_norm(of_branch, 2))
+
+
+def _pre_form(sublayer: Sublayer) -> tuple[Tensor, Tensor, float]:
+    """I + J_F J_LN(x), I, and ‖A‖."""
+    a = branch_jacobian(sublayer)
+    eye = torch.eye(len(a), dtype=F64)
+    return eye + a, eye, float(torch.linalg.matrix_norm(a, 2))
+
+
+def _identity_path(sublayer: Sublayer) -> Tensor:
+    """The Jacobian that is left where the branch lets no gradient back."""
+
+    def step(x_BTD: Tensor, context: object) -> Tensor:
+        return sublayer.residual(x_BTD, lambda u: sublayer.apply(u, context).detach())  # type: ignore[arg-type]
+
+    return jacobian(*at_last_token(step, sublayer.x))
