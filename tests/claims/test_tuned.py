@@ -3,8 +3,8 @@
 import pytest
 from planted_runs import FLIES_OFF, STANDS_STILL, TRAINS, TRAINS_WELL, Planted, judged
 
-from normscope.claims import Verdict, tuned
-from normscope.claims.training import unigram_losses
+from normscope.claims import Verdict, rates
+from normscope.claims.training import Outcome, unigram_losses
 from normscope.train import RunConfig
 
 
@@ -60,7 +60,7 @@ def test_c10_compares_the_largest_rates(long):
     ("steps", "than", "saved"), [(70, 100, 0.3), (100, 100, 0.0), (150, 100, -0.5), (60, float("inf"), 0.8)]
 )
 def test_steps_saved(steps, than, saved):
-    assert tuned._saved(steps, than, 300) == pytest.approx(saved)
+    assert rates._saved(steps, than, 300) == pytest.approx(saved)
 
 
 @pytest.mark.parametrize("long", [False, True])
@@ -92,8 +92,8 @@ def test_c39_counts_the_settings_that_train():
 
 def test_a_rise_is_measured_over_the_first_loss():
     losses = [5.0, 6.0, 4.0] + [3.0] * 97 + [50.0]
-    outcome = tuned.Outcome(tuple(losses), unigram_losses(None, 0, len(losses)), 3.16)
-    assert tuned._rise(outcome) == pytest.approx(1.2)
+    outcome = Outcome(tuple(losses), unigram_losses(None, 0, len(losses)), 3.16)
+    assert rates._rise(outcome) == pytest.approx(1.2)
 
 
 def test_every_seed_is_used():

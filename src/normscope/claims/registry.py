@@ -35,6 +35,7 @@ MODULES = (
     "warmup",
     "depth_limits",
     "tuned",
+    "rates",
     "swapped",
     "gated",
     "images",

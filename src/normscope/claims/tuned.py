@@ -1,8 +1,7 @@
-"""Placements tuned alike, and with norms against without: losses, steps, and the rates that train."""
+"""Placements tuned alike: where they end, and how fast they fall."""
 
-import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from normscope.claims.claim import Kind, Sentence, claim
@@ -12,10 +11,8 @@ from normscope.claims.sources import Source
 from normscope.claims.training import (
     ABOVE,
     LEVELS,
-    RATES,
     STEP,
     WARMUP,
-    Outcome,
     Outcomes,
     Recipe,
     best,
@@ -27,13 +24,8 @@ from normscope.claims.training import (
 
 POST, PRE = Recipe(scheme="post", depth=4), Recipe(scheme="pre", depth=4)
 POST_NORMAL, PRE_XAVIER = replace(POST, init="normal"), replace(PRE, init="xavier")
-NO_NORM, PLAIN = replace(POST, scheme="residual-no-norm"), replace(POST, scheme="plain")
-DEEP_PRE, DEEP_NO_NORM = replace(PRE, depth=16), replace(NO_NORM, depth=16)
 EARLY, LATER = -0.1, -0.3
 """Nats from the byte frequencies that a run has to get to."""
-FEWER = 0.30
-"""The share of steps that 004 says are saved, at least; 50 % is the most it says."""
-MOST = 0.50
 
 
 def _tuned(look: Look) -> dict[str, Outcomes]:
@@ -43,12 +35,12 @@ def _tuned(look: Look) -> dict[str, Outcomes]:
         "pre": [*ladder(PRE), replace(PRE, warmup=WARMUP), *ladder(PRE_XAVIER)],
     }
     if look.long:
-        settings = {name: [_longer(r) for r in rs if r.lr in (1e-3, 3e-3)] for name, rs in settings.items()}
+        settings = {name: [longer(r) for r in rs if r.lr in (1e-3, 3e-3)] for name, rs in settings.items()}
     outcomes = trained(look, [recipe for recipes in settings.values() for recipe in recipes])
     return {name: {recipe: outcomes[recipe] for recipe in recipes} for name, recipes in settings.items()}
 
 
-def _longer(recipe: Recipe) -> Recipe:
+def longer(recipe: Recipe) -> Recipe:
     return replace(recipe, steps=1000)
 
 
@@ -77,7 +69,7 @@ def post_ends_better(look: Look) -> Evidence:
     return Evidence(
         cases=cases,
         figure=Figure("Post-LN's loss less Pre-LN's, both tuned, in nats", worse),
-        plots=[_rates_plot(tuned), _curves_plot(tuned, look)],
+        plots=[rates_plot(tuned), _curves_plot(tuned, look)],
         notes=[
             f"Tuned, {name} ends {statistics.fmean(o.excess for _, o in by_seed.values()):+.3f} nats from "
             f"the byte frequencies, the mean of {len(by_seed)} seeds."
@@ -87,7 +79,7 @@ def post_ends_better(look: Look) -> Evidence:
     )
 
 
-def _rates_plot(tuned: Mapping[str, Outcomes]) -> Plot:
+def rates_plot(tuned: Mapping[str, Outcomes]) -> Plot:
     lines = []
     for name, outcomes in tuned.items():
         points: dict[float, list[float]] = {}
@@ -142,234 +134,3 @@ def post_falls_faster(look: Look) -> Evidence:
 def _more(steps: float, than: float, budget: int) -> float:
     """Extra steps in percent; one that never gets there counts as the whole budget."""
     return 100 * (min(steps, budget) / min(than, budget) - 1)
-
-
-@claim(
-    "C10",
-    Source("004", "§3.3", "使得模型可以使用更大的学习率"),
-    Source("004", "§6.4", "这允许我们使用更大的学习率"),
-    Source("004", "§3.2 comparison", "允许使用更高的学习率"),
-    says="LayerNorm allows larger learning rates.",
-    hypothesis="4 blocks, AdamW, no warm-up: the largest rate of the ladder that trains is higher with the "
-    "norms (before the branch and on the stream, from Xavier and from normal weights) than in the same "
-    "residual stack without, from Xavier weights",
-    condition="the norm is before the branch",
-    kind=Kind.TENDENCY,
-    has_long=True,
-)
-def larger_rates(look: Look) -> Evidence:
-    """The largest rate that trains, with norms and without."""
-    rates = (*RATES, 1e-1) if look.long else RATES
-    bases = (NO_NORM, PRE, PRE_XAVIER, POST, POST_NORMAL)
-    outcomes = trained(look, [recipe for base in bases for recipe in ladder(base, rates)])
-    largest = {(base, seed): _largest(outcomes, base, rates, seed) for base in bases for seed in look.seeds}
-    cases = [
-        Case(
-            seed=seed,
-            where=f"{_name(base)}: up to {rate:g}, without norms up to {largest[NO_NORM, seed]:g}",
-            value=rate,
-            holds=rate > largest[NO_NORM, seed],
-            met=base.scheme == "pre",
-        )
-        for (base, seed), rate in largest.items()
-        if base is not NO_NORM
-    ]
-    gain = {seed: largest[PRE_XAVIER, seed] / max(largest[NO_NORM, seed], RATES[0]) for seed in look.seeds}
-    return Evidence(
-        cases=cases,
-        figure=Figure(
-            "largest rate of the ladder that trains, Pre-LN's over that without norms, Xavier weights", gain
-        ),
-        plots=[
-            Plot(
-                "The end of a run by its rate",
-                "rate",
-                ABOVE,
-                [
-                    Line.over_seeds(
-                        _name(base),
-                        {r.lr: _excesses(outcomes[r]) for r in ladder(base, rates)},
-                    )
-                    for base in bases
-                ],
-                log="x",
-                levels=LEVELS,
-            )
-        ],
-        notes=[
-            f"{_name(base)}: {', '.join(f'{largest[base, seed]:g}' for seed in look.seeds)} are the largest "
-            "rates that train, by seed (0 for none)."
-            for base in bases
-        ],
-        of="stacks",
-    )
-
-
-def _name(base: Recipe) -> str:
-    return base.scheme if base.init is None else f"{base.scheme}, {base.init} weights"
-
-
-def _largest(outcomes: Outcomes, base: Recipe, rates: tuple[float, ...], seed: int) -> float:
-    """The largest rate that trains, 0 where none does."""
-    return max((r.lr for r in ladder(base, rates) if outcomes[r][seed].trains), default=0.0)
-
-
-def _excesses(by_seed: Mapping[int, Outcome]) -> list[float]:
-    """Cut at one nat, so that a run that blew up does not set the scale."""
-    return [min(outcome.excess, 1.0) for outcome in by_seed.values()]
-
-
-@claim(
-    "C11",
-    Source("004", "§7.3", "模型训练步数可减少约30%-50%"),
-    Source("004", "§10 results", "**收敛速度提升了30%以上**"),
-    says="LayerNorm and residuals together save 30 % or more of the steps to the same loss.",
-    hypothesis="4 blocks, each kind of stack at its best rate: steps until 0.3 nats under the byte "
-    "frequencies, Pre-LN or Post-LN against a stack with neither; one that never gets there "
-    "counts as the whole budget",
-    kind=Kind.TENDENCY,
-    parts={
-        "band": Sentence("What they save together is 30 to 50 %."),
-        "norms": Sentence("The norms alone save 30 % or more, beside residuals without norms."),
-        "deep": Sentence("At 16 blocks they do: the norms alone save 30 % or more of the steps to 0.1 nats."),
-    },
-    has_long=True,
-)
-def fewer_steps(look: Look) -> Evidence:
-    """Steps to a loss, with both, with residuals alone, with neither."""
-    steps = {
-        name: _fewest(look, recipes, EARLY if name.endswith("deep") else LATER)
-        for name, recipes in _kinds(look.long).items()
-    }
-    budget = 1000 if look.long else PRE.steps
-    cases = [case for seed in look.seeds for case in _savings(steps, seed, budget)]
-    return Evidence(
-        cases=cases,
-        figure=Figure(
-            "steps that norms and residuals save together, at least, in %",
-            {case.seed: case.value for case in cases if not case.part},
-        ),
-        plots=[_kinds_plot(look)],
-        notes=[
-            f"{name}: {', '.join(f'{by_seed[seed]:g}' for seed in look.seeds)} steps, by seed."
-            for name, by_seed in steps.items()
-        ],
-        of="seeds",
-    )
-
-
-def _kinds(long: bool) -> dict[str, list[Recipe]]:
-    kinds = {
-        "both": [r for base in (PRE, PRE_XAVIER, POST, POST_NORMAL) for r in ladder(base)],
-        "residual alone": ladder(NO_NORM),
-        "neither": ladder(PLAIN, RATES[:2]),
-        "both, deep": [DEEP_PRE],
-        "residual alone, deep": ladder(DEEP_NO_NORM, RATES[:2]),
-    }
-    if not long:
-        return kinds
-    return {name: [_longer(r) for r in recipes if r.lr == RATES[1]] for name, recipes in kinds.items()}
-
-
-def _kinds_plot(look: Look) -> Plot:
-    """The run of each seed and kind that ends lowest; one that blows up is cut off at 3 nats."""
-    lines = []
-    for name, recipes in _kinds(look.long).items():
-        outcomes = trained(look, recipes)
-        lines.append(curve(name, {seed: best(outcomes, seed)[1] for seed in look.seeds}, most=3.0))
-    return Plot("Norms and residuals, alone and together", STEP, ABOVE, lines, levels=LEVELS)
-
-
-def _fewest(look: Look, recipes: list[Recipe], nats: float) -> dict[int, float]:
-    outcomes = trained(look, recipes)
-    return {seed: fewest_steps(outcomes, seed, nats) for seed in look.seeds}
-
-
-def _saved(steps: float, than: float, budget: int) -> float:
-    """Share of the steps saved, below zero for more steps; the budget counts where one never gets there."""
-    return 1 - min(steps, budget) / min(than, budget)
-
-
-COMPARED = {
-    "": ("both", "neither"),
-    "band": ("both", "neither"),
-    "norms": ("both", "residual alone"),
-    "deep": ("both, deep", "residual alone, deep"),
-}
-"""The kinds of stacks that the sentence and each part of C11 compare."""
-
-
-def _savings(steps: Mapping[str, Mapping[int, float]], seed: int, budget: int) -> Iterator[Case]:
-    for part, names in COMPARED.items():
-        mine, theirs = (steps[name][seed] for name in names)
-        saved = _saved(mine, theirs, budget)
-        holds = saved >= FEWER and (part != "band" or saved <= MOST)
-        where = f"{names[0]} {mine:g} steps against {names[1]} {theirs:g} steps"
-        yield Case(seed=seed, where=where, value=100 * saved, holds=holds, part=part)
-
-
-@claim(
-    "C39",
-    Source("004", "§5.3.2", "训练初期的数值稳定性相对较差，对学习率和初始化更加敏感"),
-    says="Pre-LN is more sensitive to the learning rate than Post-LN.",
-    hypothesis="4 blocks, AdamW, no warm-up: fewer rates of the ladder train from both kinds of weights than "
-    "with Post-LN",
-    kind=Kind.TENDENCY,
-    parts={
-        "weights": Sentence(
-            "It is more sensitive to how the weights start: at the best rate, Xavier's "
-            "and N(0, 0.02²) end farther apart."
-        ),
-        "early": Sentence(
-            "It is less stable early on: the loss of the first 60 steps rises higher over its start."
-        ),
-    },
-)
-def pre_is_sensitive(look: Look) -> Evidence:
-    """Rates that train, the spread over weights, and how high the loss rises at first."""
-    bases = {"pre": (PRE, PRE_XAVIER), "post": (POST, POST_NORMAL)}
-    outcomes = trained(look, [r for pair in bases.values() for base in pair for r in ladder(base)])
-    cases = [case for seed in look.seeds for case in _sensitivity(outcomes, bases, seed)]
-    return Evidence(
-        cases=cases,
-        figure=Figure(
-            "settings that train, Pre-LN's less Post-LN's, of 8 each",
-            {case.seed: case.value for case in cases if not case.part},
-        ),
-        plots=[_rates_plot({n: {r: outcomes[r] for b in p for r in ladder(b)} for n, p in bases.items()})],
-        of="seeds",
-    )
-
-
-def _sensitivity(outcomes: Outcomes, bases: Mapping[str, tuple[Recipe, Recipe]], seed: int) -> Iterator[Case]:
-    ladders = {name: [ladder(base) for base in pair] for name, pair in bases.items()}
-    trains = {n: sum(outcomes[r][seed].trains for rs in lists for r in rs) for n, lists in ladders.items()}
-    ends = {n: [min(outcomes[r][seed].final for r in rs) for rs in lists] for n, lists in ladders.items()}
-    spread = {name: abs(first - second) for name, (first, second) in ends.items()}
-    rise = {n: max(_rise(outcomes[r][seed]) for rs in lists for r in rs) for n, lists in ladders.items()}
-    yield Case(
-        seed=seed,
-        where=f"{trains['pre']} of 8 settings train, Post-LN: {trains['post']}",
-        value=trains["pre"] - trains["post"],
-        holds=trains["pre"] < trains["post"],
-    )
-    yield Case(
-        seed=seed,
-        where=f"spread over weights {spread['pre']:.3f} nats, Post-LN: {spread['post']:.3f}",
-        value=spread["pre"] - spread["post"],
-        holds=spread["pre"] > spread["post"],
-        part="weights",
-    )
-    yield Case(
-        seed=seed,
-        where=f"largest rise {rise['pre']:.2f} times the start, Post-LN: {rise['post']:.2f}",
-        value=rise["pre"] - rise["post"],
-        holds=rise["pre"] > rise["post"],
-        part="early",
-    )
-
-
-def _rise(outcome: Outcome) -> float:
-    """The highest of the first 60 losses over the first."""
-    first = [loss for loss in outcome.losses[:60] if math.isfinite(loss)]
-    return max(first) / first[0]
