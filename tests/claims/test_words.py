@@ -127,7 +127,7 @@ def test_markdown_is_tables_that_nothing_breaks(tested: list[Outcome]) -> None:
     assert [re.match(r"\| \[(Z\d)\]", row)[1] for row in rows] == ["Z1", "Z2", "Z3", "Z4", "Z5", "Z8"]  # type: ignore[index]
     for row in rows:
         assert len(re.findall(r"(?<!\\)\|", row)) == 6
-    assert "**holds** if x &lt; 1: met in 2 of 4 real blocks" in page
+    assert "**holds if** x &lt; 1: met in 2 of 4 real blocks" in page
     assert "<script>" not in page
     assert "### Z4" in page
     assert "needs a GPU &lt;here>" in page

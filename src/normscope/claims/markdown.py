@@ -19,7 +19,7 @@ from normscope.claims.words import (
     verdict_words,
 )
 
-SURPRISING = ("A3", "A7", "A11", "A18", "B9", "B12", "C7", "C12", "C16", "C37")
+SURPRISING = ("A3", "A11", "A16", "B4", "B12", "B17", "C1", "C7", "C25", "C26")
 """The rows of the README's table."""
 
 
@@ -93,7 +93,7 @@ def _where(tested: Tested) -> str:
 def _verdict(judgement: Judgement, of: str) -> str:
     """Bold; the condition under it is not."""
     words = verdict_words(judgement, of)
-    bold = "holds" if judgement.verdict is Verdict.CONDITION else str(judgement.verdict)
+    bold = "holds if" if judgement.verdict is Verdict.CONDITION else str(judgement.verdict)
     return words.replace(bold, f"**{bold}**", 1)
 
 

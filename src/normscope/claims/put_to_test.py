@@ -1,5 +1,6 @@
 """`put_to_test`: one claim, measured in this process."""
 
+import math
 import time
 import traceback
 import warnings
@@ -47,3 +48,5 @@ def _require_sound(claim: Claim, evidence: Evidence) -> None:
         case.where for case in evidence.cases if type(case.holds) is not bool or type(case.met) is not bool
     ]
     assert not odd, f"{claim.id}: {odd[0]}: holds and met are Python's own bool"
+    lost = [case.where for case in evidence.cases if case.holds and math.isnan(case.value)]
+    assert not lost, f"{claim.id}: {lost[0]}: a case that holds has a figure, not NaN"

@@ -66,8 +66,8 @@ def chosen(words: list[str]) -> list[Claim]:
         UsageError: a word that names none.
     """
     found: dict[str, Claim] = {}
-    for word in words:
-        for claim in _named(word):
+    for name in ",".join(words).split(",") if words else ():
+        for claim in _named(name):
             found[claim.id] = claim
     return [claim for claim in in_order() if not words or claim.id in found]
 

@@ -104,7 +104,9 @@ def _processor() -> str:
     return named[1] if named else platform.processor() or platform.machine()
 
 
-def document(tested: Sequence[Tested], look: Look, command: str, seconds: float) -> dict[str, Any]:
+def document(
+    tested: Sequence[Tested], look: Look, command: str, seconds: float, missing: Sequence[str] = ()
+) -> dict[str, Any]:
     """All of it, for JSON; `docs/claims.md` says what is what."""
     return {
         "schema": SCHEMA,
@@ -117,6 +119,7 @@ def document(tested: Sequence[Tested], look: Look, command: str, seconds: float)
         "text": text_words(look),
         "seconds": round(seconds, 1),
         "texts": [{"id": text.id, "title": text.title, "english": text.english} for text in TEXTS.values()],
+        "interrupted_before": list(missing),
         "tally": {str(verdict): count for verdict, count in counts(tested).items()},
         "claims": [
             each.to_dict() | {"digest": own_code(each.claim), "kept_long": _kept(each)} for each in tested
@@ -134,9 +137,11 @@ def _kept(tested: Tested) -> dict[str, Any] | None:
     return None if kept is None else kept.to_dict()
 
 
-def to_json(tested: Sequence[Tested], look: Look, command: str, seconds: float) -> str:
-    """`document`, one object."""
-    given = document(tested, look, command, seconds)
+def to_json(
+    tested: Sequence[Tested], look: Look, command: str, seconds: float, missing: Sequence[str] = ()
+) -> str:
+    """`document`, one object; `missing` are the ids that an interrupted run did not come to."""
+    given = document(tested, look, command, seconds, missing)
     return json.dumps(given, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -178,6 +183,8 @@ def tally(tested: Sequence[Tested]) -> str:
     )
     shaky = sum(not each.judgement.is_stable for each in tested)
     note = f"; {shaky} not the same on every seed" if shaky else ""
+    if broken := [each.claim.id for each in tested if each.error]:
+        note += f"; {', '.join(broken)} broke"
     return f"{len(tested)} claim{'s' if len(tested) != 1 else ''}: {parts}{note}"
 
 
