@@ -149,7 +149,8 @@ def _show(
     if format is Format.JSON:
         from normscope.claims.words import to_json
 
-        rendered = to_json(ready, look, typed, seconds)
+        missing = [id for id in order if id not in {tested.claim.id for tested in ready}]
+        rendered = to_json(ready, look, typed, seconds, missing)
     elif format is Format.HTML:
         from normscope.claims.page import render_page
 
