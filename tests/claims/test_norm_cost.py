@@ -70,3 +70,11 @@ def test_ratios_are_of_the_same_round() -> None:
 
 def sum_range() -> int:
     return sum(range(1000))
+
+
+def test_the_kernel_leaves_denormals_alone() -> None:
+    """A library linked with -ffast-math has its whole process flush them, and other tests with it."""
+    if build_add_norms() is None:
+        pytest.skip("no C compiler")
+    assert 1e-310 / 2 > 0
+    assert float(torch.tensor(1e-40) * 0.5) > 0
