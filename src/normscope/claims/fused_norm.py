@@ -13,7 +13,7 @@ from pathlib import Path
 from torch import Tensor
 
 SUMS_IN_ANY_ORDER = ("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math")
-"""What lets sums be vectorised. Not -ffast-math: linked with that, it flushes the denormals of its process."""
+"""What lets sums be vectorised. Not -ffast-math: linked with it, a library flushes all denormals."""
 CODE = r"""
 #include <math.h>
 static void norm_row(const float *s, float *y, const float *gain, const float *bias, long d, float eps) {

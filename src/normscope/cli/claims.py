@@ -62,9 +62,9 @@ def command(
     met), is refuted (with a counter-example), or is not measured, and why. One
     id shows the claim in full.
 
-    All of them, three seeds each, take under ten minutes on two cores; the
-    figures in docs/claims.md are of five. What the same code measured in the
-    same environment is kept and not measured again.
+    All of them take about ten minutes on two cores with three seeds each, 13½
+    with five, as in docs/claims.md. What the same code measured in the same
+    environment is kept and not measured again.
 
     Exit status: 0; 1 where a claim broke; 2 where the call cannot be used; 130
     on Ctrl-C, after what is ready was shown.
