@@ -3,6 +3,7 @@
 op = JacobianOperator(f, x)        # J = ∂f/∂x at x; or JacobianOperator.on_graph(y, x)
 sigma_max(op, tol=1e-2)            # σ_max by Golub–Kahan–Lanczos, with error, residual and status
 singular_values(dense(op))         # every σ, where the map is small
+restricted_jacobian(op, rows, columns)  # some entries: one token's Jacobian, exact
 numerical_rank(values, tol)        # (rank, gap)
 top_singular(op, 20)               # the k largest, with multiplicity
 sigma_min(op, kernel=…)            # the smallest that is not known to be zero, for κ up to 10–20
@@ -41,7 +42,7 @@ from normscope.linalg.closed_forms import (
     right_kernel,
     rms_norm_jacobian,
 )
-from normscope.linalg.dense import dense, numerical_rank, singular_values
+from normscope.linalg.dense import dense, numerical_rank, restricted_jacobian, singular_values
 from normscope.linalg.density import LogDensity, log_density
 from normscope.linalg.estimates import Estimate
 from normscope.linalg.extremes import TopSingular, top_singular
@@ -120,6 +121,7 @@ __all__ = [
     "product_log_singular_values",
     "product_log_upper_bound",
     "product_log_volume_bounds",
+    "restricted_jacobian",
     "right_kernel",
     "rms_norm_jacobian",
     "rowwise_jacobian",

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from normscope.linalg.golub_kahan import LinearMap
-from normscope.linalg.maps import backward
+from normscope.linalg.maps import Restriction, backward
 
 
 def dense(op: LinearMap, *, rows: Tensor | None = None, chunk: int = 64) -> Tensor:
@@ -39,6 +39,37 @@ def dense(op: LinearMap, *, rows: Tensor | None = None, chunk: int = 64) -> Tens
         cotangents[torch.arange(len(some), device=op.device), some] = 1
         parts.append(backward(op, cotangents))
     return torch.cat(parts)
+
+
+def restricted_jacobian(
+    op: LinearMap, rows: Tensor | None = None, columns: Tensor | None = None, *, chunk: int = 64
+) -> Tensor:
+    """∂(some outputs)/∂(some inputs) [r, c] as a matrix, the other inputs fixed; one token's, for instance.
+
+    Exact: entries J_ij of the whole Jacobian, no part of the function is run again. Costs min(r, c) products of
+    the whole map, batched: Jᵀu one a row, or Jv one a column where columns are fewer. Jᵀu needs no second
+    derivative.
+
+    Args:
+        op: the map J [m, n].
+        rows: indices of outputs (r,), default all; see `token_indices`.
+        columns: indices of inputs (c,), default all.
+        chunk: products that run at once; memory grows with it.
+
+    Raises:
+        ValueError: for indices that the map does not have, or that occur twice; chunk under 1.
+        TangentError: as the operator's products do.
+
+    Example:
+        >>> J = Matrix(torch.arange(16.0).reshape(4, 4))
+        >>> restricted_jacobian(J, token_indices(1, width=2), token_indices(0, width=2))
+        tensor([[ 8.,  9.],
+                [12., 13.]])
+    """
+    part = Restriction(op, rows=rows, columns=columns)
+    if part.shape[1] < part.shape[0]:
+        return dense(part.T, chunk=chunk).T
+    return dense(part, chunk=chunk)
 
 
 def singular_values(matrix: Tensor) -> np.ndarray:
