@@ -18,7 +18,7 @@ from normscope.bench.demo_settings import CONDITIONS, Settings
 from normscope.bench.demo_worker import shelves
 from normscope.report.figures.scales import figure
 from normscope.train import trains
-from normscope.train.truth import last_loss
+from normscope.train.criterion import last_loss
 
 WORKERS = 2
 _POLL_SECONDS = 0.2  # how long a Ctrl-C may wait

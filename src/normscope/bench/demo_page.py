@@ -10,7 +10,7 @@ from normscope.bench.demo import Story, moral
 from normscope.bench.demo_settings import CONDITIONS
 from normscope.report.figures.charts import Curve, Picture, chart
 from normscope.report.figures.scales import figure
-from normscope.train.truth import LAST, MARGIN
+from normscope.train.criterion import LAST, MARGIN
 
 COLOURS = ("c-c", "c-d", "c-a", "k-attn", "k-cross")
 _CEILING = 1.0  # nats above the unigram entropy: the fall from the start would flatten all else

@@ -5,7 +5,7 @@ import json
 from dataclasses import dataclass
 
 from normscope.train import TrialConfig
-from normscope.train.truth import TRUTH_STEPS
+from normscope.train.criterion import CRITERION_STEPS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Settings:
     batch_size: int = 16
     seq_len: int = 32
     lr: float = 3e-3
-    steps: int = TRUTH_STEPS
+    steps: int = CRITERION_STEPS
     warmup: int = 200
     clip: float = 1.0
     seeds: tuple[int, ...] = (0, 1, 2)

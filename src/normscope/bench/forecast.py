@@ -15,7 +15,7 @@ from typing import Any
 from normscope.anatomy import read_anatomy
 from normscope.bench.forecast_cells import LADDERS, RATES, Ladder, kept, name, train
 from normscope.probes import LadderForecast, forecast_ladder
-from normscope.train import TRUTH_STEPS, TrialConfig
+from normscope.train import CRITERION_STEPS, TrialConfig
 
 Row = dict[str, Any]
 
@@ -117,7 +117,7 @@ def _cost(held: Sequence[Held]) -> Row:
     shares = [forecast / lone for forecast, lone in timed if lone]
     whole = sum(forecast for forecast, _ in timed) / sum(lone for _, lone in timed if lone)
     how = f"{len(shares)} ladders, each beside a lone run: " + ", ".join(f"{100 * s:.0f} %" for s in shares)
-    return _row(f"time a rate, of {TRUTH_STEPS} lone steps", f"{100 * whole:.1f} %", "≤ 15 %", how)
+    return _row(f"time a rate, of {CRITERION_STEPS} lone steps", f"{100 * whole:.1f} %", "≤ 15 %", how)
 
 
 def _again(held: Sequence[Held]) -> Row:

@@ -25,7 +25,7 @@ import torch
 from normscope.errors import UsageError
 from normscope.subjects import Subject, load
 from normscope.train import (
-    TRUTH_STEPS,
+    CRITERION_STEPS,
     TrialConfig,
     endless,
     in_flushed_thread,
@@ -73,7 +73,7 @@ class Ladder:
 
     def config(self, lr: float) -> TrialConfig:
         """As the truth was trained."""
-        return TrialConfig(optimizer=self.optimizer, lr=lr, seed=self.seed, steps=TRUTH_STEPS)
+        return TrialConfig(optimizer=self.optimizer, lr=lr, seed=self.seed, steps=CRITERION_STEPS)
 
 
 def _ours(scheme: str, depth: int, width: int = 48, init: str | None = None) -> str:
@@ -164,7 +164,7 @@ def _losses(ladder: Ladder, subject: Subject, rates: Sequence[float]) -> list[li
         lambda model, batch: subject.loss(batch, model),
         [ladder.config(rate) for rate in rates],
     )
-    while trials.step < TRUTH_STEPS and trials.live:
+    while trials.step < CRITERION_STEPS and trials.live:
         trials.advance()
     return trials.losses
 

@@ -13,7 +13,7 @@ from normscope.bench.forecast_cells import help_topics, licences
 from normscope.rules.remedies import apply_all
 from normscope.subjects import Subject, load, make_subject
 from normscope.train import (
-    TRUTH_STEPS,
+    CRITERION_STEPS,
     Trial,
     TrialConfig,
     endless,
@@ -142,7 +142,7 @@ def settings_of(cell: Cell) -> TrialConfig:
 
 
 def truth(cell: Cell, names: Iterable[str], subject: Subject, anatomy: Anatomy) -> dict[str, Any]:
-    """`TRUTH_STEPS` real steps of a cell with these remedies; NotApplicable where one is not."""
+    """`CRITERION_STEPS` real steps of a cell with these remedies; NotApplicable where one is not."""
     changed, settings = apply_all(names, subject, anatomy, settings_of(cell))
     losses = in_flushed_thread(lambda checkpoint: _train(changed, settings, checkpoint))
     assert changed.unigram_entropy is not None
@@ -160,7 +160,7 @@ def _train(subject: Subject, settings: TrialConfig, checkpoint: Any) -> list[flo
         model.train()
         batches = endless(subject.batches)
         trial = Trial(model, batches, lambda m, b: subject.loss(b, m), settings, settings.warmup)
-        while trial.step < TRUTH_STEPS and not trial.diverged:
+        while trial.step < CRITERION_STEPS and not trial.diverged:
             checkpoint()
             trial.advance()
         return trial.losses

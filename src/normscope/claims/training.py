@@ -21,9 +21,9 @@ from normscope.subjects import Subject
 from normscope.subjects.corpus import encode
 from normscope.subjects.text import load_text
 from normscope.train import (
+    CRITERION_STEPS,
     LAST,
     MARGIN,
-    TRUTH_STEPS,
     RunConfig,
     TrialConfig,
     in_flushed_thread,
@@ -61,7 +61,7 @@ class Recipe:
     options: str = ""
     lr: float = RATE
     warmup: int = 0
-    steps: int = TRUTH_STEPS
+    steps: int = CRITERION_STEPS
     clip: float | None = None
     optimizer: str = "adamw"
 

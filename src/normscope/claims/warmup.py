@@ -22,7 +22,7 @@ from normscope.claims.training import (
     ladder,
     trained,
 )
-from normscope.train import MARGIN, TRUTH_STEPS
+from normscope.train import CRITERION_STEPS, MARGIN
 
 DEEP = 8
 """Blocks from which Post-LN from Xavier weights is called deep."""
@@ -262,7 +262,7 @@ def _clipped_plan(long: bool) -> list[Recipe]:
     """Runs that are likely to fail without clipping."""
     if long:
         deep = Recipe(scheme="post", depth=12, steps=1000)
-        return [deep, replace(deep, depth=24, steps=TRUTH_STEPS)]
+        return [deep, replace(deep, depth=24, steps=CRITERION_STEPS)]
     return [
         POST[1],
         ladder(PRE[0])[-1],

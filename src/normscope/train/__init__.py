@@ -2,6 +2,7 @@
 
 from normscope.train.config import OPTIMIZERS, PRECISIONS, SCHEDULES, TrialConfig
 from normscope.train.copying import working_copy
+from normscope.train.criterion import CRITERION_STEPS, LAST, MARGIN, last_loss, trains
 from normscope.train.many import LoneTrials, Trials, many_trials
 from normscope.train.optim import build_optimizers, hidden_matrices
 from normscope.train.prepare import prepared
@@ -12,15 +13,14 @@ from normscope.train.stack import TrialStack
 from normscope.train.stackable import unlike, why_not_stackable
 from normscope.train.thread import Stopped, in_flushed_thread
 from normscope.train.trial import Observer, Trial, UpdateRatio, endless
-from normscope.train.truth import LAST, MARGIN, TRUTH_STEPS, last_loss, trains
 
 __all__ = [
+    "CRITERION_STEPS",
     "LAST",
     "MARGIN",
     "OPTIMIZERS",
     "PRECISIONS",
     "SCHEDULES",
-    "TRUTH_STEPS",
     "Every",
     "LoneTrials",
     "Observer",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from normscope.errors import UsageError
 from normscope.subjects import Subject
 from normscope.train.batches import fingerprint, num_ids
+from normscope.train.criterion import LAST, outcome, trains
 from normscope.train.folder import RunFolder, require_same
 from normscope.train.history import Validations
 from normscope.train.processes import Processes
@@ -17,7 +18,6 @@ from normscope.train.run_config import RunConfig
 from normscope.train.state import State, put_state, take_state
 from normscope.train.thread import Stopped, in_flushed_thread
 from normscope.train.trial import Trial
-from normscope.train.truth import LAST, outcome, trains
 from normscope.train.validate import validation_loss
 
 VALIDATIONS = 10
@@ -84,7 +84,7 @@ class Run:
 
     @property
     def outcome(self) -> str | None:
-        """`trained` in words, see `truth.outcome`."""
+        """`trained` in words, see `criterion.outcome`."""
         entropy = self.subject.unigram_entropy
         return None if entropy is None else outcome(self.trial.losses, entropy)
 

@@ -11,7 +11,7 @@ from typing import Any
 from normscope.errors import UsageError, suggest
 from normscope.subjects import Subject, load
 from normscope.train.config import TrialConfig, is_count, is_number
-from normscope.train.truth import TRUTH_STEPS
+from normscope.train.criterion import CRITERION_STEPS
 
 _PATHS = ("text", "source", "target")
 
@@ -43,7 +43,7 @@ class RunConfig:
     seq_len: int = 64
     validation: float = 0.1
     device: str = "cpu"
-    trial: TrialConfig = field(default_factory=lambda: TrialConfig(steps=TRUTH_STEPS))
+    trial: TrialConfig = field(default_factory=lambda: TrialConfig(steps=CRITERION_STEPS))
 
     def __post_init__(self) -> None:
         if not (isinstance(self.model, str) and self.model):
@@ -86,7 +86,7 @@ class RunConfig:
             given[name] = value
         if "model" not in given:
             raise UsageError("a run without a model", "a MODEL such as nn:decoder,scheme=post", "name one")
-        trial = {"steps": TRUTH_STEPS} | {k: v for k, v in given.items() if k in _OF_TRIAL}
+        trial = {"steps": CRITERION_STEPS} | {k: v for k, v in given.items() if k in _OF_TRIAL}
         return cls(trial=TrialConfig(**trial), **{k: v for k, v in given.items() if k not in _OF_TRIAL})
 
     @classmethod

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from normscope.train.criterion import CRITERION_STEPS, LAST, MARGIN, last_loss
 from normscope.train.finish import Sample
 from normscope.train.run import Run
-from normscope.train.truth import LAST, MARGIN, TRUTH_STEPS, last_loss
 
 SCHEMA = "normscope.train/1"
 
@@ -78,7 +78,7 @@ class Summary:
         if entropy is None:
             return f"{ends}; it began at {trial.losses[0]:.4g}"
         where = f"{abs(entropy - loss):.3g} nats {'under' if loss < entropy else 'over'} the unigram entropy"
-        need = "" if run.trained else f", and {MARGIN} under it after {TRUTH_STEPS} steps is what counts"
+        need = "" if run.trained else f", and {MARGIN} under it after {CRITERION_STEPS} steps is what counts"
         return f"{run.outcome}: {ends}, {where} of {entropy:.4g}{need}"
 
     def lines(self) -> list[tuple[str, str]]:

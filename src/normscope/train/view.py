@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from normscope.train.truth import last_loss
+from normscope.train.criterion import last_loss
 
 if TYPE_CHECKING:
     from rich.progress import Progress

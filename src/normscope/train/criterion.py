@@ -1,19 +1,19 @@
-"""Whether a run trained: the one rule that maps, forecasts, remedies and `normscope train` are held to."""
+"""The criterion of a trained run, used by maps, forecasts, remedies and `normscope train` alike."""
 
 import math
 from collections.abc import Sequence
 
-TRUTH_STEPS = 300
-"""Steps of a run that is asked."""
+CRITERION_STEPS = 300
+"""Steps after which the criterion is applied."""
 
 LAST = 20
-"""Losses whose mean is taken: one is noisy."""
+"""Number of last losses whose mean is taken: a single one is noisy."""
 
 MARGIN = 0.1
-"""Nats under the unigram entropy: what ignores the context ends above."""
+"""Nats that the loss must lie below the unigram entropy, which a model that ignores the context reaches."""
 
 FALL, FALL_STEPS = 0.3, 60
-"""Nats in so many steps: a loss that falls so fast has not come to its end."""
+"""A loss that fell by `FALL` nats in the last `FALL_STEPS` steps is still falling."""
 
 
 def last_loss(losses: Sequence[float]) -> float:
@@ -26,7 +26,7 @@ def trains(losses: Sequence[float], unigram_entropy: float) -> bool:
     """Whether the mean of the last `LAST` losses is finite and at least `MARGIN` under `unigram_entropy`.
 
     Args:
-        losses: of each step of a run of `TRUTH_STEPS`, in nats.
+        losses: of each step of a run of `CRITERION_STEPS`, in nats.
         unigram_entropy: of the targets, in nats.
     """
     loss = last_loss(losses)
@@ -36,11 +36,11 @@ def trains(losses: Sequence[float], unigram_entropy: float) -> bool:
 def outcome(losses: Sequence[float], unigram_entropy: float) -> str:
     """`trains` in words, for a run of any length: "trained", "not yet trained" or "did not train".
 
-    A finite loss is "not yet" where fewer than `TRUTH_STEPS` were taken, or where it still falls by `FALL`.
+    A finite loss is "not yet trained" where fewer than `CRITERION_STEPS` were taken, or where it still falls.
     """
     if trains(losses, unigram_entropy):
         return "trained"
     loss = last_loss(losses)
     before = last_loss(losses[-LAST - FALL_STEPS : -FALL_STEPS])
-    early = len(losses) < TRUTH_STEPS or before - loss > FALL
+    early = len(losses) < CRITERION_STEPS or before - loss > FALL
     return "not yet trained" if early and math.isfinite(loss) else "did not train"

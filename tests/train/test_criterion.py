@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from normscope.train import LAST, TRUTH_STEPS, last_loss, trains
-from normscope.train.truth import FALL, FALL_STEPS, outcome
+from normscope.train import CRITERION_STEPS, LAST, last_loss, trains
+from normscope.train.criterion import FALL, FALL_STEPS, outcome
 
 
 @pytest.mark.parametrize(
@@ -40,14 +40,14 @@ ABOVE = [4.0] * LAST
     ("losses", "expected"),
     [
         ([2.0] * 5, "trained"),
-        ([4.0] * (TRUTH_STEPS - 1), "not yet trained"),
-        ([4.0] * TRUTH_STEPS, "did not train"),
-        ([4.0 + 1.1 * FALL] * TRUTH_STEPS + [4.0] * (FALL_STEPS - LAST) + ABOVE, "not yet trained"),
-        ([4.0 + 0.9 * FALL] * TRUTH_STEPS + [4.0] * (FALL_STEPS - LAST) + ABOVE, "did not train"),
-        ([9.0] * TRUTH_STEPS + [4.0] * FALL_STEPS + ABOVE, "did not train"),
-        ([math.nan] * TRUTH_STEPS + [4.0] * (FALL_STEPS - LAST) + ABOVE, "did not train"),
+        ([4.0] * (CRITERION_STEPS - 1), "not yet trained"),
+        ([4.0] * CRITERION_STEPS, "did not train"),
+        ([4.0 + 1.1 * FALL] * CRITERION_STEPS + [4.0] * (FALL_STEPS - LAST) + ABOVE, "not yet trained"),
+        ([4.0 + 0.9 * FALL] * CRITERION_STEPS + [4.0] * (FALL_STEPS - LAST) + ABOVE, "did not train"),
+        ([9.0] * CRITERION_STEPS + [4.0] * FALL_STEPS + ABOVE, "did not train"),
+        ([math.nan] * CRITERION_STEPS + [4.0] * (FALL_STEPS - LAST) + ABOVE, "did not train"),
         ([4.0] * 50 + [math.nan], "did not train"),
-        ([math.nan] * TRUTH_STEPS, "did not train"),
+        ([math.nan] * CRITERION_STEPS, "did not train"),
     ],
 )
 def test_a_run_that_is_young_or_still_falls_has_not_failed(losses: list[float], expected: str) -> None:
