@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup demo test lint types bench clean
+.PHONY: setup demo test lint types bench mutants clean
 
 setup: $(STAMP)
 
@@ -33,6 +33,9 @@ types: setup
 
 bench: setup
 	$(BIN)/normscope bench
+
+mutants: setup
+	$(BIN)/python tests/mutants/run.py --jobs 2
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -20,7 +20,7 @@ import torch
 from normscope.anatomy import read_anatomy
 from normscope.bench import forecast_cells
 from normscope.bench.forecast_cells import LADDERS, RATES, SEEN, Ladder, train
-from normscope.probes import forecast_ladder
+from normscope.forecast import forecast_ladder
 from normscope.train import TrialConfig
 
 LOW = (1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)

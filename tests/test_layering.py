@@ -9,7 +9,7 @@ import normscope
 
 ROOMS = [
     *("errors", "interrupts", "linalg", "kernels", "nn", "subjects", "anatomy", "train", "probes"),
-    *("rules", "report", "pipeline", "maps", "monitor", "claims", "bench", "cli"),
+    *("forecast", "rules", "report", "pipeline", "maps", "monitor", "claims", "bench", "cli"),
 ]
 PACKAGE = Path(normscope.__file__).parent
 DOORS = {"__init__.py", "__main__.py"}  # the two ways in stand above all rooms

@@ -17,20 +17,22 @@ from torch import nn
 import normscope
 from normscope.anatomy import Anatomy, read_anatomy, require_residual_stream
 from normscope.errors import UsageError
-from normscope.interrupts import only_once
-from normscope.probes import (
-    PROBES,
-    Budget,
+from normscope.forecast import (
     Forecast,
     ForecastInterrupted,
     LadderForecast,
     LadderInterrupted,
-    Measurement,
-    Measurements,
-    Spending,
     forecast,
     forecast_ladder,
     forecast_measurements,
+)
+from normscope.interrupts import only_once
+from normscope.probes import (
+    PROBES,
+    Budget,
+    Measurement,
+    Measurements,
+    Spending,
     measure_jacobian,
     not_measured,
 )

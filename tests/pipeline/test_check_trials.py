@@ -12,7 +12,7 @@ from torch import Tensor
 
 import normscope
 from normscope import pipeline
-from normscope.probes import Forecast, LadderForecast, LadderInterrupted
+from normscope.forecast import Forecast, LadderForecast, LadderInterrupted
 from normscope.report.schema import schema
 from normscope.rules.remedies import Attempt, RemediesInterrupted, Rescue
 

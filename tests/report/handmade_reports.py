@@ -1,7 +1,8 @@
 """Reports to show: written by hand, no model and no probe behind them."""
 
 from normscope.anatomy import Anatomy, Block, Branch, Norm, Site, Stack
-from normscope.probes import Forecast, ForecastStep, Measurement, Measurements, not_measured
+from normscope.forecast import Forecast, ForecastStep
+from normscope.probes import Measurement, Measurements, not_measured
 from normscope.report import Report
 from normscope.rules import Finding, Severity, verdict
 

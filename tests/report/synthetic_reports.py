@@ -7,7 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from normscope.anatomy import Anatomy, Block, Branch, Norm, Projection, Site, Stack
-from normscope.probes import Forecast, ForecastStep, Measurement, Measurements, not_measured
+from normscope.forecast import Forecast, ForecastStep
+from normscope.probes import Measurement, Measurements, not_measured
 from normscope.rules import Finding, Severity
 
 HOSTILE = "<script>alert(1)</script>\"'&]]></style><img src=x onerror=alert(2)>"

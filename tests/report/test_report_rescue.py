@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 from handmade_reports import report
 
-from normscope.probes import Forecast, ForecastStep, LadderForecast
+from normscope.forecast import Forecast, ForecastStep, LadderForecast
 from normscope.report import text_report
 from normscope.report.rescue import ladder_words, way_out
 from normscope.report.schema import schema

@@ -4,7 +4,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from normscope.anatomy import Anatomy, Block, Branch, Norm, Site, Stack
-from normscope.probes import Forecast, ForecastStep, Measurement, Measurements
+from normscope.forecast import Forecast, ForecastStep
+from normscope.probes import Measurement, Measurements
 from normscope.rules import Case, Context, Severity, gradient, jacobian, precision, signal, structure
 
 SITE = Site("", 0, "aten.add.Tensor", 0)

@@ -6,7 +6,7 @@ import pytest
 from remedy_subjects import CONFIG, fingerprint, given, same
 
 from normscope.errors import UsageError
-from normscope.probes import Forecast
+from normscope.forecast import Forecast
 from normscope.rules.remedies import REMEDIES, RemediesInterrupted, Rescue, try_remedies, trying
 from normscope.train import TrialConfig
 

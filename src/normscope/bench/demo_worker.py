@@ -13,7 +13,7 @@ import torch
 
 from normscope.anatomy import read_anatomy
 from normscope.bench.demo_settings import CONDITIONS, Settings
-from normscope.probes.forecast_look import Eye
+from normscope.forecast.evaluator import Evaluator
 from normscope.subjects import load
 from normscope.train import TrialStack
 
@@ -22,7 +22,7 @@ Cell = tuple[int, int]
 
 
 class Shelf:
-    """Runs of one shape, trained as one stack, with an eye on the tokens of each."""
+    """Runs of one shape, trained as one stack, with an evaluator on the tokens of each."""
 
     def __init__(self, cells: Sequence[Cell], settings: Settings) -> None:
         self.cells = cells
@@ -40,7 +40,7 @@ class Shelf:
         anatomy = read_anatomy(first)
         assert first.unigram_entropy is not None, "a text has one"
         self.unigram_entropy = first.unigram_entropy
-        self._eyes = [Eye(subject, anatomy, subject.model) for subject in subjects]
+        self._evaluators = [Evaluator(subject, anatomy, subject.model) for subject in subjects]
         self._stack = TrialStack(
             [subject.model for subject in subjects],
             [subject.batches() for subject in subjects],
@@ -51,7 +51,7 @@ class Shelf:
     def look(self, new_losses: int) -> Iterator[dict[str, object]]:
         """A line for each run: its last losses, and the diversity of its tokens now."""
         for k, (index, seed) in enumerate(self.cells):
-            _, diversity = self._eyes[k].state()
+            _, diversity = self._evaluators[k].state()
             losses = self._losses(k)
             yield {
                 "condition": index,

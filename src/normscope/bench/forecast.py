@@ -14,7 +14,7 @@ from typing import Any
 
 from normscope.anatomy import read_anatomy
 from normscope.bench.forecast_cells import LADDERS, RATES, Ladder, kept, name, train
-from normscope.probes import LadderForecast, forecast_ladder
+from normscope.forecast import LadderForecast, forecast_ladder
 from normscope.train import CRITERION_STEPS, TrialConfig
 
 Row = dict[str, Any]

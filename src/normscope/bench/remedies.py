@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from normscope.bench.remedies_cells import Cell, held_out, read, seen, settings_of
-from normscope.probes import forecast
+from normscope.forecast import forecast
 from normscope.rules.remedies import REMEDIES, Rescue, try_remedies
 
 FILE = Path(__file__).parent / "remedies_truth.jsonl"

@@ -11,7 +11,7 @@ from torch import nn
 
 from normscope.anatomy import Anatomy, read_anatomy
 from normscope.errors import NormscopeError
-from normscope.probes.forecast_look import Eye
+from normscope.forecast.evaluator import Evaluator
 from normscope.subjects import Subject
 
 EVERY = 25  # steps between two looks; one costs about a third of a step
@@ -34,7 +34,7 @@ class Looks:
         """Token diversity of the last hidden state, None where there is none to be seen."""
         if self._anatomy is None or not self._anatomy.stacks:
             return None
-        _, found = Eye(self._subject, self._anatomy, model).state()
+        _, found = Evaluator(self._subject, self._anatomy, model).state()
         return list(found.values())[-1] if found else None
 
 

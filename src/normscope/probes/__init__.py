@@ -4,15 +4,6 @@ from collections.abc import Callable, Iterable
 
 from normscope.anatomy import Anatomy
 from normscope.probes.attention import measure_attention
-from normscope.probes.forecast import forecast, forecast_measurements
-from normscope.probes.forecast_ladder import forecast_ladder
-from normscope.probes.forecast_record import (
-    Forecast,
-    ForecastInterrupted,
-    ForecastStep,
-    LadderForecast,
-    LadderInterrupted,
-)
 from normscope.probes.gradient import measure_gradient
 from normscope.probes.jacobian import QUANTILES, Budget, Spending, measure_jacobian
 from normscope.probes.measurement import Measurement, Measurements, not_measured
@@ -29,23 +20,15 @@ PROBES: dict[str, Callable[[Subject, Anatomy], Iterable[Measurement]]] = {
     "jacobian": measure_jacobian,
     "precision": measure_precision,
 }
-"""What a check measures, in this order; the forecast comes after them. A new probe is one entry here."""
+"""What a check measures, in this order. A new probe is one entry here."""
 
 __all__ = [
     "PROBES",
     "QUANTILES",
     "Budget",
-    "Forecast",
-    "ForecastInterrupted",
-    "ForecastStep",
-    "LadderForecast",
-    "LadderInterrupted",
     "Measurement",
     "Measurements",
     "Spending",
-    "forecast",
-    "forecast_ladder",
-    "forecast_measurements",
     "measure_attention",
     "measure_gradient",
     "measure_jacobian",

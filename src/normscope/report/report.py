@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from normscope.anatomy import Anatomy
-from normscope.probes import Forecast, LadderForecast, Measurements
+from normscope.forecast import Forecast, LadderForecast
+from normscope.probes import Measurements
 from normscope.rules import Finding, Severity, Verdict
 from normscope.rules.remedies import Rescue
 

@@ -6,7 +6,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from normscope.probes import Forecast, LadderForecast
+from normscope.forecast import Forecast, LadderForecast
 from normscope.rules import figure
 from normscope.rules.remedies import REMEDIES, Attempt, Rescue
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from normscope.anatomy import Stack
-from normscope.probes import Forecast
+from normscope.forecast import Forecast
 from normscope.report.blocks import block_table
 from normscope.report.report import Report
 from normscope.report.rescue import ladder_table, ladder_words, remedies_table, remedies_words

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from normscope.probes import Forecast
+from normscope.forecast import Forecast
 from normscope.rules.finding import Severity
 from normscope.rules.rule import Case, Hit, rule
 from normscope.rules.trial import evidence, sentence

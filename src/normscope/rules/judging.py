@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from typing import Literal
 
 from normscope.anatomy import Anatomy
-from normscope.probes import Forecast, Measurements
+from normscope.forecast import Forecast
+from normscope.probes import Measurements
 from normscope.rules.finding import Finding, Severity
 from normscope.rules.rule import RULES, Case, Context
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from normscope.anatomy import Anatomy
-from normscope.probes import Forecast, Measurement, Measurements
+from normscope.forecast import Forecast
+from normscope.probes import Measurement, Measurements
 from normscope.rules.finding import Finding, Severity
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from normscope.probes import Forecast
+from normscope.forecast import Forecast
 from normscope.rules.figures import decline, diversity_kept, growth, upper_half
 from normscope.rules.finding import Severity
 from normscope.rules.rule import Case, Hit, figure, rule

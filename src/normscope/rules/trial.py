@@ -1,7 +1,8 @@
 """What the rules say of a trial: one sentence, and the rows it rests on."""
 
-from normscope.probes import Forecast, Measurement
-from normscope.probes.forecast import forecast_measurements
+from normscope.forecast import Forecast
+from normscope.forecast.one_rate import forecast_measurements
+from normscope.probes import Measurement
 from normscope.rules.rule import figure
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from normscope.probes import Forecast, LadderForecast
+from normscope.forecast import Forecast, LadderForecast
 from normscope.report.figures import svg
 from normscope.report.figures.charts import HEIGHT, LEFT, LOWER, RIGHT, UPPER, WIDTH, Picture
 from normscope.report.figures.scales import Scale, figure, fit, power

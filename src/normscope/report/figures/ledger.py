@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 from normscope.anatomy import Branch, Norm
 from normscope.anatomy.types import at_call
-from normscope.probes import ForecastStep, Measurement
+from normscope.forecast import ForecastStep
+from normscope.probes import Measurement
 from normscope.report.figures.scales import figure
 
 

@@ -1,6 +1,6 @@
 """What the forecast looks like: which charts there are, and what each says."""
 
-from normscope.probes import Forecast
+from normscope.forecast import Forecast
 from normscope.report.figures.charts import LINES, Curve, Picture, chart, heat
 from normscope.report.figures.layout import Layout
 from normscope.report.figures.scales import figure, gradient_class

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from normscope.anatomy import Anatomy, read_anatomy
 from normscope.errors import UsageError, describe, suggest
-from normscope.probes import Forecast, forecast
+from normscope.forecast import Forecast, forecast
 from normscope.rules.remedies.remedy import REMEDIES, Changed, NotApplicable
 from normscope.subjects import Subject
 from normscope.subjects.memory import is_out_of_memory

@@ -9,14 +9,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from normscope.probes.forecast_record import ForecastStep, Outcome
+from normscope.forecast.record import ForecastStep, Outcome
 
 EXTENSION = 5
 """Steps that an undecided trial goes on for, once."""
 
 WORSE = 1.5  # times the first loss: the run is going the wrong way
 BLOWN_UP = 10.0  # the same for batches that are not tokens: random labels make a loss rise by themselves
-FEW = 10  # steps under which no run is said to train: the rule was set on looks after 20 and 40
+FEW = 10  # steps under which no run is said to train: the rule was set on measurements after 20 and 40
 LONG = 100  # steps after which a loss at the unigram entropy that has stopped falling is stuck
 LEARNT = 0.1  # nats under the unigram entropy: the model uses its context
 TIME_CONSTANT = 80.0  # steps in which what the loss has over the unigram entropy must fall by a factor of e
@@ -62,7 +62,7 @@ def decide(
     """The outcome of a trial from what was seen on the way, its last state above all.
 
     Args:
-        curve: the looks, the first one before the first step.
+        curve: the measurements, the first one before the first step.
         unigram_entropy: nats per token of the targets, None where that is unknown.
         tokens: whether the model is fed token ids. Batches of anything else (noise with random labels, often)
             need not agree on anything, so that "trains" is not claimed and only a dead end is called one.
@@ -119,7 +119,7 @@ def pace(curve: Sequence[ForecastStep], unigram_entropy: float | None, warmup: i
     0.1 nats from the text's. None where the entropy is unknown, where the run begins or has come near it.
     """
     first, last = curve[0], curve[-1]
-    half = min(curve, key=lambda look: abs(look.step - last.step / 2))
+    half = min(curve, key=lambda each: abs(each.step - last.step / 2))
     if unigram_entropy is None or last.recent_loss is None or half.recent_loss is None or half is last:
         return None
     start, before, now = (loss - unigram_entropy for loss in (first.loss, half.recent_loss, last.recent_loss))
@@ -136,7 +136,7 @@ def at_full_rate(steps: int, warmup: int) -> float:
 
 
 def sinking_diversity(curve: Sequence[ForecastStep]) -> float:
-    """The last diversity, less by what it fell since the look before where the first transient is over."""
+    """The last diversity, less its last fall, once the first transient is over."""
     last, before = curve[-1], curve[-2] if len(curve) > 1 else curve[-1]
     now = last_diversity(last)
     if before.step < TRANSIENT or not before.diversity:
@@ -150,7 +150,7 @@ def last_diversity(step: ForecastStep) -> float:
 
 
 def pull(step: ForecastStep) -> float | None:
-    """coherence + 3·alignment of a look, None where it was not taken or there was nothing to compare."""
+    """coherence + 3·alignment of a measurement; None where there was nothing to compare."""
     if step.coherence is None or step.alignment is None:
         return None
     return step.coherence + ALIGNED * step.alignment

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from test_probe_forecast import Tiny, anatomy_of, next_token, subject_of
+from test_forecast import Tiny, anatomy_of, next_token, subject_of
 
 from normscope.errors import UsageError
-from normscope.probes import Forecast, ForecastStep, LadderInterrupted, forecast, forecast_ladder
-from normscope.probes.forecast_ladder import ahead
+from normscope.forecast import Forecast, ForecastStep, LadderInterrupted, forecast, forecast_ladder
+from normscope.forecast.ladder import ahead
 from normscope.train import LoneTrials, TrialConfig, TrialStack
 
-ladder_module: Any = importlib.import_module("normscope.probes.forecast_ladder")
+ladder_module: Any = importlib.import_module("normscope.forecast.ladder")
 RATES = (1e-2, 1e-3, 1e-3, 3e-5)
 STEPS = ladder_module.LADDER_STEPS
 

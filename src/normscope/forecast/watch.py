@@ -1,4 +1,4 @@
-"""Trials under watch: steps, looks between them, and what is decided from those."""
+"""Trials that are measured between their steps, and the decision that follows."""
 
 import dataclasses
 import itertools
@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from normscope.anatomy import Anatomy
+from normscope.forecast.evaluator import Evaluator, gradient_norms
+from normscope.forecast.record import ForecastStep
+from normscope.forecast.rule import DEAD, EXTENSION, TRANSIENT, Decision, decide, last_diversity
 from normscope.probes._layout import tensors_in
-from normscope.probes.forecast_look import Eye, gradient_norms
-from normscope.probes.forecast_record import ForecastStep
-from normscope.probes.forecast_rule import DEAD, EXTENSION, TRANSIENT, Decision, decide, last_diversity
 from normscope.subjects import Batch, Subject
 from normscope.train import TrialConfig, Trials, UpdateRatio, endless
 from normscope.train.stack_forward import LossOf
@@ -38,12 +38,13 @@ def short(config: TrialConfig, warmup: int) -> TrialConfig:
 
 
 @dataclass
-class Watch:
-    """One trial and what was seen of it.
+class WatchedTrial:
+    """One trial and its measurements.
 
     Attributes:
-        looks: after which steps to look, beside the last; None for the usual ones.
-        batches: how many are compared at the end.
+        curve: one entry a measurement, the first before the first step.
+        measure_at: the steps after which to measure, beside the last; None for the usual ones.
+        batches: number of batches that are compared at the end.
     """
 
     subject: Subject
@@ -51,21 +52,21 @@ class Watch:
     model: nn.Module
     config: TrialConfig
     curve: list[ForecastStep] = field(default_factory=list)
-    looks: Set[int] | None = None
+    measure_at: Set[int] | None = None
     batches: int = COHERENCE_BATCHES
 
     @property
     def decision(self) -> Decision:
-        """What the looks so far say."""
+        """The decision from the measurements so far."""
         entropy, warmup = self.subject.unigram_entropy, self.config.warmup
         return decide(self.curve, entropy, tokens=self._fed_tokens, warmup=warmup)
 
-    def look(self, step: int, losses: Sequence[float], update_ratio: float | None) -> None:
-        """Put what can be seen after `step` behind the curve; `losses` are those of the training batches."""
-        eye = Eye(self.subject, self.anatomy, self.model)
-        loss, diversity = eye.state()
+    def measure(self, step: int, losses: Sequence[float], update_ratio: float | None) -> None:
+        """Append the measurement after `step` to the curve; `losses` are those of the training batches."""
+        evaluator = Evaluator(self.subject, self.anatomy, self.model)
+        loss, diversity = evaluator.state()
         deep = self._fed_tokens and step >= self.config.steps and math.isfinite(loss)
-        coherence, aligned = eye.pull(self._sample()) if deep else (None, None)
+        coherence, aligned = evaluator.pull(self._sample()) if deep else (None, None)
         self.curve.append(
             ForecastStep(
                 step=step,
@@ -99,14 +100,14 @@ class Watch:
 
 
 def watched(
-    trials: Trials, watches: Sequence[Watch], checkpoint: Callable[[], None], progress: Progress
+    trials: Trials, watches: Sequence[WatchedTrial], checkpoint: Callable[[], None], progress: Progress
 ) -> list[Decision] | None:
-    """Step `trials` to their end, with looks on the way; a decision each, or None where nothing is learnt.
+    """Step `trials` to their end and measure on the way; a decision each, or None where nothing is learnt.
 
     A trial in doubt at the end goes on for `EXTENSION` steps. None: no parameter gets a gradient.
     """
     for watch in watches:
-        watch.look(0, (), None)
+        watch.measure(0, (), None)
     steps = watches[0].config.steps
     for last in (steps, steps + EXTENSION):
         while trials.step < last and trials.live:
@@ -125,29 +126,30 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _advance(trials: Trials, watches: Sequence[Watch], last: int) -> bool:
-    """One step, with a look after it when it is time or when the loss is gone; False: nothing to learn."""
-    looks = _looks(watches[0].config.steps) if watches[0].looks is None else watches[0].looks
-    stepped, looking = list(trials.live), trials.step + 1 in {*looks, last}
-    ratios = {k: UpdateRatio(watches[k].model) for k in stepped} if looking else {}
+def _advance(trials: Trials, watches: Sequence[WatchedTrial], last: int) -> bool:
+    """One step, measured when it is time or when the loss is not finite; False: nothing to learn."""
+    usual = _measured_steps(watches[0].config.steps)
+    steps = usual if watches[0].measure_at is None else watches[0].measure_at
+    stepped, measuring = list(trials.live), trials.step + 1 in {*steps, last}
+    ratios = {k: UpdateRatio(watches[k].model) for k in stepped} if measuring else {}
     for ratio in ratios.values():
         ratio.before()
     trials.advance()
     for k in stepped:
         alive = k in trials.live
-        if alive and (looking or trials.step == 1):
+        if alive and (measuring or trials.step == 1):
             trials.share_gradients(k)
         if alive and trials.step == 1 and all(p.grad is None for p in watches[k].model.parameters()):
             return False
-        if looking or not alive:
-            watches[k].look(trials.step, trials.losses[k], ratios[k].after() if looking else None)
+        if measuring or not alive:
+            watches[k].measure(trials.step, trials.losses[k], ratios[k].after() if measuring else None)
             if alive and watches[k].hopeless:
                 trials.drop(k)
     return True
 
 
-def _looks(steps: int) -> set[int]:
-    """After which steps to look: 5, 10, 20, 40, …, half way, and the last."""
+def _measured_steps(steps: int) -> set[int]:
+    """The steps after which to measure: 5, 10, 20, 40, …, half way, and the last."""
     return {
         steps,
         max(1, steps // 2),

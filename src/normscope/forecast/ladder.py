@@ -11,10 +11,10 @@ from torch import nn
 
 from normscope.anatomy import Anatomy
 from normscope.errors import UsageError
-from normscope.probes.forecast import as_forecast, can_be_told, forecast, interrupted, why_not_tried
-from normscope.probes.forecast_record import Forecast, LadderForecast, LadderInterrupted
-from normscope.probes.forecast_rule import Decision, decide
-from normscope.probes.forecast_watch import RECENT, Progress, Watch, loss_of, short, watched
+from normscope.forecast.one_rate import as_forecast, can_be_told, forecast, interrupted, why_not_tried
+from normscope.forecast.record import Forecast, LadderForecast, LadderInterrupted
+from normscope.forecast.rule import Decision, decide
+from normscope.forecast.watch import RECENT, Progress, WatchedTrial, loss_of, short, watched
 from normscope.subjects import Subject, untouched
 from normscope.train import TrialConfig, endless, in_flushed_thread, many_trials, working_copy
 
@@ -126,13 +126,13 @@ def ahead(rung: Forecast, rungs: Sequence[Forecast]) -> float | None:
     """Where `rung` will be at the end of a run, as the losses of larger rates tell; None where they do not.
 
     While a model is well, rate × steps says how far it is: at 10 times the rate, step 25 stands for step 250.
-    Takes the smallest rate that has gone far enough, and its loss there, between the looks' mean losses. A
+    Takes the smallest rate that has gone far enough, and its loss there, between the mean losses measured. A
     loss over the rung's own is that of a rate too large to tell.
     """
     own = rung.curve[-1].recent_loss if rung.curve else None
     for other in sorted(rungs, key=lambda each: each.lr):
         step = FAR * rung.lr / other.lr
-        seen = [(look.step - min(RECENT, look.step) / 2, look.recent_loss) for look in other.curve[1:]]
+        seen = [(each.step - min(RECENT, each.step) / 2, each.recent_loss) for each in other.curve[1:]]
         pairs = [(middle, loss) for middle, loss in seen if loss is not None]
         if own is not None and other.lr > rung.lr and pairs and FIRST <= step <= pairs[-1][0]:
             found = _between(pairs, step)
@@ -170,7 +170,7 @@ def _stacked(
 
     A model that cannot be copied, or a copy that does not learn, is left to `forecast`, which says why.
     """
-    curves: list[Watch] = []
+    curves: list[WatchedTrial] = []
 
     def work(checkpoint: Callable[[], None]) -> list[Decision] | None:
         with _copies(subject, len(configs)) as models:
@@ -200,10 +200,10 @@ def _stacked(
     return decisions is not None
 
 
-def _watch(subject: Subject, anatomy: Anatomy, model: nn.Module, config: TrialConfig) -> Watch:
-    """With no more looks than the rule needs: half way, near the end, and there."""
-    looks = {max(1, config.steps // 2), max(1, config.steps - 10)}
-    return Watch(subject, anatomy, model, config, looks=looks, batches=LADDER_BATCHES)
+def _watch(subject: Subject, anatomy: Anatomy, model: nn.Module, config: TrialConfig) -> WatchedTrial:
+    """A trial with no more measurements than the rule needs: half way, near the end, and there."""
+    steps = {max(1, config.steps // 2), max(1, config.steps - 10)}
+    return WatchedTrial(subject, anatomy, model, config, measure_at=steps, batches=LADDER_BATCHES)
 
 
 @contextlib.contextmanager

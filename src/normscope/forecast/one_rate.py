@@ -9,9 +9,9 @@ import torch
 
 from normscope.anatomy import Anatomy
 from normscope.errors import UsageError
-from normscope.probes.forecast_record import Forecast, ForecastInterrupted, ForecastStep, Outcome
-from normscope.probes.forecast_rule import Decision
-from normscope.probes.forecast_watch import Progress, Watch, loss_of, short, watched
+from normscope.forecast.record import Forecast, ForecastInterrupted, ForecastStep, Outcome
+from normscope.forecast.rule import Decision
+from normscope.forecast.watch import Progress, WatchedTrial, loss_of, short, watched
 from normscope.probes.measurement import Measurement, not_measured
 from normscope.subjects import Subject, untouched
 from normscope.subjects.memory import is_out_of_memory
@@ -95,7 +95,7 @@ class _Run:
             if not self.subject.model.training:
                 model.train()
             config = short(self.config, warmup)
-            watch = Watch(self.subject, self.anatomy, model, config, self.curve)
+            watch = WatchedTrial(self.subject, self.anatomy, model, config, self.curve)
             trials = LoneTrials([model], [endless(self.subject.batches)], loss_of(self.subject), [config])
             decisions = watched(trials, [watch], checkpoint, self.progress)
         return None if decisions is None else decisions[0]
@@ -147,7 +147,7 @@ def interrupted(curve: Sequence[ForecastStep], config: TrialConfig) -> str:
 
 
 def forecast_measurements(forecast: Forecast) -> list[Measurement]:
-    """The forecast as rows of the table: one figure a look, in the order of the steps."""
+    """The forecast as rows of the table: one figure a measurement, in the order of the steps."""
     if not forecast.curve:
         return [not_measured("forecast/loss", "", forecast.reason, "nats")]
     curve = forecast.curve

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normscope.anatomy import Anatomy, Block, Site, Stack
-from normscope.probes.forecast import ForecastInterrupted, _Run, forecast, forecast_measurements
-from normscope.probes.forecast_look import Eye, beyond_mean
-from normscope.probes.forecast_record import ForecastStep
-from normscope.probes.forecast_rule import (
+from normscope.forecast.evaluator import Evaluator, beyond_mean
+from normscope.forecast.one_rate import ForecastInterrupted, _Run, forecast, forecast_measurements
+from normscope.forecast.record import ForecastStep
+from normscope.forecast.rule import (
     TIME_CONSTANT,
     Decision,
     at_full_rate,
@@ -146,7 +146,7 @@ def test_a_model_whose_anatomy_is_unread_is_judged_by_its_loss() -> None:
 def test_diversity_is_that_of_the_last_hidden_state_in_eval_mode() -> None:
     model = Tiny(batch_first=False).train()
     subject, anatomy = subject_of(model), anatomy_of(model)
-    loss, diversities = Eye(subject, anatomy, model).state()
+    loss, diversities = Evaluator(subject, anatomy, model).state()
     model.eval()
     with torch.no_grad():
         mask = nn.Transformer.generate_square_subsequent_mask(LENGTH)
@@ -181,16 +181,16 @@ def test_coherence_is_the_cosine_of_two_batches_token_gradients() -> None:
         alignments.append(-F.cosine_similarity(whole.flatten(), spread.flatten(), dim=0).item())
         gradients.append(torch.cat([g.flatten() for g in torch.autograd.grad(hidden, weights, pull)]))
     expected = F.cosine_similarity(*gradients, dim=0).item()
-    coherence, aligned = Eye(subject, anatomy, model).pull(pair)
+    coherence, aligned = Evaluator(subject, anatomy, model).pull(pair)
     assert coherence == pytest.approx(expected, rel=1e-4)
     assert aligned == pytest.approx(sum(alignments) / 2, rel=1e-4)
 
 
 def test_a_repeated_batch_is_compared_half_against_half() -> None:
     model = Tiny(batch_first=False).eval()
-    eye = Eye(subject_of(model), anatomy_of(model), model)
+    evaluator = Evaluator(subject_of(model), anatomy_of(model), model)
     batch = torch.randint(VOCABULARY, (SEQUENCES, LENGTH))
-    pulls = eye.pulls(batch, halves=True)
+    pulls = evaluator.pulls(batch, halves=True)
     mine = []
     for half in (slice(0, 2), slice(2, 4)):
         mask = nn.Transformer.generate_square_subsequent_mask(LENGTH)
@@ -203,7 +203,9 @@ def test_a_repeated_batch_is_compared_half_against_half() -> None:
         for a, b in zip(ours.gradients[0], theirs, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-7)
     alone = subject_of(model, batches=lambda: iter([batch[:1]]))
-    assert Eye(alone, anatomy_of(model), model).pull([batch[:1]]) == (None, None), "nothing to compare with"
+    assert Evaluator(alone, anatomy_of(model), model).pull([batch[:1]]) == (None, None), (
+        "nothing to compare with"
+    )
 
 
 def test_the_model_the_generators_and_the_threads_setting_stay_as_they_were() -> None:

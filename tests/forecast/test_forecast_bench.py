@@ -8,7 +8,7 @@ import pytest
 from normscope.bench import forecast_cells
 from normscope.bench.forecast import Held, wilson
 from normscope.bench.forecast_cells import LADDERS, RATES, SEEN, Ladder, kept, licences, name, text_hash
-from normscope.probes import Forecast, LadderForecast
+from normscope.forecast import Forecast, LadderForecast
 from normscope.train import MARGIN
 
 

@@ -1,4 +1,4 @@
-"""Looking at a trial between two steps: in eval mode, on fixed batches, leaving the trial as it was.
+"""Measurements of a trial between two steps: in eval mode, on fixed batches, leaving the trial as it was.
 
 Dropout noise hides collapse (BERT at 3e-4, step 20: token diversity 5e-2 in train mode, 3e-11 in eval mode).
 """
@@ -24,8 +24,8 @@ BLOCKS = 4  # blocks whose gradients are compared
 
 
 @dataclass(frozen=True)
-class Eye:
-    """What is looked at: a subject's fixed batch, through a working copy of its model."""
+class Evaluator:
+    """A working copy of a model and the fixed batch that it is measured on."""
 
     subject: Subject
     anatomy: Anatomy

@@ -1,0 +1,28 @@
+"""Forecasting: the first real steps on a copy of the model, and what they say about the run.
+
+`one_rate` and `ladder` (several learning rates at once) train copies of the model. `watch` steps them and
+measures between steps; `evaluator` takes one measurement, in eval mode on a fixed batch: loss, token
+diversity, gradients. `rule` decides from the measurements; `record` holds the types that come out. The evidence is in
+docs/forecast.md.
+"""
+
+from normscope.forecast.ladder import forecast_ladder
+from normscope.forecast.one_rate import forecast, forecast_measurements
+from normscope.forecast.record import (
+    Forecast,
+    ForecastInterrupted,
+    ForecastStep,
+    LadderForecast,
+    LadderInterrupted,
+)
+
+__all__ = [
+    "Forecast",
+    "ForecastInterrupted",
+    "ForecastStep",
+    "LadderForecast",
+    "LadderInterrupted",
+    "forecast",
+    "forecast_ladder",
+    "forecast_measurements",
+]
