@@ -43,6 +43,7 @@ def test_a_postponed_one_tells_at_once_and_is_raised_at_the_end() -> None:
     with pytest.raises(KeyboardInterrupt):
         twice()
     assert told == ["told", "told", "end"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     with postponed(lambda: told.append("never")):
         pass
     assert "never" not in told

@@ -13,15 +13,20 @@ have passed on the unbroken code. A mutant that no test kills is listed; one tha
 import argparse
 import os
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
 import time
 import tomllib
-from concurrent.futures import ThreadPoolExecutor
+import traceback
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
-from queue import Queue
+
+import pytest
+import torch  # noqa: F401  (each fork would import it again)
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -95,26 +100,54 @@ def is_killed(mutant: Mutant, checkout: Path) -> tuple[bool, str]:
 
 
 def _fails(tests: tuple[str, ...], checkout: Path) -> tuple[bool, str]:
-    """Run pytest in the checkout. A run that hangs counts as failed; one without tests is an error."""
-    command = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-n", "0", *tests]
-    environment = {**os.environ, "PYTHONPATH": str(checkout / "src"), "OMP_NUM_THREADS": "1"}
+    """Run pytest in the checkout. A run that hangs counts as failed; one without tests is an error.
+
+    A fork of this process runs it: torch and pytest are imported already, normscope is not.
+    """
+    output = checkout / "pytest.txt"
+    child = os.fork()
+    if child == 0:
+        os._exit(_pytest(tests, checkout, output))
+    code = _wait(child)
+    printed = output.read_text(encoding="utf-8", errors="replace")
+    if code is None:
+        return True, f"longer than {TIMEOUT_S} s\n{printed}"
+    if code not in (0, 1, 2):  # 2: the broken code could not even be imported
+        raise RuntimeError(f"pytest {' '.join(tests)} ended with {code}:\n{printed}")
+    return code != 0, printed
+
+
+def _pytest(tests: tuple[str, ...], checkout: Path, output: Path) -> int:
+    """Run pytest on the checkout's own normscope; what it prints goes to `output`."""
+    os.setsid()
+    with output.open("w", encoding="utf-8") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.chdir(checkout)
+    sys.dont_write_bytecode = True
+    sys.path.insert(0, str(checkout / "src"))
+    os.environ.update(PYTHONPATH=str(checkout / "src"), OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1")
     try:
-        done = subprocess.run(
-            command,
-            cwd=checkout,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return True, f"longer than {TIMEOUT_S} s"
-    if done.returncode not in (0, 1, 2):  # 2: the broken code could not even be imported
-        raise RuntimeError(
-            f"pytest {' '.join(tests)} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
-        )
-    return done.returncode != 0, done.stdout + done.stderr
+        return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]))
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def _wait(child: int) -> int | None:
+    """The exit status of a child, or None where it took too long and was killed with its own children."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return max(1, os.waitstatus_to_exitcode(status)) if status else 0  # a crash counts as failed
+        time.sleep(0.05)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
 
 
 def _require_green(mutants: list[Mutant], checkout: Path) -> None:
@@ -137,24 +170,23 @@ def _copy(folder: Path) -> Path:
     return folder
 
 
+def _timed(mutant: Mutant, top: Path) -> tuple[bool, str, float]:
+    """Whether the mutant is killed, what pytest printed, and the seconds it took."""
+    checkout = top / str(os.getpid())
+    if not checkout.exists():
+        _copy(checkout)
+    start = time.perf_counter()
+    return *is_killed(mutant, checkout), time.perf_counter() - start
+
+
 def _run(mutants: list[Mutant], jobs: int, verbose: bool) -> list[Mutant]:
     """Run all; print a line each; return those that no test killed."""
     survivors = []
-    with tempfile.TemporaryDirectory() as top, ThreadPoolExecutor(jobs) as pool:
-        checkouts: Queue[Path] = Queue()
-        for number in range(jobs):
-            checkouts.put(_copy(Path(top, str(number))))
-        _require_green(mutants, Path(top, "0"))
-
-        def run(mutant: Mutant) -> tuple[Mutant, bool, str, float]:
-            checkout = checkouts.get()
-            start = time.perf_counter()
-            try:
-                return mutant, *is_killed(mutant, checkout), time.perf_counter() - start
-            finally:
-                checkouts.put(checkout)
-
-        for mutant, killed, output, seconds in pool.map(run, mutants):
+    with tempfile.TemporaryDirectory() as name, ProcessPoolExecutor(jobs, get_context("fork")) as pool:
+        top = Path(name)
+        pool.submit(_require_green, mutants, _copy(top / "unbroken")).result()
+        results = pool.map(_timed, mutants, repeat(top))
+        for mutant, (killed, output, seconds) in zip(mutants, results, strict=True):
             print(f"{'killed  ' if killed else 'SURVIVES'} {seconds:5.1f} s  {mutant.name}", flush=True)
             if verbose:
                 print(output)

@@ -2,8 +2,8 @@
 
 `one_rate` and `ladder` (several learning rates at once) train copies of the model. `watch` steps them and
 measures between steps; `evaluator` takes one measurement, in eval mode on a fixed batch: loss, token
-diversity, gradients. `rule` decides from the measurements; `record` holds the types that come out. The evidence is in
-docs/forecast.md.
+diversity, gradients. `rule` decides from the measurements; `record` holds the types that come out. The
+evidence is in docs/forecast.md.
 """
 
 from normscope.forecast.ladder import forecast_ladder
