@@ -1,11 +1,11 @@
-"""A look whose trainings are planted: what a claim makes of results that are known."""
+"""A setup whose trainings are planted: what a claim makes of results that are known."""
 
 import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from normscope.claims import CLAIMS, Look, Tested, put_to_test
+from normscope.claims import CLAIMS, ClaimResult, Setup, measure_claim
 from normscope.claims.training import unigram_losses
 from normscope.maps import Result
 from normscope.train import RunConfig
@@ -14,16 +14,16 @@ STANDS_STILL, FLIES_OFF, TRAINS, TRAINS_WELL = 0.0, math.inf, -0.5, -0.7
 
 
 @dataclass(frozen=True)
-class Planted(Look):
+class Planted(Setup):
     """`plan` says how many nats from the byte frequencies a config ends, or None to train it in fact."""
 
     plan: Callable[[RunConfig], float | None] = lambda config: TRAINS
 
-    def train(self, configs: Sequence[RunConfig]) -> list[Result]:
+    def train(self, configs: Sequence[RunConfig], replica: int = 0) -> list[Result]:
         """A planted result for each config, but for those whose plan is None."""
         ends = [self.plan(config) for config in configs]
         real = [config for config, end in zip(configs, ends, strict=True) if end is None]
-        trained = iter(super().train(real) if real else [])
+        trained = iter(super().train(real, replica) if real else [])
         return [
             next(trained) if end is None else planted(config, end)
             for config, end in zip(configs, ends, strict=True)
@@ -32,12 +32,12 @@ class Planted(Look):
 
 def judged(
     id: str, plan: Callable[[RunConfig], float | None], seeds: Sequence[int] = (0,), *, long: bool = False
-) -> Tested:
+) -> ClaimResult:
     """A claim on planted results; nothing may go wrong on the way."""
-    found = put_to_test(CLAIMS[id], Planted(seeds=seeds, plan=plan, long=long))
+    found = measure_claim(CLAIMS[id], Planted(seeds=seeds, plan=plan, long=long))
     assert found.error is None, found.evidence.notes
     json.dumps(found.to_dict(), allow_nan=False)
-    kept = Tested.from_cache(CLAIMS[id], json.loads(json.dumps(found.to_cache())))
+    kept = ClaimResult.from_cache(CLAIMS[id], json.loads(json.dumps(found.to_cache())))
     assert kept.judgement == found.judgement
     return found
 

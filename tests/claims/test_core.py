@@ -1,50 +1,62 @@
-"""Claims are judged by their cases alone, and tested by workers that may die, in a cache that may be gone."""
+"""Claims are judged by their cases, measured by workers that may die, in a cache that may be gone."""
 
 import dataclasses
 import fcntl
 import json
+import math
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from planted_runs import STANDS_STILL, planted
 
 from normscope.claims import (
-    CLAIMS,
     Case,
     Claim,
     Evidence,
     Figure,
     Kind,
-    Look,
     Runs,
     Sentence,
+    Setup,
     Verdict,
     chosen,
     in_order,
     judge,
-    put_to_test,
+    measure_claim,
     run_claims,
 )
 from normscope.claims import cache as cache_module
 from normscope.claims import runs as runs_module
 from normscope.claims.cache import Cache, own_code
-from normscope.claims.hand import Hand
-from normscope.claims.tested import Tested as Outcome
+from normscope.claims.judge import interval
+from normscope.claims.result import ClaimResult as Outcome
 from normscope.claims.training import Recipe
+from normscope.claims.worker import Worker
 from normscope.errors import UsageError
 from normscope.maps import Cell, Result
 
-HOLDS, CONDITION, REFUTED, NONE = Verdict
-TWO = Look(seeds=(0, 1))
+HOLDS, CONDITION, REFUTED, UNDECIDED, NONE = Verdict
+TWO = Setup(seeds=(0, 1))
 
 
-def a_case(seed: int = 0, holds: bool = True, met: bool = True) -> Case:
-    return Case(seed=seed, where=f"seed {seed}", value=1.0, holds=holds, met=met)
+def a_case(
+    seed: int | None = 0, holds: bool = True, met: bool = True, *, fresh: bool = False, within: bool = True
+) -> Case:
+    return Case(seed=seed, where="here", value=1.0, holds=holds, met=met, fresh=fresh, within=within)
+
+
+def effects(*values: float, where: str = "here", met: bool = True, fresh: bool = False) -> list[Case]:
+    """A case a seed, of a sentence whose smallest effect is 0.1."""
+    return [
+        Case(seed=seed + 1000 * fresh, where=where, value=value, holds=value >= 0.1, met=met, fresh=fresh)
+        for seed, value in enumerate(values)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +66,15 @@ def a_case(seed: int = 0, holds: bool = True, met: bool = True) -> Case:
         ("", [a_case()], HOLDS),
         ("", [a_case(), a_case(holds=False)], REFUTED),
         ("", [a_case(), a_case(holds=False, met=False)], REFUTED),  # no condition was named
-        ("x < 1", [a_case(), a_case(holds=False, met=False)], CONDITION),
+        ("x < 1", [a_case(), a_case(holds=False, met=False), a_case(9, fresh=True)], CONDITION),
+        ("x < 1", [a_case(), a_case(holds=False, met=False)], REFUTED),  # nothing confirms the condition
+        ("x < 1", [a_case(), a_case(holds=False, met=False), a_case(9, False, fresh=True)], REFUTED),
+        ("x < 1", [a_case(holds=False, met=False), a_case(9, fresh=True)], REFUTED),  # fresh cases alone
+        ("x < 1", [a_case(), a_case(9, met=False, fresh=True), a_case(holds=False, met=False)], REFUTED),
+        ("", [a_case(), a_case(9, False, fresh=True)], REFUTED),
+        ("", [a_case(9, fresh=True)], NONE),
+        ("", [a_case(), a_case(holds=False, within=False)], HOLDS),  # outside the text's own hypothesis
+        ("", [a_case(within=False)], NONE),
         ("x < 1", [a_case(), a_case(holds=False)], REFUTED),
         ("x < 1", [a_case(met=False), a_case(holds=False, met=False)], REFUTED),  # nothing meets it
         ("x < 1", [a_case(met=False), a_case()], HOLDS),
@@ -66,13 +86,71 @@ def test_a_law_is_judged_by_all_its_cases(condition: str, cases: list[Case], ver
 
 @pytest.mark.parametrize(
     ("holding", "verdict", "stable"),
-    [("11111", HOLDS, True), ("11110", HOLDS, False), ("11000", REFUTED, False), ("10", REFUTED, False)],
+    [("11111", HOLDS, True), ("11110", UNDECIDED, False), ("00000", REFUTED, True), ("10", UNDECIDED, False)],
 )
 def test_a_tendency_is_judged_seed_by_seed(holding: str, verdict: Verdict, stable: bool) -> None:
     cases = [a_case(seed, holds == "1") for seed, holds in enumerate(holding)]
     judged = judge(Sentence("mostly"), cases, Kind.TENDENCY)
     assert (judged.verdict, judged.is_stable) == (verdict, stable)
     assert judge(Sentence("always"), cases).verdict is (HOLDS if "0" not in holding else REFUTED)
+
+
+def test_a_tendency_under_a_condition_is_confirmed_by_fresh_seeds() -> None:
+    found = [a_case(seed, met=met, holds=met) for seed in (0, 1) for met in (True, False)]
+    mostly = Sentence("mostly", "x < 1")
+    assert judge(mostly, found, Kind.TENDENCY).verdict is REFUTED
+    fresh = [a_case(9, fresh=True)]
+    assert judge(mostly, found + fresh, Kind.TENDENCY).verdict is CONDITION, "even where it holds outright"
+    fresh.append(a_case(9, holds=False, met=False, fresh=True))
+    judged = judge(mostly, found + fresh, Kind.TENDENCY)
+    assert judged.verdict is CONDITION
+    assert (set(judged.by_seed), judged.cases, judged.met, judged.held) == ({0, 1}, 4, 2, 2)
+
+
+def test_what_no_seed_draws_belongs_to_every_seed_and_is_counted_once() -> None:
+    judged = judge(Sentence("mostly"), [a_case(None, holds=False), a_case(0), a_case(1)], Kind.TENDENCY)
+    assert judged.verdict is REFUTED
+    assert set(judged.by_seed.values()) == {REFUTED}
+    assert judge(Sentence("always"), [a_case(None), a_case(None)]).cases == 2
+    assert judge(Sentence("mostly"), [a_case(None)], Kind.TENDENCY).verdict is HOLDS
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [
+        (effects(0.3, 0.31, 0.29), HOLDS),
+        (effects(0.01, 0.0, 0.02), REFUTED),
+        (effects(0.3, -0.2, 0.5), UNDECIDED),
+        (effects(0.1, 0.1, 0.1), HOLDS),
+        (effects(5.0), UNDECIDED),  # one seed has no interval
+        ([*effects(0.3, 0.31, 0.29), *effects(0.3, -0.2, 0.5, where="there")], UNDECIDED),
+        ([*effects(0.01, 0.0, 0.02), *effects(0.3, -0.2, 0.5, where="there")], REFUTED),
+        ([*effects(0.3, 0.31, 0.29), *effects(0.0, 0.01, where="there", met=False)], REFUTED),
+        (
+            [
+                *effects(0.3, 0.31, 0.29),
+                *effects(0.0, 0.01, where="there", met=False),
+                *effects(0.3, 0.31, fresh=True),
+            ],
+            CONDITION,
+        ),
+    ],
+)
+def test_an_effect_is_judged_by_its_interval_in_every_cell(found: list[Case], verdict: Verdict) -> None:
+    assert judge(Sentence("it helps", "x < 1", smallest=0.1), found, Kind.TENDENCY).verdict is verdict
+
+
+def test_replicas_of_a_seed_do_not_narrow_the_interval() -> None:
+    found = [replace(case, replica=replica) for case in effects(0.3, 0.1, 0.5) for replica in range(4)]
+    (many,) = judge(Sentence("it helps", smallest=0.1), found).effects
+    (once,) = judge(Sentence("it helps", smallest=0.1), effects(0.3, 0.1, 0.5)).effects
+    assert (many.low, many.mean, many.high, many.seeds) == pytest.approx((once.low, once.mean, once.high, 3))
+
+
+def test_the_interval_is_students() -> None:
+    low, mean, high = interval([1.0, 2.0, 3.0])
+    assert mean == 2.0
+    assert (high - mean, mean - low) == pytest.approx((4.302652730 / math.sqrt(3),) * 2)
 
 
 def test_the_counter_example_meets_the_condition_where_one_does() -> None:
@@ -84,7 +162,7 @@ def test_the_counter_example_meets_the_condition_where_one_does() -> None:
 
 @pytest.mark.parametrize("id", ["Z1", "Z2", "Z3", "Z4", "Z5", "Z8"])
 def test_what_is_tested_survives_the_way_through_json(id: str, odd: dict[str, Claim]) -> None:
-    tested = put_to_test(odd[id], TWO)
+    tested = measure_claim(odd[id], TWO)
     again = Outcome.from_cache(odd[id], json.loads(json.dumps(tested.to_cache())))
     assert json.dumps(again.to_cache()) == json.dumps(tested.to_cache())
     assert again.to_dict() == tested.to_dict() | {"cached": True}
@@ -92,12 +170,12 @@ def test_what_is_tested_survives_the_way_through_json(id: str, odd: dict[str, Cl
 
 
 def test_the_verdicts_of_the_odd_claims(odd: dict[str, Claim]) -> None:
-    verdicts = {id: put_to_test(odd[id], TWO).judgement.verdict for id in ("Z1", "Z2", "Z3", "Z4", "Z5")}
-    assert verdicts == {"Z1": HOLDS, "Z2": CONDITION, "Z3": REFUTED, "Z4": NONE, "Z5": NONE}
-    parts = put_to_test(odd["Z2"], TWO).parts
+    verdicts = {id: measure_claim(odd[id], TWO).judgement.verdict for id in ("Z1", "Z2", "Z3", "Z4", "Z5")}
+    assert verdicts == {"Z1": HOLDS, "Z2": CONDITION, "Z3": UNDECIDED, "Z4": NONE, "Z5": NONE}
+    parts = measure_claim(odd["Z2"], TWO).parts
     assert {name: part.verdict for name, part in parts.items()} == {"refuted": REFUTED, "nothing": NONE}
-    assert put_to_test(odd["Z4"], TWO).error is None
-    assert put_to_test(odd["Z5"], TWO).error == "RuntimeError: broken <on purpose>"
+    assert measure_claim(odd["Z4"], TWO).error is None
+    assert measure_claim(odd["Z5"], TWO).error == "RuntimeError: broken <on purpose>"
 
 
 @pytest.mark.parametrize(
@@ -115,7 +193,7 @@ def test_the_verdicts_of_the_odd_claims(odd: dict[str, Claim]) -> None:
 def test_evidence_that_would_be_lost_is_an_error(
     evidence: Evidence, words: str, odd: dict[str, Claim]
 ) -> None:
-    tested = put_to_test(dataclasses.replace(odd["Z1"], measure=lambda look: evidence), TWO)
+    tested = measure_claim(dataclasses.replace(odd["Z1"], measure=lambda setup: evidence), TWO)
     assert tested.error is not None
     assert words in tested.error
 
@@ -166,7 +244,7 @@ def test_one_killed_and_one_broken_claim_cost_the_others_nothing(
     found = run_claims(claims, TWO, jobs=1, cache=tmp_path, progress=lambda *told: seen.append(told))
     assert [tested.claim.id for tested in found] == ["Z6", "Z5", "Z1", "Z4"]
     killed, broken, whole, unmeasured = found
-    assert killed.error == "its process was killed by SIGKILL: it said nothing"
+    assert killed.error == "its process died without an answer (killed, or out of memory)"
     assert broken.error == "RuntimeError: broken <on purpose>"
     assert whole.judgement.verdict is HOLDS
     assert unmeasured.reason == "needs a GPU <here>"
@@ -178,16 +256,16 @@ def test_one_killed_and_one_broken_claim_cost_the_others_nothing(
 
 
 def _known_needs_no_worker(claim: Claim, before: Outcome, folder: Path) -> None:
-    def refuse(self: Hand, claim: Claim) -> Outcome:
+    def refuse(self: Worker, claim: Claim) -> Outcome:
         raise AssertionError("asked a worker for what is known")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Hand, "test", refuse)
+        patch.setattr(Worker, "measure", refuse)
         (again,) = run_claims([claim], TWO, cache=folder)
         assert again.cached
         assert again.to_dict() == before.to_dict() | {"cached": True}
         for other in (
-            lambda: run_claims([claim], Look(seeds=(0,)), cache=folder),
+            lambda: run_claims([claim], Setup(seeds=(0,)), cache=folder),
             lambda: run_claims([claim], dataclasses.replace(TWO, long=True), cache=folder),
             lambda: run_claims([claim], TWO, cache=folder, fresh=True),
         ):
@@ -199,8 +277,8 @@ def test_ctrl_c_leaves_no_worker_and_what_is_ready(
     odd: dict[str, Claim], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pids: list[int] = []
-    running = Hand._running
-    monkeypatch.setattr(Hand, "_running", lambda hand: _noted(running(hand), pids))
+    running = Worker._running
+    monkeypatch.setattr(Worker, "_running", lambda worker: _noted(running(worker), worker, pids))
     ready: list[str] = []
 
     def interrupt_at(running: str, done: int, total: int) -> None:
@@ -215,7 +293,7 @@ def test_ctrl_c_leaves_no_worker_and_what_is_ready(
             jobs=1,
             cache=tmp_path,
             progress=interrupt_at,
-            on_tested=lambda tested: ready.append(tested.claim.id),
+            on_ready=lambda tested: ready.append(tested.claim.id),
         )
     assert time.monotonic() - began < 60
     assert ready == ["Z1"]
@@ -225,14 +303,15 @@ def test_ctrl_c_leaves_no_worker_and_what_is_ready(
             os.kill(pid, 0)
 
 
-def _noted(process: object, pids: list[int]) -> object:
-    pids.append(process.pid)  # type: ignore[attr-defined]
-    return process
+def _noted(pool: object, worker: Worker, pids: list[int]) -> object:
+    assert worker._pid is not None
+    pids.append(worker._pid)
+    return pool
 
 
 def answering(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that are this process: for what is not about workers."""
-    monkeypatch.setattr(Hand, "test", lambda hand, claim: put_to_test(claim, hand._look))
+    monkeypatch.setattr(Worker, "measure", lambda worker, claim: measure_claim(claim, worker._setup))
 
 
 def test_a_cache_that_cannot_be_made_is_said_once(
@@ -240,11 +319,11 @@ def test_a_cache_that_cannot_be_made_is_said_once(
 ) -> None:
     folders: list[Path | None] = []
 
-    def answer(hand: Hand, claim: Claim) -> Outcome:
-        folders.append(hand._look.runs.folder)
-        return put_to_test(claim, hand._look)
+    def answer(worker: Worker, claim: Claim) -> Outcome:
+        folders.append(worker._setup.runs.folder)
+        return measure_claim(claim, worker._setup)
 
-    monkeypatch.setattr(Hand, "test", answer)
+    monkeypatch.setattr(Worker, "measure", answer)
     (tmp_path / "file").write_text("in the way")
     said: list[str] = []
     found = run_claims(
@@ -261,7 +340,7 @@ def test_a_disk_that_fills_up_is_said_once(
 ) -> None:
     answering(monkeypatch)
 
-    def full(cache: Cache, tested: Outcome, look: Look) -> None:
+    def full(cache: Cache, tested: Outcome, setup: Setup) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Cache, "write", full)
@@ -278,7 +357,7 @@ def test_a_spoilt_file_is_measured_again(
     spoil: Callable[[str], str], odd: dict[str, Claim], tmp_path: Path
 ) -> None:
     cache = Cache(tmp_path)
-    cache.write(put_to_test(odd["Z1"], TWO), TWO)
+    cache.write(measure_claim(odd["Z1"], TWO), TWO)
     (path,) = tmp_path.glob("Z1-*.json")
     assert cache.read(odd["Z1"], TWO) is not None
     path.write_text(spoil(path.read_text(encoding="utf-8")), encoding="utf-8")
@@ -286,7 +365,7 @@ def test_a_spoilt_file_is_measured_again(
 
 
 def test_two_at_once_may_write_the_same_claim(odd: dict[str, Claim], tmp_path: Path) -> None:
-    tested = put_to_test(odd["Z2"], TWO)
+    tested = measure_claim(odd["Z2"], TWO)
     failed: list[BaseException] = []
 
     def write() -> None:
@@ -309,38 +388,27 @@ def test_a_change_of_code_is_a_change_of_key_but_a_comment_is_not(
     odd: dict[str, Claim], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lender, borrower = tmp_path / "lender.py", tmp_path / "borrower.py"
-    files = {"lender": lender, "borrower": borrower}
     lender.write_text("ONE = 1\n")
-    borrower.write_text("from lender import ONE\n")
-    monkeypatch.setattr(cache_module, "_file", lambda module: files[module])
-    claims = {}
-    for name in files:
-        measure = lambda look: Evidence()  # noqa: E731
-        measure.__module__ = name
-        claims[name] = dataclasses.replace(odd["Z1"], id=f"Y{len(claims)}", measure=measure)
-        monkeypatch.setitem(CLAIMS, claims[name].id, claims[name])
-    for other in list(CLAIMS):
-        if not other.startswith("Y"):
-            monkeypatch.delitem(CLAIMS, other)
+    borrower.write_text("from normscope.claims.lender import ONE\nfrom normscope.claims.shared import TWO\n")
+    (tmp_path / "shared.py").write_text("TWO = 2\n")
+    monkeypatch.setattr(cache_module, "ROOM", tmp_path)
+    monkeypatch.setattr(cache_module, "_claim_files", lambda: {lender, borrower})
+    monkeypatch.setattr(cache_module, "_file", lambda claim: borrower)
+    claim = odd["Z1"]
 
-    def key() -> str:
-        cache_module._borrowed.cache_clear()
-        cache_module._meaning.cache_clear()
-        return own_code(claims["borrower"])
-
-    first = key()
-    lender.write_text('"""A docstring."""\n\nONE = 1  # a comment\n')
-    assert key() == first
+    first = own_code(claim)
+    lender.write_text("ONE = 1  # a comment\n")
+    assert own_code(claim) == first
+    (tmp_path / "shared.py").write_text("TWO = 3\n")
+    assert own_code(claim) == first, "what holds no claim is in the digest that all claims share"
     lender.write_text("ONE = 2\n")
-    assert key() != first, "what it borrows from another claim's module counts"
-    cache_module._borrowed.cache_clear()
-    cache_module._meaning.cache_clear()
+    assert own_code(claim) != first, "what it imports from another claim's module counts"
 
 
 def test_only_what_shows_is_left_out_of_the_key() -> None:
     room = cache_module.ROOM
     assert all((room / name).is_file() for name in cache_module.SHOWING)
-    assert not {"judge.py", "evidence.py", "claim.py", "look.py", "runs.py"} & set(cache_module.SHOWING)
+    assert not {"judge.py", "evidence.py", "claim.py", "setup.py", "runs.py"} & set(cache_module.SHOWING)
 
 
 def test_trained_runs_are_kept_by_their_text(tmp_path: Path) -> None:
@@ -349,7 +417,7 @@ def test_trained_runs_are_kept_by_their_text(tmp_path: Path) -> None:
     for words in ("one text, ", "another, "):
         text.write_text(100 * words)
         cache_module._text_digest.cache_clear()
-        folders.add(Cache(tmp_path).runs(Look(text=text)).folder)
+        folders.add(Cache(tmp_path).runs(Setup(text=text)).folder)
     assert len(folders) == 2
 
 
@@ -359,7 +427,7 @@ def test_what_another_process_trains_comes_last(tmp_path: Path, monkeypatch: pyt
     with (tmp_path / f"{Cell(first).shape}.lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
 
-        def train(cells: Sequence[Cell], *, early_stop: bool) -> list[Result]:
+        def train(cells: Sequence[Cell], *, early_stop: bool, prepare: object) -> list[Result]:
             fcntl.flock(other, fcntl.LOCK_UN)
             trained.extend(cell.scheme for cell in cells)
             return [planted(cell.config, STANDS_STILL) for cell in cells]

@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from normscope.claims import CLAIMS, Look, Verdict, put_to_test, tested
+from normscope.claims import CLAIMS, Setup, Verdict, measure_claim, tested
 from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
 from normscope.claims.deep_rank import PRIMES, _modulo, _rank
 from normscope.claims.real_blocks import at_last_token, jacobian, started, sublayers
 
-LOOK = Look(seeds=(0,))
+LOOK = Setup(seeds=(0,))
 
 
-def of(id: str) -> tested.Tested:
-    found = put_to_test(CLAIMS[id], LOOK)
+def of(id: str) -> tested.ClaimResult:
+    found = measure_claim(CLAIMS[id], LOOK)
     assert found.error is None
     return found
 

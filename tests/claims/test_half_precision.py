@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from normscope.claims import CLAIMS, Look, Verdict, put_to_test
+from normscope.claims import CLAIMS, Setup, Verdict, measure_claim
 from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
 from normscope.claims.half_precision import METHODS
-from normscope.claims.tested import Tested as Found
+from normscope.claims.result import ClaimResult as Found
 
 
 def measured(id: str) -> Found:
     """The claim on one seed, without an error."""
-    found = put_to_test(CLAIMS[id], Look(seeds=(0,)))
+    found = measure_claim(CLAIMS[id], Setup(seeds=(0,)))
     assert found.error is None, found.evidence.notes
     return found
 

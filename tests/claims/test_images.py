@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from normscope.claims import CLAIMS, Look, NotMeasured, Verdict, images, put_to_test
+from normscope.claims import CLAIMS, NotMeasured, Setup, Verdict, images, measure_claim
 from normscope.errors import UsageError
 from normscope.nn.token_norms import BatchNorm
 
@@ -21,7 +21,7 @@ def test_models_have_the_norm_that_they_are_named_by(kind, norm):
 def test_a_short_training_gives_a_case_a_seed_and_model(monkeypatch):
     pytest.importorskip("sklearn")
     monkeypatch.setattr(images, "STEPS", 2)
-    found = put_to_test(CLAIMS["C32"], Look(seeds=(0, 1)))
+    found = measure_claim(CLAIMS["C32"], Setup(seeds=(0, 1)))
     assert found.error is None, found.evidence.notes
     assert [(case.part, case.seed) for case in found.evidence.cases] == [
         ("", 0),
@@ -38,7 +38,7 @@ def test_without_scikit_learn_it_is_not_measured(monkeypatch):
     monkeypatch.setattr(images, "load_images", missing)
     with pytest.raises(NotMeasured):
         images._images()
-    found = put_to_test(CLAIMS["C32"], Look(seeds=(0,)))
+    found = measure_claim(CLAIMS["C32"], Setup(seeds=(0,)))
     assert found.judgement.verdict is Verdict.NOT_MEASURED
     assert "scikit-learn" in found.reason
 

@@ -2,15 +2,15 @@
 
 import pytest
 
-from normscope.claims import CLAIMS, Look, Verdict, put_to_test, tested
+from normscope.claims import CLAIMS, Setup, Verdict, measure_claim, tested
 from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
 from normscope.claims.lost_gradients import crossings
 
-LOOK = Look(seeds=(0,))
+LOOK = Setup(seeds=(0,))
 
 
-def of(id: str, seed: int) -> tested.Tested:
-    found = put_to_test(CLAIMS[id], Look(seeds=(seed,)))
+def of(id: str, seed: int) -> tested.ClaimResult:
+    found = measure_claim(CLAIMS[id], Setup(seeds=(seed,)))
     assert found.error is None
     return found
 

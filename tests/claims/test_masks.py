@@ -2,13 +2,13 @@
 
 import pytest
 
-from normscope.claims import CLAIMS, Look, Verdict, masks, put_to_test
+from normscope.claims import CLAIMS, Setup, Verdict, masks, measure_claim
 from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
 from normscope.nn import SCHEMES
 
 
 def test_no_scheme_leaks_and_batch_norm_does_in_train_mode() -> None:
-    found = put_to_test(CLAIMS["B14"], Look(seeds=(0,)))
+    found = measure_claim(CLAIMS["B14"], Setup(seeds=(0,)))
     assert found.error is None, found.evidence.notes
     assert found.judgement.verdict is Verdict.HOLDS
     assert found.judgement.cases == 2 * len(SCHEMES)
@@ -18,7 +18,7 @@ def test_no_scheme_leaks_and_batch_norm_does_in_train_mode() -> None:
 
 def test_branches_start_at_mean_0_and_variance_1(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(masks, "STEPS", 5)
-    found = put_to_test(CLAIMS["B11"], Look(seeds=(0,)))
+    found = measure_claim(CLAIMS["B11"], Setup(seeds=(0,)))
     assert found.error is None, found.evidence.notes
     at_start = [case for case in found.evidence.cases if "at the start" in case.where and not case.part]
     assert len(at_start) == 12

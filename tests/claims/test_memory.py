@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from normscope.claims import CLAIMS, Look, Verdict, memory, put_to_test, recomputation, tested
+from normscope.claims import CLAIMS, Setup, Verdict, measure_claim, memory, recomputation, tested
 from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
 from normscope.claims.allocations import kept_for_backward, peak_bytes
 
 
-def _tested(id: str) -> tested.Tested:
-    found = put_to_test(CLAIMS[id], Look(seeds=(0,)))
+def _tested(id: str) -> tested.ClaimResult:
+    found = measure_claim(CLAIMS[id], Setup(seeds=(0,)))
     assert found.error is None
     return found
 

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from normscope.claims import (
     CLAIMS,
-    Look,
+    Setup,
     Verdict,
+    measure_claim,
     memory,
     norm_cost,
-    put_to_test,
     recomputation,
     residual_cost,
     sharded_norm,
@@ -73,7 +73,7 @@ def test_a_broken_block_turns_the_verdict(
 
 
 def _verdict(id: str, part: str = "") -> Verdict:
-    found = put_to_test(CLAIMS[id], Look(seeds=(0,)))
+    found = measure_claim(CLAIMS[id], Setup(seeds=(0,)))
     assert found.error is None
     return found.parts[part].verdict if part else found.judgement.verdict
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from normscope.claims import (
     CLAIMS,
-    Look,
+    Setup,
     Verdict,
     deep_gradients,
     deep_rank,
-    put_to_test,
+    measure_claim,
     real_blocks,
     table_1,
     unrolled,
@@ -25,7 +25,7 @@ from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
 from normscope.linalg import layer_norm_jacobian
 from normscope.nn import ModelConfig
 
-LOOK = Look(seeds=(0,))
+LOOK = Setup(seeds=(0,))
 
 
 def half_the_norm(branch_norm: float, stream_scale: float = 1.0) -> float:
@@ -65,7 +65,7 @@ MUTATIONS: list[tuple[str, str, object, str, object, Verdict]] = [
 
 
 def verdict_of(id: str, part: str) -> Verdict:
-    found = put_to_test(CLAIMS[id], LOOK)
+    found = measure_claim(CLAIMS[id], LOOK)
     assert found.error is None
     return (found.parts[part] if part else found.judgement).verdict
 

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from normscope.claims import (
     CLAIMS,
-    Look,
+    Setup,
     Verdict,
     layer_jacobian,
     lost_gradients,
+    measure_claim,
     norm_gain,
     norm_jacobian,
     one_layer,
-    put_to_test,
 )
 from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
 from normscope.linalg import layer_norm_jacobian, left_kernel, right_kernel
@@ -84,7 +84,7 @@ def test_a_broken_block_turns_the_verdict(
 
 
 def _verdict(id: str, part: str) -> Verdict:
-    found = put_to_test(CLAIMS[id], Look(seeds=(0,)))
+    found = measure_claim(CLAIMS[id], Setup(seeds=(0,)))
     assert found.error is None
     return found.parts[part].verdict if part else found.judgement.verdict
 
@@ -96,9 +96,9 @@ def test_a_norm_whose_backward_lets_everything_through_is_seen(monkeypatch: pyte
         y = torch.nn.functional.layer_norm(z, *rest, **options)
         return z + (y - z).detach()
 
-    crossing = lost_gradients.crossings("post", "xavier", 2, 32, 0, Look(seeds=(0,)))[-1]
+    crossing = lost_gradients.crossings("post", "xavier", 2, 32, 0, Setup(seeds=(0,)))[-1]
     assert crossing.leak < 1e-3
     fake = type("Functional", (), {"layer_norm": staticmethod(straight_through)})
     monkeypatch.setattr(lost_gradients, "functional", fake)
-    crossing = lost_gradients.crossings("post", "xavier", 2, 32, 0, Look(seeds=(0,)))[-1]
+    crossing = lost_gradients.crossings("post", "xavier", 2, 32, 0, Setup(seeds=(0,)))[-1]
     assert crossing.leak > 1e-2

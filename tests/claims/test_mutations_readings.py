@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from normscope.anatomy import Anatomy
 from normscope.claims import (
     CLAIMS,
-    Look,
+    Setup,
     Verdict,
     acceptance,
     batch_norm,
     half_precision,
     masks,
+    measure_claim,
     norm_output,
     printed_code,
-    put_to_test,
     snippets,
 )
 from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
@@ -139,7 +139,7 @@ def test_a_broken_block_turns_the_verdict(
     id: str, part: str, broken: Callable[[Patch], None], verdict: Verdict, monkeypatch: Patch
 ) -> None:
     broken(monkeypatch)
-    found = put_to_test(CLAIMS[id], Look(seeds=(0,)))
+    found = measure_claim(CLAIMS[id], Setup(seeds=(0,)))
     assert found.error is None, found.evidence.notes
     assert (found.parts[part] if part else found.judgement).verdict is verdict
 

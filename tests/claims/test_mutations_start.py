@@ -7,11 +7,11 @@ from torch import Tensor, nn
 
 from normscope.claims import (
     CLAIMS,
-    Look,
+    Setup,
     Verdict,
     curvature,
     deep_scaling,
-    put_to_test,
+    measure_claim,
     sensitivity,
     start_scale,
     start_stream,
@@ -37,7 +37,7 @@ def leaky(self: WeightedSum, x: Tensor, update: Callable[[Tensor], Tensor], norm
 
 
 def post_for_pre(patch: Patch) -> None:
-    patch.setattr(start_stream, "train_changed", lambda look, config: {})
+    patch.setattr(start_stream, "train_changed", lambda setup, config: {})
     patch.setattr(start_stream, "build", lambda kind, scheme, **rest: build(kind, scheme="post", **rest))
 
 
@@ -109,6 +109,6 @@ def test_a_broken_part_turns_the_verdict(
 ) -> None:
     """The unbroken verdicts `right` are those of the tests of each module."""
     breaks(monkeypatch)
-    tested = put_to_test(CLAIMS[id], Look(seeds=(0,)))
+    tested = measure_claim(CLAIMS[id], Setup(seeds=(0,)))
     assert tested.error is None
     assert tested.judgement.verdict is wrong is not right

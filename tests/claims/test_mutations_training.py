@@ -12,7 +12,7 @@ import torch
 from planted_runs import STANDS_STILL, TRAINS, Planted
 from torch import Tensor
 
-from normscope.claims import CLAIMS, Look, Verdict, depth_limits, gated, put_to_test, swapped, warmup
+from normscope.claims import CLAIMS, Setup, Verdict, depth_limits, gated, measure_claim, swapped, warmup
 from normscope.claims.training import Recipe
 from normscope.nn import schemes
 from normscope.nn.joins import Scaled
@@ -36,9 +36,9 @@ def mislabel(monkeypatch: pytest.MonkeyPatch) -> Mislabel:
     return put
 
 
-def verdict(id: str, look: Look, part: str = "") -> Verdict:
+def verdict(id: str, setup: Setup, part: str = "") -> Verdict:
     """Of a claim or one of its parts; nothing may have gone wrong on the way."""
-    tested = put_to_test(CLAIMS[id], look)
+    tested = measure_claim(CLAIMS[id], setup)
     assert tested.error is None, tested.evidence.notes
     return tested.parts[part].verdict if part else tested.judgement.verdict
 
@@ -89,7 +89,7 @@ def test_c3_with_a_gate_that_leaves_the_stream_alone(broken, expected, monkeypat
     monkeypatch.setattr(depth_limits, "HIGHWAY", Recipe(scheme="highway", depth=2, width=16, steps=3))
     if broken:
         monkeypatch.setattr(HighwayGate, "forward", adds_in_full)
-    assert verdict("C3", Look(seeds=(0,))) is expected
+    assert verdict("C3", Setup(seeds=(0,))) is expected
 
 
 @pytest.mark.parametrize(("broken", "expected"), [(False, Verdict.HOLDS), (True, Verdict.REFUTED)])
@@ -106,4 +106,4 @@ def test_c27_with_a_swap_that_leaves_the_norms_where_they_are(broken, expected, 
     monkeypatch.setattr(swapped, "AFTER", 3)
     if broken:
         monkeypatch.setattr(swapped, "swap", lambda model, scheme: copy.deepcopy(model))
-    assert verdict("C27", Look(seeds=(0,))) is expected
+    assert verdict("C27", Setup(seeds=(0,))) is expected

@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from normscope.claims import CLAIMS, Look, Verdict, norm_cost, put_to_test, residual_cost, tested
+from normscope.claims import CLAIMS, Setup, Verdict, measure_claim, norm_cost, residual_cost, tested
 from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
 from normscope.claims.fused_norm import build_add_norms
 from normscope.claims.timing import in_turns, ratio, repeated
 
 
-def _tested(id: str) -> tested.Tested:
-    found = put_to_test(CLAIMS[id], Look(seeds=(0,)))
+def _tested(id: str) -> tested.ClaimResult:
+    found = measure_claim(CLAIMS[id], Setup(seeds=(0,)))
     assert found.error is None
     return found
 

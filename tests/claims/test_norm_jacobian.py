@@ -2,30 +2,30 @@
 
 import pytest
 
-from normscope.claims import CLAIMS, Look, Verdict, put_to_test, tested
+from normscope.claims import CLAIMS, Setup, Verdict, measure_claim, tested
 from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
 from normscope.claims.norm_jacobian import _exact_rank, _formula_in_fractions
 
-LOOK = Look(seeds=(0,))
+LOOK = Setup(seeds=(0,))
 
 
-def of(id: str) -> tested.Tested:
-    found = put_to_test(CLAIMS[id], LOOK)
+def of(id: str) -> tested.ClaimResult:
+    found = measure_claim(CLAIMS[id], LOOK)
     assert found.error is None
     return found
 
 
 @pytest.fixture(scope="module")
-def kernel() -> tested.Tested:
+def kernel() -> tested.ClaimResult:
     return of("A2")
 
 
-def test_the_rank_is_two_under_the_width(kernel: tested.Tested) -> None:
+def test_the_rank_is_two_under_the_width(kernel: tested.ClaimResult) -> None:
     assert kernel.judgement.verdict is Verdict.HOLDS
     assert {case.value for case in kernel.evidence.cases if "exact" in case.where} == {2}
 
 
-def test_the_kernel_of_a_real_norm_depends_on_eps(kernel: tested.Tested) -> None:
+def test_the_kernel_of_a_real_norm_depends_on_eps(kernel: tested.ClaimResult) -> None:
     part = kernel.parts["eps"]
     assert part.verdict is Verdict.CONDITION
     assert 0.5 < part.met / part.cases < 1

@@ -6,18 +6,18 @@ from html.parser import HTMLParser
 
 import pytest
 
-from normscope.claims import Claim, Line, Look, Plot, put_to_test
-from normscope.claims.draw import draw, drawable
+from normscope.claims import Claim, Line, Plot, Setup, measure_claim
 from normscope.claims.page import render_page, sections
-from normscope.claims.tested import Tested as Outcome
+from normscope.claims.plots import draw, drawable
+from normscope.claims.result import ClaimResult as Outcome
 
-TWO = Look(seeds=(0, 1))
+TWO = Setup(seeds=(0, 1))
 COMMAND = "normscope claims 'a <b>' --format html"
 
 
 @pytest.fixture
 def tested(odd: dict[str, Claim]) -> list[Outcome]:
-    return [put_to_test(odd[id], TWO) for id in ("Z1", "Z2", "Z3", "Z4", "Z5", "Z8")]
+    return [measure_claim(odd[id], TWO) for id in ("Z1", "Z2", "Z3", "Z4", "Z5", "Z8")]
 
 
 @pytest.fixture
@@ -97,20 +97,20 @@ def test_a_claim_stands_under_its_first_text_and_is_linked_from_the_others(teste
 
 
 @pytest.mark.parametrize(
-    ("id", "look", "words"),
+    ("id", "sign", "words"),
     [
         ("Z1", "is-holds", "✓</i> holds"),
-        ("Z2", "is-condition", "◐</i> holds</b> if x &lt; 1: met in 2 of 4 real blocks"),
-        ("Z3", "is-refuted", "✗</i> refuted</b> <em>on 1 of 2 seeds</em>"),
+        ("Z2", "is-condition", "◐</i> holds under our condition</b>: x &lt; 1; met in 2 of 4 real blocks"),
+        ("Z3", "is-undecided", "?</i> undecided</b> <em>seeds disagree: 1 × refuted, 1 × holds</em>"),
         ("Z4", "is-unmeasured", "needs a GPU &lt;here&gt;"),
         ("Z5", "is-unmeasured", "RuntimeError: broken &lt;on purpose&gt;"),
         ("Z8", "is-refuted", "size: -inf"),
     ],
 )
-def test_a_row_says_its_verdict_in_words_and_by_a_mark(id: str, look: str, words: str, page: str) -> None:
+def test_a_row_says_its_verdict_in_words_and_by_a_mark(id: str, sign: str, words: str, page: str) -> None:
     row = re.search(rf'<details class="claim ([\w-]+)" id="{id}">(.*?)</summary>', page, re.DOTALL)
     assert row is not None
-    assert row[1] == look
+    assert row[1] == sign
     assert words in row[2]
 
 
@@ -121,17 +121,26 @@ def test_a_row_opens_to_what_was_measured(page: str) -> None:
         *(
             "A note &lt;b&gt;of&lt;/b&gt; 3.14.",
             "On a GPU: there is none.",
-            "def it_holds_sometimes(look: Look)",
+            "def it_holds_sometimes(setup: Setup)",
         ),
     ):
         assert words in body, words
     assert body.count("<svg") == 2
-    assert page.partition('id="Z3-open"')[2].count("Judged seed by seed") == 1
+    assert page.partition('id="Z3-open"')[2].count("Judged seed by seed; the seeds must agree") == 1
 
 
 def test_the_head_says_the_tally_the_command_and_the_seeds(page: str) -> None:
-    assert "6 claims: 1 holds, 1 holds under a condition, 2 are refuted, 2 are not measured" in page
-    for verdict in ("✓</i> holds 1", "◐</i> holds if … 1", "✗</i> refuted 2", "–</i> not measured 2"):
+    assert (
+        "6 claims: 1 holds, 1 holds under our condition, 1 is refuted, 1 is undecided, 2 are not measured"
+        in page
+    )
+    for verdict in (
+        "✓</i> holds 1",
+        "◐</i> under our condition 1",
+        "✗</i> refuted 1",
+        "?</i> undecided 1",
+        "–</i> not measured 2",
+    ):
         assert verdict in page
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from normscope.claims import CLAIMS, Look, put_to_test, quantisation
+from normscope.claims import CLAIMS, Setup, measure_claim, quantisation
 from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
 from normscope.claims.quantisation import FORMATS, MODEL, integers, outlier_ratio, planted
 from normscope.subjects import load
@@ -33,7 +33,7 @@ def test_planted_outliers_change_nothing_but_the_norms() -> None:
 
 def test_every_format_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantisation, "STEPS", 3)
-    found = put_to_test(CLAIMS["C31"], Look(seeds=(0,)))
+    found = measure_claim(CLAIMS["C31"], Setup(seeds=(0,)))
     assert found.error is None, found.evidence.notes
     assert found.judgement.cases == len(FORMATS)
     assert found.parts["outliers"].cases == len(FORMATS)

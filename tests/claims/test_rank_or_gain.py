@@ -2,11 +2,11 @@
 
 import pytest
 
-from normscope.claims import Look
+from normscope.claims import Setup
 from normscope.claims.rank_or_gain import INTERVENTIONS, Start, _suspects, start_of
 from normscope.claims.training import Outcome
 
-LOOK = Look(seeds=(0,))
+LOOK = Setup(seeds=(0,))
 ERASED = {
     "Post-LN, Xavier": (2, 2),
     "Post-LN with RMSNorm, Xavier": (1, 1),

@@ -29,7 +29,7 @@ def test_a_claim_says_where_it_is_said_and_what_is_asked(claim: Claim) -> None:
     assert all(source.text in TEXTS and source.where for source in claim.sources)
     assert any(source.words for source in claim.sources), "a phrase to find it by"
     assert claim.sentence.says.endswith(".")
-    assert claim.hypothesis
+    assert claim.asks
     assert claim.measure.__doc__
     assert claim.code.startswith("@claim(")
     assert all(part.says.endswith(".") for part in claim.parts.values())

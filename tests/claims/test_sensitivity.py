@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from normscope.claims import CLAIMS, Look, Verdict, curvature, put_to_test
+from normscope.claims import CLAIMS, Setup, Verdict, curvature, measure_claim
 from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
 from normscope.claims.curvature import condition, sharpness
 from normscope.claims.sensitivity import is_read_by_norm
@@ -26,7 +26,7 @@ def test_condition_of_a_model() -> None:
 
 def test_the_law_of_scale_needs_a_small_eps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curvature, "SCALES", (3.0,))
-    tested = put_to_test(CLAIMS["C9"], Look(seeds=(0,)))
+    tested = measure_claim(CLAIMS["C9"], Setup(seeds=(0,)))
     assert tested.judgement.verdict is Verdict.CONDITION
     assert tested.evidence.figure is not None
     assert tested.evidence.figure.value < 1e-12
@@ -34,7 +34,7 @@ def test_the_law_of_scale_needs_a_small_eps(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_who_cancels_a_doubled_map() -> None:
-    tested = put_to_test(CLAIMS["C12"], Look(seeds=(0,)))
+    tested = measure_claim(CLAIMS["C12"], Setup(seeds=(0,)))
     assert tested.judgement.verdict is Verdict.CONDITION
     held = {case.where for case in tested.evidence.cases if case.holds and not case.part}
     assert "res-post, down doubled" in held

@@ -2,13 +2,13 @@
 
 import pytest
 
-from normscope.claims import CLAIMS, Look, Verdict, put_to_test, sharded_norm
+from normscope.claims import CLAIMS, Setup, Verdict, measure_claim, sharded_norm
 from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
 
 
 def test_one_collective_forward_and_one_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharded_norm, "WORLDS", (2, 3))
-    found = put_to_test(CLAIMS["C23"], Look(seeds=(0,)))
+    found = measure_claim(CLAIMS["C23"], Setup(seeds=(0,)))
     assert found.error is None
     assert found.judgement.verdict is Verdict.CONDITION
     assert (found.judgement.met, found.judgement.cases) == (6, 8)
@@ -19,6 +19,6 @@ def test_one_collective_forward_and_one_backward(monkeypatch: pytest.MonkeyPatch
 
 def test_ranks_that_fail_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharded_norm, "PROGRAM", "normscope.no_such_program")
-    found = put_to_test(CLAIMS["C23"], Look(seeds=(0,)))
+    found = measure_claim(CLAIMS["C23"], Setup(seeds=(0,)))
     assert found.error is not None
     assert "no_such_program" in found.error

@@ -2,7 +2,7 @@
 
 import pytest
 
-from normscope.claims import CLAIMS, Look, Verdict, put_to_test, start_stream
+from normscope.claims import CLAIMS, Setup, Verdict, measure_claim, start_stream
 from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
 from normscope.claims.at_start import noise, slope, stack_of, stream_by_block, variance
 from normscope.claims.start_stream import holds_stream
@@ -24,8 +24,8 @@ def test_stream_of_several_streams() -> None:
 
 
 def test_stream_of_pre_ln_grows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start_stream, "train_changed", lambda look, config: {})
-    tested = put_to_test(CLAIMS["B6"], Look(seeds=(0,)))
+    monkeypatch.setattr(start_stream, "train_changed", lambda setup, config: {})
+    tested = measure_claim(CLAIMS["B6"], Setup(seeds=(0,)))
     assert tested.judgement.verdict is Verdict.HOLDS
     assert tested.parts["law"].verdict is Verdict.HOLDS
     assert tested.evidence.figure is not None
@@ -40,7 +40,7 @@ def test_who_holds_the_stream() -> None:
 
 def test_only_a_norm_on_the_stream_keeps_its_variance(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start_stream, "SCHEMES", {name: SCHEMES[name] for name in ("post", "pre", "peri")})
-    tested = put_to_test(CLAIMS["C8"], Look(seeds=(0,)))
+    tested = measure_claim(CLAIMS["C8"], Setup(seeds=(0,)))
     assert tested.judgement.verdict is Verdict.CONDITION
     assert tested.parts["hundred"].verdict is Verdict.CONDITION
     assert {case.where for case in tested.evidence.cases if case.met and not case.part} == {
@@ -49,7 +49,7 @@ def test_only_a_norm_on_the_stream_keeps_its_variance(monkeypatch: pytest.Monkey
 
 
 def test_either_root_keeps_the_variance_by_depth() -> None:
-    tested = put_to_test(CLAIMS["C15"], Look(seeds=(0,)))
+    tested = measure_claim(CLAIMS["C15"], Setup(seeds=(0,)))
     assert tested.judgement.verdict is Verdict.HOLDS
     assert tested.parts["one"].verdict is Verdict.REFUTED
     assert tested.parts["gradient"].verdict is Verdict.HOLDS

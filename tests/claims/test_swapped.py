@@ -2,7 +2,7 @@
 
 import pytest
 
-from normscope.claims import CLAIMS, Look, put_to_test, swapped
+from normscope.claims import CLAIMS, Setup, measure_claim, swapped
 from normscope.claims.swapped import Moved
 from normscope.claims.training import Recipe
 
@@ -10,7 +10,7 @@ from normscope.claims.training import Recipe
 def test_both_ways_are_measured(monkeypatch):
     monkeypatch.setattr(swapped, "FIRST", Recipe(scheme="post", depth=1, width=8, lr=1e-2, steps=30))
     monkeypatch.setattr(swapped, "AFTER", 3)
-    found = put_to_test(CLAIMS["C27"], Look(seeds=(0, 1)))
+    found = measure_claim(CLAIMS["C27"], Setup(seeds=(0, 1)))
     assert found.error is None, found.evidence.notes
     assert {case.part for case in found.evidence.cases} == {"", *CLAIMS["C27"].parts}
     assert {case.seed for case in found.evidence.cases} == {0, 1}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from planted_runs import Planted, planted
 
-from normscope.claims.look import Look
+from normscope.claims.setup import Setup
 from normscope.claims.training import (
     NEVER,
     Outcome,
@@ -102,10 +102,10 @@ def test_recipes_are_trained_once_a_seed_and_come_back_by_seed():
 
 def test_a_tiny_training_both_ways():
     """Models trained to be looked into lose what the same recipe loses."""
-    look = Look(seeds=(0, 1))
-    models = subjects(look, TINY)
+    setup = Setup(seeds=(0, 1))
+    models = subjects(setup, TINY)
     losses = train_models(models, TINY)
-    outcomes = trained(look, [TINY])[TINY]
-    for seed in look.seeds:
+    outcomes = trained(setup, [TINY])[TINY]
+    for seed in setup.seeds:
         assert losses[seed] == pytest.approx(list(outcomes[seed].losses), rel=1e-3)
         assert models[seed].loss().item() < losses[seed][0] - 1

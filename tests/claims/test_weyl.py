@@ -1,13 +1,13 @@
 """A10 and A12: the floor under I + A, and Table 1, on one seed."""
 
-from normscope.claims import CLAIMS, Look, Verdict, put_to_test, tested
+from normscope.claims import CLAIMS, Setup, Verdict, measure_claim, tested
 from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
 
-LOOK = Look(seeds=(0,))
+LOOK = Setup(seeds=(0,))
 
 
-def of(id: str) -> tested.Tested:
-    found = put_to_test(CLAIMS[id], LOOK)
+def of(id: str) -> tested.ClaimResult:
+    found = measure_claim(CLAIMS[id], LOOK)
     assert found.error is None
     return found
 

@@ -10,16 +10,32 @@ from pathlib import Path
 
 import pytest
 
-from normscope.claims import CLAIMS, Claim, Figure, Look, put_to_test
+from normscope.claims import CLAIMS, Claim, Figure, Setup, measure_claim
 from normscope.claims.markdown import SURPRISING, page_of_claims, rows_of_claims
-from normscope.claims.tested import Tested as Outcome
+from normscope.claims.result import ClaimResult as Outcome
 from normscope.claims.words import figure_words, in_full, number, table, tally, to_json, verdict_words
 
 ROOT = Path(__file__).parents[2]
 PAGE, README = ROOT / "docs" / "claims.md", ROOT / "README.md"
-TWO = Look(seeds=(0, 1))
+TWO = Setup(seeds=(0, 1))
 KEYS = {
-    *("id", "says", "hypothesis", "kind", "sources", "verdict", "figure", "condition", "seconds", "cached"),
+    *(
+        "id",
+        "says",
+        "says_zh",
+        "hypothesis",
+        "outside",
+        "smallest",
+        "effects",
+        "asks",
+        "kind",
+        "sources",
+        "verdict",
+        "figure",
+        "condition",
+        "seconds",
+        "cached",
+    ),
     *("long", "cases", "held", "counterexample", "stable", "verdict_by_seed", "parts", "plots", "notes"),
     *("unmeasured", "reason", "code", "digest", "kept_long"),
 }
@@ -27,7 +43,7 @@ KEYS = {
 
 @pytest.fixture
 def tested(odd: dict[str, Claim]) -> list[Outcome]:
-    return [put_to_test(odd[id], TWO) for id in ("Z1", "Z2", "Z3", "Z4", "Z5", "Z8")]
+    return [measure_claim(odd[id], TWO) for id in ("Z1", "Z2", "Z3", "Z4", "Z5", "Z8")]
 
 
 @pytest.mark.parametrize(
@@ -56,8 +72,8 @@ def test_a_verdict_says_its_condition_and_on_how_many_seeds(tested: list[Outcome
     said = [verdict_words(each.judgement, each.evidence.of) for each in tested]
     assert said == [
         "holds",
-        "holds if x < 1: met in 2 of 4 real blocks",
-        "refuted (on 1 of 2 seeds)",
+        "holds under our condition: x < 1; met in 2 of 4 real blocks",
+        "undecided (seeds disagree: 1 × refuted, 1 × holds)",
         "not measured",
         "not measured",
         "refuted",
@@ -69,8 +85,14 @@ def test_json_has_every_key_and_no_nan(tested: list[Outcome]) -> None:
         raise AssertionError(f"{name} is no JSON")
 
     given = json.loads(to_json(tested, TWO, "normscope claims", 1.0), parse_constant=refuse)
-    assert given["schema"] == "normscope.claims/1"
-    assert given["tally"] == {"holds": 1, "holds under a condition": 1, "refuted": 2, "not measured": 2}
+    assert given["schema"] == "normscope.claims/2"
+    assert given["tally"] == {
+        "holds": 1,
+        "holds under our condition": 1,
+        "refuted": 1,
+        "undecided": 1,
+        "not measured": 2,
+    }
     for each, claim in zip(tested, given["claims"], strict=True):
         assert claim.keys() == KEYS
         assert claim["id"] == each.claim.id
@@ -118,7 +140,7 @@ def test_the_table_of_a_terminal_keeps_brackets(tested: list[Outcome]) -> None:
 def test_the_tally_speaks_of_one_and_of_many(tested: list[Outcome]) -> None:
     assert tally([]) == "no claim was tested"
     assert tally(tested[:1]) == "1 claim: 1 holds"
-    assert tally(tested[2:3]) == "1 claim: 1 is refuted; 1 not the same on every seed"
+    assert tally(tested[2:3]) == "1 claim: 1 is undecided"
 
 
 def test_markdown_is_tables_that_nothing_breaks(tested: list[Outcome]) -> None:
@@ -127,7 +149,7 @@ def test_markdown_is_tables_that_nothing_breaks(tested: list[Outcome]) -> None:
     assert [re.match(r"\| \[(Z\d)\]", row)[1] for row in rows] == ["Z1", "Z2", "Z3", "Z4", "Z5", "Z8"]  # type: ignore[index]
     for row in rows:
         assert len(re.findall(r"(?<!\\)\|", row)) == 6
-    assert "**holds if** x &lt; 1: met in 2 of 4 real blocks" in page
+    assert "**holds under our condition**: x &lt; 1; met in 2 of 4 real blocks" in page
     assert "<script>" not in page
     assert "### Z4" in page
     assert "needs a GPU &lt;here>" in page
@@ -138,7 +160,7 @@ def test_markdown_is_tables_that_nothing_breaks(tested: list[Outcome]) -> None:
 def test_rows_of_the_readme_are_those_of_the_page(tested: list[Outcome]) -> None:
     page, rows = page_of_claims(tested, TWO, "", 1.0), rows_of_claims(tested)
     assert differing(rows, page) == {}
-    assert differing(rows.replace("**refuted**", "**holds**", 1), page) != {}
+    assert differing(rows.replace("**undecided**", "**holds**", 1), page) != {}
     assert differing(rows.replace("size: ", "size: 9", 1), page) != {}
 
 
@@ -182,9 +204,9 @@ def test_the_claim_of_contributing_is_a_claim(tmp_path: Path, monkeypatch: pytes
     monkeypatch.syspath_prepend(tmp_path)
     try:
         importlib.import_module(name)
-        tested = put_to_test(CLAIMS["C99"], TWO)
+        tested = measure_claim(CLAIMS["C99"], TWO)
     finally:
         CLAIMS.pop("C99", None)
     assert tested.error is None
     words = verdict_words(tested.judgement, tested.evidence.of)
-    assert words == "holds if the input's variance is at least 100 ε: met in 4 of 8 inputs"
+    assert words == "holds under our condition: the input's variance is at least 100 ε"

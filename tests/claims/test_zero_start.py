@@ -2,7 +2,7 @@
 
 import pytest
 
-from normscope.claims import CLAIMS, Look, Verdict, put_to_test, zero_start
+from normscope.claims import CLAIMS, Setup, Verdict, measure_claim, zero_start
 from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
 from normscope.claims.zero_start import increments, is_bare_sum
 
@@ -18,7 +18,7 @@ def test_increments() -> None:
 
 
 def test_zero_last_maps() -> None:
-    tested = put_to_test(CLAIMS["C14"], Look(seeds=(0,)))
+    tested = measure_claim(CLAIMS["C14"], Setup(seeds=(0,)))
     assert tested.error is None
     assert tested.judgement.verdict is Verdict.CONDITION
     moved = {case.where: case.value for case in tested.evidence.cases if not case.part}
@@ -35,7 +35,7 @@ def test_bare_sums() -> None:
 
 
 def test_zero_gains() -> None:
-    tested = put_to_test(CLAIMS["C19"], Look(seeds=(0,)))
+    tested = measure_claim(CLAIMS["C19"], Setup(seeds=(0,)))
     assert tested.error is None
     assert tested.judgement.verdict is Verdict.CONDITION
     assert tested.parts["learns"].verdict is Verdict.CONDITION

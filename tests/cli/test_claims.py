@@ -9,21 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from normscope.claims import Look, put_to_test, run_claims
+from normscope.claims import Setup, measure_claim, run_claims
 from normscope.claims.cache import Cache, default_folder
 from normscope.claims.registry import chosen
-from normscope.claims.tested import Tested as Outcome
+from normscope.claims.result import ClaimResult as Outcome
 from normscope.cli import claims as cli_claims
 from normscope.cli.main import run
 
-ONE = Look(seeds=(0,))
+ONE = Setup(seeds=(0,))
 FORMATS = ("text", "json", "html", "markdown")
 
 
 @pytest.fixture(scope="module")
 def tested() -> Outcome:
     """A1, with one seed."""
-    return put_to_test(chosen(["A1"])[0], ONE)
+    return measure_claim(chosen(["A1"])[0], ONE)
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_ctrl_c_shows_what_is_ready_and_exits_130(
     known: Outcome, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*args: object, **options: object) -> list[Outcome]:
-        options["on_tested"](known)  # type: ignore[operator]
+        options["on_ready"](known)  # type: ignore[operator]
         os.kill(os.getpid(), signal.SIGINT)
         raise AssertionError("not reached")
 
@@ -125,7 +125,7 @@ def test_a_claim_that_broke_exits_1(
     def broken(*args: object, **options: object) -> None:
         import dataclasses
 
-        options["on_tested"](dataclasses.replace(known, error="it broke"))  # type: ignore[operator]
+        options["on_ready"](dataclasses.replace(known, error="it broke"))  # type: ignore[operator]
 
     monkeypatch.setattr("normscope.claims.run_claims", broken)
     assert run(["claims", "A1"]) == 1
@@ -136,7 +136,7 @@ def test_a_cache_that_cannot_be_written_is_one_line_of_warning(
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr("normscope.claims.hand.Hand.test", lambda hand, claim: tested)
+    monkeypatch.setattr("normscope.claims.worker.Worker.measure", lambda worker, claim: tested)
     assert run(["claims", "A1", "--seeds", "1"]) == 0
     out, err = capsys.readouterr()
     assert "holds" in out
@@ -156,10 +156,10 @@ def test_what_is_known_needs_neither_matplotlib_nor_a_worker(tmp_path: Path) -> 
     """In a process of its own: this one has imported everything."""
     script = (
         "import sys\n"
-        "from normscope.claims import Look, chosen, put_to_test\n"
+        "from normscope.claims import Setup, chosen, measure_claim\n"
         "from normscope.claims.cache import Cache, default_folder\n"
-        "look = Look(seeds=(0,))\n"
-        "Cache(default_folder()).write(put_to_test(chosen(['A1'])[0], look), look)\n"
+        "setup = Setup(seeds=(0,))\n"
+        "Cache(default_folder()).write(measure_claim(chosen(['A1'])[0], setup), setup)\n"
         "from normscope.cli.main import run\n"
         "status = run(['claims', 'A1', '--seeds', '1', '--format', 'json'])\n"
         "heavy = {'matplotlib', 'jinja2', 'transformers', 'ray', 'sklearn'} & set(sys.modules)\n"

@@ -1,19 +1,20 @@
 """Testing: every claim of the five sources, put to the test.
 
 claims = chosen(["A", "B3"])                  # or chosen([]) for all
-tested = run_claims(claims, Look())           # each: verdict, figure, parts, plots, seconds
+tested = run_claims(claims, Setup())           # each: verdict, figure, parts, plots, seconds
 """
 
 from normscope.claims.claim import CLAIMS, Claim, Kind, Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
+from normscope.claims.evidence import Case, Evidence, Figure
 from normscope.claims.judge import Judgement, Verdict, judge
-from normscope.claims.look import SEEDS, Look
-from normscope.claims.put_to_test import NotMeasured, put_to_test
+from normscope.claims.measure import NotMeasured, measure_claim
+from normscope.claims.plots import Line, Plot
 from normscope.claims.registry import chosen, in_order
+from normscope.claims.result import ClaimResult
 from normscope.claims.run import run_claims
 from normscope.claims.runs import Runs
+from normscope.claims.setup import SEEDS, Setup
 from normscope.claims.sources import TEXTS, Source, Text
-from normscope.claims.tested import Tested
 
 __all__ = [
     "CLAIMS",
@@ -21,24 +22,24 @@ __all__ = [
     "TEXTS",
     "Case",
     "Claim",
+    "ClaimResult",
     "Evidence",
     "Figure",
     "Judgement",
     "Kind",
     "Line",
-    "Look",
     "NotMeasured",
     "Plot",
     "Runs",
     "Sentence",
+    "Setup",
     "Source",
-    "Tested",
     "Text",
     "Verdict",
     "chosen",
     "claim",
     "in_order",
     "judge",
-    "put_to_test",
+    "measure_claim",
     "run_claims",
 ]

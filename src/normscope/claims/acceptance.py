@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from normscope.anatomy import Anatomy, read_anatomy
 from normscope.claims.claim import Sentence, claim
 from normscope.claims.evidence import Case, Evidence, Figure
-from normscope.claims.look import Look
+from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
 from normscope.claims.training import RATE, Recipe, subjects
 from normscope.errors import UsageError
@@ -35,7 +35,7 @@ SOUND = tuple(name for name in SCHEMES if name != "plain")
     Source("004", "§7", "确保残差连接确实让梯度能够无损地回传至网络浅层"),
     Source("004", "§10", "确保残差连接路径的梯度导数接近 1.0"),
     says="A NaN check and a gradient check tell a broken Transformer from a sound one.",
-    hypothesis="`check` (one batch, no step) finds nothing of either kind in any scheme of 2 blocks, and "
+    asks="`check` (one batch, no step) finds nothing of either kind in any scheme of 2 blocks, and "
     "something in each planted fault: a NaN, an infinite weight, a branch that is zero and cannot learn, "
     "24 blocks without residuals",
     parts={
@@ -49,16 +49,16 @@ SOUND = tuple(name for name in SCHEMES if name != "plain")
         ),
     },
 )
-def acceptance(look: Look) -> Evidence:
+def acceptance(setup: Setup) -> Evidence:
     """Our `check` on every scheme and on planted faults; the mean derivative of blocks; two runs."""
     cases: list[Case] = []
-    for position, seed in enumerate(look.seeds):
+    for position, seed in enumerate(setup.seeds):
         # Every scheme is checked once: each seed has its share of them.
-        cases += [_sound(name, seed) for name in SOUND[position :: len(look.seeds)]]
+        cases += [_sound(name, seed) for name in SOUND[position :: len(setup.seeds)]]
         for fault in FAULTS:
             cases += _faulty(fault, seed)
         cases += _derivatives(seed)
-    cases += _runs(look)
+    cases += _runs(setup)
     return Evidence(
         cases=cases,
         figure=Figure.share("% of the models, sound and faulty, judged rightly", cases),
@@ -181,10 +181,10 @@ def _is_bare(anatomy: Anatomy) -> bool:
     )
 
 
-def _runs(look: Look) -> Iterator[Case]:
+def _runs(setup: Setup) -> Iterator[Case]:
     for recipe in RUNS:  # those of the claims on warm-up, so that they are trained once
-        starts, configs = subjects(look, recipe), [recipe.config(seed) for seed in look.seeds]
-        for seed, result in zip(look.seeds, look.train(configs), strict=True):
+        starts, configs = subjects(setup, recipe), [recipe.config(seed) for seed in setup.seeds]
+        for seed, result in zip(setup.seeds, setup.train(configs), strict=True):
             passed = not found_by_tests(starts[seed].model, seed)
             trains, last = result.verdict == "trains", result.losses[-1]
             said = "passes" if passed else "is refused"

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
-from normscope.claims.look import Look
+from normscope.claims.evidence import Case, Evidence, Figure
 from normscope.claims.norm_jacobian import distance
+from normscope.claims.plots import Line, Plot
+from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
 from normscope.nn import NORMS, Decoder, ModelConfig
 from normscope.nn.token_norms import BatchNorm
@@ -35,7 +36,7 @@ DISTURBED = 0.1
     Source("004", "§3.1", "极大，过小会导致统计不准"),
     Source("004", "§4.1", "适合Batch Size=1"),
     says="BatchNorm depends on the batch size; LayerNorm does not, and works for a batch of one.",
-    hypothesis="in batches of 1 to 256 a sample's output moves by at most 1e-12 with LayerNorm, and by more "
+    asks="in batches of 1 to 256 a sample's output moves by at most 1e-12 with LayerNorm, and by more "
     "than 1e-3 of itself with BatchNorm, of what it is in a batch of 512",
     parts={
         "root": Sentence(
@@ -47,11 +48,11 @@ DISTURBED = 0.1
         ),
     },
 )
-def batch_size(look: Look) -> Evidence:
+def batch_size(setup: Setup) -> Evidence:
     """One sample among others, against its output in a large batch; batches of vectors and of texts."""
     cases: list[Case] = []
     errors: dict[float, list[float]] = {}
-    for seed in look.seeds:
+    for seed in setup.seeds:
         by_size = _errors_by_size(seed)
         for size, error in by_size.items():
             errors.setdefault(size, []).append(error)
@@ -169,13 +170,13 @@ def _batch_of_one() -> str:
     Source("004", "§4.1", "训练/推理一致性"),
     Source("004", "§3.1", "推理阶段行为"),
     says="LayerNorm computes the same in training and in inference; BatchNorm does not.",
-    hypothesis="between train and eval mode the logits of a decoder without dropout change by nothing at all "
+    asks="between train and eval mode the logits of a decoder without dropout change by nothing at all "
     "with LayerNorm (and RMSNorm), and by more than 1 % with BatchNorm, whose averages have seen 0, 10 or "
     "100 batches",
 )
-def both_modes(look: Look) -> Evidence:
+def both_modes(setup: Setup) -> Evidence:
     """The same decoder on the same batch in both modes."""
-    cases = [case for seed in look.seeds for case in _mode_cases(seed)]
+    cases = [case for seed in setup.seeds for case in _mode_cases(seed)]
     points: dict[float, list[float]] = {}
     for case in cases:
         if case.where.startswith("batchnorm"):

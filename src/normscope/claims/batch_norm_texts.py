@@ -10,9 +10,10 @@ from torch import nn
 
 from normscope.claims.batch_norm import DISTURBED, EPS, ROUND_OFF, TEXT_TOKENS, WIDTH, normed, text_stream
 from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
-from normscope.claims.look import Look
+from normscope.claims.evidence import Case, Evidence, Figure
 from normscope.claims.norm_jacobian import distance
+from normscope.claims.plots import Line, Plot
+from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
 from normscope.nn import NORMS, Encoder, ModelConfig
 
@@ -23,14 +24,14 @@ from normscope.nn import NORMS, Encoder, ModelConfig
     Source("004", "§3.1", "填充（Padding）差异巨大"),
     Source("004", "§4.1", "弱 (通常需要Padding)"),
     says="Padding disturbs BatchNorm.",
-    hypothesis="the outputs of the real tokens of a text change by a tenth or more when the batch is "
+    asks="the outputs of the real tokens of a text change by a tenth or more when the batch is "
     "padded to 1.25 to 4 times its length",
     condition="the norm is not told which tokens are padding",
     parts={"ln": Sentence("Padding does nothing to LayerNorm (at most 1e-12, through an encoder).")},
 )
-def padding(look: Look) -> Evidence:
+def padding(setup: Setup) -> Evidence:
     """The same texts with more and less padding: torch's BatchNorm, ours with a mask, an encoder."""
-    cases = [case for seed in look.seeds for case in (*_padding_cases(seed), *_encoder_cases(seed))]
+    cases = [case for seed in setup.seeds for case in (*_padding_cases(seed), *_encoder_cases(seed))]
     claimed = [case for case in cases if not case.part]
     points: dict[str, dict[float, list[float]]] = {}
     for case in claimed:
@@ -87,13 +88,13 @@ def _encoder_cases(seed: int) -> Iterator[Case]:
     "C36",
     Source("004", "§3.3", "output_bn = bn(x.view(2, 512, 10)).view(2, 10, 512)"),
     says="The line printed for BatchNorm normalises each feature of [batch, sequence, features].",
-    hypothesis="its output is that of BatchNorm over the features (x transposed, not viewed) within 1e-6 of "
+    asks="its output is that of BatchNorm over the features (x transposed, not viewed) within 1e-6 of "
     "itself; features alike, features of different scale, positions of different scale",
     parts={"mean": Sentence("Each feature of its output has mean 0 over batch and positions (within 1e-6).")},
 )
-def viewed(look: Look) -> Evidence:
+def viewed(setup: Setup) -> Evidence:
     """The line as printed beside the transposed one, and what each of its channels is made of."""
-    cases = [case for seed in look.seeds for case in _view_cases(seed)]
+    cases = [case for seed in setup.seeds for case in _view_cases(seed)]
     features, positions = _mixed()
     return Evidence(
         cases=cases,

@@ -1,4 +1,4 @@
-"""`Cache`: tested claims kept by the code that tested them and the environment it ran in."""
+"""`Cache`: measured claims kept by the code that measured them and the environment it ran in."""
 
 import ast
 import fcntl
@@ -7,8 +7,8 @@ import hashlib
 import json
 import os
 import platform
+import re
 import sys
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,9 @@ import torch
 
 import normscope
 from normscope.claims.claim import CLAIMS, Claim
-from normscope.claims.look import Look
+from normscope.claims.result import ClaimResult
 from normscope.claims.runs import Runs
-from normscope.claims.tested import Tested
+from normscope.claims.setup import Setup
 from normscope.errors import describe
 from normscope.subjects.text import load_text
 from normscope.train.atomic import write_text
@@ -28,26 +28,17 @@ PACKAGE = Path(normscope.__file__).parent
 ELSEWHERE = ("cli", "bench", "report", "monitor")
 """Rooms that no figure of a claim depends on."""
 ROOM = Path(__file__).parent
-SHOWING = (
-    "words.py",
-    "page.py",
-    "draw.py",
-    "markdown.py",
-    "kept.py",
-    "run.py",
-    "worker.py",
-    "hand.py",
-)
+SHOWING = ("words.py", "page.py", "plots.py", "markdown.py", "kept.py", "run.py", "worker.py", "chinese.py")
 """Files of this room that only show or carry what was measured."""
 
 
 def default_folder() -> Path:
-    """Where tested claims are kept: `$XDG_CACHE_HOME/normscope/claims`, or the same under `~/.cache`."""
+    """Where results are kept: `$XDG_CACHE_HOME/normscope/claims`, or the same under `~/.cache`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "normscope" / "claims"
 
 
 class Cache:
-    """Tested claims in a folder, a file each, under a key of code and environment.
+    """Results in a folder, a file each, under a key of code and environment.
 
     Args:
         folder: made when first written to.
@@ -56,50 +47,45 @@ class Cache:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def read(self, claim: Claim, look: Look) -> Tested | None:
-        """The claim as it was tested before, None where it was not or where its file cannot be read."""
+    def read(self, claim: Claim, setup: Setup) -> ClaimResult | None:
+        """The claim's result of an earlier run, None where there is none or its file cannot be read."""
         try:
-            text = self._path(claim, look).read_text(encoding="utf-8")
-            return Tested.from_cache(claim, json.loads(text))
+            text = self._path(claim, setup).read_text(encoding="utf-8")
+            return ClaimResult.from_cache(claim, json.loads(text))
         except (OSError, ValueError, KeyError, TypeError):  # not there, half there, or another layout
             return None
 
-    def write(self, tested: Tested, look: Look) -> None:
-        """Keep it, unless it failed or could not be measured: then it is tried again.
+    def write(self, result: ClaimResult, setup: Setup) -> None:
+        """Keep it, unless it failed or could not be measured: then it is measured again.
 
         Raises:
             OSError: the disk is full or read-only.
         """
-        if tested.error is None and tested.evidence.cases:
+        if result.error is None and result.evidence.cases:
             self.folder.mkdir(parents=True, exist_ok=True)
             with (self.folder / ".lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # two commands may write the same claim
-                write_text(self._path(tested.claim, look), json.dumps(tested.to_cache()))
+                write_text(self._path(result.claim, setup), json.dumps(result.to_cache()))
 
-    def runs(self, look: Look) -> Runs:
+    def runs(self, setup: Setup) -> Runs:
         """Where trained runs are kept: those that the same code trained, on the same text."""
-        return Runs(self.folder / f"runs-{_digest([_training_code(), environment(), _text(look)])}")
+        return Runs(self.folder / f"runs-{_digest([_training_code(), environment(), _text(setup)])}")
 
     @property
     def refusal(self) -> str | None:
         """Why nothing can be kept here, None where it can."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_text(self.folder / f"try-{os.getpid()}", "")
-            (self.folder / f"try-{os.getpid()}").unlink()
+            trial = self.folder / f"try-{os.getpid()}"
+            write_text(trial, "")
+            trial.unlink()
         except OSError as error:
             return error.strerror or describe(error)
         return None
 
-    def _path(self, claim: Claim, look: Look) -> Path:
-        parts = [
-            _shared_code(),
-            own_code(claim),
-            environment(),
-            list(look.seeds),
-            look.long,
-            _text(look),
-        ]
+    def _path(self, claim: Claim, setup: Setup) -> Path:
+        code = [_shared_code(), own_code(claim)]
+        parts = [*code, environment(), list(setup.seeds), setup.long, _text(setup)]
         return self.folder / f"{claim.id}-{_digest(parts)}.json"
 
 
@@ -123,90 +109,63 @@ def _version(package: str) -> str:
 
 
 def own_code(claim: Claim) -> str:
-    """Digest of the module that measures `claim`, and of the claims' modules that it borrows from.
-
-    Comments, layout and docstrings do not count.
-    """
-    return _digest([[name, _meaning(_file(name))] for name in _borrowed(claim.measure.__module__)])
-
-
-@functools.cache
-def _borrowed(module: str) -> tuple[str, ...]:
-    """`module`, and all modules of claims that it imports, directly or not."""
-    own = {claim.measure.__module__ for claim in CLAIMS.values()}
-    found = {module}
-    waiting = [module]
+    """Digest of the module that measures `claim`, and of the claims' modules that it imports."""
+    own, found = _claim_files(), set[Path]()
+    waiting = [_file(claim)]
     while waiting:
-        new = (_imported(_file(waiting.pop())) & own) - found
-        found |= new
-        waiting += new
-    return tuple(sorted(found))
+        file = waiting.pop()
+        if file not in found and (file in own or not found):
+            found.add(file)
+            waiting += [ROOM / f"{name}.py" for name in _imports(file)]
+    return _code_digest(found)
 
 
-def _imported(file: Path) -> set[str]:
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-    return names
+def _imports(file: Path) -> list[str]:
+    return re.findall(r"^from normscope\.claims\.(\w+) import", _text_of(file), re.MULTILINE)
 
 
-@functools.cache
-def _meaning(file: Path) -> str:
-    """The syntax tree of a file, without docstrings."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list) and body and _is_text(body[0]):
-            del body[0]
-    return ast.dump(tree)
+def _claim_files() -> set[Path]:
+    """Files of this room that hold claims."""
+    return {_file(claim) for claim in CLAIMS.values()}
 
 
-def _is_text(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    )
+def _file(claim: Claim) -> Path:
+    return Path(str(sys.modules[claim.measure.__module__].__file__))
 
 
 @functools.cache
 def _shared_code() -> str:
-    """Of every file of the package that a figure can depend on, but the claims' own modules."""
-    own = {_file(claim.measure.__module__) for claim in CLAIMS.values()}
+    """Digest of every file of the package that a figure can depend on, but those that hold claims."""
     shown = {ROOM / name for name in SHOWING}
-    return _code_digest([path for path in _measuring() if path not in own | shown])
+    return _code_digest(set(_measuring()) - _claim_files() - shown)
 
 
 @functools.cache
 def _training_code() -> str:
-    """Of every file that a trained run can depend on: not those of the claims that ask for it."""
-    return _code_digest([path for path in _measuring() if path.parent != ROOM or path.name == "runs.py"])
+    """Digest of every file that a trained run can depend on: not those of the claims that ask for it."""
+    return _code_digest({path for path in _measuring() if path.parent != ROOM or path.name == "runs.py"})
 
 
 def _measuring() -> list[Path]:
-    files = sorted(PACKAGE.rglob("*.py"))
-    return [path for path in files if path.relative_to(PACKAGE).parts[0] not in ELSEWHERE]
+    return [path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] not in ELSEWHERE]
 
 
-def _code_digest(files: list[Path]) -> str:
-    return _digest([[str(path.relative_to(PACKAGE)), path.read_text(encoding="utf-8")] for path in files])
+def _code_digest(files: set[Path]) -> str:
+    """Digest of what the files say: comments and layout do not count."""
+    return _digest([[file.name, ast.dump(ast.parse(_text_of(file)))] for file in sorted(files)])
 
 
-def _file(module: str) -> Path:
-    return Path(str((sys.modules.get(module) or import_module(module)).__file__))
+def _text_of(file: Path) -> str:
+    return file.read_text(encoding="utf-8")
 
 
-def _text(look: Look) -> str | None:
-    return None if look.text is None else _text_digest(look.text)
+def _text(setup: Setup) -> str | None:
+    return None if setup.text is None else _text_digest(setup.text)
 
 
 @functools.cache
 def _text_digest(path: Path) -> str:
-    """Of all bytes of a text, a file or a folder."""
+    """Digest of all bytes of a text, a file or a folder."""
     text = load_text(path)
     digest = hashlib.sha256()
     for start in range(0, len(text), 2**20):

@@ -1,7 +1,6 @@
-"""`Claim`: what a source says, in a form that can be put to the test; `@claim` puts it into `CLAIMS`.
+"""`Claim`: what a source says, in a form that can be tested; `@claim` puts it into `CLAIMS`.
 
-A claim is one function. It measures and returns `Evidence`; the verdict is computed from that, by `judge`,
-and is written nowhere.
+A claim is one function. It measures and returns `Evidence`; `judge` computes the verdict from that.
 """
 
 import inspect
@@ -11,20 +10,21 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from normscope.claims.chinese import says_zh
 from normscope.claims.sources import Source
 
 if TYPE_CHECKING:
     from normscope.claims.evidence import Evidence
-    from normscope.claims.look import Look
+    from normscope.claims.setup import Setup
 
 
 class Kind(StrEnum):
     """What it takes to refute a sentence."""
 
     LAW = "law"
-    """Said of all cases: one that it is not true of refutes it."""
+    """Claimed for all cases: one counter-example refutes it."""
     TENDENCY = "tendency"
-    """Said of what mostly happens: each seed is judged alone, and most of them decide."""
+    """Claimed for what mostly happens: the seeds must agree, or the effect's interval must decide."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,18 @@ class Sentence:
 
     Attributes:
         says: in English, as plainly as the source has it.
-        condition: under which it is claimed, or under which it is found to hold; "" for none.
+        condition: one that we found and the text does not have; "" for none. It counts only where unused
+            seeds confirm it.
+        hypothesis: the text's own, a part of the sentence: cases outside it do not count. "" for none.
+        smallest: the smallest effect that counts. Where it is given, each case's value is the effect in the
+            sentence's favour, and a cell (the cases of one `where`) is judged by the 95 % interval of the
+            mean over seeds.
     """
 
     says: str
     condition: str = ""
+    hypothesis: str = ""
+    smallest: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +55,7 @@ class Claim:
         id: such as A7; its letter is the group.
         sources: where it is said.
         sentence: what is said.
-        hypothesis: what is measured, and what figure the sentence asks for.
+        asks: what is measured, and what figure the sentence asks for.
         kind: whether one counter-example refutes it.
         parts: sentences that belong to it and get verdicts of their own, by name.
         alone: whether nothing else may run beside it (it takes times or memory).
@@ -59,12 +66,12 @@ class Claim:
     id: str
     sources: tuple[Source, ...]
     sentence: Sentence
-    hypothesis: str
+    asks: str
     kind: Kind = Kind.LAW
     parts: Mapping[str, Sentence] = field(default_factory=lambda: MappingProxyType({}))
     alone: bool = False
     has_long: bool = False
-    measure: "Callable[[Look], Evidence]" = field(repr=False)
+    measure: "Callable[[Setup], Evidence]" = field(repr=False)
 
     @property
     def group(self) -> str:
@@ -75,6 +82,16 @@ class Claim:
     def number(self) -> int:
         """Within the group."""
         return int(self.id[1:])
+
+    @property
+    def says_zh(self) -> str:
+        """The sentence in Chinese, as the first source has it."""
+        return says_zh(self.id)
+
+    @property
+    def has_condition(self) -> bool:
+        """Whether a condition of ours has to be confirmed."""
+        return any(sentence.condition for sentence in (self.sentence, *self.parts.values()))
 
     @property
     def code(self) -> str:
@@ -95,23 +112,25 @@ def claim(
     id: str,
     *sources: Source,
     says: str,
-    hypothesis: str,
+    asks: str,
     condition: str = "",
+    hypothesis: str = "",
+    smallest: float | None = None,
     kind: Kind = Kind.LAW,
     parts: Mapping[str, Sentence] | None = None,
     alone: bool = False,
     has_long: bool = False,
-) -> "Callable[[Callable[[Look], Evidence]], Callable[[Look], Evidence]]":
-    """Make the function under it the claim `id`; see `Claim` for the rest."""
+) -> "Callable[[Callable[[Setup], Evidence]], Callable[[Setup], Evidence]]":
+    """Make the function under it the claim `id`; see `Claim` and `Sentence` for the rest."""
 
-    def enter(measure: "Callable[[Look], Evidence]") -> "Callable[[Look], Evidence]":
+    def enter(measure: "Callable[[Setup], Evidence]") -> "Callable[[Setup], Evidence]":
         assert id not in CLAIMS, f"two claims {id}"
         assert sources, f"claim {id} has no source"
         CLAIMS[id] = Claim(
             id=id,
             sources=sources,
-            sentence=Sentence(says, condition),
-            hypothesis=hypothesis,
+            sentence=Sentence(says, condition, hypothesis, smallest),
+            asks=asks,
             kind=kind,
             parts=MappingProxyType(dict(parts or {})),
             alone=alone,

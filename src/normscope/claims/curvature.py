@@ -12,10 +12,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normscope.claims.at_start import blocks_of, stream_by_block, variance
 from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
-from normscope.claims.look import Look
+from normscope.claims.evidence import Case, Evidence, Figure
 from normscope.claims.norm_jacobian import by_autograd, distance
+from normscope.claims.plots import Line, Plot
 from normscope.claims.sensitivity import BARE, NORMED
+from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
 from normscope.linalg import layer_norm_jacobian
 from normscope.nn import NORMS, Decoder, build, swap
@@ -35,7 +36,7 @@ TOKENS, VOCAB = 8, 16
     Source("004", "§6.3", "本质上是对损失函数曲率的一种**平滑**"),
     Source("004", "§6.4", "使得优化器面对的损失曲面更加平滑且各向同性"),
     says="LayerNorm's gradient is divided by the scale of its input: J(cz) = J(z)/c.",
-    hypothesis="the closed form at z over c, and our norm's Jacobian at cz, are within 1e-3 of what autograd "
+    asks="the closed form at z over c, and our norm's Jacobian at cz, are within 1e-3 of what autograd "
     "says of torch's norm at cz, c from 1e-3 to 1000, d = 4 … 256, ε = 0 and 1e-5; with norms the largest "
     "eigenvalue of the loss's Hessian and the condition number of its Gauss-Newton matrix (largest over "
     "median of those that can be nonzero) are below those of the same weights without norms: 4 blocks, "
@@ -52,10 +53,10 @@ TOKENS, VOCAB = 8, 16
         ),
     },
 )
-def gradient_by_scale(look: Look) -> Evidence:
+def gradient_by_scale(setup: Setup) -> Evidence:
     """The scale law against autograd; curvature of one set of weights with and without norms."""
-    cases = [case for seed in look.seeds for case in _scale_cases(seed)]
-    bowls = {seed: {scale: _bowls(scale, seed) for scale in SCALES} for seed in look.seeds}
+    cases = [case for seed in setup.seeds for case in _scale_cases(seed)]
+    bowls = {seed: {scale: _bowls(scale, seed) for scale in SCALES} for seed in setup.seeds}
     cases += [case for seed, found in bowls.items() for case in _bowl_cases(seed, found)]
     exact = [case for case in cases if not case.part and "ε = 0," in case.where]
     return Evidence(

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from normscope.claims.claim import Kind, Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
-from normscope.claims.look import Look
+from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.plots import Line, Plot
 from normscope.claims.real_blocks import (
     F64,
     INITS,
@@ -23,6 +23,7 @@ from normscope.claims.real_blocks import (
     sublayers,
     walk,
 )
+from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
 from normscope.linalg import product_log_singular_values, singular_values
 from normscope.nn import Context, ModelConfig, Where
@@ -76,7 +77,7 @@ TENFOLD = math.log(10)
     Source("004", "§6.2", "梯度就会呈指数级衰减"),
     says="Any one gradient factor above 1 makes a deep stack's gradient explode exponentially, any one "
     "below 1 makes it vanish.",
-    hypothesis="a stack of 64 blocks whose first layers' Jacobians have a singular value above 1 multiplies "
+    asks="a stack of 64 blocks whose first layers' Jacobians have a singular value above 1 multiplies "
     "the gradient by 10 or more, one with a singular value below 1 (but for the two that LN makes 0) "
     "divides it by 10 or more: Post-LN and Pre-LN, Xavier and N(0, 0.02²) weights, x_0 ~ N(0, 1); and 64 "
     "numbers that are 1 but for one",
@@ -90,11 +91,11 @@ TENFOLD = math.log(10)
         ),
     },
 )
-def explode_or_vanish(look: Look) -> Evidence:
+def explode_or_vanish(setup: Setup) -> Evidence:
     """Gain of the gradient by depth, beside the singular values of single layers."""
     cases: list[Case] = []
     curves: dict[str, list[list[float]]] = {}
-    for seed in look.seeds:
+    for seed in setup.seeds:
         gains: dict[tuple[str, str], float] = {}
         for scheme in ("post", "pre"):
             for init in ("xavier", "normal"):
@@ -109,7 +110,7 @@ def explode_or_vanish(look: Look) -> Evidence:
         cases=cases,
         figure=Figure(
             "ln ‖∂x_0‖/‖∂x_64‖, Post-LN, Xavier",
-            {s: _ratio(norms) for s, norms in zip(look.seeds, curves["post, Xavier"], strict=True)},
+            {s: _ratio(norms) for s, norms in zip(setup.seeds, curves["post, Xavier"], strict=True)},
         ),
         plots=[_gradient_plot("Gradient by depth at the start", curves)],
         of="stacks",
@@ -176,7 +177,7 @@ def _gradient_plot(title: str, curves: dict[str, list[list[float]]]) -> Plot:
     Source("004", "§6.2", "梯度至少能以 $1.0$ 的倍率无损地传回前层"),
     Source("001", "§3", "保证了梯度至少可以无损地传导一部分到前一层"),
     says="A residual connection's gradient factor I + J_F is at least 1.",
-    hypothesis="σ_min(I + J_F) ≥ 1 at one token: residuals without norm and Pre-LN's, attention and "
+    asks="σ_min(I + J_F) ≥ 1 at one token: residuals without norm and Pre-LN's, attention and "
     "feed-forward, four initialisations, d = 32, and F(x) = −x",
     parts={
         "gradient": Sentence("A loss's own gradient is no shorter below a Pre-LN layer than above it."),
@@ -185,16 +186,16 @@ def _gradient_plot(title: str, curves: dict[str, list[list[float]]]) -> Plot:
         ),
     },
 )
-def at_least_one(look: Look) -> Evidence:
+def at_least_one(setup: Setup) -> Evidence:
     """σ_min of residual layers, and what they do to a real gradient."""
-    cases = [case for seed in look.seeds for case in _residual_cases(seed)]
+    cases = [case for seed in setup.seeds for case in _residual_cases(seed)]
     own = [case for case in cases if not case.part]
     gradients = [case for case in cases if case.part == "gradient"]
     return Evidence(
         cases=cases,
         figure=Figure(
             "share of layers with σ_min(I + J_F) < 1, in %",
-            {s: 100 * _below([case for case in own if case.seed == s]) for s in look.seeds},
+            {s: 100 * _below([case for case in own if case.seed == s]) for s in setup.seeds},
         ),
         notes=[
             f"The median σ_min is {float(np.median([case.value for case in own])):.3g}.",
@@ -269,7 +270,7 @@ def _gradient_cases(seed: int) -> Iterator[Case]:
     says="At the start Post-LN's gradients decay exponentially from the top down.",
     condition="Xavier weights, and each block also has cross-attention to identical tokens",
     kind=Kind.TENDENCY,
-    hypothesis="from exit to entry of 64 blocks the stream's gradient falls tenfold or more, and ln of it "
+    asks="from exit to entry of 64 blocks the stream's gradient falls tenfold or more, and ln of it "
     "follows a straight line in l (R² ≥ 0.9): Post-LN with Xavier and N(0, 0.02²) weights, alone and with "
     "cross-attention to identical and to different tokens; d = 32",
     parts={
@@ -282,11 +283,11 @@ def _gradient_cases(seed: int) -> Iterator[Case]:
         ),
     },
 )
-def decay_with_depth(look: Look) -> Evidence:
+def decay_with_depth(setup: Setup) -> Evidence:
     """The stream's gradient through 64 blocks, each placement, with and without cross-attention."""
     cases: list[Case] = []
     curves: dict[str, list[list[float]]] = {}
-    for seed in look.seeds:
+    for seed in setup.seeds:
         for init in ("xavier", "normal"):
             for memory in MEMORIES:
                 name = f"Post-LN, {INITS[init]}{', ' + memory if memory else ''}"
@@ -309,7 +310,7 @@ def decay_with_depth(look: Look) -> Evidence:
         cases=cases,
         figure=Figure(
             "gradient's factor a block, Post-LN with cross-attention to identical tokens",
-            {s: math.exp(_ratio(norms) / DEPTH) for s, norms in zip(look.seeds, crossed, strict=True)},
+            {s: math.exp(_ratio(norms) / DEPTH) for s, norms in zip(setup.seeds, crossed, strict=True)},
         ),
         plots=[_gradient_plot("Gradient by depth at the start", curves)],
         notes=notes,

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
-from normscope.claims.look import Look
+from normscope.claims.evidence import Case, Evidence, Figure
 from normscope.claims.norm_jacobian import ROUND_OFF, distance
+from normscope.claims.plots import Line, Plot
 from normscope.claims.real_blocks import (
     F64,
     Sublayer,
@@ -29,6 +29,7 @@ from normscope.claims.real_blocks import (
     token_jacobians,
     walk,
 )
+from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
 from normscope.linalg import (
     product_log_lower_bound,
@@ -51,14 +52,14 @@ LINEAR = 1.5
     Source("000", "(39)–(41)"),
     says="A layer is g(x₀) + J δx up to o(‖δx‖).",
     condition="F has no kink at x₀",
-    hypothesis="the remainder's exponent in ‖δx‖ is at least 1.5 (a kink leaves 1, a smooth F gives 2), ‖δx‖ "
+    asks="the remainder's exponent in ‖δx‖ is at least 1.5 (a kink leaves 1, a smooth F gives 2), ‖δx‖ "
     "from 3e-3 to 3e-6, for Post-LN and Pre-LN feed-forwards with GELU and ReLU, at random x₀ and on a kink",
     parts={"chain": Sentence("(41): a stack's Jacobian is the product of its layers'.")},
 )
-def local_linearisation(look: Look) -> Evidence:
+def local_linearisation(setup: Setup) -> Evidence:
     """The remainder's exponent, and the product of layers against autograd of the stack."""
     cases, remainders = [], []
-    for seed in look.seeds:
+    for seed in setup.seeds:
         for scheme in ("post", "pre"):
             for activation in ("gelu", "relu"):
                 for kinked in (False, True) if activation == "relu" else (False,):
@@ -73,7 +74,7 @@ def local_linearisation(look: Look) -> Evidence:
         cases=cases,
         figure=Figure(
             "smallest exponent of the remainder, GELU",
-            {s: min(c.value for c in cases if c.seed == s and "gelu" in c.where) for s in look.seeds},
+            {s: min(c.value for c in cases if c.seed == s and "gelu" in c.where) for s in setup.seeds},
         ),
         plots=[_remainder_plot(remainders)],
         notes=[
@@ -167,16 +168,16 @@ Loose = dict[str, dict[float, dict[int, float]]]
     Source("000", "Remark 4.5", "无论网络深度如何堆叠"),
     says="The Jacobian of L layers of Pre-LN has σ_min ≥ Π σ_min(I + A) ≥ Π (1 − ‖A‖) > 0.",
     condition="‖A‖ < 1 in every layer",
-    hypothesis="both inequalities hold up to round-off and the bound is positive: 2, 16 and 128 layers (1, "
+    asks="both inequalities hold up to round-off and the bound is positive: 2, 16 and 128 layers (1, "
     "8, 64 blocks), d = 32, GPT-2, N(0, 0.02²) and Xavier weights; σ_min by a graded product of autograd's "
     "Jacobians",
 )
-def floor_of_a_stack(look: Look) -> Evidence:
+def floor_of_a_stack(setup: Setup) -> Evidence:
     """The bound against the measured σ_min, and by how many decades it is loose."""
     cases: list[Case] = []
     loose: Loose = {}
     lows: dict[str, dict[float, list[float]]] = {}
-    for seed in look.seeds:
+    for seed in setup.seeds:
         for name, (init, own) in FLOOR_STARTS.items():
             for depth in FLOOR_DEPTHS:
                 bound, middle, smallest, largest = _floors(init, own, depth, seed)
@@ -236,14 +237,14 @@ def _floors(init: str, own: bool, depth: int, seed: int) -> tuple[float, float, 
     "A22",
     Source("000", "(49)", "奇异值乘法性质保证"),
     says="The smallest singular value of a product of square matrices is at least the product of theirs.",
-    hypothesis="ln σ_min of a float64 SVD of the product is not under Σ ln σ_min of the factors by more "
+    asks="ln σ_min of a float64 SVD of the product is not under Σ ln σ_min of the factors by more "
     "than round-off (1e-8): 2, 5 and 20 factors that are orthogonal times a number, near the identity, "
     "triangular, or a matrix and its inverse in turns, d = 3 and 16",
 )
-def least_of_a_product(look: Look) -> Evidence:
+def least_of_a_product(setup: Setup) -> Evidence:
     """Dense singular values of products against the bound by those of the factors."""
     cases = []
-    for seed in look.seeds:
+    for seed in setup.seeds:
         for width in (3, 16):
             for count in (2, 5, 20):
                 for name, factors in _factor_lists(width, count, seed):
@@ -257,7 +258,7 @@ def least_of_a_product(look: Look) -> Evidence:
         cases=cases,
         figure=Figure(
             "smallest slack in ln σ_min",
-            {seed: min(case.value for case in cases if case.seed == seed) for seed in look.seeds},
+            {seed: min(case.value for case in cases if case.seed == seed) for seed in setup.seeds},
         ),
         of="products",
     )

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from normscope.claims.claim import Sentence, claim
 from normscope.claims.deep_jacobian import product, token
-from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
-from normscope.claims.look import Look
+from normscope.claims.evidence import Case, Evidence, Figure
 from normscope.claims.norm_jacobian import ROUND_OFF
+from normscope.claims.plots import Line, Plot
 from normscope.claims.real_blocks import INITS, Sublayer, at_last_token, jacobian, started, walk
+from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
 from normscope.linalg import left_kernel, numerical_rank, product_log_singular_values, singular_values
 from normscope.nn.norms import NoNorm
@@ -32,7 +33,7 @@ PRIMES = (2**61 - 1, 2**31 - 1)
     Source("000", "Theorem 6.3", "L 层 Post-LN 的 Jacobian"),
     Source("000", "(45)", "无论堆叠多少层, Post-LN 网络至少存在 2 个梯度被完全抹除的方向"),
     says="The Jacobian of L layers of Post-LN has rank at most d − 2, at any depth.",
-    hypothesis="rank ≤ 14 at d = 16 after 1, 4, 16, 64 and 256 layers, ε = 0: in exact arithmetic "
+    asks="rank ≤ 14 at d = 16 after 1, 4, 16, 64 and 256 layers, ε = 0: in exact arithmetic "
     "(modulo the primes 2⁶¹ − 1 and 2³¹ − 1, every float taken as the fraction that it is); and the "
     "product of autograd's Jacobians lets through no more than 1e-10 of the two gradients that the last LN "
     "erases; Xavier and N(0, 0.02²) weights",
@@ -44,12 +45,12 @@ PRIMES = (2**61 - 1, 2**31 - 1)
         ),
     },
 )
-def rank_at_any_depth(look: Look) -> Evidence:
+def rank_at_any_depth(setup: Setup) -> Evidence:
     """Exact ranks, float64's numerical ranks, and the range of log σ, by depth."""
     cases: list[Case] = []
     ranges: dict[str, dict[float, list[float]]] = {}
     ranks: dict[str, dict[float, list[float]]] = {}
-    for seed in look.seeds:
+    for seed in setup.seeds:
         for init in ("xavier", "normal"):
             for depth, found in _ranks(init, seed):
                 where = f"{INITS[init]}, {depth} layers"
@@ -61,7 +62,7 @@ def rank_at_any_depth(look: Look) -> Evidence:
         cases=cases,
         figure=Figure(
             f"log₁₀ σ₁/σ_(d−2) after {deepest} layers, Xavier",
-            dict(zip(look.seeds, ranges["Xavier"][deepest], strict=True)),
+            dict(zip(setup.seeds, ranges["Xavier"][deepest], strict=True)),
         ),
         plots=[
             _lines("Range of the singular values of Post-LN", "log₁₀ σ₁/σ_(d−2)", ranges, {"float64": 15.7}),
@@ -190,15 +191,15 @@ def _rank(matrix: list[list[int]], prime: int) -> int:
     Source("000", "§7", "避免了零空间的传播"),
     says="In a Pre-LN network, however deep, no direction of the gradient is erased.",
     condition="there is no final norm",
-    hypothesis="rank d of ∂(what the head reads)/∂(what enters the first block) at one token, d = 32, ε = 0, "
+    asks="rank d of ∂(what the head reads)/∂(what enters the first block) at one token, d = 32, ε = 0, "
     "1, 8 and 32 blocks; σ under 1e-13 σ₁ counts as erased: `pre` and `gpt2` as they are, with their final "
     "norm, and without it",
 )
-def pre_ln_with_its_final_norm(look: Look) -> Evidence:
+def pre_ln_with_its_final_norm(setup: Setup) -> Evidence:
     """Directions lost end to end, with and without the norm that Pre-LN ends in."""
     cases = [
         _end_to_end(scheme, final, depth, seed)
-        for seed in look.seeds
+        for seed in setup.seeds
         for scheme in ("pre", "gpt2")
         for final in (None, False)
         for depth in (1, 8, 32)
@@ -207,7 +208,7 @@ def pre_ln_with_its_final_norm(look: Look) -> Evidence:
         cases=cases,
         figure=Figure(
             "most directions erased a token",
-            {s: max(c.value for c in cases if c.seed == s) for s in look.seeds},
+            {s: max(c.value for c in cases if c.seed == s) for s in setup.seeds},
         ),
         of="stacks, half of them built without it",
     )

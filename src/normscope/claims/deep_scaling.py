@@ -22,8 +22,9 @@ from normscope.claims.at_start import (
     variance,
 )
 from normscope.claims.claim import Kind, Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
-from normscope.claims.look import Look
+from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.plots import Line, Plot
+from normscope.claims.setup import Setup
 from normscope.claims.short_runs import ShortRun, small, train_changed
 from normscope.claims.sources import Source
 from normscope.nn import build
@@ -44,7 +45,7 @@ SHORT_RUN, LONG_RUN = (12, 100), (32, 300)
     Source("004", "§5.3", "GPT-2和后来的GPT-3、DeepNet等模型纷纷转向了Pre-Norm架构"),
     Source("004", "§3.3", "在后来的深层模型（如 GPT-2, DeepNet）中，Pre-LN（先做 LN 再做残差相加）被证明"),
     says="DeepNet is a Pre-Norm model, and proves Pre-Norm superior.",
-    hypothesis="the anatomy reads every branch of DeepNorm as Pre-LN; what DeepNet bounds (its Theorem 4.2: "
+    asks="the anatomy reads every branch of DeepNorm as Pre-LN; what DeepNet bounds (its Theorem 4.2: "
     "the output's change by one small SGD step is the same at any depth, exponent in L within 0.15 of zero, "
     "L = 4 … 32) is bounded in Pre-LN; trained 100 steps at 12 blocks Pre-LN's loss is lower",
     kind=Kind.TENDENCY,
@@ -57,24 +58,24 @@ SHORT_RUN, LONG_RUN = (12, 100), (32, 300)
     },
     has_long=True,
 )
-def deep_net(look: Look) -> Evidence:
+def deep_net(setup: Setup) -> Evidence:
     """DeepNorm's placement as it is read; the exponent of an update; short runs of deep stacks."""
-    readings = {seed: {depth: _reading(depth, seed) for depth in READ} for seed in look.seeds}
+    readings = {seed: {depth: _reading(depth, seed) for depth in READ} for seed in setup.seeds}
     updates = {
-        seed: {name: _update_exponent(name, seed) for name in ("pre", "deepnorm")} for seed in look.seeds
+        seed: {name: _update_exponent(name, seed) for name in ("pre", "deepnorm")} for seed in setup.seeds
     }
-    depth, steps = LONG_RUN if look.long else SHORT_RUN
+    depth, steps = LONG_RUN if setup.long else SHORT_RUN
     runs = {
-        name: look.train([small(name, depth, steps=steps).replace(seed=seed) for seed in look.seeds])
+        name: setup.train([small(name, depth, steps=steps).replace(seed=seed) for seed in setup.seeds])
         for name in RIVALS
     }
     entropy = runs["pre"][0].unigram_entropy
-    ends = {seed: {name: _end(runs[name][k].losses) for name in RIVALS} for k, seed in enumerate(look.seeds)}
+    ends = {seed: {name: _end(runs[name][k].losses) for name in RIVALS} for k, seed in enumerate(setup.seeds)}
     cases = [case for seed, read in readings.items() for case in _reading_cases(seed, read)]
     cases += [case for seed, found in updates.items() for case in _update_cases(seed, found)]
     cases += [case for seed, found in ends.items() for case in _end_cases(seed, found, entropy, depth)]
     shares = {seed: 100 * _share_of_pre(read[READ[-1]]) for seed, read in readings.items()}
-    first = readings[look.seeds[0]][READ[-1]].blocks[0].branches[0]
+    first = readings[setup.seeds[0]][READ[-1]].blocks[0].branches[0]
     return Evidence(
         cases=cases,
         figure=Figure("branches of DeepNorm that are read as Pre-LN, in %", shares),
@@ -170,7 +171,7 @@ TRAINED, LONG_STEPS = 104, 100
     Source("004", "§8.4", "在极深层的网络（如100层以上）中，仅仅依靠残差连接有时仍不够稳定"),
     Source("004", "§8.4", "在残差相加时乘以一个缩放因子（如 $1/\\sqrt{N}$，其中N为层数）"),
     says="Beyond 100 layers a factor 1/√N on the branches helps.",
-    hypothesis="104 blocks of width 16, Xavier weights, AdamW at 3e-3: the mean loss of the first 10 "
+    asks="104 blocks of width 16, Xavier weights, AdamW at 3e-3: the mean loss of the first 10 "
     "steps is lower with the factor, in Pre-LN and without norms; at the start of 128 blocks the stream's "
     "variance stays within a factor e with it, and the gradients of first and last block within a factor 2",
     condition="there are no norms",
@@ -184,16 +185,16 @@ TRAINED, LONG_STEPS = 104, 100
     },
     has_long=True,
 )
-def residual_scaling(look: Look) -> Evidence:
+def residual_scaling(setup: Setup) -> Evidence:
     """The start of 128 blocks and a short training of 104, with and without the factor."""
     starts = {
         seed: {(name, on): _start(name, on, seed) for name in SCALED for on in (False, True)}
-        for seed in look.seeds
+        for seed in setup.seeds
     }
-    steps = LONG_STEPS if look.long else 10
+    steps = LONG_STEPS if setup.long else 10
     runs = {
         (name, on): train_changed(
-            look,
+            setup,
             small(name, TRAINED, steps=steps, width=16, init="xavier").replace(batch_size=2),
             scale_branches if on else lambda model: None,
         )
@@ -201,7 +202,7 @@ def residual_scaling(look: Look) -> Evidence:
         for on in (False, True)
     }
     cases = [case for seed, found in starts.items() for case in _start_cases(seed, found)]
-    cases += [case for seed in look.seeds for case in _trained_cases(seed, runs)]
+    cases += [case for seed in setup.seeds for case in _trained_cases(seed, runs)]
     bare, scaled = (
         statistics.median(found["pre", on][0] for found in starts.values()) for on in (False, True)
     )

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from normscope.claims.claim import Kind, Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
+from normscope.claims.evidence import Case, Evidence, Figure
 from normscope.claims.gradient_chain import log_gradients
-from normscope.claims.look import Look
+from normscope.claims.plots import Line, Plot
+from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
 from normscope.claims.training import (
     ABOVE,
@@ -51,7 +52,7 @@ CHAIN = {"plain": 100, "residual-no-norm": 20, "post": 100, "pre": 1000, "highwa
     Source("004", "§4.3 selection", "导致模型无法收敛"),
     Source("004", "§5.2.2", "早期的Transformer模型很少超过24层"),
     says="Beyond 10 to 20 layers Post-LN is very hard to train.",
-    hypothesis="Post-LN of 12 blocks, from Xavier weights (with and without warm-up, to 1e-3 or 3e-3) and "
+    asks="Post-LN of 12 blocks, from Xavier weights (with and without warm-up, to 1e-3 or 3e-3) and "
     "from N(0, 0.02²) (with warm-up), does not end 0.1 nats under the byte frequencies at a seed's best "
     "setting",
     condition="the weights are Xavier's",
@@ -62,12 +63,12 @@ CHAIN = {"plain": 100, "residual-no-norm": 20, "post": 100, "pre": 1000, "highwa
     },
     has_long=True,
 )
-def depth_of_post(look: Look) -> Evidence:
+def depth_of_post(setup: Setup) -> Evidence:
     """The best of each depth's settings, by placement and initialisation."""
-    settings = _settings(look.long)
-    outcomes = trained(look, [recipe for recipes in settings.values() for recipe in recipes])
+    settings = _settings(setup.long)
+    outcomes = trained(setup, [recipe for recipes in settings.values() for recipe in recipes])
     found = {
-        name: {seed: best({r: outcomes[r] for r in recipes}, seed) for seed in look.seeds}
+        name: {seed: best({r: outcomes[r] for r in recipes}, seed) for seed in setup.seeds}
         for name, recipes in settings.items()
     }
     cases = []
@@ -111,7 +112,7 @@ def depth_of_post(look: Look) -> Evidence:
             for (kind, depth), by_seed in found.items()
         ],
         unmeasured=[]
-        if look.long
+        if setup.long
         else [f"100 blocks: {THIN.steps} steps at d = {THIN.width} and not 300 at d = 32"],
         of="depths and seeds",
     )
@@ -147,7 +148,7 @@ def _settings(long: bool) -> dict[tuple[str, int], list[Recipe]]:
     Source("004", "§8.2", "从几十层到上百层甚至上千层"),
     Source("004", "§10", "训练超过100层甚至1000层的网络成为可能"),
     says="With residual connections stacks of 100 to 1000 layers train.",
-    hypothesis="at the start the gradient changes by no more than a factor of the number of blocks, through "
+    asks="at the start the gradient changes by no more than a factor of the number of blocks, through "
     "20 blocks with residuals and no norm, 100 of Post-LN and 1000 of Pre-LN; trained, 16 blocks of the "
     "first, 12 of Post-LN and 100 of Pre-LN end 0.1 nats under the byte frequencies",
     condition="the norm is before the branch (Pre-LN)",
@@ -159,11 +160,11 @@ def _settings(long: bool) -> dict[tuple[str, int], list[Recipe]]:
     },
     has_long=True,
 )
-def residuals_carry_depth(look: Look) -> Evidence:
+def residuals_carry_depth(setup: Setup) -> Evidence:
     """Gradients at the start through up to 1000 blocks, and short trainings."""
-    chains = {(name, seed): _chain(name, seed) for name in CHAIN for seed in look.seeds}
-    deep, plain = _trained_deep(look.long), ladder(PLAIN, (1e-3, 3e-3))
-    outcomes = trained(look, [*deep, *plain])
+    chains = {(name, seed): _chain(name, seed) for name in CHAIN for seed in setup.seeds}
+    deep, plain = _trained_deep(setup.long), ladder(PLAIN, (1e-3, 3e-3))
+    outcomes = trained(setup, [*deep, *plain])
     cases = [case for (name, seed), logs in chains.items() for case in _chain_cases(name, seed, logs)]
     for recipe in deep:
         for seed, outcome in outcomes[recipe].items():
@@ -171,7 +172,7 @@ def residuals_carry_depth(look: Look) -> Evidence:
             cases.append(
                 Case(seed=seed, where=str(recipe), value=outcome.excess, holds=outcome.trains, met=met)
             )
-    for seed in look.seeds:
+    for seed in setup.seeds:
         recipe, outcome = best({recipe: outcomes[recipe] for recipe in plain}, seed)
         cases.append(
             Case(seed=seed, where=str(recipe), value=outcome.excess, holds=outcome.trains, part="shallow")
@@ -180,14 +181,14 @@ def residuals_carry_depth(look: Look) -> Evidence:
         cases=cases,
         figure=Figure(
             "decades that a gradient loses through 20 blocks without residuals",
-            {seed: -chains["plain", seed][20] for seed in look.seeds},
+            {seed: -chains["plain", seed][20] for seed in setup.seeds},
         ),
-        plots=[_chain_plot({name: [chains[name, seed] for seed in look.seeds] for name in CHAIN})],
+        plots=[_chain_plot({name: [chains[name, seed] for seed in setup.seeds] for name in CHAIN})],
         notes=[
             f"Through {len(logs) - 1} blocks of {name} the gradient changes by {logs[-1]:+.2f} decades "
             f"(seed {seed})."
             for (name, seed), logs in chains.items()
-            if seed == look.seeds[0]
+            if seed == setup.seeds[0]
         ],
         of="stacks",
     )
@@ -257,7 +258,7 @@ class Gates:
     "C3",
     Source("004", "§8.2", "门控机制本身也面临着梯度消失的风险，且引入了额外的参数量"),
     says="In very deep Highway networks the gradient vanishes through the gates themselves.",
-    hypothesis="at the start the gradient through 100 blocks falls by more than three decades, with the "
+    asks="at the start the gradient through 100 blocks falls by more than three decades, with the "
     "gate's bias at -2 as built, where that of a residual stack with Pre-LN does not",
     kind=Kind.TENDENCY,
     parts={
@@ -266,17 +267,17 @@ class Gates:
         "parameters": Sentence("The gates cost parameters: more than 1 % of the blocks'."),
     },
 )
-def gates_vanish(look: Look) -> Evidence:
+def gates_vanish(setup: Setup) -> Evidence:
     """Gradient through 100 gated blocks, the gates before and after training, parameters."""
     cases = []
-    for seed in look.seeds:
+    for seed in setup.seeds:
         for name, part in (("highway", ""), ("pre", "residual")):
             lost = -log_gradients(name, CHAIN["highway"], CHAIN_WIDTH, seed)[-1]
             where = f"{name}, decades lost through {CHAIN['highway']} blocks"
             holds = lost > 3 if name == "highway" else abs(lost) < 1
             cases.append(Case(seed=seed, where=where, value=lost, holds=holds, part=part))
-    before, after, extra = _gates(look)
-    for seed in look.seeds:
+    before, after, extra = _gates(setup)
+    for seed in setup.seeds:
         fell = before[seed].mean - after[seed].mean
         where = f"mean of t from {before[seed].mean:.3f} to {after[seed].mean:.3f}"
         cases.append(Case(seed=seed, where=where, value=fell, holds=fell > 0, part="trained"))
@@ -295,9 +296,9 @@ def gates_vanish(look: Look) -> Evidence:
     )
 
 
-def _gates(look: Look) -> tuple[dict[int, Gates], dict[int, Gates], float]:
+def _gates(setup: Setup) -> tuple[dict[int, Gates], dict[int, Gates], float]:
     """The gates of each seed's model before and after training, and their share of a block's parameters."""
-    models = subjects(look, HIGHWAY)
+    models = subjects(setup, HIGHWAY)
     before = {seed: _look_at_gates(subject) for seed, subject in models.items()}
     train_models(models, HIGHWAY)
     after = {seed: _look_at_gates(subject) for seed, subject in models.items()}

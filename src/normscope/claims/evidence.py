@@ -1,31 +1,40 @@
-"""What a claim's function returns: cases, a figure, lines to draw, and what could not be measured."""
+"""What a claim's function returns: cases, a figure, plots, and what could not be measured."""
 
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+
+from normscope.claims.plots import Plot
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One place where a sentence was put to the test.
+    """One place where a sentence was tested.
 
     Attributes:
-        seed: what was drawn by it.
+        seed: the one that it was drawn by; None where nothing is random, so that it is counted once.
         where: the case, in words: "d = 64, ε = 1e-5".
-        value: the figure found there.
+        value: the figure found there; where the sentence has a smallest effect, the effect in its favour.
         holds: whether the sentence is true of it.
-        met: whether the sentence's condition is met there.
+        met: whether our condition is met there.
+        within: whether the text's own hypothesis is met; where it is not, the case does not count.
         part: which sentence, "" for the claim's own.
+        at: the case in figures, for code that reads them: {"width": 64}.
+        replica: which of the runs of a seed that differ in rounding alone.
+        fresh: whether it is from the seeds that confirm a condition; set by `measure_claim`.
     """
 
-    seed: int
+    seed: int | None
     where: str
     value: float
     holds: bool
     met: bool = True
+    within: bool = True
     part: str = ""
+    at: Mapping[str, float | str] = field(default_factory=dict)
+    replica: int = 0
+    fresh: bool = False
 
 
 @dataclass(frozen=True)
@@ -34,11 +43,11 @@ class Figure:
 
     Attributes:
         what: in words, with its unit: "largest relative error", "extra steps, in %".
-        by_seed: the figure of each seed.
+        by_seed: the figure of each seed; that of None is of all, since nothing in it is random.
     """
 
     what: str
-    by_seed: Mapping[int, float]
+    by_seed: Mapping[int, float] | Mapping[int | None, float]
 
     def __post_init__(self) -> None:
         assert self.by_seed, "a figure of no seed"
@@ -61,72 +70,20 @@ class Figure:
     @classmethod
     def largest(cls, what: str, cases: Iterable[Case], part: str = "") -> "Figure":
         """The largest value of the cases of each seed."""
-        by_seed: dict[int, float] = {}
+        by_seed: dict[int | None, float] = {}
         for case in cases:
-            if case.part == part:
+            if case.part == part and case.within:
                 by_seed[case.seed] = max(case.value, by_seed.get(case.seed, -math.inf))
         return cls(what, by_seed)
 
     @classmethod
     def share(cls, what: str, cases: Iterable[Case], part: str = "") -> "Figure":
         """Of the cases of each seed, how many in a hundred the sentence is true of."""
-        held: dict[int, list[bool]] = {}
+        held: dict[int | None, list[bool]] = {}
         for case in cases:
-            if case.part == part:
+            if case.part == part and case.within:
                 held.setdefault(case.seed, []).append(case.holds)
         return cls(what, {seed: 100 * sum(each) / len(each) for seed, each in held.items()})
-
-
-@dataclass(frozen=True)
-class Line:
-    """Points of a plot under one name.
-
-    Attributes:
-        name: for the key.
-        x, y: the points; what is not finite is left out when drawn.
-        low, high: the interval at each point, empty for none.
-        marks: whether to draw points alone.
-    """
-
-    name: str
-    x: Sequence[float]
-    y: Sequence[float]
-    low: Sequence[float] = ()
-    high: Sequence[float] = ()
-    marks: bool = False
-
-    @classmethod
-    def over_seeds(cls, name: str, points: Mapping[float, Sequence[float]], *, marks: bool = False) -> "Line":
-        """Median, smallest and largest of the values at each x."""
-        xs = sorted(points)
-        return cls(
-            name,
-            xs,
-            [statistics.median(points[x]) for x in xs],
-            [min(points[x]) for x in xs],
-            [max(points[x]) for x in xs],
-            marks,
-        )
-
-
-@dataclass(frozen=True)
-class Plot:
-    """A picture of what was measured.
-
-    Attributes:
-        title: what it shows.
-        x, y: the axes, with units.
-        lines: the data.
-        log: which axes are logarithmic: "", "x", "y" or "xy".
-        levels: horizontal lines to compare with, by name.
-    """
-
-    title: str
-    x: str
-    y: str
-    lines: Sequence[Line]
-    log: Literal["", "x", "y", "xy"] = ""
-    levels: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +96,8 @@ class Evidence:
         plots: pictures, the first beside the claim.
         notes: sentences with figures in them, none typed in that was not measured here.
         unmeasured: what could not be measured, and why.
-        of: of what the share of cases that meet the condition is taken, in words.
+        of: name of the population that the cases are ("real blocks"), so that "met in N of M" says something;
+            "" where they are only a list of ours.
         parts_of: the same for parts whose cases are something else, by name.
     """
 
@@ -148,7 +106,7 @@ class Evidence:
     plots: Sequence[Plot] = ()
     notes: Sequence[str] = ()
     unmeasured: Sequence[str] = ()
-    of: str = "cases"
+    of: str = ""
     parts_of: Mapping[str, str] = field(default_factory=dict)
 
     def population(self, part: str = "") -> str:

@@ -6,8 +6,9 @@ from dataclasses import replace
 import torch
 
 from normscope.claims.claim import Kind, Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure, Plot
-from normscope.claims.look import Look
+from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.plots import Plot
+from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
 from normscope.claims.training import ABOVE, LEVELS, STEP, Outcome, Recipe, curve, trained
 from normscope.claims.warmup import POST, PRE
@@ -35,7 +36,7 @@ FACTORS = ("rezero", "layerscale")
     Source("004", "§11.2", "**加权或门控残差连接**"),
     Source("004", "§11.2", "在训练初期保留更多原始信息"),
     says="A learnt factor or gate on the branch helps early in training.",
-    hypothesis="8 blocks (16 in the long form), AdamW 3e-3, no warm-up: after 100 steps the mean of 20 "
+    asks="8 blocks (16 in the long form), AdamW 3e-3, no warm-up: after 100 steps the mean of 20 "
     "losses is lower with the gate (ReZero, Highway; LayerScale, GTrXL) than in the same stack without (no "
     "norms; Pre-LN)",
     condition="it is a learnt factor (ReZero, LayerScale) and not a gate that reads its input",
@@ -49,17 +50,17 @@ FACTORS = ("rezero", "layerscale")
         "post": Sentence("Each of them is ahead of Post-LN after 100 steps."),
     },
 )
-def gates_help_early(look: Look) -> Evidence:
+def gates_help_early(setup: Setup) -> Evidence:
     """The loss after 100 steps, and what a block does to its input at the start."""
-    depth = DEEP if look.long else DEPTH
+    depth = DEEP if setup.long else DEPTH
     recipes = {name: replace(NO_NORM, scheme=name, depth=depth) for name in GATED}
     plain = {name: replace(recipe, depth=depth) for name, recipe in GATED.items()}
     post = replace(POST[1], depth=depth)
-    outcomes = trained(look, [*recipes.values(), *plain.values(), post])
+    outcomes = trained(setup, [*recipes.values(), *plain.values(), post])
     cases = []
     for name, recipe in recipes.items():
         ungated = plain[name]
-        for seed in look.seeds:
+        for seed in setup.seeds:
             ends = [after(outcomes[r][seed]) for r in (recipe, ungated, post)]
             met = name in FACTORS
             where = f"{name} {ends[0]:+.2f} nats, {ungated.scheme} {ends[1]:+.2f}"
@@ -84,7 +85,7 @@ def gates_help_early(look: Look) -> Evidence:
             )
     ahead = {
         seed: statistics.fmean(c.value for c in cases if c.seed == seed and not c.part and c.met)
-        for seed in look.seeds
+        for seed in setup.seeds
     }
     return Evidence(
         cases=cases,

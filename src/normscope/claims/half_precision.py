@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
-from normscope.claims.look import Look
+from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.plots import Line, Plot
+from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
 from normscope.nn import NORMS
 
@@ -97,7 +98,7 @@ def tokens(width: int, offset: float, dtype: torch.dtype, seed: int) -> Tensor:
     Source("004", "§10", "建议保持LN在FP32下进行计算"),
     Source("004", "§10", "对数值精度相对稳健"),
     says="In half precision LayerNorm needs float32 statistics.",
-    hypothesis="with two-pass statistics summed in half precision the output is off by more than 10 of its "
+    asks="with two-pass statistics summed in half precision the output is off by more than 10 of its "
     "own roundings, in float32 by at most 2: widths 64 to 4096, means of 0, 1 and 10 deviations",
     condition="the width is over 1/u (u the unit of rounding, where sums of ones stall), or the mean 10 σ",
     parts={
@@ -110,10 +111,10 @@ def tokens(width: int, offset: float, dtype: torch.dtype, seed: int) -> Tensor:
         ),
     },
 )
-def float32_statistics(look: Look) -> Evidence:
+def float32_statistics(setup: Setup) -> Evidence:
     """Three algorithms in both half precisions, and in float32 against the offset."""
-    cases = [case for seed in look.seeds for case in _statistics_cases(seed)]
-    points = _float32_errors(look)
+    cases = [case for seed in setup.seeds for case in _statistics_cases(seed)]
+    points = _float32_errors(setup)
     claimed = [case for case in cases if not case.part]
     at = max(OFFSETS_32)
     return Evidence(
@@ -134,7 +135,7 @@ def float32_statistics(look: Look) -> Evidence:
             f"In float32, at a mean of {at:g} deviations, the output is off by "
             + ", ".join(f"{statistics.median(each[at]):.2g} ({name})" for name, each in points.items())
             + ".",
-            *(_variance_note(name, look) for name in HALVES),
+            *(_variance_note(name, setup) for name in HALVES),
         ],
         of="inputs (2 precisions × 4 widths × 3 means)",
     )
@@ -164,11 +165,11 @@ def _statistics_cases(seed: int) -> Iterator[Case]:
                 yield Case(seed=seed, where=where, value=theirs, holds=theirs <= 2, part="robust")
 
 
-def _variance_note(name: str, look: Look) -> str:
+def _variance_note(name: str, setup: Setup) -> str:
     """What each algorithm makes of the variance itself, in one precision."""
     width, offset = 256, 10.0
     errors: dict[str, list[float]] = {method: [] for method in METHODS}
-    for seed in look.seeds:
+    for seed in setup.seeds:
         x_ND = tokens(width, offset, HALVES[name], seed)
         truth_N1 = x_ND.double().var(-1, correction=0, keepdim=True)
         for method, moments in METHODS.items():
@@ -180,10 +181,10 @@ def _variance_note(name: str, look: Look) -> str:
 OFFSETS_32 = (1.0, 10.0, 100.0, 1e3, 1e4)
 
 
-def _float32_errors(look: Look) -> dict[str, dict[float, list[float]]]:
+def _float32_errors(setup: Setup) -> dict[str, dict[float, list[float]]]:
     """Algorithm → offset → error of each seed, at width 256."""
     found: dict[str, dict[float, list[float]]] = {name: {} for name in (*METHODS, "torch")}
-    for seed in look.seeds:
+    for seed in setup.seeds:
         for offset in OFFSETS_32:
             x_ND = tokens(256, offset, torch.float32, seed)
             truth = exact_norm(x_ND)
@@ -219,7 +220,7 @@ def _half_plot(cases: list[Case]) -> Plot:
     Source("004", "§10", "务必设置合理的epsilon值（通常为1e-5）"),
     Source("004", "§4.3", "它在方差极小时防止分母为零"),
     says="Lowering ε from 1e-5 to 1e-6 protects LayerNorm from division by zero.",
-    hypothesis="on inputs of no or next to no variance (0 to 1e-6 of deviation), ε = 1e-6 gives a finite "
+    asks="on inputs of no or next to no variance (0 to 1e-6 of deviation), ε = 1e-6 gives a finite "
     "output and gradient where 1e-5 does not, or a smaller gradient; in float32, bfloat16 and float16",
     parts={
         "guard": Sentence(
@@ -229,9 +230,9 @@ def _half_plot(cases: list[Case]) -> Plot:
         "usual": Sentence("ε = 1e-5 does so in every precision."),
     },
 )
-def lower_eps(look: Look) -> Evidence:
+def lower_eps(setup: Setup) -> Evidence:
     """Output and gradient of nearly constant inputs under four ε, in three precisions."""
-    cases = [case for seed in look.seeds for case in (*_lowering_cases(seed), *_guard_cases(seed))]
+    cases = [case for seed in setup.seeds for case in (*_lowering_cases(seed), *_guard_cases(seed))]
     smallest = {name: torch.tensor(1e-8).to(dtype).item() for name, dtype in DTYPES.items()}
     return Evidence(
         cases=cases,

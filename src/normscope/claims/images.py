@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normscope.claims.claim import Kind, Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
-from normscope.claims.look import Look
-from normscope.claims.put_to_test import NotMeasured
+from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.measure import NotMeasured
+from normscope.claims.plots import Line, Plot
+from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
 from normscope.errors import UsageError
 from normscope.nn import ModelConfig, Output, Vision
@@ -98,17 +99,17 @@ Found = Mapping[tuple[str, str], Mapping[int, float]]
     Source("004", "§8.4", "LN能更好地处理Patch之间的关系"),
     Source("004", "§8.4", "**BatchNorm** 依然是首选"),
     says="LayerNorm suits a vision Transformer better than BatchNorm.",
-    hypothesis="the 1797 digits of 8 × 8 pixels, the last fifth kept: a ViT of 2 blocks with LayerNorm "
+    asks="the 1797 digits of 8 × 8 pixels, the last fifth kept: a ViT of 2 blocks with LayerNorm "
     "classifies more of them after 300 steps of 32 images than with BatchNorm, each at the better of two "
     "rates (3e-3 and 1e-2, falling as a cosine)",
     kind=Kind.TENDENCY,
     parts={"cnn": Sentence("BatchNorm suits a CNN better than LayerNorm.")},
 )
-def norms_of_images(look: Look) -> Evidence:
+def norms_of_images(setup: Setup) -> Evidence:
     """Accuracy on digits that were not trained on, both models with both norms."""
     images = _images()
-    found = {(kind, norm): _best(look, kind, norm, images) for kind in MODELS for norm in NORMS}
-    cases = [_case(found, kind, seed) for kind in MODELS for seed in look.seeds]
+    found = {(kind, norm): _best(setup, kind, norm, images) for kind in MODELS for norm in NORMS}
+    cases = [_case(found, kind, seed) for kind in MODELS for seed in setup.seeds]
     return Evidence(
         cases=cases,
         figure=Figure(
@@ -157,19 +158,19 @@ def _images() -> Images:
         raise NotMeasured("scikit-learn, which brings the images, is not installed") from error
 
 
-def _best(look: Look, kind: str, norm: str, images: Images) -> dict[int, float]:
+def _best(setup: Setup, kind: str, norm: str, images: Images) -> dict[int, float]:
     """The accuracy at the better of the settings tried, by seed."""
-    tried = [_accuracies(look, kind, norm, setting, images) for setting in TRIED[kind]]
-    return {seed: max(by_seed[seed] for by_seed in tried) for seed in look.seeds}
+    tried = [_accuracies(setup, kind, norm, setting, images) for setting in TRIED[kind]]
+    return {seed: max(by_seed[seed] for by_seed in tried) for seed in setup.seeds}
 
 
-def _accuracies(look: Look, kind: str, norm: str, setting: Setting, images: Images) -> dict[int, float]:
+def _accuracies(setup: Setup, kind: str, norm: str, setting: Setting, images: Images) -> dict[int, float]:
     """Share of the kept digits classified rightly after training, in eval mode, by seed."""
     trials = many_trials(
-        [_model(kind, norm, setting, seed) for seed in look.seeds],
-        [_batches(images, seed) for seed in look.seeds],
+        [_model(kind, norm, setting, seed) for seed in setup.seeds],
+        [_batches(images, seed) for seed in setup.seeds],
         _loss,
-        [TrialConfig(lr=setting.lr, steps=STEPS, seed=seed, schedule="cosine") for seed in look.seeds],
+        [TrialConfig(lr=setting.lr, steps=STEPS, seed=seed, schedule="cosine") for seed in setup.seeds],
     )
 
     def run(checkpoint: Callable[[], None]) -> None:
@@ -179,7 +180,7 @@ def _accuracies(look: Look, kind: str, norm: str, setting: Setting, images: Imag
 
     in_flushed_thread(run)
     accuracies = {}
-    for k, seed in enumerate(look.seeds):
+    for k, seed in enumerate(setup.seeds):
         model = _model(kind, norm, setting, seed)
         trials.export(k, model)
         accuracies[seed] = _accuracy(model.eval(), images)

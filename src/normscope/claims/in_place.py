@@ -13,8 +13,8 @@ from torch import Tensor
 from normscope.claims.allocations import kept_for_backward, peak_bytes
 from normscope.claims.claim import Sentence, claim
 from normscope.claims.evidence import Case, Evidence, Figure
-from normscope.claims.look import Look
 from normscope.claims.memory import less
+from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
 from normscope.nn import Block, ModelConfig, Where
 from normscope.nn.residual import Residual
@@ -44,7 +44,7 @@ ADDS: Mapping[str, Add] = MappingProxyType(
     "C30",
     Source("004", "§7", "建议使用原位加法操作"),
     says="Adding the branch in place, x += f(x), saves memory.",
-    hypothesis="real blocks with `x += f(x)` run, give the gradients of `x + f(x)`, and have a lower peak of "
+    asks="real blocks with `x += f(x)` run, give the gradients of `x + f(x)`, and have a lower peak of "
     "memory: Pre-LN, Post-LN and no norm; in training and in inference",
     condition="no gradients are asked for",
     parts={
@@ -53,12 +53,12 @@ ADDS: Mapping[str, Add] = MappingProxyType(
         "refuses": Sentence("Autograd refuses x += f(x) exactly where f keeps x for its backward pass."),
     },
 )
-def in_place_add(look: Look) -> Evidence:
+def in_place_add(setup: Setup) -> Evidence:
     """Peaks and gradients of three ways to add, and which branches autograd lets be added in place."""
-    cases = [case for seed in look.seeds for case in (*_block_cases(seed), *_refusals(seed))]
+    cases = [case for seed in setup.seeds for case in (*_block_cases(seed), *_refusals(seed))]
     trained = [case for case in cases if not case.part and not case.met]
     refused = sum(case.where.endswith("refused") for case in trained)
-    blocks = _blocks("pre", look.seeds[0])
+    blocks = _blocks("pre", setup.seeds[0])
     buffers = Ran(blocks, "x + f(x)", training=False).peak / (4 * _input().numel())
     allowed = [case.where.split(":")[0] for case in cases if case.part == "refuses" and case.value == 0]
     return Evidence(

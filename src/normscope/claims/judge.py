@@ -1,21 +1,52 @@
 """`judge`: from cases to a verdict. The only place where verdicts come from."""
 
-from collections import Counter
-from collections.abc import Sequence
+import math
+import statistics
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from normscope.claims.claim import Kind, Sentence
 from normscope.claims.evidence import Case
+
+CONFIDENCE = 0.95
+"""Of the interval of an effect's mean."""
 
 
 class Verdict(StrEnum):
     """What became of a sentence."""
 
     HOLDS = "holds"
-    CONDITION = "holds under a condition"
+    CONDITION = "holds under our condition"
     REFUTED = "refuted"
+    UNDECIDED = "undecided"
     NOT_MEASURED = "not measured"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effect:
+    """An effect in one cell: the cases of one `where`.
+
+    Attributes:
+        where: the cell, in words.
+        mean: over seeds, each of which counts once however many replicas it has.
+        low, high: the 95 % interval of the mean (Student's t over seeds).
+        seeds: how many.
+        met: whether the sentence's condition is met there.
+        fresh: whether it was measured on seeds unused when the condition was found.
+        holds: whether the interval lies at or above the smallest effect that counts (True), under it
+            (False), or on both sides (None).
+    """
+
+    where: str
+    mean: float
+    low: float
+    high: float
+    seeds: int
+    met: bool
+    fresh: bool
+    holds: bool | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +55,15 @@ class Judgement:
 
     Attributes:
         verdict: of all seeds together.
-        by_seed: of each seed alone.
-        cases, held: how many cases there are, and of how many the sentence is true.
+        by_seed: of each seed alone; empty where nothing was drawn by a seed, and for effects.
+        cases, held: how many cases there are, and for how many the sentence is true. Confirming cases on
+            fresh seeds are not in these numbers.
         met: in how many its condition is met.
-        condition: the sentence's, "" for none.
+        outside: how many cases were left out since they do not meet the text's own hypothesis.
+        condition, hypothesis: the sentence's, "" for none.
         counterexample: a case that meets the condition and that the sentence is not true of; where there is
             none, one that does not meet it.
+        effects: the intervals that decided, where the sentence has a smallest effect.
     """
 
     verdict: Verdict
@@ -37,8 +71,11 @@ class Judgement:
     cases: int
     held: int
     met: int
+    outside: int
     condition: str
+    hypothesis: str
     counterexample: Case | None
+    effects: tuple[Effect, ...] = ()
 
     @property
     def is_stable(self) -> bool:
@@ -46,42 +83,119 @@ class Judgement:
         return all(verdict is self.verdict for verdict in self.by_seed.values())
 
 
-def judge(sentence: Sentence, cases: Sequence[Case], kind: Kind = Kind.LAW) -> Judgement:
-    """What `cases` say about `sentence`.
+class _Unit(NamedTuple):
+    """What is judged as one: a case, a cell or a seed."""
 
-    A law is judged by all cases at once. A tendency is judged seed by seed, and has the verdict that most
-    seeds give; where two verdicts are given by as many, it has the less favourable one.
+    holds: bool | None
+    met: bool
+    fresh: bool
+
+
+def judge(sentence: Sentence, cases: Sequence[Case], kind: Kind = Kind.LAW) -> Judgement:
+    """Compute the verdict of `cases` on `sentence`.
+
+    Cases outside the text's own hypothesis do not count. A law is judged by all cases at once. A sentence
+    with a smallest effect is judged cell by cell, by intervals. Another tendency is judged seed by seed, and
+    is undecided where seeds disagree. A condition of ours saves a sentence only where fresh cases confirm it.
     """
-    by_seed = {
-        seed: _verdict(sentence, [case for case in cases if case.seed == seed])
-        for seed in sorted({case.seed for case in cases})
-    }
+    inside = [case for case in cases if case.within]
+    usual = [case for case in inside if not case.fresh]
+    cells: tuple[Effect, ...] = ()
+    by_seed: dict[int, Verdict] = {}
+    if sentence.smallest is not None:
+        cells = _effects(inside, sentence.smallest)
+        verdict = _verdict(sentence, [_Unit(cell.holds, cell.met, cell.fresh) for cell in cells])
+    else:
+        by_seed = _by_seed(sentence, inside)
+        verdict = _verdict(sentence, _units(inside))
+        if kind is Kind.TENDENCY and by_seed and verdict is not Verdict.NOT_MEASURED:
+            verdict = _agreed(list(by_seed.values()), verdict)
     return Judgement(
-        verdict=_verdict(sentence, cases) if kind is Kind.LAW or not by_seed else _most(by_seed),
-        by_seed=by_seed,
-        cases=len(cases),
-        held=sum(case.holds for case in cases),
-        met=sum(case.met for case in cases),
+        verdict=verdict,
+        by_seed={seed: each for seed, each in by_seed.items() if seed in {case.seed for case in usual}},
+        cases=len(usual),
+        held=sum(case.holds for case in usual),
+        met=sum(case.met for case in usual),
+        outside=sum(not case.within and not case.fresh for case in cases),
         condition=sentence.condition,
-        counterexample=_counterexample(cases),
+        hypothesis=sentence.hypothesis,
+        counterexample=_counterexample(inside),
+        effects=cells,
     )
 
 
-def _verdict(sentence: Sentence, cases: Sequence[Case]) -> Verdict:
-    if not cases:
+def _units(cases: Iterable[Case]) -> list[_Unit]:
+    return [_Unit(case.holds, case.met, case.fresh) for case in cases]
+
+
+def _verdict(sentence: Sentence, units: Sequence[_Unit], *, alone: bool = False) -> Verdict:
+    """The verdict of `units`; `alone` is one seed, whose condition nothing else has to confirm."""
+    if not any(alone or not unit.fresh for unit in units):
         return Verdict.NOT_MEASURED
-    if all(case.holds for case in cases):
+    if all(unit.holds is True for unit in units):
         return Verdict.HOLDS
-    met = [case for case in cases if case.met]
-    if sentence.condition and met and all(case.holds for case in met):
+    met = [unit for unit in units if unit.met]
+    confirmed = alone or {unit.fresh for unit in met} == {True, False}
+    if sentence.condition and met and confirmed and all(unit.holds is True for unit in met):
         return Verdict.CONDITION
-    return Verdict.REFUTED
+    return Verdict.REFUTED if any(unit.holds is False for unit in units) else Verdict.UNDECIDED
 
 
-def _most(by_seed: dict[int, Verdict]) -> Verdict:
-    counts = Counter(by_seed.values())
-    strictness = [Verdict.REFUTED, Verdict.CONDITION, Verdict.HOLDS, Verdict.NOT_MEASURED]
-    return max(strictness, key=lambda verdict: counts[verdict])  # the first of equals
+def _by_seed(sentence: Sentence, cases: Sequence[Case]) -> dict[int, Verdict]:
+    """The verdict of each seed alone; what no seed drew belongs to all of its form, usual or fresh."""
+    drawn = {case.seed: case.fresh for case in cases if case.seed is not None}
+    return {
+        seed: _verdict(
+            sentence,
+            _units(
+                case for case in cases if case.seed == seed or (case.seed is None and case.fresh == fresh)
+            ),
+            alone=True,
+        )
+        for seed, fresh in sorted(drawn.items())
+    }
+
+
+def _agreed(by_seed: Sequence[Verdict], together: Verdict) -> Verdict:
+    """The verdict of all cases together; undecided where some seeds refute the sentence and others do not."""
+    refuting = sum(verdict is Verdict.REFUTED for verdict in by_seed)
+    return together if refuting in (0, len(by_seed)) else Verdict.UNDECIDED
+
+
+def _effects(cases: Sequence[Case], smallest: float) -> tuple[Effect, ...]:
+    cells: dict[tuple[str, bool], list[Case]] = {}
+    for case in cases:
+        cells.setdefault((case.where, case.fresh), []).append(case)
+    return tuple(_effect(where, fresh, each, smallest) for (where, fresh), each in cells.items())
+
+
+def _effect(where: str, fresh: bool, cases: Sequence[Case], smallest: float) -> Effect:
+    by_seed: dict[int | None, list[float]] = {}
+    for case in cases:
+        by_seed.setdefault(case.seed, []).append(case.value)
+    low, mean, high = interval([statistics.fmean(values) for values in by_seed.values()])
+    return Effect(
+        where=where,
+        mean=mean,
+        low=low,
+        high=high,
+        seeds=len(by_seed),
+        met=all(case.met for case in cases),
+        fresh=fresh,
+        holds=True if low >= smallest else False if high < smallest else None,
+    )
+
+
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Low end, mean and high end of Student's 95 % interval of a mean; infinitely wide for one value."""
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return -math.inf, mean, math.inf
+    from scipy.stats import t
+
+    quantile = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1))
+    half = quantile * statistics.stdev(values) / math.sqrt(len(values))
+    return mean - half, mean, mean + half
 
 
 def _counterexample(cases: Sequence[Case]) -> Case | None:

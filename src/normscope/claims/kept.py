@@ -1,17 +1,20 @@
-"""Long results kept with the package: `long.json`, what `normscope claims --long --format json` wrote."""
+"""Long results kept in docs/claims-long.json: what `normscope claims --long --format json` wrote, no plots.
+
+The file is in the repository and not in the wheel: an installed package shows no long results.
+"""
 
 import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
+import normscope
 from normscope.claims.cache import own_code
 from normscope.claims.claim import Claim
-from normscope.claims.evidence import Line, Plot
 
-NAME = "long.json"
+PATH = Path(normscope.__file__).parents[2] / "docs" / "claims-long.json"
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,7 @@ class Kept:
     """The long result of a claim.
 
     Attributes:
-        result: as `Tested.to_dict` has it.
+        result: as `ClaimResult.to_dict` has it.
         command, date: what was typed, and when.
         machine: where, in words.
         is_current: whether it was measured by the claim's present code.
@@ -35,11 +38,6 @@ class Kept:
     def where(self) -> str:
         """`2026-11-21, AMD EPYC, 2 cores, torch 2.13.0: normscope claims --long`."""
         return f"{self.date}, {self.machine}: {self.command}"
-
-    @property
-    def plots(self) -> list[Plot]:
-        """What was drawn of it."""
-        return [_plot(plot) for plot in self.result.get("plots", ())]
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: the verdict, the figure, and where they are from."""
@@ -69,9 +67,8 @@ def kept_long(claim: Claim) -> Kept | None:
 
 @functools.cache
 def kept_document() -> Mapping[str, Any]:
-    """All of `long.json`, empty where it is not there."""
-    path = files("normscope.claims") / NAME
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    """All of the file, empty where it is not there."""
+    return json.loads(PATH.read_text(encoding="utf-8")) if PATH.is_file() else {}
 
 
 def machine_words(machine: Mapping[str, str]) -> str:
@@ -83,15 +80,3 @@ def machine_words(machine: Mapping[str, str]) -> str:
         f"torch {machine['torch'].partition('+')[0]}",
     ]
     return ", ".join(words + [machine["cuda"]] * (machine["cuda"] != "none"))
-
-
-def _plot(given: Mapping[str, Any]) -> Plot:
-    """As `Tested.to_dict` wrote it, where what is not finite is a string."""
-    lines = [_line(line) for line in given["lines"]]
-    levels = {name: float(level) for name, level in given["levels"].items()}
-    return Plot(given["title"], given["x"], given["y"], lines, given["log"], levels)
-
-
-def _line(given: Mapping[str, Any]) -> Line:
-    x, y, low, high = ([float(value) for value in given[name]] for name in ("x", "y", "low", "high"))
-    return Line(given["name"], x, y, low, high, given["marks"])

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
-from normscope.claims.look import Look
+from normscope.claims.evidence import Case, Evidence, Figure
 from normscope.claims.norm_jacobian import ROUND_OFF
 from normscope.claims.one_layer import NO_EPS, Layer, Map, by_autograd, layers, pulled_back
+from normscope.claims.plots import Line, Plot
+from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
 from normscope.linalg import numerical_rank, singular_values
 from normscope.nn import FeedForward, Residual, Where
@@ -30,16 +31,16 @@ SIZES = (0.5, 0.75, 0.9, 0.999, 1.0)
     Source("000", "Definition 4.2", "奇异值分解"),
     Source("000", "Remark 4.3", "被放大或缩小的比例正好为奇异值"),
     says="A small change of the input along the i-th right singular vector changes the output by σ_i.",
-    hypothesis="central differences of the layer along v_i are σ_i to 1e-6 of σ_1, for every i; read of "
+    asks="central differences of the layer along v_i are σ_i to 1e-6 of σ_1, for every i; read of "
     "gradients, the backward pass takes a gradient along v_i to one of length σ_i",
     parts={
         "gradient": Sentence("A gradient along v_i is scaled by σ_i.", "J is symmetric"),
         "left": Sentence("A gradient along the left singular vector u_i arrives along v_i, scaled by σ_i."),
     },
 )
-def singular_values_are_gains(look: Look) -> Evidence:
+def singular_values_are_gains(setup: Setup) -> Evidence:
     """Gains by finite differences, forward, and by the backward pass, against the SVD."""
-    cases = [case for seed in look.seeds for case in _gain_cases(seed)]
+    cases = [case for seed in setup.seeds for case in _gain_cases(seed)]
     return Evidence(
         cases=cases, figure=Figure.largest("largest error of a gain, in σ_1", cases), of="layers and norms"
     )
@@ -84,14 +85,14 @@ def _change(layer: Layer, direction: Tensor) -> Tensor:
     Source("000", "Remark 4.5", "最小奇异值不会归零"),
     says="σ_min(I + A) is not zero as long as ‖A‖ is at most 1.",
     condition="‖A‖ is strictly under 1",
-    hypothesis="σ_min(I + A) is above 1e-12 for every A with ‖A‖ ≤ 1: multiples of −I, projectors, drawn and "
+    asks="σ_min(I + A) is above 1e-12 for every A with ‖A‖ ≤ 1: multiples of −I, projectors, drawn and "
     "orthogonal matrices, and Pre-LN layers of our own with F(u) = −c·σ(x)·u, for which ‖A‖ = c",
 )
-def norm_of_one(look: Look) -> Evidence:
+def norm_of_one(setup: Setup) -> Evidence:
     """Smallest singular values at ‖A‖ = 1 and just under it."""
     cases: list[Case] = []
     points: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for seed in look.seeds:
+    for seed in setup.seeds:
         for name, size, matrix in _perturbations(seed):
             cases.append(_perturbation_case(seed, name, size, matrix))
             if len(matrix) == 64:
@@ -102,7 +103,7 @@ def norm_of_one(look: Look) -> Evidence:
         cases=cases,
         figure=Figure(
             "smallest σ_min at ‖A‖ = 1",
-            {seed: min(c.value for c in cases if c.seed == seed and not c.met) for seed in look.seeds},
+            {seed: min(c.value for c in cases if c.seed == seed and not c.met) for seed in setup.seeds},
         ),
         notes=[
             f"Strictly under 1 the smallest σ_min found is {min(case.value for case in under):.1e}.",
@@ -161,11 +162,11 @@ def _of_pre_layer(x: Tensor, size: float) -> Tensor:
     Source("000", "Theorem 3.2", "对任意 x 和任意可微子层 F"),
     says="A branch, attention or feed-forward, is a map of one token's state: F from ℝᵈ to ℝᵈ.",
     condition="the branch is feed-forward, or the sequence one token",
-    hypothesis="of ‖J_F‖² of a whole sequence at most 1e-12 lies outside the blocks ∂F_t/∂x_t",
+    asks="of ‖J_F‖² of a whole sequence at most 1e-12 lies outside the blocks ∂F_t/∂x_t",
 )
-def branch_of_one_token(look: Look) -> Evidence:
+def branch_of_one_token(setup: Setup) -> Evidence:
     """How much of a branch's Jacobian runs between tokens."""
-    cases = [case for seed in look.seeds for case in _mixing_cases(seed)]
+    cases = [case for seed in setup.seeds for case in _mixing_cases(seed)]
     return Evidence(
         cases=cases,
         figure=Figure.largest("largest share of ‖J_F‖² between tokens", cases),
@@ -195,12 +196,12 @@ def _mixing_cases(seed: int) -> Iterator[Case]:
     Source("000", "Theorem 3.2", "对任意 x 和任意可微子层 F"),
     says="For any x and any differentiable F the Jacobian of a Post-LN layer has a rank of at most d − 2.",
     condition="x + F(x) has a variance over 100 ε",
-    hypothesis="with ε = 1e-5, at most d − 2 singular values are above 1 % of the largest; F a constant that "
+    asks="with ε = 1e-5, at most d − 2 singular values are above 1 % of the largest; F a constant that "
     "takes the variance of x + F(x) from 1 down to 0, which LN's definition leaves out, not a program",
 )
-def any_input(look: Look) -> Evidence:
+def any_input(setup: Setup) -> Evidence:
     """Ranks where a branch cancels what varies in the stream."""
-    cases = [case for seed in look.seeds for case in _cancelling_cases(seed)]
+    cases = [case for seed in setup.seeds for case in _cancelling_cases(seed)]
     flat = [case for case in cases if "variance 0," in case.where]
     return Evidence(
         cases=cases,

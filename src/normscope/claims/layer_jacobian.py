@@ -10,7 +10,6 @@ from torch import Tensor
 
 from normscope.claims.claim import Sentence, claim
 from normscope.claims.evidence import Case, Evidence, Figure
-from normscope.claims.look import Look
 from normscope.claims.norm_jacobian import ROUND_OFF, distance
 from normscope.claims.one_layer import (
     Layer,
@@ -20,6 +19,7 @@ from normscope.claims.one_layer import (
     layers,
     norm_jacobians,
 )
+from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
 from normscope.linalg import numerical_rank, right_kernel, singular_values
 from normscope.nn import FeedForward, Residual, Where
@@ -33,17 +33,17 @@ RANK_TOLERANCE = 1e-9
     Source("000", "(20)–(21)"),
     Source("000", "Table 1"),
     says="The Jacobian of a Post-LN layer is J_LN(z)(I + J_F(x)) with z = x + F(x).",
-    hypothesis="it is at most 1e-10 of the matrix off autograd's of the layer: attention, causal or not, "
+    asks="it is at most 1e-10 of the matrix off autograd's of the layer: attention, causal or not, "
     "feed-forward, other F; d from 3 to 1024, whole sequences up to T·d = 1024, γ drawn",
 )
-def post_formula(look: Look) -> Evidence:
+def post_formula(setup: Setup) -> Evidence:
     """The product against autograd."""
 
     def formula(layer: Layer) -> Tensor:
         branch = by_autograd(layer.branch, layer.x)
         return norm_jacobians(layer, layer.joined) @ (identity(layer.x) + branch)
 
-    cases = [case for seed in look.seeds for case in _formula_cases("post", seed, formula)]
+    cases = [case for seed in setup.seeds for case in _formula_cases("post", seed, formula)]
     return Evidence(
         cases=cases, figure=Figure.largest("largest relative error of the formula", cases), of="layers"
     )
@@ -55,10 +55,10 @@ def post_formula(look: Look) -> Evidence:
     Source("000", "(30)"),
     Source("000", "Table 1"),
     says="The Jacobian of a Pre-LN layer is I + J_F(LN(x)) J_LN(x).",
-    hypothesis="it is at most 1e-10 of the matrix off autograd's of the layer, on the layers of A4 with the "
+    asks="it is at most 1e-10 of the matrix off autograd's of the layer, on the layers of A4 with the "
     "norm before the branch",
 )
-def pre_formula(look: Look) -> Evidence:
+def pre_formula(setup: Setup) -> Evidence:
     """The sum against autograd."""
 
     def formula(layer: Layer) -> Tensor:
@@ -66,7 +66,7 @@ def pre_formula(look: Look) -> Evidence:
             normed = layer.norm(layer.x)
         return identity(layer.x) + by_autograd(layer.branch, normed) @ norm_jacobians(layer, layer.x)
 
-    cases = [case for seed in look.seeds for case in _formula_cases("pre", seed, formula)]
+    cases = [case for seed in setup.seeds for case in _formula_cases("pre", seed, formula)]
     return Evidence(
         cases=cases, figure=Figure.largest("largest relative error of the formula", cases), of="layers"
     )
@@ -84,7 +84,7 @@ def _formula_cases(scheme: str, seed: int, formula: Callable[[Layer], Tensor]) -
     Source("000", "Corollary 3.5", "核空间至少有两个维度"),
     Source("000", "Table 1"),
     says="The Jacobian of a Post-LN layer has a rank of at most d − 2, a kernel of at least two dimensions.",
-    hypothesis="autograd's Jacobian has at least 2 singular values a token, 2T for a sequence of T, under "
+    asks="autograd's Jacobian has at least 2 singular values a token, 2T for a sequence of T, under "
     "1e-9 of the largest; F of every kind, F = 0, steep F, F with I + J_F singular",
     parts={
         "equality": Sentence(
@@ -93,10 +93,10 @@ def _formula_cases(scheme: str, seed: int, formula: Callable[[Layer], Tensor]) -
         "token": Sentence("The same of each token's own block ∂y_t/∂x_t of a sequence's Jacobian."),
     },
 )
-def post_rank(look: Look) -> Evidence:
+def post_rank(setup: Setup) -> Evidence:
     """Singular values of whole layers and of single tokens."""
-    cases = [case for seed in look.seeds for case in _rank_cases(seed)]
-    with_eps = {seed: _rank_with_eps(seed) for seed in look.seeds}
+    cases = [case for seed in setup.seeds for case in _rank_cases(seed)]
+    with_eps = {seed: _rank_with_eps(seed) for seed in setup.seeds}
     return Evidence(
         cases=cases,
         figure=Figure("fewest dimensions lost a token", _fewest(cases)),
@@ -109,7 +109,7 @@ def post_rank(look: Look) -> Evidence:
     )
 
 
-def _fewest(cases: list[Case]) -> dict[int, float]:
+def _fewest(cases: list[Case]) -> dict[int | None, float]:
     whole = [case for case in cases if not case.part]
     return {seed: min(case.value for case in whole if case.seed == seed) for seed in {c.seed for c in whole}}
 
@@ -155,12 +155,12 @@ def _rank_with_eps(seed: int) -> tuple[int, float]:
     Source("000", "Theorem 3.6", "Post-LN 的梯度消失方向"),
     Source("000", "(27)–(29)"),
     says="For a Post-LN layer J w = 0 if and only if (I + J_F) w lies in span{1, ẑ}.",
-    hypothesis="for each w either both are under 1e-7 of what they could be or neither is: w from the kernel "
+    asks="for each w either both are under 1e-7 of what they could be or neither is: w from the kernel "
     "of autograd's J, w with (I + J_F) w in the span, drawn w; F of every kind, I + J_F singular too",
 )
-def post_kernel(look: Look) -> Evidence:
+def post_kernel(setup: Setup) -> Evidence:
     """Both directions, and directions that neither side says it of."""
-    cases = [case for seed in look.seeds for case in _kernel_cases(seed)]
+    cases = [case for seed in setup.seeds for case in _kernel_cases(seed)]
     zero = [case for case in cases if "drawn" not in case.where]
     return Evidence(
         cases=cases,

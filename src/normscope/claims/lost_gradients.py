@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from normscope.claims.claim import Kind, Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
-from normscope.claims.look import Look
+from normscope.claims.evidence import Case, Evidence, Figure
 from normscope.claims.norm_jacobian import ROUND_OFF
 from normscope.claims.one_layer import by_autograd, degenerate_layers, layers, pulled_back
+from normscope.claims.plots import Line, Plot
+from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
 from normscope.linalg import left_kernel, left_kernel_share
 from normscope.train import RunConfig
@@ -41,10 +42,10 @@ class Crossing:
     variance: float
 
 
-def crossings(scheme: str, start: str, depth: int, width: int, seed: int, look: Look) -> list[Crossing]:
+def crossings(scheme: str, start: str, depth: int, width: int, seed: int, setup: Setup) -> list[Crossing]:
     """At every norm that the stream passes, from the first to the last, of a model at its start, on text."""
     model = f"nn:decoder,scheme={scheme},init={start},depth={depth},width={width},heads=2"
-    text = None if look.text is None else str(look.text)
+    text = None if setup.text is None else str(setup.text)
     config = RunConfig.from_dict(
         {"model": model, "seed": seed, "validation": 0.0, "text": text, "seq_len": 32}
     )
@@ -84,7 +85,7 @@ def _crossing(norm: nn.LayerNorm, z: Tensor, gradient: Tensor) -> Crossing:
     says="At each norm of a Post-LN stack, what a gradient has in the two blind directions is filtered out "
     "completely.",
     condition="every token's variance is over 1000 ε",
-    hypothesis="of that part of the real gradient, P g with P onto the left kernel γ⁻¹ ⊙ span{1, ẑ}, "
+    asks="of that part of the real gradient, P g with P onto the left kernel γ⁻¹ ⊙ span{1, ẑ}, "
     "at most 1e-3 gets through by autograd; and, for vanishing, the norms together take at least half "
     "of the energy: Π (1 − share) ≤ ½. For a gradient without a preferred direction the share is 2/d",
     parts={
@@ -94,13 +95,13 @@ def _crossing(norm: nn.LayerNorm, z: Tensor, gradient: Tensor) -> Crossing:
         )
     },
 )
-def erased_at_each_norm(look: Look) -> Evidence:
+def erased_at_each_norm(setup: Setup) -> Evidence:
     """Shares of real gradients, norm by norm, in models at their start; Pre-LN's final norm beside them."""
     cases: list[Case] = []
     points: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     shares: dict[int, list[float]] = defaultdict(list)
-    for seed, start, depth, width in product(look.seeds, STARTS, DEPTHS, WIDTHS):
-        found = crossings("post", start, depth, width, seed, look)
+    for seed, start, depth, width in product(setup.seeds, STARTS, DEPTHS, WIDTHS):
+        found = crossings("post", start, depth, width, seed, setup)
         where = f"{start} weights, {depth} blocks, d = {width}"
         cases += _crossing_cases(seed, where, found)
         kept = math.prod(1 - crossing.share for crossing in found)
@@ -110,7 +111,7 @@ def erased_at_each_norm(look: Look) -> Evidence:
         )
         shares[seed] += [crossing.share * width / 2 for crossing in found]
         points[f"{start}, d = {width}"][depth].append(1 - kept)
-    final = [crossings("pre", "xavier", 6, 32, seed, look)[-1].share for seed in look.seeds]
+    final = [crossings("pre", "xavier", 6, 32, seed, setup)[-1].share for seed in setup.seeds]
     ordered = sorted(share for each in shares.values() for share in each)
     return Evidence(
         cases=cases,
@@ -156,17 +157,17 @@ def _lost_plot(points: dict[str, dict[float, list[float]]]) -> Plot:
     Source("000", "Remark 3.7", "这一结构性缺陷在多层堆叠时会持续存在"),
     Source("000", "Theorem 6.3", "无论堆叠多少层"),
     says="The defect persists in a stack: norm after norm takes two directions from the gradient.",
-    hypothesis="below the last norm, the median share that a norm erases of a real gradient is at least half "
+    asks="below the last norm, the median share that a norm erases of a real gradient is at least half "
     "of 2/d, which a gradient without a preferred direction loses to two; 12 blocks, at the start",
     kind=Kind.TENDENCY,
 )
-def erased_again(look: Look) -> Evidence:
+def erased_again(setup: Setup) -> Evidence:
     """Shares by the place of the norm; beside them a stack whose branches are zero."""
     cases: list[Case] = []
     points: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     last: list[float] = []
-    for seed, start, width in product(look.seeds, STARTS, WIDTHS):
-        shares = [each.share * width / 2 for each in crossings("post", start, 12, width, seed, look)]
+    for seed, start, width in product(setup.seeds, STARTS, WIDTHS):
+        shares = [each.share * width / 2 for each in crossings("post", start, 12, width, seed, setup)]
         middle = statistics.median(shares[:-1])
         where = f"{start} weights, 12 blocks, d = {width}"
         cases.append(Case(seed=seed, where=where, value=middle, holds=middle >= 0.5))
@@ -174,9 +175,9 @@ def erased_again(look: Look) -> Evidence:
         for index, share in enumerate(shares):
             points[f"{start}, d = {width}"][index + 1].append(share)
     by_seed = {
-        seed: statistics.median(case.value for case in cases if case.seed == seed) for seed in look.seeds
+        seed: statistics.median(case.value for case in cases if case.seed == seed) for seed in setup.seeds
     }
-    zero = max(_share_without_branches(seed) for seed in look.seeds)
+    zero = max(_share_without_branches(seed) for seed in setup.seeds)
     return Evidence(
         cases=cases,
         figure=Figure("median share erased at a norm below the last, in units of 2/d", by_seed),
@@ -216,7 +217,7 @@ def _share_without_branches(seed: int) -> float:
     Source("000", "Abstract", "某些方向的梯度被完全抹除"),
     says="A gradient along a direction v with J v = 0 does not get through a Post-LN layer.",
     condition="J is symmetric",
-    hypothesis="v is put into the backward pass at the layer's output; 1e-7 of ‖J‖ at most comes out",
+    asks="v is put into the backward pass at the layer's output; 1e-7 of ‖J‖ at most comes out",
     parts={
         "left": Sentence(
             "A gradient along u with uᵀJ = 0 does not get through: u in γ⁻¹ ⊙ span{1, ẑ}, for any F."
@@ -226,9 +227,9 @@ def _share_without_branches(seed: int) -> float:
         ),
     },
 )
-def right_and_left(look: Look) -> Evidence:
+def right_and_left(setup: Setup) -> Evidence:
     """Right kernel against left kernel, by the backward pass itself."""
-    cases = [case for seed in look.seeds for case in _side_cases(seed)]
+    cases = [case for seed in setup.seeds for case in _side_cases(seed)]
     return Evidence(
         cases=cases,
         figure=Figure.largest("largest share of ‖J‖ that gets through along v", cases),

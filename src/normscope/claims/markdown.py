@@ -1,4 +1,4 @@
-"""Tested claims as Markdown: docs/claims.md, and the rows of the README."""
+"""ClaimResult claims as Markdown: docs/claims.md, and the rows of the README."""
 
 import datetime
 from collections.abc import Iterator, Sequence
@@ -6,11 +6,12 @@ from importlib.resources import files
 
 from normscope.claims.judge import Judgement, Verdict
 from normscope.claims.kept import kept_long, machine_words
-from normscope.claims.look import Look
+from normscope.claims.result import ClaimResult
+from normscope.claims.setup import Setup
 from normscope.claims.sources import TEXTS, Source
-from normscope.claims.tested import Tested
 from normscope.claims.words import (
     counter_words,
+    effects_words,
     figure_words,
     kept_words,
     machine,
@@ -23,14 +24,14 @@ SURPRISING = ("A3", "A11", "A16", "B4", "B12", "B17", "C1", "C7", "C25", "C26")
 """The rows of the README's table."""
 
 
-def page_of_claims(tested: Sequence[Tested], look: Look, command: str, seconds: float) -> str:
+def page_of_claims(tested: Sequence[ClaimResult], setup: Setup, command: str, seconds: float) -> str:
     """docs/claims.md: how claims are judged, a table a text, then a section a claim."""
     date = datetime.date.today().isoformat()
-    seeds = ", ".join(map(str, look.seeds))
+    seeds = ", ".join(map(str, setup.seeds))
     parts = [
         _template("head.md"),
         f"**{tally(tested)}.** Measured {date} on {machine_words(machine())}, seeds {seeds}, by `{command}`; "
-        f"trained on {text_words(look)}; {_seconds(tested, seconds)}.\n",
+        f"trained on {text_words(setup)}; {_seconds(tested, seconds)}.\n",
         *_tables(tested),
         "## What was measured\n",
         *(_entry(each) for each in tested),
@@ -39,7 +40,7 @@ def page_of_claims(tested: Sequence[Tested], look: Look, command: str, seconds: 
     return "\n".join(parts)
 
 
-def rows_of_claims(tested: Sequence[Tested]) -> str:
+def rows_of_claims(tested: Sequence[ClaimResult]) -> str:
     """A table of `tested`, as the README has it."""
     rows = [_row(each, "docs/claims.md") for each in tested]
     return "\n".join(["| | what is said | verdict | figure |", "|---|---|---|---|", *rows]) + "\n"
@@ -49,17 +50,17 @@ def _template(name: str) -> str:
     return (files("normscope.claims") / "templates" / name).read_text(encoding="utf-8")
 
 
-def first_text(tested: Tested) -> str:
+def first_text(tested: ClaimResult) -> str:
     """The number of the text under which a claim stands."""
     return tested.claim.sources[0].text
 
 
-def _seconds(tested: Sequence[Tested], seconds: float) -> str:
+def _seconds(tested: Sequence[ClaimResult], seconds: float) -> str:
     spent = sum(each.seconds for each in tested)
     return f"{spent:.0f} s of measuring, {seconds:.0f} s in this run"
 
 
-def _tables(tested: Sequence[Tested]) -> Iterator[str]:
+def _tables(tested: Sequence[ClaimResult]) -> Iterator[str]:
     for text in TEXTS.values():
         here = [each for each in tested if first_text(each) == text.id]
         also = [
@@ -78,43 +79,45 @@ def _tables(tested: Sequence[Tested]) -> Iterator[str]:
             yield f"Said here too: {links}.\n"
 
 
-def _row(tested: Tested, file: str = "", where: str | None = None) -> str:
-    said, figure = tested.claim.sentence.says, figure_words(tested.evidence.figure)
+def _row(tested: ClaimResult, file: str = "", where: str | None = None) -> str:
+    figure = figure_words(tested.evidence.figure)
+    said = " <br> ".join(filter(None, [tested.claim.sentence.says, tested.claim.says_zh]))
     cells = [said, where, _verdict(tested.judgement, tested.evidence.of), figure]
     shown = " | ".join(_line(cell) for cell in cells if cell is not None)
     return f"| [{tested.claim.id}]({file}#{_section(tested)}) | {shown} |"
 
 
-def _where(tested: Tested) -> str:
+def _where(tested: ClaimResult) -> str:
     places = [source.where for source in tested.claim.sources if source.text == first_text(tested)]
     return ", ".join(dict.fromkeys(places))
 
 
 def _verdict(judgement: Judgement, of: str) -> str:
-    """Bold; the condition under it is not."""
+    """The verdict in bold, its condition not."""
     words = verdict_words(judgement, of)
-    bold = "holds if" if judgement.verdict is Verdict.CONDITION else str(judgement.verdict)
-    return words.replace(bold, f"**{bold}**", 1)
+    return words.replace(str(judgement.verdict), f"**{judgement.verdict}**", 1)
 
 
-def _section(tested: Tested) -> str:
+def _section(tested: ClaimResult) -> str:
     return tested.claim.id.lower()
 
 
-def _entry(tested: Tested) -> str:
+def _entry(tested: ClaimResult) -> str:
     claim, evidence = tested.claim, tested.evidence
     lines = [
         f"- **said in**: {'; '.join(map(_source, claim.sources))}",
-        f"- **asked**: {_line(claim.hypothesis)} ({claim.kind})",
+        f"- **asked**: {_line(claim.asks)} ({claim.kind})",
         f"- **verdict**: {_line(_judged(tested.judgement, evidence.of))}",
     ]
     if tested.reason:
         lines.append(f"- **why**: {_line(tested.reason)}")
     if evidence.figure is not None:
         lines.append(f"- **figure**: {_line(figure_words(evidence.figure))}")
+    lines += [f"- **effect**: {_line(words)}" for words in effects_words(tested.judgement, claim.sentence)]
     for name, part in tested.parts.items():
-        words = _line(f"{claim.parts[name].says} {_judged(part, evidence.population(name))}")
-        lines.append(f"- **besides**: {words}")
+        effects = "; ".join(effects_words(part, claim.parts[name]))
+        words = f"{claim.parts[name].says} {_judged(part, evidence.population(name))}"
+        lines.append(f"- **besides**: {_line(words + (effects and '; effect: ' + effects))}")
     notes = () if tested.error else evidence.notes
     lines += [f"- **note**: {_line(note)}" for note in notes]
     lines += [f"- **not measured**: {_line(words)}" for words in evidence.unmeasured if evidence.cases]
@@ -123,7 +126,8 @@ def _entry(tested: Tested) -> str:
             f"- **long form**: {_line(kept_words(kept))} ({kept.date}, {kept.machine}: `{kept.command}`)"
         )
     lines.append(f"- **code**: `{claim.file}`, {tested.seconds:.1f} s")
-    return f"### {claim.id}\n\n{_line(claim.sentence.says)}\n\n" + "\n".join(lines) + "\n"
+    said = _line(claim.sentence.says) + f"\n\n> {_line(claim.says_zh)}" * bool(claim.says_zh)
+    return f"### {claim.id}\n\n{said}\n\n" + "\n".join(lines) + "\n"
 
 
 def _judged(judgement: Judgement, of: str) -> str:
@@ -141,4 +145,4 @@ def _source(source: Source) -> str:
 
 def _line(words: str) -> str:
     """On one line, with nothing in it that ends a cell or begins a tag."""
-    return " ".join(words.split()).replace("<", "&lt;").replace("|", "\\|")
+    return " ".join(words.split()).replace("<", "&lt;").replace("&lt;br>", "<br>").replace("|", "\\|")

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
-from normscope.claims.look import Look
+from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.plots import Line, Plot
+from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
 from normscope.errors import UsageError
 from normscope.nn import SCHEMES, Decoder, ModelConfig, Residual
@@ -29,7 +30,7 @@ LEAK = 1e-12
     Source("003", "§3", "掩码仍在 Softmax 前把未来得分置 -∞"),
     Source("003", "§3", "不影响“上三角 mask”逻辑"),
     says="Where the norm sits leaves the causal mask alone: no token sees a later one.",
-    hypothesis="in every scheme of the catalogue, in train and in eval mode, with live branches, earlier "
+    asks="in every scheme of the catalogue, in train and in eval mode, with live branches, earlier "
     "outputs change by at most 1e-12 of themselves when the token at position 1, 5 or 9 is another",
     parts={
         "norms": Sentence(
@@ -38,11 +39,11 @@ LEAK = 1e-12
         )
     },
 )
-def no_leak(look: Look) -> Evidence:
+def no_leak(setup: Setup) -> Evidence:
     """Every scheme with one token changed, and the adversary whose statistics run over tokens."""
     cases: list[Case] = []
     refused: set[str] = set()
-    for seed in look.seeds:
+    for seed in setup.seeds:
         for scheme in SCHEMES:
             cases += _leak_cases(decoder(scheme, seed), scheme, seed)
             try:
@@ -131,7 +132,7 @@ NEAR = 0.1
     Source("003", "§2", "子层输入始终单位方差"),
     Source("004", "§8.3", "信号在进入每一层前都是平稳的"),
     says="LayerNorm before the branch gives it an input of mean 0 and variance 1.",
-    hypothesis="the mean of what enters each branch is within 0.1 of 0 and its variance within 0.1 of 1: "
+    asks="the mean of what enters each branch is within 0.1 of 0 and its variance within 0.1 of 1: "
     f"6 Pre-LN blocks at the start and after {STEPS} steps of AdamW at {RATE:g}",
     condition="γ and β are as they start (within 1 %)",
     parts={
@@ -139,9 +140,9 @@ NEAR = 0.1
         "stream": Sentence("The stream before that norm has mean 0 and variance 1 by itself."),
     },
 )
-def branch_inputs(look: Look) -> Evidence:
+def branch_inputs(setup: Setup) -> Evidence:
     """Mean and variance at the entry of every branch, before and after training."""
-    cases = [case for norm in ("layernorm", "rmsnorm") for case in _input_cases(norm, look)]
+    cases = [case for norm in ("layernorm", "rmsnorm") for case in _input_cases(norm, setup)]
     claimed = [case for case in cases if not case.part]
     return Evidence(
         cases=cases,
@@ -154,10 +155,10 @@ def branch_inputs(look: Look) -> Evidence:
     )
 
 
-def _input_cases(norm: str, look: Look) -> Iterator[Case]:
-    subjects = [load(f"{MODEL},scheme=pre,norm={norm}", seed=seed, text=look.text) for seed in look.seeds]
+def _input_cases(norm: str, setup: Setup) -> Iterator[Case]:
+    subjects = [load(f"{MODEL},scheme=pre,norm={norm}", seed=seed, text=setup.text) for seed in setup.seeds]
     trained = train(subjects) if norm == "layernorm" else [subject.model for subject in subjects]
-    for seed, subject, model in zip(look.seeds, subjects, trained, strict=True):
+    for seed, subject, model in zip(setup.seeds, subjects, trained, strict=True):
         states = {"at the start": subject.model} | ({} if model is subject.model else {AFTER: model})
         for when, each in states.items():
             yield from _model_cases(each, subject, norm, f"{when}, branch", seed)

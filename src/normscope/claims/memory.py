@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from normscope.claims.allocations import cuda_peak_bytes, kept_for_backward, num_bytes, peak_bytes
 from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
-from normscope.claims.look import Look
+from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.plots import Line, Plot
+from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
 from normscope.nn import build
 from normscope.nn.models import Model
@@ -28,7 +29,7 @@ LEAST = 5.0
     "B12",
     Source("003", "§2.3", "训练峰值显存可再降 5-10 %"),
     says="Pre-LN needs 5 to 10 % less peak memory in training than Post-LN.",
-    hypothesis="the peak of an AdamW step (weights, gradients, optimiser and activations) is at least 5 % "
+    asks="the peak of an AdamW step (weights, gradients, optimiser and activations) is at least 5 % "
     "lower with the norms before the branches than after the adds: same kernels, 2 and 8 blocks, two widths, "
     "LayerNorm and RMSNorm",
     parts={
@@ -37,9 +38,9 @@ LEAST = 5.0
         "inference": Sentence("Inference needs at least 5 % less peak memory in Pre-LN."),
     },
 )
-def memory_of_placements(look: Look) -> Evidence:
+def memory_of_placements(setup: Setup) -> Evidence:
     """Bytes in both placements: of a step, of what autograd keeps, of the norms' inputs, of inference."""
-    cases = [case for seed in look.seeds for case in _placement_cases(seed)]
+    cases = [case for seed in setup.seeds for case in _placement_cases(seed)]
     unmeasured = [] if torch.cuda.is_available() else ["CUDA's allocator: no GPU here"]
     kept = [case.value for case in cases if case.part == "reason"]
     saved = [case.value for case in cases if case.part == "activations"]

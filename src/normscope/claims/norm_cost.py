@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from normscope.claims.claim import Kind, Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
-from normscope.claims.look import Look
+from normscope.claims.evidence import Case, Evidence, Figure
 from normscope.claims.memory import less, training_step
+from normscope.claims.plots import Line, Plot
+from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
 from normscope.claims.timing import HOW, in_turns, ratio, repeated
 from normscope.nn import build
@@ -34,7 +35,7 @@ BATCH, TOKENS, WIDTH, DEPTH = 4, 64, 128, 4
     Source("003", "Abstract", "RMSNorm 进一步减少 7-64 % 归一化 FLOPs"),
     Source("003", "Conclusion", "RMSNorm 在此基础上再省 7-64 % FLOPs"),
     says="RMSNorm needs 7 to 64 % fewer floating-point operations than LayerNorm.",
-    hypothesis="counted in written-out forward and backward passes that agree with our norms, at widths "
+    asks="counted in written-out forward and backward passes that agree with our norms, at widths "
     "from 32 to 4096, the saving is between 7 and 64 %",
     kind=Kind.TENDENCY,
     parts={
@@ -49,9 +50,9 @@ BATCH, TOKENS, WIDTH, DEPTH = 4, 64, 128, 4
     },
     alone=True,
 )
-def operations_of_rms_norm(look: Look) -> Evidence:
+def operations_of_rms_norm(setup: Setup) -> Evidence:
     """Operations counted as they are dispatched; times of the norm and of a model with it."""
-    cases = [case for seed in look.seeds for case in (*_counts(seed), *_times(seed))]
+    cases = [case for seed in setup.seeds for case in (*_counts(seed), *_times(seed))]
     counted = [case.value for case in cases if not case.part]
     timed = [case for case in cases if case.part in ("time", "model")]
     return Evidence(
@@ -208,7 +209,7 @@ def _written_out(kind: str, x: Tensor, g: Tensor) -> Callable[[], object]:
     return both
 
 
-def _both(cases: list[Case]) -> dict[int, float]:
+def _both(cases: list[Case]) -> dict[int | None, float]:
     return {case.seed: case.value for case in cases if case.where.endswith("both") and not case.part}
 
 

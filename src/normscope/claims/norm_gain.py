@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from normscope.claims.claim import Sentence, claim
 from normscope.claims.evidence import Case, Evidence, Figure
-from normscope.claims.look import Look
 from normscope.claims.norm_jacobian import ROUND_OFF, by_autograd, distance
+from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
 from normscope.linalg import (
     layer_norm_jacobian,
@@ -30,7 +30,7 @@ WIDTHS = (4, 16, 64, 256)
     Source("000", "Remark 1.2", "右乘对角矩阵"),
     says="γ multiplies the Jacobian of LayerNorm from the right.",
     condition="all γ are alike",
-    hypothesis="J diag(γ), and for the part on the left diag(γ) J, is at most 1e-10 of the matrix off "
+    asks="J diag(γ), and for the part on the left diag(γ) J, is at most 1e-10 of the matrix off "
     "autograd's Jacobian with γ; what is called unchanged is taken to at most 1e-10 of ‖J‖, and has as "
     "many dimensions",
     parts={
@@ -41,11 +41,11 @@ WIDTHS = (4, 16, 64, 256)
         ),
     },
 )
-def side_of_gain(look: Look) -> Evidence:
+def side_of_gain(setup: Setup) -> Evidence:
     """diag(γ) on either side, and both kernels, for γ alike, drawn, of both signs, spread out, with zeros."""
-    cases = [case for seed in look.seeds for case in _gain_cases(seed)]
+    cases = [case for seed in setup.seeds for case in _gain_cases(seed)]
     off = [case.value for case in cases if case.part == "left"]
-    moved = max(_left_residual(seed) for seed in look.seeds)
+    moved = max(_left_residual(seed) for seed in setup.seeds)
     return Evidence(
         cases=cases,
         figure=Figure.largest("largest relative error of J diag(γ)", cases),

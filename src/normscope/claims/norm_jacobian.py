@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
-from normscope.claims.look import Look
+from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.plots import Line, Plot
+from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
 from normscope.linalg import layer_norm_jacobian, numerical_rank, right_kernel, singular_values
 from normscope.train import RunConfig
@@ -36,18 +37,18 @@ STEP, CLOSE = 1e-4, 1e-6
     Source("000", "Lemma 2.1", "LayerNorm 的 Jacobian"),
     Source("000", "(13)–(14)"),
     says="The Jacobian of LayerNorm at z is (1/σ)(I − 11ᵀ/d − ẑẑᵀ/d).",
-    hypothesis="its relative distance from autograd's is at most 1e-10: widths from 3 to 1024, scales from "
+    asks="its relative distance from autograd's is at most 1e-10: widths from 3 to 1024, scales from "
     "1e-3 to 1e3, skewed and nearly constant inputs; ε = 0, and ε > 0 with √(var + ε) for σ; and at most "
     "1e-6 from central differences, to width 64",
     parts={
         "printed": Sentence("Line (14) of the proof, P/σ − ẑẑᵀ/d, is the same matrix.", "σ is 1"),
     },
 )
-def jacobian_of_layer_norm(look: Look) -> Evidence:
+def jacobian_of_layer_norm(setup: Setup) -> Evidence:
     """The closed form against autograd, and the line of the proof that drops a 1/σ."""
-    cases = [case for seed in look.seeds for case in _formula_cases(seed)]
+    cases = [case for seed in setup.seeds for case in _formula_cases(seed)]
     printed = [case for case in cases if case.part == "printed" and not case.met]
-    differences = [case for seed in look.seeds for case in _difference_cases(seed)]
+    differences = [case for seed in setup.seeds for case in _difference_cases(seed)]
     return Evidence(
         cases=[*cases, *differences],
         figure=Figure.largest("largest relative error of the formula", cases),
@@ -128,7 +129,7 @@ def _line_14(z: Tensor) -> Tensor:
     Source("000", "Remark 2.3", "其零空间由两个正交方向张成"),
     Source("000", "§7 (1)"),
     says="The kernel of LayerNorm's Jacobian is span{1, ẑ}, and its rank is d − 2.",
-    hypothesis="autograd's Jacobian has d − 2 singular values above 1e-10 of the largest, and takes 1 and ẑ "
+    asks="autograd's Jacobian has d − 2 singular values above 1e-10 of the largest, and takes 1 and ẑ "
     "to at most 1e-10 of it; the largest principal angle between its kernel and their span has a sine of at "
     "most 1e-10; the formula's exact rank at whole-number inputs, by fractions, is d − 2 too",
     parts={
@@ -139,14 +140,14 @@ def _line_14(z: Tensor) -> Tensor:
         )
     },
 )
-def kernel_of_layer_norm(look: Look) -> Evidence:
+def kernel_of_layer_norm(setup: Setup) -> Evidence:
     """Ranks and kernels, in float64 and by fractions; with ε, in real models and by scale."""
-    kernels = [case for seed in look.seeds for case in _kernel_cases(seed)]
-    angles = [case for seed in look.seeds for case in _angle_cases(seed)]
-    exact = [case for seed in look.seeds for case in _fraction_cases(seed)]
-    real = [case for seed in look.seeds for case in _eps_cases(seed, look)]
+    kernels = [case for seed in setup.seeds for case in _kernel_cases(seed)]
+    angles = [case for seed in setup.seeds for case in _angle_cases(seed)]
+    exact = [case for seed in setup.seeds for case in _fraction_cases(seed)]
+    real = [case for seed in setup.seeds for case in _eps_cases(seed, setup)]
     worst = max(real, key=lambda case: case.value)
-    by_scale = {seed: _gains_by_scale(seed) for seed in look.seeds}
+    by_scale = {seed: _gains_by_scale(seed) for seed in setup.seeds}
     off = max(
         abs(gain / (1 / (1 + ratio)) - 1) for gains in by_scale.values() for ratio, gain in gains.items()
     )
@@ -219,10 +220,10 @@ def _exact_rank(rows: list[list[Fraction]]) -> int:
     return rank
 
 
-def _eps_cases(seed: int, look: Look) -> Iterator[Case]:
+def _eps_cases(seed: int, setup: Setup) -> Iterator[Case]:
     for scheme, start in product(("post", "pre"), STARTS):
         model = f"nn:decoder,scheme={scheme},init={start},depth=6,width=64,heads=2,eps={EPS}"
-        for name, z_BTD in entering_norms(model, seed, look).items():
+        for name, z_BTD in entering_norms(model, seed, setup).items():
             variance = z_BTD.var(-1, correction=0)
             token = z_BTD.flatten(0, 1)[variance.argmin()]
             gain = _gain_along(token, EPS)
@@ -236,9 +237,9 @@ def _eps_cases(seed: int, look: Look) -> Iterator[Case]:
             )
 
 
-def entering_norms(spec: str, seed: int, look: Look) -> dict[str, Tensor]:
+def entering_norms(spec: str, seed: int, setup: Setup) -> dict[str, Tensor]:
     """What enters each LayerNorm (B, T, D) of a model at its start, on text; float64, by the norm's path."""
-    text = None if look.text is None else str(look.text)
+    text = None if setup.text is None else str(setup.text)
     config = RunConfig.from_dict(
         {"model": spec, "seed": seed, "validation": 0.0, "text": text, "seq_len": 32}
     )

@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
+from normscope.claims.evidence import Case, Evidence, Figure
 from normscope.claims.half_precision import EPS, TOKENS, off
-from normscope.claims.look import Look
+from normscope.claims.plots import Line, Plot
+from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
 from normscope.nn import NORMS
 
@@ -27,14 +28,14 @@ from normscope.nn import NORMS
     Source("004", "§4.3", "(x - mean) / torch.sqrt(var + eps)"),
     Source("004", "§6.3", "\\frac{1}{\\sqrt{Var(x) + \\epsilon}}"),
     says="The two LayerNorms that are printed, (h − μ)/(σ + ε) and (x − μ)/√(var + ε), are the same.",
-    hypothesis="their outputs differ by at most 1e-3 of themselves: ε = 1e-5 and 1e-6, deviations of 1e-4 to "
+    asks="their outputs differ by at most 1e-3 of themselves: ε = 1e-5 and 1e-6, deviations of 1e-4 to "
     "1e2, and the usual embedding N(0, 0.02²)",
     condition="the variance is 1000 ε or more",
     parts={"gradient": Sentence("Both have a finite gradient on a constant input.")},
 )
-def two_formulas(look: Look) -> Evidence:
+def two_formulas(setup: Setup) -> Evidence:
     """Both over the scale of the input, and their gradients where there is no variance."""
-    cases = [case for seed in look.seeds for case in (*_formula_cases(seed), *_constant_cases(seed))]
+    cases = [case for seed in setup.seeds for case in (*_formula_cases(seed), *_constant_cases(seed))]
     claimed = [case for case in cases if not case.part]
     points: dict[float, list[float]] = {}
     for case in claimed:
@@ -96,18 +97,18 @@ def _constant_cases(seed: int) -> Iterator[Case]:
     Source("004", "§3.1", "强制拉回到标准正态分布"),
     Source("004", "§6.4", "被强制固定在标准正态分布附近"),
     says="LayerNorm pulls the features back to the standard normal distribution.",
-    hypothesis="the features of a token after LayerNorm are no further from N(0, 1) than chance has it "
+    asks="the features of a token after LayerNorm are no further from N(0, 1) than chance has it "
     "(Kolmogorov–Smirnov distance at most 1.36/√d at the median of 32 tokens, the 5 % level); d = 1024",
     condition="the features come in normally distributed, and var is 1000 ε or more",
     parts={
         "moments": Sentence("Their mean is 0 and their variance 1 (within 1e-3).", "var is 1000 ε or more")
     },
 )
-def standard_normal(look: Look) -> Evidence:
+def standard_normal(setup: Setup) -> Evidence:
     """Kolmogorov–Smirnov distances and kurtosis of features before and after the norm."""
     cases: list[Case] = []
     moved: list[float] = []
-    for seed in look.seeds:
+    for seed in setup.seeds:
         for name, x_ND in distributions(seed).items():
             y_ND = NORMS["layernorm"](x_ND.shape[1], EPS).double()(x_ND).detach()
             moved.append(_kurtosis_moved(x_ND, y_ND))

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from normscope.claims.draw import draw
 from normscope.claims.judge import Judgement, Verdict
-from normscope.claims.kept import Kept, kept_long, machine_words
-from normscope.claims.look import Look
+from normscope.claims.kept import kept_long, machine_words
+from normscope.claims.plots import draw
+from normscope.claims.result import ClaimResult
+from normscope.claims.setup import Setup
 from normscope.claims.sources import TEXTS, Text
-from normscope.claims.tested import Tested
 from normscope.claims.words import (
     counter_words,
     counts,
+    effects_words,
     figure_words,
     kept_words,
     machine,
@@ -28,7 +29,7 @@ from normscope.claims.words import (
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-    from normscope.claims.evidence import Plot
+    from normscope.claims.plots import Plot
 
 
 @dataclass(frozen=True)
@@ -42,14 +43,15 @@ class Sign:
 
 SIGNS = {
     Verdict.HOLDS: Sign("holds", "✓", "holds"),
-    Verdict.CONDITION: Sign("condition", "◐", "holds if …"),
+    Verdict.CONDITION: Sign("condition", "◐", "under our condition"),
     Verdict.REFUTED: Sign("refuted", "✗", "refuted"),
+    Verdict.UNDECIDED: Sign("undecided", "?", "undecided"),
     Verdict.NOT_MEASURED: Sign("unmeasured", "–", "not measured"),
 }
 
 
 @dataclass(frozen=True)
-class Said:
+class VerdictView:
     """A verdict in words: `word` stands out, `rest` is its condition, `shaky` on how many seeds."""
 
     sign: Sign
@@ -75,11 +77,11 @@ class Section:
 
     text: Text
     places: list[Place]
-    here: list[Tested]
-    also: list[Tested]
+    here: list[ClaimResult]
+    also: list[ClaimResult]
 
 
-def render_page(tested: Sequence[Tested], look: Look, command: str, seconds: float) -> str:
+def render_page(tested: Sequence[ClaimResult], setup: Setup, command: str, seconds: float) -> str:
     """The page: a table of claims by source, each opening to what was measured.
 
     Every word in it is escaped; it runs no script and loads nothing.
@@ -100,18 +102,18 @@ def render_page(tested: Sequence[Tested], look: Look, command: str, seconds: flo
         lead=tally(tested),
         signs=[(SIGNS[verdict], numbers[verdict]) for verdict in Verdict],
         total=len(tested),
-        facts=_facts(tested, look, command, seconds),
-        long=look.long,
-        said=said,
+        facts=_facts(tested, setup, command, seconds),
+        long=setup.long,
+        view=verdict_view,
         figure=figure_words,
         plots=_plots,
         kept=lambda each: None if each.long else kept_long(each.claim),
         kept_words=kept_words,
-        kept_plots=_kept_plots,
+        effects=effects_words,
     )
 
 
-def sections(tested: Sequence[Tested]) -> list[Section]:
+def sections(tested: Sequence[ClaimResult]) -> list[Section]:
     """By text; a claim stands under the text that its first source is in."""
     found = []
     for text in TEXTS.values():
@@ -123,14 +125,13 @@ def sections(tested: Sequence[Tested]) -> list[Section]:
     return found
 
 
-def said(judgement: Judgement, of: str) -> Said:
+def verdict_view(judgement: Judgement, of: str) -> VerdictView:
     """A verdict for the page."""
     shaky = shaky_words(judgement)
     words = verdict_words(judgement, of).removesuffix(f" ({shaky})")
-    word, rest = words, ""
-    if judgement.verdict is Verdict.CONDITION:
-        word, rest = "holds", words.removeprefix("holds ")
-    return Said(
+    word = str(judgement.verdict)
+    rest = words.removeprefix(word)
+    return VerdictView(
         sign=SIGNS[judgement.verdict],
         word=word,
         rest=rest,
@@ -140,7 +141,7 @@ def said(judgement: Judgement, of: str) -> Said:
     )
 
 
-def _places(tested: Sequence[Tested], text: Text) -> list[Place]:
+def _places(tested: Sequence[ClaimResult], text: Text) -> list[Place]:
     """Where `text` makes these claims, in its order; each anchor once."""
     found: dict[str, Place] = {}
     sources = [(each.claim.id, source) for each in tested for source in each.claim.sources]
@@ -157,23 +158,21 @@ def _in_text(where: str) -> tuple[bool, list[int], str]:
     return where.startswith("("), [int(number) for number in re.findall(r"\d+", where)], where
 
 
-def _facts(tested: Sequence[Tested], look: Look, command: str, seconds: float) -> Iterator[tuple[str, str]]:
+def _facts(
+    tested: Sequence[ClaimResult], setup: Setup, command: str, seconds: float
+) -> Iterator[tuple[str, str]]:
     yield "measured", f"{datetime.date.today().isoformat()} on {machine_words(machine())}"
     yield "command", command
-    yield "seeds", ", ".join(map(str, look.seeds)) + (", the long form" if look.long else "")
-    yield "trained on", text_words(look)
+    yield "seeds", ", ".join(map(str, setup.seeds)) + (", the long form" if setup.long else "")
+    yield "trained on", text_words(setup)
     spent = sum(each.seconds for each in tested)
     known = sum(each.cached for each in tested)
     before = f", with {known} of {len(tested)} claims kept from before" if known else ""
     yield "time", f"{spent:.0f} s of measuring; this run took {seconds:.0f} s{before}"
 
 
-def _plots(tested: Tested) -> "list[tuple[Plot, Markup]]":
+def _plots(tested: ClaimResult) -> "list[tuple[Plot, Markup]]":
     return _drawn(tested.evidence.plots, tested.claim.id)
-
-
-def _kept_plots(kept: Kept, tested: Tested) -> "list[tuple[Plot, Markup]]":
-    return _drawn(kept.plots, f"{tested.claim.id}-long")
 
 
 def _drawn(plots: "Sequence[Plot]", name: str) -> "list[tuple[Plot, Markup]]":

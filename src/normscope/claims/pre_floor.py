@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
-from normscope.claims.look import Look
+from normscope.claims.evidence import Case, Evidence, Figure
 from normscope.claims.norm_jacobian import ROUND_OFF
+from normscope.claims.plots import Line, Plot
 from normscope.claims.real_blocks import (
     F64,
     INITS,
@@ -24,6 +24,7 @@ from normscope.claims.real_blocks import (
     started,
     sublayers,
 )
+from normscope.claims.setup import Setup
 from normscope.claims.short_runs import small, train_changed
 from normscope.claims.sources import Source
 from normscope.linalg import JacobianOperator, numerical_rank, sigma_max, singular_values, weyl_lower_bound
@@ -42,7 +43,7 @@ TOKENS = 16
     Source("000", "§7", "梯度在所有方向上均有正下界"),
     says="A Pre-LN layer's Jacobian I + A has full rank, with σ_min ≥ 1 − ‖A‖ > 0.",
     condition="‖A‖ < 1",
-    hypothesis="0 < 1 − ‖A‖ ≤ σ_min at the last of 16 tokens: attention, feed-forward and both, in the "
+    asks="0 < 1 − ‖A‖ ≤ σ_min at the last of 16 tokens: attention, feed-forward and both, in the "
     "first, middle and last block of Pre-LN decoders at their start, 1 to 64 blocks, widths 32 to 256, four "
     "initialisations",
     parts={
@@ -51,10 +52,10 @@ TOKENS = 16
         "needed": Sentence("The condition is needed: where ‖A‖ ≥ 1 the Jacobian loses a direction."),
     },
 )
-def pre_ln_floor(look: Look) -> Evidence:
+def pre_ln_floor(setup: Setup) -> Evidence:
     """‖A‖ and σ_min(I + A) of real blocks: the bound, and how often it says anything."""
-    cases = [case for seed in look.seeds for case in _floor_cases(seed)]
-    cases += list(_trained_cases(look))
+    cases = [case for seed in setup.seeds for case in _floor_cases(seed)]
+    cases += list(_trained_cases(setup))
     token = [case for case in cases if not case.part]
     kinds = ("attention", "feed-forward", "both")
     shares = ", ".join(f"{kind} {_share(_of(token, kind)):.0%}" for kind in kinds)
@@ -66,9 +67,9 @@ def pre_ln_floor(look: Look) -> Evidence:
         cases=cases,
         figure=Figure(
             "Pre-LN branches and blocks with ‖A‖ < 1, in %",
-            {s: 100 * _share([case for case in token if case.seed == s]) for s in look.seeds},
+            {s: 100 * _share([case for case in token if case.seed == s]) for s in setup.seeds},
         ),
-        plots=[_norms_plot(token, look), _widths_plot(token, look)],
+        plots=[_norms_plot(token, setup), _widths_plot(token, setup)],
         notes=[
             f"‖A‖ < 1 by branch: {shares}.",
             f"By initialisation: {by_init}.",
@@ -126,21 +127,21 @@ def _sequence_case(pair: list[Sublayer], seed: int, where: str) -> Case:
     return Case(seed=seed, where=where, value=value, holds=value < 1, part="sequence")
 
 
-def _trained_cases(look: Look) -> Iterator[Case]:
+def _trained_cases(setup: Setup) -> Iterator[Case]:
     for init in ("xavier", "gpt2"):
         config = small("pre", init=init, steps=100)
-        for seed, run in train_changed(look, config).items():
+        for seed, run in train_changed(setup, config).items():
             decoder = run.model.to(F64).eval().requires_grad_(False)
             assert isinstance(decoder, Decoder)
-            found = sublayers(decoder, _next_ids(config.replace(seed=seed), look)[:1, :TOKENS])
+            found = sublayers(decoder, _next_ids(config.replace(seed=seed), setup)[:1, :TOKENS])
             for block in (1, 3, 6):
                 where = f"{INITS[init]}, d = 32, block {block} of 6, 100 steps"
                 yield from _block_cases(found[2 * block - 2 : 2 * block], seed, where, "trained")
 
 
-def _next_ids(config: RunConfig, look: Look) -> Tensor:
+def _next_ids(config: RunConfig, setup: Setup) -> Tensor:
     """The first batch (B, T) that a run has not seen."""
-    subject = config.replace(text=look.text and str(look.text)).subject()
+    subject = config.replace(text=setup.text and str(setup.text)).subject()
     batch = next(itertools.islice(subject.batches(), config.trial.steps, None))
     assert isinstance(batch, dict)
     return batch["ids"]
@@ -158,29 +159,29 @@ def _held(cases: list[Case]) -> float:
     return sum(case.holds for case in cases) / len(cases)
 
 
-def _norms_plot(cases: list[Case], look: Look) -> Plot:
+def _norms_plot(cases: list[Case], setup: Setup) -> Plot:
     """Median ‖A‖ of whole blocks by depth, d = 32."""
     chosen = [case for case in cases if "d = 32," in case.where and case.where.endswith("both")]
     lines = [
-        Line.over_seeds(words, {depth: _medians(chosen, words, f"of {depth},", look) for depth in SIZES[32]})
+        Line.over_seeds(words, {depth: _medians(chosen, words, f"of {depth},", setup) for depth in SIZES[32]})
         for words in INITS.values()
     ]
     return Plot("‖A‖ of whole Pre-LN blocks, d = 32", "blocks", "median ‖A‖", lines, "xy", {"‖A‖ = 1": 1.0})
 
 
-def _widths_plot(cases: list[Case], look: Look) -> Plot:
+def _widths_plot(cases: list[Case], setup: Setup) -> Plot:
     """Median ‖A‖ of whole blocks by width, a single block."""
     chosen = [case for case in cases if "block 1 of 1," in case.where and case.where.endswith("both")]
     lines = [
-        Line.over_seeds(words, {width: _medians(chosen, words, f"d = {width},", look) for width in SIZES})
+        Line.over_seeds(words, {width: _medians(chosen, words, f"d = {width},", setup) for width in SIZES})
         for words in INITS.values()
     ]
     return Plot("‖A‖ of a single block by width", "width", "median ‖A‖", lines, "xy", {"‖A‖ = 1": 1.0})
 
 
-def _medians(cases: list[Case], words: str, where: str, look: Look) -> list[float]:
+def _medians(cases: list[Case], words: str, where: str, setup: Setup) -> list[float]:
     """Of each seed."""
     return [
         statistics.median(c.value for c in _of(cases, words) if c.seed == seed and where in c.where)
-        for seed in look.seeds
+        for seed in setup.seeds
     ]

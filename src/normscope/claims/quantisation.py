@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from normscope.claims.claim import Kind, Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
-from normscope.claims.look import Look
+from normscope.claims.evidence import Case, Evidence, Figure
 from normscope.claims.masks import train
+from normscope.claims.plots import Line, Plot
+from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
 from normscope.nn import Attention, Block, FeedForward, Residual
 from normscope.subjects import Subject, load
@@ -58,7 +59,7 @@ OTHERS = ("queries, keys, values", "attention outputs", "feed-forward hidden", "
     Source("004", "§11.3", "是数值量化的“重灾区”"),
     Source("004", "§11.3", "归一化过程中的除法运算和残差累加容易导致数值溢出或精度损失"),
     says="Norms and residual adds are where quantisation hurts most.",
-    hypothesis="of seven parts of the blocks rounded in turn, the one that moves the predictions most (KL) "
+    asks="of seven parts of the blocks rounded in turn, the one that moves the predictions most (KL) "
     "is the norms' inputs, their outputs or the residual sums: INT8, INT4, FP8, a scale a tensor or channel; "
     f"a Pre-LN decoder of 4 blocks after {STEPS} steps of AdamW",
     kind=Kind.TENDENCY,
@@ -71,13 +72,13 @@ OTHERS = ("queries, keys, values", "attention outputs", "feed-forward hidden", "
         "int4": Sentence("In INT4 the residual sums cost a tenth of a nat or more."),
     },
 )
-def where_it_hurts(look: Look) -> Evidence:
+def where_it_hurts(setup: Setup) -> Evidence:
     """How far the predictions move with each part rounded, and what it costs."""
-    subjects = [load(MODEL, seed=seed, text=look.text) for seed in look.seeds]
+    subjects = [load(MODEL, seed=seed, text=setup.text) for seed in setup.seeds]
     cases: list[Case] = []
     errors: dict[str, dict[float, list[float]]] = {part: {} for part in (*CLAIMED, *OTHERS)}
     losses: list[float] = []
-    for seed, subject, model in zip(look.seeds, subjects, train(subjects, STEPS), strict=True):
+    for seed, subject, model in zip(setup.seeds, subjects, train(subjects, STEPS), strict=True):
         losses.append(_loss(model, subject))
         for outliers, each in ((False, model), (True, planted(model))):
             cases += _format_cases(each, subject, outliers, seed, errors)

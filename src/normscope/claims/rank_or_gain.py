@@ -13,9 +13,10 @@ from torch import Tensor
 
 from normscope.claims.claim import Kind, Sentence, claim
 from normscope.claims.deep_rank import num_erased
-from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
-from normscope.claims.look import Look
+from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.plots import Line, Plot
 from normscope.claims.real_blocks import F64, at_last_token, embedded, jacobian, walk
+from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
 from normscope.claims.training import (
     ABOVE,
@@ -58,7 +59,7 @@ INTERVENTIONS = {
     "directions a token fails, one whose layers lose none trains.",
     kind=Kind.TENDENCY,
     has_long=True,
-    hypothesis="each of seven stacks fails to train if and only if a layer of it erases two directions a "
+    asks="each of seven stacks fails to train if and only if a layer of it erases two directions a "
     "token: norms with two, one and no lost directions, Pre-LN with and without final norm, other weights, "
     "warm-up; 8 blocks (12 in the long form), AdamW at 3e-3, 300 steps; one fails that does not end 0.1 "
     "nats under the byte frequencies",
@@ -79,18 +80,19 @@ INTERVENTIONS = {
         ),
     },
 )
-def null_space_or_not(look: Look) -> Evidence:
+def null_space_or_not(setup: Setup) -> Evidence:
     """Same kernel, other outcome: what each suspect predicts for each intervention."""
-    depth = LONG_DEPTH if look.long else DEPTH
+    depth = LONG_DEPTH if setup.long else DEPTH
     recipes = {name: replace(recipe, depth=depth) for name, recipe in INTERVENTIONS.items()}
-    outcomes = trained(look, recipes.values())
+    outcomes = trained(setup, recipes.values())
     starts = {
-        name: {seed: start_of(look, recipe, seed) for seed in look.seeds} for name, recipe in recipes.items()
+        name: {seed: start_of(setup, recipe, seed) for seed in setup.seeds}
+        for name, recipe in recipes.items()
     }
     cases = [
         case
         for name, recipe in recipes.items()
-        for seed in look.seeds
+        for seed in setup.seeds
         for case in _suspects(name, seed, starts[name][seed], outcomes[recipe][seed])
     ]
     wrong = [case for case in cases if not case.part and not case.holds]
@@ -98,7 +100,7 @@ def null_space_or_not(look: Look) -> Evidence:
         cases=cases,
         figure=Figure(
             f"interventions of {len(recipes)} that the null space foretells wrongly",
-            {s: sum(case.seed == s for case in wrong) for s in look.seeds},
+            {s: sum(case.seed == s for case in wrong) for s in setup.seeds},
         ),
         plots=[
             Plot(
@@ -158,10 +160,10 @@ def _fate(name: str, by_seed: Mapping[int, Outcome], starts: Mapping[int, Start]
     )
 
 
-def start_of(look: Look, recipe: Recipe, seed: int) -> Start:
+def start_of(setup: Setup, recipe: Recipe, seed: int) -> Start:
     """What the suspects look at, of a recipe's model on its own first batch."""
     config = recipe.config(seed)
-    text = look.text and str(look.text)
+    text = setup.text and str(setup.text)
     subject = config.replace(text=text, model=f"{config.model},eps=0").subject()
     model = subject.model
     assert isinstance(model, Decoder)
@@ -199,10 +201,10 @@ def _through(model: Decoder, x: Tensor) -> tuple[float, float]:
     Source("001", "§2.B", "在训练开始时使用极小的学习率"),
     says="Post-LN needs a smaller learning rate than Pre-LN.",
     kind=Kind.TENDENCY,
-    hypothesis="the largest of the rates 1e-3 to 3e-2 that trains 4 blocks without warm-up is smaller for "
+    asks="the largest of the rates 1e-3 to 3e-2 that trains 4 blocks without warm-up is smaller for "
     "Post-LN than for Pre-LN, from Xavier weights and from N(0, 0.02²); AdamW, 300 steps",
 )
-def needs_small_rates(look: Look) -> Evidence:
+def needs_small_rates(setup: Setup) -> Evidence:
     """Which rates train, for both placements and two starts."""
     stacks = {
         (scheme, init): Recipe(scheme=scheme, depth=4, init=given)
@@ -213,11 +215,11 @@ def needs_small_rates(look: Look) -> Evidence:
             ("pre", "normal", None),
         )
     }
-    outcomes = trained(look, [each for recipe in stacks.values() for each in ladder(recipe)])
+    outcomes = trained(setup, [each for recipe in stacks.values() for each in ladder(recipe)])
     largest = {
         (scheme, init, seed): _largest(outcomes, recipe, seed)
         for (scheme, init), recipe in stacks.items()
-        for seed in look.seeds
+        for seed in setup.seeds
     }
     cases = [
         Case(
@@ -227,13 +229,13 @@ def needs_small_rates(look: Look) -> Evidence:
             holds=largest["post", init, seed] < largest["pre", init, seed],
         )
         for init in ("xavier", "normal")
-        for seed in look.seeds
+        for seed in setup.seeds
     ]
     return Evidence(
         cases=cases,
         figure=Figure(
             "largest rate that trains Post-LN from Xavier weights",
-            {seed: largest["post", "xavier", seed] for seed in look.seeds},
+            {seed: largest["post", "xavier", seed] for seed in setup.seeds},
         ),
         plots=[
             Plot(

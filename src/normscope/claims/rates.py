@@ -5,8 +5,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from normscope.claims.claim import Kind, Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
-from normscope.claims.look import Look
+from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.plots import Line, Plot
+from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
 from normscope.claims.training import (
     ABOVE,
@@ -37,19 +38,19 @@ MOST = 0.50
     Source("004", "§6.4", "这允许我们使用更大的学习率"),
     Source("004", "§3.2 comparison", "允许使用更高的学习率"),
     says="LayerNorm allows larger learning rates.",
-    hypothesis="4 blocks, AdamW, no warm-up: the largest rate of the ladder that trains is higher with the "
+    asks="4 blocks, AdamW, no warm-up: the largest rate of the ladder that trains is higher with the "
     "norms (before the branch and on the stream, from Xavier and from normal weights) than in the same "
     "residual stack without, from Xavier weights",
     condition="the norm is before the branch",
     kind=Kind.TENDENCY,
     has_long=True,
 )
-def larger_rates(look: Look) -> Evidence:
+def larger_rates(setup: Setup) -> Evidence:
     """The largest rate that trains, with norms and without."""
-    rates = (*RATES, 1e-1) if look.long else RATES
+    rates = (*RATES, 1e-1) if setup.long else RATES
     bases = (NO_NORM, PRE, PRE_XAVIER, POST, POST_NORMAL)
-    outcomes = trained(look, [recipe for base in bases for recipe in ladder(base, rates)])
-    largest = {(base, seed): _largest(outcomes, base, rates, seed) for base in bases for seed in look.seeds}
+    outcomes = trained(setup, [recipe for base in bases for recipe in ladder(base, rates)])
+    largest = {(base, seed): _largest(outcomes, base, rates, seed) for base in bases for seed in setup.seeds}
     cases = [
         Case(
             seed=seed,
@@ -61,7 +62,7 @@ def larger_rates(look: Look) -> Evidence:
         for (base, seed), rate in largest.items()
         if base is not NO_NORM
     ]
-    gain = {seed: largest[PRE_XAVIER, seed] / max(largest[NO_NORM, seed], RATES[0]) for seed in look.seeds}
+    gain = {seed: largest[PRE_XAVIER, seed] / max(largest[NO_NORM, seed], RATES[0]) for seed in setup.seeds}
     return Evidence(
         cases=cases,
         figure=Figure(
@@ -84,7 +85,7 @@ def larger_rates(look: Look) -> Evidence:
             )
         ],
         notes=[
-            f"{_name(base)}: {', '.join(f'{largest[base, seed]:g}' for seed in look.seeds)} are the largest "
+            f"{_name(base)}: {', '.join(f'{largest[base, seed]:g}' for seed in setup.seeds)} are the largest "
             "rates that train, by seed (0 for none)."
             for base in bases
         ],
@@ -111,7 +112,7 @@ def _excesses(by_seed: Mapping[int, Outcome]) -> list[float]:
     Source("004", "§7.3", "模型训练步数可减少约30%-50%"),
     Source("004", "§10 results", "**收敛速度提升了30%以上**"),
     says="LayerNorm and residuals together save 30 % or more of the steps to the same loss.",
-    hypothesis="4 blocks, each kind of stack at its best rate: steps until 0.3 nats under the byte "
+    asks="4 blocks, each kind of stack at its best rate: steps until 0.3 nats under the byte "
     "frequencies, Pre-LN or Post-LN against a stack with neither; one that never gets there "
     "counts as the whole budget",
     kind=Kind.TENDENCY,
@@ -122,23 +123,23 @@ def _excesses(by_seed: Mapping[int, Outcome]) -> list[float]:
     },
     has_long=True,
 )
-def fewer_steps(look: Look) -> Evidence:
+def fewer_steps(setup: Setup) -> Evidence:
     """Steps to a loss, with both, with residuals alone, with neither."""
     steps = {
-        name: _fewest(look, recipes, EARLY if name.endswith("deep") else LATER)
-        for name, recipes in _kinds(look.long).items()
+        name: _fewest(setup, recipes, EARLY if name.endswith("deep") else LATER)
+        for name, recipes in _kinds(setup.long).items()
     }
-    budget = 1000 if look.long else PRE.steps
-    cases = [case for seed in look.seeds for case in _savings(steps, seed, budget)]
+    budget = 1000 if setup.long else PRE.steps
+    cases = [case for seed in setup.seeds for case in _savings(steps, seed, budget)]
     return Evidence(
         cases=cases,
         figure=Figure(
             "steps that norms and residuals save together, at least, in %",
             {case.seed: case.value for case in cases if not case.part},
         ),
-        plots=[_kinds_plot(look)],
+        plots=[_kinds_plot(setup)],
         notes=[
-            f"{name}: {', '.join(f'{by_seed[seed]:g}' for seed in look.seeds)} steps, by seed."
+            f"{name}: {', '.join(f'{by_seed[seed]:g}' for seed in setup.seeds)} steps, by seed."
             for name, by_seed in steps.items()
         ],
         of="seeds",
@@ -158,18 +159,18 @@ def _kinds(long: bool) -> dict[str, list[Recipe]]:
     return {name: [longer(r) for r in recipes if r.lr == RATES[1]] for name, recipes in kinds.items()}
 
 
-def _kinds_plot(look: Look) -> Plot:
+def _kinds_plot(setup: Setup) -> Plot:
     """The run of each seed and kind that ends lowest; one that blows up is cut off at 3 nats."""
     lines = []
-    for name, recipes in _kinds(look.long).items():
-        outcomes = trained(look, recipes)
-        lines.append(curve(name, {seed: best(outcomes, seed)[1] for seed in look.seeds}, most=3.0))
+    for name, recipes in _kinds(setup.long).items():
+        outcomes = trained(setup, recipes)
+        lines.append(curve(name, {seed: best(outcomes, seed)[1] for seed in setup.seeds}, most=3.0))
     return Plot("Norms and residuals, alone and together", STEP, ABOVE, lines, levels=LEVELS)
 
 
-def _fewest(look: Look, recipes: list[Recipe], nats: float) -> dict[int, float]:
-    outcomes = trained(look, recipes)
-    return {seed: fewest_steps(outcomes, seed, nats) for seed in look.seeds}
+def _fewest(setup: Setup, recipes: list[Recipe], nats: float) -> dict[int, float]:
+    outcomes = trained(setup, recipes)
+    return {seed: fewest_steps(outcomes, seed, nats) for seed in setup.seeds}
 
 
 def _saved(steps: float, than: float, budget: int) -> float:
@@ -199,7 +200,7 @@ def _savings(steps: Mapping[str, Mapping[int, float]], seed: int, budget: int) -
     "C39",
     Source("004", "§5.3.2", "训练初期的数值稳定性相对较差，对学习率和初始化更加敏感"),
     says="Pre-LN is more sensitive to the learning rate than Post-LN.",
-    hypothesis="4 blocks, AdamW, no warm-up: fewer rates of the ladder train from both kinds of weights than "
+    asks="4 blocks, AdamW, no warm-up: fewer rates of the ladder train from both kinds of weights than "
     "with Post-LN",
     kind=Kind.TENDENCY,
     parts={
@@ -212,11 +213,11 @@ def _savings(steps: Mapping[str, Mapping[int, float]], seed: int, budget: int) -
         ),
     },
 )
-def pre_is_sensitive(look: Look) -> Evidence:
+def pre_is_sensitive(setup: Setup) -> Evidence:
     """Rates that train, the spread over weights, and how high the loss rises at first."""
     bases = {"pre": (PRE, PRE_XAVIER), "post": (POST, POST_NORMAL)}
-    outcomes = trained(look, [r for pair in bases.values() for base in pair for r in ladder(base)])
-    cases = [case for seed in look.seeds for case in _sensitivity(outcomes, bases, seed)]
+    outcomes = trained(setup, [r for pair in bases.values() for base in pair for r in ladder(base)])
+    cases = [case for seed in setup.seeds for case in _sensitivity(outcomes, bases, seed)]
     return Evidence(
         cases=cases,
         figure=Figure(

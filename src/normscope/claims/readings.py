@@ -10,8 +10,8 @@ from torch import Tensor
 from normscope.anatomy import Anatomy, capture, measuring, read_anatomy
 from normscope.claims.claim import Sentence, claim
 from normscope.claims.evidence import Case, Evidence, Figure
-from normscope.claims.look import Look
-from normscope.claims.put_to_test import NotMeasured
+from normscope.claims.measure import NotMeasured
+from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
 from normscope.errors import UsageError
 from normscope.subjects import Subject, load, untouched
@@ -58,18 +58,17 @@ ZERO = "nn:decoder,init=zero-output,depth=4,width=64"
     Source("003", "Abstract", "是 GPT-3、LLaMA-4、DeepSeek-V3 等主流 LLM 的标准做法"),
     Source("003", "Conclusion", "二者组合已是 LLM 标配"),
     says="GPT-3, LLaMA-4 and DeepSeek-V3 are Pre-LN with RMSNorm.",
-    hypothesis="every branch of each is read as Pre-LN with an RMSNorm; GPT-3 as GPT-2, whose architecture "
-    "it has",
+    asks="every branch of each is read as Pre-LN with an RMSNorm; GPT-3 as GPT-2, whose architecture it has",
     parts={
         "placement": Sentence("All of them are Pre-LN."),
         "final": Sentence("All of them norm the last stream."),
     },
 )
-def llms_are_pre_with_rmsnorm(look: Look) -> Evidence:
+def llms_are_pre_with_rmsnorm(setup: Setup) -> Evidence:
     """The reading of each model type, with small widths and its own norms."""
     cases: list[Case] = []
     notes: dict[str, str] = {}
-    for seed in look.seeds:
+    for seed in setup.seeds:
         for name, kind in NAMED.items():
             anatomy = small(kind, seed)
             notes[name] = f"{name} is read as {in_words(anatomy)}."
@@ -99,14 +98,14 @@ def _model_cases(name: str, anatomy: Anatomy, seed: int) -> Iterator[Case]:
     Source("004", "§4.1", "也常采用 Pre-LN 结构"),
     Source("001", "Summary", "BERT（某些变体）"),
     says="GPT-2, GPT-3, BERT and Llama are Pre-LN.",
-    hypothesis="every branch of each is read as Pre-LN; of BERT and its variants, at least half",
+    asks="every branch of each is read as Pre-LN; of BERT and its variants, at least half",
     parts={"variants": Sentence("BERT and its variants are often Pre-LN (half of them or more).")},
 )
-def bert_is_pre(look: Look) -> Evidence:
+def bert_is_pre(setup: Setup) -> Evidence:
     """The reading of the models named, and of BERT's family as transformers builds it."""
     cases: list[Case] = []
     family: dict[str, str] = {}
-    for seed in look.seeds:
+    for seed in setup.seeds:
         for name, kind in {"GPT-2, GPT-3": "gpt2", "Llama": "llama", "BERT": "bert"}.items():
             anatomy = small(kind, seed)
             pre = placement_of(anatomy) == "pre"
@@ -131,19 +130,19 @@ def bert_is_pre(look: Look) -> Evidence:
     "C38",
     Source("004", "§5.4.1", "T5模型和GPT-3等模型都采用了类似的初始化策略"),
     says="T5 and GPT-3 start with (nearly) zero residual branches.",
-    hypothesis="at the start, the last map of a branch is zero, or what the branch adds is at most 1 % of "
+    asks="at the start, the last map of a branch is zero, or what the branch adds is at most 1 % of "
     "the stream that it is added to; 12 blocks of width 64",
     parts={"zero": Sentence("The last map of each branch is zero.")},
 )
-def t5_and_gpt3_start_at_zero(look: Look) -> Evidence:
+def t5_and_gpt3_start_at_zero(setup: Setup) -> Evidence:
     """Starting weights and branches of the two as transformers draws them, and of a zero start of ours."""
     cases = [
         case
-        for seed in look.seeds
+        for seed in setup.seeds
         for name, spec in STARTS.items()
         for case in _start_cases(name, loaded(spec, seed), seed)
     ]
-    ours = [branch_shares(loaded(ZERO, seed)) for seed in look.seeds]
+    ours = [branch_shares(loaded(ZERO, seed)) for seed in setup.seeds]
     return Evidence(
         cases=cases,
         figure=Figure.largest("largest branch over the stream that it reads, in RMS", cases),

@@ -12,9 +12,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from normscope.claims.allocations import kept_for_backward
 from normscope.claims.claim import Kind, Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
-from normscope.claims.look import Look
+from normscope.claims.evidence import Case, Evidence, Figure
 from normscope.claims.memory import less
+from normscope.claims.plots import Line, Plot
+from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
 from normscope.claims.timing import HOW, in_turns, ratio
 from normscope.nn import build
@@ -34,7 +35,7 @@ SAVED, TIME = (40.0, 50.0), (20.0, 40.0)
     Source("004", "§9", "约增加30%的前向计算时间"),
     Source("004", "§9", "减少40%-50%的激活值显存占用"),
     says="Recomputing the branches saves 40 % or more of the activations' memory for about 30 % more time.",
-    hypothesis="with each block run again in the backward pass at least 40 % less is kept, and the "
+    asks="with each block run again in the backward pass at least 40 % less is kept, and the "
     "forward and backward pass together take 20 to 40 % longer",
     condition="the width is 256 or more",
     kind=Kind.TENDENCY,
@@ -48,9 +49,9 @@ SAVED, TIME = (40.0, 50.0), (20.0, 40.0)
     },
     alone=True,
 )
-def recomputation(look: Look) -> Evidence:
+def recomputation(setup: Setup) -> Evidence:
     """Bytes kept, operations and times of a step, without, with half and with all blocks run again."""
-    cases = [case for seed in look.seeds for case in _cases(seed)]
+    cases = [case for seed in setup.seeds for case in _cases(seed)]
     means = {
         part: _mean([case for case in cases if case.met], part) for part in ("", "memory", "forward", "half")
     }
@@ -150,7 +151,7 @@ def _mean(cases: list[Case], part: str) -> float:
     return sum(values) / len(values)
 
 
-def _by_seed(cases: list[Case]) -> dict[int, float]:
+def _by_seed(cases: list[Case]) -> dict[int | None, float]:
     wide = [case for case in cases if case.met]
     return {seed: _mean([case for case in wide if case.seed == seed], "") for seed in {c.seed for c in wide}}
 

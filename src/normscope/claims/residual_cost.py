@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from normscope.claims.claim import Kind, Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
+from normscope.claims.evidence import Case, Evidence, Figure
 from normscope.claims.fused_norm import AddNorm, build_add_norms
-from normscope.claims.look import Look
+from normscope.claims.measure import NotMeasured
 from normscope.claims.memory import training_step
 from normscope.claims.norm_cost import operations
-from normscope.claims.put_to_test import NotMeasured
+from normscope.claims.plots import Line, Plot
+from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
 from normscope.claims.timing import HOW, in_turns, ratio, repeated
 from normscope.nn import Block, Decoder, build
@@ -37,7 +38,7 @@ FUSED = 10.0
     Source("004", "§9", "其带来的计算延迟增加几乎可以忽略不计"),
     Source("004", "§7", "占整个网络的比重不足1%"),
     says="The residual add costs next to nothing: less than 1 % of a training step.",
-    hypothesis="the adds of a step, forward and backward, take less than 1 % of the time of an AdamW step, "
+    asks="the adds of a step, forward and backward, take less than 1 % of the time of an AdamW step, "
     "at widths 64, 128 and 512",
     condition=f"the width is {WIDE} or more",
     kind=Kind.TENDENCY,
@@ -52,9 +53,9 @@ FUSED = 10.0
     },
     alone=True,
 )
-def residual_cost(look: Look) -> Evidence:
+def residual_cost(setup: Setup) -> Evidence:
     """Time, operations and parameters of adds and norms, as shares of a training step."""
-    cases = [case for seed in look.seeds for width in WIDTHS for case in _shares(width, seed)]
+    cases = [case for seed in setup.seeds for width in WIDTHS for case in _shares(width, seed)]
     wide = {case.seed: case.value for case in cases if case.met and not case.part}
     norms = [case.value for case in cases if case.part == "both time" and case.met]
     return Evidence(
@@ -171,7 +172,7 @@ def _plot(cases: list[Case]) -> Plot:
     Source("004", "§7", "使用Fused Add+Norm kernel能带来10%-20%的显著提速"),
     Source("004", "§9", "显著减少HBM的读写次数"),
     says="Add and LayerNorm fused into one kernel are 10 to 20 % faster.",
-    hypothesis="the same loops in C, once over all rows for the add and once for the norm, or both row by "
+    asks="the same loops in C, once over all rows for the add and once for the norm, or both row by "
     "row: the fused form takes at least 10 % less time, from 1 to 32 MiB a tensor",
     condition="the sum is not kept (Pre-LN and training need it)",
     kind=Kind.TENDENCY,
@@ -185,15 +186,15 @@ def _plot(cases: list[Case]) -> Plot:
     },
     alone=True,
 )
-def fused_add_norm(look: Look) -> Evidence:
+def fused_add_norm(setup: Setup) -> Evidence:
     """Times of one pass over memory against two, beside the bytes that each moves."""
     kernels = build_add_norms()
     if kernels is None:
         raise NotMeasured("no C compiler to build a fused kernel with")
-    cases = [case for seed in look.seeds for case in _fused_cases(kernels, seed)]
+    cases = [case for seed in setup.seeds for case in _fused_cases(kernels, seed)]
     own = [case for case in cases if not case.part]
     main = {how: [case.value for case in own if case.met is how] for how in (True, False)}
-    kept = {s: statistics.median(c.value for c in own if c.seed == s and not c.met) for s in look.seeds}
+    kept = {s: statistics.median(c.value for c in own if c.seed == s and not c.met) for s in setup.seeds}
     return Evidence(
         cases=cases,
         figure=Figure("time that fusing saves where the sum is kept, median of sizes, in %", kept),

@@ -1,4 +1,4 @@
-"""`run_claims`: claims put to the test in worker processes; what is known is not measured again."""
+"""`run_claims`: claims measured in worker processes; what is in the cache is not measured again."""
 
 import contextlib
 import tempfile
@@ -11,34 +11,34 @@ from queue import Queue
 
 from normscope.claims.cache import Cache
 from normscope.claims.claim import Claim
-from normscope.claims.hand import Hand
-from normscope.claims.look import Look
-from normscope.claims.tested import Tested
+from normscope.claims.result import ClaimResult
+from normscope.claims.setup import Setup
+from normscope.claims.worker import Worker
 
 Progress = Callable[[str, int, int], None]
 
 
 def run_claims(
     claims: Sequence[Claim],
-    look: Look,
+    setup: Setup,
     *,
     jobs: int = 2,
     cache: Path | None = None,
     fresh: bool = False,
     progress: Progress = lambda stage, done, total: None,
-    on_tested: Callable[[Tested], None] = lambda tested: None,
+    on_ready: Callable[[ClaimResult], None] = lambda tested: None,
     on_trouble: Callable[[str], None] = lambda words: None,
-) -> list[Tested]:
-    """Put `claims` to the test.
+) -> list[ClaimResult]:
+    """Measure `claims`.
 
     Args:
         claims: which.
-        look: seeds, short or long form, text.
+        setup: seeds, short or long form, text.
         jobs: processes of one thread each; claims that take times run after the others, one by one.
         cache: folder of what was tested before, by code and environment; None keeps nothing.
         fresh: measure again what is known.
         progress: told what is running, how many are done, and of how many.
-        on_tested: given each claim as it is ready; a caller that is interrupted has these.
+        on_ready: given each result as it is ready; a caller that is interrupted has these.
         on_trouble: told, once, why nothing can be kept.
 
     Returns:
@@ -46,28 +46,28 @@ def run_claims(
     """
     with contextlib.ExitStack() as stack:
         keep = _Keeping(None if cache is None else Cache(cache), on_trouble)
-        found = {} if fresh else keep.known(claims, look)
+        found = {} if fresh else keep.known(claims, setup)
         for tested in found.values():
-            on_tested(tested)
+            on_ready(tested)
         missing = [claim for claim in claims if claim.id not in found]
         if missing:
             shared = keep.cache or Cache(Path(stack.enter_context(tempfile.TemporaryDirectory())))
-            look = replace(look, runs=shared.runs(look))
+            setup = replace(setup, runs=shared.runs(setup))
         running: dict[str, None] = {}
 
         def begun(id: str) -> None:
             running[id] = None
             progress(" ".join(list(running)), len(found), len(claims))
 
-        for group, hands in (
+        for group, workers in (
             ([claim for claim in missing if not claim.alone], jobs),
             ([claim for claim in missing if claim.alone], 1),
         ):
-            for tested in stack.enter_context(contextlib.closing(_tested(group, look, hands, begun))):
+            for tested in stack.enter_context(contextlib.closing(_measured(group, setup, workers, begun))):
                 found[tested.claim.id] = tested
                 running.pop(tested.claim.id, None)
-                on_tested(tested)
-                keep.keep(tested, look)
+                on_ready(tested)
+                keep.keep(tested, setup)
                 progress(" ".join(list(running)), len(found), len(claims))
         return [found[claim.id] for claim in claims]
 
@@ -82,19 +82,19 @@ class _Keeping:
         if cache is not None and (why := cache.refusal):
             self._give_up(why)
 
-    def known(self, claims: Sequence[Claim], look: Look) -> dict[str, Tested]:
+    def known(self, claims: Sequence[Claim], setup: Setup) -> dict[str, ClaimResult]:
         """Those that were tested before, by id."""
         if self._reading is None:
             return {}
-        found = {claim.id: self._reading.read(claim, look) for claim in claims}
+        found = {claim.id: self._reading.read(claim, setup) for claim in claims}
         return {id: tested for id, tested in found.items() if tested is not None}
 
-    def keep(self, tested: Tested, look: Look) -> None:
+    def keep(self, tested: ClaimResult, setup: Setup) -> None:
         """Keep it, or say why not."""
         if self.cache is None:
             return
         try:
-            self.cache.write(tested, look)
+            self.cache.write(tested, setup)
         except OSError as error:
             self._give_up(error.strerror or str(error))
 
@@ -104,37 +104,35 @@ class _Keeping:
         self.cache = None
 
 
-def _tested(
-    claims: Sequence[Claim], look: Look, jobs: int, begun: Callable[[str], None]
-) -> Generator[Tested, None, None]:
-    """Each claim as it is ready. No worker is left at the end, however it comes."""
+def _measured(
+    claims: Sequence[Claim], setup: Setup, jobs: int, begun: Callable[[str], None]
+) -> Generator[ClaimResult, None, None]:
+    """Each claim as it is ready. No process is left at the end, however it comes."""
     jobs = min(jobs, len(claims))
     if not jobs:
         return
-    hands: Queue[Hand] = Queue()
-    everyone = [Hand(look) for _ in range(jobs)]
-    for hand in everyone:
-        hands.put(hand)
+    workers = [Worker(setup) for _ in range(jobs)]
+    free: Queue[Worker] = Queue()
+    for worker in workers:
+        free.put(worker)
     # Trained claims wait for one another where they share runs: one worker takes these, the others the rest.
     waiting = deque(sorted(claims, key=lambda claim: not claim.has_long))
 
-    def test() -> Tested:
-        hand = hands.get()
-        claim = waiting.popleft() if hand is everyone[0] else waiting.pop()
+    def measure() -> ClaimResult:
+        worker = free.get()
+        claim = waiting.popleft() if worker is workers[0] else waiting.pop()
         try:
             begun(claim.id)
-            return hand.test(claim)
+            return worker.measure(claim)
         finally:
-            hands.put(hand)
+            free.put(worker)
 
     pool = ThreadPoolExecutor(jobs)
     try:
-        for future in as_completed([pool.submit(test) for _ in claims]):
+        for future in as_completed([pool.submit(measure) for _ in claims]):
             yield future.result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-        for hand in everyone:
-            hand.end()
+        for worker in workers:
+            worker.end()
         pool.shutdown()
-        for hand in everyone:
-            hand.close()

@@ -1,4 +1,4 @@
-"""`Runs`: trained runs that several claims look at, each trained once."""
+"""`Runs`: trained runs that several claims share, each trained once."""
 
 import contextlib
 import dataclasses
@@ -6,7 +6,11 @@ import fcntl
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+
+import torch
+from torch import nn
 
 from normscope.maps import Cell, Result, train_group
 from normscope.train import RunConfig
@@ -14,6 +18,21 @@ from normscope.train.atomic import write_text
 
 STACK = 20
 """Runs trained together, at most; larger stacks are hardly faster."""
+NOISE = 1e-7
+"""Relative size of a replica's perturbation: about one rounding of float32."""
+
+
+def perturb(cell: Cell, model: nn.Module, *, replica: int) -> None:
+    """Multiply each weight by 1 + 1e-7 × a normal draw; replica 0 is left as it is."""
+    if replica:
+        generator = torch.Generator().manual_seed(1_000_003 * replica + cell.seed)
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.mul_(1 + NOISE * torch.randn(weight.shape, generator=generator))
+
+
+def _key(cell: Cell, replica: int) -> str:
+    return f"{cell.key}-{replica}" if replica else cell.key
 
 
 class Runs:
@@ -27,52 +46,59 @@ class Runs:
         self.folder = folder
         self._memory: dict[str, Result] = {}
 
-    def of(self, configs: Sequence[RunConfig]) -> list[Result]:
-        """The results of `configs`, in their order; those that are not there are trained, to the end."""
+    def of(self, configs: Sequence[RunConfig], replica: int = 0) -> list[Result]:
+        """The results of `configs`, in their order; those that are not there are trained, to the end.
+
+        Args:
+            replica: see `Setup.train`.
+        """
         cells = [Cell(config) for config in configs]
         stacks: dict[str, list[Cell]] = {}
         for cell in dict.fromkeys(cells):
             stacks.setdefault(cell.shape, []).append(cell)
         for wait in (False, True):  # what another process trains now comes last
-            stacks = {shape: each for shape, each in stacks.items() if not self._train(each, wait=wait)}
-        return [self._memory[cell.key] for cell in cells]
+            stacks = {
+                shape: each for shape, each in stacks.items() if not self._train(each, replica, wait=wait)
+            }
+        return [self._memory[_key(cell, replica)] for cell in cells]
 
-    def _train(self, cells: Sequence[Cell], *, wait: bool) -> bool:
+    def _train(self, cells: Sequence[Cell], replica: int, *, wait: bool) -> bool:
         """Train those of one shape that are missing; False where another process is at it, unless we wait."""
-        if all(self._is_there(cell) for cell in cells):
+        if all(self._is_there(_key(cell, replica)) for cell in cells):
             return True
         with self._held(cells[0].shape, wait=wait) as is_ours:
             if not is_ours:
                 return False
-            missing = [cell for cell in cells if not self._is_there(cell)]
+            missing = [cell for cell in cells if not self._is_there(_key(cell, replica))]
             for first in range(0, len(missing), STACK):
                 stack = missing[first : first + STACK]
-                for cell, result in zip(stack, train_group(stack, early_stop=False), strict=True):
-                    self._keep(cell, result)
+                results = train_group(stack, early_stop=False, prepare=partial(perturb, replica=replica))
+                for cell, result in zip(stack, results, strict=True):
+                    self._keep(_key(cell, replica), result)
         return True
 
-    def _is_there(self, cell: Cell) -> bool:
-        if cell.key in self._memory:
+    def _is_there(self, key: str) -> bool:
+        if key in self._memory:
             return True
-        path = self._path(cell)
+        path = self._path(key)
         if path is None:
             return False
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-            self._memory[cell.key] = Result(**values | {"losses": tuple(values["losses"])})
+            self._memory[key] = Result(**values | {"losses": tuple(values["losses"])})
         except (OSError, ValueError, KeyError, TypeError):  # not there, or not whole
             return False
         return True
 
-    def _keep(self, cell: Cell, result: Result) -> None:
-        self._memory[cell.key] = result
-        path = self._path(cell)
+    def _keep(self, key: str, result: Result) -> None:
+        self._memory[key] = result
+        path = self._path(key)
         if path is not None:
             with contextlib.suppress(OSError):  # a full disk: then it is in memory only
                 write_text(path, json.dumps(dataclasses.asdict(result)))
 
-    def _path(self, cell: Cell) -> Path | None:
-        return None if self.folder is None else self.folder / f"{cell.key}.json"
+    def _path(self, key: str) -> Path | None:
+        return None if self.folder is None else self.folder / f"{key}.json"
 
     @contextmanager
     def _held(self, shape: str, *, wait: bool) -> Iterator[bool]:

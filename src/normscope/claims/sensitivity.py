@@ -13,8 +13,8 @@ from torch.nn import functional
 from normscope.claims.at_start import blocks_of
 from normscope.claims.claim import Sentence, claim
 from normscope.claims.evidence import Case, Evidence, Figure
-from normscope.claims.look import Look
 from normscope.claims.norm_jacobian import distance
+from normscope.claims.setup import Setup
 from normscope.claims.short_runs import small, train_changed
 from normscope.claims.sources import Source
 from normscope.nn import SCHEMES, Decoder, Slot, build, swap
@@ -31,21 +31,21 @@ NOISE = 0.01
     "C12",
     Source("004", "§6.5", "LayerNorm会立即通过归一化操作将这种放大效应抵消"),
     says="A weight that is too large by a factor is cancelled by the norm at once.",
-    hypothesis="with one map of one block doubled the logits change by at most 1 %: every map, five "
+    asks="with one map of one block doubled the logits change by at most 1 %: every map, five "
     "placements and none, 6 blocks, Xavier weights, ReLU; with each weight off by 1 % they change less than "
     "those of the same weights without norms",
     condition="a norm reads the map's output before anything is added to it",
     parts={"damped": Sentence("With norms small errors of all weights move the output less than without.")},
 )
-def scaled_weights(look: Look) -> Evidence:
+def scaled_weights(setup: Setup) -> Evidence:
     """Doubled maps, one by one, in each placement; all weights a little off."""
-    found = {seed: dict(_models(seed)) for seed in look.seeds}
+    found = {seed: dict(_models(seed)) for seed in setup.seeds}
     cases = [case for seed, models in found.items() for case in _doubled_cases(seed, models)]
-    cases += [case for seed in look.seeds for case in _damped_cases(seed)]
+    cases += [case for seed in setup.seeds for case in _damped_cases(seed)]
     own = [case for case in cases if not case.part]
     post = {
         seed: max(c.value for c in own if c.seed == seed and c.where.startswith("post,"))
-        for seed in look.seeds
+        for seed in setup.seeds
     }
     bare = [c.value for c in own if c.where.startswith(BARE)]
     return Evidence(
@@ -129,7 +129,7 @@ STEPS = 100
     Source("004", "§6.5", "它对输入数据中的离群点具有一定的平滑作用"),
     Source("004", "§6.5", "原始的信号特征依然有大概率保留在输出中"),
     says="Noise in the input is tolerated.",
-    hypothesis="the stack's output changes by no larger a share than its input, within 5 %: embeddings with "
+    asks="the stack's output changes by no larger a share than its input, within 5 %: embeddings with "
     "1 % and 10 % noise, one feature at ten times its σ, one token in sixteen misspelt; Pre-LN and Post-LN "
     "of 6 blocks, drawn and after 100 steps; and by a smaller share than without norms",
     condition="the model is trained",
@@ -138,12 +138,12 @@ STEPS = 100
         "better": Sentence("At the start the output changes less than without norms."),
     },
 )
-def noisy_inputs(look: Look) -> Evidence:
+def noisy_inputs(setup: Setup) -> Evidence:
     """Relative change of the output over that of the input, by kind of noise."""
-    drawn = {seed: {name: m for name, m in _models(seed) if name in (BARE, *NORMED)} for seed in look.seeds}
-    trained = {name: train_changed(look, small(name, steps=STEPS, lr=1e-3)) for name in NORMED}
+    drawn = {seed: {name: m for name, m in _models(seed) if name in (BARE, *NORMED)} for seed in setup.seeds}
+    trained = {name: train_changed(setup, small(name, steps=STEPS, lr=1e-3)) for name in NORMED}
     cases: list[Case] = []
-    for seed in look.seeds:
+    for seed in setup.seeds:
         gains = {name: _gains(model, seed) for name, model in drawn[seed].items()}
         for name in NORMED:
             cases += _noise_cases(seed, f"{name}, drawn", gains[name], met=False)

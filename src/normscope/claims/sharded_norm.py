@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from normscope.claims.claim import Sentence, claim
 from normscope.claims.evidence import Case, Evidence, Figure
-from normscope.claims.look import Look
-from normscope.claims.put_to_test import NotMeasured
+from normscope.claims.measure import NotMeasured
+from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
 
 WORLDS = (2, 3, 4)
@@ -28,7 +28,7 @@ NEAR = 100
     Source("004", "§9", "那么计算均值和方差就需要进行跨设备的通信"),
     Source("004", "§9", "在LayerNorm算子内部集成All-Reduce通信"),
     says="With its features on several devices LayerNorm needs one all-reduce, for its statistics.",
-    hypothesis="on 2 to 4 processes, one all-reduce of (Σx, Σx²) forward gives the output and the gradients "
+    asks="on 2 to 4 processes, one all-reduce of (Σx, Σx²) forward gives the output and the gradients "
     "of the whole norm to 1e-10 in float64, and without it they differ by 1e-3 or more",
     condition=f"the mean is within {NEAR} σ of zero",
     parts={
@@ -37,9 +37,9 @@ NEAR = 100
         "overlap": Sentence("What is sent can travel while the matrix product before the norm goes on."),
     },
 )
-def sharded_norm(look: Look) -> Evidence:
+def sharded_norm(setup: Setup) -> Evidence:
     """Processes that hold a share of the features each, against the whole norm on one."""
-    rows = run_ranks(look.seeds)
+    rows = run_ranks(setup.seeds)
     compared = [row for row in rows if row["how"] != "overlapped"]
     overlapped = [row for row in rows if row["how"] == "overlapped"]
     cases = [*_compared(compared), *(_overlap(row) for row in overlapped)]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from normscope.claims.look import Look
+from normscope.claims.setup import Setup
 from normscope.maps import Cell
 from normscope.maps.training import loaded
 from normscope.train import RunConfig, TrialConfig, in_flushed_thread, many_trials
@@ -33,14 +33,14 @@ def small(
 
 
 def train_changed(
-    look: Look, config: RunConfig, change: Callable[[nn.Module], None] = lambda model: None
+    setup: Setup, config: RunConfig, change: Callable[[nn.Module], None] = lambda model: None
 ) -> dict[int, ShortRun]:
     """Runs of `config` by seed, all seeds in one stack; `change` is done to each model before its first step.
 
-    Use `look.train` where nothing is changed and the models are not needed: those runs are kept.
+    Use `setup.train` where nothing is changed and the models are not needed: those runs are kept.
     """
-    text = None if look.text is None else str(look.text)
-    configs = [config.replace(seed=seed, text=text) for seed in look.seeds]
+    text = None if setup.text is None else str(setup.text)
+    configs = [config.replace(seed=seed, text=text) for seed in setup.seeds]
     subjects = [loaded(Cell(each)) for each in configs]
     for subject in subjects:
         change(subject.model)
@@ -62,5 +62,5 @@ def train_changed(
         trials.export(k, model)
     return {
         seed: ShortRun(trials.losses[k], model)
-        for k, (seed, model) in enumerate(zip(look.seeds, models, strict=True))
+        for k, (seed, model) in enumerate(zip(setup.seeds, models, strict=True))
     }

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from normscope.claims.claim import Sentence, claim
 from normscope.claims.evidence import Case, Evidence, Figure
-from normscope.claims.look import Look
 from normscope.claims.norm_jacobian import distance
 from normscope.claims.printed_code import (
     BATCH,
@@ -29,6 +28,7 @@ from normscope.claims.printed_code import (
     torch_block,
 )
 from normscope.claims.readings import in_words, placement_of
+from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
 
 SAME = 1e-5
@@ -46,16 +46,16 @@ SAME = 1e-5
     Source("004", "§5.2.1", "在Post-Norm中，第 $l$ 层的输出"),
     Source("004", "§8.3", "先做子层处理，再做归一化"),
     says="The code and the formulas printed as Post-LN are Post-LN.",
-    hypothesis="the anatomy reads the placement of each as the text calls it; a second witness: the output "
+    asks="the anatomy reads the placement of each as the text calls it; a second witness: the output "
     "is that of torch's own block of that placement with the same weights",
     parts={
         "pre": Sentence("What the same text prints as Pre-LN is Pre-LN."),
         "others": Sentence("The other four texts print both under their right names."),
     },
 )
-def labelled_post(look: Look) -> Evidence:
+def labelled_post(setup: Setup) -> Evidence:
     """Small models of every snippet, read; and their outputs beside those of torch's blocks."""
-    cases = [_snippet_case(printed, seed) for seed in look.seeds for printed in SNIPPETS]
+    cases = [_snippet_case(printed, seed) for seed in setup.seeds for printed in SNIPPETS]
     claimed = [case for case in cases if not case.part]
     agree = sum(case.holds == (case.value <= SAME) for case in cases)
     return Evidence(
@@ -99,7 +99,7 @@ def _read_as(cases: Sequence[Case]) -> Counter[str]:
     Source("004", "§4.3", "典型的 Pre-LN 结构数据流"),
     Source("004", "§4.2", "batch, seq_len, d_model"),
     says="The PyTorch templates printed in 003 and 004 are Pre-LN blocks.",
-    hypothesis="the anatomy reads every branch of a stack of them as Pre-LN",
+    asks="the anatomy reads every branch of a stack of them as Pre-LN",
     parts={
         "rms": Sentence("nn.RMSNorm can be put in for nn.LayerNorm without any other change (003)."),
         "batch": Sentence(
@@ -110,9 +110,9 @@ def _read_as(cases: Sequence[Case]) -> Counter[str]:
         "final": Sentence("A stack of them is whole: it ends in a norm, as GPT-2's and LLaMA's do."),
     },
 )
-def templates(look: Look) -> Evidence:
+def templates(setup: Setup) -> Evidence:
     """Both templates: read, counted, and fed a batch of which one sequence is changed."""
-    cases = [case for seed in look.seeds for name in _templates() for case in _template_cases(name, seed)]
+    cases = [case for seed in setup.seeds for name in _templates() for case in _template_cases(name, seed)]
     counts = {name: _norm_calls(name) for name in _templates()}
     return Evidence(
         cases=cases,

@@ -19,8 +19,9 @@ from normscope.claims.at_start import (
     weight_of,
 )
 from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
-from normscope.claims.look import Look
+from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.plots import Line, Plot
+from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
 from normscope.nn import EncoderDecoder, build
 
@@ -42,7 +43,7 @@ NEAR = 0.15
     Source("002", "缺点", "梯度不稳定:在深层网络中,梯度容易出现爆炸或消失的现象"),
     says="At the start of Post-LN the gradients of the last blocks are very large and those of the first "
     "ones small.",
-    hypothesis="‖∂loss/∂W₂‖ of the last block is at least twice that of the first, at 6, 12 and 24 blocks of "
+    asks="‖∂loss/∂W₂‖ of the last block is at least twice that of the first, at 6, 12 and 24 blocks of "
     "a decoder, an encoder and the decoder of an encoder–decoder; the exponents of Xiong et al. 2020 "
     "(Theorem 1) within 0.15, L = 2 … 64 and d = 64 … 1024, in their setting: uniform attention, d hidden "
     "units, ReLU, Xavier weights",
@@ -57,13 +58,13 @@ NEAR = 0.15
         ),
     },
 )
-def gradients_of_post_ln(look: Look) -> Evidence:
+def gradients_of_post_ln(setup: Setup) -> Evidence:
     """The tilt from the last block to the first; the two exponents that are proved of the last."""
-    tilts = {seed: _tilts(seed) for seed in look.seeds}
-    by_depth = {seed: {name: _by_depth(name, seed) for name in ("post", "pre")} for seed in look.seeds}
+    tilts = {seed: _tilts(seed) for seed in setup.seeds}
+    by_depth = {seed: {name: _by_depth(name, seed) for name in ("post", "pre")} for seed in setup.seeds}
     cases = [case for seed, tilt in tilts.items() for case in _tilt_cases(seed, tilt)]
     cases += [case for seed, lines in by_depth.items() for case in _depth_cases(seed, lines)]
-    cases += [case for seed in look.seeds for case in _width_cases(seed)]
+    cases += [case for seed in setup.seeds for case in _width_cases(seed)]
     alone = [tilt[kind, depth] for tilt in tilts.values() for kind in KINDS[:2] for depth in ENDS]
     crossed = [tilt["encoder-decoder", ENDS[-1]] for tilt in tilts.values()]
     return Evidence(
@@ -207,7 +208,7 @@ FLAT = 0.1
     Source("001", "深入解析", "各层参数的梯度范数近似独立于层数 $L$"),
     Source("001", "§2.B", "梯度在各层分布更均匀"),
     says="In Pre-LN the gradient norm of each layer is about independent of the number of layers L.",
-    hypothesis="the exponent in L of ‖∂loss/∂W₂‖, L = 4 … 64, is within 0.1 of zero: for the first, second, "
+    asks="the exponent in L of ‖∂loss/∂W₂‖, L = 4 … 64, is within 0.1 of zero: for the first, second, "
     "middle and last block; Xiong et al. prove L^-½ for the last",
     condition="the block is counted from the input",
     parts={
@@ -221,11 +222,11 @@ FLAT = 0.1
         ),
     },
 )
-def gradients_of_pre_ln(look: Look) -> Evidence:
+def gradients_of_pre_ln(setup: Setup) -> Evidence:
     """Three readings of one sentence: a layer counted from below, one from above, all layers of a model."""
-    found = {seed: {depth: _pre_gradients(depth, seed) for depth in SIZES} for seed in look.seeds}
+    found = {seed: {depth: _pre_gradients(depth, seed) for depth in SIZES} for seed in setup.seeds}
     cases = [case for seed, by_depth in found.items() for case in _layer_cases(seed, by_depth)]
-    cases += [case for seed in look.seeds for case in _vanish_cases(seed)]
+    cases += [case for seed in setup.seeds for case in _vanish_cases(seed)]
     ends = {seed: slope(SIZES, [g[depth][-1] for depth in SIZES]) for seed, g in found.items()}
     firsts = [slope(SIZES, [g[depth][0] for depth in SIZES]) for g in found.values()]
     return Evidence(

@@ -18,8 +18,9 @@ from normscope.claims.at_start import (
     weight_of,
 )
 from normscope.claims.claim import Kind, Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
-from normscope.claims.look import Look
+from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.plots import Line, Plot
+from normscope.claims.setup import Setup
 from normscope.claims.short_runs import small
 from normscope.claims.sources import Source
 from normscope.nn import Decoder, build
@@ -38,7 +39,7 @@ LEVEL = 0.1
     Source("004", "§7", "通常建议将残差层的输出方差保持在1附近"),
     says="Dividing the last maps of the branches by √N, as GPT-2 does, keeps the stream's variance at any "
     "depth.",
-    hypothesis="the exponent in L of the variance after L = 4 … 64 Pre-LN blocks with Xavier weights is "
+    asks="the exponent in L of the variance after L = 4 … 64 Pre-LN blocks with Xavier weights is "
     "within 0.1 of zero, with N = L and with N = 2L; it is 1 without the division",
     parts={
         "one": Sentence("The variance at the end is the one at entry, within 10 %."),
@@ -48,12 +49,12 @@ LEVEL = 0.1
         ),
     },
 )
-def scaled_start(look: Look) -> Evidence:
+def scaled_start(setup: Setup) -> Evidence:
     """Variance and gradient by depth under 1/√L, 1/√(2L) and nothing; GPT-2's own start."""
-    found = {seed: {name: _ends(name, seed) for name in (*COUNTS, "nothing")} for seed in look.seeds}
+    found = {seed: {name: _ends(name, seed) for name in (*COUNTS, "nothing")} for seed in setup.seeds}
     cases = [case for seed, ends in found.items() for case in _scaled_cases(seed, ends)]
-    cases += [case for seed in look.seeds for case in _gradient_cases(seed)]
-    own = {seed: _own_growth(seed) for seed in look.seeds}
+    cases += [case for seed in setup.seeds for case in _gradient_cases(seed)]
+    own = {seed: _own_growth(seed) for seed in setup.seeds}
     cases += [
         Case(seed=seed, where="gpt2, 12 blocks", value=v, holds=abs(v - 1) <= 0.1, part="own")
         for seed, v in own.items()
@@ -67,7 +68,7 @@ def scaled_start(look: Look) -> Evidence:
         plots=[_ends_plot(found)],
         notes=[
             f"Variance after {LENGTHS[-1]} blocks: "
-            + ", ".join(f"{_mean(found, name):.3g} by {name}" for name in found[look.seeds[0]])
+            + ", ".join(f"{_mean(found, name):.3g} by {name}" for name in found[setup.seeds[0]])
             + ".",
             f"On its own embeddings GPT-2's stream grows {sum(own.values()) / len(own):.3g}-fold.",
         ],
@@ -141,7 +142,7 @@ def _ends_plot(found: Mapping[int, Mapping[str, Sequence[float]]]) -> Plot:
     Source("004", "§5.3.2", "在最终输出层额外增加一个LayerNorm来缓解"),
     Source("001", "§3", "由于没有最后的 LayerNorm 限制，深层的输出幅度（Magnitude）可能会变得非常大"),
     says="A norm after the last block repairs the scale of Pre-LN's output.",
-    hypothesis="with it the exponent in L of the output's mean square, L = 4 … 64, is within 0.05 of zero, "
+    asks="with it the exponent in L of the output's mean square, L = 4 … 64, is within 0.05 of zero, "
     "without it at least ½; Xavier and N(0, 0.02²) weights on their own embeddings; trained 60 steps, the "
     "loss of the last 20 is lower with it",
     kind=Kind.TENDENCY,
@@ -150,20 +151,20 @@ def _ends_plot(found: Mapping[int, Mapping[str, Sequence[float]]]) -> Plot:
         "loss": Sentence("A model of 6 blocks ends lower with it."),
     },
 )
-def final_norm(look: Look) -> Evidence:
+def final_norm(setup: Setup) -> Evidence:
     """The output's mean square by depth with and without the final norm; losses of short runs."""
     found = {
         seed: {(scheme, init): _outputs(scheme, init, seed) for scheme in FINALS for init in INITS}
-        for seed in look.seeds
+        for seed in setup.seeds
     }
     losses = {
-        scheme: look.train([small(scheme, steps=60).replace(seed=seed) for seed in look.seeds])
+        scheme: setup.train([small(scheme, steps=60).replace(seed=seed) for seed in setup.seeds])
         for scheme in FINALS
     }
     cases = [case for seed, outputs in found.items() for case in _output_cases(seed, outputs)]
     gains = {
         seed: _last(b.losses) - _last(a.losses)
-        for seed, a, b in zip(look.seeds, losses["pre"], losses["pre-no-final"], strict=True)
+        for seed, a, b in zip(setup.seeds, losses["pre"], losses["pre-no-final"], strict=True)
     }
     cases += [
         Case(seed=seed, where="nats that it saves", value=gain, holds=gain > 0, part="loss")

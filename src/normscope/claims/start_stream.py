@@ -19,8 +19,9 @@ from normscope.claims.at_start import (
     variance,
 )
 from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
-from normscope.claims.look import Look
+from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.plots import Line, Plot
+from normscope.claims.setup import Setup
 from normscope.claims.short_runs import small, train_changed
 from normscope.claims.sources import Source
 from normscope.nn import SCHEMES, Slot, Where, build
@@ -34,7 +35,7 @@ INITS = ("xavier", "normal", "gpt2")
     Source("001", "§3", "深层的输出幅度（Magnitude）可能会变得非常大"),
     Source("001", "§3", "残差分支 $F$ 对主干流 $x$ 的修改作用越来越小"),
     says="Pre-LN's stream grows with depth, and what a branch adds is an ever smaller share of it.",
-    hypothesis="over 32 blocks the slope of log mean square against log block is at least 0.1, that of the "
+    asks="over 32 blocks the slope of log mean square against log block is at least 0.1, that of the "
     "block's share ‖Δx‖/‖x‖ at most −0.1, with Xavier, N(0, 0.02²) and GPT-2's weights on their embeddings; "
     "a line of both kinds is 1 and −½. After 60 training steps of 8 blocks the same",
     parts={
@@ -44,13 +45,13 @@ INITS = ("xavier", "normal", "gpt2")
         "trained": Sentence("The same after training."),
     },
 )
-def stream_of_pre_ln(look: Look) -> Evidence:
+def stream_of_pre_ln(setup: Setup) -> Evidence:
     """Slopes of the stream's mean square and of the branches' share; the lemma; a trained model."""
-    streams = {seed: {init: _squares(_own_streams(init, seed)) for init in INITS} for seed in look.seeds}
-    lemma = {seed: _lemma(seed) for seed in look.seeds}
+    streams = {seed: {init: _squares(_own_streams(init, seed)) for init in INITS} for seed in setup.seeds}
+    lemma = {seed: _lemma(seed) for seed in setup.seeds}
     trained = {
         seed: _squares(streams_of(run.model, seed))
-        for seed, run in train_changed(look, small("pre", 8, steps=60)).items()
+        for seed, run in train_changed(setup, small("pre", 8, steps=60)).items()
     }
     cases = [case for seed, found in streams.items() for case in _growth_cases(seed, found)]
     cases += [_lemma_case(seed, squares) for seed, squares in lemma.items()]
@@ -145,7 +146,7 @@ PLAIN_SCHEMES = ("post", "pre", "gpt2", "peri", "res-post", "deepnorm", "residua
     Source("004", "§6.1", "近似地满足 $Var(x_{l+1}) \\approx Var(x_l)$"),
     Source("004", "§6.1", "既不会衰减至0，也不会膨胀至无穷大"),
     says="With residuals and LayerNorm each block leaves the stream's variance about as it was.",
-    hypothesis="Var(x_{l+1})/Var(x_l) within 5 % of 1 at each of 12 blocks, all schemes, with Xavier weights "
+    asks="Var(x_{l+1})/Var(x_l) within 5 % of 1 at each of 12 blocks, all schemes, with Xavier weights "
     "and with the scheme's own; through 100 blocks the variance stays within a factor of 1000",
     condition="there is one stream and every block ends in a norm on it",
     parts={
@@ -155,17 +156,17 @@ PLAIN_SCHEMES = ("post", "pre", "gpt2", "peri", "res-post", "deepnorm", "residua
         )
     },
 )
-def variance_by_block(look: Look) -> Evidence:
+def variance_by_block(setup: Setup) -> Evidence:
     """Growth factors of a block, scheme by scheme; the end of 100 blocks."""
     found = {
         seed: {
             (name, init): _variances(name, BLOCKS, seed, init) for name in SCHEMES for init in _starts(name)
         }
-        for seed in look.seeds
+        for seed in setup.seeds
     }
     cases = [_kept_case(seed, *key, values) for seed, by in found.items() for key, values in by.items()]
     far = {
-        seed: {name: _variances(name, FAR, seed, "xavier") for name in PLAIN_SCHEMES} for seed in look.seeds
+        seed: {name: _variances(name, FAR, seed, "xavier") for name in PLAIN_SCHEMES} for seed in setup.seeds
     }
     cases += [_far_case(seed, name, values) for seed, by in far.items() for name, values in by.items()]
     kept = {name for case in cases if not case.part and case.holds for name in [case.where.split(",")[0]]}

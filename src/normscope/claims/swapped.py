@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from normscope.claims.claim import Kind, Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
-from normscope.claims.look import Look
+from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.plots import Line, Plot
+from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
 from normscope.claims.training import Recipe, subjects, train_models, trained, unigram_losses
 from normscope.nn import SwapWarning, swap
@@ -50,7 +51,7 @@ class Moved:
     Source("004", "§8.4", "**千万不要直接改代码继续训练**"),
     Source("004", "§8.4", "直接修改会导致梯度爆炸或性能骤降，通常需要从零开始训练"),
     says="Changing a trained Post-LN model to Pre-LN breaks it: its performance drops sharply.",
-    hypothesis="Post-LN of 4 blocks, trained for 200 steps: moving the norms and keeping the weights loses "
+    asks="Post-LN of 4 blocks, trained for 200 steps: moving the norms and keeping the weights loses "
     "at least half of the nats that it had learnt beyond the byte frequencies, on held-out batches",
     kind=Kind.TENDENCY,
     parts={
@@ -66,13 +67,13 @@ class Moved:
     },
     has_long=True,
 )
-def swap_breaks(look: Look) -> Evidence:
+def swap_breaks(setup: Setup) -> Evidence:
     """Train, swap, measure, train on; beside it a new model with the further steps alone."""
-    first = replace(FIRST, depth=8, lr=5e-4, warmup=500, steps=1000) if look.long else FIRST
-    there = _moved(look, first, "pre")
-    back = _moved(look, replace(first, scheme="pre"), "post")
+    first = replace(FIRST, depth=8, lr=5e-4, warmup=500, steps=1000) if setup.long else FIRST
+    there = _moved(setup, first, "pre")
+    back = _moved(setup, replace(first, scheme="pre"), "post")
     cases = []
-    for seed in look.seeds:
+    for seed in setup.seeds:
         moved, reverse = there[seed], back[seed]
         cases += [
             _drop(seed, "post → pre", moved, ""),
@@ -95,24 +96,24 @@ def swap_breaks(look: Look) -> Evidence:
         notes=[
             _note("post → pre", there),
             _note("pre → post", back),
-            *([] if look.long else [_whole(look, replace(first, scheme="pre", steps=first.steps + AFTER))]),
+            *([] if setup.long else [_whole(setup, replace(first, scheme="pre", steps=first.steps + AFTER))]),
         ],
         of="seeds",
     )
 
 
-def _moved(look: Look, first: Recipe, scheme: str) -> dict[int, Moved]:
+def _moved(setup: Setup, first: Recipe, scheme: str) -> dict[int, Moved]:
     """Both trainings and the new model, for every seed."""
     later = replace(first, scheme=scheme, steps=AFTER, warmup=0)
-    olds = subjects(look, first)
+    olds = subjects(setup, first)
     train_models(olds, first)
     news = {seed: replace_model(old, _swapped(old.model, scheme)) for seed, old in olds.items()}
-    base = {seed: _bytes_alone(look, seed, first.steps + AFTER) for seed in look.seeds}
+    base = {seed: _bytes_alone(setup, seed, first.steps + AFTER) for seed in setup.seeds}
     before = {seed: _held_out(old, first.steps + AFTER) - base[seed] for seed, old in olds.items()}
     after = {seed: _held_out(new, first.steps + AFTER) - base[seed] for seed, new in news.items()}
-    gradients = {seed: _gradient(news[seed]) / _gradient(olds[seed]) for seed in look.seeds}
+    gradients = {seed: _gradient(news[seed]) / _gradient(olds[seed]) for seed in setup.seeds}
     train_models(news, later, skip=first.steps)
-    fresh = subjects(look, later)
+    fresh = subjects(setup, later)
     train_models(fresh, later, skip=first.steps)
     return {
         seed: Moved(
@@ -122,7 +123,7 @@ def _moved(look: Look, first: Recipe, scheme: str) -> dict[int, Moved]:
             scratch=_held_out(fresh[seed], first.steps + AFTER) - base[seed],
             gradient=gradients[seed],
         )
-        for seed in look.seeds
+        for seed in setup.seeds
     }
 
 
@@ -146,8 +147,8 @@ def _held_out(subject: Subject, skip: int) -> float:
     return statistics.fmean(float(subject.loss(batch)) for batch in batches)
 
 
-def _bytes_alone(look: Look, seed: int, skip: int) -> float:
-    return statistics.fmean(unigram_losses(look.text, seed, skip + HELD_OUT)[skip:])
+def _bytes_alone(setup: Setup, seed: int, skip: int) -> float:
+    return statistics.fmean(unigram_losses(setup.text, seed, skip + HELD_OUT)[skip:])
 
 
 def _gradient(subject: Subject) -> float:
@@ -182,9 +183,9 @@ def _note(way: str, by_seed: Mapping[int, Moved]) -> str:
     )
 
 
-def _whole(look: Look, recipe: Recipe) -> str:
+def _whole(setup: Setup, recipe: Recipe) -> str:
     """What all the steps do from the start, without a swap."""
-    ends = [outcome.excess for outcome in trained(look, [recipe])[recipe].values()]
+    ends = [outcome.excess for outcome in trained(setup, [recipe])[recipe].values()]
     return (
         f"A new {recipe.scheme} model with all {recipe.steps} steps ends {statistics.median(ends):+.2f} nats "
         "from the byte frequencies, the median."

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from normscope.claims.claim import Sentence, claim
 from normscope.claims.evidence import Case, Evidence, Figure
-from normscope.claims.look import Look
 from normscope.claims.norm_jacobian import ROUND_OFF, distance
 from normscope.claims.real_blocks import (
     F64,
@@ -23,6 +22,7 @@ from normscope.claims.real_blocks import (
     started,
     sublayers,
 )
+from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
 from normscope.claims.weyl import gaussian
 from normscope.linalg import layer_norm_jacobian, left_kernel, numerical_rank, singular_values
@@ -35,7 +35,7 @@ from normscope.nn import Residual, Where
     Source("000", "§5"),
     says="Every row of Table 1 is right: form, place of the identity, rank, kernel, directions erased.",
     condition="‖A‖ < 1, in the Pre-LN column",
-    hypothesis="each row measured by autograd and float64 SVD, errors under 1e-10, on real blocks of both "
+    asks="each row measured by autograd and float64 SVD, errors under 1e-10, on real blocks of both "
     "placements (four initialisations, widths 16 and 64, ε = 0) and on an F made to cancel the identity",
     parts={
         "form": Sentence("Row 1: J_LN(z)(I + J_F) for Post-LN, I + J_F J_LN for Pre-LN."),
@@ -48,9 +48,9 @@ from normscope.nn import Residual, Where
         ),
     },
 )
-def table_1(look: Look) -> Evidence:
+def table_1(setup: Setup) -> Evidence:
     """Each cell of the table, a case each."""
-    rows = [case for seed in look.seeds for case in _table_cases(seed)]
+    rows = [case for seed in setup.seeds for case in _table_cases(seed)]
     whole = [replace(case, part="", where=f"{case.part}: {case.where}") for case in rows]
     ranks = [case for case in rows if case.part == "rank" and "Pre-LN" in case.where and not case.met]
     full = sum(case.holds for case in ranks)

@@ -8,14 +8,15 @@ import copy
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from normscope.claims.evidence import Line
-from normscope.claims.look import Look
+from normscope.claims.evidence import Case
+from normscope.claims.plots import Line
+from normscope.claims.setup import Setup
 from normscope.maps import Result
 from normscope.subjects import Subject
 from normscope.subjects.corpus import encode
@@ -139,14 +140,53 @@ Outcomes = Mapping[Recipe, Mapping[int, Outcome]]
 """By recipe and seed."""
 
 
-def trained(look: Look, recipes: Iterable[Recipe]) -> dict[Recipe, dict[int, Outcome]]:
-    """What comes of each recipe on each seed of `look`."""
+def trained(setup: Setup, recipes: Iterable[Recipe], replica: int = 0) -> dict[Recipe, dict[int, Outcome]]:
+    """What comes of each recipe on each seed of `setup`; see `Setup.train` for `replica`."""
     recipes = list(dict.fromkeys(recipes))
-    results = iter(look.train([recipe.config(seed) for recipe in recipes for seed in look.seeds]))
+    configs = [recipe.config(seed) for recipe in recipes for seed in setup.seeds]
+    results = iter(setup.train(configs, replica))
     return {
-        recipe: {seed: _outcome(next(results), look.text, seed, recipe.steps) for seed in look.seeds}
+        recipe: {seed: _outcome(next(results), setup.text, seed, recipe.steps) for seed in setup.seeds}
         for recipe in recipes
     }
+
+
+def effects(
+    setup: Setup,
+    recipes: Sequence[Recipe],
+    effect: Callable[[Sequence[Outcome]], float],
+    where: str,
+    *,
+    smallest: float,
+    replicas: int = 2,
+    met: bool = True,
+    part: str = "",
+    most: float = 3.0,
+) -> list[Case]:
+    """A case a seed and replica: `effect` of what comes of `recipes`, paired by seed and replica.
+
+    Args:
+        effect: given an outcome a recipe, in their order; above zero where it speaks for the sentence.
+        smallest: that counts, as the sentence has it.
+        most: larger effects count as this large, so that a run that diverges leaves the mean finite.
+    """
+    found = []
+    for replica in range(replicas):
+        outcomes = trained(setup, recipes, replica)
+        for seed in setup.seeds:
+            value = max(-most, min(most, effect([outcomes[recipe][seed] for recipe in recipes])))
+            found.append(
+                Case(
+                    seed=seed,
+                    replica=replica,
+                    where=where,
+                    value=value,
+                    holds=value >= smallest,
+                    met=met,
+                    part=part,
+                )
+            )
+    return found
 
 
 def _outcome(result: Result, text: Path | None, seed: int, steps: int) -> Outcome:
@@ -163,10 +203,10 @@ def unigram_losses(text: Path | None, seed: int, steps: int) -> tuple[float, ...
     return tuple(float(nats[ids[:, 1:]].mean()) for ids in itertools.islice(windows, steps))
 
 
-def subjects(look: Look, recipe: Recipe) -> dict[int, Subject]:
+def subjects(setup: Setup, recipe: Recipe) -> dict[int, Subject]:
     """The recipe's models at their start with their batches, by seed, for claims that look into them."""
-    text = None if look.text is None else str(look.text)
-    return {seed: recipe.config(seed).replace(text=text).subject() for seed in look.seeds}
+    text = None if setup.text is None else str(setup.text)
+    return {seed: recipe.config(seed).replace(text=text).subject() for seed in setup.seeds}
 
 
 def train_models(subjects: Mapping[int, Subject], recipe: Recipe, *, skip: int = 0) -> dict[int, list[float]]:

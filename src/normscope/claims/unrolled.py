@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
-from normscope.claims.look import Look
+from normscope.claims.evidence import Case, Evidence, Figure
 from normscope.claims.norm_jacobian import distance
+from normscope.claims.plots import Line, Plot
 from normscope.claims.real_blocks import (
     F64,
     Sublayer,
@@ -23,6 +23,7 @@ from normscope.claims.real_blocks import (
     started,
     walk,
 )
+from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
 from normscope.linalg import layer_norm_jacobian
 from normscope.nn import Decoder
@@ -37,15 +38,15 @@ ROUND_OFF = {F64: 1e-12, torch.float32: 1e-4}
     Source("001", "§2.A", "最后的输出可以展开为所有层的累加"),
     Source("002", "Pre-Norm 计算"),
     says="A Pre-LN stack's state is x_L = x_0 + Σ F_l(LN(x_l)).",
-    hypothesis="the sum, with LN by torch's own function at each partial sum, is within 1e-12 (float64) or "
+    asks="the sum, with LN by torch's own function at each partial sum, is within 1e-12 (float64) or "
     "1e-4 (float32) of the state that the blocks give: 1, 8 and 64 blocks, d = 32, Xavier, N(0, 0.02²) and "
     "GPT-2 weights",
 )
-def unrolled_sum(look: Look) -> Evidence:
+def unrolled_sum(setup: Setup) -> Evidence:
     """The blocks' last state against the sum of their branches."""
     cases = [
         _sum_case(init, depth, dtype, seed)
-        for seed in look.seeds
+        for seed in setup.seeds
         for init in ("xavier", "normal", "gpt2")
         for depth in (1, 8, 64)
         for dtype in ROUND_OFF
@@ -80,7 +81,7 @@ DEPTHS = (1, 4, 16, 64)
     says="In Pre-LN a part of the gradient comes from the end of the stack to x_0 through no norm, "
     "unchanged.",
     condition="there is no final norm",
-    hypothesis="with every branch's way back cut, the gradient at x_0 equals the gradient at what the head "
+    asks="with every branch's way back cut, the gradient at x_0 equals the gradient at what the head "
     "reads within 1e-12: `pre` with its final norm and without, 1 to 64 blocks, d = 32",
     parts={
         "stack": Sentence("The same up to the last block's output, before any final norm."),
@@ -88,11 +89,11 @@ DEPTHS = (1, 4, 16, 64)
         "post": Sentence("In Post-LN that part meets one J_LN a layer: it is their product."),
     },
 )
-def identity_path(look: Look) -> Evidence:
+def identity_path(setup: Setup) -> Evidence:
     """The gradient split into the identity path and the branches."""
     cases: list[Case] = []
     shares: dict[str, dict[float, list[float]]] = {}
-    for seed in look.seeds:
+    for seed in setup.seeds:
         for depth in DEPTHS:
             for final in (True, False):
                 found, share = _pre_cases(depth, final, seed)
@@ -107,7 +108,7 @@ def identity_path(look: Look) -> Evidence:
         cases=cases,
         figure=Figure(
             f"‖identity path‖ / ‖gradient at x_0‖, Pre-LN, {deepest} blocks",
-            dict(zip(look.seeds, shares["Pre-LN"][deepest], strict=True)),
+            dict(zip(setup.seeds, shares["Pre-LN"][deepest], strict=True)),
         ),
         plots=[
             Plot(
@@ -186,7 +187,7 @@ def _post_case(depth: int, seed: int) -> tuple[Case, float]:
     Source("002", "数学解释梯度爆炸和消失", "链式法则累积的梯度如下"),
     says="002's first Post-Norm recursion, with one LN factor before Π (1 + F'), is the gradient.",
     condition="one layer is left above",
-    hypothesis="read with the gradient at the end of the stack on its left, it is within 1e-10 of "
+    asks="read with the gradient at the end of the stack on its left, it is within 1e-10 of "
     "autograd's Jacobian from x_l to the end, at one token, layer by layer: Post-LN stacks of 2, 8 and 32 "
     "layers, l the first, the middle and the last, d = 16; factors in the order of the chain rule",
     parts={
@@ -202,9 +203,9 @@ def _post_case(depth: int, seed: int) -> tuple[Case, float]:
         ),
     },
 )
-def printed_recursions(look: Look) -> Evidence:
+def printed_recursions(setup: Setup) -> Evidence:
     """Both forms against autograd of the stack."""
-    cases = [case for seed in look.seeds for case in _recursion_cases(seed)]
+    cases = [case for seed in setup.seeds for case in _recursion_cases(seed)]
     first = [case for case in cases if not case.part and not case.met]
     return Evidence(
         cases=cases,

@@ -4,9 +4,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from normscope.claims.claim import Kind, Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure, Plot
-from normscope.claims.look import Look
-from normscope.claims.put_to_test import NotMeasured
+from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.measure import NotMeasured
+from normscope.claims.plots import Plot
+from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
 from normscope.claims.training import (
     ABOVE,
@@ -45,7 +46,7 @@ CLIP = 1.0
     Source("004", "§8.3", "否则很难训练深模型"),
     Source("004", "§8.5", "**强烈需要**"),
     says="Post-LN needs warm-up: without it, it does not train.",
-    hypothesis="Post-LN decoders of 4 to 12 blocks at AdamW 3e-3 without warm-up, and of 8 at 1e-3, end less "
+    asks="Post-LN decoders of 4 to 12 blocks at AdamW 3e-3 without warm-up, and of 8 at 1e-3, end less "
     "than 0.1 nats under the byte frequencies, from Xavier and from N(0, 0.02²) weights; those that fail "
     "train with a warm-up of two thirds of the steps, to 3e-3 or to 1e-3; Pre-LN trains with none",
     condition=f"the weights are Xavier's, there are {DEEP} blocks or more, and the rate is {RATE:g}",
@@ -62,16 +63,16 @@ CLIP = 1.0
     },
     has_long=True,
 )
-def needs_warmup(look: Look) -> Evidence:
+def needs_warmup(setup: Setup) -> Evidence:
     """With and without warm-up: Post-LN from two kinds of weights, Pre-LN."""
-    xavier, normal, pre, warmup = _plan(look.long)
-    compared = pre if look.long else (PRE[1],)
+    xavier, normal, pre, warmup = _plan(setup.long)
+    compared = pre if setup.long else (PRE[1],)
     warm = {recipe: replace(recipe, warmup=warmup) for recipe in (*xavier, *compared)}
     slower = {recipe: replace(warm[recipe], lr=SLOWER) for recipe in xavier if recipe.depth >= DEEP}
     cold_slower = [replace(recipe, lr=SLOWER) for recipe in xavier if recipe.depth == DEEP]
-    if look.long:
+    if setup.long:
         warm |= slower  # half of the cost
-    outcomes = trained(look, [*xavier, *normal, *cold_slower, *pre, *warm.values(), *slower.values()])
+    outcomes = trained(setup, [*xavier, *normal, *cold_slower, *pre, *warm.values(), *slower.values()])
     cases = [
         *_needs(outcomes, (*xavier, *normal, *cold_slower)),
         *_cured(outcomes, {recipe: (warm[recipe], slow) for recipe, slow in slower.items()}),
@@ -79,7 +80,7 @@ def needs_warmup(look: Look) -> Evidence:
         *_no_better(outcomes, {recipe: warm[recipe] for recipe in compared}),
     ]
     deep = [recipe for recipe in xavier if recipe.depth >= DEEP]
-    excess = {seed: max(outcomes[recipe][seed].excess for recipe in deep) for seed in look.seeds}
+    excess = {seed: max(outcomes[recipe][seed].excess for recipe in deep) for seed in setup.seeds}
     shown = [deep[0], warm[deep[0]], normal[-1], compared[0]]
     return Evidence(
         cases=cases,
@@ -158,7 +159,7 @@ def _tally(outcomes: Outcomes, recipe: Recipe) -> str:
     Source("001", "§2.B", "否则模型很容易发散（Loss 飞出）"),
     Source("004", "§10", "如果 Loss 出现 NaN 或剧烈震荡"),
     says="A Post-LN model that fails for want of warm-up diverges: its loss flies off.",
-    hypothesis="the Post-LN runs without warm-up that fail end in a loss that is not finite, or above the "
+    asks="the Post-LN runs without warm-up that fail end in a loss that is not finite, or above the "
     "one they started from; the alternative is a plateau within 0.1 nats of the byte frequencies",
     kind=Kind.TENDENCY,
     parts={
@@ -166,9 +167,9 @@ def _tally(outcomes: Outcomes, recipe: Recipe) -> str:
         "spike": Sentence("On the way its loss rises above where it started by 10 % or more."),
     },
 )
-def fails_by_divergence(look: Look) -> Evidence:
+def fails_by_divergence(setup: Setup) -> Evidence:
     """How the runs of Post-LN without warm-up end that fail: a class for each."""
-    outcomes = trained(look, [*POST, *ladder(POST[0])])
+    outcomes = trained(setup, [*POST, *ladder(POST[0])])
     failed = [
         (recipe, seed, outcome)
         for recipe, by_seed in outcomes.items()
@@ -215,17 +216,17 @@ def _ends(recipe: Recipe, seed: int, outcome: Outcome) -> Iterator[Case]:
     Source("004", "§10 deployment", "通常将梯度范数裁剪阈值设置为 1.0，这是确保模型收敛的“安全带”"),
     Source("004", "§7 pitfalls", "务必配合**梯度裁剪**使用"),
     says="Clipping gradients at norm 1.0 makes deep stacks converge that would not otherwise.",
-    hypothesis="runs that fail without clipping (Post-LN of 8 blocks at AdamW 3e-3; at the ladder's highest "
+    asks="runs that fail without clipping (Post-LN of 8 blocks at AdamW 3e-3; at the ladder's highest "
     "rate, Pre-LN and a stack without norms) end 0.1 nats under the byte frequencies with it",
     kind=Kind.TENDENCY,
     parts={"harm": Sentence("It costs a run that trains no more than 0.1 nats.")},
     has_long=True,
 )
-def clipping_rescues(look: Look) -> Evidence:
+def clipping_rescues(setup: Setup) -> Evidence:
     """The same runs with and without clipping."""
-    bare = _clipped_plan(look.long)
+    bare = _clipped_plan(setup.long)
     clipped = {recipe: replace(recipe, clip=CLIP) for recipe in bare}
-    outcomes = trained(look, [*bare, *clipped.values()])
+    outcomes = trained(setup, [*bare, *clipped.values()])
     cases = []
     excess = {seed: outcome.excess for seed, outcome in outcomes[clipped[bare[0]]].items()}
     for recipe, safe in clipped.items():

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from normscope.claims.claim import Sentence, claim
 from normscope.claims.evidence import Case, Evidence, Figure
-from normscope.claims.look import Look
 from normscope.claims.norm_jacobian import ROUND_OFF
 from normscope.claims.real_blocks import F64
+from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
 from normscope.linalg import singular_values, weyl_interval, weyl_lower_bound
 
@@ -22,7 +22,7 @@ from normscope.linalg import singular_values, weyl_interval, weyl_lower_bound
     Source("000", "Lemma 4.4", "Weyl 不等式的推论"),
     Source("000", "(31)–(34)"),
     says="σ_min(I + A) ≥ 1 − ‖A‖ for every square A.",
-    hypothesis="1 − ‖A‖ is nowhere above the σ_min(I + A) of a float64 SVD by more than 1e-10 (1 + ‖A‖): "
+    asks="1 − ‖A‖ is nowhere above the σ_min(I + A) of a float64 SVD by more than 1e-10 (1 + ‖A‖): "
     "random, orthogonal, skew, nilpotent and rank-one A of norms 1e-8 to 1e3, and those made to attain it, "
     "d = 3 to 64",
     parts={
@@ -35,9 +35,9 @@ from normscope.linalg import singular_values, weyl_interval, weyl_lower_bound
         ),
     },
 )
-def weyl(look: Look) -> Evidence:
+def weyl(setup: Setup) -> Evidence:
     """The bound against dense singular values, and the step of its proof that drops two terms."""
-    cases = [case for seed in look.seeds for case in (*_bound_cases(seed), *_pair_cases(seed))]
+    cases = [case for seed in setup.seeds for case in (*_bound_cases(seed), *_pair_cases(seed))]
     own = [case for case in cases if not case.part]
     tight = sum(case.value <= ROUND_OFF for case in own)
     routes = [case for case in cases if case.part == "printed"]
@@ -45,7 +45,7 @@ def weyl(look: Look) -> Evidence:
         cases=cases,
         figure=Figure(
             "smallest slack σ_min(I + A) − (1 − ‖A‖), in 1 + ‖A‖",
-            {seed: min(case.value for case in own if case.seed == seed) for seed in look.seeds},
+            {seed: min(case.value for case in own if case.seed == seed) for seed in setup.seeds},
         ),
         notes=[
             f"{tight} of {len(own)} matrices attain the bound.",

@@ -1,31 +1,34 @@
-"""Tested claims in words: figures short, the table of a terminal, one claim in full, JSON."""
+"""ClaimResult claims in words: figures short, the table of a terminal, one claim in full, JSON."""
 
 import datetime
 import json
 import math
 import platform
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import normscope
 from normscope.claims.cache import environment, own_code
+from normscope.claims.claim import Sentence
 from normscope.claims.evidence import Figure
-from normscope.claims.judge import Judgement, Verdict
+from normscope.claims.judge import Effect, Judgement, Verdict
 from normscope.claims.kept import Kept, kept_long
-from normscope.claims.look import Look
+from normscope.claims.result import ClaimResult
+from normscope.claims.setup import Setup
 from normscope.claims.sources import TEXTS
-from normscope.claims.tested import Tested
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-SCHEMA = "normscope.claims/1"
+SCHEMA = "normscope.claims/2"
 STYLES = {
     Verdict.HOLDS: "green",
     Verdict.CONDITION: "yellow",
     Verdict.REFUTED: "red",
+    Verdict.UNDECIDED: "magenta",
     Verdict.NOT_MEASURED: "dim",
 }
 
@@ -54,24 +57,41 @@ def figure_words(figure: Figure | None) -> str:
     return f"{figure.what}: {number(figure.value)}{spread}"
 
 
-def verdict_words(judgement: Judgement, of: str = "cases") -> str:
-    """The verdict, with its condition and how often that is met, and what does not agree."""
+def verdict_words(judgement: Judgement, of: str = "") -> str:
+    """The verdict, with its condition or hypothesis, how often that is met, and what does not agree."""
     words = str(judgement.verdict)
     if judgement.verdict is Verdict.CONDITION:
-        words = f"holds if {judgement.condition}: met in {judgement.met} of {judgement.cases} {of}"
+        words += f": {judgement.condition}"
+        words += f"; met in {judgement.met} of {judgement.cases} {of}" if of else ""
+    if judgement.outside and of:
+        whole = judgement.cases + judgement.outside
+        words += f"; its hypothesis, {judgement.hypothesis}, is met in {judgement.cases} of {whole} {of}"
     return words + (f" ({shaky})" if (shaky := shaky_words(judgement)) else "")
 
 
 def shaky_words(judgement: Judgement) -> str:
-    """`on 3 of 5 seeds`: how many alone give the same verdict; "" where all do."""
+    """`seeds disagree: 3 hold, 2 refuted`; "" where all seeds give the same verdict."""
     if judgement.is_stable:
         return ""
-    agree = sum(verdict is judgement.verdict for verdict in judgement.by_seed.values())
-    return f"on {agree} of {len(judgement.by_seed)} seeds"
+    votes = Counter(str(verdict) for verdict in judgement.by_seed.values())
+    return "seeds disagree: " + ", ".join(f"{number} × {verdict}" for verdict, number in votes.items())
+
+
+def effect_words(effect: Effect, smallest: float) -> str:
+    """`12 blocks: 0.31 (95 % 0.22 … 0.4, 5 seeds), counts from 0.1`."""
+    spread = f"95 % {number(effect.low)} … {number(effect.high)}, {effect.seeds} seeds"
+    fresh = ", unused before" if effect.fresh else ""
+    return f"{effect.where}: {number(effect.mean)} ({spread}{fresh}), counts from {number(smallest)}"
+
+
+def effects_words(judgement: Judgement, sentence: Sentence) -> list[str]:
+    """The interval of each cell; none for a sentence without a smallest effect."""
+    smallest = sentence.smallest
+    return [] if smallest is None else [effect_words(effect, smallest) for effect in judgement.effects]
 
 
 def counter_words(judgement: Judgement) -> str:
-    """The case that it is not true of, "" where there is none."""
+    """The case that the sentence is not true of, "" where there is none."""
     case = judgement.counterexample
     return "" if case is None else f"{case.where}: {number(case.value)}"
 
@@ -82,7 +102,7 @@ def kept_words(kept: Kept) -> str:
     said, figure = result["verdict"], result["figure"]
     if said == Verdict.CONDITION and (condition := result["condition"]):
         said = (
-            f"holds if {condition['says']}: met in {condition['met']} of {condition['cases']} "
+            f"{said}: {condition['says']}; met in {condition['met']} of {condition['cases']} "
             f"{condition['of']}"
         )
     if figure is not None:
@@ -105,7 +125,7 @@ def _processor() -> str:
 
 
 def document(
-    tested: Sequence[Tested], look: Look, command: str, seconds: float, missing: Sequence[str] = ()
+    tested: Sequence[ClaimResult], setup: Setup, command: str, seconds: float, missing: Sequence[str] = ()
 ) -> dict[str, Any]:
     """All of it, for JSON; `docs/claims.md` says what is what."""
     return {
@@ -114,9 +134,9 @@ def document(
         "command": command,
         "date": datetime.date.today().isoformat(),
         "machine": machine(),
-        "seeds": list(look.seeds),
-        "long": look.long,
-        "text": text_words(look),
+        "seeds": list(setup.seeds),
+        "long": setup.long,
+        "text": text_words(setup),
         "seconds": round(seconds, 1),
         "texts": [{"id": text.id, "title": text.title, "english": text.english} for text in TEXTS.values()],
         "interrupted_before": list(missing),
@@ -127,25 +147,25 @@ def document(
     }
 
 
-def text_words(look: Look) -> str:
+def text_words(setup: Setup) -> str:
     """What trained claims train on."""
-    return "the Python standard library's source" if look.text is None else look.text.name
+    return "the Python standard library's source" if setup.text is None else setup.text.name
 
 
-def _kept(tested: Tested) -> dict[str, Any] | None:
+def _kept(tested: ClaimResult) -> dict[str, Any] | None:
     kept = None if tested.long else kept_long(tested.claim)
     return None if kept is None else kept.to_dict()
 
 
 def to_json(
-    tested: Sequence[Tested], look: Look, command: str, seconds: float, missing: Sequence[str] = ()
+    tested: Sequence[ClaimResult], setup: Setup, command: str, seconds: float, missing: Sequence[str] = ()
 ) -> str:
     """`document`, one object; `missing` are the ids that an interrupted run did not come to."""
-    given = document(tested, look, command, seconds, missing)
+    given = document(tested, setup, command, seconds, missing)
     return json.dumps(given, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def table(tested: Sequence[Tested]) -> "Table":
+def table(tested: Sequence[ClaimResult]) -> "Table":
     """A row a claim, for a terminal."""
     from rich.markup import escape
     from rich.table import Table
@@ -159,53 +179,50 @@ def table(tested: Sequence[Tested]) -> "Table":
         judgement = each.judgement
         said = verdict_words(judgement, each.evidence.of) + (f": {each.reason}" if each.reason else "")
         style = STYLES[judgement.verdict]
+        chinese = f"\n[dim]{escape(each.claim.says_zh)}[/dim]"
         rows.add_row(
             f"[bold]{each.claim.id}[/bold]",
-            escape(each.claim.sentence.says),
+            escape(each.claim.sentence.says) + chinese * bool(each.claim.says_zh),
             f"[{style}]{escape(said)}[/{style}]",
             escape(figure_words(each.evidence.figure)),
         )
     return rows
 
 
-def counts(tested: Sequence[Tested]) -> dict[Verdict, int]:
+def counts(tested: Sequence[ClaimResult]) -> dict[Verdict, int]:
     """How many claims have each verdict."""
     return {verdict: sum(each.judgement.verdict is verdict for each in tested) for verdict in Verdict}
 
 
-def tally(tested: Sequence[Tested]) -> str:
-    """`60 claims: 31 hold, 12 hold under a condition, 16 are refuted, 1 is not measured`."""
+def tally(tested: Sequence[ClaimResult]) -> str:
+    """`60 claims: 31 hold, 12 hold under our condition, 16 are refuted, 1 is not measured`."""
     if not tested:
         return "no claim was tested"
     numbers = counts(tested)
     parts = ", ".join(
         f"{numbers[verdict]} {_verb(verdict, numbers[verdict])}" for verdict in Verdict if numbers[verdict]
     )
-    shaky = sum(not each.judgement.is_stable for each in tested)
-    note = f"; {shaky} not the same on every seed" if shaky else ""
-    if broken := [each.claim.id for each in tested if each.error]:
-        note += f"; {', '.join(broken)} broke"
+    note = (
+        f"; {', '.join(broken)} broke" if (broken := [each.claim.id for each in tested if each.error]) else ""
+    )
     return f"{len(tested)} claim{'s' if len(tested) != 1 else ''}: {parts}{note}"
 
 
 def _verb(verdict: Verdict, number: int) -> str:
-    one = number == 1
-    return {
-        Verdict.HOLDS: "holds" if one else "hold",
-        Verdict.CONDITION: f"{'holds' if one else 'hold'} under a condition",
-        Verdict.REFUTED: f"{'is' if one else 'are'} refuted",
-        Verdict.NOT_MEASURED: f"{'is' if one else 'are'} not measured",
-    }[verdict]
+    words = str(verdict)
+    if words.startswith("holds"):
+        return words if number == 1 else words.replace("holds", "hold", 1)
+    return f"{'is' if number == 1 else 'are'} {words}"
 
 
-def in_full(tested: Tested) -> list[str]:
+def in_full(tested: ClaimResult) -> list[str]:
     """One claim, line by line."""
     claim, evidence, judgement = tested.claim, tested.evidence, tested.judgement
-    lines = [f"{claim.id}  {claim.sentence.says}", ""]
+    lines = [f"{claim.id}  {claim.sentence.says}", *[f"    {claim.says_zh}"] * bool(claim.says_zh), ""]
     for source in claim.sources:
         quoted = f"  “{source.words}”" if source.words else ""
         lines.append(f"said in   {source.text} {source.where}{quoted}")
-    lines += [f"asked     {claim.hypothesis}", f"verdict   {verdict_words(judgement, evidence.of)}"]
+    lines += [f"asked     {claim.asks}", f"verdict   {verdict_words(judgement, evidence.of)}"]
     if tested.reason:
         lines.append(f"why       {tested.reason}")
     if counter := counter_words(judgement):
@@ -213,6 +230,7 @@ def in_full(tested: Tested) -> list[str]:
     if evidence.figure is not None:
         lines.append(f"figure    {figure_words(evidence.figure)}")
     lines.append(f"cases     {judgement.held} of {judgement.cases} agree")
+    lines += [f"effect    {words}" for words in effects_words(judgement, claim.sentence)]
     for name, part in tested.parts.items():
         lines += [
             "",
@@ -221,6 +239,7 @@ def in_full(tested: Tested) -> list[str]:
         ]
         if counter := counter_words(part):
             lines.append(f"          {counter}")
+        lines += [f"          effect: {words}" for words in effects_words(part, claim.parts[name])]
     lines += [""] * bool(evidence.notes) + [f"note      {note}" for note in evidence.notes]
     lines += [f"missing   {words}" for words in evidence.unmeasured if evidence.cases]
     if not tested.long and (kept := kept_long(claim)):

@@ -12,8 +12,9 @@ from torch import nn
 
 from normscope.claims.at_start import blocks_of, decoder, noise, stack_of, stream_by_block
 from normscope.claims.claim import Kind, Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure, Line, Plot
-from normscope.claims.look import Look
+from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.plots import Line, Plot
+from normscope.claims.setup import Setup
 from normscope.claims.short_runs import ShortRun, small, train_changed
 from normscope.claims.sources import Source
 from normscope.errors import UsageError
@@ -31,7 +32,7 @@ STEPS, LONG_STEPS = 60, 300
     Source("004", "§5.4.1", "模型就退化为 $y = x$，即一个纯粹的恒等映射"),
     Source("004", "§5.4.1", "极大地降低了优化难度"),
     says="With the last map of each branch at zero the stack starts as the identity.",
-    hypothesis="the stream after 12 blocks is the one before them, bit by bit: every scheme of the catalogue "
+    asks="the stream after 12 blocks is the one before them, bit by bit: every scheme of the catalogue "
     "with zero last maps, and those that start so by themselves; the mean loss of the first 60 steps of 6 "
     "blocks is lower than with Xavier weights, with norms (Pre-LN) and without",
     condition="there is one stream, which is not scaled and has no norm on it",
@@ -39,25 +40,25 @@ STEPS, LONG_STEPS = 60, 300
     parts={"loss": Sentence("It makes the first steps of training easier.", "there are no norms")},
     has_long=True,
 )
-def zero_last_maps(look: Look) -> Evidence:
+def zero_last_maps(setup: Setup) -> Evidence:
     """The stream after the blocks against the stream before; losses of short runs."""
-    moved = {seed: dict(_moves(seed)) for seed in look.seeds}
+    moved = {seed: dict(_moves(seed)) for seed in setup.seeds}
     cases = [
         Case(seed=seed, where=name, value=value, holds=value == 0, met=is_bare_sum(name.split(",")[0]))
         for seed, by_name in moved.items()
         for name, value in by_name.items()
     ]
-    steps = LONG_STEPS if look.long else STEPS
+    steps = LONG_STEPS if setup.long else STEPS
     runs = {
-        name + (", zero" if zero else ""): _losses(look, scheme, steps, zero=zero)
+        name + (", zero" if zero else ""): _losses(setup, scheme, steps, zero=zero)
         for name, scheme in RUNS.items()
         for zero in (False, True)
     }
-    cases += [case for seed in look.seeds for case in _loss_cases(seed, runs)]
+    cases += [case for seed in setup.seeds for case in _loss_cases(seed, runs)]
     exact = {seed: float(sum(v == 0 for v in by.values())) for seed, by in moved.items()}
     return Evidence(
         cases=cases,
-        figure=Figure(f"starts of {len(moved[look.seeds[0]])} that are the identity", exact),
+        figure=Figure(f"starts of {len(moved[setup.seeds[0]])} that are the identity", exact),
         plots=[_loss_plot(runs)],
         of="starts: every scheme with zero last maps, and four of their own",
         parts_of={"loss": "stacks"},
@@ -106,9 +107,9 @@ def zero_last(module: nn.Module) -> None:
                 parameter.zero_()
 
 
-def _losses(look: Look, scheme: str, steps: int, *, zero: bool) -> dict[int, Sequence[float]]:
+def _losses(setup: Setup, scheme: str, steps: int, *, zero: bool) -> dict[int, Sequence[float]]:
     config = small(scheme, steps=steps, init="xavier")
-    runs = train_changed(look, config, zero_last if zero else lambda model: None)
+    runs = train_changed(setup, config, zero_last if zero else lambda model: None)
     return {seed: run.losses for seed, run in runs.items()}
 
 
@@ -154,7 +155,7 @@ PLACES: Mapping[str, tuple[str, Slot]] = {
     Source("004", "§10", "对LN层的增益参数（γ）进行初始化置零，让网络在初始阶段仅表现为恒等映射"),
     Source("004", "§10", "若发现训练前期Loss震荡"),
     says="With γ = 0 at the start the network is the identity.",
-    hypothesis="the stream after 12 blocks is the one before them, bit by bit, with γ = 0 in one slot: "
+    asks="the stream after 12 blocks is the one before them, bit by bit, with γ = 0 in one slot: "
     "before the branch, after it, on the stream; biases at zero or drawn. Each γ must get a gradient. Over "
     "the first 60 steps at 3e-3 the loss's increments have a smaller variance than from γ = 1, and its mean "
     "is lower",
@@ -172,12 +173,12 @@ PLACES: Mapping[str, tuple[str, Slot]] = {
     },
     has_long=True,
 )
-def zero_gains(look: Look) -> Evidence:
+def zero_gains(setup: Setup) -> Evidence:
     """The stack's map and the gradients of γ, slot by slot; increments of the loss in short runs."""
-    cases = [case for seed in look.seeds for case in _identity_cases(seed)]
-    cases += [case for seed in look.seeds for case in _learning_cases(seed)]
-    steps = LONG_STEPS if look.long else STEPS
-    runs = {place: _pair(look, place, steps) for place in TRAINED}
+    cases = [case for seed in setup.seeds for case in _identity_cases(seed)]
+    cases += [case for seed in setup.seeds for case in _learning_cases(seed)]
+    steps = LONG_STEPS if setup.long else STEPS
+    runs = {place: _pair(setup, place, steps) for place in TRAINED}
     settled = [case for place, pair in runs.items() for case in _settling_cases(place, *pair)]
     ratio = statistics.median(case.value for case in settled if case.part == "settles")
     return Evidence(
@@ -254,13 +255,13 @@ def _dead_note(cases: Sequence[Case]) -> str:
 Pair = tuple[dict[int, ShortRun], dict[int, ShortRun]]
 
 
-def _pair(look: Look, place: str, steps: int) -> Pair:
+def _pair(setup: Setup, place: str, steps: int) -> Pair:
     """Runs from γ = 1 and from γ = 0."""
     scheme, slot = PLACES[place]
     config = small(scheme, steps=steps)
     return (
-        train_changed(look, config, lambda model: set_gains(model, slot, 1.0)),
-        train_changed(look, config, lambda model: set_gains(model, slot, 0.0)),
+        train_changed(setup, config, lambda model: set_gains(model, slot, 1.0)),
+        train_changed(setup, config, lambda model: set_gains(model, slot, 0.0)),
     )
 
 

@@ -15,7 +15,7 @@ from normscope.cli.progress import progress_bar, quiet_libraries
 from normscope.errors import UsageError
 
 if TYPE_CHECKING:
-    from normscope.claims import Claim, Look, Tested
+    from normscope.claims import Claim, ClaimResult, Setup
 
 LEAST_TEXT = 10_000  # bytes; in less, the sequences that claims train on are the same ones again
 
@@ -69,7 +69,7 @@ def command(
     Exit status: 0; 1 where a claim broke; 2 where the call cannot be used; 130
     on Ctrl-C, after what is ready was shown.
     """
-    from normscope.claims import Look, chosen, run_claims
+    from normscope.claims import Setup, chosen, run_claims
     from normscope.claims.cache import default_folder
 
     claims = [claim for claim in chosen(ids or []) if ids or not long or claim.has_long]
@@ -80,26 +80,26 @@ def command(
     _require_long(claims, long)
     require_writable(output)
     _require_text(text)
-    look = Look(seeds=tuple(range(seeds)), long=long, text=text)
-    ready: list[Tested] = []
+    setup = Setup(seeds=tuple(range(seeds)), long=long, text=text)
+    ready: list[ClaimResult] = []
     began = time.perf_counter()
     interrupted = False
     try:
         with quiet_libraries(), progress_bar() as progress:
             run_claims(
                 claims,
-                look,
+                setup,
                 jobs=jobs,
                 cache=default_folder(),
                 fresh=fresh,
                 progress=_counted(progress),
-                on_tested=ready.append,
+                on_ready=ready.append,
                 on_trouble=lambda words: print(f"normscope: {words}", file=sys.stderr),
             )
     except KeyboardInterrupt:
         interrupted = True
         print(f"normscope: interrupted after {len(ready)} of {len(claims)} claims", file=sys.stderr)
-    _show(claims, ready, look, format, output, time.perf_counter() - began, whole=not ids)
+    _show(claims, ready, setup, format, output, time.perf_counter() - began, whole=not ids)
     return 130 if interrupted else 1 if any(tested.error for tested in ready) else 0
 
 
@@ -135,8 +135,8 @@ def _require_long(claims: "list[Claim]", long: bool) -> None:
 
 def _show(
     claims: "list[Claim]",
-    ready: "list[Tested]",
-    look: "Look",
+    ready: "list[ClaimResult]",
+    setup: "Setup",
     format: Format,
     output: Path | None,
     seconds: float,
@@ -151,15 +151,15 @@ def _show(
         from normscope.claims.words import to_json
 
         missing = [id for id in order if id not in {tested.claim.id for tested in ready}]
-        rendered = to_json(ready, look, typed, seconds, missing)
+        rendered = to_json(ready, setup, typed, seconds, missing)
     elif format is Format.HTML:
         from normscope.claims.page import render_page
 
-        rendered = render_page(ready, look, typed, seconds)
+        rendered = render_page(ready, setup, typed, seconds)
     elif format is Format.MARKDOWN:
         from normscope.claims.markdown import page_of_claims, rows_of_claims
 
-        rendered = page_of_claims(ready, look, typed, seconds) if whole else rows_of_claims(ready)
+        rendered = page_of_claims(ready, setup, typed, seconds) if whole else rows_of_claims(ready)
     else:
         rendered = _text(ready, output is None)
     if output is not None:
@@ -168,7 +168,7 @@ def _show(
         sys.stdout.write(rendered)
 
 
-def _text(ready: "list[Tested]", to_screen: bool) -> str:
+def _text(ready: "list[ClaimResult]", to_screen: bool) -> str:
     """The table, or the one claim in full."""
     from rich.console import Console
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 import normscope
 from normscope.errors import UsageError
@@ -18,7 +19,11 @@ from normscope.train import Trials, in_flushed_thread, many_trials, trains
 
 
 def train_group(
-    cells: Sequence[Cell], *, early_stop: bool = True, on_step: Callable[[int], None] = lambda step: None
+    cells: Sequence[Cell],
+    *,
+    early_stop: bool = True,
+    on_step: Callable[[int], None] = lambda step: None,
+    prepare: Callable[[Cell, nn.Module], None] = lambda cell, model: None,
 ) -> list[Result]:
     """Train `cells` together and say what came of each, in their order.
 
@@ -29,13 +34,16 @@ def train_group(
         cells: of one `shape`.
         early_stop: stop a cell once it is certain to fail, see `maps.certain`.
         on_step: told the number of steps taken, after each; what it raises ends the training.
+        prepare: given each cell and its model before the first step.
 
     Raises:
         UsageError: the models have no loss, or no entropy to compare it with.
     """
     assert len({cell.shape for cell in cells}) == 1, "a stack has one shape"
     with seeded(cells[0].seed):  # dropout; it draws otherwise in another stack
-        return in_flushed_thread(lambda checkpoint: _train(cells, early_stop, _both(checkpoint, on_step)))
+        return in_flushed_thread(
+            lambda checkpoint: _train(cells, early_stop, _both(checkpoint, on_step), prepare)
+        )
 
 
 def _both(checkpoint: Callable[[], None], on_step: Callable[[int], None]) -> Callable[[int], None]:
@@ -55,9 +63,14 @@ class _Fate:
     seconds: float = 0.0
 
 
-def _train(cells: Sequence[Cell], early_stop: bool, after_step: Callable[[int], None]) -> list[Result]:
+def _train(
+    cells: Sequence[Cell],
+    early_stop: bool,
+    after_step: Callable[[int], None],
+    prepare: Callable[[Cell, nn.Module], None],
+) -> list[Result]:
     subjects = {seed: loaded(cell) for seed, cell in {cell.seed: cell for cell in cells}.items()}
-    trials = stack_of(cells, subjects)
+    trials = stack_of(cells, subjects, prepare)
     anatomy = anatomy_of(subjects[cells[0].seed])
     looks = {seed: Looks(subject, anatomy) for seed, subject in subjects.items()}
     fates = [_Fate() for _ in cells]
@@ -132,10 +145,16 @@ def _entropy(subject: Subject) -> float:
     return subject.unigram_entropy
 
 
-def stack_of(cells: Sequence[Cell], subjects: dict[int, Subject]) -> Trials:
+def stack_of(
+    cells: Sequence[Cell],
+    subjects: dict[int, Subject],
+    prepare: Callable[[Cell, nn.Module], None] = lambda cell, model: None,
+) -> Trials:
     """The cells' trials, before their first step."""
     first = subjects[cells[0].seed]
     models = [copy.deepcopy(subjects[cell.seed].model) for cell in cells]
+    for cell, model in zip(cells, models, strict=True):
+        prepare(cell, model)
     batches = [subjects[cell.seed].batches() for cell in cells]
     configs = [cell.config.trial for cell in cells]
     loss = lambda model, batch: first.loss(batch, model)  # noqa: E731

@@ -1,12 +1,13 @@
-"""Plots of claims as SVG: small, text as text, intervals as bands, levels as dashed lines."""
+"""Plots of claims, and how they are drawn as SVG: intervals as bands, levels as dashed lines."""
 
 import io
 import math
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
-from normscope.claims.evidence import Line, Plot
 from normscope.maps.draw import CARD, FAINT, INK, SOFT, style
 
 if TYPE_CHECKING:
@@ -18,6 +19,58 @@ COLOURS = ("#1f5fa8", "#bf5b17", "#7a3f8f", "#3a7d6b", "#8a6d1c", "#626a75", "#a
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
 MOST_IN_BOX = 4  # names in the key beside the lines; more stand under the plot
+
+
+@dataclass(frozen=True)
+class Line:
+    """Points of a plot under one name.
+
+    Attributes:
+        name: for the key.
+        x, y: the points; what is not finite is left out when drawn.
+        low, high: the interval at each point, empty for none.
+        marks: whether to draw points alone.
+    """
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    marks: bool = False
+
+    @classmethod
+    def over_seeds(cls, name: str, points: Mapping[float, Sequence[float]], *, marks: bool = False) -> "Line":
+        """Median, smallest and largest of the values at each x."""
+        xs = sorted(points)
+        return cls(
+            name,
+            xs,
+            [statistics.median(points[x]) for x in xs],
+            [min(points[x]) for x in xs],
+            [max(points[x]) for x in xs],
+            marks,
+        )
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A picture of what was measured.
+
+    Attributes:
+        title: what it shows.
+        x, y: the axes, with units.
+        lines: the data.
+        log: which axes are logarithmic: "", "x", "y" or "xy".
+        levels: horizontal lines to compare with, by name.
+    """
+
+    title: str
+    x: str
+    y: str
+    lines: Sequence[Line]
+    log: Literal["", "x", "y", "xy"] = ""
+    levels: Mapping[str, float] = field(default_factory=dict)
 
 
 def draw(plot: Plot, name: str) -> str:

@@ -1,0 +1,49 @@
+"""`Setup`: what a claim's function is given: seeds, short or long form, and trained runs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from normscope.claims.runs import Runs
+from normscope.maps import Result
+from normscope.train import RunConfig
+
+SEEDS = (0, 1, 2, 3, 4)
+FRESH_SEEDS = (1000, 1001)
+"""Seeds that no condition was found on: they confirm it."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What to measure with.
+
+    Attributes:
+        seeds: each gives cases of its own.
+        long: the long form: deeper, wider, longer.
+        text: what trained claims train on; None is the Python standard library's source.
+        runs: where trained runs are kept, so that claims share them; None keeps none.
+        fresh: whether this confirms a condition: other seeds, and other sizes where a claim has them.
+    """
+
+    seeds: Sequence[int] = SEEDS
+    long: bool = False
+    text: Path | None = None
+    runs: Runs = field(default_factory=Runs)
+    fresh: bool = False
+
+    def train(self, configs: Sequence[RunConfig], replica: int = 0) -> list[Result]:
+        """Results of `configs`, in their order; each is trained once, those of one shape as one stack.
+
+        Args:
+            replica: 0 is the run itself; each other number is the same run from weights that are off by 1e-7
+                of themselves, which shows what hangs on rounding.
+        """
+        text = None if self.text is None else str(self.text)
+        return self.runs.of([config.replace(text=text) for config in configs], replica)
+
+    def sizes(self, usual: T, held_out: T) -> T:
+        """`usual`, or sizes that no condition was found on where one is to be confirmed."""
+        return held_out if self.fresh else usual
