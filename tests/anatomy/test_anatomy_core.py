@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normscope.anatomy import Anatomy, Site, capture, measuring, read_anatomy
-from normscope.anatomy.calls import strip_wrappers
 from normscope.anatomy.reading import record_forward
 
 
@@ -155,12 +154,6 @@ def test_without_residual_sums_it_says_so() -> None:
     assert anatomy.stacks == ()
     assert not anatomy.final_norm
     assert any("no residual sum" in line for line in anatomy.unread)
-
-
-def test_wrappers_are_stripped_from_paths() -> None:
-    assert strip_wrappers("module._orig_mod.layers.0._fsdp_wrapped_module.attn") == "layers.0.attn"
-    assert strip_wrappers("_orig_mod") == ""
-    assert strip_wrappers("my_module.0") == "my_module.0"
 
 
 def test_a_stream_that_autograd_saves_is_captured_with_its_graph() -> None:

@@ -2,6 +2,7 @@
 
 from normscope.anatomy.capture import capture
 from normscope.anatomy.measuring import measuring
+from normscope.anatomy.names import named_modules, named_parameters
 from normscope.anatomy.reading import read_anatomy, require_residual_stream
 from normscope.anatomy.types import (
     Anatomy,
@@ -29,6 +30,8 @@ __all__ = [
     "Stack",
     "capture",
     "measuring",
+    "named_modules",
+    "named_parameters",
     "read_anatomy",
     "require_residual_stream",
 ]

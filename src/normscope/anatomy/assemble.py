@@ -5,12 +5,12 @@ and the final norm otherwise.
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from normscope.anatomy.attention import Attention, find_attentions
 from normscope.anatomy.blocks import Group, common_path, group_sums
 from normscope.anatomy.branches import Limb, read_limbs
-from normscope.anatomy.graph import Graph, Value, between
+from normscope.anatomy.graph import Gap, Graph, Value, between
 from normscope.anatomy.nesting import untangle
 from normscope.anatomy.norms import FoundNorm, find_norms
 from normscope.anatomy.projections import owner, read_projections
@@ -35,7 +35,7 @@ class Reading:
     limbs: dict[Sum, list[Limb]] = field(default_factory=dict)
     links: dict[Sum, Link] = field(default_factory=dict)
     groups: list[Group] = field(default_factory=list)
-    unread: list[str] = field(default_factory=list)
+    unread: list[Gap] = field(default_factory=list)
     stream_norm: dict[Sum, list[FoundNorm]] = field(default_factory=dict)
     traits: dict[Limb, Traits] = field(default_factory=dict)
     schemes: dict[Limb, str | None] = field(default_factory=dict)
@@ -64,9 +64,24 @@ def assemble(graph: Graph) -> Anatomy:
     names = name_stacks(found, reading.limbs)
     stacks = tuple(_stack(reading, strand, name) for strand, name in zip(found, names, strict=True))
     _say_unowned(reading, found)
-    if not stacks:
-        reading.unread.append(NO_RESIDUAL_SUM)
-    return Anatomy(stacks, tuple(dict.fromkeys(reading.unread)), graph.written_bytes)
+    words = [gap.words for gap in reading.unread] + ([] if stacks else [NO_RESIDUAL_SUM])
+    stacks = tuple(
+        _judged(stack, strand, found, reading) for stack, strand in zip(stacks, found, strict=True)
+    )
+    return Anatomy(stacks, tuple(dict.fromkeys(words)), graph.written_bytes)
+
+
+def _judged(stack: Stack, strand: Strand, strands: list[Strand], reading: Reading) -> Stack:
+    """Incomplete where a gap lies on the way through the stack, or on that through no stack."""
+    ways = {
+        s: range(s.groups[0].sums[0].skip.index, _leaving(reading, s.groups[-1].sums[-1]).index + 1)
+        for s in strands
+    }
+    for gap in reading.unread:
+        holding = [s for s in strands if gap.at.index in ways[s]]
+        if strand in (holding or strands):
+            return replace(stack, complete=False)
+    return stack
 
 
 def _sums(graph: Graph, norms: dict[Value, FoundNorm]) -> list[Sum]:
@@ -80,7 +95,9 @@ def _opaque_ops(reading: Reading) -> None:
     for name, count in Counter(op.name for op in reading.graph.opaque).items():
         first = next(op for op in reading.graph.opaque if op.name == name)
         where = first.call.path or "the root module"
-        reading.unread.append(f"{name} in {where} is opaque ({count} calls): what it does inside is not seen")
+        words = f"{name} in {where} is opaque ({count} calls): what it does inside is not seen"
+        calls = [op for op in reading.graph.opaque if op.name == name]
+        reading.unread += [Gap(words, op.outputs[0]) for op in calls]
 
 
 def _say_dropped(reading: Reading, dropped: list[Sum], kept: list[Sum]) -> None:
@@ -88,9 +105,8 @@ def _say_dropped(reading: Reading, dropped: list[Sum], kept: list[Sum]) -> None:
     first = min((s.value.index for s in kept), default=0)
     for s in dropped:
         if s.value.index > first or any(limb.attentions for limb in reading.limbs[s]):
-            reading.unread.append(
-                f"a residual sum outside any repeated module, in {s.op.call.path or 'the root module'}"
-            )
+            where = s.op.call.path or "the root module"
+            reading.unread.append(Gap(f"a residual sum outside any repeated module, in {where}", s.value))
 
 
 def _say_unowned(reading: Reading, found: list[Strand]) -> None:
@@ -101,9 +117,12 @@ def _say_unowned(reading: Reading, found: list[Strand]) -> None:
         first, last = strand.groups[0].sums[0].skip, strand.groups[-1].sums[-1].value
         way = set(between(first, last)) if loose else set()
         for a in loose:
-            if a.output in way and not any("nested" in line or "skip" in line for line in reading.unread):
+            if a.output in way and not any(
+                "nested" in gap.words or "skip" in gap.words for gap in reading.unread
+            ):
                 where = a.output.op.call.path if a.output.op is not None else ""
-                reading.unread.append(f"the attention in {where or 'the root module'} is added to no stream")
+                words = f"the attention in {where or 'the root module'} is added to no stream"
+                reading.unread.append(Gap(words, a.output))
 
 
 def _stream_norms(reading: Reading, strand: Strand) -> None:
@@ -209,11 +228,10 @@ def _branch(reading: Reading, group: Group, limb: Limb) -> Branch:
     after, traits = reading.stream_norm.get(total, []), reading.traits[limb]
     path, call = _path(group, limb)
     if limb.norms_in and limb.raw_entry:
-        reading.unread.append(f"{path} reads the stream both normed and as it is")
+        reading.unread.append(Gap(f"{path} reads the stream both normed and as it is", limb.output))
     if limb.output.op is not None and limb.output.op.virtual and limb.output.base != "alias":
-        reading.unread.append(
-            f"{limb.output.op.name} adds the branch of {path} as it makes it: no output of its own"
-        )
+        words = f"{limb.output.op.name} adds the branch of {path} as it makes it: no output of its own"
+        reading.unread.append(Gap(words, limb.output))
     ends = [limb.norm_out] if limb.norm_out is not None else []
     slots = [*limb.norms_in, *ends, *after]
     return Branch(

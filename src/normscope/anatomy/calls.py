@@ -5,7 +5,6 @@ every op is counted in the innermost call by its name. Wrappers (`torch.compile`
 the model does not own are transparent: their ops count in the call around them.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,13 +13,7 @@ from typing import Any
 
 from torch import nn
 
-_WRAPPERS = re.compile(r"(^|\.)(_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?=\.|$)")
-_OUTER = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-
-
-def strip_wrappers(path: str) -> str:
-    """`path` without the names that `torch.compile`, DDP, FSDP and checkpoint wrappers put into it."""
-    return _WRAPPERS.sub("", path).lstrip(".")
+from normscope.anatomy.names import named_modules
 
 
 @dataclass(eq=False, slots=True)
@@ -46,27 +39,13 @@ class Call:
         return nth
 
 
-def module_paths(model: nn.Module) -> dict[int, str]:
-    """`id(module)` → stripped path of every module that is not a wrapper of another."""
-    names = {name for name, _ in model.named_modules(remove_duplicate=False)}
-    paths: dict[int, str] = {}
-    for name, module in model.named_modules():
-        inner = (f"{name}.{outer}" if name else outer for outer in _OUTER)
-        if not (_is_wrapper(module) and any(n in names for n in inner)):
-            paths[id(module)] = strip_wrappers(name)
-    return paths
-
-
-def _is_wrapper(module: nn.Module) -> bool:
-    """A wrapper owns exactly one child, the module it wraps."""
-    return [name for name, _ in module.named_children()] in [[outer] for outer in _OUTER]
-
-
 class ModuleCalls:
     """The stack of running module calls of `model` while inside `watching()`."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._paths = module_paths(model)
+        self._paths: dict[int, str] = {}
+        for path, module in named_modules(model):
+            self._paths.setdefault(id(module), path)
         self._model = model
         self._seen: Counter[str] = Counter()
         # Ops outside any forward (a loss, a root wrapper) count in a call of their own.

@@ -79,6 +79,14 @@ class Value:
         return self.op.inputs[0]
 
 
+@dataclass(frozen=True)
+class Gap:
+    """What could not be read, in words, and a value of the part in question."""
+
+    words: str
+    at: Value
+
+
 @dataclass(eq=False)
 class Graph:
     """Ops in the order they ran."""

@@ -7,11 +7,10 @@ When the inner sums form a stream of their own, two cases are told apart and bot
     an outer sum stands alone           it is a long skip around the inner ones (U-net, Funnel's decoder)
 """
 
-from collections import defaultdict
 from dataclasses import dataclass, field
 
 from normscope.anatomy.blocks import pattern
-from normscope.anatomy.graph import Value
+from normscope.anatomy.graph import Gap, Value
 from normscope.anatomy.norms import FoundNorm
 from normscope.anatomy.ops import SAME
 from normscope.anatomy.residual import Sum
@@ -23,7 +22,7 @@ class Stream:
     """The sums to read, and what was left out, in words."""
 
     sums: list[Sum]
-    unread: list[str] = field(default_factory=list)
+    unread: list[Gap] = field(default_factory=list)
 
 
 def untangle(sums: list[Sum], norms: dict[Value, FoundNorm]) -> Stream:
@@ -35,27 +34,23 @@ def untangle(sums: list[Sum], norms: dict[Value, FoundNorm]) -> Stream:
     inner |= {o: inner.get(o, [o]) for o in around}
     outers = around | {o for o in inner if _is_stream(inner[o], norms)}
     chained = {o for o in outers - around if _is_chained(o, outers, sums, norms)}
-    unread: list[str] = []
+    unread: list[Gap] = []
     dropped: set[Sum] = set()
     for outer, members in inner.items():
         if outer in outers and outer not in chained and outer not in outer_of:
             dropped.add(outer)
-            unread.append(
-                f"a long skip is added in {_where(outer)}: it passes around {len(members)} residual sums"
-            )
-    nested: dict[str, int] = defaultdict(int)
+            words = f"a long skip is added in {_where(outer)}: it passes around {len(members)} residual sums"
+            unread.append(Gap(words, outer.value))
+    nested: list[Sum] = []
     for s, outer in outer_of.items():
         if outer in dropped:
             continue
         dropped.add(s)
         if outer in outers:
-            nested[_where(outer)] += 1
-    if nested:
-        places = list(nested)
-        unread.append(
-            f"residual sums are nested in the branches that {_listed(places)} add: "
-            "what lies inside is not read"
-        )
+            nested.append(outer)
+    places = _listed(list(dict.fromkeys(map(_where, nested))))
+    words = f"residual sums are nested in the branches that {places} add: what lies inside is not read"
+    unread += [Gap(words, outer.value) for outer in dict.fromkeys(nested)]
     return Stream([s for s in sums if s not in dropped], unread)
 
 

@@ -21,8 +21,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from normscope.anatomy.calls import ModuleCalls, strip_wrappers
+from normscope.anatomy.calls import ModuleCalls
 from normscope.anatomy.graph import Graph, Op, Origin, Value
+from normscope.anatomy.names import named_parameters
 from normscope.anatomy.opaque import which_norm
 from normscope.anatomy.ops import SOFTMAX, base_name
 
@@ -50,10 +51,10 @@ class Recorder(TorchDispatchMode):
         self.graph = Graph()
         self.calls = ModuleCalls(model)
         self._storages: dict[int, _Storage] = {}
-        for name, parameter in model.named_parameters():
-            self._leaf(parameter, "parameter", strip_wrappers(name))
-        for name, buffer in model.named_buffers():
-            self._leaf(buffer, "buffer", strip_wrappers(name))
+        for name, parameter in named_parameters(model):
+            self._leaf(parameter, "parameter", name)
+        for buffer in model.buffers():
+            self._leaf(buffer, "buffer", None)
         for tensor in tree_leaves(inputs):
             if isinstance(tensor, Tensor):
                 self._leaf(tensor, "input", None)

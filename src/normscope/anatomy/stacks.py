@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from normscope.anatomy.blocks import Group, pattern
 from normscope.anatomy.branches import Limb
-from normscope.anatomy.graph import Value, ancestors
+from normscope.anatomy.graph import Gap, Value, ancestors
 from normscope.anatomy.residual import Sum
 from normscope.anatomy.streams import Link
 
@@ -21,7 +21,7 @@ class Strand:
     groups: list[Group]
 
 
-def strands(groups: list[Group], links: dict[Sum, Link], unread: list[str]) -> list[Strand]:
+def strands(groups: list[Group], links: dict[Sum, Link], unread: list[Gap]) -> list[Strand]:
     """Stacks in order; long skips between stages and several streams in one block are said in `unread`."""
     found: list[Strand] = []
     of: dict[Sum, Strand] = {}
@@ -31,9 +31,11 @@ def strands(groups: list[Group], links: dict[Sum, Link], unread: list[str]) -> l
         if strand is not None and not here.direct and not _alike(strand.groups[-1], group):
             strand = None
         if strand is not None and not here.direct and any(of.get(s) is strand for s in here.others):
-            unread.append(f"{group.place[0]} reads more than one earlier point of the stream: a long skip")
+            words = f"{group.place[0]} reads more than one earlier point of the stream: a long skip"
+            unread.append(Gap(words, group.sums[0].value))
         if any(links[s].before is not t for t, s in zip(group.sums, group.sums[1:], strict=False)):
-            unread.append(f"{group.place[0]} adds to more than one stream: they are not told apart")
+            words = f"{group.place[0]} adds to more than one stream: they are not distinguished"
+            unread.append(Gap(words, group.sums[0].value))
         if strand is None:
             strand = Strand([])
             found.append(strand)

@@ -180,13 +180,17 @@ class Block:
 class Stack:
     """An encoder or a decoder: blocks in order, and the norm after the last of them.
 
-    `hidden` is what leaves the stack (after the final norm where there is one).
+    Attributes:
+        hidden: what leaves the stack (after the final norm where there is one).
+        complete: whether all of its residual stream was read; where not, `Anatomy.unread` says what is not,
+            and `final_norm` and the number of blocks are those of the part that was read.
     """
 
     name: str
     blocks: tuple[Block, ...]
     final_norm: Norm | None
     hidden: Site
+    complete: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """The stack as the report's JSON has it."""
@@ -194,6 +198,7 @@ class Stack:
             "name": self.name,
             "blocks": [b.to_dict() for b in self.blocks],
             "final_norm": self.final_norm is not None,
+            "complete": self.complete,
         }
 
 

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from normscope.anatomy import Anatomy, Block, Site, Stack, capture
-from normscope.anatomy.calls import strip_wrappers
+from normscope.anatomy import Anatomy, Block, Site, Stack, capture, named_modules, named_parameters
 from normscope.linalg import NO_PATH, JacobianOperator, TangentError
 from normscope.probes._backward import behind_copy
 from normscope.probes._feeding import Feed, mapped, sites_of
@@ -124,10 +123,8 @@ def _tensors(model: nn.Module, batch: Batch, feed: Feed, sites: Iterable[Site]) 
 def _stream_only(model: nn.Module, blocks: Iterable[Block]) -> None:
     """Only floating parameters outside blocks require grad."""
     inside = tuple(f"{block.path}." for block in blocks)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(
-            parameter.is_floating_point() and not strip_wrappers(name).startswith(inside)
-        )
+    for name, parameter in named_parameters(model):
+        parameter.requires_grad_(parameter.is_floating_point() and not name.startswith(inside))
 
 
 def _shifted(
@@ -148,7 +145,7 @@ def _entering(model: nn.Module, feed: Feed, stack: Stack, entry: Tensor, moved: 
     Empty where the first block is no module, or does not take the stream as an argument.
     """
     first_block = stack.blocks[0]
-    modules = {strip_wrappers(name): module for name, module in model.named_modules()}
+    modules = dict(named_modules(model))
     if first_block.path not in modules or first_block.call > 0:
         return {}
     num_calls = num_moved = 0

@@ -5,8 +5,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from normscope.anatomy import Anatomy, Block
-from normscope.anatomy.calls import strip_wrappers
+from normscope.anatomy import Anatomy, Block, named_parameters
 
 
 class Parameters:
@@ -17,10 +16,8 @@ class Parameters:
     """
 
     def __init__(self, model: nn.Module, anatomy: Anatomy) -> None:
-        named = model.named_parameters(remove_duplicate=False)
-        self.by_name: dict[str, nn.Parameter] = {
-            strip_wrappers(name): p for name, p in named if p.is_floating_point()
-        }
+        named = named_parameters(model, remove_duplicate=False)
+        self.by_name: dict[str, nn.Parameter] = {name: p for name, p in named if p.is_floating_point()}
         self.names = {id(p): name for name, p in reversed(self.by_name.items())}
         """The first name of each parameter, by id."""
         trained = {id(p) for p in self.by_name.values() if p.requires_grad}

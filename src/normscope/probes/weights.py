@@ -10,8 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from normscope.anatomy import Anatomy, Block
-from normscope.anatomy.calls import strip_wrappers
+from normscope.anatomy import Anatomy, Block, named_parameters
 from normscope.probes.measurement import Measurement
 from normscope.subjects import Subject
 
@@ -34,7 +33,7 @@ def identical_blocks(model: nn.Module, anatomy: Anatomy) -> dict[str, bool]:
     A module that is called again (ALBERT) shares its weights and is not a copy; nor are two blocks whose
     weights are all constants (zeros, ones), which are equal without having been drawn.
     """
-    named = {strip_wrappers(name): p for name, p in model.named_parameters(remove_duplicate=False)}
+    named = dict(named_parameters(model, remove_duplicate=False))
     return {
         block.site: _copies(_of(named, before), _of(named, block))
         for stack in anatomy.stacks

@@ -39,8 +39,11 @@ def _parts(anatomy: Anatomy) -> Iterator[RenderableType]:
 
 def _table(stack: Stack) -> Table:
     final = stack.final_norm
-    ends = "no final norm" if final is None else f"final norm: {final.kind} at {final.path}"
-    title = Text(f"{stack.name}: {len(stack.blocks)} blocks, {ends}", style="bold")
+    ends = (
+        "no final norm" if final is None else f"final norm: {final.kind} at {final.path or 'the root module'}"
+    )
+    partly = "" if stack.complete else " (partly read: see unread)"
+    title = Text(f"{stack.name}: {len(stack.blocks)} blocks, {ends}{partly}", style="bold")
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="dim")
     for column in ("blocks", "branch", "placement", "norm", "join", "scheme"):
         table.add_column(column, overflow="fold")

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from normscope.anatomy import Anatomy, Branch, Projection
-from normscope.anatomy.calls import strip_wrappers
+from normscope.anatomy import Anatomy, Branch, Projection, named_modules, named_parameters
 from normscope.subjects import Subject
 from normscope.train import TrialConfig
 
@@ -97,14 +96,12 @@ def with_copy(subject: Subject) -> Subject:
 
 def modules_of(model: nn.Module) -> dict[str, nn.Module]:
     """Every module by the name that an anatomy uses."""
-    named = model.named_modules(remove_duplicate=False)
-    return {strip_wrappers(path): module for path, module in reversed(list(named))}
+    return dict(named_modules(model))
 
 
 def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
     """Every parameter by the name that an anatomy uses."""
-    named = model.named_parameters(remove_duplicate=False)
-    return {strip_wrappers(name): parameter for name, parameter in named}
+    return dict(named_parameters(model, remove_duplicate=False))
 
 
 def holder(model: nn.Module, parameter: str) -> tuple[nn.Module, str]:
