@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from normscope.errors import UsageError
+from normscope.nn.output import IGNORED
 from normscope.subjects import Subject, load, untouched
 from normscope.subjects import lines as lines_module
 from normscope.subjects.feed import Portions
 from normscope.subjects.lines import Lines
-from normscope.subjects.loss import IGNORED
 from normscope.subjects.parallel import Pairs, ParallelCorpus, encode_pairs, masked_pairs
 from normscope.subjects.text import Text
 

@@ -211,9 +211,9 @@ def test_a_checkpoint_of_another_version_or_a_damaged_one_is_refused(tmp_path: P
     checkpoints.save(small_state(1))
     path = tmp_path / "step-00000001" / "state.json"
     values = json.loads(path.read_text(encoding="utf-8"))
-    assert values["format"] == 1
+    assert values["format"] == 2
     for text, words in [
-        (json.dumps(values | {"format": 2}), "of format 2: expected format 1"),
+        (json.dumps(values | {"format": 1}), "of format 1: expected format 2"),
         (json.dumps([1]), "of format None"),
         ("{", "expected JSON"),
     ]:

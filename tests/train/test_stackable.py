@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from normscope.nn import build
+from normscope.subjects.feed import tensors_in
 from normscope.train import LoneTrials, TrialConfig, TrialStack, many_trials, unlike, why_not_stackable
-from normscope.train.batches import tensors_in
 
 CONFIG = TrialConfig(lr=1e-2)
 X = torch.linspace(-1, 1, 12).view(4, 3)

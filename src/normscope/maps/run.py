@@ -1,12 +1,9 @@
 """`run_map`: the cells of a grid, into a store, by an engine."""
 
-import hashlib
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
-
-from torch import Tensor
 
 from normscope.errors import UsageError, suggest
 from normscope.maps.cell import OWN, Cell
@@ -16,6 +13,7 @@ from normscope.maps.local import run_local
 from normscope.maps.record import Counts
 from normscope.maps.store import Store
 from normscope.maps.training import loaded
+from normscope.subjects.feed import fingerprint
 from normscope.subjects.spec import parse
 
 ENGINES = ("local", "ray")
@@ -83,12 +81,9 @@ def settings(cells: Sequence[Cell]) -> dict[str, Any]:
     assert all(other == common[0] for other in common), "the cells are of one base"
     cell = min(cells, key=lambda cell: (cell.depth or 0, cell.key))
     subject = loaded(Cell(cell.config.replace(seed=0)))
-    seen = hashlib.sha256()
-    for batch in itertools.islice(subject.batches(), FINGERPRINTED):
-        for tensor in tensors(batch):
-            seen.update(tensor.cpu().contiguous().numpy().tobytes())
+    seen = fingerprint(itertools.islice(subject.batches(), FINGERPRINTED))
     return common[0] | {
-        "data": f"{subject.input}, {seen.hexdigest()[:16]}",
+        "data": f"{subject.input}, {seen[:16]}",
         "unigram entropy": subject.unigram_entropy,
     }
 
@@ -100,15 +95,3 @@ def _common(cell: Cell) -> dict[str, Any]:
         config["model"] = f"nn:{spec.name}"
         config |= {f"model {name}": v for name, v in spec.options.items() if name not in AXES}
     return config
-
-
-def tensors(batch: Any) -> Iterator[Tensor]:
-    """The tensors of a batch, in their order."""
-    if isinstance(batch, Tensor):
-        yield batch
-    elif isinstance(batch, Mapping):
-        for name in sorted(batch):
-            yield from tensors(batch[name])
-    elif isinstance(batch, tuple | list):
-        for part in batch:
-            yield from tensors(part)

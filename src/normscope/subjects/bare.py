@@ -22,7 +22,7 @@ from normscope.subjects.assemble import (
 from normscope.subjects.corpus import Corpus, encode
 from normscope.subjects.data import Data, gather
 from normscope.subjects.fake import fake_mode_of
-from normscope.subjects.feed import Feed, Portions, Replay, noise
+from normscope.subjects.feed import Feed, Portions, Replay, in_blocks, noise
 from normscope.subjects.found_loss import with_found_loss
 from normscope.subjects.guess import (
     Arguments,
@@ -134,7 +134,7 @@ def _with_batch(
             "batches: a tensor, a tuple of arguments or a mapping of keyword arguments",
             "change the iterator",
         )
-    feed = Feed(replay, f"{words}, {shapes(first)}", notes=(_REPEATED,) if single else ())
+    feed = Feed(replay, f"{words}, {shapes(first)}", notes=(_REPEATED,) if single else replay.notes)
     subject = assemble(model, Attempt(feed, loss_fn), seed=portions.seed, spec=spec)
     return subject if loss_fn is not None or fake_mode_of(model) is not None else with_found_loss(subject)
 
@@ -170,7 +170,7 @@ def _feeds(model: nn.Module, portions: Portions, text: Text) -> Iterator[Feed]:
             "give a batch: let the factory return (module, batch)",
         )
     for shape in found:
-        yield _noise_feed(shape, portions.seed, arguments.num_inputs)
+        yield _noise_feed(shape, portions, arguments.num_inputs)
 
 
 def _vocabulary(model: nn.Module, arguments: Arguments, portions: Portions) -> int | None:
@@ -225,11 +225,11 @@ def _labelled_feeds(
     yield Feed.of(corpus, portions, batches, f"{corpus}, {portions}, the next ids as {name}")
 
 
-def _noise_feed(shape: tuple[int, ...], seed: int, num_inputs: int) -> Feed:
-    def batches() -> Iterator[Batch]:
-        sources = [noise(shape, seed + index) for index in range(num_inputs)]
+def _noise_feed(shape: tuple[int, ...], portions: Portions, num_inputs: int) -> Feed:
+    def batches(portions: Portions) -> Iterator[Batch]:
+        sources = [noise(shape, portions.seed + index) for index in range(num_inputs)]
         while True:
             parts = tuple(next(source) for source in sources)
             yield parts[0] if num_inputs == 1 else parts
 
-    return Feed(batches, f"standard normal noise {shape}", notes=(_NOISE,))
+    return Feed(in_blocks(batches, portions), f"standard normal noise {shape}", notes=(_NOISE,))

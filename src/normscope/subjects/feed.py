@@ -1,21 +1,33 @@
-"""What a subject eats: endless, deterministic batches, and words for them."""
+"""Endless, deterministic batches, and words for them."""
 
 import dataclasses
+import functools
+import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from normscope.errors import UsageError
-from normscope.subjects.subject import Batch
+from normscope.subjects.subject import Batch, Batches
+
+BLOCK = 1024
+"""Batches drawn from one generator. Another value would change every batch after the first `BLOCK`."""
+
+KEPT_BYTES = 2**28
+"""Size of a user's batches that are kept for a second pass."""
+
+_FEW_BATCHES = 1000  # a forecast's runs are shorter
+_GONE: Any = object()
 
 
 @dataclass(frozen=True)
 class Portions:
-    """How much is fed, and from what generator state."""
+    """Size of the batches, and the seed that they are drawn from."""
 
     batch_size: int
     seq_len: int
@@ -31,6 +43,13 @@ class Portions:
     def for_validation(self) -> "Portions":
         """The same from a generator of its own: runs of other seeds are judged on the same batches."""
         return dataclasses.replace(self, seed=0)
+
+    def of_block(self, block: int) -> "Portions":
+        """The same with the seed of one block of batches; the first block has the seed itself."""
+        if block == 0:
+            return self
+        (state,) = np.random.SeedSequence([self.seed, block]).generate_state(1, np.uint64)
+        return dataclasses.replace(self, seed=int(state >> np.uint64(1)))
 
     def of_length(self, length: int) -> "Portions":
         """The same with sequences of another length."""
@@ -64,18 +83,18 @@ class Feed:
     """Batches with their description.
 
     Attributes:
-        batches: a fresh iterator at each call, always over the same batches.
+        batches: a fresh iterator at each call, always over the same batches, from any of them on.
         input: what is fed, in words.
         unigram_entropy: of the targets, in nats, or None.
         notes: what a reader must know.
         validation: as `batches`, of what those never hold; None where nothing is kept for it.
     """
 
-    batches: Callable[[], Iterator[Batch]]
+    batches: Batches
     input: str
     unigram_entropy: float | None = None
     notes: tuple[str, ...] = ()
-    validation: Callable[[], Iterator[Batch]] | None = None
+    validation: Batches | None = None
 
     @classmethod
     def of(
@@ -83,12 +102,11 @@ class Feed:
     ) -> "Feed":
         """Batches that `make` cuts from `data`, and from what `data` keeps for validation."""
         held_out = data.held_out
-        return cls(
-            lambda: make(data, portions),
-            words,
-            data.unigram_entropy,
-            validation=None if held_out is None else lambda: make(held_out, portions.for_validation()),
-        )
+        validation = None
+        if held_out is not None:
+            validation = in_blocks(functools.partial(make, held_out), portions.for_validation())
+        batches = in_blocks(functools.partial(make, data), portions)
+        return cls(batches, words, data.unigram_entropy, validation=validation)
 
     @property
     def first(self) -> Batch:
@@ -100,8 +118,8 @@ class Feed:
         validation = self.validation
         return dataclasses.replace(
             self,
-            batches=lambda: map(function, self.batches()),
-            validation=None if validation is None else lambda: map(function, validation()),
+            batches=mapped(function, self.batches),
+            validation=None if validation is None else mapped(function, validation),
         )
 
     def noting(self, *notes: str) -> "Feed":
@@ -109,24 +127,97 @@ class Feed:
         return dataclasses.replace(self, notes=(*self.notes, *notes))
 
 
+def in_blocks(make: Callable[[Portions], Iterator[Batch]], portions: Portions) -> Batches:
+    """The batches of `make(portions)`, drawn `BLOCK` by `BLOCK`, each block from a seed of its own.
+
+    So a run that goes on at batch n draws at most `BLOCK` batches again, however large n is.
+    """
+
+    def batches(start: int = 0) -> Iterator[Batch]:
+        first, skipped = divmod(start, BLOCK)
+        for block in itertools.count(first):
+            yield from itertools.islice(make(portions.of_block(block)), skipped, BLOCK)
+            skipped = 0
+
+    return batches
+
+
+def mapped(function: Callable[[Batch], Batch], batches: Batches) -> Batches:
+    """`batches` with `function` applied to each."""
+
+    def changed(start: int = 0) -> Iterator[Batch]:
+        return map(function, batches(start))
+
+    return changed
+
+
 class Replay:
-    """Makes one iterator of batches endless and repeatable: keeps what it gave, starts again at its end."""
+    """Make an iterable of batches endless and repeatable, in bounded memory.
+
+    The first batches are kept, up to `KEPT_BYTES` and at least one. The first pass takes the others from the
+    source as they come; another pass, or one that goes on after the end, repeats those that are kept.
+    """
 
     def __init__(self, source: Iterable[Batch]) -> None:
+        self._is_held = isinstance(source, Sequence)  # by the caller: keeping it costs nothing
         self._source = iter(source)
-        self._seen: list[Batch] = []
+        self._kept: list[Batch] = []
+        self._room, self._num_drawn = KEPT_BYTES, 0
 
-    def __call__(self) -> Iterator[Batch]:
-        """From the first batch on."""
-        for index in itertools.count():
-            if index == len(self._seen):
-                try:
-                    self._seen.append(next(self._source))
-                except StopIteration:
-                    break
-            yield self._seen[index]
-        if self._seen:
-            yield from itertools.cycle(self._seen)
+    def __call__(self, start: int = 0) -> Iterator[Batch]:
+        """From batch `start` on; nothing where the source is empty."""
+        for index in itertools.count(start):
+            batch = self._drawn(index)
+            if batch is _GONE and not self._kept:
+                return
+            yield self._kept[index % len(self._kept)] if batch is _GONE else batch
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know of a source whose first batches fill the memory that it may have."""
+        first = next(self(), None)
+        few = KEPT_BYTES // max(1, num_bytes(first))
+        if self._is_held or few >= _FEW_BATCHES:
+            return ()
+        return (f"of the iterator, the first {max(1, few)} batches are kept: a second pass repeats them",)
+
+    def _drawn(self, index: int) -> Any:
+        """Batch `index` where the source has not gone beyond it yet; `_GONE` where it has, or has ended."""
+        batch: Any = _GONE
+        while self._num_drawn <= index:
+            batch = next(self._source, _GONE)
+            if batch is _GONE:
+                break
+            self._num_drawn += 1
+            if self._is_held or self._room > 0:
+                self._kept.append(batch)
+                self._room -= num_bytes(batch)
+        return batch
+
+
+def num_bytes(batch: Any) -> int:
+    """Size of the tensors of a batch."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(batch))
+
+
+def tensors_in(batch: Any) -> list[Tensor]:
+    """The tensors in a batch, in order."""
+    if isinstance(batch, Tensor):
+        return [batch]
+    parts: Iterable[Any] = ()
+    if isinstance(batch, Mapping):
+        parts = batch.values()
+    elif isinstance(batch, list | tuple):
+        parts = batch
+    return [tensor for part in parts for tensor in tensors_in(part)]
+
+
+def fingerprint(batches: Iterable[Batch]) -> str:
+    """A hash of the values in some batches: the same text, cut the same way, has the same."""
+    digest = hashlib.sha256()
+    for tensor in itertools.chain.from_iterable(map(tensors_in, batches)):
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from normscope.subjects.assemble import looking
+from normscope.subjects.feed import mapped
 from normscope.subjects.guess import LABEL_NAMES, vocabulary_of
 from normscope.subjects.loss import Ids, NextToken, is_causal, logits_of, output_loss, own_loss, time_axis_of
 from normscope.subjects.subject import Batch, Subject, call_model
@@ -93,8 +94,7 @@ def _turned(subject: Subject) -> Subject:
     """Ours were (B, T): the model wants time first."""
     if subject.unigram_entropy is None:  # the user's own batch is as the user wants it
         return subject
-    batches = subject.batches
-    subject.batches = lambda: (_transposed(batch) for batch in batches())
+    subject.batches = mapped(_transposed, subject.batches)
     subject.batch = _transposed(subject.batch)
     subject.notes = (*subject.notes, "ids are fed as (T, B), as the model has time first")
     return subject

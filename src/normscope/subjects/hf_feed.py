@@ -22,7 +22,7 @@ from normscope.subjects.corpus import Corpus, encode, tokenised
 from normscope.subjects.data import CLASSIFIERS, ENCODER_DECODERS, Data
 from normscope.subjects.digits import Images, labelled_images, require_classes
 from normscope.subjects.fake import fake_mode_of
-from normscope.subjects.feed import Feed, Portions, noise
+from normscope.subjects.feed import Feed, Portions, in_blocks, noise
 from normscope.subjects.hf_heads import HeadKind
 from normscope.subjects.hf_shapes import FLOAT_INPUTS, float_shapes
 from normscope.subjects.loss import Ids, is_causal, output_loss, shifts_labels
@@ -181,11 +181,13 @@ def _text_feed(eater: Diner, corpus: Corpus) -> Way:
         continued = functools.partial(_continued, name=name, other=other)
         feed = Feed.of(corpus, portions, continued, words + goal)
         return feed, output_loss if kind == "seq2seq" else None
-    ids = Feed(
-        lambda: ({name: ids} for ids in corpus.windows(portions.batch_size, portions.seq_len, portions.seed)),
-        words,
-    )
-    return ids.noting("no loss: the model has no head"), None
+    plain = functools.partial(_plain, corpus, name=name)
+    return Feed(in_blocks(plain, portions), words).noting("no loss: the model has no head"), None
+
+
+def _plain(corpus: Corpus, portions: Portions, name: str) -> Iterator[Batch]:
+    for ids in corpus.windows(portions.batch_size, portions.seq_len, portions.seed):
+        yield {name: ids}
 
 
 def _causal(corpus: Corpus, portions: Portions) -> Iterator[Batch]:
@@ -207,18 +209,21 @@ def _float_feed(eater: Diner, name: str, shape: tuple[int, ...]) -> Way:
         return Feed.of(eater.images, portions, real, f"{eater.images}, resized to {shape}"), output_loss
     if eater.kind == "image-classification":
         classes = eater.model.config.num_labels
-        return Feed(lambda: _labelled(name, shape, classes, portions), f"{words}, random labels"), output_loss
+        labelled = functools.partial(_labelled, name, shape, classes)
+        return Feed(in_blocks(labelled, portions), f"{words}, random labels"), output_loss
     decoder = "labels" if eater.kind == "seq2seq" else "decoder_input_ids"
     if eater.corpus is not None and (eater.kind == "seq2seq" or eater.two_stacks):
         corpus = eater.corpus
-        feed = Feed(
-            lambda: _heard(name, shape, decoder, corpus, portions),
-            f"{words}, {corpus} to the decoder",
-            corpus.unigram_entropy,
-        )
+        heard = in_blocks(functools.partial(_heard, name, shape, decoder, corpus), portions)
+        feed = Feed(heard, f"{words}, {corpus} to the decoder", corpus.unigram_entropy)
         return feed, output_loss if eater.kind == "seq2seq" else None
-    bare = Feed(lambda: ({name: tensor} for tensor in noise(shape, portions.seed)), words)
-    return bare.noting("no loss: the model has no head"), None
+    silent = functools.partial(_silent, name, shape)
+    return Feed(in_blocks(silent, portions), words).noting("no loss: the model has no head"), None
+
+
+def _silent(name: str, shape: tuple[int, ...], portions: Portions) -> Iterator[Batch]:
+    for tensor in noise(shape, portions.seed):
+        yield {name: tensor}
 
 
 def _labelled(name: str, shape: tuple[int, ...], classes: int, portions: Portions) -> Iterator[Batch]:
@@ -247,7 +252,7 @@ def _everything(eater: Diner) -> Iterator[Way]:
     portions = eater.portions
     shapes = {name: float_shapes(name, eater.model.config, portions)[0] for name in floats}
 
-    def batches() -> Iterator[Batch]:
+    def batches(portions: Portions) -> Iterator[Batch]:
         noises = {name: noise(shape, portions.seed) for name, shape in shapes.items()}
         assert eater.corpus is not None or not texts
         windows = {
@@ -260,7 +265,7 @@ def _everything(eater: Diner) -> Iterator[Way]:
     words = [f"standard normal noise as {name} {shape}" for name, shape in shapes.items()]
     if texts:
         words.append(f"{eater.corpus}, {portions}")
-    yield Feed(batches, "; ".join(words)).noting("no loss: the model has no head"), None
+    yield Feed(in_blocks(batches, portions), "; ".join(words)).noting("no loss: the model has no head"), None
 
 
 __all__ = ["Diner", "diner", "hf_subject"]

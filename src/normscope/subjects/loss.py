@@ -11,10 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from normscope.nn.output import IGNORED
 from normscope.subjects.subject import Batch, call_model
-
-IGNORED = -100
-"""Label of a position that does not count."""
 
 
 def own_loss(output: Any) -> Tensor | None:

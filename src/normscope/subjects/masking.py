@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from normscope.nn.output import IGNORED
 from normscope.subjects.corpus import Corpus
 from normscope.subjects.feed import Portions
 from normscope.subjects.subject import Batch
 
 MASKED_SHARE = 0.15
-IGNORED = -100
 
 
 def masked_batches(

@@ -17,7 +17,7 @@ from normscope.subjects.corpus import Corpus, encode
 from normscope.subjects.data import CLASSIFIERS, ENCODER_DECODERS, Data
 from normscope.subjects.digits import Images, labelled_images, require_classes
 from normscope.subjects.fake import moved
-from normscope.subjects.feed import Feed, Portions, noise
+from normscope.subjects.feed import Feed, Portions, in_blocks, noise
 from normscope.subjects.loss import output_loss
 from normscope.subjects.masking import masked_batches
 from normscope.subjects.memory import memory_refusals, require_room_for_model
@@ -147,10 +147,10 @@ def _images(model: Vision, portions: Portions, images: Images | None) -> Feed:
         real = functools.partial(labelled_images, name="images", shape=size)
         return Feed.of(images, portions, real, f"{images}, resized to {shape}")
 
-    def batches() -> Iterator[Batch]:
+    def batches(portions: Portions) -> Iterator[Batch]:
         generator = torch.Generator().manual_seed(portions.seed)
         for images in noise(shape, portions.seed):
             labels = torch.randint(config.classes, shape[:1], generator=generator)
             yield {"images": images, "labels": labels}
 
-    return Feed(batches, f"standard normal noise as images {shape}, random labels")
+    return Feed(in_blocks(batches, portions), f"standard normal noise as images {shape}, random labels")

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from normscope.errors import UsageError
+from normscope.nn.output import IGNORED
 from normscope.subjects.corpus import byte_table, entropy, require_ids_under, tokenizer_at
 from normscope.subjects.feed import Portions
 from normscope.subjects.lines import ByteLines, Lines, Side, TokenLines
-from normscope.subjects.loss import IGNORED
 from normscope.subjects.subject import Batch
 from normscope.subjects.text import Text, kept
 

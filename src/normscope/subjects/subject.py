@@ -1,8 +1,8 @@
-"""Subject: a model with something to eat and a way to be wrong."""
+"""Subject: a model with its batches and its loss."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -13,15 +13,23 @@ LossFn = Callable[[Any, Batch], Tensor]
 """`loss_fn(output, batch)` gives a scalar tensor."""
 
 
+class Batches(Protocol):
+    """Where batches come from: the same endless row of them at each call."""
+
+    def __call__(self, start: int = 0) -> Iterator[Batch]:
+        """The batches from number `start` on, which costs about the same for every `start`."""
+
+
 @dataclass
 class Subject:
-    """What every later room looks at. Made by `load` or `make_subject`, never by hand.
+    """What every later room works on. Made by `load` or `make_subject`, never by hand.
 
     Attributes:
         model: the module, on its device, in the mode it was given in.
         batch: the fixed batch that every probe measures on.
         loss_fn: scalar loss of (output, batch), or None where none is known (`notes` says why).
-        batches: a fresh, deterministic iterator over training batches at each call; the first one is `batch`.
+        batches: a fresh, deterministic, endless iterator over training batches at each call; the first one is
+            `batch`.
         seed: what the generators were set to before the model was built.
         spec: where the model came from, as the user wrote it, or the class name of a bare module.
         input: what is fed, in words, for the report.
@@ -35,13 +43,13 @@ class Subject:
     model: nn.Module
     batch: Batch
     loss_fn: LossFn | None
-    batches: Callable[[], Iterator[Batch]]
+    batches: Batches
     seed: int
     spec: str
     input: str
     unigram_entropy: float | None = None
     notes: tuple[str, ...] = field(default=())
-    validation: Callable[[], Iterator[Batch]] | None = None
+    validation: Batches | None = None
 
     def forward(self, batch: Batch | None = None, model: nn.Module | None = None) -> Any:
         """The model's output on `batch` (default: the fixed one); `model` lets a copy stand in."""

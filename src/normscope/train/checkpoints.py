@@ -17,7 +17,7 @@ from normscope.errors import UsageError, describe
 from normscope.train.atomic import disk_refusals, remove_halves, write_folder
 from normscope.train.state import State
 
-FORMAT = 1
+FORMAT = 2
 _TENSORS, _VALUES = "state.safetensors", "state.json"
 
 

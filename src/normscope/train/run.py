@@ -1,6 +1,5 @@
 """One run from its config to its end: trained, watched, kept on disk, and gone on with after a kill."""
 
-import itertools
 import math
 import time
 from collections.abc import Callable
@@ -8,7 +7,8 @@ from dataclasses import dataclass, field
 
 from normscope.errors import UsageError
 from normscope.subjects import Subject
-from normscope.train.batches import fingerprint, num_ids
+from normscope.subjects.feed import fingerprint
+from normscope.train.batches import num_ids
 from normscope.train.criterion import LAST, outcome, trains
 from normscope.train.folder import RunFolder, require_same
 from normscope.train.history import Validations
@@ -185,7 +185,7 @@ class Run:
     def _data(self) -> str:
         """The first batch, and by its entropy the whole text."""
         entropy = self.subject.unigram_entropy
-        return f"{fingerprint(self.subject.batch)} {'' if entropy is None else f'{entropy:.10f}'}"
+        return f"{fingerprint([self.subject.batch])} {'' if entropy is None else f'{entropy:.10f}'}"
 
     def resume(self, state: State) -> None:
         """Go on from a checkpoint, to the bit where the number of processes and threads is the same.
@@ -204,7 +204,7 @@ class Run:
         self.began_at = self.trial.step
         self.validations[:] = [(s, math.nan if v is None else v) for s, v in state.values["validations"]]
         taken = self.trial.step * self.config.trial.accumulation
-        next(itertools.islice(self.trial.batches, taken, taken), None)
+        self.trial.batches = self.subject.batches(taken)
         prefix = f"random.{self.processes.rank}."
         own = {k.removeprefix(prefix): v for k, v in state.tensors.items() if k.startswith(prefix)}
         if own:  # a process more than the checkpoint had keeps its fresh generators

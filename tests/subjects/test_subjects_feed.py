@@ -1,0 +1,152 @@
+"""Batches: any of them can be had without those before it, and a user's iterator stays in bounded memory."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from normscope.subjects import Subject, feed, load, make_subject
+from normscope.subjects.corpus import encode
+from normscope.subjects.feed import BLOCK, Portions, Replay, fingerprint, num_bytes, tensors_in
+from normscope.subjects.subject import Batch
+from normscope.subjects.text import load_text
+
+SMALL = "depth=1,width=8,heads=1,vocab=64,context=32"
+IMAGES = "nn:vision,depth=1,width=8,heads=1,image=8,patch=4"
+SEEN = {"batch_size": 2, "seq_len": 8}
+SHORT_BLOCK = 3
+
+
+def pairs(folder: Path) -> dict[str, Path]:
+    """Two files of lines that belong together."""
+    for name, word in (("source", "one"), ("target", "eins")):
+        lines = "".join(f"{word} {number}\n" for number in range(40))
+        (folder / name).write_text(lines, encoding="utf-8")
+    return {"source": folder / "source", "target": folder / "target"}
+
+
+class Map(nn.Module):
+    """Wants floats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.map(x)
+
+
+def numbers(count: int) -> Iterator[torch.Tensor]:
+    """Batches that tell their number."""
+    return (torch.full((2, 4), float(n)) for n in range(count))
+
+
+SUBJECTS: dict[str, Callable[[Path], Subject]] = {
+    "next token": lambda _: load(f"nn:decoder,{SMALL}", **SEEN),
+    "masked": lambda _: load(f"nn:encoder,{SMALL}", **SEEN),
+    "continued": lambda _: load(f"nn:encoder-decoder,{SMALL}", **SEEN),
+    "pairs": lambda folder: load(f"nn:encoder-decoder,{SMALL}", **SEEN, **pairs(folder)),
+    "noise and labels": lambda _: load(IMAGES, **SEEN),
+    "digits": lambda _: load(IMAGES, images="digits", **SEEN),
+    "bare floats": lambda _: make_subject(Map(), **SEEN),
+    "bare ids": lambda _: make_subject(nn.Sequential(nn.Embedding(64, 8), nn.Linear(8, 64)), **SEEN),
+    "an iterator that ends": lambda _: make_subject(Map(), numbers(5)),
+    "a long iterator": lambda _: make_subject(Map(), numbers(100)),
+    "a list": lambda _: make_subject(Map(), list(numbers(5))),
+}
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_batches_from_any_number_on_are_those_that_come_there(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "BLOCK", SHORT_BLOCK)
+    subject = SUBJECTS[name](tmp_path)
+    whole = [fingerprint([batch]) for batch in itertools.islice(subject.batches(), 10)]
+    assert len(set(whole)) >= 5
+    for start in (0, 1, SHORT_BLOCK - 1, SHORT_BLOCK, SHORT_BLOCK + 1, 2 * SHORT_BLOCK):
+        part = [fingerprint([batch]) for batch in itertools.islice(subject.batches(start), 4)]
+        assert part == whole[start : start + 4], start
+
+
+def test_the_first_block_is_drawn_from_the_seed_itself_and_no_two_blocks_are_alike() -> None:
+    subject = load(f"nn:decoder,{SMALL}", seed=3, **SEEN)
+    windows = encode(load_text(), 64).windows(2, 9, 3)
+    for batch, ids in zip(itertools.islice(subject.batches(), 5), windows, strict=False):
+        assert torch.equal(tensors_in(batch)[0], ids[:, :-1])
+    portions = Portions(2, 8, 3)
+    seeds = [portions.of_block(block).seed for block in range(100)]
+    assert seeds[0] == 3
+    assert len(set(seeds)) == 100
+    assert portions.of_block(1) != Portions(2, 8, 4).of_block(1)
+
+
+def test_a_batch_far_ahead_costs_a_block_and_no_more() -> None:
+    drawn = 0
+
+    def counted(portions: Portions) -> Iterator[Batch]:
+        nonlocal drawn
+        for _ in itertools.count():
+            drawn += 1
+            yield torch.zeros(1)
+
+    next(feed.in_blocks(counted, Portions(1, 1, 0))(10**9 + 5))
+    assert drawn <= BLOCK
+    assert BLOCK == 1024, "another size gives other batches to every run of more than 1,000 steps"
+
+
+def test_an_endless_iterator_is_kept_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "KEPT_BYTES", 3 * num_bytes(torch.zeros(2, 4)))
+    alive = 0
+
+    class Counted:
+        """Counts itself as long as it lives."""
+
+        def __init__(self, tensor: torch.Tensor) -> None:
+            nonlocal alive
+            alive += 1
+            self.tensor = tensor
+
+        def __del__(self) -> None:
+            nonlocal alive
+            alive -= 1
+
+    def endless() -> Iterator[tuple[torch.Tensor, Counted]]:
+        for n in itertools.count():
+            tensor = torch.full((2, 4), float(n))
+            yield tensor, Counted(tensor)
+
+    def firsts(batches: Iterator[Batch], count: int) -> list[int]:
+        return [int(batch[0][0, 0]) for batch in itertools.islice(batches, count)]
+
+    replay = Replay(endless())
+    assert replay.notes == ("of the iterator, the first 3 batches are kept: a second pass repeats them",)
+    assert firsts(replay(), 200) == list(range(200))
+    assert alive <= 3 + 2, "those that are kept, and what the loops hold"
+    assert firsts(replay(), 7) == [0, 1, 2, 0, 1, 2, 0]
+    assert firsts(replay(200), 2) == [200, 201], "the pass that is furthest goes on"
+
+
+@pytest.mark.parametrize("is_list", [False, True], ids=["iterator", "list, which the caller holds"])
+def test_a_source_that_ends_begins_again(is_list: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "KEPT_BYTES", 2 * num_bytes(torch.zeros(2, 4)))
+    replay = Replay(list(numbers(5)) if is_list else numbers(5))
+    assert len(replay.notes) == (not is_list)
+    found = [int(batch[0, 0]) for batch in itertools.islice(replay(), 8)]
+    assert found == ([0, 1, 2, 3, 4, 0, 1, 2] if is_list else [0, 1, 2, 3, 4, 1, 0, 1])
+
+
+def test_small_batches_of_an_iterator_come_without_a_note() -> None:
+    assert not any("iterator" in note for note in make_subject(Map(), numbers(5)).notes)
+
+
+def test_a_fingerprint_is_of_the_values_in_their_order() -> None:
+    one, other = torch.arange(4), torch.arange(4) + 1
+    same = fingerprint([{"a": one, "b": (other,)}])
+    assert same == fingerprint([{"a": one.clone(), "b": [other.clone()]}])
+    assert same == fingerprint([one, other])
+    for batches in ([{"a": other, "b": one}], [one], [{"a": one, "b": other + 1}]):
+        assert fingerprint(batches) != same
