@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from normscope.claims import CLAIMS, Setup, Verdict, measure_claim, tested
+from normscope.claims import CLAIMS, ClaimResult, Setup, Verdict, measure_claim
 from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
 from normscope.claims.deep_rank import PRIMES, _modulo, _rank
 from normscope.claims.real_blocks import at_last_token, jacobian, started, sublayers
@@ -11,7 +11,7 @@ from normscope.claims.real_blocks import at_last_token, jacobian, started, subla
 LOOK = Setup(seeds=(0,))
 
 
-def of(id: str) -> tested.ClaimResult:
+def of(id: str) -> ClaimResult:
     found = measure_claim(CLAIMS[id], LOOK)
     assert found.error is None
     return found

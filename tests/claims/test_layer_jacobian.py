@@ -2,14 +2,14 @@
 
 import pytest
 
-from normscope.claims import CLAIMS, Setup, Verdict, measure_claim, tested
+from normscope.claims import CLAIMS, ClaimResult, Setup, Verdict, measure_claim
 from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
 from normscope.claims.lost_gradients import crossings
 
 LOOK = Setup(seeds=(0,))
 
 
-def of(id: str, seed: int) -> tested.ClaimResult:
+def of(id: str, seed: int) -> ClaimResult:
     found = measure_claim(CLAIMS[id], Setup(seeds=(seed,)))
     assert found.error is None
     return found

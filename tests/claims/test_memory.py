@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from normscope.claims import CLAIMS, Setup, Verdict, measure_claim, memory, recomputation, tested
+from normscope.claims import CLAIMS, ClaimResult, Setup, Verdict, measure_claim, memory, recomputation
 from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
 from normscope.claims.allocations import kept_for_backward, peak_bytes
 
 
-def _tested(id: str) -> tested.ClaimResult:
+def _tested(id: str) -> ClaimResult:
     found = measure_claim(CLAIMS[id], Setup(seeds=(0,)))
     assert found.error is None
     return found

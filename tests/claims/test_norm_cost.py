@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from normscope.claims import CLAIMS, Setup, Verdict, measure_claim, norm_cost, residual_cost, tested
+from normscope.claims import CLAIMS, ClaimResult, Setup, Verdict, measure_claim, norm_cost, residual_cost
 from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
 from normscope.claims.fused_norm import build_add_norms
 from normscope.claims.timing import in_turns, ratio, repeated
 
 
-def _tested(id: str) -> tested.ClaimResult:
+def _tested(id: str) -> ClaimResult:
     found = measure_claim(CLAIMS[id], Setup(seeds=(0,)))
     assert found.error is None
     return found

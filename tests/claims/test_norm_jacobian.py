@@ -2,30 +2,30 @@
 
 import pytest
 
-from normscope.claims import CLAIMS, Setup, Verdict, measure_claim, tested
+from normscope.claims import CLAIMS, ClaimResult, Setup, Verdict, measure_claim
 from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
 from normscope.claims.norm_jacobian import _exact_rank, _formula_in_fractions
 
 LOOK = Setup(seeds=(0,))
 
 
-def of(id: str) -> tested.ClaimResult:
+def of(id: str) -> ClaimResult:
     found = measure_claim(CLAIMS[id], LOOK)
     assert found.error is None
     return found
 
 
 @pytest.fixture(scope="module")
-def kernel() -> tested.ClaimResult:
+def kernel() -> ClaimResult:
     return of("A2")
 
 
-def test_the_rank_is_two_under_the_width(kernel: tested.ClaimResult) -> None:
+def test_the_rank_is_two_under_the_width(kernel: ClaimResult) -> None:
     assert kernel.judgement.verdict is Verdict.HOLDS
     assert {case.value for case in kernel.evidence.cases if "exact" in case.where} == {2}
 
 
-def test_the_kernel_of_a_real_norm_depends_on_eps(kernel: tested.ClaimResult) -> None:
+def test_the_kernel_of_a_real_norm_depends_on_eps(kernel: ClaimResult) -> None:
     part = kernel.parts["eps"]
     assert part.verdict is Verdict.CONDITION
     assert 0.5 < part.met / part.cases < 1

@@ -2,22 +2,22 @@
 
 import pytest
 
-from normscope.claims import CLAIMS, Setup, Verdict, measure_claim, tested
+from normscope.claims import CLAIMS, ClaimResult, Setup, Verdict, measure_claim
 from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
 from normscope.claims.start_gradients import of_xiong, post_gradients
 
 
 @pytest.fixture(scope="module")
-def pre_ln() -> tested.ClaimResult:
+def pre_ln() -> ClaimResult:
     return measure_claim(CLAIMS["B16"], Setup(seeds=(0,)))
 
 
-def test_a_layer_from_below_does_not_see_the_depth(pre_ln: tested.ClaimResult) -> None:
+def test_a_layer_from_below_does_not_see_the_depth(pre_ln: ClaimResult) -> None:
     assert pre_ln.judgement.verdict is Verdict.CONDITION
     assert pre_ln.parts["even"].verdict is Verdict.CONDITION
 
 
-def test_the_last_layer_falls_as_the_root_of_the_depth(pre_ln: tested.ClaimResult) -> None:
+def test_the_last_layer_falls_as_the_root_of_the_depth(pre_ln: ClaimResult) -> None:
     assert pre_ln.evidence.figure is not None
     assert pre_ln.evidence.figure.value == pytest.approx(-0.5, abs=0.1)
 

@@ -1,12 +1,12 @@
 """B1, B2 and B9 on one seed."""
 
-from normscope.claims import CLAIMS, Setup, Verdict, measure_claim, tested
+from normscope.claims import CLAIMS, ClaimResult, Setup, Verdict, measure_claim
 from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
 
 LOOK = Setup(seeds=(0,))
 
 
-def of(id: str) -> tested.ClaimResult:
+def of(id: str) -> ClaimResult:
     found = measure_claim(CLAIMS[id], LOOK)
     assert found.error is None
     return found
