@@ -69,7 +69,7 @@ def _left_kernel(look: Look, blocks: tuple[Block, ...], state: Site) -> TokenPro
     found = next((norm for block in blocks for norm in _stream_norms(block) if norm.output == state), None)
     if found is None or found.kind not in TOKENWISE or found.input not in look.graph.tensors:
         return None
-    gamma = factor(found, dict(look.model.named_parameters()))
+    gamma = factor(found, look.parameters)
     entering = look.graph.tensors[found.input].detach()
     basis, zeros = left_kernel(normalised(found, entering), gamma, found.kind == "layernorm", NULL_GAIN)
     if bool(zeros.any()):

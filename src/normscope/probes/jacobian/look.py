@@ -5,11 +5,12 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
-from normscope.anatomy import Anatomy, Block, Stack
+from normscope.anatomy import Anatomy, Block, Stack, named_parameters
 from normscope.linalg import JacobianOperator, Status, TangentError, sigma_max
 from normscope.probes._feeding import Feed
 from normscope.probes._held import HeldGraph
@@ -54,6 +55,11 @@ class Look:
     norms: dict[str, float] = field(default_factory=dict)
     largest: dict[str, float] = field(default_factory=dict)
     whole: set[str] = field(default_factory=set)
+
+    @cached_property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Parameters by the names that the anatomy uses."""
+        return dict(named_parameters(self.model, remove_duplicate=False))
 
     def share(self, part: Block | Stack) -> float:
         """What a forward through `part` costs of one through all stacks."""
