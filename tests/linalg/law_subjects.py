@@ -200,7 +200,7 @@ def real_blocks(scheme: str, *, depth: int = 3, eps: float = 1e-15) -> Subject:
     with torch.no_grad():
         for i, parameter in enumerate(model.parameters()):
             parameter += 0.1 * drawn(*parameter.shape, seed=i)
-        state = model.scheme.join.enter(drawn(1, 2, 8, seed=5))
+        state = model.scheme.join.enter(drawn(1, 2, 8, seed=5), lambda x: x)
     shapes = [each.shape for each in state] if isinstance(state, tuple) else None
     point, factors = _flat(state), []
     for block in model.blocks:

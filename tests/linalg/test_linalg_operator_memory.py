@@ -34,7 +34,7 @@ def normscope_stack(name: str) -> nn.Module:
             self.blocks = nn.ModuleList(Block(config, Where(i + 1, depth=L), causal=True) for i in range(L))
 
         def forward(self, x: Tensor) -> Tensor:
-            x = scheme.join.enter(x)
+            x = scheme.join.enter(x, lambda stream: stream)
             for block in self.blocks:
                 x = block(x)
             return scheme.join.leave(x, lambda stream: stream)

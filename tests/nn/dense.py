@@ -31,13 +31,6 @@ def norm(module: nn.Module, x: Tensor) -> Tensor:
     raise NotImplementedError(name)
 
 
-def norm_plain(x: Tensor, module: nn.LayerNorm) -> Tensor:
-    """LayerNorm of PyTorch's own module, written out."""
-    return (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, correction=0) + module.eps).sqrt() * (
-        module.weight
-    ) + module.bias
-
-
 def linear(module: nn.Module, x: Tensor) -> Tensor:
     """x Wᵀ + b, with W by the kind of map."""
     weight = module.weight

@@ -134,7 +134,7 @@ def gradients_are_right(name: str) -> None:
     def through(x: Tensor, *values: Tensor) -> Tensor:
         given = dict(zip(parameters, values, strict=True))
         with constants:
-            state = torch.func.functional_call(model, given, (scheme.join.enter(x),))
+            state = torch.func.functional_call(model, given, (scheme.join.enter(x, lambda x: x),))
         return scheme.join.leave(state, lambda x: x)
 
     assert torch.autograd.gradcheck(through, (x, *parameters.values()), fast_mode=True)
@@ -153,7 +153,7 @@ def block_map(name: str, width: int, block: int = 3) -> tuple[nn.Module, Any]:
             )
 
     def through(x_D: Tensor) -> Tensor:
-        return scheme.join.leave(model(scheme.join.enter(x_D[None, None])), lambda x: x)[0, 0]
+        return scheme.join.leave(model(scheme.join.enter(x_D[None, None], lambda x: x)), lambda x: x)[0, 0]
 
     return model, through
 

@@ -1,382 +1,29 @@
-"""Every scheme is its formula: five lines of float64 a scheme, written from the papers, on dense branches.
-
-x is the stream, l the block from 1, L their number, F a branch, N a norm of the branch's own slots.
-"""
+"""Every scheme is its formula: the references of references.py, on the dense branches of dense.py."""
 
 import dataclasses
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import dense
 import pytest
 import torch
 from laws import ids_of, unsettled
-from torch import Tensor, nn
+from references import REFERENCES, Sub
 
 from normscope.nn import SCHEMES
 from normscope.nn.models import LanguageModel
 
-Map = Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Sub:
-    """One sublayer: its block l of L, its number i of 2L, its kind, its branch and the norms of its slots."""
-
-    l: int  # noqa: E741  # the papers' letter
-    L: int
-    i: int
-    kind: str
-    F: Map
-    n_in: Map
-    n_out: Map
-    n: Map
-    join: nn.Module
-
 
 def subs_of(model: LanguageModel) -> list[Sub]:
-    found = []
-    for index, block in enumerate(model.blocks):
-        for j, (kind, (branch, residual)) in enumerate(block.sublayers().items()):
+    found: list[Sub] = []
+    for l, block in enumerate(model.blocks, start=1):  # noqa: E741
+        for kind, (branch, residual) in block.sublayers().items():
             run = dense.attention if kind == "attention" else dense.feed_forward
-            n_in, n_out, n = (
+            norms = [
                 partial(dense.norm, residual.norms[slot]) for slot in ("branch_in", "branch_out", "stream")
-            )
-            found.append(
-                Sub(
-                    index + 1,
-                    len(model.blocks),
-                    2 * index + j + 1,
-                    kind,
-                    partial(run, branch),
-                    n_in,
-                    n_out,
-                    n,
-                    residual.join,
-                )
-            )
+            ]
+            i = len(found) + 1
+            found.append(Sub(l, len(model.blocks), i, kind, partial(run, branch), *norms, residual.join))
     return found
-
-
-Reference = Callable[[list[Sub], Tensor, Map], Tensor]
-REFERENCES: dict[str, Reference] = {}
-
-
-def reference(*names: str) -> Callable[[Reference], Reference]:
-    def keep(function: Reference) -> Reference:
-        REFERENCES.update(dict.fromkeys(names, function))
-        return function
-
-    return keep
-
-
-@reference("post")
-def _post(subs: list[Sub], x: Tensor, final: Map) -> Tensor:
-    for s in subs:
-        x = s.n(x + s.F(x))
-    return x
-
-
-@reference("pre", "gpt2", "sub-ln", "dyt", "derf", "scalenorm", "sigma-reparam")
-def _pre(subs: list[Sub], x: Tensor, final: Map) -> Tensor:
-    for s in subs:
-        x = x + s.F(s.n_in(x))
-    return final(x)
-
-
-@reference("pre-no-final")
-def _pre_no_final(subs: list[Sub], x: Tensor, final: Map) -> Tensor:
-    for s in subs:
-        x = x + s.F(s.n_in(x))
-    return x
-
-
-@reference("residual-no-norm", "t-fixup")
-def _residual_no_norm(subs: list[Sub], x: Tensor, final: Map) -> Tensor:
-    for s in subs:
-        x = x + s.F(x)
-    return x
-
-
-@reference("peri")
-def _peri(subs: list[Sub], x: Tensor, final: Map) -> Tensor:
-    for s in subs:
-        x = x + s.n_out(s.F(s.n_in(x)))
-    return final(x)
-
-
-@reference("res-post", "swin-v2", "olmo2")
-def _res_post(subs: list[Sub], x: Tensor, final: Map) -> Tensor:
-    for s in subs:
-        x = x + s.n_out(s.F(x))
-    return final(x)
-
-
-@reference("deepnorm")
-def _deepnorm(subs: list[Sub], x: Tensor, final: Map) -> Tensor:
-    for s in subs:
-        x = s.n((2 * s.L) ** (1 / 4) * x + s.F(x))
-    return x
-
-
-@reference("normformer")
-def _normformer(subs: list[Sub], x: Tensor, final: Map) -> Tensor:
-    for s in subs:
-        y = s.F(s.n_in(x))
-        x = x + (s.n_out(y) if s.kind == "attention" else y)
-    return final(x)
-
-
-@reference("admin")
-def _admin(subs: list[Sub], x: Tensor, final: Map) -> Tensor:
-    for s in subs:
-        x = s.n(s.join.omega * x + s.F(x))
-    return x
-
-
-@reference("rezero", "skipinit")
-def _rezero(subs: list[Sub], x: Tensor, final: Map) -> Tensor:
-    for s in subs:
-        x = x + s.join.scale * s.F(x)
-    return x
-
-
-@reference("layerscale")
-def _layerscale(subs: list[Sub], x: Tensor, final: Map) -> Tensor:
-    for s in subs:
-        x = x + s.join.scale * s.F(s.n_in(x))
-    return final(x)
-
-
-@reference("residual-dual")
-def _residual_dual(subs: list[Sub], x: Tensor, final: Map) -> Tensor:
-    r = x
-    for s in subs:
-        f = s.F(x)
-        x, r = s.n(x + f), r + f
-    return x + final(r)
-
-
-@reference("b2t")
-def _b2t(subs: list[Sub], x: Tensor, final: Map) -> Tensor:
-    for attention, feed_forward in zip(subs[::2], subs[1::2], strict=True):
-        a = attention.n(x + attention.F(x))
-        x = feed_forward.n(x + a + feed_forward.F(a))
-    return x
-
-
-@reference("mix-ln")
-def _mix_ln(subs: list[Sub], x: Tensor, final: Map) -> Tensor:
-    for s in subs:
-        x = s.n(x + s.F(x)) if s.l <= s.L // 4 else x + s.F(s.n_in(x))
-    return final(x)
-
-
-@reference("layernorm-scaling")
-def _layernorm_scaling(subs: list[Sub], x: Tensor, final: Map) -> Tensor:
-    for s in subs:
-        x = x + s.F(s.n_in(x) / math.sqrt(s.l))
-    return final(x)
-
-
-@reference("gpas")
-def _gpas(subs: list[Sub], x: Tensor, final: Map) -> Tensor:
-    for s in subs:
-        y = x + s.F(s.n_in(x))
-        x = y - torch.nn.functional.silu(s.join.gate) * y
-    return final(x)
-
-
-@reference("hybridnorm")
-def _hybridnorm(subs: list[Sub], x: Tensor, final: Map) -> Tensor:
-    for attention, feed_forward in zip(subs[::2], subs[1::2], strict=True):
-        z = attention.n(x + attention.F(x))
-        x = z + feed_forward.F(z)
-    return final(x)
-
-
-@reference("keel")
-def _keel(subs: list[Sub], x: Tensor, final: Map) -> Tensor:
-    for s in subs:
-        f = s.F(s.n_in(x))
-        x = x + f if s.l == 1 else s.n(2 * s.L * x + f)
-    return x
-
-
-@reference("siamesenorm")
-def _siamesenorm(subs: list[Sub], x: Tensor, final: Map) -> Tensor:
-    y = x
-    for s in subs:
-        o = s.F(s.n_in(x + dense.norm(s.join.inner, y)))
-        x, y = s.n(x + o / math.sqrt(2 * s.l)), y + o
-    return x + final(y)
-
-
-@reference("parallel")
-def _parallel(subs: list[Sub], x: Tensor, final: Map) -> Tensor:
-    for attention, feed_forward in zip(subs[::2], subs[1::2], strict=True):
-        x = x + attention.F(attention.n_in(x)) + feed_forward.F(feed_forward.n_in(x))
-    return final(x)
-
-
-@reference("plain")
-def _plain(subs: list[Sub], x: Tensor, final: Map) -> Tensor:
-    for s in subs:
-        x = s.F(x)
-    return x
-
-
-@reference("fixup")
-def _fixup(subs: list[Sub], x: Tensor, final: Map) -> Tensor:
-    for s in subs:
-        x = x + s.join.scale * s.F(x + s.join.shift)
-    return x
-
-
-@reference("highway")
-def _highway(subs: list[Sub], x: Tensor, final: Map) -> Tensor:
-    for s in subs:
-        t = 1 / (1 + torch.exp(-dense.linear(s.join.transform, x)))
-        x = t * s.F(x) + (1 - t) * x
-    return x
-
-
-@reference("gtrxl")
-def _gtrxl(subs: list[Sub], x: Tensor, final: Map) -> Tensor:
-    for s in subs:
-        y = s.F(s.n_in(x)).clamp(min=0)
-        w_r, w_z, w_h = s.join.of_update.weight.chunk(3)
-        u_r, u_z = s.join.of_stream.weight.chunk(2)
-        r = torch.sigmoid(y @ w_r.T + x @ u_r.T)
-        z = torch.sigmoid(y @ w_z.T + x @ u_z.T - s.join.bias)
-        x = (1 - z) * x + z * torch.tanh(y @ w_h.T + (r * x) @ s.join.of_reset.weight.T)
-    return x
-
-
-@reference("hyper-connections")
-def _hyper_connections(subs: list[Sub], x: Tensor, final: Map) -> Tensor:
-    streams = [x] * 4
-    for s in subs:
-        join = s.join
-        normed = [dense.norm_plain(h, join.norm) for h in streams]
-        write = [
-            join.write[i] + join.write_scale * torch.tanh(n @ join.dynamic_write)
-            for i, n in enumerate(normed)
-        ]
-        mix = [join.mix[i] + join.mix_scale * torch.tanh(n @ join.dynamic_mix) for i, n in enumerate(normed)]
-        f = s.F(s.n_in(sum(mix[i][..., :1] * streams[i] for i in range(4))))
-        streams = [
-            sum(mix[i][..., j + 1 : j + 2] * streams[i] for i in range(4)) + write[j] * f for j in range(4)
-        ]
-    return final(sum(streams))
-
-
-@reference("mhc")
-def _mhc(subs: list[Sub], x: Tensor, final: Map) -> Tensor:
-    streams = torch.stack([x] * 4, dim=-2)
-    for s in subs:
-        flat = streams.flatten(-2)
-        normed = flat / (flat.square().mean(-1, keepdim=True) + 1e-6).sqrt()
-        w, b, a = s.join.weights.weight, s.join.weights.bias, s.join.scales
-        p = torch.sigmoid(a[0] * normed @ w[:4].T + b[:4])
-        q = 2 * torch.sigmoid(a[1] * normed @ w[4:8].T + b[4:8])
-        R = (a[2] * normed @ w[8:].T + b[8:]).unflatten(-1, (4, 4)).exp()
-        for _ in range(20):
-            R = R / R.sum(-2, keepdim=True)
-            R = R / R.sum(-1, keepdim=True)
-        f = s.F(s.n_in(torch.einsum("btn,btnd->btd", p, streams)))
-        streams = torch.einsum("btmn,btnd->btmd", R, streams) + q[..., None] * f[..., None, :]
-    return final(streams.mean(-2))
-
-
-@reference("ngpt")
-def _ngpt(subs: list[Sub], x: Tensor, final: Map) -> Tensor:
-    x = x / x.norm(dim=-1, keepdim=True)
-    for s in subs:
-        alpha = (0.05 * math.sqrt(x.shape[-1]) * s.join.alpha.weight).abs()
-        f = s.F(x)
-        h = x + alpha * (f / f.norm(dim=-1, keepdim=True) - x)
-        x = h / h.norm(dim=-1, keepdim=True)
-    return x
-
-
-@reference("unit-scaling")
-def _unit_scaling(subs: list[Sub], x: Tensor, final: Map) -> Tensor:
-    for s in subs:
-        tau = 1 / math.sqrt(s.L + s.i - 1)
-        x = (x + tau * s.F(s.n_in(x))) / math.sqrt(1 + tau**2)
-    return final(x)
-
-
-@reference("dslm")
-def _dslm(subs: list[Sub], x: Tensor, final: Map) -> Tensor:
-    for s in subs:
-        x = math.sqrt(1 - 1 / s.L) * x + math.sqrt(1 / s.L) * s.F(s.n_in(x))
-    return final(x)
-
-
-@reference("depth-mup")
-def _depth_mup(subs: list[Sub], x: Tensor, final: Map) -> Tensor:
-    for s in subs:
-        x = x + s.F(s.n_in(x)) / (s.L / 2)
-    return final(x)
-
-
-@reference("fixup")
-def _fixup(subs: list[Sub], x: Tensor, final: Map) -> Tensor:
-    for s in subs:
-        x = x + s.join.scale * s.F(x + s.join.shift)
-    return x
-
-
-@reference("highway")
-def _highway(subs: list[Sub], x: Tensor, final: Map) -> Tensor:
-    for s in subs:
-        t = torch.sigmoid(dense.linear(s.join.transform, x))
-        x = t * s.F(x) + (1 - t) * x
-    return x
-
-
-@reference("gtrxl")
-def _gtrxl(subs: list[Sub], x: Tensor, final: Map) -> Tensor:
-    for s in subs:
-        y = s.F(s.n_in(x)).clamp(min=0)
-        (w_r, w_z, w_h), (u_r, u_z) = s.join.of_update.weight.chunk(3), s.join.of_stream.weight.chunk(2)
-        r = torch.sigmoid(y @ w_r.T + x @ u_r.T)
-        z = torch.sigmoid(y @ w_z.T + x @ u_z.T - s.join.bias)
-        h = torch.tanh(y @ w_h.T + (r * x) @ s.join.of_reset.weight.T)
-        x = (1 - z) * x + z * h
-    return x
-
-
-@reference("hyper-connections")
-def _hyper_connections(subs: list[Sub], x: Tensor, final: Map) -> Tensor:
-    h = [x] * 4
-    for s in subs:
-        j, normed = s.join, [dense.norm(s.join.norm, h_i) for h_i in h]
-        a = [j.mix[i] + j.mix_scale * torch.tanh(normed[i] @ j.dynamic_mix) for i in range(4)]
-        b = [j.write[i] + j.write_scale * torch.tanh(normed[i] @ j.dynamic_write) for i in range(4)]
-        f = s.F(s.n_in(sum(a[i][..., :1] * h[i] for i in range(4))))
-        h = [sum(a[i][..., 1 + k, None] * h[i] for i in range(4)) + b[k] * f for k in range(4)]
-    return final(sum(h))
-
-
-@reference("mhc")
-def _mhc(subs: list[Sub], x: Tensor, final: Map) -> Tensor:
-    h = torch.stack([x] * 4, dim=-2)
-    for s in subs:
-        flat = h.flatten(-2) / (h.square().mean((-2, -1)) + 1e-6).sqrt()[..., None]
-        scale = s.join.scales.repeat_interleave(torch.tensor([4, 4, 16]))
-        p, q, m = (scale * (flat @ s.join.weights.weight.T) + s.join.weights.bias).split((4, 4, 16), dim=-1)
-        m = torch.exp(m).unflatten(-1, (4, 4))
-        for _ in range(20):
-            m = m / m.sum(-2, keepdim=True)
-            m = m / m.sum(-1, keepdim=True)
-        f = s.F(s.n_in((torch.sigmoid(p)[..., None] * h).sum(-2)))
-        h = m @ h + 2 * torch.sigmoid(q)[..., None] * f[..., None, :]
-    return final(h.mean(-2))
 
 
 def test_no_scheme_is_without_a_reference() -> None:
@@ -385,21 +32,13 @@ def test_no_scheme_is_without_a_reference() -> None:
 
 @pytest.mark.parametrize("name", sorted(SCHEMES))
 def test_a_scheme_is_its_formula(name: str) -> None:
+    """And the reference can tell a mistake: a branch whose features are in another order shows."""
     model = unsettled(name)
     ids = ids_of(1, 4)
     x = model.embedding(ids, torch.arange(4)[None])
-    final = partial(dense.norm, model.final_norm)
-    hidden = REFERENCES[name](subs_of(model), x, final)
-    torch.testing.assert_close(model(ids).logits, model.head(hidden), rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("name", sorted(SCHEMES))
-def test_the_reference_can_tell_a_mistake(name: str) -> None:
-    """A branch whose features are in another order shows."""
-    model = unsettled(name)
-    ids = ids_of(1, 4)
-    x = model.embedding(ids, torch.arange(4)[None])
-    subs = subs_of(model)
+    ends = [partial(dense.norm, norm) for norm in (model.entry_norm, model.final_norm)]
+    subs, logits = subs_of(model), model(ids).logits
+    torch.testing.assert_close(logits, model.head(REFERENCES[name](subs, x, *ends)), rtol=1e-9, atol=1e-9)
     subs[1] = dataclasses.replace(subs[1], F=lambda x, f=subs[1].F: f(x).roll(1, -1))
-    hidden = REFERENCES[name](subs, x, partial(dense.norm, model.final_norm))
-    assert not torch.allclose(model(ids).logits, model.head(hidden), rtol=1e-6, atol=1e-6)
+    wrong = model.head(REFERENCES[name](subs, x, *ends))
+    assert not torch.allclose(logits, wrong, rtol=1e-6, atol=1e-6)

@@ -7,11 +7,13 @@ Shapes: B batch, T tokens, n streams, D width.
 import copy
 import dataclasses
 import math
-from collections.abc import Callable
+from functools import partial
 
+import dense
 import pytest
 import torch
 import torch.nn.functional as F
+from references import REFERENCES, Map, Sub
 from torch import Tensor, nn
 
 from normscope.errors import UsageError
@@ -41,35 +43,12 @@ STREAMS = [
 ]
 names = pytest.mark.parametrize("name", STREAMS)
 
-Map = Callable[[Tensor], Tensor]
-
-
-@dataclasses.dataclass
-class Sublayer:
-    """One sublayer as the references see it: its place, branch, join, and the norms of its slots."""
-
-    where: Where
-    branch: Map
-    join: nn.Module
-    n_in: Map
-    n: Map
+PLACES = [where for block in (1, 2) for where in sublayer_places(Where(block, depth=2), cross=False).values()]
 
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
-
-
-def layer_norm(module: nn.Module) -> Map:
-    """The norm that `module` holds, written out; the identity where it has no weight."""
-
-    def norm(x: Tensor) -> Tensor:
-        if not hasattr(module, "weight"):
-            return x
-        centred = x - x.mean(-1, keepdim=True)
-        return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * module.weight + module.bias
-
-    return norm
 
 
 def shaken(module: nn.Module) -> nn.Module:
@@ -81,190 +60,60 @@ def shaken(module: nn.Module) -> nn.Module:
     return module
 
 
-def chain(name: str, *, cross: bool = False) -> tuple[Join, list[Residual], list[Sublayer]]:
+def chain(name: str, *, cross: bool = False) -> tuple[Join, list[Residual], list[Sub]]:
     """The residuals of two blocks around small random branches."""
     scheme = scheme_named(name)
-    residuals, sublayers = [], []
+    residuals: list[Residual] = []
+    subs: list[Sub] = []
     for block in (1, 2):
         for where in sublayer_places(Where(block, depth=2), cross=cross).values():
             residual = shaken(Residual(scheme, where, WIDTH))
             assert isinstance(residual, Residual)
             weight = torch.randn(WIDTH, WIDTH, dtype=torch.float64)
-            n_in, n = layer_norm(residual.norms["branch_in"]), layer_norm(residual.norms["stream"])
+            norms = [
+                partial(dense.norm, residual.norms[slot]) for slot in ("branch_in", "branch_out", "stream")
+            ]
+            branch = lambda x, w=weight: torch.sin(x @ w)  # noqa: E731
             residuals.append(residual)
-            sublayers.append(Sublayer(where, lambda x, w=weight: torch.sin(x @ w), residual.join, n_in, n))
-    return scheme.join, residuals, sublayers
+            subs.append(Sub(block, 2, where.sublayer, where.kind, branch, *norms, residual.join))
+    return scheme.join, residuals, subs
 
 
-def run(join: Join, residuals: list[Residual], sublayers: list[Sublayer], x: Tensor, final: Map) -> Tensor:
-    state = join.enter(x)
-    for residual, sublayer in zip(residuals, sublayers, strict=True):
-        state = residual(state, sublayer.branch)
+def run(join: Join, residuals: list[Residual], subs: list[Sub], x: Tensor, entry: Map, final: Map) -> Tensor:
+    state = join.enter(x, entry)
+    for residual, sub in zip(residuals, subs, strict=True):
+        state = residual(state, sub.F)
     return join.leave(state, final)
 
 
-Reference = Callable[[list[Sublayer], Tensor, Map], Tensor]
-
-
-def _sigmoid(x: Tensor) -> Tensor:
-    return 1 / (1 + torch.exp(-x))
-
-
-def _learnt(sublayers: list[Sublayer], x: Tensor, final: Map) -> Tensor:
-    for s in sublayers:
-        x = x + s.join.scale * s.branch(s.n_in(x))
-    return final(x)
-
-
-def _fixup(sublayers: list[Sublayer], x: Tensor, final: Map) -> Tensor:
-    for s in sublayers:
-        x = x + s.join.scale * s.branch(x + s.join.shift)
-    return final(x)
-
-
-def _admin(sublayers: list[Sublayer], x: Tensor, final: Map) -> Tensor:
-    for s in sublayers:
-        x = s.n(x * s.join.omega + s.branch(x))
-    return final(x)
-
-
-def _residual_dual(sublayers: list[Sublayer], x: Tensor, final: Map) -> Tensor:
-    r = x
-    for s in sublayers:
-        f = s.branch(x)
-        x, r = s.n(x + f), r + f
-    return x + final(r)
-
-
-def _siamesenorm(sublayers: list[Sublayer], x: Tensor, final: Map) -> Tensor:
-    y = x
-    for s in sublayers:
-        o = s.branch(s.n_in(x + layer_norm(s.join.inner)(y)))
-        x, y = s.n(x + o / math.sqrt(2 * s.where.block)), y + o
-    return x + final(y)
-
-
-def _b2t(sublayers: list[Sublayer], x: Tensor, final: Map) -> Tensor:
-    entry = x
-    for s in sublayers:
-        f = s.branch(x)
-        if s.where.kind == "attention":
-            entry = x
-        x = s.n(entry + x + f) if s.where.kind == "feed-forward" else s.n(x + f)
-    return final(x)
-
-
-def _parallel(sublayers: list[Sublayer], x: Tensor, final: Map) -> Tensor:
-    for block in (1, 2):
-        x = x + sum(s.branch(s.n_in(x)) for s in sublayers if s.where.block == block)
-    return final(x)
-
-
-def _gpas(sublayers: list[Sublayer], x: Tensor, final: Map) -> Tensor:
-    for s in sublayers:
-        y = x + s.branch(s.n_in(x))
-        x = y * (1 - s.join.gate * _sigmoid(s.join.gate))
-    return final(x)
-
-
-def _highway(sublayers: list[Sublayer], x: Tensor, final: Map) -> Tensor:
-    for s in sublayers:
-        t = _sigmoid(x @ s.join.transform.weight.T + s.join.transform.bias)
-        x = t * s.branch(x) + (1 - t) * x
-    return final(x)
-
-
-def _gtrxl(sublayers: list[Sublayer], x: Tensor, final: Map) -> Tensor:
-    for s in sublayers:
-        y = s.branch(s.n_in(x)).clamp(min=0)
-        w_r, w_z, w_h = s.join.of_update.weight.split(WIDTH)
-        u_r, u_z = s.join.of_stream.weight.split(WIDTH)
-        r = _sigmoid(y @ w_r.T + x @ u_r.T)
-        z = _sigmoid(y @ w_z.T + x @ u_z.T - s.join.bias)
-        h = torch.tanh(y @ w_h.T + (r * x) @ s.join.of_reset.weight.T)
-        x = (1 - z) * x + z * h
-    return final(x)
-
-
-def _hyper_connections(sublayers: list[Sublayer], x: Tensor, final: Map) -> Tensor:
-    """The paper's equations for one token after another, stream by stream."""
-    out = torch.empty_like(x)
-    for b in range(x.shape[0]):
-        for t in range(x.shape[1]):
-            h = [x[b, t]] * 4
-            for s in sublayers:
-                j = s.join
-                normed = [layer_norm(j.norm)(h_i) for h_i in h]
-                a = [j.mix[i] + j.mix_scale * torch.tanh(normed[i] @ j.dynamic_mix) for i in range(4)]
-                beta = [
-                    j.write[i] + j.write_scale * torch.tanh(normed[i] @ j.dynamic_write) for i in range(4)
-                ]
-                f = s.branch(s.n_in(sum(a[i][0] * h[i] for i in range(4))))
-                h = [sum(a[i][1 + k] * h[i] for i in range(4)) + beta[k] * f for k in range(4)]
-            out[b, t] = sum(h)
-    return final(out)
-
-
-def _mhc(sublayers: list[Sublayer], x: Tensor, final: Map) -> Tensor:
-    """Equations 7–9 for one token after another."""
-    out = torch.empty_like(x)
-    for b in range(x.shape[0]):
-        for t in range(x.shape[1]):
-            h = torch.stack([x[b, t]] * 4)
-            for s in sublayers:
-                j = s.join
-                flat = h.flatten() / (h.square().mean() + 1e-6).sqrt()
-                raw, bias = j.weights.weight @ flat, j.weights.bias
-                p = _sigmoid(j.scales[0] * raw[:4] + bias[:4])
-                q = 2 * _sigmoid(j.scales[1] * raw[4:8] + bias[4:8])
-                m = torch.exp(j.scales[2] * raw[8:] + bias[8:]).reshape(4, 4)
-                for _ in range(20):
-                    m = m / m.sum(0, keepdim=True)
-                    m = m / m.sum(1, keepdim=True)
-                h = m @ h + q[:, None] * s.branch(s.n_in(p @ h))
-            out[b, t] = h.mean(0)
-    return final(out)
-
-
-REFERENCES: dict[str, Reference] = {
-    "admin": _admin,
-    "rezero": _learnt,
-    "skipinit": _learnt,
-    "fixup": _fixup,
-    "layerscale": _learnt,
-    "residual-dual": _residual_dual,
-    "b2t": _b2t,
-    "gpas": _gpas,
-    "siamesenorm": _siamesenorm,
-    "parallel": _parallel,
-    "gtrxl": _gtrxl,
-    "highway": _highway,
-    "hyper-connections": _hyper_connections,
-    "mhc": _mhc,
-}
+def same(x: Tensor) -> Tensor:
+    return x
 
 
 @names
-@pytest.mark.parametrize("cross", [False, True])
-def test_a_join_is_its_formula(name: str, cross: bool) -> None:
-    join, residuals, sublayers = chain(name, cross=cross)
+def test_a_join_is_its_formula_beside_cross_attention(name: str) -> None:
+    join, residuals, subs = chain(name, cross=True)
     x = torch.randn(2, 3, WIDTH, dtype=torch.float64)
-    final = layer_norm(shaken(nn.LayerNorm(WIDTH)))
-    found, expected = run(join, residuals, sublayers, x, final), REFERENCES[name](sublayers, x, final)
+    held = scheme_named(name).placement_at(Where(1, depth=2))
+    entry, final = (
+        partial(dense.norm, shaken(nn.LayerNorm(WIDTH))) if slot in held else same
+        for slot in (Slot.ENTRY, Slot.FINAL)
+    )
+    found, expected = run(join, residuals, subs, x, entry, final), REFERENCES[name](subs, x, entry, final)
     torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
 
 
 @names
 def test_a_reference_sees_each_parameter_of_the_join(name: str) -> None:
     """Or a parameter that does nothing would pass."""
-    _, residuals, sublayers = chain(name)
+    _, residuals, subs = chain(name)
     x = torch.randn(2, 3, WIDTH, dtype=torch.float64)
-    before = REFERENCES[name](sublayers, x, lambda x: x)
+    before = REFERENCES[name](subs, x, same, same)
     for parameter in residuals[1].join.parameters():
         kept = parameter.detach().clone()
         with torch.no_grad():
             parameter.add_(0.1 * torch.randn_like(parameter))
-        assert not torch.allclose(REFERENCES[name](sublayers, x, lambda x: x), before, rtol=1e-9)
+        assert not torch.allclose(REFERENCES[name](subs, x, same, same), before, rtol=1e-9)
         with torch.no_grad():
             parameter.copy_(kept)
 
@@ -272,10 +121,10 @@ def test_a_reference_sees_each_parameter_of_the_join(name: str) -> None:
 @names
 def test_between_blocks_a_single_stream_is_a_tensor(name: str) -> None:
     """What a block hands on can be checkpointed, and read by tools that know one stream."""
-    join, residuals, sublayers = chain(name, cross=True)
-    state = join.enter(torch.randn(1, 2, WIDTH, dtype=torch.float64))
-    for residual, sublayer in zip(residuals[:3], sublayers[:3], strict=True):
-        state = residual(state, sublayer.branch)
+    join, residuals, subs = chain(name, cross=True)
+    state = join.enter(torch.randn(1, 2, WIDTH, dtype=torch.float64), same)
+    for residual, sub in zip(residuals[:3], subs[:3], strict=True):
+        state = residual(state, sub.F)
     assert isinstance(state, Tensor) == (name not in ("residual-dual", "siamesenorm"))
 
 
@@ -314,15 +163,15 @@ def test_one_stream_is_not_taken_for_several(name: str) -> None:
 @pytest.mark.parametrize("num_streams", [1, 2, 4, 5])
 def test_hyper_connections_start_as_n_pre_streams(num_streams: int) -> None:
     """Catalogue row 13: exactly, up to the factor n of the sum."""
-    _, pre, sublayers = chain("pre")
+    _, pre, subs = chain("pre")
     x = torch.randn(2, 3, WIDTH, dtype=torch.float64)
     join = HyperConnections(num_streams)
     scheme = dataclasses.replace(scheme_named("hyper-connections"), join=join)
-    hyper = [Residual(scheme, s.where, WIDTH).double() for s in sublayers]
+    hyper = [Residual(scheme, where, WIDTH).double() for where in PLACES]
     for residual, other in zip(hyper, pre, strict=True):
         residual.norms.load_state_dict(other.norms.state_dict())
-    expected = num_streams * run(scheme_named("pre").join, pre, sublayers, x, lambda x: x)
-    torch.testing.assert_close(run(join, hyper, sublayers, x, lambda x: x), expected, rtol=1e-13, atol=1e-13)
+    expected = num_streams * run(scheme_named("pre").join, pre, subs, x, same, same)
+    torch.testing.assert_close(run(join, hyper, subs, x, same, same), expected, rtol=1e-13, atol=1e-13)
 
 
 def test_sublayer_k_first_reads_stream_k_mod_n() -> None:
@@ -338,19 +187,19 @@ def test_sublayer_k_first_reads_stream_k_mod_n() -> None:
 
 def test_mhc_starts_as_pre() -> None:
     """With its dynamic parts at zero exactly so; as drawn, nearly."""
-    _, pre, sublayers = chain("pre")
+    _, pre, subs = chain("pre")
     x = torch.randn(2, 3, WIDTH, dtype=torch.float64)
     scheme = scheme_named("mhc")
-    manifold = [Residual(scheme, s.where, WIDTH, eps=1e-14).double() for s in sublayers]
+    manifold = [Residual(scheme, where, WIDTH, eps=1e-14).double() for where in PLACES]
     for residual, other in zip(manifold, pre, strict=True):
         residual.norms.load_state_dict(other.norms.state_dict())
         other.norms["branch_in"].eps = 1e-14
-    expected = run(scheme_named("pre").join, pre, sublayers, x, lambda x: x)
-    near = run(scheme.join, manifold, sublayers, x, lambda x: x)
+    expected = run(scheme_named("pre").join, pre, subs, x, same, same)
+    near = run(scheme.join, manifold, subs, x, same, same)
     assert 1e-6 < (near - expected).norm() / expected.norm() < 0.1
     for residual in manifold:
         nn.init.zeros_(residual.join.scales)
-    exact = run(scheme.join, manifold, sublayers, x, lambda x: x)
+    exact = run(scheme.join, manifold, subs, x, same, same)
     torch.testing.assert_close(exact, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -480,7 +329,7 @@ def test_admin_profile_against_a_hand_computation() -> None:
         for branch, residual in block.sublayers().values():
             f = branch(x)
             expected.append(math.sqrt(total))
-            x = layer_norm(residual.norms["stream"])(expected[-1] * x + f)
+            x = dense.norm(residual.norms["stream"], expected[-1] * x + f)
             total += f.var(correction=0).item()
     profile_admin(model, ids)
     found = [m.omega for m in model.modules() if isinstance(m, AdminSum)]

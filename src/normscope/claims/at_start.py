@@ -86,7 +86,7 @@ def noise(width: int, seed: int, batch: int = BATCH, tokens: int = TOKENS) -> Te
 @torch.no_grad()
 def stream_by_block(stack: Stack, x_BTD: Tensor) -> list[Tensor]:
     """The stream (B, T, D) before the first block and after each; of several, what the end would read."""
-    state, through = stack.scheme.join.enter(x_BTD), nn.Identity()
+    state, through = stack.scheme.join.enter(x_BTD, stack.entry_norm), nn.Identity()
     streams = [stack.scheme.join.leave(state, through)]
     for block in stack.blocks:
         state = block(state)

@@ -122,7 +122,7 @@ def _placement_words(held: Mapping[Where, Placement]) -> str:
     words = []
     for slot in Slot:
         places = [where for where, placement in held.items() if slot in placement]
-        everywhere = len(places) == len(held) or (slot is Slot.FINAL and places)
+        everywhere = len(places) == len(held) or (slot in (Slot.ENTRY, Slot.FINAL) and places)
         if places:
             words.append(slot.value if everywhere else f"{slot.value} ({_places_words(places)})")
     return ", ".join(words) or "none"

@@ -49,7 +49,8 @@ class ModelConfig:
         output_bias: a bias of the output logits: true, false, or "unigram", the log frequencies of a text.
         tie: whether the head shares the embedding's weights.
         init: weights other than the scheme's own, a name of `WEIGHTS`.
-        final_norm: whether the stack ends in a norm, where that is not as the scheme says.
+        entry_norm, final_norm: whether a norm stands before the first block, and after the last one, where
+            that is not as the scheme says.
         checkpoint: keep the blocks' inputs alone for the backward pass and run each block twice.
         base_depth, base_width: where a μP model's learning rate was found.
 
@@ -85,6 +86,7 @@ class ModelConfig:
     output_bias: bool | Literal["unigram"] = False
     tie: bool = False
     init: str | None = None
+    entry_norm: bool | None = None
     final_norm: bool | None = None
     checkpoint: bool = False
     base_depth: int = 2
@@ -98,7 +100,7 @@ class ModelConfig:
             "depth", "encoder_depth", "heads", "kv_heads", "head_width", "hidden", optional=True
         )
         self._require_flags("bias", "tie", "checkpoint")
-        self._require_flags("final_norm", optional=True)
+        self._require_flags("entry_norm", "final_norm", optional=True)
         if self.output_bias != "unigram":
             self._require_flags("output_bias")
         self._require_number("eps")

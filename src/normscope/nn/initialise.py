@@ -135,7 +135,7 @@ def _multiply(linear: nn.Linear, factor: float) -> None:
 def _fill_norms(residual: Residual, values: Mapping[Slot, float]) -> None:
     """γ of the slots that the initialisation names."""
     for slot, value in values.items():
-        norm = residual.norms[slot.value] if slot != Slot.FINAL else None
+        norm = residual.norms[slot.value] if slot in residual.norms else None
         weight = getattr(norm, "weight", None)
         if isinstance(weight, nn.Parameter):
             weight.fill_(value - getattr(norm, "base", 0.0))

@@ -46,9 +46,9 @@ class Join(ABC):
     def build(self, site: Site) -> nn.Module:
         """A module whose `forward(state, update, norm)` gives the next state."""
 
-    def enter(self, x_BTD: Tensor) -> State:
-        """The first state of a stack."""
-        return x_BTD
+    def enter(self, x_BTD: Tensor, entry_norm: Norm) -> State:
+        """The first state of a stack, from what the embedding gives."""
+        return entry_norm(x_BTD)
 
     def leave(self, state: State, final_norm: Norm) -> Tensor:
         """(B, T, D) of the last state, through the final norm."""
@@ -85,7 +85,7 @@ def streams_in_one(state: State, num_streams: int) -> Tensor:
 def _not_entered(state: Tensor) -> UsageError:
     return UsageError(
         f"a stream of shape {tuple(state.shape)} for a scheme whose state is more than that",
-        "the state of the sublayer before, at first scheme.join.enter(x)",
+        "the state of the sublayer before, at first scheme.join.enter(x, entry_norm)",
         "end with scheme.join.leave(state, final_norm)",
     )
 

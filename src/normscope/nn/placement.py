@@ -10,8 +10,9 @@ from normscope.errors import UsageError
 
 
 class Slot(StrEnum):
-    """A place that can hold a norm: before the branch, after it, after the add, after the last block."""
+    """A place for a norm: after the embedding, before a branch, after it, after the add, at the end."""
 
+    ENTRY = "entry"
     BRANCH_IN = "branch_in"
     BRANCH_OUT = "branch_out"
     STREAM = "stream"

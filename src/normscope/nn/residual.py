@@ -63,7 +63,8 @@ class Residual(nn.Module):
 
         Args:
             state: the stream (B, T, D); where the scheme keeps several, what the sublayer before gave, at
-                first `scheme.join.enter(x)`; `scheme.join.leave(state, final_norm)` makes one of them again.
+                first `scheme.join.enter(x, entry_norm)`; `scheme.join.leave(state, final_norm)` makes one
+                of them again.
             branch: the sublayer without its norms.
             real_BT: which tokens are not padding, for norms whose statistics run over tokens.
         """

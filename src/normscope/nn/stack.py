@@ -21,7 +21,7 @@ from normscope.nn.schemes import scheme_named
 
 
 class Stack(nn.Module):
-    """`config.depth` blocks and the final norm.
+    """`config.depth` blocks with the norms before the first and after the last one.
 
     Args:
         config: what the blocks are made of.
@@ -36,10 +36,14 @@ class Stack(nn.Module):
         first = dataclasses.replace(first, default_depth=config.num_blocks)
         places = [dataclasses.replace(first, block=index) for index in range(1, config.num_blocks + 1)]
         self.blocks = nn.ModuleList(Block(config, where, causal=causal, cross=cross) for where in places)
-        placement = scheme.placement_at(places[-1])
-        final = Slot.FINAL in placement if config.final_norm is None else config.final_norm
         make_norm = norm_maker(scheme, config.norm, config.eps)
-        self.final_norm = make_norm(config.width) if final else NoNorm()
+
+        def end(slot: Slot, where: Where, asked: bool | None) -> nn.Module:
+            held = slot in scheme.placement_at(where) if asked is None else asked
+            return make_norm(config.width) if held else NoNorm()
+
+        self.entry_norm = end(Slot.ENTRY, places[0], config.entry_norm)
+        self.final_norm = end(Slot.FINAL, places[-1], config.final_norm)
         self.scheme_name, self.first, self.checkpointed = config.scheme, first, config.checkpoint
 
     @property
@@ -48,11 +52,11 @@ class Stack(nn.Module):
         return scheme_named(self.scheme_name)
 
     def run(self, x_BTD: Tensor, context: Context = NOTHING) -> Tensor:
-        """(B, T, D) → (B, T, D), through the final norm.
+        """(B, T, D) → (B, T, D), through the norms at both ends.
 
         With `config.checkpoint` each block keeps its input alone and is run again in the backward pass.
         """
-        state: State = self.scheme.join.enter(x_BTD)
+        state: State = self.scheme.join.enter(x_BTD, lambda x: self.entry_norm(x, context.real))
         for block in self.blocks:
             if self.checkpointed and self.training and torch.is_grad_enabled() and context.cache is None:
                 state = run_again_later(block, state, context)

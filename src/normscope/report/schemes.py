@@ -12,7 +12,8 @@ from normscope.nn.catalogue import SAMPLE_DEPTH, Row
 
 _LEGEND = """\
 N is a norm, F a branch (attention or feed-forward), x the stream, l the block or sublayer, L their number.
-Slots: branch_in is before a branch, branch_out after it, stream after the add, final after the last block.
+Slots: entry is after the embedding, branch_in before a branch, branch_out after it, stream after the add,
+final after the last block.
 """
 _HEAD = f"""\
 # Schemes

@@ -32,9 +32,9 @@ class HyperConnections(Join):
         first = (site.where.sublayer - 1) % self.num_streams
         return HyperConnection(site.width, self.num_streams, first, self.dynamic_scale)
 
-    def enter(self, x_BTD: Tensor) -> State:
+    def enter(self, x_BTD: Tensor, entry_norm: Norm) -> State:
         """n copies."""
-        return x_BTD.unsqueeze(-2).expand(-1, -1, self.num_streams, -1)
+        return entry_norm(x_BTD).unsqueeze(-2).expand(-1, -1, self.num_streams, -1)
 
     def leave(self, state: State, final_norm: Norm) -> Tensor:
         """The norm of the streams' sum."""

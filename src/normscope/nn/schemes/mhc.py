@@ -38,9 +38,9 @@ class ManifoldConnections(Join):
         """The module."""
         return ManifoldConnection(site.width, self.num_streams, self.num_steps, self.dynamic_scale)
 
-    def enter(self, x_BTD: Tensor) -> State:
+    def enter(self, x_BTD: Tensor, entry_norm: Norm) -> State:
         """n copies."""
-        return x_BTD.unsqueeze(-2).expand(-1, -1, self.num_streams, -1)
+        return entry_norm(x_BTD).unsqueeze(-2).expand(-1, -1, self.num_streams, -1)
 
     def leave(self, state: State, final_norm: Norm) -> Tensor:
         """The norm of the streams' mean."""

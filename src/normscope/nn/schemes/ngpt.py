@@ -6,15 +6,14 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from normscope.nn.gain import Gain
-from normscope.nn.joins import Join, Norm, Site, State, Update
+from normscope.nn.joins import Join, Norm, Site, Update
 from normscope.nn.placement import Slot, norms_at
-from normscope.nn.precision import unit, wide
 from normscope.nn.scheme import Initialisation, Inside, Scheme
 
 
 @dataclass(frozen=True)
 class Towards(Join):
-    """h ← N(h + |α| (F − h)), α one number a feature from `start`; the embedding enters with unit length."""
+    """h ← N(h + |α| (F − h)), α one number a feature from `start`."""
 
     kind: ClassVar[str] = "learnt"
     start: float = 0.05
@@ -22,10 +21,6 @@ class Towards(Join):
     def build(self, site: Site) -> nn.Module:
         """The module with its α."""
         return StepTowards(site.width, self.start)
-
-    def enter(self, x_BTD: Tensor) -> State:
-        """x/‖x‖: no more than rounding where the embedding's rows have unit length and nothing is added."""
-        return unit(wide(x_BTD)).to(x_BTD.dtype)
 
 
 class StepTowards(nn.Module):
@@ -43,7 +38,7 @@ class StepTowards(nn.Module):
 NGPT = Scheme(
     "ngpt",
     "N(x + |α|⊙(N(F(x)) − x)), N(x) = x/‖x‖, α = .05 at the start",
-    norms_at(Slot.BRANCH_OUT, Slot.STREAM),
+    norms_at(Slot.ENTRY, Slot.BRANCH_OUT, Slot.STREAM),
     "Loshchilov et al. 2024, arXiv:2410.01131",
     join=Towards(),
     initialisation=Initialisation("fan-in"),

@@ -6,21 +6,20 @@ from normscope.nn.placement import Slot, norms_at
 from normscope.nn.scheme import Initialisation, Inside, Scheme
 
 PRE_SLOTS = norms_at(Slot.BRANCH_IN, Slot.FINAL)
-RES_POST_SLOTS = norms_at(Slot.BRANCH_OUT, Slot.FINAL)
 
 SWIN_V2 = Scheme(
     "swin-v2",
     "x + N(F(x)), γ = 0 at the start; cosine attention",
-    RES_POST_SLOTS,
-    "Liu et al. 2021, arXiv:2111.09883; γ = 0 as in timm",
+    norms_at(Slot.ENTRY, Slot.BRANCH_OUT, Slot.FINAL),
+    "Liu et al. 2021, arXiv:2111.09883; γ = 0 and the norm of the patches as in timm",
     initialisation=Initialisation("normal", norms=MappingProxyType({Slot.BRANCH_OUT: 0.0})),
     inside=Inside(qk_norm="cosine"),
 )
 OLMO2 = Scheme(
     "olmo2",
     "x + N(F(x)), N an RMSNorm, with norms on all of q and of k",
-    RES_POST_SLOTS,
-    "OLMo team 2025, arXiv:2501.00656",
+    norms_at(Slot.BRANCH_OUT, Slot.FINAL),
+    "OLMo team 2025, arXiv:2501.00656; embeddings N(0, 0.02²) without a norm, as in their code",
     inside=Inside(qk_norm="full"),
     norm="rmsnorm",
 )

@@ -52,12 +52,13 @@ GPT2 = Scheme(
 PERI = Scheme(
     "peri",
     "x + N(F(N(x)))",
-    norms_at(Slot.BRANCH_IN, Slot.BRANCH_OUT, Slot.FINAL),
-    "Ding et al. 2021 (Sandwich-LN), arXiv:2105.13290; Kim et al. 2025 (Peri-LN), arXiv:2502.02732",
+    norms_at(Slot.ENTRY, Slot.BRANCH_IN, Slot.BRANCH_OUT, Slot.FINAL),
+    "Kim et al. 2025 (Peri-LN), arXiv:2502.02732, with its optional norm of the embedding; Ding et al. 2021 "
+    "(Sandwich-LN), arXiv:2105.13290, without",
 )
 RES_POST = Scheme(
     "res-post",
     "x + N(F(x))",
-    norms_at(Slot.BRANCH_OUT, Slot.FINAL),
-    "Liu et al. 2021 (Swin v2), arXiv:2111.09883",
+    norms_at(Slot.ENTRY, Slot.BRANCH_OUT, Slot.FINAL),
+    "Liu et al. 2021 (Swin v2), arXiv:2111.09883, with its norm of the patches",
 )

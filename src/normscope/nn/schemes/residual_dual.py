@@ -23,8 +23,9 @@ class Dual(Join):
         """The module, which holds nothing."""
         return DualSum()
 
-    def enter(self, x_BTD: Tensor) -> State:
+    def enter(self, x_BTD: Tensor, entry_norm: Norm) -> State:
         """(x, r) = (x_0, x_0)."""
+        x_BTD = entry_norm(x_BTD)
         return x_BTD, x_BTD
 
     def leave(self, state: State, final_norm: Norm) -> Tensor:

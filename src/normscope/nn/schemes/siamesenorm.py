@@ -18,7 +18,7 @@ class Siamese(Join):
     """o = F(X + N(Y)); X ← N(X + o/√(2l)), Y ← Y + o, l the block; the head reads X + N(Y).
 
     1/√(2l) as in the authors' code, the same for both branches of a block. That code norms X before a branch
-    reads it where ours does after the add, so that its first X is the embedding's norm.
+    reads it where ours does after the add: its first norm is the one at the entry here, which only X passes.
     """
 
     kind: ClassVar[str] = "streams"
@@ -27,9 +27,9 @@ class Siamese(Join):
         """The module, with a norm of its own for Y."""
         return SiameseSum(site.make_norm(site.width), (2 * site.where.block) ** -0.5)
 
-    def enter(self, x_BTD: Tensor) -> State:
-        """(X, Y) = (x_0, x_0)."""
-        return x_BTD, x_BTD
+    def enter(self, x_BTD: Tensor, entry_norm: Norm) -> State:
+        """(X, Y) = (N(x_0), x_0)."""
+        return entry_norm(x_BTD), x_BTD
 
     def leave(self, state: State, final_norm: Norm) -> Tensor:
         """X + N(Y)."""
@@ -54,7 +54,7 @@ class SiameseSum(nn.Module):
 SIAMESENORM = Scheme(
     "siamesenorm",
     "o = F(N(X + N(Y))); X ← N(X + o/√(2l)), Y ← Y + o; out X + N(Y)",
-    norms_at(Slot.BRANCH_IN, Slot.STREAM, Slot.FINAL),
+    norms_at(Slot.ENTRY, Slot.BRANCH_IN, Slot.STREAM, Slot.FINAL),
     "Li et al. 2026, arXiv:2602.08064",
     join=Siamese(),
 )
