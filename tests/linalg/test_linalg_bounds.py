@@ -7,14 +7,17 @@ import numpy as np
 import pytest
 import torch
 from drawn_maps import drawn
+from jacobian_cases import DiagonalMap
 
 from normscope.linalg import (
     bounds,
     condition_number,
+    confidence_of_each,
     effective_rank,
+    joint_confidence,
     product_log_lower_bound,
     product_log_upper_bound,
-    product_log_volume_bounds,
+    sigma_max,
     stable_rank,
     weyl_interval,
     weyl_lower_bound,
@@ -48,20 +51,64 @@ def test_weyl_holds_for_every_singular_value() -> None:
             weyl_interval(values, wrong)
 
 
-def test_horn_bounds_the_volumes_of_a_product() -> None:
-    for seed in range(10):
-        factors = [drawn(6, 6, seed=10 * seed + i) for i in range(4)]
-        logs = np.stack([np.log(torch.linalg.svdvals(factor).numpy()) for factor in factors])
-        bounds_of_all = product_log_volume_bounds(logs[:, ::-1])
-        whole = factors[3] @ factors[2] @ factors[1] @ factors[0]
-        found = np.cumsum(np.log(torch.linalg.svdvals(whole).numpy()))
-        assert (found <= bounds_of_all + 1e-9).all()
-        assert found[-1] == pytest.approx(bounds_of_all[-1])
-        assert bounds_of_all[0] == pytest.approx(product_log_upper_bound(np.exp(logs[:, 0]).tolist()))
-    assert product_log_volume_bounds(np.array([[1.0, -inf], [2.0, 0.0]])).tolist() == [3, -inf]
-    for wrong, said in ((np.zeros(3), "expected"), (np.full((1, 2), np.nan), "nan")):
-        with pytest.raises(ValueError, match=said):
-            product_log_volume_bounds(wrong)
+def semicircle(n: int = 1024) -> torch.Tensor:
+    """Eigenvalues in (−1/2, 1/2) of a random symmetric branch: none stands out, so iterations end early."""
+    share = (torch.arange(n, dtype=torch.float64) + 0.5) / n
+    edge = torch.linspace(-1, 1, 20001, dtype=torch.float64)
+    below = 0.5 + (edge * (1 - edge**2).sqrt() + edge.asin()) / torch.pi
+    return edge[torch.searchsorted(below, share)] / 2
+
+
+def test_bounds_of_iterative_estimates_need_their_errors() -> None:
+    """Symmetric blocks reach both bounds: Π of the estimates is under the true σ_max of the stack."""
+    depth, together = 24, 0.95
+    each = confidence_of_each(together, 2 * depth)
+    branch = semicircle()
+    true_log, true_smallest = depth * log(1 + float(branch[-1])), 1 + float(branch[0])
+    options = {"tol": 5e-2, "max_products": 24, "confidence": each}
+    seen = 4 * [sigma_max(DiagonalMap(1 + branch), seed=seed, **options) for seed in range(depth // 4)]
+    estimates, errors = [one.value for one in seen], [one.error for one in seen]
+    assert product_log_upper_bound(estimates) < true_log - 0.01  # no bound
+    assert true_log <= product_log_upper_bound(estimates, errors=errors) < true_log + depth * log(1.3)
+    assert product_log_upper_bound([one.upper() for one in seen]) == pytest.approx(
+        product_log_upper_bound(estimates, errors=errors)
+    )
+    norms = 4 * [sigma_max(DiagonalMap(branch), seed=seed, **options) for seed in range(depth // 4)]
+    assert all(weyl_lower_bound(norm.value) > true_smallest for norm in norms)  # no bound
+    assert all(weyl_lower_bound(norm.value, error=norm.error) <= true_smallest for norm in norms)
+    assert joint_confidence([one.confidence for one in [*seen, *norms]]) == pytest.approx(together)
+    loose = sigma_max(DiagonalMap(branch), max_products=24, confidence=0.8)
+    sure = sigma_max(DiagonalMap(branch), max_products=24, confidence=each)
+    assert loose.upper(each) == pytest.approx(sure.upper())
+    assert loose.value < loose.upper() < loose.upper(0.95) < loose.upper(each)
+
+
+def test_errors_widen_each_bound_in_its_direction() -> None:
+    assert product_log_upper_bound([2.0, 0.5], errors=[1.0, 0.0]) == pytest.approx(log(2))
+    assert product_log_lower_bound([2.0, 0.5], errors=[0.5, 0.0]) == pytest.approx(log(0.5))
+    assert product_log_upper_bound([2.0, 0.0], errors=[inf, inf]) == -inf
+    assert product_log_upper_bound([2.0], errors=[inf]) == inf
+    assert product_log_lower_bound([2.0, 3.0], errors=[0.0, inf]) == -inf
+    assert weyl_lower_bound(0.5, -2.0, error=0.5) == 1.25
+    assert weyl_lower_bound(0.5, error=inf) == -inf
+    assert weyl_lower_bound(0.0, error=inf) == 1
+    with pytest.raises(ValueError, match="1 errors for 2"):
+        product_log_upper_bound([1.0, 2.0], errors=[0.1])
+    with pytest.raises(ValueError, match="not negative"):
+        weyl_lower_bound(0.5, error=-0.1)
+
+
+def test_confidences_add_up_their_complements() -> None:
+    assert joint_confidence([0.9, 0.95]) == pytest.approx(0.85)
+    assert joint_confidence([0.4, 0.4]) == 0
+    assert joint_confidence([]) == joint_confidence([1.0, 1.0]) == 1
+    for count in (1, 7, 96):
+        assert joint_confidence([confidence_of_each(0.9, count)] * count) == pytest.approx(0.9)
+    for wrong in ((1.0, 2), (0.9, 0)):
+        with pytest.raises(ValueError, match="at least one estimate"):
+            confidence_of_each(*wrong)
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        joint_confidence([1.2])
 
 
 def test_products_are_between_the_bounds_and_reach_them_where_vectors_align() -> None:

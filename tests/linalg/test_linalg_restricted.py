@@ -1,4 +1,4 @@
-"""`restricted_jacobian`: some rows and columns of a Jacobian, against autograd's whole one in float64."""
+"""`restricted_jacobian`: some rows and columns, against the whole Jacobian by autograd in float64."""
 
 import pytest
 import torch

@@ -1,7 +1,11 @@
 """Figures of a whole spectrum in one number, and bounds of a map by those of its parts.
 
+An iterative σ_max is an estimate from below: Π of such estimates is no upper bound of a product, and |α| less
+one is no lower bound of a sum. Each bound here therefore takes the estimates' relative errors too, and then
+holds with a probability: that of the estimates, all together (`joint_confidence`).
+
 None of them costs a product. Sources: Weyl 1912 (sums); Horn 1950 (products); Roy & Vetterli 2007 (effective
-rank); Rudelson & Vershynin 2007 (stable rank).
+rank); Rudelson & Vershynin 2007 (stable rank); Bonferroni 1936 (`joint_confidence`).
 """
 
 from collections.abc import Sequence
@@ -10,7 +14,44 @@ from math import exp, fsum, inf, isnan, log, nan
 import numpy as np
 
 
-def weyl_lower_bound(branch_norm: float, stream_scale: float = 1.0) -> float:
+def joint_confidence(confidences: Sequence[float]) -> float:
+    """1 − Σ(1 − c): the least chance that all of several statements hold, whatever their dependence.
+
+    0 where that is negative. Costs no product. Source: Bonferroni 1936.
+
+    Args:
+        confidences: c (k,) of each statement; 1 for what is exact.
+
+    Example:
+        >>> round(joint_confidence([0.99, 0.98, 1.0]), 6)
+        0.97
+    """
+    if any(not 0 <= each <= 1 for each in confidences):
+        raise ValueError(f"{list(confidences)}: expected probabilities between 0 and 1")
+    return max(0.0, 1 - fsum(1 - each for each in confidences))
+
+
+def confidence_of_each(together: float, count: int) -> float:
+    """1 − (1 − c)/k: the confidence to ask of each of k estimates, so that c is that of all together.
+
+    Costs no product. Source: Bonferroni 1936.
+
+    Args:
+        together: c, the confidence that the bound is to have.
+        count: k, at least 1.
+
+    Example:
+        >>> round(confidence_of_each(0.95, 10), 6)
+        0.995
+    """
+    if not 0 < together < 1 or count < 1:
+        raise ValueError(
+            f"together={together}, count={count}: expected a probability and at least one estimate"
+        )
+    return 1 - (1 - together) / count
+
+
+def weyl_lower_bound(branch_norm: float, stream_scale: float = 1.0, *, error: float = 0.0) -> float:
     """|α| − ‖A‖ ≤ σ_min(α·I + A) (Weyl 1912): positive says that the block cannot lose a direction.
 
     Costs no product.
@@ -18,12 +59,17 @@ def weyl_lower_bound(branch_norm: float, stream_scale: float = 1.0) -> float:
     Args:
         branch_norm: ‖A‖, the branch's σ_max.
         stream_scale: α.
+        error: relative error of `branch_norm` where that is an iterative estimate (`SigmaMax.error`). The
+            bound |α| − ‖A‖(1 + error) holds at the estimate's confidence; it is −inf for an infinite error.
 
     Example:
         >>> weyl_lower_bound(0.25)
         0.75
+        >>> weyl_lower_bound(0.25, error=0.5)
+        0.625
     """
-    return abs(stream_scale) - branch_norm
+    _require_not_negative([branch_norm, error])
+    return abs(stream_scale) - (branch_norm * (1 + error) if branch_norm else 0.0)
 
 
 def weyl_interval(singular_values: np.ndarray, change: float) -> tuple[np.ndarray, np.ndarray]:
@@ -102,64 +148,62 @@ def stable_rank(singular_values: np.ndarray) -> float:
     return 0.0 if values[0] == 0 else float(((values / values[0]) ** 2).sum())
 
 
-def product_log_upper_bound(largest: Sequence[float]) -> float:
+def product_log_upper_bound(largest: Sequence[float], *, errors: Sequence[float] | None = None) -> float:
     """ln of the bound σ_max(J_L … J_1) ≤ Π σ_max(J_l) (Horn 1950): the sum of logs, which does not overflow.
 
-    Costs no product. Takes σ_max (L,) of the factors; −inf where one is zero.
+    Costs no product. Where the σ_max are iterative estimates, the bound is Π σ_max(1 + error), at the
+    `joint_confidence` of the estimates.
+
+    Args:
+        largest: σ_max (L,) of the factors; the result is −inf where one is zero.
+        errors: relative errors (L,) of iterative estimates (`SigmaMax.error`); None where all are exact.
 
     Example:
         >>> round(product_log_upper_bound([2.0, 3.0]), 6) == round(log(6), 6)
         True
+        >>> round(product_log_upper_bound([2.0, 3.0], errors=[0.5, 0.0]), 6) == round(log(9), 6)
+        True
     """
-    return _sum_of_logs(largest)
+    given = _errors(largest, errors)
+    return _sum_of_logs([value * (1 + error) if value else 0.0 for value, error in given])
 
 
-def product_log_lower_bound(smallest: Sequence[float]) -> float:
+def product_log_lower_bound(smallest: Sequence[float], *, errors: Sequence[float] | None = None) -> float:
     """ln of the bound σ_min(J_L … J_1) ≥ Π σ_min(J_l) (Horn 1950), for factors square or tall.
 
     A wide factor has a kernel: its σ_min is 0 here, whatever the least of its min(m, n) singular values. The
     least *non-zero* value of a product has no bound of this kind: what one factor lets through may lie near
-    the kernel of the next. Costs no product. Takes σ_min (L,); −inf where one is zero.
+    the kernel of the next. Costs no product. Where the σ_min are iterative estimates, from above, the bound
+    is Π σ_min(1 − error), at the `joint_confidence` of the estimates.
+
+    Args:
+        smallest: σ_min (L,) of the factors; the result is −inf where one is zero.
+        errors: relative errors (L,) of iterative estimates (`SigmaMin.error`); None where all are exact.
 
     Example:
         >>> product_log_lower_bound([0.5, 2.0])
         0.0
     """
-    return _sum_of_logs(smallest)
+    return _sum_of_logs([value * max(0.0, 1 - error) for value, error in _errors(smallest, errors)])
 
 
-def product_log_volume_bounds(log_values: np.ndarray) -> np.ndarray:
-    """Σ_{i≤k} ln σ_i(J_L ⋯ J_1) ≤ Σ_l Σ_{i≤k} ln σ_i(J_l) for every k, with equality at k = d (Horn 1950).
-
-    What a product gains in its largest values it pays with the smallest: the sum of all is fixed. Tighter
-    than k times `product_log_upper_bound`.
-
-    Costs no product.
-
-    Args:
-        log_values: ln σ of L square factors (L, d), in any order within a factor; −inf for zeros.
-
-    Returns:
-        The bounds (d,), for k = 1 … d; the last one is ln |det J|.
-
-    Example:
-        >>> product_log_volume_bounds(np.log([[4.0, 1.0], [2.0, 0.5]])).round(4)  # ln 8, ln 4
-        array([2.0794, 1.3863])
-    """
-    values = np.asarray(log_values, dtype=float)
-    if values.ndim != 2 or 0 in values.shape:
-        raise ValueError(f"log values of shape {values.shape}: expected (L, d), neither of them 0")
-    if np.isnan(values).any() or (values == inf).any():
-        raise ValueError("log values that are nan or +inf: expected logs of singular values")
-    return np.cumsum(np.sort(values, axis=1)[:, ::-1].sum(0))
+def _errors(values: Sequence[float], errors: Sequence[float] | None) -> list[tuple[float, float]]:
+    errors = [0.0] * len(values) if errors is None else errors
+    if len(errors) != len(values):
+        raise ValueError(f"{len(errors)} errors for {len(values)} singular values: expected one each")
+    _require_not_negative([*values, *errors])
+    return list(zip(values, errors, strict=True))
 
 
 def _sum_of_logs(values: Sequence[float]) -> float:
     if not len(values):
         raise ValueError("no factors: expected the singular value of at least one")
-    if any(isnan(value) or value < 0 for value in values):
-        raise ValueError(f"{list(values)}: expected singular values, which are not negative")
     return -inf if min(values) == 0 else fsum(log(value) for value in values)
+
+
+def _require_not_negative(values: Sequence[float]) -> None:
+    if any(isnan(value) or value < 0 for value in values):
+        raise ValueError(f"{list(values)}: expected singular values and errors, which are not negative")
 
 
 def _descending(singular_values: np.ndarray) -> np.ndarray:

@@ -46,9 +46,9 @@ def restricted_jacobian(
 ) -> Tensor:
     """∂(some outputs)/∂(some inputs) [r, c] as a matrix, the other inputs fixed; one token's, for instance.
 
-    Exact: entries J_ij of the whole Jacobian, no part of the function is run again. Costs min(r, c) products
-    of the whole map, batched: Jᵀu one a row, or Jv one a column where columns are fewer. Jᵀu needs no second
-    derivative.
+    Exact: entries J_ij of the whole Jacobian; no part of the function is run again. Costs min(r, c)
+    products of the whole map, batched: Jᵀu one a row, or Jv one a column where columns are fewer. Jᵀu needs
+    no second derivative.
 
     Args:
         op: the map J [m, n].

@@ -32,7 +32,9 @@ class SigmaMax:
             in place of the next one.
         products: Jv and Jᵀu spent.
         status: EXACT where the Krylov space was exhausted, CONVERGED where `error` ≤ tol.
+        confidence: chance that `error` holds; 1 where the space was exhausted.
         left, right: u [m] and v [n], of length 1.
+        process: the iteration, for the error at another confidence.
     """
 
     value: float
@@ -40,8 +42,19 @@ class SigmaMax:
     residual: float
     products: int
     status: Status
+    confidence: float
     left: Tensor = field(repr=False)
     right: Tensor = field(repr=False)
+    process: Bidiagonalisation = field(repr=False)
+
+    def upper(self, confidence: float | None = None) -> float:
+        """σ(1 + error) ≥ σ_max(J) at `confidence`, by default that of `error`; no product.
+
+        Upper bounds are built from this, not from `value`. Where several take part in one bound, ask each
+        at `confidence_of_each`.
+        """
+        error = self.error if confidence is None else _error(self.process, confidence)
+        return self.value * (1 + error) if self.value else 0.0
 
 
 def sigma_max(
@@ -80,27 +93,32 @@ def sigma_max(
     process = Bidiagonalisation(op, seed=seed or 0, start=start and start[0], image=start and start[1])
     while True:
         process.half_step()
-        error = process.error(confidence)
-        noise = 3 * process.noise / process.largest if process.largest else 0.0
-        error = max(error, 8 * round_off_of(op) * len(process.alpha), noise)
+        error = _error(process, confidence)
         if process.exhausted:
-            error = max(8 * round_off_of(op), noise)
             exact = error <= max(tol, 8 * torch.finfo(op.dtype).eps)
-            return _result(process, Status.EXACT if exact else Status.NOT_CONVERGED, error)
+            return _result(process, Status.EXACT if exact else Status.NOT_CONVERGED, error, 1.0)
         if error <= tol:
-            return _result(process, Status.CONVERGED, error)
+            return _result(process, Status.CONVERGED, error, confidence)
         if process.products + 1 > max_products:
-            return _result(process, Status.NOT_CONVERGED, error)
+            return _result(process, Status.NOT_CONVERGED, error, confidence)
 
 
-def _result(process: Bidiagonalisation, status: Status, error: float) -> SigmaMax:
+def _error(process: Bidiagonalisation, confidence: float) -> float:
+    """Relative error of the largest Ritz value: that of the bound, and what round-off amounts to."""
+    noise = 3 * process.noise / process.largest if process.largest else 0.0
+    count = 1 if process.exhausted else len(process.alpha)
+    return max(process.error(confidence), 8 * round_off_of(process.op) * count, noise)
+
+
+def _result(process: Bidiagonalisation, status: Status, error: float, confidence: float) -> SigmaMax:
     """The largest triple of B̂ as it stands."""
     op = process.op
     if not process.alpha:  # J v₁ = 0 for a random v₁: the map is zero
         zeros = (torch.zeros(size, dtype=op.dtype, device=op.device) for size in op.shape)
-        return SigmaMax(0.0, 0.0, 0.0, process.products, status, *zeros)
+        return SigmaMax(0.0, 0.0, 0.0, process.products, status, confidence, *zeros, process)
     x, values, y = np.linalg.svd(process.bidiagonal(), full_matrices=False)
     last = 0.0 if process.exhausted else float(abs(x[-1, 0] if process.is_half_way else y[0, -1]))
     residual = last * max(*process.alpha, *process.beta, 0.0) / float(values[0])
     left, right = combine(process.left, x[:, 0]), combine(process.right, y[0])
-    return SigmaMax(float(values[0]), error, residual, process.products, status, left, right)
+    value, spent = float(values[0]), process.products
+    return SigmaMax(value, error, residual, spent, status, confidence, left, right, process)

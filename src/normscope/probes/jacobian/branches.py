@@ -6,7 +6,7 @@ from itertools import groupby
 
 from normscope.anatomy import Block, Branch
 from normscope.linalg import weyl_lower_bound
-from normscope.probes.jacobian.look import MAX_PRODUCTS, SET_UP, Look, compared, guarded
+from normscope.probes.jacobian.look import FROM_ERRORS, MAX_PRODUCTS, SET_UP, Look, compared, guarded
 from normscope.probes.measurement import Measurement, not_measured
 
 PART = "branches"
@@ -19,12 +19,9 @@ def branch_rows(look: Look, block: Block) -> Iterator[Measurement]:
     A block with a branch that has no derivative is refused: its graph would lack that branch.
     """
     for branch in block.branches:
-        norm = _branch_norm(look, block, branch)
-        yield norm
-        yield _weyl(branch, norm)
-        if isinstance(norm.value, float):
-            look.norms[branch.site] = norm.value
-        elif branch.site in look.refused:
+        yield _branch_norm(look, block, branch)
+        yield _weyl(look, branch)
+        if branch.site not in look.norms and branch.site in look.refused:
             look.refused.setdefault(block.site, f"branch {branch.site}: {look.refused[branch.site]}")
     yield _block_bound(look, block)
 
@@ -40,9 +37,10 @@ def _branch_norm(look: Look, block: Block, branch: Branch) -> Measurement:
         look.spending.require(PART, (MAX_PRODUCTS["part"] + SET_UP + 1) * share)
         op = look.graph.operator(branch.entry, branch.output)
         with look.booked(PART, op, share):
-            value, how = look.sigma_max(op, "part")
+            found, how = look.sigma_max(op, "part")
             how += compared(look.graph.check_tangent(op, branch.entry, branch.output))
-        return [Measurement(NORM, branch.site, factor * value, how=how)]
+        look.norms[branch.site] = factor * found.upper(look.bound_confidence)
+        return [Measurement(NORM, branch.site, factor * found.value, how=how)]
 
     return guarded(look, (NORM,), branch.site, measure, decides=True)[0]
 
@@ -55,15 +53,18 @@ def _factor(branch: Branch) -> float | None:
     return abs(math.prod(numbers)) if len(numbers) == len(branch.fused) else None
 
 
-def _weyl(branch: Branch, norm: Measurement) -> Measurement:
-    if not isinstance(norm.value, float):
+def _weyl(look: Look, branch: Branch) -> Measurement:
+    norm = look.norms.get(branch.site)
+    if norm is None:
         return not_measured(WEYL, branch.site, "it needs jacobian/branch-norm")
+    if math.isinf(norm):
+        return not_measured(WEYL, branch.site, "the error of jacobian/branch-norm is not known")
     alpha = _skip(branch)
     if isinstance(alpha, str):
         return not_measured(WEYL, branch.site, alpha)
     formula = "1 − ‖A‖" if alpha == 1 else f"|α| − ‖A‖, α = {alpha:.4g}"
-    bound = weyl_lower_bound(norm.value, alpha)
-    return Measurement(WEYL, branch.site, bound, how=f"{formula}; {norm.how}")
+    how = f"{formula}; {FROM_ERRORS}; {look.conditions}"
+    return Measurement(WEYL, branch.site, weyl_lower_bound(norm, alpha), how=how)
 
 
 def _skip(branch: Branch) -> float | str:
@@ -93,6 +94,5 @@ def _block_bound(look: Look, block: Block) -> Measurement:
         bound *= max(0.0, weyl_lower_bound(sum(look.norms[branch.site] for branch in branches), alpha))
     if math.isnan(bound):
         return not_measured(BOUND, block.site, "no branch was read")
-    return Measurement(
-        BOUND, block.site, bound, how="Π (|α| − ‖A‖) over its branches, zero where one is under it"
-    )
+    how = f"Π (|α| − ‖A‖) over its branches, zero where one is under it; {FROM_ERRORS}"
+    return Measurement(BOUND, block.site, bound, how=how)

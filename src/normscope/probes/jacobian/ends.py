@@ -4,18 +4,24 @@ import math
 from collections.abc import Iterable, Iterator
 
 from normscope.anatomy import Block, Stack
-from normscope.linalg import JacobianOperator, dense, singular_values
+from normscope.linalg import (
+    JacobianOperator,
+    dense,
+    product_log_lower_bound,
+    product_log_upper_bound,
+    singular_values,
+)
 from normscope.probes.jacobian.branches import BOUND
 from normscope.probes.jacobian.budget import Budget, OverBudget
 from normscope.probes.jacobian.layers import kernel_of
 from normscope.probes.jacobian.look import (
+    FROM_ERRORS,
     MAX_PRODUCTS,
     SET_UP,
     Look,
     compared,
     drawn,
     guarded,
-    log10,
     site_of,
 )
 from normscope.probes.jacobian.spectrum import spectrum_rows
@@ -52,8 +58,9 @@ def _largest(look: Look, block: Block, op: JacobianOperator) -> list[Measurement
     look.spending.require(BLOCKS, (MAX_PRODUCTS["part"] + SET_UP + 1) * share)
     with look.booked(BLOCKS, op, share):
         was = compared(look.graph.check_tangent(op, block.entry, block.exit))
-        value, how = look.sigma_max(op, "part")
-    return [Measurement(LARGEST, block.site, value, how=how + was)]
+        found, how = look.sigma_max(op, "part")
+    look.upper[block.site] = found.upper(look.bound_confidence)
+    return [Measurement(LARGEST, block.site, found.value, how=how + was)]
 
 
 def _whole(look: Look, part: Block | Stack, op: JacobianOperator) -> list[Measurement]:
@@ -71,6 +78,7 @@ def _whole(look: Look, part: Block | Stack, op: JacobianOperator) -> list[Measur
         look.spending.add(WHOLE, price)
         look.whole.add(site_of(part))
     how = f"dense SVD; {look.conditions}{was}"
+    look.upper[site_of(part)] = float(values[0])
     largest = Measurement(LARGEST, site_of(part), float(values[0]), how=how)
     kernel = kernel_of(look, part)
     return [largest, *spectrum_rows(site_of(part), values, kernel.dimension if kernel else 0, how)]
@@ -89,10 +97,10 @@ def stack_rows(look: Look, stack: Stack) -> list[Measurement]:
         look.spending.require(STACKS, (MAX_PRODUCTS["stack"] + SET_UP + NUM_DIRECTIONS) * share)
         op = look.ends(stack)
         with look.booked(STACKS, op, share):
-            value, how = look.sigma_max(op, "stack")
-            look.largest[stack.name] = value
+            found, how = look.sigma_max(op, "stack")
+            look.largest[stack.name] = found.value
             contraction = _contraction(look, op, stack.name)
-        whole = _whole(look, stack, op) or [Measurement(LARGEST, stack.name, value, how=how)]
+        whole = _whole(look, stack, op) or [Measurement(LARGEST, stack.name, found.value, how=how)]
         return [*whole, contraction]
 
     return guarded(look, (LARGEST, CONTRACTION), stack.name, measure, decides=True)
@@ -110,13 +118,18 @@ def _contraction(look: Look, op: JacobianOperator, site: str) -> Measurement:
 
 
 def bound_rows(look: Look, stack: Stack, rows: Iterable[Measurement]) -> Iterator[Measurement]:
-    """Bounds of the stack's ends by those of its blocks, beside its figures: Π of the blocks' σ_max is above
+    """Bounds of the stack's ends by those of its blocks: Π of upper bounds of the blocks' σ_max is above its
     σ_max, Π of their `jacobian/lower-bound`, found in `rows`, under σ_min."""
     lower = {row.site: row.value for row in rows if row.quantity == BOUND and isinstance(row.value, float)}
-    for quantity, of_blocks, known in ((ABOVE, LARGEST, look.largest), (BELOW, BOUND, lower)):
+    for quantity, of_blocks, known in ((ABOVE, LARGEST, look.upper), (BELOW, BOUND, lower)):
         missing = next((block.site for block in stack.blocks if block.site not in known), None)
         if missing is not None:
             yield not_measured(quantity, stack.name, f"it needs {of_blocks} of {missing}", "log10")
         else:
-            total = sum(log10(known[block.site]) for block in stack.blocks)
-            yield Measurement(quantity, stack.name, total, "log10", f"Π {of_blocks} of its blocks")
+            values = [known[block.site] for block in stack.blocks]
+            if math.inf in values:
+                yield not_measured(quantity, stack.name, f"the error of {of_blocks} is not known", "log10")
+                continue
+            bound = product_log_upper_bound(values) if quantity == ABOVE else product_log_lower_bound(values)
+            how = f"Π {of_blocks} of its blocks; {FROM_ERRORS}"
+            yield Measurement(quantity, stack.name, bound / math.log(10), "log10", how)

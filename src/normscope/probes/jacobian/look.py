@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.anatomy import Anatomy, Block, Stack, named_parameters
-from normscope.linalg import JacobianOperator, Status, TangentError, sigma_max
+from normscope.linalg import JacobianOperator, SigmaMax, Status, TangentError, confidence_of_each, sigma_max
 from normscope.probes._feeding import Feed
 from normscope.probes._held import HeldGraph
 from normscope.probes.jacobian.budget import OverBudget, Spending
@@ -20,6 +20,11 @@ from normscope.probes.measurement import EXACT, Measurement, not_measured
 CONFIDENCE = {"part": 0.95, "stack": 0.8}
 """Of an iterative figure's error. At 0.999 the stack would cost half as much again; actual errors are mostly
 far smaller."""
+
+BOUND_CONFIDENCE = 0.95
+"""Of all bounds of one report together: they are built from σ_max and its error at a part's share of this."""
+
+FROM_ERRORS = f"from estimates and their errors, all bounds together at {BOUND_CONFIDENCE:.0%} confidence"
 
 TOLERANCE = {"part": 5e-2, "stack": 1e-2}
 """Relative error of σ_max, for branches and blocks, and for stacks."""
@@ -40,8 +45,9 @@ class Look:
         conditions: under which the figures are taken, in words.
         spending: the account.
         refused: site → why it has no Jacobian here.
-        norms: site of a branch → ‖A‖ of the term as it is added, where it was measured.
+        norms: site of a branch → an upper bound of ‖A‖ of the term as it is added, where it was measured.
         largest: site of a block or stack → σ_max, where it was measured.
+        upper: site of a block → an upper bound of σ_max, where it was measured.
         whole: sites of blocks and stacks whose spectrum was taken whole.
     """
 
@@ -54,6 +60,7 @@ class Look:
     refused: dict[str, str] = field(default_factory=dict)
     norms: dict[str, float] = field(default_factory=dict)
     largest: dict[str, float] = field(default_factory=dict)
+    upper: dict[str, float] = field(default_factory=dict)
     whole: set[str] = field(default_factory=set)
 
     @cached_property
@@ -74,16 +81,22 @@ class Look:
         first, last = (part, part) if isinstance(part, Block) else (part.blocks[0], part.blocks[-1])
         return self.graph.operator(first.entry, last.exit)
 
-    def sigma_max(self, op: JacobianOperator, kind: str) -> tuple[float, str]:
+    @property
+    def bound_confidence(self) -> float:
+        """Confidence to ask of each estimate, so that all bounds of blocks and branches hold together."""
+        blocks = self.anatomy.blocks
+        return confidence_of_each(BOUND_CONFIDENCE, len(blocks) + sum(len(b.branches) for b in blocks))
+
+    def sigma_max(self, op: JacobianOperator, kind: str) -> tuple[SigmaMax, str]:
         """σ_max as exactly as `kind` ("part", "stack") wants it, and how."""
         found = sigma_max(
             op, tol=TOLERANCE[kind], max_products=MAX_PRODUCTS[kind], confidence=CONFIDENCE[kind]
         )
         if found.status is Status.EXACT:
-            return found.value, f"{EXACT}; {self.conditions}"
+            return found, f"{EXACT}; {self.conditions}"
         error = f"relative error ≤ {found.error:.1g} ({CONFIDENCE[kind]:.0%} confidence)"
         how = f"iterative, {found.status}, {error}, residual {found.residual:.1g}, {found.products} products"
-        return found.value, f"{how}; {self.conditions}"
+        return found, f"{how}; {self.conditions}"
 
     @contextmanager
     def booked(self, name: str, op: JacobianOperator, share: float) -> Iterator[None]:
