@@ -114,8 +114,8 @@ def _result(process: Bidiagonalisation, status: Status, error: float, confidence
     """The largest triple of B̂ as it stands."""
     op = process.op
     if not process.alpha:  # J v₁ = 0 for a random v₁: the map is zero
-        zeros = (torch.zeros(size, dtype=op.dtype, device=op.device) for size in op.shape)
-        return SigmaMax(0.0, 0.0, 0.0, process.products, status, confidence, *zeros, process)
+        left, right = (torch.zeros(size, dtype=op.dtype, device=op.device) for size in op.shape)
+        return SigmaMax(0.0, 0.0, 0.0, process.products, status, confidence, left, right, process)
     x, values, y = np.linalg.svd(process.bidiagonal(), full_matrices=False)
     last = 0.0 if process.exhausted else float(abs(x[-1, 0] if process.is_half_way else y[0, -1]))
     residual = last * max(*process.alpha, *process.beta, 0.0) / float(values[0])
