@@ -427,7 +427,7 @@ def test_what_another_process_trains_comes_last(tmp_path: Path, monkeypatch: pyt
     with (tmp_path / f"{Cell(first).shape}.lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
 
-        def train(cells: Sequence[Cell], *, early_stop: bool, prepare: object) -> list[Result]:
+        def train(cells: Sequence[Cell], *, early_stop: bool, prepare: object, alike: float) -> list[Result]:
             fcntl.flock(other, fcntl.LOCK_UN)
             trained.extend(cell.scheme for cell in cells)
             return [planted(cell.config, STANDS_STILL) for cell in cells]

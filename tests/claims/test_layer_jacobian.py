@@ -41,32 +41,39 @@ def test_rank_of_a_post_ln_layer() -> None:
 def test_singular_values_are_gains_of_changes_not_of_gradients() -> None:
     found = of("A9", 1)
     assert found.judgement.verdict is Verdict.HOLDS
-    assert found.parts["gradient"].verdict is Verdict.CONDITION
+    assert found.parts["gradient"].verdict is Verdict.REFUTED
     assert found.parts["left"].verdict is Verdict.HOLDS
 
 
 def test_norm_one_is_too_much() -> None:
     found = of("A17", 0)
     assert found.judgement.verdict is Verdict.CONDITION
-    real = [case.where for case in found.evidence.cases if "Pre-LN" in case.where and "= 1," in case.where]
+    real = [
+        case.where
+        for case in found.evidence.cases
+        if "Pre-LN" in case.where and "= 1," in case.where and not case.fresh
+    ]
     assert len(real) == 4
     assert all(where.endswith("rank 2") for where in real)  # I − (I − Q) = Q, of 1 and ẑ
 
 
 def test_what_is_lost_of_a_gradient_is_the_left_kernel() -> None:
     found = of("A18", 0)
-    assert found.judgement.verdict is Verdict.CONDITION
+    assert found.judgement.verdict is Verdict.REFUTED
     assert found.parts["left"].verdict is Verdict.HOLDS
     assert found.parts["arriving"].verdict is Verdict.HOLDS
 
 
 def test_a_branch_that_mixes_tokens() -> None:
-    assert of("A20", 0).judgement.verdict is Verdict.CONDITION
+    found = of("A20", 0)
+    assert found.judgement.verdict is Verdict.REFUTED
+    assert found.parts["feed-forward"].verdict is Verdict.HOLDS
 
 
 def test_a_constant_token_loses_one_dimension_only() -> None:
     found = of("A21", 0)
-    assert found.judgement.verdict is Verdict.CONDITION
+    assert found.judgement.verdict is Verdict.HOLDS
+    assert found.parts["eps"].verdict is Verdict.CONDITION
     assert found.evidence.figure is not None
     assert found.evidence.figure.value == 1
 

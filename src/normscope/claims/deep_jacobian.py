@@ -51,9 +51,10 @@ LINEAR = 1.5
     Source("000", "Remark 6.2", "多层复合的线性化"),
     Source("000", "(39)–(41)"),
     says="A layer is g(x₀) + J δx up to o(‖δx‖).",
-    condition="F has no kink at x₀",
+    hypothesis="the layer is differentiable at x₀",
     asks="the remainder's exponent in ‖δx‖ is at least 1.5 (a kink leaves 1, a smooth F gives 2), ‖δx‖ "
-    "from 3e-3 to 3e-6, for Post-LN and Pre-LN feed-forwards with GELU and ReLU, at random x₀ and on a kink",
+    "from 3e-3 to 3e-6, for Post-LN and Pre-LN feed-forwards with GELU and ReLU, at random x₀; and, for "
+    "comparison, on a kink, which Assumption 6.1 excludes",
     parts={"chain": Sentence("(41): a stack's Jacobian is the product of its layers'.")},
 )
 def local_linearisation(setup: Setup) -> Evidence:
@@ -68,8 +69,8 @@ def local_linearisation(setup: Setup) -> Evidence:
                     remainders.append((case, remainder))
             cases += _chain_cases(scheme, seed)
     smooth = [case.value for case in cases if not case.part and "gelu" in case.where]
-    kinks = [case.value for case in cases if not case.part and not case.met]
-    away = [case.value for case in cases if not case.part and case.met and "relu" in case.where]
+    kinks = [case.value for case in cases if not case.part and not case.within]
+    away = [case.value for case in cases if not case.part and case.within and "relu" in case.where]
     return Evidence(
         cases=cases,
         figure=Figure(
@@ -81,7 +82,6 @@ def local_linearisation(setup: Setup) -> Evidence:
             f"Exponents: GELU {min(smooth):.3f} to {max(smooth):.3f}; ReLU away from kinks "
             f"{min(away):.3f} to {max(away):.3f}, on one {min(kinks):.3f} to {max(kinks):.3f}."
         ],
-        of="blocks",
     )
 
 
@@ -98,7 +98,7 @@ def _remainder_case(scheme: str, activation: str, kinked: bool, seed: int) -> tu
     sizes = remainder.reshape(-1, 2).amax(1).tolist()
     slope = float(np.polyfit(np.log(STEPS), np.log(sizes), 1)[0])
     where = f"{scheme}, {activation}{', x₀ on a kink' if kinked else ''}"
-    return Case(seed=seed, where=where, value=slope, holds=slope >= LINEAR, met=not kinked), sizes
+    return Case(seed=seed, where=where, value=slope, holds=slope >= LINEAR, within=not kinked), sizes
 
 
 def _put_on_kink(layer: Sublayer) -> None:
@@ -167,7 +167,7 @@ Loose = dict[str, dict[float, dict[int, float]]]
     Source("000", "(48)–(49)"),
     Source("000", "Remark 4.5", "无论网络深度如何堆叠"),
     says="The Jacobian of L layers of Pre-LN has σ_min ≥ Π σ_min(I + A) ≥ Π (1 − ‖A‖) > 0.",
-    condition="‖A‖ < 1 in every layer",
+    hypothesis="‖A‖ < 1 in every layer",
     asks="both inequalities hold up to round-off and the bound is positive: 2, 16 and 128 layers (1, "
     "8, 64 blocks), d = 32, GPT-2, N(0, 0.02²) and Xavier weights; σ_min by a graded product of autograd's "
     "Jacobians",
@@ -184,7 +184,7 @@ def floor_of_a_stack(setup: Setup) -> Evidence:
                 met = largest < 1
                 holds = met and bound <= middle + 1e-9 and middle <= smallest + 1e-9 * depth
                 where = f"{name}, {2 * depth} layers, largest ‖A‖ {largest:.3g}"
-                cases.append(Case(seed=seed, where=where, value=math.exp(smallest), holds=holds, met=met))
+                cases.append(Case(seed=seed, where=where, value=math.exp(smallest), holds=holds, within=met))
                 lows.setdefault(f"σ_min, {name}", {}).setdefault(2 * depth, []).append(math.exp(smallest))
                 if met:
                     gap = (smallest - bound) / math.log(10)
@@ -260,7 +260,6 @@ def least_of_a_product(setup: Setup) -> Evidence:
             "smallest slack in ln σ_min",
             {seed: min(case.value for case in cases if case.seed == seed) for seed in setup.seeds},
         ),
-        of="products",
     )
 
 

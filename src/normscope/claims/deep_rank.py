@@ -75,7 +75,6 @@ def rank_at_any_depth(setup: Setup) -> Evidence:
             )
             + f", of {RANK_WIDTH - 2}."
         ],
-        of="products",
     )
 
 
@@ -190,7 +189,8 @@ def _rank(matrix: list[list[int]], prime: int) -> int:
     Source("000", "§6.3", "Pre-LN 的梯度在任意方向上都不会被完全抹除"),
     Source("000", "§7", "避免了零空间的传播"),
     says="In a Pre-LN network, however deep, no direction of the gradient is erased.",
-    condition="there is no final norm",
+    hypothesis="the network is that of (46), which has no final norm",
+    parts={"final": Sentence("The same of a model as it is built, with its final norm.")},
     asks="rank d of ∂(what the head reads)/∂(what enters the first block) at one token, d = 32, ε = 0, "
     "1, 8 and 32 blocks; σ under 1e-13 σ₁ counts as erased: `pre` and `gpt2` as they are, with their final "
     "norm, and without it",
@@ -207,10 +207,9 @@ def pre_ln_with_its_final_norm(setup: Setup) -> Evidence:
     return Evidence(
         cases=cases,
         figure=Figure(
-            "most directions erased a token",
+            "most directions erased a token, with the final norm",
             {s: max(c.value for c in cases if c.seed == s) for s in setup.seeds},
         ),
-        of="stacks, half of them built without it",
     )
 
 
@@ -230,4 +229,4 @@ def _end_to_end(scheme: str, final: bool | None, depth: int, seed: int) -> Case:
     lost = num_erased(factors)
     has_none = isinstance(model.final_norm, NoNorm)
     where = f"{scheme}, {depth} blocks, {'no final norm' if has_none else 'its final norm'}"
-    return Case(seed=seed, where=where, value=lost, holds=lost == 0, met=has_none)
+    return Case(seed=seed, where=where, value=lost, holds=lost == 0, part="" if has_none else "final")

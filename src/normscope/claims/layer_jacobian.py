@@ -44,9 +44,7 @@ def post_formula(setup: Setup) -> Evidence:
         return norm_jacobians(layer, layer.joined) @ (identity(layer.x) + branch)
 
     cases = [case for seed in setup.seeds for case in _formula_cases("post", seed, formula)]
-    return Evidence(
-        cases=cases, figure=Figure.largest("largest relative error of the formula", cases), of="layers"
-    )
+    return Evidence(cases=cases, figure=Figure.largest("largest relative error of the formula", cases))
 
 
 @claim(
@@ -67,9 +65,7 @@ def pre_formula(setup: Setup) -> Evidence:
         return identity(layer.x) + by_autograd(layer.branch, normed) @ norm_jacobians(layer, layer.x)
 
     cases = [case for seed in setup.seeds for case in _formula_cases("pre", seed, formula)]
-    return Evidence(
-        cases=cases, figure=Figure.largest("largest relative error of the formula", cases), of="layers"
-    )
+    return Evidence(cases=cases, figure=Figure.largest("largest relative error of the formula", cases))
 
 
 def _formula_cases(scheme: str, seed: int, formula: Callable[[Layer], Tensor]) -> Iterator[Case]:
@@ -105,7 +101,6 @@ def post_rank(setup: Setup) -> Evidence:
             f"{', '.join(str(rank) for rank in sorted({rank for rank, _ in with_eps.values()}))}: "
             f"the last value is {max(last for _, last in with_eps.values()):.0e} of the largest or less.",
         ],
-        of="layers",
     )
 
 
@@ -171,7 +166,6 @@ def post_kernel(setup: Setup) -> Evidence:
             "For drawn w the smaller of the two is "
             f"{min(case.value for case in cases if 'drawn' in case.where):.2g} or more."
         ],
-        of="directions",
     )
 
 

@@ -5,7 +5,8 @@ Shapes: B batch, T tokens, D width.
 
 import itertools
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -34,6 +35,7 @@ from normscope.train import RunConfig
 SIZES = {32: (1, 4, 16, 64), 128: (1, 8), 256: (1,)}
 """Width → depths."""
 TOKENS = 16
+KINDS = ("attention", "feed-forward", "both")
 
 
 @claim(
@@ -42,40 +44,49 @@ TOKENS = 16
     Source("000", "(35)–(38)"),
     Source("000", "§7", "梯度在所有方向上均有正下界"),
     says="A Pre-LN layer's Jacobian I + A has full rank, with σ_min ≥ 1 − ‖A‖ > 0.",
-    condition="‖A‖ < 1",
+    hypothesis="‖A‖ < 1",
     asks="0 < 1 − ‖A‖ ≤ σ_min at the last of 16 tokens: attention, feed-forward and both, in the "
     "first, middle and last block of Pre-LN decoders at their start, 1 to 64 blocks, widths 32 to 256, four "
     "initialisations",
     parts={
-        "sequence": Sentence("The condition ‖A‖ < 1 is met by the map of the whole sequence."),
-        "trained": Sentence("The same at one token after 100 steps of training.", "‖A‖ < 1"),
-        "needed": Sentence("The condition is needed: where ‖A‖ ≥ 1 the Jacobian loses a direction."),
+        "sequence": Sentence("The hypothesis ‖A‖ < 1 is met by the map of the whole sequence."),
+        "trained": Sentence("The same at one token after 100 steps of training.", hypothesis="‖A‖ < 1"),
+        "needed": Sentence("The hypothesis is needed: where ‖A‖ ≥ 1 the Jacobian loses a direction."),
     },
 )
 def pre_ln_floor(setup: Setup) -> Evidence:
     """‖A‖ and σ_min(I + A) of real blocks: the bound, and how often it says anything."""
     cases = [case for seed in setup.seeds for case in _floor_cases(seed)]
     cases += list(_trained_cases(setup))
-    token = [case for case in cases if not case.part]
-    kinds = ("attention", "feed-forward", "both")
-    shares = ", ".join(f"{kind} {_share(_of(token, kind)):.0%}" for kind in kinds)
-    by_init = ", ".join(f"{words} {_share(_of(token, words)):.0%}" for words in INITS.values())
-    sequence = [case for case in cases if case.part == "sequence"]
-    needed = [case for case in cases if case.part == "needed"]
-    trained = [case for case in cases if case.part == "trained"]
+    of = {
+        part: [case for case in cases if case.part == part] for part in ("", "sequence", "trained", "needed")
+    }
+    token = of[""]
+    by_kind = ", ".join(f"{kind} {_met(token, kind=kind):.0%}" for kind in KINDS)
+    by_init = ", ".join(f"{words} {_met(token, init=words):.0%}" for words in INITS.values())
     return Evidence(
         cases=cases,
         figure=Figure(
             "Pre-LN branches and blocks with ‖A‖ < 1, in %",
-            {s: 100 * _share([case for case in token if case.seed == s]) for s in setup.seeds},
+            {seed: 100 * _met([case for case in token if case.seed == seed]) for seed in setup.seeds},
         ),
-        plots=[_norms_plot(token, setup), _widths_plot(token, setup)],
+        plots=[
+            _plot(
+                "‖A‖ of whole Pre-LN blocks, d = 32",
+                "blocks",
+                "depth",
+                [c for c in token if c.at["width"] == 32],
+            ),
+            _plot(
+                "‖A‖ of a single block by width", "width", "width", [c for c in token if c.at["depth"] == 1]
+            ),
+        ],
         notes=[
-            f"‖A‖ < 1 by branch: {shares}.",
+            f"‖A‖ < 1 by branch: {by_kind}.",
             f"By initialisation: {by_init}.",
-            f"Of the whole sequence's maps {_held(sequence):.0%} have ‖A‖ < 1; after 100 steps of training "
-            f"{_share(trained):.0%} of those at one token.",
-            f"Of {len(needed)} Jacobians with ‖A‖ ≥ 1, {1 - _held(needed):.0%} have full rank.",
+            f"Of the whole sequence's maps {_held(of['sequence']):.0%} have ‖A‖ < 1; after 100 steps of "
+            f"training {_met(of['trained']):.0%} of those at one token.",
+            f"Of {len(of['needed'])} Jacobians with ‖A‖ ≥ 1, {1 - _held(of['needed']):.0%} have full rank.",
         ],
         of="maps: four initialisations × widths 32, 128, 256 × depths 1 to 64",
         parts_of={"trained": "maps: two initialisations × blocks 1, 3, 6, after training"},
@@ -84,36 +95,42 @@ def pre_ln_floor(setup: Setup) -> Evidence:
 
 def _floor_cases(seed: int) -> Iterator[Case]:
     for init, words in INITS.items():
-        for width, depths in SIZES.items():
-            for depth in depths:
-                model, ids = started("pre", init=init, depth=depth, width=width, seed=seed, tokens=TOKENS)
-                found = sublayers(model, ids)
-                for block in sorted({1, (depth + 1) // 2, depth}):
-                    pair = found[2 * block - 2 : 2 * block]
-                    where = f"{words}, d = {width}, block {block} of {depth}"
-                    yield from _block_cases(pair, seed, where)
-                    if width < 256:
-                        yield _sequence_case(pair, seed, where)
+        for width, depth in ((width, depth) for width, depths in SIZES.items() for depth in depths):
+            model, ids = started("pre", init=init, depth=depth, width=width, seed=seed, tokens=TOKENS)
+            found = sublayers(model, ids)
+            for block in sorted({1, (depth + 1) // 2, depth}):
+                pair = found[2 * block - 2 : 2 * block]
+                where = f"{words}, d = {width}, block {block} of {depth}"
+                yield from _block_cases(pair, seed, where, {"init": words, "width": width, "depth": depth})
+                if width < 256:
+                    yield _sequence_case(pair, seed, where)
 
 
-def _block_cases(pair: list[Sublayer], seed: int, where: str, part: str = "") -> Iterator[Case]:
+def _block_cases(
+    pair: list[Sublayer], seed: int, where: str, at: Mapping[str, float | str], part: str = ""
+) -> Iterator[Case]:
     """Attention, feed-forward and both: ‖A‖ by the closed form, σ_min by autograd of the whole step."""
     branches = [branch_jacobian(each) for each in pair]
     eye = torch.eye(len(branches[0]), dtype=F64)
     both = (eye + branches[1]) @ (eye + branches[0]) - eye
     steps = [jacobian(*at_last_token(each.step, each.x)) for each in pair]
-    for kind, a, j in zip(
-        ("attention", "feed-forward", "both"), (*branches, both), (*steps, steps[1] @ steps[0]), strict=True
-    ):
+    for kind, a, j in zip(KINDS, (*branches, both), (*steps, steps[1] @ steps[0]), strict=True):
         norm = float(torch.linalg.matrix_norm(a, 2))
         values = singular_values(j)
-        bound, met = weyl_lower_bound(norm), norm < 1
-        holds = met and values[-1] >= bound - ROUND_OFF
-        name = f"{where}, {kind}"
-        yield Case(seed=seed, where=name, value=norm, holds=bool(holds), met=met, part=part)
-        if not met and not part:
+        bound, within = weyl_lower_bound(norm), norm < 1
+        case = Case(
+            seed=seed,
+            where=f"{where}, {kind}",
+            at={**at, "kind": kind},
+            value=norm,
+            holds=bool(within and values[-1] >= bound - ROUND_OFF),
+            within=within,
+            part=part,
+        )
+        yield case
+        if not within and not part:
             lost = numerical_rank(values, 1e-12)[0] < len(values)
-            yield Case(seed=seed, where=name, value=float(values[-1]), holds=lost, part="needed")
+            yield replace(case, value=float(values[-1]), holds=lost, within=True, part="needed")
 
 
 def _sequence_case(pair: list[Sublayer], seed: int, where: str) -> Case:
@@ -136,7 +153,7 @@ def _trained_cases(setup: Setup) -> Iterator[Case]:
             found = sublayers(decoder, _next_ids(config.replace(seed=seed), setup)[:1, :TOKENS])
             for block in (1, 3, 6):
                 where = f"{INITS[init]}, d = 32, block {block} of 6, 100 steps"
-                yield from _block_cases(found[2 * block - 2 : 2 * block], seed, where, "trained")
+                yield from _block_cases(found[2 * block - 2 : 2 * block], seed, where, {}, "trained")
 
 
 def _next_ids(config: RunConfig, setup: Setup) -> Tensor:
@@ -147,41 +164,27 @@ def _next_ids(config: RunConfig, setup: Setup) -> Tensor:
     return batch["ids"]
 
 
-def _of(cases: list[Case], word: str) -> list[Case]:
-    return [case for case in cases if word in case.where.split(", ") or case.where.startswith(word)]
-
-
-def _share(cases: list[Case]) -> float:
-    return sum(case.met for case in cases) / len(cases) if cases else 0.0
+def _met(cases: list[Case], **at: str) -> float:
+    """Share of the cases at `at` that meet the hypothesis."""
+    chosen = [case.within for case in cases if at.items() <= case.at.items()]
+    return sum(chosen) / len(chosen) if chosen else 0.0
 
 
 def _held(cases: list[Case]) -> float:
     return sum(case.holds for case in cases) / len(cases)
 
 
-def _norms_plot(cases: list[Case], setup: Setup) -> Plot:
-    """Median ‖A‖ of whole blocks by depth, d = 32."""
-    chosen = [case for case in cases if "d = 32," in case.where and case.where.endswith("both")]
+def _plot(title: str, x: str, key: str, cases: list[Case]) -> Plot:
+    """Median ‖A‖ of whole blocks by `key`, a line an initialisation."""
+    points: dict[str, dict[float, dict[int | None, list[float]]]] = {}
+    for case in cases:
+        if case.at["kind"] == "both":
+            by_seed = points.setdefault(str(case.at["init"]), {}).setdefault(float(case.at[key]), {})
+            by_seed.setdefault(case.seed, []).append(case.value)
     lines = [
-        Line.over_seeds(words, {depth: _medians(chosen, words, f"of {depth},", setup) for depth in SIZES[32]})
-        for words in INITS.values()
+        Line.over_seeds(
+            words, {at: [*map(statistics.median, by_seed.values())] for at, by_seed in by.items()}
+        )
+        for words, by in points.items()
     ]
-    return Plot("‖A‖ of whole Pre-LN blocks, d = 32", "blocks", "median ‖A‖", lines, "xy", {"‖A‖ = 1": 1.0})
-
-
-def _widths_plot(cases: list[Case], setup: Setup) -> Plot:
-    """Median ‖A‖ of whole blocks by width, a single block."""
-    chosen = [case for case in cases if "block 1 of 1," in case.where and case.where.endswith("both")]
-    lines = [
-        Line.over_seeds(words, {width: _medians(chosen, words, f"d = {width},", setup) for width in SIZES})
-        for words in INITS.values()
-    ]
-    return Plot("‖A‖ of a single block by width", "width", "median ‖A‖", lines, "xy", {"‖A‖ = 1": 1.0})
-
-
-def _medians(cases: list[Case], words: str, where: str, setup: Setup) -> list[float]:
-    """Of each seed."""
-    return [
-        statistics.median(c.value for c in _of(cases, words) if c.seed == seed and where in c.where)
-        for seed in setup.seeds
-    ]
+    return Plot(title, x, "median ‖A‖", lines, "xy", {"‖A‖ = 1": 1.0})

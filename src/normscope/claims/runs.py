@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from normscope.forecast.rule import SUNK
 from normscope.maps import Cell, Result, train_group
 from normscope.train import RunConfig
 from normscope.train.atomic import write_text
@@ -72,7 +73,8 @@ class Runs:
             missing = [cell for cell in cells if not self._is_there(_key(cell, replica))]
             for first in range(0, len(missing), STACK):
                 stack = missing[first : first + STACK]
-                results = train_group(stack, early_stop=False, prepare=partial(perturb, replica=replica))
+                change = partial(perturb, replica=replica)
+                results = train_group(stack, early_stop=False, prepare=change, alike=SUNK)
                 for cell, result in zip(stack, results, strict=True):
                     self._keep(_key(cell, replica), result)
         return True

@@ -38,9 +38,9 @@ class Looks:
         return list(found.values())[-1] if found else None
 
 
-def all_alike(diversity: float | None) -> str | None:
+def all_alike(diversity: float | None, alike: float = ALIKE) -> str | None:
     """Why a run with this token diversity is certain to fail, None where it is not."""
-    if diversity is None or not diversity <= ALIKE:  # not a number: left to the loss
+    if diversity is None or not diversity <= alike:  # not a number: left to the loss
         return None
     return f"token diversity {diversity:.1e}: every token looks the same"
 

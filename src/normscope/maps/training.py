@@ -12,7 +12,7 @@ from torch import nn
 import normscope
 from normscope.errors import UsageError
 from normscope.maps.cell import Cell, Result
-from normscope.maps.certain import EVERY, Looks, all_alike, anatomy_of, has_diverged
+from normscope.maps.certain import ALIKE, EVERY, Looks, all_alike, anatomy_of, has_diverged
 from normscope.subjects import Subject
 from normscope.subjects.rng import seeded
 from normscope.train import Trials, in_flushed_thread, many_trials, trains
@@ -24,6 +24,7 @@ def train_group(
     early_stop: bool = True,
     on_step: Callable[[int], None] = lambda step: None,
     prepare: Callable[[Cell, nn.Module], None] = lambda cell, model: None,
+    alike: float = ALIKE,
 ) -> list[Result]:
     """Train `cells` together and say what came of each, in their order.
 
@@ -35,6 +36,7 @@ def train_group(
         early_stop: stop a cell once it is certain to fail, see `maps.certain`.
         on_step: told the number of steps taken, after each; what it raises ends the training.
         prepare: given each cell and its model before the first step.
+        alike: token diversity at which a run counts as certain to fail.
 
     Raises:
         UsageError: the models have no loss, or no entropy to compare it with.
@@ -42,7 +44,7 @@ def train_group(
     assert len({cell.shape for cell in cells}) == 1, "a stack has one shape"
     with seeded(cells[0].seed):  # dropout; it draws otherwise in another stack
         return in_flushed_thread(
-            lambda checkpoint: _train(cells, early_stop, _both(checkpoint, on_step), prepare)
+            lambda checkpoint: _train(cells, early_stop, _both(checkpoint, on_step), prepare, alike)
         )
 
 
@@ -68,6 +70,7 @@ def _train(
     early_stop: bool,
     after_step: Callable[[int], None],
     prepare: Callable[[Cell, nn.Module], None],
+    alike: float,
 ) -> list[Result]:
     subjects = {seed: loaded(cell) for seed, cell in {cell.seed: cell for cell in cells}.items()}
     trials = stack_of(cells, subjects, prepare)
@@ -82,7 +85,7 @@ def _train(
         trials.advance()
         for k in live:
             look = looks[cells[k].seed] if step % EVERY == 0 else None
-            _judge(trials, k, fates[k], look, step, early_stop)
+            _judge(trials, k, fates[k], look, step, early_stop, alike)
         for k in live:
             fates[k].seconds += (time.perf_counter() - began) / len(live)
         after_step(step)
@@ -93,14 +96,16 @@ def _train(
     ]
 
 
-def _judge(trials: Trials, k: int, fate: _Fate, look: Looks | None, step: int, early_stop: bool) -> None:
+def _judge(
+    trials: Trials, k: int, fate: _Fate, look: Looks | None, step: int, early_stop: bool, alike: float
+) -> None:
     """Drop replica `k` where it cannot go on, or need not."""
     diverged = has_diverged(trials.losses[k])
     if fate.certain is None:
         if diverged:
             fate.certain, fate.certain_at = "the loss is not finite", step
         elif look is not None:
-            fate.certain = all_alike(look.diversity(trials.models[k]))
+            fate.certain = all_alike(look.diversity(trials.models[k]), alike)
             fate.certain_at = None if fate.certain is None else step
     if diverged or (early_stop and fate.certain is not None):
         trials.drop(k)
