@@ -143,26 +143,56 @@ def test_traceback_shows_the_users_own_error(here: Path) -> None:
     assert "RuntimeError: no luck" in done.stderr
 
 
-def test_defaults_from_pyproject(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "pyproject.toml").write_text(
-        "[tool.normscope]\nlr = 0.002\nbatch-size = 2\nseq_len = 16\nsteps = 2\n"
-    )
-    assert run(["check", SMALL, "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["forecast"]["lr"] == 0.002
-    assert run(["check", SMALL, "--format", "json", "--lr", "0.001"]) == 0
-    assert json.loads(capsys.readouterr().out)["forecast"]["lr"] == 0.001
+def test_an_error_of_ours_is_not_blamed_on_the_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*given, **more) -> None:
+        raise AttributeError("module 'os' has no such attribute")
+
+    monkeypatch.setattr("normscope.nn.catalogue.catalogue", broken)
+    monkeypatch.setattr("normscope.subjects.load", broken)
+    for call, more in ((["schemes"], ""), (["check", SMALL], "; --traceback shows more")):
+        assert run(call) == 2
+        err = capsys.readouterr().err
+        assert f"an error in normscope, not in the call. Please report it{more}.\n" in err
+        assert f"(in {call[0]}.py, line " in err
+        assert "a model that can be read" not in err
 
 
-def test_unknown_key_in_pyproject(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "pyproject.toml").write_text("[tool.normscope]\noptimiser = 'adam'\n")
-    assert run(["check", SMALL]) == 2
-    assert "optimizer" in capsys.readouterr().err
+def test_an_error_of_the_models_forward_is_its_own(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "model.py").write_text(BROKEN_FORWARD)
+    assert run(["check", f"{here / 'model.py'}:build", *QUICK]) == 2
+    err = capsys.readouterr().err
+    assert "no_such_thing" in err
+    assert "in normscope, not in the call" not in err
 
 
-def test_defaults_that_are_no_table(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "pyproject.toml").write_text("[tool]\nnormscope = 3\n")
-    assert run(["explain", "NS101"]) == 2
-    assert "expected a table" in capsys.readouterr().err
+BROKEN_FORWARD = """
+from torch import nn
+
+
+class Broken(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(256, 4)
+
+    def forward(self, x):
+        return self.embedding(x).no_such_thing
+
+
+def build():
+    return Broken()
+"""
+
+
+@pytest.mark.parametrize("command", ["anatomy", "bench", "train"])
+def test_html_is_offered_only_where_there_is_a_page(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([command, "--help"]) == 0
+    assert "html" not in capsys.readouterr().out
+    assert run([command, SMALL, "--format", "html"]) == 2
+    err = capsys.readouterr().err
+    assert "'html' is not one of 'text', 'json'" in err
+    assert "Value error" not in err
 
 
 def test_anatomy_reads_without_measuring(capsys: pytest.CaptureFixture[str]) -> None:

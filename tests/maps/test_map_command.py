@@ -11,7 +11,7 @@ from small_maps import made_up, small_grid
 
 from normscope.cli.main import run
 from normscope.maps import Owner, Store
-from normscope.maps.run import prepare
+from normscope.maps.run import PER_GPU, default_workers, num_cores, prepare
 
 
 @pytest.fixture
@@ -84,6 +84,47 @@ def test_bad_input_is_one_line_and_exit_2(
     said = capsys.readouterr().err.strip()
     assert said.count("\n") == 0
     assert hint in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--engine", "spark"],
+        ["--ray-address", "here:1"],
+        ["--optimizer", "adamm"],
+        ["--text", "nowhere.txt"],
+        ["--model", "nn:vision"],
+        ["--png", "nowhere/map.png"],
+    ],
+)
+def test_a_call_that_is_refused_leaves_no_store_behind(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["map", "--lrs", "1e-3", *words]) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_cores_are_counted_where_the_system_tells_no_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS; and a GPU gets a few processes, not one for each core of its host."""
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    assert num_cores() == 64
+    assert default_workers("cpu") == 64
+    assert default_workers("cuda") == default_workers("cuda:1") == PER_GPU
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert default_workers("cuda:1") == num_cores() == 1
+
+
+def test_a_page_that_cannot_be_written_costs_nothing(
+    stored: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no file that is always full")
+    assert run(["map", "--store", str(stored), "--output", "/dev/full"]) == 2
+    shown = capsys.readouterr()
+    assert "8 of 8 done" in shown.out
+    assert "No space left" in shown.err
 
 
 def test_a_text_that_is_too_short_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,12 +9,14 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from normscope.errors import UsageError
-from normscope.maps import Grid, Store, train_group
-from normscope.maps.ray import require_ray, run_ray, train_crew
+from normscope.maps import Grid, Owner, Store, train_group
+from normscope.maps.ray import _fill, require_ray, run_ray, train_crew
+from normscope.maps.run import settings
 from normscope.train import RunConfig, TrialConfig
 
 pytest.importorskip("ray")
@@ -134,6 +136,36 @@ def test_what_a_task_says_of_cells_that_cannot_be_trained(tmp_path: Path) -> Non
     assert refused.refused is not None
     assert "vision" in refused.refused
     assert refused.results == ()
+
+
+def test_a_worker_with_another_text_under_the_path_refuses(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("a rose is a rose " * 100)
+    base = grid(steps=1, lrs=[1e-3]).base.replace(text=str(text))
+    cells = Grid(base=base, schemes=["pre"], depths=[1], lrs=[1e-3]).cells
+    data = settings(cells)["data"]
+    assert len(train_crew(cells, False, str(tmp_path), data).results) == 1
+    text.write_text("a rose is a nose " * 100)
+    refused = train_crew(cells, False, str(tmp_path), data)
+    assert refused.results == ()
+    assert refused.refused is not None
+    assert data in refused.refused
+    assert socket.gethostname() in refused.refused
+
+
+def test_the_engine_tells_its_tasks_what_the_store_reads(tmp_path: Path) -> None:
+    cells = grid(steps=1).cells
+    asked: list[tuple] = []
+    ray = SimpleNamespace(
+        cluster_resources=lambda: {"CPU": 1},
+        remote=lambda function: SimpleNamespace(
+            options=lambda **more: SimpleNamespace(remote=lambda *given: asked.append(given) or len(asked))
+        ),
+    )
+    with Store(tmp_path / "map.sqlite") as store:
+        store.enrol([[cell] for cell in cells], {"data": "what it reads"})
+        _fill(ray, store, Owner.here(), {}, early_stop=True)
+    assert [given[-1] for given in asked] == ["what it reads"] * 2
 
 
 @pytest.mark.slow

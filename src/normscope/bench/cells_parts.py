@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 import resource
 import statistics
 import subprocess
@@ -23,8 +22,9 @@ ROUNDS = 15
 def engine() -> dict[str, Any]:
     """Seconds of the map's engine, and of a process for each cell."""
     from normscope.maps import Store, run_map
+    from normscope.maps.run import num_cores
 
-    cells, workers = _grid().cells, len(os.sched_getaffinity(0))
+    cells, workers = _grid().cells, num_cores()
     with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "map.sqlite") as store:
         ours = _timed(lambda: run_map(store, cells, workers=workers, early_stop=False))
         assert store.counts().done == len(cells)

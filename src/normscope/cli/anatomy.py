@@ -11,18 +11,17 @@ from normscope.cli.options import (
     BatchSize,
     Device,
     DType,
-    Format,
     Model,
     Output,
     Seed,
     SeqLen,
     Text,
+    TextOrJson,
     Traceback,
     parse_dtype,
-    write,
 )
+from normscope.cli.output import emit, require_writable
 from normscope.cli.progress import quiet_libraries
-from normscope.errors import UsageError
 
 
 def command(
@@ -33,7 +32,7 @@ def command(
     seed: Seed = 0,
     device: Device = "cpu",
     dtype: DType = None,
-    format: Annotated[Format, typer.Option(help="text or json.")] = Format.TEXT,
+    format: Annotated[TextOrJson, typer.Option(help="How to show it.")] = TextOrJson.TEXT,
     output: Output = None,
     traceback: Traceback = False,
 ) -> None:
@@ -45,8 +44,7 @@ def command(
     from normscope.report import print_anatomy, text_anatomy
     from normscope.subjects import load_to_read
 
-    if format is Format.HTML:
-        raise UsageError("--format html", "text or json", "use `normscope check --format html` for the page")
+    require_writable(output)
     with redirect_stdout(sys.stderr), quiet_libraries():
         subject = load_to_read(
             model,
@@ -59,14 +57,11 @@ def command(
         )
         anatomy = read_anatomy(subject)
         require_residual_stream(anatomy, model)
-    if format is Format.JSON:
+    if format is TextOrJson.JSON:
         rendered = json.dumps({"model": model, **anatomy.to_dict()}, indent=2) + "\n"
     elif output is None:
         print_anatomy(anatomy)
         return
     else:
         rendered = text_anatomy(anatomy)
-    if output is None:
-        sys.stdout.write(rendered)
-    else:
-        write(rendered, output)
+    emit(rendered, output)

@@ -23,9 +23,8 @@ from normscope.cli.options import (
     Text,
     Traceback,
     parse_dtype,
-    require_writable,
-    write,
 )
+from normscope.cli.output import emit, require_writable
 from normscope.cli.progress import progress_bar, quiet_libraries
 
 if TYPE_CHECKING:
@@ -175,11 +174,9 @@ def show(report: "Report", format: Format, output: Output) -> None:
         Format.JSON: lambda: report.to_json() + "\n",
         Format.HTML: report.to_html,
     }[format]()
-    if output is None:
-        sys.stdout.write(rendered)
-        return
-    write(rendered, output)
-    print(f"{report.model}: {report.verdict}. The report is in {output}", file=sys.stderr)
+    emit(rendered, output, instead=(lambda: text_report(report)) if format is Format.HTML else None)
+    if output is not None:
+        print(f"{report.model}: {report.verdict}. The report is in {output}", file=sys.stderr)
 
 
 def exit_status(report: "Report", fail_on: FailOn) -> int:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normscope.cli.options import Output, Text, require_writable, write
+from normscope.cli.options import Output, Text
+from normscope.cli.output import emit, require_writable
 from normscope.cli.progress import progress_bar, quiet_libraries
 from normscope.errors import UsageError
 
@@ -162,10 +163,7 @@ def _show(
         rendered = page_of_claims(ready, setup, typed, seconds) if whole else rows_of_claims(ready)
     else:
         rendered = _text(ready, output is None)
-    if output is not None:
-        write(rendered, output)
-    else:
-        sys.stdout.write(rendered)
+    emit(rendered, output)
 
 
 def _text(ready: "list[ClaimResult]", to_screen: bool) -> str:

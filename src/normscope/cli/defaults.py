@@ -1,53 +1,131 @@
 """Defaults of the options from `[tool.normscope]` in the pyproject.toml of this folder or of one above."""
 
+import re
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from normscope.errors import UsageError, suggest
 
-# What `check` may take from a file. --output and --traceback belong to one call, MODEL too.
-KEYS = (
-    *("optimizer", "lr", "warmup", "steps", "seed", "device", "dtype", "batch_size", "seq_len", "text"),
-    *("source", "target", "images"),
-    *("format", "fail_on", "select", "ignore", "budget", "forecast", "rates", "try_remedies"),
+_WHOLE = ("warmup", "steps", "seed", "batch_size", "seq_len")
+_TRUTH = ("forecast", "try_remedies")
+_LISTS = ("select", "ignore")
+_TEXT = (
+    "optimizer",
+    "device",
+    "dtype",
+    "text",
+    "source",
+    "target",
+    "images",
+    "format",
+    "fail_on",
+    "budget",
+    "rates",
 )
+KEYS = ("lr", *_WHOLE, *_TRUTH, *_LISTS, *_TEXT)
+"""Options of `check` that may stand in the file. --output and --traceback belong to one call, MODEL too."""
+ANATOMY_KEYS = ("seed", "batch_size", "seq_len", "text", "device", "dtype")
 
 
-def read_defaults(folder: Path | None = None) -> dict[str, Any]:
-    """A Click default map; empty without a `[tool.normscope]` table.
+@dataclass(frozen=True)
+class Defaults:
+    """The defaults that a pyproject.toml gives.
+
+    Attributes:
+        values: option → value, for a Click default map.
+        path: of the file; None where there is none.
+    """
+
+    values: dict[str, Any]
+    path: Path | None = None
+
+    @property
+    def map(self) -> dict[str, dict[str, Any]]:
+        """Command → its defaults."""
+        some = {key: value for key, value in self.values.items() if key in ANATOMY_KEYS}
+        return {"check": self.values, "anatomy": some}
+
+    def quoted(self, name: str) -> str:
+        """`[tool.normscope] lr = 'fast' in PATH, line 3`."""
+        assert self.path is not None
+        return _quoted(self.path, name.replace("_", "-"), self.values[name])
+
+
+def read_defaults(folder: Path | None = None) -> Defaults:
+    """The defaults of the nearest pyproject.toml; none without a `[tool.normscope]` table.
 
     Raises:
-        UsageError: the file is no TOML, or a key is unknown (with the nearest known one).
+        UsageError: the file is no TOML, a key is unknown (with the nearest known one), or a value
+            has another type.
     """
-    here = (folder or Path.cwd()).resolve()
-    path = next(
-        (p / "pyproject.toml" for p in (here, *here.parents) if (p / "pyproject.toml").is_file()), None
-    )
+    path = _nearest_file(folder)
     if path is None:
-        return {}
+        return Defaults({})
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {}).get("normscope", {})
+        tool = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {})
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise UsageError(
-            f"{path} cannot be read ({error})", "a TOML file", "mend it, or run normscope elsewhere"
+            f"{path} ({error})", "a TOML file", "fix it, or run normscope in another folder"
         ) from error
+    table = tool.get("normscope", {}) if isinstance(tool, dict) else {}
     if not isinstance(table, dict):
-        raise UsageError(f"tool.normscope in {path} ({type(table).__name__})", "a table", "mend it")
-    defaults = {}
-    for key, value in table.items():
-        name = key.replace("-", "_")
-        if name not in KEYS:
-            known = [k.replace("_", "-") for k in KEYS]
-            raise UsageError(
-                f"[tool.normscope] {key} in {path}",
-                "one of " + ", ".join(known),
-                suggest(key, known, "remove it"),
-            )
-        defaults[name] = (
-            ",".join(value) if name in ("select", "ignore") and isinstance(value, list) else value
+        raise UsageError(
+            f"tool.normscope = {table!r} in {path}", "a table", "write [tool.normscope] and keys under it"
         )
-    return {"check": defaults, "anatomy": {k: v for k, v in defaults.items() if k in ANATOMY_KEYS}}
+    return Defaults({key.replace("-", "_"): _checked(path, key, value) for key, value in table.items()}, path)
 
 
-ANATOMY_KEYS = ("seed", "batch_size", "seq_len", "text", "device", "dtype")
+def _nearest_file(folder: Path | None) -> Path | None:
+    try:
+        here = (folder or Path.cwd()).resolve()
+        files = (place / "pyproject.toml" for place in (here, *here.parents))
+        return next((path for path in files if path.is_file()), None)
+    except OSError:  # the folder is gone, or may not be looked into: it has no defaults to give
+        return None
+
+
+def _checked(path: Path, key: str, value: Any) -> Any:
+    """`value` as the command line would hold it."""
+    name = key.replace("-", "_")
+    if name not in KEYS:
+        known = [each.replace("_", "-") for each in KEYS]
+        raise UsageError(
+            _quoted(path, key, value),
+            "one of " + ", ".join(sorted(known)),
+            suggest(key, known, "remove the line"),
+        )
+    if name in _LISTS and isinstance(value, list) and all(isinstance(part, str) for part in value):
+        return ",".join(value)
+    kinds, expected = _kind(name)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
+        raise UsageError(_quoted(path, key, value), expected, "fix that line")
+    return value
+
+
+def _kind(name: str) -> tuple[type | tuple[type, ...], str]:
+    if name == "lr":
+        return (int, float), "a number"
+    if name in _WHOLE:
+        return int, "a whole number"
+    if name in _TRUTH:
+        return bool, "true or false"
+    return str, "a string, or a list of strings" if name in _LISTS else "a string"
+
+
+def _quoted(path: Path, key: str, value: Any) -> str:
+    line = _line(path, key)
+    return f"[tool.normscope] {key} = {value!r} in {path}" + ("" if line is None else f", line {line}")
+
+
+def _line(path: Path, key: str) -> int | None:
+    """The line of a key in the table, None where it is written in another way."""
+    name = re.escape(key).replace("_", "[-_]").replace(r"\-", "[-_]")
+    inside = False
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if line.strip().startswith("["):
+            inside = re.fullmatch(r"\[\s*tool\s*\.\s*normscope\s*\]\s*(#.*)?", line.strip()) is not None
+        elif inside and re.match(rf"""["']?{name}["']?\s*=""", line.strip()):
+            return number
+    return None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normscope.cli.options import require_writable, write
+from normscope.cli.output import emit, require_writable
 
 if TYPE_CHECKING:
     from normscope.bench.demo import Story
@@ -41,8 +41,9 @@ def tell(settings: "Settings", output: Path) -> int:
     if story.interrupted:
         print("normscope: interrupted; this is what was seen until then", file=sys.stderr)
     if any(course.losses for course in story.courses.values()):
-        write(render_page(story), output)
-        print(f"{demo.moral(story)}\nThe page: {output}")
+        print(demo.moral(story))
+        emit(render_page(story), output, instead=str)  # the table was shown already
+        print(f"The page: {output}")
     return 130 if story.interrupted else 0
 
 

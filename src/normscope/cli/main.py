@@ -2,12 +2,16 @@
 
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import typer
 
 from normscope.cli import anatomy, bench, check, claims, demo, explain, map, schemes, train
 from normscope.cli.defaults import read_defaults
+from normscope.cli.output import spell_out
 from normscope.errors import UsageError, describe
 from normscope.interrupts import only_once
 
@@ -47,7 +51,11 @@ def _start(
         False, "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
     ),
 ) -> None:
-    context.default_map = read_defaults()
+    takes_defaults = context.invoked_subcommand in ("check", "anatomy")
+    asks_for_help = set(context.obj) & set(context.help_option_names)
+    if takes_defaults and not asks_for_help:
+        context.obj = read_defaults()
+        context.default_map = context.obj.map
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -58,8 +66,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: list[str]) -> int:
     """The command line without the exit: its status (see `main`)."""
+    spell_out()
     try:
-        code = typer.main.get_command(app).main(arguments, prog_name="normscope", standalone_mode=False)
+        command = typer.main.get_command(app)
+        code = command.main(arguments, prog_name="normscope", standalone_mode=False, obj=arguments)
     except typer.TyperException as error:
         message = _one_line(error)
         return _refuse(message) if message else 2  # empty: the help was shown
@@ -72,10 +82,7 @@ def run(arguments: list[str]) -> int:
         sys.stderr.close()
         return 1
     except Exception as error:  # whatever a model can throw: still one line, and the way to see more
-        line = UsageError(
-            describe(error), "a model that can be read and run", "--traceback shows where it broke"
-        )
-        return _refuse(str(line), show_traceback="--traceback" in arguments)
+        return _refuse(_unexpected(error, arguments), show_traceback="--traceback" in arguments)
     return code if isinstance(code, int) else 0
 
 
@@ -84,8 +91,43 @@ def _one_line(error: typer.TyperException) -> str:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "normscope"
     message = error.format_message() if hasattr(error, "format_message") else str(error)
-    words = " ".join(message.split())
-    return f"{words}{'' if words.endswith(('.', '?')) else '.'} See `{command} --help`." if words else ""
+    words = " ".join(message.replace("Value error, ", "").split())
+    words += "" if words.endswith((".", "?")) or not words else "."
+    if (line := _in_file(error, context)) is not None:
+        return f"{line}: {words.rpartition(': ')[2]} Fix that line."
+    return f"{words} See `{command} --help`." if words else ""
+
+
+def _in_file(error: typer.TyperException, context: Any) -> str | None:
+    """Where the value stands that Typer refused, if it came from a pyproject.toml."""
+    name = getattr(getattr(error, "param", None), "name", None)
+    source = context.get_parameter_source(name) if context is not None and name is not None else None
+    return context.obj.quoted(name) if source is not None and source.name == "DEFAULT_MAP" else None
+
+
+def _unexpected(error: Exception, arguments: Sequence[str]) -> str:
+    """One line for an error that nobody expected: the model's where its forward raised it, else ours."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    files = [Path(frame.f_code.co_filename) for frame in frames]
+    has_traceback = _takes_traceback(arguments)
+    if any(file.parts[-4:] == ("torch", "nn", "modules", "module.py") for file in files):
+        more = "--traceback shows where it broke" if has_traceback else "change the model, or its options"
+        return str(UsageError(describe(error), "a model that can be read and run", more))
+    place = next((f"{file.name}, line {frame.f_lineno}" for file, frame in _ours(files, frames)), "normscope")
+    more = "; --traceback shows more" if has_traceback else ""
+    return f"{describe(error)} (in {place}): an error in normscope, not in the call. Please report it{more}."
+
+
+def _ours(files: Sequence[Path], frames: Sequence[FrameType]) -> Iterator[tuple[Path, FrameType]]:
+    """The frames of normscope's own code, the innermost first."""
+    home = Path(__file__).resolve().parents[1]
+    return ((f, frame) for f, frame in reversed(list(zip(files, frames, strict=True))) if home in f.parents)
+
+
+def _takes_traceback(arguments: Sequence[str]) -> bool:
+    commands = getattr(typer.main.get_command(app), "commands", {})
+    command = next((commands[word] for word in arguments if word in commands), None)
+    return command is not None and any(param.name == "traceback" for param in command.params)
 
 
 def _refuse(message: str, *, show_traceback: bool = False) -> int:

@@ -5,24 +5,26 @@ import sys
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from normscope.cli.map_progress import map_progress
-from normscope.cli.options import BatchSize, Device, Format, SeqLen, Text, require_writable, write
+from normscope.cli.options import BatchSize, Device, Format, SeqLen, Text, Traceback
+from normscope.cli.output import emit, require_writable
 from normscope.cli.progress import quiet_libraries
 from normscope.errors import UsageError
 
 if TYPE_CHECKING:
-    from normscope.maps import Store
+    from normscope.maps import Cell, Store
     from normscope.maps.page import Sheet
 
 DEFAULT_MODEL = "nn:decoder,width=32,heads=2"
 
 
 AXES = ("schemes", "depths", "inits", "lrs", "warmups", "seeds")
-SHOWN = ("store", "format", "output", "png", "parquet")
+SHOWN = ("store", "format", "output", "png", "parquet", "traceback")
 """What says how a map is shown; every other option says how it is trained."""
 
 
@@ -67,7 +69,10 @@ def command(
     ),
     engine: Annotated[str, typer.Option(help="local (processes here) or ray (a cluster).")] = "local",
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes; as many as cores by default.", show_default=False)
+        int | None,
+        typer.Option(
+            min=1, help="Processes; by default as many as cores, on a GPU at most 4.", show_default=False
+        ),
     ] = None,
     stack: Annotated[
         int | None,
@@ -97,6 +102,7 @@ def command(
         Path | None,
         typer.Option(metavar="FILE", help="Cells and curves (extra: parquet).", show_default=False),
     ] = None,
+    traceback: Traceback = False,
 ) -> int:
     """Train every combination of scheme, depth, rate, warm-up and seed, and draw where they train.
 
@@ -106,62 +112,73 @@ def command(
 
     A run trains when the mean loss of its last 20 steps is 0.1 nats under the unigram entropy of the text.
     """
-    from normscope.maps import Grid, Store, run_map
-    from normscope.maps.export import require_pyarrow
-    from normscope.maps.grid import counts, rates, with_options, words
-    from normscope.maps.grid import seeds as seed_list
-    from normscope.train import RunConfig, TrialConfig
-
-    output = store.with_suffix(".html") if output is None else output
-    _require_files({"--store": store, "--output": output, "--png": png, "--parquet": parquet})
-    if parquet is not None:
-        require_pyarrow()
+    given = SimpleNamespace(**context.params)
+    given.output = store.with_suffix(".html") if output is None else output
+    _require_files({"--store": store, "--output": given.output, "--png": png, "--parquet": parquet})
     if not _has_grid(context):
-        with Store(store, reading=True) as kept:
-            show(kept, format, output, png, parquet)
+        _show_store(given)
         return 0
+    return _train(given)
+
+
+def _show_store(given: SimpleNamespace) -> None:
+    from normscope.maps import Store
+
+    with Store(given.store, reading=True) as kept:
+        show(kept, given.format, given.output, given.png, given.parquet)
+
+
+def _train(given: SimpleNamespace) -> int:
+    """Train what the store does not have and show it; the exit status. No store is made for a bad call."""
+    from normscope.maps import Store, run_map
+    from normscope.maps.run import require_engine, settings
+
+    require_engine(given.engine, given.ray_address)
     with redirect_stdout(sys.stderr), quiet_libraries():
-        base = RunConfig(
-            model=with_options(model, width=width, heads=heads),
-            text=None if text is None else str(text.resolve()),
-            batch_size=batch_size,
-            seq_len=seq_len,
-            validation=0.0,
-            device=device,
-            trial=TrialConfig(optimizer=optimizer, steps=steps),
-        )
-        cells = Grid(
-            base=base,
-            schemes=words("--schemes", schemes) if schemes is not None else (),
-            depths=counts("--depths", depths, least=1) if depths is not None else (),
-            inits=words("--inits", inits) if inits is not None else (),
-            lrs=rates(lrs) if lrs is not None else (base.trial.lr,),
-            warmups=counts("--warmups", warmups),
-            seeds=seed_list(seeds),
-        ).cells
-    with Store(store) as kept:
-        interrupted = False
-        if retry_crashed:
+        cells = _cells(given)
+        common = settings(cells)
+    interrupted = False
+    with Store(given.store) as kept:
+        if given.retry_crashed:
             kept.retry_crashed()
         try:
             with redirect_stdout(sys.stderr), quiet_libraries(), map_progress() as progress:
-                run_map(
-                    kept,
-                    cells,
-                    engine=engine,
-                    workers=workers,
-                    stack=stack,
-                    early_stop=early_stop,
-                    ray_address=ray_address,
-                    progress=progress,
-                )
+                names = ("engine", "workers", "stack", "early_stop", "ray_address")
+                options = {name: getattr(given, name) for name in names}
+                run_map(kept, cells, common=common, progress=progress, **options)
         except KeyboardInterrupt:
             interrupted = True
             print("normscope: interrupted; the same command goes on from here", file=sys.stderr)
         if kept.note("settings") is not None:
             kept.remember("command", shlex.join(["normscope", *sys.argv[1:]]))
-            show(kept, format, output, png, parquet)
+            show(kept, given.format, given.output, given.png, given.parquet)
     return 130 if interrupted else 0
+
+
+def _cells(given: SimpleNamespace) -> "tuple[Cell, ...]":
+    """The cells of the grid that the options name."""
+    from normscope.maps import Grid
+    from normscope.maps.grid import counts, rates, seeds, with_options, words
+    from normscope.train import RunConfig, TrialConfig
+
+    base = RunConfig(
+        model=with_options(given.model, width=given.width, heads=given.heads),
+        text=None if given.text is None else str(given.text.resolve()),
+        batch_size=given.batch_size,
+        seq_len=given.seq_len,
+        validation=0.0,
+        device=given.device,
+        trial=TrialConfig(optimizer=given.optimizer, steps=given.steps),
+    )
+    return Grid(
+        base=base,
+        schemes=words("--schemes", given.schemes) if given.schemes is not None else (),
+        depths=counts("--depths", given.depths, least=1) if given.depths is not None else (),
+        inits=words("--inits", given.inits) if given.inits is not None else (),
+        lrs=rates(given.lrs) if given.lrs is not None else (base.trial.lr,),
+        warmups=counts("--warmups", given.warmups),
+        seeds=seeds(given.seeds),
+    ).cells
 
 
 def _has_grid(context: typer.Context) -> bool:
@@ -189,12 +206,17 @@ def _is_typed(context: typer.Context, name: str) -> bool:
 
 
 def _require_files(paths: Mapping[str, Path | None]) -> None:
-    """UsageError, before the long work, where one file would be written over another, or into no folder."""
+    """Raise UsageError, before the long work, where a file cannot be written or is named twice."""
+    if paths["--parquet"] is not None:
+        from normscope.maps.export import require_pyarrow
+
+        require_pyarrow()
     taken: dict[Path, str] = {}
     for option, path in paths.items():
         if path is None:
             continue
-        require_writable(path, option)
+        if option != "--store":  # opened as a store, which says what is wrong with it
+            require_writable(path, option)
         other = taken.setdefault(path.resolve(), option)
         if other != option:
             raise UsageError(f"{option} {path}, which is {other} too", "a file for each", "name another")
@@ -211,16 +233,18 @@ def show(store: "Store", format: Format, output: Path, png: Path | None, parquet
     if settings is None:
         raise UsageError(f'store "{store.path}" (empty)', "a map that was begun", "give --schemes and --lrs")
     sheet = Sheet(records, settings, counts, stack, commands)
-    page = render_page(sheet)
-    write(page, output)
-    if png is not None:
-        write(render_png(sheet), png, "--png")
-    if parquet is not None:
-        write_parquet(sheet, parquet)
     if format is Format.TEXT:
         _print(sheet)
-    else:
-        sys.stdout.write(page if format is Format.HTML else to_json(sheet) + "\n")
+    elif format is Format.JSON:
+        emit(to_json(sheet) + "\n", None)
+    page = render_page(sheet)
+    if format is Format.HTML:
+        emit(page, None)
+    emit(page, output, instead=str)  # the store has it all, and shows it again
+    if png is not None:
+        emit(render_png(sheet), png, option="--png")
+    if parquet is not None:
+        write_parquet(sheet, parquet)
     print(f"The page: {output}", file=sys.stderr)
 
 

@@ -30,6 +30,13 @@ class Format(StrEnum):
     HTML = "html"
 
 
+class TextOrJson(StrEnum):
+    """How to show what has no page."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
 class Budget(StrEnum):
     """How much a check may spend on Jacobians."""
 
@@ -107,29 +114,3 @@ def parse_dtype(name: str | None) -> "torch.dtype | None":
     if name not in DTYPES:
         raise UsageError(f"--dtype {name}", " or ".join(DTYPES), suggest(name, DTYPES, "choose one"))
     return getattr(torch, name)
-
-
-def require_writable(path: Path | None, option: str = "--output") -> None:
-    """UsageError before the long work where `path` is a folder, or its own folder is not there."""
-    if path is None:
-        return
-    if path.is_dir():
-        raise UsageError(f"{option} {path} (a folder)", "a file", "name a file in it")
-    if not path.resolve().parent.is_dir():
-        raise UsageError(f"{option} {path}", "a file in a folder that exists", f"make {path.parent} first")
-
-
-def write(report: str | bytes, path: Path, option: str = "--output") -> None:
-    """Write a report to `path`.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
-    try:
-        path.write_bytes(report.encode() if isinstance(report, str) else report)
-    except OSError as error:
-        raise UsageError(
-            f"{option} {path} ({error.strerror or error})",
-            "a file that can be written",
-            "choose another path, or make its folder first",
-        ) from error

@@ -1,13 +1,13 @@
 """`normscope schemes [NAME…]`: the catalogue."""
 
 import json
-import sys
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from normscope.cli.options import Output, write
+from normscope.cli.options import Output
+from normscope.cli.output import emit
 
 
 class Format(StrEnum):
@@ -39,7 +39,4 @@ def command(
         return
     else:
         rendered = text_schemes(rows)
-    if output is None:
-        sys.stdout.write(rendered)
-    else:
-        write(rendered, output)
+    emit(rendered, output)

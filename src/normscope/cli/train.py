@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normscope.cli.options import Format, Images, Source, Target, Text, Traceback
+from normscope.cli.options import Images, Source, Target, Text, TextOrJson, Traceback
 from normscope.cli.progress import quiet_libraries
 from normscope.errors import UsageError
 
@@ -74,7 +74,7 @@ def command(
         bool, typer.Option("--resume", help="Go on from the last checkpoint, or begin where there is none.")
     ] = False,
     checkpoint_every: Annotated[str, typer.Option(help="Steps, or seconds as 60s.")] = "60s",
-    format: Annotated[Format, typer.Option(help="text or json.")] = Format.TEXT,
+    format: Annotated[TextOrJson, typer.Option(help="How to show it.")] = TextOrJson.TEXT,
     traceback: Traceback = False,
 ) -> int:
     """Train one model; killed at any point, it goes on with --resume as if nothing had been.
@@ -83,8 +83,6 @@ def command(
 
     Exit status: 0 the run came to its end, 2 it cannot be run, 130 Ctrl-C (a checkpoint is written first).
     """
-    if format is Format.HTML:
-        raise UsageError("--format html", "text or json", "drop it")
     given = {
         "optimizer": optimizer,
         "lr": lr,
@@ -181,8 +179,8 @@ def _run(
             return Summary(run, folder / "model", sample(model, run.subject, config.trial.seed))
 
 
-def _show(summary: "Summary", format: Format) -> None:
-    if format is Format.JSON:
+def _show(summary: "Summary", format: TextOrJson) -> None:
+    if format is TextOrJson.JSON:
         print(json.dumps(summary.to_dict(), indent=2, allow_nan=False))
         return
     print(summary.verdict())

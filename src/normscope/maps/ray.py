@@ -19,8 +19,9 @@ from normscope.maps.cell import Cell, Result
 from normscope.maps.local import RefusedError
 from normscope.maps.owner import Owner
 from normscope.maps.record import Counts, Crew
+from normscope.maps.run import data_of
 from normscope.maps.store import Store
-from normscope.maps.training import train_group
+from normscope.maps.training import loaded, train_group
 
 POLL_SECONDS = 0.5
 CONNECT_SECONDS = 10.0
@@ -79,7 +80,9 @@ def _fill(ray: Any, store: Store, owner: Owner, tasks: dict[Any, Crew], early_st
         on_gpu = _on_gpu(crew)
         # A dead worker's crew goes back to the store, which counts: Ray itself does not try again.
         options = {"num_cpus": 1, "num_gpus": GPU_SHARE if on_gpu else 0, "max_retries": 0}
-        task = ray.remote(train_crew).options(**options).remote(crew.cells, early_stop, os.getcwd())
+        remote = ray.remote(train_crew).options(**options)
+        data = (store.note("settings") or {}).get("data")
+        task = remote.remote(crew.cells, early_stop, os.getcwd(), data)
         tasks[task] = crew
 
 
@@ -106,19 +109,36 @@ def _gather(ray: Any, store: Store, owner: Owner, tasks: dict[Any, Crew]) -> Non
             store.finish(owner, crew, outcome.results)
 
 
-def train_crew(cells: Sequence[Cell], early_stop: bool, folder: str) -> _Outcome:
-    """Train a crew in a worker of the cluster, in the driver's folder where the worker has it too."""
+def train_crew(cells: Sequence[Cell], early_stop: bool, folder: str, data: str | None = None) -> _Outcome:
+    """Train a crew in a worker of the cluster, in the driver's folder where the worker has it too.
+
+    Args:
+        cells: of the crew.
+        early_stop: whether cells that are certain to fail are stopped.
+        folder: of the driver.
+        data: what the store says that its cells read; a worker that reads something else refuses.
+    """
     import torch
 
     with contextlib.suppress(FileNotFoundError):
         os.chdir(folder)
     torch.set_num_threads(1)
     try:
+        if data is not None:
+            _require_data(cells[0], data)
         return _Outcome(results=tuple(train_group(cells, early_stop=early_stop)))
     except UsageError as error:
         return _Outcome(refused=str(error))
     except Exception as error:  # whatever a model can throw: the map goes on without the cell
         return _Outcome(failed=describe(error))
+
+
+def _require_data(cell: Cell, data: str) -> None:
+    """Raise UsageError where this machine reads something else than the cells of the store did."""
+    here = data_of(loaded(Cell(cell.config.replace(seed=0))))
+    if here != data:
+        given = f"the data on {socket.gethostname()} ({here})"
+        raise UsageError(given, f"{data}, as in the store", "copy the same text there, under the same path")
 
 
 def _on_gpu(crew: Crew) -> bool:

@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from normscope.errors import UsageError, suggest
@@ -13,10 +13,13 @@ from normscope.maps.local import run_local
 from normscope.maps.record import Counts
 from normscope.maps.store import Store
 from normscope.maps.training import loaded
+from normscope.subjects import Subject
 from normscope.subjects.feed import fingerprint
 from normscope.subjects.spec import parse
 
 ENGINES = ("local", "ray")
+PER_GPU = 4
+"""Processes on one GPU: a small stack waits for Python, not for the device (not measured on one)."""
 FINGERPRINTED = 8  # batches
 
 
@@ -29,6 +32,7 @@ def run_map(
     stack: int | None = None,
     early_stop: bool = True,
     ray_address: str | None = None,
+    common: Mapping[str, Any] | None = None,
     progress: Callable[[Counts], None] = lambda counts: None,
 ) -> None:
     """Train those of `cells` that `store` does not have, and whatever else waits in it.
@@ -37,23 +41,20 @@ def run_map(
         store: gets the results, and says which cells are done.
         cells: of one `Grid`, or of grids with the same base.
         engine: "local", processes of this machine; "ray", a Ray cluster.
-        workers: processes of the local engine; as many as there are cores by default.
+        workers: processes of the local engine; by default as many as there are cores, on a GPU at most 4.
         stack: cells trained at once in one process; measured by default, once for each store.
         early_stop: whether cells that are certain to fail are stopped there.
-        ray_address: of the cluster.
+        ray_address: address of the cluster.
+        common: `settings(cells)`, where the caller has them.
         progress: told where the map stands, a few times a second.
 
     Raises:
         UsageError: cells that cannot be trained, a store that cannot be used or is of another map.
     """
-    if engine not in ENGINES:
-        raise UsageError(f"engine {engine!r}", " or ".join(ENGINES), suggest(engine, ENGINES, "choose one"))
-    if ray_address is not None and engine != "ray":
-        raise UsageError(
-            f"Ray address {ray_address!r} with engine {engine!r}", "engine 'ray'", "add --engine ray"
-        )
-    workers = workers or len(os.sched_getaffinity(0))
-    prepare(store, cells, stack=stack, workers=workers)
+    require_engine(engine, ray_address)
+    workers = workers or default_workers(cells[0].config.device)
+    common = settings(cells) if common is None else common
+    prepare(store, cells, stack=stack, workers=workers, common=common)
     if engine == "local":
         run_local(store, workers=workers, early_stop=early_stop, progress=progress)
         return
@@ -62,9 +63,41 @@ def run_map(
     run_ray(store, early_stop=early_stop, address=ray_address, progress=progress)
 
 
-def prepare(store: Store, cells: Sequence[Cell], *, stack: int | None, workers: int) -> None:
+def require_engine(engine: str, ray_address: str | None = None) -> None:
+    """Raise UsageError for an engine that is not there, or an address that it does not take."""
+    if engine not in ENGINES:
+        raise UsageError(f"engine {engine!r}", " or ".join(ENGINES), suggest(engine, ENGINES, "choose one"))
+    if engine == "ray":
+        from normscope.maps.ray import require_ray
+
+        require_ray()
+    elif ray_address is not None:
+        given = f"Ray address {ray_address!r} with engine {engine!r}"
+        raise UsageError(given, "engine 'ray'", "add --engine ray")
+
+
+def default_workers(device: str) -> int:
+    """How many processes train at once: the cores that this process may use; on one GPU at most `PER_GPU`."""
+    return num_cores() if device == "cpu" else min(PER_GPU, num_cores())
+
+
+def num_cores() -> int:
+    """The cores that this process may use; all of the machine where the system does not say which (macOS)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def prepare(
+    store: Store,
+    cells: Sequence[Cell],
+    *,
+    stack: int | None,
+    workers: int,
+    common: Mapping[str, Any] | None = None,
+) -> None:
     """Make the store one of these cells: settings, stack, and the crews of those it does not have."""
-    common = settings(cells)
+    common = settings(cells) if common is None else common
     store.require_settings(common)
     missing = store.missing(cells)
     if not missing:
@@ -81,11 +114,13 @@ def settings(cells: Sequence[Cell]) -> dict[str, Any]:
     assert all(other == common[0] for other in common), "the cells are of one base"
     cell = min(cells, key=lambda cell: (cell.depth or 0, cell.key))
     subject = loaded(Cell(cell.config.replace(seed=0)))
+    return common[0] | {"data": data_of(subject), "unigram entropy": subject.unigram_entropy}
+
+
+def data_of(subject: Subject) -> str:
+    """What a subject reads, in words, with a fingerprint of its first batches."""
     seen = fingerprint(itertools.islice(subject.batches(), FINGERPRINTED))
-    return common[0] | {
-        "data": f"{subject.input}, {seen[:16]}",
-        "unigram entropy": subject.unigram_entropy,
-    }
+    return f"{subject.input}, {seen[:16]}"
 
 
 def _common(cell: Cell) -> dict[str, Any]:

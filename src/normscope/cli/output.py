@@ -1,0 +1,127 @@
+"""What leaves the command line: text in any encoding, and files that may turn out not to be writable."""
+
+import codecs
+import json
+import re
+import sys
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+
+from normscope.errors import UsageError
+
+ERRORS = "normscope"
+"""Name of the codec error handler that spells out characters which the terminal's encoding does not have."""
+_SPELLED = {
+    **dict.fromkeys("‐‑‒–—―−", "-"), **dict.fromkeys("‘’‚′", "'"), **dict.fromkeys("“”„″«»", '"'),
+    **dict.fromkeys("●•·⋅", "*"), **dict.fromkeys("━─═", "-"), **dict.fromkeys("│┃", "|"),
+    "…": "...", "⋮": ":", "→": "->", "←": "<-", "↦": "->", "×": "x", "÷": "/", "±": "+-", "√": "sqrt",
+    "∞": "inf", "≤": "<=", "≥": ">=", "≈": "~", "≪": "<<", "≫": ">>", "∂": "d", "Π": "prod ", "Σ": "sum ",
+    "⊙": "*", "‖": "||", "∈": " in ", "◐": "+", "○": "o", "ᵀ": "^T", "ẑ": "z^", "⁻": "^-",
+}  # fmt: skip
+
+
+def _spell(error: UnicodeError) -> tuple[str, int]:
+    """ASCII in place of what cannot be encoded: "->" for an arrow, "sigma" for σ, "?" for the rest."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(map(_spelled, error.object[error.start : error.end])), error.end
+
+
+def _spelled(character: str) -> str:
+    if (known := _SPELLED.get(character)) is not None:
+        return known
+    name = unicodedata.name(character, "")
+    if name.startswith("GREEK") and len(words := name.split()) == 4 and words[2] == "LETTER":
+        return words[3].lower()
+    plain = unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode()
+    return plain or "?"
+
+
+codecs.register_error(ERRORS, _spell)
+
+
+def spell_out() -> None:
+    """Let stdout and stderr take any character, whatever their encoding is."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:  # a stream that a caller put there may have none
+            reconfigure(errors=ERRORS)
+
+
+def require_writable(path: Path | None, option: str = "--output") -> None:
+    """Raise UsageError, before the long work, where `path` cannot be written; opens it to find out."""
+    if path is None:
+        return
+    try:
+        if path.is_dir():
+            raise UsageError(f"{option} {path} (a folder)", "a file", "name a file in it")
+        if not path.resolve().parent.is_dir():
+            raise UsageError(
+                f"{option} {path}", "a file in a folder that exists", f"make {path.parent} first"
+            )
+        existed = path.exists()
+        if path.is_file() or not existed:  # opening a pipe would wait for its reader
+            path.open("ab").close()
+        if not existed:
+            path.unlink()
+    except OSError as error:
+        raise _unwritable(path, option, error, "choose another path") from error
+
+
+def emit(
+    rendered: str | bytes,
+    output: Path | None,
+    *,
+    option: str = "--output",
+    instead: Callable[[], str] | None = None,
+) -> None:
+    """Write to the file `output`, or to stdout where it is None.
+
+    Args:
+        rendered: the text, or the bytes of a file.
+        output: the file.
+        option: the option that named it.
+        instead: makes the text that goes to stdout where the file cannot be written; `rendered` by default.
+
+    Raises:
+        UsageError: the file could not be written, and stdout has the text.
+    """
+    if output is None:
+        _to_stdout(rendered)
+        return
+    content = rendered.encode("utf-8", "backslashreplace") if isinstance(rendered, str) else rendered
+    try:
+        output.write_bytes(content)
+    except OSError as error:
+        if instead is not None or isinstance(rendered, str):
+            _to_stdout(rendered if instead is None else instead())
+            raise _unwritable(output, option, error, "see stdout, where it was written instead") from error
+        raise _unwritable(output, option, error, "choose another path") from error
+
+
+def _unwritable(path: Path, option: str, error: OSError, do: str) -> UsageError:
+    return UsageError(f"{option} {path} ({error.strerror or error})", "a file that can be written", do)
+
+
+def _to_stdout(text: str | bytes) -> None:
+    """JSON and HTML keep every character in any encoding: JSON escapes them, a page says that it is UTF-8."""
+    assert isinstance(text, str)
+    encoding = codecs.lookup(getattr(sys.stdout, "encoding", None) or "utf-8").name
+    if encoding == "utf-8" or text.isascii():
+        sys.stdout.write(text)
+    elif text.startswith(("{", "[")) and _is_json(text):
+        sys.stdout.write(re.sub(r"[^\x00-\x7f]", lambda found: json.dumps(found[0])[1:-1], text))
+    elif text.lstrip().startswith("<!") and hasattr(sys.stdout, "buffer"):
+        sys.stdout.flush()
+        sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))
+    else:
+        sys.stdout.write(text)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,154 @@
+"""Terminals of any encoding, and files that cannot be written."""
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from normscope.cli import check
+from normscope.cli.main import app, run
+from normscope.cli.output import emit, require_writable, spell_out
+from normscope.errors import UsageError
+
+SMALL = ["nn:decoder,depth=1,width=16,heads=2", "--batch-size", "2", "--seq-len", "16"]
+QUICK = ["check", *SMALL, "--steps", "1", "--budget", "fast"]
+COMMANDS = [info.name for info in app.registered_commands]
+CALLS = [
+    *(["--help"], *([command, "--help"] for command in COMMANDS)),
+    *(["schemes"], ["schemes", "--format", "markdown"], ["claims", "--list"], ["anatomy", *SMALL]),
+    *(["explain", "NS101"], ["explain", "NS401"], ["check", "hf:gtp2"]),
+]
+FULL = "/dev/full"
+needs_full = pytest.mark.skipif(not Path(FULL).exists(), reason="no file that is always full")
+
+
+def terminal(monkeypatch: pytest.MonkeyPatch, encoding: str) -> io.BytesIO:
+    """What is written to a stdout of this encoding; stderr is another one."""
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding, write_through=True))
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True))
+    return written
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+@pytest.mark.parametrize("call", CALLS, ids=" ".join)
+def test_every_command_speaks_in_any_encoding(
+    call: list[str], encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = terminal(monkeypatch, encoding)
+    wanted = 2 if "hf:gtp2" in call else 0
+    assert run(call) == wanted
+    assert (len(written.getvalue().decode(encoding)) > 40) == (wanted == 0)
+
+
+def test_letters_are_spelled_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = terminal(monkeypatch, "ascii")
+    spell_out()
+    print("σ_max → 1e-3 … √2 é 中 \udcff", end="")
+    assert written.getvalue() == b"sigma_max -> 1e-3 ... sqrt2 e ? ?"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
+def test_json_keeps_every_character(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = terminal(monkeypatch, encoding)
+    spell_out()
+    emit(json.dumps({"σé中": "…\n"}, ensure_ascii=False), None)
+    assert json.loads(written.getvalue().decode(encoding)) == {"σé中": "…\n"}
+
+
+def test_a_page_is_utf_8_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = terminal(monkeypatch, "cp1252")
+    spell_out()
+    emit('\n<!doctype html><meta charset="utf-8">σ→é', None)
+    assert written.getvalue().decode("utf-8").endswith("σ→é")
+
+
+# Files ------------------------------------------------------------------------------------------------
+
+
+def test_looking_whether_a_file_can_be_written_leaves_it_as_it_is(tmp_path: Path) -> None:
+    there, absent = tmp_path / "there", tmp_path / "absent"
+    there.write_text("kept")
+    for path in (there, absent, None):
+        require_writable(path)
+    assert there.read_text() == "kept"
+    assert not absent.exists()
+
+
+@pytest.mark.parametrize("name", [".", "no/such/folder.txt", "x" * 300, "file/below"])
+def test_a_path_that_cannot_be_written_is_one_line(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("a file, not a folder")
+    with pytest.raises(UsageError, match=r"-o .*expected a file"):
+        require_writable(tmp_path / name, "-o")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ["check", *SMALL],
+        ["anatomy", *SMALL],
+        ["map", "--lrs", "1e-3"],
+        ["map", "--lrs", "1e-3", "--png", "p.png"],
+    ],
+    ids=" ".join,
+)
+def test_a_path_that_cannot_be_opened_is_noticed_before_the_work(
+    call: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(path: Path, mode: str = "r", *more, **others):
+        if "a" in mode:
+            raise PermissionError(13, "Permission denied")
+        return opened(path, mode, *more, **others)
+
+    opened = Path.open
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Path, "open", refuse)
+    for work in ("normscope.subjects.load", "normscope.subjects.load_to_read", "normscope.maps.run.settings"):
+        monkeypatch.setattr(work, lambda *given, **more: pytest.fail("the work was begun"))
+    assert run([*call, *([] if "--png" in call else ["-o", "page"])]) == 2
+    err = capsys.readouterr().err
+    assert "(Permission denied): expected a file that can be written" in err
+    assert err.count("\n") == 1
+
+
+@needs_full
+@pytest.mark.parametrize("format", ["text", "json", "html"])
+def test_a_report_that_cannot_be_written_is_shown(format: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*QUICK, "--format", format, "-o", FULL]) == 2
+    out, err = capsys.readouterr()
+    assert "No space left" in err
+    assert err.count("\n") == 1
+    if format == "json":
+        assert json.loads(out)["schema"] == "normscope.report/1"
+    else:
+        assert out.split()[0] == "healthy"
+
+
+@needs_full
+def test_a_reading_that_cannot_be_written_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    for call in (["anatomy", *SMALL], ["schemes", "pre"]):
+        assert run([*call, "-o", FULL]) == 2
+        out, err = capsys.readouterr()
+        assert "pre" in out
+        assert "No space left" in err
+
+
+def test_a_path_that_breaks_later_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder is gone when the report is ready."""
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    show = check.show
+
+    def late(*given) -> None:
+        folder.rmdir()
+        show(*given)
+
+    monkeypatch.setattr(check, "show", late)
+    assert run([*QUICK, "-o", str(folder / "report.txt")]) == 2
+    out, err = capsys.readouterr()
+    assert out.startswith("healthy")
+    assert "see stdout" in err
