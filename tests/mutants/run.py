@@ -26,7 +26,8 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
-import torch  # noqa: F401  (each fork would import it again)
+import scipy.linalg  # noqa: F401  (this import and the next: every fork would do them again)
+import torch._dynamo  # noqa: F401  (torch.optim's first step imports it)
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
