@@ -8,7 +8,8 @@ import pytest
 import normscope
 
 ROOMS = [
-    *("errors", "interrupts", "linalg", "kernels", "nn", "subjects", "anatomy", "train", "probes"),
+    *("errors", "atomic", "checks", "interrupts", "linalg", "kernels", "nn", "subjects", "anatomy"),
+    *("train", "probes"),
     *("forecast", "rules", "report", "pipeline", "maps", "monitor", "claims", "bench", "cli"),
 ]
 PACKAGE = Path(normscope.__file__).parent

@@ -2,11 +2,13 @@
 
 import copy
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -46,10 +48,7 @@ def test_a_model_comes_back(kind: str, scheme: str, tmp_path: Path) -> None:
     assert back.config == model.config
     assert back.training
     assert torch.equal(_logits(kind, back.eval()), _logits(kind, model))
-    assert sorted(path.name for path in (tmp_path / "a" / "b").iterdir()) == [
-        "config.json",
-        "model.safetensors",
-    ]
+    assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["model.safetensors"]
 
 
 @pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
@@ -96,15 +95,57 @@ def test_a_save_that_is_cut_short_leaves_the_old_model(
     old, new = build("decoder", **SMALL), build("decoder", **SMALL)
     save_model(old, tmp_path)
 
-    def half(tensors: dict[str, Tensor], path: Path) -> None:
+    def half(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
         path.write_bytes(b"half of a file")
         raise OSError("No space left on device")
 
     monkeypatch.setattr("normscope.nn.save.save_file", half)
     with pytest.raises(UsageError, match="No space left"):
         save_model(new, tmp_path)
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.iterdir())) == 1
     assert torch.equal(load_model(tmp_path).head.weight, old.head.weight)
+
+
+@pytest.mark.parametrize("call", [(os, "fsync"), (Path, "replace")], ids=["before", "at the rename"])
+def test_a_save_that_is_killed_leaves_weights_and_config_of_one_model(
+    call: tuple[Any, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even where the shapes are alike and the config alone tells them apart."""
+    old, new = (build("decoder", scheme=scheme, **SMALL) for scheme in ("pre", "post"))
+    save_model(old, tmp_path)
+    real, made = getattr(*call), 0
+
+    def killed(*args: Any) -> Any:
+        nonlocal made
+        made += 1
+        real(*args) if made > 1 or call[1] == "replace" else None
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*call, killed)
+        with pytest.raises(KeyboardInterrupt):
+            save_model(new, tmp_path)
+    back, expected = load_model(tmp_path), new if call[1] == "replace" else old
+    assert back.config.scheme == expected.config.scheme
+    assert torch.equal(back.head.weight, expected.head.weight)
+
+
+def _in_the_old_format(folder: Path) -> None:
+    """As it was written before: the config in a file of its own."""
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        config = file.metadata()["normscope"]
+    save_file(load_file(folder / "model.safetensors"), folder / "model.safetensors")
+    (folder / "config.json").write_text(config)
+
+
+def test_a_folder_of_the_old_format_is_read_and_a_config_left_in_it_is_not(tmp_path: Path) -> None:
+    old, new = build("decoder", scheme="post", **SMALL), build("decoder", scheme="pre", **SMALL)
+    save_model(old, tmp_path)
+    _in_the_old_format(tmp_path)
+    assert load_model(tmp_path).config == old.config
+    save_model(new, tmp_path)
+    assert (tmp_path / "config.json").exists()
+    assert load_model(tmp_path).config == new.config
 
 
 def test_a_model_of_another_class_is_refused(tmp_path: Path) -> None:
@@ -120,15 +161,25 @@ def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
 
 
 def _edited(folder: Path, **changes: Any) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    with safe_open(path, "pt") as file:
+        config = json.loads(file.metadata()["normscope"])
+    save_file(tensors, path, {"normscope": json.dumps({**config, **changes})})
+
+
+def _old(folder: Path, config: bytes) -> None:
+    _in_the_old_format(folder)
+    (folder / "config.json").write_bytes(config)
 
 
 def _weights(folder: Path, change: Any) -> None:
     path = folder / "model.safetensors"
     tensors = load_file(path)
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
     change(tensors)
-    save_file(tensors, path)
+    save_file(tensors, path, metadata)
 
 
 def _options(**changes: Any) -> dict[str, Any]:
@@ -136,15 +187,16 @@ def _options(**changes: Any) -> dict[str, Any]:
 
 
 BROKEN = {
-    "no folder": (lambda f: [p.unlink() for p in f.iterdir()], ("without config.json", "save_model")),
+    "no folder": (lambda f: [p.unlink() for p in f.iterdir()], ("without model.safetensors", "save_model")),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), ("without model.safetensors",)),
-    "no JSON": (lambda f: (f / "config.json").write_text("{"), ("config.json", "JSON")),
-    "bytes": (lambda f: (f / "config.json").write_bytes(b"\xff\xfe"), ("config.json", "JSON")),
-    "a list": (lambda f: (f / "config.json").write_text("[]"), ("of another tool", "normscope.model/1")),
-    "of Hugging Face": (
-        lambda f: (f / "config.json").write_text('{"model_type": "gpt2"}'),
-        ("of another tool", "hf:"),
+    "weights alone": (
+        lambda f: (_in_the_old_format(f), (f / "config.json").unlink()),
+        ("without a config in its metadata",),
     ),
+    "no JSON": (lambda f: _old(f, b"{"), ("config.json", "JSON")),
+    "bytes": (lambda f: _old(f, b"\xff\xfe"), ("config.json", "JSON")),
+    "a list": (lambda f: _old(f, b"[]"), ("of another tool", "normscope.model/1")),
+    "of Hugging Face": (lambda f: _old(f, b'{"model_type": "gpt2"}'), ("of another tool", "hf:")),
     "another format": (lambda f: _edited(f, format="normscope.model/9"), ("normscope.model/1",)),
     "another kind": (lambda f: _edited(f, kind="decodr"), ("kind='decodr'", "decoder")),
     "a kind that is a list": (lambda f: _edited(f, kind=[]), ("kind=[]",)),

@@ -15,10 +15,10 @@ from torch import nn
 
 from normscope.errors import UsageError
 from normscope.nn import SCHEMES, build
+from normscope.subjects.rng import put_random_state, take_random_state
 from normscope.subjects.subject import call_model
 from normscope.train import OPTIMIZERS, Trial, TrialConfig
 from normscope.train.checkpoints import Checkpoints
-from normscope.train.random_state import put_random_state, take_random_state
 from normscope.train.state import State, put_state, take_state
 
 TOKENS = torch.randint(16, (40, 2, 9), generator=torch.Generator().manual_seed(0))
@@ -115,7 +115,7 @@ def test_the_generators_come_back() -> None:
 
 
 def small_state(step: int) -> State:
-    tensors = {"model.w": torch.full((3,), float(step)), "losses": torch.zeros(step, dtype=torch.float64)}
+    tensors = {"model.w": torch.full((3,), float(step))}
     return State(tensors, {"step": step, "config": {}})
 
 
@@ -173,7 +173,8 @@ def test_a_save_that_dies_at_any_call_leaves_one_whole_checkpoint(
         kept.add(step)
         Checkpoints(folder).clean()
         Checkpoints(folder).save(small_state(3))
-        assert [path.name for path in folder.iterdir()] == ["step-00000003"]
+        kept_steps = sorted(path.name for path in folder.iterdir())
+        assert kept_steps == [f"step-0000000{step}", "step-00000003"]
     assert kept == {1, 2}, "before the rename the old one, after it the new one"
 
 
@@ -194,16 +195,51 @@ def test_a_full_or_broken_disk_is_one_line_and_the_last_checkpoint_is_whole(
         assert Checkpoints(folder).read() is not None
 
 
-def test_only_the_last_is_kept_and_saving_it_again_writes_nothing(tmp_path: Path) -> None:
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_last_two_are_kept_and_saving_one_again_writes_nothing(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     assert checkpoints.read() is None
     assert checkpoints.last_step() is None
-    for step in (1, 2):
+    for step in (1, 2, 10):
         checkpoints.save(small_state(step))
-    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
+    checkpoints.save(small_state(2))
+    checkpoints.save(small_state(3))
+    assert names(tmp_path) == ["step-00000002", "step-00000003"], "10 was ahead of a run that went back"
+    checkpoints.save(small_state(2))
+    assert names(tmp_path) == ["step-00000002"]
     before = (tmp_path / "step-00000002").stat().st_mtime_ns
     checkpoints.save(small_state(2))
     assert (tmp_path / "step-00000002").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: (folder / "state.json").unlink(),
+        lambda folder: (folder / "state.safetensors").write_bytes(b"half"),
+        lambda folder: (folder / "state.json").write_text("{"),
+    ],
+    ids=["no file", "half a file", "half a JSON"],
+)
+def test_a_damaged_checkpoint_falls_back_to_the_one_before_with_a_warning(damage, tmp_path: Path) -> None:
+    for step in (1, 2):
+        Checkpoints(tmp_path).save(small_state(step))
+    damage(tmp_path / "step-00000002")
+    checkpoints = Checkpoints(tmp_path)
+    with pytest.warns(UserWarning, match="going on from the checkpoint of step 1"):
+        found = checkpoints.read()
+    assert found is not None
+    assert torch.equal(found.tensors["model.w"], torch.ones(3))
+    checkpoints.save(small_state(2))
+    again = Checkpoints(tmp_path)
+    assert again.read().values["step"] == 2, "the damaged one was replaced"
+    assert again.warning is None
+    damage(tmp_path / "step-00000001"), damage(tmp_path / "step-00000002")
+    with pytest.raises(UsageError):
+        again.read()
 
 
 def test_a_checkpoint_of_another_version_or_a_damaged_one_is_refused(tmp_path: Path) -> None:

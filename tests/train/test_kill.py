@@ -79,7 +79,7 @@ def killed_and_gone_on_with(
     finished(begun(processes, config, folder, every))
     for name in FILES:
         assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
-    assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == ["step-00000024"]
+    assert max(p.name for p in (folder / "checkpoints").iterdir()) == "step-00000024"
     return met
 
 

@@ -13,8 +13,7 @@ from together import COMMON, CONFIGS, train
 
 from normscope.errors import UsageError
 from normscope.train import RunConfig
-from normscope.train.batches import require_share, share_of, weight_of
-from normscope.train.joined import joined
+from normscope.train.batches import require_share, share_of, with_a_label
 from normscope.train.processes import Processes
 
 HERE = Path(__file__).parent
@@ -35,13 +34,13 @@ def torchrun(*words: str) -> subprocess.CompletedProcess[str]:
 
 def curve(folder: Path) -> list[float]:
     records = [json.loads(line) for line in (folder / "losses.jsonl").read_text().splitlines()]
-    return [value for record in records for name, value in record.items() if name != "step"]
+    return [value for record in records for name, value in record.items() if name in ("loss", "validation")]
 
 
 @pytest.mark.parametrize(
     ("parallel", "names"),
     [
-        ("ddp", ["masked"]),
+        ("ddp", ["tied", "halves"]),
         ("fsdp", ["tied"]),
         pytest.param("ddp", [*CONFIGS], marks=pytest.mark.slow),
         pytest.param("fsdp", [*CONFIGS], marks=pytest.mark.slow),
@@ -72,19 +71,23 @@ def test_two_processes_step_as_one_and_go_on_to_the_bit(
 def test_shares_are_the_batch_and_their_weighted_losses_its_loss(size: int) -> None:
     labels = torch.randint(5, (6, 7))
     labels[torch.rand(6, 7) < 0.7] = -100
-    logits, mask = torch.randn(6, 7, 5), torch.ones(7, 7)
+    labels[3:] = -100  # shares without a label: their mean is 0/0
+    labels[0, 0] = 1
+    logits, mask = torch.randn(6, 7, 5, requires_grad=True), torch.ones(7, 7)
     batch = {"logits": logits, "labels": labels, "mask": mask}
     shares = [share_of(batch, rank, size) for rank in range(size)]
     assert torch.equal(torch.cat([share["logits"] for share in shares]), logits)
     assert all(share["mask"] is mask for share in shares)
 
     def loss(part: dict) -> torch.Tensor:
-        return torch.nn.functional.cross_entropy(
-            part["logits"].flatten(0, 1), part["labels"].flatten(), reduction="sum"
-        ) / (part["labels"] != -100).sum().clamp_min(1)
+        return torch.nn.functional.cross_entropy(part["logits"].flatten(0, 1), part["labels"].flatten())
 
-    parts = [loss(share) * weight_of(batch, rank, size) for rank, share in enumerate(shares)]
+    weighed = [with_a_label(batch, share, size) for share in shares]
+    parts = [loss(share) * weight for share, weight in weighed]
     torch.testing.assert_close(sum(parts) / size, loss(batch))
+    (expected,) = torch.autograd.grad(loss(batch), logits)
+    (found,) = torch.autograd.grad(sum(parts) / size, logits)
+    torch.testing.assert_close(found, expected)
 
 
 def test_a_batch_that_cannot_be_shared_is_said() -> None:
@@ -94,9 +97,20 @@ def test_a_batch_that_cannot_be_shared_is_said() -> None:
     require_share(torch.zeros(4, 8), 2)
 
 
-def test_without_accelerate_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setitem(sys.modules, "accelerate", None)
-    monkeypatch.delitem(sys.modules, "normscope.train.accelerated", raising=False)
-    with pytest.raises(UsageError, match=r"normscope\[train\]"), joined(None, "cpu"):
-        pass
+@pytest.mark.parametrize(
+    "batch", [torch.zeros(4, 3), {"ids": torch.zeros(4, 3)}, {"labels": torch.zeros(4, 3)}]
+)
+def test_batches_without_labels_of_classes_count_alike(name: str) -> None:
+    batch = {name: torch.zeros(4, 3)}
+    share = share_of(batch, 1, 2)
+    found, weight = with_a_label(batch, share, 2)
+    assert found is share
+    assert weight == 1.0
+
+
+def test_a_batch_without_any_label_stays_no_number_in_every_share() -> None:
+    batch = {"labels": torch.full((4, 3), -100)}
+    for rank in range(2):
+        share, weight = with_a_label(batch, share_of(batch, rank, 2), 2)
+        assert weight == 0
+        assert (share["labels"] == -100).all(), "as it is in one process"

@@ -59,7 +59,7 @@ def test_a_file_with_dashes_or_underscores_is_read(tmp_path: Path) -> None:
         ({"batchsize": 4}, 'nearest name is "batch-size"'),
         ({"optimiser": "adam"}, 'nearest name is "optimizer"'),
         ({"batch-size": 2, "batch_size": 2}, "twice"),
-        ({"model": None}, "model None"),
+        ({"model": None}, "model = None"),
         ({"model": ""}, "a MODEL"),
         ({"text": ""}, "text = ''"),
         ({"batch_size": 0}, "batch_size = 0"),

@@ -13,13 +13,18 @@ from normscope.train.prepare import prepared
 from normscope.train.processes import Processes
 from normscope.train.run import Every
 
-COMMON = {"steps": 4, "lr": 1e-2, "batch_size": 4, "seq_len": 16}
+COMMON = {"steps": 4, "validate_every": 2, "lr": 1e-2, "batch_size": 4, "seq_len": 16}
 SIZES = "depth=2,width=16,heads=2,context=32"
 CONFIGS = {
     "tied": {"model": f"nn:decoder,{SIZES},tie=true", "accumulation": 2, "schedule": "cosine", "clip": 0.5},
     "masked": {"model": f"nn:encoder,{SIZES},scheme=post", "optimizer": "adam"},
     "sphere": {"model": f"nn:decoder,{SIZES},scheme=ngpt", "precision": "bfloat16"},
     "momentum": {"model": f"nn:decoder,{SIZES},scheme=deepnorm", "optimizer": "sgd", "lr": 0.1},
+}
+CONFIGS["halves"] = {
+    "model": f"{Path(__file__).with_name('halves.py')}:build",
+    "validation": 0.0,
+    "accumulation": 2,
 }
 STOP = 2
 PARALLEL = sys.argv[1] if __name__ == "__main__" else ""
@@ -45,7 +50,6 @@ def train(config: RunConfig, folder: Path, processes: Processes, *observers: obj
     options = {
         "folder": folder,
         "resume": True,
-        "validate_every": 2,
         "every": Every(steps=STOP),
         "processes": processes,
     }

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 
 import normscope
+from normscope.atomic import write_text
 from normscope.claims.claim import CLAIMS, Claim
 from normscope.claims.result import ClaimResult
 from normscope.claims.runs import Runs
 from normscope.claims.setup import Setup
 from normscope.errors import describe
 from normscope.subjects.text import load_text
-from normscope.train.atomic import write_text
 
 PACKAGE = Path(normscope.__file__).parent
 ELSEWHERE = ("cli", "bench", "report", "monitor")

@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from normscope.atomic import write_text
 from normscope.forecast.rule import SUNK
 from normscope.maps import Cell, Result, train_group
 from normscope.train import RunConfig
-from normscope.train.atomic import write_text
 
 STACK = 20
 """Runs trained together, at most; larger stacks are hardly faster."""

@@ -38,8 +38,13 @@ def command(
     lr: Annotated[float | None, _option("The learning rate after warm-up; 3e-4.")] = None,
     warmup: Annotated[int | None, _option("Steps of linear warm-up; 0.")] = None,
     schedule: Annotated[
-        str | None, _option("constant (default), or cosine: to a tenth of the rate at the last step.")
+        str | None,
+        _option("constant (default), cosine, or wsd (constant, then falling over the last steps)."),
     ] = None,
+    lr_end: Annotated[
+        float | None, _option("Share of the learning rate at the end of cosine and wsd; 0.1.")
+    ] = None,
+    decay_steps: Annotated[int | None, _option("Steps over which wsd falls; a fifth of the run.")] = None,
     steps: Annotated[int | None, _option("Steps of the optimiser; 300.")] = None,
     accumulation: Annotated[int | None, _option("Batches whose mean loss makes a step; 1.")] = None,
     clip: Annotated[float | None, _option("Largest norm of all gradients together; none.")] = None,
@@ -47,6 +52,8 @@ def command(
         str | None, _option("float32 (default), or autocast to bfloat16 or float16 (with a scaled loss).")
     ] = None,
     eps: Annotated[float | None, _option("Adam's ε; its own.")] = None,
+    beta1: Annotated[float | None, _option("Adam's decay rate of the mean; 0.9.")] = None,
+    beta2: Annotated[float | None, _option("Adam's decay rate of the squares; 0.999.")] = None,
     weight_decay: Annotated[float | None, _option("The optimiser's own.")] = None,
     seed: Annotated[int | None, _option("Of weights, batches and dropout; 0.")] = None,
     device: Annotated[str | None, _option("cpu (default), cuda, cuda:1, …")] = None,
@@ -64,7 +71,7 @@ def command(
         float | None, _option("The last share of the data, kept from training; 0.1.", OF_DATA)
     ] = None,
     validate_every: Annotated[
-        int | None, _option("Steps between two validation losses; a tenth of the run.", min=1)
+        int | None, _option("Steps between two validation losses; a tenth of the run.")
     ] = None,
     output: Annotated[
         Path | None,
@@ -88,11 +95,15 @@ def command(
         "lr": lr,
         "warmup": warmup,
         "schedule": schedule,
+        "lr_end": lr_end,
+        "decay_steps": decay_steps,
         "steps": steps,
         "accumulation": accumulation,
         "clip": clip,
         "precision": precision,
         "eps": eps,
+        "beta1": beta1,
+        "beta2": beta2,
         "weight_decay": weight_decay,
         "seed": seed,
         "device": device,
@@ -103,10 +114,11 @@ def command(
         "batch_size": batch_size,
         "seq_len": seq_len,
         "validation": validation,
+        "validate_every": validate_every,
     }
     config, folder = _asked_for(what, {k: v for k, v in given.items() if v is not None}, output, resume)
     with redirect_stdout(sys.stderr), quiet_libraries():
-        summary = _run(config, folder, resume, checkpoint_every, validate_every, parallel)
+        summary = _run(config, folder, resume, checkpoint_every, parallel)
     if summary is not None:  # of several processes one speaks
         _show(summary, format)
     return 130 if summary is not None and summary.run.interrupted else 0
@@ -149,7 +161,6 @@ def _run(
     folder: Path,
     resume: bool,
     checkpoint_every: str,
-    validate_every: int | None,
     parallel: str | None,
 ) -> "Summary | None":
     from normscope.train.finish import sample, whole_model, write_model
@@ -161,9 +172,11 @@ def _run(
 
     every = Every.parse(checkpoint_every)
     with joined(parallel, config.device) as processes, watching(processes.is_first) as view:
-        options: dict[str, Any] = {"every": every, "validate_every": validate_every, "processes": processes}
+        options: dict[str, Any] = {"every": every, "processes": processes}
         with prepared(config, folder=folder, resume=resume, observers=[view], **options) as run:
             view.watch(run)
+            for note in run.notes if processes.is_first else ():
+                print(f"normscope: {note}", file=sys.stderr)
             try:
                 run.go()
             except KeyboardInterrupt:

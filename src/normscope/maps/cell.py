@@ -28,12 +28,12 @@ class Cell:
     @cached_property
     def key(self) -> str:
         """A hash of the config, the same on every machine."""
-        return digest(self.config.to_dict())
+        return digest(self.config.identity())
 
     @cached_property
     def shape(self) -> str:
         """The same for all cells that differ in rate, warm-up and seed alone."""
-        return digest({name: value for name, value in self.config.to_dict().items() if name not in OWN})
+        return digest({name: value for name, value in self.config.identity().items() if name not in OWN})
 
     @cached_property
     def _spec(self) -> Spec:

@@ -124,7 +124,7 @@ def data_of(subject: Subject) -> str:
 
 
 def _common(cell: Cell) -> dict[str, Any]:
-    config = {name: value for name, value in cell.config.to_dict().items() if name not in OWN}
+    config = {name: value for name, value in cell.config.identity().items() if name not in OWN}
     spec = parse(cell.config.model)
     if spec.kind == "nn":
         config["model"] = f"nn:{spec.name}"

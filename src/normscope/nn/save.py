@@ -1,30 +1,33 @@
-"""Models on disk: a folder with `model.safetensors` and `config.json`."""
+"""Models on disk: a folder with one `model.safetensors`, whose metadata hold the model's config."""
 
 import json
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from normscope import __version__
+from normscope.atomic import disk_refusals, write_file
 from normscope.errors import UsageError, describe
 from normscope.nn.models import MODELS, Model, bare, config_of, name_of, options_of
 from normscope.nn.tensors import put, tensors_of
 
 FORMAT = "normscope.model/1"
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+WEIGHTS, KEY = "model.safetensors", "normscope"
+OLD_CONFIG = "config.json"
+"""Where the config was before it went into the metadata; such folders are still read."""
+
 _MOST_NAMES = 3
+_DO = "give a folder that save_model wrote"
 
 
 def save_model(model: Model, folder: str | Path) -> None:
     """Write `model` into `folder`, which is made where it is not there; a model in it is replaced.
 
-    Each file is written under another name first: a call that is cut short leaves no half of one.
+    One file is written under another name and renamed: a call that is cut short leaves the old model whole.
 
     Raises:
         UsageError: a model that is not of `MODELS`, a folder that cannot be written.
@@ -34,23 +37,17 @@ def save_model(model: Model, folder: str | Path) -> None:
     options = {name: getattr(model.config, name) for name in options_of(kind)}
     config = {"format": FORMAT, "kind": kind, "config": options, "version": __version__}
     tensors = {path: tensor.detach().contiguous() for path, tensor in tensors_of(model).items()}
-    text = json.dumps(config, indent=2) + "\n"
     folder = Path(folder)
-    try:
+    with disk_refusals(f'folder "{folder}"', "choose another"):
         folder.mkdir(parents=True, exist_ok=True)
-        _replace(folder / WEIGHTS, lambda path: save_file(tensors, path))
-        _replace(folder / CONFIG, lambda path: path.write_text(text, encoding="utf-8"))
-    except (OSError, SafetensorError) as error:
-        raise UsageError(
-            f'folder "{folder}" ({describe(error)})', "a folder that can be written", "choose another"
-        ) from error
+        write_file(folder / WEIGHTS, lambda path: save_file(tensors, path, {KEY: json.dumps(config)}))
 
 
 def load_model(folder: str | Path) -> Model:
     """The model that `save_model` wrote, on the CPU, in train mode; the global generators stay as they are.
 
     Raises:
-        UsageError: no such folder or files, a config of another tool, weights that do not fit it.
+        UsageError: no such folder or file, a config of another tool, weights that do not fit it.
     """
     folder = Path(folder)
     kind, options = read_config(folder)
@@ -62,23 +59,41 @@ def load_model(folder: str | Path) -> Model:
 
 def read_config(folder: str | Path) -> tuple[str, dict[str, Any]]:
     """Name and options of the model in `folder`, checked but for what `build` checks."""
-    path = Path(folder) / CONFIG
-    do = "give a folder that save_model wrote"
-    for each in (path, path.with_name(WEIGHTS)):
-        if not each.is_file():
-            raise UsageError(f'folder "{folder}" without {each.name}', f"{CONFIG} and {WEIGHTS}", do)
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f'"{path}" ({describe(error)})', "JSON", do) from error
-    if not isinstance(config, dict) or config.get("format") != FORMAT:
-        if isinstance(config, dict) and "model_type" in config:
-            do = f'for a model of Hugging Face write "hf:{folder}"'
+    path = Path(folder) / WEIGHTS
+    if not path.is_file():
+        raise UsageError(f'folder "{folder}" without {WEIGHTS}', WEIGHTS, _DO)
+    config = _metadata(path)
+    if config is None:
+        path = path.with_name(OLD_CONFIG)
+        config = _old_config(path)
+    if config.get("format") != FORMAT:
+        do = f'for a model of Hugging Face write "hf:{folder}"' if "model_type" in config else _DO
         raise UsageError(f'"{path}" of another tool', f'"format": "{FORMAT}"', do)
     kind, options = config.get("kind"), config.get("config")
     if not isinstance(kind, str) or kind not in MODELS or not isinstance(options, dict):
-        raise UsageError(f'"{path}" with kind={kind!r}', f"one of {', '.join(MODELS)}, with a config", do)
+        raise UsageError(f'"{path}" with kind={kind!r}', f"one of {', '.join(MODELS)}, with a config", _DO)
     return kind, options
+
+
+def _metadata(path: Path) -> dict[str, Any] | None:
+    """The config in a file of weights; None in one that has none."""
+    try:
+        with safe_open(path, "pt") as file:
+            config = json.loads((file.metadata() or {}).get(KEY, "null"))
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UsageError(f'"{path}" ({describe(error)})', "a safetensors file", "save it again") from error
+    return config if isinstance(config, dict) else None
+
+
+def _old_config(path: Path) -> dict[str, Any]:
+    """The config in a file of its own."""
+    if not path.is_file():
+        raise UsageError(f'"{path.with_name(WEIGHTS)}" without a config in its metadata', "our own", _DO)
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f'"{path}" ({describe(error)})', "JSON", _DO) from error
+    return config if isinstance(config, dict) else {}
 
 
 def _read_weights(path: Path, own: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -97,17 +112,8 @@ def _read_weights(path: Path, own: dict[str, Tensor]) -> dict[str, Tensor]:
         more = ["…"] if len(misfits) > _MOST_NAMES else []
         raise UsageError(
             f'"{path}" ({", ".join(misfits[:_MOST_NAMES] + more)})',
-            f"the weights of the model in {CONFIG}",
-            "check that the two files belong together",
+            "the weights of the model in its config",
+            "check that they belong together, or save it again",
         )
     # Cloned: out of the file's mapping, and aligned as the tensors of a build are.
     return {name: tensor.clone().requires_grad_(own[name].requires_grad) for name, tensor in found.items()}
-
-
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    half = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        write(half)
-        half.replace(path)
-    finally:
-        half.unlink(missing_ok=True)

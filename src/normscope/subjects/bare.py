@@ -96,10 +96,10 @@ def subject_of(
     if batch is not None:
         return _with_batch(model, batch, loss_fn, portions, spec)
     if is_fed_by_head:
-        from normscope.subjects.hf_feed import diner, hf_subject
+        from normscope.subjects.hf_feed import feeder_of, hf_subject
         from normscope.subjects.hf_heads import head_kind_of
 
-        return hf_subject(diner(model, head_kind_of(model), portions, data, None), spec)
+        return hf_subject(feeder_of(model, head_kind_of(model), portions, data, None), spec)
     return _without_batch(model, loss_fn, portions, data.text, spec)
 
 

@@ -6,17 +6,14 @@ Shapes: N tokens of the text, V ids.
 import functools
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from normscope.errors import UsageError, describe
+from normscope.errors import UsageError
 from normscope.subjects.text import Text, kept
-
-_TOKENISED_BYTES = 2**18
 
 
 class Row(Protocol):
@@ -29,24 +26,6 @@ class Row(Protocol):
 
     def counts(self, start: int, stop: int) -> np.ndarray:
         """How often each symbol occurs there."""
-
-
-@dataclass(frozen=True, eq=False)
-class Tokens:
-    """Ids (N,) in memory."""
-
-    ids: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def read(self, start: int, stop: int) -> np.ndarray:
-        """The ids [start, stop)."""
-        return self.ids[start:stop]
-
-    def counts(self, start: int, stop: int) -> np.ndarray:
-        """How often each id occurs there."""
-        return np.bincount(self.ids[start:stop])
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,32 +111,6 @@ def counts_of(table: np.ndarray, symbol_counts: np.ndarray) -> np.ndarray:
     counts = np.zeros(int(table.max()) + 1, dtype=np.int64)
     np.add.at(counts, table[: len(symbol_counts)], symbol_counts)
     return counts
-
-
-def tokenizer_at(path: Path) -> Any:
-    """The tokenizer of a `tokenizer.json`; UsageError where it is none."""
-    from tokenizers import Tokenizer  # comes with transformers
-
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises nothing narrower
-        raise UsageError(f'"{path}" ({describe(error)})', "a tokenizer", "mend or remove the file") from error
-
-
-def require_ids_under(vocabulary: int, largest: int, path: Path) -> None:
-    """UsageError where a tokenizer gives ids that the model does not have."""
-    if largest >= vocabulary:
-        raise UsageError(
-            f'"{path}" (id {largest})', f"ids under the vocabulary of {vocabulary}", "give the model's own"
-        )
-
-
-def tokenised(text: Text, tokenizer: Path, vocabulary: int) -> Corpus:
-    """The text in the tokens of a `tokenizer.json`, for trained weights; the first quarter MiB is enough."""
-    data = text.read(0, min(len(text), _TOKENISED_BYTES)).tobytes().decode("utf-8", errors="ignore")
-    ids = np.array(tokenizer_at(tokenizer).encode(data, add_special_tokens=False).ids, dtype=np.int64)
-    require_ids_under(vocabulary, int(ids.max(initial=0)), tokenizer)
-    return Corpus.of(text, Tokens(ids), np.arange(vocabulary), "tokens of its tokenizer.json")
 
 
 def encode(text: Text, vocabulary: int, reserved: Collection[int] = ()) -> Corpus:

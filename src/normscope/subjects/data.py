@@ -20,11 +20,14 @@ class Data:
         text: of the user, else the standard library's source.
         pairs: parallel texts, for an encoder–decoder alone.
         images: real images, for a model of images alone.
+        tokens: the folder for the tokens of all that a model's own tokenizer reads; None tokenises only the
+            first part of it.
     """
 
     text: Text
     pairs: Pairs | None = None
     images: Images | None = None
+    tokens: Path | None = None
 
 
 def gather(
@@ -33,6 +36,7 @@ def gather(
     target: Path | None = None,
     images: str | None = None,
     validation: float = 0.0,
+    tokens: Path | None = None,
 ) -> Data:
     """The data that these options of `load` name.
 
@@ -52,9 +56,8 @@ def gather(
     pairs = None
     if source is not None and target is not None:
         pairs = Pairs.of(_lines("source", source, validation), _lines("target", target, validation))
-    return Data(
-        load_text(text, validation), pairs, None if images is None else load_images(images, validation)
-    )
+    pictures = None if images is None else load_images(images, validation)
+    return Data(load_text(text, validation), pairs, pictures, tokens)
 
 
 def _lines(option: str, path: Path, validation: float) -> Text:

@@ -17,7 +17,7 @@ from normscope.errors import UsageError
 from normscope.subjects.corpus import entropy
 from normscope.subjects.feed import Portions
 from normscope.subjects.subject import Batch
-from normscope.subjects.text import kept, require_share
+from normscope.subjects.text import SHARE, kept
 
 IMAGES = ("digits",)
 CLASSES = 10
@@ -68,7 +68,7 @@ def load_images(name: str, validation: float = 0.0) -> Images:
     """The images called `name`; UsageError where there are none of that name, or scikit-learn is missing."""
     if name not in IMAGES:
         raise UsageError(f'images "{name}"', " or ".join(IMAGES), "leave --images out for noise")
-    require_share(validation)
+    SHARE.require("validation", validation)
     pixels, labels = _digits()
     return Images(pixels, labels, 0, len(labels) - int(validation * len(labels)), validation)
 

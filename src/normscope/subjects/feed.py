@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normscope.errors import UsageError
+from normscope.checks import SEED, count
 from normscope.subjects.subject import Batch, Batches
 
 BLOCK = 1024
@@ -23,6 +23,7 @@ KEPT_BYTES = 2**28
 
 _FEW_BATCHES = 1000  # a forecast's runs are shorter
 _GONE: Any = object()
+_SIZE = count(1, "a whole number from 1", "change it")
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,9 @@ class Portions:
     seed: int
 
     def __post_init__(self) -> None:
-        for name, value in (("batch size", self.batch_size), ("sequence length", self.seq_len)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise UsageError(f"{name} {value!r}", "a whole number from 1", f"change the {name}")
-        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
-            raise UsageError(f"seed {self.seed!r}", "a whole number from 0, under 2^63", "change the seed")
+        _SIZE.require("batch size", self.batch_size)
+        _SIZE.require("sequence length", self.seq_len)
+        SEED.require("seed", self.seed)
 
     def for_validation(self) -> "Portions":
         """The same from a generator of its own: runs of other seeds are judged on the same batches."""

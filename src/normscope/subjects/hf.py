@@ -20,7 +20,7 @@ from normscope.subjects.data import Data
 from normscope.subjects.fake import fake_from_meta, moved
 from normscope.subjects.feed import Portions
 from normscope.subjects.hf_config import Configured, configured
-from normscope.subjects.hf_feed import diner, hf_subject
+from normscope.subjects.hf_feed import feeder_of, hf_subject
 from normscope.subjects.hf_heads import Head, heads_of
 from normscope.subjects.memory import is_out_of_memory, memory_refusals, require_room_for_model
 from normscope.subjects.rng import seeded
@@ -41,8 +41,8 @@ def load_hf(
                 try:
                     with seeded(portions.seed):
                         model, notes = _build(spec, head, made, device, fake)
-                        eater = diner(moved(model, device, each), head.kind, portions, data, made.folder)
-                        return hf_subject(eater, spec.text, (*made.notes, *notes))
+                        feeder = feeder_of(moved(model, device, each), head.kind, portions, data, made.folder)
+                        return hf_subject(feeder, spec.text, (*made.notes, *notes))
                 except AttemptError as refusal:
                     refusals.append(refusal)
     if refusals:

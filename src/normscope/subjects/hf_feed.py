@@ -18,7 +18,7 @@ from normscope.subjects.assemble import (
     looking,
     shortened,
 )
-from normscope.subjects.corpus import Corpus, encode, tokenised
+from normscope.subjects.corpus import Corpus, encode
 from normscope.subjects.data import CLASSIFIERS, ENCODER_DECODERS, Data
 from normscope.subjects.digits import Images, labelled_images, require_classes
 from normscope.subjects.fake import fake_mode_of
@@ -27,15 +27,16 @@ from normscope.subjects.hf_heads import HeadKind
 from normscope.subjects.hf_shapes import FLOAT_INPUTS, float_shapes
 from normscope.subjects.loss import Ids, is_causal, output_loss, shifts_labels
 from normscope.subjects.masking import masked_batches
-from normscope.subjects.parallel import ParallelCorpus, encode_pairs, masked_pairs, tokenised_pairs
+from normscope.subjects.parallel import ParallelCorpus, encode_pairs, masked_pairs
 from normscope.subjects.subject import Batch, LossFn, Subject, call_model
+from normscope.subjects.tokens import tokenised, tokenised_pairs
 
 _FEW_SEQUENCES, _FEW_TOKENS = 2, 16
 _NOT_CAUSAL = "no loss: the model sees later tokens, and its own loss is for models that do not"
 
 
 @dataclass(frozen=True)
-class Diner:
+class Feeder:
     """A model of transformers, its head, and the text for it (None where it has no vocabulary).
 
     Attributes:
@@ -63,44 +64,44 @@ class Diner:
         """Whether there is a decoder that reads an encoder."""
         return bool(getattr(self.model.config, "is_encoder_decoder", False))
 
-    def of_length(self, length: int) -> "Diner":
+    def of_length(self, length: int) -> "Feeder":
         """The same with sequences of another length."""
         return dataclasses.replace(self, portions=self.portions.of_length(length))
 
 
-def diner(model: Any, kind: HeadKind, portions: Portions, data: Data, folder: Path | None) -> Diner:
+def feeder_of(model: Any, kind: HeadKind, portions: Portions, data: Data, folder: Path | None) -> Feeder:
     """All that a feed is made of; the text in the model's own tokens where `folder` has a tokenizer.json."""
-    _require_fitting(Diner(model, kind, portions, None), data)
+    _require_fitting(Feeder(model, kind, portions, None), data)
     vocabulary = _vocabulary(model)
     if vocabulary is None:
-        return Diner(model, kind, portions, None, images=data.images)
+        return Feeder(model, kind, portions, None, images=data.images)
     own_mask = getattr(model.config, "mask_token_id", None)
     mask = own_mask if isinstance(own_mask, int) and 0 <= own_mask < vocabulary else vocabulary - 1
     reserved = {mask, *(i for i in (getattr(model.config, "pad_token_id", None),) if isinstance(i, int))}
     tokenizer = folder / "tokenizer.json" if folder else None
     has_own = tokenizer is not None and tokenizer.is_file()
     if tokenizer is not None and has_own:
-        corpus = tokenised(data.text, tokenizer, vocabulary)
+        corpus = tokenised(data.text, tokenizer, vocabulary, data.tokens)
     else:
         corpus = encode(data.text, vocabulary, reserved)
     pairs = None
     if data.pairs is not None and tokenizer is not None and has_own:
-        pairs = tokenised_pairs(data.pairs, tokenizer, vocabulary, portions.seq_len)
+        pairs = tokenised_pairs(data.pairs, tokenizer, vocabulary, portions.seq_len, data.tokens)
     elif data.pairs is not None:
         pairs = encode_pairs(data.pairs, vocabulary, portions.seq_len, reserved)
-    return Diner(model, kind, portions, corpus, mask, pairs, data.images)
+    return Feeder(model, kind, portions, corpus, mask, pairs, data.images)
 
 
-def _require_fitting(eater: Diner, data: Data) -> None:
+def _require_fitting(feeder: Feeder, data: Data) -> None:
     """AttemptError where the data that was asked for is not for this model; another head may do."""
-    given = f"{type(eater.model).__name__} ({eater.kind})"
-    reads_text = eater.kind == "seq2seq" and eater.two_stacks and eater.main not in FLOAT_INPUTS
+    given = f"{type(feeder.model).__name__} ({feeder.kind})"
+    reads_text = feeder.kind == "seq2seq" and feeder.two_stacks and feeder.main not in FLOAT_INPUTS
     if data.pairs is not None and not reads_text:
         raise AttemptError(given, ENCODER_DECODERS, "take hf:t5 or hf:bart, or give --text")
-    if data.images is not None and eater.kind != "image-classification":
+    if data.images is not None and feeder.kind != "image-classification":
         raise AttemptError(given, CLASSIFIERS, "take hf:vit, or leave --images out")
     if data.images is not None:
-        require_classes(eater.model.config.num_labels, given, "num_labels")
+        require_classes(feeder.model.config.num_labels, given, "num_labels")
 
 
 def _vocabulary(model: Any) -> int | None:
@@ -115,15 +116,15 @@ def _vocabulary(model: Any) -> int | None:
     return min(size, weight.shape[0]) if weight is not None and weight.ndim == 2 else size
 
 
-def hf_subject(eater: Diner, spec: str, notes: tuple[str, ...] = ()) -> Subject:
-    """The Subject of the first way of feeding `eater` that its forward takes."""
-    subject = _first(eater, spec, notes)
-    if eater.kind != "causal" or fake_mode_of(eater.model) is not None or _is_causal(subject):
+def hf_subject(feeder: Feeder, spec: str, notes: tuple[str, ...] = ()) -> Subject:
+    """The Subject of the first way of feeding `feeder` that its forward takes."""
+    subject = _first(feeder, spec, notes)
+    if feeder.kind != "causal" or fake_mode_of(feeder.model) is not None or _is_causal(subject):
         return subject
-    masked = _first(dataclasses.replace(eater, kind="masked"), spec, notes)
+    masked = _first(dataclasses.replace(feeder, kind="masked"), spec, notes)
     assert isinstance(masked.batch, dict)
-    with looking(eater.model):
-        shifts = shifts_labels(call_model(eater.model, masked.batch), masked.batch["labels"])
+    with looking(feeder.model):
+        shifts = shifts_labels(call_model(feeder.model, masked.batch), masked.batch["labels"])
     if shifts is False:
         return masked
     subject.loss_fn, subject.unigram_entropy = None, None
@@ -131,9 +132,9 @@ def hf_subject(eater: Diner, spec: str, notes: tuple[str, ...] = ()) -> Subject:
     return subject
 
 
-def _first(eater: Diner, spec: str, notes: tuple[str, ...]) -> Subject:
-    attempts = (Attempt(feed.noting(*notes), loss_fn) for feed, loss_fn in _feeds(eater))
-    return first_that_runs(eater.model, attempts, seed=eater.portions.seed, spec=spec)
+def _first(feeder: Feeder, spec: str, notes: tuple[str, ...]) -> Subject:
+    attempts = (Attempt(feed.noting(*notes), loss_fn) for feed, loss_fn in _feeds(feeder))
+    return first_that_runs(feeder.model, attempts, seed=feeder.portions.seed, spec=spec)
 
 
 def _is_causal(subject: Subject) -> bool:
@@ -150,33 +151,33 @@ def _is_causal(subject: Subject) -> bool:
 Way = tuple[Feed, LossFn | None]
 
 
-def _feeds(eater: Diner) -> Iterator[Way]:
-    if eater.main not in FLOAT_INPUTS and eater.corpus is not None:
-        for length in lengths(eater.portions.seq_len):
-            feed, loss_fn = _text_feed(eater.of_length(length), eater.corpus)
-            yield feed.noting(*shortened(length, eater.portions.seq_len)), loss_fn
-    if eater.main in FLOAT_INPUTS:
-        for shape in float_shapes(eater.main, eater.model.config, eater.portions):
-            yield _float_feed(eater, eater.main, shape)
-    if eater.kind == "base":
-        yield from _everything(eater)
+def _feeds(feeder: Feeder) -> Iterator[Way]:
+    if feeder.main not in FLOAT_INPUTS and feeder.corpus is not None:
+        for length in lengths(feeder.portions.seq_len):
+            feed, loss_fn = _text_feed(feeder.of_length(length), feeder.corpus)
+            yield feed.noting(*shortened(length, feeder.portions.seq_len)), loss_fn
+    if feeder.main in FLOAT_INPUTS:
+        for shape in float_shapes(feeder.main, feeder.model.config, feeder.portions):
+            yield _float_feed(feeder, feeder.main, shape)
+    if feeder.kind == "base":
+        yield from _everything(feeder)
 
 
-def _text_feed(eater: Diner, corpus: Corpus) -> Way:
-    name, words = eater.main, f"{corpus}, {eater.portions}"
-    portions, kind = eater.portions, eater.kind
-    if eater.pairs is not None:
-        pad = getattr(eater.model.config, "pad_token_id", None)
-        pairs = dataclasses.replace(eater.pairs, limit=portions.seq_len)
+def _text_feed(feeder: Feeder, corpus: Corpus) -> Way:
+    name, words = feeder.main, f"{corpus}, {feeder.portions}"
+    portions, kind = feeder.portions, feeder.kind
+    if feeder.pairs is not None:
+        pad = getattr(feeder.model.config, "pad_token_id", None)
+        pairs = dataclasses.replace(feeder.pairs, limit=portions.seq_len)
         said = functools.partial(masked_pairs, ids_name=name, pad=pad if isinstance(pad, int) else 0)
         return Feed.of(pairs, portions, said, f"{pairs}, {portions.pairs()}"), output_loss
     if kind == "masked":
-        hidden = functools.partial(masked_batches, mask_id=eater.mask, ids_name=name, labels_name="labels")
+        hidden = functools.partial(masked_batches, mask_id=feeder.mask, ids_name=name, labels_name="labels")
         return Feed.of(corpus, portions, hidden, f"{words}, 15 % masked"), output_loss
     if kind == "causal":
         return Feed.of(corpus, portions, _causal, f"{words}, next-token loss"), output_loss
     other = "labels" if kind == "seq2seq" else "decoder_input_ids"
-    if kind == "seq2seq" or eater.two_stacks:
+    if kind == "seq2seq" or feeder.two_stacks:
         goal = ", the decoder to go on with the text" if kind == "seq2seq" else ", half to the decoder"
         continued = functools.partial(_continued, name=name, other=other)
         feed = Feed.of(corpus, portions, continued, words + goal)
@@ -201,22 +202,22 @@ def _continued(corpus: Corpus, portions: Portions, name: str, other: str) -> Ite
         yield {name: first.contiguous(), other: second.contiguous()}
 
 
-def _float_feed(eater: Diner, name: str, shape: tuple[int, ...]) -> Way:
-    portions = eater.portions
+def _float_feed(feeder: Feeder, name: str, shape: tuple[int, ...]) -> Way:
+    portions = feeder.portions
     words = f"standard normal noise as {name} {shape}"
-    if eater.images is not None and len(shape) == 4:
+    if feeder.images is not None and len(shape) == 4:
         real = functools.partial(labelled_images, name=name, shape=shape[1:])
-        return Feed.of(eater.images, portions, real, f"{eater.images}, resized to {shape}"), output_loss
-    if eater.kind == "image-classification":
-        classes = eater.model.config.num_labels
+        return Feed.of(feeder.images, portions, real, f"{feeder.images}, resized to {shape}"), output_loss
+    if feeder.kind == "image-classification":
+        classes = feeder.model.config.num_labels
         labelled = functools.partial(_labelled, name, shape, classes)
         return Feed(in_blocks(labelled, portions), f"{words}, random labels"), output_loss
-    decoder = "labels" if eater.kind == "seq2seq" else "decoder_input_ids"
-    if eater.corpus is not None and (eater.kind == "seq2seq" or eater.two_stacks):
-        corpus = eater.corpus
+    decoder = "labels" if feeder.kind == "seq2seq" else "decoder_input_ids"
+    if feeder.corpus is not None and (feeder.kind == "seq2seq" or feeder.two_stacks):
+        corpus = feeder.corpus
         heard = in_blocks(functools.partial(_heard, name, shape, decoder, corpus), portions)
         feed = Feed(heard, f"{words}, {corpus} to the decoder", corpus.unigram_entropy)
-        return feed, output_loss if eater.kind == "seq2seq" else None
+        return feed, output_loss if feeder.kind == "seq2seq" else None
     silent = functools.partial(_silent, name, shape)
     return Feed(in_blocks(silent, portions), words).noting("no loss: the model has no head"), None
 
@@ -240,23 +241,23 @@ def _heard(
         yield {name: tensor, decoder: ids}
 
 
-def _everything(eater: Diner) -> Iterator[Way]:
+def _everything(feeder: Feeder) -> Iterator[Way]:
     """For models that need several inputs at once (CLIP): all that their forward names and we know."""
-    names = inspect.signature(eater.model.forward).parameters
+    names = inspect.signature(feeder.model.forward).parameters
     floats = [name for name in FLOAT_INPUTS if name in names]
     texts = [
-        name for name in ("input_ids", "decoder_input_ids") if name in names and eater.corpus is not None
+        name for name in ("input_ids", "decoder_input_ids") if name in names and feeder.corpus is not None
     ]
     if len(floats) + len(texts) < 2:
         return
-    portions = eater.portions
-    shapes = {name: float_shapes(name, eater.model.config, portions)[0] for name in floats}
+    portions = feeder.portions
+    shapes = {name: float_shapes(name, feeder.model.config, portions)[0] for name in floats}
 
     def batches(portions: Portions) -> Iterator[Batch]:
         noises = {name: noise(shape, portions.seed) for name, shape in shapes.items()}
-        assert eater.corpus is not None or not texts
+        assert feeder.corpus is not None or not texts
         windows = {
-            name: eater.corpus.windows(portions.batch_size, portions.seq_len, portions.seed + i)  # type: ignore[union-attr]
+            name: feeder.corpus.windows(portions.batch_size, portions.seq_len, portions.seed + i)  # type: ignore[union-attr]
             for i, name in enumerate(texts)
         }
         while True:
@@ -264,8 +265,8 @@ def _everything(eater: Diner) -> Iterator[Way]:
 
     words = [f"standard normal noise as {name} {shape}" for name, shape in shapes.items()]
     if texts:
-        words.append(f"{eater.corpus}, {portions}")
+        words.append(f"{feeder.corpus}, {portions}")
     yield Feed(in_blocks(batches, portions), "; ".join(words)).noting("no loss: the model has no head"), None
 
 
-__all__ = ["Diner", "diner", "hf_subject"]
+__all__ = ["Feeder", "feeder_of", "hf_subject"]

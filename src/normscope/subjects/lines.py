@@ -115,22 +115,3 @@ class ByteLines:
             total += np.bincount(data[inside], minlength=256)
         total[_NEWLINE] += int((self.lengths()[first:last] <= limit).sum())
         return counts_of(self.table, total)
-
-
-@dataclass(frozen=True, eq=False)
-class TokenLines:
-    """Ids of a tokenizer, in memory."""
-
-    rows: list[np.ndarray]
-
-    def ids(self, line: int) -> np.ndarray:
-        """Those of one line."""
-        return self.rows[line]
-
-    def lengths(self) -> np.ndarray:
-        """(N,), how many each line has."""
-        return np.array([len(row) for row in self.rows])
-
-    def counts(self, first: int, last: int, limit: int) -> np.ndarray:
-        """How often each id occurs in the lines [first, last), each cut to `limit`, (V,)."""
-        return np.bincount(np.concatenate([row[:limit] for row in self.rows[first:last]]))

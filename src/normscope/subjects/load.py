@@ -36,6 +36,7 @@ def load(
     target: Path | None = None,
     images: str | None = None,
     validation: float = 0.0,
+    tokens: Path | None = None,
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = None,
     fake: bool = False,
@@ -54,6 +55,8 @@ def load(
         source, target: parallel texts for an encoder–decoder: line i of one belongs to line i of the other.
         images: "digits", the small real images of scikit-learn, for a model of images; None is noise.
         validation: the share at the end of the data that is kept from training, for `Subject.validation`.
+        tokens: a folder that keeps the tokens of the whole text for an `hf:PATH` with a tokenizer.json; None
+            tokenises the first 256 KiB (4,096 pairs) in memory.
         device: where model and batches go.
         dtype: of the model's floating-point tensors; None leaves them as they are built.
         fake: build from fake tensors, which have shapes and no values: a model of any size can be read.
@@ -66,7 +69,7 @@ def load(
     portions = Portions(batch_size, seq_len, seed)
     place = _device(device)
     require_room_for_ids(batch_size, seq_len)
-    data = gather(text, source, target, images, validation)
+    data = gather(text, source, target, images, validation, tokens)
     with seeded(seed), faking() if fake else contextlib.nullcontext():
         if parsed.kind == "hf":
             subject = load_hf(parsed, portions, data, place, dtype, fake)

@@ -39,19 +39,19 @@ def load_ours(
     config = config_of(name, **options)
     given = f'model "{spec.text}"'
     _require_fitting(name, config, data, given)
-    eaten = _eaten(name, config, data, portions.seq_len)
+    encoded = _encoded(name, config, data, portions.seq_len)
     if not fake:
         with torch.device("meta"):
             require_room_for_model(MODELS[name](config).parameters(), given, device)
     with memory_refusals(given):
         model = load_model(folder) if folder is not None and not fake else MODELS[name](config)
         if config.output_bias == "unigram" and not fake:
-            _set_bias(model, eaten, given)
+            _set_bias(model, encoded, given)
         moved(model, device, dtype)
     notes = ("its weights were not read",) if folder is not None and fake else ()
     attempts = (
         Attempt(
-            _feed(model, portions.of_length(length), eaten).noting(
+            _feed(model, portions.of_length(length), encoded).noting(
                 *notes, *shortened(length, portions.seq_len)
             ),
             output_loss,
@@ -80,10 +80,10 @@ def _require_fitting(name: str, config: ModelConfig, data: Data, given: str) -> 
         require_classes(config.classes, given, "classes")
 
 
-Eaten = Corpus | ParallelCorpus | Images | None
+Encoded = Corpus | ParallelCorpus | Images | None
 
 
-def _eaten(name: str, config: ModelConfig, data: Data, seq_len: int) -> Eaten:
+def _encoded(name: str, config: ModelConfig, data: Data, seq_len: int) -> Encoded:
     """The data in ids, but for the one that stands for a hidden token or the decoder's start; None: noise."""
     if name == "vision":
         return data.images
@@ -99,29 +99,29 @@ def _mask(config: ModelConfig) -> int:
     return config.vocab - 1  # no byte of UTF-8 is 255
 
 
-def _set_bias(model: Model, eaten: Eaten, given: str) -> None:
-    if eaten is None or isinstance(eaten, Images):
+def _set_bias(model: Model, encoded: Encoded, given: str) -> None:
+    if encoded is None or isinstance(encoded, Images):
         raise UsageError(f"{given} with output_bias=unigram", "a model of text", "leave it out")
-    counts = eaten.counts[: model.config.vocab]
+    counts = encoded.counts[: model.config.vocab]
     set_output_bias(model, [*counts.tolist(), *[0] * (model.config.vocab - len(counts))])
 
 
-def _feed(model: Model, portions: Portions, eaten: Eaten) -> Feed:
+def _feed(model: Model, portions: Portions, encoded: Encoded) -> Feed:
     if isinstance(model, Vision):
-        assert eaten is None or isinstance(eaten, Images)
-        return _images(model, portions, eaten)
-    if isinstance(eaten, ParallelCorpus):
-        corpus = dataclasses.replace(eaten, limit=portions.seq_len)
+        assert encoded is None or isinstance(encoded, Images)
+        return _images(model, portions, encoded)
+    if isinstance(encoded, ParallelCorpus):
+        corpus = dataclasses.replace(encoded, limit=portions.seq_len)
         return Feed.of(corpus, portions, _translated, f"{corpus}, {portions.pairs()}")
-    assert isinstance(eaten, Corpus)
+    assert isinstance(encoded, Corpus)
     if isinstance(model, Decoder):
-        return Feed.of(eaten, portions, _next_token, f"{eaten}, {portions}, next-token loss")
+        return Feed.of(encoded, portions, _next_token, f"{encoded}, {portions}, next-token loss")
     if isinstance(model, EncoderDecoder):
         goal = "the decoder to go on with the text"
-        return Feed.of(eaten, portions, _continued, f"{eaten}, {portions}, {goal}")
+        return Feed.of(encoded, portions, _continued, f"{encoded}, {portions}, {goal}")
     mask = _mask(model.config)
     hidden = functools.partial(masked_batches, mask_id=mask, ids_name="ids", labels_name="labels")
-    return Feed.of(eaten, portions, hidden, f"{eaten}, {portions}, 15 % masked")
+    return Feed.of(encoded, portions, hidden, f"{encoded}, {portions}, 15 % masked")
 
 
 def _translated(corpus: ParallelCorpus, portions: Portions) -> Iterator[Batch]:

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,13 +14,11 @@ from torch import Tensor
 
 from normscope.errors import UsageError
 from normscope.nn.output import IGNORED
-from normscope.subjects.corpus import byte_table, entropy, require_ids_under, tokenizer_at
+from normscope.subjects.corpus import byte_table, entropy
 from normscope.subjects.feed import Portions
-from normscope.subjects.lines import ByteLines, Lines, Side, TokenLines
+from normscope.subjects.lines import ByteLines, Lines, Side
 from normscope.subjects.subject import Batch
 from normscope.subjects.text import Text, kept
-
-_TOKENISED_PAIRS = 2**12
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,20 +146,6 @@ def encode_pairs(pairs: Pairs, vocabulary: int, limit: int, reserved: Collection
     table, how = byte_table(lambda: texts[0].counts() + texts[1].counts(), vocabulary, reserved)
     sides = ByteLines(pairs.source, table), ByteLines(pairs.target, table)
     return ParallelCorpus.of(pairs, *sides, how, limit)
-
-
-def tokenised_pairs(pairs: Pairs, tokenizer: Path, vocabulary: int, limit: int) -> ParallelCorpus:
-    """The tokens of a `tokenizer.json`, for trained weights; the first few thousand pairs are enough."""
-    reader, pairs = tokenizer_at(tokenizer), pairs.first(min(len(pairs.source), _TOKENISED_PAIRS))
-
-    def side(lines: Lines) -> TokenLines:
-        words = [lines.read(line).tobytes().decode("utf-8", errors="ignore") for line in range(len(lines))]
-        rows = [np.array(each.ids, dtype=np.int64) for each in reader.encode_batch(words)]
-        require_ids_under(vocabulary, max(int(row.max(initial=0)) for row in rows), tokenizer)
-        return TokenLines(rows)
-
-    how = "tokens of its tokenizer.json"
-    return ParallelCorpus.of(pairs, side(pairs.source), side(pairs.target), how, limit)
 
 
 def masked_pairs(

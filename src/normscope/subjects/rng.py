@@ -1,4 +1,4 @@
-"""The global random generators: seed them for a while, then give them back."""
+"""The global random generators: seed them for a while, keep their state, and give it back."""
 
 import random
 from collections.abc import Iterator
@@ -7,16 +7,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
     """Torch (CPU and CUDA), NumPy and `random` come back in the state they were in, also on an exception."""
-    states = _states()
+    states = take_random_state()
     try:
         yield
     finally:
-        _restore(states)
+        put_random_state(states)
 
 
 @contextmanager
@@ -29,16 +30,30 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def _states() -> tuple[Any, ...]:
-    # Asking for CUDA states would initialise CUDA, which a CPU check has no business to do.
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-    return torch.get_rng_state(), cuda, np.random.get_state(), random.getstate()  # noqa: NPY002
+def take_random_state() -> dict[str, Tensor]:
+    """The state of torch (CPU, and every CUDA device), `random` and NumPy, as tensors of fixed shapes."""
+    _, words, gauss = random.getstate()
+    legacy: Any = np.random.get_state()  # noqa: NPY002 -- the generator that users' code draws from
+    _, keys, position, has_gauss, cached = legacy
+    states = {
+        "torch": torch.get_rng_state(),
+        "python": torch.tensor(words, dtype=torch.int64),
+        "numpy": torch.tensor([*keys.tolist(), position, has_gauss], dtype=torch.int64),
+        "gauss": torch.tensor([gauss is not None, gauss or 0.0, cached], dtype=torch.float64),
+    }
+    # Asking for CUDA states would initialise CUDA, which a run on the CPU has no business to do.
+    if torch.cuda.is_initialized():
+        states["cuda"] = torch.stack(torch.cuda.get_rng_state_all())
+    return states
 
 
-def _restore(states: tuple[Any, ...]) -> None:
-    cpu, cuda, numpy_state, python_state = states
-    torch.set_rng_state(cpu)
-    if cuda is not None:
-        torch.cuda.set_rng_state_all(cuda)
-    np.random.set_state(numpy_state)  # noqa: NPY002
-    random.setstate(python_state)
+def put_random_state(states: dict[str, Tensor]) -> None:
+    """Put the generators where `take_random_state` saw them, on the devices that are here."""
+    torch.set_rng_state(states["torch"])
+    has_gauss, gauss, cached = states["gauss"].tolist()
+    random.setstate((3, tuple(states["python"].tolist()), gauss if has_gauss else None))
+    *keys, position, has_cached = states["numpy"].tolist()
+    np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), position, has_cached, cached))  # noqa: NPY002
+    for device, state in enumerate(states.get("cuda", ())):
+        if device < torch.cuda.device_count():
+            torch.cuda.set_rng_state(state, device)

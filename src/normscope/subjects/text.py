@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from normscope.checks import number
 from normscope.errors import UsageError
 from normscope.subjects.files import Files, FileState, files_under, state_of, text_counts
 
@@ -33,7 +34,7 @@ class Text:
     validation: float = 0.0
 
     def __post_init__(self) -> None:
-        require_share(self.validation)
+        SHARE.require("validation", self.validation)
 
     def __len__(self) -> int:
         return len(self.data)
@@ -57,12 +58,10 @@ class Text:
         return total
 
 
-def require_share(validation: float) -> None:
-    """UsageError where `validation` is no share that leaves something to train on."""
-    if not isinstance(validation, int | float) or isinstance(validation, bool) or not 0 <= validation < 1:
-        raise UsageError(
-            f"validation {validation!r}", "a share from 0, under 1", "0.1 keeps the last tenth of the text"
-        )
+SHARE = number(
+    lambda value: 0 <= value < 1, "a share from 0, under 1", "0.1 keeps the last tenth of the data"
+)
+"""What is kept for validation must leave something to train on."""
 
 
 def kept(validation: float, what: str) -> str:

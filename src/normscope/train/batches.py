@@ -1,7 +1,9 @@
 """What a run needs to know of its batches."""
 
+from collections.abc import Mapping
 from typing import cast
 
+import torch
 from torch import Tensor
 
 from normscope.errors import UsageError
@@ -38,15 +40,20 @@ def share_of(batch: Batch, rank: int, size: int) -> Batch:
     return cast(Batch, map_tensors(cut, batch))
 
 
-def weight_of(batch: Batch, rank: int, size: int) -> float:
-    """What a share's mean loss counts for, so that the mean over all is that over the batch's labels.
+def with_a_label(batch: Batch, share: Batch, size: int) -> tuple[Batch, float]:
+    """`share`, and the weight of its mean loss, so that the mean over all shares is that of all labels.
 
-    Labels under another name than "labels", or of floats, count alike.
+    A share without a label that counts has no mean loss: 0/0, which times a weight of zero would still be
+    nan. It gets labels, and the weight zero. Labels under another name than "labels", or of floats, count
+    alike.
     """
-    labels, own = (_labels(part) for part in (batch, share_of(batch, rank, size)))
+    labels, own = _labels(batch), _labels(share)
     if labels is None or own is None:
-        return 1.0
-    return int((own != IGNORED).sum()) * size / max(1, int((labels != IGNORED).sum()))
+        return share, 1.0
+    counted, all_counted = (int((each != IGNORED).sum()) for each in (own, labels))
+    if counted == 0 < all_counted:
+        return {**cast(Mapping, share), "labels": torch.zeros_like(own)}, 0.0
+    return share, counted * size / max(1, all_counted)
 
 
 def _num_rows(batch: Batch) -> int:
@@ -55,5 +62,5 @@ def _num_rows(batch: Batch) -> int:
 
 
 def _labels(batch: Batch) -> Tensor | None:
-    labels = batch.get("labels") if isinstance(batch, dict) else None
+    labels = batch.get("labels") if isinstance(batch, Mapping) else None
     return labels if isinstance(labels, Tensor) and not labels.is_floating_point() else None

@@ -1,7 +1,8 @@
-"""Checkpoints on disk: `step-N/` with `state.safetensors` and `state.json`, the last one only."""
+"""Checkpoints on disk: `step-N/` with `state.safetensors` and `state.json`, the last two."""
 
 import json
 import shutil
+import warnings
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,19 +14,27 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from normscope.atomic import disk_refusals, remove_halves, write_folder
 from normscope.errors import UsageError, describe
-from normscope.train.atomic import disk_refusals, remove_halves, write_folder
 from normscope.train.state import State
 
 FORMAT = 2
 _TENSORS, _VALUES = "state.safetensors", "state.json"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Checkpoints:
-    """The checkpoints in a folder. A new one is written beside the old one, which goes when it is there."""
+    """The last two checkpoints in a folder. A new one is written beside them, and the oldest goes then.
+
+    Attributes:
+        folder: where they are.
+        known: the step of the one that was last written or read here, and is whole.
+        warning: what the last reading warned of.
+    """
 
     folder: Path
+    known: int | None = None
+    warning: str | None = None
 
     def save(self, state: State) -> None:
         """Write `state`; a call that is cut short leaves the last one as it was.
@@ -37,18 +46,20 @@ class Checkpoints:
         last = self.last_step()
         kept = "there is none yet" if last is None else f"that of step {last} is whole"
         do = f"make room, or choose another folder, and go on with --resume: {kept}"
-        if last == step:
+        if self.known == step:
             return
         with disk_refusals(f'checkpoint of step {step} in "{self.folder}"', do):
             self.folder.mkdir(parents=True, exist_ok=True)
             write_folder(self._of(step), lambda folder: _fill(folder, state))
-            for path in self._all():
-                if path != self._of(step):
-                    shutil.rmtree(path)
+            self.known = step
+            before = [other for other in self._steps() if other < step]
+            for other in self._steps():
+                if other not in (step, *before[:1]):  # those ahead are of a run that was not gone on with
+                    shutil.rmtree(self._of(other))
 
     def last_step(self) -> int | None:
         """Steps taken at the last checkpoint."""
-        return max((int(path.name.removeprefix("step-")) for path in self._all()), default=None)
+        return next(iter(self._steps()), None)
 
     def clean(self) -> None:
         """Take away what a killed writer has left."""
@@ -56,19 +67,34 @@ class Checkpoints:
             remove_halves(self.folder)
 
     def read(self) -> State | None:
-        """The last one; None where there is none.
+        """The last one that is whole; None where there is none at all. Warns of those that are damaged.
 
         Raises:
-            UsageError: it is of another version, or damaged.
+            UsageError: all are damaged, or of another version.
         """
-        step = self.last_step()
-        return None if step is None else _read(self._of(step))
+        damage: UsageError | None = None
+        for step in self._steps():
+            try:
+                state = _read(self._of(step))
+            except UsageError as error:
+                damage = damage or error
+                continue
+            if damage is not None:
+                self.warning = f"{damage.given}: going on from the checkpoint of step {step}"
+                warnings.warn(self.warning, stacklevel=2)
+            self.known = step
+            return state
+        if damage is not None:
+            raise damage
+        return None
 
     def _of(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}"
 
-    def _all(self) -> list[Path]:
-        return [path for path in self.folder.glob("step-*") if path.name.removeprefix("step-").isdecimal()]
+    def _steps(self) -> list[int]:
+        """Those in the folder, the last one first."""
+        names = [path.name.removeprefix("step-") for path in self.folder.glob("step-*")]
+        return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
 
 
 def _fill(folder: Path, state: State) -> None:

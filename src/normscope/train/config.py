@@ -1,17 +1,41 @@
 """TrialConfig: what one trial does, checked when it is made."""
 
-import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from normscope.errors import UsageError, suggest
+from normscope.checks import SEED, count, number, one_of
+from normscope.errors import UsageError
 
 OptimizerName = Literal["adamw", "adam", "sgd", "muon"]
 OPTIMIZERS: tuple[str, ...] = get_args(OptimizerName)
-ScheduleName = Literal["constant", "cosine"]
+ScheduleName = Literal["constant", "cosine", "wsd"]
 SCHEDULES: tuple[str, ...] = get_args(ScheduleName)
 PrecisionName = Literal["float32", "bfloat16", "float16"]
 PRECISIONS: tuple[str, ...] = get_args(PrecisionName)
+
+_DEFAULT = "leave it out for the default"
+_BETA = number(lambda value: 0 <= value < 1, "a number from 0, under 1", _DEFAULT, optional=True)
+_RULES = {
+    "optimizer": one_of(OPTIMIZERS),
+    "schedule": one_of(SCHEDULES),
+    "precision": one_of(PRECISIONS),
+    "lr": number(lambda value: value > 0, "a positive number", "try 3e-4"),
+    "warmup": count(0, "0 or more steps", "use 0 for none"),
+    "steps": count(0, "0 or more steps", "0 tries nothing"),
+    "seed": SEED,
+    "accumulation": count(1, "1 or more batches a step", "use 1"),
+    "weight_decay": number(lambda value: value >= 0, "a number from 0", _DEFAULT, optional=True),
+    "clip": number(
+        lambda value: value > 0, "a positive gradient norm", "leave it out for no clipping", optional=True
+    ),
+    "eps": number(lambda value: value > 0, "a positive number", _DEFAULT, optional=True),
+    "beta1": _BETA,
+    "beta2": _BETA,
+    "lr_end": number(lambda value: 0 <= value <= 1, "a share of the learning rate, 0 to 1", "use 0.1"),
+    "decay_steps": count(1, "1 or more steps", "leave it out for a fifth of the run", optional=True),
+}
+_OF_ADAM = ("eps", "beta1", "beta2")
+_IN_WORDS = {"lr": "learning rate", "weight_decay": "weight decay"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +49,16 @@ class TrialConfig:
         steps: optimiser steps to take; 0 tries nothing.
         seed: seed of the global generators while the trial runs (dropout).
         weight_decay: None takes the optimiser's own default.
-        schedule: after the warm-up, "constant" or "cosine": to a tenth of the rate at the last of `steps`.
+        schedule: after the warm-up, "constant", "cosine", or "wsd" (warm-up, stable, decay: constant until
+            the last `decay_steps`, then linear); see `rate_factor`.
         clip: the largest norm of all gradients together; longer ones are scaled to it. None does not clip.
         precision: "float32" leaves the model's own; "bfloat16" and "float16" autocast to it, the latter with
             the loss scaled.
         accumulation: batches of a step; their mean loss is stepped on.
         eps: Adam's ε; None takes the optimiser's own.
+        beta1, beta2: Adam's decay rates of the two moments; None takes the optimiser's own.
+        lr_end: the share of `lr` that "cosine" and "wsd" have at the last of `steps`.
+        decay_steps: how many steps the last part of "wsd" has; None is a fifth of `steps`.
 
     Raises:
         UsageError: a value that no trial can run with.
@@ -47,46 +75,18 @@ class TrialConfig:
     precision: str = "float32"
     accumulation: int = 1
     eps: float | None = None
+    beta1: float | None = None
+    beta2: float | None = None
+    lr_end: float = 0.1
+    decay_steps: int | None = None
 
     def __post_init__(self) -> None:
-        _require_one_of("optimizer", self.optimizer, OPTIMIZERS)
-        _require_one_of("schedule", self.schedule, SCHEDULES)
-        _require_one_of("precision", self.precision, PRECISIONS)
-        if not (is_number(self.lr) and self.lr > 0):
-            raise UsageError(f"learning rate {self.lr!r}", "a positive number", "try 3e-4")
-        if not is_count(self.warmup):
-            raise UsageError(f"warmup {self.warmup!r}", "0 or more steps", "use 0 for none")
-        if not is_count(self.steps):
-            raise UsageError(f"steps {self.steps!r}", "0 or more steps", "0 tries nothing")
-        if not (is_count(self.seed) and self.seed < 2**63):
-            raise UsageError(f"seed {self.seed!r}", "a whole number from 0, under 2^63", "change the seed")
-        if not is_count(self.accumulation, least=1):
-            raise UsageError(f"accumulation {self.accumulation!r}", "1 or more batches a step", "use 1")
-        self._require_optional_numbers()
-
-    def _require_optional_numbers(self) -> None:
-        decay, clip, eps = self.weight_decay, self.clip, self.eps
-        if decay is not None and not (is_number(decay) and decay >= 0):
-            raise UsageError(f"weight decay {decay!r}", "a number from 0", "leave it out for the default")
-        if clip is not None and not (is_number(clip) and clip > 0):
-            raise UsageError(f"clip {clip!r}", "a positive gradient norm", "leave it out for no clipping")
-        if eps is not None and not (is_number(eps) and eps > 0):
-            raise UsageError(f"eps {eps!r}", "a positive number", "leave it out for the optimiser's own")
-        if eps is not None and self.optimizer not in ("adam", "adamw"):
-            raise UsageError(f"eps with optimizer {self.optimizer!r}", "adam or adamw", "leave eps out")
-
-
-def is_number(value: object) -> bool:
-    """Whether `value` is a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def is_count(value: object, least: int = 0) -> bool:
-    """Whether `value` is a whole number from `least`."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _require_one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        do = suggest(str(value), choices, "choose one of them")
-        raise UsageError(f"{name} {value!r}", " | ".join(choices), do)
+        for name, rule in _RULES.items():
+            rule.require(_IN_WORDS.get(name, name), getattr(self, name))
+        for name in _OF_ADAM:
+            if getattr(self, name) is not None and self.optimizer not in ("adam", "adamw"):
+                given = f"{name} with optimizer {self.optimizer!r}"
+                raise UsageError(given, "adam or adamw", f"leave {name} out")
+        if self.decay_steps is not None and self.schedule != "wsd":
+            given = f"decay_steps with schedule {self.schedule!r}"
+            raise UsageError(given, "wsd", "leave decay_steps out")

@@ -9,16 +9,17 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from normscope.atomic import disk_refusals, write_folder
 from normscope.errors import describe
 from normscope.nn import MODELS, Decoder, save_model
 from normscope.nn.generate import resting
+from normscope.nn.tensors import tensors_of
 from normscope.subjects import Subject
 from normscope.subjects.hf import offline
 from normscope.subjects.rng import generators_kept
-from normscope.train.atomic import disk_refusals, write_folder
 from normscope.train.history import GO_ON
 from normscope.train.run import Run
-from normscope.train.state import model_tensors, whole
+from normscope.train.state import whole
 
 PROMPT, NEW = 24, 120
 """Tokens of a sample: given, and written."""
@@ -29,14 +30,15 @@ TEMPERATURE = 0.8
 def whole_model(run: Run) -> nn.Module | None:
     """The trained model in one piece, in the first process; None in the others. Every process calls this."""
     model = run.trial.bare_model
-    if not any(hasattr(tensor, "full_tensor") for tensor in model_tensors(model).values()):
+    if not any(hasattr(tensor, "full_tensor") for tensor in tensors_of(model).values()):
         return model if run.processes.is_first else None
-    tensors = {name: whole(tensor) for name, tensor in model_tensors(model).items()}
-    if not run.processes.is_first:
+    first = run.processes.is_first
+    tensors = {name: whole(tensor, first) for name, tensor in tensors_of(model).items()}
+    if not first:
         return None
     twin = run.config.subject("cpu").model
     with torch.no_grad():
-        for name, tensor in model_tensors(twin).items():
+        for name, tensor in tensors_of(twin).items():
             tensor.copy_(tensors[name])
     return twin
 
@@ -54,7 +56,7 @@ def write_model(model: nn.Module, folder: Path) -> None:
             with offline():  # without its progress bar
                 write_folder(folder, cast(Any, model).save_pretrained)
         else:
-            tensors = {name: whole(tensor) for name, tensor in model_tensors(model).items()}
+            tensors = {name: whole(tensor) for name, tensor in tensors_of(model).items()}
             write_folder(folder, lambda path: save_file(tensors, path / "model.safetensors"))
 
 

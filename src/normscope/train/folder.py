@@ -1,6 +1,7 @@
 """The folder of a run: `config.toml`, `losses.jsonl`, `checkpoints/`, and at the end `model/`."""
 
 import contextlib
+import dataclasses
 import fcntl
 import hashlib
 import re
@@ -8,16 +9,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from normscope.atomic import disk_refusals, remove_halves, write_text
 from normscope.errors import UsageError
-from normscope.train.atomic import disk_refusals, remove_halves, write_text
 from normscope.train.checkpoints import Checkpoints
-from normscope.train.history import GO_ON, History, Validations
+from normscope.train.history import GO_ON, Figures, History, Validations
 from normscope.train.run_config import RunConfig
+from normscope.train.schedule import rate_factor
 from normscope.train.state import State
 
 CONFIG = "config.toml"
-_MAY_CHANGE = ("steps",)
-"""With a constant schedule, no step depends on how many follow."""
+_MAY_CHANGE = ("steps", "device", "validate_every", "text", "source", "target")
+"""Keys that may change when a run goes on; of the data the fingerprint is compared, not the place."""
 
 
 class RunFolder:
@@ -28,6 +30,7 @@ class RunFolder:
         self.checkpoints = Checkpoints(path / "checkpoints")
         self.history = History(path / "losses.jsonl")
         self.model = path / "model"
+        self.tokens = path / "tokens"
 
     @property
     def has_run(self) -> bool:
@@ -56,18 +59,19 @@ class RunFolder:
                     "wait for it, or choose another with --output",
                 ) from error
             with disk_refusals(f'folder "{self.path}"', GO_ON):
-                remove_halves(self.path)
+                for folder in (self.path, self.tokens):
+                    remove_halves(folder)
                 self.checkpoints.clean()
             try:
                 yield
             finally:
                 self.history.close()
 
-    def begin(self, config: RunConfig, losses: Sequence[float], validations: Validations) -> None:
-        """Put down what is run, and its losses until now."""
+    def begin(self, config: RunConfig, steps: Sequence[Figures], validations: Validations) -> None:
+        """Put down what is run, and the figures of its steps until now."""
         with disk_refusals(f'folder "{self.path}"', GO_ON):
             write_text(self.path / CONFIG, config.to_toml())
-        self.history.start(losses, validations)
+        self.history.start(steps, validations)
 
     def require_free(self, *, resume: bool) -> None:
         """UsageError where a run is here that `resume` does not ask for, or where no folder can be."""
@@ -82,14 +86,16 @@ class RunFolder:
 
 
 def require_same(config: RunConfig, state: State) -> None:
-    """UsageError where the checkpoint is of another config than `config`, but for more steps."""
+    """UsageError where the checkpoint is of a config under which its steps would have been others."""
     then, now = state.values["config"], config.to_dict()
-    free = _MAY_CHANGE if config.trial.schedule == "constant" else ()
     for key in now:
-        if key not in free and then.get(key) != now[key]:
+        if key not in _MAY_CHANGE and then.get(key) != now[key]:
             raise _changed(key, then.get(key), now[key])
     if config.trial.steps < state.values["step"]:
         raise _changed("steps", state.values["step"], config.trial.steps)
+    before = dataclasses.replace(config.trial, steps=then["steps"])
+    if any(rate_factor(before, n) != rate_factor(config.trial, n) for n in range(state.values["step"])):
+        raise _changed("steps", then["steps"], config.trial.steps)
 
 
 def _changed(key: str, then: Any, now: Any) -> UsageError:
@@ -102,7 +108,7 @@ def _changed(key: str, then: Any, now: Any) -> UsageError:
 
 def default_folder(config: RunConfig, name: str | None = None) -> Path:
     """`runs/NAME-HASH`: the same for the same config, whatever its number of steps; another for another."""
-    values = {k: v for k, v in config.to_dict().items() if k not in _MAY_CHANGE}
+    values = {k: v for k, v in config.identity().items() if k not in ("steps", "validate_every")}
     digest = hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()[:8]
     slug = re.sub(r"[^\w.=]+", "-", name or config.model).strip("-")[:60]
     return Path("runs") / f"{slug}-{digest}"

@@ -20,7 +20,7 @@ def joined(parallel: str | None, device: str) -> Iterator[Processes]:
         parallel: "ddp" (also where None) or "fsdp".
 
     Raises:
-        UsageError: an unknown name, a name without torchrun, or no accelerate.
+        UsageError: an unknown name, or a name without torchrun.
     """
     if parallel is not None and parallel not in PARALLELS:
         do = suggest(parallel, PARALLELS, "choose one")
@@ -32,15 +32,9 @@ def joined(parallel: str | None, device: str) -> Iterator[Processes]:
             raise UsageError(f"--parallel {parallel} in one process", "several, from torchrun", do)
         yield Processes()
         return
-    try:
-        from normscope.train.accelerated import Accelerated
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"{size} processes without {error.name}",
-            "accelerate",
-            'install it: pip install "normscope[train]"',
-        ) from error
-    processes = Accelerated(parallel or "ddp", device)
+    from normscope.train.distributed import Distributed
+
+    processes = Distributed(parallel or "ddp", device)
     try:
         yield processes
     finally:

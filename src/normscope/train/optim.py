@@ -12,7 +12,7 @@ from normscope.nn import has_own_rates, param_groups
 from normscope.train.config import TrialConfig
 
 SGD_MOMENTUM = 0.9
-ADAM_EPS = 1e-8  # PyTorch's own
+ADAM_EPS, ADAM_BETAS = 1e-8, (0.9, 0.999)  # PyTorch's own
 Groups = list[nn.Parameter] | list[dict[str, Any]]
 
 
@@ -56,7 +56,9 @@ def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
 
 
 def _adamw(params: Groups, config: TrialConfig) -> Optimizer:
-    return torch.optim.AdamW(params, lr=config.lr, eps=_eps(config), weight_decay=_decay(config, 0.01))
+    return torch.optim.AdamW(
+        params, lr=config.lr, betas=betas(config), eps=_eps(config), weight_decay=_decay(config, 0.01)
+    )
 
 
 def _groups(
@@ -84,6 +86,12 @@ def _muon(model: nn.Module, trainable: list[nn.Parameter], config: TrialConfig) 
     return optimizers
 
 
+def betas(config: TrialConfig) -> tuple[float, float]:
+    """Adam's decay rates of the two moments."""
+    own = ADAM_BETAS[0] if config.beta1 is None else config.beta1
+    return own, ADAM_BETAS[1] if config.beta2 is None else config.beta2
+
+
 def _eps(config: TrialConfig) -> float:
     return ADAM_EPS if config.eps is None else config.eps
 
@@ -99,6 +107,7 @@ _BUILDERS: dict[str, Builder] = {
         torch.optim.Adam(
             _groups(model, params, config, 0.0),
             lr=config.lr,
+            betas=betas(config),
             eps=_eps(config),
             weight_decay=_decay(config, 0.0),
         )

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 
@@ -11,7 +12,7 @@ from normscope.subjects import Subject
 from normscope.subjects.rng import seeded
 from normscope.train.folder import RunFolder
 from normscope.train.processes import Processes
-from normscope.train.run import VALIDATIONS, Every, Run
+from normscope.train.run import Every, Run
 from normscope.train.run_config import RunConfig
 from normscope.train.trial import Observer, Trial, endless
 
@@ -23,7 +24,6 @@ def prepared(
     folder: Path | None = None,
     resume: bool = False,
     every: Every | None = None,
-    validate_every: int | None = None,
     observers: Sequence[Observer] = (),
     processes: Processes | None = None,
 ) -> Iterator[Run]:
@@ -33,7 +33,6 @@ def prepared(
         folder: where it is kept, see `RunFolder`; None keeps nothing.
         resume: go on from the last checkpoint in `folder`, from the start where there is none.
         every: how often a checkpoint is written; 60 seconds by default.
-        validate_every: steps; by default ten times in a run.
         observers: called with the trial after each step.
         processes: those that train together; one by default.
 
@@ -44,28 +43,34 @@ def prepared(
     place = None if folder is None else RunFolder(folder)
     if place is not None and processes.is_first:
         place.require_free(resume=resume)  # before the model is built, which takes long
-    subject = config.subject(processes.device(config.device))
-    if subject.loss_fn is None:
-        do = "return one from a factory"
-        raise UsageError(f'model "{config.model}" without a loss', "a loss to train on", do)
-    with seeded(config.trial.seed):
-        run = Run(
-            config,
-            subject,
-            _trial(config, subject, observers, processes),
-            processes,
-            place,
-            every or Every(seconds=60.0),
-            validate_every or max(1, config.trial.steps // VALIDATIONS),
-        )
-        with _claimed(place, processes, resume):  # a run that cannot be leaves no folder
-            if place is not None:
-                state = place.checkpoints.read() if resume else None
-                if state is not None:
-                    run.resume(state)
-                if processes.is_first:
-                    place.begin(config, run.trial.losses, run.validations)
-            yield run
+    with contextlib.ExitStack() as stack:
+        tokens = place.tokens if place is not None else Path(stack.enter_context(TemporaryDirectory()))
+        subject = config.subject(processes.device(config.device), tokens)
+        if subject.loss_fn is None:
+            do = "return one from a factory"
+            raise UsageError(f'model "{config.model}" without a loss', "a loss to train on", do)
+        stack.enter_context(seeded(config.trial.seed))
+        trial = _trial(config, subject, observers, processes)
+        run = Run(config, subject, trial, processes, place, every or Every(seconds=60.0))
+        if processes.size > 1:
+            trial.shared_loss = run.share_loss
+        if place is not None:
+            if processes.is_first:
+                stack.enter_context(place.claimed(resume=resume))  # a run that cannot be leaves no folder
+            if resume:
+                _go_on(run, place)
+            if processes.is_first:
+                place.begin(config, [run.figures(n) for n in range(trial.step)], run.validations)
+        yield run
+
+
+def _go_on(run: Run, place: RunFolder) -> None:
+    """Put the run where its last checkpoint was, if there is one."""
+    state = place.checkpoints.read()
+    if state is not None:
+        run.resume(state)
+    if place.checkpoints.warning is not None:
+        run.notes.append(place.checkpoints.warning)
 
 
 def _trial(config: RunConfig, subject: Subject, observers: Sequence[Observer], processes: Processes) -> Trial:
@@ -80,13 +85,5 @@ def _trial(config: RunConfig, subject: Subject, observers: Sequence[Observer], p
         config.trial,
         config.trial.warmup,
         observers=observers,
-        shared_loss=processes.mean if processes.size > 1 else None,
+        keeps_norms=True,
     )
-
-
-def _claimed(
-    place: RunFolder | None, processes: Processes, resume: bool
-) -> contextlib.AbstractContextManager[None]:
-    if place is None or not processes.is_first:
-        return contextlib.nullcontext()
-    return place.claimed(resume=resume)

@@ -1,7 +1,9 @@
 """The processes that train one model together: what differs between one of them and several.
 
-`Processes` is one process alone, where everything is trivial; `accelerated.py` has several.
+`Processes` is one process alone, where everything is trivial; `distributed.py` has several.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -32,13 +34,9 @@ class Processes:
         """Of this process's part of the batch; the mean over the processes is that of the whole batch."""
         return subject.loss(batch, model)
 
-    def mean(self, value: float) -> float:
-        """The mean of a number over all processes."""
-        return value
-
-    def any(self, flags: tuple[bool, ...]) -> tuple[bool, ...]:
-        """For each flag whether it is up in any process."""
-        return flags
+    def means(self, values: Sequence[float]) -> list[float]:
+        """The means of some numbers over all processes, in one exchange."""
+        return list(values)
 
     def gathered(self, tensor: Tensor) -> list[Tensor]:
         """The tensor of every process, on the CPU."""

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from normscope.errors import UsageError
 from normscope.subjects import Subject
 from normscope.subjects.feed import fingerprint
+from normscope.subjects.rng import put_random_state, take_random_state
 from normscope.train.batches import num_ids
 from normscope.train.criterion import LAST, outcome, trains
 from normscope.train.folder import RunFolder, require_same
-from normscope.train.history import Validations
+from normscope.train.history import Figures, Validations
 from normscope.train.processes import Processes
-from normscope.train.random_state import put_random_state, take_random_state
 from normscope.train.run_config import RunConfig
+from normscope.train.schedule import rate_factor
 from normscope.train.state import State, put_state, take_state
 from normscope.train.thread import Stopped, in_flushed_thread
 from normscope.train.trial import Trial
@@ -55,8 +56,8 @@ class Run:
         trial: takes the steps.
         processes: those that train together.
         folder: where it is kept; None keeps nothing.
-        validate_every: steps from one validation loss to the next.
         validations: those taken.
+        notes: what a reader of the result must know.
         began_at: the step of the checkpoint that was gone on from; 0 for a new run.
         seconds: spent in steps by this process.
         interrupted: whether Ctrl-C ended it.
@@ -68,12 +69,14 @@ class Run:
     processes: Processes
     folder: RunFolder | None
     every: Every
-    validate_every: int
     validations: Validations = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     began_at: int = 0
     seconds: float = 0.0
     interrupted: bool = False
     _failure: UsageError | None = None
+    _wishes: Callable[[], tuple[bool, bool]] = lambda: (False, False)
+    _agreed: tuple[bool, bool] = (False, False)
     _saved: float = field(default_factory=time.monotonic)
 
     @property
@@ -87,6 +90,11 @@ class Run:
         """`trained` in words, see `criterion.outcome`."""
         entropy = self.subject.unigram_entropy
         return None if entropy is None else outcome(self.trial.losses, entropy)
+
+    @property
+    def validate_every(self) -> int:
+        """Steps from one validation loss to the next."""
+        return self.config.validate_every or max(1, self.config.trial.steps // VALIDATIONS)
 
     @property
     def hopeless(self) -> bool:
@@ -120,12 +128,13 @@ class Run:
 
     def _loop(self, checkpoint: Callable[[], None]) -> None:
         self.processes.take_device()
+        self._wishes = lambda: (_asked_to_stop(checkpoint), self._is_late())
         try:
             if not self.validations:  # the first of them is before the first step
                 self._validate()
             while self.trial.step < self.config.trial.steps and not self.hopeless:
-                stop, due = self.processes.any((_asked_to_stop(checkpoint), self._is_due()))
-                if stop or due:
+                stop, is_late = self._wishes() if self.processes.size == 1 else self._agreed
+                if stop or is_late or self._is_due():
                     self.save()
                 if stop:
                     self.interrupted = True
@@ -138,11 +147,11 @@ class Run:
 
     def _step(self) -> None:
         start = time.perf_counter()
-        loss = self.trial.advance()
+        self.trial.advance()
         self.seconds += time.perf_counter() - start
         step = self.trial.step
         if self.folder is not None and self.processes.is_first:
-            self.folder.history.append(step - 1, "loss", loss)
+            self.folder.history.append(step - 1, self.figures(step - 1))
         if step % self.validate_every == 0 or step == self.config.trial.steps:
             self._validate()
 
@@ -152,14 +161,29 @@ class Run:
             return
         self.validations.append((self.trial.step, loss))
         if self.folder is not None and self.processes.is_first:
-            self.folder.history.append(self.trial.step, "validation", loss)
+            self.folder.history.append(self.trial.step, {"validation": loss})
+
+    def figures(self, step: int) -> Figures:
+        """What `losses.jsonl` has of a step."""
+        config = self.config.trial
+        figures = {"loss": self.trial.losses[step], "lr": config.lr * rate_factor(config, step)}
+        return figures | {"gradient_norm": self.trial.gradient_norms[step]}
+
+    def share_loss(self, loss: float) -> float:
+        """The mean loss of all processes; what each of them wants to do next goes with it."""
+        mean, *wishes = self.processes.means([loss, *map(float, self._wishes())])
+        stop, is_late = (share > 0 for share in wishes)
+        self._agreed = (stop, is_late)
+        return mean
 
     def _is_due(self) -> bool:
-        if self.every.steps is not None:
-            new = self.trial.step != self.began_at
-            return new and self.trial.step % self.every.steps == 0
-        assert self.every.seconds is not None
-        return time.monotonic() - self._saved >= self.every.seconds
+        """Whether a checkpoint is due by its step, which all processes know alike."""
+        new = self.trial.step != self.began_at
+        return self.every.steps is not None and new and self.trial.step % self.every.steps == 0
+
+    def _is_late(self) -> bool:
+        """Whether a checkpoint is due by this process's clock."""
+        return self.every.seconds is not None and time.monotonic() - self._saved >= self.every.seconds
 
     def save(self) -> None:
         """Write a checkpoint. Every process calls this at the same step."""
@@ -168,10 +192,10 @@ class Run:
         state = self._state()
         if self.processes.is_first:
             self.folder.checkpoints.save(state)
-        self._saved = time.monotonic()
+        self._saved, self._agreed = time.monotonic(), (False, False)
 
     def _state(self) -> State:
-        state = take_state(self.trial, self.trial.bare_model)
+        state = take_state(self.trial, self.trial.bare_model, is_kept=self.processes.is_first)
         for name, tensor in take_random_state().items():
             for rank, each in enumerate(self.processes.gathered(tensor)):
                 state.tensors[f"random.{rank}.{name}"] = each

@@ -3,17 +3,32 @@
 import dataclasses
 import json
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from normscope.checks import count, text
 from normscope.errors import UsageError, suggest
 from normscope.subjects import Subject, load
-from normscope.train.config import TrialConfig, is_count, is_number
+from normscope.subjects.text import SHARE
+from normscope.train.config import TrialConfig
 from normscope.train.criterion import CRITERION_STEPS
 
 _PATHS = ("text", "source", "target")
+_SIZE = count(1, "a whole number from 1", "change it")
+_NAME = text("text", "leave it out, or name one", optional=True)
+_RULES = {
+    "model": text("a MODEL such as nn:decoder,scheme=post", "name one"),
+    **dict.fromkeys((*_PATHS, "images"), _NAME),
+    "device": text("cpu, cuda, cuda:1, …", "leave it out for cpu"),
+    "batch_size": _SIZE,
+    "seq_len": _SIZE,
+    "validation": SHARE,
+    "validate_every": count(1, "a number of steps from 1", "leave it out for a tenth", optional=True),
+}
+_LATER = ("validate_every", "beta1", "beta2", "lr_end", "decay_steps")
+"""Keys that came after stores of maps did: at their defaults they are no part of what a run is known by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +43,7 @@ class RunConfig:
         batch_size, seq_len: sequences of a batch, and tokens of a sequence.
         validation: the last share of the data, which is not trained on; 0 keeps none.
         device: "cpu", "cuda", …
+        validate_every: steps from one validation loss to the next; None is a tenth of the run.
         trial: optimiser, rate, schedule, steps, …; its seed is also that of weights and batches.
 
     Raises:
@@ -43,28 +59,16 @@ class RunConfig:
     seq_len: int = 64
     validation: float = 0.1
     device: str = "cpu"
+    validate_every: int | None = None
     trial: TrialConfig = field(default_factory=lambda: TrialConfig(steps=CRITERION_STEPS))
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.model, str) and self.model):
-            raise UsageError(f"model {self.model!r}", "a MODEL such as nn:decoder,scheme=post", "name one")
         for name in _PATHS:
             value = getattr(self, name)
             if isinstance(value, Path):
                 object.__setattr__(self, name, str(value))
-        for name in (*_PATHS, "images"):
-            self._require(
-                name, lambda value: value is None or (isinstance(value, str) and value != ""), "text"
-            )
-        self._require("device", lambda value: isinstance(value, str) and value != "", "cpu, cuda, cuda:1, …")
-        self._require("batch_size", lambda value: is_count(value, least=1), "a whole number from 1")
-        self._require("seq_len", lambda value: is_count(value, least=1), "a whole number from 1")
-        self._require("validation", lambda value: is_number(value) and 0 <= value < 1, "a share in [0, 1)")
-
-    def _require(self, name: str, is_right: Callable[[Any], bool], expected: str) -> None:
-        value = getattr(self, name)
-        if not is_right(value):
-            raise UsageError(f"{name} = {value!r}", expected, f"change {_dashed(name)}")
+        for name, rule in _RULES.items():
+            rule.require(f"{name} =", getattr(self, name))
 
     @classmethod
     def from_dict(cls, flat: Mapping[str, Any]) -> "RunConfig":
@@ -103,6 +107,10 @@ class RunConfig:
         own = {name: getattr(self, name) for name in _OF_RUN}
         return own | dataclasses.asdict(self.trial)
 
+    def identity(self) -> dict[str, Any]:
+        """`to_dict` without the keys that were added later, where they have their defaults."""
+        return {k: v for k, v in self.to_dict().items() if k not in _LATER or v != _DEFAULTS[k]}
+
     def replace(self, **changes: Any) -> "RunConfig":
         """The same with other values, by their flat names."""
         return self.from_dict(self.to_dict() | changes)
@@ -119,8 +127,12 @@ class RunConfig:
         values = {name: getattr(self, name) for name in _PATHS}
         return {name: None if value is None else Path(value) for name, value in values.items()}
 
-    def subject(self, device: str | None = None) -> Subject:
-        """Model, batches and loss, as `load` makes them; on `device` rather than the config's."""
+    def subject(self, device: str | None = None, tokens: Path | None = None) -> Subject:
+        """Model, batches and loss, as `load` makes them; on `device` rather than the config's.
+
+        Args:
+            tokens: the folder for the tokens of the whole text, see `load`.
+        """
         paths = self.paths()
         return load(
             self.model,
@@ -133,11 +145,13 @@ class RunConfig:
             text=paths["text"],
             source=paths["source"],
             target=paths["target"],
+            tokens=tokens,
         )
 
 
 _OF_RUN = tuple(f.name for f in dataclasses.fields(RunConfig) if f.name != "trial")
 _OF_TRIAL = tuple(f.name for f in dataclasses.fields(TrialConfig))
+_DEFAULTS = {f.name: f.default for cls in (RunConfig, TrialConfig) for f in dataclasses.fields(cls)}
 KEYS = (*_OF_RUN, *_OF_TRIAL)
 """Every key of a flat config."""
 

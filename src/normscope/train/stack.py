@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import stack_module_state
 
+from normscope.nn.tensors import tensors_of
 from normscope.train.config import TrialConfig
 from normscope.train.schedule import rate_factor
 from normscope.train.stack_forward import LossOf, StackedLoss, stack_batches
@@ -115,7 +116,7 @@ class TrialStack:
         device = next(iter(self._parameters.values())).device
         rows = torch.tensor([self.live.index(k) for k in live], dtype=torch.long, device=device)
         for k in gone:  # a view would keep all of the old stack in memory
-            for tensor in _tensors(self.models[k]).values():
+            for tensor in tensors_of(self.models[k]).values():
                 tensor.data = tensor.data.clone()
         self._parameters = {name: _rows(p, rows) for name, p in self._parameters.items()}
         self._buffers = {name: buffer[rows] for name, buffer in self._buffers.items()}
@@ -128,7 +129,7 @@ class TrialStack:
         """Make the live models' tensors views of the stack."""
         stacked = self._parameters | self._buffers
         for row, k in enumerate(self.live):
-            for name, tensor in _tensors(self.models[k]).items():
+            for name, tensor in tensors_of(self.models[k]).items():
                 tensor.data = stacked[name].data[row]
 
     def _after_step(self) -> None:
@@ -137,10 +138,6 @@ class TrialStack:
             after_step = getattr(self.models[k], "after_step", None)
             if callable(after_step):
                 after_step()
-
-
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    return dict(model.named_parameters()) | dict(model.named_buffers())
 
 
 def _rows(parameter: Tensor, rows: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
 Shapes: K replicas, then whatever a lone model has.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
+
+from normscope.nn.tensors import tensors_of
 
 LossOf = Callable[[nn.Module, Any], Tensor]
 State = dict[str, Tensor]
@@ -69,17 +72,13 @@ def _places(called: _Called) -> dict[str, str]:
     `functional_call` would tie weights by itself, but it does not put back the weights of a module that has
     two paths.
     """
-    name_of = {id(tensor): name for name, tensor in _named_tensors(called.model)}
+    name_of = {id(tensor): name for name, tensor in tensors_of(called.model).items()}
     places: dict[tuple[int, str], tuple[str, str]] = {}
-    for path, tensor in _named_tensors(called, remove_duplicate=False):
+    every = (called.named_parameters(remove_duplicate=False), called.named_buffers(remove_duplicate=False))
+    for path, tensor in itertools.chain(*every):
         owner, _, slot = path.rpartition(".")
         places.setdefault((id(called.get_submodule(owner)), slot), (path, name_of[id(tensor)]))
     return dict(places.values())
-
-
-def _named_tensors(module: nn.Module, *, remove_duplicate: bool = True) -> Iterator[tuple[str, Tensor]]:
-    yield from module.named_parameters(remove_duplicate=remove_duplicate)
-    yield from module.named_buffers(remove_duplicate=remove_duplicate)
 
 
 def stack_batches(batches: Sequence[Any]) -> Any:

@@ -3,6 +3,7 @@
 Shapes: K replicas, then a parameter's own shape.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from normscope.train.config import TrialConfig
-from normscope.train.optim import SGD_MOMENTUM, build_optimizers
+from normscope.train.optim import SGD_MOMENTUM, betas, build_optimizers
 
 STACKED_OPTIMIZERS = ("adamw", "adam", "sgd")
-_BETA1, _BETA2 = 0.9, 0.999  # PyTorch's own, which `build_optimizers` leaves
+Betas = tuple[float, float]
 
 
 @dataclass
@@ -52,7 +53,7 @@ class StackedOptimizer:
     def __init__(
         self, parameters: dict[str, Tensor], models: Sequence[nn.Module], configs: Sequence[TrialConfig]
     ) -> None:
-        self._rule = _RULES[configs[0].optimizer]
+        self._rule = functools.partial(_RULES[configs[0].optimizer], betas(configs[0]))
         groups = [_group_of_each(model, config) for model, config in zip(models, configs, strict=True)]
         shared: dict[Any, _Settings] = {}
         self._entries: list[_Entry] = []
@@ -144,36 +145,37 @@ def clip_each(gradients: Sequence[Tensor], limits: Tensor) -> None:
     torch._foreach_mul_(list(gradients), [_wide(factor, gradient) for gradient in gradients])
 
 
-def _adamw(entries: list[_Entry], gradients: list[Tensor]) -> None:
+def _adamw(betas: Betas, entries: list[_Entry], gradients: list[Tensor]) -> None:
     kept = _columns(entries, lambda settings, _: 1 - settings.rate * settings.decay)
     torch._foreach_mul_([entry.parameter for entry in entries], kept)
-    _move(entries, gradients)
+    _move(betas, entries, gradients)
 
 
-def _adam(entries: list[_Entry], gradients: list[Tensor]) -> None:
-    _move(entries, _decayed(entries, gradients))
+def _adam(betas: Betas, entries: list[_Entry], gradients: list[Tensor]) -> None:
+    _move(betas, entries, _decayed(entries, gradients))
 
 
-def _move(entries: list[_Entry], gradients: list[Tensor]) -> None:
+def _move(betas: Betas, entries: list[_Entry], gradients: list[Tensor]) -> None:
     """Kingma and Ba 2015 (arXiv:1412.6980), Algorithm 1, its two corrections folded into the rate and ε."""
     means, squares = _states(entries, 2)
-    torch._foreach_lerp_(means, gradients, 1 - _BETA1)
-    torch._foreach_mul_(squares, _BETA2)
-    torch._foreach_addcmul_(squares, gradients, gradients, 1 - _BETA2)
+    beta1, beta2 = betas
+
+    def root(steps: int) -> float:
+        return math.sqrt(1 - beta2**steps)
+
+    torch._foreach_lerp_(means, gradients, 1 - beta1)
+    torch._foreach_mul_(squares, beta2)
+    torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
     moves = torch._foreach_sqrt(squares)
-    torch._foreach_add_(moves, _columns(entries, lambda settings, steps: settings.eps * _root(steps)))
+    torch._foreach_add_(moves, _columns(entries, lambda settings, steps: settings.eps * root(steps)))
     torch._foreach_reciprocal_(moves)
     torch._foreach_mul_(moves, means)
-    rates = _columns(entries, lambda settings, steps: settings.rate * (_root(steps) / (1 - _BETA1**steps)))
+    rates = _columns(entries, lambda settings, steps: settings.rate * (root(steps) / (1 - beta1**steps)))
     torch._foreach_mul_(moves, rates)
     torch._foreach_sub_([entry.parameter for entry in entries], moves)
 
 
-def _root(steps: int) -> float:
-    return math.sqrt(1 - _BETA2**steps)
-
-
-def _sgd(entries: list[_Entry], gradients: list[Tensor]) -> None:
+def _sgd(betas: Betas, entries: list[_Entry], gradients: list[Tensor]) -> None:
     (momenta,) = _states(entries, 1)
     torch._foreach_mul_(momenta, SGD_MOMENTUM)
     torch._foreach_add_(momenta, _decayed(entries, gradients))
@@ -198,7 +200,7 @@ def _states(entries: list[_Entry], num: int) -> list[list[Tensor]]:
     return [[entry.state[i] for entry in entries] for i in range(num)]
 
 
-_RULES: dict[str, Callable[[list[_Entry], list[Tensor]], None]] = {
+_RULES: dict[str, Callable[[Betas, list[_Entry], list[Tensor]], None]] = {
     "adamw": _adamw,
     "adam": _adam,
     "sgd": _sgd,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import stack_module_state
 
+from normscope.nn.tensors import tensors_of
 from normscope.train.config import TrialConfig
 from normscope.train.stack_forward import LossOf, StackedLoss, stack_batches
 from normscope.train.stack_optim import STACKED_OPTIMIZERS
@@ -79,10 +80,10 @@ def _close(one: Tensor, other: Tensor) -> bool:
 
 def unlike(models: Sequence[nn.Module], configs: Sequence[TrialConfig]) -> str | None:
     """What the models and configs differ in that replicas of a stack must share; None if nothing."""
-    for name in ("optimizer", "accumulation", "precision"):
+    for name in ("optimizer", "accumulation", "precision", "beta1", "beta2"):
         values = {getattr(config, name) for config in configs}
         if len(values) > 1:
-            return f"{name} is one of {', '.join(map(str, sorted(values)))}"
+            return f"{name} is one of {', '.join(sorted(map(str, values)))}"
     if len({id(model) for model in models}) < len(models):
         return "a module is given twice"
     first = _shape(models[0])
@@ -103,7 +104,7 @@ def _shape(model: nn.Module) -> dict[str, Any]:
         at = f"{path}." if path else ""
         shape[f"{at}type"] = type(module)
         shape |= {f"{at}{name}": value for name, value in vars(module).items() if _is_plain(value)}
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+    for name, tensor in tensors_of(model).items():
         shape[name] = (tuple(tensor.shape), tensor.dtype, tensor.device, tensor.requires_grad)
     return shape
 

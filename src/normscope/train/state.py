@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from normscope.errors import UsageError
+from normscope.nn.tensors import tensors_of
 from normscope.train.trial import Trial
 
 _MOST_NAMES = 3
@@ -27,17 +28,22 @@ class State:
     values: dict[str, Any]
 
 
-def take_state(trial: Trial, model: nn.Module) -> State:
-    """Weights, buffers, optimisers, loss scale, step and losses of `trial`, whose bare model is `model`."""
-    tensors = {f"model.{name}": whole(tensor) for name, tensor in model_tensors(model).items()}
+def take_state(trial: Trial, model: nn.Module, *, is_kept: bool = True) -> State:
+    """Weights, buffers, optimisers, loss scale, step and losses of `trial`, whose bare model is `model`.
+
+    Args:
+        is_kept: False in a process that only helps to gather: it copies nothing, and its tensors are empty.
+    """
+    tensors = {f"model.{name}": whole(tensor, is_kept) for name, tensor in tensors_of(model).items()}
     optimizer: dict[str, Any] = {}
     for name, parameter, state in _optimizer_slots(trial.optimizers):
         for key, value in state.get(parameter, {}).items():
             if isinstance(value, Tensor):
-                tensors[f"optimizer.{name}.{key}"] = whole(value)
+                tensors[f"optimizer.{name}.{key}"] = whole(value, is_kept)
             else:
                 optimizer.setdefault(name, {})[key] = value
     tensors["losses"] = torch.tensor(trial.losses, dtype=torch.float64)
+    tensors["gradient_norms"] = torch.tensor(trial.gradient_norms, dtype=torch.float64)
     scaler = None if trial.scaler is None else trial.scaler.state_dict()
     return State(tensors, {"step": trial.step, "optimizer": optimizer, "scaler": scaler})
 
@@ -49,7 +55,7 @@ def put_state(trial: Trial, model: nn.Module, state: State) -> None:
     Raises:
         UsageError: the state is of another model.
     """
-    own = model_tensors(model)
+    own = tensors_of(model)
     _require_fit(
         own, {k.removeprefix("model."): v for k, v in state.tensors.items() if k.startswith("model.")}
     )
@@ -69,11 +75,7 @@ def put_state(trial: Trial, model: nn.Module, state: State) -> None:
         trial.scaler.load_state_dict(state.values["scaler"])
     trial.step = state.values["step"]
     trial.losses[:] = state.tensors["losses"].tolist()
-
-
-def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name, those that no state dict holds too; a shared one comes once."""
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    trial.gradient_norms[:] = state.tensors["gradient_norms"].tolist()
 
 
 def _optimizer_slots(optimizers: list[Optimizer]) -> Iterator[tuple[str, nn.Parameter, Any]]:
@@ -95,12 +97,12 @@ def _require_fit(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None
         raise UsageError(f"a checkpoint of another model ({names})", "the same model", "start a new run")
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """A copy of `tensor` on the CPU, gathered where it is sharded."""
+def whole(tensor: Tensor, is_kept: bool = True) -> Tensor:
+    """A copy of `tensor` on the CPU, gathered where it is sharded; where it is not kept, only gathered."""
     tensor = tensor.detach()
     if hasattr(tensor, "full_tensor"):
         tensor = tensor.full_tensor()
-    return tensor.to("cpu", copy=True).contiguous()
+    return tensor.to("cpu", copy=True).contiguous() if is_kept else torch.empty(0)
 
 
 def _as(value: Tensor, tensor: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ class Summary:
     def notes(self) -> tuple[str, ...]:
         """What a reader must know."""
         failure = None if self.sample is None else self.sample.failure
-        return (*self.run.subject.notes, *([f"no sample: {failure}"] if failure else []))
+        return (*self.run.subject.notes, *self.run.notes, *([f"no sample: {failure}"] if failure else []))
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; a figure that is no finite number is null."""

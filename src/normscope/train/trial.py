@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -30,8 +31,11 @@ class Trial:
         warmup: steps of warm-up; `config.warmup` unless another is tried.
         observers: each called with the trial after each step.
         shared_loss: the loss of all processes from the loss of this one, where several train together.
+        keeps_norms: whether `gradient_norms` is kept, which costs one pass over the gradients.
         step: steps taken.
         losses: loss of the batch of each step taken, before the step; of several batches, their mean.
+        gradient_norms: norm of all gradients of each step together, before clipping; nan where the loss was
+            not finite.
     """
 
     model: nn.Module
@@ -41,8 +45,10 @@ class Trial:
     warmup: int
     observers: "Sequence[Observer]" = ()
     shared_loss: Callable[[float], float] | None = None
+    keeps_norms: bool = False
     step: int = 0
     losses: list[float] = field(default_factory=list)
+    gradient_norms: list[float] = field(default_factory=list)
     optimizers: list[Optimizer] = field(init=False)
     scaler: GradScaler | None = field(init=False)
 
@@ -70,14 +76,18 @@ class Trial:
     def advance(self) -> float:
         """Take one step; the loss before it. Gradients stay in `.grad` until the next step.
 
-        A loss that is not finite is recorded and not stepped on.
+        A loss that is not finite is recorded and not stepped on; it leaves no gradients.
         """
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
+        self._forget_gradients()
         self.losses.append(self._differentiated())
-        if not self.diverged:
+        norm = math.nan
+        if self.diverged:
+            self._forget_gradients()
+        else:
             set_rate(self.optimizers, rate_factor(self.config, self.step, self.warmup))
-            self._stepped()
+            norm = self._stepped()
+        if self.keeps_norms:
+            self.gradient_norms.append(norm)
         self.step += 1
         for observer in self.observers:
             observer(self)
@@ -88,29 +98,42 @@ class Trial:
         with self._precision():
             return self.loss(self.model, batch)
 
-    def _differentiated(self) -> float:
-        """The mean loss of the step's batches, its gradient in `.grad`; from a loss that is not finite on,
-        batches are taken and not looked at."""
-        total, parts = 0.0, self.config.accumulation
-        for _ in range(parts):
-            batch = next(self.batches)
-            if not math.isfinite(total):
-                continue
-            with torch.enable_grad():
-                loss = self.evaluated(batch)
-                value = float(loss.detach())
-                total += value if self.shared_loss is None else self.shared_loss(value)
-                if math.isfinite(total):
-                    loss = loss if parts == 1 else loss / parts
-                    (loss if self.scaler is None else self.scaler.scale(loss)).backward()
-        return total if parts == 1 else total / parts
+    def _forget_gradients(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
 
-    def _stepped(self) -> None:
-        """One step of every optimiser on the gradients, unscaled and clipped; a scaled overflow skips it."""
+    def _differentiated(self) -> float:
+        """The mean loss of the step's batches, its gradient in `.grad`. Only the end waits for the device."""
+        losses: list[Tensor] = []
+        parts = self.config.accumulation
+        for part in range(parts):
+            with torch.enable_grad(), self._exchanging(part == parts - 1):
+                loss = self.evaluated(next(self.batches))
+                losses.append(loss.detach())
+                loss = loss if parts == 1 else loss / parts
+                (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        value = sum(map(float, losses))
+        value = value if self.shared_loss is None else self.shared_loss(value)
+        return value if parts == 1 else value / parts
+
+    def _exchanging(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
+        """Gradients of copies (DDP) go to the other processes once a step, after its last batch."""
+        if isinstance(self.model, DistributedDataParallel) and not is_last:
+            return self.model.no_sync()
+        return contextlib.nullcontext()
+
+    def _stepped(self) -> float:
+        """One step of every optimiser on the gradients, unscaled and clipped; a scaled overflow skips it.
+
+        Returns the norm of all gradients together where it was asked for, else nan.
+        """
         for optimizer in self.optimizers if self.scaler is not None else ():
             self.scaler.unscale_(optimizer)  # type: ignore[union-attr]
-        if self.config.clip is not None:
-            nn.utils.clip_grad_norm_(self._parameters, self.config.clip)
+        norm = None
+        if self.config.clip is not None or self.keeps_norms:
+            norm = nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+        if self.config.clip is not None and norm is not None:
+            nn.utils.clip_grads_with_norm_(self._parameters, self.config.clip, norm)
         for optimizer in self.optimizers:
             if self.scaler is None:
                 optimizer.step()
@@ -119,6 +142,9 @@ class Trial:
         if self.scaler is not None:
             self.scaler.update()
         self._after_step()
+        if norm is None or not self.keeps_norms:
+            return math.nan
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         if self.config.precision == "float32":

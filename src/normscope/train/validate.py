@@ -20,4 +20,4 @@ def validation_loss(subject: Subject, trial: Trial, processes: Processes) -> flo
         return None
     with torch.no_grad(), generators_kept(), resting(trial.model):
         losses = [float(trial.evaluated(batch)) for batch in itertools.islice(subject.validation(), BATCHES)]
-    return processes.mean(sum(losses) / len(losses))
+    return processes.means([sum(losses) / len(losses)])[0]

@@ -13,9 +13,14 @@ from normscope.errors import UsageError, describe
 
 def write_text(path: Path, text: str) -> None:
     """Put `text` in the place of what `path` held."""
+    write_file(path, lambda half: half.write_text(text, encoding="utf-8"))
+
+
+def write_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Put a file that `write` writes in the place of what was at `path`, in one rename."""
     half = _half(path)
     try:
-        half.write_text(text, encoding="utf-8")
+        write(half)
         _sync(half)
         half.replace(path)
         _sync(path.parent)
@@ -61,7 +66,7 @@ def disk_refusals(what: str, do: str) -> Iterator[None]:
 
 
 def _half(path: Path) -> Path:
-    return path.with_name(f".half-{path.name}")
+    return path.with_name(f".half-{os.getpid()}-{path.name}")
 
 
 def _sync(path: Path) -> None:

@@ -1,46 +1,48 @@
-"""Several processes, joined by accelerate: DDP copies the model to each, FSDP2 shards it over all.
+"""Several processes of torchrun: DDP copies the model to each, FSDP2 shards it over all.
 
 Every process makes every batch and takes its share of the sequences, so that all together step on the batch
 that one process alone would step on.
 """
 
-from typing import cast
+import os
+from collections.abc import Sequence
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from normscope.nn import Block
 from normscope.subjects import Batch, Subject, untouched
-from normscope.train.batches import require_share, share_of, weight_of
+from normscope.train.batches import require_share, share_of, with_a_label
 from normscope.train.processes import Processes
 
 
-class Accelerated(Processes):
+class Distributed(Processes):
     """This process among several of one run."""
 
     def __init__(self, parallel: str, device: str) -> None:
         self._parallel = parallel
-        self._on_cpu = torch.device(device).type == "cpu"
-        self._ddp = DistributedDataParallelKwargs()
-        self._accelerator = Accelerator(cpu=self._on_cpu, kwargs_handlers=[self._ddp])
-        self.rank, self.size = self._accelerator.process_index, self._accelerator.num_processes
+        kind, number = torch.device(device).type, int(os.environ.get("LOCAL_RANK", "0"))
+        self._device = torch.device(kind) if kind == "cpu" else torch.device(kind, number)
+        self.take_device()
+        dist.init_process_group("gloo" if kind == "cpu" else dist.get_default_backend_for_device(kind))
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def device(self, wanted: str) -> str:
         """Each process on a device of its own, `cuda` being all of the machine's."""
-        return wanted if self._on_cpu else str(self._accelerator.device)
+        return str(self._device)
 
     def wrapped(self, subject: Subject) -> nn.Module:
         """The subject's model in DDP, or sharded block by block in place."""
         require_share(subject.batch, self.size)
         if self._parallel == "ddp":
-            self._ddp.find_unused_parameters = _leaves_some_out(subject)
-            return self._accelerator.prepare(subject.model)
-        # accelerate 1.15 itself shards on GPUs only; on CPUs it falls back to DDP without a word.
-        mesh = init_device_mesh(self._accelerator.device.type, (self.size,))
+            devices = None if self._device.type == "cpu" else [self._device.index]
+            unused = _leaves_some_out(subject)
+            return DistributedDataParallel(subject.model, devices, find_unused_parameters=unused)
+        mesh = init_device_mesh(self._device.type, (self.size,))
         for block in _blocks(subject.model):
             fully_shard(block, mesh=mesh)
         fully_shard(subject.model, mesh=mesh)
@@ -48,34 +50,30 @@ class Accelerated(Processes):
 
     def loss(self, subject: Subject, model: nn.Module, batch: Batch) -> Tensor:
         """Of this process's sequences, weighed by their share of the labels that count."""
-        loss = subject.loss(share_of(batch, self.rank, self.size), model)
-        return loss * weight_of(batch, self.rank, self.size)
+        share, weight = with_a_label(batch, share_of(batch, self.rank, self.size), self.size)
+        return subject.loss(share, model) * weight
 
-    def mean(self, value: float) -> float:
-        """The mean of a number over all processes."""
-        return float(self._sum([value])[0]) / self.size
-
-    def any(self, flags: tuple[bool, ...]) -> tuple[bool, ...]:
-        """For each flag whether it is up in any process."""
-        return tuple(bool(count) for count in self._sum(list(map(float, flags))))
+    def means(self, values: Sequence[float]) -> list[float]:
+        """The means of some numbers over all processes, in one exchange."""
+        total = torch.tensor(values, dtype=torch.float64, device=self._device)
+        dist.all_reduce(total)
+        return (total / self.size).tolist()
 
     def gathered(self, tensor: Tensor) -> list[Tensor]:
         """The tensor of every process, on the CPU."""
-        every = self._accelerator.gather(tensor[None].to(self._accelerator.device))
-        return list(cast(Tensor, every).cpu())
+        own = tensor.to(self._device)
+        every = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(every, own)
+        return [each.cpu() for each in every]
 
     def take_device(self) -> None:
         """Make this process's device the current one of the thread that asks."""
-        if not self._on_cpu:
-            torch.cuda.set_device(self._accelerator.device)
+        if self._device.type != "cpu":
+            torch.accelerator.set_device_index(self._device.index)
 
     def end(self) -> None:
         """Leave the others."""
-        self._accelerator.end_training()
-
-    def _sum(self, values: list[float]) -> Tensor:
-        here = torch.tensor(values, dtype=torch.float64, device=self._accelerator.device)
-        return cast(Tensor, self._accelerator.reduce(here, reduction="sum"))
+        dist.destroy_process_group()
 
 
 def _leaves_some_out(subject: Subject) -> bool:

@@ -1,0 +1,186 @@
+"""A run that goes on: what may change, what it says, what it costs, and what stands in `losses.jsonl`."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from normscope.errors import UsageError
+from normscope.subjects import feed
+from normscope.train import Run, RunConfig, Trial, rate_factor
+from normscope.train.prepare import prepared
+from normscope.train.run import Every
+
+TEXT = "the quick brown fox jumps over the lazy dog. " * 60
+SMALL = {
+    "model": "nn:decoder,depth=1,width=8,heads=1,vocab=64,context=16",
+    "batch_size": 2,
+    "seq_len": 8,
+    "steps": 6,
+    "lr": 1e-2,
+}
+
+
+def gone(folder: Path | None, config: dict[str, Any], every: int = 3, **options: Any) -> Run:
+    """The run of a config, to its end."""
+    with prepared(
+        RunConfig.from_dict(SMALL | config), folder=folder, every=Every(steps=every), **options
+    ) as run:
+        run.go()
+    return run
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "losses.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three steps on a text of its own."""
+    home = tmp_path_factory.mktemp("stopped")
+    (home / "text.txt").write_text(TEXT, encoding="utf-8")
+    gone(home / "run", {"steps": 3, "text": str(home / "text.txt"), "validate_every": 2})
+    return home
+
+
+@pytest.fixture
+def home(stopped: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return shutil.copytree(stopped, tmp_path / "home")
+
+
+def test_validations_go_on_as_often_as_they_were_asked_for(home: Path) -> None:
+    config = RunConfig.read_toml(home / "run" / "config.toml").replace(steps=8)
+    with prepared(config, folder=home / "run", resume=True) as run:
+        assert run.began_at == 3
+        run.go()
+    steps = [record["step"] for record in records(home / "run") if "validation" in record]
+    assert steps == [0, 2, 3, 4, 6, 8]
+
+
+def test_a_run_without_the_setting_validates_ten_times() -> None:
+    run = gone(None, {"steps": 20})
+    assert [step for step, _ in run.validations] == list(range(0, 21, 2))
+
+
+def test_a_text_that_was_moved_and_another_device_go_on_to_the_bit(home: Path) -> None:
+    (home / "text.txt").rename(home / "moved.txt")
+    whole = gone(None, {"text": str(home / "moved.txt")})
+    changes = {"text": str(home / "moved.txt"), "device": "cpu:0", "validate_every": 5}
+    run = gone(home / "run", changes, resume=True)
+    assert run.began_at == 3
+    assert run.trial.losses == whole.trial.losses
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({}, "other data"),
+        ({"lr": 2e-2}, "lr = 0.02 for a checkpoint of 0.01"),
+        ({"beta2": 0.95}, "beta2 = 0.95 for a checkpoint of None"),
+        ({"batch_size": 1}, "batch-size = 1"),
+        ({"steps": 2}, "steps = 2 for a checkpoint of 3"),
+    ],
+    ids=str,
+)
+def test_other_data_or_another_recipe_is_refused(home: Path, changed: dict, words: str) -> None:
+    if not changed:
+        (home / "text.txt").write_text(TEXT.replace("lazy", "late"), encoding="utf-8")
+    config = {"text": str(home / "text.txt")} | changed
+    with pytest.raises(UsageError, match=words):
+        gone(home / "run", config, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "refused"),
+    [
+        ({"schedule": "cosine"}, True),
+        ({"schedule": "wsd", "decay_steps": 2}, False),
+        ({"schedule": "wsd", "decay_steps": 5}, True),
+        ({"schedule": "constant"}, False),
+    ],
+    ids=str,
+)
+def test_more_steps_are_taken_where_those_before_stay_as_they_were(
+    schedule: dict, refused: bool, tmp_path: Path
+) -> None:
+    """The first two steps of a run of six; eight would have been another cosine."""
+
+    def stop(trial: Trial) -> None:
+        if trial.step == 3:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        gone(tmp_path, schedule, every=2, observers=[stop])
+    if refused:
+        with pytest.raises(UsageError, match="steps = 8 for a checkpoint of 6"):
+            gone(tmp_path, schedule | {"steps": 8}, resume=True)
+    else:
+        assert gone(tmp_path, schedule | {"steps": 8}, resume=True).began_at == 2
+
+
+def test_a_damaged_checkpoint_is_said_and_the_run_comes_to_the_same_end(tmp_path: Path) -> None:
+    whole = gone(None, {})
+    gone(tmp_path, {"steps": 4}, every=2)
+    (tmp_path / "checkpoints/step-00000004/state.safetensors").write_bytes(b"x")
+    with pytest.warns(UserWarning, match="step 2"):
+        run = gone(tmp_path, {}, resume=True)
+    assert run.began_at == 2
+    assert "going on from the checkpoint of step 2" in run.notes[0]
+    assert run.trial.losses == whole.trial.losses
+
+
+def test_going_on_draws_no_batch_of_the_blocks_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "BLOCK", 2)
+    config = {"validation": 0.0}
+    whole = gone(None, config)
+    gone(tmp_path, config | {"steps": 5})
+    blocks: list[int] = []
+    of_block = feed.Portions.of_block
+
+    def seen(portions: feed.Portions, block: int) -> feed.Portions:
+        blocks.append(block)
+        return of_block(portions, block)
+
+    monkeypatch.setattr(feed.Portions, "of_block", seen)
+    run = gone(tmp_path, config, resume=True)
+    assert run.began_at == 5
+    assert [block for block in blocks if block] == [2]
+    assert run.trial.losses == whole.trial.losses
+
+
+def test_each_line_has_the_learning_rate_and_the_norm_of_the_gradients(tmp_path: Path) -> None:
+    config = {"schedule": "cosine", "warmup": 2, "clip": 1e-3, "validation": 0.0}
+    norms: list[float] = []
+
+    def look(trial: Trial) -> None:
+        gradients = [p.grad for p in trial.model.parameters() if p.grad is not None]
+        assert float(torch.stack([g.norm() for g in gradients]).norm()) == pytest.approx(1e-3, rel=1e-3)
+        norms.append(trial.gradient_norms[-1])
+
+    run = gone(tmp_path, config, observers=[look])
+    trial = RunConfig.from_dict(SMALL | config).trial
+    assert records(tmp_path) == [
+        {
+            "step": n,
+            "loss": run.trial.losses[n],
+            "lr": 1e-2 * rate_factor(trial, n),
+            "gradient_norm": norms[n],
+        }
+        for n in range(6)
+    ]
+    assert all(norm > 1e-2 for norm in norms), "before clipping"
+
+
+def test_a_loss_that_is_no_number_has_null_in_its_line(tmp_path: Path) -> None:
+    with prepared(RunConfig.from_dict(SMALL | {"validation": 0.0}), folder=tmp_path) as run:
+        evaluated = run.trial.loss
+        run.trial.loss = lambda model, batch: evaluated(model, batch) * math.nan
+        run.go()
+    assert records(tmp_path)[0] == {"step": 0, "loss": None, "lr": 1e-2, "gradient_norm": None}
