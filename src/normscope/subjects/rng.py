@@ -13,11 +13,11 @@ from torch import Tensor
 @contextmanager
 def generators_kept() -> Iterator[None]:
     """Torch (CPU and CUDA), NumPy and `random` come back in the state they were in, also on an exception."""
-    states = take_random_state()
+    states = _states()
     try:
         yield
     finally:
-        put_random_state(states)
+        _restore(*states)
 
 
 @contextmanager
@@ -32,28 +32,35 @@ def seeded(seed: int) -> Iterator[None]:
 
 def take_random_state() -> dict[str, Tensor]:
     """The state of torch (CPU, and every CUDA device), `random` and NumPy, as tensors of fixed shapes."""
-    _, words, gauss = random.getstate()
-    legacy: Any = np.random.get_state()  # noqa: NPY002 -- the generator that users' code draws from
-    _, keys, position, has_gauss, cached = legacy
+    cpu, cuda, (_, keys, position, has_gauss, cached), (_, words, gauss) = _states()
     states = {
-        "torch": torch.get_rng_state(),
+        "torch": cpu,
         "python": torch.tensor(words, dtype=torch.int64),
         "numpy": torch.tensor([*keys.tolist(), position, has_gauss], dtype=torch.int64),
         "gauss": torch.tensor([gauss is not None, gauss or 0.0, cached], dtype=torch.float64),
     }
-    # Asking for CUDA states would initialise CUDA, which a run on the CPU has no business to do.
-    if torch.cuda.is_initialized():
-        states["cuda"] = torch.stack(torch.cuda.get_rng_state_all())
-    return states
+    return states | ({"cuda": torch.stack(cuda)} if cuda else {})
 
 
 def put_random_state(states: dict[str, Tensor]) -> None:
     """Put the generators where `take_random_state` saw them, on the devices that are here."""
-    torch.set_rng_state(states["torch"])
     has_gauss, gauss, cached = states["gauss"].tolist()
-    random.setstate((3, tuple(states["python"].tolist()), gauss if has_gauss else None))
     *keys, position, has_cached = states["numpy"].tolist()
-    np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), position, has_cached, cached))  # noqa: NPY002
-    for device, state in enumerate(states.get("cuda", ())):
-        if device < torch.cuda.device_count():
-            torch.cuda.set_rng_state(state, device)
+    legacy = ("MT19937", np.array(keys, dtype=np.uint32), position, has_cached, cached)
+    python = (3, tuple(states["python"].tolist()), gauss if has_gauss else None)
+    cuda = list(states.get("cuda", ()))[: torch.cuda.device_count()]
+    _restore(states["torch"], cuda, legacy, python)
+
+
+def _states() -> tuple[Tensor, list[Tensor], Any, Any]:
+    # Asking for CUDA states would initialise CUDA, which a run on the CPU has no business to do.
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return torch.get_rng_state(), cuda, np.random.get_state(), random.getstate()  # noqa: NPY002
+
+
+def _restore(cpu: Tensor, cuda: list[Tensor], legacy: Any, python: Any) -> None:
+    torch.set_rng_state(cpu)
+    for device, state in enumerate(cuda):
+        torch.cuda.set_rng_state(state, device)
+    np.random.set_state(legacy)  # noqa: NPY002 -- the generator that users' code draws from
+    random.setstate(python)
