@@ -257,7 +257,7 @@ case(
     ),
     PRE,
 )
-case("long-skips", lambda: LongSkips(*(Block() for _ in range(4))), reading("A.pre F.pre", n=4), unread=True)
+case("long-skips", lambda: LongSkips(*(Block() for _ in range(4))), reading("A.pre F.pre", n=4))
 case("convolution-behind", lambda: pre_tower(ConvolutionBehind), reading("A.pre O.pre"), unread=None)
 case("two-streams", lambda: TwoStreams(Block(), Block()), unread=True)
 case("nested", lambda: pre_tower(Nested), unread=True)

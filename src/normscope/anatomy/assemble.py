@@ -8,9 +8,11 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from normscope.anatomy.attention import Attention, find_attentions
+from normscope.anatomy.axes import name_axes
 from normscope.anatomy.blocks import Group, common_path, group_sums
 from normscope.anatomy.branches import Limb, read_limbs
 from normscope.anatomy.graph import Gap, Graph, Value, between
+from normscope.anatomy.long_skips import Rejoin, find_rejoins
 from normscope.anatomy.nesting import untangle
 from normscope.anatomy.norms import FoundNorm, find_norms
 from normscope.anatomy.projections import owner, read_projections
@@ -18,8 +20,19 @@ from normscope.anatomy.residual import Sum, find_sums
 from normscope.anatomy.schemes import Traits, combine, traits_of
 from normscope.anatomy.several import mixed_sums, one_stream, shared_terms
 from normscope.anatomy.stacks import Strand, name_stacks, strands
-from normscope.anatomy.streams import Link, link, nearest, norms_on
-from normscope.anatomy.types import Anatomy, AttentionSites, Block, Branch, Kind, Norm, Stack
+from normscope.anatomy.streams import Link, came_from, link, nearest, norms_on
+from normscope.anatomy.terms import Factor, Term, core, scale_step
+from normscope.anatomy.types import (
+    Anatomy,
+    AttentionSites,
+    Block,
+    Branch,
+    Kind,
+    LongSkip,
+    Norm,
+    Stack,
+    at_call,
+)
 from normscope.anatomy.whole import schemes_of
 
 NO_RESIDUAL_SUM = "no residual sum was found: no add whose one term is read by another through learnt weights"
@@ -39,13 +52,15 @@ class Reading:
     stream_norm: dict[Sum, list[FoundNorm]] = field(default_factory=dict)
     traits: dict[Limb, Traits] = field(default_factory=dict)
     schemes: dict[Limb, str | None] = field(default_factory=dict)
+    rejoins: list[Rejoin] = field(default_factory=list)
 
 
 def assemble(graph: Graph) -> Anatomy:
     """The anatomy of a recorded forward."""
+    name_axes(graph.values)
     reading = Reading(graph, find_norms(graph.ops), find_attentions(graph.ops))
     _opaque_ops(reading)
-    stream = untangle(_sums(graph, reading.norms), reading.norms)
+    stream = untangle(_sums(reading), reading.norms)
     reading.unread += stream.unread
     reading.limbs = {s: read_limbs(s, reading.norms, reading.attentions) for s in stream.sums}
     sums = [s for s in stream.sums if reading.limbs[s]]
@@ -84,11 +99,15 @@ def _judged(stack: Stack, strand: Strand, strands: list[Strand], reading: Readin
     return stack
 
 
-def _sums(graph: Graph, norms: dict[Value, FoundNorm]) -> list[Sum]:
-    """All residual sums; of those that one branch feeds into several streams, one."""
+def _sums(reading: Reading) -> list[Sum]:
+    """The sums that add a branch to the stream; of those that one branch feeds into several streams, one."""
+    graph, norms = reading.graph, reading.norms
     mixed, shared = mixed_sums(graph), shared_terms(graph)
     found = mixed + find_sums(graph, norms, {s.op for s in mixed})
-    return one_stream(sorted(found, key=lambda s: s.value.index), shared, norms)
+    found.sort(key=lambda s: s.value.index)
+    reading.rejoins = find_rejoins(found, norms)
+    rejoined = {rejoin.total for rejoin in reading.rejoins}
+    return one_stream([s for s in found if s not in rejoined], shared, norms)
 
 
 def _opaque_ops(reading: Reading) -> None:
@@ -187,7 +206,31 @@ def _stack(reading: Reading, strand: Strand, name: str) -> Stack:
     final = after[0] if after else None
     hidden = _hidden(final, leaving) if final is not None else leaving
     final_norm = _norm(reading, final) if final is not None else None
-    return Stack(name, blocks, final_norm, reading.graph.site(hidden))
+    return Stack(name, blocks, final_norm, reading.graph.site(hidden), _long_skips(reading, strand))
+
+
+def _long_skips(reading: Reading, strand: Strand) -> tuple[LongSkip, ...]:
+    """The rejoins on the way through a stack and right behind it."""
+    members = {s.value for group in strand.groups for s in group.sums}
+    of = {s.value: s for s in reading.links}
+    readers = {v: group for group in strand.groups for v in came_from(group.sums[0].skip)}
+    found: list[LongSkip] = []
+    for rejoin in reading.rejoins:
+        if any(s.value in members for s in nearest(rejoin.later.value, of)):
+            reader = readers.get(rejoin.total.value)
+            sites = [reading.graph.site(value) for value in (rejoin.earlier[0], rejoin.total.value)]
+            scales = combine([_factors(rejoin.later)]), combine(rejoin.total.stream_factors)
+            found.append(LongSkip(at_call(*reader.place) if reader is not None else "", *sites, *scales))
+    return tuple(found)
+
+
+def _factors(term: Term) -> tuple[Factor, ...]:
+    """The factors of a term, those that its tensor has met already included."""
+    value, factors = term.value, term.factors
+    while value is not core(value):
+        scaled = scale_step(value)
+        value, factors = (scaled[0], (*factors, scaled[1])) if scaled is not None else (value.source, factors)
+    return factors
 
 
 def _hidden(final: FoundNorm, leaving: Value) -> Value:
@@ -202,7 +245,7 @@ def _in_limb(reading: Reading, norm: FoundNorm, last: Sum) -> bool:
 
 
 def _leaving(reading: Reading, total: Sum) -> Value:
-    """The stream behind a sum, after its stream norm."""
+    """The stream behind a sum, after its stream norm and what rejoins it."""
     found = reading.stream_norm.get(total)
     return found[-1].output if found else total.value
 

@@ -7,9 +7,9 @@ attention); convolution, FFT and scans otherwise; none of them is a feed-forward
 from collections import Counter
 from dataclasses import dataclass
 
+from normscope.anatomy.axes import contracted, counted
 from normscope.anatomy.graph import Op, Value
 from normscope.anatomy.ops import (
-    CASTS,
     CONVOLUTIONS,
     FOURIER,
     FUSED_ATTENTION,
@@ -17,8 +17,6 @@ from normscope.anatomy.ops import (
     RECURRENT,
     SAME,
     SOFTMAX,
-    VIEWS,
-    axis_before,
     matmul_operands,
     weight_of,
 )
@@ -184,14 +182,9 @@ def _steps(value: Value) -> int:
 
 
 def _contracts_tokens(op: Op, weight: Value) -> bool:
-    """Whether the axis that a matmul sums over was another than the last when its input came to be."""
-    value = next(v for v in matmul_operands(op) or () if v is not weight)
-    axis = len(value.shape) - (1 if op.inputs.index(value) < op.inputs.index(weight) else 2)
-    while value.op is not None and (value.base in VIEWS | CASTS or len(value.op.inputs) == 1):
-        if value.base in VIEWS:
-            axis = axis_before(value.op, axis, len(value.shape))
-        value = value.source
-    return axis < len(value.shape) - 1
+    """Whether a matmul sums over tokens."""
+    summed = contracted(op, weight)
+    return summed is not None and "token" in counted(summed[0], [summed[1]])
 
 
 def is_fused_attention(region: list[Value]) -> bool:

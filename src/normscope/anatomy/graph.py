@@ -9,9 +9,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from torch.utils._pytree import tree_leaves
+
 from normscope.anatomy.calls import Call
 from normscope.anatomy.types import Site
 
+Axis = tuple[tuple[str, int], ...]
+"""The factors of one axis of a tensor, outermost first: what each counts, and its size; see `axes`."""
 Origin = Literal["op", "parameter", "buffer", "input", "constant"]
 
 
@@ -51,6 +55,8 @@ class Value:
         number: the value of a one-valued tensor that depends on neither.
         norm: what an opaque op turned out to be when its output was compared with norms of its input.
         causal: of a square softmax: whether everything above the diagonal is zero.
+        axes: what each axis counts.
+        goes_on: of a sum of points of one stream, the latest of them: see `long_skips`.
     """
 
     index: int
@@ -66,6 +72,8 @@ class Value:
     norm: str | None = None
     causal: bool | None = None
     users: list[Op] = field(default_factory=list)
+    axes: tuple[Axis, ...] = ()
+    goes_on: "Value | None" = None
 
     @property
     def base(self) -> str:
@@ -103,7 +111,8 @@ class Graph:
             return Site(op.call.path, op.call.nth, op.name, op.nth, value.output)
         for op in value.users:
             if not op.virtual:
-                return Site(op.call.path, op.call.nth, op.name, op.nth, -1 - op.inputs.index(value))
+                tensors = [v for v in tree_leaves((op.args, op.kwargs)) if isinstance(v, Value)]
+                return Site(op.call.path, op.call.nth, op.name, op.nth, -1 - tensors.index(value))
         assert value.op is not None, "a leaf that nothing reads has no site"
         return self.site(value.op.inputs[-1])
 

@@ -7,12 +7,15 @@ statistic it is gives the kind:
 
     (a − mean a) / √(var a + ε)   layernorm        a / √(mean a² + ε)   rmsnorm        a / ‖a‖   l2norm
 
-and a / ‖a‖ times √d is an rmsnorm again.
+and a / ‖a‖ times √d is an rmsnorm again. These names are kept for norms over all features of a token. A
+statistic over tokens (an instance norm, a norm over [T, d]) or over groups of features makes a groupnorm of
+them, one over the batch a batchnorm.
 """
 
 import math
 from dataclasses import dataclass
 
+from normscope.anatomy.axes import counted, reduced_axes
 from normscope.anatomy.graph import Op, Value
 from normscope.anatomy.ops import is_weight
 from normscope.anatomy.statistic import (
@@ -64,7 +67,10 @@ _WEIGHT_AT = {"native_layer_norm": 2, "_fused_rms_norm": 2, "rms_norm": 2, "laye
 
 @dataclass(eq=False)
 class FoundNorm:
-    """A norm in the graph: from `input` to `output`, its γ and β absorbed, and the op that makes it one."""
+    """A norm in the graph: from `input` to `output`, its γ and β absorbed, and the op that makes it one.
+
+    `over` is what its statistic is taken of, with the axes; None where the kind says it.
+    """
 
     kind: str
     input: Value
@@ -73,6 +79,7 @@ class FoundNorm:
     eps: float | None
     weight: Value | None
     weight_offset: float = 0.0
+    over: tuple[Value, list[int]] | None = None
 
 
 def find_norms(ops: list[Op]) -> dict[Value, FoundNorm]:
@@ -81,8 +88,21 @@ def find_norms(ops: list[Op]) -> dict[Value, FoundNorm]:
     for op in ops:
         norm = _native(op) or _opaque(op) or _written_out(op) or _squashed(op)
         if norm is not None:
+            norm.kind = _kind_over(norm)
             norms[norm.output] = norm
     return norms
+
+
+def _kind_over(norm: FoundNorm) -> str:
+    """The kind of a norm in view of the axes that its statistic is taken over."""
+    if norm.over is None:
+        return norm.kind
+    value, axes = norm.over
+    over, others = counted(value, axes), counted(value, set(range(len(value.shape))) - set(axes))
+    if "batch" in over:
+        return "batchnorm"
+    in_groups = "feature" in others and norm.kind != "l2norm"  # unit vectors a head: cosine attention
+    return "groupnorm" if "token" in over or in_groups else norm.kind
 
 
 def _native(op: Op) -> FoundNorm | None:
@@ -94,6 +114,8 @@ def _native(op: Op) -> FoundNorm | None:
     found = FoundNorm(kind, op.inputs[0], op.outputs[0], op, as_float(eps), None)
     if isinstance(weight, Value) and weight.learnt:
         found.weight = weight
+    if kind in {"layernorm", "rmsnorm"}:
+        found.over = op.source, list(range(len(op.source.shape)))[-len(op.args[1]) :]
     return _absorb(found)
 
 
@@ -124,7 +146,8 @@ def _written_out(op: Op) -> FoundNorm | None:
         if source is None:
             continue
         kind = _kind(statistic, centred, squared_centred)
-        found = _absorb(FoundNorm(kind, source, op.outputs[0], op, statistic.eps, weight, offset))
+        over = statistic.reduced, reduced_axes(statistic.op)
+        found = _absorb(FoundNorm(kind, source, op.outputs[0], op, statistic.eps, weight, offset, over))
         if found.kind == "l2norm" and math.isclose(
             _gain(found, statistic), carrier.shape[-1] ** 0.5, rel_tol=1e-3
         ):

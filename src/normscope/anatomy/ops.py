@@ -78,26 +78,6 @@ def weight_of(op: Op) -> Value | None:
     return first if is_weight(first) and second.live else None
 
 
-def axis_before(op: Op, axis: int, rank: int) -> int:
-    """The axis of the op's input that `axis` of its output was."""
-    before = len(op.inputs[0].shape)
-    if op.base in {"t", "T"} and before == 2:
-        return 1 - axis
-    if op.base == "transpose":
-        a, b = (d % before for d in op.args[1:3])
-        return {a: b, b: a}.get(axis, axis)
-    if op.base == "permute":
-        return op.args[1][axis] % before
-    if op.base in {"select", "unbind"}:
-        return axis + (axis >= op.arg(2 if op.base == "unbind" else 1, "dim", 0) % before)
-    if op.base == "unsqueeze":
-        dim = op.arg(1, "dim") % rank
-        return max(axis - (axis > dim), 0)
-    if before != rank:  # a reshape: count from the end
-        return max(before - (rank - axis), 0)
-    return axis
-
-
 def is_mixing(op: Op, region: set[Value]) -> bool:
     """Whether the op mixes features or tokens of what comes from `region` with something learnt (or by FFT,
     scan).

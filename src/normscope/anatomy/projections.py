@@ -9,9 +9,10 @@ multiplied is the `gate`.
 from dataclasses import replace
 
 from normscope.anatomy.attention import Attention
+from normscope.anatomy.axes import source_axis
 from normscope.anatomy.branches import Limb
 from normscope.anatomy.graph import Graph, Op, Value
-from normscope.anatomy.ops import CASTS, SAME, VIEWS, axis_before, matmul_operands, weight_of
+from normscope.anatomy.ops import CASTS, SAME, VIEWS, matmul_operands, weight_of
 from normscope.anatomy.types import Projection
 
 _SELECTS = frozenset({"select", "slice", "split", "unbind", "split_with_sizes", "chunk", "index", "narrow"})
@@ -209,7 +210,7 @@ def _feature_axis(op: Op) -> int:
     second = operands is not None and operands[1] is weight
     axis = len(weight.shape) - 1 if second else max(len(weight.shape) - 2, 0)
     while weight.op is not None and weight.origin != "parameter":
-        axis = axis_before(weight.op, axis, len(weight.shape))
+        axis = source_axis(weight.op, axis)
         weight = max((v for v in weight.op.inputs if v.learnt), key=_numel)
     return min(axis, len(weight.shape) - 1)  # several axes at once (einsum): the last of them
 

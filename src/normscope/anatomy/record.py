@@ -95,13 +95,16 @@ class Recorder(TorchDispatchMode):
 
     def _unfuse(self, op: Op) -> Op:
         """Write addcmul(a, b, c), addcdiv and a residual addmm(a, b, c) as a product and an add."""
-        if op.base not in _PRODUCTS or not op.inputs[0].live:
+        if op.base not in _PRODUCTS or not (op.inputs[0].live or op.base in {"addcmul", "addcdiv"}):
             return op
         inner = Op(
             op.name, _PRODUCTS[op.base], op.args[1:3], {}, op.inputs[1:3], op.call, op.nth, virtual=True
         )
         self._append(inner)
-        term = self._value(inner, 0, op.inputs[0].shape, op.inputs[0].floating)
+        shape = op.inputs[0].shape
+        if inner.base in {"mul", "div"}:
+            shape = tuple(torch.broadcast_shapes(*(v.shape for v in inner.inputs)))
+        term = self._value(inner, 0, shape, op.inputs[0].floating)
         factor = op.kwargs.get("value", op.kwargs.get("alpha", 1))
         op.base, op.args, op.inputs = "add", (op.inputs[0], term), (op.inputs[0], term)
         op.kwargs = {"alpha": factor, "beta": op.kwargs.get("beta", 1)}
@@ -191,9 +194,14 @@ class Recorder(TorchDispatchMode):
 
 
 def _simplified(op: Op) -> Op:
-    """x + 0 is x (Python's `sum` begins with it), and a tensor like another does not come from it."""
+    """x + 0 is x (Python's `sum` begins with it), what is copied hides what was there, and a tensor like
+    another does not come from it.
+    """
     if op.base in {"add", "sub"} and len(op.inputs) == 1 and op.args[1:2] in [(0,), (0.0,)]:
         op.base = "clone"
+    elif op.base == "copy" and len(op.inputs) == 2:
+        op.base = "clone" if op.inputs[0].shape == op.inputs[1].shape else "expand"
+        op.inputs = op.inputs[1:]
     elif op.base.endswith("_like") or op.base.startswith("new_"):
         op.inputs = ()
     return op

@@ -93,7 +93,7 @@ def find_sums(
         found = _as_sum(op, tree, norms)
         if found is not None and found.doubled and any(add.call is not op.call for add in _adds(tree)):
             # What another module summed, and an earlier point of the stream on top: that is a sum of its own.
-            tree = Term(op.outputs[0], (), direct_terms(op))
+            tree = Term(op.outputs[0], (), terms_of(op, op.call))
             found = _as_sum(op, tree, norms)
         if found is not None:
             sums.append(found)

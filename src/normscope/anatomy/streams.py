@@ -5,13 +5,14 @@ A skip that is the last sum, or its norm, continues the stream. A skip that come
 stream.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from normscope.anatomy.graph import Op, Value
 from normscope.anatomy.norms import FoundNorm
 from normscope.anatomy.ops import PARTS, SAME, is_weight
 from normscope.anatomy.residual import Sum
-from normscope.anatomy.terms import scale_step
+from normscope.anatomy.terms import core, direct_terms, scale_step
 
 _POOLING = PARTS | {"mean", "sum", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool2d", "_adaptive_avg_pool2d"}
 
@@ -48,9 +49,9 @@ def link(total: Sum, by_value: dict[Value, Sum], norms: dict[Value, FoundNorm]) 
 
 
 def step_back(value: Value) -> Value | None:
-    """One step back through what leaves a stream as it is: views, casts, dropout, scales, shifts."""
-    if value.op is None:
-        return None
+    """One step back through what leaves a stream as it is: views, casts, dropout, scales, shifts, rejoins."""
+    if value.op is None or value.goes_on is not None:
+        return value.goes_on
     if value.base in SAME:
         return value.source
     scaled = scale_step(value)
@@ -58,7 +59,16 @@ def step_back(value: Value) -> Value | None:
         return scaled[0]
     if value.base == "add" and len(value.op.inputs) == 2 and is_weight(value.op.inputs[1]):
         return value.op.inputs[0]
-    return None
+    terms = [term.value for term in direct_terms(value.op)]
+    return terms[0] if len(terms) > 1 and len({core(v) for v in terms}) == 1 else None  # a·x + b·x
+
+
+def came_from(value: Value) -> Iterator[Value]:
+    """`value`, and what it was before scales, views and rejoins, back to a sum or another op's output."""
+    here: Value | None = value
+    while here is not None:
+        yield here
+        here = step_back(here)
 
 
 def nearest(value: Value, by_value: dict[Value, Sum]) -> list[Sum]:

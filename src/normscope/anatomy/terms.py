@@ -8,6 +8,7 @@ term meets behind its tensor, in the add itself or behind an inner add, `fused` 
 import math
 from dataclasses import dataclass, field
 
+from normscope.anatomy.calls import Call
 from normscope.anatomy.graph import Op, Value, operand
 from normscope.anatomy.ops import SAME, is_weight
 from normscope.anatomy.types import Fused, Site
@@ -82,15 +83,15 @@ def _stacked(op: Op, stack: Op) -> list[Term]:
     return [Term(v) for v in values]
 
 
-def terms_of(op: Op) -> list[Term]:
-    """`direct_terms`, chains of adds that nothing else reads taken apart."""
+def terms_of(op: Op, within: Call | None = None) -> list[Term]:
+    """`direct_terms`, chains of adds that nothing else reads taken apart (those of one module call only)."""
     terms = direct_terms(op)
     for term in terms:
-        _take_apart(term)
+        _take_apart(term, within)
     return terms
 
 
-def _take_apart(term: Term) -> None:
+def _take_apart(term: Term, within: Call | None) -> None:
     value, factors, fused = term.value, term.factors, term.fused
     while value.op is not None and len(value.users) == 1:
         scaled = scale_step(value)
@@ -101,7 +102,7 @@ def _take_apart(term: Term) -> None:
             value, factors = scaled[0], (*factors, scaled[1])
         else:
             break
-    if value.op is None or len(value.users) != 1:
+    if value.op is None or len(value.users) != 1 or within not in {None, value.op.call}:
         return
     inner = direct_terms(value.op)
     if len(inner) < 2 or not all(t.value.live for t in inner):
@@ -110,7 +111,7 @@ def _take_apart(term: Term) -> None:
     for each in inner:
         each.factors = (*each.factors, *factors)
         each.fused = (*each.fused, *fused)
-        _take_apart(each)
+        _take_apart(each, within)
 
 
 def scale_step(value: Value) -> tuple[Value, Factor] | None:

@@ -177,11 +177,34 @@ class Block:
 
 
 @dataclass(frozen=True)
+class LongSkip:
+    """An earlier point of the stream, added again between two blocks or behind the last: x ← α·x + β·x_i.
+
+    Attributes:
+        into: name of the block that reads the sum, "" behind the last.
+        source: the earlier point, x_i.
+        sum: the result.
+        stream_scale, skip_scale: α and β.
+    """
+
+    into: str
+    source: Site
+    sum: Site
+    stream_scale: Scale
+    skip_scale: Scale
+
+    def to_dict(self) -> dict[str, Any]:
+        """The long skip as the report's JSON has it."""
+        return {"into": self.into, "stream_scale": self.stream_scale, "skip_scale": self.skip_scale}
+
+
+@dataclass(frozen=True)
 class Stack:
     """An encoder or a decoder: blocks in order, and the norm after the last of them.
 
     Attributes:
         hidden: what leaves the stack (after the final norm where there is one).
+        long_skips: the sums that are no branch's, in order.
         complete: whether all of its residual stream was read; where not, `Anatomy.unread` says what is not,
             and `final_norm` and the number of blocks are those of the part that was read.
     """
@@ -190,6 +213,7 @@ class Stack:
     blocks: tuple[Block, ...]
     final_norm: Norm | None
     hidden: Site
+    long_skips: tuple[LongSkip, ...] = ()
     complete: bool = True
 
     def to_dict(self) -> dict[str, Any]:
@@ -198,6 +222,7 @@ class Stack:
             "name": self.name,
             "blocks": [b.to_dict() for b in self.blocks],
             "final_norm": self.final_norm is not None,
+            "long_skips": [skip.to_dict() for skip in self.long_skips],
             "complete": self.complete,
         }
 

@@ -9,7 +9,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from normscope.anatomy import Anatomy, Block, Branch, Stack
+from normscope.anatomy import Anatomy, Block, Branch, LongSkip, Stack
 from normscope.report.sites import compress
 
 
@@ -31,6 +31,11 @@ def text_anatomy(anatomy: Anatomy, width: int = 110) -> str:
 def _parts(anatomy: Anatomy) -> Iterator[RenderableType]:
     for stack in anatomy.stacks:
         yield _table(stack)
+        for join, skips in groupby(stack.long_skips, key=_rejoins):
+            into = [skip.into for skip in skips]
+            named = [name for name in into if name]
+            places = ([compress(named)] if named else []) + (["the end of the stack"] if "" in into else [])
+            yield Text.assemble(("long skip  ", "dim"), f"{join} into {' and '.join(places)}")
     if not anatomy.stacks:
         yield Text("no residual stream was read")
     for line in anatomy.unread:
@@ -67,6 +72,11 @@ def _join(branch: Branch) -> str:
         return "x + F"
     alpha, beta = (_scale(s) for s in (branch.stream_scale, branch.branch_scale))
     return f"{branch.join}: {alpha}x + {beta}F"
+
+
+def _rejoins(skip: LongSkip) -> str:
+    """The formula of a long skip: "learnt·x + learnt·xᵢ"."""
+    return f"{_scale(skip.stream_scale)}x + {_scale(skip.skip_scale)}xᵢ"
 
 
 def _scale(scale: float | str | None) -> str:

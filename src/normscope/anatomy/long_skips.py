@@ -1,0 +1,57 @@
+"""Find the sums that add an earlier point of the stream to a later one, with no branch between.
+
+    x ← a·x + b·x₀      nanochat, modded-nanogpt: the embedding comes in again, with learnt factors
+    x ← x + x_i         a U-net: what an earlier block left
+    x ← x − c·x_i       nanochat: a share of the middle is taken out before the head
+
+Such a sum adds no branch: the stream goes on from its later term, and the earlier one is a long skip.
+"""
+
+from dataclasses import dataclass
+
+from normscope.anatomy.graph import Value
+from normscope.anatomy.norms import FoundNorm
+from normscope.anatomy.residual import Sum
+from normscope.anatomy.streams import came_from, link
+from normscope.anatomy.terms import Term, core
+
+
+@dataclass(frozen=True)
+class Rejoin:
+    """A sum of points of one stream, and which of its terms are the later and the earlier ones."""
+
+    total: Sum
+    later: Term
+    earlier: tuple[Value, ...]
+
+
+def find_rejoins(sums: list[Sum], norms: dict[Value, FoundNorm]) -> list[Rejoin]:
+    """The rejoins among `sums`, in order; marks what goes on in each."""
+    streams = {s.value: s for s in sums}
+    found: list[Rejoin] = []
+    for total in sums:
+        later = total.branches[0]
+        point = core(later.value)
+        if len(total.branches) > 1 or later.inner or total.several:
+            continue
+        if point is not total.value and _leads_back(point, total.skip, streams, norms):
+            del streams[total.value]
+            total.value.goes_on = later.value
+            found.append(Rejoin(total, later, (total.skip, *total.long_skips)))
+    return found
+
+
+def _leads_back(
+    point: Value, earlier: Value, streams: dict[Value, Sum], norms: dict[Value, FoundNorm]
+) -> bool:
+    """Whether the stream at `point`, a sum or what goes on from one, was once `earlier`."""
+    while point.goes_on is not None:
+        point = core(point.goes_on)
+    total = streams.get(point)
+    *_, source = came_from(earlier)
+    while total is not None:
+        if source in {total.value, *came_from(total.skip)}:
+            return True
+        before = link(total, streams, norms)
+        total = before.before if before.direct else None
+    return False
