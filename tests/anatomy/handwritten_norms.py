@@ -116,3 +116,41 @@ def with_norm(block: Callable[[], Block], norm: Callable[[], nn.Module]) -> Towe
     for member in model.blocks:
         member.norm1, member.norm2 = norm(), norm()
     return model
+
+
+class Formula(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, formula: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.formula = formula
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.formula(x)
+
+
+def _rms(x: Tensor, *axes: int) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(axes or None, keepdim=bool(axes)) + 1e-6)
+
+
+# What is taken over tokens or over groups of features is no norm of each token's features.
+OTHER_AXES: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+    "rms-tokens": ("groupnorm", lambda x: _rms(x, 1)),
+    "layernorm-tokens-transposed": ("groupnorm", lambda x: F.layer_norm(x.mT, x.shape[1:2]).mT),
+    "layernorm-tokens-and-features": ("groupnorm", lambda x: F.layer_norm(x, x.shape[1:])),
+    "rms-tokens-and-features": ("groupnorm", lambda x: _rms(x, 1, 2)),
+    "rms-tokens-and-features-flat": ("groupnorm", lambda x: _rms(x.flatten(1), 1).view_as(x)),
+    "l2-tokens": ("groupnorm", lambda x: F.normalize(x, dim=1)),
+    "rms-groups": ("groupnorm", lambda x: _rms(x.unflatten(-1, (4, 4)), -1).flatten(2)),
+    "rms-everything": ("batchnorm", _rms),
+    "norm-everything": ("batchnorm", lambda x: x / x.norm() * x.numel() ** 0.5),
+    "layernorm-batch": ("batchnorm", lambda x: (x - x.mean(0)) / (x.var(0) + 1e-5).sqrt()),
+    "layernorm-rows": ("layernorm", lambda x: F.layer_norm(x.flatten(0, 1), (WIDTH,)).view_as(x)),
+    "rms-channels-first": ("rmsnorm", lambda x: _rms(x.mT, 1).mT),
+}
+for name, (kind, formula) in OTHER_AXES.items():
+    case(
+        f"axes-{name}",
+        lambda f=formula: with_norm(Block, lambda: Formula(f)),
+        reading("A.pre F.pre", norm=kind),
+    )

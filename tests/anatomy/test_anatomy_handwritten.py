@@ -22,6 +22,10 @@ def test_reads_what_is_written(entry: Case) -> None:
     assert not expected or lines_of(anatomy) == expected, anatomy.unread
     if entry.unread is not None:
         assert bool(anatomy.unread) == entry.unread, anatomy.unread
+    if entry.name.startswith("axes-"):
+        final = anatomy.stacks[0].final_norm
+        assert final is not None
+        assert final.kind == entry.stacks[0].norm
     if entry.scheme is not None:
         assert entry.scheme in {branch.scheme for branch in anatomy.branches}
     if entry.schemes is not None:

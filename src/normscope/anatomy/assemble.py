@@ -4,13 +4,15 @@ The last add of a stack takes the placement of its peers: a norm after it is the
 and the final norm otherwise.
 """
 
-from collections import Counter
+import traceback
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from normscope.anatomy.attention import Attention, find_attentions
 from normscope.anatomy.axes import name_axes
 from normscope.anatomy.blocks import Group, common_path, group_sums
 from normscope.anatomy.branches import Limb, read_limbs
+from normscope.anatomy.gaps import dropped_sums, lost_parts, missing_from, opaque_ops
 from normscope.anatomy.graph import Gap, Graph, Value, between
 from normscope.anatomy.long_skips import Rejoin, find_rejoins
 from normscope.anatomy.nesting import untangle
@@ -56,10 +58,21 @@ class Reading:
 
 
 def assemble(graph: Graph) -> Anatomy:
-    """The anatomy of a recorded forward."""
+    """The anatomy of a recorded forward; where a rule of ours breaks on it, one that says so."""
+    try:
+        return _assemble(graph)
+    except Exception as error:  # whatever a model does, its reading ends in words
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        words = f"our rule {frame.name} ({Path(frame.filename).name}:{frame.lineno}) cannot follow this model"
+        return Anatomy(
+            (), (f"{words}: {type(error).__name__}: {error}. Please report it.",), graph.written_bytes
+        )
+
+
+def _assemble(graph: Graph) -> Anatomy:
     name_axes(graph.values)
     reading = Reading(graph, find_norms(graph.ops), find_attentions(graph.ops))
-    _opaque_ops(reading)
+    reading.unread += opaque_ops(graph)
     stream = untangle(_sums(reading), reading.norms)
     reading.unread += stream.unread
     reading.limbs = {s: read_limbs(s, reading.norms, reading.attentions) for s in stream.sums}
@@ -69,7 +82,7 @@ def assemble(graph: Graph) -> Anatomy:
     }
     reading.groups = group_sums(sums, reading.limbs, owners)
     kept = [s for group in reading.groups for s in group.sums]
-    _say_dropped(reading, [s for s in sums if s not in set(kept)], kept)
+    reading.unread += dropped_sums([s for s in sums if s not in set(kept)], kept, reading.limbs)
     by_value = {s.value: s for s in kept}
     reading.links = {s: link(s, by_value, reading.norms) for s in kept}
     found = strands(reading.groups, reading.links, reading.unread)
@@ -77,26 +90,17 @@ def assemble(graph: Graph) -> Anatomy:
         _stream_norms(reading, strand)
         _schemes(reading, strand)
     names = name_stacks(found, reading.limbs)
-    stacks = tuple(_stack(reading, strand, name) for strand, name in zip(found, names, strict=True))
-    _say_unowned(reading, found)
+    stacks = [_stack(reading, strand, name) for strand, name in zip(found, names, strict=True)]
+    reading.unread += lost_parts(reading.links, reading.attentions)
+    missing = missing_from(reading.unread, [_way(reading, strand) for strand in found])
+    stacks = [replace(stack, complete=number not in missing) for number, stack in enumerate(stacks)]
     words = [gap.words for gap in reading.unread] + ([] if stacks else [NO_RESIDUAL_SUM])
-    stacks = tuple(
-        _judged(stack, strand, found, reading) for stack, strand in zip(stacks, found, strict=True)
-    )
-    return Anatomy(stacks, tuple(dict.fromkeys(words)), graph.written_bytes)
+    return Anatomy(tuple(stacks), tuple(dict.fromkeys(words)), graph.written_bytes)
 
 
-def _judged(stack: Stack, strand: Strand, strands: list[Strand], reading: Reading) -> Stack:
-    """Incomplete where a gap lies on the way through the stack, or on that through no stack."""
-    ways = {
-        s: range(s.groups[0].sums[0].skip.index, _leaving(reading, s.groups[-1].sums[-1]).index + 1)
-        for s in strands
-    }
-    for gap in reading.unread:
-        holding = [s for s in strands if gap.at.index in ways[s]]
-        if strand in (holding or strands):
-            return replace(stack, complete=False)
-    return stack
+def _way(reading: Reading, strand: Strand) -> set[Value]:
+    """The values from a stack's entry to its end."""
+    return set(between(strand.groups[0].sums[0].skip, _leaving(reading, strand.groups[-1].sums[-1])))
 
 
 def _sums(reading: Reading) -> list[Sum]:
@@ -108,40 +112,6 @@ def _sums(reading: Reading) -> list[Sum]:
     reading.rejoins = find_rejoins(found, norms)
     rejoined = {rejoin.total for rejoin in reading.rejoins}
     return one_stream([s for s in found if s not in rejoined], shared, norms)
-
-
-def _opaque_ops(reading: Reading) -> None:
-    for name, count in Counter(op.name for op in reading.graph.opaque).items():
-        first = next(op for op in reading.graph.opaque if op.name == name)
-        where = first.call.path or "the root module"
-        words = f"{name} in {where} is opaque ({count} calls): what it does inside is not seen"
-        calls = [op for op in reading.graph.opaque if op.name == name]
-        reading.unread += [Gap(words, op.outputs[0]) for op in calls]
-
-
-def _say_dropped(reading: Reading, dropped: list[Sum], kept: list[Sum]) -> None:
-    """A sum before the first block belongs to the embedding, unless it attends; any other is said."""
-    first = min((s.value.index for s in kept), default=0)
-    for s in dropped:
-        if s.value.index > first or any(limb.attentions for limb in reading.limbs[s]):
-            where = s.op.call.path or "the root module"
-            reading.unread.append(Gap(f"a residual sum outside any repeated module, in {where}", s.value))
-
-
-def _say_unowned(reading: Reading, found: list[Strand]) -> None:
-    """An attention on the way through a stack that is in no branch: its sum was not recognised."""
-    owned = {a for limbs in reading.limbs.values() for limb in limbs for a in limb.attentions}
-    loose = [a for a in reading.attentions if a not in owned]
-    for strand in found:
-        first, last = strand.groups[0].sums[0].skip, strand.groups[-1].sums[-1].value
-        way = set(between(first, last)) if loose else set()
-        for a in loose:
-            if a.output in way and not any(
-                "nested" in gap.words or "skip" in gap.words for gap in reading.unread
-            ):
-                where = a.output.op.call.path if a.output.op is not None else ""
-                words = f"the attention in {where or 'the root module'} is added to no stream"
-                reading.unread.append(Gap(words, a.output))
 
 
 def _stream_norms(reading: Reading, strand: Strand) -> None:

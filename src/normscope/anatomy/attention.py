@@ -5,10 +5,11 @@ attention); convolution, FFT and scans otherwise; none of them is a feed-forward
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from normscope.anatomy.axes import contracted, counted
-from normscope.anatomy.graph import Op, Value
+from normscope.anatomy.graph import Op, Value, inputs_of, search
 from normscope.anatomy.ops import (
     CONVOLUTIONS,
     FOURIER,
@@ -97,36 +98,23 @@ def is_activation_product(op: Op) -> bool:
 
 
 def _product_before(logits: Value) -> Op | None:
-    queue, seen = [logits], set()
-    while queue:
-        value = queue.pop(0)
-        op = value.op
-        if op is None or value in seen or not value.live:
-            continue
-        seen.add(value)
-        if is_activation_product(op):
-            return op
-        if op.base in _BEFORE_SOFTMAX:
-            queue.extend(op.inputs)
-    return None
+    def step(value: Value) -> Iterable[Value]:
+        return (v for v in inputs_of(value) if v.live) if value.base in _BEFORE_SOFTMAX else ()
+
+    ops = (value.op for value in search([logits], step))
+    return next((op for op in ops if op is not None and is_activation_product(op)), None)
 
 
 def _product_after(probabilities: Value) -> tuple[Op, Value] | None:
     """The matmul that takes the probabilities to the values, and its operand that they are."""
-    queue, seen = [probabilities], set()
-    while queue:
-        value = queue.pop(0)
-        if value in seen:
-            continue
-        seen.add(value)
-        for op in value.users:
-            operands = matmul_operands(op)
-            if operands is not None and value in operands:
-                if is_activation_product(op):
-                    return op, value
-            elif op.base in _AFTER_SOFTMAX:
-                queue.extend(op.outputs)
-    return None
+
+    def step(value: Value) -> Iterable[Value]:
+        return (v for op in value.users if op.base in _AFTER_SOFTMAX for v in op.outputs)
+
+    uses = ((op, value) for value in search([probabilities], step) for op in value.users)
+    return next(
+        ((op, v) for op, v in uses if is_activation_product(op) and v in (matmul_operands(op) or ())), None
+    )
 
 
 def has_linear_attention(region: list[Value]) -> bool:
@@ -143,16 +131,12 @@ def has_linear_attention(region: list[Value]) -> bool:
 
 def _without_weights(value: Value, above: int) -> set[Value]:
     """What `value` comes from without passing a parameterised matmul."""
-    found: set[Value] = set()
-    stack = [value]
-    while stack:
-        here = stack.pop()
-        if here in found or here.index < above or here.op is None:
-            continue
-        found.add(here)
-        if weight_of(here.op) is None:
-            stack.extend(here.op.inputs)
-    return found
+
+    def step(here: Value) -> Iterable[Value]:
+        passes = here.op is not None and weight_of(here.op) is None
+        return (v for v in inputs_of(here) if v.index >= above) if passes else ()
+
+    return set(search([value], step))
 
 
 def mixes_tokens(region: list[Value]) -> bool:
@@ -196,28 +180,20 @@ def projections_into(attention: Attention) -> list[Op]:
     """The parameterised matmuls that made an attention's keys and values (in cross-attention: of a second
     stream).
     """
-    found: list[Op] = []
-    stack, seen = [attention.key, attention.value], set()
-    while stack:
-        value = stack.pop()
-        if value in seen or value.op is None or not value.live:
-            continue
-        seen.add(value)
-        if weight_of(value.op) is not None:
-            found.append(value.op)
-        elif not is_activation_product(value.op):
-            stack.extend(value.op.inputs)
-    return sorted(set(found), key=lambda op: op.outputs[0].index)
+
+    def step(value: Value) -> Iterable[Value]:
+        stops = value.op is None or weight_of(value.op) is not None or is_activation_product(value.op)
+        return () if stops else (v for v in inputs_of(value) if v.live)
+
+    ops = {v.op for v in search([attention.key, attention.value], step) if v.op is not None and v.live}
+    return sorted((op for op in ops if weight_of(op) is not None), key=lambda op: op.outputs[0].index)
 
 
 def logits_of(ops: list[Op]) -> set[Value]:
     """Everything elementwise in front of a softmax: scores, biases and masks are no stream."""
-    found: set[Value] = set()
-    stack = [op.inputs[0] for op in ops if op.base in SOFTMAX and op.inputs]
-    while stack:
-        value = stack.pop()
-        if value in found or value.op is None or value.base not in _BEFORE_SOFTMAX:
-            continue
-        found.add(value)
-        stack.extend(v for v in value.op.inputs if v.floating)
-    return found
+
+    def step(value: Value) -> Iterable[Value]:
+        return (v for v in inputs_of(value) if v.floating) if value.base in _BEFORE_SOFTMAX else ()
+
+    scores = (op.inputs[0] for op in ops if op.base in SOFTMAX and op.inputs)
+    return {value for value in search(scores, step) if value.base in _BEFORE_SOFTMAX}

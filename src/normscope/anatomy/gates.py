@@ -6,7 +6,7 @@ GTrXL     z ⊙ tanh(W y + U (r ⊙ x))          is a GRU of the stream: it lets
 
 from dataclasses import dataclass
 
-from normscope.anatomy.graph import Value
+from normscope.anatomy.graph import Value, search
 from normscope.anatomy.ops import PARTS, SAME, is_weight, matmul_operands, weight_of
 from normscope.anatomy.terms import Term, direct_terms, scale_step
 
@@ -47,8 +47,7 @@ def _candidate(value: Value, skip: Value) -> Value | None:
 
 
 def _terms(value: Value) -> list[Term]:
-    while value.base in SAME:
-        value = value.source
+    value = value.behind(SAME)
     return direct_terms(value.op) if value.op is not None else []
 
 
@@ -62,20 +61,12 @@ def _mapped(value: Value) -> Value | None:
     if value.op is None:
         return None
     weight = weight_of(value.op)
-    value = next(v for v in matmul_operands(value.op) or value.op.inputs if v is not weight)
-    while value.base in SAME:
-        value = value.source
-    return value
+    return next(v for v in matmul_operands(value.op) or value.op.inputs if v is not weight).behind(SAME)
 
 
 def _is_reset(value: Value | None, skip: Value) -> bool:
     """Whether this is r ⊙ x."""
     if value is None or value.op is None or value.base != "mul":
         return False
-    return any(_is(v, skip) for v in value.op.inputs)
-
-
-def _is(value: Value, other: Value) -> bool:
-    while value is not other and value.base in SAME:
-        value = value.source
-    return value is other
+    views = search(value.op.inputs, lambda v: (v.source,) if v.base in SAME else ())
+    return skip in set(views)

@@ -5,7 +5,8 @@ makes "what lies between x and y" a cheap question: walk back from y and never b
 its tensor a new value; nothing here ever changes.
 """
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -86,6 +87,13 @@ class Value:
         assert self.op is not None
         return self.op.inputs[0]
 
+    def behind(self, bases: Set[str]) -> "Value":
+        """What it was before ops of these names."""
+        value = self
+        while value.base in bases:
+            value = value.source
+        return value
+
 
 @dataclass(frozen=True)
 class Gap:
@@ -122,18 +130,26 @@ def operand(op: Op, index: int) -> Site:
     return Site(op.call.path, op.call.nth, op.name, op.nth, -1 - index - op.virtual)
 
 
+def search(start: Iterable[Value], step: Callable[[Value], Iterable[Value]]) -> Iterator[Value]:
+    """`start` and all that `step` leads to from there, breadth first, each once."""
+    queue, seen = deque(start), set()
+    while queue:
+        value = queue.popleft()
+        if value not in seen:
+            seen.add(value)
+            yield value
+            queue.extend(step(value))
+
+
+def inputs_of(value: Value) -> tuple[Value, ...]:
+    """What the op that made it read; nothing for a leaf."""
+    return value.op.inputs if value.op is not None else ()
+
+
 def ancestors(values: Iterable[Value], above: int) -> set[Value]:
     """`values` and everything they come from that is numbered higher than `above`."""
-    found: set[Value] = set()
-    stack = [v for v in values if v.index > above]
-    while stack:
-        value = stack.pop()
-        if value in found:
-            continue
-        found.add(value)
-        if value.op is not None:
-            stack.extend(v for v in value.op.inputs if v.index > above and v not in found)
-    return found
+    start = (v for v in values if v.index > above)
+    return set(search(start, lambda value: (v for v in inputs_of(value) if v.index > above)))
 
 
 def between(start: Value, end: Value) -> list[Value]:

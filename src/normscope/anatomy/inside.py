@@ -73,8 +73,7 @@ def inner_norm(limb: Limb, norms: dict[Value, FoundNorm]) -> bool:
         return False
     last = max(limb.mixers, key=lambda op: op.outputs[0].index)
     for value in last.inputs:
-        while value.base in SAME:
-            value = value.source
+        value = value.behind(SAME)
         if value in norms and norms[value] not in limb.norms_in:
             return True
     return False

@@ -1,10 +1,10 @@
 """Keep the sums of the stream apart from sums inside a branch and from sums around many blocks.
 
 A sum inside another's branch is part of that branch: a Mamba mixer adds D·x, a convolution module its input.
-When the inner sums form a stream of their own, two cases are told apart and both are said in `unread`:
+When the inner sums form a stream of their own, there are two cases, and `unread` names both:
 
     the outer sums follow one another   they are the stream, the inner ones nested residuals (MobileBERT)
-    an outer sum stands alone           it is a long skip around the inner ones (U-net, Funnel's decoder)
+    an outer sum stands alone           it is a long skip around the inner ones (Funnel's decoder)
 """
 
 from dataclasses import dataclass, field
@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from normscope.anatomy.blocks import pattern
 from normscope.anatomy.graph import Gap, Value
 from normscope.anatomy.norms import FoundNorm
-from normscope.anatomy.ops import SAME
 from normscope.anatomy.residual import Sum
 from normscope.anatomy.streams import link, norms_on
 
@@ -29,11 +28,8 @@ def untangle(sums: list[Sum], norms: dict[Value, FoundNorm]) -> Stream:
     """Choose the sums of the stream."""
     inner = _inner(sums)
     outer_of = {s: o for o, members in inner.items() for s in members}
-    by_value = {s.value: s for s in sums}
-    around = {o for o in sums if _ends_in_sum(o, by_value, norms)}
-    inner |= {o: inner.get(o, [o]) for o in around}
-    outers = around | {o for o in inner if _is_stream(inner[o], norms)}
-    chained = {o for o in outers - around if _is_chained(o, outers, sums, norms)}
+    outers = {o for o in inner if _is_stream(inner[o], norms)}
+    chained = {o for o in outers if _is_chained(o, outers, sums, norms)}
     unread: list[Gap] = []
     dropped: set[Sum] = set()
     for outer, members in inner.items():
@@ -71,26 +67,6 @@ def _inner(sums: list[Sum]) -> dict[Sum, list[Sum]]:
 def _is_stream(members: list[Sum], norms: dict[Value, FoundNorm]) -> bool:
     """One add without norms is a detail of a branch; several, or a normed one, are a stream of their own."""
     return len(members) > 1 or any(norms_on(v, norms) for v in (members[0].skip, members[0].value))
-
-
-def _ends_in_sum(outer: Sum, by_value: dict[Value, Sum], norms: dict[Value, FoundNorm]) -> bool:
-    """Whether what is added is the stream itself, further on: a long skip, not a branch.
-
-    Skip by skip, such a term leads back to where the outer skip starts; a branch that ends in a residual
-    of its own (attention, then x + conv(x)) does not.
-    """
-    for term in outer.branches:
-        value = term.value
-        while value not in by_value and value.base in SAME:
-            value = value.source
-        inner = by_value.get(value)
-        while inner is not None and inner is not outer:
-            before = link(inner, by_value, norms)
-            previous = before.before if before.direct else None
-            if inner.skip is outer.skip or (previous is not None and previous.value is outer.skip):
-                return True
-            inner = previous
-    return False
 
 
 def _is_chained(outer: Sum, outers: set[Sum], sums: list[Sum], norms: dict[Value, FoundNorm]) -> bool:

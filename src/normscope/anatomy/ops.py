@@ -5,7 +5,7 @@ Names are op packets without the in-place underscore: `add` stands for add.Tenso
 
 import torch
 
-from normscope.anatomy.graph import Op, Value
+from normscope.anatomy.graph import Op, Value, between
 
 CASTS = frozenset(
     {"_to_copy", "to", "clone", "contiguous", "alias", "detach", "lift_fresh", "type_as", "resolve_conj"}
@@ -76,6 +76,13 @@ def weight_of(op: Op) -> Value | None:
     if is_weight(second):
         return second
     return first if is_weight(first) and second.live else None
+
+
+def mixes_between(start: Value, end: Value) -> bool:
+    """Whether `end` comes from `start` by way of something learnt."""
+    region = between(start, end)
+    inside = {start, *region}
+    return any(v.op is not None and is_mixing(v.op, inside) for v in region)
 
 
 def is_mixing(op: Op, region: set[Value]) -> bool:

@@ -6,12 +6,14 @@ forward the last one is `down`; of those before it, the one whose output passes 
 multiplied is the `gate`.
 """
 
+import math
+from collections.abc import Iterable
 from dataclasses import replace
 
 from normscope.anatomy.attention import Attention
 from normscope.anatomy.axes import source_axis
 from normscope.anatomy.branches import Limb
-from normscope.anatomy.graph import Graph, Op, Value
+from normscope.anatomy.graph import Graph, Op, Value, inputs_of, search
 from normscope.anatomy.ops import CASTS, SAME, VIEWS, matmul_operands, weight_of
 from normscope.anatomy.types import Projection
 
@@ -100,21 +102,14 @@ def _behind(op: Op, attention: Attention) -> set[Value]:
 
 def _reached(op: Op, limb: Limb) -> tuple[set[Value], set[Op]]:
     """Values the op's output comes to before the next parameterised matmul, and those matmuls."""
-    reached: set[Value] = set()
-    mixers: set[Op] = set()
-    stack = list(op.outputs[:1])
     last = limb.output.index
-    while stack:
-        value = stack.pop()
-        if value in reached:
-            continue
-        reached.add(value)
-        for user in value.users:
-            if weight_of(user) is not None:
-                mixers.add(user)
-            else:
-                stack.extend(v for v in user.outputs if v.index <= last)
-    return reached, mixers
+
+    def step(value: Value) -> Iterable[Value]:
+        users = (user for user in value.users if weight_of(user) is None)
+        return (v for user in users for v in user.outputs if v.index <= last)
+
+    reached = set(search(op.outputs[:1], step))
+    return reached, {user for value in reached for user in value.users if weight_of(user) is not None}
 
 
 def _gating(op: Op, reached: set[Value]) -> tuple[str, ...]:
@@ -148,35 +143,22 @@ def _gating(op: Op, reached: set[Value]) -> tuple[str, ...]:
 
 def _same_activation(plain: Value, squashed: Value, parts: set[Value]) -> bool:
     """Whether both come from the same part: x·σ(x), x·Φ(x) are activations, not gates."""
-    root, stack, seen = _plain_source(plain), [squashed], set()
-    while stack:
-        value = stack.pop()
-        if value in seen:
-            continue
-        seen.add(value)
-        if value in parts:
-            if _plain_source(value) is root:
-                return True
-            continue
-        if value.op is not None and value.index > min(p.index for p in parts):
-            stack.extend(value.op.inputs)
-    return False
+    root, lowest = _plain_source(plain), min(p.index for p in parts)
+    met = search([squashed], lambda v: () if v in parts or v.index <= lowest else inputs_of(v))
+    return any(_plain_source(value) is root for value in met if value in parts)
 
 
 def _parts(value: Value) -> set[Value]:
     """The output of a matmul and the pieces it is split into."""
-    found, stack = set(), [value]
-    while stack:
-        here = stack.pop()
-        if here in found:
-            continue
-        found.add(here)
+
+    def step(here: Value) -> Iterable[Value]:
         for user in here.users:
             if user.base in SAME | _SELECTS or (user.base == "add" and not all(v.live for v in user.inputs)):
-                stack.extend(user.outputs)
+                yield from user.outputs
+
+    found = set(search([value], step))
     # Once it is split, only the pieces count: the whole is not one operand of anything.
-    split = {v for v in found if any(u.base in _SELECTS for u in v.users)}
-    return found - split
+    return found - {v for v in found if any(u.base in _SELECTS for u in v.users)}
 
 
 def _plain_source(value: Value) -> Value:
@@ -216,7 +198,4 @@ def _feature_axis(op: Op) -> int:
 
 
 def _numel(value: Value) -> int:
-    count = 1
-    for n in value.shape:
-        count *= n
-    return count
+    return math.prod(value.shape)

@@ -95,7 +95,11 @@ class Recorder(TorchDispatchMode):
 
     def _unfuse(self, op: Op) -> Op:
         """Write addcmul(a, b, c), addcdiv and a residual addmm(a, b, c) as a product and an add."""
-        if op.base not in _PRODUCTS or not (op.inputs[0].live or op.base in {"addcmul", "addcdiv"}):
+        if (
+            op.base not in _PRODUCTS
+            or len(op.inputs) < 3
+            or not (op.inputs[0].live or op.base in {"addcmul", "addcdiv"})
+        ):
             return op
         inner = Op(
             op.name, _PRODUCTS[op.base], op.args[1:3], {}, op.inputs[1:3], op.call, op.nth, virtual=True

@@ -12,7 +12,7 @@ from typing import Literal
 from normscope.anatomy.attention import logits_of
 from normscope.anatomy.graph import Graph, Op, Value, ancestors, between
 from normscope.anatomy.norms import FoundNorm
-from normscope.anatomy.ops import SAME, VIEWS, is_mixing, is_weight
+from normscope.anatomy.ops import SAME, VIEWS, is_weight, mixes_between
 from normscope.anatomy.terms import Factor, Term, direct_terms, scale_step, step_weight, terms_of
 
 Several = Literal["", "beside", "mixed", "stochastic"]
@@ -233,11 +233,7 @@ def _inner_sum(
 
 def _reads(start: Value, term: Term, behind: set[Value]) -> bool:
     """Whether `term` comes from `start` by way of something learnt."""
-    if start not in behind or start is term.value:
-        return False
-    region = between(start, term.value)
-    inside = {start, *region}
-    return any(v.op is not None and is_mixing(v.op, inside) for v in region)
+    return start in behind and start is not term.value and mixes_between(start, term.value)
 
 
 def _branches(tree: Term, skips: set[int]) -> list[Term]:

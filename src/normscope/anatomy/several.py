@@ -12,10 +12,11 @@ There the skip is H, and z, the one value that everything in F comes from, is wh
 
 import math
 from collections import defaultdict
+from collections.abc import Iterable
 
-from normscope.anatomy.graph import Graph, Op, Value, ancestors, between
+from normscope.anatomy.graph import Graph, Op, Value, ancestors, between, search
 from normscope.anatomy.norms import FoundNorm
-from normscope.anatomy.ops import PARTS, SAME, is_mixing, matmul_operands
+from normscope.anatomy.ops import PARTS, SAME, matmul_operands, mixes_between
 from normscope.anatomy.residual import Several, Sum
 from normscope.anatomy.streams import link
 from normscope.anatomy.terms import Term, core, direct_terms, scale_step
@@ -57,8 +58,7 @@ def _mixed(op: Op) -> Sum | None:
 
 def _spread(value: Value) -> Value | None:
     """f of B⊗f, a product that repeats f along an axis other than the features'; None for anything else."""
-    while value.base in SAME:
-        value = value.source
+    value = value.behind(SAME)
     if value.op is None or not value.live:
         return None
     operands = value.op.inputs if value.base == "mul" else matmul_operands(value.op) or ()
@@ -100,9 +100,9 @@ def _state(value: Value, like: Value) -> tuple[Value, Value] | None:
 
 def _read(state: Value, branch: Value) -> Value | None:
     """The first value in the shape of the branch's output that all ways from the state to it pass."""
-    region = between(state, branch)
-    if not any(v.op is not None and is_mixing(v.op, {state, *region}) for v in region):
+    if not mixes_between(state, branch):
         return None
+    region = between(state, branch)
     place = {v: number for number, v in enumerate([state, *region])}
     passing = [0] * (len(place) + 1)
     for v in region:
@@ -134,14 +134,8 @@ def shared_terms(graph: Graph) -> set[Value]:
     return {
         v
         for v, others in adds.items()
-        if len(others) > 1 and not any(_mixes(v, other) for _, other in others)
+        if len(others) > 1 and not any(mixes_between(v, other) for _, other in others)
     }
-
-
-def _mixes(start: Value, end: Value) -> bool:
-    region = between(start, end)
-    inside = {start, *region}
-    return any(v.op is not None and is_mixing(v.op, inside) for v in region)
 
 
 def one_stream(sums: list[Sum], shared: set[Value], norms: dict[Value, FoundNorm]) -> list[Sum]:
@@ -171,13 +165,10 @@ def one_stream(sums: list[Sum], shared: set[Value], norms: dict[Value, FoundNorm
 
 def _beside(branch: Value, kept: Sum) -> list[Value]:
     """What else the branch is added to make."""
-    found: list[Value] = []
-    stack = [branch]
-    while stack:
-        for op in stack.pop().users:
-            for out in op.outputs:
-                if len(direct_terms(op)) == 2:
-                    found += [] if op is kept.op else [out]
-                elif out.base in SAME or scale_step(out) is not None:
-                    stack.append(out)
-    return found
+
+    def step(value: Value) -> Iterable[Value]:
+        outputs = (out for op in value.users for out in op.outputs)
+        return (out for out in outputs if out.base in SAME or scale_step(out) is not None)
+
+    users = (op for value in search([branch], step) for op in value.users if op is not kept.op)
+    return [out for op in users if len(direct_terms(op)) == 2 for out in op.outputs]

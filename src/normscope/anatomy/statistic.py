@@ -81,9 +81,7 @@ def as_float(x: object) -> float | None:
 
 def same(value: Value) -> Value:
     """`value` before casts and views."""
-    while value.base in CASTS | VIEWS:
-        value = value.source
-    return value
+    return value.behind(CASTS | VIEWS)
 
 
 def _chain(value: Value) -> list[Value]:

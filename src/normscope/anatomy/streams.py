@@ -8,7 +8,7 @@ stream.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from normscope.anatomy.graph import Op, Value
+from normscope.anatomy.graph import Op, Value, inputs_of, search
 from normscope.anatomy.norms import FoundNorm
 from normscope.anatomy.ops import PARTS, SAME, is_weight
 from normscope.anatomy.residual import Sum
@@ -73,37 +73,20 @@ def came_from(value: Value) -> Iterator[Value]:
 
 def nearest(value: Value, by_value: dict[Value, Sum]) -> list[Sum]:
     """The sums that `value` comes from with no other sum between."""
-    found: list[Sum] = []
-    stack, seen = [value], set()
-    while stack:
-        here = stack.pop()
-        if here in seen:
-            continue
-        seen.add(here)
-        if here in by_value:
-            found.append(by_value[here])
-        elif here.op is not None:
-            stack.extend(here.op.inputs)
-    return found
+    met = search([value], lambda v: () if v in by_value else inputs_of(v))
+    return [by_value[v] for v in met if v in by_value]
 
 
 def norms_on(value: Value, norms: dict[Value, FoundNorm], pooled: bool = False) -> list[FoundNorm]:
     """Norms that read `value` itself, or (`pooled`) a part or a mean of it, in order."""
-    by_input: dict[Value, list[FoundNorm]] = {}
-    for norm in norms.values():
-        by_input.setdefault(norm.input, []).append(norm)
-    found: list[FoundNorm] = []
-    queue, seen = [value], set()
-    while queue:
-        here = queue.pop(0)
-        if here in seen:
-            continue
-        seen.add(here)
-        found += by_input.get(here, [])
+
+    def step(here: Value) -> Iterator[Value]:
         for op in here.users:
             if op.base in SAME or (pooled and op.base in _POOLING) or _is_scale(op, here):
-                queue.extend(op.outputs)
-    return sorted(found, key=lambda n: n.output.index)
+                yield from op.outputs
+
+    readings = set(search([value], step))
+    return sorted((n for n in norms.values() if n.input in readings), key=lambda n: n.output.index)
 
 
 def _is_scale(op: Op, value: Value) -> bool:

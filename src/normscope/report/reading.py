@@ -47,8 +47,8 @@ def _table(stack: Stack) -> Table:
     ends = (
         "no final norm" if final is None else f"final norm: {final.kind} at {final.path or 'the root module'}"
     )
-    partly = "" if stack.complete else " (partly read: see unread)"
-    title = Text(f"{stack.name}: {len(stack.blocks)} blocks, {ends}{partly}", style="bold")
+    partly = "" if stack.complete else " (partly read)"
+    title = Text(f"{stack.name}: {len(stack.blocks)} blocks{partly}, {ends}", style="bold")
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="dim")
     for column in ("blocks", "branch", "placement", "norm", "join", "scheme"):
         table.add_column(column, overflow="fold")
