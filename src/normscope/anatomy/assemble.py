@@ -188,9 +188,14 @@ def _long_skips(reading: Reading, strand: Strand) -> tuple[LongSkip, ...]:
     for rejoin in reading.rejoins:
         if any(s.value in members for s in nearest(rejoin.later.value, of)):
             reader = readers.get(rejoin.total.value)
-            sites = [reading.graph.site(value) for value in (rejoin.earlier[0], rejoin.total.value)]
-            scales = combine([_factors(rejoin.later)]), combine(rejoin.total.stream_factors)
-            found.append(LongSkip(at_call(*reader.place) if reader is not None else "", *sites, *scales))
+            skip = LongSkip(
+                into=at_call(*reader.place) if reader is not None else "",
+                source=reading.graph.site(rejoin.earlier[0]),
+                sum=reading.graph.site(rejoin.total.value),
+                stream_scale=combine([_factors(rejoin.later)]),
+                skip_scale=combine(rejoin.total.stream_factors),
+            )
+            found.append(skip)
     return tuple(found)
 
 
