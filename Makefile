@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup demo test lint types bench mutants clean
+.PHONY: setup demo test lint types bench claims mutants clean
 
 setup: $(STAMP)
 
@@ -33,6 +33,9 @@ types: setup
 
 bench: setup
 	$(BIN)/normscope bench
+
+claims: setup
+	$(BIN)/python docs/redraw_claims.py
 
 mutants: setup
 	$(BIN)/python tests/mutants/run.py --jobs 2

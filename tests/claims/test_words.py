@@ -169,9 +169,7 @@ def test_the_readme_is_in_step_with_the_page() -> None:
     readme = README.read_text(encoding="utf-8")
     rows = verdicts(readme, "docs/claims.md")
     assert tuple(rows) == SURPRISING
-    assert differing(readme, PAGE.read_text(encoding="utf-8")) == {}, (
-        f"run: normscope claims {' '.join(SURPRISING)} --format markdown"
-    )
+    assert differing(readme, PAGE.read_text(encoding="utf-8")) == {}, "run: make claims"
 
 
 @pytest.mark.parametrize("id", SURPRISING)

@@ -1,4 +1,4 @@
-"""Testing: every claim of the five sources, put to the test.
+"""Tests of every claim of the five sources.
 
 claims = chosen(["A", "B3"])                  # or chosen([]) for all
 tested = run_claims(claims, Setup())           # each: verdict, figure, parts, plots, seconds

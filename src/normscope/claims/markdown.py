@@ -1,9 +1,10 @@
 """ClaimResult claims as Markdown: docs/claims.md, and the rows of the README."""
 
 import datetime
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 
+from normscope.claims.chinese import chinese
 from normscope.claims.judge import Judgement, Verdict
 from normscope.claims.kept import kept_long, machine_words
 from normscope.claims.result import ClaimResult
@@ -11,6 +12,7 @@ from normscope.claims.setup import Setup
 from normscope.claims.sources import TEXTS, Source
 from normscope.claims.words import (
     counter_words,
+    counts,
     effects_words,
     figure_words,
     kept_words,
@@ -38,6 +40,36 @@ def page_of_claims(tested: Sequence[ClaimResult], setup: Setup, command: str, se
         _template("json.md"),
     ]
     return "\n".join(parts)
+
+
+def page_in_chinese(tested: Sequence[ClaimResult], setup: Setup, command: str, seconds: float) -> str:
+    """docs/claims.zh-CN.md: the sources' own sentences, where they stand, the verdicts and the figures."""
+    words = chinese()["words"]
+    numbers = "，".join(f"{words[str(name)]} {number}" for name, number in counts(tested).items() if number)
+    parts = [
+        _template("head.zh-CN.md"),
+        f"**{len(tested)} 条论断：{numbers}。** {datetime.date.today().isoformat()} 测于 "
+        f"{machine_words(machine())}；随机种子 {', '.join(map(str, setup.seeds))}；"
+        f"命令 `{command}`；{_seconds(tested, seconds)}。\n",
+    ]
+    for text in TEXTS.values():
+        here = [each for each in tested if first_text(each) == text.id]
+        if here:
+            head = "| | 原文 | 出处 | 结论 | 数值（英文说明） |\n|---|---|---|---|---|"
+            parts.append(f"## {text.id}：{text.title}\n")
+            parts.append("\n".join([head, *(_row_in_chinese(each, words) for each in here)]) + "\n")
+    return "\n".join(parts)
+
+
+def _row_in_chinese(tested: ClaimResult, words: Mapping[str, str]) -> str:
+    judgement = tested.judgement
+    verdict = f"**{words[str(judgement.verdict)]}**"
+    if judgement.verdict is Verdict.CONDITION:
+        verdict += f"（{judgement.condition}）"
+    elif judgement.hypothesis:
+        verdict += f"（原文前提：{judgement.hypothesis}）"
+    cells = [tested.claim.says_zh, _where(tested), verdict, figure_words(tested.evidence.figure)]
+    return f"| [{tested.claim.id}](claims.md#{_section(tested)}) | {' | '.join(map(_line, cells))} |"
 
 
 def rows_of_claims(tested: Sequence[ClaimResult]) -> str:

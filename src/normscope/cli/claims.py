@@ -1,4 +1,4 @@
-"""`normscope claims [ID…]`: the claims of the sources, put to the test."""
+"""`normscope claims [ID…]`: test the claims of the sources."""
 
 import shlex
 import sys
@@ -22,12 +22,13 @@ LEAST_TEXT = 10_000  # bytes; in less, the sequences that claims train on are th
 
 
 class Format(StrEnum):
-    """How to show what became of the claims."""
+    """How to show the results."""
 
     TEXT = "text"
     JSON = "json"
     HTML = "html"
     MARKDOWN = "markdown"
+    CHINESE = "markdown-zh"
 
 
 def command(
@@ -52,20 +53,23 @@ def command(
     text: Text = None,
     list_only: Annotated[bool, typer.Option("--list", help="Only say which claims there are.")] = False,
     format: Annotated[
-        Format, typer.Option(help="text; json; html, the page; markdown, with ids only the table.")
+        Format,
+        typer.Option(
+            help="text; json; html, the page; markdown, with ids only the table; markdown-zh, in Chinese."
+        ),
     ] = Format.TEXT,
     output: Output = None,
 ) -> int:
-    """Put what is said about norms and residuals to the test, and say what holds.
+    """Test the claims of five articles about norms and residuals.
 
     Each claim is a small function that measures. Its verdict is computed from
-    the cases it finds: it holds, holds under a condition (and how often that is
-    met), is refuted (with a counter-example), or is not measured, and why. One
-    id shows the claim in full.
+    the cases it finds: it holds, holds under a condition of ours, is refuted
+    (with a counter-example), is undecided, or is not measured, and why. One id
+    shows the claim in full.
 
-    All of them take about ten minutes on two cores with three seeds each, 13½
-    with five, as in docs/claims.md. What the same code measured in the same
-    environment is kept and not measured again.
+    With five seeds all of them take about 15 minutes on two cores, as in
+    docs/claims.md. Claims that the same code measured in the same environment
+    are read from the cache.
 
     Exit status: 0; 1 where a claim broke; 2 where the call cannot be used; 130
     on Ctrl-C, after what is ready was shown.
@@ -161,6 +165,10 @@ def _show(
         from normscope.claims.markdown import page_of_claims, rows_of_claims
 
         rendered = page_of_claims(ready, setup, typed, seconds) if whole else rows_of_claims(ready)
+    elif format is Format.CHINESE:
+        from normscope.claims.markdown import page_in_chinese
+
+        rendered = page_in_chinese(ready, setup, typed, seconds)
     else:
         rendered = _text(ready, output is None)
     emit(rendered, output)

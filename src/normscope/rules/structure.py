@@ -33,12 +33,14 @@ POST_LN_REMEDIES = frozenset({"deepnorm", "admin", "b2t", "keel", "residual-dual
     """,
     source="""
         Xiong et al. 2020, arXiv:2002.04745 (gradients at initialisation, warm-up); Wang et al. 2022
-        (DeepNet), arXiv:2203.00555, Theorem 4.2; our runs: warm-up rescues 12 blocks, not 16 and not 24.
+        (DeepNet), arXiv:2203.00555, Theorem 4.2; our runs: a warm-up rescues 12 blocks on
+        some seeds, 16 and 24 on none (claims A16, B4, B5).
     """,
     remedy="""
         Move the norm into the branch and end the stack with a norm (in PyTorch norm_first=True and
         norm=nn.LayerNorm(d)); or keep Post-LN and scale it as DeepNorm does: α = (2L)^¼ on the skip, β =
-        (8L)^-¼ on the value, output and feed-forward weights. Up to 12 blocks a warm-up is enough.
+        (8L)^-¼ on the value, output and feed-forward weights. At 12 blocks or
+        fewer a long warm-up can be enough, though not on every seed.
     """,
     remedies=("pre-ln", "deepnorm", "small-init", "warm-up"),
 )

@@ -1,0 +1,61 @@
+"""The claims in Chinese: each has the sentence of its source, and the page shows it with the verdict."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from normscope.claims import Claim, Setup, Verdict, in_order, measure_claim
+from normscope.claims.chinese import chinese
+from normscope.claims.markdown import SURPRISING, page_in_chinese, page_of_claims, rows_of_claims
+from normscope.claims.words import in_full
+
+ROOT = Path(__file__).parents[2]
+TWO = Setup(seeds=(0, 1))
+
+
+def test_every_claim_has_its_sentence_and_no_other_has() -> None:
+    assert set(chinese()["says"]) == {claim.id for claim in in_order()}
+    for claim in in_order():
+        assert re.search(r"[\u4e00-\u9fff]|bn\(x", claim.says_zh), claim.id
+
+
+def test_every_verdict_has_a_word() -> None:
+    assert set(chinese()["words"]) == {str(verdict) for verdict in Verdict}
+
+
+def test_the_sentence_stands_beside_the_claim_everywhere(
+    odd: dict[str, Claim], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(chinese()["says"], "Z2", "在 x < 1 时成立。")  # type: ignore[index]
+    result = measure_claim(odd["Z2"], TWO)
+    assert result.to_dict()["says_zh"] == "在 x < 1 时成立。"
+    assert "在 x < 1 时成立。" in "\n".join(in_full(result))
+    for page in (page_of_claims([result], TWO, "", 1.0), rows_of_claims([result])):
+        assert "在 x &lt; 1 时成立。" in page
+    page = page_in_chinese([result], TWO, "normscope claims", 1.0)
+    (row,) = [line for line in page.splitlines() if line.startswith("| [Z2]")]
+    assert "在 x &lt; 1 时成立。" in row
+    assert "**在我们的条件下成立**（x &lt; 1）" in row
+    assert len(re.findall(r"(?<!\\)\|", row)) == 6
+    assert "1 条论断：在我们的条件下成立 1。" in page
+
+
+def test_the_rows_of_the_readme_can_be_replaced() -> None:
+    spec = importlib.util.spec_from_file_location("redraw_claims", ROOT / "docs" / "redraw_claims.py")
+    assert spec is not None
+    assert spec.loader is not None
+    redraw = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(redraw)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    head = "| | what is said | verdict | figure |\n|---|---|---|---|\n"
+    rows = head + "| [A3](docs/claims.md#a3) | new | row | 1 |\n"
+    changed = redraw.with_rows(readme, rows)
+    fewer = readme.count("docs/claims.md#") - len(SURPRISING) + 1
+    assert changed.count("docs/claims.md#") == fewer
+    assert redraw.with_rows(changed, rows) == changed
+    before, _, after = changed.partition(rows)
+    assert readme.startswith(before)
+    assert readme.endswith(after)
+    assert after.startswith("\n")
