@@ -1,4 +1,4 @@
-"""A random third of the claims is confirmed without normscope; which third was drawn, and that nothing is imported."""
+"""A random third of the claims is confirmed without normscope: the draw, and that nothing is imported."""
 
 import ast
 import json
