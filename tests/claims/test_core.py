@@ -384,6 +384,24 @@ def test_two_at_once_may_write_the_same_claim(odd: dict[str, Claim], tmp_path: P
     assert Cache(tmp_path).read(odd["Z2"], TWO) is not None
 
 
+def test_what_failed_is_not_kept(odd: dict[str, Claim], tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    for id in ("Z4", "Z5", "Z1"):
+        cache.write(measure_claim(odd[id], TWO), TWO)
+    assert [path.name[:2] for path in tmp_path.glob("*.json")] == ["Z1"]
+
+
+def test_other_seeds_forms_and_texts_have_other_keys(odd: dict[str, Claim], tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("some text")
+    cache = Cache(tmp_path)
+    setups = [TWO, Setup(seeds=(0,)), replace(TWO, long=True), replace(TWO, text=text)]
+    paths = {cache._path(odd["Z1"], setup) for setup in setups}
+    assert len(paths) == len(setups)
+    assert cache._path(odd["Z2"], TWO) not in paths
+    assert cache._path(odd["Z1"], Setup(seeds=[0, 1])) in paths
+
+
 def test_a_change_of_code_is_a_change_of_key_but_a_comment_is_not(
     odd: dict[str, Claim], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

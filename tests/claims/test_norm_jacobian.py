@@ -1,10 +1,11 @@
 """A1 to A3: the norm by itself has the Jacobian, the kernel and the side of γ that theory says."""
 
 import pytest
+import torch
 
 from normscope.claims import CLAIMS, ClaimResult, Setup, Verdict, measure_claim
 from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
-from normscope.claims.norm_jacobian import _exact_rank, _formula_in_fractions
+from normscope.claims.norm_jacobian import _exact_rank, _formula_cases, _formula_in_fractions, _line_14
 
 LOOK = Setup(seeds=(0,))
 
@@ -31,6 +32,15 @@ def test_the_kernel_of_a_real_norm_depends_on_eps(kernel: ClaimResult) -> None:
     assert 0.5 < part.met / part.cases < 1
     (measured, formula) = kernel.evidence.plots[0].lines
     assert measured.y == pytest.approx(formula.y, rel=1e-4)
+
+
+def test_line_14_of_the_proof_is_wrong() -> None:
+    z = torch.tensor([1.0, 2.0, 4.0, 9.0], dtype=torch.float64)
+    z_hat = (z - z.mean()) / z.std(correction=0)
+    printed = (torch.eye(4, dtype=torch.float64) - 0.25) / z.std(correction=0) - torch.outer(z_hat, z_hat) / 4
+    assert torch.allclose(_line_14(z), printed)
+    cases = [case for case in _formula_cases(0) if case.part == "printed"]
+    assert all(case.holds == ("σ = 1," in case.where) for case in cases), "right for σ = 1 alone"
 
 
 def test_gain_stands_on_the_left() -> None:
