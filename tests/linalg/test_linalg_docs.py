@@ -53,7 +53,7 @@ def test_every_argument_is_explained(name: str) -> None:
 @pytest.mark.parametrize("name", WORKING)
 def test_a_source_is_given_with_the_function_or_its_module(name: str) -> None:
     module = sys.modules[EXPORTS[name].__module__]
-    if module.__name__.endswith((".dense", ".maps", ".subspaces", ".rowwise")):
+    if module.__name__.endswith((".dense", ".maps", ".subspaces")):
         return  # plain linear algebra
     assert re.search(r"\bSources?:|\(\w[\w &]+ \d{4}", doc(EXPORTS[name]) + doc(module)), module.__name__
 

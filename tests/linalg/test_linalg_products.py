@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from normscope.linalg import Status, lyapunov, product_log_singular_values, products
-from normscope.linalg.graded import Graded
-from normscope.linalg.graded_svd import log_singular_values
-from normscope.linalg.jacobi import jacobi_log_lengths
-from normscope.linalg.lyapunov import lyapunov_exponents
+from normscope.linalg import Status, product_log_singular_values
+from normscope.linalg.products import lyapunov, spectrum
+from normscope.linalg.products.graded import Graded
+from normscope.linalg.products.graded_svd import log_singular_values
+from normscope.linalg.products.jacobi import jacobi_log_lengths
+from normscope.linalg.products.lyapunov import lyapunov_exponents
 
 F64 = torch.float64
 Stack = Tensor
@@ -296,7 +297,7 @@ def test_lyapunov_exponents_sum_to_log_det_and_tend_to_log_sigma() -> None:
     assert bool(torch.isinf(lyapunov_exponents(factors[:19]).error).all())
 
 
-@pytest.mark.parametrize("module", [products, lyapunov])
+@pytest.mark.parametrize("module", [spectrum, lyapunov])
 def test_examples_run(module) -> None:
     assert doctest.testmod(module, extraglobs={"torch": torch}).failed == 0
 

@@ -19,7 +19,6 @@ from normscope.linalg import (
     dense,
     layerwise_sigma_min,
     product_log_singular_values,
-    rowwise_jacobian,
     sigma_min,
     singular_values,
 )
@@ -55,7 +54,7 @@ def layer_jacobians(width: int, depth: int) -> Tensor:
     stack, factors = layers(width, depth, F64), []
     x = torch.randn(width, dtype=F64)
     for layer in stack:
-        factors.append(rowwise_jacobian(layer, x))
+        factors.append(dense(JacobianOperator(layer, x)))
         x = layer(x)
     return torch.stack(factors)
 

@@ -10,20 +10,6 @@ sigma_min(op, kernel=…)            # the smallest that is not known to be zero
 layerwise_sigma_min(layers)        # the same for a product of layers, far beyond
 """
 
-from normscope.linalg.activations import (
-    ACTIVATION_GAINS,
-    activation_gain,
-    activation_jacobian,
-    activation_kernel,
-    activation_singular_values,
-)
-from normscope.linalg.attention_row import (
-    attention_row_jacobian,
-    softmax_jacobian,
-    softmax_kernel,
-    softmax_norm_bound,
-    softmax_singular_values,
-)
 from normscope.linalg.bounds import (
     condition_number,
     confidence_of_each,
@@ -44,16 +30,13 @@ from normscope.linalg.closed_forms import (
     rms_norm_jacobian,
 )
 from normscope.linalg.dense import dense, numerical_rank, restricted_jacobian, singular_values
-from normscope.linalg.density import LogDensity, log_density
-from normscope.linalg.estimates import Estimate
+from normscope.linalg.density import Estimate, LogDensity, log_density
 from normscope.linalg.extremes import TopSingular, top_singular
 from normscope.linalg.golub_kahan import Bidiagonalisation, LinearMap, Status
 from normscope.linalg.graph import NO_PATH, TangentError
-from normscope.linalg.l2_norm import l2_norm_jacobian, l2_norm_kernel, l2_norm_singular_values
 from normscope.linalg.largest import SigmaMax, sigma_max
 from normscope.linalg.layer_inverse import Layer, LayerwiseInverse
 from normscope.linalg.layerwise import layerwise_sigma_min
-from normscope.linalg.lyapunov import LyapunovExponents, lyapunov_exponents
 from normscope.linalg.maps import (
     Composition,
     Deflated,
@@ -65,14 +48,17 @@ from normscope.linalg.maps import (
     token_indices,
 )
 from normscope.linalg.operator import JacobianOperator
-from normscope.linalg.products import ProductSpectrum, product_log_singular_values
-from normscope.linalg.rowwise import rowwise_jacobian
+from normscope.linalg.products import (
+    LyapunovExponents,
+    ProductSpectrum,
+    lyapunov_exponents,
+    product_log_singular_values,
+)
 from normscope.linalg.smallest import Side, SigmaMin, sigma_min
 from normscope.linalg.subspaces import Kernel, TokenProjector
 from normscope.linalg.tangents import Method
 
 __all__ = [
-    "ACTIVATION_GAINS",
     "NO_PATH",
     "Bidiagonalisation",
     "Composition",
@@ -99,19 +85,11 @@ __all__ = [
     "TokenProjector",
     "TopSingular",
     "Transposed",
-    "activation_gain",
-    "activation_jacobian",
-    "activation_kernel",
-    "activation_singular_values",
-    "attention_row_jacobian",
     "condition_number",
     "confidence_of_each",
     "dense",
     "effective_rank",
     "joint_confidence",
-    "l2_norm_jacobian",
-    "l2_norm_kernel",
-    "l2_norm_singular_values",
     "layer_norm_jacobian",
     "layerwise_sigma_min",
     "left_kernel",
@@ -126,14 +104,9 @@ __all__ = [
     "restricted_jacobian",
     "right_kernel",
     "rms_norm_jacobian",
-    "rowwise_jacobian",
     "sigma_max",
     "sigma_min",
     "singular_values",
-    "softmax_jacobian",
-    "softmax_kernel",
-    "softmax_norm_bound",
-    "softmax_singular_values",
     "stable_rank",
     "token_indices",
     "top_singular",

@@ -1,51 +1,86 @@
-"""Density of log σ by stochastic Lanczos quadrature, with error bars, without one dense matrix.
+"""Distribution of log σ, effective and stable rank of a large map, by stochastic Lanczos quadrature.
 
-Each of a few random probes v₁, uniform on the sphere, sees the spectrum through k steps of Golub–Kahan
-(`quadrature.py`); E ⟨v₁, v_i⟩² = 1/n, so that the mean over probes is the distribution of σ. Errors have two
-parts, the probes' spread and the Krylov space's length (`estimates.py`), and both are in every figure.
+A probe v₁, uniform on the sphere, sees the spectrum through k steps of Golub–Kahan: the singular values of
+B_k are nodes, and the squares of the first entries of its right singular vectors their weights (Gauss), with
+E ⟨v₁, v_i⟩² = 1/n. The mean over probes is the distribution of σ.
 
-A kernel and small σ: k steps tell σ from zero only above a resolution. Where the weight at zero (Gauss–Radau)
-has come to rest, it is reported as the kernel, apart from the density. Where it still falls, the spectrum has
-a tail that k steps do not see the end of, and the truncation error says so. A kernel that is known is better
-named: probes start outside it, every vector stays outside, and the steps go to what is left.
+Few probes weigh a few large values badly: a stable rank would come out too small, even under 1. So a first
+run finds the largest values, which count once each, and the probes see only what is left (deflation, the idea
+of Hutch++). Errors have two parts: the probes' spread (jackknife, Student's t), and what further steps would
+change, from the changes between k/4, k/2 and k steps (Aitken).
 
-Source: Ubaru, Chen & Saad 2017, "Fast estimation of tr(f(A)) via stochastic Lanczos quadrature"; Lin, Saad &
-Yang 2016 (arXiv 1308.5467); effective rank: Roy & Vetterli 2007.
+With B̂ [k, k+1] in place of B there is a node at zero (Gauss–Radau), whose weight bounds that of the kernel
+from above. Where it has come to rest it is the kernel; where it still falls, the truncation says so.
+
+Sources: Ubaru, Chen & Saad 2017, "Fast estimation of tr(f(A)) via stochastic Lanczos quadrature"; Meyer et
+al. 2021, "Hutch++"; Golub & Meurant 2010, ch. 6; effective rank: Roy & Vetterli 2007.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import exp, inf, pi, sqrt
+from math import exp, inf, log, nan, sqrt
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.stats import t as student
 
-from normscope.linalg.estimates import (
-    R_CURVE,
-    R_SAFETY,
-    SETTLED,
-    Estimate,
-    estimate,
-    jackknife,
-    still_to_come,
-    students_t,
-)
-from normscope.linalg.golub_kahan import Bidiagonalisation, LinearMap, Status, round_off_of
+from normscope.linalg.golub_kahan import Bidiagonalisation, LinearMap, Status, combine, round_off_of
 from normscope.linalg.maps import Deflated, Transposed
-from normscope.linalg.moments import (
-    effective_share,
-    mean_log,
-    participation_share,
-    round_off_log,
-    stable_share,
-    std_log,
-)
-from normscope.linalg.quadrature import Floats, Rule, gauss, pooled, radau, share_below, spread, transport
 from normscope.linalg.smallest import LEAK_MARGIN, kernel_gain
 from normscope.linalg.subspaces import Kernel, dimension
 
+Floats = NDArray[np.float64]
+
 AT_REST = 0.1
 """The weight at zero is a kernel where further steps may change it by no more than this share of itself."""
+
+CONVERGED = 1e-3
+"""A node is a singular value where its residual is at most this share of it."""
+
+R_SAFETY, R_LEAST, R_CURVE = 1.2, 0.25, 0.7
+"""Changes shrink by r a doubling of steps: the observed one is taken so many times larger, and at least 1/4;
+0.7 for whole distributions: what lies between nodes and below the lowest shrinks about as 1/k."""
+
+SHARES = (np.arange(400) + 0.5) / 400
+"""Where quantile functions are compared: their mean distance is W₁."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure of the whole map.
+
+    Attributes:
+        value: the figure.
+        sampling: half-width of its interval at the stated confidence, from the spread between probes.
+        truncation: what further Lanczos steps could still change; inf where that cannot be seen.
+    """
+
+    value: float
+    sampling: float
+    truncation: float
+
+    @property
+    def error(self) -> float:
+        """Both together."""
+        return self.sampling + self.truncation
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Weights (k,) at nodes log σ (k,), ascending; what is missing to 1 is at σ = 0.
+
+    A node that is `sharp` (k,) is a singular value itself; another stands for a stretch of the spectrum.
+    """
+
+    nodes: Floats
+    weights: Floats
+    sharp: NDArray[np.bool_]
+
+    @property
+    def kernel(self) -> float:
+        """The weight of σ = 0."""
+        return max(0.0, 1 - float(self.weights.sum()))
 
 
 @dataclass(frozen=True)
@@ -53,100 +88,38 @@ class LogDensity:
     """Distribution of the log σ of a map [m, n], over its min(m, n) singular values less the named kernels'.
 
     Attributes:
-        size: how many singular values those are: min(n − r, m − l) for named kernels of dimensions r and l.
-            All shares are of these, and all sums over them; the map's rank is at most this.
+        size: how many singular values those are; the map's rank is at most this.
         mean, std: of log σ outside the kernel, in nats; nan where all is kernel.
-        kernel: share of `size` that is zero, beside the named kernels: that k steps do not tell from zero,
-            σ ≤ `resolution`. Its truncation reaches up to the Radau bound where no kernel was told apart.
-        log_volume: Σ log σ outside the kernel.
-        effective_rank: exp of the entropy of σ_i/Σσ (Roy & Vetterli).
-        participation: (Σσ²)²/Σσ⁴.
-        stable_rank: Σσ²/σ_max².
-        distance: W₁ in nats from `distribution` to the truth, outside the kernel; an upper estimate, value 0.
-        resolution: σ up to which the kernel reaches; 0 where none was found.
+        kernel: share of `size` that is zero beside the named kernels. Its truncation reaches up to the Radau
+            bound where no kernel was told apart.
+        effective_rank: exp of the entropy of σ_i/Σσ (Roy & Vetterli); from 1 to `size`.
+        stable_rank: Σσ²/σ_max²; from 1 to `size`.
+        distance: W₁ in nats from `measure` to the truth, outside the kernel: an upper estimate, of value 0.
         kernel_gain: gain that a random vector of the named kernels had; it enters the errors.
-        confidence: of all sampling errors. It is met where no part of the spectrum is a few σ far from the
-            rest: what few probes have of those is skewed. With 3 of 250 σ at 1e-6 and the rest in [1, 7.4],
-            12 of 150 intervals of the mean at 95 % missed it: more probes, or name what is known of them.
+        confidence: of all sampling errors.
         products: Jv and Jᵀu spent.
-        status: CONVERGED where the truncation of `distance` is ≤ tol · std, or round-off: then the sampling
-            is what counts, and more probes help. NOT_CONVERGED: more steps.
-        levels: the rules of all probes at k/4, k/2 and k steps.
+        status: CONVERGED where the truncation of `distance` is ≤ tol · std, or round-off: then more probes
+            help. NOT_CONVERGED: more steps.
+        measure: nodes and weights of all probes together.
     """
 
     size: int
     mean: Estimate
     std: Estimate
     kernel: Estimate
-    log_volume: Estimate
     effective_rank: Estimate
-    participation: Estimate
     stable_rank: Estimate
     distance: Estimate
-    resolution: float
     kernel_gain: float
     confidence: float
     products: int
     status: Status
-    levels: list[list[Rule]] = field(repr=False)
-
-    @property
-    def rule(self) -> Rule:
-        """All probes in one: nodes log σ, weights, kernel; for moments."""
-        return pooled(self.levels[-1])
-
-    @property
-    def distribution(self) -> Rule:
-        """The same with the weights of unconverged nodes spread to their neighbours; see `distance`."""
-        return pooled([spread(rule) for rule in self.levels[-1]])
-
-    def cdf(self, points: Floats) -> tuple[Floats, Floats]:
-        """Share of all singular values with log σ ≤ each point, the kernel included; and its error.
-
-        The truncation part is rigorous for each probe: what the quadrature has at a node lies between the
-        node before and the node after (Chebyshev–Markov–Stieltjes).
-        """
-        points = np.asarray(points, dtype=float)
-        probes = self.levels[-1]
-        shares = np.stack([rule.kernel + share_below(spread(rule), points) for rule in probes])
-        sampling = students_t(len(probes), self.confidence) * shares.std(0, ddof=1) / sqrt(len(probes))
-        if self._exact:
-            return shares.mean(0), sampling
-        return shares.mean(0), sampling + np.mean([_jump(rule, points) for rule in probes], 0)
-
-    def density(self, points: Floats, bandwidth: float | None = None) -> tuple[Floats, Floats]:
-        """Density per nat at each point, smoothed by a Gaussian, and its error (that of the smoothed one).
-
-        Integrates to 1 − kernel. The bandwidth is in nats, by default std · (number of nodes)^(−1/5).
-        """
-        points = np.asarray(points, dtype=float)
-        rule = self.rule
-        if not len(rule.nodes):
-            return np.zeros_like(points), np.zeros_like(points)
-        h = bandwidth or max(self.std.value * len(rule.nodes) ** -0.2, 1e-6)
-
-        def curves(rules: list[Rule], below: bool = True) -> Floats:
-            return np.array([_smoothed(spread(rule, below=below), points, h) for rule in rules])
-
-        last = curves(self.levels[-1])
-        without = (last.sum(0) - last) / (len(last) - 1)
-        # Of the whole curve: single points may rest a while.
-        changes = _changes(
-            self.levels, lambda a, b, below: np.abs(curves(a, below) - curves(b, below)).mean(0).max()
-        )
-        return last.mean(0), jackknife(without, self.confidence) + still_to_come(changes, least=R_CURVE)
+    measure: Measure = field(repr=False)
 
     def quantile(self, share: float) -> float:
         """The log σ that this share of all singular values, the kernel included, does not exceed."""
-        rule = self.distribution
-        reached = rule.kernel + np.cumsum(rule.weights) >= share - 1e-12
-        if share <= rule.kernel or not reached.any():
-            return -inf
-        return float(rule.nodes[np.argmax(reached)])
-
-    @property
-    def _exact(self) -> bool:
-        return self.levels[0] is self.levels[-1]
+        rest = share - self.measure.kernel
+        return float(_quantiles(self.measure, np.array([rest]))[0]) if rest > 1e-12 else -inf
 
 
 def log_density(
@@ -155,27 +128,24 @@ def log_density(
     kernel: Kernel | None = None,
     left_kernel: Kernel | None = None,
     num_probes: int = 4,
-    steps: int = 40,
-    tol: float = 0.05,
+    steps: int = 32,
+    tol: float = 0.1,
     confidence: float = 0.95,
     seed: int = 0,
 ) -> LogDensity:
     """Distribution of the log σ of `op` [m, n] outside its known kernels.
 
-    Costs 2 · `num_probes` · `steps` products, and one for each kernel that is named.
+    Costs 2 · (`num_probes` + 1) · `steps` products, and one for each kernel that is named.
 
     Args:
-        op: the map; probes are drawn on the side that is smaller without the kernels, so that a wide map has
-            no kernel for its shape, and that of a norm's output is left out by `left_kernel` alone.
+        op: the map; probes are drawn on the side that is smaller without the kernels.
         kernel: {v : Jv = 0}: an orthonormal basis (n, r), or the projector onto it (…, n) → (…, n).
         left_kernel: {u : Jᵀu = 0}, likewise. One side is enough.
-        num_probes: random starts, at least 2.
-        steps: Golub–Kahan steps from each, at least 4; fewer where the Krylov space is exhausted before. For
-            spectra of more than 5 nats half the probes of twice the steps come nearer, at the same cost, but
-            of 2 probes the error bars are wide.
+        num_probes: random starts beside the first run, at least 2.
+        steps: Golub–Kahan steps of each, at least 4; fewer where the Krylov space is exhausted before.
         tol: truncation error, as a share of the std of log σ, up to which the status is CONVERGED.
         confidence: of the sampling errors.
-        seed: of the first probe; the others count on from it.
+        seed: of the first run; the probes count on from it.
 
     Raises:
         ValueError: for fewer probes or steps, or a confidence that is none; a kernel of another size, or not
@@ -193,135 +163,230 @@ def log_density(
         raise ValueError(f"num_probes={num_probes}, steps={steps}: expected at least 2 probes of 4 steps")
     if not 0 < confidence < 1:
         raise ValueError(f"confidence={confidence}: expected a probability between 0 and 1")
-    look = _look(op, kernel, left_kernel, seed)
-    runs = [_run(look.op, steps, seed + i) for i in range(num_probes)]
-    return _figures(runs, look, tol, confidence)
-
-
-@dataclass(frozen=True)
-class _Look:
-    """What is looked at: the map without its kernels, smaller side first; the kernels' gain, and its cost."""
-
-    op: Deflated
-    size: int
-    gain: float
-    spent: int
-
-
-def _look(op: LinearMap, kernel: Kernel | None, left_kernel: Kernel | None, seed: int) -> _Look:
-    left = [
+    sizes = [
         length - dimension(named, length, op.dtype, op.device)
         for length, named in zip(op.shape, (left_kernel, kernel), strict=True)
     ]
-    if min(left) < 1:
+    if min(sizes) < 1:
         raise ValueError(
             f"kernels that leave nothing of a map of shape {op.shape}: expected at least 1 dimension"
         )
-    if left[0] < left[1]:
+    if sizes[0] < sizes[1]:
         op, kernel, left_kernel = Transposed(op), left_kernel, kernel
-    deflated = Deflated(op, kernel=kernel, left_kernel=left_kernel)
-    return _Look(deflated, min(left), *kernel_gain(op, deflated, seed))
+    whole = Deflated(op, kernel=kernel, left_kernel=left_kernel)
+    gain, spent = kernel_gain(op, whole, seed)
+    first = _run(whole, (whole.keep_right, whole.keep_left), steps, seed)
+    head, rest, within = _without_largest(whole, first, min(steps // 2, min(sizes) - 1))
+    runs = [_run(rest, within, steps, seed + 1 + i, first.largest) for i in range(num_probes)]
+    spent += first.products + sum(run.products for run in runs)
+    return _Figures(whole, min(sizes), first, head, runs, gain, confidence).all(tol, spent)
 
 
-def _figures(runs: list[Bidiagonalisation], look: _Look, tol: float, confidence: float) -> LogDensity:
-    levels, kernel_truncation, resolution = _rules(runs, look)
-    whole, eps = pooled(levels[-1]), round_off_of(look.op)
-    leak = LEAK_MARGIN * look.gain * exp(-whole.nodes[-1]) if len(whole.nodes) else 0.0
-    noise, rounding = round_off_log(whole, 8 * eps + leak), 16 * _floor(look.op) + look.size * leak
-
-    def taken(figure: Callable[[Rule], float], round_off: float = 0.0) -> Estimate:
-        return estimate(lambda rules: figure(pooled(rules)), levels, confidence, round_off)
-
-    share = taken(lambda rule: rule.kernel)
-    std, distance = taken(std_log, noise), _distance(levels, confidence, noise)
-    enough = tol * (0.0 if np.isnan(std.value) else std.value) + 16 * eps
-    return LogDensity(
-        size=look.size,
-        mean=taken(mean_log, noise),
-        std=std,
-        kernel=Estimate(share.value, share.sampling, kernel_truncation),
-        log_volume=taken(lambda rule: look.size * float(rule.weights @ rule.nodes), look.size * noise),
-        effective_rank=taken(lambda rule: look.size * effective_share(rule), rounding),
-        participation=taken(lambda rule: look.size * participation_share(rule), rounding),
-        stable_rank=taken(lambda rule: look.size * stable_share(rule), rounding),
-        distance=distance,
-        resolution=resolution,
-        kernel_gain=look.gain,
-        confidence=confidence,
-        products=look.spent + sum(run.products for run in runs),
-        status=Status.CONVERGED if distance.truncation <= enough else Status.NOT_CONVERGED,
-        levels=levels,
-    )
+_Within = tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]
 
 
-def _run(op: Deflated, steps: int, seed: int) -> Bidiagonalisation:
-    process = Bidiagonalisation(op, seed=seed, within=(op.keep_right, op.keep_left))
+def _run(op: LinearMap, within: _Within, steps: int, seed: int, scale: float = 0.0) -> Bidiagonalisation:
+    process = Bidiagonalisation(op, seed=seed, within=within, scale=scale)
     while len(process.alpha) < steps and not process.exhausted:
         process.step()
     return process
 
 
 def _floor(op: LinearMap) -> float:
-    """What is no more than round-off, beside σ₁."""
+    """What is no more than round-off, beside σ_max."""
     return max(max(op.shape) * torch.finfo(op.dtype).eps, round_off_of(op))
 
 
-def _rules(runs: list[Bidiagonalisation], look: _Look) -> tuple[list[list[Rule]], float, float]:
-    """Rules of all runs at three levels; the truncation of the kernel's share; and the resolution."""
-    floor = _floor(look.op)
-    if all(run.exhausted for run in runs):
-        rules = [gauss(run, len(run.alpha), floor) for run in runs]
-        top = max((rule.nodes[-1] for rule in rules if len(rule.nodes)), default=-inf)
-        return [rules] * 3, 0.0, floor * exp(top) if any(rule.kernel > 0 for rule in rules) else 0.0
-    levels = [[(run, max(1, len(run.alpha) // part)) for run in runs] for part in (4, 2, 1)]
-    with_zero = [[radau(run, k, floor) for run, k in level] for level in levels]
-    shares = np.array([[rule.kernel for rule in level] for level in with_zero])
-    share, rest = float(shares[-1].mean()), float(still_to_come(np.abs(np.diff(shares.mean(1)))))
-    without = [[gauss(run, k, floor) for run, k in level] for level in levels]
-    if share > 1e-3 / look.size and rest <= AT_REST * share:  # of one direction a probe sees about 1/n
-        lowest = [rule.nodes[0] for rule in without[-1] if len(rule.nodes)]
-        return with_zero, rest, exp(max(lowest, default=-inf))
-    return without, share, 0.0
-
-
-def _distance(levels: list[list[Rule]], confidence: float, round_off: float) -> Estimate:
-    """W₁ to the truth: ∫ t·se(F) dx between the probes, and what W₁ between levels lets expect."""
-    probes = [spread(rule) for rule in levels[-1] if len(rule.nodes)]
-    if len(probes) < 2:
-        return Estimate(0.0, inf if probes else 0.0, 0.0)
-    points = np.unique(np.concatenate([rule.nodes for rule in probes]))
-    shares = np.stack([share_below(rule, points) / rule.weights.sum() for rule in probes])
-    between = shares.std(0, ddof=1)[:-1] @ np.diff(points) / sqrt(len(probes))
-    changes = _changes(
-        levels, lambda a, b, below: transport(*(pooled([spread(r, below=below) for r in x]) for x in (a, b)))
+def _without_largest(
+    whole: Deflated, first: Bidiagonalisation, most: int
+) -> tuple[Floats, Deflated, _Within]:
+    """Logs of the largest values that have converged, ascending; the map without them, and its subspaces."""
+    k = len(first.alpha)
+    matrix = first.bidiagonal() if first.exhausted else first.bidiagonal()[:, :k]
+    left, values, right = np.linalg.svd(matrix, full_matrices=False)
+    coupling = 0.0 if first.exhausted or not k else first.beta[-1]
+    kept = np.abs(left[-1:]).reshape(-1) * coupling <= CONVERGED * values
+    kept &= values > _floor(whole) * first.largest
+    count = min(most, int(np.cumprod(kept).sum()))
+    v, u = combine(first.right, right[:count].T), combine(first.left, left[:, :count])
+    rest = Deflated(whole, kernel=v.T, left_kernel=u.T)
+    within = (
+        lambda x: rest.keep_right(whole.keep_right(x)),
+        lambda y: rest.keep_left(whole.keep_left(y)),
     )
-    rest = float(still_to_come(changes, max(round_off, SETTLED), R_CURVE))
-    return Estimate(0.0, students_t(len(probes), confidence) * float(between), rest + round_off)
+    return np.log(values[:count])[::-1], rest, within
 
 
-def _changes(levels: list[list[Rule]], change: Callable[[list[Rule], list[Rule], bool], float]) -> Floats:
-    """The changes of a distribution from k/4 to k/2 and on to k steps [2].
+class _Figures:
+    """All figures from the first run's largest values and the probes of the rest, at three levels."""
 
-    They are to shrink as those without a guess at the lower end do, or more slowly: where the guess was lucky
-    once, the first is small; where it was lucky twice, the last is.
+    def __init__(
+        self,
+        op: LinearMap,
+        size: int,
+        first: Bidiagonalisation,
+        head: Floats,
+        runs: list[Bidiagonalisation],
+        gain: float,
+        confidence: float,
+    ) -> None:
+        self.size, self.head, self.gain, self.confidence = size, head, gain, confidence
+        self.quantile = float(student.ppf((1 + confidence) / 2, len(runs) - 1))
+        self.largest = max(run.largest for run in [first, *runs])
+        self.largest_error = first.error(confidence)
+        self.eps = round_off_of(op)
+        self.relative_floor = _floor(op)
+        self.floor = self.relative_floor * self.largest
+        self.kernel_truncation = 0.0
+        self.levels = self._levels(runs)
+
+    def _levels(self, runs: list[Bidiagonalisation]) -> list[list[Measure]]:
+        """Measures of all probes after k/4, k/2 and k steps: with a node at zero where its weight rests."""
+        if all(run.exhausted for run in runs):
+            return [[self._rule(run, len(run.alpha), 1) for run in runs]] * 3
+        count = [[(run, max(1, len(run.alpha) // part)) for run in runs] for part in (4, 2, 1)]
+        radau, gauss = ([[self._rule(*each, zero) for each in level] for level in count] for zero in (1, 0))
+        shares = np.array([np.mean([rule.kernel for rule in level]) for level in radau])
+        to_come = float(still_to_come(np.abs(np.diff(shares))))
+        if shares[-1] > 1e-3 / self.size and to_come <= AT_REST * shares[-1]:
+            self.kernel_truncation = to_come
+            return radau
+        self.kernel_truncation = float(shares[-1])
+        return gauss
+
+    def _rule(self, run: Bidiagonalisation, steps: int, zero: int) -> Measure:
+        """Gauss (zero = 0) or Gauss–Radau (1) of the first steps; what is under the floor counts as zero."""
+        matrix = run.bidiagonal()
+        if not run.exhausted or steps < len(run.alpha):
+            matrix = matrix[:steps, : steps + zero]
+        if not matrix.size:  # Jv₁ = 0
+            return Measure(np.empty(0), np.empty(0), np.empty(0, dtype=bool))
+        left, values, right = np.linalg.svd(matrix, full_matrices=False)
+        counts = np.flatnonzero(values > self.floor)[::-1]
+        coupling = np.abs(left[-1]) * (run.beta[steps - 1] if steps <= len(run.beta) else 0.0)
+        sharp = coupling[counts] <= CONVERGED * values[counts]
+        return Measure(np.log(values[counts]), right[counts, 0] ** 2, sharp)
+
+    def together(self, rules: list[Measure]) -> Measure:
+        """The largest values, each once, and the mean of the probes on the rest."""
+        share = (self.size - len(self.head)) / self.size / len(rules)
+        nodes = np.concatenate([self.head, *(rule.nodes for rule in rules)])
+        weights = np.concatenate([self.head * 0 + 1 / self.size, *(share * rule.weights for rule in rules)])
+        order = np.argsort(nodes, kind="stable")
+        sharp = np.concatenate([self.head == self.head, *(rule.sharp for rule in rules)])
+        return Measure(nodes[order], weights[order], sharp[order])
+
+    def estimate(self, figure: Callable[[Measure], float], round_off: float = 0.0) -> Estimate:
+        """`figure` of all probes; its jackknife and bias, and what is still to come."""
+        probes = self.levels[-1]
+        value = figure(self.together(probes))
+        without = [figure(self.together(probes[:i] + probes[i + 1 :])) for i in range(len(probes))]
+        bias = abs((len(probes) - 1) * (float(np.mean(without)) - value))
+        between = sqrt((len(probes) - 1) * float(np.var(without)))
+        each = np.array([[figure(self.together([rule])) for rule in level] for level in self.levels])
+        changes = np.abs(np.diff(each, axis=0)).mean(1)
+        settled = max(round_off, 1e-10 * float(np.abs(each).max()))
+        return Estimate(
+            value, self.quantile * between + bias, float(still_to_come(changes, settled)) + round_off
+        )
+
+    def all(self, tol: float, products: int) -> LogDensity:
+        """Every figure, with its errors."""
+        measure = self.together(self.levels[-1])
+        leak = LEAK_MARGIN * self.gain / self.largest if self.largest else 0.0
+        noise = _round_off_log(measure, 8 * self.eps + leak)
+        rounding = 16 * self.relative_floor + self.size * leak
+        kernel = self.estimate(lambda m: m.kernel)
+        std, distance = self.estimate(_std, noise), self._distance(noise)
+        enough = tol * (0.0 if np.isnan(std.value) else std.value) + 16 * self.eps
+        return LogDensity(
+            size=self.size,
+            mean=self.estimate(_mean, noise),
+            std=std,
+            kernel=Estimate(kernel.value, kernel.sampling, self.kernel_truncation),
+            effective_rank=self.estimate(lambda m: _at_least_one(self.size * _effective(m), m), rounding),
+            stable_rank=self._stable_rank(rounding),
+            distance=distance,
+            kernel_gain=self.gain,
+            confidence=self.confidence,
+            products=products,
+            status=Status.CONVERGED if distance.truncation <= enough else Status.NOT_CONVERGED,
+            measure=measure,
+        )
+
+    def _stable_rank(self, rounding: float) -> Estimate:
+        """‖J‖_F² over σ_max²; a larger σ_max than was seen would make it smaller."""
+        top = log(self.largest) if self.largest else 0.0
+
+        def stable(measure: Measure) -> float:
+            return _at_least_one(
+                self.size * float(measure.weights @ np.exp(2 * (measure.nodes - top))), measure
+            )
+
+        found = self.estimate(stable, rounding)
+        above = found.value * (1 - (1 + self.largest_error) ** -2)
+        return Estimate(found.value, found.sampling, found.truncation + above)
+
+    def _distance(self, round_off: float) -> Estimate:
+        """W₁: between the probes' quantile functions, and what is still to come of the changes by level."""
+        curves = np.array([[_quantiles(self.together([rule]), None) for rule in lv] for lv in self.levels])
+        if not np.isfinite(curves).all():
+            return Estimate(0.0, 0.0 if len(self.levels[-1][0].nodes) == 0 else inf, 0.0)
+        spread = float(curves[-1].std(0, ddof=1).mean()) / sqrt(curves.shape[1])
+        changes = np.abs(np.diff(curves, axis=0)).mean((1, 2))
+        rest = float(still_to_come(changes, max(round_off, 1e-10), R_CURVE))
+        return Estimate(0.0, self.quantile * spread, rest + round_off)
+
+
+def still_to_come(changes: Floats, settled: float = 1e-10, least: float = R_LEAST) -> Floats:
+    """The rest of two changes [2, ...] that shrink by a steady factor r ≥ `least`: change · r/(1 − r).
+
+    inf where they do not shrink, unless the last is no more than `settled`.
     """
-    quarter, half, whole = levels
-    last = change(half, whole, True)
-    first, first_without = (change(quarter, half, below) for below in (True, False))
-    last_without = change(half, whole, False)
-    first = max(first, first_without)
-    if last_without > 0:
-        first = min(first, R_SAFETY * last * first_without / last_without)
-    return np.array([first, last])
+    before, last = changes
+    r = np.maximum(least, R_SAFETY * last / np.maximum(before, np.finfo(float).tiny))
+    rest = np.where(r < 1, last * r / np.maximum(1 - r, sqrt(np.finfo(float).eps)), np.inf)
+    return np.where(last <= settled, last, rest)
 
 
-def _jump(rule: Rule, points: Floats) -> Floats:
-    """The larger of the weights of the two nodes around each point."""
-    weights = np.concatenate(([rule.kernel], rule.weights, [0.0]))
-    at = np.searchsorted(rule.nodes, points, side="right")
-    return np.maximum(weights[at], weights[at + 1])
+def _quantiles(measure: Measure, shares: Floats | None) -> Floats:
+    """log σ at shares of what is outside the kernel, by default at `SHARES` of it; −inf where nothing is."""
+    if not len(measure.nodes):
+        return np.full(len(SHARES if shares is None else shares), -inf)
+    reached = np.cumsum(measure.weights)
+    half = np.where(measure.sharp, 0.0, measure.weights / 2)
+    ends = np.stack((reached - measure.weights + half, reached - half), 1).reshape(-1)
+    wanted = SHARES * reached[-1] if shares is None else shares
+    return np.interp(wanted - 1e-12, ends, np.repeat(measure.nodes, 2))
 
 
-def _smoothed(rule: Rule, points: Floats, h: float) -> Floats:
-    z = (points[:, None] - rule.nodes) / h
-    return np.exp(-0.5 * z * z) @ rule.weights / (h * sqrt(2 * pi))
+def _mean(measure: Measure) -> float:
+    return float(measure.weights @ measure.nodes / measure.weights.sum()) if len(measure.nodes) else nan
+
+
+def _std(measure: Measure) -> float:
+    if not len(measure.nodes):
+        return nan
+    return sqrt(measure.weights @ (measure.nodes - _mean(measure)) ** 2 / measure.weights.sum())
+
+
+def _effective(measure: Measure) -> float:
+    """exp(H)/n for H the entropy of σ_i/Σσ: log n + log⟨σ⟩ − ⟨σ log σ⟩/⟨σ⟩."""
+    if not len(measure.nodes):
+        return 0.0
+    logs = measure.nodes - measure.nodes[-1]
+    weighted = measure.weights * np.exp(logs)
+    return float(weighted.sum() * exp(-(weighted @ logs) / weighted.sum()))
+
+
+def _at_least_one(rank: float, measure: Measure) -> float:
+    """A rank of a map that is not zero is 1 at least."""
+    return max(1.0, rank) if len(measure.nodes) else 0.0
+
+
+def _round_off_log(measure: Measure, error: float) -> float:
+    """Error of the mean log σ where each σ is off by `error` σ_max."""
+    if not len(measure.nodes):
+        return 0.0
+    share = measure.weights / measure.weights.sum()
+    return float(np.minimum(error * np.exp(measure.nodes[-1] - measure.nodes), 1e3) @ share)

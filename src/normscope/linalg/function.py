@@ -3,7 +3,8 @@
 - From the same state of the random generators each time: dropout has one mask, and the caller's state stays.
 - Parameters are held off while the graph is made: nothing is saved for a weight's gradient.
 - Attention runs under the math backend: the fused kernels have no double backward.
-- A module's buffers are copied for each call: batch statistics, spectral norms' vectors do not move.
+- Buffers of a module, and of modules that a function calls, are copied for each call: batch statistics and
+  spectral norms' vectors do not move.
 - A module in half precision is measured in a float32 copy.
 """
 
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from normscope.linalg.graph import leaves
 
@@ -54,8 +56,7 @@ class MeasuredFunction:
 
     def __call__(self, x: Tensor) -> Tensor:
         """f(x), the generators as they were at construction and afterwards as before the call."""
-        buffers = copied_buffers(self._f) if isinstance(self._f, nn.Module) else nullcontext()
-        with buffers, torch.random.fork_rng(devices=self._devices):
+        with copied_buffers(self._f), torch.random.fork_rng(devices=self._devices):
             torch.set_rng_state(self._states[0])
             for device, state in zip(self._devices, self._states[1], strict=True):
                 torch.cuda.set_rng_state(state, device)
@@ -126,22 +127,33 @@ def untouched() -> Iterator[None]:
 
 
 @contextmanager
-def copied_buffers(module: nn.Module) -> Iterator[None]:
-    """The module works on copies of its buffers inside; afterwards it has its own, which did not move.
+def copied_buffers(f: Callable[..., Any]) -> Iterator[None]:
+    """Modules work on copies of their buffers inside; afterwards they have their own, which did not move.
 
-    Its own are put back, and nothing is written into them: a graph may hold them.
+    Those of f where it is a module, else of every module that is called inside: a function may call any.
+    Their own are put back, and nothing is written into them: a graph may hold them.
     """
-    parts = list(module.modules())
-    own = [dict(part._buffers) for part in parts]
+    own: dict[nn.Module, dict[str, Tensor | None]] = {}
     copies: dict[int, Tensor] = {}  # a buffer that two parts share stays one
+
+    def enter(module: nn.Module, _: Any = None) -> None:
+        if torch.compiler.is_compiling():  # the module around the compiled region has come by before
+            return
+        for part in module.modules():
+            if part not in own:
+                own[part] = dict(part._buffers)
+                for name, buffer in own[part].items():
+                    if buffer is not None:
+                        part._buffers[name] = copies.setdefault(id(buffer), buffer.clone())
+
+    hook = nullcontext() if isinstance(f, nn.Module) else register_module_forward_pre_hook(enter)
     try:
-        for part, buffers in zip(parts, own, strict=True):
-            for name, buffer in buffers.items():
-                if buffer is not None:
-                    part._buffers[name] = copies.setdefault(id(buffer), buffer.clone())
-        yield
+        if isinstance(f, nn.Module):
+            enter(f)
+        with hook:
+            yield
     finally:
-        for part, buffers in zip(parts, own, strict=True):
+        for part, buffers in own.items():
             part._buffers.clear()
             part._buffers.update(buffers)
 

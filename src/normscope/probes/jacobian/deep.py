@@ -31,7 +31,7 @@ TOP_PRODUCTS = 160
 DIRECT_PRODUCTS = 150
 """Golub–Kahan–Lanczos on the map itself: enough for κ up to about 15; solves with its layers do the rest."""
 LAYER_PRODUCTS = 300
-PROBES, STEPS = 4, {"block": 20, "stack": 40}
+PROBES, STEPS = 4, {"block": 16, "stack": 32}
 TOLERANCE = 5e-2
 LEAST = 1e-9
 """Stands for the quantile at 0, which no singular value is under: the least that was seen."""
@@ -110,7 +110,7 @@ def _small_rows(
 def _density(look: Look, part: Block | Stack) -> list[Measurement]:
     steps = STEPS["stack" if isinstance(part, Stack) else "block"]
     share = look.share(part)
-    look.spending.require(DENSITY, (2 * PROBES * steps + 2) * share, Budget.DEEP)
+    look.spending.require(DENSITY, (2 * (PROBES + 1) * steps + 2) * share, Budget.DEEP)
     op, kernel = look.ends(part), kernel_of(look, part)
     with look.booked(DENSITY, op, share):
         found = log_density(op, num_probes=PROBES, steps=steps, left_kernel=kernel)

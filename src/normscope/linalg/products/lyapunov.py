@@ -18,7 +18,7 @@ from scipy.stats import t as student
 from torch import Tensor
 
 from normscope.linalg.golub_kahan import LinearMap
-from normscope.linalg.products import dense_factors, factor_sizes
+from normscope.linalg.products.spectrum import dense_factors, factor_sizes
 
 BLOCKS = 10
 """Averages over so many runs of layers give the error: neighbouring layers are not independent."""

@@ -17,7 +17,7 @@ from math import log
 import torch
 from torch import Tensor
 
-from normscope.linalg.graded import row_scaled
+from normscope.linalg.products.graded import row_scaled
 
 MAX_SWEEPS = 30
 

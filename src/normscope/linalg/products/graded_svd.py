@@ -15,8 +15,8 @@ import torch
 from scipy.linalg import lapack
 from torch import Tensor
 
-from normscope.linalg.graded import Graded
-from normscope.linalg.jacobi import jacobi_log_lengths
+from normscope.linalg.products.graded import Graded
+from normscope.linalg.products.jacobi import jacobi_log_lengths
 
 QR_STEPS = 2
 MAX_QR_STEPS = 20

@@ -23,8 +23,8 @@ from torch.nn import functional as F
 
 from normscope.linalg.dense import dense
 from normscope.linalg.golub_kahan import LinearMap, Status
-from normscope.linalg.graded import Graded
-from normscope.linalg.graded_svd import log_singular_values
+from normscope.linalg.products.graded import Graded
+from normscope.linalg.products.graded_svd import log_singular_values
 
 SAFETY = 20.0
 """The error is so many times the largest change seen at a σ or its neighbours: the samples are few."""
