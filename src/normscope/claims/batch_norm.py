@@ -1,4 +1,4 @@
-"""BatchNorm beside LayerNorm: batch size, training against inference.
+"""BatchNorm beside LayerNorm: batch size, training against inference, padding, and a printed line.
 
 Shapes: B batch, T tokens, N samples or tokens of a batch, D width.
 """
@@ -7,23 +7,22 @@ import math
 import statistics
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from normscope.claims.at_start import slope
 from normscope.claims.claim import Sentence, claim
 from normscope.claims.evidence import Case, Evidence, Figure
 from normscope.claims.norm_jacobian import distance
-from normscope.claims.plots import Line, Plot
+from normscope.claims.plots import Plot, lines_by
 from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
-from normscope.nn import NORMS, Decoder, ModelConfig
+from normscope.nn import NORMS, Decoder, Encoder, ModelConfig
 from normscope.nn.token_norms import BatchNorm
 from normscope.subjects import load
 
 WIDTH, EPS = 32, 1e-5
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-REPEATS = 40
+SIZES, REPEATS = (1, 2, 4, 8, 16, 32, 64, 128, 256), 40
 TEXT_BATCH, TEXT_TOKENS = 32, 256
 ROUND_OFF = 1e-12
 DISTURBED = 0.1
@@ -39,46 +38,34 @@ DISTURBED = 0.1
     asks="in batches of 1 to 256 a sample's output moves by at most 1e-12 with LayerNorm, and by more "
     "than 1e-3 of itself with BatchNorm, of what it is in a batch of 512",
     parts={
-        "root": Sentence(
-            "The error of BatchNorm's statistics falls as one over the root of the batch (±0.1)."
-        ),
-        "small": Sentence(
-            "In a batch of 2 or 4 BatchNorm is very unstable: outputs are off by a tenth or more.",
-            "a sample is one vector, not a text of 256 tokens",
-        ),
+        "root": Sentence("The error of BatchNorm's statistics is proportional to one over √batch (±0.1)."),
+        "vectors": Sentence("In a batch of 2 or 4 vectors BatchNorm's outputs are off by a tenth or more."),
+        "texts": Sentence("In a batch of 2 or 4 texts of 256 tokens they are off by a tenth or more."),
     },
 )
 def batch_size(setup: Setup) -> Evidence:
     """One sample among others, against its output in a large batch; batches of vectors and of texts."""
-    cases: list[Case] = []
-    errors: dict[float, list[float]] = {}
+    cases, errors, exponents = [], [], {}
     for seed in setup.seeds:
-        by_size = _errors_by_size(seed)
-        for size, error in by_size.items():
-            errors.setdefault(size, []).append(error)
-        cases += _size_cases(seed)
-        sizes = [size for size in SIZES if size > 1]
-        slope = float(np.polyfit(np.log(sizes), np.log([by_size[size] for size in sizes]), 1)[0])
+        cases += [*_size_cases(seed), *_small_batch_cases(seed)]
+        found = {size: _error_of_means(size, seed) for size in SIZES}
+        errors += [Case(seed=seed, where="", value=e, holds=True, at={"batch": n}) for n, e in found.items()]
+        p = exponents[seed] = slope(SIZES[1:], [found[size] for size in SIZES[1:]])
         where = "exponent of the error of the means"
-        cases.append(Case(seed=seed, where=where, value=slope, holds=abs(slope + 0.5) <= 0.1, part="root"))
-        cases += _small_batch_cases(seed)
+        cases.append(Case(seed=seed, where=where, value=p, holds=abs(p + 0.5) <= 0.1, part="root"))
     return Evidence(
         cases=cases,
-        figure=Figure(
-            "exponent of BatchNorm's error in the batch size",
-            {case.seed: case.value for case in cases if case.part == "root"},
-        ),
+        figure=Figure("exponent of BatchNorm's error in the batch size", exponents),
         plots=[
             Plot(
                 "Error of BatchNorm's means",
                 "batch size",
                 "RMS error over the deviation",
-                [Line.over_seeds("measured", errors)],
+                lines_by(errors, "batch"),
                 "xy",
             )
         ],
         notes=[f"A batch of one vector: torch's BatchNorm {_batch_of_one()}."],
-        of="batches",
     )
 
 
@@ -103,46 +90,35 @@ def _size_cases(seed: int) -> Iterator[Case]:
             yield Case(seed=seed, where=f"{kind}, a batch of {size}", value=change, holds=holds)
 
 
-def _errors_by_size(seed: int) -> dict[int, float]:
-    """Batch size → RMS error of the features' means, over their deviations."""
-    generator = torch.Generator().manual_seed(1000 + seed)
+def _error_of_means(size: int, seed: int) -> float:
+    """RMS error of the features' means in batches of `size`, over their deviations."""
+    generator = torch.Generator().manual_seed(1000 * size + seed)
     deviation, true = torch.linspace(0.5, 2, WIDTH).double(), torch.linspace(-1, 1, WIDTH).double()
-    found: dict[int, float] = {}
-    for size in SIZES:
-        norm = NORMS["batchnorm"](WIDTH, EPS).double().train()
-        assert isinstance(norm, BatchNorm)
-        squares = []
-        for _ in range(REPEATS):
-            norm.running_mean.zero_()
-            norm(vectors(size, generator)[None])
-            mean = norm.running_mean / 0.1  # what one batch leaves there: the momentum's part of its mean
-            squares.append(float(((mean - true) / deviation).square().mean()))
-        found[size] = math.sqrt(statistics.fmean(squares))
-    return found
+    norm, squares = NORMS["batchnorm"](WIDTH, EPS).double().train(), []
+    assert isinstance(norm, BatchNorm)
+    for _ in range(REPEATS):
+        norm.running_mean.zero_()
+        norm(vectors(size, generator)[None])
+        mean = norm.running_mean / 0.1  # what one batch leaves there: the momentum's part of its mean
+        squares.append(float(((mean - true) / deviation).square().mean()))
+    return math.sqrt(statistics.fmean(squares))
 
 
 def _small_batch_cases(seed: int) -> Iterator[Case]:
-    generator = torch.Generator().manual_seed(2000 + seed)
-    x_ND = vectors(4096, generator)
-    texts_BTD = text_stream(seed)
-    whole = normed("batchnorm", texts_BTD.flatten(0, 1)).view_as(texts_BTD)
-    truth_ND = normed("batchnorm", x_ND)
-    for size in (2, 4):
-        vector = statistics.median(
-            distance(normed("batchnorm", x_ND[i : i + size]), truth_ND[i : i + size])
-            for i in range(0, 20 * size, size)
-        )
-        text = statistics.median(
-            distance(
-                normed("batchnorm", texts_BTD[i : i + size].flatten(0, 1)), whole[i : i + size].flatten(0, 1)
+    x_ND, texts_BTD = vectors(4096, torch.Generator().manual_seed(2000 + seed)), text_stream(seed)
+    for part, samples in (("vectors", x_ND[:, None]), ("texts", texts_BTD)):
+        whole = normed("batchnorm", samples.flatten(0, 1)).view_as(samples)
+        for size in (2, 4):
+            off = statistics.median(
+                distance(
+                    normed("batchnorm", samples[i : i + size].flatten(0, 1)),
+                    whole[i : i + size].flatten(0, 1),
+                )
+                for i in range(0, TEXT_BATCH, size)
             )
-            for i in range(0, TEXT_BATCH, size)
-        )
-        where = f"a batch of {size}"
-        holds = vector >= DISTURBED
-        yield Case(seed=seed, where=f"{where} vectors", value=vector, holds=holds, part="small")
-        where, holds = f"{where} texts of {TEXT_TOKENS} tokens", text >= DISTURBED
-        yield Case(seed=seed, where=where, value=text, holds=holds, met=False, part="small")
+            yield Case(
+                seed=seed, where=f"a batch of {size} {part}", value=off, holds=off >= DISTURBED, part=part
+            )
 
 
 def text_stream(seed: int) -> Tensor:
@@ -170,33 +146,29 @@ def _batch_of_one() -> str:
     Source("004", "§4.1", "训练/推理一致性"),
     Source("004", "§3.1", "推理阶段行为"),
     says="LayerNorm computes the same in training and in inference; BatchNorm does not.",
-    asks="between train and eval mode the logits of a decoder without dropout change by nothing at all "
-    "with LayerNorm (and RMSNorm), and by more than 1 % with BatchNorm, whose averages have seen 0, 10 or "
+    asks="between train and eval mode the logits of a decoder without dropout do not change at all with "
+    "LayerNorm (and RMSNorm), and by more than 1 % with BatchNorm, whose averages have seen 0, 10 or "
     "100 batches",
 )
 def both_modes(setup: Setup) -> Evidence:
     """The same decoder on the same batch in both modes."""
     cases = [case for seed in setup.seeds for case in _mode_cases(seed)]
-    points: dict[float, list[float]] = {}
-    for case in cases:
-        if case.where.startswith("batchnorm"):
-            points.setdefault(float(case.where.split()[-2]), []).append(case.value)
+    batch = [case for case in cases if case.at["norm"] == "batchnorm"]
     return Evidence(
         cases=cases,
         figure=Figure(
             "relative change of the logits with BatchNorm, 100 batches seen",
-            {case.seed: case.value for case in cases if case.where.endswith(" 100 batches")},
+            {case.seed: case.value for case in batch if case.at["seen"] == 100},
         ),
         plots=[
             Plot(
                 "Train mode against eval mode",
                 "batches that BatchNorm's averages have seen",
                 "relative change of the logits",
-                [Line.over_seeds("BatchNorm", points)],
+                lines_by(batch, "seen", "norm"),
                 levels={"LayerNorm": 0.0},
             )
         ],
-        of="models",
     )
 
 
@@ -205,24 +177,111 @@ def _mode_cases(seed: int) -> Iterator[Case]:
     for norm in ("layernorm", "rmsnorm", "batchnorm"):
         torch.manual_seed(seed)
         model = Decoder(ModelConfig(depth=2, width=WIDTH, heads=2, vocab=64, context=16, norm=norm))
-        ids_BT = torch.randint(64, (8, 16))
-        seen = 0
+        ids_BT, seen = torch.randint(64, (8, 16)), 0
         for upto in (0, 10, 100) if norm == "batchnorm" else (0,):
             model.train()
             for _ in range(upto - seen):
                 model(torch.randint(64, (8, 16)))
             seen = upto
-            change = _between_modes(model, ids_BT)
-            where = f"{norm}, {upto} batches"
-            yield Case(
-                seed=seed,
-                where=where,
-                value=change,
-                holds=change > 0.01 if norm == "batchnorm" else change == 0,
+            inference = model.eval()(ids_BT).logits  # first, as train mode moves the averages
+            change = distance(model.train()(ids_BT).logits, inference)
+            holds = change > 0.01 if norm == "batchnorm" else change == 0
+            at = {"norm": norm, "seen": upto}
+            yield Case(seed=seed, where=f"{norm}, {upto} batches", value=change, holds=holds, at=at)
+
+
+@claim(
+    "C5",
+    Source("004", "§8.1", "BN处理变长序列非常麻烦"),
+    Source("004", "§3.1", "填充（Padding）差异巨大"),
+    Source("004", "§4.1", "弱 (通常需要Padding)"),
+    says="Padding disturbs BatchNorm.",
+    asks="the outputs of the real tokens of a text change by a tenth or more in torch's BatchNorm when the "
+    "batch is padded to 1.25 to 4 times its length",
+    parts={
+        "told": Sentence("It disturbs a BatchNorm that is told which tokens are padding, too."),
+        "ln": Sentence("Padding does nothing to LayerNorm (at most 1e-12, through an encoder)."),
+    },
+)
+def padding(setup: Setup) -> Evidence:
+    """The same texts with more and less padding: torch's BatchNorm, ours with a mask, an encoder."""
+    cases = [case for seed in setup.seeds for case in (*_padding_cases(seed), *_encoder_cases(seed))]
+    return Evidence(
+        cases=cases,
+        figure=Figure.largest("largest relative change of the real tokens' outputs", cases),
+        plots=[
+            Plot(
+                "Effect of padding on the real tokens",
+                "length of the batch over that of the texts",
+                "relative change of their outputs",
+                lines_by((case for case in cases if case.part != "ln"), "times", "norm"),
+                "y",
+                {"disturbed": DISTURBED},
             )
+        ],
+    )
 
 
-def _between_modes(model: Decoder, ids_BT: Tensor) -> float:
-    """Relative change of the logits; eval mode comes first, as train mode moves the averages."""
-    inference = model.eval()(ids_BT).logits
-    return distance(model.train()(ids_BT).logits, inference)
+def _padding_cases(seed: int) -> Iterator[Case]:
+    texts_BTD = text_stream(seed)[:8]
+    truth = normed("batchnorm", texts_BTD.flatten(0, 1)).view_as(texts_BTD)
+    pad_D = torch.randn(WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 1))
+    for times in (1.25, 1.5, 2.0, 4.0):
+        more = round((times - 1) * TEXT_TOKENS)
+        x_BTD = torch.cat((texts_BTD, pad_D.expand(8, more, WIDTH)), 1)
+        real_BT = torch.arange(x_BTD.shape[1]).expand(8, -1) < TEXT_TOKENS
+        theirs = nn.BatchNorm1d(WIDTH, EPS).double()(x_BTD.transpose(1, 2)).transpose(1, 2)
+        ours = NORMS["batchnorm"](WIDTH, EPS).double().train()(x_BTD, real_BT)
+        for name, part, y_BTD in (("torch's BatchNorm", "", theirs), ("ours, told", "told", ours)):
+            change = distance(y_BTD.detach()[:, :TEXT_TOKENS], truth)
+            where, at = f"{name}, padded × {times:g}", {"norm": name, "times": times}
+            yield Case(seed=seed, where=where, value=change, holds=change >= DISTURBED, part=part, at=at)
+
+
+@torch.no_grad()
+def _encoder_cases(seed: int) -> Iterator[Case]:
+    torch.manual_seed(seed)
+    model = Encoder(ModelConfig(depth=2, width=WIDTH, heads=2, vocab=64, context=64)).double()
+    ids_BT = torch.randint(64, (4, 16))
+    truth = model(ids_BT).logits
+    for more in (4, 16, 48):
+        padded_BT = torch.cat((ids_BT, torch.zeros(4, more, dtype=ids_BT.dtype)), 1)
+        mask_BT = (torch.arange(16 + more) < 16).expand(4, -1).long()
+        change = distance(model(padded_BT, attention_mask=mask_BT).logits[:, :16], truth)
+        where = f"an encoder with LayerNorm, {more} of padding"
+        yield Case(seed=seed, where=where, value=change, holds=change <= ROUND_OFF, part="ln")
+
+
+@claim(
+    "C36",
+    Source("004", "§3.3", "output_bn = bn(x.view(2, 512, 10)).view(2, 10, 512)"),
+    says="The line printed for BatchNorm normalises each feature of [batch, sequence, features].",
+    asks="its output is that of BatchNorm over the features (x transposed, not viewed) within 1e-6 of "
+    "itself; features alike, features of different scale, positions of different scale",
+    parts={"mean": Sentence("Each feature of its output has mean 0 over batch and positions (within 1e-6).")},
+)
+def viewed(setup: Setup) -> Evidence:
+    """The line as printed beside the transposed one, and what each of its channels is made of."""
+    cases = [case for seed in setup.seeds for case in _view_cases(seed)]
+    feature = torch.arange(512).expand(1, 10, 512).reshape(512, 10)  # as a channel of the view holds them
+    most = max(len(row.unique()) for row in feature)
+    return Evidence(
+        cases=cases,
+        figure=Figure.largest("largest relative distance from BatchNorm over features", cases),
+        notes=[f"A channel of the view holds up to {most} features, not one: view is not a transpose."],
+    )
+
+
+def _view_cases(seed: int) -> Iterator[Case]:
+    x_BTD = torch.randn(2, 10, 512, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    inputs = {
+        "N(0, 1)": x_BTD,
+        "features of scale 0.1 to 10": x_BTD * torch.logspace(-1, 1, 512),
+        "positions of scale 0.1 to 10": x_BTD * torch.logspace(-1, 1, 10)[:, None],
+    }
+    for name, x in inputs.items():
+        printed = nn.BatchNorm1d(512).double()(x.view(2, 512, 10)).view(2, 10, 512).detach()
+        truth = NORMS["batchnorm"](512, EPS).double().train()(x).detach()
+        far, mean = distance(printed, truth), float(printed.mean((0, 1)).abs().max())
+        yield Case(seed=seed, where=name, value=far, holds=far <= 1e-6)
+        yield Case(seed=seed, where=f"{name}, largest mean", value=mean, holds=mean <= 1e-6, part="mean")

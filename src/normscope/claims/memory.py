@@ -1,85 +1,106 @@
-"""What the placement of the norm costs in memory.
+"""Memory: by the placement of the norm, by recomputation, and by adding in place.
 
-Shapes: B batch, T tokens.
+Shapes: B batch, T tokens, D width.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from normscope.claims.allocations import cuda_peak_bytes, kept_for_backward, num_bytes, peak_bytes
+from normscope.claims.at_start import blocks_of
 from normscope.claims.claim import Sentence, claim
 from normscope.claims.evidence import Case, Evidence, Figure
-from normscope.claims.plots import Line, Plot
+from normscope.claims.plots import Plot, lines_by
 from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
-from normscope.nn import build
+from normscope.nn import Block, build
 from normscope.nn.models import Model
+from normscope.nn.residual import Residual
 
 DEPTHS, BATCH, TOKENS = (2, 8), 2, 64
 KINDS = (("layernorm", 64), ("layernorm", 128), ("rmsnorm", 64))
 """Norms and widths."""
 LEAST = 5.0
-"""Per cent: the lower end of what the text promises."""
+"""Per cent: the lower end of what 003 promises."""
+
+
+def less(this: float, that: float) -> float:
+    """By how many per cent `this` is less than `that`."""
+    return 100 * (that - this) / that
+
+
+def model_of(scheme: str, depth: int, width: int, **options: object) -> Model:
+    """A decoder, always the same: bytes do not depend on what is drawn."""
+    torch.manual_seed(0)
+    return build("decoder", scheme=scheme, depth=depth, width=width, heads=4, context=TOKENS, **options)
+
+
+def kept(model: Model, ids: Tensor) -> dict[int, int]:
+    """Bytes by storage that the forward pass keeps for the backward pass, without parameters and ids."""
+    return kept_for_backward(lambda: model(ids, ids).loss, [*model.parameters(), ids])
 
 
 @claim(
     "B12",
     Source("003", "§2.3", "训练峰值显存可再降 5-10 %"),
     says="Pre-LN needs 5 to 10 % less peak memory in training than Post-LN.",
-    asks="the peak of an AdamW step (weights, gradients, optimiser and activations) is at least 5 % "
-    "lower with the norms before the branches than after the adds: same kernels, 2 and 8 blocks, two widths, "
-    "LayerNorm and RMSNorm",
+    asks="the peak of an AdamW step (weights, gradients, optimiser and activations) is at least 5 % lower with "
+    "the norms before the branches than after the adds: same kernels, 2 and 8 blocks, two widths, LayerNorm "
+    "and RMSNorm",
     parts={
         "activations": Sentence("What is kept for the backward pass is at least 5 % less in Pre-LN."),
-        "reason": Sentence("In Pre-LN what goes into a norm need not be kept for the backward pass."),
+        "reason": Sentence("In Pre-LN the input of a norm need not be kept for the backward pass."),
         "inference": Sentence("Inference needs at least 5 % less peak memory in Pre-LN."),
     },
 )
 def memory_of_placements(setup: Setup) -> Evidence:
     """Bytes in both placements: of a step, of what autograd keeps, of the norms' inputs, of inference."""
-    cases = [case for seed in setup.seeds for case in _placement_cases(seed)]
-    unmeasured = [] if torch.cuda.is_available() else ["CUDA's allocator: no GPU here"]
-    kept = [case.value for case in cases if case.part == "reason"]
+    cases = [
+        case for norm, width in KINDS for depth in DEPTHS for case in _placement_cases(norm, width, depth)
+    ]
+    kept_inputs = [case.value for case in cases if case.part == "reason"]
     saved = [case.value for case in cases if case.part == "activations"]
-    inference = [case.value for case in cases if case.part == "inference"]
     return Evidence(
         cases=cases,
-        figure=Figure.largest("most of its peak memory that Pre-LN saves, in %", cases),
-        plots=[_by_depth(cases)],
+        figure=Figure.largest("Pre-LN's best saving of peak memory, in %", cases),
+        plots=[
+            Plot(
+                "Memory that Pre-LN saves",
+                "blocks",
+                "% less than Post-LN",
+                lines_by((case for case in cases if case.part != "reason"), "depth", "of"),
+                levels={"5 %": LEAST},
+            )
+        ],
         notes=[
-            f"Pre-LN keeps at least {min(kept):.3g} % of the inputs of its norms: their backward pass "
-            "asks for them.",
+            f"Pre-LN keeps at least {min(kept_inputs):.3g} % of the inputs of its norms for the backward pass.",
             f"What is kept for the backward pass changes by {-max(saved):+.2g} to {-min(saved):+.2g} % from "
             "Post-LN to Pre-LN; Pre-LN has one norm more, the final one.",
-            f"In inference it takes {-max(inference):.3g} to {-min(inference):.3g} % more: what the branch "
-            "reads stands beside the stream, where in Post-LN it is the stream.",
         ],
-        unmeasured=unmeasured,
-        of="models",
+        unmeasured=[] if torch.cuda.is_available() else ["CUDA's allocator: no GPU here"],
     )
 
 
-def _placement_cases(seed: int) -> Iterator[Case]:
-    for norm, width in KINDS:
-        for depth in DEPTHS:
-            where = f"{norm}, d = {width}, {depth} blocks"
-            pre, post = (Bytes(scheme, norm, width, depth, seed) for scheme in ("pre", "post"))
-            for part, value in (
-                ("", less(pre.step, post.step)),
-                ("activations", less(pre.activations, post.activations)),
-                ("inference", less(pre.inference, post.inference)),
-            ):
-                yield Case(seed=seed, where=where, value=value, holds=value >= LEAST, part=part)
-            share = 100 * pre.norm_inputs_kept
-            yield Case(seed=seed, where=where, value=share, holds=share < 100, part="reason")
+OF = {"": "peak of a step", "activations": "kept for the backward pass", "inference": "inference"}
 
 
-def less(this: float, that: float) -> float:
-    """By how many per cent `this` is less than `that`."""
-    return 100 * (that - this) / that
+def _placement_cases(norm: str, width: int, depth: int) -> Iterator[Case]:
+    pre, post = (Bytes(scheme, norm, width, depth) for scheme in ("pre", "post"))
+    where = f"{norm}, d = {width}, {depth} blocks"
+    for part, value in (
+        ("", less(pre.step, post.step)),
+        ("activations", less(pre.activations, post.activations)),
+        ("inference", less(pre.inference, post.inference)),
+    ):
+        at = {"depth": depth, "of": OF[part]}
+        yield Case(seed=None, where=where, value=value, holds=value >= LEAST, part=part, at=at)
+    share = 100 * pre.norm_inputs_kept
+    yield Case(seed=None, where=where, value=share, holds=share < 100, part="reason")
 
 
 class Bytes:
@@ -92,64 +113,274 @@ class Bytes:
         norm_inputs_kept: share of the norms whose input is kept for the backward pass.
     """
 
-    def __init__(self, scheme: str, norm: str, width: int, depth: int, seed: int) -> None:
+    def __init__(self, scheme: str, norm: str, width: int, depth: int) -> None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         measure = cuda_peak_bytes if device == "cuda" else peak_bytes
-        torch.manual_seed(seed)
-        model = build(
-            "decoder", scheme=scheme, norm=norm, width=width, depth=depth, heads=4, context=TOKENS
-        ).to(device)
+        model = model_of(scheme, depth, width, norm=norm).to(device)
         ids = torch.randint(256, (BATCH, TOKENS), device=device)
-        kept, inputs = _kept_and_norm_inputs(model, ids)
-        self.activations = sum(kept.values())
-        self.norm_inputs_kept = sum(address in kept for address in inputs) / len(inputs)
+        storages, inputs = _kept_and_norm_inputs(model, ids)
+        self.activations = sum(storages.values())
+        self.norm_inputs_kept = sum(address in storages for address in inputs) / len(inputs)
         self.step = step_peak(model, ids, measure)
         with torch.no_grad():
             self.inference = measure(lambda: model(ids))
 
 
 def _kept_and_norm_inputs(model: Model, ids: Tensor) -> tuple[dict[int, int], list[int]]:
-    """What the forward pass keeps, and the addresses of what went into the norms."""
+    """What the forward pass keeps, and the addresses of the norms' inputs."""
     inputs: list[Tensor] = []  # held, so that no address comes twice
     hooks = [
         module.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
         for module in model.modules()
         if isinstance(module, nn.LayerNorm | nn.RMSNorm)
     ]
-    kept = kept_for_backward(lambda: model(ids, ids).loss, [*model.parameters(), ids])
+    storages = kept(model, ids)
     for hook in hooks:
         hook.remove()
-    return kept, [tensor.untyped_storage().data_ptr() for tensor in inputs]
+    return storages, [tensor.untyped_storage().data_ptr() for tensor in inputs]
 
 
 def step_peak(model: Model, ids: Tensor, measure: Callable[[Callable[[], object]], int]) -> int:
     """Peak bytes of an AdamW step: what stays between steps, and what the step holds beside it."""
-    step = training_step(model, ids)
-    step()  # makes the optimiser's state
-    model.zero_grad()
-    stays = 3 * num_bytes(model.parameters())  # weights and two moments
-    return stays + measure(step)
-
-
-def training_step(model: Model, ids: Tensor, **options: Any) -> Callable[[], None]:
-    """Forward, backward, AdamW; gradients are let go at the end."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **options)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def step() -> None:
         model(ids, ids).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 
-    return step
+    step()  # makes the optimiser's state
+    model.zero_grad()
+    stays = 3 * num_bytes(model.parameters())  # weights and two moments
+    return stays + measure(step)
 
 
-def _by_depth(cases: list[Case]) -> Plot:
-    names = {"": "peak of a step", "activations": "kept for the backward pass", "inference": "inference"}
-    lines = []
-    for part, name in names.items():
-        points: dict[float, list[float]] = {}
-        for case in cases:
-            if case.part == part:
-                points.setdefault(float(case.where.split()[-2]), []).append(case.value)
-        lines.append(Line.over_seeds(name, points))
-    return Plot("Memory that Pre-LN saves", "blocks", "% less than Post-LN", lines, levels={"5 %": LEAST})
+SIZES = ((4, 64), (2, 256))
+"""Blocks and widths of C21."""
+SAVED, MORE = (40.0, 50.0), (20.0, 40.0)
+"""Per cent: memory as 004 has it; "about 30" of the forward pass."""
+
+
+@claim(
+    "C21",
+    Source("004", "§9", "约增加30%的前向计算时间"),
+    Source("004", "§9", "减少40%-50%的激活值显存占用"),
+    says="Recomputing the branches saves 40 to 50 % of the activations' memory for about 30 % more forward "
+    "computation.",
+    asks="with every second block run again in the backward pass 40 to 50 % less is kept, and the forward "
+    "operations, those of the second run included, grow by 20 to 40 %; 2 and 4 blocks, d = 256 and 64",
+    parts={
+        "all": Sentence("The same with every block run again."),
+        "sum": Sentence("Without recomputation, y = x + f(x) has to keep f(x) for the backward pass."),
+    },
+)
+def recomputation(setup: Setup) -> Evidence:
+    """Bytes kept and operations, without, with half and with all blocks run again."""
+    cases = [case for depth, width in SIZES for case in _again_cases(depth, width)]
+    x, f = torch.randn(2, BATCH, TOKENS, 64).unbind()
+    by_sum = float(sum(kept_for_backward(lambda: x.requires_grad_() + f.requires_grad_()).values()))
+    cases.append(Case(seed=None, where="x + f(x), bytes", value=by_sum, holds=by_sum > 0, part="sum"))
+    return Evidence(
+        cases=cases,
+        figure=Figure.largest("forward operations added where every second block runs again, in %", cases),
+        notes=[
+            f"{case.where}: {case.value:.3g} % more forward operations."
+            for case in cases
+            if case.part != "sum"
+        ],
+        unmeasured=["time: operations are counted, no clock is read"],
+    )
+
+
+def _again_cases(depth: int, width: int) -> Iterator[Case]:
+    ids = torch.randint(256, (BATCH, TOKENS))
+    none, half, everything = (_with_checkpoints(depth, width, every) for every in (0, 2, 1))
+    forward = _operations(lambda: none(ids, ids))
+    for part, said, model in (("", "every second block", half), ("all", "every block", everything)):
+        saved = less(sum(kept(model, ids).values()), sum(kept(none, ids).values()))
+        more = 100 * (_both_passes(model, ids) - _both_passes(none, ids)) / forward
+        holds = SAVED[0] <= saved <= SAVED[1] and MORE[0] <= more <= MORE[1]
+        where = f"{depth} blocks, d = {width}, {said} run again, {saved:.3g} % saved"
+        yield Case(seed=None, where=where, value=more, holds=holds, part=part, at={"saved": saved})
+
+
+def _with_checkpoints(depth: int, width: int, every: int) -> Model:
+    """Pre-LN; each `every`-th block is run again in the backward pass, none for 0."""
+    model = model_of("pre", depth, width, checkpoint=every == 1)
+    for block in blocks_of(model)[every - 1 :: every] if every > 1 else ():
+        block.forward = _again(block.forward)
+    return model
+
+
+def _again(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda state, context: checkpoint(plain, state, context, use_reentrant=False)
+
+
+def _operations(run: Callable[[], object]) -> int:
+    with FlopCounterMode(display=False) as counter:
+        run()
+    return counter.get_total_flops()
+
+
+def _both_passes(model: Model, ids: Tensor) -> int:
+    return _operations(lambda: model(ids, ids).loss.backward())
+
+
+Add = Callable[[Tensor, Tensor], Tensor]
+SCHEMES = {"Pre-LN": "pre", "Post-LN": "post", "no norm": "residual-no-norm"}
+ADDS: Mapping[str, Add] = {
+    "x + f(x)": torch.add,
+    "x += f(x)": lambda x, f: x.add_(f),
+    "y = f(x); y += x": lambda x, f: f.add_(x),
+}
+ROUND_OFF = 1e-5
+
+
+@claim(
+    "C30",
+    Source("004", "§7", "建议使用原位加法操作"),
+    says="Adding the branch in place, x += f(x), saves memory.",
+    asks="blocks with `x += f(x)` run, give the gradients of `x + f(x)`, and have a lower peak of memory: "
+    "Pre-LN, Post-LN and no norm; in training and in inference",
+    parts={
+        "branch": Sentence("The other way round, y = f(x); y += x, lowers the peak."),
+        "kept": Sentence("What is kept for the backward pass is less with y = f(x); y += x."),
+        "refuses": Sentence("Autograd refuses x += f(x) exactly where f keeps x for its backward pass."),
+    },
+)
+def in_place_add(setup: Setup) -> Evidence:
+    """Peaks and gradients of three ways to add, and which branches autograd lets be added in place."""
+    cases = [*_block_cases(), *_refusals()]
+    trained = [case for case in cases if not case.part and "training" in case.where]
+    refused = sum(case.where.endswith("refused") for case in trained)
+    allowed = [str(case.at["branch"]) for case in cases if case.part == "refuses" and case.value == 0]
+    return Evidence(
+        cases=cases,
+        figure=Figure.largest("largest saving of the peak, in %", cases),
+        notes=[
+            f"In training autograd refuses x += f(x) in {refused} of {len(trained)} runs: the norm or matrix "
+            "that reads x first keeps it.",
+            f"Branches that may be added in place: {', '.join(allowed)}.",
+        ],
+    )
+
+
+def _block_cases() -> Iterator[Case]:
+    for name, scheme in SCHEMES.items():
+        blocks = blocks_of(model_of(scheme, 3, 64))
+        for training in (True, False):
+            where = f"{name}, {'training' if training else 'inference'}"
+            plain = Ran(blocks, "x + f(x)", training)
+            for how, part in (("x += f(x)", ""), ("y = f(x); y += x", "branch")):
+                ran = Ran(blocks, how, training)
+                saved = 0.0 if ran.refused else less(ran.peak, plain.peak)
+                holds = not ran.refused and saved > 0 and ran.differs_from(plain) <= ROUND_OFF
+                said = f"{where}{': refused' if ran.refused else ''}"
+                yield Case(seed=None, where=said, value=saved, holds=holds, part=part)
+            if training:
+                ways = (_kept_by(blocks, how) for how in ("y = f(x); y += x", "x + f(x)"))
+                share = less(*ways)
+                yield Case(seed=None, where=where, value=share, holds=share > 0, part="kept")
+
+
+class Ran:
+    """The blocks run once, with one way to add.
+
+    Attributes:
+        refused: whether autograd would not have it.
+        peak: bytes, beyond what was there.
+        result: the output, and in training the gradients of the parameters; empty where refused.
+    """
+
+    def __init__(self, blocks: Sequence[Block], how: str, training: bool) -> None:
+        self.refused, self.result, x_BTD = False, list[Tensor](), _input()
+
+        def run() -> None:
+            with torch.set_grad_enabled(training):
+                y_BTD = forward(blocks, x_BTD, ADDS[how])
+                self.result = [y_BTD.detach()]
+            if training:
+                y_BTD.square().mean().backward()
+
+        try:
+            self.peak = peak_bytes(run)
+        except RuntimeError as error:
+            if "in-place" not in str(error) and "inplace" not in str(error):
+                raise
+            self.refused, self.peak, self.result = True, 0, []
+        for block in blocks:
+            if not self.refused:
+                self.result += [p.grad.clone() for p in block.parameters() if p.grad is not None]
+            block.zero_grad()
+
+    def differs_from(self, other: "Ran") -> float:
+        """Largest relative difference of the results."""
+        return max(
+            float((mine - theirs).norm() / theirs.norm().clamp_min(1e-12))
+            for mine, theirs in zip(self.result, other.result, strict=True)
+        )
+
+
+def _input() -> Tensor:
+    """A stream as an embedding gives it, drawn anew: an add in place would change a shared one."""
+    return torch.randn(4, 32, 64, generator=torch.Generator().manual_seed(0))
+
+
+def forward(blocks: Sequence[Block], x_BTD: Tensor, add: Add) -> Tensor:
+    """The blocks one after the other, each branch added by `add`. The stream is a buffer of its own."""
+    x_BTD = x_BTD.clone()
+    for block in blocks:
+        for branch, residual in block.sublayers().values():
+            x_BTD = _sublayer(x_BTD, branch, residual, add)
+    return x_BTD
+
+
+def _sublayer(x_BTD: Tensor, branch: Callable[[Tensor], Tensor], residual: Residual, add: Add) -> Tensor:
+    norms = residual.norms
+    return norms["stream"](add(x_BTD, norms["branch_out"](branch(norms["branch_in"](x_BTD)))))
+
+
+def _kept_by(blocks: Sequence[Block], how: str) -> int:
+    parameters = [parameter for block in blocks for parameter in block.parameters()]
+    return sum(kept_for_backward(lambda: forward(blocks, _input(), ADDS[how]), parameters).values())
+
+
+BRANCHES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "W x": lambda x: x @ torch.eye(64).requires_grad_(),
+    "W x with W frozen": lambda x: x @ torch.eye(64),
+    "LayerNorm": lambda x: F.layer_norm(x, (64,)),
+    "RMSNorm": lambda x: F.rms_norm(x, (64,)),
+    "GELU": F.gelu,
+    "ReLU": F.relu,
+    "tanh": torch.tanh,
+    "softmax": lambda x: x.softmax(-1),
+    "dropout": lambda x: F.dropout(x, 0.5),
+    "x/2": lambda x: x / 2,
+    "x²": torch.square,
+}
+"""Branches that keep their input and branches that do not."""
+
+
+def _refusals() -> Iterator[Case]:
+    """Whether each branch keeps x, and whether x += f(x) goes through; value: 1 if refused."""
+    torch.manual_seed(0)
+    for name, branch in BRANCHES.items():
+        source = torch.randn(TOKENS, 64, requires_grad=True)
+        x = source * 1.0
+        keeps = x.untyped_storage().data_ptr() in kept_for_backward(lambda f=branch, x=x: f(x))  # type: ignore[misc]
+        refused = not _goes_through(branch, source * 1.0)
+        where, holds = f"{name}: keeps x {keeps}, refused {refused}", keeps == refused
+        yield Case(
+            seed=None, where=where, value=float(refused), holds=holds, part="refuses", at={"branch": name}
+        )
+
+
+def _goes_through(branch: Callable[[Tensor], Tensor], x: Tensor) -> bool:
+    try:
+        x += branch(x)
+        x.sum().backward()
+    except RuntimeError as error:
+        if "inplace operation" in str(error):
+            return False
+        raise
+    return True

@@ -4,7 +4,7 @@ import io
 import math
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,6 +12,8 @@ from normscope.maps.draw import CARD, FAINT, INK, SOFT, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from normscope.claims.evidence import Case
 
 SIZE = (5.0, 3.1)  # inches
 COLOURS = ("#1f5fa8", "#bf5b17", "#7a3f8f", "#3a7d6b", "#8a6d1c", "#626a75", "#a3285e", "#4f94cd")
@@ -51,6 +53,15 @@ class Line:
             [max(points[x]) for x in xs],
             marks,
         )
+
+
+def lines_by(cases: "Iterable[Case]", x: str, name: str = "", *, marks: bool = False) -> list[Line]:
+    """A line for each `at[name]` of the cases, or a single one: their values against `at[x]`."""
+    found: dict[str, dict[float, list[float]]] = {}
+    for case in cases:
+        key = str(case.at[name]) if name else "measured"
+        found.setdefault(key, {}).setdefault(float(case.at[x]), []).append(case.value)
+    return [Line.over_seeds(key, points, marks=marks) for key, points in found.items()]
 
 
 @dataclass(frozen=True)

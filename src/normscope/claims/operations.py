@@ -1,0 +1,235 @@
+"""Operations and parameters: of a norm, of norms and adds beside the branches; and a claim about GPUs.
+
+Shapes: B batch, T tokens, D width.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from normscope.claims.at_start import blocks_of
+from normscope.claims.claim import Sentence, claim
+from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.measure import NotMeasured
+from normscope.claims.memory import less
+from normscope.claims.plots import Plot, lines_by
+from normscope.claims.setup import Setup
+from normscope.claims.sources import Source
+from normscope.nn import build
+from normscope.nn.norms import NORMS
+
+NORM_WIDTHS, EPS = (32, 64, 256, 1024, 4096), 1e-5
+RANGE = (7.0, 64.0)
+"""Per cent, as 003 prints it."""
+NEAR = 10.0
+"""Points: how near its ends a saving must come for the range to be one of operations."""
+
+
+@claim(
+    "B13",
+    Source("003", "Abstract", "RMSNorm 进一步减少 7-64 % 归一化 FLOPs"),
+    Source("003", "Conclusion", "RMSNorm 在此基础上再省 7-64 % FLOPs"),
+    says="RMSNorm saves 7 to 64 % of the norm's floating-point operations.",
+    asks="counted in written-out passes that agree with our norms, forward, backward and both, with and "
+    "without γ and β, widths 32 to 4096: the least saving is within 10 points of 7 %, the most of 64 %",
+    parts={"inside": Sentence("Every saving counted lies between 7 and 64 %.")},
+)
+def operations_of_rms_norm(setup: Setup) -> Evidence:
+    """Operations of both norms, counted as they are dispatched."""
+    counted = [case for width in NORM_WIDTHS for case in _counts(width)]
+    savings = [case.value for case in counted]
+    ends = (("least saving", min(savings), RANGE[0]), ("most saving", max(savings), RANGE[1]))
+    claimed = [
+        Case(seed=None, where=f"{said}, {end:g} % printed", value=value, holds=abs(value - end) <= NEAR)
+        for said, value, end in ends
+    ]
+    return Evidence(
+        cases=[*claimed, *counted],
+        figure=Figure("most operations saved, in %", {None: max(savings)}),
+        plots=[
+            Plot(
+                "Operations that RMSNorm saves",
+                "width",
+                "% fewer operations",
+                lines_by(counted, "width", "way"),
+                log="x",
+                levels={"7 %": RANGE[0], "64 %": RANGE[1]},
+            )
+        ],
+        notes=[
+            f"The savings span {max(savings) - min(savings):.2g} points; the printed range spans 57. In the paper "
+            "of RMSNorm 7 to 64 % are running times of models."
+        ],
+        unmeasured=["running times, which depend on kernels and hardware"],
+    )
+
+
+def _counts(width: int) -> Iterator[Case]:
+    for affine in (True, False):
+        layer, rms = (operations(kind, width, affine=affine) for kind in ("layernorm", "rmsnorm"))
+        agree = layer["agrees"] and rms["agrees"]
+        for name in ("forward", "backward", "both"):
+            saved = less(rms[name], layer[name])
+            way = f"{name}{'' if affine else ', no γ'}"
+            where = f"d = {width}, {'' if agree else 'not what our norms compute, '}{way}"
+            holds = bool(agree) and RANGE[0] <= saved <= RANGE[1]
+            at = {"width": width, "way": way}
+            yield Case(seed=None, where=where, value=saved, holds=holds, part="inside", at=at)
+
+
+class Count(TorchDispatchMode):
+    """Inside, arithmetic is counted: one operation an element of a result, or of what is summed."""
+
+    ARITHMETIC = frozenset({"add", "sub", "mul", "div", "rsqrt", "neg", "mean", "sum"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        assert name in self.ARITHMETIC or name in ("unsqueeze", "view", "detach", "t"), name
+        if name in ("mean", "sum"):
+            self.operations += args[0].numel()
+        elif name in self.ARITHMETIC:
+            self.operations += result.numel()
+        return result
+
+
+Passes = tuple[Callable[..., Any], Callable[..., Any]]
+
+
+def _layer_forward(x: Tensor, gain: Tensor | None = None, bias: Tensor | None = None) -> tuple[Tensor, ...]:
+    centred = x - x.mean(-1, keepdim=True)
+    scale = ((centred * centred).mean(-1, keepdim=True) + EPS).rsqrt()
+    normal = centred * scale
+    return normal if gain is None else normal * gain + bias, normal, scale
+
+
+def _layer_backward(
+    g: Tensor, normal: Tensor, scale: Tensor, gain: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    inner = g if gain is None else g * gain
+    along = (inner * normal).mean(-1, keepdim=True)
+    to_x = (inner - inner.mean(-1, keepdim=True) - normal * along) * scale
+    return (to_x,) if gain is None else (to_x, (g * normal).sum(0), g.sum(0))
+
+
+def _rms_forward(x: Tensor, gain: Tensor | None = None) -> tuple[Tensor, ...]:
+    scale = ((x * x).mean(-1, keepdim=True) + EPS).rsqrt()
+    normal = x * scale
+    return normal if gain is None else normal * gain, normal, scale
+
+
+def _rms_backward(g: Tensor, normal: Tensor, scale: Tensor, gain: Tensor | None = None) -> tuple[Tensor, ...]:
+    inner = g if gain is None else g * gain
+    to_x = (inner - normal * (inner * normal).mean(-1, keepdim=True)) * scale
+    return (to_x,) if gain is None else (to_x, (g * normal).sum(0))
+
+
+WRITTEN_OUT: Mapping[str, Passes] = {
+    "layernorm": (_layer_forward, _layer_backward),
+    "rmsnorm": (_rms_forward, _rms_backward),
+}
+
+
+def operations(kind: str, width: int, *, affine: bool = True) -> dict[str, Any]:
+    """Operations a token, forward, backward and both; and whether the results are those of our norm."""
+    generator = torch.Generator().manual_seed(width)
+    x, g = (torch.randn(8, width, dtype=torch.float64, generator=generator) for _ in range(2))
+    norm = NORMS[kind](width, EPS).double()
+    for parameter in norm.parameters() if affine else ():
+        nn.init.normal_(parameter, generator=generator)
+    parameters = [parameter.detach() for parameter in norm.parameters()] if affine else []
+    forward, backward = WRITTEN_OUT[kind]
+    with Count() as ahead:
+        y, normal, scale = forward(x, *parameters)
+    with Count() as back:
+        gradients = backward(g, normal, scale, *parameters[:1])
+    truth = norm(x.requires_grad_())
+    theirs = torch.autograd.grad(truth, [x, *norm.parameters()] if affine else [x], g)
+    agrees = all(
+        torch.allclose(mine, its, rtol=1e-9, atol=1e-9)
+        for mine, its in zip((y, *gradients), (truth, *theirs), strict=True)
+    )
+    counts = {"forward": ahead.operations / 8, "backward": back.operations / 8}
+    return counts | {"both": sum(counts.values()), "agrees": agrees}
+
+
+WIDTHS, DEPTH, BATCH, TOKENS = (64, 128, 512), 2, 4, 64
+MOST = 1.0
+
+
+@claim(
+    "C22",
+    Source("004", "§7", "占整个网络的比重不足1%"),
+    Source("004", "§9", "其带来的计算延迟增加几乎可以忽略不计"),
+    says="Norms and residual adds are less than 1 % of a model's computation and parameters.",
+    asks="of the operations of a training step, and of the parameters, at widths 64, 128 and 512",
+    parts={
+        "adds": Sentence("The adds alone are less than 1 % of a step's operations."),
+        "parameters": Sentence("The residual connection adds to the number of parameters."),
+    },
+)
+def residual_cost(setup: Setup) -> Evidence:
+    """Operations and parameters of adds and norms, as shares of a training step."""
+    cases = [case for width in WIDTHS for case in _shares(width)]
+    return Evidence(
+        cases=cases,
+        figure=Figure.largest("norms and adds in a step's operations or the parameters, in %", cases),
+        plots=[
+            Plot(
+                "Norms and adds in a training step",
+                "width",
+                "% of the step",
+                lines_by((case for case in cases if case.part != "parameters"), "width", "of"),
+                "xy",
+                {"1 %": MOST},
+            )
+        ],
+        unmeasured=["latency, which the text states for A100 and H100: no GPU here"],
+    )
+
+
+def _shares(width: int) -> Iterator[Case]:
+    torch.manual_seed(0)
+    model = build("decoder", scheme="pre", width=width, depth=DEPTH, heads=4, context=TOKENS)
+    ids = torch.randint(256, (BATCH, TOKENS))
+    joins = [r.join for block in blocks_of(model) for _, r in block.sublayers().values()]
+    norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
+    with FlopCounterMode(display=False) as counter:
+        model(ids, ids).loss.backward()
+    rows, work = BATCH * TOKENS, counter.get_total_flops() / 100
+    adds = 2 * len(joins) * rows * width / work  # two a block forward, and two backward where gradients meet
+    normed = len(norms) * rows * operations("layernorm", width)["both"] / work
+    own = 100 * _size(norms) / _size([model])
+    for part, value, holds in (
+        ("", max(adds + normed, own), max(adds + normed, own) < MOST),
+        ("adds", adds, adds < MOST),
+        ("parameters", float(_size(joins)), _size(joins) > 0),
+    ):
+        at = {"width": width, "of": "adds alone" if part else "norms and adds"}
+        yield Case(seed=None, where=f"d = {width}", value=value, holds=holds, part=part, at=at)
+
+
+def _size(modules: list[Any]) -> int:
+    return sum(parameter.numel() for module in modules for parameter in module.parameters())
+
+
+@claim(
+    "C20",
+    Source("004", "§7", "使用Fused Add+Norm kernel能带来10%-20%的显著提速"),
+    Source("004", "§9", "显著减少HBM的读写次数"),
+    says="Add and LayerNorm fused into one kernel are 10 to 20 % faster.",
+    asks="the text speaks of a GPU's memory (HBM) and of kernels in PyTorch or TensorRT: it can only be timed there",
+)
+def fused_add_norm(setup: Setup) -> Evidence:
+    """Nothing: normscope has no GPU kernel to time, and a CPU's caches say nothing about HBM."""
+    raise NotMeasured(
+        "the text speaks of GPU kernels; normscope has none to time, and a CPU says nothing about it"
+    )
