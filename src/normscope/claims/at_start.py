@@ -74,8 +74,10 @@ def down_gradients(model: Decoder, ids: Tensor, labels: Tensor) -> list[float]:
 def stack_of(scheme: str, depth: int, seed: int, *, width: int = WIDTH, **options: Any) -> Stack:
     """Blocks by themselves, for a stream that is drawn."""
     torch.manual_seed(seed)
+    how = {"causal": options.pop("causal", True), "cross": options.pop("cross", False)}
     config = ModelConfig(scheme=scheme, depth=depth, width=width, heads=options.pop("heads", 4), **options)
-    return Stack(config, Where(1, depth), causal=True)
+    first = Where(1, depth, stack="decoder" if how["cross"] else "single", other_depth=depth)
+    return Stack(config, first, **how)
 
 
 def noise(width: int, seed: int, batch: int = BATCH, tokens: int = TOKENS) -> Tensor:

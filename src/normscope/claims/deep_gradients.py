@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normscope.claims.claim import Kind, Sentence, claim
+from normscope.claims.claim import Sentence, claim
 from normscope.claims.evidence import Case, Evidence, Figure
 from normscope.claims.plots import Line, Plot
 from normscope.claims.real_blocks import (
@@ -82,12 +82,11 @@ TENFOLD = math.log(10)
     "divides it by 10 or more: Post-LN and Pre-LN, Xavier and N(0, 0.02²) weights, x_0 ~ N(0, 1); and 64 "
     "numbers that are 1 but for one",
     parts={
-        "post": Sentence("Post-LN's gradient changes tenfold or more over 64 blocks.", "Xavier weights"),
+        "post": Sentence("Post-LN's gradient changes tenfold or more over 64 blocks."),
         "pre": Sentence("Pre-LN's changes less, in the logarithm by half or less of Post-LN's."),
         "extremes": Sentence(
             "At one token σ_max/σ_(d−2) of a Post-LN stack grows exponentially: its log as depth^0.7 to "
-            "depth^1.3.",
-            "Xavier weights",
+            "depth^1.3."
         ),
     },
 )
@@ -113,7 +112,6 @@ def explode_or_vanish(setup: Setup) -> Evidence:
             {s: _ratio(norms) for s, norms in zip(setup.seeds, curves["post, Xavier"], strict=True)},
         ),
         plots=[_gradient_plot("Gradient by depth at the start", curves)],
-        of="stacks",
     )
 
 
@@ -141,12 +139,12 @@ def _single_number_cases(seed: int) -> Iterator[Case]:
 
 
 def _part_cases(gains: dict[tuple[str, str], float], init: str, seed: int) -> Iterator[Case]:
-    xavier, where = init == "xavier", INITS[init]
+    where = INITS[init]
     post, pre = gains["post", init], gains["pre", init]
-    yield Case(seed=seed, where=where, value=post, holds=abs(post) >= TENFOLD, met=xavier, part="post")
+    yield Case(seed=seed, where=where, value=post, holds=abs(post) >= TENFOLD, part="post")
     yield Case(seed=seed, where=where, value=pre, holds=abs(pre) <= abs(post) / 2, part="pre")
     slope = _range_slope(init, seed)
-    yield Case(seed=seed, where=where, value=slope, holds=0.7 <= slope <= 1.3, met=xavier, part="extremes")
+    yield Case(seed=seed, where=where, value=slope, holds=0.7 <= slope <= 1.3, part="extremes")
 
 
 def _range_slope(init: str, seed: int) -> float:
@@ -203,7 +201,6 @@ def at_least_one(setup: Setup) -> Evidence:
             f"{min(case.value for case in gradients):.3g} of what it was.",
         ],
         plots=[_histogram([case.value for case in own])],
-        of="layers",
     )
 
 
@@ -268,8 +265,6 @@ def _gradient_cases(seed: int) -> Iterator[Case]:
     Source("001", "§3", "层数越深，底层梯度越可能消失"),
     Source("004", "§4.3", "指数级衰减"),
     says="At the start Post-LN's gradients decay exponentially from the top down.",
-    condition="Xavier weights, and each block also has cross-attention to identical tokens",
-    kind=Kind.TENDENCY,
     asks="from exit to entry of 64 blocks the stream's gradient falls tenfold or more, and ln of it "
     "follows a straight line in l (R² ≥ 0.9): Post-LN with Xavier and N(0, 0.02²) weights, alone and with "
     "cross-attention to identical and to different tokens; d = 32",
@@ -293,7 +288,7 @@ def decay_with_depth(setup: Setup) -> Evidence:
                 name = f"Post-LN, {INITS[init]}{', ' + memory if memory else ''}"
                 norms = stream_gradients("post", init, seed, memory)
                 curves.setdefault(name, []).append(norms)
-                cases.append(_decay_case(norms, name, seed, "identical" in memory and init == "xavier"))
+                cases.append(_decay_case(norms, name, seed))
             name = f"Pre-LN, {INITS[init]}"
             norms = stream_gradients("pre", init, seed)
             curves.setdefault(name, []).append(norms)
@@ -314,14 +309,11 @@ def decay_with_depth(setup: Setup) -> Evidence:
         ),
         plots=[_gradient_plot("Gradient by depth at the start", curves)],
         notes=notes,
-        of="kinds of stacks and seeds",
     )
 
 
-def _decay_case(norms: list[float], where: str, seed: int, met: bool) -> Case:
+def _decay_case(norms: list[float], where: str, seed: int) -> Case:
     logs, at = np.log(norms), np.arange(len(norms))
     straight = float(np.corrcoef(at, logs)[0, 1] ** 2)
     decays = _ratio(norms) <= -TENFOLD and straight >= 0.9
-    return Case(
-        seed=seed, where=f"{where}: ‖∂x_0‖/‖∂x_64‖", value=norms[0] / norms[-1], holds=decays, met=met
-    )
+    return Case(seed=seed, where=f"{where}: ‖∂x_0‖/‖∂x_64‖", value=norms[0] / norms[-1], holds=decays)

@@ -37,6 +37,14 @@ class Case:
     fresh: bool = False
 
 
+def effect(
+    seed: int, where: str, value: float, smallest: float, *, part: str = "", most: float = 3.0
+) -> Case:
+    """A paired effect; larger ones count as `most`, so that a run that diverges leaves the mean finite."""
+    value = 0.0 if math.isnan(value) else max(-most, min(most, value))
+    return Case(seed=seed, where=where, value=value, holds=value >= smallest, part=part)
+
+
 @dataclass(frozen=True)
 class Figure:
     """The number that stands in the table.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from normscope.claims.claim import Sentence, claim
 from normscope.claims.evidence import Case, Evidence, Figure
-from normscope.claims.plots import Line, Plot
+from normscope.claims.plots import Plot, lines_by
 from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
 from normscope.errors import UsageError
@@ -33,10 +33,7 @@ LEAK = 1e-12
     asks="in every scheme of the catalogue, in train and in eval mode, with live branches, earlier "
     "outputs change by at most 1e-12 of themselves when the token at position 1, 5 or 9 is another",
     parts={
-        "norms": Sentence(
-            "The same with BatchNorm in the scheme's slots.",
-            "the model is in eval mode, where the statistics are not the batch's",
-        )
+        "norms": Sentence("The same with BatchNorm in the scheme's slots."),
     },
 )
 def no_leak(setup: Setup) -> Evidence:
@@ -62,7 +59,6 @@ def no_leak(setup: Setup) -> Evidence:
             f"{max(case.value for case in cases if case.part):.2g} of itself.",
             f"GroupNorm is {'refused' if _refuses_group_norm() else 'taken'} in a causal stack.",
         ],
-        of="schemes in both modes",
     )
 
 
@@ -89,7 +85,7 @@ def _leak_cases(model: Decoder, name: str, seed: int, part: str = "") -> Iterato
     for mode in ("eval", "train"):
         change = _leaked(model.train(mode == "train"), ids_T)
         where = f"{name}, {mode} mode"
-        yield Case(seed=seed, where=where, value=change, holds=change <= LEAK, met=mode == "eval", part=part)
+        yield Case(seed=seed, where=where, value=change, holds=change <= LEAK, part=part)
 
 
 @torch.no_grad()
@@ -147,11 +143,15 @@ def branch_inputs(setup: Setup) -> Evidence:
     return Evidence(
         cases=cases,
         figure=Figure.largest("farthest a branch's input is from mean 0 or variance 1", claimed),
-        plots=[_input_plot(claimed)],
-        notes=[
-            f"{_worst(claimed, 'at the start')} at the start, {_worst(claimed, 'after')} after {STEPS} steps."
+        plots=[
+            Plot(
+                "What enters each branch",
+                "branch",
+                "larger of |mean| and |variance − 1|",
+                lines_by(claimed, "branch", "when"),
+                levels={"allowed": NEAR},
+            )
         ],
-        of="branch inputs (12 a model, at the start and after training)",
     )
 
 
@@ -161,15 +161,16 @@ def _input_cases(norm: str, setup: Setup) -> Iterator[Case]:
     for seed, subject, model in zip(setup.seeds, subjects, trained, strict=True):
         states = {"at the start": subject.model} | ({} if model is subject.model else {AFTER: model})
         for when, each in states.items():
-            yield from _model_cases(each, subject, norm, f"{when}, branch", seed)
+            yield from _model_cases(each, subject, norm, when, seed)
 
 
 def _model_cases(model: nn.Module, subject: Subject, norm: str, when: str, seed: int) -> Iterator[Case]:
     for index, (before, after, at_start) in enumerate(entries(model, subject), start=1):
         far = off_unit(after)
-        where = f"{when} {index}"
+        where = f"{when}, branch {index}"
         if norm == "layernorm":
-            yield Case(seed=seed, where=where, value=far, holds=far <= NEAR, met=at_start)
+            at = {"branch": index, "when": when}
+            yield Case(seed=seed, where=where, value=far, holds=far <= NEAR, met=at_start, at=at)
             stream = off_unit(before)
             yield Case(seed=seed, where=where, value=stream, holds=stream <= NEAR, part="stream")
         else:
@@ -213,21 +214,3 @@ def train(subjects: Sequence[Subject], steps: int = STEPS) -> list[nn.Module]:
     for k, model in enumerate(models):
         trials.export(k, model)
     return models
-
-
-def _worst(cases: Sequence[Case], when: str) -> str:
-    return f"{max(case.value for case in cases if case.where.startswith(when)):.3g}"
-
-
-def _input_plot(cases: Sequence[Case]) -> Plot:
-    points: dict[str, dict[float, list[float]]] = {}
-    for case in cases:
-        when, _, index = case.where.rpartition(", branch ")
-        points.setdefault(when, {}).setdefault(float(index), []).append(case.value)
-    return Plot(
-        "What enters each branch",
-        "branch",
-        "larger of |mean| and |variance − 1|",
-        [Line.over_seeds(when, each) for when, each in points.items()],
-        levels={"allowed": NEAR},
-    )

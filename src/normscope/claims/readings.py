@@ -43,8 +43,8 @@ BERTS = (
     "modernbert",
 )
 """BERT and encoders that call themselves its variants."""
-NAMED = {"GPT-2, GPT-3": "gpt2", "LLaMA": "llama", "LLaMA-4": "llama4_text", "DeepSeek-V3": "deepseek_v3"}
-"""What the texts call it → type of transformers; GPT-3 has GPT-2's architecture."""
+NAMED = {"GPT-3 (as GPT-2)": "gpt2", "LLaMA-4": "llama4_text", "DeepSeek-V3": "deepseek_v3"}
+"""What 003 calls it → type of transformers; GPT-3 has GPT-2's architecture."""
 STARTS = {
     "GPT-3 (as GPT-2)": "hf:gpt2,vocab_size=256,n_layer=12,n_embd=64,n_head=4",
     "T5": "hf:t5,vocab_size=256,num_layers=6,num_heads=4,d_model=64,d_ff=256,d_kv=16",
@@ -67,28 +67,37 @@ ZERO = "nn:decoder,init=zero-output,depth=4,width=64"
 def llms_are_pre_with_rmsnorm(setup: Setup) -> Evidence:
     """The reading of each model type, with small widths and its own norms."""
     cases: list[Case] = []
-    notes: dict[str, str] = {}
-    for seed in setup.seeds:
-        for name, kind in NAMED.items():
-            anatomy = small(kind, seed)
-            notes[name] = f"{name} is read as {in_words(anatomy)}."
-            cases += _model_cases(name, anatomy, seed)
+    for name, kind in NAMED.items():
+        anatomy = small(kind)
+        both = share_of(anatomy, "rmsnorm")
+        cases += [
+            Case(seed=None, where=f"{name}: {in_words(anatomy)}", value=both, holds=both == 1),
+            _placement_case(name, anatomy, "placement"),
+            Case(
+                seed=None,
+                where=name,
+                value=float(anatomy.final_norm),
+                holds=anatomy.final_norm,
+                part="final",
+            ),
+        ]
     return Evidence(
         cases=cases,
         figure=Figure.share("% of the models that are Pre-LN with RMSNorm", cases),
-        notes=list(notes.values()),
+        notes=[f"Read as: {'; '.join(case.where for case in cases if not case.part)}."],
         of="models",
     )
 
 
-def _model_cases(name: str, anatomy: Anatomy, seed: int) -> Iterator[Case]:
+def share_of(anatomy: Anatomy, norm: str | None = None) -> float:
+    """Share of the branches that are Pre-LN, with that kind of norm where one is named."""
     branches = anatomy.branches
-    pre = sum(branch.placement == "pre" for branch in branches) / len(branches)
-    both = sum(branch.placement == "pre" and branch.norm == "rmsnorm" for branch in branches) / len(branches)
-    yield Case(seed=seed, where=f"{name}: {in_words(anatomy)}", value=both, holds=both == 1)
-    yield Case(seed=seed, where=name, value=pre, holds=pre == 1, part="placement")
-    final = anatomy.final_norm
-    yield Case(seed=seed, where=name, value=float(final), holds=final, part="final")
+    return sum(b.placement == "pre" and norm in (None, b.norm) for b in branches) / len(branches)
+
+
+def _placement_case(name: str, anatomy: Anatomy, part: str = "") -> Case:
+    share = share_of(anatomy)
+    return Case(seed=None, where=f"{name}: {in_words(anatomy)}", value=share, holds=share == 1, part=part)
 
 
 @claim(
@@ -103,18 +112,13 @@ def _model_cases(name: str, anatomy: Anatomy, seed: int) -> Iterator[Case]:
 )
 def bert_is_pre(setup: Setup) -> Evidence:
     """The reading of the models named, and of BERT's family as transformers builds it."""
-    cases: list[Case] = []
-    family: dict[str, str] = {}
-    for seed in setup.seeds:
-        for name, kind in {"GPT-2, GPT-3": "gpt2", "Llama": "llama", "BERT": "bert"}.items():
-            anatomy = small(kind, seed)
-            pre = placement_of(anatomy) == "pre"
-            cases.append(Case(seed=seed, where=f"{name}: {in_words(anatomy)}", value=float(pre), holds=pre))
-        family = {kind: placement_of(small(kind, seed)) for kind in BERTS}
-        found = [kind for kind in BERTS if family[kind].startswith("pre")]
-        part = len(found) / len(BERTS)
-        where = f"{len(found)} of {len(BERTS)} ({', '.join(found)})"
-        cases.append(Case(seed=seed, where=where, value=part, holds=part >= 0.5, part="variants"))
+    named = {"GPT-2, GPT-3": "gpt2", "Llama": "llama", "BERT": "bert"}
+    cases = [_placement_case(name, small(kind)) for name, kind in named.items()]
+    family = {kind: placement_of(small(kind)) for kind in BERTS}
+    found = [kind for kind in BERTS if family[kind].startswith("pre")]
+    share = len(found) / len(BERTS)
+    where = f"{len(found)} of {len(BERTS)} ({', '.join(found)})"
+    cases.append(Case(seed=None, where=where, value=share, holds=share >= 0.5, part="variants"))
     return Evidence(
         cases=cases,
         figure=Figure.share("% of the models named that are Pre-LN", cases),
@@ -180,19 +184,10 @@ def rms(x: Tensor) -> Tensor:
     return x.detach().double().square().mean().sqrt()
 
 
-def small(kind: str, seed: int) -> Anatomy:
-    """The reading of a small model of a type of transformers, its weights drawn by `seed`."""
-    subject = _built(kind)
-    torch.manual_seed(seed)
-    with torch.no_grad():
-        for parameter in subject.model.parameters():
-            parameter.add_(0.02 * torch.randn_like(parameter))
-    return read_anatomy(subject)
-
-
 @functools.cache
-def _built(kind: str) -> Subject:
-    return loaded(f"hf:{kind},vocab_size=256,{SMALL.get(kind, BERT_LIKE)}", 0)
+def small(kind: str) -> Anatomy:
+    """The reading of a small model of a type of transformers."""
+    return read_anatomy(loaded(f"hf:{kind},vocab_size=256,{SMALL.get(kind, BERT_LIKE)}", 0))
 
 
 def loaded(spec: str, seed: int) -> Subject:

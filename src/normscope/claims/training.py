@@ -8,6 +8,7 @@ import copy
 import functools
 import itertools
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -201,6 +202,18 @@ def unigram_losses(text: Path | None, seed: int, steps: int) -> tuple[float, ...
     nats = -torch.log(torch.from_numpy(corpus.counts / corpus.counts.sum()))
     windows = corpus.windows(BATCH, LENGTH + 1, seed)
     return tuple(float(nats[ids[:, 1:]].mean()) for ids in itertools.islice(windows, steps))
+
+
+def saved_nats(outcomes: Sequence[Outcome]) -> float:
+    """Nats by which the second of two outcomes ends lower than the first."""
+    first, second = (outcome.final for outcome in outcomes)
+    return first - second if math.isfinite(first) or math.isfinite(second) else 0.0
+
+
+def mean_by_seed(cases: Sequence[Case]) -> dict[int, float]:
+    """The mean over a seed's replicas and cells, for a figure."""
+    seeds = sorted({case.seed for case in cases if case.seed is not None})
+    return {seed: statistics.fmean(c.value for c in cases if c.seed == seed) for seed in seeds}
 
 
 def subjects(setup: Setup, recipe: Recipe) -> dict[int, Subject]:

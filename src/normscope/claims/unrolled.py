@@ -27,7 +27,6 @@ from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
 from normscope.linalg import layer_norm_jacobian
 from normscope.nn import Decoder
-from normscope.nn.norms import NoNorm
 
 ROUND_OFF = {F64: 1e-12, torch.float32: 1e-4}
 """Relative error that the precision explains, over up to 128 additions."""
@@ -78,13 +77,13 @@ DEPTHS = (1, 4, 16, 64)
     Source("001", "§2.A", "梯度不需要经过复杂的非线性变换或归一化层的缩放"),
     Source("001", "§3", "1 \\times \\text{gradient}"),
     Source("004", "§5.3.1", "没有任何干扰的恒等映射路径"),
-    says="In Pre-LN a part of the gradient comes from the end of the stack to x_0 through no norm, "
-    "unchanged.",
-    condition="there is no final norm",
-    asks="with every branch's way back cut, the gradient at x_0 equals the gradient at what the head "
-    "reads within 1e-12: `pre` with its final norm and without, 1 to 64 blocks, d = 32",
+    says="In Pre-LN a part of the gradient comes from the last layer to x_0 through no norm, unchanged.",
+    asks="with every branch's way back cut, the gradient at x_0 equals the gradient at the last block's output "
+    "within 1e-12: `pre` with its final norm and without, 1 to 64 blocks, d = 32",
     parts={
-        "stack": Sentence("The same up to the last block's output, before any final norm."),
+        "head": Sentence(
+            "With a final norm, as GPT-2 and LLaMA have one, the same from what the head reads."
+        ),
         "sum": Sentence("The gradient at x_0 is that part plus what comes back through each branch."),
         "post": Sentence("In Post-LN that part meets one J_LN a layer: it is their product."),
     },
@@ -119,7 +118,6 @@ def identity_path(setup: Setup) -> Evidence:
                 "xy",
             )
         ],
-        of="stacks, half of them built without it",
     )
 
 
@@ -147,12 +145,11 @@ def _pre_cases(depth: int, final: bool, seed: int) -> tuple[list[Case], float]:
     read, end, *_, cut = _gradients(model, start, cut=True)
     whole = _gradients(model, start, cut=False)
     where = f"{depth} blocks, {'its final norm' if final else 'no final norm'}"
-    bare = isinstance(model.final_norm, NoNorm)
-    errors = {"": distance(cut, read), "stack": distance(cut, end)}
+    errors = {"": distance(cut, end)} | ({"head": distance(cut, read)} if final else {})
     branches = reduce(torch.add, _through_branches(walk(model, start)[0], whole[1:]))
     errors["sum"] = distance(cut + branches, whole[-1])
     cases = [
-        Case(seed=seed, where=where, value=error, holds=error <= 1e-12, met=bare or part != "", part=part)
+        Case(seed=seed, where=where, value=error, holds=error <= 1e-12, part=part)
         for part, error in errors.items()
     ]
     return cases, float(cut.norm() / whole[-1].norm())
@@ -186,7 +183,6 @@ def _post_case(depth: int, seed: int) -> tuple[Case, float]:
     Source("002", "Post-Norm Residual Unit 的梯度递推公式", "梯度的反向传播公式如下"),
     Source("002", "数学解释梯度爆炸和消失", "链式法则累积的梯度如下"),
     says="002's first Post-Norm recursion, with one LN factor before Π (1 + F'), is the gradient.",
-    condition="one layer is left above",
     asks="read with the gradient at the end of the stack on its left, it is within 1e-10 of "
     "autograd's Jacobian from x_l to the end, at one token, layer by layer: Post-LN stacks of 2, 8 and 32 "
     "layers, l the first, the middle and the last, d = 16; factors in the order of the chain rule",
@@ -194,19 +190,17 @@ def _post_case(depth: int, seed: int) -> tuple[Case, float]:
         "second": Sentence("The second one, with an LN factor in each layer, is the gradient."),
         "pre": Sentence("The Pre-Norm recursion, Π (1 + ∂F(LN(x))/∂x), is the gradient."),
         "letter": Sentence(
-            "To the letter, with the gradient at x_(l+1) on its left, the first one is the gradient.",
-            "one layer is left above",
+            "To the letter, with the gradient at x_(l+1) on its left, the first one is the gradient."
         ),
         "order": Sentence(
-            "For matrices the second one is right in the order in which Π from k = l to L − 1 is printed.",
-            "one layer is left above",
+            "For matrices the second one is right in the order in which Π from k = l to L − 1 is printed."
         ),
     },
 )
 def printed_recursions(setup: Setup) -> Evidence:
     """Both forms against autograd of the stack."""
     cases = [case for seed in setup.seeds for case in _recursion_cases(seed)]
-    first = [case for case in cases if not case.part and not case.met]
+    first = [case for case in cases if not case.part and case.at["above"] != 1]
     return Evidence(
         cases=cases,
         figure=Figure.largest("largest relative error of the first form", cases),
@@ -214,7 +208,6 @@ def printed_recursions(setup: Setup) -> Evidence:
             "With more than one layer above, the first form is off by "
             f"{min(c.value for c in first):.3g} to {max(c.value for c in first):.3g} of the matrix."
         ],
-        of="stretches of stacks",
     )
 
 
@@ -236,7 +229,7 @@ def _recursion_cases(seed: int) -> Iterator[Case]:
                 "order": reduce(torch.matmul, both),
             }
             for part, form in forms.items():
-                yield _form_case(form, whole, seed, where, part, met=above == 1 or part == "second")
+                yield _form_case(form, whole, seed, where, part, above)
         yield from _pre_recursion(depth, seed)
 
 
@@ -248,7 +241,7 @@ def _pre_recursion(depth: int, seed: int) -> Iterator[Case]:
         factors.append(eye + jacobian(partial(_normed, layer), layer.x[0, 0]))
     form = reduce(torch.matmul, reversed(factors))
     where = f"Pre-LN, {len(layers)} layers"
-    yield _form_case(form, _jacobian_from(layers), seed, where, "pre", met=True)
+    yield _form_case(form, _jacobian_from(layers), seed, where, "pre", len(layers))
 
 
 def _normed(layer: Sublayer, x_BD: Tensor) -> Tensor:
@@ -256,9 +249,9 @@ def _normed(layer: Sublayer, x_BD: Tensor) -> Tensor:
     return layer.apply(functional.layer_norm(x_BD, x_BD.shape[-1:], eps=1e-5)[:, None])[:, 0]
 
 
-def _form_case(form: Tensor, whole: Tensor, seed: int, where: str, part: str, met: bool) -> Case:
-    error = distance(form, whole)
-    return Case(seed=seed, where=where, value=error, holds=error <= 1e-10, met=met, part=part)
+def _form_case(form: Tensor, whole: Tensor, seed: int, where: str, part: str, above: int) -> Case:
+    error, at = distance(form, whole), {"above": above}
+    return Case(seed=seed, where=where, value=error, holds=error <= 1e-10, part=part, at=at)
 
 
 def _one_token(model: Decoder, seed: int) -> tuple[list[Sublayer], Tensor]:

@@ -4,6 +4,7 @@ Shapes: B batch, T tokens, D width.
 """
 
 import itertools
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -12,7 +13,7 @@ from torch import nn
 
 from normscope.claims.at_start import blocks_of, decoder, noise, stack_of, stream_by_block
 from normscope.claims.claim import Kind, Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.evidence import Case, Evidence, Figure, effect
 from normscope.claims.plots import Line, Plot
 from normscope.claims.setup import Setup
 from normscope.claims.short_runs import ShortRun, small, train_changed
@@ -25,6 +26,10 @@ from normscope.nn.placement import one
 DEPTH, WIDTH = 12, 32
 BORN_ZERO = ("rezero", "skipinit", "fixup", "swin-v2")
 STEPS, LONG_STEPS = 60, 300
+NATS = 0.05
+"""The smallest saving that counts."""
+CALMER = 0.1
+"""Smallest share by which the variance of the increments has to fall."""
 
 
 @claim(
@@ -32,22 +37,25 @@ STEPS, LONG_STEPS = 60, 300
     Source("004", "§5.4.1", "模型就退化为 $y = x$，即一个纯粹的恒等映射"),
     Source("004", "§5.4.1", "极大地降低了优化难度"),
     says="With the last map of each branch at zero the stack starts as the identity.",
-    asks="the stream after 12 blocks is the one before them, bit by bit: every scheme of the catalogue "
-    "with zero last maps, and those that start so by themselves; the mean loss of the first 60 steps of 6 "
-    "blocks is lower than with Xavier weights, with norms (Pre-LN) and without",
-    condition="there is one stream, which is not scaled and has no norm on it",
+    asks="the stream after 12 blocks is the one before them, bit by bit, in the schemes whose stream is y = x + "
+    "F(x): zero last maps, and those that start so by themselves; the mean loss of the first 60 steps of 6 "
+    "blocks is at least 0.05 nats lower than with Xavier weights, with norms (Pre-LN) and without",
+    hypothesis="y = x + F(x): one stream, not scaled, with no norm on it",
     kind=Kind.TENDENCY,
-    parts={"loss": Sentence("It makes the first steps of training easier.", "there are no norms")},
+    parts={
+        "any": Sentence("The same in every scheme of the catalogue."),
+        "loss": Sentence("It makes the first steps of training easier.", smallest=NATS),
+    },
     has_long=True,
 )
 def zero_last_maps(setup: Setup) -> Evidence:
     """The stream after the blocks against the stream before; losses of short runs."""
-    moved = {seed: dict(_moves(seed)) for seed in setup.seeds}
-    cases = [
-        Case(seed=seed, where=name, value=value, holds=value == 0, met=is_bare_sum(name.split(",")[0]))
-        for seed, by_name in moved.items()
-        for name, value in by_name.items()
-    ]
+    moved = {seed: dict(_moves(seed)) for seed in setup.seeds[:1]}
+    cases = []
+    for name, value in ((name, value) for by_name in moved.values() for name, value in by_name.items()):
+        sum_of = is_bare_sum(name.split(",")[0])
+        cases.append(Case(seed=None, where=name, value=value, holds=value == 0, within=sum_of))
+        cases.append(Case(seed=None, where=name, value=value, holds=value == 0, part="any"))
     steps = LONG_STEPS if setup.long else STEPS
     runs = {
         name + (", zero" if zero else ""): _losses(setup, scheme, steps, zero=zero)
@@ -61,7 +69,6 @@ def zero_last_maps(setup: Setup) -> Evidence:
         figure=Figure(f"starts of {len(moved[setup.seeds[0]])} that are the identity", exact),
         plots=[_loss_plot(runs)],
         of="starts: every scheme with zero last maps, and four of their own",
-        parts_of={"loss": "stacks"},
     )
 
 
@@ -115,16 +122,14 @@ def _losses(setup: Setup, scheme: str, steps: int, *, zero: bool) -> dict[int, S
 
 def _loss_cases(seed: int, runs: Mapping[str, Mapping[int, Sequence[float]]]) -> Iterator[Case]:
     for name in RUNS:
-        usual, zero = (statistics.fmean(runs[start][seed]) for start in (name, f"{name}, zero"))
-        where = f"{name}, nats that it saves on the way"
-        yield Case(
-            seed=seed,
-            where=where,
-            value=usual - zero,
-            holds=zero < usual,
-            met=name == "no norms",
-            part="loss",
-        )
+        usual, zero = (mean_loss(runs[start][seed]) for start in (name, f"{name}, zero"))
+        yield effect(seed, f"{name}, nats that it saves on the way", usual - zero, NATS, part="loss")
+
+
+def mean_loss(losses: Sequence[float]) -> float:
+    """The mean over a run, 10 where it diverged."""
+    mean = statistics.fmean(losses)
+    return mean if math.isfinite(mean) else 10.0
 
 
 def _loss_plot(runs: Mapping[str, Mapping[int, Sequence[float]]]) -> Plot:
@@ -166,10 +171,8 @@ PLACES: Mapping[str, tuple[str, Slot]] = {
             "Every γ that starts at zero gets a gradient.",
             "the norm stands in the branch, and the activation has a slope at zero",
         ),
-        "settles": Sentence(
-            "Early oscillation of the loss becomes smaller.", "the norm stands before the branch"
-        ),
-        "faster": Sentence("The first steps are faster."),
+        "settles": Sentence("Early oscillation of the loss becomes smaller (by a tenth).", smallest=CALMER),
+        "faster": Sentence("The first steps are faster (by 0.05 nats).", smallest=NATS),
     },
     has_long=True,
 )
@@ -180,17 +183,11 @@ def zero_gains(setup: Setup) -> Evidence:
     steps = LONG_STEPS if setup.long else STEPS
     runs = {place: _pair(setup, place, steps) for place in TRAINED}
     settled = [case for place, pair in runs.items() for case in _settling_cases(place, *pair)]
-    ratio = statistics.median(case.value for case in settled if case.part == "settles")
     return Evidence(
         cases=[*cases, *settled],
         figure=Figure.share("% of the places where γ = 0 gives the identity", cases),
         plots=[_pair_plot(runs)],
-        notes=[
-            _dead_note(cases),
-            f"From γ = 0 the loss's increments have {ratio:.3g} of the variance from γ = 1, the median.",
-        ],
-        of="places: 5 slots, biases at zero or drawn",
-        parts_of={"learns": "slots and activations", "settles": "slots"},
+        notes=[_dead_note(cases)],
     )
 
 
@@ -267,11 +264,10 @@ def _pair(setup: Setup, place: str, steps: int) -> Pair:
 
 def _settling_cases(place: str, ones: dict[int, ShortRun], zeros: dict[int, ShortRun]) -> Iterator[Case]:
     for seed, run in ones.items():
-        ratio = increments(zeros[seed].losses[:STEPS]) / increments(run.losses[:STEPS])
-        met = PLACES[place][1] is Slot.BRANCH_IN
-        yield Case(seed=seed, where=place, value=ratio, holds=ratio < 1, met=met, part="settles")
-        saved = statistics.fmean(run.losses) - statistics.fmean(zeros[seed].losses)
-        yield Case(seed=seed, where=f"{place}, nats", value=saved, holds=saved > 0, part="faster")
+        calmer = 1 - increments(zeros[seed].losses[:STEPS]) / increments(run.losses[:STEPS])
+        yield effect(seed, place, calmer, CALMER, part="settles")
+        saved = mean_loss(run.losses) - mean_loss(zeros[seed].losses)
+        yield effect(seed, f"{place}, nats", saved, NATS, part="faster")
 
 
 def increments(losses: Sequence[float]) -> float:

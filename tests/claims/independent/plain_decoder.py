@@ -164,7 +164,8 @@ def train(
         out = logits(ids[:, :, :-1], w, placement, depth, final=final)
         each = -out.log_softmax(-1).gather(-1, targets[..., None])[..., 0].mean(-1)
         losses.append(each.detach() - alone[targets].mean(-1))
-        grads = list(torch.autograd.grad(each.sum(), list(w.values())))
+        found = torch.autograd.grad(each.sum(), list(w.values()), allow_unused=True)  # the final norm may be
+        grads = [torch.zeros_like(v) if g is None else g for v, g in zip(w.values(), found, strict=True)]
         length = torch.stack([g.flatten(1).square().sum(1) for g in grads]).sum(0).sqrt()
         scale = (caps / length).clamp(max=1)
         grads = [g * scale.view(-1, *[1] * (g.dim() - 1)) for g in grads]
