@@ -36,8 +36,8 @@ TOKENS, VOCAB = 8, 16
     Source("004", "§6.3", "本质上是对损失函数曲率的一种**平滑**"),
     Source("004", "§6.4", "使得优化器面对的损失曲面更加平滑且各向同性"),
     says="LayerNorm scales the gradient by 1/√(Var(x) + ε).",
-    asks="the largest singular value of our norm's Jacobian, and of autograd's of torch's norm, is 1/√(var + ε) "
-    "within 1e-10: deviations of 1e-3 to 1000, d = 4 … 256, ε = 0, 1e-5 and 1e-2; with norms the largest "
+    asks="the largest singular value of our norm's Jacobian, and of autograd's of torch's norm, is 1/√(var + "
+    "ε) within 1e-10: deviations of 1e-3 to 1000, d = 4 … 256, ε = 0, 1e-5 and 1e-2; with norms the largest "
     "eigenvalue of the loss's Hessian and the condition number of its Gauss-Newton matrix (largest over "
     "median of those that can be nonzero) are below those of the same weights without norms: 4 blocks, "
     "Xavier weights × 0.3, 1, 3",

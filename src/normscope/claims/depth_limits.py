@@ -3,6 +3,7 @@
 Shapes: B batch, T tokens, D width.
 """
 
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,28 +20,35 @@ from normscope.claims.sources import Source
 from normscope.claims.training import (
     ABOVE,
     LEVELS,
+    STEP,
     WARMUP,
+    Outcome,
     Recipe,
     best,
+    curve,
+    effects,
     ladder,
     subjects,
     train_models,
     trained,
 )
-from normscope.claims.warmup import POST, POST_NORMAL, PRE, SLOWER
+from normscope.claims.warmup import POST, POST_NORMAL, PRE_12, SLOWER, reaches, tally
 from normscope.nn import Block
 from normscope.nn.schemes.gates import HighwayGate
 from normscope.subjects import Subject
 
-LIMIT = 10
-"""Blocks beyond which 001 and 004 see trouble: 10 or 20, 12, 24."""
 THIN = Recipe(scheme="pre", depth=100, width=16, steps=140)
 """A hundred blocks; what is under the byte frequencies so early trains."""
 NO_NORM = Recipe(scheme="residual-no-norm", depth=16)
 PLAIN = Recipe(scheme="plain", depth=4)
+LONGER = Recipe(scheme="post", depth=12, lr=5e-4, warmup=300, steps=1000)
+WARM = replace(POST[2], warmup=WARMUP)
+NORMAL = replace(POST_NORMAL[-1], depth=12, warmup=WARMUP)
 CHAIN_WIDTH = 16
 CHAIN = {"plain": 100, "residual-no-norm": 20, "post": 100, "pre": 1000, "highway": 100}
 """Blocks that a gradient is followed through, by scheme."""
+FARTHER = 0.1
+"""Nats: the smallest lag behind Pre-LN that counts as harder."""
 
 
 @claim(
@@ -52,92 +60,64 @@ CHAIN = {"plain": 100, "residual-no-norm": 20, "post": 100, "pre": 1000, "highwa
     Source("004", "§4.3 selection", "导致模型无法收敛"),
     Source("004", "§5.2.2", "早期的Transformer模型很少超过24层"),
     says="Beyond 10 to 20 layers Post-LN is very hard to train.",
-    asks="Post-LN of 12 blocks, from Xavier weights (with and without warm-up, to 1e-3 or 3e-3) and "
-    "from N(0, 0.02²) (with warm-up), does not end 0.1 nats under the byte frequencies at a seed's best "
-    "setting",
-    condition="the weights are Xavier's",
+    asks="Post-LN of 12 blocks (24 in the long form) does not end 0.1 nats under the byte frequencies at a "
+    "seed's best setting: Xavier weights with and without warm-up, to 1e-3 or 3e-3, and N(0, 0.02²) with "
+    "warm-up",
     kind=Kind.TENDENCY,
     parts={
-        "shallow": Sentence("Up to 10 layers Post-LN trains."),
-        "pre": Sentence("Pre-LN trains with a hundred layers."),
+        "xavier": Sentence("It does not from Xavier weights, the original ones, in 300 steps."),
+        "longer": Sentence(
+            "From Xavier weights it does not in 1,000 steps with a warm-up of 300 to 5e-4, either."
+        ),
+        "harder": Sentence(
+            "At the same settings it ends 0.1 nats or more above Pre-LN, from Xavier weights.",
+            smallest=FARTHER,
+        ),
+        "pre": Sentence("Pre-LN trains with a hundred layers.", smallest=0.0),
     },
     has_long=True,
 )
 def depth_of_post(setup: Setup) -> Evidence:
-    """The best of each depth's settings, by placement and initialisation."""
-    settings = _settings(setup.long)
-    outcomes = trained(setup, [recipe for recipes in settings.values() for recipe in recipes])
-    found = {
-        name: {seed: best({r: outcomes[r] for r in recipes}, seed) for seed in setup.seeds}
-        for name, recipes in settings.items()
-    }
+    """The best of the settings, by initialisation; Pre-LN at the same settings, and of a hundred blocks."""
+    xavier, normal, cold, thin = [POST[2], WARM, replace(WARM, lr=SLOWER)], NORMAL, PRE_12, THIN
+    if setup.long:
+        deep = Recipe(scheme="post", depth=24, lr=SLOWER, warmup=300, steps=600)
+        xavier, normal = [deep], replace(deep, init="normal")
+        thin = replace(THIN, depth=128, steps=200)
+    outcomes = trained(setup, [*xavier, normal, *([] if setup.long else [LONGER])])
     cases = []
-    for (kind, depth), by_seed in found.items():
-        part = "pre" if kind == "pre" else "shallow" if depth <= LIMIT else ""
-        for seed, (recipe, outcome) in by_seed.items():
-            holds = outcome.trains == bool(part)
-            met = kind != "post, normal"
-            cases.append(
-                Case(seed=seed, where=str(recipe), value=outcome.excess, holds=holds, met=met, part=part)
-            )
-    deepest = max(depth for kind, depth in found if kind == "post")
+    for part, recipes in (("", [*xavier, normal]), ("xavier", xavier), ("longer", [LONGER])):
+        tried = {recipe: outcomes[recipe] for recipe in recipes if recipe in outcomes}
+        for seed in setup.seeds if tried else ():
+            recipe, found = best(tried, seed)
+            case = Case(seed=seed, where=str(recipe), value=found.excess, holds=not found.trains, part=part)
+            cases.append(case)
+    pairs = [] if setup.long else [(POST[2], cold), (WARM, replace(cold, warmup=WARMUP))]
+    for pair in pairs:
+        cases += effects(setup, pair, lag, str(pair[0]), smallest=FARTHER, part="harder", replicas=1)
+    cases += effects(setup, [thin], reaches, str(thin), smallest=0.0, part="pre", replicas=1)
+    own = {case.seed: case.value for case in cases if not case.part and case.seed is not None}
     return Evidence(
         cases=cases,
-        figure=Figure(
-            f"Post-LN of {deepest} blocks at its best ends above the byte frequencies by, in nats",
-            {seed: outcome.excess for seed, (_, outcome) in found["post", deepest].items()},
-        ),
+        figure=Figure("deep Post-LN at its best ends above the byte frequencies by, in nats", own),
         plots=[
             Plot(
-                "The best setting of each depth",
-                "blocks",
+                "Post-LN of 12 blocks",
+                STEP,
                 ABOVE,
-                [
-                    Line.over_seeds(
-                        kind,
-                        {
-                            depth: [outcome.excess for _, outcome in by_seed.values()]
-                            for (other, depth), by_seed in found.items()
-                            if other == kind
-                        },
-                    )
-                    for kind in dict.fromkeys(kind for kind, _ in found)
-                ],
-                log="x",
+                [curve(str(recipe), by_seed) for recipe, by_seed in outcomes.items()],
                 levels=LEVELS,
             )
         ],
-        notes=[
-            f"{kind}, {depth} blocks: {sum(o.trains for _, o in by_seed.values())} of {len(by_seed)} train."
-            for (kind, depth), by_seed in found.items()
-        ],
-        unmeasured=[]
-        if setup.long
-        else [f"100 blocks: {THIN.steps} steps at d = {THIN.width} and not 300 at d = 32"],
-        of="depths and seeds",
+        notes=tally(outcomes),
+        unmeasured=[f"100 blocks: {thin.steps} steps at d = {thin.width} and not 300 at d = 32"],
+        of="seeds",
     )
 
 
-def _settings(long: bool) -> dict[tuple[str, int], list[Recipe]]:
-    """The runs of each kind and depth."""
-    if long:
-        deep = Recipe(scheme="post", depth=24, lr=SLOWER, warmup=300, steps=600)
-        return {
-            ("post", 24): [deep],
-            ("post, normal", 24): [replace(deep, init="normal")],
-            ("pre", 128): [replace(THIN, depth=128, steps=200)],
-        }
-    warm = {recipe.depth: replace(recipe, warmup=WARMUP) for recipe in POST}
-    slower = {depth: replace(recipe, lr=SLOWER) for depth, recipe in warm.items()}
-    return {
-        ("post", 4): [POST[0], warm[4]],
-        ("post", 8): [POST[1], warm[8], slower[8]],
-        ("post", 12): [POST[2], warm[12], slower[12]],
-        ("post, normal", 12): [replace(POST_NORMAL[-1], depth=12, warmup=WARMUP)],
-        ("pre", 8): [PRE[1]],
-        ("pre", 16): [PRE[2]],
-        ("pre", THIN.depth): [THIN],
-    }
+def lag(outcomes: Sequence[Outcome]) -> float:
+    """Nats by which the first of two ends above the second."""
+    return outcomes[0].final - outcomes[1].final
 
 
 @claim(
@@ -150,77 +130,65 @@ def _settings(long: bool) -> dict[tuple[str, int], list[Recipe]]:
     says="With residual connections stacks of 100 to 1000 layers train.",
     asks="at the start the gradient changes by no more than a factor of the number of blocks, through "
     "20 blocks with residuals and no norm, 100 of Post-LN and 1000 of Pre-LN; trained, 16 blocks of the "
-    "first, 12 of Post-LN and 100 of Pre-LN end 0.1 nats under the byte frequencies",
-    condition="the norm is before the branch (Pre-LN)",
+    "first, 12 of Post-LN from two kinds of weights and 100 of Pre-LN end 0.1 nats under the byte "
+    "frequencies",
     kind=Kind.TENDENCY,
     parts={
+        "pre": Sentence("With residual connections and norms before the branches (Pre-LN) they do."),
         "limit": Sentence("Without residuals a gradient loses three decades within 20 layers."),
         "exponential": Sentence("Without residuals the gradient decays exponentially in depth."),
-        "shallow": Sentence("Without residuals, a few layers (four) still train."),
+        "shallow": Sentence("Without residuals, a few layers (four) still train, at 1e-3 or 3e-3."),
     },
     has_long=True,
 )
 def residuals_carry_depth(setup: Setup) -> Evidence:
     """Gradients at the start through up to 1000 blocks, and short trainings."""
-    chains = {(name, seed): _chain(name, seed) for name in CHAIN for seed in setup.seeds}
-    deep, plain = _trained_deep(setup.long), ladder(PLAIN, (1e-3, 3e-3))
+    chains = {
+        name: {seed: log_gradients(name, CHAIN[name], CHAIN_WIDTH, seed) for seed in setup.seeds}
+        for name in CHAIN
+    }
+    deep, plain = [NO_NORM, WARM, NORMAL, THIN], ladder(PLAIN, (1e-3, 3e-3))
+    if setup.long:
+        deep = [replace(THIN, steps=300), replace(NO_NORM, lr=1e-3, depth=32)]
     outcomes = trained(setup, [*deep, *plain])
-    cases = [case for (name, seed), logs in chains.items() for case in _chain_cases(name, seed, logs)]
+    cases = [
+        case
+        for name, by_seed in chains.items()
+        for seed, logs in by_seed.items()
+        for case in _chain_cases(name, seed, logs)
+    ]
     for recipe in deep:
-        for seed, outcome in outcomes[recipe].items():
-            met = recipe.scheme == "pre"
-            cases.append(
-                Case(seed=seed, where=str(recipe), value=outcome.excess, holds=outcome.trains, met=met)
-            )
+        for seed, found in outcomes[recipe].items():
+            for part in ("", "pre") if recipe.scheme == "pre" else ("",):
+                case = Case(seed=seed, where=str(recipe), value=found.excess, holds=found.trains, part=part)
+                cases.append(case)
     for seed in setup.seeds:
-        recipe, outcome = best({recipe: outcomes[recipe] for recipe in plain}, seed)
-        cases.append(
-            Case(seed=seed, where=str(recipe), value=outcome.excess, holds=outcome.trains, part="shallow")
-        )
+        recipe, found = best({recipe: outcomes[recipe] for recipe in plain}, seed)
+        where, holds = str(recipe), found.trains
+        cases.append(Case(seed=seed, where=where, value=found.excess, holds=holds, part="shallow"))
     return Evidence(
         cases=cases,
         figure=Figure(
             "decades that a gradient loses through 20 blocks without residuals",
-            {seed: -chains["plain", seed][20] for seed in setup.seeds},
+            {seed: -logs[20] for seed, logs in chains["plain"].items()},
         ),
-        plots=[_chain_plot({name: [chains[name, seed] for seed in setup.seeds] for name in CHAIN})],
-        notes=[
-            f"Through {len(logs) - 1} blocks of {name} the gradient changes by {logs[-1]:+.2f} decades "
-            f"(seed {seed})."
-            for (name, seed), logs in chains.items()
-            if seed == setup.seeds[0]
-        ],
+        plots=[_chain_plot({name: list(by_seed.values()) for name, by_seed in chains.items()})],
+        notes=tally({recipe: outcomes[recipe] for recipe in deep}),
         of="stacks",
     )
-
-
-def _trained_deep(long: bool) -> list[Recipe]:
-    if long:
-        return [replace(THIN, steps=300), replace(NO_NORM, lr=1e-3, depth=32)]
-    return [NO_NORM, replace(NO_NORM, lr=1e-3), replace(POST[2], warmup=WARMUP), THIN]
-
-
-def _chain(name: str, seed: int) -> list[float]:
-    """log10 of the gradient l blocks below the top over that at the top, by l."""
-    return log_gradients(name, CHAIN[name], CHAIN_WIDTH, seed)
 
 
 def _chain_cases(name: str, seed: int, logs: Sequence[float]) -> Iterator[Case]:
     where = f"{name}, gradient through {len(logs) - 1} blocks, decades"
     if name == "plain":
-        yield Case(seed=seed, where=where, value=logs[20], holds=logs[20] <= -3, part="limit")
         fit = statistics.correlation(range(len(logs)), logs)
-        yield Case(
-            seed=seed,
-            where=f"{name}, correlation of log gradient and depth",
-            value=fit,
-            holds=fit <= -0.98,
-            part="exponential",
-        )
+        yield Case(seed=seed, where=where, value=logs[20], holds=logs[20] <= -3, part="limit")
+        where = f"{name}, correlation of log gradient and depth"
+        yield Case(seed=seed, where=where, value=fit, holds=fit <= -0.98, part="exponential")
     elif name != "highway":
-        change = abs(logs[-1])
-        holds = 10 ** min(change, 300) <= len(logs) - 1
-        yield Case(seed=seed, where=where, value=logs[-1], holds=holds, met=name == "pre")
+        holds = 10 ** min(abs(logs[-1]), 300) <= len(logs) - 1
+        for part in ("", "pre") if name == "pre" else ("",):
+            yield Case(seed=seed, where=where, value=logs[-1], holds=holds, part=part)
 
 
 def _chain_plot(chains: dict[str, list[list[float]]]) -> Plot:
@@ -254,13 +222,21 @@ class Gates:
     bottom_to_top: float
 
 
+BIASES, HELD_OUT_BIASES = (0.0, -2.0, -4.0), (-1.0, -3.0)
+"""Gate biases: those of the paper (Srivastava et al. 2015) are -1 to -4."""
+LOST = 3.0
+"""Decades."""
+OPEN = math.log(10 ** (LOST / (2 * CHAIN["highway"])) - 1)
+"""A gate passes on 1 − σ(b) of the stream: from this bias on 200 gates lose three decades."""
+
+
 @claim(
     "C3",
     Source("004", "§8.2", "门控机制本身也面临着梯度消失的风险，且引入了额外的参数量"),
     says="In very deep Highway networks the gradient vanishes through the gates themselves.",
-    asks="at the start the gradient through 100 blocks falls by more than three decades, with the "
-    "gate's bias at -2 as built, where that of a residual stack with Pre-LN does not",
-    kind=Kind.TENDENCY,
+    asks="at the start the gradient through 100 blocks falls by more than three decades, with the gates' "
+    "bias from 0 to -4, where that of a residual stack with Pre-LN does not",
+    condition=f"the gates' bias is above {OPEN:.1f}, where (1 − σ(bias))²⁰⁰ is under 1e-3",
     parts={
         "residual": Sentence("A residual stack with Pre-LN loses no decade over the same depth."),
         "trained": Sentence("Training 8 blocks for 100 steps closes the gates: their mean falls."),
@@ -268,32 +244,35 @@ class Gates:
     },
 )
 def gates_vanish(setup: Setup) -> Evidence:
-    """Gradient through 100 gated blocks, the gates before and after training, parameters."""
-    cases = []
+    """Gradient through 100 gated blocks by bias, the gates before and after training, parameters."""
+    cases, depth = [], CHAIN["highway"]
     for seed in setup.seeds:
-        for name, part in (("highway", ""), ("pre", "residual")):
-            lost = -log_gradients(name, CHAIN["highway"], CHAIN_WIDTH, seed)[-1]
-            where = f"{name}, decades lost through {CHAIN['highway']} blocks"
-            holds = lost > 3 if name == "highway" else abs(lost) < 1
-            cases.append(Case(seed=seed, where=where, value=lost, holds=holds, part=part))
+        for bias in setup.sizes(BIASES, HELD_OUT_BIASES):
+            lost = -log_gradients("highway", depth, CHAIN_WIDTH, seed, gate_bias=bias)[-1]
+            where, met = f"bias {bias:g}, decades lost through {depth} blocks", bias > OPEN
+            cases.append(Case(seed=seed, where=where, value=lost, holds=lost > LOST, met=met))
+    lost_by = {case.seed: case.value for case in cases if case.where.startswith("bias -2,")}
+    evidence = Evidence(
+        cases=cases, figure=Figure("decades lost through 100 gated blocks, bias -2", lost_by or {None: 0.0})
+    )
+    return evidence if setup.fresh else _with_parts(setup, evidence, depth)
+
+
+def _with_parts(setup: Setup, evidence: Evidence, depth: int) -> Evidence:
+    """The cases of the parts, which have no condition to confirm."""
+    cases = list(evidence.cases)
     before, after, extra = _gates(setup)
     for seed in setup.seeds:
+        lost = -log_gradients("pre", depth, CHAIN_WIDTH, seed)[-1]
+        where = f"pre, decades lost through {depth} blocks"
+        cases.append(Case(seed=seed, where=where, value=lost, holds=abs(lost) < 1, part="residual"))
         fell = before[seed].mean - after[seed].mean
         where = f"mean of t from {before[seed].mean:.3f} to {after[seed].mean:.3f}"
         cases.append(Case(seed=seed, where=where, value=fell, holds=fell > 0, part="trained"))
-        where = f"{HIGHWAY.width} wide, share of a block's parameters"
-        cases.append(Case(seed=seed, where=where, value=extra, holds=extra > 0.01, part="parameters"))
-    ratios = [gates.bottom_to_top for gates in before.values()], [g.bottom_to_top for g in after.values()]
-    return Evidence(
-        cases=cases,
-        figure=Figure.largest("decades that a gradient loses through 100 gated blocks", cases),
-        notes=[
-            f"Gates add {extra:.1%} to the parameters of a block of width {HIGHWAY.width}.",
-            f"The lowest gate's gradient is {statistics.median(ratios[0]):.2g} of the highest's at the start "
-            f"of 8 blocks, {statistics.median(ratios[1]):.2g} after {HIGHWAY.steps} steps.",
-        ],
-        of="stacks",
-    )
+    where = f"{HIGHWAY.width} wide, share of a block's parameters"
+    cases.append(Case(seed=None, where=where, value=extra, holds=extra > 0.01, part="parameters"))
+    notes = [f"Gates add {extra:.1%} to the parameters of a block of width {HIGHWAY.width}."]
+    return replace(evidence, cases=cases, notes=notes)
 
 
 def _gates(setup: Setup) -> tuple[dict[int, Gates], dict[int, Gates], float]:

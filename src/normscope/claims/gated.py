@@ -1,12 +1,11 @@
 """A learnt gate or factor on the branch, against the same stack without it, early in training."""
 
-import statistics
 from dataclasses import replace
 
 import torch
 
-from normscope.claims.claim import Kind, Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.claim import Sentence, claim
+from normscope.claims.evidence import Case, Evidence, Figure, effect
 from normscope.claims.plots import Plot
 from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
@@ -27,85 +26,58 @@ GATED = {
     "gtrxl": PRE[1],
 }
 """Each gated scheme with the same stack without a gate."""
-FACTORS = ("rezero", "layerscale")
-"""Those that are a learnt number on the branch; the others compute a gate from what they are given."""
+COUNTS = 0.05
+"""Nats: the smallest lead that counts."""
 
 
 @claim(
     "C29",
     Source("004", "§11.2", "**加权或门控残差连接**"),
     Source("004", "§11.2", "在训练初期保留更多原始信息"),
-    says="A learnt factor or gate on the branch helps early in training.",
-    asks="8 blocks (16 in the long form), AdamW 3e-3, no warm-up: after 100 steps the mean of 20 "
-    "losses is lower with the gate (ReZero, Highway; LayerScale, GTrXL) than in the same stack without (no "
-    "norms; Pre-LN)",
-    condition="it is a learnt factor (ReZero, LayerScale) and not a gate that reads its input",
-    kind=Kind.TENDENCY,
+    says="A learnt factor or gate on the branch keeps more of the input early in training.",
+    asks="at the start the first of 8 blocks (16 in the long form) changes its input by a smaller share with "
+    "the gate (ReZero, Highway; LayerScale, GTrXL) than in the same stack without (no norms; Pre-LN)",
     has_long=True,
     parts={
-        "keeps": Sentence(
-            "At the start a block with the gate passes on more of its input.",
-            "it stands in for an ungated stack without norms (ReZero, Highway)",
+        "helps": Sentence(
+            "It helps early: after 100 steps at 3e-3 the loss is lower by 0.05 nats than without.",
+            smallest=COUNTS,
         ),
-        "post": Sentence("Each of them is ahead of Post-LN after 100 steps."),
+        "post": Sentence("Each of them is 0.05 nats ahead of Post-LN after 100 steps.", smallest=COUNTS),
     },
 )
 def gates_help_early(setup: Setup) -> Evidence:
-    """The loss after 100 steps, and what a block does to its input at the start."""
+    """What a block does to its input at the start, and the loss after 100 steps."""
     depth = DEEP if setup.long else DEPTH
+    post, cases = replace(POST[1], depth=depth), []
     recipes = {name: replace(NO_NORM, scheme=name, depth=depth) for name in GATED}
     plain = {name: replace(recipe, depth=depth) for name, recipe in GATED.items()}
-    post = replace(POST[1], depth=depth)
     outcomes = trained(setup, [*recipes.values(), *plain.values(), post])
-    cases = []
     for name, recipe in recipes.items():
         ungated = plain[name]
         for seed in setup.seeds:
             ends = [after(outcomes[r][seed]) for r in (recipe, ungated, post)]
-            met = name in FACTORS
-            where = f"{name} {ends[0]:+.2f} nats, {ungated.scheme} {ends[1]:+.2f}"
             cases.append(
-                Case(seed=seed, where=where, value=ends[0] - ends[1], holds=ends[0] < ends[1], met=met)
+                effect(seed, f"{name} against {ungated.scheme}", ends[1] - ends[0], COUNTS, part="helps")
             )
-            where = f"{name} {ends[0]:+.2f} nats, post {ends[2]:+.2f}"
-            cases.append(
-                Case(seed=seed, where=where, value=ends[0] - ends[2], holds=ends[0] < ends[2], part="post")
-            )
+            cases.append(effect(seed, f"{name} against post", ends[2] - ends[0], COUNTS, part="post"))
             moves = [change(scheme, depth, seed) for scheme in (name, ungated.scheme)]
             where = f"a block changes its input by {moves[0]:.2g} ({name}), {moves[1]:.2g} ({ungated.scheme})"
-            cases.append(
-                Case(
-                    seed=seed,
-                    where=where,
-                    value=moves[0],
-                    holds=moves[0] < moves[1],
-                    met=ungated.scheme == NO_NORM.scheme,
-                    part="keeps",
-                )
-            )
-    ahead = {
-        seed: statistics.fmean(c.value for c in cases if c.seed == seed and not c.part and c.met)
-        for seed in setup.seeds
-    }
+            cases.append(Case(seed=seed, where=where, value=moves[0], holds=moves[0] < moves[1]))
     return Evidence(
         cases=cases,
-        figure=Figure("nats above the stack without after 100 steps, mean of the learnt factors", ahead),
+        figure=Figure.largest("largest share by which a gated block changes its input", cases),
         plots=[
             Plot(
                 f"{depth} blocks, the first {EARLY} steps",
                 STEP,
                 ABOVE,
                 [
-                    curve(recipe.scheme, {s: _early(o) for s, o in outcomes[recipe].items()}, every=5)
-                    for recipe in outcomes
+                    curve(recipe.scheme, {s: _early(o) for s, o in by_seed.items()}, every=5)
+                    for recipe, by_seed in outcomes.items()
                 ],
                 levels=LEVELS,
             )
-        ],
-        notes=[
-            f"{recipe.scheme}: {statistics.median(after(o) for o in by_seed.values()):+.2f} nats from the "
-            f"byte frequencies after {EARLY} steps, the median."
-            for recipe, by_seed in outcomes.items()
         ],
         of="stacks",
     )

@@ -6,16 +6,19 @@ Shapes: B batch, T tokens, D width.
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from normscope.nn import Block, ModelConfig
 from normscope.nn.placement import Where
+from normscope.nn.schemes.gates import HighwayGate
 
 TOKENS = (1, 8)
 """Sequences and tokens."""
 
 
-def log_gradients(scheme: str, depth: int, width: int, seed: int, norm: str | None = None) -> list[float]:
+def log_gradients(
+    scheme: str, depth: int, width: int, seed: int, norm: str | None = None, gate_bias: float | None = None
+) -> list[float]:
     """log10 of ‖gradient of a random read-out in x_l‖ over that in x_L, from l = L down to 0, at the start.
 
     Each block is differentiated alone, in float64, and the gradient scaled to length 1 before the next, which
@@ -26,6 +29,9 @@ def log_gradients(scheme: str, depth: int, width: int, seed: int, norm: str | No
         torch.manual_seed(seed)
         config = ModelConfig(scheme=scheme, depth=depth, width=width, heads=2, norm=norm)
         blocks = [Block(config, Where(place, depth), causal=True).double() for place in range(1, depth + 1)]
+    for gate in [m for block in blocks for m in block.modules() if isinstance(m, HighwayGate)]:
+        if gate_bias is not None:
+            nn.init.constant_(gate.transform.bias, gate_bias)
     streams: list[Tensor] = [torch.randn(*TOKENS, width, dtype=torch.float64, generator=generator)]
     with torch.no_grad():
         for block in blocks:

@@ -49,9 +49,9 @@ def kept(model: Model, ids: Tensor) -> dict[int, int]:
     "B12",
     Source("003", "§2.3", "训练峰值显存可再降 5-10 %"),
     says="Pre-LN needs 5 to 10 % less peak memory in training than Post-LN.",
-    asks="the peak of an AdamW step (weights, gradients, optimiser and activations) is at least 5 % lower with "
-    "the norms before the branches than after the adds: same kernels, 2 and 8 blocks, two widths, LayerNorm "
-    "and RMSNorm",
+    asks="the peak of an AdamW step (weights, gradients, optimiser and activations) is at least 5 % lower "
+    "with the norms before the branches than after the adds: same kernels, 2 and 8 blocks, two widths, "
+    "LayerNorm and RMSNorm",
     parts={
         "activations": Sentence("What is kept for the backward pass is at least 5 % less in Pre-LN."),
         "reason": Sentence("In Pre-LN the input of a norm need not be kept for the backward pass."),
@@ -78,7 +78,8 @@ def memory_of_placements(setup: Setup) -> Evidence:
             )
         ],
         notes=[
-            f"Pre-LN keeps at least {min(kept_inputs):.3g} % of the inputs of its norms for the backward pass.",
+            f"Pre-LN keeps at least {min(kept_inputs):.3g} % of the inputs of its norms for the backward "
+            "pass.",
             f"What is kept for the backward pass changes by {-max(saved):+.2g} to {-min(saved):+.2g} % from "
             "Post-LN to Pre-LN; Pre-LN has one norm more, the final one.",
         ],

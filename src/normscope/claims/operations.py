@@ -61,8 +61,8 @@ def operations_of_rms_norm(setup: Setup) -> Evidence:
             )
         ],
         notes=[
-            f"The savings span {max(savings) - min(savings):.2g} points; the printed range spans 57. In the paper "
-            "of RMSNorm 7 to 64 % are running times of models."
+            f"The savings span {max(savings) - min(savings):.2g} points; the printed range spans 57. In the "
+            "paper of RMSNorm 7 to 64 % are running times of models."
         ],
         unmeasured=["running times, which depend on kernels and hardware"],
     )
@@ -226,7 +226,8 @@ def _size(modules: list[Any]) -> int:
     Source("004", "§7", "使用Fused Add+Norm kernel能带来10%-20%的显著提速"),
     Source("004", "§9", "显著减少HBM的读写次数"),
     says="Add and LayerNorm fused into one kernel are 10 to 20 % faster.",
-    asks="the text speaks of a GPU's memory (HBM) and of kernels in PyTorch or TensorRT: it can only be timed there",
+    asks="the text speaks of a GPU's memory (HBM) and of kernels in PyTorch or TensorRT: it can only be "
+    "timed there",
 )
 def fused_add_norm(setup: Setup) -> Evidence:
     """Nothing: normscope has no GPU kernel to time, and a CPU's caches say nothing about HBM."""

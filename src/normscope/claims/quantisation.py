@@ -59,8 +59,9 @@ OTHERS = ("queries, keys, values", "attention outputs", "feed-forward hidden", "
     Source("004", "§11.3", "是数值量化的“重灾区”"),
     Source("004", "§11.3", "归一化过程中的除法运算和残差累加容易导致数值溢出或精度损失"),
     says="Norms and residual adds are where quantisation hurts most.",
-    asks="of seven parts of the blocks rounded in turn, both the norms (the worse of their inputs and outputs) "
-    "and the residual sums move the predictions (KL) more than any other part: INT8, INT4, FP8, a scale a "
+    asks="of seven parts of the blocks rounded in turn, both the norms (the worse of their inputs and "
+    "outputs) and the residual sums move the predictions (KL) more than any other part: INT8, INT4, FP8, a "
+    "scale a "
     f"tensor or channel; a Pre-LN decoder of 4 blocks after {STEPS} steps of AdamW",
     kind=Kind.TENDENCY,
     parts={

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from normscope.claims.claim import Kind, Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.evidence import Case, Evidence, Figure, effect
 from normscope.claims.plots import Line, Plot
 from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
@@ -23,7 +23,17 @@ from normscope.claims.training import (
     ladder,
     trained,
 )
-from normscope.claims.tuned import EARLY, LATER, POST, POST_NORMAL, PRE, PRE_XAVIER, longer, rates_plot
+from normscope.claims.tuned import (
+    COUNTS,
+    EARLY,
+    LATER,
+    POST,
+    POST_NORMAL,
+    PRE,
+    PRE_XAVIER,
+    longer,
+    rates_plot,
+)
 
 NO_NORM, PLAIN = replace(POST, scheme="residual-no-norm"), replace(POST, scheme="plain")
 DEEP_PRE, DEEP_NO_NORM = replace(PRE, depth=16), replace(NO_NORM, depth=16)
@@ -38,35 +48,43 @@ MOST = 0.50
     Source("004", "§6.4", "这允许我们使用更大的学习率"),
     Source("004", "§3.2 comparison", "允许使用更高的学习率"),
     says="LayerNorm allows larger learning rates.",
-    asks="4 blocks, AdamW, no warm-up: the largest rate of the ladder that trains is higher with the "
+    asks="4 blocks, AdamW, no warm-up: at least one rung more of the ladder (1e-3 … 3e-2) trains with the "
     "norms (before the branch and on the stream, from Xavier and from normal weights) than in the same "
     "residual stack without, from Xavier weights",
     condition="the norm is before the branch",
+    smallest=1.0,
     kind=Kind.TENDENCY,
     has_long=True,
 )
 def larger_rates(setup: Setup) -> Evidence:
     """The largest rate that trains, with norms and without."""
     rates = (*RATES, 1e-1) if setup.long else RATES
-    bases = (NO_NORM, PRE, PRE_XAVIER, POST, POST_NORMAL)
-    outcomes = trained(setup, [recipe for base in bases for recipe in ladder(base, rates)])
-    largest = {(base, seed): _largest(outcomes, base, rates, seed) for base in bases for seed in setup.seeds}
+    depth = setup.sizes(4, 6)
+    bare, *bases = (replace(base, depth=depth) for base in (NO_NORM, PRE, PRE_XAVIER, POST, POST_NORMAL))
+    outcomes = trained(setup, [recipe for base in (bare, *bases) for recipe in ladder(base, rates)])
+    rung = {
+        (base, seed): sum(outcomes[recipe][seed].trains for recipe in ladder(base, rates))
+        for base in (bare, *bases)
+        for seed in setup.seeds
+    }
     cases = [
-        Case(
-            seed=seed,
-            where=f"{_name(base)}: up to {rate:g}, without norms up to {largest[NO_NORM, seed]:g}",
-            value=rate,
-            holds=rate > largest[NO_NORM, seed],
+        replace(
+            effect(
+                seed,
+                f"{_name(base)}, rungs more than without norms",
+                rung[base, seed] - rung[bare, seed],
+                1.0,
+            ),
             met=base.scheme == "pre",
         )
-        for (base, seed), rate in largest.items()
-        if base is not NO_NORM
+        for base in bases
+        for seed in setup.seeds
     ]
-    gain = {seed: largest[PRE_XAVIER, seed] / max(largest[NO_NORM, seed], RATES[0]) for seed in setup.seeds}
     return Evidence(
         cases=cases,
         figure=Figure(
-            "largest rate of the ladder that trains, Pre-LN's over that without norms, Xavier weights", gain
+            "rungs (half a decade each) that Pre-LN trains more than without norms, Xavier weights",
+            {seed: rung[bases[1], seed] - rung[bare, seed] for seed in setup.seeds},
         ),
         plots=[
             Plot(
@@ -74,20 +92,18 @@ def larger_rates(setup: Setup) -> Evidence:
                 "rate",
                 ABOVE,
                 [
-                    Line.over_seeds(
-                        _name(base),
-                        {r.lr: _excesses(outcomes[r]) for r in ladder(base, rates)},
-                    )
-                    for base in bases
+                    Line.over_seeds(_name(base), {r.lr: _excesses(outcomes[r]) for r in ladder(base, rates)})
+                    for base in (bare, *bases)
                 ],
                 log="x",
                 levels=LEVELS,
             )
         ],
         notes=[
-            f"{_name(base)}: {', '.join(f'{largest[base, seed]:g}' for seed in setup.seeds)} are the largest "
-            "rates that train, by seed (0 for none)."
-            for base in bases
+            f"{_name(base)}: {', '.join(f'{rung[base, seed]}' for seed in setup.seeds)} rungs of "
+            f"{len(rates)} "
+            "train, by seed."
+            for base in (bare, *bases)
         ],
         of="stacks",
     )
@@ -95,11 +111,6 @@ def larger_rates(setup: Setup) -> Evidence:
 
 def _name(base: Recipe) -> str:
     return base.scheme if base.init is None else f"{base.scheme}, {base.init} weights"
-
-
-def _largest(outcomes: Outcomes, base: Recipe, rates: tuple[float, ...], seed: int) -> float:
-    """The largest rate that trains, 0 where none does."""
-    return max((r.lr for r in ladder(base, rates) if outcomes[r][seed].trains), default=0.0)
 
 
 def _excesses(by_seed: Mapping[int, Outcome]) -> list[float]:
@@ -116,10 +127,16 @@ def _excesses(by_seed: Mapping[int, Outcome]) -> list[float]:
     "frequencies, Pre-LN or Post-LN against a stack with neither; one that never gets there "
     "counts as the whole budget",
     kind=Kind.TENDENCY,
+    smallest=FEWER,
     parts={
         "band": Sentence("What they save together is 30 to 50 %."),
-        "norms": Sentence("The norms alone save 30 % or more, beside residuals without norms."),
-        "deep": Sentence("At 16 blocks they do: the norms alone save 30 % or more of the steps to 0.1 nats."),
+        "norms": Sentence(
+            "The norms alone save 30 % or more, beside residuals without norms.", smallest=FEWER
+        ),
+        "deep": Sentence(
+            "At 16 blocks they do: the norms alone save 30 % or more of the steps to 0.1 nats.",
+            smallest=FEWER,
+        ),
     },
     has_long=True,
 )
@@ -135,7 +152,7 @@ def fewer_steps(setup: Setup) -> Evidence:
         cases=cases,
         figure=Figure(
             "steps that norms and residuals save together, at least, in %",
-            {case.seed: case.value for case in cases if not case.part},
+            {case.seed: 100 * case.value for case in cases if not case.part},
         ),
         plots=[_kinds_plot(setup)],
         notes=[
@@ -150,7 +167,7 @@ def _kinds(long: bool) -> dict[str, list[Recipe]]:
     kinds = {
         "both": [r for base in (PRE, PRE_XAVIER, POST, POST_NORMAL) for r in ladder(base)],
         "residual alone": ladder(NO_NORM),
-        "neither": ladder(PLAIN, RATES[:2]),
+        "neither": ladder(PLAIN, (3e-4, *RATES[:3])),
         "both, deep": [DEEP_PRE],
         "residual alone, deep": ladder(DEEP_NO_NORM, RATES[:2]),
     }
@@ -189,11 +206,12 @@ COMPARED = {
 
 def _savings(steps: Mapping[str, Mapping[int, float]], seed: int, budget: int) -> Iterator[Case]:
     for part, names in COMPARED.items():
-        mine, theirs = (steps[name][seed] for name in names)
-        saved = _saved(mine, theirs, budget)
-        holds = saved >= FEWER and (part != "band" or saved <= MOST)
-        where = f"{names[0]} {mine:g} steps against {names[1]} {theirs:g} steps"
-        yield Case(seed=seed, where=where, value=100 * saved, holds=holds, part=part)
+        saved = _saved(*(steps[name][seed] for name in names), budget)
+        where = f"{names[0]} against {names[1]}, share of the steps saved"
+        if part == "band":
+            yield Case(seed=seed, where=where, value=saved, holds=FEWER <= saved <= MOST, part=part)
+        else:
+            yield effect(seed, where, saved, FEWER, part=part)
 
 
 @claim(
@@ -203,13 +221,17 @@ def _savings(steps: Mapping[str, Mapping[int, float]], seed: int, budget: int) -
     asks="4 blocks, AdamW, no warm-up: fewer rates of the ladder train from both kinds of weights than "
     "with Post-LN",
     kind=Kind.TENDENCY,
+    smallest=1.0,
     parts={
         "weights": Sentence(
-            "It is more sensitive to how the weights start: at the best rate, Xavier's "
-            "and N(0, 0.02²) end farther apart."
+            "It is more sensitive to how the weights start: at the best rate, Xavier's and N(0, 0.02²) end "
+            "at least 0.05 nats farther apart.",
+            smallest=COUNTS,
         ),
         "early": Sentence(
-            "It is less stable early on: the loss of the first 60 steps rises higher over its start."
+            "It is less stable early on: the loss of the first 60 steps rises higher over its start, by a "
+            "tenth.",
+            smallest=0.1,
         ),
     },
 )
@@ -221,7 +243,7 @@ def pre_is_sensitive(setup: Setup) -> Evidence:
     return Evidence(
         cases=cases,
         figure=Figure(
-            "settings that train, Pre-LN's less Post-LN's, of 8 each",
+            "settings that train, Post-LN's less Pre-LN's, of 8 each",
             {case.seed: case.value for case in cases if not case.part},
         ),
         plots=[rates_plot({n: {r: outcomes[r] for b in p for r in ladder(b)} for n, p in bases.items()})],
@@ -235,26 +257,15 @@ def _sensitivity(outcomes: Outcomes, bases: Mapping[str, tuple[Recipe, Recipe]],
     ends = {n: [min(outcomes[r][seed].final for r in rs) for rs in lists] for n, lists in ladders.items()}
     spread = {name: abs(first - second) for name, (first, second) in ends.items()}
     rise = {n: max(_rise(outcomes[r][seed]) for rs in lists for r in rs) for n, lists in ladders.items()}
-    yield Case(
-        seed=seed,
-        where=f"{trains['pre']} of 8 settings train, Post-LN: {trains['post']}",
-        value=trains["pre"] - trains["post"],
-        holds=trains["pre"] < trains["post"],
+    yield effect(
+        seed,
+        "settings of 8 that train, Post-LN's less Pre-LN's",
+        trains["post"] - trains["pre"],
+        1.0,
+        most=8.0,
     )
-    yield Case(
-        seed=seed,
-        where=f"spread over weights {spread['pre']:.3f} nats, Post-LN: {spread['post']:.3f}",
-        value=spread["pre"] - spread["post"],
-        holds=spread["pre"] > spread["post"],
-        part="weights",
-    )
-    yield Case(
-        seed=seed,
-        where=f"largest rise {rise['pre']:.2f} times the start, Post-LN: {rise['post']:.2f}",
-        value=rise["pre"] - rise["post"],
-        holds=rise["pre"] > rise["post"],
-        part="early",
-    )
+    yield effect(seed, "spread over weights, nats", spread["pre"] - spread["post"], COUNTS, part="weights")
+    yield effect(seed, "largest rise over the start", rise["pre"] - rise["post"], 0.1, part="early")
 
 
 def _rise(outcome: Outcome) -> float:

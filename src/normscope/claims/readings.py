@@ -4,7 +4,6 @@ import functools
 from collections import Counter
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 
 from normscope.anatomy import Anatomy, capture, measuring, read_anatomy

@@ -78,8 +78,8 @@ DEPTHS = (1, 4, 16, 64)
     Source("001", "§3", "1 \\times \\text{gradient}"),
     Source("004", "§5.3.1", "没有任何干扰的恒等映射路径"),
     says="In Pre-LN a part of the gradient comes from the last layer to x_0 through no norm, unchanged.",
-    asks="with every branch's way back cut, the gradient at x_0 equals the gradient at the last block's output "
-    "within 1e-12: `pre` with its final norm and without, 1 to 64 blocks, d = 32",
+    asks="with every branch's way back cut, the gradient at x_0 equals the gradient at the last block's "
+    "output within 1e-12: `pre` with its final norm and without, 1 to 64 blocks, d = 32",
     parts={
         "head": Sentence(
             "With a final norm, as GPT-2 and LLaMA have one, the same from what the head reads."

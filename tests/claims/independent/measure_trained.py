@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from plain_decoder import V, Lane, batches, ends, logits, text, train
+from plain_decoder import Lane, V, batches, ends, logits, text, train
 from torch import Tensor
 
 Found = dict[str, list[float]]
@@ -94,7 +94,7 @@ def c27() -> Found:
 def _moved(w: dict[str, Tensor]) -> Tensor:
     """Each norm of a branch moves before it; the last one becomes the final norm."""
     moved = dict(w)
-    names = [f"{l}.{place}" for l in range(4) for place in ("a", "f")]
+    names = [f"{b}.{place}" for b in range(4) for place in ("a", "f")]
     for part in ("gain", "shift"):
         for before, after in zip([None, *names[:-1]], names, strict=True):
             one = torch.ones_like if part == "gain" else torch.zeros_like
@@ -125,7 +125,7 @@ def main(ids: list[str]) -> None:
     kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
     for id in ids or MEASURES:
         found = MEASURES[id]()
-        kept[id] = {name: [round(x, 4) if x < 1e9 else "inf" for x in values] for name, values in found.items()}
+        kept[id] = {name: [min(round(x, 4), 1e9) for x in values] for name, values in found.items()}
         kept["measured"] = {"date": datetime.date.today().isoformat(), "torch": torch.__version__}
         KEPT.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         print(id, kept[id], flush=True)

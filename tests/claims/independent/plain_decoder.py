@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+Weights, State = dict[str, Tensor], dict[str, list[Tensor]]
 V, D, HEADS, B, T = 256, 32, 2, 4, 32
 
 
@@ -51,9 +52,9 @@ def weights(depth: int, init: str, seed: int, width: int = D) -> dict[str, Tenso
     """Xavier or N(0, 0.02²) maps, embeddings N(0, 0.02²), γ = 1, biases 0."""
     generator = torch.Generator().manual_seed(seed)
     found = {"tokens": (V, width), "places": (T, width), "head": (width, V)}
-    for l in range(depth):
-        found |= {f"{l}.qkv": (width, 3 * width), f"{l}.o": (width, width)}
-        found |= {f"{l}.up": (width, 4 * width), f"{l}.down": (4 * width, width)}
+    for b in range(depth):
+        found |= {f"{b}.qkv": (width, 3 * width), f"{b}.o": (width, width)}
+        found |= {f"{b}.up": (width, 4 * width), f"{b}.down": (4 * width, width)}
     drawn = {}
     for name, (rows, columns) in found.items():
         branch = "." in name
@@ -61,7 +62,7 @@ def weights(depth: int, init: str, seed: int, width: int = D) -> dict[str, Tenso
         if name.endswith("qkv") and init == "xavier":
             std = math.sqrt(1 / width)  # three square maps
         drawn[name] = std * torch.randn(rows, columns, generator=generator)
-    for name in [f"{l}.{place}" for l in range(depth) for place in ("a", "f")] + ["final"]:
+    for name in [f"{b}.{place}" for b in range(depth) for place in ("a", "f")] + ["final"]:
         drawn[f"{name}.gain"], drawn[f"{name}.shift"] = torch.ones(1, width), torch.zeros(1, width)
     return drawn
 
@@ -77,30 +78,30 @@ def norm(x_SND: Tensor, w: dict[str, Tensor], name: str) -> Tensor:
     return F.layer_norm(x_SND, x_SND.shape[-1:]) * w[f"{name}.gain"] + w[f"{name}.shift"]
 
 
-def attention(x_SND: Tensor, w: dict[str, Tensor], l: int, tokens: int) -> Tensor:
+def attention(x_SND: Tensor, w: dict[str, Tensor], b: int, tokens: int) -> Tensor:
     """Causal self-attention of sequences of `tokens`, written out."""
     lanes, rows, width = x_SND.shape
-    qkv = (x_SND @ w[f"{l}.qkv"]).view(lanes, rows // tokens, tokens, 3, HEADS, width // HEADS)
+    qkv = (x_SND @ w[f"{b}.qkv"]).view(lanes, rows // tokens, tokens, 3, HEADS, width // HEADS)
     q, k, v = qkv.permute(3, 0, 1, 4, 2, 5)
     scores = q @ k.mT / math.sqrt(width // HEADS)
     mask = torch.full((tokens, tokens), -math.inf, dtype=x_SND.dtype).triu(1)
     mixed = (scores + mask).softmax(-1) @ v
-    return mixed.transpose(-2, -3).reshape(lanes, rows, width) @ w[f"{l}.o"]
+    return mixed.transpose(-2, -3).reshape(lanes, rows, width) @ w[f"{b}.o"]
 
 
-def feed_forward(x_SND: Tensor, w: dict[str, Tensor], l: int) -> Tensor:
+def feed_forward(x_SND: Tensor, w: dict[str, Tensor], b: int) -> Tensor:
     """Two maps with a GELU between them."""
-    return F.gelu(x_SND @ w[f"{l}.up"]) @ w[f"{l}.down"]
+    return F.gelu(x_SND @ w[f"{b}.up"]) @ w[f"{b}.down"]
 
 
 def blocks(x: Tensor, w: dict[str, Tensor], placement: str, depth: int, tokens: int = T) -> list[Tensor]:
     """The stream (S, N, D) before the first block and after each: "pre", "post", "res-post" or "none"."""
     streams = [x]
-    for l in range(depth):
+    for b in range(depth):
         for place in ("a", "f"):
-            name = f"{l}.{place}"
+            name = f"{b}.{place}"
             u = norm(x, w, name) if placement == "pre" else x
-            y = attention(u, w, l, tokens) if place == "a" else feed_forward(u, w, l)
+            y = attention(u, w, b, tokens) if place == "a" else feed_forward(u, w, b)
             if placement == "res-post":
                 y = norm(y, w, name)
             x = norm(x + y, w, name) if placement == "post" else x + y
@@ -118,7 +119,7 @@ def logits(ids_SBT: Tensor, w: dict[str, Tensor], placement: str, depth: int, *,
     return (norm(x, w, "final") if final else x) @ w["head"]
 
 
-def adamw(w: dict[str, Tensor], state: dict[str, list[Tensor]], grads: list[Tensor], rates: Tensor, step: int) -> None:
+def adamw(w: Weights, state: State, grads: list[Tensor], rates: Tensor, step: int) -> None:
     """Loshchilov & Hutter 2019, betas 0.9 and 0.95, no decay; a rate a lane."""
     for (name, value), gradient in zip(w.items(), grads, strict=True):
         first, second = state.setdefault(name, [torch.zeros_like(value), torch.zeros_like(value)])
@@ -128,7 +129,7 @@ def adamw(w: dict[str, Tensor], state: dict[str, list[Tensor]], grads: list[Tens
         value.data -= rates.view(-1, *[1] * (value.dim() - 1)) * update
 
 
-def sgd(w: dict[str, Tensor], state: dict[str, list[Tensor]], grads: list[Tensor], rates: Tensor, step: int) -> None:
+def sgd(w: Weights, state: State, grads: list[Tensor], rates: Tensor, step: int) -> None:
     """Momentum 0.9; a rate a lane."""
     for (name, value), gradient in zip(w.items(), grads, strict=True):
         (held,) = state.setdefault(name, [torch.zeros_like(value)])

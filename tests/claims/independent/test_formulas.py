@@ -1,4 +1,4 @@
-"""Verdicts about formulas, code and starts, confirmed in plain torch and NumPy: nothing of normscope is used."""
+"""Verdicts about formulas, code and starts, confirmed in plain torch and NumPy without normscope."""
 
 import itertools
 import math
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from plain_decoder import B, T, Lane, blocks, stacked
+from plain_decoder import B, Lane, T, blocks, stacked
 from torch import Tensor
 
 F64 = torch.float64
@@ -40,7 +40,8 @@ def test_b10_one_factor_does_not_decide(placement):
     depth, x = 32, torch.randn(1, B * T, 32)
     w = stacked(depth, "xavier", [Lane(23)])
     first = {name: value for name, value in w.items() if name.startswith("0.")}
-    jacobian = torch.autograd.functional.jacobian(lambda t: blocks(t, first, placement, 1, 1)[-1][0, 0], x[:, :1])
+    layer = lambda t: blocks(t, first, placement, 1, 1)[-1]  # noqa: E731
+    jacobian = torch.autograd.functional.jacobian(layer, x[:, :1])
     values = torch.linalg.svdvals(jacobian.reshape(32, 32))
     assert values[0] > 1 > values[-3], "one layer has gains on both sides of 1"
     x.requires_grad_()
@@ -97,7 +98,8 @@ def test_c9_the_gain_is_one_over_the_root(scale, eps):
     def layer_norm(x: np.ndarray) -> np.ndarray:
         return (x - x.mean()) / np.sqrt(x.var() + eps)
 
-    jacobian = np.stack([(layer_norm(z + step * e) - layer_norm(z - step * e)) / (2 * step) for e in np.eye(16)], 1)
+    columns = [(layer_norm(z + step * e) - layer_norm(z - step * e)) / (2 * step) for e in np.eye(16)]
+    jacobian = np.stack(columns, 1)
     assert np.linalg.norm(jacobian, 2) == pytest.approx(1 / np.sqrt(z.var() + eps), rel=1e-5)
 
 
@@ -119,11 +121,14 @@ def test_c15_gpt2s_stream_grows_all_the_same():
         return 0.02 * scale * torch.randn(1, rows, columns, generator=generator)
 
     w, root = {}, (2 * depth) ** -0.5
-    for l in range(depth):
-        w |= {f"{l}.qkv": draw(width, 3 * width), f"{l}.o": draw(width, width, root)}
-        w |= {f"{l}.up": draw(width, 4 * width), f"{l}.down": draw(4 * width, width, root)}
+    for b in range(depth):
+        w |= {f"{b}.qkv": draw(width, 3 * width), f"{b}.o": draw(width, width, root)}
+        w |= {f"{b}.up": draw(width, 4 * width), f"{b}.down": draw(4 * width, width, root)}
         for place in ("a", "f"):
-            w |= {f"{l}.{place}.gain": torch.ones(1, 1, width), f"{l}.{place}.shift": torch.zeros(1, 1, width)}
+            w[f"{b}.{place}.gain"], w[f"{b}.{place}.shift"] = (
+                torch.ones(1, 1, width),
+                torch.zeros(1, 1, width),
+            )
     x = draw(B * T, width) + draw(B * T, width)  # tokens and places
     streams = blocks(x, w, "pre", depth)
     assert streams[-1].var() / streams[0].var() > 2
@@ -156,7 +161,7 @@ def test_c35_a_norm_keeps_the_shape():
     assert abs(y.mean()) < 1e-3
     assert abs(y.var() - 1) < 1e-2
     assert np.median([stats.kstest(row, "norm").statistic for row in y]) > 1.36 / math.sqrt(1024)
-    assert np.allclose(stats.skew(x, axis=1), stats.skew(y, axis=1), atol=1e-3), "an affine map keeps the shape"
+    assert np.allclose(stats.skew(x, axis=1), stats.skew(y, axis=1), atol=1e-3), "the shape is kept"
 
 
 SMALL = {"vocab_size": 64, "bos_token_id": 0, "eos_token_id": 0}
@@ -165,7 +170,11 @@ SMALL = {"vocab_size": 64, "bos_token_id": 0, "eos_token_id": 0}
 def heard(module: torch.nn.Module) -> list[tuple[Tensor, Tensor]]:
     """Input and output of each later call."""
     calls: list[tuple[Tensor, Tensor]] = []
-    module.register_forward_hook(lambda _, args, out: calls.append((args[0], out[0] if isinstance(out, tuple) else out)))
+
+    def hear(module: torch.nn.Module, args: tuple[Tensor, ...], out: Tensor | tuple[Tensor, ...]) -> None:
+        calls.append((args[0], out[0] if isinstance(out, tuple) else out))
+
+    module.register_forward_hook(hear)
     return calls
 
 
@@ -204,10 +213,5 @@ def test_c38_branches_do_not_start_at_zero():
         (t5, t5.encoder.block[0], t5.encoder.block[0].layer[0].SelfAttention),
     ):
         stream, added = heard(block), heard(branch)
-        branch.register_forward_hook(lambda *_: None)
         model(torch.randint(64, (2, 8)))
-        read = stream[0][0] if stream[0] else None
-        out = added[0][1] if added else None
-        assert read is not None
-        assert out is not None
-        assert out.norm() / read.norm() > 0.01
+        assert added[0][1].norm() / stream[0][0].norm() > 0.01
