@@ -19,13 +19,14 @@ def test_error_falls_as_the_root_of_the_batch() -> None:
     assert found.judgement.verdict is Verdict.HOLDS
     assert found.evidence.figure is not None
     assert found.evidence.figure.value == pytest.approx(-0.5, abs=0.05)
-    assert found.parts["small"].verdict is Verdict.CONDITION
+    assert found.parts["vectors"].verdict is Verdict.HOLDS
 
 
 def test_padding_is_nothing_to_a_norm_that_is_told() -> None:
     found = measured("C5")
-    assert found.judgement.verdict is Verdict.CONDITION
-    assert found.judgement.met == found.judgement.held
+    assert found.judgement.verdict is Verdict.HOLDS
+    assert found.parts["told"].verdict is Verdict.REFUTED
+    assert found.parts["told"].held == 0
     assert found.parts["ln"].verdict is Verdict.HOLDS
 
 
@@ -37,4 +38,4 @@ def test_view_is_not_a_transpose() -> None:
     found = measured("C36")
     assert found.judgement.verdict is Verdict.REFUTED
     assert found.judgement.held == 0
-    assert "10 different features at 2 position(s)" in found.evidence.notes[0]
+    assert "up to 10 features" in found.evidence.notes[0]

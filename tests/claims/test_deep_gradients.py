@@ -26,9 +26,12 @@ def test_a_residual_layer_can_shrink_a_gradient() -> None:
     assert found.parts["small"].verdict is Verdict.HOLDS
 
 
-def test_post_ln_decays_beside_identical_tokens() -> None:
+def test_post_ln_decays_beside_identical_tokens_and_nowhere_else() -> None:
     found = of("C17")
-    assert found.judgement.verdict is Verdict.CONDITION
+    assert found.judgement.verdict is Verdict.REFUTED
+    assert [case.where for case in found.evidence.cases if case.holds and not case.part] == [
+        "Post-LN, Xavier, cross-attention to identical tokens: ‖∂x_0‖/‖∂x_64‖"
+    ]
     assert found.evidence.figure is not None
     assert found.evidence.figure.value == pytest.approx(0.717, abs=0.04)
     assert found.parts["pre"].verdict is Verdict.HOLDS

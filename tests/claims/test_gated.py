@@ -10,16 +10,19 @@ def is_gated(config: RunConfig, names=tuple(gated.GATED)) -> bool:
     return any(f"scheme={name}," in config.model for name in names)
 
 
-def test_it_holds_where_every_gate_is_ahead():
-    found = judged("C29", lambda config: TRAINS_WELL if is_gated(config) else STANDS_STILL)
-    assert found.judgement.verdict is Verdict.HOLDS
-    assert found.parts["post"].verdict is Verdict.HOLDS
-    assert found.evidence.figure.value < 0
+def test_it_helps_where_every_gate_is_ahead():
+    found = judged("C29", lambda config: TRAINS_WELL if is_gated(config) else STANDS_STILL, (0, 1))
+    assert found.parts["helps"].verdict is found.parts["post"].verdict is Verdict.HOLDS
 
 
-def test_it_holds_under_a_condition_where_only_factors_are_ahead():
-    found = judged("C29", lambda config: TRAINS_WELL if is_gated(config, gated.FACTORS) else TRAINS)
-    assert found.judgement.verdict is Verdict.CONDITION
+def test_it_does_not_where_only_factors_are_ahead():
+    factors = ("rezero", "layerscale")
+    found = judged("C29", lambda config: TRAINS_WELL if is_gated(config, factors) else TRAINS, (0, 1))
+    assert found.parts["helps"].verdict is Verdict.REFUTED
+    assert [effect.where for effect in found.parts["helps"].effects if effect.holds] == [
+        "rezero against residual-no-norm",
+        "layerscale against pre",
+    ]
 
 
 def test_a_block_that_starts_as_the_identity_changes_nothing():

@@ -48,6 +48,6 @@ def test_two_formulas_differ_at_small_scales() -> None:
 
 def test_the_shape_of_a_distribution_stays() -> None:
     found = measured("C35")
-    assert found.judgement.verdict is Verdict.CONDITION
-    assert found.judgement.met == 1
+    assert found.judgement.verdict is Verdict.REFUTED
+    assert [case.where for case in found.evidence.cases if case.holds and not case.part] == ["normal"]
     assert found.parts["moments"].verdict is Verdict.CONDITION

@@ -12,8 +12,8 @@ def test_no_scheme_leaks_and_batch_norm_does_in_train_mode() -> None:
     assert found.error is None, found.evidence.notes
     assert found.judgement.verdict is Verdict.HOLDS
     assert found.judgement.cases == 2 * len(SCHEMES)
-    assert found.parts["norms"].verdict is Verdict.CONDITION
-    assert 2 * found.parts["norms"].met == found.parts["norms"].cases
+    assert found.parts["norms"].verdict is Verdict.REFUTED
+    assert 2 * found.parts["norms"].held == found.parts["norms"].cases
 
 
 def test_branches_start_at_mean_0_and_variance_1(monkeypatch: pytest.MonkeyPatch) -> None:

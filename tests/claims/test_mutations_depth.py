@@ -48,9 +48,9 @@ def without_final_norm(scheme: str, **options: Any) -> Any:
     return real_blocks.started(scheme, **options | {"final_norm": False})
 
 
-def pre_for_post(**options: Any) -> ModelConfig:
-    """Pre-LN under the name of Post-LN."""
-    return ModelConfig(**options | {"scheme": "pre"})
+def post_for_pre(**options: Any) -> ModelConfig:
+    """A stack without residuals under the name of Pre-LN."""
+    return ModelConfig(**options | {"scheme": "plain"})
 
 
 MUTATIONS: list[tuple[str, str, object, str, object, Verdict]] = [
@@ -60,7 +60,7 @@ MUTATIONS: list[tuple[str, str, object, str, object, Verdict]] = [
     ("A24", "", deep_rank, "started", without_final_norm, Verdict.HOLDS),
     ("B1", "", unrolled, "started", labelled("post"), Verdict.REFUTED),
     ("B9", "second", unrolled, "layer_norm_jacobian", without_sigma, Verdict.REFUTED),
-    ("C17", "", deep_gradients, "ModelConfig", pre_for_post, Verdict.REFUTED),
+    ("C17", "pre", deep_gradients, "ModelConfig", post_for_pre, Verdict.REFUTED),
 ]
 
 

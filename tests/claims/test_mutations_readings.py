@@ -1,12 +1,10 @@
-"""A broken building block turns the verdicts of B11, B14, C4 to C7, C24, C33 to C35."""
+"""A broken building block turns the verdicts of B11, B14, C4 to C7, C24, C34 and C35."""
 
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from planted_runs import judged
 from torch import Tensor, nn
 
 from normscope.anatomy import Anatomy
@@ -14,7 +12,6 @@ from normscope.claims import (
     CLAIMS,
     Setup,
     Verdict,
-    acceptance,
     batch_norm,
     half_precision,
     masks,
@@ -115,20 +112,15 @@ def mislabelled(patch: Patch) -> None:
     patch.setattr(snippets, "read", read)
 
 
-def blind_check(patch: Patch) -> None:
-    patch.setattr(acceptance, "check", lambda *args, **options: SimpleNamespace(findings=()))
-
-
 MUTATIONS: list[tuple[str, str, Callable[[Patch], None], Verdict]] = [
     ("B14", "", leaking_mask, Verdict.REFUTED),
     ("B11", "", without_sigma, Verdict.REFUTED),
     ("C4", "", other_layer_norm(batch_norm, BatchNorm), Verdict.REFUTED),
-    ("C5", "", deaf_to_padding, Verdict.HOLDS),
+    ("C5", "told", deaf_to_padding, Verdict.HOLDS),
     ("C6", "", always_of_the_batch, Verdict.REFUTED),
     ("C7", "others", mislabelled, Verdict.REFUTED),
     ("C24", "robust", other_layer_norm(half_precision, InHalf), Verdict.REFUTED),
     ("C34", "", other_layer_norm(norm_output, EpsOutside), Verdict.HOLDS),
-    ("C35", "", other_layer_norm(norm_output, WithoutSigma), Verdict.REFUTED),
     ("C35", "moments", other_layer_norm(norm_output, WithoutSigma), Verdict.REFUTED),
 ]
 """Claim, part, what is broken, the verdict then; that of the sound block is in the other tests."""
@@ -142,11 +134,3 @@ def test_a_broken_block_turns_the_verdict(
     found = measure_claim(CLAIMS[id], Setup(seeds=(0,)))
     assert found.error is None, found.evidence.notes
     assert (found.parts[part] if part else found.judgement).verdict is verdict
-
-
-def test_a_check_that_sees_nothing_is_refuted(monkeypatch: Patch) -> None:
-    blind_check(monkeypatch)
-    found = judged("C33", lambda config: -0.5)
-    assert found.judgement.verdict is Verdict.REFUTED
-    assert found.judgement.counterexample is not None
-    assert "NaN" in found.judgement.counterexample.where

@@ -5,7 +5,7 @@ import torch
 
 from normscope.claims import CLAIMS, Setup, measure_claim, quantisation
 from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
-from normscope.claims.quantisation import FORMATS, MODEL, integers, outlier_ratio, planted
+from normscope.claims.quantisation import FORMATS, MODEL, integers, planted
 from normscope.subjects import load
 
 
@@ -28,7 +28,6 @@ def test_planted_outliers_change_nothing_but_the_norms() -> None:
     subject = load(MODEL, seed=0)
     other = planted(subject.model)
     torch.testing.assert_close(subject.forward(model=other).logits, subject.forward().logits)
-    assert outlier_ratio(subject.model, subject) < 10 < outlier_ratio(other, subject)
 
 
 def test_every_format_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ def test_snippets_labelled_post_are_mostly_pre() -> None:
     assert found.judgement.verdict is Verdict.REFUTED
     assert found.parts["pre"].verdict is Verdict.REFUTED
     assert found.parts["others"].verdict is Verdict.HOLDS
+    assert (found.judgement.held, found.judgement.cases) == (2, 10)
     assert "6 are pre" in found.evidence.notes[0]
     assert "22 of 22" in found.evidence.notes[1]  # torch's own blocks agree with the anatomy
 
@@ -37,7 +38,7 @@ def test_templates_are_pre_without_a_final_norm() -> None:
     found = measured("B18")
     assert found.judgement.verdict is Verdict.HOLDS
     assert found.parts["rms"].verdict is Verdict.HOLDS
-    assert found.parts["batch"].verdict is Verdict.CONDITION
+    assert found.parts["batch"].verdict is Verdict.REFUTED
     assert found.parts["final"].verdict is Verdict.REFUTED
 
 
@@ -45,6 +46,7 @@ def test_llms_named_are_pre_and_gpt_has_layer_norm() -> None:
     pytest.importorskip("transformers")
     found = measured("B15")
     assert found.judgement.verdict is Verdict.REFUTED
+    assert (found.judgement.held, found.judgement.cases) == (2, 3)
     assert found.parts["placement"].verdict is Verdict.HOLDS
     assert found.judgement.counterexample is not None
     assert "GPT" in found.judgement.counterexample.where

@@ -24,12 +24,10 @@ def test_condition_of_a_model() -> None:
     assert 1 < found < 1e6
 
 
-def test_the_law_of_scale_needs_a_small_eps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gain_of_a_norm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curvature, "SCALES", (3.0,))
     tested = measure_claim(CLAIMS["C9"], Setup(seeds=(0,)))
-    assert tested.judgement.verdict is Verdict.CONDITION
-    assert tested.evidence.figure is not None
-    assert tested.evidence.figure.value < 1e-12
+    assert tested.judgement.verdict is Verdict.HOLDS
     assert tested.parts["flat"].verdict is Verdict.HOLDS
 
 

@@ -10,9 +10,9 @@ def test_one_collective_forward_and_one_backward(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sharded_norm, "WORLDS", (2, 3))
     found = measure_claim(CLAIMS["C23"], Setup(seeds=(0,)))
     assert found.error is None
-    assert found.judgement.verdict is Verdict.CONDITION
-    assert (found.judgement.met, found.judgement.cases) == (6, 8)
-    assert found.parts["merging"].verdict is Verdict.HOLDS
+    assert found.judgement.verdict is Verdict.HOLDS
+    assert found.parts["sums"].verdict is Verdict.REFUTED
+    assert (found.parts["sums"].held, found.parts["sums"].cases) == (6, 8)
     assert found.parts["overlap"].verdict is Verdict.HOLDS
     assert found.parts["backward"].verdict is Verdict.REFUTED
 

@@ -18,13 +18,13 @@ def test_pre_ln_is_a_sum() -> None:
 
 def test_the_identity_path_meets_the_final_norm_alone() -> None:
     found = of("B2")
-    assert found.judgement.verdict is Verdict.CONDITION
-    assert {part.verdict for part in found.parts.values()} == {Verdict.HOLDS}
+    assert found.judgement.verdict is Verdict.HOLDS
+    assert {name for name, part in found.parts.items() if part.verdict is Verdict.REFUTED} == {"head"}
 
 
 def test_one_norm_a_layer_is_right() -> None:
     found = of("B9")
-    assert found.judgement.verdict is Verdict.CONDITION
+    assert found.judgement.verdict is Verdict.REFUTED
     assert found.parts["second"].verdict is Verdict.HOLDS
     assert found.parts["pre"].verdict is Verdict.HOLDS
-    assert found.parts["order"].verdict is Verdict.CONDITION
+    assert found.parts["order"].verdict is Verdict.REFUTED

@@ -20,8 +20,9 @@ def test_increments() -> None:
 def test_zero_last_maps() -> None:
     tested = measure_claim(CLAIMS["C14"], Setup(seeds=(0,)))
     assert tested.error is None
-    assert tested.judgement.verdict is Verdict.CONDITION
-    moved = {case.where: case.value for case in tested.evidence.cases if not case.part}
+    assert tested.judgement.verdict is Verdict.HOLDS
+    assert tested.parts["any"].verdict is Verdict.REFUTED
+    moved = {case.where: case.value for case in tested.evidence.cases if case.part == "any"}
     assert moved["pre, zero last maps"] == moved["rezero, by itself"] == moved["swin-v2, by itself"] == 0
     assert moved["post, zero last maps"] > 0.5
 

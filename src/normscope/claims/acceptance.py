@@ -59,11 +59,10 @@ def acceptance(setup: Setup) -> Evidence:
     )
 
 
-def model_of(scheme: str, seed: int, kind: str = "decoder", **options: object) -> Model:
+def model_of(scheme: str, seed: int, kind: str = "decoder") -> Model:
     """A small model at its start."""
     torch.manual_seed(seed)
-    shape = {"depth": 2, "width": WIDTH, "heads": 2, "vocab": VOCAB, "context": TOKENS}
-    return build(kind, scheme=scheme, **shape | options)
+    return build(kind, scheme=scheme, depth=2, width=WIDTH, heads=2, vocab=VOCAB, context=TOKENS)
 
 
 @torch.no_grad()

@@ -186,8 +186,13 @@ def _mode_cases(seed: int) -> Iterator[Case]:
             inference = model.eval()(ids_BT).logits  # first, as train mode moves the averages
             change = distance(model.train()(ids_BT).logits, inference)
             holds = change > 0.01 if norm == "batchnorm" else change == 0
-            at = {"norm": norm, "seen": upto}
-            yield Case(seed=seed, where=f"{norm}, {upto} batches", value=change, holds=holds, at=at)
+            yield Case(
+                seed=seed,
+                where=f"{norm}, {upto} batches",
+                value=change,
+                holds=holds,
+                at={"norm": norm, "seen": upto},
+            )
 
 
 @claim(
@@ -234,8 +239,15 @@ def _padding_cases(seed: int) -> Iterator[Case]:
         ours = NORMS["batchnorm"](WIDTH, EPS).double().train()(x_BTD, real_BT)
         for name, part, y_BTD in (("torch's BatchNorm", "", theirs), ("ours, told", "told", ours)):
             change = distance(y_BTD.detach()[:, :TEXT_TOKENS], truth)
-            where, at = f"{name}, padded × {times:g}", {"norm": name, "times": times}
-            yield Case(seed=seed, where=where, value=change, holds=change >= DISTURBED, part=part, at=at)
+            where = f"{name}, padded × {times:g}"
+            yield Case(
+                seed=seed,
+                where=where,
+                value=change,
+                holds=change >= DISTURBED,
+                part=part,
+                at={"norm": name, "times": times},
+            )
 
 
 @torch.no_grad()

@@ -251,9 +251,8 @@ def gates_vanish(setup: Setup) -> Evidence:
             lost = -log_gradients("highway", depth, CHAIN_WIDTH, seed, gate_bias=bias)[-1]
             where, met = f"bias {bias:g}, decades lost through {depth} blocks", bias > OPEN
             cases.append(Case(seed=seed, where=where, value=lost, holds=lost > LOST, met=met))
-    lost_by = {case.seed: case.value for case in cases if case.where.startswith("bias -2,")}
     evidence = Evidence(
-        cases=cases, figure=Figure("decades lost through 100 gated blocks, bias -2", lost_by or {None: 0.0})
+        cases=cases, figure=Figure.largest("most decades lost through 100 gated blocks", cases)
     )
     return evidence if setup.fresh else _with_parts(setup, evidence, depth)
 

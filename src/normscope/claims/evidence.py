@@ -55,7 +55,7 @@ class Figure:
     """
 
     what: str
-    by_seed: Mapping[int, float] | Mapping[int | None, float]
+    by_seed: Mapping[int, float] | Mapping[None, float] | Mapping[int | None, float]
 
     def __post_init__(self) -> None:
         assert self.by_seed, "a figure of no seed"

@@ -149,8 +149,15 @@ def _statistics_cases(width: int, seed: int) -> Iterator[Case]:
                 ("robust", theirs, theirs <= 2, True),
             ):
                 where = f"{name}, d = {width}, mean {mean:g} σ"
-                at = {"dtype": name, "width": width, "mean": mean}
-                yield Case(seed=seed, where=where, value=value, holds=holds, met=met, part=part, at=at)
+                yield Case(
+                    seed=seed,
+                    where=where,
+                    value=value,
+                    holds=holds,
+                    met=met,
+                    part=part,
+                    at={"dtype": name, "width": width, "mean": mean},
+                )
 
 
 @claim(

@@ -169,8 +169,14 @@ def _model_cases(model: nn.Module, subject: Subject, norm: str, when: str, seed:
         far = off_unit(after)
         where = f"{when}, branch {index}"
         if norm == "layernorm":
-            at = {"branch": index, "when": when}
-            yield Case(seed=seed, where=where, value=far, holds=far <= NEAR, met=at_start, at=at)
+            yield Case(
+                seed=seed,
+                where=where,
+                value=far,
+                holds=far <= NEAR,
+                met=at_start,
+                at={"branch": index, "when": when},
+            )
             stream = off_unit(before)
             yield Case(seed=seed, where=where, value=stream, holds=stream <= NEAR, part="stream")
         else:

@@ -4,6 +4,7 @@ Shapes: B batch, T tokens, D width.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +35,7 @@ def less(this: float, that: float) -> float:
     return 100 * (that - this) / that
 
 
-def model_of(scheme: str, depth: int, width: int, **options: object) -> Model:
+def model_of(scheme: str, depth: int, width: int, **options: Any) -> Model:
     """A decoder, always the same: bytes do not depend on what is drawn."""
     torch.manual_seed(0)
     return build("decoder", scheme=scheme, depth=depth, width=width, heads=4, context=TOKENS, **options)
@@ -98,8 +99,14 @@ def _placement_cases(norm: str, width: int, depth: int) -> Iterator[Case]:
         ("activations", less(pre.activations, post.activations)),
         ("inference", less(pre.inference, post.inference)),
     ):
-        at = {"depth": depth, "of": OF[part]}
-        yield Case(seed=None, where=where, value=value, holds=value >= LEAST, part=part, at=at)
+        yield Case(
+            seed=None,
+            where=where,
+            value=value,
+            holds=value >= LEAST,
+            part=part,
+            at={"depth": depth, "of": OF[part]},
+        )
     share = 100 * pre.norm_inputs_kept
     yield Case(seed=None, where=where, value=share, holds=share < 100, part="reason")
 
@@ -209,11 +216,11 @@ def _with_checkpoints(depth: int, width: int, every: int) -> Model:
     """Pre-LN; each `every`-th block is run again in the backward pass, none for 0."""
     model = model_of("pre", depth, width, checkpoint=every == 1)
     for block in blocks_of(model)[every - 1 :: every] if every > 1 else ():
-        block.forward = _again(block.forward)
+        block.forward = _again(block.forward)  # type: ignore[method-assign]
     return model
 
 
-def _again(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _again(plain: Callable[..., Any]) -> Callable[..., Any]:
     return lambda state, context: checkpoint(plain, state, context, use_reentrant=False)
 
 

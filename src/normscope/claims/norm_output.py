@@ -76,8 +76,15 @@ def _formula_cases(seed: int) -> Iterator[Case]:
             inside = NORMS["layernorm"](256, eps).double()(z_ND).detach()
             far = off(_outside(z_ND, eps), inside)
             met = float(z_ND.var(-1, correction=0).min()) >= 1000 * eps
-            where, at = f"deviation {scale:g}, ε = {eps:g}", {"deviation": scale, "eps": f"ε = {eps:g}"}
-            yield Case(seed=seed, where=where, value=far, holds=far <= 1e-3, met=met, at=at)
+            where = f"deviation {scale:g}, ε = {eps:g}"
+            yield Case(
+                seed=seed,
+                where=where,
+                value=far,
+                holds=far <= 1e-3,
+                met=met,
+                at={"deviation": scale, "eps": f"ε = {eps:g}"},
+            )
 
 
 def _constant_cases(seed: int) -> Iterator[Case]:

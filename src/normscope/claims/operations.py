@@ -77,8 +77,14 @@ def _counts(width: int) -> Iterator[Case]:
             way = f"{name}{'' if affine else ', no γ'}"
             where = f"d = {width}, {'' if agree else 'not what our norms compute, '}{way}"
             holds = bool(agree) and RANGE[0] <= saved <= RANGE[1]
-            at = {"width": width, "way": way}
-            yield Case(seed=None, where=where, value=saved, holds=holds, part="inside", at=at)
+            yield Case(
+                seed=None,
+                where=where,
+                value=saved,
+                holds=holds,
+                part="inside",
+                at={"width": width, "way": way},
+            )
 
 
 class Count(TorchDispatchMode):
@@ -108,7 +114,7 @@ def _layer_forward(x: Tensor, gain: Tensor | None = None, bias: Tensor | None = 
     centred = x - x.mean(-1, keepdim=True)
     scale = ((centred * centred).mean(-1, keepdim=True) + EPS).rsqrt()
     normal = centred * scale
-    return normal if gain is None else normal * gain + bias, normal, scale
+    return normal if gain is None or bias is None else normal * gain + bias, normal, scale
 
 
 def _layer_backward(
@@ -213,8 +219,14 @@ def _shares(width: int) -> Iterator[Case]:
         ("adds", adds, adds < MOST),
         ("parameters", float(_size(joins)), _size(joins) > 0),
     ):
-        at = {"width": width, "of": "adds alone" if part else "norms and adds"}
-        yield Case(seed=None, where=f"d = {width}", value=value, holds=holds, part=part, at=at)
+        yield Case(
+            seed=None,
+            where=f"d = {width}",
+            value=value,
+            holds=holds,
+            part=part,
+            at={"width": width, "of": "adds alone" if part else "norms and adds"},
+        )
 
 
 def _size(modules: list[Any]) -> int:

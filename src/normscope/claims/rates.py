@@ -206,7 +206,7 @@ COMPARED = {
 
 def _savings(steps: Mapping[str, Mapping[int, float]], seed: int, budget: int) -> Iterator[Case]:
     for part, names in COMPARED.items():
-        saved = _saved(*(steps[name][seed] for name in names), budget)
+        saved = _saved(steps[names[0]][seed], steps[names[1]][seed], budget)
         where = f"{names[0]} against {names[1]}, share of the steps saved"
         if part == "band":
             yield Case(seed=seed, where=where, value=saved, holds=FEWER <= saved <= MOST, part=part)

@@ -113,9 +113,15 @@ def _tilt_cases(setup: Setup, seed: int) -> Iterator[Case]:
                 logs.append(math.log(gradients[-1] / gradients[0]))
             value = math.exp(sum(logs) / len(logs))
             met = diversity < COLLAPSED
-            at = {"depth": depth, "memory": memory, "diversity": diversity}
             where = f"memory {memory}, {depth} blocks"
-            yield Case(seed=seed, where=where, value=value, holds=value >= LARGER, met=met, at=at)
+            yield Case(
+                seed=seed,
+                where=where,
+                value=value,
+                holds=value >= LARGER,
+                met=met,
+                at={"depth": depth, "memory": memory, "diversity": diversity},
+            )
 
 
 @functools.cache
