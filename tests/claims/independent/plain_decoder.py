@@ -95,7 +95,7 @@ def feed_forward(x_SND: Tensor, w: dict[str, Tensor], b: int) -> Tensor:
 
 
 def blocks(x: Tensor, w: dict[str, Tensor], placement: str, depth: int, tokens: int = T) -> list[Tensor]:
-    """The stream (S, N, D) before the first block and after each: "pre", "post", "res-post" or "none"."""
+    """The stream (S, N, D) before the first block and after each; "none" has no norms, "plain" nothing."""
     streams = [x]
     for b in range(depth):
         for place in ("a", "f"):
@@ -104,7 +104,10 @@ def blocks(x: Tensor, w: dict[str, Tensor], placement: str, depth: int, tokens: 
             y = attention(u, w, b, tokens) if place == "a" else feed_forward(u, w, b)
             if placement == "res-post":
                 y = norm(y, w, name)
-            x = norm(x + y, w, name) if placement == "post" else x + y
+            if placement == "plain":
+                x = y
+            else:
+                x = norm(x + y, w, name) if placement == "post" else x + y
         streams.append(x)
     return streams
 
