@@ -59,8 +59,8 @@ MOST = 0.50
 def larger_rates(setup: Setup) -> Evidence:
     """The largest rate that trains, with norms and without."""
     rates = (*RATES, 1e-1) if setup.long else RATES
-    depth = setup.sizes(4, 6)
-    bare, *bases = (replace(base, depth=depth) for base in (NO_NORM, PRE, PRE_XAVIER, POST, POST_NORMAL))
+    kinds, depth = (NO_NORM, PRE, PRE_XAVIER, POST, POST_NORMAL), setup.sizes(4, 3)
+    bare, *bases = (replace(base, depth=depth) for base in kinds[: setup.sizes(5, 3)])
     outcomes = trained(setup, [recipe for base in (bare, *bases) for recipe in ladder(base, rates)])
     rung = {
         (base, seed): sum(outcomes[recipe][seed].trains for recipe in ladder(base, rates))

@@ -162,7 +162,7 @@ def final_norm(setup: Setup) -> Evidence:
         for seed in setup.seeds
     }
     runs = [Recipe(scheme="pre-no-final", depth=6), Recipe(scheme="pre", depth=6)]
-    saved = effects(setup, runs, saved_nats, "6 blocks, nats that it saves", smallest=SAVES)
+    saved = effects(setup, runs, saved_nats, "6 blocks, nats that it saves", smallest=SAVES, replicas=1)
     return Evidence(
         cases=[*saved, *(case for seed, outputs in found.items() for case in _output_cases(seed, outputs))],
         figure=Figure("nats that a final norm saves", mean_by_seed(saved)),
