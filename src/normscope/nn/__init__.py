@@ -10,7 +10,7 @@ from normscope.nn.models import MODELS, Decoder, Encoder, EncoderDecoder, Output
 from normscope.nn.norms import NORMS
 from normscope.nn.output_bias import set_output_bias
 from normscope.nn.placement import Placement, Slot, Where, norms_at
-from normscope.nn.rates import has_own_rates, param_groups
+from normscope.nn.rates import block_matrices, has_own_rates, param_groups
 from normscope.nn.residual import Residual
 from normscope.nn.save import load_model, save_model
 from normscope.nn.scheme import Initialisation, Inside, Scheme
@@ -45,6 +45,7 @@ __all__ = [
     "SwapWarning",
     "Vision",
     "Where",
+    "block_matrices",
     "build",
     "has_own_rates",
     "load_model",

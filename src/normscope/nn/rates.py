@@ -1,6 +1,5 @@
 """Learning rates that belong to a parametrisation: μP and depth-μP."""
 
-from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
@@ -12,9 +11,9 @@ from normscope.nn.stack import Stack
 
 
 def param_groups(
-    model: nn.Module, lr: float, *, eps: float = 1e-8, weight_decay: float = 0.0
+    model: nn.Module, lr: float, *, optimizer: str = "adamw", eps: float = 1e-8, weight_decay: float = 0.0
 ) -> list[dict[str, Any]]:
-    """Parameter groups for Adam or AdamW, each with its rate, ε and weight decay.
+    """Parameter groups for an optimiser, each with its rate, ε and weight decay.
 
     With the width multiplier m_N = width/base_width (`init="mup"`, else 1), the depth multiplier
     m_L = depth/base_depth and exponent a (scheme `depth-mup`, else m_L = 1), as in the authors' code
@@ -29,30 +28,41 @@ def param_groups(
     and ε · m_L^-a / m_N for all: the gradients of the blocks' matrices shrink by that.
     Yang et al. 2022 (arXiv:2203.03466), Dey et al. 2025 (arXiv:2505.01618). Others get lr and ε as given.
 
+    Muon's matrices have √m_N in place of m_N: at the update RMS of AdamW, σ_max of an orthogonal update grows
+    as √width, and it is what should stay (Yang et al. 2023, arXiv:2310.17813). SGD's step shrinks with the
+    gradient, which the branches' m_L^-a makes smaller: m_L^(2a−1) in place of m_L^(a−1).
+
     Args:
         model: a model of ours.
         lr: at base_width and base_depth.
+        optimizer: "adamw", "adam", "sgd", or "muon" for the matrices of the blocks with AdamW for the rest.
 
     Raises:
-        UsageError: not a model of ours.
+        UsageError: not a model of ours; SGD at another width than μP's base.
     """
     config = getattr(model, "config", None)
     if not isinstance(config, ModelConfig):
         raise UsageError(
             f"param_groups of a {type(model).__name__}", "a model of normscope.nn", "set its rates by hand"
         )
+    m_width, sgd = config.width_multiplier, optimizer == "sgd"
+    if sgd and m_width != 1:
+        raise UsageError("μP with optimizer sgd", "adamw, adam or muon", "change the optimizer or init")
     exponent = scheme_named(config.scheme).depth_exponent
-    m_width = config.width_multiplier
     m_depth = 1.0 if exponent is None else config.num_blocks / config.base_depth
     a = exponent or 0.0
     eps = eps * m_depth**-a / m_width
-    depth_rate = 1.0 if exponent is None else m_depth ** (a - 1)
-    outside, matrices, vectors = _split(model)
+    depth_rate = 1.0 if exponent is None else m_depth ** (2 * a - 1 if sgd else a - 1)
+    shrink = m_width**0.5 if optimizer == "muon" else m_width
+    matrices = block_matrices(model)
+    taken = {id(p) for p in matrices}
+    blocks = {id(p) for block in _blocks(model) for p in block.parameters()}
+    outside = [p for p in model.parameters() if id(p) not in blocks]
     kinds = (
         ([p for p in outside if p.dim() >= 2], 1.0, weight_decay),
         ([p for p in outside if p.dim() < 2], 1.0, 0.0),
-        (matrices, depth_rate / m_width, weight_decay * m_width),
-        (vectors, depth_rate, 0.0),
+        (matrices, depth_rate / shrink, weight_decay * shrink),
+        ([p for p in model.parameters() if id(p) in blocks - taken], depth_rate, 0.0),
     )
     return [
         {"params": params, "lr": lr * factor, "eps": eps, "weight_decay": decay}
@@ -69,23 +79,11 @@ def has_own_rates(model: nn.Module) -> bool:
     return config.mup or scheme_named(config.scheme).depth_exponent is not None
 
 
-Parameters = list[nn.Parameter]
+def block_matrices(model: nn.Module) -> list[nn.Parameter]:
+    """Weights of the linear maps in the blocks of our models: both of their ends grow with the width."""
+    maps = (m for block in _blocks(model) for m in block.modules() if isinstance(m, nn.Linear))
+    return list({id(m.weight): m.get_parameter("weight") for m in maps}.values())
 
 
-def _split(model: nn.Module) -> tuple[Parameters, Parameters, Parameters]:
-    """What is outside the blocks; matrices of the branches; all else in the blocks."""
-    blocks = [block for stack in model.modules() if isinstance(stack, Stack) for block in stack.blocks]
-    inside = {id(p): p for block in blocks for p in block.parameters()}
-    matrices = {id(p): p for block in blocks for p in _matrices(block)}
-    return (
-        [p for p in model.parameters() if id(p) not in inside],
-        list(matrices.values()),
-        [p for key, p in inside.items() if key not in matrices],
-    )
-
-
-def _matrices(module: nn.Module) -> Iterator[nn.Parameter]:
-    """Weights of the linear maps: both of their ends grow with the width."""
-    for child in module.modules():
-        if isinstance(child, nn.Linear):
-            yield child.get_parameter("weight")
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    return [block for stack in model.modules() if isinstance(stack, Stack) for block in stack.blocks]

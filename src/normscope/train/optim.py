@@ -8,23 +8,24 @@ from torch import nn
 from torch.optim import Optimizer
 
 from normscope.errors import UsageError
-from normscope.nn import has_own_rates, param_groups
+from normscope.nn import Residual, block_matrices, has_own_rates, param_groups
 from normscope.train.config import TrialConfig
 
 SGD_MOMENTUM = 0.9
 ADAM_EPS, ADAM_BETAS = 1e-8, (0.9, 0.999)  # PyTorch's own
-Groups = list[nn.Parameter] | list[dict[str, Any]]
 
 
 def build_optimizers(model: nn.Module, config: TrialConfig) -> list[Optimizer]:
     """The optimisers that together step every trainable parameter of `model`, once each.
 
     One of them for adamw, adam and sgd (momentum 0.9). Muon (kellerjordan.github.io/posts/muon) steps the
-    `hidden_matrices`, AdamW the rest. Models of ours under μP or depth-μP get Adam's rates and ε from there.
+    `hidden_matrices` by updates of AdamW's size (`match_rms_adamw`: Liu et al. 2025, arXiv:2502.16982), AdamW
+    the rest. Models of ours under μP or depth-μP get the rates, decays and ε of `param_groups`.
     Each parameter group keeps its full rate under "full_lr", for the schedule.
 
     Raises:
-        UsageError: the model has nothing to train, or this torch has no Muon.
+        UsageError: the model has nothing to train or nothing for Muon, this torch has no Muon, or μP has no
+            rates for the optimiser.
     """
     trainable = [p for p in model.parameters() if p.requires_grad]
     if not trainable:
@@ -42,32 +43,50 @@ def set_rate(optimizers: Iterable[Optimizer], factor: float) -> None:
 
 
 def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """The 2-D weights between the embeddings and the output layer.
+    """The trained 2-D weights between the embeddings and the output layer.
 
-    An output layer is an `nn.Linear` as wide as an embedding has rows (the vocabulary), tied to it or not.
+    Of our models these are the linear maps in the blocks. Of others they are all but the embeddings, what a
+    `Residual` holds, and the output layer: what `get_output_embeddings` names; else what is tied to an
+    embedding; else each `nn.Linear` as wide as an embedding has rows, in no list of layers; else the
+    last `nn.Linear`, where it is as wide.
     """
-    embeddings = [m.weight for m in model.modules() if isinstance(m, nn.Embedding)]
-    vocabularies = {weight.shape[0] for weight in embeddings}
-    excluded = {id(weight) for weight in embeddings}
-    excluded |= {
-        id(m.weight) for m in model.modules() if isinstance(m, nn.Linear) and m.out_features in vocabularies
-    }
-    return [p for p in model.parameters() if p.requires_grad and p.ndim == 2 and id(p) not in excluded]
+    matrices = block_matrices(model)
+    if not matrices:
+        excluded = _outer(model)
+        matrices = [p for p in model.parameters() if p.ndim == 2 and id(p) not in excluded]
+    return [p for p in matrices if p.requires_grad]
 
 
-def _adamw(params: Groups, config: TrialConfig) -> Optimizer:
-    return torch.optim.AdamW(
-        params, lr=config.lr, betas=betas(config), eps=_eps(config), weight_decay=_decay(config, 0.01)
+def _outer(model: nn.Module) -> set[int]:
+    """Parameters of embeddings, output layer and joins."""
+    modules = dict(model.named_modules())
+    tables = {id(m.weight): m.num_embeddings for m in modules.values() if isinstance(m, nn.Embedding)}
+    linears = {path: m for path, m in modules.items() if isinstance(m, nn.Linear)}
+    wide = {path: m for path, m in linears.items() if m.out_features in tables.values()}
+    named = (m.get_output_embeddings() for m in modules.values() if hasattr(m, "get_output_embeddings"))
+    heads = (
+        [m for m in named if m is not None]
+        or [m for m in linears.values() if id(m.weight) in tables]
+        or [m for path, m in wide.items() if not _in_a_list(path)]
+        or [m for path, m in wide.items() if path == list(linears)[-1]]
     )
+    joins = [m.join for m in modules.values() if isinstance(m, Residual)]
+    return set(tables) | {id(p) for module in heads + joins for p in module.parameters()}
+
+
+def _in_a_list(path: str) -> bool:
+    """Whether a module is an item of a list, as a stack's layers are, or inside one."""
+    return any(part.isdigit() for part in path.split("."))
 
 
 def _groups(
     model: nn.Module, params: list[nn.Parameter], config: TrialConfig, default_decay: float
-) -> Groups:
+) -> list[dict[str, Any]]:
     """`params`, in groups with rates of their own where the model's parametrisation has such."""
+    decay = _decay(config, default_decay)
     if not has_own_rates(model):
-        return params
-    return param_groups(model, config.lr, eps=_eps(config), weight_decay=_decay(config, default_decay))
+        return [{"params": params, "lr": config.lr, "eps": _eps(config), "weight_decay": decay}]
+    return param_groups(model, config.lr, optimizer=config.optimizer, eps=_eps(config), weight_decay=decay)
 
 
 def _muon(model: nn.Module, trainable: list[nn.Parameter], config: TrialConfig) -> list[Optimizer]:
@@ -75,15 +94,25 @@ def _muon(model: nn.Module, trainable: list[nn.Parameter], config: TrialConfig) 
         raise UsageError(
             "optimizer 'muon'", "torch with torch.optim.Muon (2.9 or later)", "use adamw or upgrade"
         )
-    matrices = hidden_matrices(model)
-    taken = {id(p) for p in matrices}
-    rest = [p for p in trainable if id(p) not in taken]
-    optimizers: list[Optimizer] = []
-    if matrices:
-        optimizers.append(torch.optim.Muon(matrices, lr=config.lr, weight_decay=_decay(config, 0.1)))
-    if rest:
-        optimizers.append(_adamw(rest, config))
-    return optimizers
+    taken = {id(p) for p in hidden_matrices(model)}
+    if not taken:
+        raise UsageError(
+            "optimizer 'muon' and a model without a matrix between embedding and output",
+            "weights that Muon can step",
+            "use adamw",
+        )
+    matrices = _among(_groups(model, trainable, config, 0.1), lambda p: id(p) in taken)
+    for group in matrices:
+        del group["eps"]  # Muon's own is for another purpose
+    rest = _among(_groups(model, trainable, config, 0.01), lambda p: id(p) not in taken)
+    muon = torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw")
+    return [muon, torch.optim.AdamW(rest, betas=betas(config))] if rest else [muon]
+
+
+def _among(groups: list[dict[str, Any]], keep: Callable[[nn.Parameter], bool]) -> list[dict[str, Any]]:
+    """`groups` with the parameters to keep, without those that are left empty."""
+    kept = [group | {"params": [p for p in group["params"] if keep(p)]} for group in groups]
+    return [group for group in kept if group["params"]]
 
 
 def betas(config: TrialConfig) -> tuple[float, float]:
@@ -102,18 +131,14 @@ def _decay(config: TrialConfig, default: float) -> float:
 
 Builder = Callable[[nn.Module, list[nn.Parameter], TrialConfig], list[Optimizer]]
 _BUILDERS: dict[str, Builder] = {
-    "adamw": lambda model, params, config: [_adamw(_groups(model, params, config, 0.01), config)],
+    "adamw": lambda model, params, config: [
+        torch.optim.AdamW(_groups(model, params, config, 0.01), betas=betas(config))
+    ],
     "adam": lambda model, params, config: [
-        torch.optim.Adam(
-            _groups(model, params, config, 0.0),
-            lr=config.lr,
-            betas=betas(config),
-            eps=_eps(config),
-            weight_decay=_decay(config, 0.0),
-        )
+        torch.optim.Adam(_groups(model, params, config, 0.0), betas=betas(config))
     ],
     "sgd": lambda model, params, config: [
-        torch.optim.SGD(params, lr=config.lr, momentum=SGD_MOMENTUM, weight_decay=_decay(config, 0.0))
+        torch.optim.SGD(_groups(model, params, config, 0.0), momentum=SGD_MOMENTUM)
     ],
     "muon": _muon,
 }

@@ -58,9 +58,10 @@ class ManifoldConnection(nn.Module):
     def __init__(self, width: int, num_streams: int, num_steps: int, dynamic_scale: float) -> None:
         super().__init__()
         self.num_streams, self.num_steps = num_streams, num_steps
-        self.weights = nn.Linear(num_streams * width, num_streams * (2 + num_streams))
-        nn.init.xavier_uniform_(self.weights.weight)
-        nn.init.zeros_(self.weights.bias)
+        num_out = num_streams * (2 + num_streams)
+        weight = nn.init.xavier_uniform_(torch.empty(num_out, num_streams * width))
+        # No nn.Linear: its outputs do not grow with the width, so that neither μP nor Muon may take it.
+        self.weights = nn.ParameterDict({"weight": weight, "bias": torch.zeros(num_out)})
         self.scales = nn.Parameter(torch.full((3,), dynamic_scale))
 
     def forward(self, state: State, update: Update, norm: Norm) -> Tensor:
