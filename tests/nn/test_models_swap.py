@@ -138,6 +138,12 @@ def test_sigma_of_kept_weights() -> None:
         torch.testing.assert_close(sigma, torch.linalg.matrix_norm(linear.weight, 2), rtol=1e-4, atol=0)
 
 
+def test_swapped_to_ngpt_the_weights_are_on_the_sphere() -> None:
+    other = swap(build("decoder", scheme="pre", **SMALL), "ngpt")
+    for weight in (other.embedding.tokens.weight, other.blocks[0].attention.q.weight, other.head.weight):
+        torch.testing.assert_close(weight.norm(dim=1), torch.ones(len(weight)))
+
+
 def test_frozen_and_tied_weights_stay_so() -> None:
     model = build("decoder", scheme="post", tie=True, **SMALL)
     model.embedding.tokens.weight.requires_grad_(False)

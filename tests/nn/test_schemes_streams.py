@@ -203,6 +203,13 @@ def test_mhc_starts_as_pre() -> None:
     torch.testing.assert_close(exact, expected, rtol=1e-12, atol=1e-12)
 
 
+def test_what_hangs_on_the_input_starts_small() -> None:
+    """s = 0.01 in both papers, or the first steps would mix the streams by the input alone."""
+    hyper, manifold = (Residual(name, Where(1, depth=2), WIDTH).join for name in ("hyper-connections", "mhc"))
+    scales = torch.cat([hyper.mix_scale, hyper.write_scale, manifold.scales])
+    assert torch.equal(scales, torch.full((5,), 0.01))
+
+
 def test_sinkhorn_is_doubly_stochastic() -> None:
     mixed = sinkhorn(torch.randn(5, 3, 4, 4, dtype=torch.float64), 20)
     assert (mixed > 0).all()

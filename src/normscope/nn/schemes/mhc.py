@@ -76,11 +76,11 @@ class ManifoldConnection(nn.Module):
         n, dtype = self.num_streams, h_BTnD.dtype
         wide = torch.promote_types(dtype, torch.float32)
         x_BTX = h_BTnD.flatten(-2).to(wide)
-        raw_BTW = F.linear(F.rms_norm(x_BTX, x_BTX.shape[-1:], eps=_EPS), self.weights.weight.to(wide))
+        raw_BTW = F.linear(F.rms_norm(x_BTX, x_BTX.shape[-1:], eps=_EPS), self.weights["weight"].to(wide))
         parts = zip(
             self.scales.to(wide),
             raw_BTW.split((n, n, n * n), dim=-1),
-            self.weights.bias.to(wide).split((n, n, n * n)),
+            self.weights["bias"].to(wide).split((n, n, n * n)),
             strict=True,
         )
         read_BTn, write_BTn, mix_BTm = (scale * raw + bias for scale, raw, bias in parts)
