@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from typer.testing import CliRunner
 
-from normscope.bench import BENCHES, spectra, spectra_deep, spectra_parts, spectra_rivals, spectra_token
+from normscope.bench import BENCHES, spectra, spectra_deep, spectra_parts, spectra_rivals
 from normscope.bench.spectra import OURS
 from normscope.bench.spectra_cost import decoder_stack, exponent, point
 from normscope.bench.spectra_stack import Map, gpt2_stack
@@ -112,14 +112,6 @@ def test_jacrev_is_timed_on_the_same_map() -> None:
     assert all(row["error"] <= 1e-2 for row in measured["rows"])
     (row,) = spectra.dense_rows(measured)
     assert float(row["figure"]) > 0
-
-
-def test_one_token_is_the_corner_of_the_jacobian() -> None:
-    measured = spectra_token.token(TINY, TOKENS)
-    assert measured["d"] == 16
-    assert measured["gap"] <= 1e-4
-    assert measured["forwards"] > 16 / TOKENS
-    assert [row["target"] for row in spectra.token_rows(measured)] == ["≤ 30"]
 
 
 def run(name: str, seconds: float, forward_s: float = 0.5) -> dict[str, Any]:

@@ -114,12 +114,11 @@ def gpt(d: int, placement: str, alpha: float = 1.0) -> Model:
     return Model(d, lambda: Block(d, placement, alpha)).double()
 
 
-@pytest.mark.parametrize(("d", "tokens"), [(8, 5), (24, 22)], ids=["dense", "iterative"])
 @pytest.mark.parametrize("placement", ["pre", "post", "res-post", "peri"])
-def test_every_figure_is_that_of_the_dense_jacobian(placement: str, d: int, tokens: int) -> None:
+def test_every_figure_is_that_of_the_dense_jacobian(placement: str) -> None:
+    d, tokens = 8, 5
     model, batch = gpt(d, placement), ids(tokens)
     rows = measure(model, batch)
-    n = d * tokens
     entry = model.embedding(batch[:1]).detach()
     start = x = entry
     for number, block in enumerate(model.blocks):
@@ -128,32 +127,26 @@ def test_every_figure_is_that_of_the_dense_jacobian(placement: str, d: int, toke
             site = f"blocks.{number}.{name}"
             assert value(rows, "branch-norm", site) == pytest.approx(float(expected), rel=5e-2)
             assert value(rows, "weyl", site) <= 1 - float(expected) * (1 - 1e-9)
-            assert value(rows, "weyl", site) == pytest.approx(1 - float(expected), abs=0.25 * float(expected))
+            assert value(rows, "weyl", site) == pytest.approx(1 - float(expected), abs=0.15 * float(expected))
             x = block.join(i, x).detach()
         values = torch.linalg.svdvals(dense(block, start))
         site = f"blocks.{number}"
-        assert value(rows, "dimension", site) == n
-        if n <= 512:
-            assert value(rows, "sigma-max", site) == pytest.approx(float(values[0]), rel=1e-9)
-            assert value(rows, "sigma-min", site) == pytest.approx(float(values[-1]), abs=1e-12)
-            assert value(rows, "rank", site) == int((values > 1e-5 * values[0]).sum())
-            assert (value(rows, "rank", site) == n) == (placement != "post")
-        else:
-            assert value(rows, "sigma-max", site) == pytest.approx(float(values[0]), rel=5e-2)
-            assert "--budget deep has it" in reason(rows, "sigma-min", site)
-            assert "--budget deep has it" in reason(rows, "rank", site)
+        assert value(rows, "dimension", site) == d * tokens
+        assert value(rows, "sigma-max", site) == pytest.approx(float(values[0]), rel=5e-2)
+        for quantity in ("sigma-min", "rank", "condition", "log-sigma", "token-rank"):
+            assert "--budget deep has it" in reason(rows, quantity, site)
         start = block(start).detach()
     whole = dense(model.stack, entry)
-    assert value(rows, "sigma-max", "decoder") == pytest.approx(
-        float(torch.linalg.svdvals(whole)[0]), rel=1e-2
-    )
-    gain = math.log10(float(whole.norm()) / math.sqrt(n))
+    largest = float(torch.linalg.svdvals(whole)[0])
+    assert value(rows, "sigma-max", "decoder") == pytest.approx(largest, rel=1e-2)
+    gain = math.log10(float(whole.norm()) / math.sqrt(d * tokens))
     assert value(rows, "contraction", "decoder") == pytest.approx(gain, abs=0.15)
-    last = dense(lambda t: model.stack(t)[:, -1], entry)[:, -d:]
-    spectrum = rows.find("jacobian/token-singular-values", "decoder")
-    assert spectrum is not None
-    assert isinstance(spectrum.value, tuple)
-    torch.testing.assert_close(torch.tensor(spectrum.value, dtype=last.dtype), torch.linalg.svdvals(last))
+    errors = rows.of("derivative/relative-error")
+    assert set(errors) == {
+        "decoder",
+        *(f"blocks.{i}{part}" for i in (0, 1) for part in ("", ".attention", ".feed_forward")),
+    }
+    assert max(errors.values()) < 1e-3
 
 
 def symmetric(d: int, num_blocks: int) -> tuple[Model, Tensor]:
@@ -185,12 +178,12 @@ def test_bounds_hold_where_branches_reach_them_and_their_norms_are_estimates() -
 
 
 def test_the_figures_say_how_they_were_come_by() -> None:
-    rows = measure(gpt(24, "pre"), ids(22))
+    rows = measure(gpt(8, "pre"), ids(5))
     how = rows.find("jacobian/branch-norm", "blocks.0.attention").how
     assert "iterative, converged, relative error ≤ 0.0" in how
     assert "products; B = 1, eval mode, math attention" in how
-    assert "not compared" not in how
-    assert "last of 22 tokens" in rows.find("jacobian/token-singular-values", "decoder").how
+    how = rows.find("jacobian/contraction", "decoder").how
+    assert "error -0.22 … +0.46 (95% confidence" in how
 
 
 class Inside(Block):
@@ -219,7 +212,7 @@ def test_a_tensor_inside_the_add_leaves_the_branch_unmeasured_and_the_block_meas
     rows = measure(model, batch)
     assert "inside the sum" in reason(rows, "branch-norm", "blocks.0.attention")
     values = torch.linalg.svdvals(dense(model.blocks[0], model.embedding(batch[:1]).detach()))
-    assert value(rows, "sigma-max", "blocks.0") == pytest.approx(float(values[0]), rel=1e-9)
+    assert value(rows, "sigma-max", "blocks.0") == pytest.approx(float(values[0]), rel=5e-2)
 
 
 def test_weyl_knows_the_scale_of_the_stream() -> None:
@@ -260,7 +253,7 @@ def test_in_place_adds_do_not_hide_the_stream() -> None:
     entry = model.embedding(ids(5)[:1]).detach()
     for site, f in (("blocks.0", model.blocks[0]), ("decoder", model.stack)):
         expected = float(torch.linalg.svdvals(dense(f, entry))[0])
-        assert value(rows, "sigma-max", site) == pytest.approx(expected, rel=1e-2)
+        assert value(rows, "sigma-max", site) == pytest.approx(expected, rel=5e-2)
 
 
 class WithoutGradient(Block):
@@ -278,7 +271,7 @@ def test_a_branch_without_a_path_spoils_its_block_and_the_stack_but_not_its_sibl
     assert value(rows, "branch-norm", "blocks.1.attention") > 0
     assert value(rows, "sigma-max", "blocks.0") > 0
     assert "no path" in reason(rows, "branch-norm", "blocks.1.feed_forward")
-    for quantity in ("sigma-max", "sigma-min", "rank", "dimension"):
+    for quantity in ("sigma-max", "dimension"):
         assert "blocks.1.feed_forward" in reason(rows, quantity, "blocks.1")
     for quantity in ("sigma-max", "contraction"):
         assert "blocks.1.feed_forward: no path" in reason(rows, quantity, "decoder")
@@ -368,7 +361,6 @@ def test_values_that_are_not_finite_are_not_measured() -> None:
     assert value(rows, "sigma-max", "blocks.0") > 0
     assert "not finite" in reason(rows, "branch-norm", "blocks.1.feed_forward")
     assert "not finite" in reason(rows, "sigma-max", "decoder")
-    assert "not finite" in reason(rows, "token-singular-values", "decoder")
 
 
 def test_a_half_precision_model_is_measured_in_a_float32_copy() -> None:

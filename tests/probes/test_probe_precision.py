@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from normscope.anatomy import Anatomy, Norm, Site, read_anatomy
 from normscope.nn import build
 from normscope.probes import Measurements
-from normscope.probes._norms import guarded, normalised
-from normscope.probes._sums import FLOAT16_FLUSHED, flushed
+from normscope.probes.norms import guarded, normalised
 from normscope.probes.precision import measure_precision
+from normscope.probes.sums import FLOAT16_FLUSHED, flushed
 from normscope.subjects import Subject, make_subject
 
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from normscope.anatomy import Anatomy, Block, Branch, Site, Stack
 from normscope.probes import Measurements
-from normscope.probes._layout import Hints, sequences
 from normscope.probes.signal import central_moments, diversity, measure_signal
+from normscope.probes.token_axes import Hints, sequences
 
 STREAM = torch.tensor([[[3.0, -1.0], [1.0, 1.0]]], dtype=torch.float64)  # B=1, T=2, d=2
 

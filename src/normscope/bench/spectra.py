@@ -24,7 +24,6 @@ def bench_spectra() -> list[Row]:
     for part, make_rows in (
         ("sigma", sigma_rows),
         ("dense", dense_rows),
-        ("token", token_rows),
         ("log-sigma", log_sigma_rows),
         ("batched", batched_rows),
         ("inverse", inverse_rows),
@@ -88,17 +87,6 @@ def dense_rows(measured: dict[str, Any]) -> list[Row]:
         "Jacobian takes 36 GiB: not measured"
     )
     return [_row("torch.func.jacrev and SVD, in times ours", f"{theirs / ours:.1f}", "–", how)]
-
-
-def token_rows(measured: dict[str, Any]) -> list[Row]:
-    """All singular values of one token's Jacobian through the stack."""
-    forwards = measured["cpu_s"] / measured["forward_cpu_s"]
-    how = (
-        f"d = {measured['d']}, held graph, check and SVD included; {measured['forwards']:.1f} forwards by "
-        f"count; {measured['cpu_s']:.2f} s, forward {1e3 * measured['forward_cpu_s']:.0f} ms; rows of the "
-        f"Jacobian differ from VJPs of the whole sequence by {measured['gap']:.0e}"
-    )
-    return [_row("one token's whole spectrum: forward-equivalents", f"{forwards:.1f}", "≤ 30", how)]
 
 
 def log_sigma_rows(measured: dict[str, Any]) -> list[Row]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from normscope.bench import spectra_deep, spectra_rivals, spectra_token
+from normscope.bench import spectra_deep, spectra_rivals
 from normscope.bench.process import circumstances
 from normscope.bench.spectra_rivals import NCV, TOL, TOLERANCE, Found, Rival, lobpcg, lobpcg_steps
 from normscope.bench.spectra_stack import MODEL, TOKENS, Map, between, gpt2_stack
@@ -94,7 +94,6 @@ def dense(model: str = MODEL, tokens: int = DENSE_TOKENS, rounds: int = ROUNDS) 
 PARTS: dict[str, Callable[[], Any]] = {
     "sigma": sigma,
     "dense": dense,
-    "token": spectra_token.token,
     "log-sigma": spectra_deep.log_sigma,
     "batched": spectra_deep.batched,
     "inverse": spectra_deep.inverse,

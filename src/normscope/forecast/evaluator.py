@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from normscope.anatomy import Anatomy, Site, Stack
 from normscope.anatomy.capture import capture
 from normscope.anatomy.measuring import measuring
-from normscope.probes._layout import Hints, batch_shape, sequences, tensors_in
-from normscope.probes._parameters import Parameters
-from normscope.probes._sums import energy, exact, inner
+from normscope.probes.parameters import Parameters
 from normscope.probes.signal import diversity
+from normscope.probes.sums import energy, exact, inner
+from normscope.probes.token_axes import Hints, batch_shape, sequences
 from normscope.subjects import Batch, Subject
+from normscope.subjects.feed import tensors_in
 
 BLOCKS = 4  # blocks whose gradients are compared
 

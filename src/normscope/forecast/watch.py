@@ -12,8 +12,8 @@ from normscope.anatomy import Anatomy
 from normscope.forecast.evaluator import Evaluator, gradient_norms
 from normscope.forecast.record import ForecastStep
 from normscope.forecast.rule import DEAD, EXTENSION, TRANSIENT, Decision, decide, last_diversity
-from normscope.probes._layout import tensors_in
 from normscope.subjects import Batch, Subject
+from normscope.subjects.feed import tensors_in
 from normscope.train import TrialConfig, Trials, UpdateRatio, endless
 from normscope.train.stack_forward import LossOf
 
@@ -92,7 +92,7 @@ class WatchedTrial:
         """Whether the batches are token ids, so that they have something in common to learn."""
         if self.subject.unigram_entropy is not None:
             return True
-        first = next(tensors_in(self.subject.batch), None)
+        first = next(iter(tensors_in(self.subject.batch)), None)
         return first is not None and not first.is_floating_point() and not first.is_complex()
 
     def _sample(self) -> list[Batch]:

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from normscope.anatomy import Anatomy, Branch, Site, capture, measuring
-from normscope.probes._rows import NOT_FINITE, Found, at, value_row
-from normscope.probes._sums import exact, is_finite
 from normscope.probes.measurement import Measurement, not_measured
+from normscope.probes.rows import NOT_FINITE, Found, at, value_row
+from normscope.probes.sums import exact, is_finite
 from normscope.subjects import Subject, untouched
 
 MASKED_LOGIT = -1e4

@@ -22,14 +22,14 @@ from torch import nn
 
 from normscope.anatomy import Anatomy, Block, Branch, Norm, Site, capture, measuring
 from normscope.linalg import left_kernel_share
-from normscope.probes._added import added, sites_of_added
-from normscope.probes._backward import Backward, is_fused
-from normscope.probes._norms import TOKENWISE, factor, normalised, norms_of
-from normscope.probes._objective import everything_requires_grad, objective, objective_how
-from normscope.probes._parameters import Parameters
-from normscope.probes._rows import UNDEFINED, at, row, value_row
-from normscope.probes._sums import energy, is_zero, norm
+from normscope.probes.added import added, sites_of_added
+from normscope.probes.backward import Backward, is_fused
 from normscope.probes.measurement import EXACT, Measurement, not_measured
+from normscope.probes.norms import TOKENWISE, factor, normalised, norms_of
+from normscope.probes.objective import everything_requires_grad, objective, objective_how
+from normscope.probes.parameters import Parameters
+from normscope.probes.rows import UNDEFINED, at, row, value_row
+from normscope.probes.sums import energy, is_zero, norm
 from normscope.subjects import Subject, untouched
 
 ROLES = ("q", "k", "v", "o", "up", "gate", "down")

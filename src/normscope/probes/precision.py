@@ -26,15 +26,15 @@ import torch
 from torch import Tensor
 
 from normscope.anatomy import Anatomy, Branch, Norm, Site, capture, measuring
-from normscope.probes._halves import Gradients, Overlap, gradients, overlaps
-from normscope.probes._nonfinite import first_non_finite
-from normscope.probes._norms import TOKENWISE, factor, guarded, norms_of
-from normscope.probes._objective import everything_requires_grad, objective, objective_how
-from normscope.probes._parameters import Parameters
-from normscope.probes._rows import NOT_FINITE, UNDEFINED, at, ratio_row, value_row
-from normscope.probes._sums import flushed, is_finite, largest
 from normscope.probes.attention import MASKED_LOGIT
+from normscope.probes.halves import Gradients, Overlap, gradients, overlaps
 from normscope.probes.measurement import EXACT, Measurement, not_measured
+from normscope.probes.non_finite import first_non_finite
+from normscope.probes.norms import TOKENWISE, factor, guarded, norms_of
+from normscope.probes.objective import everything_requires_grad, objective, objective_how
+from normscope.probes.parameters import Parameters
+from normscope.probes.rows import NOT_FINITE, UNDEFINED, at, ratio_row, value_row
+from normscope.probes.sums import flushed, is_finite, largest
 from normscope.subjects import Subject, untouched
 
 LIMITS = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38}
@@ -57,24 +57,35 @@ def measure_precision(subject: Subject, anatomy: Anatomy) -> list[Measurement]:
     parameters = Parameters(model, anatomy)
     weights = {id(parameter): parameter for parameter in parameters.trained()}
     with untouched(model), measuring(model), everything_requires_grad(model, batch):
-        loss, captured = capture(model, lambda: objective(subject), list(_sites(anatomy)))
-        peaks = list(_peaks(anatomy, captured))
-        rows = [*_headroom_rows(peaks), *_eps_rows(anatomy, captured, parameters)]
-        del captured  # with the graph, what the backward does not need
-        own = gradients(loss, weights)
-        forward_is_finite = bool(loss.isfinite()) and all(math.isfinite(p.largest) for p in peaks)
-        if not forward_is_finite or not _are_finite(own):
-            del loss, own
-            rows += [not_measured(f"precision/{name}", "", NOT_FINITE) for name in OF_GRADIENTS]
-            rows += [first_non_finite(subject, parameters)]
-        elif isinstance(own, str):
-            rows += [not_measured(f"precision/{name}", "", own) for name in OF_GRADIENTS]
-        else:
-            rows += _flushed_rows(anatomy, parameters, own, objective_how(subject))
-            rows += _cosine_rows(anatomy, parameters, overlaps(subject, weights.values(), own))
-            if not all(map(is_finite, parameters.by_name.values())):  # a weight that this batch never met
-                rows += [first_non_finite(subject, parameters)]
+        with untouched(model):  # what a forward leaves behind, such as a cache of keys, is not the next one's
+            loss, captured = capture(model, lambda: objective(subject), list(_sites(anatomy)))
+            peaks = list(_peaks(anatomy, captured))
+            rows = [*_headroom_rows(peaks), *_eps_rows(anatomy, captured, parameters)]
+            del captured  # with the graph, what the backward does not need
+            own = gradients(loss, weights)
+        with untouched(model):
+            rows += _gradient_rows(subject, anatomy, parameters, own, _is_finite(loss, peaks))
     return rows
+
+
+def _is_finite(loss: Tensor, peaks: list["_Peak"]) -> bool:
+    return bool(loss.isfinite()) and all(math.isfinite(peak.largest) for peak in peaks)
+
+
+def _gradient_rows(
+    subject: Subject, anatomy: Anatomy, parameters: Parameters, own: Gradients | str, forward_is_finite: bool
+) -> Iterator[Measurement]:
+    """What half precision would do to the gradients `own`; where something is not finite, where it began."""
+    if not forward_is_finite or not _are_finite(own):
+        yield from (not_measured(f"precision/{name}", "", NOT_FINITE) for name in OF_GRADIENTS)
+        yield first_non_finite(subject, parameters)
+    elif isinstance(own, str):
+        yield from (not_measured(f"precision/{name}", "", own) for name in OF_GRADIENTS)
+    else:
+        yield from _flushed_rows(anatomy, parameters, own, objective_how(subject))
+        yield from _cosine_rows(anatomy, parameters, overlaps(subject, parameters.trained(), own))
+        if not all(map(is_finite, parameters.by_name.values())):  # a weight that this batch never met
+            yield first_non_finite(subject, parameters)
 
 
 def _are_finite(own: Gradients | str) -> bool:

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from normscope.anatomy import Anatomy, Branch, Site, Stack, capture, measuring
-from normscope.probes._added import added, sites_of_added
-from normscope.probes._layout import Hints, batch_shape, sequences
-from normscope.probes._rows import Found, at, ratio_row, row
-from normscope.probes._sums import energy, exact, largest, rms
+from normscope.probes.added import added, sites_of_added
 from normscope.probes.measurement import EXACT, Measurement, not_measured
+from normscope.probes.rows import Found, at, ratio_row, row
+from normscope.probes.sums import energy, exact, largest, rms
+from normscope.probes.token_axes import Hints, batch_shape, sequences
 from normscope.subjects import Subject, untouched
 
 

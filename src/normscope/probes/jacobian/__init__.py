@@ -1,14 +1,17 @@
 """The jacobian probe: how the map from one state of the stream to another treats directions.
 
-    branch   A = ∂(term added)/∂(stream read), norm included: ‖A‖ = σ_max(J_F J_N), and Weyl's bound
-             |α| − ‖A‖ ≤ σ_min(αI + A)
-    block    σ_max, and what the branches' bounds say of σ_min; the whole spectrum where it is small
-    stack    from its entry to its last block's exit: σ_max, gain of random directions, bounds
-    token    ∂(one token out)/∂(the same token in): every singular value, of stacks and blocks
-    deep     σ_min, κ, rank, density, the largest few, of large blocks and stacks
+    derivative   whether the backward pass is that of the forward: of branches, blocks, stacks
+    branch       A = ∂(term added)/∂(stream read), norm included: ‖A‖ = σ_max(J_F J_N), and Weyl's bound
+                 |α| − ‖A‖ ≤ σ_min(αI + A)
+    block        σ_max, and what the branches' bounds say of σ_min
+    stack        from its entry to its last block's exit: gain of random directions, σ_max, bounds
+    deep         σ_min, κ, rank, density, the largest few; ∂(one token out)/∂(the same token in)
 
-All but the tokens are sub-maps of one held graph of one sequence. What is measured, in this order, is what
-the budget affords (`budget.py`); a part that it does not is a row that says so.
+All are sub-maps of one held graph of one sequence. What is measured, in this order, is what the budget
+affords (`budget.py`); a part that it does not is a row that says so.
+
+    one_sequence   which axis counts sequences              held_graph   tensors at sites, one graph over them
+    derivative     beside finite differences                workspace    what all parts share
 """
 
 import copy
@@ -18,22 +21,23 @@ from dataclasses import replace
 import torch
 
 from normscope.anatomy import Anatomy, Block, Stack, measuring, read_anatomy
-from normscope.probes._feeding import cast, one_sequence
-from normscope.probes._held import hold
-from normscope.probes.jacobian.branches import branch_rows
+from normscope.probes.jacobian.branches import block_bound, branch_rows
 from normscope.probes.jacobian.budget import Budget, Spending
 from normscope.probes.jacobian.deep import deep_rows
+from normscope.probes.jacobian.derivative import STEPS
 from normscope.probes.jacobian.ends import block_rows, bound_rows, stack_rows
-from normscope.probes.jacobian.look import CONFIDENCE, Look
+from normscope.probes.jacobian.held_graph import hold
+from normscope.probes.jacobian.one_sequence import cast, one_sequence
 from normscope.probes.jacobian.spectrum import QUANTILES
 from normscope.probes.jacobian.tokens import token_rows
+from normscope.probes.jacobian.workspace import CONFIDENCE, DERIVATIVE, Workspace
 from normscope.probes.measurement import Measurement
 from normscope.subjects import Subject, untouched
 
-__all__ = ["CONFIDENCE", "QUANTILES", "Budget", "Spending", "measure_jacobian"]
+__all__ = ["CONFIDENCE", "DERIVATIVE", "QUANTILES", "Budget", "Spending", "measure_jacobian"]
 
 HOLDING = "the graph"
-"""One forward, and two a stack for finite differences."""
+"""One forward, and two a stack and step for finite differences."""
 
 
 def measure_jacobian(
@@ -57,29 +61,30 @@ def measure_jacobian(
         with spending.timed(HOLDING):
             feed = one_sequence(subject.model, subject.batch, anatomy)
             graph = hold(subject.model, anatomy, feed)
-        spending.add(HOLDING, 1 + 2 * len(anatomy.stacks))
+        spending.add(HOLDING, 1 + 2 * len(STEPS) * len(anatomy.stacks))
         conditions = f"{graph.note}, eval mode, math attention{precision}"
-        yield from _rows(Look(subject.model, anatomy, feed, graph, conditions, spending))
+        yield from _rows(Workspace(subject.model, anatomy, graph, conditions, spending))
 
 
-def _rows(look: Look) -> Iterator[Measurement]:
+def _rows(workspace: Workspace) -> Iterator[Measurement]:
     """Part by part over the whole model: what comes last is what the budget may leave out."""
-    stacks, blocks = look.anatomy.stacks, look.anatomy.blocks
-    of_branches = []
+    stacks, blocks = workspace.anatomy.stacks, workspace.anatomy.blocks
+    bounds = []
     for block in blocks:
-        for row in branch_rows(look, block):
-            of_branches.append(row)
-            yield row
+        yield from branch_rows(workspace, block)
+        bounds.append(block_bound(workspace, block))
+        yield bounds[-1]
     for block in blocks:
-        yield from block_rows(look, block)
+        yield from block_rows(workspace, block)
     for stack in stacks:
-        yield from stack_rows(look, stack)
+        yield from stack_rows(workspace, stack)
     for stack in stacks:
-        yield from bound_rows(look, stack, of_branches)
-    yield from token_rows(look)
+        yield from bound_rows(workspace, stack, bounds)
     parts: list[Block | Stack] = [*stacks, *blocks]
     for part in parts:
-        yield from deep_rows(look, part)
+        yield from token_rows(workspace, part)
+    for part in parts:
+        yield from deep_rows(workspace, part)
 
 
 def _in_float32(subject: Subject, anatomy: Anatomy) -> tuple[Subject, Anatomy, str]:

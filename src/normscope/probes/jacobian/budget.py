@@ -71,6 +71,11 @@ class Spending:
         """Spent so far."""
         return sum(part.forwards for part in self.parts.values())
 
+    @property
+    def left(self) -> float:
+        """What may still be spent."""
+        return max(0.0, self.budget.forwards - self.forwards)
+
     def require(self, part: str, price: float, least: Budget = Budget.FAST) -> None:
         """Go on only where `part` can be had.
 
@@ -83,12 +88,11 @@ class Spending:
             OverBudget: it is left out, and noted so.
         """
         order = list(Budget)
-        left = self.budget.forwards - self.forwards
         if order.index(self.budget) < order.index(least):
             reason = f"--budget {self.budget} leaves it out; --budget {least} has it"
-        elif price > left:
+        elif price > self.left:
             reason = (
-                f"it may cost {price:.0f} forwards, and {max(left, 0):.0f} of the {self.budget.forwards} of "
+                f"it may cost {price:.0f} forwards, and {self.left:.0f} of the {self.budget.forwards} of "
                 f"--budget {self.budget} are left"
             )
         else:

@@ -1,4 +1,5 @@
-"""What only a deep budget has: the small end, the largest few, and the density of a large map's spectrum."""
+"""What only a deep budget has: whole spectra of small maps; the small end, the largest few and the density of
+large ones."""
 
 import math
 
@@ -11,21 +12,34 @@ from normscope.linalg import (
     LogDensity,
     SigmaMin,
     Status,
+    TangentError,
     TokenProjector,
+    dense,
     layerwise_sigma_min,
     log_density,
     sigma_min,
+    singular_values,
     top_singular,
 )
 from normscope.probes.jacobian.budget import Budget
 from normscope.probes.jacobian.layers import kernel_of, layers_of
-from normscope.probes.jacobian.look import Look, guarded, site_of
-from normscope.probes.jacobian.spectrum import LARGEST_FEW, NUM_TOP, QUANTILES, RANK_TOLERANCE
+from normscope.probes.jacobian.spectrum import (
+    BATCHED,
+    LARGEST_FEW,
+    NUM_TOP,
+    QUANTILES,
+    RANK_TOLERANCE,
+    spectrum_rows,
+)
+from normscope.probes.jacobian.workspace import Workspace, guarded, site_of
 from normscope.probes.measurement import Measurement, not_measured
 
-SMALLEST, DENSITY, TOP = "smallest values", "density", "top values"
+WHOLE, SMALLEST, DENSITY, TOP = "whole spectra", "smallest values", "density", "top values"
 SMALL_END = ("jacobian/sigma-min", "jacobian/sigma-min-nonzero", "jacobian/condition", "jacobian/rank")
 SHAPE = ("jacobian/effective-rank", "jacobian/stable-rank", "jacobian/log-sigma")
+
+DENSE_LIMIT = 2048
+"""Largest T·d whose Jacobian is taken whole."""
 
 TOP_PRODUCTS = 160
 DIRECT_PRODUCTS = 150
@@ -37,50 +51,73 @@ LEAST = 1e-9
 """Stands for the quantile at 0, which no singular value is under: the least that was seen."""
 
 
-def deep_rows(look: Look, part: Block | Stack) -> list[Measurement]:
-    """The ends, rank, κ and density of a block's or stack's Jacobian that was too large to be taken whole."""
-    site = site_of(part)
-    if site in look.whole:
-        return []
-    rows = guarded(look, SMALL_END, site, lambda: _small_end(look, part))
-    rows += guarded(look, SHAPE, site, lambda: _density(look, part))
+def deep_rows(workspace: Workspace, part: Block | Stack) -> list[Measurement]:
+    """The ends, rank, κ and density of a block's or stack's Jacobian."""
+    site, op_shape = site_of(part), _shape(workspace, part)
+    if max(op_shape) <= DENSE_LIMIT:
+        price = BATCHED * max(op_shape) * workspace.share(part)
+        if price <= workspace.spending.left or workspace.spending.budget is not Budget.DEEP:
+            return guarded(
+                workspace, (*SMALL_END, *SHAPE, LARGEST_FEW), site, lambda: _whole(workspace, part, price)
+            )
+    rows = guarded(workspace, SMALL_END, site, lambda: _small_end(workspace, part))
+    rows += guarded(workspace, SHAPE, site, lambda: _density(workspace, part))
     if isinstance(part, Stack):
-        rows += guarded(look, (LARGEST_FEW,), site, lambda: _top(look, part))
+        rows += guarded(workspace, (LARGEST_FEW,), site, lambda: _top(workspace, part))
     return rows
 
 
-def _small_end(look: Look, part: Block | Stack) -> list[Measurement]:
+def _shape(workspace: Workspace, part: Block | Stack) -> tuple[int, int]:
+    """Of its Jacobian; (0, 0) where it has none."""
+    try:
+        return workspace.ends(part).shape
+    except TangentError:
+        return 0, 0
+
+
+def _whole(workspace: Workspace, part: Block | Stack, price: float) -> list[Measurement]:
+    """Every singular value."""
+    workspace.spending.require(WHOLE, price, Budget.DEEP)
+    with workspace.spending.timed(WHOLE):
+        values = singular_values(dense(workspace.ends(part)))
+    workspace.spending.add(WHOLE, price)
+    kernel = kernel_of(workspace, part)
+    how = f"dense SVD; {workspace.conditions}"
+    return spectrum_rows(site_of(part), values, kernel.dimension if kernel else 0, how)
+
+
+def _small_end(workspace: Workspace, part: Block | Stack) -> list[Measurement]:
     """By Golub–Kahan–Lanczos for a block, by solves with its layers for what that does not reach."""
-    share = look.share(part)
-    look.spending.require(SMALLEST, (DIRECT_PRODUCTS + LAYER_PRODUCTS) * share, Budget.DEEP)
-    with look.spending.timed(SMALLEST):
-        layers = layers_of(look, part)
+    share = workspace.share(part)
+    workspace.spending.require(SMALLEST, (DIRECT_PRODUCTS + LAYER_PRODUCTS) * share, Budget.DEEP)
+    with workspace.spending.timed(SMALLEST):
+        layers = layers_of(workspace, part)
         found, method = None, "Golub–Kahan–Lanczos"
         if isinstance(part, Block):
-            found = _direct(look, part, layers)
+            found = _direct(workspace, part, layers)
         if found is None or found.status is Status.NOT_CONVERGED:
-            found, method = _layerwise(look, layers, share), f"inverse of {len(layers)} layers"
-    return _small_rows(look, part, layers[-1].left_kernel, found, method)
+            found, method = _layerwise(workspace, layers, share), f"inverse of {len(layers)} layers"
+    return _small_rows(workspace, part, layers[-1].left_kernel, found, method)
 
 
-def _direct(look: Look, part: Block, layers: list[Layer]) -> SigmaMin:
-    op = look.ends(part)
-    with look.booked(SMALLEST, op, look.share(part)):
+def _direct(workspace: Workspace, part: Block, layers: list[Layer]) -> SigmaMin:
+    op = workspace.ends(part)
+    with workspace.booked(SMALLEST, op, workspace.share(part)):
         return sigma_min(op, left_kernel=layers[-1].left_kernel, tol=TOLERANCE, max_products=DIRECT_PRODUCTS)
 
 
-def _layerwise(look: Look, layers: list[Layer], share: float) -> SigmaMin:
+def _layerwise(workspace: Workspace, layers: list[Layer], share: float) -> SigmaMin:
     found = layerwise_sigma_min(layers, tol=TOLERANCE, max_products=LAYER_PRODUCTS)
-    look.spending.add(SMALLEST, found.products * share)
+    workspace.spending.add(SMALLEST, found.products * share)
     return found
 
 
 def _small_rows(
-    look: Look, part: Block | Stack, kernel: object, found: SigmaMin, method: str
+    workspace: Workspace, part: Block | Stack, kernel: object, found: SigmaMin, method: str
 ) -> list[Measurement]:
-    site, n = site_of(part), look.ends(part).shape[1]
+    site, n = site_of(part), workspace.ends(part).shape[1]
     error = f"{found.status}, relative error ≤ {found.error:.1g}, residual {found.residual:.1g}"
-    how = f"{method}, {error}, {found.products:.0f} products; {look.conditions}"
+    how = f"{method}, {error}, {found.products:.0f} products; {workspace.conditions}"
     if found.status is Status.NOT_CONVERGED:
         reason = f"{method} did not converge in {found.products:.0f} products" + (
             f": {found.note}" if found.note else ""
@@ -88,18 +125,20 @@ def _small_rows(
         return [not_measured(quantity, site, reason) for quantity in SMALL_END]
     null = kernel.dimension if isinstance(kernel, TokenProjector) else 0
     of_kernel = f"{null} directions are a norm's kernel, of gain ≤ {found.kernel_gain:.1g}"
-    largest = look.largest.get(site, math.nan)
     rows = [
         Measurement("jacobian/sigma-min-nonzero", site, found.value, how=how),
         Measurement("jacobian/sigma-min", site, 0.0, how=of_kernel)
         if null
         else Measurement("jacobian/sigma-min", site, found.value, how=how),
     ]
-    if math.isnan(largest):
+    if site not in workspace.largest:
         reason = "it needs jacobian/sigma-max"
         return [*rows, *(not_measured(f"jacobian/{name}", site, reason) for name in ("condition", "rank"))]
-    condition = largest / found.value
-    rows.append(Measurement("jacobian/condition", site, condition, how=how))
+    condition = workspace.largest[site] / found.value
+    both = (
+        f"relative error ≤ {condition_error(workspace.errors[site], found.error):.1g}: σ_max and σ_min; {how}"
+    )
+    rows.append(Measurement("jacobian/condition", site, condition, how=both))
     if condition * RANK_TOLERANCE >= 1:
         reason = f"σ_max/σ reaches {condition:.1g} outside the kernel: no gap at {RANK_TOLERANCE:g}"
         return [*rows, not_measured("jacobian/rank", site, reason)]
@@ -107,19 +146,28 @@ def _small_rows(
     return [*rows, Measurement("jacobian/rank", site, float(n - null), how=f"{ranked}; {how}")]
 
 
-def _density(look: Look, part: Block | Stack) -> list[Measurement]:
+def condition_error(of_largest: float, of_smallest: float) -> float:
+    """Relative error of κ = σ_max/σ_min, too small by both: σ_max is found from below, σ_min from above."""
+    return (1 + of_largest) / (1 - of_smallest) - 1 if of_smallest < 1 else math.inf
+
+
+def _density(workspace: Workspace, part: Block | Stack) -> list[Measurement]:
     steps = STEPS["stack" if isinstance(part, Stack) else "block"]
-    share = look.share(part)
-    look.spending.require(DENSITY, (2 * (PROBES + 1) * steps + 2) * share, Budget.DEEP)
-    op, kernel = look.ends(part), kernel_of(look, part)
-    with look.booked(DENSITY, op, share):
+    share = workspace.share(part)
+    workspace.spending.require(DENSITY, (2 * (PROBES + 1) * steps + 2) * share, Budget.DEEP)
+    op, kernel = workspace.ends(part), kernel_of(workspace, part)
+    with workspace.booked(DENSITY, op, share):
         found = log_density(op, num_probes=PROBES, steps=steps, left_kernel=kernel)
-    return _density_rows(look, site_of(part), 0 if kernel is None else kernel.dimension / op.shape[0], found)
+    return _density_rows(
+        site_of(part), 0 if kernel is None else kernel.dimension / op.shape[0], found, workspace
+    )
 
 
-def _density_rows(look: Look, site: str, null: float, found: LogDensity) -> list[Measurement]:
+def _density_rows(site: str, null: float, found: LogDensity, workspace: Workspace) -> list[Measurement]:
     """`null`: share of directions that a norm's known kernel takes."""
-    made = f"stochastic Lanczos quadrature, {PROBES} probes, {found.products} products; {look.conditions}"
+    made = (
+        f"stochastic Lanczos quadrature, {PROBES} probes, {found.products} products; {workspace.conditions}"
+    )
     rows = [
         _estimated("jacobian/effective-rank", site, found.effective_rank, made),
         _estimated("jacobian/stable-rank", site, found.stable_rank, made),
@@ -142,15 +190,15 @@ def _estimated(quantity: str, site: str, found: Estimate, made: str) -> Measurem
     return Measurement(quantity, site, found.value, how=f"± {found.error:.2g} (95 % confidence); {made}")
 
 
-def _top(look: Look, stack: Stack) -> list[Measurement]:
-    share = look.share(stack)
-    look.spending.require(TOP, (TOP_PRODUCTS + 1) * share, Budget.DEEP)
-    op = look.ends(stack)
-    with look.booked(TOP, op, share):
+def _top(workspace: Workspace, stack: Stack) -> list[Measurement]:
+    share = workspace.share(stack)
+    workspace.spending.require(TOP, (TOP_PRODUCTS + 1) * share, Budget.DEEP)
+    op = workspace.ends(stack)
+    with workspace.booked(TOP, op, share):
         found = top_singular(op, min(NUM_TOP, *op.shape), max_products=TOP_PRODUCTS)
     sure = found.values[np.isfinite(found.errors)]
     if not len(sure):
         return [not_measured(LARGEST_FEW, stack.name, f"not converged in {found.products} products")]
     error = f"{found.status}, relative error ≤ {float(found.errors[: len(sure)].max()):.1g}"
-    how = f"iterative, {error}, {found.products} products; {look.conditions}"
+    how = f"iterative, {error}, {found.products} products; {workspace.conditions}"
     return [Measurement(LARGEST_FEW, stack.name, tuple(map(float, sure)), how=how)]

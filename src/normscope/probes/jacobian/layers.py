@@ -9,18 +9,15 @@ known in closed form.
 from itertools import pairwise
 
 from normscope.anatomy import Block, Norm, Site, Stack
-from normscope.linalg import JacobianOperator, Layer, TangentError, TokenProjector, left_kernel
-from normscope.probes._norms import TOKENWISE, factor, normalised
-from normscope.probes.jacobian.look import Look, drawn
+from normscope.linalg import Layer, TangentError, TokenProjector, left_kernel
+from normscope.probes.jacobian.workspace import Workspace, fits, is_product
+from normscope.probes.norms import TOKENWISE, factor, normalised
 
 NULL_GAIN = 1e-3
 """ẑ is deflated where its gain is under this share of other directions'; its rest counts as an error."""
 
-CHAIN_TOLERANCE = 1e-3
-"""Relative distance up to which the product of the factors is the whole map."""
 
-
-def layers_of(look: Look, part: Block | Stack) -> list[Layer]:
+def layers_of(workspace: Workspace, part: Block | Stack) -> list[Layer]:
     """The factors of `part`, the first one first: branch by branch, else block by block.
 
     Raises:
@@ -29,48 +26,36 @@ def layers_of(look: Look, part: Block | Stack) -> list[Layer]:
     blocks = part.blocks if isinstance(part, Stack) else (part,)
     by_branch = [b.entry for block in blocks for b in block.branches]
     by_block = [block.entry for block in blocks]
+    whole = workspace.graph.operator(blocks[0].entry, blocks[-1].exit)
     for entries in (by_branch, by_block):
-        states = [blocks[0].entry, *dict.fromkeys(entries), blocks[-1].exit]
-        states = [state for i, state in enumerate(states) if state not in states[:i]]
+        states = list(dict.fromkeys([blocks[0].entry, *entries, blocks[-1].exit]))
         try:
-            maps = [look.graph.operator(a, b) for a, b in pairwise(states)]
+            maps = [workspace.graph.operator(a, b) for a, b in pairwise(states)]
         except TangentError:
             continue
-        if _is_chain(look.ends(part), maps):
-            kernels = [_left_kernel(look, blocks, state) for state in states[1:]]
+        if fits(whole, maps) and is_product(whole, [each.rmatvec for each in maps]):
+            kernels = [_left_kernel(workspace, blocks, state) for state in states[1:]]
             return [Layer(each, kernel) for each, kernel in zip(maps, kernels, strict=True)]
     raise TangentError("its branches do not make up a chain: they read more than the stream")
 
 
-def kernel_of(look: Look, part: Block | Stack) -> TokenProjector | None:
+def kernel_of(workspace: Workspace, part: Block | Stack) -> TokenProjector | None:
     """The left kernel of the norm on the stream that `part` ends in; None where there is none, or more of it
     than the closed form."""
     blocks = part.blocks if isinstance(part, Stack) else (part,)
     try:
-        return _left_kernel(look, blocks, blocks[-1].exit)
+        return _left_kernel(workspace, blocks, blocks[-1].exit)
     except TangentError:
         return None
 
 
-def _is_chain(whole: JacobianOperator, maps: list[JacobianOperator]) -> bool:
-    """Whether the product of `maps` does to one random cotangent what `whole` does."""
-    if maps[0].shape[1] != whole.shape[1] or any(a.shape[0] != b.shape[1] for a, b in pairwise(maps)):
-        return False
-    (u,) = drawn(whole, 1, whole.shape[0])
-    expected, pulled = whole.rmatvec(u), u
-    for each in reversed(maps):
-        pulled = each.rmatvec(pulled)
-    gap = float((pulled - expected).double().norm())
-    return gap <= CHAIN_TOLERANCE * float(expected.double().norm())
-
-
-def _left_kernel(look: Look, blocks: tuple[Block, ...], state: Site) -> TokenProjector | None:
+def _left_kernel(workspace: Workspace, blocks: tuple[Block, ...], state: Site) -> TokenProjector | None:
     """Of the norm on the stream that makes `state`; None where no norm does."""
     found = next((norm for block in blocks for norm in _stream_norms(block) if norm.output == state), None)
-    if found is None or found.kind not in TOKENWISE or found.input not in look.graph.tensors:
+    if found is None or found.kind not in TOKENWISE or found.input not in workspace.graph.tensors:
         return None
-    gamma = factor(found, look.parameters)
-    entering = look.graph.tensors[found.input].detach()
+    gamma = factor(found, workspace.parameters)
+    entering = workspace.graph.tensors[found.input].detach()
     basis, zeros = left_kernel(normalised(found, entering), gamma, found.kind == "layernorm", NULL_GAIN)
     if bool(zeros.any()):
         raise TangentError("a norm on the stream has zeros in γ: its kernel is wider than the closed form")

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 from normscope.anatomy import Anatomy, Branch, Projection, Stack, capture, measuring
 from normscope.nn.placement import Where
 from normscope.nn.schemes.deepnorm import alpha, beta
-from normscope.probes._roles import role_masks
+from normscope.probes.roles import role_masks
 from normscope.rules.remedies.norms import EPS_NAMES
 from normscope.rules.remedies.ours import is_ours, rebuilt
 from normscope.rules.remedies.remedy import (

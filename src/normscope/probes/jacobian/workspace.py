@@ -6,16 +6,20 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
-from normscope.anatomy import Anatomy, Block, Stack, named_parameters
+from normscope.anatomy import Anatomy, Block, Site, Stack, named_parameters
 from normscope.linalg import JacobianOperator, SigmaMax, Status, TangentError, confidence_of_each, sigma_max
-from normscope.probes._feeding import Feed
-from normscope.probes._held import HeldGraph
 from normscope.probes.jacobian.budget import OverBudget, Spending
+from normscope.probes.jacobian.derivative import compare
+from normscope.probes.jacobian.held_graph import HeldGraph
 from normscope.probes.measurement import EXACT, Measurement, not_measured
+from normscope.subjects.memory import is_out_of_memory
+
+DERIVATIVE = "derivative/relative-error"
 
 CONFIDENCE = {"part": 0.95, "stack": 0.8}
 """Of an iterative figure's error. At 0.999 the stack would cost half as much again; actual errors are mostly
@@ -34,34 +38,40 @@ MAX_PRODUCTS = {"part": 24, "stack": 40}
 SET_UP = 1
 """Products that the first Jv of a map costs besides: the graph of u ↦ Jᵀu."""
 
+COMPARISON = 2
+"""Products that holding a derivative against finite differences costs."""
+
+CHAIN_TOLERANCE = 1e-3
+"""Relative distance up to which a product of maps is the whole map."""
+
 
 @dataclass
-class Look:
+class Workspace:
     """One sequence under observation.
 
     Attributes:
-        model, anatomy, feed: what runs.
+        model, anatomy: what runs.
         graph: tensors at the sites, with the graph over them.
         conditions: under which the figures are taken, in words.
         spending: the account.
         refused: site → why it has no Jacobian here.
         norms: site of a branch → an upper bound of ‖A‖ of the term as it is added, where it was measured.
         largest: site of a block or stack → σ_max, where it was measured.
-        upper: site of a block → an upper bound of σ_max, where it was measured.
-        whole: sites of blocks and stacks whose spectrum was taken whole.
+        errors: the same site → its relative error, at `CONFIDENCE`.
+        upper: the same site → an upper bound of σ_max, at `bound_confidence`.
     """
 
     model: nn.Module
     anatomy: Anatomy
-    feed: Feed
     graph: HeldGraph
     conditions: str
     spending: Spending
     refused: dict[str, str] = field(default_factory=dict)
     norms: dict[str, float] = field(default_factory=dict)
     largest: dict[str, float] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
     upper: dict[str, float] = field(default_factory=dict)
-    whole: set[str] = field(default_factory=set)
+    _last: tuple[tuple[Site, Site], JacobianOperator] | None = None
 
     @cached_property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -72,14 +82,24 @@ class Look:
         """What a forward through `part` costs of one through all stacks."""
         return (len(part.blocks) if isinstance(part, Stack) else 1) / max(1, len(self.anatomy.blocks))
 
+    def operator(self, source: Site, target: Site) -> JacobianOperator:
+        """The map from one site to another; the last one is kept, with the second graph that Jv needs.
+
+        Raises:
+            TangentError: it has none here.
+        """
+        if self._last is None or self._last[0] != (source, target):
+            self._last = None
+            self._last = ((source, target), self.graph.operator(source, target))
+        return self._last[1]
+
     def ends(self, part: Block | Stack) -> JacobianOperator:
         """The map from where `part` begins to where it ends.
 
         Raises:
             TangentError: it has none here.
         """
-        first, last = (part, part) if isinstance(part, Block) else (part.blocks[0], part.blocks[-1])
-        return self.graph.operator(first.entry, last.exit)
+        return self.operator(*ends_of(part))
 
     @property
     def bound_confidence(self) -> float:
@@ -98,15 +118,51 @@ class Look:
         how = f"iterative, {found.status}, {error}, residual {found.residual:.1g}, {found.products} products"
         return found, f"{how}; {self.conditions}"
 
+    def derivative_row(self, name: str, site: str, source: Site, target: Site, share: float) -> Measurement:
+        """How far the derivative from `source` to `target` is off; the site is refused where it is wrong.
+
+        Args:
+            name: the part of the account.
+            site: of the row.
+            source, target: of the map.
+            share: what a forward through the map costs of one through all stacks.
+        """
+
+        def measure() -> list[Measurement]:
+            moves = self.graph.shifted
+            if source not in moves or target not in moves:
+                return [not_measured(DERIVATIVE, site, "the stream is no argument of the first block")]
+            self.spending.require(name, (COMPARISON + SET_UP) * share)
+            op = self.operator(source, target)
+            with self.booked(name, op, share):
+                found = compare(op, moves[source], moves[target], self.graph.tensors[target])
+            if found.error is None:
+                return [not_measured(DERIVATIVE, site, found.reason)]
+            if found.is_wrong:
+                self.refused[site] = (
+                    f"its derivative is off by {found.error:.0%} against finite differences of its forward "
+                    "(a part without gradient, a backward of its own, a second way in, or a wrong reading)"
+                )
+            how = f"Jv beside central differences, at the median token; {self.conditions}"
+            return [Measurement(DERIVATIVE, site, found.error, how=how)]
+
+        return guarded(self, (DERIVATIVE,), site, measure, decides=True)[0]
+
     @contextmanager
     def booked(self, name: str, op: JacobianOperator, share: float) -> Iterator[None]:
         """Put what the body spends on `op`, a map that is `share` of the whole, on the account of `name`."""
-        before = op.products
+        before, fresh = op.products, op.products == 0
         with self.spending.timed(name):
             try:
                 yield
             finally:
-                self.spending.add(name, (op.products - before + SET_UP) * share)
+                self.spending.add(name, (op.products - before + (SET_UP if fresh else 0)) * share)
+
+
+def ends_of(part: Block | Stack) -> tuple[Site, Site]:
+    """Where a block or a stack begins and ends."""
+    blocks = part.blocks if isinstance(part, Stack) else (part,)
+    return blocks[0].entry, blocks[-1].exit
 
 
 def site_of(part: Block | Stack) -> str:
@@ -120,13 +176,33 @@ def drawn(op: JacobianOperator, count: int, size: int) -> Tensor:
     return rows.to(op.device, op.dtype)
 
 
-def compared(was: bool) -> str:
-    """What `how` says of the tangent check."""
-    return "" if was else "; tangent not compared with finite differences"
+Pullback = Callable[[Tensor], Tensor]
+"""u ↦ Jᵀu of one map."""
+
+
+def is_product(whole: JacobianOperator, pullbacks: Iterable[Pullback]) -> bool:
+    """Whether the product of maps does to one random cotangent what `whole` does; False where shapes differ.
+
+    Args:
+        whole: the map.
+        pullbacks: of the factors, in the order of the forward.
+    """
+    (u,) = drawn(whole, 1, whole.shape[0])
+    expected, pulled = whole.rmatvec(u), u
+    for pull in reversed(list(pullbacks)):
+        pulled = pull(pulled)
+    gap = float((pulled - expected).double().norm())
+    return gap <= CHAIN_TOLERANCE * float(expected.double().norm())
+
+
+def fits(whole: JacobianOperator, maps: list[JacobianOperator]) -> bool:
+    """Whether `maps`, in the order of the forward, can be multiplied to a map of the shape of `whole`."""
+    ends = (maps[-1].shape[0], maps[0].shape[1])
+    return ends == whole.shape and all(a.shape[0] == b.shape[1] for a, b in pairwise(maps))
 
 
 def guarded(
-    look: Look,
+    workspace: Workspace,
     quantities: Iterable[str],
     site: str,
     measure: Callable[[], list[Measurement]],
@@ -138,7 +214,7 @@ def guarded(
     Args:
         decides: whether a site that has no derivative here is refused from then on.
     """
-    reason = look.refused.get(site, "")
+    reason = workspace.refused.get(site, "")
     if not reason:
         try:
             return measure()
@@ -148,8 +224,12 @@ def guarded(
             reason = str(error)
         except FloatingPointError:
             reason = "a product with the Jacobian is not finite"
+        except (TypeError, ValueError, RuntimeError) as error:  # a hook or a backward of the model's own
+            if is_out_of_memory(error):
+                raise
+            reason = f"the backward fails ({type(error).__name__}): {' '.join(str(error).split())[:200]}"
     if decides:
-        look.refused[site] = reason
+        workspace.refused[site] = reason
     return [not_measured(quantity, site, reason) for quantity in quantities]
 
 

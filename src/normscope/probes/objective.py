@@ -7,9 +7,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from normscope.probes._layout import tensors_in
 from normscope.probes.measurement import EXACT
 from normscope.subjects import Batch, Subject, call_model
+from normscope.subjects.feed import tensors_in
 
 FUNCTIONAL = "exact, of a random linear functional of the output in place of a loss"
 

@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from normscope.anatomy import Anatomy, Branch, Projection, Site
-from normscope.probes._added import sites_of_added
-from normscope.probes._parameters import Parameters
-from normscope.probes._roles import Masks, role_masks
-from normscope.probes._rows import Found, at
+from normscope.probes.added import sites_of_added
+from normscope.probes.parameters import Parameters
+from normscope.probes.roles import Masks, role_masks
+from normscope.probes.rows import Found, at
 from normscope.subjects.memory import is_out_of_memory
 
 NO_GRADIENT = "no gradient flows there: the loss does not depend on it"

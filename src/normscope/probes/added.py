@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from torch import Tensor
 
 from normscope.anatomy import Branch, Fused, Site
-from normscope.probes._rows import Found, at
-from normscope.probes._sums import exact
+from normscope.probes.rows import Found, at
+from normscope.probes.sums import exact
 
 
 def sites_of_added(branch: Branch) -> Iterator[Site]:

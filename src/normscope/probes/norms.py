@@ -8,7 +8,7 @@ from torch import Tensor
 
 from normscope.anatomy import Anatomy, Norm
 from normscope.anatomy.types import at_call
-from normscope.probes._sums import exact
+from normscope.probes.sums import exact
 
 TOKENWISE = ("layernorm", "rmsnorm", "l2norm")
 """Norms over the features of one token; the others mix tokens, and their Jacobian is not one token's."""

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
-from normscope.probes._backward import differentiated
-from normscope.probes._objective import objective
-from normscope.probes._sums import energy, inner
+from normscope.probes.backward import differentiated
+from normscope.probes.objective import objective
+from normscope.probes.sums import energy, inner
 from normscope.subjects import Batch, Subject
 from normscope.subjects.memory import is_out_of_memory
 

@@ -6,13 +6,12 @@ C, H, W) (convolutional stems) and flattened as (B·T, d). Token diversity needs
     B sequences, T tokens of one, d features
 """
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
 from normscope.subjects import Batch
+from normscope.subjects.feed import tensors_in
 
 
 @dataclass(frozen=True)
@@ -64,18 +63,6 @@ def _num_sequences(num_tokens: int, hints: Hints) -> int:
     if hints.batch and hints.batch[0] and num_tokens % hints.batch[0] == 0 and len(hints.batch) > 1:
         return hints.batch[0]
     return 1
-
-
-def tensors_in(batch: Any) -> Iterator[Tensor]:
-    """Every tensor in a nest of tuples, lists and mappings, in order."""
-    if isinstance(batch, Tensor):
-        yield batch
-    elif isinstance(batch, Mapping):
-        for value in batch.values():
-            yield from tensors_in(value)
-    elif isinstance(batch, tuple | list):
-        for value in batch:
-            yield from tensors_in(value)
 
 
 def batch_shape(batch: Batch) -> tuple[int, ...]:

@@ -15,12 +15,12 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from normscope.anatomy.calls import ModuleCalls
 from normscope.anatomy.types import at_call
-from normscope.probes._layout import tensors_in
-from normscope.probes._objective import objective
-from normscope.probes._parameters import Parameters
-from normscope.probes._sums import is_finite
 from normscope.probes.measurement import EXACT, Measurement
+from normscope.probes.objective import objective
+from normscope.probes.parameters import Parameters
+from normscope.probes.sums import is_finite
 from normscope.subjects import Subject
+from normscope.subjects.feed import tensors_in
 
 QUANTITY = "precision/non-finite"
 

@@ -1,0 +1,184 @@
+"""One held graph of the stream, for one sequence: what every Jacobian of the probe is a sub-map of.
+
+Only the stream needs a graph, so parameters inside blocks do not require grad and those outside (embeddings)
+do: the first block's entry then has a graph, and no activation is saved for a weight's gradient. Where the
+embedding runs under no_grad, the first block is handed a tensor that requires grad.
+
+Every forward begins with the model's state as it was found; the graph's is the last one, so that nothing that
+it saved is written over.
+
+    B sequences, T tokens, d features
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map_only
+
+from normscope.anatomy import Anatomy, Block, Site, Stack, capture, named_modules, named_parameters
+from normscope.linalg import NO_PATH, JacobianOperator, TangentError
+from normscope.probes.backward import behind_copy
+from normscope.probes.jacobian.derivative import STEPS, Shifted
+from normscope.probes.jacobian.one_sequence import Feed, sites_of
+from normscope.subjects import Batch, call_model, untouched
+from normscope.subjects.feed import map_tensors
+
+Tensors = dict[Site, Tensor]
+
+
+@dataclass
+class HeldGraph:
+    """Tensors at sites with one graph over them.
+
+    Attributes:
+        tensors: site → tensor, those that came by.
+        shifted: site → how the tensor moves when the stack's entry is shifted, without graph. Absent for
+            stacks whose first block does not take the stream as an argument.
+        note: what was fed, in words.
+    """
+
+    tensors: Tensors
+    shifted: Mapping[Site, Shifted]
+    note: str
+
+    def operator(self, source: Site, target: Site) -> JacobianOperator:
+        """Jacobian of the tensor at `target` by the one at `source`.
+
+        Raises:
+            TangentError: where one did not come by, is not finite, or no path leads from one to the other.
+        """
+        x, y = (self._finite(site) for site in (source, target))
+        op = JacobianOperator.on_graph(y, x)
+        if not op.connected() and (edge := behind_copy(x)) is not None:
+            op = JacobianOperator.on_graph(y, x, edge=edge)
+        if not op.connected():
+            raise TangentError(NO_PATH)
+        return op
+
+    def _finite(self, site: Site) -> Tensor:
+        if site not in self.tensors:
+            raise TangentError(f"{site.op} number {site.nth} of {site.module or 'the model'} did not come by")
+        tensor = self.tensors[site]
+        if not bool(torch.isfinite(tensor.detach()).all()):
+            raise TangentError("the values there are not finite")
+        return tensor
+
+
+def hold(model: nn.Module, anatomy: Anatomy, feed: Feed) -> HeldGraph:
+    """Run one sequence and hold its graph. Call it inside `measuring` and `untouched`.
+
+    Costs one forward, and four for each stack with its entry shifted.
+
+    Args:
+        model: the model.
+        anatomy: where to look.
+        feed: what to run.
+    """
+    _stream_only(model, anatomy.blocks)
+    shifted: dict[Site, Shifted] = {}
+    for stack in anatomy.stacks:
+        shifted |= _shifted(model, feed, stack)
+    # Floating inputs are roots of the graph too: a model may have no parameter before its first block.
+    roots = map_tensors(lambda t: _with_graph(t) if t.is_floating_point() else t, feed.batch)
+    entries: Tensors = {}
+    with ExitStack() as hooks:
+        for stack in anatomy.stacks:
+            hooks.enter_context(_entering(model, feed, stack, _with_graph, entries))
+        tensors = _tensors(model, roots, feed, sites_of(anatomy))
+    for site, entry in entries.items():
+        if site in tensors and not tensors[site].requires_grad:
+            tensors[site] = entry
+    return HeldGraph(tensors, shifted, feed.note)
+
+
+def _with_graph(value: Tensor) -> Tensor:
+    """The tensor itself where it is in a graph, else a copy that is."""
+    return value if value.requires_grad else value.detach().requires_grad_().clone()
+
+
+def _tensors(model: nn.Module, batch: Batch, feed: Feed, sites: Iterable[Site]) -> Tensors:
+    """Tensors at sites, under the anatomy's names for them."""
+    sites = list(sites)
+    _, found = capture(model, lambda: call_model(model, batch), {feed.names[site] for site in sites})
+    return {site: found[feed.names[site]] for site in sites if feed.names[site] in found}
+
+
+def _stream_only(model: nn.Module, blocks: Iterable[Block]) -> None:
+    """Only floating parameters outside blocks require grad."""
+    inside = tuple(f"{block.path}." for block in blocks)
+    for name, parameter in named_parameters(model):
+        parameter.requires_grad_(parameter.is_floating_point() and not name.startswith(inside))
+
+
+def _shifted(model: nn.Module, feed: Feed, stack: Stack) -> dict[Site, Shifted]:
+    """How the tensors of `stack` move with its entry, at both steps; empty where it cannot be moved."""
+    first = stack.blocks[0].entry
+    if first not in feed.values:
+        return {}
+    entry = feed.values[first]
+    direction = torch.randn_like(entry) * float(entry.double().square().mean().sqrt())
+    moves: list[Tensors] = []
+    for step in STEPS:
+        ends = [_moved(model, feed, stack, entry + sign * step * direction) for sign in (1, -1)]
+        if not all(ends):
+            return {}
+        plus, minus = ends
+        moves.append(
+            {s: (plus[s].double() - minus[s].double()) / (2 * step) for s in plus.keys() & minus.keys()}
+        )
+    long, short = moves
+    return {site: Shifted(long[site], short[site]) for site in long.keys() & short.keys()}
+
+
+def _moved(model: nn.Module, feed: Feed, stack: Stack, moved: Tensor) -> Tensors:
+    """Tensors of `stack`, without graph, with `moved` in place of its entry; empty where nothing took it."""
+    entries: Tensors = {}
+    with untouched(model), _entering(model, feed, stack, lambda _: _with_graph(moved), entries):
+        found = _tensors(model, feed.batch, feed, sites_of(stack))
+    first = stack.blocks[0].entry
+    return {site: t.detach() for site, t in (found | {first: moved}).items()} if entries else {}
+
+
+@contextmanager
+def _entering(
+    model: nn.Module, feed: Feed, stack: Stack, change: Callable[[Tensor], Tensor], entries: Tensors
+) -> Iterator[None]:
+    """Hand the first block of `stack` a changed entry wherever it takes the stream as an argument.
+
+    Args:
+        change: of the stream.
+        entries: takes the changed entry; it stays as it is where the first block is no module of its own, or
+            does not take the stream as an argument.
+    """
+    block = stack.blocks[0]
+    modules = dict(named_modules(model))
+    entry = feed.values.get(block.entry)
+    if entry is None or block.path not in modules or block.call > 0:
+        yield
+        return
+    num_calls = 0
+
+    def replaced(value: Tensor) -> Tensor:
+        if value.numel() != entry.numel() or not torch.equal(value.detach().reshape(entry.shape), entry):
+            return value
+        entries[block.entry] = change(value.reshape(entry.shape))
+        return entries[block.entry].reshape(value.shape)
+
+    def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls > 1:
+            return None
+        with _disable_current_modes():  # or these ops would count as the block's
+            return tree_map_only(Tensor, replaced, (args, kwargs))
+
+    handle = modules[block.path].register_forward_pre_hook(hook, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -1,0 +1,208 @@
+"""What the jacobian probe feeds: one sequence of the batch, cut off it and held against the whole.
+
+Which axis of a tensor counts sequences is not written on it: a mask (T, T) is as long as a batch of B = T. So
+cuts are tried, and one is taken where the first and the last sequence, run alone, have the values that they
+have in the batch.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice, product
+
+import torch
+from torch import Tensor, nn
+
+from normscope.anatomy import Anatomy, Site, Stack, capture, read_anatomy
+from normscope.subjects import Batch, call_model, untouched
+from normscope.subjects.feed import map_tensors, tensors_in
+from normscope.subjects.memory import is_out_of_memory
+
+MAX_CUTS = 8
+"""Ways to cut that are tried along one axis; four tensors, three of them cut or not, have eight."""
+
+SAME, GROWTH = 1e-3, 100.0
+"""Relative distance up to which values are those of the batch, or so many times that of a site before.
+Rounding differs between a batch of one and one of four, and a deep stack may amplify it step by step."""
+
+
+@dataclass(frozen=True)
+class Feed:
+    """One sequence, and how the sites are called when it runs.
+
+    Attributes:
+        batch: the sequence.
+        names: site of the anatomy → site in a forward of this batch. A batch of one takes other views than a
+            batch of four, and sites count ops, so the model is read again.
+        values: the stream at the ends of blocks, by the sites of the anatomy; without a graph.
+        note: "B = 1", or why it is not.
+    """
+
+    batch: Batch
+    names: Mapping[Site, Site]
+    values: Mapping[Site, Tensor]
+    note: str
+
+
+class OtherValues(Exception):
+    """A cut batch does not give what the whole batch gives; the message says what was seen."""
+
+
+def one_sequence(model: nn.Module, batch: Batch, anatomy: Anatomy) -> Feed:
+    """The first sequence of `batch`; the whole batch where the model does not run, read or give the same on
+    one."""
+    names = {site: site for site in sites_of(anatomy)}
+    whole = _values(model, batch, anatomy, names)
+    if _length(batch, 0) == 1:
+        return Feed(batch, names, whole, "B = 1")
+    reason = ""
+    for axis in (0, 1) if _has_attention(anatomy) else (0,):
+        for cut in _cuts(batch, axis):
+            try:
+                return _verified(model, anatomy, cut, whole, _length(batch, axis))
+            except Exception as error:  # a forward may raise anything on a batch that it was not made for
+                if is_out_of_memory(error):
+                    raise
+                reason = reason or (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return Feed(
+        batch, names, whole, f"the whole batch at once, not one sequence: {reason or 'nothing to cut'}"
+    )
+
+
+def sites_of(part: Anatomy | Stack) -> Iterator[Site]:
+    """Where Jacobians begin and end, and what the norms between them look at."""
+    for block in part.blocks:
+        yield from (block.entry, block.exit)
+        for branch in block.branches:
+            yield from (branch.entry, branch.output)
+            yield from (norm.input for norm in branch.norms)
+            yield from (attention.probabilities for attention in branch.attention[:1])
+
+
+def cast(batch: Batch, dtype: torch.dtype) -> Batch:
+    """`batch` with its floating tensors in `dtype`."""
+    return map_tensors(lambda t: t.to(dtype) if t.is_floating_point() else t, batch)
+
+
+def _has_attention(anatomy: Anatomy) -> bool:
+    """Whether tokens mix: only then does a cut along the axis of tokens give other values."""
+    return any(branch.attention for branch in anatomy.branches)
+
+
+def _main(batch: Batch) -> Tensor | None:
+    """The tensor whose axes are those of the batch: the first with two axes or more, else the first."""
+    tensors = tensors_in(batch)
+    return next((t for t in tensors if t.ndim > 1), tensors[0] if tensors else None)
+
+
+def _length(batch: Batch, axis: int) -> int:
+    main = _main(batch)
+    return 0 if main is None or main.ndim <= axis else main.shape[axis]
+
+
+def _cuts(batch: Batch, axis: int) -> Iterator[partial[Batch]]:
+    """Ways to cut `batch` down to one sequence, the likely ones first: functions of the sequence's number.
+
+    The main tensor is cut along `axis`; every other tensor along an axis of the same length, or not at all.
+    """
+    main, length = _main(batch), _length(batch, axis)
+    if main is None or length < 2:
+        return
+    choices: list[list[int | None]] = []
+    for tensor in tensors_in(batch):
+        fits = [a for a in (axis, 1 - axis) if tensor.shape[a : a + 1] == (length,)]
+        choices.append([axis] if tensor is main else [*fits, None])
+    for axes in islice(product(*choices), MAX_CUTS):
+        yield partial(_cut, batch, axes)
+
+
+def _cut(batch: Batch, axes: tuple[int | None, ...], index: int) -> Batch:
+    """Sequence number `index`, 0 or -1, of every tensor that has an axis of sequences."""
+    order = iter(axes)
+
+    def change(tensor: Tensor) -> Tensor:
+        axis = next(order)
+        return tensor if axis is None else tensor.narrow(axis, index % tensor.shape[axis], 1)
+
+    return map_tensors(change, batch)
+
+
+def _verified(
+    model: nn.Module, anatomy: Anatomy, cut: partial[Batch], whole: Mapping[Site, Tensor], length: int
+) -> Feed:
+    """The first sequence, where it and the last one run alone as they run in the batch.
+
+    Raises:
+        OtherValues: where they do not.
+    """
+    fed = cut(0)
+    again = read_anatomy(model, fed)
+    if _shape(again) != _shape(anatomy):
+        raise OtherValues("it reads otherwise there")
+    names = dict(zip(sites_of(anatomy), sites_of(again), strict=True))
+    first, last = (_values(model, each, anatomy, names) for each in (fed, cut(-1)))
+    _require_same(whole, first, 0, length)
+    _require_same(whole, last, -1, length)
+    return Feed(fed, names, first, "B = 1")
+
+
+def _shape(anatomy: Anatomy) -> list[list[tuple[str, str]]]:
+    """What must agree between two readings for their sites to be the same places."""
+    return [[(branch.site, branch.placement) for branch in block.branches] for block in anatomy.blocks]
+
+
+def _values(
+    model: nn.Module, batch: Batch, anatomy: Anatomy, names: Mapping[Site, Site]
+) -> dict[Site, Tensor]:
+    """The stream at the ends of blocks, and the first attention; the model's state comes back as it was, or a
+    cache of keys would hold what an earlier forward left."""
+    wanted = {site for block in anatomy.blocks for site in (block.entry, block.exit)}
+    wanted |= set(_first_attention(anatomy))
+    with untouched(model):
+        _, found = capture(model, lambda: call_model(model, batch), {names[site] for site in wanted})
+    return {site: found[names[site]].detach() for site in wanted if names[site] in found}
+
+
+def _first_attention(anatomy: Anatomy) -> list[Site]:
+    attention = (a for branch in anatomy.branches if branch.kind == "attention" for a in branch.attention)
+    return [each.probabilities for each in islice(attention, 1)]
+
+
+def _require_same(
+    whole: Mapping[Site, Tensor], alone: Mapping[Site, Tensor], index: int, length: int
+) -> None:
+    """Every value of a sequence that ran alone is that of sequence `index` of the batch.
+
+    Raises:
+        OtherValues: at the first site where it is not.
+    """
+    worst = 0.0
+    for site, of_batch in whole.items():
+        if site not in alone:
+            raise OtherValues("it takes another path there")
+        gaps = [_distance(alone[site], share) for share in _shares(of_batch, alone[site], index, length)]
+        if not gaps:
+            shapes = f"{tuple(alone[site].shape)} for {tuple(of_batch.shape)} of {length}"
+            raise OtherValues(f"a tensor there is not one sequence's: {shapes}")
+        if not min(gaps) <= max(SAME, GROWTH * worst):
+            raise OtherValues(f"a sequence alone has other values than in the batch: off by {min(gaps):.1%}")
+        worst = max(worst, min(gaps))
+
+
+def _shares(of_batch: Tensor, alone: Tensor, index: int, length: int) -> Iterator[Tensor]:
+    """Where sequence `index` may lie in the batch's tensor: on an axis of its own, or folded into one."""
+    if of_batch.ndim != alone.ndim or of_batch.numel() != length * alone.numel():
+        return
+    longer = [a for a in range(alone.ndim) if of_batch.shape[a] != alone.shape[a]]
+    if len(longer) == 1:
+        (axis,) = longer
+        count = alone.shape[axis]
+        yield of_batch.narrow(axis, index % length * count, count)
+        yield of_batch.unflatten(axis, (count, length)).select(axis + 1, index)
+
+
+def _distance(left: Tensor, right: Tensor) -> float:
+    """‖x − y‖/‖y‖; values that are not finite count as equal where both are not."""
+    x, y = (t.double().nan_to_num(0.0, 0.0, 0.0) for t in (left, right))
+    size = float(y.norm())
+    return float((x - y).norm()) / size if size else float(x.norm())
