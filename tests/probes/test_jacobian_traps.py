@@ -257,7 +257,7 @@ def test_kinks_are_no_wrong_derivative() -> None:
             x = self.norms[i](x)
             return self.attention(x) if i == 0 else self.feed_forward.down(self.feed_forward.up(x).relu())
 
-    for seed in range(3):
+    for seed in range(2):
         torch.manual_seed(seed)
         rows = measure(Model(16, lambda: Kinked(16, "pre"), 2), ids(8)[:1], Budget.FAST)
         assert max(rows.of("derivative/relative-error").values()) < 0.02
@@ -281,12 +281,12 @@ def test_a_hook_that_fails_takes_only_the_figures_with_it() -> None:
     class Hooked(Block):
         def forward(self, x: Tensor) -> Tensor:
             x = super().forward(x)
-            x.register_hook(lambda gradient: float(gradient.sum()))
+            x.register_hook(lambda gradient: "nothing")
             return x
 
     rows = measure(Model(4, lambda: Hooked(4, "pre")), ids(3)[:1])
     assert not any(row.measured for row in rows if row.quantity == "jacobian/sigma-max")
-    assert "float" in reason(rows, "sigma-max", "decoder")
+    assert "hook" in reason(rows, "sigma-max", "decoder")
 
 
 class Louder(Model):
