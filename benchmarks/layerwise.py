@@ -14,11 +14,11 @@ import torch
 
 from normscope.anatomy import measuring, read_anatomy
 from normscope.linalg import layerwise_sigma_min, sigma_max
-from normscope.probes._feeding import one_sequence
-from normscope.probes._held import hold
 from normscope.probes.jacobian.budget import Budget, Spending
+from normscope.probes.jacobian.held_graph import hold
 from normscope.probes.jacobian.layers import layers_of
-from normscope.probes.jacobian.look import Look
+from normscope.probes.jacobian.one_sequence import one_sequence
+from normscope.probes.jacobian.workspace import Workspace
 from normscope.subjects import load
 
 CASES = (("hf:gpt2", 32), ("hf:gpt2", 128), ("hf:bert", 32))
@@ -33,10 +33,10 @@ def row(spec: str, tokens: int) -> str:
     with measuring(subject.model):
         feed = one_sequence(subject.model, subject.batch, anatomy)
         graph = hold(subject.model, anatomy, feed)
-        look = Look(subject.model, anatomy, feed, graph, "", Spending(Budget.DEEP))
+        workspace = Workspace(subject.model, anatomy, graph, "", Spending(Budget.DEEP))
         stack = anatomy.stacks[0]
-        layers = layers_of(look, stack)
-        largest = sigma_max(look.ends(stack), tol=TOLERANCE, confidence=0.9)
+        layers = layers_of(workspace, stack)
+        largest = sigma_max(workspace.ends(stack), tol=TOLERANCE, confidence=0.9)
         before, clock = time.process_time(), time.perf_counter()
         found = layerwise_sigma_min(layers, tol=TOLERANCE, max_products=MAX_PRODUCTS[tokens])
         cpu, wall = time.process_time() - before, time.perf_counter() - clock
