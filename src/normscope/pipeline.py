@@ -91,6 +91,11 @@ class _Run:
         kept = [f for f in found if not self.select or any(matches(f, code) for code in self.select)]
         return [f for f in kept if not any(matches(f, code) for code in self.ignore)]
 
+    @property
+    def tried(self) -> bool:
+        """Whether a trial was run that could have failed."""
+        return self.forecast is not None and self.forecast.outcome != "not measured"
+
     def report(self) -> Report:
         subject, found = self.subject, self.findings()
         return Report(
@@ -105,7 +110,7 @@ class _Run:
             ladder=self.ladder,
             remedies=self.remedies,
             findings=tuple(found),
-            verdict=verdict(found, interrupted=self.interrupted),
+            verdict=verdict(found, interrupted=self.interrupted, tried=self.tried),
             budget=self.spending.to_dict(),
             cost=self.cost | {"total": round(sum(self.cost.values()), 4)},
             notes=(*subject.notes, *self.notes),

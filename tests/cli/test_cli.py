@@ -62,6 +62,14 @@ def test_fail_on_and_ignore_decide_the_status(here: Path) -> None:
     assert run(["check", spec, *QUICK, "--fail-on", "warning", "--select", "NS1", "--ignore", "NS103"]) == 0
 
 
+def test_nothing_tried_is_no_trial(capsys: pytest.CaptureFixture[str]) -> None:
+    """It counts as a warning for --fail-on."""
+    untried = ["check", SMALL, *QUICK[2:], "--steps", "0", "--budget", "fast"]
+    for fail_on, status in (("error", 0), ("warning", 1), ("never", 0)):
+        assert run([*untried, "--fail-on", fail_on]) == status
+        assert lines(capsys.readouterr().out)[0].startswith("no trial")
+
+
 def test_nan_model_gets_a_full_report_and_status_1(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = write_factory(
         here,

@@ -137,6 +137,7 @@ def test_the_whole_way_on_a_run_that_fails() -> None:
 def test_without_a_loss_the_report_says_that_nothing_was_tried() -> None:
     model = torch.nn.Sequential(MODELS["pre"](), torch.nn.Linear(256, 3))  # no logits over its ids
     report = normscope.check(model, BATCH, steps=2, budget="fast", forecast_rates=[1e-3], try_remedies=True)
+    assert report.verdict == "no trial"
     assert report.ladder is None
     assert any("no other rates were tried" in note and "loss" in note for note in report.notes)
     assert report.remedies is not None

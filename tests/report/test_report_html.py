@@ -286,8 +286,12 @@ def test_an_interrupted_check_says_so_and_wears_no_tick() -> None:
     page = Page(render_html(cut))
     assert page.text["h1"].strip() == "Interrupted"
     assert "interrupted" in lead_sentence(cut)
-    signs = [re.findall(r'<svg class="sign".*?</svg>', render_html(r), re.DOTALL)[0] for r in (cut, healthy)]
-    assert signs[0] != signs[1]
+    untried = synthetic.report(Anatomy(()), [], verdict="no trial")
+    assert Page(render_html(untried)).text["h1"].strip() == "No trial"
+    assert lead_sentence(untried).startswith("No training step was tried: no trial was asked for.")
+    reports = (cut, untried, healthy)
+    signs = {re.findall(r'<svg class="sign".*?</svg>', render_html(r), re.DOTALL)[0] for r in reports}
+    assert len(signs) == 3
 
 
 def test_sentences_keep_paths_and_symbols() -> None:

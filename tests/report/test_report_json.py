@@ -96,8 +96,9 @@ def test_assert_healthy_names_what_is_wrong_and_passes_notes() -> None:
     report(findings=report().findings[1:]).assert_healthy()
 
 
-def test_an_interrupted_check_is_not_healthy() -> None:
-    cut = replace(report(findings=()), verdict="interrupted")
+@pytest.mark.parametrize("verdict", ["interrupted", "no trial"])
+def test_what_was_not_checked_to_the_end_is_not_healthy(verdict: str) -> None:
+    cut = replace(report(findings=()), verdict=verdict)
     jsonschema.validate(parsed(cut), schema())
-    with pytest.raises(AssertionError, match=r"verdict 'interrupted'$"):
+    with pytest.raises(AssertionError, match=rf"verdict '{verdict}'$"):
         cut.assert_healthy()

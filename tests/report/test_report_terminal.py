@@ -30,9 +30,10 @@ def test_it_fits_and_starts_with_the_verdict(depth: int, width: int) -> None:
     assert order == sorted(order)
 
 
-def test_an_interrupted_check_opens_with_that_word() -> None:
-    cut = replace(report(findings=()), verdict="interrupted")
-    assert text_report(cut, 80).splitlines()[0] == "interrupted  hf:gpt2"
+@pytest.mark.parametrize("verdict", ["interrupted", "no trial"])
+def test_a_check_that_is_not_whole_opens_with_that_word(verdict: str) -> None:
+    cut = replace(report(findings=()), verdict=verdict)
+    assert text_report(cut, 80).splitlines()[0] == f"{verdict}  hf:gpt2"
 
 
 def test_sites_that_do_not_fit_stand_on_their_own_line() -> None:

@@ -33,6 +33,11 @@ def anatomy(depth: int = 12, placement: str = "pre", final: bool = True, **more:
 READING = anatomy()
 
 
+def partly(reading: Anatomy) -> Anatomy:
+    """The same of which a part was not read."""
+    return Anatomy(tuple(replace(stack, complete=False) for stack in reading.stacks), reading.unread)
+
+
 def case(
     *figures: tuple[str, str, float],
     reading: Anatomy = READING,
@@ -174,6 +179,12 @@ PAIRS: dict[str, list[Pair]] = {
             W,
             case(reading=anatomy(4, "peri", final=False)),
             case(reading=anatomy(4, "post", final=False)),
+        ),
+        Pair(
+            "not read to its end",
+            W,
+            case(reading=anatomy(final=False)),
+            case(reading=partly(anatomy(final=False))),
         ),
         Pair(
             "a gate forgets",

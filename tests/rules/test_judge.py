@@ -4,7 +4,7 @@ import math
 from itertools import chain
 
 import pytest
-from synthetic_cases import PAIRS, READING, anatomy, case, trial
+from synthetic_cases import PAIRS, READING, anatomy, case, partly, trial
 
 from normscope.anatomy import Anatomy
 from normscope.probes import Measurement, Measurements
@@ -27,7 +27,10 @@ def judged(one: Case) -> list[Finding]:
 def test_the_worst_finding_makes_the_verdict(severities: tuple[str, ...], expected: str) -> None:
     findings = [Finding("NS999", "x", Severity(s), (), "") for s in severities]
     assert verdict(findings) == expected
-    assert verdict(findings, interrupted=True) == expected.replace("healthy", "interrupted")
+    assert verdict(findings, tried=False) == expected.replace("healthy", "no trial")
+    for tried in (True, False):
+        cut = verdict(findings, interrupted=True, tried=tried)
+        assert cut == expected.replace("healthy", "interrupted")
 
 
 @pytest.mark.parametrize(
@@ -105,3 +108,20 @@ def test_remedies_fit_the_case() -> None:
     (full,) = judge(READING, Measurements(), trial("diverges"), Context())
     assert "float32" in half.remedy
     assert "Lower the rate" in full.remedy
+
+
+@pytest.mark.parametrize("code", ["NS102", "NS201", "NS204"])
+def test_no_rule_judges_the_part_of_a_stack_that_was_not_read(code: str) -> None:
+    """The upper half, the upper quarter and the norm after the last block may all be in that part."""
+    for pair in PAIRS[code]:
+        one = pair.beyond
+        assert code in {f.code for f in judged(one)}
+        seen = Case(partly(one.anatomy), one.table, one.forecast, one.context)
+        assert code not in {f.code for f in judged(seen)}
+
+
+def test_all_branches_that_were_read_are_not_all_there_are() -> None:
+    one = PAIRS["NS203"][1].beyond
+    seen = Case(partly(one.anatomy), one.table, None, one.context)
+    assert [f.severity for f in judged(one) if f.code == "NS203"] == ["error"]
+    assert [f.severity for f in judged(seen) if f.code == "NS203"] == ["warning"]

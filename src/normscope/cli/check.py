@@ -86,7 +86,8 @@ def command(
     """Will MODEL train? Reads it, measures it, takes a few real steps on a copy, and judges.
 
     Exit status: 0 clean, 1 findings at or above --fail-on, 2 the call or the model cannot be used, 130 Ctrl-C
-    (what was measured until then is shown).
+    (what was measured until then is shown). The verdict "no trial" (no loss, or --steps 0: nothing was tried
+    that could fail) counts as a warning: status 1 with --fail-on warning, else 0.
 
     Defaults of these options may stand in the table \\[tool.normscope] of pyproject.toml.
     """
@@ -180,6 +181,9 @@ def show(report: "Report", format: Format, output: Output) -> None:
 
 
 def exit_status(report: "Report", fail_on: FailOn) -> int:
-    """1 where a finding is as severe as `fail_on` asks, else 0."""
+    """1 where a finding is as severe as `fail_on` asks, else 0; "no trial" counts as a warning."""
     failing = {FailOn.ERROR: ("error",), FailOn.WARNING: ("error", "warning"), FailOn.NEVER: ()}[fail_on]
-    return int(any(finding.severity in failing for finding in report.findings))
+    severities = {str(finding.severity) for finding in report.findings}
+    if report.verdict == "no trial":
+        severities.add("warning")
+    return int(not severities.isdisjoint(failing))

@@ -31,6 +31,9 @@ CARD_CHARACTERS = 44
 """About how many characters a line of a finding's card holds beside the tower."""
 
 
+_CLASSES = {"will fail": "error", "at risk": "warning", "no trial": "untried", "interrupted": "halted"}
+
+
 @dataclass(frozen=True)
 class Card:
     """A finding as the page shows it; `lead` is the space above it that puts it beside its blocks."""
@@ -108,6 +111,11 @@ def lead_sentence(report: Any) -> str:
                 return sentence(finding.message)
     if report.verdict == "interrupted":
         return "The check was interrupted; nothing above a note was found in what was measured until then."
+    if report.verdict == "no trial":
+        reason = "no trial was asked for" if report.forecast is None else report.forecast.reason
+        return (
+            f"No training step was tried: {reason.rstrip('.')}. The measurements show nothing above a note."
+        )
     if report.forecast is not None and report.forecast.outcome != "not measured":
         return sentence(report.forecast.reason)
     return "Nothing above a note was found in what was measured."
@@ -127,12 +135,15 @@ def describe_stack(stack: Stack) -> str:
     if norms and not any(b.scheme for block in stack.blocks for b in block.branches):
         norms = f"norm placement {norms}"
     number = f"{len(stack.blocks)} block{'s' if len(stack.blocks) != 1 else ''}"
+    number += "" if stack.complete else " and a part that was not read"
     made = (
         " of " + " and ".join([", ".join(kinds[:-1]), kinds[-1]] if len(kinds) > 1 else kinds)
         if kinds
         else ""
     )
     ending = "with a final norm" if stack.final_norm is not None else "without a final norm"
+    if stack.final_norm is None and not stack.complete:
+        ending = "no final norm was read"
     return ", ".join([number + made, *([norms] if norms else []), ending])
 
 
@@ -151,7 +162,7 @@ def _asset(name: str) -> str:
 
 
 def _verdict_class(verdict: str) -> str:
-    return {"will fail": "error", "at risk": "warning", "interrupted": "halted"}.get(verdict, "fine")
+    return _CLASSES.get(verdict, "fine")
 
 
 def _track_width(layout: Layout, spots: Sequence[Spot], tower_width: float) -> float:

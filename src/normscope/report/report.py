@@ -28,8 +28,8 @@ class Report:
         ladder: the same run at other learning rates; None where that was not asked for.
         remedies: what rescues the run; None where that was not asked for.
         findings: the gravest first, as `judge` orders them.
-        verdict: "will fail", "at risk" or "healthy", from the findings; "interrupted" in place of "healthy"
-            where the check did not come to its end.
+        verdict: "will fail", "at risk" or "healthy", from the findings. In place of "healthy" stands
+            "no trial" where no training step was tried, and "interrupted" where the check was.
         cost: seconds by probe.
         budget: what the Jacobians were allowed to cost, what they did, and what was left out for it.
         notes: what a reader must know besides ("a single batch is repeated").
@@ -91,12 +91,12 @@ class Report:
         return page
 
     def assert_healthy(self) -> None:
-        """Raise AssertionError that names every error and warning, or says that the check was interrupted.
+        """Raise AssertionError, which names every error and warning, unless the verdict is "healthy".
 
-        For a user's own test suite.
+        For a user's own test suite. A check without a trial (no loss, `steps=0`) does not pass.
         """
         grave = [finding for finding in self.findings if finding.severity != Severity.NOTE]
-        if grave or self.verdict == "interrupted":
+        if grave or self.verdict != "healthy":
             listed = "\n".join(f"  {f.severity} {f.code} {f.name}: {f.message}" for f in grave)
             raise AssertionError(f"{self.model}: verdict {self.verdict!r}\n{listed}".rstrip())
 

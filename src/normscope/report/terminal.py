@@ -25,6 +25,7 @@ from normscope.rules import Finding, figure
 _COLOURS = {
     "will fail": "bold red",
     "at risk": "bold yellow",
+    "no trial": "bold cyan",
     "healthy": "bold green",
     "interrupted": "bold cyan",
     "error": "bold red",
@@ -134,7 +135,8 @@ def _labelled(label: str, words: str) -> RenderableType:
 def _stack_words(stack: Stack) -> str:
     norms = norms_in_words(stack) or "no branch (no norm)"
     final = "" if stack.final_norm is None else ", then a final norm"
-    return f"{stack.name or 'stack'}: {len(stack.blocks)} blocks, {norms}{final}"
+    partly = "" if stack.complete else " (partly read)"
+    return f"{stack.name or 'stack'}: {len(stack.blocks)} blocks{partly}, {norms}{final}"
 
 
 def _forecast_words(forecast: Forecast) -> str:

@@ -9,7 +9,7 @@ from normscope.probes import Measurements
 from normscope.rules.finding import Finding, Severity
 from normscope.rules.rule import RULES, Case, Context
 
-Verdict = Literal["will fail", "at risk", "healthy", "interrupted"]
+Verdict = Literal["will fail", "at risk", "no trial", "healthy", "interrupted"]
 _RANK = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NOTE: 2}
 
 
@@ -31,14 +31,16 @@ def judge(
     return sorted(found, key=place)
 
 
-def verdict(findings: Iterable[Finding], *, interrupted: bool = False) -> Verdict:
-    """ "will fail" with an error among the findings, "at risk" with a warning, else "healthy".
+def verdict(findings: Iterable[Finding], *, interrupted: bool = False, tried: bool = True) -> Verdict:
+    """The verdict: "will fail" with an error among the findings, "at risk" with a warning, else "healthy".
 
-    What was interrupted has not been found healthy: that is "interrupted".
+    A model is not healthy where its check was `interrupted`, or where no trial was `tried` ("no trial").
     """
     severities = {finding.severity for finding in findings}
     if Severity.ERROR in severities:
         return "will fail"
     if Severity.WARNING in severities:
         return "at risk"
-    return "interrupted" if interrupted else "healthy"
+    if interrupted:
+        return "interrupted"
+    return "healthy" if tried else "no trial"

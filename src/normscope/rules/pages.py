@@ -16,8 +16,9 @@ _HEAD = """\
 Written from the table of rules by `python -m normscope.rules > docs/findings.md`; `normscope explain CODE`
 says the same of one.
 
-Severity: an *error* makes the verdict "will fail", a *warning* "at risk", a *note* leaves it "healthy",
-or "interrupted" where Ctrl-C came before the end.
+Severity: an *error* makes the verdict "will fail", a *warning* "at risk", a *note* leaves it "healthy". In
+place of "healthy" stands "no trial" where no training step could be tried (no loss, `--steps 0`), and
+"interrupted" where Ctrl-C came before the end.
 Structure alone is at most a warning. What concerns half precision is a note unless the model or `--dtype` is
 in that precision, or its values would overflow it. The figures that the thresholds were set between are in
 [thresholds.md](thresholds.md).

@@ -32,7 +32,8 @@ _HALF, _QUARTER = 4, 8  # fewest blocks for which a half, a quarter of a stack m
         above one, and the gradient is multiplied by the same factors on its way down.
     """,
     threshold=f"""
-        RMS at the last block over RMS at half depth above {GROWTH:g}, in stacks of {_HALF} blocks or more.
+        RMS at the last block over RMS at half depth above {GROWTH:g}, in stacks of {_HALF} blocks or more
+        that were read as a whole.
     """,
     source="""
         Xiong et al. 2020, arXiv:2002.04745, Lemma 2 (linear variance); the figures in docs/thresholds.md.
@@ -46,7 +47,7 @@ _HALF, _QUARTER = 4, 8  # fewest blocks for which a half, a quarter of a stack m
 def stream_growth(case: Case) -> Iterator[Hit]:
     rms = case.finite("stream/rms")
     for stack in case.anatomy.stacks:
-        grown = growth(case, stack) if len(stack.blocks) >= _HALF else None
+        grown = growth(case, stack) if stack.complete and len(stack.blocks) >= _HALF else None
         if grown is None or grown <= GROWTH:
             continue
         half, last = upper_half(stack)
@@ -132,7 +133,7 @@ def _remedy(case: Case, forecast: Forecast) -> str:
     """,
     threshold="""
         The branch's output is exactly zero and none of its parameters gets a non-zero gradient. A warning;
-        an error where that holds for every branch.
+        an error where that holds for every branch of a model that was read as a whole.
     """,
     source="Exact, no threshold; zero initialisations that do learn: ReZero, arXiv:2003.04887.",
     remedy="""
@@ -151,7 +152,8 @@ def dead_branch(case: Case) -> Iterator[Hit]:
     total = len(case.anatomy.branches)
     rows = case.rows("branch/zero-output", sites) + case.rows("branch/trainable", sites)
     message = f"{len(sites)} of {total} branches put out zeros and get no gradient."
-    yield Hit(Severity.ERROR if len(sites) == total else Severity.WARNING, sites, message, rows)
+    every = len(sites) == total and all(stack.complete for stack in case.anatomy.stacks)
+    yield Hit(Severity.ERROR if every else Severity.WARNING, sites, message, rows)
 
 
 @rule(
@@ -166,7 +168,7 @@ def dead_branch(case: Case) -> Iterator[Hit]:
     """,
     threshold=f"""
         Median update-to-stream ratio of the upper quarter under {DECLINE:g} and under {DECLINE_FALL:g} of
-        that of the lower half, in stacks of {_QUARTER} blocks or more.
+        that of the lower half, in stacks of {_QUARTER} blocks or more that were read as a whole.
     """,
     source="""
         Sun et al. 2025 (The Curse of Depth), arXiv:2502.05795; Pre-LN's 1/√(2l) is 0.07 at 96 blocks,
@@ -179,7 +181,7 @@ def dead_branch(case: Case) -> Iterator[Hit]:
 )
 def branch_decline(case: Case) -> Iterator[Hit]:
     for stack in case.anatomy.stacks:
-        medians = decline(case, stack) if len(stack.blocks) >= _QUARTER else None
+        medians = decline(case, stack) if stack.complete and len(stack.blocks) >= _QUARTER else None
         if medians is None:
             continue
         low, high = medians

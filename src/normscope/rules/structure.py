@@ -87,7 +87,8 @@ def _plain_post(branch: Branch) -> bool:
         learning rate of the head.
     """,
     threshold="""
-        A stack that ends in Pre-LN, res-post or Peri-LN branches and has no norm after its last block.
+        A stack that was read as a whole, ends in Pre-LN, res-post or Peri-LN branches and has no norm after
+        its last block.
     """,
     source="""
         Xiong et al. 2020, arXiv:2002.04745, Lemma 2 and section 3; every published Pre-LN model has one.
@@ -101,7 +102,7 @@ def _plain_post(branch: Branch) -> bool:
 def missing_final_norm(case: Case) -> Iterator[Hit]:
     rms = case.finite("stream/rms")
     for stack in case.anatomy.stacks:
-        if stack.final_norm is not None or not _open_stream(stack):
+        if not stack.complete or stack.final_norm is not None or not _open_stream(stack):
             continue
         last = stack.blocks[-1]
         message = (
