@@ -61,6 +61,7 @@ def test_equal_logits_are_uniform_over_what_is_visible(mask: str) -> None:
     found = figures(torch.full((2, 3, LENGTH, LENGTH), -2.5), mask)
     visible = [LENGTH] * LENGTH if mask == "none" else range(1, LENGTH + 1)
     assert found["entropy"] == pytest.approx(1.0, rel=1e-6)
+    assert found["logit-spread"] == pytest.approx(0.0, abs=1e-12)
     assert found["max-logit"] == 2.5
     assert found["max-probability"] == pytest.approx(sum(1 / n for n in visible) / LENGTH, rel=1e-6)
 
@@ -92,6 +93,8 @@ def test_an_entropy_worked_out_by_hand() -> None:
     )  # no head axis; the first query sees one key and has no say
     entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
     assert found["entropy"] == pytest.approx(entropy / math.log(2), rel=1e-14)
+    spread = math.log(3) / 2 / math.sqrt(2 * math.log(2))
+    assert found["logit-spread"] == pytest.approx(spread, rel=1e-14)
     assert found["max-logit"] == pytest.approx(math.log(3))
     assert found["max-probability"] == pytest.approx((1 + 0.75) / 2)
 
@@ -111,6 +114,14 @@ def test_values_are_those_of_a_plain_softmax(placement: str) -> None:
         p = logits.masked_fill(~causal, -torch.inf).softmax(-1)
         entropy = -(p * p.clamp_min(1e-300).log()).sum(-1)[..., 1:] / torch.arange(2.0, 7).double().log()
         site = f"blocks.{i}.0.f"
+        spreads = [
+            row[: n + 1].double().std(correction=0) / math.sqrt(2 * math.log(n + 1))
+            for head in logits.flatten(0, 1)
+            for n, row in enumerate(head)
+            if n
+        ]
+        spread = float(torch.stack(spreads).mean())
+        assert rows.of("attention/logit-spread")[site] == pytest.approx(spread, rel=1e-6)
         assert rows.of("attention/entropy")[site] == pytest.approx(float(entropy.mean()), rel=1e-12)
         assert rows.of("attention/max-logit")[site] == pytest.approx(float(logits[..., causal].abs().max()))
         assert rows.of("attention/max-probability")[site] == pytest.approx(float(p.amax(-1).mean()))
@@ -119,7 +130,7 @@ def test_values_are_those_of_a_plain_softmax(placement: str) -> None:
 def test_reasons() -> None:
     def reason(mask: str, logits: Tensor, anatomy: Anatomy) -> str:
         rows = measure_attention(subject_of(Softmax(mask), logits), anatomy)
-        assert len(rows) == 3
+        assert len(rows) == 4
         assert not any(row.measured for row in rows)
         return rows[0].how
 
@@ -143,3 +154,16 @@ def test_a_query_that_sees_one_key_has_no_entropy() -> None:
     assert row is not None
     assert row.how == "not measured: no query sees two keys"
     assert rows.of("attention/max-probability") == {"attn": 1.0}
+
+
+def test_logits_of_deviation_at_which_a_softmax_condenses_have_spread_one() -> None:
+    """√(2 log n) for n keys, whatever their mean; unit queries and keys of 128 dimensions are far beyond it
+    without 1/√d_h, and far inside with it."""
+    generator = torch.Generator().manual_seed(0)
+    queries, keys = torch.randn(2, 4, 4, 256, 128, generator=generator)
+    products = queries @ keys.mT
+    limit = math.sqrt(2 * math.log(256))
+    sharp = products / products.std(-1, correction=0, keepdim=True) * limit + 7.0
+    assert figures(sharp, "none")["logit-spread"] == pytest.approx(1.0, rel=1e-5)
+    assert figures(products, "none")["logit-spread"] == pytest.approx(math.sqrt(128) / limit, rel=0.02)
+    assert figures(products / math.sqrt(128), "none")["logit-spread"] == pytest.approx(1 / limit, rel=0.02)

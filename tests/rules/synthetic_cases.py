@@ -101,8 +101,9 @@ def declining(below: float, above: float) -> Case:
     return case(*figures)
 
 
-def gain(decades: float) -> Case:
-    rms = [("stream/rms", "layers.input", 0.02), ("stream/rms", "layers.11", 2.0)]
+def gain(decades: float, faintest: float = 1.0) -> Case:
+    rms = [("stream/faintest-token", "layers.input", faintest)]
+    rms += [("stream/rms", "layers.input", 0.02), ("stream/rms", "layers.11", 2.0)]
     return case(("jacobian/contraction", "layers", decades + 2.0), *rms)  # the stream itself grows 10² times
 
 
@@ -139,6 +140,7 @@ def updates(depth: int, ratio: float) -> Case:
 
 TRAINS = case(forecast=trial("trains"))
 DEEP = structure.POST_LN_WARNING
+WRONG = "derivative/relative-error"
 FLUSHED, COSINE = "precision/float16-flushed", "precision/bfloat16-cosine"
 EPS, MEDIAN = "precision/eps", "precision/eps-ratio-median"
 
@@ -238,6 +240,26 @@ PAIRS: dict[str, list[Pair]] = {
             case(*everywhere("attention/entropy", 0.9)),
         ),
     ],
+    "NS206": [
+        Pair(
+            "all",
+            W,
+            case(*everywhere("attention/logit-spread", signal.SPREAD * OVER)),
+            case(*everywhere("attention/logit-spread", signal.SPREAD * UNDER)),
+        ),
+        Pair(
+            "half of them",
+            W,
+            case(*everywhere("attention/logit-spread", 2.0, 1), ("attention/logit-spread", "x", 0.1)),
+            case(*everywhere("attention/logit-spread", 0.1)),
+        ),
+        Pair(
+            "one of many",
+            N,
+            case(*everywhere("attention/logit-spread", 0.1), ("attention/logit-spread", "x", 2.0)),
+            case(*everywhere("attention/logit-spread", 0.1)),
+        ),
+    ],
     "NS301": [Pair("ends", W, ends(UNDER / gradient.SPREAD), ends(OVER / gradient.SPREAD))],
     "NS302": [Pair("ends", W, ends(OVER * gradient.SPREAD), ends(UNDER * gradient.SPREAD))],
     "NS303": [
@@ -245,7 +267,27 @@ PAIRS: dict[str, list[Pair]] = {
         Pair("keys are fed", W, starved(gradient.STARVED * UNDER), starved_queries()),
         Pair("few", N, starved(gradient.STARVED * UNDER, 5), starved(gradient.STARVED * OVER, 5)),
     ],
+    "NS304": [
+        Pair(
+            "a branch",
+            W,
+            case((WRONG, "layers.3.attn", gradient.WRONG * OVER), (WRONG, "layers.4.attn", 0.0)),
+            case((WRONG, "layers.3.attn", gradient.WRONG * UNDER)),
+        ),
+        Pair(
+            "partly read",
+            N,
+            case((WRONG, "layers.3.attn", 1.0), reading=partly(READING)),
+            case((WRONG, "layers.3.attn", 0.0), reading=partly(READING)),
+        ),
+    ],
     "NS401": [
+        Pair(
+            "a faint token",
+            W,
+            gain(2 * jacobian.DECADES, 10**-jacobian.DECADES * OVER),
+            gain(2 * jacobian.DECADES, 10**-jacobian.DECADES * UNDER),
+        ),
         Pair("contraction", W, gain(-jacobian.DECADES * OVER), gain(-jacobian.DECADES * UNDER)),
         Pair("expansion", W, gain(jacobian.DECADES * OVER), gain(jacobian.DECADES * UNDER)),
     ],

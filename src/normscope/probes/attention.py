@@ -5,6 +5,8 @@ One forward, in eval mode, under the math backend. Over the keys that a query ma
     attention/entropy          −Σ p log p / log(visible keys), mean over heads and queries that see at least
                                two keys: 1 is uniform, 0 is one-hot (entropy collapse: Zhai et al. 2023, arXiv
                                2303.06296)
+    attention/logit-spread     deviation of a query's logits over √(2 log(visible keys)), mean over the same:
+                               from 1 on a softmax of Gaussian logits gives its weight to a few keys
     attention/max-logit        largest |logit|
     attention/max-probability  the largest probability of a query, mean over heads and queries
 
@@ -31,14 +33,15 @@ MASKED_LOGIT = -1e4
 PIECE = 1 << 20
 """Elements that are looked at in one go, in float64."""
 
-ENTROPY, LOGIT, PROBABILITY = "attention/entropy", "attention/max-logit", "attention/max-probability"
+ENTROPY, SPREAD = "attention/entropy", "attention/logit-spread"
+LOGIT, PROBABILITY = "attention/max-logit", "attention/max-probability"
 
 
 def measure_attention(subject: Subject, anatomy: Anatomy) -> list[Measurement]:
-    """Entropy, largest logit and mean largest probability of every attention; one forward.
+    """Entropy, logits' spread, largest logit and mean largest probability of every attention; one forward.
 
     Returns:
-        three rows a branch of kind attention or cross-attention, in the order of the forward; "not measured"
+        four rows a branch of kind attention or cross-attention, in the order of the forward; "not measured"
         with its reason where the softmax was not seen.
     """
     branches = [branch for branch in anatomy.branches if branch.attention or "attention" in branch.kind]
@@ -54,6 +57,7 @@ class _Tally:
     """Running sums over all attentions of one branch."""
 
     entropy: float = 0.0
+    spread: float = 0.0
     num_choosing: int = 0  # queries that see at least two keys
     probability: float = 0.0
     num_queries: int = 0  # queries that see a key at all
@@ -64,8 +68,9 @@ class _Tally:
         p = torch.where(visible_QS, exact(probabilities_QS), 0.0)
         num_visible = visible_QS.sum(-1)
         choosing, seeing = num_visible >= 2, num_visible >= 1
-        entropy = torch.special.entr(p).sum(-1)[choosing] / num_visible[choosing].double().log()
-        self.entropy += float(entropy.sum())
+        options = num_visible[choosing].double().log()
+        self.entropy += float((torch.special.entr(p).sum(-1)[choosing] / options).sum())
+        self.spread += float((_deviation(logits_QS, visible_QS)[choosing] / (2 * options).sqrt()).sum())
         self.num_choosing += int(choosing.sum())
         self.probability += float(p.amax(-1)[seeing].sum())
         self.num_queries += int(seeing.sum())
@@ -73,11 +78,12 @@ class _Tally:
         self.logit = max(self.logit, float(largest))
 
     def rows(self, site: str) -> Iterator[Measurement]:
-        """The three figures."""
-        if self.num_choosing:
-            yield value_row(ENTROPY, site, self.entropy / self.num_choosing)
-        else:
-            yield not_measured(ENTROPY, site, "no query sees two keys")
+        """The four figures."""
+        for quantity, total in ((ENTROPY, self.entropy), (SPREAD, self.spread)):
+            if self.num_choosing:
+                yield value_row(quantity, site, total / self.num_choosing)
+            else:
+                yield not_measured(quantity, site, "no query sees two keys")
         if self.num_queries:
             yield value_row(LOGIT, site, self.logit)
             yield value_row(PROBABILITY, site, self.probability / self.num_queries)
@@ -93,7 +99,8 @@ def _rows(branch: Branch, captured: Mapping[Site, Tensor]) -> Iterator[Measureme
         logits, probabilities = at(captured, attention.logits), at(captured, attention.probabilities)
         reason = _take_in(tally, logits, probabilities) or reason
     if reason:
-        yield from (not_measured(quantity, branch.site, reason) for quantity in (ENTROPY, LOGIT, PROBABILITY))
+        every = (ENTROPY, SPREAD, LOGIT, PROBABILITY)
+        yield from (not_measured(quantity, branch.site, reason) for quantity in every)
     else:
         yield from tally.rows(branch.site)
 
@@ -116,6 +123,14 @@ def _take_in(tally: _Tally, logits: Found, probabilities: Found) -> str:
         seen = visible(logits_NQS, probabilities_NQS, mask_is_added)
         tally.add(logits_NQS.flatten(0, 1), probabilities_NQS.flatten(0, 1), seen.flatten(0, 1))
     return ""
+
+
+def _deviation(logits_QS: Tensor, visible_QS: Tensor) -> Tensor:
+    """Standard deviation of each query's logits over the keys that it sees, in float64."""
+    num_visible = visible_QS.sum(-1, keepdim=True).clamp(min=1)
+    seen = torch.where(visible_QS, exact(logits_QS.detach()), 0.0)
+    from_mean = torch.where(visible_QS, seen - seen.sum(-1, keepdim=True) / num_visible, 0.0)
+    return (from_mean.square().sum(-1) / num_visible.squeeze(-1)).sqrt()
 
 
 def _maps(tensor: Tensor) -> Tensor:

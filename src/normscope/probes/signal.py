@@ -6,6 +6,7 @@ One forward, in eval mode. Over all elements x of a stream H (B, T, d), sums in 
     stream/rms        √(mean of x²)
     stream/max        largest |x|
     stream/kurtosis   mean of (x − mean)⁴ / variance², 3 for a normal distribution
+    stream/faintest-token  the least RMS of a token over the RMS of all, where a stack begins
     stream/diversity  ‖H − h̄‖² / ‖H‖², h̄ the mean token of its sequence, mean over the sequences: 1 for
                       tokens that have nothing in common, 0 after rank collapse (Dong et al. 2021, arXiv
                       2103.03404)
@@ -63,7 +64,9 @@ def _stack_rows(
     stack: Stack, captured: Mapping[Site, Tensor], batch: tuple[int, ...]
 ) -> Iterator[Measurement]:
     hints = Hints(batch, _num_tokens(stack, captured))
-    yield from _stream_rows(f"{stack.name}.input", at(captured, stack.blocks[0].entry), hints)
+    entry = at(captured, stack.blocks[0].entry)
+    yield from _stream_rows(f"{stack.name}.input", entry, hints)
+    yield _faintest_row(f"{stack.name}.input", entry)
     for block in stack.blocks:
         for branch in block.branches:
             yield from _branch_rows(branch, captured)
@@ -101,6 +104,14 @@ def _stream_rows(site: str, found: Found, hints: Hints) -> Iterator[Measurement]
     second, fourth = central_moments(found)
     yield ratio_row("stream/kurtosis", site, fourth, second**2)
     yield _diversity_row(site, found, hints)
+
+
+def _faintest_row(site: str, found: Found) -> Measurement:
+    quantity = "stream/faintest-token"
+    if isinstance(found, str):
+        return not_measured(quantity, site, found)
+    least = min(float(norms.min()) for norms in (exact(part).norm(dim=-1) for part in found.split(1)))
+    return ratio_row(quantity, site, least / found.shape[-1] ** 0.5, rms(found))
 
 
 def _diversity_row(site: str, stream: Tensor, hints: Hints) -> Measurement:

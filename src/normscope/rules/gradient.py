@@ -15,6 +15,9 @@ STARVED = 1e-5
 APART = 1e-4
 """Token diversity from which on starved queries and keys are no matter of collapsed tokens."""
 
+WRONG = 0.02
+"""Relative error of a derivative against finite differences from which on it is wrong, not rounded."""
+
 
 @rule(
     "NS301",
@@ -131,6 +134,44 @@ def _remedy_of_starved(case: Case, sites: Collection[str]) -> str:
         "Give W_Q and W_K more than a fixed deviation of 0.02 (1/√d at small widths), or scale what enters "
         "them up: a norm in front of the attention, embeddings × √d."
     )
+
+
+@rule(
+    "NS304",
+    "wrong-derivative",
+    summary="A backward does not give the derivative of its forward.",
+    why="""
+        A backward written by hand, a detached tensor, a scaled gradient or a straight-through estimate makes
+        autograd return something other than the derivative. Training then follows another direction than the
+        loss's gradient, and no figure that rests on the Jacobian is about this forward.
+    """,
+    threshold=f"""
+        Relative error of Jv against central differences of the forward above {WRONG:g}: a warning, or a note
+        where a part of the model was not read, which may be what the difference comes from.
+    """,
+    source="""
+        Exact mathematics: differences of step h err by h², and by rounding over h; the probe takes its own
+        error off, and torch.autograd.gradcheck is the same test.
+    """,
+    remedy="""
+        Where it is meant (quantisation, gradient scaling), ignore the finding with --ignore NS304. Else
+        compare the named part with torch.autograd.gradcheck in float64, and look for detach(),
+        torch.no_grad() and custom autograd.Functions in it.
+    """,
+)
+def wrong_derivative(case: Case) -> Iterator[Hit]:
+    errors = case.finite("derivative/relative-error")
+    sites = case.in_depth(site for site, value in errors.items() if value > WRONG)
+    if not sites:
+        return
+    worst = max(sites, key=lambda site: errors[site])
+    message = (
+        f"The derivative of {len(sites)} of {len(errors)} parts is not that of their forward; "
+        f"that of {worst or 'the whole model'} is off by {figure(100 * errors[worst])} %."
+    )
+    whole = not case.anatomy.unread and all(stack.complete for stack in case.anatomy.stacks)
+    rows = case.rows("derivative/relative-error", sites)
+    yield Hit(Severity.WARNING if whole else Severity.NOTE, sites, message, rows)
 
 
 def _hit(case: Case, stack: Stack, pair: tuple[float, float], what: str) -> Hit:

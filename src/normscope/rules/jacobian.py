@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from normscope.anatomy import Stack
 from normscope.rules.figures import ends, relative_gain
 from normscope.rules.finding import Severity
 from normscope.rules.rule import Case, Hit, figure, rule
@@ -22,7 +23,9 @@ DECADES = 2.0
         gradients.
     """,
     threshold=f"""
-        log10 of the RMS gain of the stack, less log10 of the stream's growth, outside ±{DECADES:g}.
+        log10 of the RMS gain of the stack, less log10 of the stream's growth, outside ±{DECADES:g}, in stacks
+        that no token enters with less than 10^-{DECADES:g} of the stream's RMS: for such a token (ViT-MAE's
+        class token starts at 0) every change is a large one.
     """,
     source="""
         Schoenholz et al. 2017, arXiv:1611.01232 (order and chaos); Dong et al. 2021, arXiv:2103.03404; the
@@ -39,7 +42,7 @@ def gain_spread(case: Case) -> Iterator[Hit]:
     gains = case.finite("jacobian/contraction")
     for stack in case.anatomy.stacks:
         relative = relative_gain(case, stack)
-        if relative is None or abs(relative) <= DECADES:
+        if relative is None or abs(relative) <= DECADES or _has_faint_token(case, stack):
             continue
         what = "shrinks" if relative < 0 else "amplifies"
         message = (
@@ -49,3 +52,9 @@ def gain_spread(case: Case) -> Iterator[Hit]:
         rows = case.rows("jacobian/contraction", (stack.name,))
         rows += case.rows("stream/rms", (f"{stack.name}.input", stack.blocks[-1].site))
         yield Hit(Severity.WARNING, ends(stack), message, rows)
+
+
+def _has_faint_token(case: Case, stack: Stack) -> bool:
+    """Whether a token enters the stack so small that equal changes are no small relative ones for it."""
+    least = case.finite("stream/faintest-token").get(f"{stack.name}.input")
+    return least is not None and least < 10**-DECADES

@@ -18,6 +18,8 @@ DECLINE_FALL = 0.1
 """… if it is also this much smaller than in the lower half (LayerScale is small everywhere, and fine)."""
 ENTROPY = 0.05
 """Attention entropy, as a share of that of uniform attention, under which an attention is saturated."""
+SPREAD = 1.0
+"""Spread of the logits from which on a softmax of Gaussian logits condenses on a few keys."""
 _HALF, _QUARTER = 4, 8  # fewest blocks for which a half, a quarter of a stack means anything
 
 
@@ -230,3 +232,42 @@ def attention_saturated(case: Case) -> Iterator[Hit]:
     rows = case.rows("attention/entropy", sites) + case.rows("attention/max-logit", sites)
     grave = 2 * len(sites) >= len(entropy)
     yield Hit(Severity.WARNING if grave else Severity.NOTE, sites, message + ").", rows)
+
+
+@rule(
+    "NS206",
+    "unscaled-attention",
+    summary="Attention logits are spread so widely that a few keys take the weight: 1/√d_h may be missing.",
+    why="""
+        Queries and keys of unit size in d_h dimensions have logits of deviation √d_h; dividing by √d_h
+        brings it to 1. The softmax of n Gaussian logits of deviation s shares its weight among many keys
+        while s < √(2 log n), and gives it to a few, whatever n, beyond. At the start these few are chosen
+        at random: the average over keys is lost, and the gradient goes to the logits that happen to be
+        largest.
+    """,
+    threshold=f"""
+        Deviation of a query's logits over √(2 log n), n the keys it sees, mean over queries, above
+        {SPREAD:g}. A note in one branch, a warning where it holds for half of a model's attention or
+        more.
+    """,
+    source="""
+        Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1 (the factor 1/√d_h); Derrida 1981, Phys. Rev. B
+        24, 2613 (the random-energy model condenses at √(2 log n)).
+    """,
+    remedy="""
+        Divide the logits by √d_h (the default of scaled_dot_product_attention), or fold the factor into
+        the start of W_Q as T5 does; where it is there, start W_Q and W_K smaller or normalise q
+        and k (QK-norm).
+    """,
+    remedies=("qk-norm", "small-init"),
+)
+def unscaled_attention(case: Case) -> Iterator[Hit]:
+    spread = case.finite("attention/logit-spread")
+    sites = case.in_depth(site for site, value in spread.items() if value > SPREAD)
+    if not sites:
+        return
+    message = f"The logits of {len(sites)} of {len(spread)} attentions are spread too widely"
+    message += f" (up to {figure(max(spread[s] for s in sites))} of where a few keys take all the weight)."
+    grave = 2 * len(sites) >= len(spread)
+    rows = case.rows("attention/logit-spread", sites)
+    yield Hit(Severity.WARNING if grave else Severity.NOTE, sites, message, rows)
