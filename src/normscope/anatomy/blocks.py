@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from normscope.anatomy.branches import Limb
 from normscope.anatomy.calls import Call
-from normscope.anatomy.graph import Op
+from normscope.anatomy.graph import Op, comes_from
 from normscope.anatomy.residual import Sum
 
 Place = tuple[str, int]
@@ -151,14 +151,21 @@ def _join_loop(groups: list[Group], looped: set[Sum], limbs: dict[Sum, list[Limb
     """Join neighbouring single sums of a root loop whose modules lie in different lists."""
     joined: list[Group] = []
     for group in groups:
-        kinds = {limbs[s][0].kind for s in joined[-1].sums} if joined else set()
-        apart = joined and pattern(joined[-1].place[0]) != pattern(group.place[0])
-        loose = len(group.sums) == 1 and group.sums[0] in looped
-        if apart and loose and joined[-1].sums[0] in looped and limbs[group.sums[0]][0].kind not in kinds:
+        if joined and _is_next_sublayer(group, joined[-1], looped, limbs):
             joined[-1].sums += group.sums
         else:
             joined.append(group)
     return joined
+
+
+def _is_next_sublayer(group: Group, last: Group, looped: set[Sum], limbs: dict[Sum, list[Limb]]) -> bool:
+    """Whether a single sum continues the stream of `last`, from another list, with another kind of branch."""
+    first = group.sums[0]
+    loose = len(group.sums) == 1 and first in looped and last.sums[0] in looped
+    if not loose or pattern(last.place[0]) == pattern(group.place[0]):
+        return False
+    new = limbs[first][0].kind not in {limbs[s][0].kind for s in last.sums}
+    return new and comes_from(first.skip, last.sums[-1].value)
 
 
 def _join_periods(groups: list[Group], limbs: dict[Sum, list[Limb]]) -> list[Group]:

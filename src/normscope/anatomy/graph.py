@@ -152,6 +152,11 @@ def ancestors(values: Iterable[Value], above: int) -> set[Value]:
     return set(search(start, lambda value: (v for v in inputs_of(value) if v.index > above)))
 
 
+def comes_from(value: Value, start: Value) -> bool:
+    """Whether `value` is `start` or computed from it."""
+    return start in ancestors([value], start.index - 1)
+
+
 def between(start: Value, end: Value) -> list[Value]:
     """Values on the ways from `start` to `end`, in order, `end` included and `start` not; empty without a
     way.
