@@ -74,6 +74,7 @@ def test_a_text_that_was_moved_and_another_device_go_on_to_the_bit(home: Path) -
     run = gone(home / "run", changes, resume=True)
     assert run.began_at == 3
     assert run.trial.losses == whole.trial.losses
+    assert run.trial.gradient_norms == whole.trial.gradient_norms
 
 
 @pytest.mark.parametrize(
@@ -93,6 +94,19 @@ def test_other_data_or_another_recipe_is_refused(home: Path, changed: dict, word
     config = {"text": str(home / "text.txt")} | changed
     with pytest.raises(UsageError, match=words):
         gone(home / "run", config, resume=True)
+
+
+def test_words_in_another_order_are_other_data(home: Path) -> None:
+    """As many of each letter: the entropy is the same, the batches are not."""
+    (home / "text.txt").write_text(TEXT.replace("quick brown", "brown quick"), encoding="utf-8")
+    with pytest.raises(UsageError, match="other data"):
+        gone(home / "run", {"text": str(home / "text.txt")}, resume=True)
+
+
+def test_accumulated_batches_are_counted_when_a_run_goes_on(tmp_path: Path) -> None:
+    whole = gone(None, {"accumulation": 2})
+    gone(tmp_path, {"accumulation": 2, "steps": 3})
+    assert gone(tmp_path, {"accumulation": 2}, resume=True).trial.losses == whole.trial.losses
 
 
 @pytest.mark.parametrize(

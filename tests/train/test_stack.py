@@ -264,3 +264,35 @@ def holder(gradient: Tensor) -> nn.Parameter:
     parameter = nn.Parameter(torch.zeros_like(gradient))
     parameter.grad = gradient
     return parameter
+
+
+def test_plain_dropout_draws_for_each_replica_too() -> None:
+    """Attention's own dropout, above, is drawn over all replicas in one call whatever `vmap` is told."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 64), nn.Dropout(0.5), nn.Linear(64, 1))
+    models = [copy.deepcopy(model) for _ in range(3)]
+    feeds = [itertools.repeat(torch.ones(2, 4)) for _ in models]
+    stack = TrialStack(models, feeds, lambda m, x: m(x).square().mean(), [TrialConfig(lr=1e-3)] * 3)
+    assert len(set(stack.advance())) == 3
+
+
+def test_betas_of_a_stack_are_those_of_its_configs() -> None:
+    config = TrialConfig(optimizer="adam", lr=1e-2, beta1=0.5, beta2=0.7, eps=EPS)
+    stack, lone = (
+        make([nn.Linear(4, 2).double().requires_grad_() for _ in range(2)], feeds, squares, [config] * 2)
+        for make, feeds in ((TrialStack, slopes()), (LoneTrials, slopes()))
+    )
+    for k in range(2):
+        lone.export(k, stack.models[k])
+    assert_follows(stack, lone)
+
+
+def squares(model: nn.Module, x: Tensor) -> Tensor:
+    return (model(x) - x[:, :2]).square().mean()
+
+
+def slopes() -> list[Iterator[Tensor]]:
+    """Batches of two replicas."""
+    return [
+        iter([(k + 1.0) * torch.arange(8.0).view(2, 4).double() + n for n in range(STEPS)]) for k in range(2)
+    ]

@@ -143,7 +143,9 @@ def test_models_that_differ_in_more_than_values(one: nn.Module, other: nn.Module
 
 
 @pytest.mark.parametrize(
-    "other", [{"optimizer": "sgd"}, {"accumulation": 2}, {"precision": "float16"}], ids=str
+    "other",
+    [{"optimizer": "sgd"}, {"accumulation": 2}, {"precision": "float16"}, {"beta1": 0.5}, {"beta2": 0.5}],
+    ids=str,
 )
 def test_configs_that_differ_in_what_a_stack_shares(other: dict[str, object]) -> None:
     configs = [CONFIG, dataclasses.replace(CONFIG, **other)]  # type: ignore[arg-type]

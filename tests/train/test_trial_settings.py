@@ -135,6 +135,35 @@ def test_the_cosine_starts_at_the_warm_ups_end_and_ends_at_a_tenth() -> None:
     assert (factors[math.floor(halfway)] + factors[math.ceil(halfway)]) / 2 == pytest.approx(0.55, abs=1e-3)
 
 
+def test_a_cosine_and_a_wsd_end_at_their_share_of_the_rate() -> None:
+    for schedule in ("cosine", "wsd"):
+        config = TrialConfig(schedule=schedule, steps=50, lr_end=0.02)
+        assert rate_factor(config, 49) == pytest.approx(0.02)
+        assert rate_factor(config, 99) == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize(("decay_steps", "begin"), [(None, 80), (10, 90), (200, 11)])
+def test_wsd_is_constant_and_then_falls_in_a_straight_line(decay_steps: int | None, begin: int) -> None:
+    config = TrialConfig(schedule="wsd", steps=101, warmup=11, decay_steps=decay_steps)
+    factors = [rate_factor(config, step) for step in range(101)]
+    assert factors[:11] == [(step + 1) / 11 for step in range(11)]
+    assert factors[11 : begin + 1] == [1.0] * (begin - 10)
+    line = [1 - 0.9 * (step - begin) / (100 - begin) for step in range(begin, 101)]
+    assert factors[begin:] == pytest.approx(line)
+
+
+def test_betas_are_those_of_torchs_own() -> None:
+    ours, theirs = pair()
+    run(ours, TrialConfig(lr=0.1, steps=STEPS, beta1=0.5, beta2=0.7))
+    optimizer = torch.optim.AdamW(theirs.parameters(), lr=0.1, betas=(0.5, 0.7))
+    for batch in BATCHES[:STEPS]:
+        optimizer.zero_grad()
+        squared(theirs, batch).backward()
+        optimizer.step()
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+
+
 def test_a_constant_schedule_and_another_warm_up() -> None:
     config = TrialConfig(warmup=100)
     assert [rate_factor(config, step, 2) for step in range(4)] == [0.5, 1.0, 1.0, 1.0]
