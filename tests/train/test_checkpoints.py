@@ -115,7 +115,7 @@ def test_the_generators_come_back() -> None:
 
 
 def small_state(step: int) -> State:
-    tensors = {"model.w": torch.full((3,), float(step))}
+    tensors = {"model.w": torch.full((3,), float(step)), "losses": torch.zeros(step, dtype=torch.float64)}
     return State(tensors, {"step": step, "config": {}})
 
 
