@@ -178,6 +178,11 @@ def test_a_tokenizer_in_the_folder_makes_the_ids(tmp_path: Path) -> None:
     subject = load(f"hf:{tmp_path}")
     assert "tokenizer.json" in subject.input
     assert int(_ids(subject).max()) <= 2
+    assert "(the first 256 KiB)" in subject.input
+    whole = load(f"hf:{tmp_path}", tokens=tmp_path / "tokens")
+    assert "256 KiB" not in whole.input
+    (kept,) = (tmp_path / "tokens").iterdir()
+    assert kept.stat().st_size > 4 * 2**17, "a token of the default text has some six bytes"
 
 
 def test_fake_tensors_need_no_memory() -> None:

@@ -23,7 +23,7 @@ from normscope.train.state import State, put_state, take_state
 
 TOKENS = torch.randint(16, (40, 2, 9), generator=torch.Generator().manual_seed(0))
 BATCHES = [{"ids": ids[:, :-1].contiguous(), "labels": ids[:, 1:].contiguous()} for ids in TOKENS]
-HALF, END = 3, 6
+HALF, END = 2, 4
 
 
 def loss(model: nn.Module, batch: dict) -> torch.Tensor:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from normscope.errors import UsageError
-from normscope.subjects import feed
+from normscope.subjects import Subject, feed, load
 from normscope.train import Run, RunConfig, Trial, rate_factor
 from normscope.train.prepare import prepared
 from normscope.train.run import Every
@@ -167,6 +167,22 @@ def test_going_on_draws_no_batch_of_the_blocks_before(
     assert run.began_at == 5
     assert [block for block in blocks if block] == [2]
     assert run.trial.losses == whole.trial.losses
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_run_has_a_folder_for_the_tokens_of_its_whole_text(
+    is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Path] = []
+
+    def seen(*args: Any, tokens: Path, **options: Any) -> Subject:
+        given.append(tokens)
+        return load(*args, **options)
+
+    monkeypatch.setattr("normscope.train.run_config.load", seen)
+    gone(tmp_path if is_kept else None, {"steps": 1})
+    assert (given[0] == tmp_path / "tokens") == is_kept
+    assert not given[0].exists(), "empty where a model has no tokenizer, and a temporary one is gone"
 
 
 def test_each_line_has_the_learning_rate_and_the_norm_of_the_gradients(tmp_path: Path) -> None:

@@ -48,11 +48,12 @@ def test_steps_are_those_of_a_hand_written_loop_with_warmup() -> None:
     assert trial.step == 4
 
 
-def test_a_loss_that_is_not_finite_is_recorded_and_not_stepped_on() -> None:
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_is_recorded_and_not_stepped_on(wrong: float) -> None:
     model = nn.Linear(3, 2)
     before = model.weight.detach().clone()
-    trial = Trial(model, iter(BATCHES), lambda m, b: squared(m, b) * math.nan, TrialConfig(), warmup=0)
-    assert math.isnan(trial.advance())
+    trial = Trial(model, iter(BATCHES), lambda m, b: squared(m, b) * wrong, TrialConfig(), warmup=0)
+    assert trial.advance() == pytest.approx(wrong, nan_ok=True)
     assert trial.diverged
     assert torch.equal(model.weight, before)
 
