@@ -99,7 +99,7 @@ def test_the_same_command_again_and_resume(here: Path, capsys: pytest.CaptureFix
         ([MODEL, "--text", "empty.txt"], "empty"),
         ([MODEL, "--text", "short.txt", "--validation", "0"], "at least one sequence"),
         ([MODEL, "--text", "short.txt"], "sequence"),
-        ([MODEL, "--format", "html"], "text or json"),
+        ([MODEL, "--format", "html"], "is not one of 'text', 'json'"),
         ([MODEL, "--checkpoint-every", "often"], 'every "often"'),
         ([MODEL, "--checkpoint-every", "0"], 'every "0"'),
         ([MODEL, "--checkpoint-every", "nans"], 'every "nans"'),
@@ -204,7 +204,8 @@ def test_a_loss_that_stays_infinite_ends_the_run_early_and_is_said(
     assert run(["train", "mine.py:build", "--steps", "90", "-o", "run", "--format", "json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["steps"], said["loss"], said["unigram_entropy"]) == (20, None, None)
-    assert json.loads((here / "run/losses.jsonl").read_text().splitlines()[0]) == {"step": 0, "loss": None}
+    first = json.loads((here / "run/losses.jsonl").read_text().splitlines()[0])
+    assert first == {"step": 0, "loss": None, "lr": 3e-4, "gradient_norm": None}
     assert (here / "run/model/model.safetensors").is_file()
 
 
@@ -221,7 +222,7 @@ def test_ctrl_c_says_how_to_go_on(here: Path) -> None:
     assert "Traceback" not in err
     assert 'To go on: normscope train "run" --resume' in err
     assert out.startswith("interrupted after ")
-    (checkpoint,) = (here / "run/checkpoints").iterdir()
+    checkpoint = max((here / "run/checkpoints").iterdir())
     step = int(checkpoint.name.removeprefix("step-"))
     assert f"interrupted after step {step}" in err
 
