@@ -33,8 +33,8 @@ def started(values: torch.Tensor, start: torch.Tensor, steps: int) -> Bidiagonal
 
 @pytest.mark.parametrize("confidence", [0.5, 0.9, 0.999])
 def test_the_bound_of_a_fair_start_is_where_its_least_mass_no_longer_fits(confidence: float) -> None:
-    values, start = torch.linspace(0.1, 1, 60, dtype=torch.float64), drawn(60, seed=1)
-    process = started(values, start, 6)
+    values, start = torch.linspace(0.5, 1, 60, dtype=torch.float64), drawn(60, seed=1)
+    process = started(values, start, 10)
     least = norm.ppf(0.5 + (1 - confidence) / 2) ** 2 / 60
     assert least_component(confidence) ** 2 / 60 == pytest.approx(least)
     top, bottom = process.largest, float(process.ritz_values()[-1])
@@ -42,8 +42,8 @@ def test_the_bound_of_a_fair_start_is_where_its_least_mass_no_longer_fits(confid
     upper = top * (1 + process.error(confidence))
     assert most_mass(process, upper**2) == pytest.approx(least, rel=1e-6)
     below = process.error_below(confidence)
-    if below < 1:
-        assert most_mass(process, (bottom * (1 - below)) ** 2) == pytest.approx(least, rel=1e-6)
+    assert 0 < below < 1
+    assert most_mass(process, (bottom * (1 - below)) ** 2) == pytest.approx(least, rel=1e-6)
 
 
 @pytest.mark.parametrize("confidence", [0.5, 0.9])
