@@ -17,7 +17,7 @@ import pytest
 from small_maps import small_base, small_grid
 
 from normscope.errors import UsageError
-from normscope.maps import Cell, Grid, Owner, Store, run_map, train_group
+from normscope.maps import Cell, Counts, Grid, Owner, Process, Store, local, run_map, train_group
 from normscope.maps.crews import crews
 from normscope.maps.worker import Worker
 
@@ -219,6 +219,59 @@ def test_a_worker_leaves_when_its_keeper_is_killed(tmp_path: Path) -> None:
     with Store(tmp_path / "map.sqlite") as store:
         store.recover()
         assert store.counts().claimed == 0
+        assert {outcome for _, outcome in store.attempts()} == {"released"}, "in the middle of its crew"
+
+
+def test_a_worker_stays_while_its_keeper_lives_and_nobody_stops_it(tmp_path: Path) -> None:
+    watched = Worker(tmp_path, "name", os.getppid(), early_stop=True)
+    assert not watched.must_leave
+    assert not Worker(tmp_path, "name", None, early_stop=True).must_leave
+    assert Worker(tmp_path, "name", os.getpid(), early_stop=True).must_leave  # its parent is somebody else
+    watched.stop(signal.SIGTERM, None)
+    assert watched.must_leave
+
+
+class Stubborn:
+    """A worker process that holds a crew, and ends when it is killed."""
+
+    def __init__(self, words: list[str], **more: Any) -> None:
+        self.pid, self.was_killed = os.getpid(), False
+        with Store(Path(words[3])) as store:
+            me = Process.of(os.getpid())
+            assert store.claim(Owner(me, me, id=words[4])) is not None
+
+    def poll(self) -> None:
+        return None
+
+    def terminate(self) -> None:
+        pass
+
+    def kill(self) -> None:
+        self.was_killed = True
+
+    def wait(self, timeout: float | None = None) -> int:
+        if not self.was_killed:
+            raise subprocess.TimeoutExpired("worker", timeout or 0.0)
+        return -signal.SIGKILL
+
+
+def test_what_a_worker_that_does_not_end_had_held_waits_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = enrolled(tmp_path / "map.sqlite")
+    monkeypatch.setattr(subprocess, "Popen", Stubborn)
+    monkeypatch.setattr(local, "GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(local, "POLL_SECONDS", 0.0)
+
+    def progress(counts: Counts) -> None:
+        if counts.claimed:
+            raise KeyboardInterrupt
+
+    with Store(path) as store:
+        with pytest.raises(KeyboardInterrupt):
+            local.run_local(store, workers=1, progress=progress)
+        assert store.counts().claimed == 0
+        assert {outcome for _, outcome in store.attempts()} == {"released"}
 
 
 USER = """

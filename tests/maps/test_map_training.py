@@ -10,8 +10,8 @@ from small_maps import small_base, small_grid
 import normscope
 from normscope.maps import Cell, train_group
 from normscope.maps.certain import ALIKE, EVERY, Looks, all_alike
-from normscope.maps.run import tensors
 from normscope.subjects import Subject
+from normscope.subjects.feed import tensors_in
 from normscope.train import Trial, last_loss, trains
 
 
@@ -111,7 +111,7 @@ def test_each_cell_is_looked_at_with_the_batch_of_its_own_seed(monkeypatch: pyte
     seen: list[torch.Tensor] = []
 
     def first(subject: Subject) -> torch.Tensor:
-        return next(tensors(subject.batch))
+        return tensors_in(subject.batch)[0]
 
     monkeypatch.setattr(Looks, "diversity", lambda self, model: seen.append(first(self._subject)))
     cells = small_grid(base=small_base(steps=EVERY), schemes=["pre"], lrs=[1e-3], seeds=[0, 1]).cells
@@ -136,6 +136,8 @@ def test_only_a_diversity_under_the_line_is_certain() -> None:
     assert all_alike(ALIKE * 1.01) is None
     assert all_alike(ALIKE) is not None
     assert all_alike(0.0) is not None
+    assert all_alike(1e-9) is None, "a run goes on as long as float32 tells its tokens apart"
+    assert all_alike(1e-11) is not None
 
 
 def test_a_caller_hears_every_step_and_may_end_it() -> None:

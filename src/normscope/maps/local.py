@@ -25,18 +25,18 @@ MOST_FALSE_STARTS = 3  # workers in a row that died without a cell: something el
 
 
 @dataclass
-class Hand:
-    """A worker process, under the name by which it holds cells."""
+class WorkerProcess:
+    """A worker, under the name by which it holds cells."""
 
     process: subprocess.Popen
     owner: Owner
-    said: IO[bytes] = field(repr=False)
+    stderr: IO[bytes] = field(repr=False)
 
     @property
-    def last_words(self) -> str:
+    def last_line(self) -> str:
         """The last line on its stderr."""
-        self.said.seek(0)
-        lines = self.said.read().decode(errors="replace").strip().splitlines()
+        self.stderr.seek(0)
+        lines = self.stderr.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else ""
 
 
@@ -55,35 +55,35 @@ def run_local(
     Raises:
         UsageError: the store or a cell cannot be used.
     """
-    with _hands(store, early_stop) as (hands, hire):
+    with _pool(store, early_stop) as (pool, start):
         false_starts, searched = 0, -SEARCH_SECONDS
         while not (counts := store.counts()).is_finished:
             progress(counts)
-            for hand in [hand for hand in hands if hand.process.poll() is not None]:
-                hands.remove(hand)
-                with hand.said:
-                    false_starts = 0 if _bury(store, hand) else false_starts + 1
-                if false_starts >= MOST_FALSE_STARTS:
-                    raise NormscopeError(f"workers do not start: {hand.last_words}")
+            for worker in [worker for worker in pool if worker.process.poll() is not None]:
+                pool.remove(worker)
+                with worker.stderr:
+                    false_starts = 0 if _reap(store, worker) else false_starts + 1
+                    if false_starts >= MOST_FALSE_STARTS:
+                        raise NormscopeError(f"workers do not start: {worker.last_line}")
             if time.monotonic() - searched > SEARCH_SECONDS:
                 searched = time.monotonic()
                 store.recover()
-            if counts.waiting and len(hands) < workers:
-                hire()
+            if counts.waiting and len(pool) < workers:
+                start()
             time.sleep(POLL_SECONDS)
         progress(counts)
 
 
-def _bury(store: Store, hand: Hand) -> bool:
-    """Say what became of a worker that has ended; whether it had come to work at all."""
-    status = hand.process.returncode
+def _reap(store: Store, worker: WorkerProcess) -> bool:
+    """Write down what became of a worker that has ended; whether it had held a cell at all."""
+    status = worker.process.returncode
     if status == REFUSED:
-        raise RefusedError(hand.last_words)
+        raise RefusedError(worker.last_line)
     if status == 0:
         return True
     how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-    words = hand.last_words
-    return store.crash(hand.owner, f"its process was {how}" + (f": {words}" if words else "")) > 0
+    words = worker.last_line
+    return store.crash(worker.owner, f"its process was {how}" + (f": {words}" if words else "")) > 0
 
 
 class RefusedError(UsageError):
@@ -94,37 +94,37 @@ class RefusedError(UsageError):
 
 
 @contextlib.contextmanager
-def _hands(store: Store, early_stop: bool) -> Iterator[tuple[list[Hand], Callable[[], None]]]:
-    """The workers, and what hires one more; none is left at the end, and nothing is held."""
-    hands: list[Hand] = []
+def _pool(store: Store, early_stop: bool) -> Iterator[tuple[list[WorkerProcess], Callable[[], None]]]:
+    """The workers, and what starts one more; none is left at the end, and nothing is held."""
+    pool: list[WorkerProcess] = []
     me = Process.of(os.getpid())
 
-    def hire() -> None:
-        said = tempfile.TemporaryFile()  # noqa: SIM115  closed with its worker
+    def start() -> None:
+        stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed with its worker
         name = Owner.here().id
         words = [str(store.path.resolve()), name, str(me.pid), "early-stop" if early_stop else "to-the-end"]
         process = subprocess.Popen(
             [sys.executable, "-c", _START, *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=said,
+            stderr=stderr,
             process_group=0,  # the terminal's Ctrl-C is for the keeper
             env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
         )
-        hands.append(Hand(process, Owner(Process.of(process.pid), me, id=name), said))
+        pool.append(WorkerProcess(process, Owner(Process.of(process.pid), me, id=name), stderr))
 
     try:
-        yield hands, hire
+        yield pool, start
     finally:
-        for hand in hands:
-            hand.process.terminate()
+        for worker in pool:
+            worker.process.terminate()
         deadline = time.monotonic() + GRACE_SECONDS
-        for hand in hands:
+        for worker in pool:
             try:
-                hand.process.wait(max(0.0, deadline - time.monotonic()))
+                worker.process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                hand.process.kill()
-                hand.process.wait()
+                worker.process.kill()
+                worker.process.wait()
             with contextlib.suppress(UsageError):  # the store may be why we end; its claims lapse with us
-                store.release(hand.owner)
-            hand.said.close()
+                store.release(worker.owner)
+            worker.stderr.close()

@@ -105,7 +105,8 @@ class Store:
     def settle(self, name: str, value: Any) -> Any:
         """Write the note `name` where there is none; what the note says then."""
         with in_words(self.path), transaction(self._connection):
-            self._connection.execute("INSERT OR IGNORE INTO meta VALUES (?, ?)", (name, json.dumps(value)))
+            statement = "INSERT INTO meta VALUES (?, ?) ON CONFLICT DO NOTHING"
+            self._connection.execute(statement, (name, json.dumps(value)))
             return self.note(name)
 
     def remember(self, name: str, line: str) -> None:
@@ -125,41 +126,39 @@ class Store:
             if settings is not None:
                 self.require_settings(settings)
                 self._write("settings", settings)
-            number = self._one("SELECT coalesce(max(number), -1) FROM cells")[0]
-            last = self._one("SELECT coalesce(max(crew), -1) FROM cells")[0]
-            known = self._keys()
-            for crew, cells in enumerate(crews, last + 1):
-                for cell in cells:
-                    if cell.key in known:
-                        continue
-                    known.add(cell.key)
-                    number += 1
-                    config = json.dumps(cell.config.to_dict())
-                    self._connection.execute(
-                        "INSERT INTO cells (key, number, crew, config, weight, state) "
-                        "VALUES (?, ?, ?, ?, ?, 'waiting')",
-                        (cell.key, number, crew, config, cell.depth or 1),
-                    )
+            (last,) = self._one("SELECT coalesce(max(crew), -1) FROM cells")
+            rows = [
+                (cell.key, crew, json.dumps(cell.config.to_dict()), cell.depth or 1)
+                for crew, cells in enumerate(crews, last + 1)
+                for cell in cells
+            ]
+            self._connection.executemany(
+                "INSERT INTO cells (key, number, crew, config, weight, state) "
+                "VALUES (?, (SELECT coalesce(max(number) + 1, 0) FROM cells), ?, ?, ?, 'waiting') "
+                "ON CONFLICT (key) DO NOTHING",
+                rows,
+            )
 
     def claim(self, owner: Owner) -> Crew | None:
         """The next crew, now `owner`'s; None where none waits. Cells of the dead wait again first."""
         with in_words(self.path), transaction(self._connection):
             self._free_orphans()
-            row = self._one("SELECT crew FROM cells WHERE state = 'waiting' ORDER BY crew LIMIT 1")
-            if row is None:
+            (crew,) = self._one("SELECT min(crew) FROM cells WHERE state = 'waiting'")
+            if crew is None:
                 return None
-            rows = self._all(
-                "SELECT key, config FROM cells WHERE crew = ? AND state = 'waiting' ORDER BY number", row[0]
-            )
             self._register(owner)
-            for key, _ in rows:
-                self._connection.execute(
-                    "UPDATE cells SET state = 'claimed', owner = ? WHERE key = ?", (owner.id, key)
-                )
-                self._connection.execute(
-                    "INSERT INTO attempts (key, owner, began) VALUES (?, ?, ?)", (key, owner.id, time.time())
-                )
-            return Crew(row[0], tuple(Cell(RunConfig.from_dict(json.loads(text))) for _, text in rows))
+            claimed = self._all(
+                "UPDATE cells SET state = 'claimed', owner = ? WHERE crew = ? AND state = 'waiting' "
+                "RETURNING number, key, config",
+                owner.id,
+                crew,
+            )
+            self._connection.executemany(
+                "INSERT INTO attempts (key, owner, began) VALUES (?, ?, ?)",
+                [(key, owner.id, time.time()) for _, key, _ in sorted(claimed)],
+            )
+            configs = [json.loads(config) for _, _, config in sorted(claimed)]
+            return Crew(crew, tuple(Cell(RunConfig.from_dict(config)) for config in configs))
 
     def beat(self, owner: Owner, step: int = 0) -> None:
         """Say that `owner` lives, and at which step it is."""
@@ -199,12 +198,9 @@ class Store:
         with in_words(self.path), transaction(self._connection):
             held = self._held(owner, crew)
             for key in held:
-                crashes = self._all("SELECT crashes + 1 FROM cells WHERE key = ?", key)[0][0]
-                lost = crashes >= MOST_CRASHES
+                count = "UPDATE cells SET crashes = crashes + 1, reason = ? WHERE key = ? RETURNING crashes"
+                lost = self._one(count, reason, key)[0] >= MOST_CRASHES
                 self._leave(key, "crashed" if lost and len(held) == 1 else "waiting", f"crashed: {reason}")
-                self._connection.execute(
-                    "UPDATE cells SET crashes = ?, reason = ? WHERE key = ?", (crashes, reason, key)
-                )
                 if lost and len(held) > 1:
                     self._connection.execute(
                         "UPDATE cells SET crew = (SELECT max(crew) + 1 FROM cells) WHERE key = ?", (key,)
@@ -221,7 +217,8 @@ class Store:
     # Within a transaction -----------------------------------------------------------------------------
 
     def _write(self, name: str, value: Any) -> None:
-        self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, json.dumps(value)))
+        statement = "INSERT INTO meta VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
+        self._connection.execute(statement, (name, json.dumps(value)))
 
     def _keys(self) -> set[str]:
         return {key for (key,) in self._all("SELECT key FROM cells")}
@@ -229,7 +226,8 @@ class Store:
     def _register(self, owner: Owner) -> None:
         me, keeper = owner.process, owner.keeper
         self._connection.execute(
-            "INSERT OR REPLACE INTO owners VALUES (?, ?, ?, ?, ?, ?, ?, 0)",
+            "INSERT INTO owners VALUES (?, ?, ?, ?, ?, ?, ?, 0) "
+            "ON CONFLICT (id) DO UPDATE SET heartbeat = excluded.heartbeat, step = 0",
             (owner.id, owner.host, me.pid, me.started, keeper.pid, keeper.started, time.time()),
         )
 
