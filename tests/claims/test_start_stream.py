@@ -39,7 +39,8 @@ def test_who_holds_the_stream() -> None:
 
 
 def test_only_a_norm_on_the_stream_keeps_its_variance(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start_stream, "SCHEMES", {name: SCHEMES[name] for name in ("post", "pre", "peri")})
+    monkeypatch.setattr(start_stream, "SCHEMES", {name: SCHEMES[name] for name in ("post", "pre", "plain")})
+    monkeypatch.setattr(start_stream, "PLAIN_SCHEMES", ("post", "plain"))
     tested = measure_claim(CLAIMS["C8"], Setup(seeds=(0,)))
     assert tested.judgement.verdict is Verdict.CONDITION
     assert tested.parts["hundred"].verdict is Verdict.HOLDS
