@@ -175,7 +175,8 @@ def effects(
     for replica in range(replicas):
         outcomes = trained(setup, recipes, replica)
         for seed in setup.seeds:
-            value = max(-most, min(most, effect([outcomes[recipe][seed] for recipe in recipes])))
+            value = effect([outcomes[recipe][seed] for recipe in recipes])
+            value = 0.0 if math.isnan(value) else max(-most, min(most, value))  # of two that both diverge
             found.append(
                 Case(
                     seed=seed,
