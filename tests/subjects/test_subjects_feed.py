@@ -148,5 +148,6 @@ def test_a_fingerprint_is_of_the_values_in_their_order() -> None:
     same = fingerprint([{"a": one, "b": (other,)}])
     assert same == fingerprint([{"a": one.clone(), "b": [other.clone()]}])
     assert same == fingerprint([one, other])
-    for batches in ([{"a": other, "b": one}], [one], [{"a": one, "b": other + 1}]):
+    last = torch.tensor([1, 2, 3, 5])
+    for batches in ([{"a": other, "b": one}], [one], [{"a": one, "b": other + 1}], [one, last]):
         assert fingerprint(batches) != same

@@ -68,11 +68,6 @@ class Trial:
         """Whether the last loss is not a finite number."""
         return bool(self.losses) and not math.isfinite(self.losses[-1])
 
-    @property
-    def has_gradient(self) -> bool:
-        """Whether the last step's loss reached any parameter."""
-        return any(p.grad is not None for p in self._parameters)
-
     def advance(self) -> float:
         """Take one step; the loss before it. Gradients stay in `.grad` until the next step.
 
