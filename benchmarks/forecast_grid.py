@@ -38,7 +38,7 @@ TUNING: tuple[tuple[str, str, int, bool, tuple[float, ...]], ...] = (
     (_ours("pre", 8, 64, 4), "adamw", 2, False, LOW),
     (_ours("deepnorm", 16, 32, 4), "adamw", 3, True, LOW),
     (_ours("post", 6, 32, 4), "adamw", 4, True, LOW),
-    (_ours("peri", 8), "adam", 5, False, LOW),
+    (_ours("peri,entry_norm=false", 8), "adam", 5, False, LOW),
     (_ours("post", 12, init="normal"), "adamw", 6, False, LOW),
     (
         _ours("deepnorm", 8, 64, 4),

@@ -87,7 +87,7 @@ LADDERS: tuple[Ladder, ...] = (
     Ladder(_ours("normformer", 9), "adamw", 108, new=True),
     Ladder(_ours("post", 14, init="torch"), "adam", 111),
     Ladder(_ours("post", 5, width=80, init="xavier-uniform"), "adamw", 112),
-    Ladder(_ours("peri", 11, init="torch"), "adamw", 117),
+    Ladder(_ours("peri,entry_norm=false", 11, init="torch"), "adamw", 117),
     Ladder(_ours("pre-no-final", 9, init="xavier"), "adam", 118),
     Ladder("hf:gpt2,n_layer=7,n_embd=48,n_head=3,vocab_size=256", "adamw", 119),
     Ladder(
@@ -96,7 +96,7 @@ LADDERS: tuple[Ladder, ...] = (
         120,
         new=True,
     ),
-    Ladder(_ours("swin-v2", 6, width=64), "adam", 121, new=True),
+    Ladder(_ours("swin-v2,entry_norm=false", 6, width=64), "adam", 121, new=True),
     Ladder(_ours("hybridnorm", 8), "adamw", 122, new=True),
     Ladder(_ours("deepnorm", 18, init="xavier-uniform"), "adam", 123),
     Ladder(_ours("pre", 18), "adamw", 124),
@@ -110,7 +110,7 @@ LADDERS: tuple[Ladder, ...] = (
 )
 
 SEEN: tuple[Ladder, ...] = (
-    Ladder(_ours("res-post", 10), "adamw", 101, text=help_topics),
+    Ladder(_ours("res-post,entry_norm=false", 10), "adamw", 101, text=help_topics),
     Ladder(_ours("admin", 10), "adam", 103, text=help_topics),
     Ladder(_ours("layernorm-scaling", 14), "adamw", 104, text=help_topics),
     Ladder(_ours("gpt2", 14), "adamw", 106, text=help_topics),
