@@ -234,11 +234,11 @@ def test_gradients_reach_every_parameter(name: str) -> None:
         ({"heads": 3}, ("heads=3 for width=16", "divide")),
         ({"positions": "rotary", "heads": 16}, ("rotary", "even")),
         ({"positions": "sinusoidal", "width": 15, "heads": 1}, ("sinusoidal", "width=15", "even")),
-        ({"norm": "layernrm"}, ('norm="layernrm"', "layernorm")),
-        ({"eps": -1.0}, ("eps=-1.0", "from 0")),
-        ({"dropout": 1.0}, ("dropout=1.0", "under 1.0")),
-        ({"final_norm": "yes"}, ("final_norm='yes'", "true or false")),
-        ({"vocab": True}, ("vocab=True", "whole number")),
+        ({"norm": "layernrm"}, ("norm 'layernrm'", "layernorm")),
+        ({"eps": -1.0}, ("eps -1.0", "from 0")),
+        ({"dropout": 1.0}, ("dropout 1.0", "under 1")),
+        ({"final_norm": "yes"}, ("final_norm 'yes'", "true or false")),
+        ({"vocab": True}, ("vocab True", "whole number")),
     ],
 )
 def test_bad_options(options: dict[str, object], words: tuple[str, ...]) -> None:

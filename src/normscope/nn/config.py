@@ -1,11 +1,11 @@
 """`ModelConfig`: what a model of ours is made of, checked when it is made."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from normscope.errors import UsageError, suggest
+from normscope.checks import Rule, count, number, one_of
 from normscope.nn.feed_forward import ACTIVATIONS, GATED
 from normscope.nn.norms import NORMS
 from normscope.nn.positions import POSITIONS
@@ -94,26 +94,8 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         scheme_named(str(self.scheme))
-        self._require_counts("width", "vocab", "context", "base_depth", "base_width")
-        self._require_counts("image", "patch", "channels", "classes")
-        self._require_counts(
-            "depth", "encoder_depth", "heads", "kv_heads", "head_width", "hidden", optional=True
-        )
-        self._require_flags("bias", "tie", "checkpoint")
-        self._require_flags("entry_norm", "final_norm", optional=True)
-        if self.output_bias != "unigram":
-            self._require_flags("output_bias")
-        self._require_number("eps")
-        self._require_number("dropout", below=1.0)
-        self._require_number("rope_base", above=1.0)
-        for name in ("softcap", "output_softcap", "attention_scale"):
-            if getattr(self, name) is not None:
-                self._require_number(name, above=0.0)
-        self._require_one_of("positions", POSITIONS)
-        self._require_one_of("activation", (*ACTIVATIONS, *GATED))
-        self._require_one_of("norm", NORMS, optional=True)
-        self._require_one_of("qk_norm", get_args(QKNorm), optional=True)
-        self._require_one_of("init", WEIGHTS, optional=True)
+        for name, rule in RULES.items():
+            rule.require(name, getattr(self, name))
 
     @property
     def num_blocks(self) -> int:
@@ -148,33 +130,38 @@ class ModelConfig:
         inside = scheme_named(self.scheme).inside
         return inside if self.qk_norm is None else dataclasses.replace(inside, qk_norm=self.qk_norm)
 
-    def _require_counts(self, *names: str, optional: bool = False) -> None:
-        for name in names:
-            value = getattr(self, name)
-            if value is None and optional:
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise UsageError(f"{name}={value!r}", "a whole number from 1", f"change {name}")
 
-    def _require_flags(self, *names: str, optional: bool = False) -> None:
-        for name in names:
-            value = getattr(self, name)
-            if not isinstance(value, bool) and not (value is None and optional):
-                raise UsageError(f"{name}={value!r}", "true or false", f"change {name}")
+def _each(rule: Rule, *names: str) -> dict[str, Rule]:
+    return dict.fromkeys(names, rule)
 
-    def _require_number(self, name: str, *, above: float | None = None, below: float = float("inf")) -> None:
-        value = getattr(self, name)
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or value >= below or value < 0 or (above is not None and value <= above):
-            lowest = "from 0" if above is None else f"over {above:g}"
-            raise UsageError(f"{name}={value!r}", f"a number {lowest}, under {below}", f"change {name}")
 
-    def _require_one_of(self, name: str, choices: Iterable[str], *, optional: bool = False) -> None:
-        value = getattr(self, name)
-        choices = tuple(choices)
-        if value not in choices and not (value is None and optional):
-            raise UsageError(
-                f'{name}="{value}"',
-                f"one of {', '.join(choices)}",
-                suggest(str(value), choices, f"change {name}"),
-            )
+def _named(choices: Iterable[str]) -> Rule:
+    return dataclasses.replace(one_of(tuple(choices)), optional=True)
+
+
+_COUNT = "a whole number from 1"
+_FLAG = Rule(lambda value: isinstance(value, bool), "true or false", "change it")
+_OVER_0 = number(lambda value: value > 0, "a number over 0", "change it", optional=True)
+RULES: Mapping[str, Rule] = {
+    **_each(count(1, _COUNT, "change it"), "width", "vocab", "context", "base_depth", "base_width"),
+    **_each(count(1, _COUNT, "change it"), "image", "patch", "channels", "classes"),
+    **_each(
+        count(1, _COUNT, "change it", optional=True),
+        *("depth", "encoder_depth", "heads", "kv_heads", "head_width", "hidden"),
+    ),
+    **_each(_FLAG, "bias", "tie", "checkpoint"),
+    **_each(dataclasses.replace(_FLAG, optional=True), "entry_norm", "final_norm"),
+    "output_bias": Rule(
+        lambda value: value == "unigram" or isinstance(value, bool), 'true, false or "unigram"', "change it"
+    ),
+    "eps": number(lambda value: value >= 0, "a number from 0", "change it"),
+    "dropout": number(lambda value: 0 <= value < 1, "a number from 0, under 1", "change it"),
+    "rope_base": number(lambda value: value > 1, "a number over 1", "change it"),
+    **_each(_OVER_0, "softcap", "output_softcap", "attention_scale"),
+    "positions": one_of(POSITIONS),
+    "activation": one_of((*ACTIVATIONS, *GATED)),
+    "norm": _named(NORMS),
+    "qk_norm": _named(get_args(QKNorm)),
+    "init": _named(WEIGHTS),
+}
+"""Field of `ModelConfig` → what its values must be."""
