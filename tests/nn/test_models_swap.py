@@ -15,7 +15,17 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from normscope.errors import UsageError
-from normscope.nn import MODELS, SCHEMES, SwapWarning, build, load_model, save_model, swap
+from normscope.nn import (
+    MODELS,
+    SCHEMES,
+    SwapWarning,
+    build,
+    load_model,
+    profile_admin,
+    save_model,
+    set_output_bias,
+    swap,
+)
 from normscope.nn.drawn import is_trained
 from normscope.nn.linear import SigmaLinear
 
@@ -208,6 +218,13 @@ def test_disks_do_not_train(tmp_path: Any) -> None:
     for index, model in enumerate((build("decoder", **SMALL), _trained())):
         save_model(model, tmp_path / str(index))
         assert is_trained(load_model(tmp_path / str(index))) == bool(index)
+
+
+def test_vectors_that_data_set_are_not_training() -> None:
+    model = build("decoder", scheme="admin", output_bias=True, **SMALL)
+    profile_admin(model, torch.randint(9, (2, 8)))
+    set_output_bias(model, [1.0] * 255 + [9.0])
+    assert not is_trained(model)
 
 
 def test_the_weights_of_another_model_count_as_trained() -> None:

@@ -310,7 +310,7 @@ def bench_slopes() -> list[Row]:
         {
             "what": claim.what,
             "figure": f"{measured(claim):.3g}",
-            "target": f"{claim.low:g} … {claim.high:g}",
+            "target": f"{claim.low:.3g} … {claim.high:.3g}",
             "how": claim.source,
         }
         for claim in CLAIMS
