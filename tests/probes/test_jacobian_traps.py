@@ -230,6 +230,25 @@ def test_a_wrong_derivative_between_blocks_spoils_the_stack_alone() -> None:
     assert rows.of("derivative/relative-error")["blocks.0"] < 1e-3
 
 
+class Skipping(Model):
+    """The embedding is added again before the last block."""
+
+    def stack(self, x: Tensor) -> Tensor:
+        return self.blocks[1](self.blocks[0](x) + 3 * x)
+
+
+def test_a_second_way_of_the_stream_is_part_of_the_jacobian_and_no_wrong_derivative() -> None:
+    torch.manual_seed(0)
+    model = Skipping(8, lambda: Block(8, "pre")).double()
+    rows = measure(model, ids(5)[:1])
+    entry = model.embedding(ids(5)[:1]).detach()
+    for stack in ("decoder", "blocks.0"):
+        f = model.stack if stack == "decoder" else model.blocks[0]
+        assert value(rows, "sigma-max", stack) == pytest.approx(largest(f, entry), rel=5e-2)
+    assert max(rows.of("derivative/relative-error").values()) < 1e-3
+    assert "second way in" in rows.find("derivative/relative-error", "decoder").how
+
+
 @pytest.mark.parametrize(
     ("factor", "wrong", "kinked"),
     [(0.82, True, False), (0.97, True, True), (1.05, True, True), (0.995, False, False)],

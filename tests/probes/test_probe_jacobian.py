@@ -404,7 +404,7 @@ class EncoderDecoder(nn.Module):
         self.embedding = nn.Embedding(VOCAB, d)
         self.encoder = nn.ModuleList(Block(d, "pre") for _ in range(2))
         self.decoder = nn.ModuleList(
-            nn.TransformerDecoderLayer(d, 2, 2 * d, 0.0, norm_first=True) for _ in "ab"
+            nn.TransformerDecoderLayer(d, 2, 2 * d, 0.0, batch_first=True, norm_first=True) for _ in "ab"
         )
         self.encoder_norm, self.decoder_norm = nn.LayerNorm(d), nn.LayerNorm(d)
 

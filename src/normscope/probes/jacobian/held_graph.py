@@ -37,12 +37,14 @@ class HeldGraph:
 
     Attributes:
         tensors: site → tensor, those that came by.
+        entries: entry of a stack → the copy of it that the first block was handed.
         shifted: site → how the tensor moves when the stack's entry is shifted, without graph. Absent for
             stacks whose first block does not take the stream as an argument.
         note: what was fed, in words.
     """
 
     tensors: Tensors
+    entries: Tensors
     shifted: Mapping[Site, Shifted]
     note: str
 
@@ -59,6 +61,20 @@ class HeldGraph:
         if not op.connected():
             raise TangentError(NO_PATH)
         return op
+
+    def has_second_way(self, source: Site, target: Site) -> bool:
+        """Whether the stream also comes to `target` past the first block, as a skip from the embedding does.
+
+        Finite differences move what the first block is handed alone. Costs two products.
+        """
+        if source not in self.entries or self.entries[source] is self.tensors[source]:
+            return False
+        y = self.tensors[target]
+        (u,) = torch.randn(1, *y.shape, generator=torch.Generator().manual_seed(0)).to(y)
+        whole, part = torch.autograd.grad(
+            y, [self.tensors[source], self.entries[source]], u, retain_graph=True, allow_unused=True
+        )
+        return whole is not None and (part is None or not torch.allclose(whole, part, rtol=1e-3, atol=1e-6))
 
     def _finite(self, site: Site) -> Tensor:
         if site not in self.tensors:
@@ -86,14 +102,19 @@ def hold(model: nn.Module, anatomy: Anatomy, feed: Feed) -> HeldGraph:
     # Floating inputs are roots of the graph too: a model may have no parameter before its first block.
     roots = map_tensors(lambda t: _with_graph(t) if t.is_floating_point() else t, feed.batch)
     entries: Tensors = {}
+    found: Tensors = {}
     with ExitStack() as hooks:
         for stack in anatomy.stacks:
-            hooks.enter_context(_entering(model, feed, stack, _with_graph, entries))
+            hooks.enter_context(_entering(model, feed, stack, _handed_on, entries, found))
         tensors = _tensors(model, roots, feed, sites_of(anatomy))
-    for site, entry in entries.items():
-        if site in tensors and not tensors[site].requires_grad:
-            tensors[site] = entry
-    return HeldGraph(tensors, shifted, feed.note)
+    for site, entry in found.items():
+        tensors[site] = entry if entry.requires_grad else entries[site]
+    return HeldGraph(tensors, entries, shifted, feed.note)
+
+
+def _handed_on(value: Tensor) -> Tensor:
+    """A copy behind the tensor in its graph; a root of a graph where there is none."""
+    return value.clone() if value.requires_grad else _with_graph(value)
 
 
 def _with_graph(value: Tensor) -> Tensor:
@@ -138,7 +159,7 @@ def _shifted(model: nn.Module, feed: Feed, stack: Stack) -> dict[Site, Shifted]:
 def _moved(model: nn.Module, feed: Feed, stack: Stack, moved: Tensor) -> Tensors:
     """Tensors of `stack`, without graph, with `moved` in place of its entry; empty where nothing took it."""
     entries: Tensors = {}
-    with untouched(model), _entering(model, feed, stack, lambda _: _with_graph(moved), entries):
+    with untouched(model), _entering(model, feed, stack, lambda _: _with_graph(moved), entries, {}):
         found = _tensors(model, feed.batch, feed, sites_of(stack))
     first = stack.blocks[0].entry
     return {site: t.detach() for site, t in (found | {first: moved}).items()} if entries else {}
@@ -146,7 +167,12 @@ def _moved(model: nn.Module, feed: Feed, stack: Stack, moved: Tensor) -> Tensors
 
 @contextmanager
 def _entering(
-    model: nn.Module, feed: Feed, stack: Stack, change: Callable[[Tensor], Tensor], entries: Tensors
+    model: nn.Module,
+    feed: Feed,
+    stack: Stack,
+    change: Callable[[Tensor], Tensor],
+    entries: Tensors,
+    found: Tensors,
 ) -> Iterator[None]:
     """Hand the first block of `stack` a changed entry wherever it takes the stream as an argument.
 
@@ -154,6 +180,7 @@ def _entering(
         change: of the stream.
         entries: takes the changed entry; it stays as it is where the first block is no module of its own, or
             does not take the stream as an argument.
+        found: takes the entry as it was.
     """
     block = stack.blocks[0]
     modules = dict(named_modules(model))
@@ -166,6 +193,8 @@ def _entering(
     def replaced(value: Tensor) -> Tensor:
         if value.numel() != entry.numel() or not torch.equal(value.detach().reshape(entry.shape), entry):
             return value
+        if value.shape == entry.shape:
+            found.setdefault(block.entry, value)
         entries[block.entry] = change(value.reshape(entry.shape))
         return entries[block.entry].reshape(value.shape)
 

@@ -138,10 +138,13 @@ class Workspace:
                 found = compare(op, moves[source], moves[target], self.graph.tensors[target])
             if found.error is None:
                 return [not_measured(DERIVATIVE, site, found.reason)]
+            if found.is_wrong and self.graph.has_second_way(source, target):
+                reason = "the stream has a second way in, past the first block: differences do not see it"
+                return [not_measured(DERIVATIVE, site, reason)]
             if found.is_wrong:
                 self.refused[site] = (
                     f"its derivative is off by {found.error:.0%} against finite differences of its forward "
-                    "(a part without gradient, a backward of its own, a second way in, or a wrong reading)"
+                    "(a part without gradient, a backward of its own, or a wrong reading)"
                 )
             how = f"Jv beside central differences, at the median token; {self.conditions}"
             return [Measurement(DERIVATIVE, site, found.error, how=how)]
