@@ -10,9 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from plain_decoder import Lane, V, batches, ends, logits, text, train
-from torch import Tensor, nn
+from torch import Tensor
 
 Found = dict[str, list[float]]
 KEPT = Path(__file__).with_name("trained.json")
@@ -58,7 +57,7 @@ def c10() -> Found:
 
 def c11() -> Found:
     """Steps until the mean of 20 is 0.3 nats under the byte frequencies, 300 for never."""
-    return {placement: _steps(placement) for placement in ("pre", "none", "plain")}
+    return {placement: _steps(placement) for placement in ("pre", "none")}
 
 
 def _steps(placement: str) -> list[float]:
@@ -114,74 +113,8 @@ def _moved(w: dict[str, Tensor]) -> Tensor:
     return total
 
 
-def c32() -> Found:
-    """Accuracy in % on the last fifth of the digits of a small vision Transformer with either norm."""
-    return {
-        name: [max(_vision(name, lr, seed) for lr in (3e-3, 1e-2)) for seed in SEEDS] for name in ("ln", "bn")
-    }
-
-
-class _Tokens(nn.Module):
-    """BatchNorm over images and patches of (B, T, D)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(32)
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        """(B, T, D) → (B, T, D)."""
-        return self.norm(x_BTD.mT).mT
-
-
-class _Layer(nn.Module):
-    """Attention and feed-forward of a Pre-LN block with the norm that `make` makes."""
-
-    def __init__(self, make: Callable[[], nn.Module]) -> None:
-        super().__init__()
-        self.first, self.second = make(), make()
-        self.attention = nn.MultiheadAttention(32, 2, batch_first=True)
-        self.feed_forward = nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32))
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        """(B, T, D) → (B, T, D)."""
-        u = self.first(x_BTD)
-        x_BTD = x_BTD + self.attention(u, u, u, need_weights=False)[0]
-        return x_BTD + self.feed_forward(self.second(x_BTD))
-
-
-def _vision(name: str, lr: float, seed: int) -> float:
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    pixels = (
-        torch.from_numpy(digits.images).float().reshape(-1, 4, 2, 4, 2).transpose(2, 3).reshape(-1, 16, 4)
-        / 16
-    )
-    labels, end = torch.from_numpy(digits.target), int(0.8 * len(pixels))
-    torch.manual_seed(seed)
-    make = _Tokens if name == "bn" else lambda: nn.LayerNorm(32)
-    embed, places = nn.Linear(4, 32), nn.Parameter(0.02 * torch.randn(16, 32))
-    layers, last, head = nn.Sequential(_Layer(make), _Layer(make)), make(), nn.Linear(32, 10)
-    parts = nn.ModuleList([embed, layers, last, head])
-    steps, optimizer = 300, torch.optim.AdamW([*parts.parameters(), places], lr)
-    falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-
-    def scores(x: Tensor) -> Tensor:
-        return head(last(layers(embed(x) + places)).mean(1))
-
-    for _ in range(steps):
-        rows = torch.randint(end, (32,))
-        optimizer.zero_grad()
-        F.cross_entropy(scores(pixels[rows]), labels[rows]).backward()
-        optimizer.step()
-        falling.step()
-    parts.eval()
-    with torch.no_grad():
-        return 100 * float((scores(pixels[end:]).argmax(1) == labels[end:]).float().mean())
-
-
 MEASURES: dict[str, Callable[[], Found]] = {
-    "B4": b4, "B5": b5, "C10": c10, "C11": c11, "C18": c18, "C26": c26, "C27": c27, "C32": c32,
+    "B4": b4, "B5": b5, "C10": c10, "C11": c11, "C18": c18, "C26": c26, "C27": c27,
 }  # fmt: skip
 
 

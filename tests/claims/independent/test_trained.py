@@ -42,9 +42,8 @@ def test_c10_needs_the_norm_before_the_branch(found: Found) -> None:
     assert rungs["pre"] > rungs["none"] > rungs["post"]
 
 
-def test_c11_holds_for_both_and_not_for_norms_alone(found: Found) -> None:
-    pre, none, plain = (sum(map(float, found[name])) for name in ("pre", "none", "plain"))
-    assert pre <= 0.7 * plain
+def test_c11_norms_alone_do_not_save_a_third_of_the_steps(found: Found) -> None:
+    pre, none = (sum(map(float, found[name])) for name in ("pre", "none"))
     assert pre > 0.7 * none
 
 
@@ -61,7 +60,3 @@ def test_c26_depends_on_the_optimiser(found: Found) -> None:
 def test_c27_moving_norms_costs_half_of_what_was_learnt(found: Found) -> None:
     pairs = zip(found["trained"], found["moved"], strict=True)
     assert all(after - before >= -before / 2 for before, after in pairs)
-
-
-def test_c32_layer_norm_is_no_point_ahead(found: Found) -> None:
-    assert sum(a - b for a, b in zip(found["ln"], found["bn"], strict=True)) / len(found["ln"]) < 1
