@@ -14,7 +14,7 @@ from normscope.claims.at_start import slope
 from normscope.claims.claim import Sentence, claim
 from normscope.claims.evidence import Case, Evidence, Figure
 from normscope.claims.norm_jacobian import distance
-from normscope.claims.plots import Plot, lines_by
+from normscope.claims.plots import Line, Plot, lines_by
 from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
 from normscope.nn import NORMS, Decoder, Encoder, ModelConfig
@@ -45,11 +45,14 @@ DISTURBED = 0.1
 )
 def batch_size(setup: Setup) -> Evidence:
     """One sample among others, against its output in a large batch; batches of vectors and of texts."""
-    cases, errors, exponents = [], [], {}
+    cases: list[Case] = []
+    errors: dict[float, list[float]] = {}
+    exponents: dict[int, float] = {}
     for seed in setup.seeds:
         cases += [*_size_cases(seed), *_small_batch_cases(seed)]
         found = {size: _error_of_means(size, seed) for size in SIZES}
-        errors += [Case(seed=seed, where="", value=e, holds=True, at={"batch": n}) for n, e in found.items()]
+        for size, error in found.items():
+            errors.setdefault(size, []).append(error)
         p = exponents[seed] = slope(SIZES[1:], [found[size] for size in SIZES[1:]])
         where = "exponent of the error of the means"
         cases.append(Case(seed=seed, where=where, value=p, holds=abs(p + 0.5) <= 0.1, part="root"))
@@ -61,7 +64,7 @@ def batch_size(setup: Setup) -> Evidence:
                 "Error of BatchNorm's means",
                 "batch size",
                 "RMS error over the deviation",
-                lines_by(errors, "batch"),
+                [Line.over_seeds("measured", errors)],
                 "xy",
             )
         ],
