@@ -57,7 +57,7 @@ def c10() -> Found:
 
 def c11() -> Found:
     """Steps until the mean of 20 is 0.3 nats under the byte frequencies, 300 for never."""
-    return {placement: _steps(placement) for placement in ("pre", "none")}
+    return {placement: _steps(placement) for placement in ("pre", "none", "plain")}
 
 
 def _steps(placement: str) -> list[float]:
