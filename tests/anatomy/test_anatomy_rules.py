@@ -490,3 +490,72 @@ def test_the_entry_norm_of_the_next_stack_is_no_final_norm() -> None:
     assert first.final_norm is None
     assert second.final_norm is not None
     assert second.final_norm.path == "final"
+
+
+class GRUGated(Block):
+    """The stream is the hidden state of a GRU cell that reads the branch, token by token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates = nn.ModuleList(nn.GRUCell(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.join_by(0, x, self.attention(self.norm1(x)))
+        return self.join_by(1, x, self.feed_forward(self.norm2(x)))
+
+    def join_by(self, index: int, x: Tensor, y: Tensor) -> Tensor:
+        return self.gates[index](y.flatten(0, 1), x.flatten(0, 1)).view_as(x)
+
+
+class HandLerp(Block):
+    """x + z·(F(x) − x) with a gate z or a learnt share."""
+
+    def __init__(self, learnt: bool) -> None:
+        super().__init__()
+        self.share = nn.Parameter(torch.full((WIDTH,), 0.5)) if learnt else nn.Linear(WIDTH, WIDTH)
+
+    def join(self, x: Tensor, y: Tensor) -> Tensor:
+        share = self.share if isinstance(self.share, nn.Parameter) else torch.sigmoid(self.share(x))
+        return x + share * (y - x)
+
+
+@pytest.mark.parametrize(
+    ("block", "join"),
+    [(GRUGated, "gate"), (lambda: HandLerp(False), "gate"), (lambda: HandLerp(True), "learnt")],
+)
+def test_a_lerp_by_hand_joins_as_a_gate_does(block: Callable[[], Block], join: str) -> None:
+    anatomy = read_anatomy(Tower(block(), block()), token_ids())
+    assert anatomy.unread == ()
+    assert [(b.kind, b.placement, b.join) for b in anatomy.branches] == 2 * [
+        ("attention", "pre", join),
+        ("feed-forward", "pre", join),
+    ]
+    assert {(b.stream_scale, b.branch_scale) for b in anatomy.branches} == {("learnt", "learnt")}
+
+
+class ValueResidual(Tower):
+    """Every attention mixes its values with those of the first block, by a learnt share."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__(*(Block() for _ in range(depth)))
+        self.shares = nn.Parameter(torch.full((depth,), 0.5))
+
+    def run(self, x: Tensor) -> Tensor:
+        first: Tensor | None = None
+        for share, block in zip(self.shares, self.blocks, strict=True):
+            y, a = block.norm1(x), block.attention
+            q, k, v = (a.heads(p(y)) for p in (a.q, a.k, a.v))
+            first = v if first is None else first
+            v = (1 - share) * v + share * first
+            x = x + a.o(a.mix(q, k, v).transpose(1, 2).flatten(2))
+            x = x + block.feed_forward(block.norm2(x))
+        return x
+
+
+def test_values_mixed_with_those_of_the_first_block_are_no_stream() -> None:
+    anatomy = read_anatomy(ValueResidual(3), token_ids())
+    assert anatomy.unread == ()
+    assert [[(b.kind, b.placement) for b in block.branches] for block in anatomy.blocks] == 3 * [
+        [("attention", "pre"), ("feed-forward", "pre")]
+    ]
+    assert [block.path for block in anatomy.blocks] == ["blocks.0", "blocks.1", "blocks.2"]

@@ -107,7 +107,7 @@ def _sums(reading: Reading) -> list[Sum]:
     """The sums that add a branch to the stream; of those that one branch feeds into several streams, one."""
     graph, norms = reading.graph, reading.norms
     mixed, shared = mixed_sums(graph), shared_terms(graph)
-    found = mixed + find_sums(graph, norms, {s.op for s in mixed})
+    found = mixed + find_sums(graph, norms, reading.attentions, {s.op for s in mixed})
     found.sort(key=lambda s: s.value.index)
     reading.rejoins = find_rejoins(found, norms)
     rejoined = {rejoin.total for rejoin in reading.rejoins}

@@ -79,7 +79,7 @@ def _limb(total: Sum, term: Term, norms: dict[Value, FoundNorm], attentions: lis
     if not mixers:
         return None
     own = [a for a in attentions if a.output in inside]
-    side = [op for a in own for op in projections_into(a) if op not in set(mixers)]
+    side = [op for a in own for op in _from_elsewhere(a, inside, total.start) if op not in set(mixers)]
     kind = _kind(region, own)
     if own and not any(a.key in inside or a.value in inside for a in own):
         kind = "cross-attention"
@@ -104,6 +104,12 @@ def _limb(total: Sum, term: Term, norms: dict[Value, FoundNorm], attentions: lis
     # A gate on the stream reads it raw, whatever the branch does (GTrXL).
     limb.raw_entry = raw and not (gated and limb.norms_in)
     return limb
+
+
+def _from_elsewhere(a: Attention, inside: set[Value], start: Value) -> list[Op]:
+    """The maps that make keys and values of a second stream; not those of an earlier block, mixed in."""
+    own = a.key in inside or a.value in inside
+    return [op for op in projections_into(a) if not own or op.outputs[0].index > start.index]
 
 
 def is_unseen_product(value: Value) -> bool:

@@ -13,7 +13,7 @@ from normscope.anatomy.graph import Value
 from normscope.anatomy.norms import FoundNorm
 from normscope.anatomy.residual import Sum
 from normscope.anatomy.streams import came_from, link
-from normscope.anatomy.terms import Term, core
+from normscope.anatomy.terms import Term, core, direct_terms
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,10 @@ def _leads_back(
     total = streams.get(point)
     *_, source = came_from(earlier)
     while total is not None:
-        if source in {total.value, *came_from(total.skip)}:
+        *_, first = came_from(total.skip)
+        terms = direct_terms(first.op) if first.op is not None and first not in streams else []
+        terms += total.branches
+        if source in {total.value, *came_from(total.skip), *(core(term.value) for term in terms)}:
             return True
         before = link(total, streams, norms)
         total = before.before if before.direct else None

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from typing import Literal
 
-from normscope.anatomy.attention import logits_of
-from normscope.anatomy.graph import Graph, Op, Value, ancestors, between
+from normscope.anatomy.attention import Attention, logits_of
+from normscope.anatomy.graph import Graph, Op, Value, ancestors, between, search
 from normscope.anatomy.norms import FoundNorm
-from normscope.anatomy.ops import SAME, VIEWS, is_weight, mixes_between
+from normscope.anatomy.ops import SAME, VIEWS, is_weight, mixes_between, weight_of
 from normscope.anatomy.terms import Factor, Term, direct_terms, scale_step, step_weight, terms_of
 
 Several = Literal["", "beside", "mixed", "stochastic"]
@@ -75,17 +75,18 @@ class _Candidate:
 def find_sums(
     graph: Graph,
     norms: dict[Value, FoundNorm],
+    attentions: list[Attention],
     known: Set[Op] = frozenset(),
-    shared: Set[Value] = frozenset(),
 ) -> list[Sum]:
     """All residual sums, in the order they ran, but for the `known` adds."""
     logits = logits_of(graph.ops)
+    operands = {v for a in attentions for v in (a.query, a.key, a.value)}
     taken: set[Op] = set(known)
     sums: list[Sum] = []
     for op in reversed(graph.ops):
         if op in taken or not op.outputs or not op.outputs[0].floating or not op.outputs[0].learnt:
             continue
-        if op.outputs[0] in logits:
+        if op.outputs[0] in logits or _is_read_by_attention_alone(op.outputs[0], operands):
             continue
         tree = Term(op.outputs[0], (), terms_of(op))
         if not tree.inner:
@@ -99,6 +100,25 @@ def find_sums(
             sums.append(found)
             taken.update(_adds(tree))
     return [_with_scale_behind(_with_share_taken(s)) for s in reversed(sums)]
+
+
+def _is_read_by_attention_alone(value: Value, operands: set[Value]) -> bool:
+    """Whether a value ends in the operands of attentions, with no learnt map between: values mixed with those
+    of the first layer are no stream.
+    """
+
+    def step(here: Value) -> Iterator[Value]:
+        ends = here in operands or _is_mapped(here)
+        return iter(()) if ends else (v for op in here.users for v in op.outputs)
+
+    if not operands or not value.users:
+        return False
+    ends = [v for v in search([value], step) if v in operands or not v.users or _is_mapped(v)]
+    return all(v in operands for v in ends)
+
+
+def _is_mapped(value: Value) -> bool:
+    return any(weight_of(op) is not None for op in value.users)
 
 
 def _with_share_taken(total: Sum) -> Sum:
@@ -168,10 +188,15 @@ def _as_sum(op: Op, tree: Term, norms: dict[Value, FoundNorm]) -> Sum | None:
     behind = [ancestors([leaf.value], lowest - 1) for leaf in leaves]
     skips: list[tuple[int, _Candidate]] = []
     for i, chain in enumerate(chains):
-        for candidate in chain:
-            if any(i != j and _reads(candidate.value, leaves[j], behind[j]) for j in range(len(leaves))):
-                skips.append((i, candidate))
-                break
+        candidates = (
+            c
+            for c in chain
+            if any(i != j and _reads(c.value, leaves[j], behind[j]) for j in range(len(leaves)))
+        )
+        read = next(candidates, None)
+        if read is not None:
+            gated = "gate" in (*leaves[i].factors, *read.factors)
+            skips.append((i, _before_views(read, candidates) if gated else read))
     if not skips:
         return None
     skip = max((c for _, c in skips), key=lambda c: c.value.index)
@@ -199,6 +224,12 @@ def _as_sum(op: Op, tree: Term, norms: dict[Value, FoundNorm]) -> Sum | None:
         skip_norm=skip.norm,
         long_skips=[c.value for _, c in skips if c.value is not skip.value],
     )
+
+
+def _before_views(read: _Candidate, more: Iterator[_Candidate]) -> _Candidate:
+    """The last candidate that `read` is a view of: a gate reads a view of what the branch reads."""
+    views = set(search([read.value], lambda v: (v.source,) if v.base in SAME else ()))
+    return [read, *(candidate for candidate in more if candidate.value in views)][-1]
 
 
 def _shaped(value: Value, shape: tuple[int, ...]) -> Value:

@@ -134,7 +134,7 @@ def shared_terms(graph: Graph) -> set[Value]:
     return {
         v
         for v, others in adds.items()
-        if len(others) > 1 and not any(mixes_between(v, other) for _, other in others)
+        if len({other for _, other in others}) > 1 and not any(mixes_between(v, other) for _, other in others)
     }
 
 

@@ -39,8 +39,10 @@ class Term:
 
 def direct_terms(op: Op) -> list[Term]:
     """The tensors an additive op adds, with their factors; empty for other ops and for biases."""
-    terms: list[Term] = []
-    if op.base in {"add", "sub", "rsub"} and len(op.inputs) == 2:
+    terms = _lerped(op)
+    if terms:
+        pass
+    elif op.base in {"add", "sub", "rsub"} and len(op.inputs) == 2:
         a, b = op.inputs
         alpha = _number(op.kwargs.get("alpha", 1))
         if op.base == "rsub":
@@ -67,6 +69,25 @@ def direct_terms(op: Op) -> list[Term]:
     if any(not t.value.floating or len(t.value.shape) != len(shape) for t in terms):
         return []
     return terms
+
+
+def _lerped(op: Op) -> list[Term]:
+    """(1 − z)·a and z·b of a + z·(b − a), as a GRU writes it; empty for anything else."""
+    if op.base != "add" or len(op.inputs) != 2 or op.kwargs.get("alpha", 1) != 1:
+        return []
+    for a, product in (op.inputs, op.inputs[::-1]):
+        if product.op is None or product.base != "mul" or len(product.op.inputs) != 2:
+            continue
+        for number, difference in enumerate(product.op.inputs):
+            step = difference.op
+            if step is not None and step.base == "sub" and len(step.inputs) == 2 and step.inputs[1] is a:
+                share = product.op.inputs[1 - number]
+                if share.live or share.learnt:
+                    kind: Factor = "gate" if share.live else "learnt"
+                    at = operand(product.op, 1 - number)
+                    stays = Term(a, (kind,), add=step, fused=(Fused(at, "rest"),))
+                    return [stays, Term(step.inputs[0], (kind,), fused=(Fused(at, "times"),))]
+    return []
 
 
 def _stacked(op: Op, stack: Op) -> list[Term]:
