@@ -126,15 +126,17 @@ def _is_stochastic(mixing: Value, state: Value) -> bool:
 def shared_terms(graph: Graph) -> set[Value]:
     """Branches' outputs that are terms of several sums: read in none of them by another term."""
     adds: dict[Value, list[tuple[Op, Value]]] = defaultdict(list)
-    for op in graph.ops:
-        terms = [core(term.value) for term in direct_terms(op)] if op.outputs else []
+    by_op = {op: direct_terms(op) for op in graph.ops if op.outputs}
+    within = {term.add for terms in by_op.values() for term in terms}  # b − a of a + z·(b − a)
+    for op in (op for op in by_op if op not in within):
+        terms = [core(term.value) for term in by_op[op]]
         if len(terms) == 2 and all(v.live and v.learnt for v in terms):
             adds[terms[0]].append((op, terms[1]))
             adds[terms[1]].append((op, terms[0]))
     return {
         v
         for v, others in adds.items()
-        if len({other for _, other in others}) > 1 and not any(mixes_between(v, other) for _, other in others)
+        if len(others) > 1 and not any(mixes_between(v, other) for _, other in others)
     }
 
 
