@@ -13,7 +13,6 @@ from normscope.errors import UsageError
 from normscope.subjects import Subject, feed, load
 from normscope.train import Run, RunConfig, Trial, rate_factor
 from normscope.train.prepare import prepared
-from normscope.train.run import Every
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 60
 SMALL = {
@@ -27,9 +26,8 @@ SMALL = {
 
 def gone(folder: Path | None, config: dict[str, Any], every: int = 3, **options: Any) -> Run:
     """The run of a config, to its end."""
-    with prepared(
-        RunConfig.from_dict(SMALL | config), folder=folder, every=Every(steps=every), **options
-    ) as run:
+    often = {"checkpoint_every": every}
+    with prepared(RunConfig.from_dict(SMALL | often | config), folder=folder, **options) as run:
         run.go()
     return run
 
@@ -60,6 +58,15 @@ def test_validations_go_on_as_often_as_they_were_asked_for(home: Path) -> None:
         run.go()
     steps = [record["step"] for record in records(home / "run") if "validation" in record]
     assert steps == [0, 2, 3, 4, 6, 8]
+
+
+def test_checkpoints_go_on_as_often_as_they_were_asked_for(home: Path) -> None:
+    config = RunConfig.read_toml(home / "run" / "config.toml").replace(steps=5)
+    assert config.checkpoint_every == "3"
+    with prepared(config, folder=home / "run", resume=True) as run:
+        assert run.every.steps == 3
+    with prepared(config.replace(checkpoint_every="2s"), folder=home / "run", resume=True) as run:
+        assert (run.every.steps, run.every.seconds) == (None, 2.0)
 
 
 def test_a_run_without_the_setting_validates_ten_times() -> None:

@@ -16,7 +16,6 @@ from normscope.errors import UsageError
 from normscope.train import RunConfig
 from normscope.train.checkpoints import Checkpoints
 from normscope.train.prepare import prepared
-from normscope.train.run import Every
 
 SMALL = {"steps": 24, "lr": 1e-2, "batch_size": 2, "seq_len": 16}
 MODEL = "nn:decoder,depth=2,width=16,heads=2,context=32,dropout=0.1"
@@ -32,9 +31,8 @@ FILES = ("losses.jsonl", "config.toml", "checkpoints/step-00000024/state.safeten
 
 def train_here(config: dict, folder: str, every: int) -> None:
     """A whole `normscope train --resume`, but for the command line."""
-    with prepared(
-        RunConfig.from_dict(SMALL | config), folder=Path(folder), resume=True, every=Every(steps=every)
-    ) as run:
+    config = SMALL | config | {"checkpoint_every": every}
+    with prepared(RunConfig.from_dict(config), folder=Path(folder), resume=True) as run:
         run.go()
 
 
@@ -131,9 +129,8 @@ def train_and_interrupt(config: dict, folder: str, every: int) -> None:
     """Ctrl-C after the twelfth step; exit status 130 when it has come out."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with prepared(
-        RunConfig.from_dict(SMALL | config),
+        RunConfig.from_dict(SMALL | config | {"checkpoint_every": every}),
         folder=Path(folder),
-        every=Every(steps=every),
         observers=[lambda trial: os.kill(os.getpid(), signal.SIGINT) if trial.step == 12 else None],
     ) as run:
         try:

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from normscope.subjects import Subject
 from normscope.train import RunConfig, Trial, TrialConfig
+from normscope.train.every import Every
 from normscope.train.processes import Processes
-from normscope.train.run import Every, Run
+from normscope.train.run import Run
 from normscope.train.state import take_state
 from normscope.train.validate import BATCHES, validation_loss
 

@@ -11,9 +11,16 @@ from normscope.train.finish import whole_model, write_model
 from normscope.train.joined import joined
 from normscope.train.prepare import prepared
 from normscope.train.processes import Processes
-from normscope.train.run import Every
 
-COMMON = {"steps": 4, "validate_every": 2, "lr": 1e-2, "batch_size": 4, "seq_len": 16}
+STOP = 2
+COMMON = {
+    "steps": 4,
+    "validate_every": 2,
+    "checkpoint_every": STOP,
+    "lr": 1e-2,
+    "batch_size": 4,
+    "seq_len": 16,
+}
 SIZES = "depth=2,width=16,heads=2,context=32"
 CONFIGS = {
     "tied": {"model": f"nn:decoder,{SIZES},tie=true", "accumulation": 2, "schedule": "cosine", "clip": 0.5},
@@ -26,7 +33,6 @@ CONFIGS["halves"] = {
     "validation": 0.0,
     "accumulation": 2,
 }
-STOP = 2
 PARALLEL = sys.argv[1] if __name__ == "__main__" else ""
 
 
@@ -50,7 +56,6 @@ def train(config: RunConfig, folder: Path, processes: Processes, *observers: obj
     options = {
         "folder": folder,
         "resume": True,
-        "every": Every(steps=STOP),
         "processes": processes,
     }
     with prepared(config, observers=observers, **options) as run:

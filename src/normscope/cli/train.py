@@ -80,7 +80,9 @@ def command(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the last checkpoint, or begin where there is none.")
     ] = False,
-    checkpoint_every: Annotated[str, typer.Option(help="Steps, or seconds as 60s.")] = "60s",
+    checkpoint_every: Annotated[
+        str | None, _option("Steps (100) or seconds (60s) between two checkpoints; 60s.")
+    ] = None,
     format: Annotated[TextOrJson, typer.Option(help="How to show it.")] = TextOrJson.TEXT,
     traceback: Traceback = False,
 ) -> int:
@@ -115,10 +117,11 @@ def command(
         "seq_len": seq_len,
         "validation": validation,
         "validate_every": validate_every,
+        "checkpoint_every": checkpoint_every,
     }
     config, folder = _asked_for(what, {k: v for k, v in given.items() if v is not None}, output, resume)
     with redirect_stdout(sys.stderr), quiet_libraries():
-        summary = _run(config, folder, resume, checkpoint_every, parallel)
+        summary = _run(config, folder, resume, parallel)
     if summary is not None:  # of several processes one speaks
         _show(summary, format)
     return 130 if summary is not None and summary.run.interrupted else 0
@@ -160,20 +163,17 @@ def _run(
     config: "RunConfig",
     folder: Path,
     resume: bool,
-    checkpoint_every: str,
     parallel: str | None,
 ) -> "Summary | None":
     from normscope.train.finish import sample, whole_model, write_model
     from normscope.train.joined import joined
     from normscope.train.prepare import prepared
-    from normscope.train.run import Every
     from normscope.train.summary import Summary
     from normscope.train.view import watching
 
-    every = Every.parse(checkpoint_every)
     with joined(parallel, config.device) as processes, watching(processes.is_first) as view:
-        options: dict[str, Any] = {"every": every, "processes": processes}
-        with prepared(config, folder=folder, resume=resume, observers=[view], **options) as run:
+        options: dict[str, Any] = {"observers": [view], "processes": processes}
+        with prepared(config, folder=folder, resume=resume, **options) as run:
             view.watch(run)
             for note in run.notes if processes.is_first else ():
                 print(f"normscope: {note}", file=sys.stderr)

@@ -3,10 +3,11 @@
 from normscope.train.config import OPTIMIZERS, PRECISIONS, SCHEDULES, TrialConfig
 from normscope.train.copying import working_copy
 from normscope.train.criterion import CRITERION_STEPS, LAST, MARGIN, last_loss, trains
+from normscope.train.every import Every
 from normscope.train.many import LoneTrials, Trials, many_trials
 from normscope.train.optim import build_optimizers, hidden_matrices
 from normscope.train.prepare import prepared
-from normscope.train.run import Every, Run
+from normscope.train.run import Run
 from normscope.train.run_config import RunConfig
 from normscope.train.schedule import rate_factor, warmup_factor
 from normscope.train.stack import TrialStack

@@ -18,7 +18,8 @@ from normscope.train.schedule import rate_factor
 from normscope.train.state import State
 
 CONFIG = "config.toml"
-_MAY_CHANGE = ("steps", "device", "validate_every", "text", "source", "target")
+_CADENCE = ("validate_every", "checkpoint_every")
+_MAY_CHANGE = ("steps", "device", *_CADENCE, "text", "source", "target")
 """Keys that may change when a run goes on; of the data the fingerprint is compared, not the place."""
 
 
@@ -108,7 +109,7 @@ def _changed(key: str, then: Any, now: Any) -> UsageError:
 
 def default_folder(config: RunConfig, name: str | None = None) -> Path:
     """`runs/NAME-HASH`: the same for the same config, whatever its number of steps; another for another."""
-    values = {k: v for k, v in config.identity().items() if k not in ("steps", "validate_every")}
+    values = {k: v for k, v in config.identity().items() if k not in ("steps", *_CADENCE)}
     digest = hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()[:8]
     slug = re.sub(r"[^\w.=]+", "-", name or config.model).strip("-")[:60]
     return Path("runs") / f"{slug}-{digest}"

@@ -10,9 +10,10 @@ import torch
 from normscope.errors import UsageError
 from normscope.subjects import Subject
 from normscope.subjects.rng import seeded
+from normscope.train.every import Every
 from normscope.train.folder import RunFolder
 from normscope.train.processes import Processes
-from normscope.train.run import Every, Run
+from normscope.train.run import Run
 from normscope.train.run_config import RunConfig
 from normscope.train.trial import Observer, Trial, endless
 
@@ -23,7 +24,6 @@ def prepared(
     *,
     folder: Path | None = None,
     resume: bool = False,
-    every: Every | None = None,
     observers: Sequence[Observer] = (),
     processes: Processes | None = None,
 ) -> Iterator[Run]:
@@ -32,7 +32,6 @@ def prepared(
     Args:
         folder: where it is kept, see `RunFolder`; None keeps nothing.
         resume: go on from the last checkpoint in `folder`, from the start where there is none.
-        every: how often a checkpoint is written; 60 seconds by default.
         observers: called with the trial after each step.
         processes: those that train together; one by default.
 
@@ -51,7 +50,7 @@ def prepared(
             raise UsageError(f'model "{config.model}" without a loss', "a loss to train on", do)
         stack.enter_context(seeded(config.trial.seed))
         trial = _trial(config, subject, observers, processes)
-        run = Run(config, subject, trial, processes, place, every or Every(seconds=60.0))
+        run = Run(config, subject, trial, processes, place, Every.parse(config.checkpoint_every))
         if processes.size > 1:
             trial.shared_loss = run.share_loss
         if place is not None:

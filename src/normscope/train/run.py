@@ -11,6 +11,7 @@ from normscope.subjects.feed import fingerprint
 from normscope.subjects.rng import put_random_state, take_random_state
 from normscope.train.batches import num_ids
 from normscope.train.criterion import LAST, outcome, trains
+from normscope.train.every import Every
 from normscope.train.folder import RunFolder, require_same
 from normscope.train.history import Figures, Validations
 from normscope.train.processes import Processes
@@ -23,27 +24,6 @@ from normscope.train.validate import validation_loss
 
 VALIDATIONS = 10
 """How many a run has, where nothing else is asked for."""
-
-
-@dataclass(frozen=True)
-class Every:
-    """How often a checkpoint is written: after so many steps, or so many seconds."""
-
-    steps: int | None = None
-    seconds: float | None = None
-
-    @staticmethod
-    def parse(text: str) -> "Every":
-        """`100` steps, `60s`."""
-        number = text.removesuffix("s")
-        try:
-            if number != text and 0 <= float(number) < math.inf:
-                return Every(seconds=float(number))
-            if number == text and int(number) > 0:
-                return Every(steps=int(number))
-        except ValueError:
-            pass  # said below
-        raise UsageError(f'checkpoint every "{text}"', "steps or seconds", "write 100 or 60s")
 
 
 @dataclass

@@ -14,6 +14,7 @@ from normscope.subjects import Subject, load
 from normscope.subjects.text import SHARE
 from normscope.train.config import TrialConfig
 from normscope.train.criterion import CRITERION_STEPS
+from normscope.train.every import Every
 
 _PATHS = ("text", "source", "target")
 _SIZE = count(1, "a whole number from 1", "change it")
@@ -27,7 +28,7 @@ _RULES = {
     "validation": SHARE,
     "validate_every": count(1, "a number of steps from 1", "leave it out for a tenth", optional=True),
 }
-_LATER = ("validate_every", "beta1", "beta2", "lr_end", "decay_steps")
+_LATER = ("validate_every", "checkpoint_every", "beta1", "beta2", "lr_end", "decay_steps")
 """Keys that came after stores of maps did: at their defaults they are no part of what a run is known by."""
 
 
@@ -44,6 +45,7 @@ class RunConfig:
         validation: the last share of the data, which is not trained on; 0 keeps none.
         device: "cpu", "cuda", …
         validate_every: steps from one validation loss to the next; None is a tenth of the run.
+        checkpoint_every: steps ("100") or seconds ("60s") from one checkpoint to the next, see `Every`.
         trial: optimiser, rate, schedule, steps, …; its seed is also that of weights and batches.
 
     Raises:
@@ -60,6 +62,7 @@ class RunConfig:
     validation: float = 0.1
     device: str = "cpu"
     validate_every: int | None = None
+    checkpoint_every: str = "60s"
     trial: TrialConfig = field(default_factory=lambda: TrialConfig(steps=CRITERION_STEPS))
 
     def __post_init__(self) -> None:
@@ -69,6 +72,8 @@ class RunConfig:
                 object.__setattr__(self, name, str(value))
         for name, rule in _RULES.items():
             rule.require(f"{name} =", getattr(self, name))
+        object.__setattr__(self, "checkpoint_every", str(self.checkpoint_every))  # 100 in a TOML file
+        Every.parse(self.checkpoint_every)
 
     @classmethod
     def from_dict(cls, flat: Mapping[str, Any]) -> "RunConfig":
