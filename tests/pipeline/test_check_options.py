@@ -1,11 +1,25 @@
 """`normscope.check`: what its options do and refuse."""
 
+from typing import Any
+
 import pytest
 import torch
-from small_models import MODELS
-from torch import nn
+from small_models import MODELS, Sublayers, pre
+from torch import Tensor, nn
 
 import normscope
+
+
+class Halved(torch.autograd.Function):
+    """x ↦ x with half of the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient / 2
 
 
 @pytest.mark.parametrize("select", ["NS103", ["NS103"], ("identical-blocks", "NS6")])
@@ -42,3 +56,16 @@ def test_a_broken_weight_that_the_batch_never_meets_is_named() -> None:
     assert [(f.name, f.sites) for f in report.findings if f.severity == "error"] == [
         ("non-finite", ("embedding.weight",))
     ]
+
+
+def test_a_block_with_a_wrong_backward_is_found_and_its_right_twin_is_not() -> None:
+    torch.manual_seed(0)
+    model, batch = Sublayers(pre), torch.randint(0, 256, (2, 8))
+    assert normscope.check(model, batch, steps=0, budget="fast").findings == ()
+    model.blocks[1].join = lambda x, branch, norm: x + Halved.apply(branch(norm(x)))
+    report = normscope.check(model, batch, steps=0, budget="fast")
+    (finding,) = report.findings
+    assert (finding.code, finding.severity, report.verdict) == ("NS304", "warning", "at risk")
+    assert len(finding.sites) == 1
+    assert finding.sites[0].startswith("blocks.1.")
+    assert [row.value for row in finding.evidence] == [pytest.approx(0.5, abs=0.01)]
