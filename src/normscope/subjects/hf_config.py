@@ -71,10 +71,10 @@ def _read_json(path: Path) -> dict[str, Any]:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise UsageError(
-            f'"{path}" ({describe(error)})', "a config.json of transformers", "mend the file"
+            f'"{path}" ({describe(error)})', "a config.json of transformers", "fix the file"
         ) from error
     if not isinstance(values, dict):
-        raise UsageError(f'"{path}" ({type(values).__name__})', "a JSON object", "mend the file")
+        raise UsageError(f'"{path}" ({type(values).__name__})', "a JSON object", "fix the file")
     if "model_type" not in values and "auto_map" not in values:
         raise UsageError(f'"{path}" (no model_type)', "a config.json of transformers", "add its model_type")
     return values

@@ -44,7 +44,7 @@ class Pairs:
             raise UsageError(
                 f"{len(sides[0])} lines in {source.name} and {len(sides[1])} in {target.name}",
                 "as many lines in both, line i of one with line i of the other",
-                "mend the files",
+                "fix the files",
             )
         blank = sides[0].is_blank() | sides[1].is_blank()
         both = np.flatnonzero(~blank)
