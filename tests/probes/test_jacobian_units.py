@@ -202,7 +202,8 @@ def small_rows(largest: float, kernel: TokenProjector | None = None) -> dict[str
 def test_the_small_end_in_rows() -> None:
     rows = small_rows(4.0)
     assert (rows["sigma-min"].value, rows["condition"].value, rows["rank"].value) == (0.5, 8.0, 12.0)
-    assert "relative error ≤ 0.4: σ_max and σ_min" in rows["condition"].how
+    assert "relative error ≤ 0.4: σ_max and σ_min (80% confidence)" in rows["condition"].how
+    assert "relative error ≤ 0.2 (99.9% confidence)" in rows["sigma-min-nonzero"].how
     assert deep.condition_error(0.1, 0.2) == pytest.approx(1.1 / 0.8 - 1)
     assert deep.condition_error(0.1, 1.0) == math.inf
 

@@ -15,12 +15,14 @@ from normscope.linalg import (
     TangentError,
     TokenProjector,
     dense,
+    joint_confidence,
     layerwise_sigma_min,
     log_density,
     sigma_min,
     singular_values,
     top_singular,
 )
+from normscope.linalg.golub_kahan import CONFIDENCE as ENDS_CONFIDENCE
 from normscope.probes.jacobian.budget import Budget
 from normscope.probes.jacobian.layers import kernel_of, layers_of
 from normscope.probes.jacobian.spectrum import (
@@ -31,7 +33,7 @@ from normscope.probes.jacobian.spectrum import (
     RANK_TOLERANCE,
     spectrum_rows,
 )
-from normscope.probes.jacobian.workspace import Workspace, guarded, site_of
+from normscope.probes.jacobian.workspace import CONFIDENCE, Workspace, guarded, site_of
 from normscope.probes.measurement import Measurement, not_measured
 
 WHOLE, SMALLEST, DENSITY, TOP = "whole spectra", "smallest values", "density", "top values"
@@ -116,7 +118,8 @@ def _small_rows(
     workspace: Workspace, part: Block | Stack, kernel: object, found: SigmaMin, method: str
 ) -> list[Measurement]:
     site, n = site_of(part), workspace.ends(part).shape[1]
-    error = f"{found.status}, relative error ≤ {found.error:.1g}, residual {found.residual:.1g}"
+    error = f"relative error ≤ {found.error:.1g} ({ENDS_CONFIDENCE:.1%} confidence)"
+    error = f"{found.status}, {error}, residual {found.residual:.1g}"
     how = f"{method}, {error}, {found.products:.0f} products; {workspace.conditions}"
     if found.status is Status.NOT_CONVERGED:
         reason = f"{method} did not converge in {found.products:.0f} products" + (
@@ -135,8 +138,10 @@ def _small_rows(
         reason = "it needs jacobian/sigma-max"
         return [*rows, *(not_measured(f"jacobian/{name}", site, reason) for name in ("condition", "rank"))]
     condition = workspace.largest[site] / found.value
+    together = joint_confidence([CONFIDENCE["stack" if isinstance(part, Stack) else "part"], ENDS_CONFIDENCE])
     both = (
-        f"relative error ≤ {condition_error(workspace.errors[site], found.error):.1g}: σ_max and σ_min; {how}"
+        f"relative error ≤ {condition_error(workspace.errors[site], found.error):.1g}: σ_max and σ_min "
+        f"({together:.0%} confidence); {how}"
     )
     rows.append(Measurement("jacobian/condition", site, condition, how=both))
     if condition * RANK_TOLERANCE >= 1:
@@ -200,5 +205,6 @@ def _top(workspace: Workspace, stack: Stack) -> list[Measurement]:
     if not len(sure):
         return [not_measured(LARGEST_FEW, stack.name, f"not converged in {found.products} products")]
     error = f"{found.status}, relative error ≤ {float(found.errors[: len(sure)].max()):.1g}"
+    error += f" ({ENDS_CONFIDENCE:.1%} confidence)"
     how = f"iterative, {error}, {found.products} products; {workspace.conditions}"
     return [Measurement(LARGEST_FEW, stack.name, tuple(map(float, sure)), how=how)]
