@@ -2,7 +2,7 @@
 
 Each row is a figure over three seeds and the interval that it should lie in. Weights are Xavier-normal with
 the scheme's gains; ReLU, γ = 1, random ids. An exponent is the slope of a straight line through
-log figure against log depth. The RMS at the entry is that of the scheme's own weights and embedding.
+log figure against log depth. The RMS at the entry: `slopes_entry`.
 
 Shapes: B batch, T tokens, D width.
 """
@@ -16,18 +16,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from normscope.bench.slopes_entry import ENTRIES, at_entry
 from normscope.claims.at_start import (
     BATCH,
     DEPTHS,
     TOKENS,
-    VOCAB,
     WIDTH,
     decoder,
     exponent,
     gradient_norm,
     last_block,
 )
-from normscope.nn import SCHEMES, Block, Context, Decoder, ModelConfig, Where, build
+from normscope.nn import SCHEMES, Block, Context, ModelConfig, Where
 from normscope.nn.stack import Stack
 
 Row = dict[str, Any]
@@ -56,23 +56,6 @@ def last_map_gradient(scheme: str, depth: int, seed: int, **options: Any) -> flo
 def gradient_exponent(scheme: str, seed: int, **options: Any) -> float:
     """How that gradient grows with depth."""
     return exponent(lambda depth: last_map_gradient(scheme, depth, seed, **options))
-
-
-@torch.no_grad()
-def at_entry(scheme: str, seed: int) -> tuple[float, float]:
-    """RMS of the (first) stream at the entry of 4 blocks, and of what the first attention adds."""
-    torch.manual_seed(seed)
-    model = build("decoder", scheme=scheme, depth=4, width=WIDTH, heads=4, vocab=VOCAB, context=TOKENS)
-    assert isinstance(model, Decoder)
-    x_BTD = model.embedding(torch.randint(VOCAB, (BATCH, TOKENS)), torch.arange(TOKENS)[None])
-    state, block = model.scheme.join.enter(x_BTD, model.entry_norm), model.blocks[0]
-    assert isinstance(block, Block)
-    added: list[torch.Tensor] = []
-    block.attention_residual.norms["branch_out"].register_forward_hook(lambda *call: added.append(call[-1]))
-    block(state)
-    stream = state[0] if isinstance(state, tuple) else state
-    stream = stream[..., 0, :] if stream.dim() == 4 else stream
-    return tuple(float(x.square().mean().sqrt()) for x in (stream, added[0]))  # type: ignore[return-value]
 
 
 @torch.no_grad()
@@ -152,54 +135,6 @@ def crossed_decay(seed: int, depth: int = 32) -> float:
     weight = torch.randn_like(states[-1])
     gradients = torch.autograd.grad((states[-1] * weight).sum(), states)
     return float((gradients[0].norm() / gradients[-1].norm()) ** (1 / depth))
-
-
-NORMED = "the norm behind its embedding"
-NORMAL = "tokens and positions N(0, 0.02²)"
-GLOROT = "tokens and positions of variance 1/width"
-ENTRIES: dict[str, tuple[float, str]] = {
-    **dict.fromkeys(("peri", "res-post", "swin-v2", "siamesenorm"), (1.0, NORMED)),
-    **dict.fromkeys(
-        (
-            *(
-                "pre",
-                "pre-no-final",
-                "gpt2",
-                "normformer",
-                "layerscale",
-                "mix-ln",
-                "layernorm-scaling",
-                "gpas",
-            ),
-            *("hybridnorm", "keel", "parallel", "hyper-connections", "mhc", "dyt", "derf", "sigma-reparam"),
-            "depth-mup",
-        ),
-        (0.02 * 2**0.5, NORMAL),
-    ),
-    "olmo2": (0.02 * 2**0.5, f"{NORMAL}, as in its code, which has no positions there and no norm"),
-    **dict.fromkeys(
-        (
-            *(
-                "plain",
-                "residual-no-norm",
-                "post",
-                "deepnorm",
-                "sub-ln",
-                "admin",
-                "rezero",
-                "skipinit",
-                "fixup",
-            ),
-            *("residual-dual", "b2t", "gtrxl", "highway", "scalenorm"),
-        ),
-        ((2 / WIDTH) ** 0.5, GLOROT),
-    ),
-    "t-fixup": ((2 / WIDTH) ** 0.5 * 36**-0.25, f"{GLOROT}, × (9N)^-¼ of N = 4 blocks"),
-    "ngpt": (WIDTH**-0.5, "unit length"),
-    "unit-scaling": (2**0.5, "tokens and positions N(0, 1)"),
-    "dslm": (1.0, "tokens and positions N(0, ½)"),
-}
-"""Scheme → RMS of the stream at its entry, by its source."""
 
 
 def _entries() -> list[Claim]:
