@@ -104,7 +104,7 @@ CASES: list[Case] = [
     ("heads of ours", lambda p: "nn:decoder,width=10,heads=3", ("heads=3", "divide")),
     ("depth zero", lambda p: "nn:decoder,depth=0", ("depth 0", "from 1")),
     ("depth as text", lambda p: "nn:decoder,depth=two", ("depth 'two'", "whole number")),
-    ("unknown weights", lambda p: "nn:decoder,init=xavir", ('init="xavir"', '"xavier"')),
+    ("unknown weights", lambda p: "nn:decoder,init=xavir", ("init 'xavir'", '"xavier"')),
     ("no such Python file", lambda p: f"{p}/absent.py:model", ("absent.py", "not found")),
     ("no such module", lambda p: "no_such_package.models:make", ("no_such_package", "no module")),
     ("no such factory", lambda p: f"{_factories(p)}:modle", ('"modle"', 'the nearest name is "model"')),
