@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterator
 from statistics import median
 
 from normscope.anatomy import Stack
+from normscope.probes.jacobian.derivative import TOLERANCE
 from normscope.rules.figures import ends, qk_shares, relative_gradients
 from normscope.rules.finding import Severity
 from normscope.rules.rule import Case, Hit, figure, rule
@@ -15,8 +16,8 @@ STARVED = 1e-5
 APART = 1e-4
 """Token diversity from which on starved queries and keys are no matter of collapsed tokens."""
 
-WRONG = 0.02
-"""Relative error of a derivative against finite differences from which on it is wrong, not rounded."""
+WRONG = TOLERANCE
+"""Relative error against finite differences above which a derivative is wrong, as the probe has it."""
 
 
 @rule(
