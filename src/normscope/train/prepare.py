@@ -54,6 +54,7 @@ def prepared(
         if processes.size > 1:
             trial.shared_loss = run.share_loss
         if place is not None:
+            processes.means([0.0])  # wait: `claimed` removes token files that others may still be writing
             if processes.is_first:
                 stack.enter_context(place.claimed(resume=resume))  # a run that cannot be leaves no folder
             if resume:
