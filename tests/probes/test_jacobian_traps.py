@@ -31,6 +31,20 @@ def largest(f: Callable[[Tensor], Tensor], x: Tensor) -> float:
     return float(torch.linalg.svdvals(dense(f, x))[0])
 
 
+class Autocast(Model):
+    def forward(self, ids: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(ids)
+
+
+def test_rounding_under_autocast_is_no_wrong_derivative() -> None:
+    """Finite differences of a forward in bfloat16 are mostly round-off."""
+    torch.manual_seed(0)
+    rows = measure(Autocast(8, lambda: Block(8, "pre")), ids(6), Budget.FAST)
+    assert "round-off hides" in rows.find("derivative/relative-error", "decoder").how
+    assert math.isfinite(value(rows, "contraction", "decoder"))
+
+
 class Biased(Block):
     """Attention with a bias (T, T) on its logits."""
 

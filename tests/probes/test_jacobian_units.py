@@ -74,6 +74,22 @@ def test_differences_that_grow_towards_a_larger_derivative_do_not_settle() -> No
     assert "bends" in found.reason
 
 
+def test_a_jump_that_only_the_long_step_meets_excuses_no_gap() -> None:
+    """A straight-through quantiser: no token moves at the short step, though the derivative says so."""
+    jump = drawn(TOKENS, WIDTH)
+    found = compared(ONES + 6 * jump / jump.norm(dim=-1, keepdim=True), 0.76 * ONES)
+    assert found.error is None
+    assert "jumps" in found.reason
+
+
+def test_a_coarser_precision_in_the_forward_hides_the_differences() -> None:
+    op = Matrix(torch.eye(TOKENS * WIDTH, dtype=torch.float64))
+    moved = Shifted(ONES, 0.5 * ONES)
+    assert compare(op, Shifted(ONES, ONES), moved, ONES).is_wrong
+    found = compare(op, Shifted(ONES, ONES), moved, ONES, torch.finfo(torch.bfloat16).eps)
+    assert "round-off" in found.reason
+
+
 def test_differences_that_settle_far_from_the_derivative_tell_that_it_is_wrong() -> None:
     assert compared(ONES, 1.01 * ONES, gain=4.0).error == pytest.approx(0.75, abs=0.01)
 

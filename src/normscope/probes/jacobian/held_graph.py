@@ -13,6 +13,7 @@ it saved is written over.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -47,6 +48,11 @@ class HeldGraph:
     entries: Tensors
     shifted: Mapping[Site, Shifted]
     note: str
+
+    @cached_property
+    def eps(self) -> float:
+        """ε of the coarsest precision that came by: a forward under autocast rounds to bfloat16."""
+        return max(torch.finfo(t.dtype).eps for t in self.tensors.values() if t.is_floating_point())
 
     def operator(self, source: Site, target: Site) -> JacobianOperator:
         """Jacobian of the tensor at `target` by the one at `source`.
@@ -142,7 +148,8 @@ def _shifted(model: nn.Module, feed: Feed, stack: Stack) -> dict[Site, Shifted]:
     if first not in feed.values:
         return {}
     entry = feed.values[first]
-    direction = torch.randn_like(entry) * float(entry.double().square().mean().sqrt())
+    normal = torch.randn(entry.shape, generator=torch.Generator().manual_seed(7919)).to(entry)
+    direction = normal * float(entry.double().square().mean().sqrt())
     moves: list[Tensors] = []
     for step in STEPS:
         ends = [_moved(model, feed, stack, entry + sign * step * direction) for sign in (1, -1)]

@@ -135,7 +135,7 @@ class Workspace:
             self.spending.require(name, (COMPARISON + SET_UP) * share)
             op = self.operator(source, target)
             with self.booked(name, op, share):
-                found = compare(op, moves[source], moves[target], self.graph.tensors[target])
+                found = compare(op, moves[source], moves[target], self.graph.tensors[target], self.graph.eps)
             if found.error is None:
                 return [not_measured(DERIVATIVE, site, found.reason)]
             if found.is_wrong and self.graph.has_second_way(source, target):
