@@ -12,6 +12,7 @@ import torch
 from normscope.errors import UsageError
 from normscope.subjects import Subject, feed, load
 from normscope.train import Run, RunConfig, Trial, rate_factor
+from normscope.train.folder import RunFolder
 from normscope.train.prepare import prepared
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 60
@@ -67,6 +68,16 @@ def test_checkpoints_go_on_as_often_as_they_were_asked_for(home: Path) -> None:
         assert run.every.steps == 3
     with prepared(config.replace(checkpoint_every="2s"), folder=home / "run", resume=True) as run:
         assert (run.every.steps, run.every.seconds) == (None, 2.0)
+
+
+def test_what_killed_writers_left_is_gone_when_a_run_goes_on(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    halves = [place / ".half-1-file" for place in (folder.path, folder.tokens, folder.model)]
+    for half in halves:
+        half.parent.mkdir(exist_ok=True)
+        half.touch()
+    with folder.claimed(resume=True):
+        assert not any(half.exists() for half in halves)
 
 
 def test_a_run_without_the_setting_validates_ten_times() -> None:

@@ -60,7 +60,7 @@ class RunFolder:
                     "wait for it, or choose another with --output",
                 ) from error
             with disk_refusals(f'folder "{self.path}"', GO_ON):
-                for folder in (self.path, self.tokens):
+                for folder in (self.path, self.tokens, self.model):
                     remove_halves(folder)
                 self.checkpoints.clean()
             try:
