@@ -119,6 +119,12 @@ def test_every_scheme_from_pre_and_back(name: str) -> None:
         assert torch.equal(back.blocks[0].attention.q.weight, model.blocks[0].attention.q.weight)
 
 
+def test_a_tensor_of_the_same_path_and_another_shape_starts_afresh() -> None:
+    """ReZero's one number is no LayerScale's vector."""
+    other = swap(build("decoder", scheme="rezero", **SMALL), "layerscale")
+    assert torch.equal(other.blocks[0].attention_residual.join.scale, torch.full((16,), 0.1))
+
+
 def test_the_random_ids_are_always_the_same() -> None:
     model, seen = _trained(scheme="post"), []
     for _ in range(2):
