@@ -20,7 +20,11 @@ def test_branches_start_at_mean_0_and_variance_1(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(masks, "STEPS", 5)
     found = measure_claim(CLAIMS["B11"], Setup(seeds=(0,)))
     assert found.error is None, found.evidence.notes
-    at_start = [case for case in found.evidence.cases if "at the start" in case.where and not case.part]
+    at_start = [
+        case
+        for case in found.evidence.cases
+        if "at the start" in case.where and not (case.part or case.fresh)
+    ]
     assert len(at_start) == 12
     assert max(case.value for case in at_start) < 0.01
     assert found.parts["stream"].verdict is Verdict.REFUTED

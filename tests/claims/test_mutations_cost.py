@@ -89,6 +89,6 @@ BROKEN_RANKS = """
 import sys
 from normscope.claims import shards
 
-shards.STATISTICS["sums"] = shards.locally
+shards.STATISTICS["sums"] = shards.STATISTICS["merging"] = shards.locally
 shards.main(sys.argv[1])
 """

@@ -198,7 +198,7 @@ def test_exponents_and_their_intervals() -> None:
 
 def test_the_command_knows_it() -> None:
     assert "spectra" in BENCHES
-    answer = CliRunner().invoke(app, ["bench", "spectrum"])
+    answer = CliRunner().invoke(app, ["bench", "spectrum"], obj=["bench", "spectrum"])
     assert "spectra" in str(answer.output) + str(answer.exception)
 
 

@@ -59,7 +59,9 @@ def test_fail_on_and_ignore_decide_the_status(here: Path) -> None:
     )
     assert run(["check", spec, *QUICK, "--fail-on", "never"]) == 0
     assert run(["check", spec, *QUICK, "--fail-on", "warning", "--select", "identical-blocks"]) == 1
-    assert run(["check", spec, *QUICK, "--fail-on", "warning", "--select", "NS1", "--ignore", "NS103"]) == 0
+    structure = ["--select", "NS1", "--ignore", "NS103"]
+    assert run(["check", spec, *QUICK, "--fail-on", "error", *structure]) == 0
+    assert run(["check", spec, *QUICK, "--fail-on", "warning", *structure]) == 1, "no trial, for no loss"
 
 
 def test_nothing_tried_is_no_trial(capsys: pytest.CaptureFixture[str]) -> None:

@@ -126,7 +126,7 @@ def test_a_deep_budget_finds_the_small_end_of_large_maps(iterative: Iterative) -
         condition = rows.find("jacobian/condition", site)
         assert condition is not None
         stated = float(re.search(r"relative error ≤ ([\d.e-]+): σ_max and σ_min", condition.how)[1])
-        assert condition.value <= values[0] / nonzero * (1 + 1e-6) <= condition.value * (1 + 1.1 * stated), (
+        assert condition.value <= values[0] / nonzero * (1 + 1e-4) <= condition.value * (1 + 1.1 * stated), (
             site
         )
         assert value(rows, "rank", site) == int((values > RANK_TOLERANCE * values[0]).sum()), site

@@ -4,6 +4,7 @@ Shapes: B batch, T tokens, D width.
 """
 
 import math
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -61,7 +62,8 @@ def _memory(name: str) -> Tensor | None:
 
 def _ratio(norms: list[float]) -> float:
     """ln ‖∂x_0‖/‖∂x_L‖."""
-    return math.log(norms[0] / norms[-1])
+    smallest = sys.float_info.min  # a gradient that underflows is as small as can be
+    return math.log(max(norms[0], smallest) / max(norms[-1], smallest))
 
 
 TENFOLD = math.log(10)
@@ -313,7 +315,7 @@ def decay_with_depth(setup: Setup) -> Evidence:
 
 
 def _decay_case(norms: list[float], where: str, seed: int) -> Case:
-    logs, at = np.log(norms), np.arange(len(norms))
+    logs, at = np.log(np.maximum(norms, sys.float_info.min)), np.arange(len(norms))
     straight = float(np.corrcoef(at, logs)[0, 1] ** 2)
     decays = _ratio(norms) <= -TENFOLD and straight >= 0.9
     return Case(seed=seed, where=f"{where}: ‖∂x_0‖/‖∂x_64‖", value=norms[0] / norms[-1], holds=decays)

@@ -344,7 +344,9 @@ def still_to_come(changes: Floats, settled: float = 1e-10, least: float = R_LEAS
     inf where they do not shrink, unless the last is no more than `settled`.
     """
     before, last = changes
-    r = np.maximum(least, R_SAFETY * last / np.maximum(before, np.finfo(float).tiny))
+    with np.errstate(over="ignore"):  # after no change at all, any change is no shrinking
+        r = np.maximum(least, R_SAFETY * last / np.maximum(before, np.finfo(float).tiny))
+    r = np.minimum(r, 1.0)
     rest = np.where(r < 1, last * r / np.maximum(1 - r, sqrt(np.finfo(float).eps)), np.inf)
     return np.where(last <= settled, last, rest)
 
