@@ -126,9 +126,8 @@ def test_a_deep_budget_finds_the_small_end_of_large_maps(iterative: Iterative) -
         condition = rows.find("jacobian/condition", site)
         assert condition is not None
         stated = float(re.search(r"relative error ≤ ([\d.e-]+): σ_max and σ_min", condition.how)[1])
-        assert condition.value <= values[0] / nonzero * (1 + 1e-4) <= condition.value * (1 + 1.1 * stated), (
-            site
-        )
+        true = values[0] / nonzero  # the error of a stack's σ_max is stated at 80 %: one draw may miss it
+        assert condition.value <= true * (1 + 1e-4) <= condition.value * (1 + 2 * stated), site
         assert value(rows, "rank", site) == int((values > RANK_TOLERANCE * values[0]).sum()), site
 
 
@@ -141,10 +140,10 @@ def test_a_deep_budget_finds_the_shape_of_large_spectra(iterative: Iterative) ->
         assert value(rows, "stable-rank", site) == pytest.approx((values**2).sum() / values[0] ** 2, rel=0.3)
         found = rows.find("jacobian/log-sigma", site)
         assert found is not None
-        middle = [i for i, share in enumerate(QUANTILES) if 0.25 <= share <= 0.9]
+        null = 2 / 12 if placement == "post" else 0.0
+        middle = [i for i, share in enumerate(QUANTILES) if null + 0.25 * (1 - null) <= share <= 0.9]
         expected = np.log10(np.quantile(values, QUANTILES, method="lower"))
         assert np.abs(np.array(found.value)[middle] - expected[middle]).max() < 0.15
-        null = 2 / 12 if placement == "post" else 0.0
         assert [value == -math.inf for value in found.value] == [share < null for share in QUANTILES]
     top = rows.find("jacobian/top-singular-values", "decoder")
     assert top is not None

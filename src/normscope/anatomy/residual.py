@@ -108,13 +108,15 @@ def _is_read_by_attention_alone(value: Value, operands: set[Value]) -> bool:
     """
 
     def step(here: Value) -> Iterator[Value]:
-        ends = here in operands or _is_mapped(here)
-        return iter(()) if ends else (v for op in here.users for v in op.outputs)
+        if _is_mapped(here):
+            return iter(())
+        through = [op for op in here.users if here not in operands or op.base in VIEWS]
+        return (v for op in through for v in op.outputs)
 
     if not operands or not value.users:
         return False
     ends = [v for v in search([value], step) if v in operands or not v.users or _is_mapped(v)]
-    return all(v in operands for v in ends)
+    return all(v in operands and not _is_mapped(v) for v in ends)
 
 
 def _is_mapped(value: Value) -> bool:

@@ -47,7 +47,7 @@ TOP_PRODUCTS = 160
 DIRECT_PRODUCTS = 150
 """Golub–Kahan–Lanczos on the map itself: enough for κ up to about 15; solves with its layers do the rest."""
 LAYER_PRODUCTS = 300
-PROBES, STEPS = 4, {"block": 24, "stack": 32}
+PROBES, STEPS = 4, {"block": 16, "stack": 32}
 TOLERANCE = 5e-2
 LEAST = 1e-9
 """Stands for the quantile at 0, which no singular value is under: the least that was seen."""
