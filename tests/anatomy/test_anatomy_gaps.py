@@ -101,3 +101,21 @@ def test_a_rule_that_breaks_ends_in_words(monkeypatch: pytest.MonkeyPatch) -> No
     (line,) = anatomy.unread
     assert "broken (test_anatomy_gaps.py:" in line
     assert "IndexError: tuple index out of range" in line
+
+
+class WithTangent(nn.Module):
+    """A block whose branch adds its own directional derivative (forward-mode AD makes zero tensors)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        value, tangent = torch.func.jvp(lambda z: self.linear(self.norm(z)), (x,), (torch.ones_like(x),))
+        return x + value + 0.1 * tangent
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own, within its jvp rules
+def test_a_forward_that_takes_a_jvp_ends_in_no_traceback() -> None:
+    anatomy = read_anatomy(nn.Sequential(WithTangent(), WithTangent()), torch.randn(2, 5, 16))
+    assert anatomy.unread, "the norm under forward-mode AD is not seen through"

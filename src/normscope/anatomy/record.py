@@ -232,7 +232,8 @@ def _geometry(tensor: Tensor) -> _Geometry:
 
 
 def _is_real(tensor: Tensor) -> bool:
-    return not isinstance(tensor, FakeTensor) and tensor.device.type != "meta"
+    """Whether its elements can be read: forward-mode AD has zero tensors without data."""
+    return not (isinstance(tensor, FakeTensor) or tensor.device.type == "meta" or tensor._is_zerotensor())
 
 
 def _number(tensor: Tensor) -> float | None:
