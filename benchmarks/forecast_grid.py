@@ -1,11 +1,11 @@
-"""What the forecast's rule was set on, and the truth that it is held against.
+"""Make the ladders that the forecast's rule was set on, and the truth that it is tested on.
 
     python benchmarks/forecast_grid.py truth                                  # the held-out grid, kept
     python benchmarks/forecast_grid.py tuning --text FILE --output tuning.jsonl
     python benchmarks/forecast_grid.py table tuning.jsonl
 
 `truth` trains the cells of `normscope.bench.forecast_cells` that are not kept yet. `tuning` forecasts and
-trains the ladders that the rule was set on; their accuracy is no evidence. Both can be taken up again.
+trains the ladders that the rule was set on; their accuracy is no evidence. Both continue an interrupted run.
 """
 
 import argparse
@@ -107,7 +107,7 @@ def tuning(text: Path, output: Path) -> None:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """What was said against what came."""
+    """Counts of forecast outcomes against training results, in words."""
     pairs = [
         (s["outcome"], t["trains"]) for row in rows for s, t in zip(row["said"], row["truth"], strict=True)
     ]

@@ -31,7 +31,7 @@ AXES = {"width": "width d", "depth": "blocks L", "length": "tokens T"}
 
 
 def circumstances(load_before: float) -> str:
-    """When and on what, in a line."""
+    """Date and machine of the run, in a line."""
     return (
         f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()}-core {platform.machine()} CPU, "
         f"torch threads: {torch.get_num_threads()}, torch {torch.__version__.split('+')[0]} (CPU), "
@@ -46,7 +46,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def put(name: str, text: str) -> None:
-    """Replace what stands between the page's markers of that name."""
+    """Replace the text between the page's markers of that name."""
     page = PAGE.read_text(encoding="utf-8")
     marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
     assert marked.search(page), f"{PAGE} has no marker {name}"

@@ -1,4 +1,4 @@
-"""Where the rules' thresholds stand: the figures they compare, of published models and of broken ones.
+"""Compare the rules' thresholds with the figures of published models and of broken ones.
 
     python benchmarks/thresholds.py > docs/thresholds.md          (about ten minutes on two cores, 4 GB)
     python benchmarks/thresholds.py --only gpt2,post

@@ -18,7 +18,7 @@ ROWS = re.compile(r"^\| \| what is said \|.*?\n(?=\n|```|[^|])", re.MULTILINE | 
 
 
 def claims(*arguments: str) -> str:
-    """What `normscope claims --seeds 5 …` prints; the run ends where it fails."""
+    """Run `normscope claims --seeds 5 …` and return what it prints; raises where it fails."""
     command = [Path(sys.executable).with_name("normscope"), "claims", *arguments, "--seeds", "5"]
     return subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.PIPE, text=True).stdout
 

@@ -37,7 +37,7 @@ def mislabel(monkeypatch: pytest.MonkeyPatch) -> Mislabel:
 
 
 def verdict(id: str, setup: Setup, part: str = "") -> Verdict:
-    """Of a claim or one of its parts; nothing may have gone wrong on the way."""
+    """Verdict of a claim or of one of its parts; fails where the measurement failed."""
     tested = measure_claim(CLAIMS[id], setup)
     assert tested.error is None, tested.evidence.notes
     return tested.parts[part].verdict if part else tested.judgement.verdict
@@ -82,7 +82,7 @@ def test_c2_with_a_plain_stack_that_has_residuals(broken, expected, mislabel, mo
 
 
 def adds_in_full(self: HighwayGate, x_BTD: Tensor, update: Callable, norm: Callable) -> Tensor:
-    """Without the 1 - t on the stream."""
+    """A highway gate without the 1 - t on the stream."""
     return norm(x_BTD + torch.sigmoid(self.transform(x_BTD)) * update(x_BTD))
 
 

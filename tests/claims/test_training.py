@@ -1,4 +1,4 @@
-"""What trained claims share: recipes, what is read off a loss curve, the plateau of a seed."""
+"""Shared tools of trained claims: recipes, what is read off a loss curve, the plateau of a seed."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""What the claims that tune make of results that are known."""
+"""Verdicts of the claims that tune, on results that are known."""
 
 import pytest
 from planted_runs import FLIES_OFF, STANDS_STILL, TRAINS, TRAINS_WELL, Planted, judged

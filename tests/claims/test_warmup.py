@@ -1,4 +1,4 @@
-"""What the claims of warm-up and clipping make of results that are known."""
+"""Verdicts of the claims on warm-up and clipping, on results that are known."""
 
 import pytest
 from planted_runs import FLIES_OFF, STANDS_STILL, TRAINS, TRAINS_WELL, judged

@@ -153,7 +153,7 @@ def test_the_bar_says_what_runs_and_how_many_are_done() -> None:
 
 
 def test_what_is_known_needs_neither_matplotlib_nor_a_worker(tmp_path: Path) -> None:
-    """In a process of its own: this one has imported everything."""
+    """Runs in a process of its own: this one has imported everything."""
     script = (
         "import sys\n"
         "from normscope.claims import Setup, chosen, measure_claim\n"

@@ -81,7 +81,7 @@ def test_the_first_condition_is_what_the_others_change_one_thing_of() -> None:
 
 
 def test_a_command_is_the_same_run() -> None:
-    """What the page says to type, read as the command line reads it."""
+    """The command that the page shows, read as the command line reads it."""
     from normscope.train import RunConfig
 
     for condition in CONDITIONS:

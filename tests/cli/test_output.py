@@ -25,7 +25,7 @@ needs_full = pytest.mark.skipif(not Path(FULL).exists(), reason="no file that is
 
 
 def terminal(monkeypatch: pytest.MonkeyPatch, encoding: str) -> io.BytesIO:
-    """What is written to a stdout of this encoding; stderr is another one."""
+    """Set stdout to a terminal of this encoding and return its bytes; stderr is another one."""
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding, write_through=True))
     monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True))

@@ -235,7 +235,7 @@ def report(anatomy: Anatomy, rows: list[Measurement], **other: Any) -> Any:
 
 
 def collapse_findings(blocks: tuple[Block, ...]) -> tuple[Finding, ...]:
-    """What the rules say of a deep Post-LN stack."""
+    """The findings of the rules on a deep Post-LN stack."""
     sites = tuple(b.site for b in blocks)
     half = sites[: max(1, len(sites) // 2)]
     evidence = (

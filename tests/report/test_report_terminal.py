@@ -1,4 +1,4 @@
-"""What a person reads: verdict first, within the width, text that stays text, no colour in a pipe."""
+"""The terminal's report: verdict first, within the width, text that stays text, no colour in a pipe."""
 
 import io
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""For every rule a table just beyond its threshold and one just inside: `PAIRS[code]`."""
+"""Two tables for every rule, one just beyond its threshold and one just inside: `PAIRS[code]`."""
 
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What each remedy of a model promises, against the same thing done by hand."""
+"""Tests of what each remedy of a model promises, against the same thing done by hand."""
 
 import copy
 import dataclasses
@@ -29,7 +29,7 @@ def applied(name: str, remedy: str) -> Subject:
 
 
 def logits(subject: Subject, model: nn.Module | None = None) -> Tensor:
-    """Of the fixed batch, in eval mode."""
+    """Logits of the fixed batch, in eval mode."""
     model = copy.deepcopy(subject.model if model is None else model).eval()
     output = subject.forward(model=model)
     return getattr(output, "logits", output).detach()

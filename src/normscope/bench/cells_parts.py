@@ -124,7 +124,7 @@ def _step(trials: Any, device: str) -> float:
 
 
 def main(part: str, *words: str) -> dict[str, Any]:
-    """What a part measured."""
+    """Measure one part and return its figures."""
     if part == "engine":
         return engine()
     if part == "cell":

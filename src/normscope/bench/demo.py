@@ -40,11 +40,11 @@ class Course:
 
 @dataclass
 class Story:
-    """What the demo has seen so far.
+    """The state of the demo so far.
 
     Attributes:
-        courses: by condition and seed.
-        seconds: since its start.
+        courses: the runs, keyed by condition and seed.
+        seconds: time since the demo's start.
         interrupted: whether Ctrl-C ended it.
     """
 
@@ -56,7 +56,7 @@ class Story:
 
     @classmethod
     def of(cls, settings: Settings) -> "Story":
-        """One in which nothing has happened yet."""
+        """A story with no losses yet."""
         cells = [(index, seed) for index in range(len(CONDITIONS)) for seed in settings.seeds]
         return cls(settings, {cell: Course() for cell in cells})
 
@@ -65,7 +65,7 @@ class Story:
         return [self.courses[index, seed] for seed in self.settings.seeds]
 
     def step(self, index: int) -> int:
-        """How far all runs of a condition have come."""
+        """Number of steps that all runs of a condition have finished."""
         return min(len(course.losses) for course in self.of_condition(index))
 
     def verdicts(self, index: int) -> list[bool] | None:
@@ -79,7 +79,7 @@ class Story:
         return [last_loss(course.losses) for course in self.of_condition(index)]
 
     def diversities(self, index: int) -> list[float]:
-        """Token diversity of each run of a condition when it was last looked at."""
+        """Latest token diversity of each run of a condition; nan before the first."""
         return [course.looks[-1][1] if course.looks else math.nan for course in self.of_condition(index)]
 
     def hear(self, line: dict) -> None:
@@ -93,12 +93,12 @@ class Story:
 
 
 def run(settings: Settings, show: Callable[[Story], None]) -> Story:
-    """Train all conditions in `WORKERS` processes of one thread each; `show` is called as news come in.
+    """Train all conditions in `WORKERS` processes of one thread each; `show` is called as results come in.
 
-    Ctrl-C ends the processes and the story as it is then.
+    Ctrl-C ends the processes; the story then keeps what it has.
 
     Raises:
-        RuntimeError: a process failed; with what it said.
+        RuntimeError: a process failed; the message holds its output.
     """
     story, start = Story.of(settings), time.perf_counter()
     news: queue.Queue[str | None] = queue.Queue()
@@ -119,7 +119,7 @@ def run(settings: Settings, show: Callable[[Story], None]) -> Story:
 
 
 def _lines(news: "queue.Queue[str | None]", running: int) -> Iterator[str]:
-    """What `running` processes say until all have ended; "" where nobody has said anything for a while."""
+    """Yield the lines that `running` processes print until all have ended; "" after a time without a line."""
     while running:
         try:
             line = news.get(timeout=_POLL_SECONDS)
@@ -133,7 +133,7 @@ def _lines(news: "queue.Queue[str | None]", running: int) -> Iterator[str]:
 
 
 def _shares(settings: Settings) -> list[list[int]]:
-    """Which conditions each process trains: the largest stack first, to the process with the least to do."""
+    """The conditions that each process trains: the largest stack goes first, to the least busy process."""
     stacks = sorted(shelves(range(len(CONDITIONS)), settings), key=len, reverse=True)
     shares: list[list[int]] = [[] for _ in range(min(WORKERS, len(stacks)))]
     for cells in stacks:
@@ -192,7 +192,7 @@ def _worker(
 
 
 def moral(story: Story) -> str:
-    """What is to be seen, from the figures that there are."""
+    """The demo's conclusion in words, from the figures so far."""
     settings, verdicts = story.settings, [story.verdicts(index) for index in range(len(CONDITIONS))]
     early = [_early(course) for course in story.of_condition(0) if course.looks]
     who = f"A Post-LN Transformer of {settings.depth} layers with Xavier weights at AdamW {settings.lr:g}"

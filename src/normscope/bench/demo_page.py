@@ -18,7 +18,7 @@ _CEILING = 1.0  # nats above the unigram entropy: the fall from the start would 
 
 @dataclass(frozen=True)
 class Row:
-    """What the table says of one condition."""
+    """One condition's row of the table."""
 
     colour: str
     name: str

@@ -1,4 +1,4 @@
-"""What the demo trains: one small Transformer in five conditions, three seeds each."""
+"""The runs of the demo: one small Transformer in five conditions, three seeds each."""
 
 import dataclasses
 import json
@@ -10,16 +10,16 @@ from normscope.train.criterion import CRITERION_STEPS
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What all conditions have in common.
+    """The settings that all conditions share.
 
     Attributes:
-        depth, width, heads: of a decoder of ours.
-        batch_size, seq_len: of bytes of the Python standard library's source.
-        lr: of AdamW.
-        steps: of each run.
-        warmup, clip: of the conditions that have them.
-        seeds: of weights and batches.
-        look: steps between two looks at the tokens.
+        depth, width, heads: size of the decoder, one of normscope's own.
+        batch_size, seq_len: shape of a batch; its tokens are bytes of the Python standard library's source.
+        lr: learning rate of AdamW.
+        steps: training steps of each run.
+        warmup, clip: warm-up steps and gradient-norm limit of the conditions that use them.
+        seeds: seeds of weights and batches, one run each.
+        look: steps between two measurements of token diversity.
     """
 
     depth: int = 8
@@ -41,7 +41,7 @@ class Settings:
         return cls(**values | {"seeds": tuple(values["seeds"])})
 
     def to_json(self) -> str:
-        """On one line, for a worker."""
+        """The settings as one line of JSON, for a worker."""
         return json.dumps(dataclasses.asdict(self))
 
 
@@ -50,10 +50,10 @@ class Condition:
     """One way of training it.
 
     Attributes:
-        name: short, for the end of a line.
-        change: what is other than in the first condition, in words that may name the settings.
-        options: of the model, beside its size.
-        warms_up, clips: whether with the warm-up, with the clipping of the settings.
+        name: short name, for the end of a line.
+        change: the difference from the first condition, in words that may name the settings.
+        options: options of the model, besides its size.
+        warms_up, clips: whether it uses the settings' warm-up and clipping.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Condition:
     clips: bool = False
 
     def words(self, settings: Settings) -> str:
-        """What is changed, with the figures."""
+        """The change in words, with the figures of the settings."""
         return self.change.format(settings=settings)
 
     def model(self, settings: Settings) -> str:
@@ -72,7 +72,7 @@ class Condition:
         return f"nn:decoder,{self.options},{size}"
 
     def config(self, settings: Settings, seed: int) -> TrialConfig:
-        """How it is trained."""
+        """The training settings of one run."""
         return TrialConfig(
             optimizer="adamw",
             lr=settings.lr,
@@ -83,7 +83,7 @@ class Condition:
         )
 
     def command(self, settings: Settings, seed: int) -> str:
-        """What to type for the same run alone."""
+        """The command line that trains the same run alone."""
         words = [f"normscope train {self.model(settings)} --lr {settings.lr:g} --steps {settings.steps}"]
         words += [f"--warmup {settings.warmup}"] * self.warms_up + [f"--clip {settings.clip:g}"] * self.clips
         data = f"--batch-size {settings.batch_size} --seq-len {settings.seq_len} --validation 0 --seed {seed}"
@@ -97,4 +97,4 @@ CONDITIONS = (
     Condition("Pre-LN", "the norms inside the branches (Pre-LN)", "scheme=pre,init=xavier"),
     Condition("small init", "weights from N(0, 0.02²)", "scheme=post,init=normal"),
 )
-"""The first is what the others are a change of."""
+"""All conditions; each changes one thing in the first."""

@@ -67,7 +67,7 @@ class Shelf:
         self._steps += steps
 
     def _losses(self, k: int) -> list[float]:
-        """Of every step; a run whose loss was no finite number stands still, and keeps that one."""
+        """Losses of every step of a run; a run with a loss that is not finite stops and repeats it."""
         losses = self._stack.losses[k]
         return losses + losses[-1:] * (self._steps - len(losses))
 

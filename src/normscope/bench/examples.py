@@ -1,4 +1,4 @@
-"""PyTorch's own encoder, as people first build a language model of it: Post-LN, and mended."""
+"""PyTorch's own encoder, as people first build a language model of it: Post-LN, and fixed."""
 
 import torch
 from torch import Tensor, nn

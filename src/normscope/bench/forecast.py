@@ -1,8 +1,8 @@
 """`normscope bench forecast`: is the forecast right, on models, rates and a text that it was not set on?
 
-Every ladder of `LADDERS` is forecast now and held against what 300 steps came to. Those 300 steps are kept
-(see forecast_cells.py); some are trained again now, which also gives the time of a lone run. All the time of
-a forecast is counted: steps, looks, and the ramps that are tried where the wanted rate fails.
+Every ladder of `LADDERS` is forecast now and compared with the result of 300 training steps. Those results
+are kept (see forecast_cells.py); some are trained again now, which also gives the time of a lone run. All the
+time of a forecast is counted: steps, measurements, and the ramps that are tried where the wanted rate fails.
 """
 
 import math
@@ -28,7 +28,7 @@ AGAIN = 5
 
 @dataclass(frozen=True)
 class Held:
-    """A ladder's forecast beside its truth; `lone_s` is the time of a lone run of 300 steps, where taken."""
+    """A ladder's forecast and its truth; `lone_s` is the time of a lone run of 300 steps, where measured."""
 
     ladder: Ladder
     said: LadderForecast
@@ -112,7 +112,7 @@ def _edges(held: Sequence[Held]) -> Row:
 
 
 def _cost(held: Sequence[Held]) -> Row:
-    """Of the ladders that were timed beside a lone run: what a rate's forecast takes of its 300 steps."""
+    """The row for a forecast's time per learning rate, as a share of the time of a lone run of 300 steps."""
     timed = [(ladder.seconds / len(RATES), ladder.lone_s) for ladder in held if ladder.lone_s]
     shares = [forecast / lone for forecast, lone in timed if lone]
     whole = sum(forecast for forecast, _ in timed) / sum(lone for _, lone in timed if lone)

@@ -72,7 +72,7 @@ class Ladder:
         return load(self.model, seed=self.seed, text=None if self.text is None else self.text())
 
     def config(self, lr: float) -> TrialConfig:
-        """As the truth was trained."""
+        """The settings with which the truth was trained."""
         return TrialConfig(optimizer=self.optimizer, lr=lr, seed=self.seed, steps=CRITERION_STEPS)
 
 
@@ -125,7 +125,7 @@ what larger rates tell comes from them."""
 
 @dataclass(frozen=True)
 class Cell:
-    """What one rate of a ladder came to: `gap`, the run's last loss less the unigram entropy."""
+    """Result of one learning rate of a ladder; `gap` is the run's last loss less the unigram entropy."""
 
     lr: float
     gap: float
@@ -134,7 +134,7 @@ class Cell:
 
 
 def text_hash() -> str:
-    """Of the held-out text, to know whether a kept truth is of this text."""
+    """Hash of the held-out text; shows whether a kept truth is of this text."""
     found = hashlib.sha256()
     for file in sorted(path for path in licences().rglob("*") if path.is_file()):
         found.update(file.read_bytes())
@@ -183,7 +183,7 @@ def kept(path: Path = KEPT) -> dict[str, dict[str, Any]]:
 
 
 def name(ladder: Ladder, lr: float) -> str:
-    """Of a cell, unique in the grid."""
+    """Name of a cell, unique in the grid."""
     return f"{ladder.model} {ladder.optimizer} {lr:g} seed {ladder.seed}"
 
 

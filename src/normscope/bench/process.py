@@ -9,10 +9,10 @@ from typing import Any
 
 
 def in_fresh_process(module: str, part: str, environment: Mapping[str, str] | None = None) -> Any:
-    """What `python -m MODULE PART` printed last, as JSON.
+    """Run `python -m MODULE PART` and return the last line it prints, read as JSON.
 
     Raises:
-        RuntimeError: the process failed; with what it said.
+        RuntimeError: the process failed; the message holds its stderr.
     """
     done = subprocess.run(
         [sys.executable, "-m", module, part],
@@ -27,7 +27,7 @@ def in_fresh_process(module: str, part: str, environment: Mapping[str, str] | No
 
 
 def circumstances() -> dict[str, Any]:
-    """What a time depends on besides the code."""
+    """The settings that a time depends on besides the code: threads and allocator."""
     import torch
 
     allocator = os.path.basename(os.environ.get("LD_PRELOAD", "")) or "the C library's allocator"

@@ -35,7 +35,7 @@ class Kept:
         return [row for row in self.rows if row["kind"] == kind and Cell(**row["cell"]) == cell]
 
     def truth(self, cell: Cell, names: Iterable[str]) -> dict[str, Any] | None:
-        """What came of 300 steps with these remedies; None where that was not run."""
+        """Result of 300 steps with these remedies; None where that was not run."""
         found = [row for row in self._of("truth", cell) if row["names"] == list(names)]
         return found[-1] if found else None
 
@@ -68,7 +68,7 @@ def kept() -> Kept:
 
 
 def ranked_now(cell: Cell) -> Rescue:
-    """Every remedy forecast on a cell, whatever the forecast of the cell as it is says."""
+    """Forecast every remedy on a cell, whatever the forecast of the unchanged cell."""
     subject, anatomy = read(cell)
     before = forecast(subject, anatomy, settings_of(cell))
     return try_remedies(subject, anatomy, settings_of(cell), before, whatever=True)
@@ -81,7 +81,7 @@ def bench_remedies() -> list[Row]:
 
 
 def _first(known: Kept, cells: Sequence[Cell]) -> Row:
-    """Of the failing cells that some remedy rescues, the share that the first-ranked one does."""
+    """The row for the first-ranked remedy: its share of the failing cells that some remedy rescues."""
     failing = [cell for cell in cells if known.truth(cell, ()) and not known.trains(cell, ())]
     ranked = [c for c in failing if known.order(c) and known.truth(c, known.order(c)[0]) is not None]
     saved = [cell for cell in ranked if known.rescuers(cell)]
@@ -98,7 +98,7 @@ def _first(known: Kept, cells: Sequence[Cell]) -> Row:
 
 
 def _each(known: Kept, cells: Sequence[Cell]) -> list[Row]:
-    """For each remedy, how often it rescues by training and how often its forecast was right."""
+    """A row for each remedy: how often training shows a rescue, and how often its forecast was right."""
     rows = []
     for name in REMEDIES:
         trained = [c for c in cells if not known.trains(c, ()) and _steps(known.truth(c, (name,)))]

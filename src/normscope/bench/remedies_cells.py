@@ -137,7 +137,7 @@ def subject_of(cell: Cell) -> Subject:
 
 
 def settings_of(cell: Cell) -> TrialConfig:
-    """How the cell trains."""
+    """The training settings of a cell."""
     return TrialConfig(optimizer=cell.optimizer, lr=cell.lr, seed=cell.seed)
 
 

@@ -1,4 +1,4 @@
-"""`normscope bench slopes`: what each scheme does at its start, by depth, beside what its paper says.
+"""`normscope bench slopes`: what each scheme does at initialisation, by depth, against its paper.
 
 Each row is a figure over three seeds and the interval that it should lie in. Weights are Xavier-normal with
 the scheme's gains; ReLU, γ = 1, random ids. An exponent is the slope of a straight line through
@@ -54,7 +54,7 @@ def last_map_gradient(scheme: str, depth: int, seed: int, **options: Any) -> flo
 
 
 def gradient_exponent(scheme: str, seed: int, **options: Any) -> float:
-    """How that gradient grows with depth."""
+    """Exponent in depth of `last_map_gradient`."""
     return exponent(lambda depth: last_map_gradient(scheme, depth, seed, **options))
 
 
@@ -91,8 +91,9 @@ def first_over_last(scheme: str, depth: int, seed: int) -> float:
 
 
 def sgd_move(scheme: str, depth: int, seed: int, **options: Any) -> float:
-    """How far one small SGD step of the blocks' matrices moves the logits, per unit of the rate
-    (Wang et al. 2022, Theorem 4.2).
+    """Change of the logits by one small SGD step of the blocks' matrices, per unit of learning rate.
+
+    Wang et al. 2022, Theorem 4.2.
     """
     model, ids, labels = decoder(scheme, depth, seed, **options)
     model = model.double()
@@ -160,7 +161,7 @@ def _entries() -> list[Claim]:
 
 
 def _claims() -> list[Claim]:
-    """What the papers say, in their order of appearance."""
+    """The papers' claims, in their order of appearance."""
     gradient = "gradient of the last W₂, exponent in L"
     lemma = "Xiong et al. 2020, arXiv:2002.04745"
     deepnet = "Wang et al. 2022, arXiv:2203.00555"

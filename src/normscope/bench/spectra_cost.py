@@ -1,4 +1,4 @@
-"""How the cost of σ_max grows: our Pre-LN decoder over width, depth and length, one at a time.
+"""Growth of the cost of σ_max: our Pre-LN decoder over width, depth and length, one at a time.
 
 An exponent is the slope of a straight line through log seconds against log size, with its 95 % interval.
 """

@@ -1,4 +1,4 @@
-"""What `bench spectra` measures: GPT-2-small's stack as a function of its entry, with random weights."""
+"""The subject of `bench spectra`: GPT-2-small's stack as a function of its entry, with random weights."""
 
 import statistics
 import time
@@ -37,14 +37,14 @@ def gpt2_stack(model: str = MODEL, tokens: int = TOKENS) -> Iterator[tuple[Map, 
 
 
 class Seconds(NamedTuple):
-    """What a call took: by the clock, and of the processor. Others on the machine stretch the first alone."""
+    """Wall-clock and processor time of a call. Other processes on the machine stretch the first alone."""
 
     wall: float
     cpu: float
 
 
 def seconds(run: Callable[[], Any]) -> Seconds:
-    """Of one call."""
+    """Time one call."""
     wall, cpu = time.perf_counter(), time.process_time()
     run()
     return Seconds(time.perf_counter() - wall, time.process_time() - cpu)

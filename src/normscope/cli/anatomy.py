@@ -36,7 +36,7 @@ def command(
     output: Output = None,
     traceback: Traceback = False,
 ) -> None:
-    """Where the norms sit: stacks, blocks, branches and what could not be read. Nothing is measured.
+    """Show where the norms sit: stacks, blocks, branches and what could not be read. Nothing is measured.
 
     A model that does not fit into memory is read without its weights being made.
     """

@@ -22,7 +22,7 @@ LEAST_TEXT = 10_000  # bytes; in less, the sequences that claims train on are th
 
 
 class Format(StrEnum):
-    """How to show the results."""
+    """Output formats of the results."""
 
     TEXT = "text"
     JSON = "json"
@@ -148,7 +148,7 @@ def _show(
     *,
     whole: bool,
 ) -> None:
-    """What is ready, in the order of `claims`; `whole` where no ids were given."""
+    """Show the results that are ready, in the order of `claims`; `whole` where no ids were given."""
     order = [claim.id for claim in claims]
     ready = sorted(ready, key=lambda tested: order.index(tested.claim.id))
     typed = shlex.join(["normscope", *sys.argv[1:]])

@@ -48,7 +48,7 @@ def tell(settings: "Settings", output: Path) -> int:
 
 
 def _watched(settings: "Settings") -> "Story":
-    """On a terminal: a picture that is drawn as it happens, and stays."""
+    """Run on a terminal: a picture that is redrawn while the runs train, and stays."""
     from rich.console import Console
     from rich.live import Live
 
@@ -63,7 +63,7 @@ def _watched(settings: "Settings") -> "Story":
 
 
 def _listed(settings: "Settings") -> "Story":
-    """In a pipe: a few lines on the way, and the table."""
+    """Run in a pipe: print a few lines on the way, and the table."""
     from rich.console import Console
 
     from normscope.bench import demo

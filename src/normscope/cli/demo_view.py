@@ -1,4 +1,4 @@
-"""How the demo looks in a terminal, and in a pipe."""
+"""The demo's output in a terminal, and in a pipe."""
 
 import math
 from typing import TYPE_CHECKING
@@ -106,7 +106,7 @@ def figures(values: list[float], form: str) -> str:
 
 
 def outcome(story: "Story", index: int) -> Text:
-    """How many runs of a condition train, or how far they have come."""
+    """Number of runs of a condition that train, or the step they have reached."""
     verdicts = story.verdicts(index)
     if verdicts is None:
         return Text(f"step {story.step(index)} of {story.settings.steps}", style="dim")
@@ -115,7 +115,7 @@ def outcome(story: "Story", index: int) -> Text:
 
 
 class Lines:
-    """In a pipe: a line for each condition at every hundredth step, and at its end."""
+    """Printer for a pipe: a line for each condition at every hundredth step, and at its end."""
 
     def __init__(self) -> None:
         self._said: dict[int, int] = {}

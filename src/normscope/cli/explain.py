@@ -8,7 +8,7 @@ import typer
 def command(
     code: Annotated[str, typer.Argument(metavar="CODE", help="A code or a name: NS101, post-ln-deep.")],
 ) -> None:
-    """What a finding means, where its threshold comes from, and what to do about it."""
+    """Explain a finding: what it means, where its threshold comes from, and what to do about it."""
     from normscope.report import print_markdown
     from normscope.rules import explain
 

@@ -87,7 +87,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _one_line(error: typer.TyperException) -> str:
-    """What Typer found wrong with the call, and where to read on; empty where it showed the help."""
+    """One line for an error of Typer, with where to read on; empty where it showed the help."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "normscope"
     message = error.format_message() if hasattr(error, "format_message") else str(error)
@@ -99,7 +99,7 @@ def _one_line(error: typer.TyperException) -> str:
 
 
 def _in_file(error: typer.TyperException, context: Any) -> str | None:
-    """Where the value stands that Typer refused, if it came from a pyproject.toml."""
+    """File and line of the value that Typer refused, if it came from a pyproject.toml."""
     name = getattr(getattr(error, "param", None), "name", None)
     source = context.get_parameter_source(name) if context is not None and name is not None else None
     return context.obj.quoted(name) if source is not None and source.name == "DEFAULT_MAP" else None

@@ -25,7 +25,7 @@ DEFAULT_MODEL = "nn:decoder,width=32,heads=2"
 
 AXES = ("schemes", "depths", "inits", "lrs", "warmups", "seeds")
 SHOWN = ("store", "format", "output", "png", "parquet", "traceback")
-"""What says how a map is shown; every other option says how it is trained."""
+"""Options that set how a map is shown; every other option sets how it is trained."""
 
 
 def command(
@@ -223,7 +223,7 @@ def _require_files(paths: Mapping[str, Path | None]) -> None:
 
 
 def show(store: "Store", format: Format, output: Path, png: Path | None, parquet: Path | None) -> None:
-    """What the store has: on stdout in `format`, and in the files."""
+    """Show what the store has: on stdout in `format`, and in the files."""
     from normscope.maps.export import to_json, write_parquet
     from normscope.maps.page import Sheet, render_page, render_png
 

@@ -1,4 +1,4 @@
-"""How far a map is: a bar on a terminal, a line now and then in a pipe."""
+"""Progress of a map: a bar on a terminal, a line now and then in a pipe."""
 
 import sys
 import time
@@ -15,7 +15,7 @@ LEAST_SHARE = 0.02  # of the work, before it says how long the rest takes: worke
 
 @contextmanager
 def map_progress() -> Iterator[Callable[["Counts"], None]]:
-    """A `progress(counts)`: cells done, of how many, what they say, time left."""
+    """A `progress(counts)`: cells done, of how many, their outcomes, time left."""
     clock = Clock()
     if not sys.stderr.isatty():
         yield _in_lines(clock)
@@ -34,13 +34,13 @@ def map_progress() -> Iterator[Callable[["Counts"], None]]:
 
 
 class Clock:
-    """The time that is left, from the work done since the first look."""
+    """Estimate of the time left, from the work done since the first call."""
 
     def __init__(self) -> None:
         self._began: tuple[float, float] | None = None
 
     def line(self, counts: "Counts") -> str:
-        """Where the map stands."""
+        """One line on the progress: cells done, outcomes, time left."""
         now = time.monotonic()
         self._began = self._began or (now, counts.share)
         since, first = self._began

@@ -23,7 +23,7 @@ MODEL_HELP = (
 
 
 class Format(StrEnum):
-    """How to show a report."""
+    """Output formats of a report."""
 
     TEXT = "text"
     JSON = "json"
@@ -31,14 +31,14 @@ class Format(StrEnum):
 
 
 class TextOrJson(StrEnum):
-    """How to show what has no page."""
+    """Output formats of commands without an HTML page."""
 
     TEXT = "text"
     JSON = "json"
 
 
 class Budget(StrEnum):
-    """How much a check may spend on Jacobians."""
+    """Names of the limits on what a check may spend on Jacobians."""
 
     FAST = "fast"
     STANDARD = "standard"
@@ -46,7 +46,7 @@ class Budget(StrEnum):
 
 
 class FailOn(StrEnum):
-    """From which severity on the exit status is 1."""
+    """Minimum severity for exit status 1."""
 
     ERROR = "error"
     WARNING = "warning"

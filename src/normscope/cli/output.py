@@ -1,4 +1,4 @@
-"""What leaves the command line: text in any encoding, and files that may turn out not to be writable."""
+"""Output of the command line: text in any encoding, and files that may turn out not to be writable."""
 
 import codecs
 import json

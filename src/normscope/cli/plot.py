@@ -20,7 +20,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Axes:
-    """What the plot shows: x and y from and to, on y's own scale; what lies outside is left out."""
+    """Ranges of x and y that the plot shows, y on its own scale; points outside are left out."""
 
     left: float
     right: float

@@ -11,7 +11,7 @@ from normscope.cli.output import emit
 
 
 class Format(StrEnum):
-    """How to show the catalogue."""
+    """Output formats of the catalogue."""
 
     TEXT = "text"
     JSON = "json"

@@ -208,7 +208,7 @@ def _runs(numbers: Sequence[int]) -> str:
 
 
 def _keys(layout: Layout) -> list[tuple[str, Markup]]:
-    """The distinct kinds of block, each with where it stands."""
+    """The distinct kinds of block, each with its place."""
     kinds: dict[tuple, list[tuple[StackPlace, BlockPlace]]] = {}
     for stack in layout.stacks:
         for place in stack.blocks:

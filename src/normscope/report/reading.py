@@ -62,7 +62,7 @@ def _table(stack: Stack) -> Table:
 
 
 def _shape(block: Block) -> tuple[object, ...]:
-    """What two blocks must share to stand in one row."""
+    """The properties that two blocks must share to be in one row."""
     return tuple((b.kind, b.placement, b.norm, _join(b), b.scheme) for b in block.branches)
 
 

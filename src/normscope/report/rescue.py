@@ -22,12 +22,12 @@ OUTCOME_COLOURS = {
     "fails": "red",
 }
 REACHES = ("the run's settings", "the starting weights", "the model")
-"""What a remedy changes, by its reach."""
+"""The thing that a remedy changes, by its reach."""
 _NOTHING = "–"
 
 
 def ladder_table(ladder: LadderForecast) -> Table:
-    """A line a rate: what comes of it, and what was seen at the end of its trial."""
+    """A row for each learning rate: its outcome, and loss and diversity at the end of its trial."""
     table = _table("rate", "outcome", "loss", "diversity", figures=("loss", "diversity"))
     for rung in ladder.rungs:
         here = rung.lr == ladder.largest_rate
@@ -72,7 +72,7 @@ def remedies_words(rescue: Rescue) -> Iterator[tuple[str, str]]:
 
 
 def way_out(attempt: Attempt) -> str:
-    """What to do first, in words, with what a user writes."""
+    """The remedy to take first, in words, with the code that a user writes."""
     parts = [f"{REMEDIES[name].summary} {REMEDIES[name].code}" for name in attempt.names]
     cost = "; ".join(REMEDIES[name].cost for name in attempt.names)
     return f"{attempt.name}. {' '.join(parts)}{_tried_at(attempt)}. Costs {cost}."

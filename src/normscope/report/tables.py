@@ -32,7 +32,7 @@ SHARES = {"precision/float16-flushed"}
 
 @dataclass(frozen=True)
 class Cell:
-    """What one cell says; `title` where there is more to say than fits."""
+    """Content of one cell; `title` holds what does not fit."""
 
     words: str
     css: str = ""
@@ -93,7 +93,7 @@ def tabulate(anatomy: Anatomy, rows: Sequence[Measurement]) -> list[Table]:
 
 
 def number_sheets(anatomy: Anatomy, rows: Sequence[Measurement]) -> list[Sheet]:
-    """The few figures of whole stacks and of the whole model's precision that a reader looks for."""
+    """The few figures of whole stacks and of the whole model's precision that a reader needs first."""
     names = [stack.name for stack in anatomy.stacks]
     gains = [r for r in rows if r.quantity in GAINS and r.site in names]
     halves = [r for r in rows if r.quantity in HALVES and r.site == ""]

@@ -87,7 +87,7 @@ def _parts(report: Report, width: int) -> Iterator[RenderableType]:
 
 
 def _tried(report: Report) -> Iterator[RenderableType]:
-    """What was tried beside the intended run: remedies, and other rates."""
+    """The trials besides the intended run: remedies, and other learning rates."""
     if report.remedies is not None:
         yield Text("")
         for label, words in remedies_words(report.remedies):

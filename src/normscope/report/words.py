@@ -1,4 +1,4 @@
-"""What a stack is, in a few words, for the heads of the terminal's and the page's reports."""
+"""Short descriptions of a stack, for the heads of the terminal's and the page's reports."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from normscope.rules import figure
 
 
 def norms_in_words(stack: Stack) -> str:
-    """Where the norms are: "post (layernorm)", or "deepnorm (post, layernorm)" where a scheme was read."""
+    """The place of the norms: "post (layernorm)", or "deepnorm (post, layernorm)" where a scheme was read."""
     by_scheme: defaultdict[str | None, list[Branch]] = defaultdict(list)
     for block in stack.blocks:
         for branch in block.branches:
@@ -27,7 +27,7 @@ def _of_scheme(scheme: str | None, branches: Sequence[Branch]) -> str:
 
 
 def budget_in_words(budget: Mapping[str, Any]) -> str:
-    """What a report's Jacobians have cost: "standard: 104 of 480 forwards (branches 24, …); left out: …"."""
+    """The cost of a report's Jacobians: "standard: 104 of 480 forwards (branches 24, …); left out: …"."""
     parts = ", ".join(f"{name} {part['forwards']:.0f}" for name, part in budget["parts"].items())
     spent = f"{budget['name']}: {budget['forwards']:.0f} of {budget['limit']} forwards"
     left_out = ", ".join(budget["left_out"])

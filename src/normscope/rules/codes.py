@@ -11,7 +11,7 @@ def find_rule(code_or_name: str) -> Rule:
     """The rule of that code or name, in any case.
 
     Raises:
-        UsageError: no such finding; says the nearest one.
+        UsageError: no such finding; the message names the nearest one.
     """
     wanted = code_or_name.strip().lower()
     for rule in RULES.values():
@@ -21,7 +21,7 @@ def find_rule(code_or_name: str) -> Rule:
 
 
 def parse_codes(codes: str | Iterable[str]) -> tuple[str, ...]:
-    """What `--select` and `--ignore` take, "NS101,NS5,post-ln-deep" or a list of those, in parts.
+    """Split the value of `--select` or `--ignore`, "NS101,NS5,post-ln-deep" or a list of those, into codes.
 
     Raises:
         UsageError: one of them fits no finding.

@@ -1,4 +1,4 @@
-"""Finding: what a rule says, and everything a person needs to agree or disagree with it."""
+"""Finding: the judgement of a rule, and everything a person needs to agree or disagree with it."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -8,7 +8,7 @@ from normscope.probes import Measurement
 
 
 class Severity(StrEnum):
-    """How bad: an error makes the verdict "will fail", a warning "at risk", a note neither."""
+    """Severity of a finding: an error makes the verdict "will fail", a warning "at risk", a note neither."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -44,7 +44,7 @@ class Finding:
     remedies: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """As the report's JSON has it."""
+        """The finding as plain data, for the report's JSON."""
         return {
             "code": self.code,
             "name": self.name,

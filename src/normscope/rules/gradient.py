@@ -120,7 +120,10 @@ def qk_starved(case: Case) -> Iterator[Hit]:
 
 
 def _remedy_of_starved(case: Case, sites: Collection[str]) -> str:
-    """By what starves them, the diversity of the tokens around the branches; the rule's own where unknown."""
+    """Remedy for starved q and k, by the diversity of the tokens around the branches.
+
+    Empty where the diversity is unknown: the rule's own remedy is used then.
+    """
     diversity = case.finite("stream/diversity")
     blocks = {case.anatomy.blocks[case.depth[site]].site for site in sites if site in case.depth}
     around = [diversity[block] for block in blocks if block in diversity]

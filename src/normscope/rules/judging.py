@@ -1,4 +1,4 @@
-"""From figures to findings, and from findings to a verdict."""
+"""Judge figures: rules turn them into findings, and findings into a verdict."""
 
 from collections.abc import Iterable
 from typing import Literal

@@ -1,4 +1,4 @@
-"""What a finding means, in full: on the terminal, and as the page docs/findings.md."""
+"""Full explanation of each finding: on the terminal, and as the page docs/findings.md."""
 
 from normscope.rules.codes import find_rule
 from normscope.rules.rule import RULES, Rule
@@ -32,7 +32,7 @@ def explain(code_or_name: str) -> str:
         code_or_name: "NS202" or "tokens-collapse", in any case.
 
     Raises:
-        UsageError: no such finding; says the nearest one.
+        UsageError: no such finding; the message names the nearest one.
     """
     return _section(find_rule(code_or_name), "#")
 

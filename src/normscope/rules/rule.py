@@ -13,11 +13,11 @@ from normscope.rules.finding import Finding, Severity
 
 @dataclass(frozen=True)
 class Context:
-    """What the rules must know besides the figures.
+    """The facts that the rules need besides the figures.
 
     Attributes:
         dtype: the precision in effect, the model's own or `--dtype`: "float32", "float16", "bfloat16", …
-        optimizer, lr: what the user means to train with.
+        optimizer, lr: optimiser and learning rate of the intended run.
     """
 
     dtype: str = "float32"
@@ -27,7 +27,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Case:
-    """All that a rule may look at."""
+    """All that a rule may read."""
 
     anatomy: Anatomy
     table: Measurements
@@ -50,7 +50,7 @@ class Case:
         return depth
 
     def in_depth(self, sites: Iterable[str]) -> tuple[str, ...]:
-        """`sites` in the order of depth; what belongs to no block (a final norm) stands last."""
+        """`sites` in the order of depth; what belongs to no block (a final norm) comes last."""
         return tuple(sorted(sites, key=lambda site: self.depth.get(site, len(self.depth))))
 
     def rows(self, quantity: str, sites: Iterable[str]) -> tuple[Measurement, ...]:
@@ -61,9 +61,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Hit:
-    """What a rule's function yields: a finding without what the rule's own record already says.
+    """One result of a rule's function: a finding without the fields that the rule's record already has.
 
-    `remedy` takes the place of the rule's where the case allows a more pointed one.
+    `remedy` replaces the rule's own where the case allows a more specific one.
     """
 
     severity: Severity

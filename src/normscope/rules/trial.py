@@ -1,4 +1,4 @@
-"""What the rules say of a trial: one sentence, and the rows it rests on."""
+"""A trial in words, for the rules: one sentence, and the rows it rests on."""
 
 from normscope.forecast import Forecast
 from normscope.forecast.one_rate import forecast_measurements
@@ -7,7 +7,7 @@ from normscope.rules.rule import figure
 
 
 def sentence(forecast: Forecast) -> str:
-    """What was tried and what came of it."""
+    """One sentence: the trial's settings, and the reason of its forecast."""
     warmup = f" with {forecast.warmup} steps of warm-up" if forecast.warmup else ""
     return f"{forecast.optimizer} at {figure(forecast.lr)}{warmup}: {forecast.reason}."
 

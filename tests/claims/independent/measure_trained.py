@@ -1,6 +1,6 @@
 """Trained claims measured without normscope: `python tests/claims/independent/measure_trained.py [ID…]`.
 
-Each function returns figures; `trained.json` keeps them, and `test_trained.py` says what follows from them.
+Each function returns figures; `trained.json` keeps them, and `test_trained.py` checks what follows from them.
 """
 
 import datetime
@@ -21,7 +21,7 @@ LADDER = (1e-3, 3e-3, 1e-2, 3e-2)
 
 
 def of(placement: str, depth: int, *, seeds: tuple[int, ...] = SEEDS, **how: object) -> list[float]:
-    """Where runs end, one a seed; `lr`, `warmup` and `clip` are of the lane, the rest of the training."""
+    """Train one run a seed and return where each ends; `lr`, `warmup` and `clip` go to its lane."""
     lane = {name: how.pop(name) for name in ("lr", "warmup", "clip") if name in how}
     return ends(train(placement, depth, [Lane(seed, **lane) for seed in seeds], **how)[0])  # type: ignore[arg-type]
 

@@ -37,7 +37,7 @@ class Snippet(nn.Module):
         self.norm = nn.LayerNorm(16)
 
     def forward(self, x: Tensor, sublayer: nn.Module) -> Tensor:
-        """As it is printed."""
+        """The block as the paper prints it."""
         return x + sublayer(self.norm(x))
 
 

@@ -50,7 +50,7 @@ def test_b3_without_a_memory_the_last_gradient_is_not_the_large_one(depth: int, 
 
 
 class Count:
-    """A number that counts the operations done with it and with what comes of it."""
+    """A number that counts the operations done with it and with its results."""
 
     operations = 0
 

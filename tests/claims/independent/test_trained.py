@@ -1,4 +1,4 @@
-"""What the kept figures of `measure_trained.py` say; `pytest -m slow` measures them anew."""
+"""Tests on the kept figures of `measure_trained.py`; `pytest -m slow` measures them anew."""
 
 import json
 
@@ -8,7 +8,7 @@ import torch
 from measure_trained import LADDER, MEASURES, Found
 
 MARGIN = 0.1
-"""Nats under the byte frequencies from which on a run trains."""
+"""Nats that a run must end below the byte frequencies to count as one that trains."""
 
 
 @pytest.fixture(params=["kept", pytest.param("anew", marks=pytest.mark.slow)])
@@ -22,7 +22,7 @@ def found(request: pytest.FixtureRequest) -> Found:
 
 
 def trains(found: Found, name: str) -> list[bool]:
-    """Of each seed."""
+    """Whether each seed's run trains."""
     return [float(end) <= -MARGIN for end in found[name]]
 
 

@@ -24,7 +24,7 @@ FINE = 13.0
 
 @dataclass(frozen=True)
 class Pen:
-    """Where x lies: a mirrored tower (a decoder beside its encoder) has its stream on the right."""
+    """A pen that mirrors x for a tower whose stream is on the right (a decoder beside its encoder)."""
 
     width: float
     box_width: float

@@ -1,4 +1,4 @@
-"""What a ladder of learning rates looks like: loss and token diversity at the end of each trial, by rate."""
+"""Charts of a ladder: loss and token diversity at the end of each trial, by learning rate."""
 
 import itertools
 from collections.abc import Sequence

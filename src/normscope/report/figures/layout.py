@@ -1,4 +1,4 @@
-"""Where everything stands: one depth axis that the tower, the profiles and the findings share."""
+"""Positions in the drawing: one depth axis that the tower, the profiles and the findings share."""
 
 from dataclasses import dataclass
 
@@ -49,12 +49,12 @@ class StackPlace:
 
     @property
     def input_y(self) -> float:
-        """Where figures of the stream entering the first block stand."""
+        """Height of the figures of the stream that enters the first block."""
         return self.floor + 14
 
     @property
     def hidden_y(self) -> float:
-        """Where figures of what leaves the stack stand (after the final norm)."""
+        """Height of the figures of the stack's output (after the final norm)."""
         return self.ceiling - 30
 
 
@@ -73,7 +73,7 @@ class Layout:
         return max((len(place.blocks) for place in self.stacks), default=0)
 
     def site_places(self) -> dict[str, tuple[StackPlace, BlockPlace]]:
-        """Site of a block, branch, or norm → where it stands (the first place where a path is shared)."""
+        """Site of a block, branch, or norm → its place (the first one where a path is shared)."""
         found: dict[str, tuple[StackPlace, BlockPlace]] = {}
         for stack in self.stacks:
             for place in stack.blocks:

@@ -13,7 +13,7 @@ ERASED_STEPS = (0.1, 0.5, 0.9)
 
 @dataclass(frozen=True)
 class Scale:
-    """From values to pixels, linear or logarithmic; `low` and `high` land on `start` and `end`."""
+    """A map from values to pixels, linear or logarithmic; `low` and `high` land on `start` and `end`."""
 
     low: float
     high: float
@@ -30,7 +30,7 @@ class Scale:
         return self.start + min(1.0, max(0.0, share)) * (self.end - self.start)
 
     def ticks(self, most: int = 4) -> list[float]:
-        """At most about `most` round values within the axis, the ends of a log axis among them."""
+        """Round values within the axis, about `most` at most; a log axis includes its ends."""
         if not self.log:
             return _round_ticks(self.low, self.high, most)
         first, last = math.ceil(_log10(self.low) - 1e-9), math.floor(_log10(self.high) + 1e-9)

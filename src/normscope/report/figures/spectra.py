@@ -1,4 +1,4 @@
-"""What the spectra look like: of one token, of the blocks by depth, of the stacks."""
+"""Charts of the spectra: of one token, of the blocks by depth, of the stacks."""
 
 from collections.abc import Sequence
 

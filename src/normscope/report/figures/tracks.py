@@ -16,7 +16,7 @@ PAD = 9.0
 
 @dataclass(frozen=True)
 class Profile:
-    """What one plot shows. Each line: (quantity, short name, CSS class)."""
+    """Content of one plot. Each line: (quantity, short name, CSS class)."""
 
     title: str
     about: str
@@ -97,7 +97,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Track:
-    """A drawn profile, with what stands above it."""
+    """A drawn profile, with the words above it."""
 
     title: str
     about: str
@@ -174,7 +174,7 @@ def _track(profile: Profile, lines: list[Line], layout: Layout, ledger: Ledger, 
 
 
 def _said(values: list[float | None]) -> str:
-    """What of a profile is missing, in a few words: "8/16 missing, 3 not finite"."""
+    """The missing values of a profile, in a few words: "8/16 missing, 3 not finite"."""
     gaps = sum(value is None for value in values)
     odd = sum(value is not None and not math.isfinite(value) for value in values)
     parts = [f"{gaps}/{len(values)} missing"] if 0 < gaps < len(values) else []

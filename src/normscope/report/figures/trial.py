@@ -1,4 +1,4 @@
-"""What the forecast looks like: which charts there are, and what each says."""
+"""Charts of the forecast, each with its title and description."""
 
 from normscope.forecast import Forecast
 from normscope.report.figures.charts import LINES, Curve, Picture, chart, heat
@@ -19,11 +19,11 @@ STEP_CHARTS = (
         False,
     ),
 )
-"""Title, what it says, the field of a forecast's step, whether its axis is logarithmic."""
+"""Title, description, the field of a forecast's step, whether its axis is logarithmic."""
 
 
 def forecast_charts(forecast: Forecast, layout: Layout) -> list[Picture]:
-    """Diversity, loss, update ratio, coherence and gradients by step, those of them that were looked at."""
+    """Diversity, loss, update ratio, coherence and gradients by step, as far as they were measured."""
     curve = forecast.curve
     if not curve:
         return []
@@ -61,7 +61,7 @@ def forecast_charts(forecast: Forecast, layout: Layout) -> list[Picture]:
 
 
 def single_looks(forecast: Forecast) -> list[str]:
-    """What was looked at only once, in words: one point makes no chart."""
+    """The quantities measured at one step only, in words: one point makes no chart."""
     found = []
     for title, about, name, _ in STEP_CHARTS:
         seen = [

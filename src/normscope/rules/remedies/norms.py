@@ -22,7 +22,7 @@ from normscope.train import TrialConfig
 EPS = 1e-5
 TINY, LARGE = 1e-8, 1e-4
 EPS_NAMES = ("eps", "variance_epsilon", "epsilon")
-"""What modules call their ε."""
+"""Names of the attribute in which modules keep their ε."""
 HALVES = (torch.float16, torch.bfloat16)
 
 

@@ -23,7 +23,7 @@ from normscope.subjects import Subject
 from normscope.train import TrialConfig
 
 ENTRIES = ("q", "k", "v", "up", "gate")
-"""What a branch does first with the stream."""
+"""Roles of the projections that a branch first applies to the stream."""
 
 
 @remedy(
@@ -119,7 +119,7 @@ def _normalise_entry(model: nn.Module, branch: Branch, norm: nn.Module) -> None:
 def _normalised(
     module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The stream, wherever it stands among the arguments, through the norm; other arguments as they are."""
+    """Norm the stream, wherever it is among the arguments; leave the other arguments as they are."""
     stream = inputs[0] if inputs else next(iter(options.values()))
     normed = module.get_submodule("norm_before")(stream)
     return (

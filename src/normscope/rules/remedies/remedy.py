@@ -18,7 +18,7 @@ Apply = Callable[[Subject, Anatomy, TrialConfig], Changed]
 
 
 class NotApplicable(Exception):
-    """This remedy changes nothing here, or cannot be had; `reason` says why."""
+    """This remedy changes nothing here, or cannot be applied; `reason` says why."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -147,5 +147,5 @@ def in_eval(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def multiply(tensor: Tensor, factor: float) -> None:
-    """In place, whatever requires a gradient."""
+    """Multiply a tensor in place, also one that requires a gradient."""
     tensor.mul_(factor)

@@ -80,7 +80,7 @@ def scale_as_deepnorm(subject: Subject, anatomy: Anatomy) -> None:
 
 
 def _place(stack: Stack, anatomy: Anatomy) -> Where:
-    """What DeepNorm's table asks: the stack's depth, and for two stacks which of them it is."""
+    """Key into DeepNorm's table: the stack's depth, and for two stacks which of them it is."""
     depth = len(stack.blocks)
     if len(anatomy.stacks) == 1:
         return Where(1, depth)
@@ -92,7 +92,7 @@ def _place(stack: Stack, anatomy: Anatomy) -> Where:
 
 
 def _value_rows(subject: Subject, anatomy: Anatomy) -> dict[str, dict[str, tuple[int, Tensor]]]:
-    """By branch and parameter: axis and mask of the rows that make values, alone or beside q and k."""
+    """Axis and mask of the rows that make values, alone or beside q and k, by branch and parameter."""
     found: dict[str, dict[str, tuple[int, Tensor]]] = {}
     parameters = parameters_of(subject.model)
     makers = list(projections(anatomy.branches, "v", whole=False))
@@ -130,7 +130,7 @@ class Times(nn.Module):
         self.factor = factor
 
     def forward(self, weight: Tensor) -> Tensor:
-        """As `weight`."""
+        """The scaled weight."""
         return self.factor * weight
 
 

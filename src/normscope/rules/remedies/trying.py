@@ -20,7 +20,7 @@ Status = Literal["rescues", "fails", "slow", "undecided", "not applicable"]
 
 WARM_UP = "warm-up"
 COMBINED = ("deepnorm", "small-init", "output-bias")
-"""What people combine with a warm-up; tried where nothing rescues alone."""
+"""Remedies that people combine with a warm-up; tried where no remedy alone rescues the run."""
 ALIKE = 0.5
 """Scores within this of each other count as the same, and the smaller change comes first."""
 FLATTERED = {
@@ -31,13 +31,15 @@ FLATTERED = {
     "branch-scale": 1.0,
     "small-init": 1.0,
 }
-"""What is taken from a score because the trial looks better than the run. The first four hold the loss at the
-unigram entropy or start there, where its pace tells nothing; the last two change the start alone, which wears
-off. Of the runs of the `seen` cells (bench/remedies_cells.py) that trials said the first rescue 5 in 15
-trained, of the second 6 in 10, of those with a lower rate, other norms or DeepNorm's scales 24 in 28."""
+"""Amount subtracted from a remedy's score because its trial looks better than the full run.
+
+The first four hold the loss at the unigram entropy or start there, where its pace tells nothing; the last two
+change only the start, and that effect wears off. Measured on the `seen` cells (bench/remedies_cells.py): of
+the runs that a trial called rescued, 5 of 15 trained with the first four, 6 of 10 with the last two, and 24
+of 28 with a lower learning rate, other norms or DeepNorm's scales."""
 LONGER = 5
-"""Times the steps of the trial over which what is to be put first is tried again: a run that a remedy only
-lets fail later is told by that."""
+"""Factor on the trial's steps when the remedy to be ranked first is tried again. The longer trial detects a
+run that the remedy only lets fail later."""
 MOST_LONGER = 4
 """Longer trials at most, one after another until one holds."""
 
@@ -47,10 +49,10 @@ class Attempt:
     """One remedy, or several at once, on the intended run.
 
     Attributes:
-        names: of the remedies, in the order of their application.
-        forecast: of the changed run; None where a remedy is not applicable.
-        reason: why not, or the forecast's.
-        seconds: what the attempt took.
+        names: names of the remedies, in the order of their application.
+        forecast: forecast of the changed run; None where a remedy is not applicable.
+        reason: why a remedy is not applicable, or the forecast's reason.
+        seconds: time that the attempt took.
         longer: whether the forecast is that of a trial `LONGER` times as long.
     """
 
@@ -67,7 +69,7 @@ class Attempt:
 
     @property
     def status(self) -> Status:
-        """What came of it."""
+        """Outcome of the attempt."""
         if self.forecast is None:
             return "not applicable"
         if self.forecast.trains:
@@ -78,18 +80,18 @@ class Attempt:
 
     @property
     def score(self) -> float | None:
-        """The forecast's, less what the trial flatters it; None where there is none."""
+        """The forecast's score less the correction of `FLATTERED`; None where there is no score."""
         if self.forecast is None or self.forecast.score is None:
             return None
         return self.forecast.score - max(FLATTERED.get(name, 0.0) for name in self.names)
 
     @property
     def reach(self) -> int:
-        """How far it reaches: 0 the settings alone, 1 the starting weights, 2 the model."""
+        """Reach of the attempt: 0 the settings alone, 1 the starting weights, 2 the model."""
         return max(REMEDIES[name].reach for name in self.names)
 
     def to_dict(self) -> dict[str, Any]:
-        """As the report's JSON has it."""
+        """The attempt as plain data, for the report's JSON."""
         remedies = [REMEDIES[name] for name in self.names]
         return {
             "names": list(self.names),
@@ -121,11 +123,11 @@ class Rescue:
 
     @property
     def best(self) -> Attempt | None:
-        """What to do first, where anything rescues the run."""
+        """The first-ranked attempt, where it rescues the run; None otherwise."""
         return self.attempts[0] if self.attempts and self.attempts[0].status == "rescues" else None
 
     def to_dict(self) -> dict[str, Any]:
-        """As the report's JSON has it."""
+        """All attempts as plain data, for the report's JSON."""
         return {
             "best": None if self.best is None else list(self.best.names),
             "reason": self.reason,
