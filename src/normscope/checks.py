@@ -10,13 +10,13 @@ from normscope.errors import UsageError, suggest
 
 @dataclass(frozen=True)
 class Rule:
-    """What the values of one name must be.
+    """Requirement on the values of one name.
 
     Attributes:
-        is_met: whether a value is right.
+        is_met: whether a value is valid.
         expected: the same in words.
-        do: what to do about a wrong value.
-        optional: whether None is right too.
+        do: what to do about an invalid value.
+        optional: whether None is valid too.
     """
 
     is_met: Callable[[Any], bool]
@@ -25,7 +25,7 @@ class Rule:
     optional: bool = False
 
     def require(self, name: str, value: Any) -> None:
-        """UsageError where `value`, given for `name`, is wrong."""
+        """Raise UsageError where `value`, given for `name`, is invalid."""
         if (self.optional and value is None) or self.is_met(value):
             return
         do = self.do if isinstance(self.do, str) else self.do(value)

@@ -38,7 +38,7 @@ def nearest(name: str, choices: Iterable[str]) -> str | None:
 
 
 def suggest(name: str, choices: Iterable[str], otherwise: str) -> str:
-    """What to do about a mistyped `name`: the nearest of `choices`, or `otherwise`."""
+    """Advice on a mistyped `name`: the nearest of `choices`, or `otherwise` if none is near."""
     best = nearest(name, choices)
     return otherwise if best is None else f'the nearest name is "{best}"'
 

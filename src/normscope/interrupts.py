@@ -41,7 +41,7 @@ def only_once() -> Iterator[None]:
 
 @contextmanager
 def postponed(tell: Callable[[], None]) -> Iterator[None]:
-    """On Ctrl-C in the block call `tell()` at once, and do what it would have done after the block's end."""
+    """Postpone Ctrl-C to the end of the block; `tell()` is called at once."""
     previous = signal.getsignal(signal.SIGINT)
     if not _in_main_thread() or not callable(previous):
         yield

@@ -57,7 +57,7 @@ class CheckInterrupted(KeyboardInterrupt):
 
 @dataclass
 class _Run:
-    """What one check has gathered so far; `report()` may be asked at any time."""
+    """Results of one check so far; `report()` may be called at any time."""
 
     subject: Subject
     config: TrialConfig
@@ -200,7 +200,7 @@ def _require_steps(steps: int, rates: tuple[float, ...], remedies: bool) -> None
 
 
 def _keep(run: _Run, stop: KeyboardInterrupt) -> None:
-    """What an interrupted trial had seen."""
+    """Keep the results that an interrupted trial had so far."""
     if isinstance(stop, ForecastInterrupted):
         run.forecast = stop.forecast
     elif isinstance(stop, LadderInterrupted):
@@ -285,7 +285,7 @@ def _dtype(model: nn.Module) -> str:
 
 
 def versions() -> dict[str, str]:
-    """What the figures were made with."""
+    """Versions of normscope, PyTorch and Python that made the figures."""
     found: dict[str, Any] = {
         "normscope": normscope.__version__,
         "torch": torch.__version__,

@@ -106,7 +106,7 @@ def test_a_call_that_is_refused_leaves_no_store_behind(
 
 
 def test_cores_are_counted_where_the_system_tells_no_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on macOS; and a GPU gets a few processes, not one for each core of its host."""
+    """The case of macOS; a GPU gets a few processes, not one for each core of its host."""
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     assert num_cores() == 64

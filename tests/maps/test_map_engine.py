@@ -29,7 +29,7 @@ SERVER.set_forkserver_preload(["normscope.maps.training", "normscope.maps.worker
 
 
 def work(path: str, together: Any = None) -> None:
-    """What a worker process does, without a keeper; from when all that are `together` have started."""
+    """Run a worker process without a keeper, once all that are `together` have started."""
     import torch
 
     torch.set_num_threads(1)

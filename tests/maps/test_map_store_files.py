@@ -80,7 +80,7 @@ def test_a_full_disk_is_said_and_what_was_finished_stays(store: Store) -> None:
 
 
 def as_an_ordinary_user(tell: Callable[[], str]) -> str:
-    """What `tell()` says in a process that file modes hold back: root is not."""
+    """Result of `tell()` in a process that file modes restrict, as they do not restrict root."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

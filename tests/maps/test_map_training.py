@@ -1,4 +1,4 @@
-"""What a cell comes to: by its config alone, in any company; and when it is stopped."""
+"""Training of cells: the result depends on the config alone, not on the stack; and early stopping."""
 
 import copy
 import math
@@ -37,7 +37,7 @@ def test_every_cell_of_a_stack_is_what_it_is_alone(scheme: str) -> None:
 
 
 def test_the_data_of_a_cell_do_not_depend_on_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At a rate of nothing the losses are those of the data, and of the seed's weights."""
+    """The losses depend only on the data and the seed's weights at a learning rate of almost zero."""
     cells = small_grid(schemes=["pre"], lrs=[1e-30], seeds=[0, 1, 2]).cells
     together = {cell: result.losses for cell, result in zip(cells, train_group(cells), strict=True)}
     turned = {cell: r.losses for cell, r in zip(cells[::-1], train_group(cells[::-1]), strict=True)}

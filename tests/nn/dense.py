@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 def norm(module: nn.Module, x: Tensor) -> Tensor:
-    """What a norm of ours should give, by its kind."""
+    """Expected output of a norm, by its kind."""
     name = type(module).__name__
     if name == "NoNorm":
         return x

@@ -1,5 +1,6 @@
-"""What every scheme must obey, as functions of its name: the tests run them over the whole table, and over
-the example of CONTRIBUTING.
+"""Laws that every scheme must obey, as functions of its name.
+
+The tests run them over the whole table, and over the example of CONTRIBUTING.
 """
 
 import copy
@@ -98,8 +99,9 @@ def compiles_whole(name: str, backend: str, rtol: float = 1e-9) -> None:
 
 
 class HeldConstants:
-    """Within it, `detach` gives what it gave the first time: a stop-gradient is a constant, and so it must
-    stay when finite differences move the inputs.
+    """Context in which `detach` returns what it returned the first time.
+
+    A stop-gradient is a constant, and must stay one when finite differences move the inputs.
     """
 
     def __init__(self) -> None:
@@ -123,7 +125,7 @@ class HeldConstants:
 
 
 def gradients_are_right(name: str) -> None:
-    """Those of a block, for its input and all its parameters, are the function's finite differences."""
+    """Check a block's gradients, for its input and all its parameters, against finite differences."""
     model, _ = block_map(name, 4)
     scheme = scheme_named(name)
     x = torch.randn(1, 3, 4, dtype=torch.float64, requires_grad=True)

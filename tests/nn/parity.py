@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Part:
-    """Where the weight and the bias of one map of ours lie in their module.
+    """Place in their module of the weight and the bias of one map of ours.
 
     Attributes:
-        path: of theirs, "*" standing for weight or bias.
+        path: path in their module, "*" standing for weight or bias.
         third: 0, 1 or 2 where q, k and v lie in one tensor.
         transposed: whether a matrix is held as (in, out).
     """

@@ -166,7 +166,7 @@ def test_zero_output_keeps_the_rest_of_the_scheme() -> None:
 
 
 def test_zero_output_leaves_no_bias_of_torchs() -> None:
-    """Where the scheme leaves PyTorch's draws, biases are not zero by themselves."""
+    """The biases need zeroing where the scheme keeps PyTorch's initialisation: there they are not zero."""
     model = build("decoder", depth=1, width=16, vocab=11, init="torch")
     assert model.blocks[0].attention.o.bias.any()
     places = sublayer_places(Where(1, 1), cross=False)
@@ -300,7 +300,7 @@ def test_param_groups_of_another_model() -> None:
 
 
 def test_mup_scales_logits_and_attention() -> None:
-    """From the base width on: W x·32/128, and 1/K in the attention."""
+    """The logits are W x·32/128 for base width 32 and width 128; the attention's scale is 1/K."""
     model = build("decoder", init="mup", width=128, **MUP)
     assert model.blocks[0].attention.scale == 1 / 32
     x = torch.randn(2, 128)
@@ -318,7 +318,7 @@ def _entropy() -> float:
 
 
 def _loss_on_text(model: Model) -> float:
-    """On a text in which the ids are as frequent as the smoothed counts say."""
+    """Loss on a text in which the ids have the frequencies of the smoothed counts."""
     ids = torch.repeat_interleave(torch.arange(11), (COUNTS + 1).long())
     labels = ids[torch.randperm(len(ids))][None]
     with torch.no_grad():

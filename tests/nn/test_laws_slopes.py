@@ -1,4 +1,4 @@
-"""At the start, the figures by depth are those that the papers give; three seeds each."""
+"""Tests that figures by depth at initialisation match the papers; three seeds each."""
 
 import pytest
 import torch

@@ -16,7 +16,7 @@ names = pytest.mark.parametrize("name", sorted(SCHEMES))
 
 
 def _model(kind: str, name: str, **options: object) -> Decoder | EncoderDecoder:
-    """In float64, with every parameter away from its start, so that no branch is silent."""
+    """Model in float64, with all parameters moved from their start, so that no branch gives zero."""
     model = build(kind, scheme=name, **{**SMALL, **options}).double()
     with torch.no_grad():
         for parameter in model.parameters():

@@ -131,7 +131,7 @@ def test_a_save_that_is_killed_leaves_weights_and_config_of_one_model(
 
 
 def _in_the_old_format(folder: Path) -> None:
-    """As it was written before: the config in a file of its own."""
+    """Rewrite the folder in the old format, with the config in a file of its own."""
     with safe_open(folder / "model.safetensors", "pt") as file:
         config = file.metadata()["normscope"]
     save_file(load_file(folder / "model.safetensors"), folder / "model.safetensors")

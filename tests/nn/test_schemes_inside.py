@@ -1,4 +1,4 @@
-"""What schemes do inside branches and by depth: QK-norms, inner norms, σReparam, nGPT's sphere, scales."""
+"""Changes of schemes inside branches and by depth: QK-norms, inner norms, σReparam, nGPT's sphere, scales."""
 
 import copy
 import itertools
@@ -313,7 +313,7 @@ def test_keels_first_block_is_pre() -> None:
 
 
 def test_the_share_of_a_stream_in_unit_scaling() -> None:
-    """At the end embedding, attentions and feed-forwards each hold a third of a variance of 1."""
+    """The embedding, attentions and feed-forwards each hold a third of a variance of 1 at the end."""
     depth = 6
     shares = [1.0]
     for block in range(1, depth + 1):

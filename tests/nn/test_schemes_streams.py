@@ -120,7 +120,7 @@ def test_a_reference_sees_each_parameter_of_the_join(name: str) -> None:
 
 @names
 def test_between_blocks_a_single_stream_is_a_tensor(name: str) -> None:
-    """What a block hands on can be checkpointed, and read by tools that know one stream."""
+    """A block's output can be checkpointed, and read by tools that know one stream."""
     join, residuals, subs = chain(name, cross=True)
     state = join.enter(torch.randn(1, 2, WIDTH, dtype=torch.float64), same)
     for residual, sub in zip(residuals[:3], subs[:3], strict=True):
@@ -186,7 +186,7 @@ def test_sublayer_k_first_reads_stream_k_mod_n() -> None:
 
 
 def test_mhc_starts_as_pre() -> None:
-    """With its dynamic parts at zero exactly so; as drawn, nearly."""
+    """The match is exact with mHC's dynamic parts at zero, and close as initialised."""
     _, pre, subs = chain("pre")
     x = torch.randn(2, 3, WIDTH, dtype=torch.float64)
     scheme = scheme_named("mhc")

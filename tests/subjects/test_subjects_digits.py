@@ -86,7 +86,7 @@ def test_a_vision_model_of_ours() -> None:
 
 
 def test_the_digits_can_be_learnt() -> None:
-    """By a linear map of the pixels: images and labels of a batch belong together."""
+    """A linear map of the pixels learns them, so images and labels of a batch belong together."""
     subject = load(
         "nn:vision,depth=1,width=8,heads=1,image=8,patch=4,channels=1", images="digits", batch_size=32
     )

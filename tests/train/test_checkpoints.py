@@ -120,7 +120,7 @@ def small_state(step: int) -> State:
 
 
 class Killed(BaseException):
-    """As SIGKILL, but that `finally` still runs; the real one is in test_kill.py."""
+    """Stand-in for SIGKILL, except that `finally` still runs; the real one is in test_kill.py."""
 
 
 FILE_SYSTEM = [

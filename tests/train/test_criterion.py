@@ -1,4 +1,4 @@
-"""What "trains" means."""
+"""The criterion by which a run "trains"."""
 
 import math
 

@@ -115,7 +115,7 @@ def test_other_data_or_another_recipe_is_refused(home: Path, changed: dict, word
 
 
 def test_words_in_another_order_are_other_data(home: Path) -> None:
-    """As many of each letter: the entropy is the same, the batches are not."""
+    """The counts of letters, so the entropy, are the same; the batches are not."""
     (home / "text.txt").write_text(TEXT.replace("quick brown", "brown quick"), encoding="utf-8")
     with pytest.raises(UsageError, match="other data"):
         gone(home / "run", {"text": str(home / "text.txt")}, resume=True)

@@ -58,7 +58,7 @@ def finished(process: BaseProcess) -> None:
 def killed_and_gone_on_with(
     processes, config: dict, tmp_path: Path, kills: int, every: int, seed: int
 ) -> int:
-    """How many kills met the run alive. Ends in the comparison with a run that was left alone."""
+    """Number of kills that met the run alive; the finished run is compared with one that was left alone."""
     draw = random.Random(seed)
     finished(begun(processes, config, tmp_path / "warm", every))
     start = time.monotonic()

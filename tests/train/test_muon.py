@@ -1,4 +1,4 @@
-"""What Muon steps, how far, and the rates of μP and depth-μP under Muon and SGD."""
+"""Parameters and step sizes of Muon, and the learning rates of μP and depth-μP under Muon and SGD."""
 
 import pytest
 import torch

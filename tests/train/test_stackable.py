@@ -1,4 +1,4 @@
-"""What cannot be stacked is said in words, and trained all the same."""
+"""Tests that models that cannot be stacked are reported with the reason, and trained all the same."""
 
 import copy
 import dataclasses

@@ -166,7 +166,7 @@ def test_several_interrupts_wait_for_the_thread_too() -> None:
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])
 def test_a_model_under_mup_trains_at_its_own_rates(optimizer: str) -> None:
-    """At twice the base width the blocks' matrices get half the rate; a plain model has one rate."""
+    """The blocks' matrices get half the learning rate at twice the base width; a plain model has one rate."""
     options = {"depth": 1, "width": 32, "heads": 2, "vocab": 11, "context": 8}
     mup, plain = build("decoder", init="mup", base_width=16, **options), build("decoder", **options)
     config = TrialConfig(optimizer=optimizer, lr=0.1)

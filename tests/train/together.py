@@ -1,4 +1,4 @@
-"""What test_parallel.py starts with torchrun: `together.py ddp|fsdp FOLDER NAME…`."""
+"""Script that test_parallel.py starts with torchrun: `together.py ddp|fsdp FOLDER NAME…`."""
 
 import sys
 from pathlib import Path
@@ -52,7 +52,7 @@ def stop(trial: Trial) -> None:
 
 
 def train(config: RunConfig, folder: Path, processes: Processes, *observers: object) -> None:
-    """To the end."""
+    """Train to the end and write the model."""
     options = {
         "folder": folder,
         "resume": True,

@@ -12,7 +12,7 @@ from normscope.subjects.spec import Spec, parse
 from normscope.train import RunConfig
 
 OWN = ("lr", "warmup", "seed")
-"""What cells of one shape may differ in: they can be trained as one stack."""
+"""Settings in which cells of one shape may differ; such cells can be trained as one stack."""
 
 
 @dataclass(frozen=True)
@@ -66,24 +66,24 @@ class Cell:
 
     @property
     def seed(self) -> int:
-        """Of weights and batches."""
+        """Seed of weights and batches."""
         return self.config.trial.seed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What came of a cell.
+    """Result of training a cell.
 
     Attributes:
-        losses: of each step taken, before the step; the last one is not finite where the run diverged.
-        unigram_entropy: of the text, in nats.
+        losses: the loss before each step taken; the last one is not finite where the run diverged.
+        unigram_entropy: unigram entropy of the text, in nats.
         verdict: "trains" or "fails", see `normscope.train.trains`; a run that was stopped fails.
         certain_at: the step after which the run was certain to fail, None where it never was.
         certain: why, in words.
-        stopped: whether it was stopped there; else it was trained to the end all the same.
+        stopped: whether it was stopped there; if not, it was trained to the end.
         seconds: its share of the time that its stack took.
-        stack: cells that were trained together.
-        versions: of what it was trained with.
+        stack: number of cells that were trained together.
+        versions: versions of the software that it was trained with.
     """
 
     losses: tuple[float, ...]

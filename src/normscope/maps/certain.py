@@ -1,6 +1,6 @@
-"""When a run is certain to fail, so that the rest of its steps tells nothing more.
+"""Conditions under which a run is certain to fail, so that its remaining steps can be skipped.
 
-Two things are: a loss that is not finite, and a last hidden state whose tokens are all alike. How often the
+There are two: a loss that is not finite, and a last hidden state whose tokens are all alike. How often the
 second was wrong, on runs that went on to the end, is in docs/maps.md.
 """
 
@@ -46,7 +46,7 @@ def all_alike(diversity: float | None, alike: float = ALIKE) -> str | None:
 
 
 def anatomy_of(subject: Subject) -> Anatomy | None:
-    """Of every model of the subject's shape, None where it cannot be read."""
+    """Anatomy of all models of the subject's shape; None where it cannot be read."""
     try:
         return read_anatomy(subject)
     except NormscopeError:

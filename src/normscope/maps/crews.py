@@ -1,4 +1,4 @@
-"""Which cells are trained together: how many at once pays, measured; and the crews that follow from it."""
+"""Grouping of cells into crews that train together; the best number at once is measured."""
 
 import contextlib
 import itertools
@@ -37,7 +37,7 @@ def measured_stack(cells: Sequence[Cell]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """As cells are trained: with more, a single cell would look better than it is."""
+    """Limit PyTorch to one thread, as in training; with more, a single cell would be timed too fast."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -60,7 +60,7 @@ def _seconds(cell: Cell, sizes: Sequence[int]) -> dict[int, float]:
 
 
 def room(model: str) -> int:
-    """How many replicas of `model` a stack may have."""
+    """Largest number of replicas of `model` in a stack."""
     return max(1, MOST_NUMBERS // max(1, parameters_of(model)))
 
 

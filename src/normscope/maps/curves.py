@@ -45,7 +45,7 @@ def _title(panel: Panel, table: Table) -> str:
 
 
 def _ceiling(table: Table) -> float:
-    """Where plots end: losses far above those of a fresh model are cut off."""
+    """Upper limit of the plots; losses far above those of an untrained model are cut off."""
     first = [r.result.losses[0] for p in table.points for r in p.done if r.result and r.result.losses]
     return 1.15 * float(np.median([loss for loss in first if np.isfinite(loss)] or [6.0]))
 

@@ -118,7 +118,7 @@ def snapshot(connection: sqlite3.Connection) -> Iterator[None]:
 
 @contextmanager
 def in_words(path: Path) -> Iterator[None]:
-    """What SQLite reports, as the one line that the user can act on."""
+    """Turn an error of SQLite into a one-line UsageError that says what to do."""
     try:
         yield
     except sqlite3.DatabaseError as error:

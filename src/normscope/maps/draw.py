@@ -81,7 +81,7 @@ def arrangement(panels: Sequence[Panel], width: float) -> tuple[int, int, list[i
 
 
 def palette() -> "Colormap":
-    """From well under the unigram entropy to well above."""
+    """Colour map from losses well under the unigram entropy to losses well above it."""
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list("normscope", DIVERGING)

@@ -87,7 +87,7 @@ def _reap(store: Store, worker: WorkerProcess) -> bool:
 
 
 class RefusedError(UsageError):
-    """What a worker said on one line, as it stands."""
+    """One-line error message of a worker, unchanged."""
 
     def __init__(self, line: str) -> None:
         NormscopeError.__init__(self, line)

@@ -1,4 +1,4 @@
-"""Who holds a cell, and whether that process is still there.
+"""Process that holds a cell, and the check whether it still runs.
 
 A process on this machine is known by its id and its start time (ids are used again). Its keeper, the process
 that started it, marks what it held when it dies, so that others only take cells whose keeper is gone too.
@@ -77,7 +77,7 @@ def _host() -> str:
 
 
 def _started(pid: int) -> str:
-    """When a process started, "dead" for one that has ended, "" where the system does not say."""
+    """Start time of a process, "dead" for one that has ended, "" where the system does not report it."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:

@@ -46,7 +46,7 @@ class Sheet:
 
     @property
     def versions(self) -> list[str]:
-        """Of everything that cells were trained with."""
+        """Versions of all software that cells were trained with."""
         found = (record.result.versions for record in self.records if record.result)
         return sorted({", ".join(f"{name} {version}" for name, version in each.items()) for each in found})
 
@@ -97,7 +97,7 @@ def render_page(sheet: Sheet) -> str:
 
 
 def notes(sheet: Sheet) -> list[str]:
-    """What stands at the foot of the page, a sentence each."""
+    """Notes at the foot of the page, one sentence each."""
     wrong, went_on = sheet.table.stops_that_were_wrong
     found = [f"{'; '.join(sheet.versions)}."] if sheet.versions else []
     if sheet.stack is not None:

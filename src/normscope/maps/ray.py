@@ -26,12 +26,12 @@ from normscope.maps.training import loaded, train_group
 POLL_SECONDS = 0.5
 CONNECT_SECONDS = 10.0
 GPU_SHARE = 0.25
-"""Of a GPU for each task: Python, not the device, is what a small stack waits for."""
+"""Share of a GPU for each task; a small stack waits for Python, not for the device."""
 
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What a task found: results, or one line on why there are none."""
+    """Outcome of a task: results, or one line on why there are none."""
 
     results: tuple[Result, ...] = ()
     refused: str | None = None
@@ -146,7 +146,7 @@ def _on_gpu(crew: Crew) -> bool:
 
 
 def _places(ray: Any, on_gpu: bool) -> int:
-    """How many tasks the cluster runs at once, as large as it is now."""
+    """Number of tasks that the cluster, at its current size, runs at once."""
     resources = ray.cluster_resources()
     return int(resources.get("GPU", 0) / GPU_SHARE) if on_gpu else int(resources.get("CPU", 0))
 

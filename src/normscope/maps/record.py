@@ -1,4 +1,4 @@
-"""What a store holds: crews, counts and records; and how a result becomes a row and a row a record."""
+"""Contents of a store: crews, counts and records, and the conversions between results, rows and records."""
 
 import json
 import time
@@ -15,7 +15,7 @@ COLUMNS = (
     "config, state, reason, verdict, losses, unigram_entropy, certain_at, certain, stopped, "
     "seconds, stack, versions"
 )
-"""Of the cells with their results, as `record_of` reads them."""
+"""Columns of the cells with their results, in the order in which `record_of` reads them."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Crew:
 
 @dataclass(frozen=True)
 class Counts:
-    """Where a map stands.
+    """Progress of a map.
 
     Attributes:
         waiting, claimed, done, crashed: cells by state.
         trains, fails: cells that are done, by verdict.
-        share: of the work that is behind; a cell counts as often as it has blocks.
+        share: share of the work that is done; a cell is weighted by its number of blocks.
     """
 
     waiting: int = 0

@@ -77,7 +77,7 @@ def require_engine(engine: str, ray_address: str | None = None) -> None:
 
 
 def default_workers(device: str) -> int:
-    """How many processes train at once: the cores that this process may use; on one GPU at most `PER_GPU`."""
+    """Number of processes that train at once: the cores available here; on one GPU at most `PER_GPU`."""
     return num_cores() if device == "cpu" else min(PER_GPU, num_cores())
 
 
@@ -109,7 +109,7 @@ def prepare(
 
 
 def settings(cells: Sequence[Cell]) -> dict[str, Any]:
-    """What all cells of a map have in common, with a fingerprint of what they read."""
+    """Settings that all cells of a map share, with a fingerprint of the data they read."""
     common = [_common(cell) for cell in cells]
     assert all(other == common[0] for other in common), "the cells are of one base"
     cell = min(cells, key=lambda cell: (cell.depth or 0, cell.key))
@@ -118,7 +118,7 @@ def settings(cells: Sequence[Cell]) -> dict[str, Any]:
 
 
 def data_of(subject: Subject) -> str:
-    """What a subject reads, in words, with a fingerprint of its first batches."""
+    """Description of a subject's data, with a fingerprint of its first batches."""
     seen = fingerprint(itertools.islice(subject.batches(), FINGERPRINTED))
     return f"{subject.input}, {seen[:16]}"
 

@@ -48,7 +48,7 @@ class Store:
         return None if row is None else json.loads(row[0])
 
     def missing(self, cells: Iterable[Cell]) -> list[Cell]:
-        """Those of `cells` that the store does not have."""
+        """Cells of `cells` that the store does not have."""
         known = self._keys()
         return [cell for cell in cells if cell.key not in known]
 
@@ -70,12 +70,12 @@ class Store:
 
     @contextmanager
     def one_moment(self) -> Iterator[None]:
-        """What is read within it is of one moment, whoever writes meanwhile."""
+        """Context in which all reads see one snapshot, whatever other processes write."""
         with in_words(self.path), snapshot(self._connection):
             yield
 
     def counts(self) -> Counts:
-        """Where the map stands."""
+        """Progress of the map."""
         with self.one_moment():
             return self._counts()
 

@@ -1,4 +1,4 @@
-"""What a map shows: its cells by scheme, warm-up, depth and rate, over seeds, and the edge of each depth."""
+"""Table of a map: cells by scheme, warm-up, depth and learning rate, over seeds; the edge of each depth."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ class Point:
 
     @cached_property
     def done(self) -> tuple[Record, ...]:
-        """Those with a result."""
+        """Records with a result."""
         return tuple(record for record in self.records if record.result is not None)
 
     @property
@@ -111,13 +111,13 @@ class Table:
 
     @property
     def unigram_entropy(self) -> float | None:
-        """Of the text; None before the first result."""
+        """Unigram entropy of the text; None before the first result."""
         found = (record.result for point in self.points for record in point.done)
         return next((result.unigram_entropy for result in found if result), None)
 
     @property
     def stops_that_were_wrong(self) -> tuple[int, int]:
-        """Of the cells that went on after they were certain to fail: those that train; how many there are."""
+        """Counts of the cells that went on after they were certain to fail: those that train, and all."""
         went_on = [
             record.result
             for point in self.points

@@ -58,7 +58,7 @@ def _both(checkpoint: Callable[[], None], on_step: Callable[[int], None]) -> Cal
 
 @dataclass
 class _Fate:
-    """What was found out about a cell on the way."""
+    """Findings about a cell during its training."""
 
     certain_at: int | None = None
     certain: str | None = None
@@ -167,7 +167,7 @@ def stack_of(
 
 
 def versions() -> dict[str, str]:
-    """Of what a cell is trained with."""
+    """Versions of the software that a cell is trained with."""
     return {
         "normscope": normscope.__version__,
         "torch": torch.__version__,

@@ -27,7 +27,7 @@ def signed(nats: float) -> str:
 
 
 def described(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What all cells have in common, for people."""
+    """Readable description of the settings that all cells share."""
     options = {name.removeprefix("model "): v for name, v in settings.items() if name.startswith("model ")}
     model = ", ".join([str(settings["model"]), *(f"{name} {value}" for name, value in options.items())])
     trial = f"{settings['optimizer']}, {settings['steps']} steps"
@@ -48,7 +48,7 @@ def described(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def told(panel: Panel, point: Point) -> str:
-    """What is known of a point, seed by seed."""
+    """Description of a point's results, seed by seed."""
     depth = "" if point.depth is None else f", {point.depth} blocks"
     lines = [f"{panel.title}{depth}, rate {short(point.lr)}, {panel.subtitle}: {point.verdict}"]
     for record in point.records:

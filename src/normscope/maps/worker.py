@@ -22,11 +22,11 @@ class _Leave(Exception):
 
 @dataclass
 class Worker:
-    """What a worker is told, and whether it was asked to stop.
+    """Worker process: its settings, and whether it was asked to stop.
 
     Attributes:
-        path: of the store.
-        name: by which it holds cells.
+        path: path of the store.
+        name: name under which it holds cells.
         keeper: the process that started it and watches it; None where nobody does.
         early_stop: whether cells that are certain to fail are stopped.
     """

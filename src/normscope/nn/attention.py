@@ -128,7 +128,7 @@ class Attention(nn.Module):
         return (y_BTHK if self.qk_norm == "full" else norm(y_BTHK)).transpose(1, 2)
 
     def _rotation(self, x_BTD: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """Of the tokens after those in the cache."""
+        """Rotary cos and sin for the tokens after those in the cache."""
         seen = context.cache[self][0].shape[2] if context.cache and self in context.cache else 0
         position_1T = torch.arange(seen, seen + x_BTD.shape[1], device=x_BTD.device)[None]
         return rotation(position_1T, self.head_width, self.rope_base or 0.0, x_BTD.dtype)

@@ -110,7 +110,7 @@ class Block(nn.Module):
 
 
 def sublayer_places(block: Where, *, cross: bool) -> dict[Kind, Where]:
-    """Where each branch of a block is."""
+    """Place of each branch of a block, by kind."""
     kinds: list[Kind] = ["attention", "cross-attention", "feed-forward"]
     if not cross:
         kinds.remove("cross-attention")

@@ -75,7 +75,7 @@ class Row:
     source: str
 
     def to_dict(self) -> dict[str, object]:
-        """What `normscope schemes --format json` lists."""
+        """Entry of the scheme in the output of `normscope schemes --format json`."""
         return dataclasses.asdict(self)
 
 
@@ -129,7 +129,7 @@ def _placement_words(held: Mapping[Where, Placement]) -> str:
 
 
 def _places_words(places: list[Where]) -> str:
-    """Which kinds, which blocks of the sample stack."""
+    """Describe the kinds of branch, and the blocks of the sample stack, that `places` names."""
     blocks = {kind: [where.block for where in places if where.kind == kind] for kind in KINDS}
     if len(set(map(tuple, blocks.values()))) == 1:
         return _blocks_words(blocks[KINDS[0]])
@@ -161,7 +161,7 @@ def _initialisation_words(initialisation: Initialisation) -> str:
 
 
 def _rule_words(rule: Rule, kind: Kind = "attention") -> str:
-    """What a rule multiplies by: "× 0", "× 0.319 at L = 12", "× 1 to 0.289 over 12 blocks"; "" where by 1."""
+    """Factor of a rule: "× 0", "× 0.319 at L = 12", "× 1 to 0.289 over 12 blocks"; "" where it is 1."""
 
     def ask(block: int, depth: int) -> float:
         return rule(Where(block, depth, kind, KINDS.index(kind)))
@@ -187,7 +187,7 @@ def _inside_words(inside: Inside) -> str:
 
 
 def _besides_words(scheme: Scheme) -> str:
-    """What is neither a slot, nor a join, nor inside a branch."""
+    """Describe what is neither a slot, nor a join, nor inside a branch."""
     entry = _rule_words(scheme.entry_scale)
     words = [f"what a branch reads {entry}"] if entry else []
     if scheme.depth_exponent is not None:

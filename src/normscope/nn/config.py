@@ -18,7 +18,7 @@ DEFAULT_DEPTH = 12
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """What a model of ours is made of.
+    """Configuration of a Normscope model.
 
     Attributes:
         scheme: a name of `SCHEMES`.
@@ -29,23 +29,23 @@ class ModelConfig:
         width: D.
         heads: attention heads; by default one for each 64 of the width.
         kv_heads: heads of keys and values, each shared by heads/kv_heads; `heads` by default.
-        head_width: of one head; width/heads by default.
+        head_width: width of one head; width/heads by default.
         hidden: width inside the feed-forward; by default 4·width, two thirds of that where it is gated.
         vocab: number of token ids.
-        context: most tokens of a sequence with learnt positions.
+        context: largest number of tokens of a sequence with learnt positions.
         image, patch: side of an image and of its patches, in pixels.
-        channels, classes: of the images.
+        channels, classes: numbers of channels and of classes of the images.
         norm: a kind of `NORMS`; the scheme's own, else "layernorm", by default.
         eps: the norms' ε.
         positions: "learnt", "rotary", "sinusoidal" or "none".
         rope_base: base of the rotary angles.
-        activation: of the feed-forward: a name of `ACTIVATIONS` or `GATED`.
+        activation: activation of the feed-forward: a name of `ACTIVATIONS` or `GATED`.
         qk_norm: a norm on queries and keys, of each "head" or of the "full" width; the scheme's by default.
         softcap: c of c·tanh(logit/c) in the attention; None for none.
         output_softcap: the same for the output logits.
-        attention_scale: of the attention logits; 1/√head_width by default.
-        dropout: after the embedding, in the attention and on each branch.
-        bias: of the linear maps.
+        attention_scale: scale of the attention logits; 1/√head_width by default.
+        dropout: dropout rate after the embedding, in the attention and on each branch.
+        bias: whether the linear maps have a bias.
         output_bias: a bias of the output logits: true, false, or "unigram", the log frequencies of a text.
         tie: whether the head shares the embedding's weights.
         init: weights other than the scheme's own, a name of `WEIGHTS`.
@@ -120,7 +120,7 @@ class ModelConfig:
         return self.width / self.base_width if self.mup else 1.0
 
     def logit_scale(self, inside: Inside) -> float | None:
-        """Of the attention's logits: the one asked for, μP's 1/K, or None for the usual one."""
+        """Scale of the attention logits: the one asked for, μP's 1/K, or None for the default."""
         if self.attention_scale is not None or not self.mup or inside.qk_norm in ("cosine", "unit"):
             return self.attention_scale
         return 1 / (self.head_width or self.width // self.num_heads)

@@ -13,7 +13,7 @@ class Cache(dict[nn.Module, tuple[Tensor, Tensor]]):
 
 
 class Context(NamedTuple):
-    """What every block of a stack is handed beside the stream; all of it optional.
+    """Inputs of every block of a stack beside the stream; all of them optional.
 
     Attributes:
         mask: who may be seen: (T, S), (B, T, S) or (B, H, T, S), bool (True: visible) or float (added to the

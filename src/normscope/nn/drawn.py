@@ -1,4 +1,4 @@
-"""What the build drew: a few entries of each matrix, kept to tell later whether the weights were trained."""
+"""A few initial entries of each matrix, kept to detect later whether the weights were trained."""
 
 from collections.abc import Iterator
 

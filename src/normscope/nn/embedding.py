@@ -1,4 +1,4 @@
-"""From ids to the stream, with positions.
+"""Embedding of ids into the stream, with positions.
 
 Shapes: B batch, T tokens, S tokens with those in the cache, D width.
 """

@@ -62,7 +62,7 @@ class EncoderDecoder(nn.Module):
         remember(self)
 
     def after_step(self) -> None:
-        """What belongs after each step of the optimiser: nGPT's matrices go back onto the sphere."""
+        """Put nGPT's matrices back onto the sphere; call it after each step of the optimiser."""
         onto_sphere(self)
 
     def forward(
@@ -135,7 +135,7 @@ class EncoderDecoder(nn.Module):
         attention_mask: Tensor | None = None,
         decoder_ids: Tensor | None = None,
     ) -> Tensor:
-        """What the decoder writes on reading `ids`: (B, 1 + max_new_tokens), the id `START` first.
+        """Generate from `ids` with the decoder: (B, 1 + max_new_tokens), the id `START` first.
 
         Runs in eval mode, without gradients; the encoder runs once, the decoder with a cache.
 
@@ -143,7 +143,7 @@ class EncoderDecoder(nn.Module):
             ids: (B, S), padded on either side.
             temperature, top_k, generator: as for `Decoder.generate`.
             attention_mask: (B, S), zero where `ids` are padding.
-            decoder_ids: (B, T), what the decoder goes on from instead of `START`.
+            decoder_ids: (B, T), ids that the decoder continues instead of `START`.
 
         Raises:
             UsageError: more tokens than learnt positions, a mask of another shape, a row without a token.

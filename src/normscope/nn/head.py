@@ -1,4 +1,4 @@
-"""From the stream to logits.
+"""Head that maps the stream to logits.
 
 Shapes: B batch, T tokens, D width, V vocabulary or classes.
 """

@@ -85,7 +85,7 @@ def draw_weights(branch: nn.Module, draw: Draw) -> None:
 def _way(
     initialisation: Initialisation, weights: str | None
 ) -> tuple[Draw | None, list[Mapping[Role, Rule]]]:
-    """How weights are drawn (None: as PyTorch's modules do), and the gains on them."""
+    """Distribution of the initial weights (None: PyTorch's own initialisation), and the gains on them."""
     own = WEIGHTS[initialisation.weights]
     way = own if weights is None else WEIGHTS[weights]
     gains = [initialisation.gains, way.gains]

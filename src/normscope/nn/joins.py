@@ -1,5 +1,6 @@
-"""How a branch meets the stream. `Join` is the type; `Scaled`, the plain sum, is here, the others beside
-their schemes.
+"""Joins of a branch with the stream.
+
+`Join` is the type; `Scaled`, the plain sum, is here, the others beside their schemes.
 
 Shapes: B batch, T tokens, D width. A State is what travels between sublayers: the stream (B, T, D), or, where
 a scheme keeps several, a tuple of such or one tensor (B, T, streams, D).
@@ -25,7 +26,7 @@ Norm = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Site:
-    """What a join may need to know to build its module: where it is, D, and how norms are made."""
+    """Data that a join may need to build its module: its place, D, and how norms are made."""
 
     where: Where
     width: int
@@ -33,7 +34,7 @@ class Site:
 
 
 class Join(ABC):
-    """How a branch meets the stream, as data; `build` makes the module that does it.
+    """Join of a branch with the stream, as data; `build` makes the module.
 
     A join with several streams also says how the embedding becomes the first state (`enter`) and how the last
     state becomes what the head reads (`leave`).

@@ -37,7 +37,7 @@ class LanguageModel(Stack):
         remember(self)
 
     def after_step(self) -> None:
-        """What belongs after each step of the optimiser: nGPT's matrices go back onto the sphere."""
+        """Put nGPT's matrices back onto the sphere; call it after each step of the optimiser."""
         onto_sphere(self)
 
     def forward(
@@ -124,7 +124,7 @@ class Encoder(LanguageModel):
 def token_context(
     embedding: Embedding, ids: Tensor, attention_mask: Tensor | None, cache: Cache | None = None
 ) -> tuple[Context, Tensor]:
-    """What the blocks are handed beside the stream, and the positions (B or 1, T) of `ids`."""
+    """Inputs of the blocks beside the stream, and the positions (B or 1, T) of `ids`."""
     require_ids(ids)
     seen = 0 if cache is None else cache.length
     embedding.require_room(seen + ids.shape[1])

@@ -31,7 +31,7 @@ Model = Decoder | Encoder | EncoderDecoder | Vision
 MODELS: Mapping[str, type[Model]] = MappingProxyType(
     {"decoder": Decoder, "encoder": Encoder, "encoder-decoder": EncoderDecoder, "vision": Vision}
 )
-"""What `nn:NAME` can build."""
+"""Models that `nn:NAME` can build."""
 
 _OF_IMAGES = ("image", "patch", "channels", "classes")
 _OF_TEXT = ("vocab", "context", "tie")

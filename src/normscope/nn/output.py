@@ -1,4 +1,4 @@
-"""What a model of ours gives back.
+"""Output of the models of `normscope.nn`.
 
 Shapes: B batch, T tokens, V vocabulary or classes.
 """

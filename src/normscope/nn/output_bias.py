@@ -61,7 +61,7 @@ def _log_frequencies(counts: Tensor | Sequence[float], num_outputs: int) -> Tens
 
 
 def _uncapped(log_V: Tensor, softcap: float) -> Tensor:
-    """What the cap turns into log_V, up to a constant that softmax does not see."""
+    """Logits that the soft cap maps to log_V, up to a constant that softmax ignores."""
     centred_V = log_V - (log_V.max() + log_V.min()) / 2
     if float(centred_V.abs().max()) >= softcap:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Where a norm may sit, and where in a model a sublayer is: the words that schemes speak in."""
+"""Slots that a norm may take, and places of sublayers in a model: the vocabulary of schemes."""
 
 import dataclasses
 from collections.abc import Callable
@@ -104,7 +104,7 @@ def zero(where: Where) -> float:
 
 @dataclass(frozen=True)
 class Placement:
-    """Which slots hold a norm."""
+    """Slots that hold a norm."""
 
     slots: frozenset[Slot]
 

@@ -1,4 +1,4 @@
-"""What QK-norms do beside the norm: the learnt scale of the logits.
+"""Learnt scales of the logits that QK-norms add to the norm.
 
 Shapes: B batch, T queries, S keys, H heads, G groups of keys, K width of a head.
 """

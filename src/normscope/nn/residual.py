@@ -16,7 +16,7 @@ from normscope.nn.schemes import scheme_named
 
 
 class Residual(nn.Module):
-    """How one branch meets the stream: `state = residual(state, branch)`.
+    """Residual connection of one branch with the stream: `state = residual(state, branch)`.
 
     Works around any branch, a user's own too: `branch` maps (B, T, D) to (B, T, D).
 
@@ -26,7 +26,7 @@ class Residual(nn.Module):
         width: D.
         norm: a name of `NORMS`; the scheme's own, else LayerNorm, by default.
         eps: ε of the norms.
-        dropout: of the branch's output.
+        dropout: dropout rate of the branch's output.
     """
 
     def __init__(

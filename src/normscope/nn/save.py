@@ -18,7 +18,7 @@ from normscope.nn.tensors import put, tensors_of
 FORMAT = "normscope.model/1"
 WEIGHTS, KEY = "model.safetensors", "normscope"
 OLD_CONFIG = "config.json"
-"""Where the config was before it went into the metadata; such folders are still read."""
+"""Name of the old file of the config, which is now in the metadata; such folders are still read."""
 
 _MOST_NAMES = 3
 _DO = "give a folder that save_model wrote"

@@ -16,13 +16,13 @@ Role = Literal["q", "k", "v", "o", "up", "gate", "down"]
 
 @dataclass(frozen=True)
 class Initialisation:
-    """How the weights start; biases start at zero.
+    """Initialisation of the weights; biases start at zero.
 
     Attributes:
         weights: a name of `WEIGHTS`.
         gains: factor on the weights of a role, by place; a rule that gives 0 makes them start at zero.
         embedding: factor on the embeddings.
-        norms: what γ starts with in a slot; 1 elsewhere.
+        norms: initial value of γ in a slot; 1 elsewhere.
     """
 
     weights: str = "normal"
@@ -33,7 +33,7 @@ class Initialisation:
 
 @dataclass(frozen=True)
 class Inside:
-    """What a scheme changes inside the branches.
+    """Changes that a scheme makes inside the branches.
 
     Attributes:
         qk_norm: None, "head" (a norm of each head's q and k), "full" (of all heads at once, OLMo 2), "cosine"

@@ -48,7 +48,7 @@ class Stack(nn.Module):
 
     @property
     def scheme(self) -> Scheme:
-        """What the blocks are built by; looked up, so that a stack can be copied and pickled."""
+        """Scheme of the blocks; looked up by name, so that a stack can be copied and pickled."""
         return scheme_named(self.scheme_name)
 
     def run(self, x_BTD: Tensor, context: Context = NOTHING) -> Tensor:

@@ -92,7 +92,7 @@ def swap(model: Model, scheme: str, ids: Tensor | None = None) -> Model:
 
 
 def _built(model: Model, scheme: str) -> Model:
-    """On the CPU, without a trace in the global generators; in fake tensors where `model` is."""
+    """Build the model with `scheme` on the CPU, in fake tensors where `model` is; keeps global generators."""
     kind = MODELS[name_of(model)]
     config = dataclasses.replace(model.config, scheme=scheme)
     mode = next((p.fake_mode for p in model.parameters() if isinstance(p, FakeTensor)), None)

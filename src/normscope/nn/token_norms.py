@@ -54,7 +54,7 @@ class BatchNorm(nn.Module):
         return y_ND.view_as(x_BTD).to(x_BTD.dtype)
 
     def _statistics(self, x_BTD: Tensor, real_BT: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Of the batch; the running ones move towards them."""
+        """Mean and variance of the batch; the running ones are moved towards them."""
         mean_11D, var_11D, count = masked_moments(x_BTD, real_BT, (0, 1))
         mean_D, var_D, count = mean_11D[0, 0], var_11D[0, 0], count[0, 0]
         with torch.no_grad():

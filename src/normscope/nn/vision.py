@@ -39,7 +39,7 @@ class Vision(Stack):
         remember(self)
 
     def after_step(self) -> None:
-        """What belongs after each step of the optimiser: nGPT's matrices go back onto the sphere."""
+        """Put nGPT's matrices back onto the sphere; call it after each step of the optimiser."""
         onto_sphere(self)
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Output:

@@ -1,4 +1,4 @@
-"""From a model and ways of feeding it to the Subject: the first way whose forward runs."""
+"""Make the Subject from a model and the ways of feeding it: the first way whose forward runs is taken."""
 
 import contextlib
 import sys
@@ -97,7 +97,7 @@ def where_and_what(model: nn.Module) -> tuple[torch.device, torch.dtype | None]:
 
 @contextlib.contextmanager
 def looking(model: nn.Module) -> Iterator[None]:
-    """To see what a forward gives: eval mode, no graph, no fused encoder, prints to stderr; all restored."""
+    """Context for a trial forward: eval mode, no graph, no fused encoder, prints to stderr; all restored."""
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     eager = torch.compiler.set_stance("force_eager")  # a look is not worth a compilation

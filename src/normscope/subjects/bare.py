@@ -198,9 +198,9 @@ def _ids_feed(corpus: Corpus, portions: Portions, num_inputs: int) -> Feed:
 def _labelled_feeds(
     model: nn.Module, arguments: Arguments, corpus: Corpus, portions: Portions
 ) -> Iterator[Feed]:
-    """For `forward(ids, targets=None)` that computes its own loss: the next ids as the labels it wants.
+    """Feed of ids with the next ids as labels, for a `forward(ids, targets=None)` that computes its own loss.
 
-    Some compare logits at t with the label at t (nanoGPT), some with the label at t + 1 (transformers).
+    Some models compare logits at t with the label at t (nanoGPT), others with that at t + 1 (transformers).
     """
     first, name = arguments.first, arguments.labels
     assert name is not None

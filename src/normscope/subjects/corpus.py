@@ -25,7 +25,7 @@ class Row(Protocol):
         """The symbols [start, stop)."""
 
     def counts(self, start: int, stop: int) -> np.ndarray:
-        """How often each symbol occurs there."""
+        """Number of occurrences of each symbol in [start, stop)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +76,7 @@ class Corpus:
 
     @functools.cached_property
     def counts(self) -> np.ndarray:
-        """How often each id occurs, (V,) int64, to the largest that does."""
+        """Number of occurrences of each id, (V,) int64, up to the largest id that occurs."""
         return counts_of(self.table, self.row.counts(self.start, self.stop))
 
     @property
@@ -101,7 +101,7 @@ class Corpus:
 
 
 def entropy(counts: np.ndarray) -> float:
-    """Of the frequencies that `counts` stand for, in nats."""
+    """Entropy of the frequencies that `counts` give, in nats."""
     shares = counts[counts > 0] / counts.sum()
     return max(0.0, float(-(shares * np.log(shares)).sum()))  # of one symbol it would be -0.0
 

@@ -1,4 +1,4 @@
-"""What a model is to be fed, as `load` was told: a text, pairs of lines, or images."""
+"""Data that `load` is asked to feed a model: a text, pairs of lines, or images."""
 
 from dataclasses import dataclass
 from pathlib import Path

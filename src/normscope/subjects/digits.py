@@ -44,7 +44,7 @@ class Images:
 
     @property
     def held_out(self) -> "Images | None":
-        """Those kept for validation, or None where none are asked for."""
+        """Images kept for validation, or None where none are asked for."""
         if not self.validation:
             return None
         return dataclasses.replace(self, begin=self.end, end=len(self.labels))

@@ -55,7 +55,7 @@ class Portions:
         return dataclasses.replace(self, seq_len=length)
 
     def pairs(self) -> str:
-        """In words, of pairs of sequences."""
+        """Description of a batch of pairs of sequences."""
         return f"{self.batch_size} pairs of up to {self.seq_len} tokens a side"
 
     def __str__(self) -> str:
@@ -63,15 +63,15 @@ class Portions:
 
 
 class Divided(Protocol):
-    """What batches are cut from."""
+    """Data that batches are cut from."""
 
     @property
     def held_out(self) -> "Self | None":
-        """What is kept for validation."""
+        """Data kept for validation, or None."""
 
     @property
     def unigram_entropy(self) -> float:
-        """Of the targets, in nats."""
+        """Entropy of the targets' frequencies, in nats."""
 
 
 DataT = TypeVar("DataT", bound=Divided)
@@ -164,7 +164,7 @@ class Replay:
         self._room, self._num_drawn = KEPT_BYTES, 0
 
     def __call__(self, start: int = 0) -> Iterator[Batch]:
-        """From batch `start` on; nothing where the source is empty."""
+        """Yield the batches from number `start` on; nothing where the source is empty."""
         for index in itertools.count(start):
             batch = self._drawn(index)
             if batch is _GONE and not self._kept:
@@ -173,7 +173,7 @@ class Replay:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader must know of a source whose first batches fill the memory that it may have."""
+        """Notes for the report on a source whose first batches fill the memory that it may use."""
         first = next(self(), None)
         few = KEPT_BYTES // max(1, num_bytes(first))
         if self._is_held or few >= _FEW_BATCHES:

@@ -51,7 +51,7 @@ class Files:
         return parts[0] if len(parts) == 1 else np.concatenate([*parts, np.empty(0, np.uint8)])
 
     def counts(self) -> np.ndarray:
-        """How often each byte occurs, (256,)."""
+        """Number of occurrences of each byte, (256,)."""
         total = np.zeros(256, dtype=np.int64)
         for file in self.files:
             counts = text_counts(file)
@@ -74,7 +74,7 @@ def state_of(path: Path) -> FileState:
 
 @functools.lru_cache(maxsize=2**14)
 def text_counts(file: FileState) -> np.ndarray | None:
-    """How often each byte occurs, (256,), or None where the file is no UTF-8 text. One pass, once a process.
+    """Count each byte, (256,); None where the file is no UTF-8 text. One pass, once a process.
 
     The last character may be cut, as `head -c` leaves it.
     """

@@ -1,4 +1,4 @@
-"""Which loss a subject has when nobody said."""
+"""Choice of a subject's loss where the user gave none."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -71,7 +71,7 @@ def _with_own_loss(subject: Subject, places: list[tuple[Ids, int]]) -> Subject:
 
 
 def _places_of_ids(subject: Subject) -> list[tuple[Ids, int]]:
-    """Where the batch holds ids (·, ·) that look a table up, with the number of its rows."""
+    """Places in the batch of ids (·, ·) that index a table, each with the number of the table's rows."""
     found = []
     for key, value in _entries(subject.batch):
         if isinstance(value, Tensor) and value.ndim == 2 and not value.is_floating_point():

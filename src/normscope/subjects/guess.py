@@ -1,4 +1,4 @@
-"""What a bare module eats, found by looking at it and by trying."""
+"""Inputs that a bare module takes, found by inspecting it and by trial forwards."""
 
 import inspect
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ _MOST_WIDTHS = 6
 
 @dataclass(frozen=True)
 class Arguments:
-    """What a forward takes: how many tensors without a default, and the name of its labels if it has any."""
+    """Arguments of a forward: the number of tensors without a default, and the name of its labels if any."""
 
     num_inputs: int
     first: str

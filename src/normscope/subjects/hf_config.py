@@ -25,7 +25,7 @@ class Configured:
 
 
 def configured(spec: Spec) -> Configured:
-    """What `spec` asks for; the text part where a configuration is composite (Gemma 3)."""
+    """Configuration that `spec` asks for; the text part where it is composite (Gemma 3)."""
     path = _path_of(spec)
     values = _read_json(path) if path else {"model_type": spec.name}
     config_class = _config_class(spec, path, values)
@@ -184,7 +184,7 @@ def _text_part(config: Any) -> Any:
 
 
 def _ready(config: Any, spec: Spec) -> Any:
-    """What a training run sets anyway, where no option says otherwise.
+    """Set what a training run would set anyway, except where an option of `spec` sets it.
 
     No key-value cache; a token for the decoder to start with; a type that is only ever a decoder (BERT
     generation) is one.

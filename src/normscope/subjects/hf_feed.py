@@ -1,4 +1,4 @@
-"""What a model of transformers is fed, by its head."""
+"""Inputs of a transformers model, chosen by its head."""
 
 import dataclasses
 import functools
@@ -138,7 +138,7 @@ def _first(feeder: Feeder, spec: str, notes: tuple[str, ...]) -> Subject:
 
 
 def _is_causal(subject: Subject) -> bool:
-    """On a few short sequences; on the batch's own length where the model cannot take them."""
+    """Whether the model is causal, tested on a few short sequences; at full length if the model rejects them."""
     assert isinstance(subject.batch, dict)
     ids = subject.batch["input_ids"][:_FEW_SEQUENCES]
     with looking(subject.model):
@@ -242,7 +242,7 @@ def _heard(
 
 
 def _everything(feeder: Feeder) -> Iterator[Way]:
-    """For models that need several inputs at once (CLIP): all that their forward names and we know."""
+    """Ways to feed models with several inputs at once (CLIP): all known inputs that their forward names."""
     names = inspect.signature(feeder.model.forward).parameters
     floats = [name for name in FLOAT_INPUTS if name in names]
     texts = [

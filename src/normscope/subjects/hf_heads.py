@@ -1,4 +1,4 @@
-"""Which head of transformers a configuration gets, in the order in which heads are tried."""
+"""Choice of the transformers head for a configuration, in the order in which heads are tried."""
 
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -54,7 +54,7 @@ class Lines:
         return self.text.read(int(self.start[line]), int(self.stop[line]))
 
     def take(self, kept: np.ndarray) -> "Lines":
-        """Those at the indices `kept`, which rise."""
+        """Lines at the indices `kept`, which are in ascending order."""
         return dataclasses.replace(self, start=self.start[kept], stop=self.stop[kept])
 
     def is_blank(self) -> np.ndarray:
@@ -79,13 +79,13 @@ class Side(Protocol):
     """Lines as ids, each with an end."""
 
     def ids(self, line: int) -> np.ndarray:
-        """Those of one line."""
+        """Ids of one line."""
 
     def lengths(self) -> np.ndarray:
         """(N,), how many each line has."""
 
     def counts(self, first: int, last: int, limit: int) -> np.ndarray:
-        """How often each id occurs in the lines [first, last), each cut to `limit`, (V,)."""
+        """Number of occurrences of each id in the lines [first, last), each cut to `limit`, (V,)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +96,7 @@ class ByteLines:
     table: np.ndarray
 
     def ids(self, line: int) -> np.ndarray:
-        """Those of one line."""
+        """Ids of one line."""
         return self.table[np.append(self.lines.read(line), np.uint8(_NEWLINE))]
 
     def lengths(self) -> np.ndarray:
@@ -104,7 +104,7 @@ class ByteLines:
         return self.lines.stop - self.lines.start + 1
 
     def counts(self, first: int, last: int, limit: int) -> np.ndarray:
-        """How often each id occurs in the lines [first, last), each cut to `limit`, (V,)."""
+        """Number of occurrences of each id in the lines [first, last), each cut to `limit`, (V,)."""
         total = np.zeros(256, dtype=np.int64)
         for begin, here, until, data in self.lines.blocks(first, last):
             start, stop = self.lines.start[here:until] - begin, self.lines.stop[here:until] - begin

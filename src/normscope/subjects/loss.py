@@ -55,7 +55,7 @@ def logits_of(output: Any, vocabulary: int | None = None) -> Tensor | None:
 
 @dataclass(frozen=True)
 class Ids:
-    """Where a batch keeps its token ids (B, T) or, with `time_axis` 0, (T, B).
+    """Place of the token ids in a batch: (B, T) or, with `time_axis` 0, (T, B).
 
     Attributes:
         key: None for a batch that is the tensor itself, else an index of the tuple or a name of the mapping.
@@ -98,7 +98,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 @torch.no_grad()
 def time_axis_of(model: nn.Module, batch: Batch, ids: Ids) -> int | None:
-    """Which axis of the ids is time: 1 where rows do not touch one another, 0 where columns do not.
+    """Time axis of the ids: 1 where rows do not affect one another, 0 where columns do not.
 
     None where both mix, or the output has no features for each token. `model` must be in eval mode.
     """

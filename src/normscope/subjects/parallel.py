@@ -90,7 +90,7 @@ class ParallelCorpus:
 
     @classmethod
     def of(cls, pairs: Pairs, source: Side, target: Side, how: str, limit: int) -> "ParallelCorpus":
-        """Those of `pairs` that are trained on."""
+        """Corpus of those of `pairs` that are trained on."""
         num_pairs = len(pairs.source)
         end = num_pairs - int(pairs.validation * num_pairs)
         return cls(pairs, source, target, how, limit, 0, end)
@@ -109,7 +109,7 @@ class ParallelCorpus:
 
     @functools.cached_property
     def counts(self) -> np.ndarray:
-        """How often each id occurs in the targets as they are fed, (V,) int64, to the largest that does."""
+        """Occurrences of each id in the targets as fed, (V,) int64, up to the largest id that occurs."""
         return self.target.counts(self.begin, self.end, self.limit)
 
     @property

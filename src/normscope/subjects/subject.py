@@ -14,7 +14,7 @@ LossFn = Callable[[Any, Batch], Tensor]
 
 
 class Batches(Protocol):
-    """Where batches come from: the same endless row of them at each call."""
+    """Source of batches: each call gives the same endless sequence of them."""
 
     def __call__(self, start: int = 0) -> Iterator[Batch]:
         """The batches from number `start` on, which costs about the same for every `start`."""
@@ -22,7 +22,9 @@ class Batches(Protocol):
 
 @dataclass
 class Subject:
-    """What every later room works on. Made by `load` or `make_subject`, never by hand.
+    """Model with its batch, loss and data, as all analyses take it.
+
+    Made by `load` or `make_subject`, never by hand.
 
     Attributes:
         model: the module, on its device, in the mode it was given in.
@@ -30,12 +32,12 @@ class Subject:
         loss_fn: scalar loss of (output, batch), or None where none is known (`notes` says why).
         batches: a fresh, deterministic, endless iterator over training batches at each call; the first one is
             `batch`.
-        seed: what the generators were set to before the model was built.
+        seed: seed that the generators were set to before the model was built.
         spec: where the model came from, as the user wrote it, or the class name of a bare module.
-        input: what is fed, in words, for the report.
+        input: description of what is fed, for the report.
         unigram_entropy: nats per target of the targets' frequencies (tokens, or classes of real images):
-            what a model that ignores its input can reach; None where targets are random or no ids.
-        notes: what a reader of the report must know ("a single batch is repeated").
+            the loss that a model that ignores its input can reach; None where targets are random or no ids.
+        notes: remarks for the reader of the report ("a single batch is repeated").
         validation: as `batches`, of the part that was kept from training, the same at every seed; None where
             nothing was kept.
     """

@@ -46,7 +46,7 @@ class Text:
         return np.frombuffer(self.data, dtype=np.uint8)[start:stop]
 
     def counts(self, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """How often each byte occurs in [start, stop), (256,)."""
+        """Number of occurrences of each byte in [start, stop), (256,)."""
         size = len(self)
         stop = size if stop is None else stop
         if isinstance(self.data, Files) and start == 0:  # known since the files were first looked at
@@ -61,7 +61,7 @@ class Text:
 SHARE = number(
     lambda value: 0 <= value < 1, "a share from 0, under 1", "0.1 keeps the last tenth of the data"
 )
-"""What is kept for validation must leave something to train on."""
+"""Requirement on the share kept for validation: it must leave data to train on."""
 
 
 def kept(validation: float, what: str) -> str:

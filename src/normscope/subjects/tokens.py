@@ -19,7 +19,7 @@ from normscope.subjects.parallel import Pairs, ParallelCorpus
 from normscope.subjects.text import Text
 
 FIRST_BYTES, FIRST_PAIRS = 2**18, 2**12
-"""What is tokenised for a look at a model; a run that trains takes all."""
+"""Bytes and pairs that are tokenised to check a model; a training run tokenises all."""
 
 _PIECE, _LINES = 2**20, 2**12
 _NEWLINE = 10
@@ -40,7 +40,7 @@ class Tokens:
         return self.ids[start:stop]
 
     def counts(self, start: int, stop: int) -> np.ndarray:
-        """How often each id occurs there."""
+        """Number of occurrences of each id in [start, stop)."""
         total = np.zeros(1, dtype=np.int64)
         for place in range(start, stop, _PIECE):
             total = _sum(total, np.bincount(self.ids[place : min(place + _PIECE, stop)]))
@@ -55,7 +55,7 @@ class TokenLines:
     ends: np.ndarray
 
     def ids(self, line: int) -> np.ndarray:
-        """Those of one line."""
+        """Ids of one line."""
         return self.row[self.ends[line - 1] if line else 0 : self.ends[line]].astype(np.int64)
 
     def lengths(self) -> np.ndarray:
@@ -63,7 +63,7 @@ class TokenLines:
         return np.diff(self.ends, prepend=0)
 
     def counts(self, first: int, last: int, limit: int) -> np.ndarray:
-        """How often each id occurs in the lines [first, last), each cut to `limit`, (V,)."""
+        """Number of occurrences of each id in the lines [first, last), each cut to `limit`, (V,)."""
         total, lengths = np.zeros(1, dtype=np.int64), self.lengths()
         for begin in range(first, last, _LINES):
             until = min(begin + _LINES, last)
@@ -75,7 +75,7 @@ class TokenLines:
 
 
 def _sum(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Of two counts, where one may know larger ids."""
+    """Sum of two arrays of counts, of which one may count larger ids."""
     small, large = sorted((one, other), key=len)
     large = large.astype(np.int64)
     large[: len(small)] += small

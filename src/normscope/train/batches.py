@@ -1,4 +1,4 @@
-"""What a run needs to know of its batches."""
+"""Facts about batches that a run needs: number of ids, shares of processes, labels."""
 
 from collections.abc import Mapping
 from typing import cast

@@ -92,7 +92,7 @@ class Checkpoints:
         return self.folder / f"step-{step:08d}"
 
     def _steps(self) -> list[int]:
-        """Those in the folder, the last one first."""
+        """Steps of the checkpoints in the folder, the last one first."""
         names = [path.name.removeprefix("step-") for path in self.folder.glob("step-*")]
         return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
 
@@ -105,7 +105,7 @@ def _fill(folder: Path, state: State) -> None:
 
 
 def _checksum(folder: Path, values: Mapping[str, Any]) -> int:
-    """Of the values and the file of tensors: a flipped bit would go on as another run, without a word."""
+    """Checksum of values and tensors; without it, a flipped bit would silently change the run."""
     found = zlib.crc32(json.dumps({k: v for k, v in values.items() if k != "crc32"}).encode())
     with (folder / _TENSORS).open("rb") as file:
         while chunk := file.read(1 << 20):

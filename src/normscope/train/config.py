@@ -40,7 +40,7 @@ _IN_WORDS = {"lr": "learning rate", "weight_decay": "weight decay"}
 
 @dataclass(frozen=True, kw_only=True)
 class TrialConfig:
-    """How a trial trains.
+    """Settings of a trial's training.
 
     Attributes:
         optimizer: "adamw", "adam", "sgd" (momentum 0.9) or "muon", see `build_optimizers`.

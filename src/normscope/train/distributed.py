@@ -49,7 +49,7 @@ class Distributed(Processes):
         return subject.model
 
     def loss(self, subject: Subject, model: nn.Module, batch: Batch) -> Tensor:
-        """Of this process's sequences, weighed by their share of the labels that count."""
+        """Loss of this process's sequences, weighted by their share of the labels that count."""
         share, weight = with_a_label(batch, share_of(batch, self.rank, self.size), self.size)
         return subject.loss(share, model) * weight
 

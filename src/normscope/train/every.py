@@ -8,14 +8,14 @@ from normscope.errors import UsageError
 
 @dataclass(frozen=True)
 class Every:
-    """How often a checkpoint is written: after so many steps, or so many seconds."""
+    """Interval between checkpoints, in steps or in seconds."""
 
     steps: int | None = None
     seconds: float | None = None
 
     @staticmethod
     def parse(text: str) -> "Every":
-        """`100` steps, `60s`.
+        """Read an interval: "100" is in steps, "60s" in seconds.
 
         Raises:
             UsageError: neither of them.

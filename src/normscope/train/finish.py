@@ -1,4 +1,4 @@
-"""What a run leaves: the trained model on disk, and a few words of it."""
+"""Output of a finished run: the trained model on disk, and a text sample from it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

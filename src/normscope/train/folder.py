@@ -24,7 +24,7 @@ _MAY_CHANGE = ("steps", "device", *_CADENCE, "text", "source", "target")
 
 
 class RunFolder:
-    """Where a run is kept."""
+    """Folder of a run: its config, checkpoints, losses, model and tokens."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

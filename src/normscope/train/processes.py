@@ -23,7 +23,7 @@ class Processes:
         return self.rank == 0
 
     def device(self, wanted: str) -> str:
-        """Where this process computes when the run is on `wanted`."""
+        """Device on which this process computes when the run is on `wanted`."""
         return wanted
 
     def wrapped(self, subject: Subject) -> nn.Module:
@@ -31,7 +31,7 @@ class Processes:
         return subject.model
 
     def loss(self, subject: Subject, model: nn.Module, batch: Batch) -> Tensor:
-        """Of this process's part of the batch; the mean over the processes is that of the whole batch."""
+        """Loss on this process's part of the batch; the mean over processes is the whole batch's."""
         return subject.loss(batch, model)
 
     def means(self, values: Sequence[float]) -> list[float]:

@@ -23,7 +23,7 @@ from normscope.train.trial import Trial
 from normscope.train.validate import validation_loss
 
 VALIDATIONS = 10
-"""How many a run has, where nothing else is asked for."""
+"""Number of validation losses of a run by default."""
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Run:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of the steps alone, all processes together; None without a step, or for batches that are no ids."""
+        """Tokens per second of the steps alone, over all processes; None without a step or without ids."""
         steps = self.trial.step - self.began_at
         tokens = num_ids(self.subject.batch)
         if tokens is None or steps == 0:
@@ -144,7 +144,7 @@ class Run:
             self.folder.history.append(self.trial.step, {"validation": loss})
 
     def figures(self, step: int) -> Figures:
-        """What `losses.jsonl` has of a step."""
+        """Figures of a step that `losses.jsonl` records."""
         config = self.config.trial
         figures = {"loss": self.trial.losses[step], "lr": config.lr * rate_factor(config, step)}
         return figures | {"gradient_norm": self.trial.gradient_norms[step]}

@@ -34,7 +34,7 @@ _LATER = ("validate_every", "checkpoint_every", "beta1", "beta2", "lr_end", "dec
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """What is trained, on what, and how.
+    """Settings of a training run: the model, the data and the training.
 
     Attributes:
         model: a MODEL spec; it names scheme and initialisation.
@@ -46,7 +46,7 @@ class RunConfig:
         device: "cpu", "cuda", …
         validate_every: steps from one validation loss to the next; None is a tenth of the run.
         checkpoint_every: steps ("100") or seconds ("60s") from one checkpoint to the next, see `Every`.
-        trial: optimiser, rate, schedule, steps, …; its seed is also that of weights and batches.
+        trial: optimiser, learning rate, schedule, steps, …; its seed is also that of weights and batches.
 
     Raises:
         UsageError: a value that no run can have.

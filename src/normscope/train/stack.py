@@ -133,7 +133,7 @@ class TrialStack:
                 tensor.data = stacked[name].data[row]
 
     def _after_step(self) -> None:
-        """What the models want done then, such as nGPT's matrices put back onto the sphere."""
+        """Call the models' `after_step`, which for nGPT puts the matrices back onto the sphere."""
         for k in self.live:
             after_step = getattr(self.models[k], "after_step", None)
             if callable(after_step):
@@ -141,7 +141,7 @@ class TrialStack:
 
 
 def _rows(parameter: Tensor, rows: Tensor) -> Tensor:
-    """Those rows of a stacked parameter and of its gradient."""
+    """Select `rows` of a stacked parameter and of its gradient."""
     kept = parameter.detach()[rows].requires_grad_(parameter.requires_grad)
     kept.grad = None if parameter.grad is None else parameter.grad[rows]
     return kept

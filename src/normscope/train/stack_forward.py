@@ -103,7 +103,7 @@ def stack_batches(batches: Sequence[Any]) -> Any:
 
 
 def _form(batch: Any) -> str:
-    """What batches of a stack must have in common, in words."""
+    """Description of the form that batches of a stack must have in common."""
     if isinstance(batch, Tensor):
         return f"the shape {tuple(batch.shape)} in {batch.dtype}"
     if isinstance(batch, Mapping):

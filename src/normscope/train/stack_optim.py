@@ -21,7 +21,7 @@ Betas = tuple[float, float]
 
 @dataclass
 class _Settings:
-    """What the replicas' optimisers do with a group of parameters, each (K,)."""
+    """Settings of the replicas' optimisers for a group of parameters, each (K,)."""
 
     full_rate: Tensor
     decay: Tensor
@@ -193,7 +193,7 @@ def _decayed(entries: list[_Entry], gradients: list[Tensor]) -> list[Tensor]:
 
 
 def _states(entries: list[_Entry], num: int) -> list[list[Tensor]]:
-    """What the optimiser keeps, `num` tensors a parameter, zero at first."""
+    """Optimiser state as `num` lists with a tensor for each parameter, zero at first."""
     for entry in entries:
         if not entry.state:
             entry.state = [torch.zeros_like(entry.parameter) for _ in range(num)]

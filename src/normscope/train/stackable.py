@@ -16,7 +16,7 @@ from normscope.train.stack_optim import STACKED_OPTIMIZERS
 
 _DTYPES = (torch.float32, torch.float64)
 _TOLERANCE = 1e-3
-"""Of losses and gradients, in single precision: what vmap gets wrong is wrong by more."""
+"""Tolerance for losses and gradients in single precision; errors of vmap are larger."""
 
 
 def why_not_stackable(model: nn.Module, batch: Any, loss: LossOf, config: TrialConfig) -> str | None:
@@ -79,7 +79,7 @@ def _close(one: Tensor, other: Tensor) -> bool:
 
 
 def unlike(models: Sequence[nn.Module], configs: Sequence[TrialConfig]) -> str | None:
-    """What the models and configs differ in that replicas of a stack must share; None if nothing."""
+    """Describe a difference in what replicas of a stack must share; None if there is none."""
     for name in ("optimizer", "accumulation", "precision", "beta1", "beta2"):
         values = {getattr(config, name) for config in configs}
         if len(values) > 1:
@@ -98,7 +98,7 @@ def unlike(models: Sequence[nn.Module], configs: Sequence[TrialConfig]) -> str |
 
 
 def _shape(model: nn.Module) -> dict[str, Any]:
-    """What a replica's code depends on beside the values of its parameters and buffers, by name."""
+    """Types, shapes and plain attributes by name: what a replica's code depends on besides its values."""
     shape: dict[str, Any] = {}
     for path, module in model.named_modules():
         at = f"{path}." if path else ""

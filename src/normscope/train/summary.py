@@ -1,4 +1,4 @@
-"""How a run ended, in figures and in words."""
+"""Summary of a finished run, in figures and in words."""
 
 import math
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ SCHEMA = "normscope.train/1"
 
 @dataclass(frozen=True)
 class Summary:
-    """How a run ended.
+    """Summary of a finished run.
 
     Attributes:
         run: the run.
-        model: where its trained model is, if it came to its end.
-        sample: a prompt and how the model goes on; None where it does not write.
+        model: path of its trained model; None unless the run reached its last step.
+        sample: a prompt and the model's continuation; None where it generates no text.
     """
 
     run: Run
@@ -33,12 +33,12 @@ class Summary:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader must know."""
+        """Remarks for the reader: notes of subject and run, and why a sample failed."""
         failure = None if self.sample is None else self.sample.failure
         return (*self.run.subject.notes, *self.run.notes, *([f"no sample: {failure}"] if failure else []))
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON; a figure that is no finite number is null."""
+        """Mapping for JSON; a figure that is not finite is null."""
         run, trial = self.run, self.run.trial
         step, validation = run.validations[-1] if run.validations else (None, math.nan)
         return {
@@ -82,7 +82,7 @@ class Summary:
         return f"{run.outcome}: {ends}, {where} of {entropy:.4g}{need}"
 
     def lines(self) -> list[tuple[str, str]]:
-        """What stands under it: a name and words each."""
+        """Lines below the headline, each a name and a text."""
         run, found = self.run, self.to_dict()
         lines = [("model", run.config.model), ("input", run.subject.input)]
         lines.append(("steps", f"{run.trial.step} of {run.config.trial.steps}{_since(run)}"))

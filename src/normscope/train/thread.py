@@ -23,7 +23,7 @@ class Stopped(Exception):
 
 
 def in_flushed_thread(work: Callable[[Callable[[], None]], T]) -> T:
-    """What `work(checkpoint)` returns, run in a fresh thread that flushes denormals.
+    """Run `work(checkpoint)` in a new thread that flushes denormals, and return its result.
 
     `work` calls `checkpoint()` between two steps: it raises `Stopped` there once the caller has been
     interrupted. An exception of `work` is raised again here. Ctrl-C, once or often, lets the thread come to

@@ -147,7 +147,7 @@ class Trial:
         return torch.autocast(self._device, getattr(torch, self.config.precision))
 
     def _after_step(self) -> None:
-        """What the model wants done then, such as nGPT's matrices put back onto the sphere."""
+        """Call the model's `after_step`, which for nGPT puts the matrices back onto the sphere."""
         after_step = getattr(self.bare_model, "after_step", None)
         if callable(after_step):
             after_step()

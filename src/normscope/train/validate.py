@@ -15,7 +15,10 @@ BATCHES = 8
 
 
 def validation_loss(subject: Subject, trial: Trial, processes: Processes) -> float | None:
-    """In eval mode and the trial's precision; None where nothing was kept. Nothing of the trial is moved."""
+    """Mean loss on the validation data, in eval mode and the trial's precision; None without such data.
+
+    The state of the trial is left as it was.
+    """
     if subject.validation is None:
         return None
     with torch.no_grad(), generators_kept(), resting(trial.model):

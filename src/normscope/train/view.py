@@ -32,18 +32,18 @@ class View:
     run: "Run"
 
     def watch(self, run: "Run") -> None:
-        """What is shown from now on."""
+        """Set the run that is shown from now on."""
         self.run = run
 
     def __call__(self, trial: "Trial") -> None:
-        """After each step."""
+        """Called after each step."""
 
 
 class Lines(View):
     """A line each twentieth of the run, on stderr."""
 
     def __call__(self, trial: "Trial") -> None:
-        """After each step."""
+        """Called after each step."""
         steps = trial.config.steps
         if trial.step % max(1, steps // LINES) == 0 or trial.step == steps:
             print(f"step {trial.step} of {steps}  {state_of(self.run)}", file=sys.stderr, flush=True)
@@ -59,7 +59,7 @@ class Bar(View):
         self._drawn = 0.0
 
     def __call__(self, trial: "Trial") -> None:
-        """After each step."""
+        """Called after each step."""
         now, steps = time.monotonic(), trial.config.steps
         if now - self._drawn < REDRAW_SECONDS and trial.step != steps:
             return  # a bar for each step would cost as much as a small step

@@ -6,7 +6,7 @@ from normscope.nn.scheme import Initialisation, Inside, Scheme
 
 
 def num_post(num_blocks: int) -> int:
-    """How many of Mix-LN's blocks are Post-LN: a quarter, at least one."""
+    """Number of Post-LN blocks in Mix-LN: a quarter, at least one."""
     return max(1, num_blocks // 4)
 
 
