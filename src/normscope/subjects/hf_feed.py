@@ -138,7 +138,7 @@ def _first(feeder: Feeder, spec: str, notes: tuple[str, ...]) -> Subject:
 
 
 def _is_causal(subject: Subject) -> bool:
-    """Whether the model is causal, tested on a few short sequences; at full length if the model rejects them."""
+    """Whether the model is causal, tested on a few short sequences, or at full length if those fail."""
     assert isinstance(subject.batch, dict)
     ids = subject.batch["input_ids"][:_FEW_SEQUENCES]
     with looking(subject.model):

@@ -18,7 +18,7 @@ class Summary:
 
     Attributes:
         run: the run.
-        model: path of its trained model; None unless the run reached its last step.
+        model: path of its trained model; None if the run was interrupted.
         sample: a prompt and the model's continuation; None where it generates no text.
     """
 
