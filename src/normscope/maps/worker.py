@@ -27,7 +27,7 @@ class Worker:
     Attributes:
         path: path of the store.
         name: name under which it holds cells.
-        keeper: the process that started it and watches it; None where nobody does.
+        keeper: the process that started it and watches it; None where there is none.
         early_stop: whether cells that are certain to fail are stopped.
     """
 

@@ -49,10 +49,10 @@ class ModelConfig:
         output_bias: a bias of the output logits: true, false, or "unigram", the log frequencies of a text.
         tie: whether the head shares the embedding's weights.
         init: weights other than the scheme's own, a name of `WEIGHTS`.
-        entry_norm, final_norm: whether a norm stands before the first block, and after the last one, where
-            that is not as the scheme says.
+        entry_norm, final_norm: whether a norm stands before the first block, and after the last one; the
+            scheme's own by default.
         checkpoint: keep the blocks' inputs alone for the backward pass and run each block twice.
-        base_depth, base_width: where a μP model's learning rate was found.
+        base_depth, base_width: depth and width at which a μP model's learning rate was found.
 
     Raises:
         UsageError: a value that no model can have.

@@ -36,8 +36,8 @@ class Site:
 class Join(ABC):
     """Join of a branch with the stream, as data; `build` makes the module.
 
-    A join with several streams also says how the embedding becomes the first state (`enter`) and how the last
-    state becomes what the head reads (`leave`).
+    A join with several streams also defines how the embedding becomes the first state (`enter`) and how the
+    last state becomes what the head reads (`leave`).
     """
 
     kind: ClassVar[str]

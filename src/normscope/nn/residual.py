@@ -21,7 +21,7 @@ class Residual(nn.Module):
     Works around any branch, a user's own too: `branch` maps (B, T, D) to (B, T, D).
 
     Args:
-        scheme: what to build, or its name.
+        scheme: the scheme to build, or its name.
         where: the sublayer's place, for numbers that depend on it.
         width: D.
         norm: a name of `NORMS`; the scheme's own, else LayerNorm, by default.

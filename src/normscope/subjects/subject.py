@@ -38,7 +38,7 @@ class Subject:
         unigram_entropy: nats per target of the targets' frequencies (tokens, or classes of real images):
             the loss that a model that ignores its input can reach; None where targets are random or no ids.
         notes: remarks for the reader of the report ("a single batch is repeated").
-        validation: as `batches`, of the part that was kept from training, the same at every seed; None where
+        validation: like `batches`, but from the part kept from training, the same at every seed; None where
             nothing was kept.
     """
 

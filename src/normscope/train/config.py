@@ -49,8 +49,8 @@ class TrialConfig:
         steps: optimiser steps to take; 0 tries nothing.
         seed: seed of the global generators while the trial runs (dropout).
         weight_decay: None takes the optimiser's own default.
-        schedule: after the warm-up, "constant", "cosine", or "wsd" (warm-up, stable, decay: constant until
-            the last `decay_steps`, then linear); see `rate_factor`.
+        schedule: learning rate after the warm-up: "constant", "cosine", or "wsd" (warm-up, stable, decay:
+            constant until the last `decay_steps`, then linear); see `rate_factor`.
         clip: the largest norm of all gradients together; longer ones are scaled to it. None does not clip.
         precision: "float32" leaves the model's own; "bfloat16" and "float16" autocast to it, the latter with
             the loss scaled.
@@ -58,7 +58,7 @@ class TrialConfig:
         eps: Adam's ε; None takes the optimiser's own.
         beta1, beta2: Adam's decay rates of the two moments; None takes the optimiser's own.
         lr_end: the share of `lr` that "cosine" and "wsd" have at the last of `steps`.
-        decay_steps: how many steps the last part of "wsd" has; None is a fifth of `steps`.
+        decay_steps: number of steps of the last part of "wsd"; None is a fifth of `steps`.
 
     Raises:
         UsageError: a value that no trial can run with.

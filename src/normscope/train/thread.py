@@ -26,9 +26,9 @@ def in_flushed_thread(work: Callable[[Callable[[], None]], T]) -> T:
     """Run `work(checkpoint)` in a new thread that flushes denormals, and return its result.
 
     `work` calls `checkpoint()` between two steps: it raises `Stopped` there once the caller has been
-    interrupted. An exception of `work` is raised again here. Ctrl-C, once or often, lets the thread come to
-    its end first, so nobody touches the model any more, and then goes on to the caller: a Python that ends
-    while the thread is in a kernel unwinds it through C++ and aborts.
+    interrupted. An exception of `work` is raised again here. Ctrl-C, once or often, reaches the caller only
+    after the thread has ended, so that nothing changes the model any more. A Python that ends while the
+    thread is in a kernel would unwind it through C++ and abort.
     """
     result: list[T] = []
     error: list[BaseException] = []
