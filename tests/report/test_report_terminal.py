@@ -112,7 +112,7 @@ def test_gains_of_a_stack_are_said() -> None:
 
 
 def test_why_a_stack_has_no_gain_is_said() -> None:
-    """A wrong backward is what a reader should know most; what the budget left out stands elsewhere."""
+    """A wrong backward is the most important note; parts left out by the budget are listed elsewhere."""
     wrong = not_measured("jacobian/sigma-max", "layers", "its derivative is not that of its forward")
     left_out = not_measured("jacobian/sigma-min-nonzero", "layers", "--budget fast leaves it out")
     words = gains_in_words("layers", Measurements([wrong, left_out]))

@@ -206,7 +206,7 @@ def moral(story: Story) -> str:
 
 
 def _early(course: Course) -> float:
-    """Token diversity where it was last looked at early on."""
+    """The last token diversity measured in the early steps of a run."""
     return [value for step, value in course.looks if step <= _EARLY][-1]
 
 

@@ -73,7 +73,7 @@ class Shelf:
 
 
 def looks_at(settings: Settings) -> list[int]:
-    """Steps after which the tokens are looked at: closely at first, where it is decided."""
+    """Steps after which token diversity is measured: densely in the first steps, which decide the run."""
     early = [step for step in (0, 1, 2, 5) if step < settings.look]
     return [step for step in early if step < settings.steps] + [
         *range(settings.look, settings.steps, settings.look),

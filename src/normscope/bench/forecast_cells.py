@@ -119,8 +119,8 @@ SEEN: tuple[Ladder, ...] = (
     Ladder(_ours("deepnorm", 11), "adamw", 113, text=help_topics),
     Ladder(_ours("pre", 10, width=96, init="xavier"), "adam", 115, text=help_topics),
 )
-"""Ladders that were held out first, on another text, and were then looked at and used in setting the rule:
-what larger rates tell comes from them."""
+"""Ladders that were held out first, on another text, and later used in setting the rule:
+its part on larger learning rates comes from them."""
 
 
 @dataclass(frozen=True)

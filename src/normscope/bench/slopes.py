@@ -139,7 +139,7 @@ def crossed_decay(seed: int, depth: int = 32) -> float:
 
 
 def _entries() -> list[Claim]:
-    """The RMS of the stream at the entry of every scheme; what the first attention adds to that."""
+    """Claims on each scheme's stream at its entry: its RMS, and the first attention's relative update."""
 
     def rms(name: str, expected: float, why: str) -> Claim:
         what = f"{name}: RMS of the stream at its entry"

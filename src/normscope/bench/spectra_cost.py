@@ -35,9 +35,9 @@ class Point:
 
     Attributes:
         n: T·d, rows and columns of the Jacobian.
-        seconds: of the processor, for `sigma_max` to 1 %, set-up included.
-        forwards: the same in plain forwards.
-        products: Jv and Jᵀu.
+        seconds: processor time of `sigma_max` to 1 %, set-up included.
+        forwards: the same time as a number of plain forwards.
+        products: number of products Jv and Jᵀu.
     """
 
     width: int

@@ -35,7 +35,7 @@ class Defaults:
 
     Attributes:
         values: option → value, for a Click default map.
-        path: of the file; None where there is none.
+        path: path of the file; None where there is none.
     """
 
     values: dict[str, Any]

@@ -24,12 +24,12 @@ _FIGURES = (
 
 
 def block_table(stack: Stack, measurements: Measurements, width: int) -> Table:
-    """One line a block: norms' placement, update-to-stream ratio of each branch, and the stream's figures.
+    """A row for each block: norm placement, update-to-stream ratio of each branch, figures of the stream.
 
     Args:
-        stack: what to show.
-        measurements: the table; what is not in it, or was not measured, shows as a dash.
-        width: columns of the terminal.
+        stack: the stack to show.
+        measurements: the figures; a missing or unmeasured one shows as a dash.
+        width: width of the terminal in columns.
     """
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1))
     name_width = max(12, min(48, width - 62))

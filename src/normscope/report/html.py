@@ -28,7 +28,7 @@ from normscope.report.words import budget_in_words, norms_in_words
 from normscope.rules.remedies import REMEDIES
 
 CARD_CHARACTERS = 44
-"""About how many characters a line of a finding's card holds beside the tower."""
+"""Approximate number of characters in a line of a finding's card beside the tower."""
 
 
 _CLASSES = {"will fail": "error", "at risk": "warning", "no trial": "untried", "interrupted": "halted"}

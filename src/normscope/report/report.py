@@ -22,17 +22,18 @@ class Report:
 
     Attributes:
         model: where the model came from, as the user wrote it.
-        input: what was fed, in words.
-        seed, device, versions: what it takes to run it again; `versions` by package name.
-        anatomy, measurements, forecast: what was read, measured and tried (None: no trial was asked for).
-        ladder: the same run at other learning rates; None where that was not asked for.
-        remedies: what rescues the run; None where that was not asked for.
-        findings: the gravest first, as `judge` orders them.
-        verdict: "will fail", "at risk" or "healthy", from the findings. In place of "healthy" stands
+        input: the model's input, in words.
+        seed, device, versions: the facts needed to repeat the check; `versions` by package name.
+        anatomy, measurements: the structure that was read, and its figures.
+        forecast: result of the trial; None where no trial was asked for.
+        ladder: the same run at other learning rates; None where it was not asked for.
+        remedies: the tried remedies, ranked; None where they were not asked for.
+        findings: all findings, the gravest first, as `judge` orders them.
+        verdict: "will fail", "at risk" or "healthy", from the findings. Instead of "healthy" it is
             "no trial" where no training step was tried, and "interrupted" where the check was.
         cost: seconds by probe.
-        budget: what the Jacobians were allowed to cost, what they did, and what was left out for it.
-        notes: what a reader must know besides ("a single batch is repeated").
+        budget: limit on the cost of the Jacobians, their actual cost, and the parts left out.
+        notes: further facts that a reader must know ("a single batch is repeated").
     """
 
     model: str
@@ -53,7 +54,7 @@ class Report:
     schema: str = SCHEMA
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain data that strict JSON can hold; the notes stand behind `input`.
+        """The report as plain data that strict JSON can hold; the notes come after `input`.
 
         JSON has no token for what is not finite, and null already means "not measured": such figures are the
         strings "nan", "inf" and "-inf". `float()` reads all three back.

@@ -20,16 +20,16 @@ class Finding:
     """One judgement.
 
     Attributes:
-        code: stable, "NS101"; `normscope explain NS101` tells all.
-        name: stable, "post-ln-deep".
+        code: stable code, "NS101"; `normscope explain NS101` explains it in full.
+        name: stable name, "post-ln-deep".
         severity: see `Severity`.
-        sites: block or branch sites it speaks of, in depth order; empty for the whole model.
+        sites: block or branch sites it is about, in depth order; empty for the whole model.
         message: one or two sentences with the figures in them.
         evidence: the measurements it rests on (structure alone: may be empty).
         threshold: the rule's limit in words and figures.
         source: paper or measurement the threshold comes from.
-        remedy: what a person can do now.
-        remedies: names of those that `check(…, try_remedies=True)` can try against it.
+        remedy: advice on what to change.
+        remedies: names of the remedies that `check(…, try_remedies=True)` can try against it.
     """
 
     code: str

@@ -81,13 +81,13 @@ class Rule:
     """One kind of finding.
 
     Attributes:
-        code, name: stable, "NS101" and "post-ln-deep".
-        summary: one line: what the finding says.
+        code, name: stable code and name, "NS101" and "post-ln-deep".
+        summary: the finding in one line.
         why: the mathematics, two or three sentences.
         threshold: the limit in words, with the constants of the code in it.
         source: the paper, with its arXiv number, or the measurement that the threshold comes from.
-        remedy: what a person can do.
-        remedies: names of `REMEDIES` that do some of it on a copy.
+        remedy: advice on what to change.
+        remedies: names of `REMEDIES` that apply a part of the advice to a copy.
         judge: the function; it yields nothing where the figures it needs were not measured.
     """
 

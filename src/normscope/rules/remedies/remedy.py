@@ -30,14 +30,14 @@ class Remedy:
     """One remedy.
 
     Attributes:
-        name: stable, "warm-up".
-        summary: what it changes, in words.
-        code: what a user writes.
-        cost: what it costs the run.
-        source: where it comes from.
-        reach: how far it reaches: 0 the run's settings, 1 the starting weights, 2 the model itself.
-        apply: the changed subject and settings. The subject's model is a copy wherever it is changed; raises
-            `NotApplicable`.
+        name: stable name, "warm-up".
+        summary: its change, in words.
+        code: the code or option that a user writes.
+        cost: its cost to the run, in words.
+        source: the paper or measurement it comes from.
+        reach: the thing it changes: 0 the run's settings, 1 the starting weights, 2 the model itself.
+        apply: function that returns the changed subject and settings. The subject's model is a copy wherever
+            it is changed; raises `NotApplicable`.
     """
 
     name: str

@@ -158,13 +158,13 @@ def try_remedies(
     *,
     whatever: bool = False,
 ) -> Rescue:
-    """Forecast the intended run with each remedy that can be applied, on copies, and rank what rescues it.
+    """Forecast the intended run with each remedy that can be applied, on copies, and rank the remedies.
 
     Args:
-        anatomy: of the subject.
-        before: the forecast of the run as it is; where that does not fail nothing is tried.
+        anatomy: anatomy of the subject.
+        before: forecast of the unchanged run; where it does not fail, nothing is tried.
         progress: called as `progress(words, done, total)` before each trial and at each of its steps.
-        names: of `REMEDIES`; all of them where None.
+        names: names of `REMEDIES` to try; None tries all.
         whatever: try them also where `before` does not fail.
 
     Raises:
