@@ -402,7 +402,7 @@ def test_other_seeds_forms_and_texts_have_other_keys(odd: dict[str, Claim], tmp_
     assert cache._path(odd["Z1"], Setup(seeds=[0, 1])) in paths
 
 
-def test_a_change_of_code_is_a_change_of_key_but_a_comment_is_not(
+def test_a_change_of_code_is_a_change_of_key_but_a_comment_or_docstring_is_not(
     odd: dict[str, Claim], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lender, borrower = tmp_path / "lender.py", tmp_path / "borrower.py"
@@ -415,7 +415,7 @@ def test_a_change_of_code_is_a_change_of_key_but_a_comment_is_not(
     claim = odd["Z1"]
 
     first = own_code(claim)
-    lender.write_text("ONE = 1  # a comment\n")
+    lender.write_text('"""A docstring."""\n\nONE = 1  # a comment\n"""A docstring of ONE."""\n')
     assert own_code(claim) == first
     (tmp_path / "shared.py").write_text("TWO = 3\n")
     assert own_code(claim) == first, "what holds no claim is in the digest that all claims share"

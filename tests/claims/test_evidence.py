@@ -48,3 +48,16 @@ def test_an_effect_in_words() -> None:
     (words,) = effects_words(judge(sentence, cases), sentence)
     assert words == "6 blocks: 0.3 (95 % 0.0516 … 0.548, 3 seeds), counts from 0.1"
     assert effects_words(judge(Sentence("It is."), cases), Sentence("It is.")) == []
+
+
+def test_a_case_without_words_is_named_by_its_figures() -> None:
+    assert (
+        Case(0, "", 1.0, True, at={"norm": "rmsnorm", "width": 64, "ε": 1e-5}).where
+        == "rmsnorm, width 64, ε 1e-05"
+    )
+    assert Case(0, "here", 1.0, True, at={"width": 64}).where == "here"
+
+
+def test_the_smallest_value_of_each_seed_is_a_figure() -> None:
+    cases = [case(0, 2.0), case(0, 1.0), case(1, 3.0), case(1, 0.5, part="p"), case(0, 0.1, within=False)]
+    assert Figure.smallest("x", cases).by_seed == {0: 1.0, 1: 3.0}

@@ -9,10 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.claims.at_start import blocks_of
-from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure
-from normscope.claims.setup import Setup
-from normscope.claims.sources import Source
+from normscope.claims.form import Case, Evidence, Figure, Setup, Source, claim
 from normscope.claims.training import RATE, Recipe, subjects, trained
 from normscope.nn import Block, FeedForward, build
 from normscope.nn.models import Model
@@ -35,12 +32,10 @@ CLOSE = 0.1
     "on a random batch, and the mean derivative along the residual path of every block, tr J/d, is within "
     "0.1 of 1",
     parts={
-        "nan": Sentence("The NaN check alone finds every fault."),
-        "one": Sentence("The derivative along the residual path is close to 1.0 in every sound model."),
-        "trains": Sentence(
-            f"A model that passes the NaN check trains (4 blocks Pre-LN, 12 Post-LN; AdamW at {RATE:g}, no "
-            "warm-up)."
-        ),
+        "nan": "The NaN check alone finds every fault.",
+        "one": "The derivative along the residual path is close to 1.0 in every sound model.",
+        "trains": "A model that passes the NaN check trains (4 blocks Pre-LN, 12 Post-LN; AdamW at "
+        f"{RATE:g}, no warm-up).",
     },
 )
 def acceptance(setup: Setup) -> Evidence:
@@ -53,9 +48,7 @@ def acceptance(setup: Setup) -> Evidence:
             cases += _faulty(fault, seed)
     cases += _runs(setup)
     return Evidence(
-        cases=cases,
-        figure=Figure.share("% of the models, sound and faulty, judged rightly", cases),
-        of="models",
+        cases, Figure.share("% of the models, sound and faulty, judged rightly", cases), of="models"
     )
 
 
@@ -98,8 +91,8 @@ def _sound(scheme: str, seed: int) -> Iterator[Case]:
     mean = farthest_derivative(model, seed)
     close = abs(mean - 1) <= CLOSE
     where = f"{scheme}, sound, derivative"
-    yield Case(seed=seed, where=where, value=mean, holds=close and is_finite(model, seed))
-    yield Case(seed=seed, where=where, value=mean, holds=close, part="one")
+    yield Case(seed, where, mean, close and is_finite(model, seed))
+    yield Case(seed, where, mean, close, "one")
 
 
 def _with_weight(value: float) -> Callable[[int], Model]:
@@ -139,8 +132,8 @@ def _faulty(fault: str, seed: int) -> Iterator[Case]:
     model = FAULTS[fault](seed)
     finite, mean = is_finite(model, seed), farthest_derivative(model, seed)
     found = not finite or abs(mean - 1) > CLOSE
-    yield Case(seed=seed, where=f"{fault}, derivative", value=mean, holds=found)
-    yield Case(seed=seed, where=fault, value=float(not finite), holds=not finite, part="nan")
+    yield Case(seed, f"{fault}, derivative", mean, found)
+    yield Case(seed, fault, float(not finite), not finite, "nan")
 
 
 def _runs(setup: Setup) -> Iterator[Case]:
@@ -149,4 +142,4 @@ def _runs(setup: Setup) -> Iterator[Case]:
         for seed, subject in subjects(setup, recipe).items():
             passed, outcome = bool(subject.loss().isfinite()), outcomes[recipe][seed]
             where, holds = str(recipe), outcome.trains or not passed
-            yield Case(seed=seed, where=where, value=outcome.excess, holds=holds, part="trains")
+            yield Case(seed, where, outcome.excess, holds, "trains")

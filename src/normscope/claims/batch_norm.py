@@ -11,12 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from normscope.claims.at_start import slope
-from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.form import Case, Evidence, Figure, Line, Plot, Setup, Source, claim, lines_by
 from normscope.claims.norm_jacobian import distance
-from normscope.claims.plots import Line, Plot, lines_by
-from normscope.claims.setup import Setup
-from normscope.claims.sources import Source
 from normscope.nn import NORMS, Decoder, Encoder, ModelConfig
 from normscope.nn.token_norms import BatchNorm
 from normscope.subjects import load
@@ -38,9 +34,9 @@ DISTURBED = 0.1
     asks="in batches of 1 to 256 a sample's output moves by at most 1e-12 with LayerNorm, and by more "
     "than 1e-3 of itself with BatchNorm, of what it is in a batch of 512",
     parts={
-        "root": Sentence("The error of BatchNorm's statistics is proportional to one over √batch (±0.1)."),
-        "vectors": Sentence("In a batch of 2 or 4 vectors BatchNorm's outputs are off by a tenth or more."),
-        "texts": Sentence("In a batch of 2 or 4 texts of 256 tokens they are off by a tenth or more."),
+        "root": "The error of BatchNorm's statistics is proportional to one over √batch (±0.1).",
+        "vectors": "In a batch of 2 or 4 vectors BatchNorm's outputs are off by a tenth or more.",
+        "texts": "In a batch of 2 or 4 texts of 256 tokens they are off by a tenth or more.",
     },
 )
 def batch_size(setup: Setup) -> Evidence:
@@ -55,10 +51,10 @@ def batch_size(setup: Setup) -> Evidence:
             errors.setdefault(size, []).append(error)
         p = exponents[seed] = slope(SIZES[1:], [found[size] for size in SIZES[1:]])
         where = "exponent of the error of the means"
-        cases.append(Case(seed=seed, where=where, value=p, holds=abs(p + 0.5) <= 0.1, part="root"))
+        cases.append(Case(seed, where, p, abs(p + 0.5) <= 0.1, "root"))
     return Evidence(
-        cases=cases,
-        figure=Figure("exponent of BatchNorm's error in the batch size", exponents),
+        cases,
+        Figure("exponent of BatchNorm's error in the batch size", exponents),
         plots=[
             Plot(
                 "Error of BatchNorm's means",
@@ -90,7 +86,7 @@ def _size_cases(seed: int) -> Iterator[Case]:
         for kind, truth in large.items():
             change = distance(normed(kind, x_ND[:size])[0], truth)
             holds = change <= ROUND_OFF if kind == "layernorm" else change > 1e-3
-            yield Case(seed=seed, where=f"{kind}, a batch of {size}", value=change, holds=holds)
+            yield Case(seed, f"{kind}, a batch of {size}", change, holds)
 
 
 def _error_of_means(size: int, seed: int) -> float:
@@ -119,9 +115,7 @@ def _small_batch_cases(seed: int) -> Iterator[Case]:
                 )
                 for i in range(0, TEXT_BATCH, size)
             )
-            yield Case(
-                seed=seed, where=f"a batch of {size} {part}", value=off, holds=off >= DISTURBED, part=part
-            )
+            yield Case(seed, f"a batch of {size} {part}", off, off >= DISTURBED, part)
 
 
 def text_stream(seed: int) -> Tensor:
@@ -155,11 +149,11 @@ def _batch_of_one() -> str:
 )
 def both_modes(setup: Setup) -> Evidence:
     """The same decoder on the same batch in both modes."""
-    cases = [case for seed in setup.seeds for case in _mode_cases(seed)]
+    cases = setup.cases(_mode_cases)
     batch = [case for case in cases if case.at["norm"] == "batchnorm"]
     return Evidence(
-        cases=cases,
-        figure=Figure(
+        cases,
+        Figure(
             "relative change of the logits with BatchNorm, 100 batches seen",
             {case.seed: case.value for case in batch if case.at["seen"] == 100},
         ),
@@ -189,13 +183,7 @@ def _mode_cases(seed: int) -> Iterator[Case]:
             inference = model.eval()(ids_BT).logits  # first, as train mode moves the averages
             change = distance(model.train()(ids_BT).logits, inference)
             holds = change > 0.01 if norm == "batchnorm" else change == 0
-            yield Case(
-                seed=seed,
-                where=f"{norm}, {upto} batches",
-                value=change,
-                holds=holds,
-                at={"norm": norm, "seen": upto},
-            )
+            yield Case(seed, f"{norm}, {upto} batches", change, holds, at={"norm": norm, "seen": upto})
 
 
 @claim(
@@ -207,16 +195,16 @@ def _mode_cases(seed: int) -> Iterator[Case]:
     asks="the outputs of the real tokens of a text change by a tenth or more in torch's BatchNorm when the "
     "batch is padded to 1.25 to 4 times its length",
     parts={
-        "told": Sentence("It disturbs a BatchNorm that is told which tokens are padding, too."),
-        "ln": Sentence("Padding does nothing to LayerNorm (at most 1e-12, through an encoder)."),
+        "told": "It disturbs a BatchNorm that is told which tokens are padding, too.",
+        "ln": "Padding does nothing to LayerNorm (at most 1e-12, through an encoder).",
     },
 )
 def padding(setup: Setup) -> Evidence:
     """The same texts with more and less padding: torch's BatchNorm, ours with a mask, an encoder."""
-    cases = [case for seed in setup.seeds for case in (*_padding_cases(seed), *_encoder_cases(seed))]
+    cases = setup.cases(_padding_cases, _encoder_cases)
     return Evidence(
-        cases=cases,
-        figure=Figure.largest("largest relative change of the real tokens' outputs", cases),
+        cases,
+        Figure.largest("largest relative change of the real tokens' outputs", cases),
         plots=[
             Plot(
                 "Effect of padding on the real tokens",
@@ -243,14 +231,7 @@ def _padding_cases(seed: int) -> Iterator[Case]:
         for name, part, y_BTD in (("torch's BatchNorm", "", theirs), ("ours, told", "told", ours)):
             change = distance(y_BTD.detach()[:, :TEXT_TOKENS], truth)
             where = f"{name}, padded × {times:g}"
-            yield Case(
-                seed=seed,
-                where=where,
-                value=change,
-                holds=change >= DISTURBED,
-                part=part,
-                at={"norm": name, "times": times},
-            )
+            yield Case(seed, where, change, change >= DISTURBED, part, at={"norm": name, "times": times})
 
 
 @torch.no_grad()
@@ -264,7 +245,7 @@ def _encoder_cases(seed: int) -> Iterator[Case]:
         mask_BT = (torch.arange(16 + more) < 16).expand(4, -1).long()
         change = distance(model(padded_BT, attention_mask=mask_BT).logits[:, :16], truth)
         where = f"an encoder with LayerNorm, {more} of padding"
-        yield Case(seed=seed, where=where, value=change, holds=change <= ROUND_OFF, part="ln")
+        yield Case(seed, where, change, change <= ROUND_OFF, "ln")
 
 
 @claim(
@@ -273,16 +254,16 @@ def _encoder_cases(seed: int) -> Iterator[Case]:
     says="The line printed for BatchNorm normalises each feature of [batch, sequence, features].",
     asks="its output is that of BatchNorm over the features (x transposed, not viewed) within 1e-6 of "
     "itself; features alike, features of different scale, positions of different scale",
-    parts={"mean": Sentence("Each feature of its output has mean 0 over batch and positions (within 1e-6).")},
+    parts={"mean": "Each feature of its output has mean 0 over batch and positions (within 1e-6)."},
 )
 def viewed(setup: Setup) -> Evidence:
     """The line as printed beside the transposed one, and what each of its channels is made of."""
-    cases = [case for seed in setup.seeds for case in _view_cases(seed)]
+    cases = setup.cases(_view_cases)
     feature = torch.arange(512).expand(1, 10, 512).reshape(512, 10)  # as a channel of the view holds them
     most = max(len(row.unique()) for row in feature)
     return Evidence(
-        cases=cases,
-        figure=Figure.largest("largest relative distance from BatchNorm over features", cases),
+        cases,
+        Figure.largest("largest relative distance from BatchNorm over features", cases),
         notes=[f"A channel of the view holds up to {most} features, not one: view is not a transpose."],
     )
 
@@ -298,5 +279,5 @@ def _view_cases(seed: int) -> Iterator[Case]:
         printed = nn.BatchNorm1d(512).double()(x.view(2, 512, 10)).view(2, 10, 512).detach()
         truth = NORMS["batchnorm"](512, EPS).double().train()(x).detach()
         far, mean = distance(printed, truth), float(printed.mean((0, 1)).abs().max())
-        yield Case(seed=seed, where=name, value=far, holds=far <= 1e-6)
-        yield Case(seed=seed, where=f"{name}, largest mean", value=mean, holds=mean <= 1e-6, part="mean")
+        yield Case(seed, name, far, far <= 1e-6)
+        yield Case(seed, f"{name}, largest mean", mean, mean <= 1e-6, "mean")

@@ -117,11 +117,17 @@ def claim(
     hypothesis: str = "",
     smallest: float | None = None,
     kind: Kind = Kind.LAW,
-    parts: Mapping[str, Sentence] | None = None,
+    parts: Mapping[str, str | Sentence] | None = None,
     alone: bool = False,
     has_long: bool = False,
 ) -> "Callable[[Callable[[Setup], Evidence]], Callable[[Setup], Evidence]]":
-    """Make the function under it the claim `id`; see `Claim` and `Sentence` for the rest."""
+    """Make the function under it the claim `id`; see `Claim` and `Sentence` for the rest.
+
+    A part without a condition, hypothesis or smallest effect is given as text alone.
+    """
+    sentences = {
+        name: part if isinstance(part, Sentence) else Sentence(part) for name, part in (parts or {}).items()
+    }
 
     def enter(measure: "Callable[[Setup], Evidence]") -> "Callable[[Setup], Evidence]":
         assert id not in CLAIMS, f"two claims {id}"
@@ -132,7 +138,7 @@ def claim(
             sentence=Sentence(says, condition, hypothesis, smallest),
             asks=asks,
             kind=kind,
-            parts=MappingProxyType(dict(parts or {})),
+            parts=MappingProxyType(sentences),
             alone=alone,
             has_long=has_long,
             measure=measure,

@@ -11,13 +11,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normscope.claims.at_start import blocks_of
-from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.form import Case, Evidence, Figure, Line, Plot, Setup, Source, claim
 from normscope.claims.norm_jacobian import by_autograd
-from normscope.claims.plots import Line, Plot
 from normscope.claims.sensitivity import BARE, NORMED
-from normscope.claims.setup import Setup
-from normscope.claims.sources import Source
 from normscope.linalg import layer_norm_jacobian
 from normscope.nn import NORMS, build, swap
 from normscope.nn.models import Model
@@ -42,18 +38,18 @@ TOKENS, VOCAB = 8, 16
     "median of those that can be nonzero) are below those of the same weights without norms: 4 blocks, "
     "Xavier weights × 0.3, 1, 3",
     parts={
-        "flat": Sentence("With norms the loss is less curved at the start."),
-        "even": Sentence("With norms the curvature is more alike in all directions."),
+        "flat": "With norms the loss is less curved at the start.",
+        "even": "With norms the curvature is more alike in all directions.",
     },
 )
 def gradient_by_scale(setup: Setup) -> Evidence:
     """The scale law against autograd; curvature of one set of weights with and without norms."""
-    cases = [case for seed in setup.seeds for case in _scale_cases(seed)]
+    cases = setup.cases(_scale_cases)
     bowls = {seed: {scale: _bowls(scale, seed) for scale in SCALES} for seed in setup.seeds}
     cases += [case for seed, found in bowls.items() for case in _bowl_cases(seed, found)]
     return Evidence(
-        cases=cases,
-        figure=Figure.largest("largest relative error", cases),
+        cases,
+        Figure.largest("largest relative error", cases),
         plots=[_bowl_plot(bowls)],
         notes=[
             f"Xavier weights × {scale:g}, without norms, Pre-LN, Post-LN: {what} "
@@ -78,7 +74,7 @@ def _scale_cases(seed: int) -> Iterator[Case]:
                     for jacobian in (ours, by_autograd(c * z, eps), layer_norm_jacobian(c * z, None, eps))
                 )
                 where = f"d = {width}, ε = {eps:g}, input × {c:g}"
-                yield Case(seed=seed, where=where, value=error, holds=error <= EXACT)
+                yield Case(seed, where, error, error <= EXACT)
 
 
 Bowl = tuple[float, float]
@@ -152,7 +148,7 @@ def _bowl_cases(seed: int, found: Mapping[float, Mapping[str, Bowl]]) -> Iterato
             for k, part in enumerate(("flat", "even")):
                 ratio = with_norm[k] / without[k]
                 where = f"{name} over no norms, weights × {scale:g}"
-                yield Case(seed=seed, where=where, value=ratio, holds=ratio < 1, part=part)
+                yield Case(seed, where, ratio, ratio < 1, part)
 
 
 def _mean(bowls: Mapping[int, Mapping[float, Mapping[str, Bowl]]], scale: float, name: str, k: int) -> float:

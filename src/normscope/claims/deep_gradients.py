@@ -11,9 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure
-from normscope.claims.plots import Line, Plot
+from normscope.claims.form import Case, Evidence, Figure, Line, Plot, Setup, Source, claim
 from normscope.claims.real_blocks import (
     F64,
     INITS,
@@ -24,8 +22,6 @@ from normscope.claims.real_blocks import (
     sublayers,
     walk,
 )
-from normscope.claims.setup import Setup
-from normscope.claims.sources import Source
 from normscope.linalg import product_log_singular_values, singular_values
 from normscope.nn import Context, ModelConfig, Where
 from normscope.nn.stack import Stack
@@ -71,11 +67,7 @@ TENFOLD = math.log(10)
 
 @claim(
     "B10",
-    Source(
-        "002",
-        "数学解释梯度爆炸和消失",
-        "任何一个梯度项如果大于1,将导致总体梯度指数级放大",
-    ),
+    Source("002", "数学解释梯度爆炸和消失", "任何一个梯度项如果大于1,将导致总体梯度指数级放大"),
     Source("004", "§6.2", "梯度就会呈指数级衰减"),
     says="Any one gradient factor above 1 makes a deep stack's gradient explode exponentially, any one "
     "below 1 makes it vanish.",
@@ -84,12 +76,10 @@ TENFOLD = math.log(10)
     "divides it by 10 or more: Post-LN and Pre-LN, Xavier and N(0, 0.02²) weights, x_0 ~ N(0, 1); and 64 "
     "numbers that are 1 but for one",
     parts={
-        "post": Sentence("Post-LN's gradient changes tenfold or more over 64 blocks."),
-        "pre": Sentence("Pre-LN's changes less, in the logarithm by half or less of Post-LN's."),
-        "extremes": Sentence(
-            "At one token σ_max/σ_(d−2) of a Post-LN stack grows exponentially: its log as depth^0.7 to "
-            "depth^1.3."
-        ),
+        "post": "Post-LN's gradient changes tenfold or more over 64 blocks.",
+        "pre": "Pre-LN's changes less, in the logarithm by half or less of Post-LN's.",
+        "extremes": "At one token σ_max/σ_(d−2) of a Post-LN stack grows exponentially: its log as "
+        "depth^0.7 to depth^1.3.",
     },
 )
 def explode_or_vanish(setup: Setup) -> Evidence:
@@ -108,8 +98,8 @@ def explode_or_vanish(setup: Setup) -> Evidence:
         for init in ("xavier", "normal"):
             cases += _part_cases(gains, init, seed)
     return Evidence(
-        cases=cases,
-        figure=Figure(
+        cases,
+        Figure(
             "ln ‖∂x_0‖/‖∂x_64‖, Post-LN, Xavier",
             {s: _ratio(norms) for s, norms in zip(setup.seeds, curves["post, Xavier"], strict=True)},
         ),
@@ -126,10 +116,10 @@ def _factor_cases(scheme: str, init: str, gain: float, seed: int) -> Iterator[Ca
     name = f"{scheme}, {INITS[init]}"
     if high > 1:
         where = f"{name}: a layer's σ is {high:.3g}, the gradient over 64 blocks changes by e to the"
-        yield Case(seed=seed, where=where, value=gain, holds=gain >= TENFOLD)
+        yield Case(seed, where, gain, gain >= TENFOLD)
     if low < 1:
         where = f"{name}: a layer's σ is {low:.3g}, the gradient over 64 blocks changes by e to the"
-        yield Case(seed=seed, where=where, value=gain, holds=gain <= -TENFOLD)
+        yield Case(seed, where, gain, gain <= -TENFOLD)
 
 
 def _single_number_cases(seed: int) -> Iterator[Case]:
@@ -137,16 +127,16 @@ def _single_number_cases(seed: int) -> Iterator[Case]:
         gain = float(np.log(np.prod([factor] + [1.0] * 63)))
         where = f"64 numbers, one of them {factor}: the product's logarithm"
         holds = gain >= TENFOLD if factor > 1 else gain <= -TENFOLD
-        yield Case(seed=seed, where=where, value=gain, holds=holds)
+        yield Case(seed, where, gain, holds)
 
 
 def _part_cases(gains: dict[tuple[str, str], float], init: str, seed: int) -> Iterator[Case]:
     where = INITS[init]
     post, pre = gains["post", init], gains["pre", init]
-    yield Case(seed=seed, where=where, value=post, holds=abs(post) >= TENFOLD, part="post")
-    yield Case(seed=seed, where=where, value=pre, holds=abs(pre) <= abs(post) / 2, part="pre")
+    yield Case(seed, where, post, abs(post) >= TENFOLD, "post")
+    yield Case(seed, where, pre, abs(pre) <= abs(post) / 2, "pre")
     slope = _range_slope(init, seed)
-    yield Case(seed=seed, where=where, value=slope, holds=0.7 <= slope <= 1.3, part="extremes")
+    yield Case(seed, where, slope, 0.7 <= slope <= 1.3, "extremes")
 
 
 def _range_slope(init: str, seed: int) -> float:
@@ -180,20 +170,18 @@ def _gradient_plot(title: str, curves: dict[str, list[list[float]]]) -> Plot:
     asks="σ_min(I + J_F) ≥ 1 at one token: residuals without norm and Pre-LN's, attention and "
     "feed-forward, four initialisations, d = 32, and F(x) = −x",
     parts={
-        "gradient": Sentence("A loss's own gradient is no shorter below a Pre-LN layer than above it."),
-        "small": Sentence(
-            "(§6.2) Where J_F's singular values are near 0, those of I + J_F are near 1: within ‖J_F‖."
-        ),
+        "gradient": "A loss's own gradient is no shorter below a Pre-LN layer than above it.",
+        "small": "(§6.2) Where J_F's singular values are near 0, those of I + J_F are near 1: within ‖J_F‖.",
     },
 )
 def at_least_one(setup: Setup) -> Evidence:
     """σ_min of residual layers, and what they do to a real gradient."""
-    cases = [case for seed in setup.seeds for case in _residual_cases(seed)]
+    cases = setup.cases(_residual_cases)
     own = [case for case in cases if not case.part]
     gradients = [case for case in cases if case.part == "gradient"]
     return Evidence(
-        cases=cases,
-        figure=Figure(
+        cases,
+        Figure(
             "share of layers with σ_min(I + J_F) < 1, in %",
             {s: 100 * _below([case for case in own if case.seed == s]) for s in setup.seeds},
         ),
@@ -231,18 +219,18 @@ def _residual_cases(seed: int) -> Iterator[Case]:
                 for size in (0.1, 0.01):
                     farthest = float(np.abs(singular_values(eye + branch * size / norm) - 1).max())
                     yield Case(
-                        seed=seed,
-                        where=f"{where}, ‖J_F‖ = {size}, farthest σ from 1",
-                        value=farthest,
-                        holds=farthest <= size + 1e-10,
-                        part="small",
+                        seed,
+                        f"{where}, ‖J_F‖ = {size}, farthest σ from 1",
+                        farthest,
+                        farthest <= size + 1e-10,
+                        "small",
                     )
     yield from _gradient_cases(seed)
 
 
 def _least(branch: Tensor, where: str, seed: int) -> Case:
     value = float(singular_values(torch.eye(len(branch), dtype=F64) + branch)[-1])
-    return Case(seed=seed, where=where, value=value, holds=value >= 1 - 1e-10)
+    return Case(seed, where, value, value >= 1 - 1e-10)
 
 
 def _gradient_cases(seed: int) -> Iterator[Case]:
@@ -258,7 +246,7 @@ def _gradient_cases(seed: int) -> Iterator[Case]:
         for each, below, above in zip(layers, norms, norms[1:], strict=False):
             where = f"{words}, {each.kind} of block {each.block} of 8"
             ratio = below / above
-            yield Case(seed=seed, where=where, value=ratio, holds=ratio >= 1 - 1e-10, part="gradient")
+            yield Case(seed, where, ratio, ratio >= 1 - 1e-10, "gradient")
 
 
 @claim(
@@ -271,13 +259,10 @@ def _gradient_cases(seed: int) -> Iterator[Case]:
     "follows a straight line in l (R² ≥ 0.9): Post-LN with Xavier and N(0, 0.02²) weights, alone and with "
     "cross-attention to identical and to different tokens; d = 32",
     parts={
-        "pre": Sentence(
-            "Pre-LN's decay no faster than linearly: the gradient at the entry is 1/64 of the exit's or more."
-        ),
-        "flat": Sentence(
-            "With Pre-LN they need not decay at all: the gradient at the entry is no smaller than at the "
-            "exit."
-        ),
+        "pre": "Pre-LN's decay no faster than linearly: the gradient at the entry is 1/64 of the exit's or "
+        "more.",
+        "flat": "With Pre-LN they need not decay at all: the gradient at the entry is no smaller than at the "
+        "exit.",
     },
 )
 def decay_with_depth(setup: Setup) -> Evidence:
@@ -295,8 +280,8 @@ def decay_with_depth(setup: Setup) -> Evidence:
             norms = stream_gradients("pre", init, seed)
             curves.setdefault(name, []).append(norms)
             share = norms[0] / norms[-1]
-            cases.append(Case(seed=seed, where=name, value=share, holds=share >= 1 / DEPTH, part="pre"))
-            cases.append(Case(seed=seed, where=name, value=share, holds=share >= 1, part="flat"))
+            cases.append(Case(seed, name, share, share >= 1 / DEPTH, "pre"))
+            cases.append(Case(seed, name, share, share >= 1, "flat"))
     crossed = curves["Post-LN, Xavier, cross-attention to identical tokens"]
     notes = [
         f"{name}: {min(rates):.3f} to {max(rates):.3f} a block"
@@ -304,8 +289,8 @@ def decay_with_depth(setup: Setup) -> Evidence:
         for rates in [[math.exp(_ratio(norms) / DEPTH) for norms in found]]
     ]
     return Evidence(
-        cases=cases,
-        figure=Figure(
+        cases,
+        Figure(
             "gradient's factor a block, Post-LN with cross-attention to identical tokens",
             {s: math.exp(_ratio(norms) / DEPTH) for s, norms in zip(setup.seeds, crossed, strict=True)},
         ),
@@ -318,4 +303,4 @@ def _decay_case(norms: list[float], where: str, seed: int) -> Case:
     logs, at = np.log(np.maximum(norms, sys.float_info.min)), np.arange(len(norms))
     straight = float(np.corrcoef(at, logs)[0, 1] ** 2)
     decays = _ratio(norms) <= -TENFOLD and straight >= 0.9
-    return Case(seed=seed, where=f"{where}: ‖∂x_0‖/‖∂x_64‖", value=norms[0] / norms[-1], holds=decays)
+    return Case(seed, f"{where}: ‖∂x_0‖/‖∂x_64‖", norms[0] / norms[-1], decays)

@@ -14,10 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.form import Case, Evidence, Figure, Line, Plot, Setup, Source, claim, lines_of
 from normscope.claims.norm_jacobian import ROUND_OFF, distance
-from normscope.claims.plots import Line, Plot
 from normscope.claims.real_blocks import (
     F64,
     Sublayer,
@@ -29,8 +27,6 @@ from normscope.claims.real_blocks import (
     token_jacobians,
     walk,
 )
-from normscope.claims.setup import Setup
-from normscope.claims.sources import Source
 from normscope.linalg import (
     product_log_lower_bound,
     product_log_singular_values,
@@ -55,7 +51,7 @@ LINEAR = 1.5
     asks="the remainder's exponent in ‖δx‖ is at least 1.5 (a kink leaves 1, a smooth F gives 2), ‖δx‖ "
     "from 3e-3 to 3e-6, for Post-LN and Pre-LN feed-forwards with GELU and ReLU, at random x₀; and, for "
     "comparison, on a kink, which Assumption 6.1 excludes",
-    parts={"chain": Sentence("(41): a stack's Jacobian is the product of its layers'.")},
+    parts={"chain": "(41): a stack's Jacobian is the product of its layers'."},
 )
 def local_linearisation(setup: Setup) -> Evidence:
     """The remainder's exponent, and the product of layers against autograd of the stack."""
@@ -72,8 +68,8 @@ def local_linearisation(setup: Setup) -> Evidence:
     kinks = [case.value for case in cases if not case.part and not case.within]
     away = [case.value for case in cases if not case.part and case.within and "relu" in case.where]
     return Evidence(
-        cases=cases,
-        figure=Figure(
+        cases,
+        Figure(
             "smallest exponent of the remainder, GELU",
             {s: min(c.value for c in cases if c.seed == s and "gelu" in c.where) for s in setup.seeds},
         ),
@@ -98,7 +94,7 @@ def _remainder_case(scheme: str, activation: str, kinked: bool, seed: int) -> tu
     sizes = remainder.reshape(-1, 2).amax(1).tolist()
     slope = float(np.polyfit(np.log(STEPS), np.log(sizes), 1)[0])
     where = f"{scheme}, {activation}{', x₀ on a kink' if kinked else ''}"
-    return Case(seed=seed, where=where, value=slope, holds=slope >= LINEAR, within=not kinked), sizes
+    return Case(seed, where, slope, slope >= LINEAR, within=not kinked), sizes
 
 
 def _put_on_kink(layer: Sublayer) -> None:
@@ -126,7 +122,7 @@ def _chain_cases(scheme: str, seed: int) -> Iterator[Case]:
         whole = jacobian(partial(_through_blocks, model), x)
         error = distance(chain, whole)
         where = f"{scheme}, {2 * depth} layers"
-        yield Case(seed=seed, where=where, value=error, holds=error <= ROUND_OFF, part="chain")
+        yield Case(seed, where, error, error <= ROUND_OFF, "chain")
 
 
 def _through_blocks(model: Decoder, x_BD: Tensor) -> Tensor:
@@ -184,15 +180,15 @@ def floor_of_a_stack(setup: Setup) -> Evidence:
                 met = largest < 1
                 holds = met and bound <= middle + 1e-9 and middle <= smallest + 1e-9 * depth
                 where = f"{name}, {2 * depth} layers, largest ‖A‖ {largest:.3g}"
-                cases.append(Case(seed=seed, where=where, value=math.exp(smallest), holds=holds, within=met))
+                cases.append(Case(seed, where, math.exp(smallest), holds, within=met))
                 lows.setdefault(f"σ_min, {name}", {}).setdefault(2 * depth, []).append(math.exp(smallest))
                 if met:
                     gap = (smallest - bound) / math.log(10)
                     loose.setdefault(name, {}).setdefault(2 * depth, {})[seed] = gap
                     lows.setdefault(f"bound, {name}", {}).setdefault(2 * depth, []).append(math.exp(bound))
     return Evidence(
-        cases=cases,
-        figure=_looseness(loose, cases),
+        cases,
+        _looseness(loose, cases),
         plots=[_lines_log("σ_min of Pre-LN stacks and its bound", "σ_min", lows)],
         notes=[_loose_words(name, by_depth) for name, by_depth in loose.items()],
         of="stacks: four starts × 2, 16, 128 layers",
@@ -219,7 +215,7 @@ def _loose_words(name: str, by_depth: dict[float, dict[int, float]]) -> str:
 
 
 def _lines_log(title: str, y: str, points: dict[str, dict[float, list[float]]]) -> Plot:
-    return Plot(title, "layers", y, [Line.over_seeds(name, by) for name, by in points.items()], "xy")
+    return Plot(title, "layers", y, lines_of(points), "xy")
 
 
 def _floors(init: str, own: bool, depth: int, seed: int) -> tuple[float, float, float, float]:
@@ -253,14 +249,8 @@ def least_of_a_product(setup: Setup) -> Evidence:
                     slack = float(np.log(values[-1])) - bound
                     floor = 1e-8 + width * count * 1e-15 * float(values[0] / values[-1])
                     where = f"d = {width}, {count} factors, {name}"
-                    cases.append(Case(seed=seed, where=where, value=slack, holds=bool(slack >= -floor)))
-    return Evidence(
-        cases=cases,
-        figure=Figure(
-            "smallest slack in ln σ_min",
-            {seed: min(case.value for case in cases if case.seed == seed) for seed in setup.seeds},
-        ),
-    )
+                    cases.append(Case(seed, where, slack, bool(slack >= -floor)))
+    return Evidence(cases, Figure.smallest("smallest slack in ln σ_min", cases))
 
 
 def _factor_lists(width: int, count: int, seed: int) -> Iterator[tuple[str, list[Tensor]]]:

@@ -13,14 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normscope.claims.claim import Sentence, claim
 from normscope.claims.deep_jacobian import product, token
-from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.form import Case, Evidence, Figure, Plot, Sentence, Setup, Source, claim, lines_of
 from normscope.claims.norm_jacobian import ROUND_OFF
-from normscope.claims.plots import Line, Plot
 from normscope.claims.real_blocks import INITS, Sublayer, at_last_token, jacobian, started, walk
-from normscope.claims.setup import Setup
-from normscope.claims.sources import Source
 from normscope.linalg import left_kernel, numerical_rank, product_log_singular_values, singular_values
 from normscope.nn.norms import NoNorm
 
@@ -38,7 +34,7 @@ PRIMES = (2**61 - 1, 2**31 - 1)
     "product of autograd's Jacobians lets through no more than 1e-10 of the two gradients that the last LN "
     "erases; Xavier and N(0, 0.02²) weights",
     parts={
-        "exactly": Sentence("No more is lost with depth: the rank stays d − 2."),
+        "exactly": "No more is lost with depth: the rank stays d − 2.",
         "float64": Sentence(
             "The float64 product of the layers shows that rank: d − 2 singular values over 16 ε σ₁.",
             "σ₁/σ_{d−2} < 1e13",
@@ -59,8 +55,8 @@ def rank_at_any_depth(setup: Setup) -> Evidence:
                 ranks.setdefault(INITS[init], {}).setdefault(depth, []).append(found.plain)
     deepest = RANK_DEPTHS[-1]
     return Evidence(
-        cases=cases,
-        figure=Figure(
+        cases,
+        Figure(
             f"log₁₀ σ₁/σ_(d−2) after {deepest} layers, Xavier",
             dict(zip(setup.seeds, ranges["Xavier"][deepest], strict=True)),
         ),
@@ -79,7 +75,7 @@ def rank_at_any_depth(setup: Setup) -> Evidence:
 
 
 def _lines(title: str, y: str, points: dict[str, dict[float, list[float]]], levels: dict[str, float]) -> Plot:
-    lines = [Line.over_seeds(name, by_depth) for name, by_depth in points.items()]
+    lines = lines_of(points)
     return Plot(title, "layers", y, lines, "x", levels)
 
 
@@ -106,14 +102,12 @@ class _Ranks:
     def cases(self, seed: int, where: str) -> Iterator[Case]:
         kept = RANK_WIDTH - 2
         name = f"{where}, exact rank"
-        yield Case(seed=seed, where=name, value=self.exact, holds=self.exact <= kept)
-        yield Case(seed=seed, where=name, value=self.exact, holds=self.exact == kept, part="exactly")
+        yield Case(seed, name, self.exact, self.exact <= kept)
+        yield Case(seed, name, self.exact, self.exact == kept, "exactly")
         name = f"{where}, gain of the two gradients erased"
-        yield Case(seed=seed, where=name, value=self.passed, holds=self.passed <= ROUND_OFF)
+        yield Case(seed, name, self.passed, self.passed <= ROUND_OFF)
         met = self.decades < 13
-        yield Case(
-            seed=seed, where=where, value=self.plain, holds=self.plain == kept, met=met, part="float64"
-        )
+        yield Case(seed, where, self.plain, self.plain == kept, "float64", met=met)
 
 
 def _ranks(init: str, seed: int) -> Iterator[tuple[int, _Ranks]]:
@@ -190,7 +184,7 @@ def _rank(matrix: list[list[int]], prime: int) -> int:
     Source("000", "§7", "避免了零空间的传播"),
     says="In a Pre-LN network, however deep, no direction of the gradient is erased.",
     hypothesis="the network is that of (46), which has no final norm",
-    parts={"final": Sentence("The same of a model as it is built, with its final norm.")},
+    parts={"final": "The same of a model as it is built, with its final norm."},
     asks="rank d of ∂(what the head reads)/∂(what enters the first block) at one token, d = 32, ε = 0, "
     "1, 8 and 32 blocks; σ under 1e-13 σ₁ counts as erased: `pre` and `gpt2` as they are, with their final "
     "norm, and without it",
@@ -204,13 +198,7 @@ def pre_ln_with_its_final_norm(setup: Setup) -> Evidence:
         for final in (None, False)
         for depth in (1, 8, 32)
     ]
-    return Evidence(
-        cases=cases,
-        figure=Figure(
-            "most directions erased a token, with the final norm",
-            {s: max(c.value for c in cases if c.seed == s) for s in setup.seeds},
-        ),
-    )
+    return Evidence(cases, Figure.largest("most directions erased a token, with the final norm", cases))
 
 
 def num_erased(factors: Sequence[Tensor]) -> int:
@@ -229,4 +217,4 @@ def _end_to_end(scheme: str, final: bool | None, depth: int, seed: int) -> Case:
     lost = num_erased(factors)
     has_none = isinstance(model.final_norm, NoNorm)
     where = f"{scheme}, {depth} blocks, {'no final norm' if has_none else 'its final norm'}"
-    return Case(seed=seed, where=where, value=lost, holds=lost == 0, part="" if has_none else "final")
+    return Case(seed, where, lost, lost == 0, "" if has_none else "final")

@@ -22,12 +22,9 @@ from normscope.claims.at_start import (
     stream_by_block,
     variance,
 )
-from normscope.claims.claim import Kind, Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure, effect
-from normscope.claims.plots import Line, Plot
-from normscope.claims.setup import Setup
+from normscope.claims.evidence import effect
+from normscope.claims.form import Case, Evidence, Figure, Kind, Line, Plot, Sentence, Setup, Source, claim
 from normscope.claims.short_runs import ShortRun, small, train_changed
-from normscope.claims.sources import Source
 from normscope.nn import build
 from normscope.nn.joins import WeightedSum
 
@@ -53,8 +50,8 @@ COUNTS = 0.05
     "L = 4 … 32) is bounded in Pre-LN; trained 100 steps at 12 blocks Pre-LN's loss is lower",
     kind=Kind.TENDENCY,
     parts={
-        "bound": Sentence("One small step moves Pre-LN's output by the same at any depth."),
-        "deepnorm": Sentence("It moves DeepNorm's by the same at any depth."),
+        "bound": "One small step moves Pre-LN's output by the same at any depth.",
+        "deepnorm": "It moves DeepNorm's by the same at any depth.",
         "better": Sentence("Deep, Pre-LN ends lower than DeepNorm, by 0.05 nats.", smallest=COUNTS),
         "deep": Sentence("A stack with the norm on the stream cannot be trained deep.", smallest=0.0),
     },
@@ -79,8 +76,8 @@ def deep_net(setup: Setup) -> Evidence:
     shares = {None: 100 * _share_of_pre(readings[READ[-1]])}
     first = readings[READ[-1]].blocks[0].branches[0]
     return Evidence(
-        cases=cases,
-        figure=Figure("branches of DeepNorm that are read as Pre-LN, in %", shares),
+        cases,
+        Figure("branches of DeepNorm that are read as Pre-LN, in %", shares),
         plots=[_run_plot({name: [run.losses for run in found] for name, found in runs.items()}, depth)],
         notes=[
             f"DeepNorm is read as {first.placement}, with α = {first.stream_scale:.4g} at {READ[-1]} blocks."
@@ -109,7 +106,7 @@ def _reading_cases(readings: Mapping[int, Anatomy]) -> Iterator[Case]:
         placement = anatomy.blocks[0].branches[0].placement
         share = _share_of_pre(anatomy)
         where = f"DeepNorm of {depth} blocks, read as {placement}: share of Pre-LN branches"
-        yield Case(seed=None, where=where, value=share, holds=share == 1)
+        yield Case(None, where, share, share == 1)
 
 
 def update(scheme: str, depth: int, seed: int) -> float:
@@ -135,7 +132,7 @@ def _update_cases(seed: int, found: Mapping[str, float]) -> Iterator[Case]:
     for name in ("pre", "deepnorm"):
         p = found[name]
         where, part = f"{name}, exponent in L of an update", "bound" if name == "pre" else "deepnorm"
-        yield Case(seed=seed, where=where, value=p, holds=abs(p) <= STILL, part=part)
+        yield Case(seed, where, p, abs(p) <= STILL, part)
 
 
 def _end(losses: Sequence[float]) -> float:
@@ -177,11 +174,9 @@ TRAINED, SHORT_STEPS, LONG_STEPS, FEW = 104, 40, 200, 3
     smallest=COUNTS,
     kind=Kind.TENDENCY,
     parts={
-        "variance": Sentence(
-            "With the factor the variance at the end is within a factor e of that at entry."
-        ),
-        "gradient": Sentence("With the factor the first and the last gradient are within a factor 2."),
-        "unstable": Sentence("Residuals alone, without the factor, are not stable: the loss rises."),
+        "variance": "With the factor the variance at the end is within a factor e of that at entry.",
+        "gradient": "With the factor the first and the last gradient are within a factor 2.",
+        "unstable": "Residuals alone, without the factor, are not stable: the loss rises.",
     },
     has_long=True,
 )
@@ -205,16 +200,15 @@ def residual_scaling(setup: Setup) -> Evidence:
     cases = [case for seed, found in starts.items() for case in _start_cases(seed, found)]
     trained = [case for seed in few.seeds for case in _trained_cases(seed, runs)]
     return Evidence(
-        cases=[*cases, *trained],
-        figure=Figure(
+        [*cases, *trained],
+        Figure(
             f"nats that the factor saves Pre-LN of {TRAINED} blocks",
             {case.seed: case.value for case in trained if case.where.startswith("pre,") and not case.part},
         ),
         plots=[_scaled_plot(runs)],
         notes=[
-            f"{name}: {_median_end(runs[name, False]):.3g} nats without, {_median_end(runs[name, True]):.3g} "
-            "with "
-            f"the factor, after {steps} steps."
+            f"{name}: {_median_end(runs[name, False]):.3g} nats without, "
+            f"{_median_end(runs[name, True]):.3g} with the factor, after {steps} steps."
             for name in SCALED
         ],
         of="stacks",
@@ -252,8 +246,8 @@ def _start_cases(seed: int, found: Mapping[tuple[str, bool], Start]) -> Iterator
     for name in SCALED:
         grown, tilt = found[name, True]
         where = f"{name}, {FAR} blocks"
-        yield Case(seed=seed, where=where, value=grown, holds=1 / math.e <= grown <= math.e, part="variance")
-        yield Case(seed=seed, where=where, value=tilt, holds=0.5 <= tilt <= 2, part="gradient")
+        yield Case(seed, where, grown, 1 / math.e <= grown <= math.e, "variance")
+        yield Case(seed, where, tilt, 0.5 <= tilt <= 2, "gradient")
 
 
 def _trained_cases(seed: int, runs: Mapping[tuple[str, bool], Mapping[int, ShortRun]]) -> Iterator[Case]:
@@ -263,7 +257,7 @@ def _trained_cases(seed: int, runs: Mapping[tuple[str, bool], Mapping[int, Short
     without, first = _end(runs[SCALED[1], False][seed].losses), runs[SCALED[1], False][seed].losses[0]
     rises = not without < first  # either may be no number
     where = f"{SCALED[1]}, {TRAINED} blocks without the factor, loss at the end"
-    yield Case(seed=seed, where=where, value=without, holds=rises, part="unstable")
+    yield Case(seed, where, without, rises, "unstable")
 
 
 def _median_end(runs: Mapping[int, ShortRun]) -> float:

@@ -11,12 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from normscope.claims.claim import Kind, Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.form import Case, Evidence, Figure, Kind, Line, Plot, Sentence, Setup, Source, claim
 from normscope.claims.gradient_chain import log_gradients
-from normscope.claims.plots import Line, Plot
-from normscope.claims.setup import Setup
-from normscope.claims.sources import Source
 from normscope.claims.training import (
     ABOVE,
     LEVELS,
@@ -65,10 +61,8 @@ FARTHER = 0.1
     "warm-up",
     kind=Kind.TENDENCY,
     parts={
-        "xavier": Sentence("It does not from Xavier weights, the original ones, in 300 steps."),
-        "longer": Sentence(
-            "From Xavier weights it does not in 1,000 steps with a warm-up of 300 to 5e-4, either."
-        ),
+        "xavier": "It does not from Xavier weights, the original ones, in 300 steps.",
+        "longer": "From Xavier weights it does not in 1,000 steps with a warm-up of 300 to 5e-4, either.",
         "harder": Sentence(
             "At the same settings it ends 0.1 nats or more above Pre-LN, from Xavier weights.",
             smallest=FARTHER,
@@ -90,7 +84,7 @@ def depth_of_post(setup: Setup) -> Evidence:
         tried = {recipe: outcomes[recipe] for recipe in recipes if recipe in outcomes}
         for seed in setup.seeds if tried else ():
             recipe, found = best(tried, seed)
-            case = Case(seed=seed, where=str(recipe), value=found.excess, holds=not found.trains, part=part)
+            case = Case(seed, str(recipe), found.excess, not found.trains, part)
             cases.append(case)
     pairs = [] if setup.long else [(POST[2], cold), (WARM, replace(cold, warmup=WARMUP))]
     for pair in pairs:
@@ -98,8 +92,8 @@ def depth_of_post(setup: Setup) -> Evidence:
     cases += effects(setup, [thin], reaches, str(thin), smallest=0.0, part="pre", replicas=1)
     own = {case.seed: case.value for case in cases if not case.part and case.seed is not None}
     return Evidence(
-        cases=cases,
-        figure=Figure("deep Post-LN at its best ends above the byte frequencies by, in nats", own),
+        cases,
+        Figure("deep Post-LN at its best ends above the byte frequencies by, in nats", own),
         plots=[
             Plot(
                 "Post-LN of 12 blocks",
@@ -128,16 +122,15 @@ def lag(outcomes: Sequence[Outcome]) -> float:
     Source("004", "§8.2", "从几十层到上百层甚至上千层"),
     Source("004", "§10", "训练超过100层甚至1000层的网络成为可能"),
     says="With residual connections stacks of 100 to 1000 layers train.",
-    asks="at the start the gradient changes by no more than a factor of the number of blocks, through "
-    "20 blocks with residuals and no norm, 100 of Post-LN and 1000 of Pre-LN; trained, 16 blocks of the "
-    "first, 12 of Post-LN from two kinds of weights and 100 of Pre-LN end 0.1 nats under the byte "
-    "frequencies",
+    asks="at the start the gradient changes by no more than a factor of the number of blocks, through 20 "
+    "blocks with residuals and no norm, 100 of Post-LN and 1000 of Pre-LN; trained, 16 blocks of the first, "
+    "12 of Post-LN from two kinds of weights and 100 of Pre-LN end 0.1 nats under the byte frequencies",
     kind=Kind.TENDENCY,
     parts={
-        "pre": Sentence("With residual connections and norms before the branches (Pre-LN) they do."),
-        "limit": Sentence("Without residuals a gradient loses three decades within 20 layers."),
-        "exponential": Sentence("Without residuals the gradient decays exponentially in depth."),
-        "shallow": Sentence("Without residuals, a few layers (four) still train, at 1e-3 or 3e-3."),
+        "pre": "With residual connections and norms before the branches (Pre-LN) they do.",
+        "limit": "Without residuals a gradient loses three decades within 20 layers.",
+        "exponential": "Without residuals the gradient decays exponentially in depth.",
+        "shallow": "Without residuals, a few layers (four) still train, at 1e-3 or 3e-3.",
     },
     has_long=True,
 )
@@ -160,15 +153,15 @@ def residuals_carry_depth(setup: Setup) -> Evidence:
     for recipe in deep:
         for seed, found in outcomes[recipe].items():
             for part in ("", "pre") if recipe.scheme == "pre" else ("",):
-                case = Case(seed=seed, where=str(recipe), value=found.excess, holds=found.trains, part=part)
+                case = Case(seed, str(recipe), found.excess, found.trains, part)
                 cases.append(case)
     for seed in setup.seeds:
         recipe, found = best({recipe: outcomes[recipe] for recipe in plain}, seed)
         where, holds = str(recipe), found.trains
-        cases.append(Case(seed=seed, where=where, value=found.excess, holds=holds, part="shallow"))
+        cases.append(Case(seed, where, found.excess, holds, "shallow"))
     return Evidence(
-        cases=cases,
-        figure=Figure(
+        cases,
+        Figure(
             "decades that a gradient loses through 20 blocks without residuals",
             {seed: -logs[20] for seed, logs in chains["plain"].items()},
         ),
@@ -182,13 +175,13 @@ def _chain_cases(name: str, seed: int, logs: Sequence[float]) -> Iterator[Case]:
     where = f"{name}, gradient through {len(logs) - 1} blocks, decades"
     if name == "plain":
         fit = statistics.correlation(range(len(logs)), logs)
-        yield Case(seed=seed, where=where, value=logs[20], holds=logs[20] <= -3, part="limit")
+        yield Case(seed, where, logs[20], logs[20] <= -3, "limit")
         where = f"{name}, correlation of log gradient and depth"
-        yield Case(seed=seed, where=where, value=fit, holds=fit <= -0.98, part="exponential")
+        yield Case(seed, where, fit, fit <= -0.98, "exponential")
     elif name != "highway":
         holds = 10 ** min(abs(logs[-1]), 300) <= len(logs) - 1
         for part in ("", "pre") if name == "pre" else ("",):
-            yield Case(seed=seed, where=where, value=logs[-1], holds=holds, part=part)
+            yield Case(seed, where, logs[-1], holds, part)
 
 
 def _chain_plot(chains: dict[str, list[list[float]]]) -> Plot:
@@ -238,9 +231,9 @@ OPEN = math.log(10 ** (LOST / (2 * CHAIN["highway"])) - 1)
     "bias from 0 to -4, where that of a residual stack with Pre-LN does not",
     condition=f"the gates' bias is above {OPEN:.1f}, where (1 − σ(bias))²⁰⁰ is under 1e-3",
     parts={
-        "residual": Sentence("A residual stack with Pre-LN loses no decade over the same depth."),
-        "trained": Sentence("Training 8 blocks for 100 steps closes the gates: their mean falls."),
-        "parameters": Sentence("The gates cost parameters: more than 1 % of the blocks'."),
+        "residual": "A residual stack with Pre-LN loses no decade over the same depth.",
+        "trained": "Training 8 blocks for 100 steps closes the gates: their mean falls.",
+        "parameters": "The gates cost parameters: more than 1 % of the blocks'.",
     },
 )
 def gates_vanish(setup: Setup) -> Evidence:
@@ -250,10 +243,8 @@ def gates_vanish(setup: Setup) -> Evidence:
         for bias in setup.sizes(BIASES, HELD_OUT_BIASES):
             lost = -log_gradients("highway", depth, CHAIN_WIDTH, seed, gate_bias=bias)[-1]
             where, met = f"bias {bias:g}, decades lost through {depth} blocks", bias > OPEN
-            cases.append(Case(seed=seed, where=where, value=lost, holds=lost > LOST, met=met))
-    evidence = Evidence(
-        cases=cases, figure=Figure.largest("most decades lost through 100 gated blocks", cases)
-    )
+            cases.append(Case(seed, where, lost, lost > LOST, met=met))
+    evidence = Evidence(cases, Figure.largest("most decades lost through 100 gated blocks", cases))
     return evidence if setup.fresh else _with_parts(setup, evidence, depth)
 
 
@@ -264,12 +255,12 @@ def _with_parts(setup: Setup, evidence: Evidence, depth: int) -> Evidence:
     for seed in setup.seeds:
         lost = -log_gradients("pre", depth, CHAIN_WIDTH, seed)[-1]
         where = f"pre, decades lost through {depth} blocks"
-        cases.append(Case(seed=seed, where=where, value=lost, holds=abs(lost) < 1, part="residual"))
+        cases.append(Case(seed, where, lost, abs(lost) < 1, "residual"))
         fell = before[seed].mean - after[seed].mean
         where = f"mean of t from {before[seed].mean:.3f} to {after[seed].mean:.3f}"
-        cases.append(Case(seed=seed, where=where, value=fell, holds=fell > 0, part="trained"))
+        cases.append(Case(seed, where, fell, fell > 0, "trained"))
     where = f"{HIGHWAY.width} wide, share of a block's parameters"
-    cases.append(Case(seed=None, where=where, value=extra, holds=extra > 0.01, part="parameters"))
+    cases.append(Case(None, where, extra, extra > 0.01, "parameters"))
     notes = [f"Gates add {extra:.1%} to the parameters of a block of width {HIGHWAY.width}."]
     return replace(evidence, cases=cases, notes=notes)
 

@@ -3,23 +3,23 @@
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 from normscope.claims.plots import Plot
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Case:
     """One place where a sentence was tested.
 
     Attributes:
         seed: the one that it was drawn by; None where nothing is random, so that it is counted once.
-        where: the case, in words: "d = 64, ε = 1e-5".
+        where: the case, in words: "d = 64, ε = 1e-5"; "" puts `at` into words.
         value: the figure found there; where the sentence has a smallest effect, the effect in its favour.
         holds: whether the sentence is true of it.
+        part: which sentence, "" for the claim's own.
         met: whether our condition is met there.
         within: whether the text's own hypothesis is met; where it is not, the case does not count.
-        part: which sentence, "" for the claim's own.
         at: the case in figures, for code that reads them: {"width": 64}.
         replica: which of the runs of a seed that differ in rounding alone.
         fresh: whether it is from the seeds that confirm a condition; set by `measure_claim`.
@@ -29,12 +29,22 @@ class Case:
     where: str
     value: float
     holds: bool
+    part: str = ""
+    _: KW_ONLY
     met: bool = True
     within: bool = True
-    part: str = ""
     at: Mapping[str, float | str] = field(default_factory=dict)
     replica: int = 0
     fresh: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.where:
+            object.__setattr__(self, "where", in_words(self.at))
+
+
+def in_words(at: Mapping[str, float | str]) -> str:
+    """`layernorm, width 64`: text as it is, numbers after their key."""
+    return ", ".join(value if isinstance(value, str) else f"{key} {value:g}" for key, value in at.items())
 
 
 def effect(
@@ -42,7 +52,7 @@ def effect(
 ) -> Case:
     """A paired effect; larger ones count as `most`, so that a run that diverges leaves the mean finite."""
     value = 0.0 if math.isnan(value) else max(-most, min(most, value))
-    return Case(seed=seed, where=where, value=value, holds=value >= smallest, part=part)
+    return Case(seed, where, value, value >= smallest, part)
 
 
 @dataclass(frozen=True)
@@ -85,6 +95,12 @@ class Figure:
         return cls(what, by_seed)
 
     @classmethod
+    def smallest(cls, what: str, cases: Iterable[Case], part: str = "") -> "Figure":
+        """The smallest value of the cases of each seed."""
+        turned = cls.largest(what, [replace(case, value=-case.value) for case in cases], part)
+        return cls(what, {seed: -value for seed, value in turned.by_seed.items()})
+
+    @classmethod
     def share(cls, what: str, cases: Iterable[Case], part: str = "") -> "Figure":
         """Of the cases of each seed, how many in a hundred the sentence is true of."""
         held: dict[int | None, list[bool]] = {}
@@ -94,7 +110,7 @@ class Figure:
         return cls(what, {seed: 100 * sum(each) / len(each) for seed, each in held.items()})
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Evidence:
     """What was measured.
 
@@ -111,6 +127,7 @@ class Evidence:
 
     cases: Sequence[Case] = ()
     figure: Figure | None = None
+    _: KW_ONLY
     plots: Sequence[Plot] = ()
     notes: Sequence[str] = ()
     unmeasured: Sequence[str] = ()

@@ -4,11 +4,8 @@ from dataclasses import replace
 
 import torch
 
-from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure, effect
-from normscope.claims.plots import Plot
-from normscope.claims.setup import Setup
-from normscope.claims.sources import Source
+from normscope.claims.evidence import effect
+from normscope.claims.form import Case, Evidence, Figure, Plot, Sentence, Setup, Source, claim
 from normscope.claims.training import ABOVE, LEVELS, STEP, Outcome, Recipe, curve, trained
 from normscope.claims.warmup import POST, PRE
 from normscope.nn import Block, ModelConfig
@@ -19,12 +16,7 @@ EARLY = 100
 DEPTH, DEEP = 8, 16
 """Blocks, in the short form and in the long one."""
 NO_NORM = Recipe(scheme="residual-no-norm", depth=DEPTH, steps=EARLY)
-GATED = {
-    "rezero": NO_NORM,
-    "highway": NO_NORM,
-    "layerscale": PRE[1],
-    "gtrxl": PRE[1],
-}
+GATED = {"rezero": NO_NORM, "highway": NO_NORM, "layerscale": PRE[1], "gtrxl": PRE[1]}
 """Each gated scheme with the same stack without a gate."""
 COUNTS = 0.05
 """Nats: the smallest lead that counts."""
@@ -63,10 +55,10 @@ def gates_help_early(setup: Setup) -> Evidence:
             cases.append(effect(seed, f"{name} against post", ends[2] - ends[0], COUNTS, part="post"))
             moves = [change(scheme, depth, seed) for scheme in (name, ungated.scheme)]
             where = f"a block changes its input by {moves[0]:.2g} ({name}), {moves[1]:.2g} ({ungated.scheme})"
-            cases.append(Case(seed=seed, where=where, value=moves[0], holds=moves[0] < moves[1]))
+            cases.append(Case(seed, where, moves[0], moves[0] < moves[1]))
     return Evidence(
-        cases=cases,
-        figure=Figure.largest("largest share by which a gated block changes its input", cases),
+        cases,
+        Figure.largest("largest share by which a gated block changes its input", cases),
         plots=[
             Plot(
                 f"{depth} blocks, the first {EARLY} steps",

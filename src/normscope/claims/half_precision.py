@@ -10,11 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure
-from normscope.claims.plots import Plot, lines_by
-from normscope.claims.setup import Setup
-from normscope.claims.sources import Source
+from normscope.claims.form import Case, Evidence, Figure, Plot, Sentence, Setup, Source, claim, lines_by
 from normscope.nn import NORMS
 
 HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -101,13 +97,11 @@ def tokens(width: int, offset: float, dtype: torch.dtype, seed: int) -> Tensor:
     "own roundings, in float32 by at most 2: widths 64 to 4096, means of 0, 1 and 10 deviations",
     condition="the width is above 1/u (u the unit of rounding), where a running sum of ones stops growing",
     parts={
-        "welford": Sentence("Welford's algorithm in half precision does as well (at most 10 roundings)."),
+        "welford": "Welford's algorithm in half precision does as well (at most 10 roundings).",
         "better": Sentence(
             "Welford in half precision is closer than E[x²] − E[x]² is.", "the mean is 10 deviations"
         ),
-        "robust": Sentence(
-            "LayerNorm as frameworks have it is robust in half precision (at most 2 roundings; ours)."
-        ),
+        "robust": "LayerNorm as frameworks have it is robust in half precision (at most 2 roundings; ours).",
     },
 )
 def float32_statistics(setup: Setup) -> Evidence:
@@ -115,8 +109,8 @@ def float32_statistics(setup: Setup) -> Evidence:
     widths = setup.sizes(WIDTHS, FRESH_WIDTHS)
     cases = [case for seed in setup.seeds for width in widths for case in _statistics_cases(width, seed)]
     return Evidence(
-        cases=cases,
-        figure=Figure.largest("largest error with statistics in half precision, in roundings of it", cases),
+        cases,
+        Figure.largest("largest error with statistics in half precision, in roundings of it", cases),
         plots=[
             Plot(
                 "Statistics in half precision, inputs N(0, 1)",
@@ -150,13 +144,7 @@ def _statistics_cases(width: int, seed: int) -> Iterator[Case]:
             ):
                 where = f"{name}, d = {width}, mean {mean:g} σ"
                 yield Case(
-                    seed=seed,
-                    where=where,
-                    value=value,
-                    holds=holds,
-                    met=met,
-                    part=part,
-                    at={"dtype": name, "width": width, "mean": mean},
+                    seed, where, value, holds, part, met=met, at={"dtype": name, "width": width, "mean": mean}
                 )
 
 
@@ -173,16 +161,16 @@ def _statistics_cases(width: int, seed: int) -> Iterator[Case]:
             "ε keeps output and gradient finite where the variance is zero.",
             "ε does not round to zero in the precision of the statistics",
         ),
-        "usual": Sentence("ε = 1e-5 does so in every precision."),
+        "usual": "ε = 1e-5 does so in every precision.",
     },
 )
 def lower_eps(setup: Setup) -> Evidence:
     """Output and gradient of nearly constant inputs under four ε, in three precisions."""
-    cases = [case for seed in setup.seeds for case in (*_lowering_cases(seed), *_guard_cases(seed))]
+    cases = setup.cases(_lowering_cases, _guard_cases)
     smallest = {name: torch.tensor(1e-8).to(dtype).item() for name, dtype in DTYPES.items()}
     return Evidence(
-        cases=cases,
-        figure=Figure.largest("gradient at ε = 1e-6 over that at 1e-5", cases),
+        cases,
+        Figure.largest("gradient at ε = 1e-6 over that at 1e-5", cases),
         notes=[
             "ε = 1e-8 is " + ", ".join(f"{value:.3g} in {name}" for name, value in smallest.items()) + ".",
             f"ε = 1e-12 (BERT's) is {torch.tensor(1e-12).to(torch.float16).item():g} in float16.",
@@ -200,7 +188,7 @@ def _lowering_cases(seed: int) -> Iterator[Case]:
             rescued = math.isfinite(after) and not math.isfinite(before)
             ratio = after / before if math.isfinite(before) else math.inf
             where = f"{name}, deviation {deviation:g}"
-            yield Case(seed=seed, where=where, value=ratio, holds=rescued or ratio < 1)
+            yield Case(seed, where, ratio, rescued or ratio < 1)
 
 
 def _guard_cases(seed: int) -> Iterator[Case]:
@@ -209,9 +197,9 @@ def _guard_cases(seed: int) -> Iterator[Case]:
             gain = _gain(dtype, 0.0, eps, seed)
             there = torch.tensor(eps).to(dtype).item() > 0
             where, finite = f"{name}, ε = {eps:g}", math.isfinite(gain)
-            yield Case(seed=seed, where=where, value=gain, holds=finite, met=there, part="guard")
+            yield Case(seed, where, gain, finite, "guard", met=there)
             if eps == 1e-5:
-                yield Case(seed=seed, where=where, value=gain, holds=finite, part="usual")
+                yield Case(seed, where, gain, finite, "usual")
 
 
 def _gain(dtype: torch.dtype, deviation: float, eps: float, seed: int) -> float:

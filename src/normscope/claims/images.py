@@ -12,12 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normscope.claims.claim import Kind, Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure, effect
+from normscope.claims.evidence import effect
+from normscope.claims.form import Case, Evidence, Figure, Kind, Line, Plot, Sentence, Setup, Source, claim
 from normscope.claims.measure import NotMeasured
-from normscope.claims.plots import Line, Plot
-from normscope.claims.setup import Setup
-from normscope.claims.sources import Source
 from normscope.errors import UsageError
 from normscope.nn import ModelConfig, Output, Vision
 from normscope.subjects.digits import Images, load_images
@@ -114,8 +111,8 @@ def norms_of_images(setup: Setup) -> Evidence:
     found = {(kind, norm): _best(setup, kind, norm, images) for kind in MODELS for norm in NORMS}
     cases = [_case(found, kind, seed) for kind in MODELS for seed in setup.seeds]
     return Evidence(
-        cases=cases,
-        figure=Figure(
+        cases,
+        Figure(
             "LayerNorm's lead over BatchNorm in a ViT, in points of accuracy",
             {case.seed: case.value for case in cases if not case.part},
         ),

@@ -10,12 +10,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.form import Case, Evidence, Figure, Plot, Sentence, Setup, Source, claim, lines_of
 from normscope.claims.one_layer import NO_EPS, Layer, Map, by_autograd, layers, pulled_back
-from normscope.claims.plots import Line, Plot
-from normscope.claims.setup import Setup
-from normscope.claims.sources import Source
 from normscope.linalg import numerical_rank, singular_values
 from normscope.nn import FeedForward, Residual, Where
 
@@ -35,14 +31,14 @@ SIZES = (0.5, 0.75, 0.9, 0.999, 1.0)
     asks="central differences of the layer along v_i are σ_i to 1e-6 of σ_1, for every i; read of "
     "gradients, the backward pass takes a gradient along v_i to one of length σ_i",
     parts={
-        "gradient": Sentence("A gradient along v_i is scaled by σ_i."),
-        "left": Sentence("A gradient along the left singular vector u_i arrives along v_i, scaled by σ_i."),
+        "gradient": "A gradient along v_i is scaled by σ_i.",
+        "left": "A gradient along the left singular vector u_i arrives along v_i, scaled by σ_i.",
     },
 )
 def singular_values_are_gains(setup: Setup) -> Evidence:
     """Gains by finite differences, forward, and by the backward pass, against the SVD."""
-    cases = [case for seed in setup.seeds for case in _gain_cases(seed)]
-    return Evidence(cases=cases, figure=Figure.largest("largest error of a gain, in σ_1", cases))
+    cases = setup.cases(_gain_cases)
+    return Evidence(cases, Figure.largest("largest error of a gain, in σ_1", cases))
 
 
 def _gain_cases(seed: int) -> Iterator[Case]:
@@ -53,7 +49,7 @@ def _gain_cases(seed: int) -> Iterator[Case]:
 
         def case(error: Tensor, part: str = "", of: Layer = layer) -> Case:
             value = float(error.abs().max())
-            return Case(seed=seed, where=of.name, value=value, holds=value <= CLOSE, part=part)
+            return Case(seed, of.name, value, value <= CLOSE, part)
 
         changes = torch.stack([_change(layer, v) for v in vh])
         yield case((changes.norm(dim=1) - values) / values[0])
@@ -97,8 +93,8 @@ def norm_of_one(setup: Setup) -> Evidence:
     under = [case for case in cases if case.met]
     real = next(case for case in cases if "Pre-LN" in case.where and not case.met)
     return Evidence(
-        cases=cases,
-        figure=Figure(
+        cases,
+        Figure(
             "smallest σ_min at ‖A‖ = 1",
             {seed: min(c.value for c in cases if c.seed == seed and not c.met) for seed in setup.seeds},
         ),
@@ -106,14 +102,7 @@ def norm_of_one(setup: Setup) -> Evidence:
             f"Strictly under 1 the smallest σ_min found is {min(case.value for case in under):.1e}.",
             f"A Pre-LN layer can have ‖A‖ = 1: {real.where}.",
         ],
-        plots=[
-            Plot(
-                "The smallest singular value of I + A, d = 64",
-                "‖A‖",
-                "σ_min(I + A)",
-                [Line.over_seeds(name, each) for name, each in points.items()],
-            )
-        ],
+        plots=[Plot("The smallest singular value of I + A, d = 64", "‖A‖", "σ_min(I + A)", lines_of(points))],
     )
 
 
@@ -121,10 +110,10 @@ def _perturbation_case(seed: int, name: str, size: float, matrix: Tensor) -> Cas
     values = singular_values(torch.eye(len(matrix), dtype=matrix.dtype) + matrix)
     rank, _ = numerical_rank(values, 1e-12)
     return Case(
-        seed=seed,
-        where=f"{name}, d = {len(matrix)}, ‖A‖ = {size:g}, rank {rank}",
-        value=float(values[-1]),
-        holds=bool(values[-1] > 1e-12),
+        seed,
+        f"{name}, d = {len(matrix)}, ‖A‖ = {size:g}, rank {rank}",
+        float(values[-1]),
+        bool(values[-1] > 1e-12),
         met=float(torch.linalg.matrix_norm(matrix, 2)) < 1 - 1e-12,
     )
 
@@ -157,15 +146,15 @@ def _of_pre_layer(x: Tensor, size: float) -> Tensor:
     Source("000", "Definition 1.3", "为子层映射 (Attention 或前馈网络)"),
     Source("000", "Theorem 3.2", "对任意 x 和任意可微子层 F"),
     says="A branch, attention or feed-forward, is a map of one token's state: F from ℝᵈ to ℝᵈ.",
-    parts={"feed-forward": Sentence("A feed-forward branch is.")},
+    parts={"feed-forward": "A feed-forward branch is."},
     asks="of ‖J_F‖² of a whole sequence at most 1e-12 lies outside the blocks ∂F_t/∂x_t",
 )
 def branch_of_one_token(setup: Setup) -> Evidence:
     """How much of a branch's Jacobian runs between tokens."""
-    cases = [case for seed in setup.seeds for case in _mixing_cases(seed)]
+    cases = setup.cases(_mixing_cases)
     return Evidence(
-        cases=cases,
-        figure=Figure.largest("largest share of ‖J_F‖² between tokens", cases),
+        cases,
+        Figure.largest("largest share of ‖J_F‖² between tokens", cases),
         notes=["A4 to A6 put the theorems to the test on whole sequences, with T(d − 2) for d − 2."],
     )
 
@@ -183,7 +172,7 @@ def _mixing_cases(seed: int) -> Iterator[Case]:
         )
         share = max(0.0, 1 - within / float(jacobian.square().sum()))
         for part in ("", "feed-forward") if isinstance(layer.branch, FeedForward) else ("",):
-            yield Case(seed=seed, where=layer.name, value=share, holds=share <= 1e-12, part=part)
+            yield Case(seed, layer.name, share, share <= 1e-12, part)
 
 
 @claim(
@@ -202,11 +191,11 @@ def _mixing_cases(seed: int) -> Iterator[Case]:
 )
 def any_input(setup: Setup) -> Evidence:
     """Ranks where a branch cancels what varies in the stream."""
-    cases = [case for seed in setup.seeds for case in _cancelling_cases(seed, setup)]
+    cases = setup.cases(lambda seed: _cancelling_cases(seed, setup))
     flat = [case for case in cases if case.at["variance"] == 0]
     return Evidence(
-        cases=cases,
-        figure=Figure.largest("rank above d − 2 where x + F(x) does not vary, with ε", flat, "eps"),
+        cases,
+        Figure.largest("rank above d − 2 where x + F(x) does not vary, with ε", flat, "eps"),
         notes=[
             f"There the layer multiplies by up to {max(float(case.at['gain']) for case in flat):.0f}, 1/√ε."
         ],
@@ -226,13 +215,13 @@ def _cancelling_cases(seed: int, setup: Setup) -> Iterator[Case]:
             values = singular_values(by_autograd(Layer("", x, _constant(shift), residual), x))
             rank, _ = numerical_rank(values, 0.01 if eps == EPS else 1e-7)
             yield Case(
-                seed=seed,
-                where=f"d = {width}, variance {variance:g}, largest gain {values[0]:.1f}",
+                seed,
+                f"d = {width}, variance {variance:g}, largest gain {values[0]:.1f}",
+                rank - (width - 2),
+                rank <= width - 2,
+                "eps" if eps == EPS else "",
                 at={"variance": variance, "gain": float(values[0])},
-                value=rank - (width - 2),
-                holds=rank <= width - 2,
                 met=eps == NO_EPS or variance > 100 * EPS,
-                part="eps" if eps == EPS else "",
             )
 
 

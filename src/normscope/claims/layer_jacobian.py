@@ -8,19 +8,9 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.form import Case, Evidence, Figure, Sentence, Setup, Source, claim
 from normscope.claims.norm_jacobian import ROUND_OFF, distance
-from normscope.claims.one_layer import (
-    Layer,
-    by_autograd,
-    degenerate_layers,
-    identity,
-    layers,
-    norm_jacobians,
-)
-from normscope.claims.setup import Setup
-from normscope.claims.sources import Source
+from normscope.claims.one_layer import Layer, by_autograd, degenerate_layers, identity, layers, norm_jacobians
 from normscope.linalg import numerical_rank, right_kernel, singular_values
 from normscope.nn import FeedForward, Residual, Where
 
@@ -43,8 +33,8 @@ def post_formula(setup: Setup) -> Evidence:
         branch = by_autograd(layer.branch, layer.x)
         return norm_jacobians(layer, layer.joined) @ (identity(layer.x) + branch)
 
-    cases = [case for seed in setup.seeds for case in _formula_cases("post", seed, formula)]
-    return Evidence(cases=cases, figure=Figure.largest("largest relative error of the formula", cases))
+    cases = setup.cases(lambda seed: _formula_cases("post", seed, formula))
+    return Evidence(cases, Figure.largest("largest relative error of the formula", cases))
 
 
 @claim(
@@ -64,14 +54,14 @@ def pre_formula(setup: Setup) -> Evidence:
             normed = layer.norm(layer.x)
         return identity(layer.x) + by_autograd(layer.branch, normed) @ norm_jacobians(layer, layer.x)
 
-    cases = [case for seed in setup.seeds for case in _formula_cases("pre", seed, formula)]
-    return Evidence(cases=cases, figure=Figure.largest("largest relative error of the formula", cases))
+    cases = setup.cases(lambda seed: _formula_cases("pre", seed, formula))
+    return Evidence(cases, Figure.largest("largest relative error of the formula", cases))
 
 
 def _formula_cases(scheme: str, seed: int, formula: Callable[[Layer], Tensor]) -> Iterator[Case]:
     for layer in layers(scheme, seed):
         error = distance(formula(layer), by_autograd(layer, layer.x))
-        yield Case(seed=seed, where=layer.name, value=error, holds=error <= ROUND_OFF)
+        yield Case(seed, layer.name, error, error <= ROUND_OFF)
 
 
 @claim(
@@ -86,20 +76,20 @@ def _formula_cases(scheme: str, seed: int, formula: Callable[[Layer], Tensor]) -
         "equality": Sentence(
             "The rank is d − 2, T(d − 2) for a sequence of T tokens.", "I + J_F is invertible"
         ),
-        "token": Sentence("The same of each token's own block ∂y_t/∂x_t of a sequence's Jacobian."),
+        "token": "The same of each token's own block ∂y_t/∂x_t of a sequence's Jacobian.",
     },
 )
 def post_rank(setup: Setup) -> Evidence:
     """Singular values of whole layers and of single tokens."""
-    cases = [case for seed in setup.seeds for case in _rank_cases(seed)]
+    cases = setup.cases(_rank_cases)
     with_eps = {seed: _rank_with_eps(seed) for seed in setup.seeds}
     return Evidence(
-        cases=cases,
-        figure=Figure("fewest dimensions lost a token", _fewest(cases)),
+        cases,
+        Figure("fewest dimensions lost a token", _fewest(cases)),
         notes=[
             "With ε = 1e-5 the rank of a layer of d = 64 is "
             f"{', '.join(str(rank) for rank in sorted({rank for rank, _ in with_eps.values()}))}: "
-            f"the last value is {max(last for _, last in with_eps.values()):.0e} of the largest or less.",
+            f"the last value is {max(last for _, last in with_eps.values()):.0e} of the largest or less."
         ],
     )
 
@@ -114,15 +104,15 @@ def _rank_cases(seed: int) -> Iterator[Case]:
         tokens, width = layer.x.shape
         whole = by_autograd(layer, layer.x)
         lost = tokens * width - _rank(whole)
-        yield Case(seed=seed, where=layer.name, value=lost / tokens, holds=lost >= 2 * tokens)
+        yield Case(seed, layer.name, lost / tokens, lost >= 2 * tokens)
         invertible = _is_invertible(identity(layer.x) + by_autograd(layer.branch, layer.x))
         where, exact = f"{layer.name}, {lost} dimensions lost", lost == 2 * tokens
-        yield Case(seed=seed, where=where, value=lost / tokens, holds=exact, met=invertible, part="equality")
+        yield Case(seed, where, lost / tokens, exact, "equality", met=invertible)
         for token in {0, tokens - 1} if tokens > 1 else ():
             its = slice(token * width, (token + 1) * width)
             lost = width - _rank(whole[its, its])
             where = f"{layer.name}, token {token}"
-            yield Case(seed=seed, where=where, value=lost, holds=lost >= 2, part="token")
+            yield Case(seed, where, lost, lost >= 2, "token")
 
 
 def _rank(matrix: Tensor) -> int:
@@ -155,11 +145,11 @@ def _rank_with_eps(seed: int) -> tuple[int, float]:
 )
 def post_kernel(setup: Setup) -> Evidence:
     """Both directions, and directions that neither side says it of."""
-    cases = [case for seed in setup.seeds for case in _kernel_cases(seed)]
+    cases = setup.cases(_kernel_cases)
     zero = [case for case in cases if "drawn" not in case.where]
     return Evidence(
-        cases=cases,
-        figure=Figure.largest(
+        cases,
+        Figure.largest(
             "largest ‖Jw‖, or distance of (I + J_F)w from the span, where both are said to be 0", zero
         ),
         notes=[
@@ -186,7 +176,7 @@ def _kernel_cases(seed: int) -> Iterator[Case]:
             both = torch.stack((through, outside))
             agree = bool(((both < 1e-7).all(0) | (both > 1e-7).all(0)).all())
             value = float(both.min() if name == "drawn w" else both.max())
-            yield Case(seed=seed, where=f"{name}, {layer.name}", value=value, holds=agree)
+            yield Case(seed, f"{name}, {layer.name}", value, agree)
 
 
 def _directions(jacobian: Tensor, inner: Tensor, span: Tensor) -> Iterator[tuple[str, Tensor]]:

@@ -14,13 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from normscope.claims.claim import Kind, Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.form import Case, Evidence, Figure, Kind, Plot, Setup, Source, claim, lines_of
 from normscope.claims.norm_jacobian import ROUND_OFF
 from normscope.claims.one_layer import by_autograd, degenerate_layers, layers, pulled_back
-from normscope.claims.plots import Line, Plot
-from normscope.claims.setup import Setup
-from normscope.claims.sources import Source
 from normscope.linalg import left_kernel, left_kernel_share
 from normscope.train import RunConfig
 
@@ -89,9 +85,8 @@ def _crossing(norm: nn.LayerNorm, z: Tensor, gradient: Tensor) -> Crossing:
     "at most 1e-3 gets through by autograd; and, for vanishing, the norms together take at least half "
     "of the energy: Π (1 − share) ≤ ½. For a gradient without a preferred direction the share is 2/d",
     parts={
-        "vanishing": Sentence(
-            "That makes the gradient vanish: over the stack at least half of its energy is lost that way."
-        )
+        "vanishing": "That makes the gradient vanish: over the stack at least half of its energy is lost "
+        "that way."
     },
 )
 def erased_at_each_norm(setup: Setup) -> Evidence:
@@ -104,14 +99,14 @@ def erased_at_each_norm(setup: Setup) -> Evidence:
         where = f"{start} weights, {depth} blocks, d = {width}"
         cases += _crossing_cases(seed, where, found)
         kept = math.prod(1 - crossing.share for crossing in found)
-        cases.append(Case(seed=seed, where=where, value=1 - kept, holds=kept <= 0.5, part="vanishing"))
+        cases.append(Case(seed, where, 1 - kept, kept <= 0.5, "vanishing"))
         shares[seed] += [crossing.share * width / 2 for crossing in found]
         points[f"{start}, d = {width}"][depth].append(1 - kept)
     final = [crossings("pre", "xavier", 6, 32, seed, setup)[-1].share for seed in setup.seeds]
     ordered = sorted(share for each in shares.values() for share in each)
     return Evidence(
-        cases=cases,
-        figure=Figure(
+        cases,
+        Figure(
             "median share erased at a norm, in units of 2/d",
             {seed: float(torch.tensor(each).median()) for seed, each in shares.items()},
         ),
@@ -128,10 +123,10 @@ def erased_at_each_norm(setup: Setup) -> Evidence:
 def _crossing_cases(seed: int, where: str, found: list[Crossing]) -> Iterator[Case]:
     for index, crossing in enumerate(found):
         yield Case(
-            seed=seed,
-            where=f"{where}, norm {index + 1}, smallest variance {crossing.variance:.3g} ε",
-            value=crossing.leak,
-            holds=crossing.leak <= 1e-3,
+            seed,
+            f"{where}, norm {index + 1}, smallest variance {crossing.variance:.3g} ε",
+            crossing.leak,
+            crossing.leak <= 1e-3,
             met=crossing.variance > 1000,
         )
 
@@ -141,7 +136,7 @@ def _lost_plot(points: dict[str, dict[float, list[float]]]) -> Plot:
         "What the norms of a Post-LN stack take from the gradient, at the start",
         "blocks",
         "share of energy erased, all norms together",
-        [Line.over_seeds(name, each) for name, each in points.items()],
+        lines_of(points),
         log="x",
         levels={"half": 0.5},
     )
@@ -165,7 +160,7 @@ def erased_again(setup: Setup) -> Evidence:
         shares = [each.share * width / 2 for each in crossings("post", start, 12, width, seed, setup)]
         middle = statistics.median(shares[:-1])
         where = f"{start} weights, 12 blocks, d = {width}"
-        cases.append(Case(seed=seed, where=where, value=middle, holds=middle >= 0.5))
+        cases.append(Case(seed, where, middle, middle >= 0.5))
         last.append(shares[-1])
         for index, share in enumerate(shares):
             points[f"{start}, d = {width}"][index + 1].append(share)
@@ -174,14 +169,14 @@ def erased_again(setup: Setup) -> Evidence:
     }
     zero = max(_share_without_branches(seed) for seed in setup.seeds)
     return Evidence(
-        cases=cases,
-        figure=Figure("median share erased at a norm below the last, in units of 2/d", by_seed),
+        cases,
+        Figure("median share erased at a norm below the last, in units of 2/d", by_seed),
         plots=[
             Plot(
                 "Share of the gradient that each norm of a Post-LN stack erases, 12 blocks",
                 "norm, the last one next to the head",
                 "share / (2/d)",
-                [Line.over_seeds(name, each) for name, each in points.items()],
+                lines_of(points),
                 log="y",
                 levels={"no preferred direction": 1.0},
             )
@@ -212,21 +207,14 @@ def _share_without_branches(seed: int) -> float:
     says="A gradient along a direction v with J v = 0 does not get through a Post-LN layer.",
     asks="v is put into the backward pass at the layer's output; 1e-7 of ‖J‖ at most comes out",
     parts={
-        "left": Sentence(
-            "A gradient along u with uᵀJ = 0 does not get through: u in γ⁻¹ ⊙ span{1, ẑ}, for any F."
-        ),
-        "arriving": Sentence(
-            "The gradient that arrives at the layer's input has no part along v with J v = 0."
-        ),
+        "left": "A gradient along u with uᵀJ = 0 does not get through: u in γ⁻¹ ⊙ span{1, ẑ}, for any F.",
+        "arriving": "The gradient that arrives at the layer's input has no part along v with J v = 0.",
     },
 )
 def right_and_left(setup: Setup) -> Evidence:
     """Right kernel against left kernel, by the backward pass itself."""
-    cases = [case for seed in setup.seeds for case in _side_cases(seed)]
-    return Evidence(
-        cases=cases,
-        figure=Figure.largest("largest share of ‖J‖ that gets through along v", cases),
-    )
+    cases = setup.cases(_side_cases)
+    return Evidence(cases, Figure.largest("largest share of ‖J‖ that gets through along v", cases))
 
 
 def _side_cases(seed: int) -> Iterator[Case]:
@@ -241,12 +229,12 @@ def _side_cases(seed: int) -> Iterator[Case]:
         lost = vectors[values < 1e-9 * size]  # rows v
         through = pulled_back(layer, lost).norm(dim=1).max()
         value = float(through / size)
-        yield Case(seed=seed, where=layer.name, value=value, holds=value <= 1e-7)
+        yield Case(seed, layer.name, value, value <= 1e-7)
         weight = layer.norm.weight.detach()
         z_hat = functional.layer_norm(layer.joined, layer.x.shape[-1:], eps=layer.norm.eps)
         basis = torch.block_diag(*left_kernel(z_hat, weight, centred=True)[0]).T
         value = float(pulled_back(layer, basis).norm(dim=1).max() / size)
-        yield Case(seed=seed, where=layer.name, value=value, holds=value <= 1e-7, part="left")
+        yield Case(seed, layer.name, value, value <= 1e-7, "left")
         arriving = pulled_back(layer, torch.randn(4, len(jacobian), dtype=torch.float64))
         value = float((arriving @ lost.T).abs().max() / arriving.norm(dim=1).max())
-        yield Case(seed=seed, where=layer.name, value=value, holds=value <= 1e-7, part="arriving")
+        yield Case(seed, layer.name, value, value <= 1e-7, "arriving")

@@ -9,11 +9,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure
-from normscope.claims.plots import Plot, lines_by
-from normscope.claims.setup import Setup
-from normscope.claims.sources import Source
+from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, Source, claim, lines_by
 from normscope.errors import UsageError
 from normscope.nn import SCHEMES, Decoder, ModelConfig, Residual
 from normscope.subjects import Subject, load
@@ -32,9 +28,7 @@ LEAK = 1e-12
     says="Where the norm sits leaves the causal mask alone: no token sees a later one.",
     asks="in every scheme of the catalogue, in train and in eval mode, with live branches, earlier "
     "outputs change by at most 1e-12 of themselves when the token at position 1, 5 or 9 is another",
-    parts={
-        "norms": Sentence("The same with BatchNorm in the scheme's slots."),
-    },
+    parts={"norms": "The same with BatchNorm in the scheme's slots."},
 )
 def no_leak(setup: Setup) -> Evidence:
     """Every scheme with one token changed, and the adversary whose statistics run over tokens."""
@@ -51,8 +45,8 @@ def no_leak(setup: Setup) -> Evidence:
                 if has_batch_norm(model):
                     cases += _leak_cases(model, f"{scheme} with BatchNorm", seed, part="norms")
     return Evidence(
-        cases=cases,
-        figure=Figure.largest("largest relative change of an earlier output", cases),
+        cases,
+        Figure.largest("largest relative change of an earlier output", cases),
         notes=[
             f"{len(SCHEMES)} schemes; {len(refused)} refuse BatchNorm, whose statistics run over tokens.",
             f"With BatchNorm in train mode an earlier output moves by up to "
@@ -85,7 +79,7 @@ def _leak_cases(model: Decoder, name: str, seed: int, part: str = "") -> Iterato
     for mode in ("eval", "train"):
         change = _leaked(model.train(mode == "train"), ids_T)
         where = f"{name}, {mode} mode"
-        yield Case(seed=seed, where=where, value=change, holds=change <= LEAK, part=part)
+        yield Case(seed, where, change, change <= LEAK, part)
 
 
 @torch.no_grad()
@@ -132,8 +126,8 @@ NEAR = 0.1
     f"6 Pre-LN blocks at the start and after {STEPS} steps of AdamW at {RATE:g}",
     condition="γ and β are as they start (within 1 %)",
     parts={
-        "rms": Sentence("RMSNorm in its place gives the input unit scale, at the start (mean square 1)."),
-        "stream": Sentence("The stream before that norm has mean 0 and variance 1 by itself."),
+        "rms": "RMSNorm in its place gives the input unit scale, at the start (mean square 1).",
+        "stream": "The stream before that norm has mean 0 and variance 1 by itself.",
     },
 )
 def branch_inputs(setup: Setup) -> Evidence:
@@ -141,8 +135,8 @@ def branch_inputs(setup: Setup) -> Evidence:
     cases = [case for norm in ("layernorm", "rmsnorm") for case in _input_cases(norm, setup)]
     claimed = [case for case in cases if not case.part]
     return Evidence(
-        cases=cases,
-        figure=Figure.largest("farthest a branch's input is from mean 0 or variance 1", claimed),
+        cases,
+        Figure.largest("farthest a branch's input is from mean 0 or variance 1", claimed),
         plots=[
             Plot(
                 "What enters each branch",
@@ -169,20 +163,13 @@ def _model_cases(model: nn.Module, subject: Subject, norm: str, when: str, seed:
         far = off_unit(after)
         where = f"{when}, branch {index}"
         if norm == "layernorm":
-            yield Case(
-                seed=seed,
-                where=where,
-                value=far,
-                holds=far <= NEAR,
-                met=at_start,
-                at={"branch": index, "when": when},
-            )
+            yield Case(seed, where, far, far <= NEAR, met=at_start, at={"branch": index, "when": when})
             stream = off_unit(before)
-            yield Case(seed=seed, where=where, value=stream, holds=stream <= NEAR, part="stream")
+            yield Case(seed, where, stream, stream <= NEAR, "stream")
         else:
             scale = abs(float(after.square().mean()) - 1)
             where += f", mean {float(after.mean()):.2g}"
-            yield Case(seed=seed, where=where, value=scale, holds=scale <= NEAR, part="rms")
+            yield Case(seed, where, scale, scale <= NEAR, "rms")
 
 
 def off_unit(x: Tensor) -> float:

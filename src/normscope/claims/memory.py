@@ -14,11 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from normscope.claims.allocations import cuda_peak_bytes, kept_for_backward, num_bytes, peak_bytes
 from normscope.claims.at_start import blocks_of
-from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure
-from normscope.claims.plots import Plot, lines_by
-from normscope.claims.setup import Setup
-from normscope.claims.sources import Source
+from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, Source, claim, lines_by
 from normscope.nn import Block, build
 from normscope.nn.models import Model
 from normscope.nn.residual import Residual
@@ -54,9 +50,9 @@ def kept(model: Model, ids: Tensor) -> dict[int, int]:
     "with the norms before the branches than after the adds: same kernels, 2 and 8 blocks, two widths, "
     "LayerNorm and RMSNorm",
     parts={
-        "activations": Sentence("What is kept for the backward pass is at least 5 % less in Pre-LN."),
-        "reason": Sentence("In Pre-LN the input of a norm need not be kept for the backward pass."),
-        "inference": Sentence("Inference needs at least 5 % less peak memory in Pre-LN."),
+        "activations": "What is kept for the backward pass is at least 5 % less in Pre-LN.",
+        "reason": "In Pre-LN the input of a norm need not be kept for the backward pass.",
+        "inference": "Inference needs at least 5 % less peak memory in Pre-LN.",
     },
 )
 def memory_of_placements(setup: Setup) -> Evidence:
@@ -67,8 +63,8 @@ def memory_of_placements(setup: Setup) -> Evidence:
     kept_inputs = [case.value for case in cases if case.part == "reason"]
     saved = [case.value for case in cases if case.part == "activations"]
     return Evidence(
-        cases=cases,
-        figure=Figure.largest("Pre-LN's best saving of peak memory, in %", cases),
+        cases,
+        Figure.largest("Pre-LN's best saving of peak memory, in %", cases),
         plots=[
             Plot(
                 "Memory that Pre-LN saves",
@@ -99,16 +95,9 @@ def _placement_cases(norm: str, width: int, depth: int) -> Iterator[Case]:
         ("activations", less(pre.activations, post.activations)),
         ("inference", less(pre.inference, post.inference)),
     ):
-        yield Case(
-            seed=None,
-            where=where,
-            value=value,
-            holds=value >= LEAST,
-            part=part,
-            at={"depth": depth, "of": OF[part]},
-        )
+        yield Case(None, where, value, value >= LEAST, part, at={"depth": depth, "of": OF[part]})
     share = 100 * pre.norm_inputs_kept
-    yield Case(seed=None, where=where, value=share, holds=share < 100, part="reason")
+    yield Case(None, where, share, share < 100, "reason")
 
 
 class Bytes:
@@ -178,8 +167,8 @@ SAVED, MORE = (40.0, 50.0), (20.0, 40.0)
     asks="with every second block run again in the backward pass 40 to 50 % less is kept, and the forward "
     "operations, those of the second run included, grow by 20 to 40 %; 2 and 4 blocks, d = 256 and 64",
     parts={
-        "all": Sentence("The same with every block run again."),
-        "sum": Sentence("Without recomputation, y = x + f(x) has to keep f(x) for the backward pass."),
+        "all": "The same with every block run again.",
+        "sum": "Without recomputation, y = x + f(x) has to keep f(x) for the backward pass.",
     },
 )
 def recomputation(setup: Setup) -> Evidence:
@@ -187,10 +176,10 @@ def recomputation(setup: Setup) -> Evidence:
     cases = [case for depth, width in SIZES for case in _again_cases(depth, width)]
     x, f = torch.randn(2, BATCH, TOKENS, 64).unbind()
     by_sum = float(sum(kept_for_backward(lambda: x.requires_grad_() + f.requires_grad_()).values()))
-    cases.append(Case(seed=None, where="x + f(x), bytes", value=by_sum, holds=by_sum > 0, part="sum"))
+    cases.append(Case(None, "x + f(x), bytes", by_sum, by_sum > 0, "sum"))
     return Evidence(
-        cases=cases,
-        figure=Figure.largest("forward operations added where every second block runs again, in %", cases),
+        cases,
+        Figure.largest("forward operations added where every second block runs again, in %", cases),
         notes=[
             f"{case.where}: {case.value:.3g} % more forward operations."
             for case in cases
@@ -209,7 +198,7 @@ def _again_cases(depth: int, width: int) -> Iterator[Case]:
         more = 100 * (_both_passes(model, ids) - _both_passes(none, ids)) / forward
         holds = SAVED[0] <= saved <= SAVED[1] and MORE[0] <= more <= MORE[1]
         where = f"{depth} blocks, d = {width}, {said} run again, {saved:.3g} % saved"
-        yield Case(seed=None, where=where, value=more, holds=holds, part=part, at={"saved": saved})
+        yield Case(None, where, more, holds, part, at={"saved": saved})
 
 
 def _with_checkpoints(depth: int, width: int, every: int) -> Model:
@@ -251,9 +240,9 @@ ROUND_OFF = 1e-5
     asks="blocks with `x += f(x)` run, give the gradients of `x + f(x)`, and have a lower peak of memory: "
     "Pre-LN, Post-LN and no norm; in training and in inference",
     parts={
-        "branch": Sentence("The other way round, y = f(x); y += x, lowers the peak."),
-        "kept": Sentence("What is kept for the backward pass is less with y = f(x); y += x."),
-        "refuses": Sentence("Autograd refuses x += f(x) exactly where f keeps x for its backward pass."),
+        "branch": "The other way round, y = f(x); y += x, lowers the peak.",
+        "kept": "What is kept for the backward pass is less with y = f(x); y += x.",
+        "refuses": "Autograd refuses x += f(x) exactly where f keeps x for its backward pass.",
     },
 )
 def in_place_add(setup: Setup) -> Evidence:
@@ -263,8 +252,8 @@ def in_place_add(setup: Setup) -> Evidence:
     refused = sum(case.where.endswith("refused") for case in trained)
     allowed = [str(case.at["branch"]) for case in cases if case.part == "refuses" and case.value == 0]
     return Evidence(
-        cases=cases,
-        figure=Figure.largest("largest saving of the peak, in %", cases),
+        cases,
+        Figure.largest("largest saving of the peak, in %", cases),
         notes=[
             f"In training autograd refuses x += f(x) in {refused} of {len(trained)} runs: the norm or matrix "
             "that reads x first keeps it.",
@@ -284,11 +273,11 @@ def _block_cases() -> Iterator[Case]:
                 saved = 0.0 if ran.refused else less(ran.peak, plain.peak)
                 holds = not ran.refused and saved > 0 and ran.differs_from(plain) <= ROUND_OFF
                 said = f"{where}{': refused' if ran.refused else ''}"
-                yield Case(seed=None, where=said, value=saved, holds=holds, part=part)
+                yield Case(None, said, saved, holds, part)
             if training:
                 ways = (_kept_by(blocks, how) for how in ("y = f(x); y += x", "x + f(x)"))
                 share = less(*ways)
-                yield Case(seed=None, where=where, value=share, holds=share > 0, part="kept")
+                yield Case(None, where, share, share > 0, "kept")
 
 
 class Ran:
@@ -378,9 +367,7 @@ def _refusals() -> Iterator[Case]:
         keeps = x.untyped_storage().data_ptr() in kept_for_backward(lambda f=branch, x=x: f(x))  # type: ignore[misc]
         refused = not _goes_through(branch, source * 1.0)
         where, holds = f"{name}: keeps x {keeps}, refused {refused}", keeps == refused
-        yield Case(
-            seed=None, where=where, value=float(refused), holds=holds, part="refuses", at={"branch": name}
-        )
+        yield Case(None, where, float(refused), holds, "refuses", at={"branch": name})
 
 
 def _goes_through(branch: Callable[[Tensor], Tensor], x: Tensor) -> bool:

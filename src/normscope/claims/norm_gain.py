@@ -9,18 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.form import Case, Evidence, Figure, Sentence, Setup, Source, claim
 from normscope.claims.norm_jacobian import ROUND_OFF, by_autograd, distance
-from normscope.claims.setup import Setup
-from normscope.claims.sources import Source
-from normscope.linalg import (
-    layer_norm_jacobian,
-    left_kernel,
-    numerical_rank,
-    right_kernel,
-    singular_values,
-)
+from normscope.linalg import layer_norm_jacobian, left_kernel, numerical_rank, right_kernel, singular_values
 
 WIDTHS = (4, 16, 64, 256)
 
@@ -29,23 +20,22 @@ WIDTHS = (4, 16, 64, 256)
     "A3",
     Source("000", "Remark 1.2", "右乘对角矩阵"),
     says="γ multiplies the Jacobian of LayerNorm from the right.",
-    asks="J diag(γ), and for the part on the left diag(γ) J, is at most 1e-10 of the matrix off "
-    "autograd's Jacobian with γ; what is called unchanged is taken to at most 1e-10 of ‖J‖, and has as "
-    "many dimensions",
+    asks="J diag(γ), and for the part on the left diag(γ) J, is at most 1e-10 of the matrix off autograd's "
+    "Jacobian with γ; what is called unchanged is taken to at most 1e-10 of ‖J‖, and has as many dimensions",
     parts={
-        "left": Sentence("γ multiplies it from the left."),
+        "left": "γ multiplies it from the left.",
         "kernel": Sentence("γ leaves the null space {v : Jv = 0} as it is.", "at most one γ is zero"),
-        "gradients": Sentence("γ leaves the directions whose gradient is lost, {u : Jᵀu = 0}, as they are."),
+        "gradients": "γ leaves the directions whose gradient is lost, {u : Jᵀu = 0}, as they are.",
     },
 )
 def side_of_gain(setup: Setup) -> Evidence:
     """diag(γ) on either side, and both kernels, for γ alike, drawn, of both signs, spread out, with zeros."""
-    cases = [case for seed in setup.seeds for case in _gain_cases(seed)]
+    cases = setup.cases(_gain_cases)
     off = [case.value for case in cases if case.part == "left"]
     moved = max(_left_residual(seed) for seed in setup.seeds)
     return Evidence(
-        cases=cases,
-        figure=Figure.largest("largest relative error of J diag(γ)", cases),
+        cases,
+        Figure.largest("largest relative error of J diag(γ)", cases),
         notes=[
             f"diag(γ) J is off by {max(off):.0e} of the matrix.",
             "J diag(γ) is right where all γ are alike, and there alone.",
@@ -63,9 +53,9 @@ def _gain_cases(seed: int) -> Iterator[Case]:
             where = f"d = {width}, γ {name}"
             truth, plain = by_autograd(token, 0.0, gain), layer_norm_jacobian(token, None, 0.0)
             error = distance(plain * gain, truth)
-            yield Case(seed=seed, where=where, value=error, holds=error <= ROUND_OFF)
+            yield Case(seed, where, error, error <= ROUND_OFF)
             error = distance(layer_norm_jacobian(token, gain, 0.0), truth)
-            yield Case(seed=seed, where=where, value=error, holds=error <= ROUND_OFF, part="left")
+            yield Case(seed, where, error, error <= ROUND_OFF, "left")
             lost = right_kernel(functional.layer_norm(token, (width,), eps=0.0), centred=True)
             few = int((gain == 0).sum()) <= 1
             yield _kernel_case(seed, where, truth, lost, met=few, part="kernel")
@@ -79,7 +69,7 @@ def _kernel_case(seed: int, where: str, matrix: Tensor, lost: Tensor, *, part: s
     residual = float((matrix @ lost).norm() / values[0])
     holds = dimension == 2 and residual <= ROUND_OFF
     where = f"{where}, kernel of dimension {dimension}, {residual:.0e} of span{{1, ẑ}} comes through"
-    return Case(seed=seed, where=where, value=dimension, holds=holds, met=met, part=part)
+    return Case(seed, where, dimension, holds, part, met=met)
 
 
 def _gains(z: Tensor, seed: int) -> Iterator[tuple[str, Tensor, Tensor]]:

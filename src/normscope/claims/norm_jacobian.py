@@ -12,11 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure
-from normscope.claims.plots import Line, Plot
-from normscope.claims.setup import Setup
-from normscope.claims.sources import Source
+from normscope.claims.form import Case, Evidence, Figure, Line, Plot, Sentence, Setup, Source, claim
 from normscope.linalg import layer_norm_jacobian, numerical_rank, right_kernel, singular_values
 from normscope.train import RunConfig
 
@@ -40,18 +36,16 @@ STEP, CLOSE = 1e-4, 1e-6
     asks="its relative distance from autograd's is at most 1e-10: widths from 3 to 1024, scales from "
     "1e-3 to 1e3, skewed and nearly constant inputs; ε = 0, and ε > 0 with √(var + ε) for σ; and at most "
     "1e-6 from central differences, to width 64",
-    parts={
-        "printed": Sentence("Line (14) of the proof, P/σ − ẑẑᵀ/d, is the same matrix."),
-    },
+    parts={"printed": "Line (14) of the proof, P/σ − ẑẑᵀ/d, is the same matrix."},
 )
 def jacobian_of_layer_norm(setup: Setup) -> Evidence:
     """The closed form against autograd, and the line of the proof that drops a 1/σ."""
-    cases = [case for seed in setup.seeds for case in _formula_cases(seed)]
+    cases = setup.cases(_formula_cases)
     printed = [case for case in cases if case.part == "printed"]
-    differences = [case for seed in setup.seeds for case in _difference_cases(seed)]
+    differences = setup.cases(_difference_cases)
     return Evidence(
-        cases=[*cases, *differences],
-        figure=Figure.largest("largest relative error of the formula", cases),
+        [*cases, *differences],
+        Figure.largest("largest relative error of the formula", cases),
         notes=[
             f"From central differences it is {max(case.value for case in differences):.0e} off at most.",
             f"Line (14) is off by up to {max(case.value for case in printed):.3g} of the matrix.",
@@ -67,10 +61,10 @@ def _formula_cases(seed: int) -> Iterator[Case]:
                 truth = by_autograd(z, eps)
                 where = f"d = {width}, {name}, ε = {eps:g}"
                 error = distance(layer_norm_jacobian(z, None, eps), truth)
-                yield Case(seed=seed, where=where, value=error, holds=error <= ROUND_OFF)
+                yield Case(seed, where, error, error <= ROUND_OFF)
                 if eps == 0:
                     error = distance(_line_14(z), truth)
-                    yield Case(seed=seed, where=where, value=error, holds=error <= ROUND_OFF, part="printed")
+                    yield Case(seed, where, error, error <= ROUND_OFF, "printed")
 
 
 def _difference_cases(seed: int) -> Iterator[Case]:
@@ -78,7 +72,7 @@ def _difference_cases(seed: int) -> Iterator[Case]:
         for name, z in inputs(width, seed) if width <= 64 else ():
             error = distance(layer_norm_jacobian(z, None, 0.0), _by_differences(z))
             where = f"d = {width}, {name}, central differences"
-            yield Case(seed=seed, where=where, value=error, holds=error <= CLOSE)
+            yield Case(seed, where, error, error <= CLOSE)
 
 
 def _by_differences(z: Tensor) -> Tensor:
@@ -139,18 +133,18 @@ def _line_14(z: Tensor) -> Tensor:
 )
 def kernel_of_layer_norm(setup: Setup) -> Evidence:
     """Ranks and kernels, in float64 and by fractions; with ε, in real models and by scale."""
-    kernels = [case for seed in setup.seeds for case in _kernel_cases(seed)]
-    angles = [case for seed in setup.seeds for case in _angle_cases(seed)]
-    exact = [case for seed in setup.seeds for case in _fraction_cases(seed)]
-    real = [case for seed in setup.seeds for case in _eps_cases(seed, setup)]
+    kernels = setup.cases(_kernel_cases)
+    angles = setup.cases(_angle_cases)
+    exact = setup.cases(_fraction_cases)
+    real = setup.cases(lambda seed: _eps_cases(seed, setup))
     worst = max(real, key=lambda case: case.value)
     by_scale = {seed: _gains_by_scale(seed) for seed in setup.seeds}
     off = max(
         abs(gain / (1 / (1 + ratio)) - 1) for gains in by_scale.values() for ratio, gain in gains.items()
     )
     return Evidence(
-        cases=[*kernels, *angles, *exact, *real],
-        figure=Figure.largest("largest share that comes through along 1 or ẑ", kernels),
+        [*kernels, *angles, *exact, *real],
+        Figure.largest("largest share that comes through along 1 or ẑ", kernels),
         plots=[_scale_plot(by_scale)],
         notes=[
             f"The largest gain of ẑ in a real model is {worst.value:.2g} of that elsewhere: {worst.where}.",
@@ -169,7 +163,7 @@ def _kernel_cases(seed: int) -> Iterator[Case]:
             basis = right_kernel(_normalised(z), centred=True)  # of 1 and ẑ, if it has two dimensions
             left = float((jacobian @ basis).norm() / values[0])
             holds = rank == width - 2 == width - round(float(basis.square().sum())) and left <= ROUND_OFF
-            yield Case(seed=seed, where=f"d = {width}, {name}, rank {rank}", value=left, holds=holds)
+            yield Case(seed, f"d = {width}, {name}, rank {rank}", left, holds)
 
 
 def _angle_cases(seed: int) -> Iterator[Case]:
@@ -179,7 +173,7 @@ def _angle_cases(seed: int) -> Iterator[Case]:
             basis = right_kernel(_normalised(z), centred=True)
             sine = float(torch.linalg.matrix_norm(kernel - basis @ (basis.T @ kernel), 2))
             where = f"d = {width}, {name}, sine of the largest principal angle"
-            yield Case(seed=seed, where=where, value=sine, holds=sine <= ROUND_OFF)
+            yield Case(seed, where, sine, sine <= ROUND_OFF)
 
 
 def _fraction_cases(seed: int) -> Iterator[Case]:
@@ -189,7 +183,7 @@ def _fraction_cases(seed: int) -> Iterator[Case]:
         z = [int(x) for x in torch.randint(-9, 10, (width,), generator=generator)]
         z[0], z[1] = 10, -10  # σ > 0
         lost = width - _exact_rank(_formula_in_fractions(z))
-        yield Case(seed=seed, where=f"d = {width}, whole numbers, exact", value=lost, holds=lost == 2)
+        yield Case(seed, f"d = {width}, whole numbers, exact", lost, lost == 2)
 
 
 def _formula_in_fractions(z: list[int]) -> list[list[Fraction]]:
@@ -225,12 +219,12 @@ def _eps_cases(seed: int, setup: Setup) -> Iterator[Case]:
             token = z_BTD.flatten(0, 1)[variance.argmin()]
             gain = _gain_along(token, EPS)
             yield Case(
-                seed=seed,
-                where=f"{scheme}, {start} weights, ε = {EPS:g}, {name}, variance {float(variance.min()):.1e}",
-                value=gain,
-                holds=gain < 0.01,
+                seed,
+                f"{scheme}, {start} weights, ε = {EPS:g}, {name}, variance {float(variance.min()):.1e}",
+                gain,
+                gain < 0.01,
+                "eps",
                 met=float(variance.min()) > 100 * EPS,
-                part="eps",
             )
 
 

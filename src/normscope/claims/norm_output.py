@@ -13,12 +13,8 @@ from scipy import stats
 from torch import Tensor
 from torch.nn import functional
 
-from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.form import Case, Evidence, Figure, Plot, Sentence, Setup, Source, claim, lines_by
 from normscope.claims.half_precision import EPS, TOKENS, off
-from normscope.claims.plots import Plot, lines_by
-from normscope.claims.setup import Setup
-from normscope.claims.sources import Source
 from normscope.nn import NORMS
 
 
@@ -31,15 +27,15 @@ from normscope.nn import NORMS
     asks="their outputs differ by at most 1e-3 of themselves: ε = 1e-5 and 1e-6, deviations of 1e-4 to "
     "1e2, and the usual embedding N(0, 0.02²)",
     condition="the variance is 1000 ε or more",
-    parts={"gradient": Sentence("Both have a finite gradient on a constant input.")},
+    parts={"gradient": "Both have a finite gradient on a constant input."},
 )
 def two_formulas(setup: Setup) -> Evidence:
     """Both over the scale of the input, and their gradients where there is no variance."""
-    cases = [case for seed in setup.seeds for case in (*_formula_cases(seed), *_constant_cases(seed))]
+    cases = setup.cases(_formula_cases, _constant_cases)
     claimed = [case for case in cases if not case.part]
     return Evidence(
-        cases=cases,
-        figure=Figure.largest("largest relative difference", claimed),
+        cases,
+        Figure.largest("largest relative difference", claimed),
         plots=[
             Plot(
                 "σ + ε against √(var + ε)",
@@ -77,14 +73,7 @@ def _formula_cases(seed: int) -> Iterator[Case]:
             far = off(_outside(z_ND, eps), inside)
             met = float(z_ND.var(-1, correction=0).min()) >= 1000 * eps
             where = f"deviation {scale:g}, ε = {eps:g}"
-            yield Case(
-                seed=seed,
-                where=where,
-                value=far,
-                holds=far <= 1e-3,
-                met=met,
-                at={"deviation": scale, "eps": f"ε = {eps:g}"},
-            )
+            yield Case(seed, where, far, far <= 1e-3, met=met, at={"deviation": scale, "eps": f"ε = {eps:g}"})
 
 
 def _constant_cases(seed: int) -> Iterator[Case]:
@@ -97,7 +86,7 @@ def _constant_cases(seed: int) -> Iterator[Case]:
         x_ND = torch.full((1, 256), level, dtype=torch.float64, requires_grad=True)
         (gradient_ND,) = torch.autograd.grad(formula(x_ND)[0, 0], x_ND)
         largest = float(gradient_ND.abs().max())
-        yield Case(seed=seed, where=name, value=largest, holds=math.isfinite(largest), part="gradient")
+        yield Case(seed, name, largest, math.isfinite(largest), "gradient")
 
 
 @claim(
@@ -124,8 +113,8 @@ def standard_normal(setup: Setup) -> Evidence:
             cases += _normal_cases(name, x_ND, y_ND, seed)
     claimed = [case for case in cases if not case.part]
     return Evidence(
-        cases=cases,
-        figure=Figure.largest("largest Kolmogorov–Smirnov distance from N(0, 1)", claimed),
+        cases,
+        Figure.largest("largest Kolmogorov–Smirnov distance from N(0, 1)", claimed),
         notes=[
             f"What chance has at d = {LONG} is {1.36 / math.sqrt(LONG):.3g}.",
             f"The norm is linear but for its statistics: the kurtosis of a token's features moves by at most "
@@ -164,11 +153,11 @@ def _normal_cases(name: str, x_ND: Tensor, y_ND: Tensor, seed: int) -> Iterator[
     chance = 1.36 / math.sqrt(x_ND.shape[1])
     far = _distance_from_normal(y_ND.numpy())
     met = float(x_ND.var(-1, correction=0).min()) >= 1000 * EPS
-    yield Case(seed=seed, where=name, value=far, holds=far <= chance)
+    yield Case(seed, name, far, far <= chance)
     mean = float(y_ND.mean(-1).abs().max())
     variance = float((y_ND.var(-1, correction=0) - 1).abs().max())
     worst = max(mean, variance)
-    yield Case(seed=seed, where=name, value=worst, holds=worst <= 1e-3, met=met, part="moments")
+    yield Case(seed, name, worst, worst <= 1e-3, "moments", met=met)
 
 
 def _distance_from_normal(y_ND: np.ndarray) -> float:

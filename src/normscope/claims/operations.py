@@ -12,13 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from normscope.claims.at_start import blocks_of
-from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, Source, claim, lines_by
 from normscope.claims.measure import NotMeasured
 from normscope.claims.memory import less
-from normscope.claims.plots import Plot, lines_by
-from normscope.claims.setup import Setup
-from normscope.claims.sources import Source
 from normscope.nn import build
 from normscope.nn.norms import NORMS
 
@@ -36,7 +32,7 @@ NEAR = 10.0
     says="RMSNorm saves 7 to 64 % of the norm's floating-point operations.",
     asks="counted in written-out passes that agree with our norms, forward, backward and both, with and "
     "without γ and β, widths 32 to 4096: the least saving is within 10 points of 7 %, the most of 64 %",
-    parts={"inside": Sentence("Every saving counted lies between 7 and 64 %.")},
+    parts={"inside": "Every saving counted lies between 7 and 64 %."},
 )
 def operations_of_rms_norm(setup: Setup) -> Evidence:
     """Operations of both norms, counted as they are dispatched."""
@@ -44,12 +40,11 @@ def operations_of_rms_norm(setup: Setup) -> Evidence:
     savings = [case.value for case in counted]
     ends = (("least saving", min(savings), RANGE[0]), ("most saving", max(savings), RANGE[1]))
     claimed = [
-        Case(seed=None, where=f"{said}, {end:g} % printed", value=value, holds=abs(value - end) <= NEAR)
-        for said, value, end in ends
+        Case(None, f"{said}, {end:g} % printed", value, abs(value - end) <= NEAR) for said, value, end in ends
     ]
     return Evidence(
-        cases=[*claimed, *counted],
-        figure=Figure("most operations saved, in %", {None: max(savings)}),
+        [*claimed, *counted],
+        Figure("most operations saved, in %", {None: max(savings)}),
         plots=[
             Plot(
                 "Operations that RMSNorm saves",
@@ -77,14 +72,7 @@ def _counts(width: int) -> Iterator[Case]:
             way = f"{name}{'' if affine else ', no γ'}"
             where = f"d = {width}, {'' if agree else 'not what our norms compute, '}{way}"
             holds = bool(agree) and RANGE[0] <= saved <= RANGE[1]
-            yield Case(
-                seed=None,
-                where=where,
-                value=saved,
-                holds=holds,
-                part="inside",
-                at={"width": width, "way": way},
-            )
+            yield Case(None, where, saved, holds, "inside", at={"width": width, "way": way})
 
 
 class Count(TorchDispatchMode):
@@ -178,16 +166,16 @@ MOST = 1.0
     says="Norms and residual adds are less than 1 % of a model's computation and parameters.",
     asks="of the operations of a training step, and of the parameters, at widths 64, 128 and 512",
     parts={
-        "adds": Sentence("The adds alone are less than 1 % of a step's operations."),
-        "parameters": Sentence("The residual connection adds to the number of parameters."),
+        "adds": "The adds alone are less than 1 % of a step's operations.",
+        "parameters": "The residual connection adds to the number of parameters.",
     },
 )
 def residual_cost(setup: Setup) -> Evidence:
     """Operations and parameters of adds and norms, as shares of a training step."""
     cases = [case for width in WIDTHS for case in _shares(width)]
     return Evidence(
-        cases=cases,
-        figure=Figure.largest("norms and adds in a step's operations or the parameters, in %", cases),
+        cases,
+        Figure.largest("norms and adds in a step's operations or the parameters, in %", cases),
         plots=[
             Plot(
                 "Norms and adds in a training step",
@@ -220,11 +208,11 @@ def _shares(width: int) -> Iterator[Case]:
         ("parameters", float(_size(joins)), _size(joins) > 0),
     ):
         yield Case(
-            seed=None,
-            where=f"d = {width}",
-            value=value,
-            holds=holds,
-            part=part,
+            None,
+            f"d = {width}",
+            value,
+            holds,
+            part,
             at={"width": width, "of": "adds alone" if part else "norms and adds"},
         )
 

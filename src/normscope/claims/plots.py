@@ -61,7 +61,12 @@ def lines_by(cases: "Iterable[Case]", x: str, name: str = "", *, marks: bool = F
     for case in cases:
         key = str(case.at[name]) if name else "measured"
         found.setdefault(key, {}).setdefault(float(case.at[x]), []).append(case.value)
-    return [Line.over_seeds(key, points, marks=marks) for key, points in found.items()]
+    return lines_of(found, marks=marks)
+
+
+def lines_of(points: Mapping[str, Mapping[float, Sequence[float]]], *, marks: bool = False) -> list[Line]:
+    """A line of each name, over the seeds' values at each x."""
+    return [Line.over_seeds(name, each, marks=marks) for name, each in points.items()]
 
 
 @dataclass(frozen=True)

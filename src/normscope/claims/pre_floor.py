@@ -11,10 +11,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.form import Case, Evidence, Figure, Line, Plot, Sentence, Setup, Source, claim
 from normscope.claims.norm_jacobian import ROUND_OFF
-from normscope.claims.plots import Line, Plot
 from normscope.claims.real_blocks import (
     F64,
     INITS,
@@ -25,9 +23,7 @@ from normscope.claims.real_blocks import (
     started,
     sublayers,
 )
-from normscope.claims.setup import Setup
 from normscope.claims.short_runs import small, train_changed
-from normscope.claims.sources import Source
 from normscope.linalg import JacobianOperator, numerical_rank, sigma_max, singular_values, weyl_lower_bound
 from normscope.nn import Decoder
 from normscope.train import RunConfig
@@ -49,14 +45,14 @@ KINDS = ("attention", "feed-forward", "both")
     "first, middle and last block of Pre-LN decoders at their start, 1 to 64 blocks, widths 32 to 256, four "
     "initialisations",
     parts={
-        "sequence": Sentence("The hypothesis ‖A‖ < 1 is met by the map of the whole sequence."),
+        "sequence": "The hypothesis ‖A‖ < 1 is met by the map of the whole sequence.",
         "trained": Sentence("The same at one token after 100 steps of training.", hypothesis="‖A‖ < 1"),
-        "needed": Sentence("The hypothesis is needed: where ‖A‖ ≥ 1 the Jacobian loses a direction."),
+        "needed": "The hypothesis is needed: where ‖A‖ ≥ 1 the Jacobian loses a direction.",
     },
 )
 def pre_ln_floor(setup: Setup) -> Evidence:
     """‖A‖ and σ_min(I + A) of real blocks: the bound, and how often it says anything."""
-    cases = [case for seed in setup.seeds for case in _floor_cases(seed)]
+    cases = setup.cases(_floor_cases)
     cases += list(_trained_cases(setup))
     of = {
         part: [case for case in cases if case.part == part] for part in ("", "sequence", "trained", "needed")
@@ -65,8 +61,8 @@ def pre_ln_floor(setup: Setup) -> Evidence:
     by_kind = ", ".join(f"{kind} {_met(token, kind=kind):.0%}" for kind in KINDS)
     by_init = ", ".join(f"{words} {_met(token, init=words):.0%}" for words in INITS.values())
     return Evidence(
-        cases=cases,
-        figure=Figure(
+        cases,
+        Figure(
             "Pre-LN branches and blocks with ‖A‖ < 1, in %",
             {seed: 100 * _met([case for case in token if case.seed == seed]) for seed in setup.seeds},
         ),
@@ -119,13 +115,13 @@ def _block_cases(
         values = singular_values(j)
         bound, within = weyl_lower_bound(norm), norm < 1
         case = Case(
-            seed=seed,
-            where=f"{where}, {kind}",
+            seed,
+            f"{where}, {kind}",
+            norm,
+            bool(within and values[-1] >= bound - ROUND_OFF),
+            part,
             at={**at, "kind": kind},
-            value=norm,
-            holds=bool(within and values[-1] >= bound - ROUND_OFF),
             within=within,
-            part=part,
         )
         yield case
         if not within and not part:
@@ -141,7 +137,7 @@ def _sequence_case(pair: list[Sublayer], seed: int, where: str) -> Case:
         return sigma_max(branch, tol=0.05).value
 
     value = max(norm(each) for each in pair)
-    return Case(seed=seed, where=where, value=value, holds=value < 1, part="sequence")
+    return Case(seed, where, value, value < 1, "sequence")
 
 
 def _trained_cases(setup: Setup) -> Iterator[Case]:

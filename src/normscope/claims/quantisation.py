@@ -11,12 +11,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from normscope.claims.claim import Kind, Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.form import Case, Evidence, Figure, Kind, Line, Plot, Setup, Source, claim
 from normscope.claims.masks import train
-from normscope.claims.plots import Line, Plot
-from normscope.claims.setup import Setup
-from normscope.claims.sources import Source
 from normscope.nn import Attention, Block, FeedForward, Residual
 from normscope.subjects import Subject, load
 
@@ -61,16 +57,14 @@ OTHERS = ("queries, keys, values", "attention outputs", "feed-forward hidden", "
     says="Norms and residual adds are where quantisation hurts most.",
     asks="of seven parts of the blocks rounded in turn, both the norms (the worse of their inputs and "
     "outputs) and the residual sums move the predictions (KL) more than any other part: INT8, INT4, FP8, a "
-    "scale a "
-    f"tensor or channel; a Pre-LN decoder of 4 blocks after {STEPS} steps of AdamW",
+    f"scale a tensor or channel; a Pre-LN decoder of 4 blocks after {STEPS} steps of AdamW",
     kind=Kind.TENDENCY,
     parts={
-        "norms": Sentence("The norms are hurt more than any part that is neither a norm nor an add."),
-        "add": Sentence("The residual sums are hurt more than any part that is neither a norm nor an add."),
-        "outliers": Sentence(
-            "Both are hurt most where outlier channels stand behind the norms, as in large models (planted)."
-        ),
-        "int4": Sentence("In INT4 the residual sums cost a tenth of a nat or more."),
+        "norms": "The norms are hurt more than any part that is neither a norm nor an add.",
+        "add": "The residual sums are hurt more than any part that is neither a norm nor an add.",
+        "outliers": "Both are hurt most where outlier channels stand behind the norms, as in large models "
+        "(planted).",
+        "int4": "In INT4 the residual sums cost a tenth of a nat or more.",
     },
 )
 def where_it_hurts(setup: Setup) -> Evidence:
@@ -84,8 +78,8 @@ def where_it_hurts(setup: Setup) -> Evidence:
         for outliers, each in ((False, model), (True, planted(model))):
             cases += _format_cases(each, subject, outliers, seed, errors)
     return Evidence(
-        cases=cases,
-        figure=Figure.share("% of formats where both norms and adds are hurt most", cases),
+        cases,
+        Figure.share("% of formats where both norms and adds are hurt most", cases),
         plots=[_plot(errors)],
         notes=[
             _ranking(errors) + f", after training to {statistics.median(losses):.3g} nats.",
@@ -95,11 +89,7 @@ def where_it_hurts(setup: Setup) -> Evidence:
 
 
 def _format_cases(
-    model: nn.Module,
-    subject: Subject,
-    outliers: bool,
-    seed: int,
-    errors: dict[str, dict[float, list[float]]],
+    model: nn.Module, subject: Subject, outliers: bool, seed: int, errors: dict[str, dict[float, list[float]]]
 ) -> Iterator[Case]:
     truth, before = _predictions(model, subject), _loss(model, subject)
     for index, (name, quantise) in enumerate(FORMATS.items()):
@@ -111,15 +101,15 @@ def _format_cases(
         add, where = by_part["residual sums"] / by_part[rival], f"{name}, error over that of the {rival}"
         both = min(norms, add)
         if outliers:
-            yield Case(seed=seed, where=where, value=both, holds=both > 1, part="outliers")
+            yield Case(seed, where, both, both > 1, "outliers")
             continue
         for part, value in (("", both), ("norms", norms), ("add", add)):
-            yield Case(seed=seed, where=where, value=value, holds=value > 1, part=part)
+            yield Case(seed, where, value, value > 1, part)
         if name.startswith("INT4"):
             with quantised(model, "residual sums", quantise) as rounded:
                 cost = _loss(rounded, subject) - before
             where = f"{name}, extra nats"
-            yield Case(seed=seed, where=where, value=cost, holds=cost >= 0.1, part="int4")
+            yield Case(seed, where, cost, cost >= 0.1, "int4")
 
 
 def _error(model: nn.Module, subject: Subject, part: str, quantise: Quantise, truth: Tensor) -> float:

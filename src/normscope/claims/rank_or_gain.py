@@ -12,13 +12,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from normscope.claims.claim import Kind, Sentence, claim
 from normscope.claims.deep_rank import num_erased
-from normscope.claims.evidence import Case, Evidence, Figure
-from normscope.claims.plots import Line, Plot
+from normscope.claims.form import Case, Evidence, Figure, Kind, Line, Plot, Sentence, Setup, Source, claim
 from normscope.claims.real_blocks import F64, at_last_token, embedded, jacobian, walk
-from normscope.claims.setup import Setup
-from normscope.claims.sources import Source
 from normscope.claims.training import (
     ABOVE,
     LEVELS,
@@ -113,8 +109,8 @@ def null_space_or_not(setup: Setup) -> Evidence:
     wrong = [case for case in cases if not case.part and not case.holds]
     told = [case for case in cases if case.part == "collapse"]
     return Evidence(
-        cases=cases,
-        figure=Figure(
+        cases,
+        Figure(
             f"wrong predictions of the null space, of {len(recipes) - len(NOT_PREDICTED)} interventions",
             {seed: sum(case.seed == seed for case in wrong) for seed in setup.seeds},
         ),
@@ -166,7 +162,7 @@ def _suspects(name: str, seed: int, start: Start, outcome: Outcome) -> Iterator[
             continue
         above = max(-3.0, min(3.0, outcome.excess + MARGIN))
         value = above if fails else -above
-        yield Case(seed=seed, where=name, value=value, holds=value >= 0, part=part)
+        yield Case(seed, name, value, value >= 0, part)
 
 
 def _fate(name: str, by_seed: Mapping[int, Outcome], starts: Mapping[int, Start]) -> str:
@@ -246,17 +242,17 @@ def needs_small_rates(setup: Setup) -> Evidence:
     }
     cases = [
         Case(
-            seed=seed,
-            where=f"{init} weights, decades",
-            value=(value := math.log10(largest["pre", init, seed] / largest["post", init, seed])),
-            holds=value >= 0.25,
+            seed,
+            f"{init} weights, decades",
+            (value := math.log10(largest["pre", init, seed] / largest["post", init, seed])),
+            value >= 0.25,
         )
         for init in ("xavier", "normal")
         for seed in setup.seeds
     ]
     return Evidence(
-        cases=cases,
-        figure=Figure(
+        cases,
+        Figure(
             "largest rate that trains Post-LN from Xavier weights",
             {seed: largest["post", "xavier", seed] for seed in setup.seeds},
         ),

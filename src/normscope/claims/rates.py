@@ -4,11 +4,8 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from normscope.claims.claim import Kind, Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure, effect
-from normscope.claims.plots import Line, Plot
-from normscope.claims.setup import Setup
-from normscope.claims.sources import Source
+from normscope.claims.evidence import effect
+from normscope.claims.form import Case, Evidence, Figure, Kind, Line, Plot, Sentence, Setup, Source, claim
 from normscope.claims.training import (
     ABOVE,
     LEVELS,
@@ -81,8 +78,8 @@ def larger_rates(setup: Setup) -> Evidence:
         for seed in setup.seeds
     ]
     return Evidence(
-        cases=cases,
-        figure=Figure(
+        cases,
+        Figure(
             "rungs (half a decade each) that Pre-LN trains more than without norms, Xavier weights",
             {seed: rung[bases[1], seed] - rung[bare, seed] for seed in setup.seeds},
         ),
@@ -101,8 +98,7 @@ def larger_rates(setup: Setup) -> Evidence:
         ],
         notes=[
             f"{_name(base)}: {', '.join(f'{rung[base, seed]}' for seed in setup.seeds)} rungs of "
-            f"{len(rates)} "
-            "train, by seed."
+            f"{len(rates)} train, by seed."
             for base in (bare, *bases)
         ],
         of="stacks",
@@ -123,13 +119,12 @@ def _excesses(by_seed: Mapping[int, Outcome]) -> list[float]:
     Source("004", "§7.3", "模型训练步数可减少约30%-50%"),
     Source("004", "§10 results", "**收敛速度提升了30%以上**"),
     says="LayerNorm and residuals together save 30 % or more of the steps to the same loss.",
-    asks="4 blocks, each kind of stack at its best rate: steps until 0.3 nats under the byte "
-    "frequencies, Pre-LN or Post-LN against a stack with neither; one that never gets there "
-    "counts as the whole budget",
+    asks="4 blocks, each kind of stack at its best rate: steps until 0.3 nats under the byte frequencies, "
+    "Pre-LN or Post-LN against a stack with neither; one that never gets there counts as the whole budget",
     kind=Kind.TENDENCY,
     smallest=FEWER,
     parts={
-        "band": Sentence("What they save together is 30 to 50 %."),
+        "band": "What they save together is 30 to 50 %.",
         "norms": Sentence(
             "The norms alone save 30 % or more, beside residuals without norms.", smallest=FEWER
         ),
@@ -147,10 +142,10 @@ def fewer_steps(setup: Setup) -> Evidence:
         for name, recipes in _kinds(setup.long).items()
     }
     budget = 1000 if setup.long else PRE.steps
-    cases = [case for seed in setup.seeds for case in _savings(steps, seed, budget)]
+    cases = setup.cases(lambda seed: _savings(steps, seed, budget))
     return Evidence(
-        cases=cases,
-        figure=Figure(
+        cases,
+        Figure(
             "steps that norms and residuals save together, at least, in %",
             {case.seed: 100 * case.value for case in cases if not case.part},
         ),
@@ -209,7 +204,7 @@ def _savings(steps: Mapping[str, Mapping[int, float]], seed: int, budget: int) -
         saved = _saved(steps[names[0]][seed], steps[names[1]][seed], budget)
         where = f"{names[0]} against {names[1]}, share of the steps saved"
         if part == "band":
-            yield Case(seed=seed, where=where, value=saved, holds=FEWER <= saved <= MOST, part=part)
+            yield Case(seed, where, saved, FEWER <= saved <= MOST, part)
         else:
             yield effect(seed, where, saved, FEWER, part=part)
 
@@ -239,10 +234,10 @@ def pre_is_sensitive(setup: Setup) -> Evidence:
     """Rates that train, the spread over weights, and how high the loss rises at first."""
     bases = {"pre": (PRE, PRE_XAVIER), "post": (POST, POST_NORMAL)}
     outcomes = trained(setup, [r for pair in bases.values() for base in pair for r in ladder(base)])
-    cases = [case for seed in setup.seeds for case in _sensitivity(outcomes, bases, seed)]
+    cases = setup.cases(lambda seed: _sensitivity(outcomes, bases, seed))
     return Evidence(
-        cases=cases,
-        figure=Figure(
+        cases,
+        Figure(
             "settings that train, Post-LN's less Pre-LN's, of 8 each",
             {case.seed: case.value for case in cases if not case.part},
         ),

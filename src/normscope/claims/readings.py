@@ -7,28 +7,22 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from normscope.anatomy import Anatomy, capture, measuring, read_anatomy
-from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.form import Case, Evidence, Figure, Setup, Source, claim
 from normscope.claims.measure import NotMeasured
-from normscope.claims.setup import Setup
-from normscope.claims.sources import Source
 from normscope.errors import UsageError
 from normscope.subjects import Subject, load, untouched
 
+TINY = "num_hidden_layers=2,hidden_size=32,intermediate_size=64,num_attention_heads=2"
 SMALL = {
     "gpt2": "n_layer=2,n_embd=32,n_head=2",
-    "llama": "num_hidden_layers=2,hidden_size=32,intermediate_size=64,num_attention_heads=2",
-    "llama4_text": "num_hidden_layers=2,hidden_size=32,intermediate_size=64,intermediate_size_mlp=64,"
-    "num_attention_heads=2,num_key_value_heads=2,head_dim=16,num_local_experts=2",
-    "deepseek_v3": "num_hidden_layers=2,hidden_size=32,intermediate_size=64,moe_intermediate_size=16,"
-    "num_attention_heads=2,num_key_value_heads=2,n_routed_experts=4,n_group=2,topk_group=1,"
-    "num_experts_per_tok=2,kv_lora_rank=16,q_lora_rank=16,first_k_dense_replace=1,qk_rope_head_dim=8,"
-    "qk_nope_head_dim=8,v_head_dim=16",
-    "modernbert": "num_hidden_layers=2,hidden_size=32,intermediate_size=64,num_attention_heads=2,"
-    "pad_token_id=0,bos_token_id=1,eos_token_id=2,cls_token_id=1,sep_token_id=2",
+    "llama": TINY,
+    "llama4_text": f"{TINY},intermediate_size_mlp=64,num_key_value_heads=2,head_dim=16,num_local_experts=2",
+    "deepseek_v3": f"{TINY},moe_intermediate_size=16,num_key_value_heads=2,n_routed_experts=4,n_group=2,"
+    "topk_group=1,num_experts_per_tok=2,kv_lora_rank=16,q_lora_rank=16,first_k_dense_replace=1,"
+    "qk_rope_head_dim=8,qk_nope_head_dim=8,v_head_dim=16",
+    "modernbert": f"{TINY},pad_token_id=0,bos_token_id=1,eos_token_id=2,cls_token_id=1,sep_token_id=2",
 }
 """Type of transformers → options of a small model."""
-BERT_LIKE = "num_hidden_layers=2,hidden_size=32,intermediate_size=64,num_attention_heads=2"
 BERTS = (
     "bert",
     "roberta",
@@ -58,10 +52,7 @@ ZERO = "nn:decoder,init=zero-output,depth=4,width=64"
     Source("003", "Conclusion", "二者组合已是 LLM 标配"),
     says="GPT-3, LLaMA-4 and DeepSeek-V3 are Pre-LN with RMSNorm.",
     asks="every branch of each is read as Pre-LN with an RMSNorm; GPT-3 as GPT-2, whose architecture it has",
-    parts={
-        "placement": Sentence("All of them are Pre-LN."),
-        "final": Sentence("All of them norm the last stream."),
-    },
+    parts={"placement": "All of them are Pre-LN.", "final": "All of them norm the last stream."},
 )
 def llms_are_pre_with_rmsnorm(setup: Setup) -> Evidence:
     """The reading of each model type, with small widths and its own norms."""
@@ -70,19 +61,13 @@ def llms_are_pre_with_rmsnorm(setup: Setup) -> Evidence:
         anatomy = small(kind)
         both = share_of(anatomy, "rmsnorm")
         cases += [
-            Case(seed=None, where=f"{name}: {in_words(anatomy)}", value=both, holds=both == 1),
+            Case(None, f"{name}: {in_words(anatomy)}", both, both == 1),
             _placement_case(name, anatomy, "placement"),
-            Case(
-                seed=None,
-                where=name,
-                value=float(anatomy.final_norm),
-                holds=anatomy.final_norm,
-                part="final",
-            ),
+            Case(None, name, float(anatomy.final_norm), anatomy.final_norm, "final"),
         ]
     return Evidence(
-        cases=cases,
-        figure=Figure.share("% of the models that are Pre-LN with RMSNorm", cases),
+        cases,
+        Figure.share("% of the models that are Pre-LN with RMSNorm", cases),
         notes=[f"Read as: {'; '.join(case.where for case in cases if not case.part)}."],
         of="models",
     )
@@ -96,7 +81,7 @@ def share_of(anatomy: Anatomy, norm: str | None = None) -> float:
 
 def _placement_case(name: str, anatomy: Anatomy, part: str = "") -> Case:
     share = share_of(anatomy)
-    return Case(seed=None, where=f"{name}: {in_words(anatomy)}", value=share, holds=share == 1, part=part)
+    return Case(None, f"{name}: {in_words(anatomy)}", share, share == 1, part)
 
 
 @claim(
@@ -107,7 +92,7 @@ def _placement_case(name: str, anatomy: Anatomy, part: str = "") -> Case:
     Source("001", "Summary", "BERT（某些变体）"),
     says="GPT-2, GPT-3, BERT and Llama are Pre-LN.",
     asks="every branch of each is read as Pre-LN; of BERT and its variants, at least half",
-    parts={"variants": Sentence("BERT and its variants are often Pre-LN (half of them or more).")},
+    parts={"variants": "BERT and its variants are often Pre-LN (half of them or more)."},
 )
 def bert_is_pre(setup: Setup) -> Evidence:
     """The reading of the models named, and of BERT's family as transformers builds it."""
@@ -117,10 +102,10 @@ def bert_is_pre(setup: Setup) -> Evidence:
     found = [kind for kind in BERTS if family[kind].startswith("pre")]
     share = len(found) / len(BERTS)
     where = f"{len(found)} of {len(BERTS)} ({', '.join(found)})"
-    cases.append(Case(seed=None, where=where, value=share, holds=share >= 0.5, part="variants"))
+    cases.append(Case(None, where, share, share >= 0.5, "variants"))
     return Evidence(
-        cases=cases,
-        figure=Figure.share("% of the models named that are Pre-LN", cases),
+        cases,
+        Figure.share("% of the models named that are Pre-LN", cases),
         notes=[
             "The family, as read: " + ", ".join(f"{kind} {family[kind]}" for kind in BERTS) + ".",
             "§3.4, §5.2 and the table of §8.5 of the same text call BERT a Post-LN.",
@@ -135,7 +120,7 @@ def bert_is_pre(setup: Setup) -> Evidence:
     says="T5 and GPT-3 start with (nearly) zero residual branches.",
     asks="at the start, the last map of a branch is zero, or what the branch adds is at most 1 % of "
     "the stream that it is added to; 12 blocks of width 64",
-    parts={"zero": Sentence("The last map of each branch is zero.")},
+    parts={"zero": "The last map of each branch is zero."},
 )
 def t5_and_gpt3_start_at_zero(setup: Setup) -> Evidence:
     """Starting weights and branches of the two as transformers draws them, and of a zero start of ours."""
@@ -147,8 +132,8 @@ def t5_and_gpt3_start_at_zero(setup: Setup) -> Evidence:
     ]
     ours = [branch_shares(loaded(ZERO, seed)) for seed in setup.seeds]
     return Evidence(
-        cases=cases,
-        figure=Figure.largest("largest branch over the stream that it reads, in RMS", cases),
+        cases,
+        Figure.largest("largest branch over the stream that it reads, in RMS", cases),
         notes=[f"A zero start of ours adds at most {max(map(max, ours)):.3g} of the stream."],
         of="models",
     )
@@ -157,7 +142,7 @@ def t5_and_gpt3_start_at_zero(setup: Setup) -> Evidence:
 def _start_cases(name: str, subject: Subject, seed: int) -> Iterator[Case]:
     anatomy = read_anatomy(subject)
     largest = max(branch_shares(subject, anatomy))
-    yield Case(seed=seed, where=name, value=largest, holds=largest <= 0.01)
+    yield Case(seed, name, largest, largest <= 0.01)
     weights = dict(subject.model.named_parameters())
     last = [
         float(rms(weights[projection.parameter]))
@@ -166,7 +151,7 @@ def _start_cases(name: str, subject: Subject, seed: int) -> Iterator[Case]:
         if projection.roles[0] in ("o", "down")
     ]
     where = f"{name}, RMS of its last maps"
-    yield Case(seed=seed, where=where, value=max(last), holds=max(last) == 0, part="zero")
+    yield Case(seed, where, max(last), max(last) == 0, "zero")
 
 
 def branch_shares(subject: Subject, anatomy: Anatomy | None = None) -> list[float]:
@@ -186,7 +171,7 @@ def rms(x: Tensor) -> Tensor:
 @functools.cache
 def small(kind: str) -> Anatomy:
     """The reading of a small model of a type of transformers."""
-    return read_anatomy(loaded(f"hf:{kind},vocab_size=256,{SMALL.get(kind, BERT_LIKE)}", 0))
+    return read_anatomy(loaded(f"hf:{kind},vocab_size=256,{SMALL.get(kind, TINY)}", 0))
 
 
 def loaded(spec: str, seed: int) -> Subject:

@@ -11,12 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from normscope.claims.at_start import blocks_of
-from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.form import Case, Evidence, Figure, Setup, Source, claim
 from normscope.claims.norm_jacobian import distance
-from normscope.claims.setup import Setup
 from normscope.claims.short_runs import small, train_changed
-from normscope.claims.sources import Source
 from normscope.nn import SCHEMES, Decoder, Slot, build, swap
 from normscope.nn.models import Model
 from normscope.nn.scheme import Role
@@ -35,14 +32,14 @@ NOISE = 0.01
     "placements and none, 6 blocks, Xavier weights, ReLU; with each weight off by 1 % they change less than "
     "those of the same weights without norms",
     condition="a norm reads the map's output before anything is added to it",
-    parts={"damped": Sentence("With norms small errors of all weights move the output less than without.")},
+    parts={"damped": "With norms small errors of all weights move the output less than without."},
 )
 def scaled_weights(setup: Setup) -> Evidence:
     """Doubled maps, one by one, in each placement; all weights a little off."""
     found = {seed: dict(_models(seed, setup.sizes(6, 4))) for seed in setup.seeds}
     cases = [case for seed, models in found.items() for case in _doubled_cases(seed, models)]
     if not setup.fresh:  # that part has no condition
-        cases += [case for seed in setup.seeds for case in _damped_cases(seed)]
+        cases += setup.cases(_damped_cases)
     own = [case for case in cases if not case.part]
     post = {
         seed: max(c.value for c in own if c.seed == seed and c.where.startswith("post,"))
@@ -50,8 +47,8 @@ def scaled_weights(setup: Setup) -> Evidence:
     }
     bare = [c.value for c in own if c.where.startswith(BARE)]
     return Evidence(
-        cases=cases,
-        figure=Figure("largest relative change of Post-LN's logits by one doubled map", post),
+        cases,
+        Figure("largest relative change of Post-LN's logits by one doubled map", post),
         notes=[f"Without norms a doubled map changes the logits by up to {max(bare):.3g} of their norm."],
     )
 
@@ -91,7 +88,7 @@ def _doubled_cases(seed: int, models: Mapping[str, Model]) -> Iterator[Case]:
             change = distance(model(ids).logits, before)
             module.weight.div_(2)
             where, met = f"{name}, {role} doubled", is_read_by_norm(name, role)
-            yield Case(seed=seed, where=where, value=change, holds=change <= 0.01, met=met)
+            yield Case(seed, where, change, change <= 0.01, met=met)
 
 
 @torch.no_grad()
@@ -104,7 +101,7 @@ def _damped_cases(seed: int) -> Iterator[Case]:
             logs[name] += math.log(moves[name] / moves[BARE]) / 4
     for name, log in logs.items():
         where = f"{name}, change over that without norms"
-        yield Case(seed=seed, where=where, value=math.exp(log), holds=log < 0, part="damped")
+        yield Case(seed, where, math.exp(log), log < 0, "damped")
 
 
 def _noise_move(model: Model, seed: int) -> float:
@@ -135,9 +132,9 @@ STEPS = 100
     "and 10 % noise, one token in sixteen misspelt; Pre-LN and Post-LN of 6 blocks after 100 steps",
     hypothesis="the model is trained",
     parts={
-        "outlier": Sentence("One feature at ten times its σ is smoothed: the same for it."),
-        "drawn": Sentence("The same at the start, before any training."),
-        "better": Sentence("At the start the output changes less than without norms."),
+        "outlier": "One feature at ten times its σ is smoothed: the same for it.",
+        "drawn": "The same at the start, before any training.",
+        "better": "At the start the output changes less than without norms.",
     },
 )
 def noisy_inputs(setup: Setup) -> Evidence:
@@ -153,8 +150,8 @@ def noisy_inputs(setup: Setup) -> Evidence:
             model = trained[name][seed].model.double()
             cases += _noise_cases(seed, f"{name}, trained", _gains(model, seed), drawn=False)
     return Evidence(
-        cases=cases,
-        figure=Figure.largest("largest change of the output over that of the input", cases),
+        cases,
+        Figure.largest("largest change of the output over that of the input", cases),
         notes=[
             f"{name}: at most {max(c.value for c in cases if c.where.startswith(name)):.3g}."
             for name in ("pre, drawn", "pre, trained", "post, drawn", "post, trained")
@@ -190,11 +187,11 @@ def _gains(model: nn.Module, seed: int) -> dict[str, float]:
 def _noise_cases(seed: int, where: str, gains: Mapping[str, float], *, drawn: bool) -> Iterator[Case]:
     for kind, gain in gains.items():
         part = "drawn" if drawn else "outlier" if kind == "an outlier" else ""
-        yield Case(seed=seed, where=f"{where}, {kind}", value=gain, holds=gain <= 1.05, part=part)
+        yield Case(seed, f"{where}, {kind}", gain, gain <= 1.05, part)
 
 
 def _better_cases(seed: int, name: str, gains: Mapping[str, Mapping[str, float]]) -> Iterator[Case]:
     for kind, gain in gains[name].items():
         ratio = gain / gains[BARE][kind]
         where = f"{name}, {kind}, change over that without norms"
-        yield Case(seed=seed, where=where, value=ratio, holds=ratio < 1, part="better")
+        yield Case(seed, where, ratio, ratio < 1, "better")

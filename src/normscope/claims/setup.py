@@ -1,10 +1,11 @@
 """`Setup`: what a claim's function is given: seeds, short or long form, and trained runs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from normscope.claims.evidence import Case
 from normscope.claims.runs import Runs
 from normscope.maps import Result
 from normscope.train import RunConfig
@@ -33,6 +34,10 @@ class Setup:
     text: Path | None = None
     runs: Runs = field(default_factory=Runs)
     fresh: bool = False
+
+    def cases(self, *measures: Callable[[int], Iterable[Case]]) -> list[Case]:
+        """The cases that each of `measures` gives for each seed."""
+        return [case for seed in self.seeds for measure in measures for case in measure(seed)]
 
     def train(self, configs: Sequence[RunConfig], replica: int = 0) -> list[Result]:
         """Results of `configs`, in their order; each is trained once, those of one shape as one stack.

@@ -7,11 +7,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.form import Case, Evidence, Figure, Setup, Source, claim
 from normscope.claims.measure import NotMeasured
-from normscope.claims.setup import Setup
-from normscope.claims.sources import Source
 
 WORLDS = (2, 3, 4)
 PROGRAM = "normscope.claims.shards"
@@ -31,11 +28,9 @@ ANOTHER = 1e-3
     "more; one all-reduce of (Σx, Σx²), or one all-gather of means and variances, gives output and gradients "
     "to 1e-10",
     parts={
-        "sums": Sentence("An all-reduce of (Σx, Σx²) is exact whatever the mean of the features."),
-        "backward": Sentence(
-            "The collective of the forward pass is enough: the backward pass sends nothing."
-        ),
-        "overlap": Sentence("The message can travel while the matrix product before the norm goes on."),
+        "sums": "An all-reduce of (Σx, Σx²) is exact whatever the mean of the features.",
+        "backward": "The collective of the forward pass is enough: the backward pass sends nothing.",
+        "overlap": "The message can travel while the matrix product before the norm goes on.",
     },
 )
 def sharded_norm(setup: Setup) -> Evidence:
@@ -48,8 +43,8 @@ def sharded_norm(setup: Setup) -> Evidence:
     merged = [row["error"] for row in compared if row["how"] == "merging"]
     meanwhile, chunks = overlapped[0]["under_way"], overlapped[0]["chunks"]
     return Evidence(
-        cases=cases,
-        figure=Figure.largest("largest relative error with one collective", cases),
+        cases,
+        Figure.largest("largest relative error with one collective", cases),
         notes=[
             f"With statistics of each device alone it is off by {min(local):.3g} to {max(local):.3g}.",
             f"Merged means and variances are within {max(merged):.1e}, whatever the mean.",
@@ -67,10 +62,7 @@ def run_ranks(seeds: Any) -> list[dict[str, Any]]:
         raise NotMeasured("needs torch.distributed with gloo, and processes that fork")
     settings = json.dumps({"seeds": list(seeds), "worlds": WORLDS})
     done = subprocess.run(
-        [sys.executable, "-m", PROGRAM, settings],
-        capture_output=True,
-        text=True,
-        timeout=300,
+        [sys.executable, "-m", PROGRAM, settings], capture_output=True, text=True, timeout=300
     )
     if done.returncode:
         raise RuntimeError(f"the ranks ended with status {done.returncode}: {done.stderr.strip()[-300:]}")
@@ -101,7 +93,7 @@ def _overlap(row: dict[str, Any]) -> Case:
 
 def _case(row: dict[str, Any], value: float, holds: bool, part: str = "") -> Case:
     where = f"{row['world']} devices, {row['input']}"
-    return Case(seed=row["seed"], where=where, value=float(value), holds=holds, part=part)
+    return Case(row["seed"], where, float(value), holds, part)
 
 
 def _place(row: dict[str, Any]) -> tuple[int, int, str]:

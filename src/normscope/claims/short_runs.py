@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from normscope.claims.setup import Setup
+from normscope.claims.form import Setup
 from normscope.maps import Cell
 from normscope.maps.training import loaded
 from normscope.train import RunConfig, TrialConfig, in_flushed_thread, many_trials

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.form import Case, Evidence, Figure, Setup, Source, claim
 from normscope.claims.norm_jacobian import distance
 from normscope.claims.printed_code import (
     BATCH,
@@ -28,8 +27,6 @@ from normscope.claims.printed_code import (
     torch_block,
 )
 from normscope.claims.readings import in_words, placement_of
-from normscope.claims.setup import Setup
-from normscope.claims.sources import Source
 
 SAME = 1e-5
 """Largest relative distance of two outputs that float32 explains."""
@@ -49,8 +46,8 @@ SAME = 1e-5
     asks="the anatomy reads the placement of each as the text calls it; a second witness: the output "
     "is that of torch's own block of that placement with the same weights",
     parts={
-        "pre": Sentence("What the same text prints as Pre-LN is Pre-LN."),
-        "others": Sentence("The other four texts print both under their right names."),
+        "pre": "What the same text prints as Pre-LN is Pre-LN.",
+        "others": "The other four texts print both under their right names.",
     },
 )
 def labelled_post(setup: Setup) -> Evidence:
@@ -59,8 +56,8 @@ def labelled_post(setup: Setup) -> Evidence:
     claimed = [case for case in cases if not case.part]
     agree = sum(case.holds == (case.value <= SAME) for case in cases)
     return Evidence(
-        cases=cases,
-        figure=Figure.share("% of the places labelled Post-LN that are", cases),
+        cases,
+        Figure.share("% of the places labelled Post-LN that are", cases),
         notes=[
             "Labelled Post-LN: "
             + ", ".join(f"{n} are {kind}" for kind, n in Counter(case.at["read"] for case in claimed).items())
@@ -79,7 +76,7 @@ def _snippet_case(printed: Printed) -> Case:
     part = "others" if printed.text != "004" else "" if printed.label == "post" else "pre"
     where = f"{printed.text} {printed.where} is {found}, its distance from {printed.label} of torch"
     at = {"read": found}
-    return Case(seed=None, where=where, value=far, holds=found == printed.label, part=part, at=at)
+    return Case(None, where, far, found == printed.label, part, at=at)
 
 
 def _by_torch(model: PrintedModel, label: str, x_BTD: Tensor) -> Tensor:
@@ -96,12 +93,10 @@ def _by_torch(model: PrintedModel, label: str, x_BTD: Tensor) -> Tensor:
     says="The PyTorch templates printed in 003 and 004 are Pre-LN blocks.",
     asks="the anatomy reads every branch of a stack of them as Pre-LN",
     parts={
-        "rms": Sentence("nn.RMSNorm can be put in for nn.LayerNorm without any other change (003)."),
-        "batch": Sentence(
-            "Fed [batch, sequence, features], as 004 §4.2 prints shapes, 004's block lets no sequence of the "
-            "batch see another."
-        ),
-        "final": Sentence("A stack of them is whole: it ends in a norm, as GPT-2's and LLaMA's do."),
+        "rms": "nn.RMSNorm can be put in for nn.LayerNorm without any other change (003).",
+        "batch": "Fed [batch, sequence, features], as 004 §4.2 prints shapes, 004's block lets no sequence "
+        "of the batch see another.",
+        "final": "A stack of them is whole: it ends in a norm, as GPT-2's and LLaMA's do.",
     },
 )
 def templates(setup: Setup) -> Evidence:
@@ -109,8 +104,8 @@ def templates(setup: Setup) -> Evidence:
     cases = [case for name in _templates() for case in _template_cases(name)]
     counts = {name: _norm_calls(name) for name in _templates()}
     return Evidence(
-        cases=cases,
-        figure=Figure.share("% of the templates that are Pre-LN", cases),
+        cases,
+        Figure.share("% of the templates that are Pre-LN", cases),
         notes=[
             f"{name} calls its norms {n} times a forward, for two branches." for name, n in counts.items()
         ],
@@ -138,14 +133,14 @@ def _template_cases(name: str) -> Iterator[Case]:
     where, pre = f"{name}: {in_words(anatomy)}", placement_of(anatomy) == "pre"
     if name == "003 with nn.RMSNorm":
         rms = pre and all(branch.norm == "rmsnorm" for branch in anatomy.branches)
-        yield Case(seed=None, where=where, value=float(rms), holds=rms, part="rms")
+        yield Case(None, where, float(rms), rms, "rms")
         return
-    yield Case(seed=None, where=where, value=float(pre), holds=pre)
-    yield Case(seed=None, where=name, value=float(anatomy.final_norm), holds=anatomy.final_norm, part="final")
+    yield Case(None, where, float(pre), pre)
+    yield Case(None, name, float(anatomy.final_norm), anatomy.final_norm, "final")
     if name.startswith("004"):
         seen = _seen_by_others(model)
         where = f"{name}, change of the other sequences"
-        yield Case(seed=None, where=where, value=seen, holds=seen <= SAME, part="batch")
+        yield Case(None, where, seen, seen <= SAME, "batch")
 
 
 @torch.no_grad()

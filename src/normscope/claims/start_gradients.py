@@ -22,11 +22,7 @@ from normscope.claims.at_start import (
     stack_of,
     weight_of,
 )
-from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure
-from normscope.claims.plots import Line, Plot, lines_by
-from normscope.claims.setup import Setup
-from normscope.claims.sources import Source
+from normscope.claims.form import Case, Evidence, Figure, Line, Plot, Sentence, Setup, Source, claim, lines_by
 from normscope.nn import Context
 
 DEPTHS = (2, 4, 8, 16, 32, 64)
@@ -58,24 +54,22 @@ IF_COLLAPSED = "the blocks read a memory whose tokens are alike (diversity under
     "1024, in their setting: uniform attention, d hidden units, ReLU, Xavier weights",
     condition=IF_COLLAPSED,
     parts={
-        "depth": Sentence(
-            "The last block's gradient is the same at every depth in Post-LN, ∝ L^-½ in Pre-LN."
-        ),
-        "width": Sentence("The last block's gradient grows with the width as d√(ln d), Xavier's head."),
-        "width, unit head": Sentence("The same with a head of variance 1, as a shared embedding has it."),
+        "depth": "The last block's gradient is the same at every depth in Post-LN, ∝ L^-½ in Pre-LN.",
+        "width": "The last block's gradient grows with the width as d√(ln d), Xavier's head.",
+        "width, unit head": "The same with a head of variance 1, as a shared embedding has it.",
     },
 )
 def gradients_of_post_ln(setup: Setup) -> Evidence:
     """The tilt from the last block to the first; the two exponents that are proved of the last."""
-    cases = [case for seed in setup.seeds for case in _tilt_cases(setup, seed)]
+    cases = setup.cases(lambda seed: _tilt_cases(setup, seed))
     tilts, by_depth = list(cases), {}
     if not setup.fresh:  # these have no condition
         by_depth = {seed: {name: _by_depth(name, seed) for name in ("post", "pre")} for seed in setup.seeds}
         cases += [case for seed, lines in by_depth.items() for case in _depth_cases(seed, lines)]
-        cases += [case for seed in setup.seeds for case in _width_cases(seed)]
+        cases += setup.cases(_width_cases)
     return Evidence(
-        cases=cases,
-        figure=Figure(
+        cases,
+        Figure(
             "last block's gradient over the first's, Post-LN alone, the deepest",
             {case.seed: case.value for case in tilts if case.at["memory"] == "none"},
         ),
@@ -115,10 +109,10 @@ def _tilt_cases(setup: Setup, seed: int) -> Iterator[Case]:
             met = diversity < COLLAPSED
             where = f"memory {memory}, {depth} blocks"
             yield Case(
-                seed=seed,
-                where=where,
-                value=value,
-                holds=value >= LARGER,
+                seed,
+                where,
+                value,
+                value >= LARGER,
                 met=met,
                 at={"depth": depth, "memory": memory, "diversity": diversity},
             )
@@ -173,7 +167,7 @@ def _depth_cases(seed: int, lines: Mapping[str, Sequence[float]]) -> Iterator[Ca
     for scheme, proved in (("post", 0.0), ("pre", -0.5)):
         p = slope(DEPTHS, lines[scheme])
         where = f"{scheme}, exponent in L, {proved:g} proved"
-        yield Case(seed=seed, where=where, value=p, holds=abs(p - proved) <= NEAR, part="depth")
+        yield Case(seed, where, p, abs(p - proved) <= NEAR, "depth")
 
 
 def _width_cases(seed: int) -> Iterator[Case]:
@@ -181,7 +175,7 @@ def _width_cases(seed: int) -> Iterator[Case]:
         for part, unit in (("width", False), ("width, unit head", True)):
             p = exponent(lambda d: _per_root_log(scheme, d, seed, unit), WIDTHS)  # noqa: B023  called here
             where = f"{scheme}, exponent in d beside √(ln d)"
-            yield Case(seed=seed, where=where, value=p, holds=abs(p - 1) <= NEAR, part=part)
+            yield Case(seed, where, p, abs(p - 1) <= NEAR, part)
 
 
 def _per_root_log(scheme: str, width: int, seed: int, unit_head: bool) -> float:
@@ -215,8 +209,8 @@ FLAT = 0.1
     asks="the exponent in L of ‖∂loss/∂W₂‖, L = 4 … 64, is within 0.1 of zero: for the first, second, "
     "middle and last block; Xiong et al. prove L^-½ for the last",
     parts={
-        "from the input": Sentence("It is for the first and the second block."),
-        "even": Sentence("The gradients of all layers are about equal: largest over smallest at most 2."),
+        "from the input": "It is for the first and the second block.",
+        "even": "The gradients of all layers are about equal: largest over smallest at most 2.",
         "vanish": Sentence(
             "In Post-LN the first block's gradient falls with L: exponent -¼ or below.", IF_COLLAPSED
         ),
@@ -226,10 +220,10 @@ def gradients_of_pre_ln(setup: Setup) -> Evidence:
     """Three readings of one sentence: a layer counted from below, one from above, all layers of a model."""
     found = {seed: {depth: _pre_gradients(depth, seed) for depth in SIZES} for seed in setup.seeds}
     cases = [case for seed, by_depth in found.items() for case in _layer_cases(seed, by_depth)]
-    cases += [case for seed in setup.seeds for case in _vanish_cases(setup, seed)]
+    cases += setup.cases(lambda seed: _vanish_cases(setup, seed))
     return Evidence(
-        cases=cases,
-        figure=Figure(
+        cases,
+        Figure(
             "exponent in L of the last block's gradient",
             {
                 case.seed: case.value
@@ -252,11 +246,11 @@ def _layer_cases(seed: int, by_depth: Mapping[int, Sequence[float]]) -> Iterator
         p = slope(SIZES, [by_depth[depth][at(depth)] for depth in SIZES])
         for part in ("", "from the input") if name in ("first", "second") else ("",):
             where = f"{name} block, exponent in L"
-            yield Case(seed=seed, where=where, value=p, holds=abs(p) <= FLAT, part=part)
+            yield Case(seed, where, p, abs(p) <= FLAT, part)
     for depth, gradients in by_depth.items():
         ratio = max(gradients) / min(gradients)
         where = f"{depth} blocks, largest over smallest"
-        yield Case(seed=seed, where=where, value=ratio, holds=ratio <= 2, part="even")
+        yield Case(seed, where, ratio, ratio <= 2, "even")
 
 
 def _vanish_cases(setup: Setup, seed: int) -> Iterator[Case]:
@@ -269,7 +263,7 @@ def _vanish_cases(setup: Setup, seed: int) -> Iterator[Case]:
             diversities.append(max(diversity for _, diversity in drawn))
         p, met = slope(depths, first), max(diversities) < COLLAPSED
         where = f"memory {memory}, exponent in L of the first block's"
-        yield Case(seed=seed, where=where, value=p, holds=p <= -0.25, met=met, part="vanish")
+        yield Case(seed, where, p, p <= -0.25, "vanish", met=met)
 
 
 def _layer_plot(found: Mapping[int, Mapping[int, Sequence[float]]]) -> Plot:

@@ -17,11 +17,7 @@ from normscope.claims.at_start import (
     variance,
     weight_of,
 )
-from normscope.claims.claim import Kind, Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure
-from normscope.claims.plots import Line, Plot
-from normscope.claims.setup import Setup
-from normscope.claims.sources import Source
+from normscope.claims.form import Case, Evidence, Figure, Kind, Line, Plot, Setup, Source, claim
 from normscope.claims.training import Recipe, effects, mean_by_seed, saved_nats
 from normscope.nn import Decoder, build
 
@@ -43,27 +39,24 @@ LEVEL = 0.1
     asks="the variance after 12 blocks of GPT-2 as it starts, on its own embeddings N(0, 0.02²), is within a "
     "factor 2 of that at entry; width 64 and 256",
     parts={
-        "depth": Sentence(
-            "On a stream of variance 1 the end's variance is the same at any depth: exponent in L of 4 … 64 "
-            "Pre-LN blocks within 0.1 of zero, N = L or 2L."
-        ),
-        "one": Sentence("It is then that at entry, within 10 %."),
-        "gradient": Sentence("The scale of the last block's gradient is then the same at every depth."),
+        "depth": "On a stream of variance 1 the end's variance is the same at any depth: exponent in L of 4 "
+        "… 64 Pre-LN blocks within 0.1 of zero, N = L or 2L.",
+        "one": "It is then that at entry, within 10 %.",
+        "gradient": "The scale of the last block's gradient is then the same at every depth.",
     },
 )
 def scaled_start(setup: Setup) -> Evidence:
     """Variance and gradient by depth under 1/√L, 1/√(2L) and nothing; GPT-2's own start."""
     found = {seed: {name: _ends(name, seed) for name in (*COUNTS, "nothing")} for seed in setup.seeds}
     cases = [case for seed, ends in found.items() for case in _scaled_cases(seed, ends)]
-    cases += [case for seed in setup.seeds for case in _gradient_cases(seed)]
+    cases += setup.cases(_gradient_cases)
     own = {(seed, width): _own_growth(seed, width) for seed in setup.seeds for width in (64, 256)}
     cases += [
-        Case(seed=seed, where=f"gpt2, 12 blocks, d = {width}", value=v, holds=0.5 <= v <= 2)
-        for (seed, width), v in own.items()
+        Case(seed, f"gpt2, 12 blocks, d = {width}", v, 0.5 <= v <= 2) for (seed, width), v in own.items()
     ]
     return Evidence(
-        cases=cases,
-        figure=Figure(
+        cases,
+        Figure(
             "variance after 12 blocks of GPT-2 over that at entry, d = 256",
             {seed: own[seed, 256] for seed in setup.seeds},
         ),
@@ -71,7 +64,7 @@ def scaled_start(setup: Setup) -> Evidence:
         notes=[
             f"Variance after {LENGTHS[-1]} blocks: "
             + ", ".join(f"{_mean(found, name):.3g} by {name}" for name in found[setup.seeds[0]])
-            + ".",
+            + "."
         ],
     )
 
@@ -99,11 +92,9 @@ def _ends(name: str, seed: int) -> list[float]:
 def _scaled_cases(seed: int, ends: Mapping[str, Sequence[float]]) -> Iterator[Case]:
     for name in COUNTS:
         p, last = slope(LENGTHS, ends[name]), ends[name][-1]
-        yield Case(
-            seed=seed, where=f"N = {name}, exponent in L", value=p, holds=abs(p) <= LEVEL, part="depth"
-        )
+        yield Case(seed, f"N = {name}, exponent in L", p, abs(p) <= LEVEL, "depth")
         where = f"N = {name}, {LENGTHS[-1]} blocks"
-        yield Case(seed=seed, where=where, value=last, holds=abs(last - 1) <= 0.1, part="one")
+        yield Case(seed, where, last, abs(last - 1) <= 0.1, "one")
 
 
 def _gradient_cases(seed: int) -> Iterator[Case]:
@@ -115,7 +106,7 @@ def _gradient_cases(seed: int) -> Iterator[Case]:
             last.append(down_gradients(model, ids, labels)[-1])
         p = slope(LENGTHS, last)
         where = f"N = {name}, exponent in L of ‖∇W₂‖"
-        yield Case(seed=seed, where=where, value=p, holds=abs(p) <= LEVEL, part="gradient")
+        yield Case(seed, where, p, abs(p) <= LEVEL, "gradient")
 
 
 def _own_growth(seed: int, width: int) -> float:
@@ -151,8 +142,8 @@ def _ends_plot(found: Mapping[int, Mapping[str, Sequence[float]]]) -> Plot:
     smallest=SAVES,
     kind=Kind.TENDENCY,
     parts={
-        "scale": Sentence("It repairs the scale of the output."),
-        "without": Sentence("Without it the output grows with depth."),
+        "scale": "It repairs the scale of the output.",
+        "without": "Without it the output grows with depth.",
     },
 )
 def final_norm(setup: Setup) -> Evidence:
@@ -164,8 +155,8 @@ def final_norm(setup: Setup) -> Evidence:
     runs = [Recipe(scheme="pre-no-final", depth=6), Recipe(scheme="pre", depth=6)]
     saved = effects(setup, runs, saved_nats, "6 blocks, nats that it saves", smallest=SAVES, replicas=1)
     return Evidence(
-        cases=[*saved, *(case for seed, outputs in found.items() for case in _output_cases(seed, outputs))],
-        figure=Figure("nats that a final norm saves", mean_by_seed(saved)),
+        [*saved, *(case for seed, outputs in found.items() for case in _output_cases(seed, outputs))],
+        Figure("nats that a final norm saves", mean_by_seed(saved)),
         plots=[_output_plot(found)],
         unmeasured=["its effect on fine-tuning on another task, of which 004 speaks"],
     )
@@ -194,7 +185,7 @@ def _output_cases(seed: int, outputs: Mapping[tuple[str, str], Sequence[float]])
         has = scheme == "pre"
         holds = abs(p) <= 0.05 if has else p >= 0.5
         where = f"{scheme}, {init} weights, exponent in L"
-        yield Case(seed=seed, where=where, value=p, holds=holds, part="scale" if has else "without")
+        yield Case(seed, where, p, holds, "scale" if has else "without")
 
 
 def _output_plot(found: Mapping[int, Mapping[tuple[str, str], Sequence[float]]]) -> Plot:

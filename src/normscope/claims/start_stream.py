@@ -10,20 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from normscope.claims.at_start import (
-    noise,
-    slope,
-    stack_of,
-    stream_by_block,
-    streams_of,
-    variance,
-)
-from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure
-from normscope.claims.plots import Line, Plot
-from normscope.claims.setup import Setup
+from normscope.claims.at_start import noise, slope, stack_of, stream_by_block, streams_of, variance
+from normscope.claims.form import Case, Evidence, Figure, Line, Plot, Sentence, Setup, Source, claim
 from normscope.claims.short_runs import small, train_changed
-from normscope.claims.sources import Source
 from normscope.nn import SCHEMES, Slot, Where, build
 
 DEEP = 32
@@ -39,10 +28,8 @@ INITS = ("xavier", "normal", "gpt2")
     "block's share ‖Δx‖/‖x‖ at most −0.1, with Xavier, N(0, 0.02²) and GPT-2's weights on their embeddings; "
     "a line of both kinds is 1 and −½. After 60 training steps of 8 blocks the same",
     parts={
-        "law": Sentence(
-            "After l blocks the mean square is between 1 + l/2 and 1 + 3l/2 (Xiong et al. 2020, Lemma 2)."
-        ),
-        "trained": Sentence("The same after training."),
+        "law": "After l blocks the mean square is between 1 + l/2 and 1 + 3l/2 (Xiong et al. 2020, Lemma 2).",
+        "trained": "The same after training.",
     },
 )
 def stream_of_pre_ln(setup: Setup) -> Evidence:
@@ -57,8 +44,8 @@ def stream_of_pre_ln(setup: Setup) -> Evidence:
     cases += [_lemma_case(seed, squares) for seed, squares in lemma.items()]
     cases += [case for seed, found in trained.items() for case in _growth(seed, "trained", found, "trained")]
     return Evidence(
-        cases=cases,
-        figure=Figure(
+        cases,
+        Figure(
             f"mean square after {DEEP} blocks over that at entry, Xavier weights",
             {seed: squares[-1] / squares[0] for seed, squares in lemma.items()},
         ),
@@ -93,12 +80,8 @@ def _growth_cases(seed: int, found: Mapping[str, Squares]) -> Iterator[Case]:
 def _growth(seed: int, name: str, squares: Squares, part: str = "") -> Iterator[Case]:
     blocks = range(1, len(squares[0]) + 1)
     grows, shrinks = slope(blocks, squares[0]), slope(blocks, squares[1])
-    yield Case(
-        seed=seed, where=f"{name}, slope of the mean square", value=grows, holds=grows >= 0.1, part=part
-    )
-    yield Case(
-        seed=seed, where=f"{name}, slope of the share", value=shrinks, holds=shrinks <= -0.1, part=part
-    )
+    yield Case(seed, f"{name}, slope of the mean square", grows, grows >= 0.1, part)
+    yield Case(seed, f"{name}, slope of the share", shrinks, shrinks <= -0.1, part)
 
 
 def _lemma(seed: int) -> list[float]:
@@ -111,7 +94,7 @@ def _lemma_case(seed: int, squares: Sequence[float]) -> Case:
     inside = [1 + k / 2 <= square <= 1 + 3 * k / 2 for k, square in enumerate(squares) if k]
     share = sum(inside) / len(inside)
     where = f"share of {DEEP} blocks within the bounds"
-    return Case(seed=seed, where=where, value=share, holds=all(inside), part="law")
+    return Case(seed, where, share, all(inside), "law")
 
 
 def _mean_last_share(streams: Mapping[int, Mapping[str, Squares]], init: str) -> float:
@@ -172,8 +155,8 @@ def variance_by_block(setup: Setup) -> Evidence:
     }
     cases += [_far_case(seed, name, values) for seed, by in far.items() for name, values in by.items()]
     return Evidence(
-        cases=cases,
-        figure=Figure.share("% of the starts that keep it within 5 % at each block", cases),
+        cases,
+        Figure.share("% of the starts that keep it within 5 % at each block", cases),
         plots=[] if setup.fresh else [_far_plot(far)],
         of=f"starts of the {len(SCHEMES)} schemes, with Xavier weights and with their own",
         parts_of={"hundred": "schemes"},
@@ -200,14 +183,7 @@ def _kept_case(seed: int, name: str, init: str | None, values: Sequence[float]) 
     factors = [after / before if before else 0.0 for before, after in itertools.pairwise(values)]
     worst = max(factors, key=lambda factor: abs(factor - 1))
     where = f"{name}, {init or 'its own'} weights"
-    return Case(
-        seed=seed,
-        where=where,
-        value=worst,
-        holds=abs(worst - 1) <= 0.05,
-        met=holds_stream(name),
-        within=has_both(name),
-    )
+    return Case(seed, where, worst, abs(worst - 1) <= 0.05, met=holds_stream(name), within=has_both(name))
 
 
 def holds_stream(name: str) -> bool:
@@ -220,9 +196,7 @@ def holds_stream(name: str) -> bool:
 def _far_case(seed: int, name: str, values: Sequence[float]) -> Case:
     ratio = values[-1] / values[0] if math.isfinite(values[-1]) else math.inf
     where = f"{name}, variance after {FAR} blocks over that at entry"
-    return Case(
-        seed=seed, where=where, value=ratio, holds=1e-3 <= ratio <= 1e3, within=has_both(name), part="hundred"
-    )
+    return Case(seed, where, ratio, 1e-3 <= ratio <= 1e3, "hundred", within=has_both(name))
 
 
 def _far_plot(far: Mapping[int, Mapping[str, Sequence[float]]]) -> Plot:

@@ -11,11 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from normscope.claims.claim import Kind, Sentence, claim
-from normscope.claims.evidence import Evidence, Figure, effect
-from normscope.claims.plots import Line, Plot
-from normscope.claims.setup import Setup
-from normscope.claims.sources import Source
+from normscope.claims.evidence import effect
+from normscope.claims.form import Evidence, Figure, Kind, Line, Plot, Sentence, Setup, Source, claim
 from normscope.claims.training import Recipe, subjects, train_models, unigram_losses
 from normscope.nn import SwapWarning, swap
 from normscope.subjects import Subject
@@ -93,8 +90,8 @@ def swap_breaks(setup: Setup) -> Evidence:
         cases.append(effect(seed, "decades that the gradient grows", decades, 1.0, part="explosion"))
     jumps = {seed: moved.swapped - moved.trained for seed, moved in ways["post → pre"].items()}
     return Evidence(
-        cases=cases,
-        figure=Figure("loss added at once by moving the norms, in nats", jumps),
+        cases,
+        Figure("loss added at once by moving the norms, in nats", jumps),
         plots=[_plot(ways)],
         notes=[_note(way, by_seed) for way, by_seed in ways.items()],
         of="seeds",

@@ -9,8 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.form import Case, Evidence, Figure, Sentence, Setup, Source, claim
 from normscope.claims.norm_jacobian import ROUND_OFF, distance
 from normscope.claims.real_blocks import (
     F64,
@@ -22,8 +21,6 @@ from normscope.claims.real_blocks import (
     started,
     sublayers,
 )
-from normscope.claims.setup import Setup
-from normscope.claims.sources import Source
 from normscope.claims.weyl import gaussian
 from normscope.linalg import layer_norm_jacobian, left_kernel, numerical_rank, singular_values
 from normscope.nn import Residual, Where
@@ -40,21 +37,20 @@ UNDER_ONE = "‖A‖ < 1, in the Pre-LN column"
     asks="each row measured by autograd and float64 SVD, errors under 1e-10, on real blocks of both "
     "placements (four initialisations, widths 16 and 64, ε = 0) and on an F made to cancel the identity",
     parts={
-        "form": Sentence("Row 1: J_LN(z)(I + J_F) for Post-LN, I + J_F J_LN for Pre-LN."),
-        "identity": Sentence("Row 2: the identity path comes out as J_LN(z) in Post-LN, as I in Pre-LN."),
+        "form": "Row 1: J_LN(z)(I + J_F) for Post-LN, I + J_F J_LN for Pre-LN.",
+        "identity": "Row 2: the identity path comes out as J_LN(z) in Post-LN, as I in Pre-LN.",
         "rank": Sentence("Row 3: rank ≤ d − 2 in Post-LN, = d in Pre-LN.", hypothesis=UNDER_ONE),
         "kernel": Sentence("Row 4: kernel ≥ 2 in Post-LN, 0 in Pre-LN.", hypothesis=UNDER_ONE),
         "erased": Sentence(
             "Row 5: two gradients or more are erased in Post-LN, none in Pre-LN.", hypothesis=UNDER_ONE
         ),
-        "unconditional": Sentence(
-            "Row 5 as it is printed, without the condition of rows 3 and 4: none is erased in Pre-LN."
-        ),
+        "unconditional": "Row 5 as it is printed, without the condition of rows 3 and 4: none is erased in "
+        "Pre-LN.",
     },
 )
 def table_1(setup: Setup) -> Evidence:
     """Each cell of the table, a case each."""
-    rows = [case for seed in setup.seeds for case in _table_cases(seed)]
+    rows = setup.cases(_table_cases)
     whole = [
         replace(case, part="", where=f"{case.part}: {case.where}")
         for case in rows
@@ -63,8 +59,8 @@ def table_1(setup: Setup) -> Evidence:
     ranks = [case for case in rows if case.part == "rank" and not case.within]
     full = sum(case.holds for case in ranks)
     return Evidence(
-        cases=[*whole, *rows],
-        figure=Figure.share("% of the table's cells that are right", whole),
+        [*whole, *rows],
+        Figure.share("% of the table's cells that are right", whole),
         notes=[f"Of {len(ranks)} Pre-LN Jacobians with ‖A‖ ≥ 1, {full} have full rank all the same."],
     )
 
@@ -107,7 +103,7 @@ def _rows(sublayer: Sublayer, seed: int, where: str) -> Iterator[Case]:
     met = post or norm < 1
 
     def case(part: str, value: float, holds: bool, within: bool = True) -> Case:
-        return Case(seed=seed, where=where, value=value, holds=holds, within=within, part=part)
+        return Case(seed, where, value, holds, part, within=within)
 
     error = distance(form, whole)
     yield case("form", error, error <= ROUND_OFF)

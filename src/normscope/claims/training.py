@@ -15,9 +15,7 @@ from pathlib import Path
 
 import torch
 
-from normscope.claims.evidence import Case
-from normscope.claims.plots import Line
-from normscope.claims.setup import Setup
+from normscope.claims.form import Case, Line, Setup
 from normscope.maps import Result
 from normscope.subjects import Subject
 from normscope.subjects.corpus import encode
@@ -177,17 +175,7 @@ def effects(
         for seed in setup.seeds:
             value = effect([outcomes[recipe][seed] for recipe in recipes])
             value = 0.0 if math.isnan(value) else max(-most, min(most, value))  # of two that both diverge
-            found.append(
-                Case(
-                    seed=seed,
-                    replica=replica,
-                    where=where,
-                    value=value,
-                    holds=value >= smallest,
-                    met=met,
-                    part=part,
-                )
-            )
+            found.append(Case(seed, where, value, value >= smallest, part, replica=replica, met=met))
     return found
 
 

@@ -5,11 +5,8 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from normscope.claims.claim import Kind, claim
-from normscope.claims.evidence import Evidence, Figure, effect
-from normscope.claims.plots import Line, Plot
-from normscope.claims.setup import Setup
-from normscope.claims.sources import Source
+from normscope.claims.evidence import effect
+from normscope.claims.form import Evidence, Figure, Kind, Line, Plot, Setup, Source, claim
 from normscope.claims.training import (
     ABOVE,
     LEVELS,
@@ -68,8 +65,8 @@ def compared(setup: Setup, score: Callable[[Outcome], float], where: str, what: 
         effect(seed, where, score_of["pre"][seed] - score_of["post"][seed], COUNTS) for seed in setup.seeds
     ]
     return Evidence(
-        cases=cases,
-        figure=Figure(what, mean_by_seed(cases)),
+        cases,
+        Figure(what, mean_by_seed(cases)),
         plots=[
             rates_plot(tuned),
             Plot(

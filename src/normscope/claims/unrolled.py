@@ -10,21 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, Source, claim, lines_of
 from normscope.claims.norm_jacobian import distance
-from normscope.claims.plots import Line, Plot
-from normscope.claims.real_blocks import (
-    F64,
-    Sublayer,
-    at_last_token,
-    embedded,
-    jacobian,
-    started,
-    walk,
-)
-from normscope.claims.setup import Setup
-from normscope.claims.sources import Source
+from normscope.claims.real_blocks import F64, Sublayer, at_last_token, embedded, jacobian, started, walk
 from normscope.linalg import layer_norm_jacobian
 from normscope.nn import Decoder
 
@@ -51,9 +39,7 @@ def unrolled_sum(setup: Setup) -> Evidence:
         for dtype in ROUND_OFF
     ]
     in_double = [case for case in cases if "float64" in case.where]
-    return Evidence(
-        cases=cases, figure=Figure.largest("largest relative error, float64", in_double), of="stacks"
-    )
+    return Evidence(cases, Figure.largest("largest relative error, float64", in_double), of="stacks")
 
 
 def _sum_case(init: str, depth: int, dtype: torch.dtype, seed: int) -> Case:
@@ -66,7 +52,7 @@ def _sum_case(init: str, depth: int, dtype: torch.dtype, seed: int) -> Case:
             total = total + layer.apply(functional.layer_norm(total, (32,), eps=1e-5))
     error = distance(total, end)
     where = f"{init}, {depth} blocks, {str(dtype).removeprefix('torch.')}"
-    return Case(seed=seed, where=where, value=error, holds=error <= ROUND_OFF[dtype])
+    return Case(seed, where, error, error <= ROUND_OFF[dtype])
 
 
 DEPTHS = (1, 4, 16, 64)
@@ -81,11 +67,9 @@ DEPTHS = (1, 4, 16, 64)
     asks="with every branch's way back cut, the gradient at x_0 equals the gradient at the last block's "
     "output within 1e-12: `pre` with its final norm and without, 1 to 64 blocks, d = 32",
     parts={
-        "head": Sentence(
-            "With a final norm, as GPT-2 and LLaMA have one, the same from what the head reads."
-        ),
-        "sum": Sentence("The gradient at x_0 is that part plus what comes back through each branch."),
-        "post": Sentence("In Post-LN that part meets one J_LN a layer: it is their product."),
+        "head": "With a final norm, as GPT-2 and LLaMA have one, the same from what the head reads.",
+        "sum": "The gradient at x_0 is that part plus what comes back through each branch.",
+        "post": "In Post-LN that part meets one J_LN a layer: it is their product.",
     },
 )
 def identity_path(setup: Setup) -> Evidence:
@@ -104,8 +88,8 @@ def identity_path(setup: Setup) -> Evidence:
             shares.setdefault("Post-LN", {}).setdefault(depth, []).append(share)
     deepest = DEPTHS[-1]
     return Evidence(
-        cases=cases,
-        figure=Figure(
+        cases,
+        Figure(
             f"‖identity path‖ / ‖gradient at x_0‖, Pre-LN, {deepest} blocks",
             dict(zip(setup.seeds, shares["Pre-LN"][deepest], strict=True)),
         ),
@@ -114,7 +98,7 @@ def identity_path(setup: Setup) -> Evidence:
                 "Gradient that comes along the identity path",
                 "blocks",
                 "‖identity path‖ / ‖gradient at x_0‖",
-                [Line.over_seeds(name, points) for name, points in shares.items()],
+                lines_of(shares),
                 "xy",
             )
         ],
@@ -148,10 +132,7 @@ def _pre_cases(depth: int, final: bool, seed: int) -> tuple[list[Case], float]:
     errors = {"": distance(cut, end)} | ({"head": distance(cut, read)} if final else {})
     branches = reduce(torch.add, _through_branches(walk(model, start)[0], whole[1:]))
     errors["sum"] = distance(cut + branches, whole[-1])
-    cases = [
-        Case(seed=seed, where=where, value=error, holds=error <= 1e-12, part=part)
-        for part, error in errors.items()
-    ]
+    cases = [Case(seed, where, error, error <= 1e-12, part) for part, error in errors.items()]
     return cases, float(cut.norm() / whole[-1].norm())
 
 
@@ -175,7 +156,7 @@ def _post_case(depth: int, seed: int) -> tuple[Case, float]:
     error = distance(path, expected[-1])
     share = float(expected[-1].norm() / _gradients(model, start, cut=False)[-1].norm())
     where = f"Post-LN, {depth} blocks"
-    return Case(seed=seed, where=where, value=error, holds=error <= 1e-10, part="post"), share
+    return Case(seed, where, error, error <= 1e-10, "post"), share
 
 
 @claim(
@@ -187,23 +168,20 @@ def _post_case(depth: int, seed: int) -> tuple[Case, float]:
     "autograd's Jacobian from x_l to the end, at one token, layer by layer: Post-LN stacks of 2, 8 and 32 "
     "layers, l the first, the middle and the last, d = 16; factors in the order of the chain rule",
     parts={
-        "second": Sentence("The second one, with an LN factor in each layer, is the gradient."),
-        "pre": Sentence("The Pre-Norm recursion, Π (1 + ∂F(LN(x))/∂x), is the gradient."),
-        "letter": Sentence(
-            "To the letter, with the gradient at x_(l+1) on its left, the first one is the gradient."
-        ),
-        "order": Sentence(
-            "For matrices the second one is right in the order in which Π from k = l to L − 1 is printed."
-        ),
+        "second": "The second one, with an LN factor in each layer, is the gradient.",
+        "pre": "The Pre-Norm recursion, Π (1 + ∂F(LN(x))/∂x), is the gradient.",
+        "letter": "To the letter, with the gradient at x_(l+1) on its left, the first one is the gradient.",
+        "order": "For matrices the second one is right in the order in which Π from k = l to L − 1 is "
+        "printed.",
     },
 )
 def printed_recursions(setup: Setup) -> Evidence:
     """Both forms against autograd of the stack."""
-    cases = [case for seed in setup.seeds for case in _recursion_cases(seed)]
+    cases = setup.cases(_recursion_cases)
     first = [case for case in cases if not case.part and case.at["above"] != 1]
     return Evidence(
-        cases=cases,
-        figure=Figure.largest("largest relative error of the first form", cases),
+        cases,
+        Figure.largest("largest relative error of the first form", cases),
         notes=[
             "With more than one layer above, the first form is off by "
             f"{min(c.value for c in first):.3g} to {max(c.value for c in first):.3g} of the matrix."
@@ -251,7 +229,7 @@ def _normed(layer: Sublayer, x_BD: Tensor) -> Tensor:
 
 def _form_case(form: Tensor, whole: Tensor, seed: int, where: str, part: str, above: int) -> Case:
     error, at = distance(form, whole), {"above": above}
-    return Case(seed=seed, where=where, value=error, holds=error <= 1e-10, part=part, at=at)
+    return Case(seed, where, error, error <= 1e-10, part, at=at)
 
 
 def _one_token(model: Decoder, seed: int) -> tuple[list[Sublayer], Tensor]:

@@ -3,12 +3,9 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from normscope.claims.claim import Kind, Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure, effect
+from normscope.claims.evidence import effect
+from normscope.claims.form import Case, Evidence, Figure, Kind, Plot, Sentence, Setup, Source, claim
 from normscope.claims.measure import NotMeasured
-from normscope.claims.plots import Plot
-from normscope.claims.setup import Setup
-from normscope.claims.sources import Source
 from normscope.claims.training import (
     ABOVE,
     LEVELS,
@@ -101,7 +98,7 @@ def needs_warmup(setup: Setup) -> Evidence:
         )
     outcomes = trained(setup, [*post, *pre])
     cases = [
-        Case(seed=seed, where=str(recipe), value=outcome.excess, holds=not outcome.trains)
+        Case(seed, str(recipe), outcome.excess, not outcome.trains)
         for recipe in post
         for seed, outcome in outcomes[recipe].items()
     ]
@@ -116,8 +113,8 @@ def needs_warmup(setup: Setup) -> Evidence:
     cases += effects(setup, pair, no_worse, str(pair[0]), smallest=LITTLE, part="short", replicas=1)
     shown = trained(setup, [deep[0], warm[0], post[-2], pre[-1]])
     return Evidence(
-        cases=cases,
-        figure=Figure(
+        cases,
+        Figure(
             f"Post-LN of {deep[-1].depth} blocks without warm-up ends above the byte frequencies by, in nats",
             {seed: outcome.excess for seed, outcome in outcomes[deep[-1]].items()},
         ),
@@ -147,9 +144,9 @@ SGD = tuple(Recipe(scheme="post", depth=8, optimizer="sgd", lr=lr) for lr in (0.
     "they started from: AdamW (8 and 12 blocks at 3e-3, 4 at four rates) and SGD with momentum (8 blocks)",
     kind=Kind.TENDENCY,
     parts={
-        "adamw": Sentence("Under AdamW it stands still instead, within 0.1 nats of the byte frequencies."),
-        "sgd": Sentence("Under SGD at a rate of 1 it does diverge."),
-        "spike": Sentence("On the way its loss rises above where it started by 10 % or more."),
+        "adamw": "Under AdamW it stands still instead, within 0.1 nats of the byte frequencies.",
+        "sgd": "Under SGD at a rate of 1 it does diverge.",
+        "spike": "On the way its loss rises above where it started by 10 % or more.",
     },
 )
 def fails_by_divergence(setup: Setup) -> Evidence:
@@ -166,8 +163,8 @@ def fails_by_divergence(setup: Setup) -> Evidence:
     if not adamw:
         raise NotMeasured("every Post-LN run without warm-up trains under AdamW")
     return Evidence(
-        cases=cases,
-        figure=Figure.largest("farthest from the byte frequencies under AdamW, in nats", adamw, "adamw"),
+        cases,
+        Figure.largest("farthest from the byte frequencies under AdamW, in nats", adamw, "adamw"),
         plots=[
             Plot(
                 "Post-LN without warm-up",
@@ -184,14 +181,14 @@ def fails_by_divergence(setup: Setup) -> Evidence:
 
 def _ends(recipe: Recipe, seed: int, outcome: Outcome) -> Iterable[Case]:
     where, value, flew = str(recipe), outcome.excess, not outcome.final <= outcome.losses[0]
-    yield Case(seed=seed, where=where, value=value, holds=flew)
+    yield Case(seed, where, value, flew)
     if recipe.optimizer == "adamw":
         off = abs(value)
-        yield Case(seed=seed, where=where, value=off, holds=off <= MARGIN, part="adamw")
+        yield Case(seed, where, off, off <= MARGIN, "adamw")
         top = max(outcome.losses) / outcome.losses[0]
-        yield Case(seed=seed, where=where, value=top, holds=top >= 1.1, part="spike")
+        yield Case(seed, where, top, top >= 1.1, "spike")
     elif recipe.lr >= 1:
-        yield Case(seed=seed, where=where, value=value, holds=flew, part="sgd")
+        yield Case(seed, where, value, flew, "sgd")
 
 
 UNSTABLE = tuple(Recipe(scheme="residual-no-norm", depth=6, optimizer="sgd", lr=lr) for lr in (0.1, 0.3))
@@ -231,14 +228,14 @@ def clipping_rescues(setup: Setup) -> Evidence:
             if outcome.trains:
                 continue
             where = f"{recipe.optimizer}, {clipped[recipe]}"
-            cases.append(Case(seed=seed, where=where, value=guarded.excess, holds=guarded.trains))
+            cases.append(Case(seed, where, guarded.excess, guarded.trains))
             if recipe in UNSTABLE:
                 cases.append(effect(seed, where, reaches([guarded]), 0.0, part="sgd"))
     pair = [clipped[sound], sound]
     cases += effects(setup, pair, no_worse, str(sound), smallest=LITTLE, part="harm", replicas=1)
     return Evidence(
-        cases=cases,
-        figure=Figure(
+        cases,
+        Figure(
             f"nats under the byte frequencies that clipping reaches: {UNSTABLE[0]}, SGD",
             {seed: max(-3.0, -found.excess) for seed, found in outcomes[clipped[UNSTABLE[0]]].items()},
         ),

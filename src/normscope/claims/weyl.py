@@ -8,12 +8,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from normscope.claims.claim import Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.form import Case, Evidence, Figure, Setup, Source, claim
 from normscope.claims.norm_jacobian import ROUND_OFF
 from normscope.claims.real_blocks import F64
-from normscope.claims.setup import Setup
-from normscope.claims.sources import Source
 from normscope.linalg import singular_values, weyl_interval, weyl_lower_bound
 
 
@@ -26,26 +23,21 @@ from normscope.linalg import singular_values, weyl_interval, weyl_lower_bound
     "random, orthogonal, skew, nilpotent and rank-one A of norms 1e-8 to 1e3, and those made to attain it, "
     "d = 3 to 64",
     parts={
-        "pairs": Sentence("(32): σ_i(B + C) ≥ σ_i(B) − ‖C‖ for every i."),
-        "symmetric": Sentence("(33): λ_i(H₁ + H₂) ≥ λ_i(H₁) + λ_d(H₂) for symmetric matrices."),
-        "printed": Sentence(
-            "The printed route, (33) with BᵀB and CᵀC for (B + C)ᵀ(B + C): "
-            "λ_i((B + C)ᵀ(B + C)) ≥ λ_i(BᵀB) + λ_d(CᵀC)."
-        ),
+        "pairs": "(32): σ_i(B + C) ≥ σ_i(B) − ‖C‖ for every i.",
+        "symmetric": "(33): λ_i(H₁ + H₂) ≥ λ_i(H₁) + λ_d(H₂) for symmetric matrices.",
+        "printed": "The printed route, (33) with BᵀB and CᵀC for (B + C)ᵀ(B + C): "
+        "λ_i((B + C)ᵀ(B + C)) ≥ λ_i(BᵀB) + λ_d(CᵀC).",
     },
 )
 def weyl(setup: Setup) -> Evidence:
     """The bound against dense singular values, and the step of its proof that drops two terms."""
-    cases = [case for seed in setup.seeds for case in (*_bound_cases(seed), *_pair_cases(seed))]
+    cases = setup.cases(_bound_cases, _pair_cases)
     own = [case for case in cases if not case.part]
     tight = sum(case.value <= ROUND_OFF for case in own)
     routes = [case for case in cases if case.part == "printed"]
     return Evidence(
-        cases=cases,
-        figure=Figure(
-            "smallest slack σ_min(I + A) − (1 − ‖A‖), in 1 + ‖A‖",
-            {seed: min(case.value for case in own if case.seed == seed) for seed in setup.seeds},
-        ),
+        cases,
+        Figure.smallest("smallest slack σ_min(I + A) − (1 − ‖A‖), in 1 + ‖A‖", own),
         notes=[
             f"{tight} of {len(own)} matrices attain the bound.",
             f"The printed route fails for {sum(not case.holds for case in routes)} of {len(routes)} pairs, "
@@ -61,7 +53,7 @@ def _bound_cases(seed: int) -> Iterator[Case]:
             norm = float(singular_values(a)[0])
             slack = float(singular_values(eye + a)[-1]) - weyl_lower_bound(norm)
             value = slack / (1 + norm)
-            yield Case(seed=seed, where=f"d = {width}, A = {name}", value=value, holds=value >= -ROUND_OFF)
+            yield Case(seed, f"d = {width}, A = {name}", value, value >= -ROUND_OFF)
 
 
 def _perturbations(width: int, seed: int) -> Iterator[tuple[str, Tensor]]:
@@ -91,12 +83,12 @@ def _pair_cases(seed: int) -> Iterator[Case]:
             size = float(b.norm() ** 2 + c.norm() ** 2)
             of_b, of_c, of_sum = (singular_values(each) for each in (b, c, b + c))
             slack = float((of_sum - weyl_interval(of_b, of_c[0])[0]).min() / (of_b[0] + of_c[0]))
-            yield Case(seed=seed, where=where, value=slack, holds=slack >= -ROUND_OFF, part="pairs")
+            yield Case(seed, where, slack, slack >= -ROUND_OFF, "pairs")
             first, second = b + b.T, c + c.T
             slack = _eigen_slack(first + second, first, second) / size**0.5
-            yield Case(seed=seed, where=where, value=slack, holds=slack >= -ROUND_OFF, part="symmetric")
+            yield Case(seed, where, slack, slack >= -ROUND_OFF, "symmetric")
             slack = _eigen_slack((b + c).T @ (b + c), b.T @ b, c.T @ c) / size
-            yield Case(seed=seed, where=where, value=slack, holds=slack >= -ROUND_OFF, part="printed")
+            yield Case(seed, where, slack, slack >= -ROUND_OFF, "printed")
 
 
 def _pairs(width: int, seed: int) -> Iterator[tuple[str, Tensor, Tensor]]:

@@ -12,12 +12,9 @@ import torch
 from torch import nn
 
 from normscope.claims.at_start import blocks_of, decoder, noise, stack_of, stream_by_block
-from normscope.claims.claim import Kind, Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure, effect
-from normscope.claims.plots import Line, Plot
-from normscope.claims.setup import Setup
+from normscope.claims.evidence import effect
+from normscope.claims.form import Case, Evidence, Figure, Kind, Line, Plot, Sentence, Setup, Source, claim
 from normscope.claims.short_runs import ShortRun, small, train_changed
-from normscope.claims.sources import Source
 from normscope.errors import UsageError
 from normscope.nn import SCHEMES, Scaled, Slot, Where
 from normscope.nn.block import sublayer_places
@@ -43,7 +40,7 @@ CALMER = 0.1
     hypothesis="y = x + F(x): one stream, not scaled, with no norm on it",
     kind=Kind.TENDENCY,
     parts={
-        "any": Sentence("The same in every scheme of the catalogue."),
+        "any": "The same in every scheme of the catalogue.",
         "loss": Sentence("It makes the first steps of training easier.", smallest=NATS),
     },
     has_long=True,
@@ -54,19 +51,19 @@ def zero_last_maps(setup: Setup) -> Evidence:
     cases = []
     for name, value in ((name, value) for by_name in moved.values() for name, value in by_name.items()):
         sum_of = is_bare_sum(name.split(",")[0])
-        cases.append(Case(seed=None, where=name, value=value, holds=value == 0, within=sum_of))
-        cases.append(Case(seed=None, where=name, value=value, holds=value == 0, part="any"))
+        cases.append(Case(None, name, value, value == 0, within=sum_of))
+        cases.append(Case(None, name, value, value == 0, "any"))
     steps = LONG_STEPS if setup.long else STEPS
     runs = {
         name + (", zero" if zero else ""): _losses(setup, scheme, steps, zero=zero)
         for name, scheme in RUNS.items()
         for zero in (False, True)
     }
-    cases += [case for seed in setup.seeds for case in _loss_cases(seed, runs)]
+    cases += setup.cases(lambda seed: _loss_cases(seed, runs))
     exact = {seed: float(sum(v == 0 for v in by.values())) for seed, by in moved.items()}
     return Evidence(
-        cases=cases,
-        figure=Figure(f"starts of {len(moved[setup.seeds[0]])} that are the identity", exact),
+        cases,
+        Figure(f"starts of {len(moved[setup.seeds[0]])} that are the identity", exact),
         plots=[_loss_plot(runs)],
         of="starts: every scheme with zero last maps, and four of their own",
     )
@@ -160,10 +157,9 @@ PLACES: Mapping[str, tuple[str, Slot]] = {
     Source("004", "§10", "对LN层的增益参数（γ）进行初始化置零，让网络在初始阶段仅表现为恒等映射"),
     Source("004", "§10", "若发现训练前期Loss震荡"),
     says="With γ = 0 at the start the network is the identity.",
-    asks="the stream after 12 blocks is the one before them, bit by bit, with γ = 0 in one slot: "
-    "before the branch, after it, on the stream; biases at zero or drawn. Each γ must get a gradient. Over "
-    "the first 60 steps at 3e-3 the loss's increments have a smaller variance than from γ = 1, and its mean "
-    "is lower",
+    asks="the stream after 12 blocks is the one before them, bit by bit, with γ = 0 in one slot: before the "
+    "branch, after it, on the stream; biases at zero or drawn. Each γ must get a gradient. Over the first "
+    "60 steps at 3e-3 the loss's increments have a smaller variance than from γ = 1, and its mean is lower",
     condition="the norm is the last step of the branch",
     kind=Kind.TENDENCY,
     parts={
@@ -178,14 +174,14 @@ PLACES: Mapping[str, tuple[str, Slot]] = {
 )
 def zero_gains(setup: Setup) -> Evidence:
     """The stack's map and the gradients of γ, slot by slot; increments of the loss in short runs."""
-    cases = [case for seed in setup.seeds for case in _identity_cases(seed)]
-    cases += [case for seed in setup.seeds for case in _learning_cases(seed)]
+    cases = setup.cases(_identity_cases)
+    cases += setup.cases(_learning_cases)
     steps = LONG_STEPS if setup.long else STEPS
     runs = {} if setup.fresh else {place: _pair(setup, place, steps) for place in TRAINED}
     settled = [case for place, pair in runs.items() for case in _settling_cases(place, *pair)]
     return Evidence(
-        cases=[*cases, *settled],
-        figure=Figure.share("% of the places where γ = 0 gives the identity", cases),
+        [*cases, *settled],
+        Figure.share("% of the places where γ = 0 gives the identity", cases),
         plots=[_pair_plot(runs)],
         notes=[_dead_note(cases)],
     )
@@ -212,7 +208,7 @@ def _identity_cases(seed: int) -> Iterator[Case]:
             streams = stream_by_block(stack, noise(WIDTH, seed))
             moved = float((streams[-1] - streams[0]).norm() / streams[0].norm())
             met = slot is Slot.BRANCH_OUT
-            yield Case(seed=seed, where=f"{place}, {biases}", value=moved, holds=moved == 0, met=met)
+            yield Case(seed, f"{place}, {biases}", moved, moved == 0, met=met)
 
 
 def _learning_cases(seed: int) -> Iterator[Case]:
@@ -221,7 +217,7 @@ def _learning_cases(seed: int) -> Iterator[Case]:
             share = _alive(scheme, slot, activation, seed)
             met = slot is not Slot.STREAM and activation == "gelu"
             where = f"{place}, {activation}, share of γ with a gradient"
-            yield Case(seed=seed, where=where, value=share, holds=share == 1, met=met, part="learns")
+            yield Case(seed, where, share, share == 1, "learns", met=met)
 
 
 def _alive(scheme: str, slot: Slot, activation: str, seed: int) -> float:

@@ -1,0 +1,22 @@
+"""Names that a module of claims is written with, so that one line imports them."""
+
+from normscope.claims.claim import Kind, Sentence, claim
+from normscope.claims.evidence import Case, Evidence, Figure
+from normscope.claims.plots import Line, Plot, lines_by, lines_of
+from normscope.claims.setup import Setup
+from normscope.claims.sources import Source
+
+__all__ = [
+    "Case",
+    "Evidence",
+    "Figure",
+    "Kind",
+    "Line",
+    "Plot",
+    "Sentence",
+    "Setup",
+    "Source",
+    "claim",
+    "lines_by",
+    "lines_of",
+]
