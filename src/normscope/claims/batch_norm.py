@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.claims.at_start import slope
+from normscope.claims.experiments import gaussian
 from normscope.claims.form import Case, Evidence, Figure, Line, Plot, Setup, Source, claim, lines_by
 from normscope.claims.norm_jacobian import distance
 from normscope.nn import NORMS, Decoder, Encoder, ModelConfig
@@ -52,18 +53,12 @@ def batch_size(setup: Setup) -> Evidence:
         p = exponents[seed] = slope(SIZES[1:], [found[size] for size in SIZES[1:]])
         where = "exponent of the error of the means"
         cases.append(Case(seed, where, p, abs(p + 0.5) <= 0.1, "root"))
+    lines = [Line.over_seeds("measured", errors)]
+    plot = Plot("Error of BatchNorm's means", "batch size", "RMS error over the deviation", lines, "xy")
     return Evidence(
         cases,
         Figure("exponent of BatchNorm's error in the batch size", exponents),
-        plots=[
-            Plot(
-                "Error of BatchNorm's means",
-                "batch size",
-                "RMS error over the deviation",
-                [Line.over_seeds("measured", errors)],
-                "xy",
-            )
-        ],
+        plots=[plot],
         notes=[f"A batch of one vector: torch's BatchNorm {_batch_of_one()}."],
     )
 
@@ -108,25 +103,19 @@ def _small_batch_cases(seed: int) -> Iterator[Case]:
     for part, samples in (("vectors", x_ND[:, None]), ("texts", texts_BTD)):
         whole = normed("batchnorm", samples.flatten(0, 1)).view_as(samples)
         for size in (2, 4):
-            off = statistics.median(
-                distance(
-                    normed("batchnorm", samples[i : i + size].flatten(0, 1)),
-                    whole[i : i + size].flatten(0, 1),
-                )
-                for i in range(0, TEXT_BATCH, size)
-            )
+            parts = [slice(i, i + size) for i in range(0, TEXT_BATCH, size)]
+            outputs = [normed("batchnorm", samples[its].flatten(0, 1)) for its in parts]
+            truths = [whole[its].flatten(0, 1) for its in parts]
+            off = statistics.median(map(distance, outputs, truths))
             yield Case(seed, f"a batch of {size} {part}", off, off >= DISTURBED, part)
 
 
 def text_stream(seed: int) -> Tensor:
     """(B, T, D): bytes of a text by a random embedding, as the first norm of a model finds them."""
-    subject = load(
-        "nn:decoder,depth=1,width=32,heads=1", seed=seed, batch_size=TEXT_BATCH, seq_len=TEXT_TOKENS
-    )
-    assert isinstance(subject.batch, tuple | dict)
-    ids_BT = next(iter(subject.batch.values())) if isinstance(subject.batch, dict) else subject.batch[0]
-    table_VD = torch.randn(256, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    return table_VD[ids_BT]
+    spec = "nn:decoder,depth=1,width=32,heads=1"
+    batch = load(spec, seed=seed, batch_size=TEXT_BATCH, seq_len=TEXT_TOKENS).batch
+    assert isinstance(batch, dict)
+    return gaussian(seed, 256, WIDTH)[batch["ids"]]
 
 
 def _batch_of_one() -> str:
@@ -151,22 +140,18 @@ def both_modes(setup: Setup) -> Evidence:
     """The same decoder on the same batch in both modes."""
     cases = setup.cases(_mode_cases)
     batch = [case for case in cases if case.at["norm"] == "batchnorm"]
-    return Evidence(
-        cases,
-        Figure(
-            "relative change of the logits with BatchNorm, 100 batches seen",
-            {case.seed: case.value for case in batch if case.at["seen"] == 100},
-        ),
-        plots=[
-            Plot(
-                "Train mode against eval mode",
-                "batches that BatchNorm's averages have seen",
-                "relative change of the logits",
-                lines_by(batch, "seen", "norm"),
-                levels={"LayerNorm": 0.0},
-            )
-        ],
+    plot = Plot(
+        "Train mode against eval mode",
+        "batches that BatchNorm's averages have seen",
+        "relative change of the logits",
+        lines_by(batch, "seen", "norm"),
+        levels={"LayerNorm": 0.0},
     )
+    figure = Figure(
+        "relative change of the logits with BatchNorm, 100 batches seen",
+        {case.seed: case.value for case in batch if case.at["seen"] == 100},
+    )
+    return Evidence(cases, figure, plots=[plot])
 
 
 @torch.no_grad()
@@ -202,26 +187,23 @@ def _mode_cases(seed: int) -> Iterator[Case]:
 def padding(setup: Setup) -> Evidence:
     """The same texts with more and less padding: torch's BatchNorm, ours with a mask, an encoder."""
     cases = setup.cases(_padding_cases, _encoder_cases)
+    plot = Plot(
+        "Effect of padding on the real tokens",
+        "length of the batch over that of the texts",
+        "relative change of their outputs",
+        lines_by((case for case in cases if case.part != "ln"), "times", "norm"),
+        "y",
+        {"disturbed": DISTURBED},
+    )
     return Evidence(
-        cases,
-        Figure.largest("largest relative change of the real tokens' outputs", cases),
-        plots=[
-            Plot(
-                "Effect of padding on the real tokens",
-                "length of the batch over that of the texts",
-                "relative change of their outputs",
-                lines_by((case for case in cases if case.part != "ln"), "times", "norm"),
-                "y",
-                {"disturbed": DISTURBED},
-            )
-        ],
+        cases, Figure.largest("largest relative change of the real tokens' outputs", cases), plots=[plot]
     )
 
 
 def _padding_cases(seed: int) -> Iterator[Case]:
     texts_BTD = text_stream(seed)[:8]
     truth = normed("batchnorm", texts_BTD.flatten(0, 1)).view_as(texts_BTD)
-    pad_D = torch.randn(WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 1))
+    pad_D = gaussian(seed + 1, WIDTH)
     for times in (1.25, 1.5, 2.0, 4.0):
         more = round((times - 1) * TEXT_TOKENS)
         x_BTD = torch.cat((texts_BTD, pad_D.expand(8, more, WIDTH)), 1)
@@ -269,7 +251,7 @@ def viewed(setup: Setup) -> Evidence:
 
 
 def _view_cases(seed: int) -> Iterator[Case]:
-    x_BTD = torch.randn(2, 10, 512, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    x_BTD = gaussian(seed, 2, 10, 512)
     inputs = {
         "N(0, 1)": x_BTD,
         "features of scale 0.1 to 10": x_BTD * torch.logspace(-1, 1, 512),

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from normscope.claims.experiments import gaussian
 from normscope.claims.form import Case, Evidence, Figure, Plot, Sentence, Setup, Source, claim, lines_by
 from normscope.nn import NORMS
 
@@ -81,8 +82,7 @@ def unit_of(dtype: torch.dtype) -> float:
 
 def tokens(width: int, offset: float, dtype: torch.dtype, seed: int) -> Tensor:
     """(N, D) of variance 1 about `offset`, rounded to `dtype`: what the truth is computed of, too."""
-    x_ND = torch.randn(TOKENS, width, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    return (x_ND + offset).to(dtype)
+    return (gaussian(seed, TOKENS, width) + offset).to(dtype)
 
 
 @claim(
@@ -108,21 +108,18 @@ def float32_statistics(setup: Setup) -> Evidence:
     """Three algorithms in both half precisions."""
     widths = setup.sizes(WIDTHS, FRESH_WIDTHS)
     cases = [case for seed in setup.seeds for width in widths for case in _statistics_cases(width, seed)]
+    plot = Plot(
+        "Statistics in half precision, inputs N(0, 1)",
+        "width",
+        "error of the output, in roundings of its precision",
+        lines_by((case for case in cases if not case.part and case.at["mean"] == 0), "width", "dtype"),
+        "xy",
+        {"one rounding": 1.0},
+    )
     return Evidence(
         cases,
         Figure.largest("largest error with statistics in half precision, in roundings of it", cases),
-        plots=[
-            Plot(
-                "Statistics in half precision, inputs N(0, 1)",
-                "width",
-                "error of the output, in roundings of its precision",
-                lines_by(
-                    (case for case in cases if not case.part and case.at["mean"] == 0), "width", "dtype"
-                ),
-                "xy",
-                {"one rounding": 1.0},
-            )
-        ],
+        plots=[plot],
     )
 
 

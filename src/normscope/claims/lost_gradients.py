@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from normscope.claims.experiments import calls_of, on_text
 from normscope.claims.form import Case, Evidence, Figure, Kind, Plot, Setup, Source, claim, lines_of
 from normscope.claims.norm_jacobian import ROUND_OFF
 from normscope.claims.one_layer import by_autograd, degenerate_layers, layers, pulled_back
 from normscope.linalg import left_kernel, left_kernel_share
-from normscope.train import RunConfig
 
 DEPTHS, WIDTHS, STARTS = (2, 6, 12, 24), (32, 64), ("xavier", "normal")
 
@@ -41,22 +41,18 @@ class Crossing:
 def crossings(scheme: str, start: str, depth: int, width: int, seed: int, setup: Setup) -> list[Crossing]:
     """At every norm that the stream passes, from the first to the last, of a model at its start, on text."""
     model = f"nn:decoder,scheme={scheme},init={start},depth={depth},width={width},heads=2"
-    text = None if setup.text is None else str(setup.text)
-    config = RunConfig.from_dict(
-        {"model": model, "seed": seed, "validation": 0.0, "text": text, "seq_len": 32}
-    )
-    subject = config.subject()
+    subject = on_text(model, seed, setup)
     is_on_stream = "final_norm" if scheme == "pre" else "stream"
-    caught: list[tuple[nn.LayerNorm, Tensor, Tensor]] = []
-    for name, module in subject.model.named_modules():
-        if isinstance(module, nn.LayerNorm) and name.endswith(is_on_stream):
-            module.register_forward_hook(lambda norm, given, out: caught.append((norm, given[0], out)))
-    loss = subject.loss()
-    gradients = torch.autograd.grad(loss, [out for _, _, out in caught])
-    return [_crossing(norm, z, g) for (norm, z, _), g in zip(caught, gradients, strict=True)]
+    named = subject.model.named_modules()
+    norms = [m for name, m in named if isinstance(m, nn.LayerNorm) and name.endswith(is_on_stream)]
+    with calls_of(norms) as calls:
+        loss = subject.loss()
+    gradients = torch.autograd.grad(loss, [out for _, _, out in calls])
+    return [_crossing(norm, z, g) for (norm, z, _), g in zip(calls, gradients, strict=True)]
 
 
-def _crossing(norm: nn.LayerNorm, z: Tensor, gradient: Tensor) -> Crossing:
+def _crossing(norm: nn.Module, z: Tensor, gradient: Tensor) -> Crossing:
+    assert isinstance(norm, nn.LayerNorm)
     z, g, weight = z.detach().double().requires_grad_(), gradient.double(), norm.weight.detach().double()
     shape = (z.shape[-1],)
     z_hat = functional.layer_norm(z.detach(), shape, eps=norm.eps)
@@ -168,19 +164,18 @@ def erased_again(setup: Setup) -> Evidence:
         seed: statistics.median(case.value for case in cases if case.seed == seed) for seed in setup.seeds
     }
     zero = max(_share_without_branches(seed) for seed in setup.seeds)
+    plot = Plot(
+        "Share of the gradient that each norm of a Post-LN stack erases, 12 blocks",
+        "norm, the last one next to the head",
+        "share / (2/d)",
+        lines_of(points),
+        log="y",
+        levels={"no preferred direction": 1.0},
+    )
     return Evidence(
         cases,
         Figure("median share erased at a norm below the last, in units of 2/d", by_seed),
-        plots=[
-            Plot(
-                "Share of the gradient that each norm of a Post-LN stack erases, 12 blocks",
-                "norm, the last one next to the head",
-                "share / (2/d)",
-                lines_of(points),
-                log="y",
-                levels={"no preferred direction": 1.0},
-            )
-        ],
+        plots=[plot],
         notes=[
             f"The last norm takes {min(last):.2g} to {max(last):.2g} times 2/d.",
             "What one norm takes away is gone before the norm below it, and where the branch adds little the "

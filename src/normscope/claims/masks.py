@@ -134,18 +134,15 @@ def branch_inputs(setup: Setup) -> Evidence:
     """Mean and variance at the entry of every branch, before and after training."""
     cases = [case for norm in ("layernorm", "rmsnorm") for case in _input_cases(norm, setup)]
     claimed = [case for case in cases if not case.part]
+    plot = Plot(
+        "What enters each branch",
+        "branch",
+        "larger of |mean| and |variance − 1|",
+        lines_by(claimed, "branch", "when"),
+        levels={"allowed": NEAR},
+    )
     return Evidence(
-        cases,
-        Figure.largest("farthest a branch's input is from mean 0 or variance 1", claimed),
-        plots=[
-            Plot(
-                "What enters each branch",
-                "branch",
-                "larger of |mean| and |variance − 1|",
-                lines_by(claimed, "branch", "when"),
-                levels={"allowed": NEAR},
-            )
-        ],
+        cases, Figure.largest("farthest a branch's input is from mean 0 or variance 1", claimed), plots=[plot]
     )
 
 

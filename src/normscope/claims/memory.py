@@ -62,18 +62,12 @@ def memory_of_placements(setup: Setup) -> Evidence:
     ]
     kept_inputs = [case.value for case in cases if case.part == "reason"]
     saved = [case.value for case in cases if case.part == "activations"]
+    lines = lines_by((case for case in cases if case.part != "reason"), "depth", "of")
+    plot = Plot("Memory that Pre-LN saves", "blocks", "% less than Post-LN", lines, levels={"5 %": LEAST})
     return Evidence(
         cases,
         Figure.largest("Pre-LN's best saving of peak memory, in %", cases),
-        plots=[
-            Plot(
-                "Memory that Pre-LN saves",
-                "blocks",
-                "% less than Post-LN",
-                lines_by((case for case in cases if case.part != "reason"), "depth", "of"),
-                levels={"5 %": LEAST},
-            )
-        ],
+        plots=[plot],
         notes=[
             f"Pre-LN keeps at least {min(kept_inputs):.3g} % of the inputs of its norms for the backward "
             "pass.",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from normscope.claims.experiments import gaussian
 from normscope.claims.form import Case, Evidence, Figure, Sentence, Setup, Source, claim
 from normscope.claims.norm_jacobian import ROUND_OFF, by_autograd, distance
 from normscope.linalg import layer_norm_jacobian, left_kernel, numerical_rank, right_kernel, singular_values
@@ -48,7 +49,7 @@ def side_of_gain(setup: Setup) -> Evidence:
 
 def _gain_cases(seed: int) -> Iterator[Case]:
     for width in WIDTHS:
-        z = torch.randn(width, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        z = gaussian(seed, width)
         for name, gain, token in _gains(z, seed):
             where = f"d = {width}, γ {name}"
             truth, plain = by_autograd(token, 0.0, gain), layer_norm_jacobian(token, None, 0.0)
@@ -74,8 +75,8 @@ def _kernel_case(seed: int, where: str, matrix: Tensor, lost: Tensor, *, part: s
 
 def _gains(z: Tensor, seed: int) -> Iterator[tuple[str, Tensor, Tensor]]:
     """γ [D] by name, with the token that it is tried on."""
-    width, generator = len(z), torch.Generator().manual_seed(1000 + seed)
-    drawn = torch.randn(width, dtype=torch.float64, generator=generator)
+    width = len(z)
+    drawn = gaussian(1000 + seed, width)
     one = torch.ones(width, dtype=torch.float64)
     yield "= 1", one, z
     yield "= 2.5", 2.5 * one, z
@@ -103,7 +104,7 @@ def _two_zeros(cases: list[Case], ending: str) -> float:
 
 def _left_residual(seed: int) -> float:
     """‖JᵀU‖/‖J‖ for our basis U of the left kernel, over all γ."""
-    z = torch.randn(64, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    z = gaussian(seed, 64)
     found = []
     for _, gain, token in _gains(z, seed):
         truth = by_autograd(token, 0.0, gain)

@@ -3,18 +3,18 @@
 Shapes: D width.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from itertools import product
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.functional import jacobian
 from torch.nn import functional
 
+from normscope.claims.experiments import calls_of, gaussian, on_text
 from normscope.claims.form import Case, Evidence, Figure, Line, Plot, Sentence, Setup, Source, claim
 from normscope.linalg import layer_norm_jacobian, numerical_rank, right_kernel, singular_values
-from normscope.train import RunConfig
 
 WIDTHS = (3, 4, 16, 64, 256, 1024)
 SMALL_WIDTHS = WIDTHS[:5]
@@ -85,7 +85,7 @@ def _by_differences(z: Tensor) -> Tensor:
 
 def inputs(width: int, seed: int) -> Iterator[tuple[str, Tensor]]:
     """Float64 inputs z [D], by name."""
-    z = torch.randn(width, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    z = gaussian(seed, width)
     yield "σ = 1", (z - z.mean()) / z.std(correction=0)
     yield "z ~ N(0, 1)", z
     yield "z ~ N(0, 1) · 1e-3", 1e-3 * z
@@ -96,9 +96,7 @@ def inputs(width: int, seed: int) -> Iterator[tuple[str, Tensor]]:
 
 def by_autograd(z: Tensor, eps: float, gain: Tensor | None = None) -> Tensor:
     """∂LN(z)/∂z [D, D], with γ where it is given."""
-    return torch.autograd.functional.jacobian(
-        lambda v: functional.layer_norm(v, v.shape, weight=gain, eps=eps), z
-    )
+    return jacobian(lambda v: functional.layer_norm(v, v.shape, weight=gain, eps=eps), z)
 
 
 def distance(found: Tensor, truth: Tensor) -> float:
@@ -133,17 +131,13 @@ def _line_14(z: Tensor) -> Tensor:
 )
 def kernel_of_layer_norm(setup: Setup) -> Evidence:
     """Ranks and kernels, in float64 and by fractions; with ε, in real models and by scale."""
-    kernels = setup.cases(_kernel_cases)
-    angles = setup.cases(_angle_cases)
-    exact = setup.cases(_fraction_cases)
+    kernels, others = setup.cases(_kernel_cases), setup.cases(_angle_cases, _fraction_cases)
     real = setup.cases(lambda seed: _eps_cases(seed, setup))
     worst = max(real, key=lambda case: case.value)
     by_scale = {seed: _gains_by_scale(seed) for seed in setup.seeds}
-    off = max(
-        abs(gain / (1 / (1 + ratio)) - 1) for gains in by_scale.values() for ratio, gain in gains.items()
-    )
+    off = max(abs(gain * (1 + ratio) - 1) for gains in by_scale.values() for ratio, gain in gains.items())
     return Evidence(
-        [*kernels, *angles, *exact, *real],
+        [*kernels, *others, *real],
         Figure.largest("largest share that comes through along 1 or ẑ", kernels),
         plots=[_scale_plot(by_scale)],
         notes=[
@@ -157,11 +151,11 @@ def kernel_of_layer_norm(setup: Setup) -> Evidence:
 def _kernel_cases(seed: int) -> Iterator[Case]:
     for width in WIDTHS:
         for name, z in list(inputs(width, seed))[: None if width in SMALL_WIDTHS else 2]:
-            jacobian = by_autograd(z, 0.0)
-            values = singular_values(jacobian)
+            j = by_autograd(z, 0.0)
+            values = singular_values(j)
             rank, _ = numerical_rank(values, ROUND_OFF)
             basis = right_kernel(_normalised(z), centred=True)  # of 1 and ẑ, if it has two dimensions
-            left = float((jacobian @ basis).norm() / values[0])
+            left = float((j @ basis).norm() / values[0])
             holds = rank == width - 2 == width - round(float(basis.square().sum())) and left <= ROUND_OFF
             yield Case(seed, f"d = {width}, {name}, rank {rank}", left, holds)
 
@@ -218,58 +212,43 @@ def _eps_cases(seed: int, setup: Setup) -> Iterator[Case]:
             variance = z_BTD.var(-1, correction=0)
             token = z_BTD.flatten(0, 1)[variance.argmin()]
             gain = _gain_along(token, EPS)
-            yield Case(
-                seed,
-                f"{scheme}, {start} weights, ε = {EPS:g}, {name}, variance {float(variance.min()):.1e}",
-                gain,
-                gain < 0.01,
-                "eps",
-                met=float(variance.min()) > 100 * EPS,
-            )
+            smallest = float(variance.min())
+            where = f"{scheme}, {start} weights, ε = {EPS:g}, {name}, variance {smallest:.1e}"
+            yield Case(seed, where, gain, gain < 0.01, "eps", met=smallest > 100 * EPS)
 
 
 def entering_norms(spec: str, seed: int, setup: Setup) -> dict[str, Tensor]:
     """What enters each LayerNorm (B, T, D) of a model at its start, on text; float64, by the norm's path."""
-    text = None if setup.text is None else str(setup.text)
-    config = RunConfig.from_dict(
-        {"model": spec, "seed": seed, "validation": 0.0, "text": text, "seq_len": 32}
-    )
-    subject = config.subject()
-    found: dict[str, Tensor] = {}
-    for name, module in subject.model.named_modules():
-        if isinstance(module, nn.LayerNorm):
-            module.register_forward_pre_hook(
-                lambda _, given, name=name: found.update({name: given[0].double()})
-            )
-    with torch.no_grad():
+    subject = on_text(spec, seed, setup)
+    named = subject.model.named_modules()
+    names: dict[nn.Module, str] = {m: name for name, m in named if isinstance(m, nn.LayerNorm)}
+    with torch.no_grad(), calls_of(names) as calls:
         subject.forward()
-    return found
+    return {names[norm]: z_BTD.double() for norm, z_BTD, _ in calls}
 
 
 def _gain_along(z: Tensor, eps: float) -> float:
     """‖Jẑ‖/‖ẑ‖ beside ‖J‖, by autograd."""
-    jacobian, z_hat = by_autograd(z, eps), _normalised(z)
-    return float((jacobian @ z_hat).norm() / z_hat.norm() / singular_values(jacobian)[0])
+    j, z_hat = by_autograd(z, eps), _normalised(z)
+    return float((j @ z_hat).norm() / z_hat.norm() / singular_values(j)[0])
 
 
 def _gains_by_scale(seed: int) -> dict[float, float]:
     """The gain of ẑ by var/ε."""
-    z = _normalised(torch.randn(16, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)))
+    z = _normalised(gaussian(seed, 16))
     return {10.0**power: _gain_along(10 ** (power / 2) * z, 1.0) for power in range(-4, 9)}
 
 
 def _scale_plot(by_scale: Mapping[int, Mapping[float, float]]) -> Plot:
-    points: dict[float, list[float]] = defaultdict(list)
-    for gains in by_scale.values():
-        for ratio, gain in gains.items():
-            points[ratio].append(gain)
+    ratios = list(next(iter(by_scale.values())))
+    points = {ratio: [gains[ratio] for gains in by_scale.values()] for ratio in ratios}
     return Plot(
         "With ε, ẑ is lost only where the variance is large beside it",
         "variance of the token / ε",
         "gain of ẑ / gain of other directions",
         [
             Line.over_seeds("measured", points, marks=True),
-            Line("ε/(var + ε)", sorted(points), [1 / (1 + ratio) for ratio in sorted(points)]),
+            Line("ε/(var + ε)", ratios, [1 / (1 + ratio) for ratio in ratios]),
         ],
         log="xy",
         levels={"1 %": 0.01},

@@ -13,6 +13,7 @@ from scipy import stats
 from torch import Tensor
 from torch.nn import functional
 
+from normscope.claims.experiments import gaussian
 from normscope.claims.form import Case, Evidence, Figure, Plot, Sentence, Setup, Source, claim, lines_by
 from normscope.claims.half_precision import EPS, TOKENS, off
 from normscope.nn import NORMS
@@ -33,19 +34,18 @@ def two_formulas(setup: Setup) -> Evidence:
     """Both over the scale of the input, and their gradients where there is no variance."""
     cases = setup.cases(_formula_cases, _constant_cases)
     claimed = [case for case in cases if not case.part]
+    plot = Plot(
+        "σ + ε against √(var + ε)",
+        "deviation of the input",
+        "relative difference of the outputs",
+        lines_by(claimed, "deviation", "eps"),
+        "xy",
+        {"allowed": 1e-3},
+    )
     return Evidence(
         cases,
         Figure.largest("largest relative difference", claimed),
-        plots=[
-            Plot(
-                "σ + ε against √(var + ε)",
-                "deviation of the input",
-                "relative difference of the outputs",
-                lines_by(claimed, "deviation", "eps"),
-                "xy",
-                {"allowed": 1e-3},
-            )
-        ],
+        plots=[plot],
         notes=[
             f"The usual embedding, {case.where}: {case.value:.3g}."
             for case in claimed
@@ -65,7 +65,7 @@ def _outside(x_ND: Tensor, eps: float) -> Tensor:
 
 
 def _formula_cases(seed: int) -> Iterator[Case]:
-    x_ND = torch.randn(TOKENS, 256, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    x_ND = gaussian(seed, TOKENS, 256)
     for scale in (1e-4, 1e-3, 1e-2, EMBEDDING, 0.1, 1.0, 10.0, 100.0):
         for eps in (1e-5, 1e-6):
             z_ND = scale * x_ND

@@ -42,19 +42,18 @@ def operations_of_rms_norm(setup: Setup) -> Evidence:
     claimed = [
         Case(None, f"{said}, {end:g} % printed", value, abs(value - end) <= NEAR) for said, value, end in ends
     ]
+    plot = Plot(
+        "Operations that RMSNorm saves",
+        "width",
+        "% fewer operations",
+        lines_by(counted, "width", "way"),
+        log="x",
+        levels={"7 %": RANGE[0], "64 %": RANGE[1]},
+    )
     return Evidence(
         [*claimed, *counted],
         Figure("most operations saved, in %", {None: max(savings)}),
-        plots=[
-            Plot(
-                "Operations that RMSNorm saves",
-                "width",
-                "% fewer operations",
-                lines_by(counted, "width", "way"),
-                log="x",
-                levels={"7 %": RANGE[0], "64 %": RANGE[1]},
-            )
-        ],
+        plots=[plot],
         notes=[
             f"The savings span {max(savings) - min(savings):.2g} points; the printed range spans 57. In the "
             "paper of RMSNorm 7 to 64 % are running times of models."
@@ -173,19 +172,12 @@ MOST = 1.0
 def residual_cost(setup: Setup) -> Evidence:
     """Operations and parameters of adds and norms, as shares of a training step."""
     cases = [case for width in WIDTHS for case in _shares(width)]
+    lines = lines_by((case for case in cases if case.part != "parameters"), "width", "of")
+    plot = Plot("Norms and adds in a training step", "width", "% of the step", lines, "xy", {"1 %": MOST})
     return Evidence(
         cases,
         Figure.largest("norms and adds in a step's operations or the parameters, in %", cases),
-        plots=[
-            Plot(
-                "Norms and adds in a training step",
-                "width",
-                "% of the step",
-                lines_by((case for case in cases if case.part != "parameters"), "width", "of"),
-                "xy",
-                {"1 %": MOST},
-            )
-        ],
+        plots=[plot],
         unmeasured=["latency, which the text states for A100 and H100: no GPU here"],
     )
 

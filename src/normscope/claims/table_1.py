@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from normscope.claims.experiments import gaussian
 from normscope.claims.form import Case, Evidence, Figure, Sentence, Setup, Source, claim
 from normscope.claims.norm_jacobian import ROUND_OFF, distance
 from normscope.claims.real_blocks import (
@@ -21,7 +22,6 @@ from normscope.claims.real_blocks import (
     started,
     sublayers,
 )
-from normscope.claims.weyl import gaussian
 from normscope.linalg import layer_norm_jacobian, left_kernel, numerical_rank, singular_values
 from normscope.nn import Residual, Where
 
@@ -89,7 +89,7 @@ class _Times(torch.nn.Module):
 
 def _cancelling(width: int, seed: int) -> Sublayer:
     """A Pre-LN sublayer whose F takes away what it is given, at this one x."""
-    x = gaussian(width, seed)[:1]
+    x = gaussian(seed, width, width)[:1]
     branch = _Times(-float(x.std(correction=0)))
     return Sublayer(1, "feed-forward", branch, Residual("pre", Where(1, 1), width, eps=0).to(F64), x[None])
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from normscope.claims.experiments import gaussian
 from normscope.claims.form import Case, Evidence, Figure, Setup, Source, claim
 from normscope.claims.norm_jacobian import ROUND_OFF
 from normscope.claims.real_blocks import F64
@@ -58,7 +59,7 @@ def _bound_cases(seed: int) -> Iterator[Case]:
 
 def _perturbations(width: int, seed: int) -> Iterator[tuple[str, Tensor]]:
     """A [D, D] by name."""
-    random = gaussian(width, seed)
+    random = gaussian(seed, width, width)
     orthogonal = torch.linalg.qr(random)[0]
     unit = orthogonal[:, :1]
     eye = torch.eye(width, dtype=F64)
@@ -92,7 +93,7 @@ def _pair_cases(seed: int) -> Iterator[Case]:
 
 
 def _pairs(width: int, seed: int) -> Iterator[tuple[str, Tensor, Tensor]]:
-    b, c = gaussian(width, seed), gaussian(width, seed + 1000)
+    b, c = (gaussian(each, width, width) for each in (seed, seed + 1000))
     eye = torch.eye(width, dtype=F64)
     yield "B and C Gaussian", b, c
     yield "B and C Gaussian, C a tenth", b, 0.1 * c
@@ -107,8 +108,3 @@ def _eigen_slack(whole: Tensor, first: Tensor, second: Tensor) -> float:
     """min_i λ_i(whole) − λ_i(first) − λ_d(second)."""
     values = [torch.linalg.eigvalsh(each) for each in (whole, first, second)]
     return float((values[0] - values[1] - values[2][0]).min())
-
-
-def gaussian(width: int, seed: int) -> Tensor:
-    """N(0, 1) [D, D], float64."""
-    return torch.randn(width, width, dtype=F64, generator=torch.Generator().manual_seed(seed))

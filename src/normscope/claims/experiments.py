@@ -1,0 +1,38 @@
+"""What experiments of several claims share: drawn numbers, models that read text, and calls of modules."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from normscope.claims.setup import Setup
+from normscope.subjects import Subject
+from normscope.train import RunConfig
+
+
+def gaussian(seed: int, *shape: int) -> Tensor:
+    """N(0, 1) of a shape, float64, from `seed` alone."""
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def on_text(model: str, seed: int, setup: Setup) -> Subject:
+    """The model of a spec at its start, with texts of 32 tokens to read."""
+    text = None if setup.text is None else str(setup.text)
+    given = {"model": model, "seed": seed, "validation": 0.0, "text": text, "seq_len": 32}
+    return RunConfig.from_dict(given).subject()
+
+
+@contextmanager
+def calls_of(modules: Iterable[nn.Module]) -> Iterator[list[tuple[nn.Module, Tensor, Tensor]]]:
+    """Each call of `modules` made inside, in order: the module, its first input, its output."""
+    calls: list[tuple[nn.Module, Tensor, Tensor]] = []
+    hooks = [
+        module.register_forward_hook(lambda module, given, out: calls.append((module, given[0], out)))
+        for module in modules
+    ]
+    try:
+        yield calls
+    finally:
+        for hook in hooks:
+            hook.remove()
