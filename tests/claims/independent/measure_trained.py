@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from plain_decoder import Lane, V, batches, ends, logits, text, train
-from torch import Tensor
+import torch.nn.functional as F
+from plain_decoder import HEADS, D, Lane, V, batches, ends, logits, norm, text, train
+from torch import Tensor, nn
 
 Found = dict[str, list[float]]
 KEPT = Path(__file__).with_name("trained.json")
@@ -113,8 +114,110 @@ def _moved(w: dict[str, Tensor]) -> Tensor:
     return total
 
 
+QUANTISED = ("norm inputs", "norm outputs", "sums", "hidden", "attention outputs", "queries, keys, values")
+
+
+def c31() -> Found:
+    """Divergence of the predictions, in nats a token, with one part of a Pre-LN decoder in INT4."""
+    _, w = train("pre", 4, [Lane(seed) for seed in SEEDS], steps=200)
+    with torch.no_grad():
+        feeds = [batches(700 + seed) for seed in SEEDS]
+        ids = torch.stack([next(feed) for feed in feeds])[:, :, :-1]
+        truth = _rounded_logits(ids, w, "").log_softmax(-1)
+        moved = {part: _rounded_logits(ids, w, part).log_softmax(-1) for part in QUANTISED}
+        return {
+            part: (truth.exp() * (truth - found)).sum(-1).mean(-1).tolist() for part, found in moved.items()
+        }
+
+
+def _int4(x_SND: Tensor) -> Tensor:
+    """Symmetric integers of 4 bits, one scale for the tensor of each run."""
+    scale = x_SND.abs().amax((1, 2), keepdim=True) / 7
+    return (x_SND / scale).round() * scale
+
+
+def _rounded_logits(ids_SBT: Tensor, w: dict[str, Tensor], part: str) -> Tensor:
+    """The logits of a Pre-LN decoder of 4 blocks with `part` rounded wherever it occurs; none for ""."""
+    rounded = lambda x, name: _int4(x) if name == part else x  # noqa: E731
+    lanes, batch, tokens = ids_SBT.shape
+    x = torch.stack([w["tokens"][s][ids_SBT[s].flatten()] for s in range(lanes)])
+    x = x + w["places"][:, :tokens].repeat(1, batch, 1)
+    for b in range(4):
+        u = rounded(norm(rounded(x, "norm inputs"), w, f"{b}.a"), "norm outputs")
+        qkv = rounded(u @ w[f"{b}.qkv"], "queries, keys, values")
+        shape = (lanes, batch, tokens, 3, HEADS, D // HEADS)
+        q, k, v = qkv.view(shape).permute(3, 0, 1, 4, 2, 5)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(-2, -3).reshape(x.shape)
+        x = rounded(x + rounded(mixed, "attention outputs") @ w[f"{b}.o"], "sums")
+        u = rounded(norm(rounded(x, "norm inputs"), w, f"{b}.f"), "norm outputs")
+        x = rounded(x + rounded(F.gelu(u @ w[f"{b}.up"]), "hidden") @ w[f"{b}.down"], "sums")
+    return norm(x, w, "final") @ w["head"]
+
+
+class PlainViT(nn.Module):
+    """Two Pre-LN blocks on the 16 patches of an 8 × 8 image, with LayerNorm or BatchNorm in every slot."""
+
+    def __init__(self, make_norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.patches, self.positions = nn.Linear(4, 32), nn.Parameter(0.02 * torch.randn(16, 32))
+        self.norms = nn.ModuleList([make_norm(32) for _ in range(5)])
+        self.qkv = nn.ModuleList([nn.Linear(32, 96) for _ in range(2)])
+        self.out = nn.ModuleList([nn.Linear(32, 32) for _ in range(2)])
+        self.up = nn.ModuleList([nn.Linear(32, 128) for _ in range(2)])
+        self.down = nn.ModuleList([nn.Linear(128, 32) for _ in range(2)])
+        self.head = nn.Linear(32, 10)
+        for matrix in (*self.out, *self.up, *self.down):
+            nn.init.xavier_normal_(matrix.weight)
+        for matrix in self.qkv:
+            nn.init.normal_(matrix.weight, std=32**-0.5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, 8, 8) → (B, 10)."""
+        x = self.patches(images.unfold(1, 2, 2).unfold(2, 2, 2).reshape(-1, 16, 4)) + self.positions
+        for b in range(2):
+            u = self._normed(x, 2 * b)
+            q, k, v = self.qkv[b](u).view(-1, 16, 3, 2, 16).permute(2, 0, 3, 1, 4)
+            x = x + self.out[b](F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+            x = x + self.down[b](F.gelu(self.up[b](self._normed(x, 2 * b + 1))))
+        return self.head(self._normed(x, 4).mean(1))
+
+    def _normed(self, x: Tensor, number: int) -> Tensor:
+        return self.norms[number](x.flatten(0, 1)).view_as(x)
+
+
+def c32() -> Found:
+    """Points of accuracy of a small ViT on digits, at the better of two rates, by norm and seed."""
+    from sklearn.datasets import load_digits
+
+    pixels, labels = (torch.from_numpy(each) for each in load_digits(return_X_y=True))
+    images, end = (pixels.float() / 16 - 0.5).view(-1, 8, 8), int(0.8 * len(labels))
+    kinds = {"layernorm": nn.LayerNorm, "batchnorm": nn.BatchNorm1d}
+    return {
+        name: [max(_accuracy(kind, seed, lr, images, labels, end) for lr in (3e-3, 1e-2)) for seed in SEEDS]
+        for name, kind in kinds.items()
+    }
+
+
+def _accuracy(
+    kind: Callable[[int], nn.Module], seed: int, lr: float, images: Tensor, labels: Tensor, end: int
+) -> float:
+    """Points of accuracy behind `end` after 300 steps of AdamW on 32 images before it."""
+    torch.manual_seed(seed)
+    model = PlainViT(kind)
+    optimizer = torch.optim.AdamW(model.parameters(), lr, betas=(0.9, 0.95), weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 300)
+    for _ in range(300):
+        chosen = torch.randint(end, (32,))
+        optimizer.zero_grad()
+        F.cross_entropy(model(images[chosen]), labels[chosen]).backward()
+        optimizer.step()
+        schedule.step()
+    with torch.no_grad():
+        return 100 * float((model.eval()(images[end:]).argmax(-1) == labels[end:]).float().mean())
+
+
 MEASURES: dict[str, Callable[[], Found]] = {
-    "B4": b4, "B5": b5, "C10": c10, "C11": c11, "C18": c18, "C26": c26, "C27": c27,
+    "B4": b4, "B5": b5, "C10": c10, "C11": c11, "C18": c18, "C26": c26, "C27": c27, "C31": c31, "C32": c32,
 }  # fmt: skip
 
 

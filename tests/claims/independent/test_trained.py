@@ -61,3 +61,13 @@ def test_c26_depends_on_the_optimiser(found: Found) -> None:
 def test_c27_moving_norms_costs_half_of_what_was_learnt(found: Found) -> None:
     pairs = zip(found["trained"], found["moved"], strict=True)
     assert all(after - before >= -before / 2 for before, after in pairs)
+
+
+def test_c31_norms_are_hurt_less_than_the_feed_forward_hidden_layer(found: Found) -> None:
+    for norm in ("norm inputs", "norm outputs"):
+        assert max(map(float, found[norm])) < min(map(float, found["hidden"]))
+    assert all(a > b for a, b in zip(found["sums"], found["hidden"], strict=True)), "the sums are hurt most"
+
+
+def test_c32_layer_norm_is_no_better_in_a_small_vit(found: Found) -> None:
+    assert max(a - b for a, b in zip(found["layernorm"], found["batchnorm"], strict=True)) < 1.0
