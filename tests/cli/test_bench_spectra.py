@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from typer.testing import CliRunner
 
-from normscope.bench import BENCHES, spectra, spectra_deep, spectra_parts, spectra_rivals
+from normscope.bench import BENCHES, spectra, spectra_deep, spectra_rivals
 from normscope.bench.spectra import OURS
 from normscope.bench.spectra_cost import decoder_stack, exponent, point
+from normscope.bench.spectra_rivals import NCV, TOL, curvlinops_operator, our_operator, svds
 from normscope.bench.spectra_stack import Map, gpt2_stack
 from normscope.cli.main import app
 from normscope.linalg import JacobianOperator, sigma_max
@@ -26,9 +27,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "spectra.md"
 RIVALS = {
     "ours": spectra_rivals.ours(0.999),
     "ours with hindsight": spectra_rivals.ours_with_hindsight,
-    "curvlinops": spectra_rivals.curvlinops_svds(None, 1e-2),
-    "curvlinops with hindsight": spectra_rivals.curvlinops_svds(spectra_rivals.NCV, spectra_rivals.TOL),
-    "svds": spectra_rivals.our_svds(spectra_rivals.NCV, spectra_rivals.TOL),
+    "curvlinops": svds(curvlinops_operator, None, 1e-2),
+    "curvlinops with hindsight": svds(curvlinops_operator, NCV, TOL),
+    "svds": svds(our_operator, NCV, TOL),
     "power iteration": spectra_rivals.power_iteration,
     "jacrev": spectra_rivals.jacrev_svd,
 }
@@ -61,7 +62,7 @@ def test_everyone_finds_sigma_max(name: str, stack: Any) -> None:
 def test_curvlinops_has_the_same_jacobian(stack: Any) -> None:
     pytest.importorskip("curvlinops", exc_type=ImportError)
     f, x, jacobian, _ = stack
-    operator = spectra_rivals.curvlinops_operator(f, x)
+    operator = curvlinops_operator(f, x)
     v = torch.randn(x.numel())
     for found, expected in ((operator @ v.numpy(), jacobian), (operator.rmatvec(v.numpy()), jacobian.T)):
         torch.testing.assert_close(
@@ -91,7 +92,7 @@ def test_hindsight_stops_at_the_first_product_that_is_good_enough(stack: Any) ->
 
 def test_sigma_times_everyone_and_tells_true_errors(stack: Any) -> None:
     f, x, _, values = stack
-    measured = spectra_parts.sigma(1, TINY, TOKENS)
+    measured = spectra.sigma(1, TINY, TOKENS)
     rows = {row.get("name", "missing"): row for row in measured["rows"]}
     assert {OURS, "ours with hindsight", "our products, power iteration with hindsight"} <= rows.keys()
     assert all(row["cpu_s"] > row["forward_cpu_s"] > 0 for row in rows.values() if "name" in row)
@@ -106,7 +107,7 @@ def test_sigma_times_everyone_and_tells_true_errors(stack: Any) -> None:
 
 
 def test_jacrev_is_timed_on_the_same_map() -> None:
-    measured = spectra_parts.dense(TINY, TOKENS, 1)
+    measured = spectra.dense(TINY, TOKENS, 1)
     assert measured["n"] == 16 * TOKENS
     assert {row["name"] for row in measured["rows"]} == {"ours", "jacrev"}
     assert all(row["error"] <= 1e-2 for row in measured["rows"])

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from normscope.bench import forecast_cells
-from normscope.bench.forecast import Held, wilson
+from normscope.bench.forecast import Held
 from normscope.bench.forecast_cells import LADDERS, RATES, SEEN, Ladder, kept, licences, name, text_hash
+from normscope.bench.process import wilson
 from normscope.forecast import Forecast, LadderForecast
 from normscope.train import MARGIN
 

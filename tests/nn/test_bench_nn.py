@@ -6,7 +6,7 @@ from parity import Table, copy_weights, under
 from test_parity_hf import GPT2_BLOCK
 from test_parity_torch import ATTENTION, FEED_FORWARD
 
-from normscope.bench import nn, nn_parts
+from normscope.bench import nn
 
 ENCODER_BLOCK: Table = (
     ATTENTION
@@ -38,12 +38,12 @@ TABLES: dict[str, Table] = {
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"DEPTH": 1, "WIDTH": 16, "HEADS": 2, "VOCAB": 11, "BATCH": 2, "TOKENS": 5}
     for name, value in sizes.items():
-        monkeypatch.setattr(nn_parts, name, value)
+        monkeypatch.setattr(nn, name, value)
 
 
 @pytest.mark.parametrize("rival", TABLES)
 def test_the_rival_is_the_same_model(rival: str) -> None:
-    ours, theirs = nn_parts.MODELS["ours"](), nn_parts.MODELS[rival]()
+    ours, theirs = nn.MODELS["ours"](), nn.MODELS[rival]()
     copy_weights(ours, theirs, TABLES[rival])
     ids = torch.randint(11, (2, 5))
     output = theirs(ids)
@@ -52,7 +52,7 @@ def test_the_rival_is_the_same_model(rival: str) -> None:
 
 
 def test_every_step_is_timed_and_every_rival_has_a_row() -> None:
-    measured = nn_parts.measure("eager", 3)
+    measured = nn.measure("eager", 3)
     assert measured["seconds"].keys() == {"ours", "gpt2", "encoder", "gpt2-as-it-comes"}
     assert all(len(steps) == 3 and min(steps) > 0 for steps in measured["seconds"].values())
     rows = nn._ratios("eager", measured)

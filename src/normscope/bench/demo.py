@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import IO
 
 from normscope.bench.demo_settings import CONDITIONS, Settings
 from normscope.bench.demo_worker import shelves
@@ -111,8 +110,8 @@ def run(settings: Settings, show: Callable[[Story], None]) -> Story:
                 story.seconds = time.perf_counter() - start
                 if news.empty():
                     show(story)
-            for worker in workers:
-                worker.require_success()
+            for require_success in workers:
+                require_success()
         except KeyboardInterrupt:
             story.interrupted = True
     return story
@@ -142,53 +141,46 @@ def _shares(settings: Settings) -> list[list[int]]:
     return shares
 
 
-class _Worker:
-    """A process in a session of its own, as Ctrl-C is for us alone; its lines go to `news`, then None."""
+@contextlib.contextmanager
+def _worker(
+    conditions: Sequence[int], settings: Settings, news: "queue.Queue[str | None]"
+) -> Iterator[Callable[[], None]]:
+    """A process that trains `conditions`; its lines go to `news`, then None. It is killed at the end.
 
-    def __init__(self, words: Sequence[str], news: "queue.Queue[str | None]", said: IO[str]) -> None:
-        self._said = said
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "normscope.bench.demo_worker", *words],
+    It has a session of its own, as Ctrl-C is for us alone. Yields a function that raises RuntimeError where
+    the process failed.
+    """
+    words = ["normscope.bench.demo_worker", settings.to_json(), ",".join(map(str, conditions))]
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *words],
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=said,
             text=True,
             start_new_session=True,
         )
-        self._reader = threading.Thread(target=self._read, args=(news,))
-        self._reader.start()
 
-    def _read(self, news: "queue.Queue[str | None]") -> None:
-        assert self.process.stdout is not None
-        with self.process.stdout as lines:
-            for line in lines:
-                news.put(line)
-        news.put(None)
+        def read() -> None:
+            assert process.stdout is not None
+            with process.stdout as lines:
+                for line in lines:
+                    news.put(line)
+            news.put(None)
 
-    def require_success(self) -> None:
-        """RuntimeError where it failed."""
-        if self.process.wait() != 0:
-            self._said.seek(0)
-            raise RuntimeError(f"a process of the demo failed:\n{self._said.read()}")
+        def require_success() -> None:
+            if process.wait() != 0:
+                said.seek(0)
+                raise RuntimeError(f"a process of the demo failed:\n{said.read()}")
 
-    def end(self) -> None:
-        """Kill it where it still runs."""
-        self.process.kill()
-        self.process.wait()
-        self._reader.join()
-
-
-@contextlib.contextmanager
-def _worker(
-    conditions: Sequence[int], settings: Settings, news: "queue.Queue[str | None]"
-) -> Iterator[_Worker]:
-    """A process that trains `conditions`, and is gone at the end."""
-    with tempfile.TemporaryFile("w+") as said:
-        worker = _Worker([settings.to_json(), ",".join(map(str, conditions))], news, said)
+        reader = threading.Thread(target=read)
+        reader.start()
         try:
-            yield worker
+            yield require_success
         finally:
-            worker.end()
+            process.kill()
+            process.wait()
+            reader.join()
 
 
 def moral(story: Story) -> str:

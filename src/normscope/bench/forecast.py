@@ -5,7 +5,6 @@ are kept (see forecast_cells.py); some are trained again now, which also gives t
 time of a forecast is counted: steps, measurements, and the ramps that are tried where the wanted rate fails.
 """
 
-import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -14,16 +13,15 @@ from typing import Any
 
 from normscope.anatomy import read_anatomy
 from normscope.bench.forecast_cells import LADDERS, RATES, Ladder, kept, name, train
+from normscope.bench.process import Row, row, wilson
 from normscope.forecast import LadderForecast, forecast_ladder
 from normscope.train import CRITERION_STEPS, TrialConfig
-
-Row = dict[str, Any]
 
 WANTED = 1e-3
 """The rate whose warm-up is asked for, on every ladder."""
 
 AGAIN = 5
-"""Every so manieth ladder, one cell is trained again, alone."""
+"""On every fifth ladder one cell is trained again, alone."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +63,8 @@ def bench_forecast() -> list[Row]:
         if all(name(ladder, rate) in truths for rate in RATES)
     ]
     if not held:
-        return [
-            _row("the forecast", "not measured", "", "no kept truth of this Python's text: train it first")
-        ]
+        why = "no kept truth of this Python's text: train it first"
+        return [row("the forecast", "not measured", "", why)]
     return [*_accuracies(held), _edges(held), _cost(held), _again(held), *_confusion(held)]
 
 
@@ -76,12 +73,12 @@ def _held(ladder: Ladder, truths: dict[str, dict[str, Any]], *, again: bool) -> 
     config = TrialConfig(optimizer=ladder.optimizer, lr=WANTED, seed=ladder.seed)
     started = time.perf_counter()
     said = forecast_ladder(subject, read_anatomy(subject), config, RATES)
-    seconds = time.perf_counter() - started
+    spent = time.perf_counter() - started
     trained = tuple(bool(truths[name(ladder, rate)]["trains"]) for rate in RATES)
     if not again:
-        return Held(ladder, said, trained, seconds)
+        return Held(ladder, said, trained, spent)
     cell = train(ladder, [WANTED])[0]
-    return Held(ladder, said, trained, seconds, cell.seconds, cell.trains == trained[RATES.index(WANTED)])
+    return Held(ladder, said, trained, spent, cell.seconds, cell.trains == trained[RATES.index(WANTED)])
 
 
 def _accuracies(held: Sequence[Held]) -> list[Row]:
@@ -97,56 +94,45 @@ def _accuracies(held: Sequence[Held]) -> list[Row]:
 def _accuracy(what: str, held: Iterable[Held], target: str) -> Row:
     right = [(outcome == "trains") == truth for ladder in held for outcome, truth in ladder.pairs]
     if not right:
-        return _row(what, "not measured", target, "no such ladder was kept")
+        return row(what, "not measured", target, "no such ladder was kept")
     low, high = wilson(sum(right), len(right))
     how = f"{sum(right)} of {len(right)}; 95 % interval {100 * low:.0f} to {100 * high:.0f} %"
-    return _row(what, f"{100 * sum(right) / len(right):.1f} %", target, how)
+    return row(what, f"{100 * sum(right) / len(right):.1f} %", target, how)
 
 
 def _edges(held: Sequence[Held]) -> Row:
-    right = [ladder.edge_is_right for ladder in held]
-    missed = [f"{h.ladder.model}: {_rate(h.said.largest_rate)} for {_rate(h.edge)}" for h in held]
-    wrong = "; ".join(text for text, good in zip(missed, right, strict=True) if not good)
-    how = f"{sum(right)} of {len(right)} ladders" + (f"; not {wrong}" if wrong else "")
-    return _row("largest rate that trains within ×2", f"{100 * sum(right) / len(right):.0f} %", "≥ 95 %", how)
-
-
-def _cost(held: Sequence[Held]) -> Row:
-    """The row for a forecast's time per learning rate, as a share of the time of a lone run of 300 steps."""
-    timed = [(ladder.seconds / len(RATES), ladder.lone_s) for ladder in held if ladder.lone_s]
-    shares = [forecast / lone for forecast, lone in timed if lone]
-    whole = sum(forecast for forecast, _ in timed) / sum(lone for _, lone in timed if lone)
-    how = f"{len(shares)} ladders, each beside a lone run: " + ", ".join(f"{100 * s:.0f} %" for s in shares)
-    return _row(f"time a rate, of {CRITERION_STEPS} lone steps", f"{100 * whole:.1f} %", "≤ 15 %", how)
-
-
-def _again(held: Sequence[Held]) -> Row:
-    same = [ladder.same for ladder in held if ladder.same is not None]
-    how = f"at {WANTED:g}, on one thread or many; all others are as kept in forecast_truth.json"
-    return _row("kept truths that came out the same, trained now", f"{sum(same)} of {len(same)}", "all", how)
-
-
-def _confusion(held: Sequence[Held]) -> list[Row]:
-    counts = Counter(pair for ladder in held for pair in ladder.pairs)
-    return [
-        _row(
-            f"said: {outcome}", f"{counts[outcome, True]} / {counts[outcome, False]}", "", "trained / did not"
-        )
-        for outcome in sorted({outcome for outcome, _ in counts})
+    wrong = [
+        f"{ladder.ladder.model}: {_rate(ladder.said.largest_rate)} for {_rate(ladder.edge)}"
+        for ladder in held
+        if not ladder.edge_is_right
     ]
-
-
-def wilson(right: int, of: int) -> tuple[float, float]:
-    """The 95 % interval of a share, by Wilson's score."""
-    z, share = 1.96, right / of
-    middle = (share + z * z / (2 * of)) / (1 + z * z / of)
-    half = z / (1 + z * z / of) * math.sqrt(share * (1 - share) / of + z * z / (4 * of * of))
-    return middle - half, middle + half
+    right = len(held) - len(wrong)
+    how = f"{right} of {len(held)} ladders" + (f"; not {'; '.join(wrong)}" if wrong else "")
+    return row("largest rate that trains within ×2", f"{100 * right / len(held):.0f} %", "≥ 95 %", how)
 
 
 def _rate(rate: float | None) -> str:
     return "none" if rate is None else f"{rate:g}"
 
 
-def _row(what: str, figure: str, target: str, how: str) -> Row:
-    return {"what": what, "figure": figure, "target": target, "how": how}
+def _cost(held: Sequence[Held]) -> Row:
+    """The row for a forecast's time per learning rate, as a share of the time of a lone run of 300 steps."""
+    timed = [(ladder.seconds / len(RATES), ladder.lone_s) for ladder in held if ladder.lone_s]
+    shares = [forecast / lone for forecast, lone in timed]
+    whole = sum(forecast for forecast, _ in timed) / sum(lone for _, lone in timed)
+    how = f"{len(shares)} ladders, each beside a lone run: " + ", ".join(f"{100 * s:.0f} %" for s in shares)
+    return row(f"time a rate, of {CRITERION_STEPS} lone steps", f"{100 * whole:.1f} %", "≤ 15 %", how)
+
+
+def _again(held: Sequence[Held]) -> Row:
+    same = [ladder.same for ladder in held if ladder.same is not None]
+    how = f"at {WANTED:g}, on one thread or many; all others are as kept in forecast_truth.json"
+    return row("kept truths that came out the same, trained now", f"{sum(same)} of {len(same)}", "all", how)
+
+
+def _confusion(held: Sequence[Held]) -> list[Row]:
+    counts = Counter(pair for ladder in held for pair in ladder.pairs)
+    return [
+        row(f"said: {each}", f"{counts[each, True]} / {counts[each, False]}", "", "trained / did not")
+        for each in sorted({outcome for outcome, _ in counts})
+    ]

@@ -5,15 +5,31 @@ dropout), in `normscope.nn`, in Hugging Face GPT-2 (SDPA) and in `nn.Transformer
 causal): the same sums on the same batch, in turns, so that a slow spell of the machine falls on all. The
 figure is the median over the rounds of the ratio of two steps of a round. Compiled means `torch.compile` as
 it comes (Inductor), from an empty cache.
+
+Shapes: B batch, T tokens, D width, V vocabulary.
 """
 
-import statistics
 import tempfile
+from collections.abc import Callable
 from typing import Any
 
-from normscope.bench.process import in_fresh_process
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-_PARTS = "normscope.bench.nn_parts"
+from normscope.bench.process import (
+    Row,
+    circumstances,
+    in_fresh_process,
+    median_ms,
+    median_ratio,
+    row,
+    seconds,
+)
+from normscope.nn import build
+
+DEPTH, WIDTH, HEADS, VOCAB, BATCH, TOKENS = 6, 384, 6, 256, 4, 256
+ROUNDS = 15
 _TITLES = {
     "gpt2": "in Hugging Face GPT-2's",
     "gpt2-as-it-comes": "in GPT-2's as it comes (gelu_new written out)",
@@ -21,48 +37,124 @@ _TITLES = {
 }
 
 
-def bench_nn() -> list[dict[str, Any]]:
+def bench_nn() -> list[Row]:
     """Rows of figure and target: eager and compiled, each from a fresh process."""
-    eager = in_fresh_process(_PARTS, "eager")
+    eager = _ratios("eager", in_fresh_process(measure, "eager"))
     with tempfile.TemporaryDirectory() as empty:
         try:
-            compiled = in_fresh_process(_PARTS, "compiled", {"TORCHINDUCTOR_CACHE_DIR": empty})
+            compiled = in_fresh_process(measure, "compiled", TORCHINDUCTOR_CACHE_DIR=empty)
         except RuntimeError as error:  # no C++ compiler, as on many laptops
             reason = str(error).strip().splitlines()[-1]
-            return [*_ratios("eager", eager), _row("compiled training steps", "not measured", "", reason)]
-    return [*_ratios("eager", eager), *_ratios("compiled", compiled), _first_steps(compiled)]
+            return [*eager, row("compiled training steps", "not measured", "", reason)]
+    first_s: dict[str, float] = compiled["first_s"]
+    words = ", ".join(f"{name} {each:.0f} s" for name, each in first_s.items())
+    first = row("first compiled step, compiling included", f"{first_s['ours']:.0f} s", "–", words)
+    return [*eager, *_ratios("compiled", compiled), first]
 
 
-def _ratios(mode: str, measured: dict[str, Any]) -> list[dict[str, Any]]:
-    """A row a rival: our steps in its steps."""
-    seconds: dict[str, list[float]] = measured["seconds"]
-    ours = seconds.pop("ours")
+def _ratios(mode: str, measured: dict[str, Any]) -> list[Row]:
+    """A row for each rival: our steps in its steps."""
+    spent: dict[str, list[float]] = measured["seconds"]
+    ours = spent.pop("ours")
     where = f"{measured['device']}, {measured['threads']} threads, {measured['allocator']}"
     rows = []
-    for name, theirs in seconds.items():
-        ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-        low, median, high = statistics.quantiles(ratios, n=4)
-        rows.append(
-            _row(
-                f"{mode} training step of our decoder, {_TITLES[name]}",
-                f"{median:.2f}",
-                "≤ 1.00",
-                f"quartiles {low:.2f} and {high:.2f} of {len(ratios)} rounds; medians {_ms(ours)} against "
-                f"{_ms(theirs)}; {where}",
-            )
-        )
+    for name, theirs in spent.items():
+        figure, quartiles = median_ratio(ours, theirs)
+        how = f"{quartiles}; medians {median_ms(ours)} against {median_ms(theirs)}; {where}"
+        rows.append(row(f"{mode} training step of our decoder, {_TITLES[name]}", figure, "≤ 1.00", how))
     return rows
 
 
-def _first_steps(compiled: dict[str, Any]) -> dict[str, Any]:
-    firsts: dict[str, float] = compiled["first_s"]
-    words = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in firsts.items())
-    return _row("first compiled step, compiling included", f"{firsts['ours']:.0f} s", "–", words)
+def _ours() -> nn.Module:
+    return build("decoder", scheme="pre", depth=DEPTH, width=WIDTH, heads=HEADS, vocab=VOCAB, context=TOKENS)
 
 
-def _ms(seconds: list[float]) -> str:
-    return f"{1e3 * statistics.median(seconds):.0f} ms"
+def _gpt2(**options: Any) -> nn.Module:
+    """Hugging Face's GPT-2, without the cache that training does not need."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        n_layer=DEPTH,
+        n_embd=WIDTH,
+        n_head=HEADS,
+        vocab_size=VOCAB,
+        n_positions=TOKENS,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=0,
+        eos_token_id=0,
+        tie_word_embeddings=False,
+        use_cache=False,
+        **options,
+    )
+    return GPT2LMHeadModel(config)
 
 
-def _row(what: str, figure: str, target: str, how: str) -> dict[str, Any]:
-    return {"what": what, "figure": figure, "target": target, "how": how}
+class _Encoder(nn.Module):
+    """`nn.TransformerEncoder` as a decoder: embeddings, causal mask, final norm, head."""
+
+    mask_TT: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(
+            WIDTH, HEADS, 4 * WIDTH, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        )
+        self.tokens, self.positions = nn.Embedding(VOCAB, WIDTH), nn.Embedding(TOKENS, WIDTH)
+        self.encoder = nn.TransformerEncoder(layer, DEPTH, nn.LayerNorm(WIDTH), enable_nested_tensor=False)
+        self.head = nn.Linear(WIDTH, VOCAB, bias=False)
+        mask_TT = nn.Transformer.generate_square_subsequent_mask(TOKENS)
+        self.register_buffer("mask_TT", mask_TT, persistent=False)
+
+    def forward(self, ids_BT: Tensor) -> Tensor:
+        """(B, T) → (B, T, V)."""
+        x_BTD = self.tokens(ids_BT) + self.positions.weight
+        return self.head(self.encoder(x_BTD, mask=self.mask_TT, is_causal=True))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "ours": _ours,
+    "gpt2": lambda: _gpt2(activation_function="gelu"),
+    "encoder": _Encoder,
+}
+ONLY_EAGER: dict[str, Callable[[], nn.Module]] = {"gpt2-as-it-comes": _gpt2}
+
+
+def _training_step(model: nn.Module, ids: Tensor) -> Callable[[], None]:
+    """Next-token cross-entropy by the same function for all, AdamW as PyTorch has it."""
+    inputs, labels = ids[:, :-1].contiguous(), ids[:, 1:].flatten()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        output = model(inputs)
+        logits_BTV = output if isinstance(output, Tensor) else output.logits
+        F.cross_entropy(logits_BTV.flatten(0, 1), labels).backward()
+        optimizer.step()
+        if inputs.is_cuda:
+            torch.cuda.synchronize()
+
+    return step
+
+
+def measure(mode: str, rounds: int = ROUNDS) -> dict[str, Any]:
+    """Seconds of each step of each model, and of the first one."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)
+    ids = torch.randint(VOCAB, (BATCH, TOKENS + 1), device=device)
+    makers = MODELS | ONLY_EAGER if mode == "eager" else MODELS
+    models = {name: make().to(device) for name, make in makers.items()}
+    assert len({sum(p.numel() for p in model.parameters()) for model in models.values()}) == 1
+    if mode == "compiled":
+        for model in models.values():
+            model.compile()
+    steps = {name: _training_step(model, ids) for name, model in models.items()}
+    first_s = {name: seconds(step).wall for name, step in steps.items()}
+    spent: dict[str, list[float]] = {name: [] for name in steps}
+    names = list(steps)
+    for _ in range(rounds):
+        names = [*names[1:], names[0]]  # none is always the first
+        for name in names:
+            spent[name].append(seconds(steps[name]).wall)
+    return {"device": device, "seconds": spent, "first_s": first_s, **circumstances()}

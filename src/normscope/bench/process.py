@@ -1,28 +1,45 @@
-"""Benchmarks that want a process of their own."""
+"""Benchmarks' common tools: fresh processes, clocks, and the rows of a table."""
 
 import json
+import math
 import os
+import statistics
 import subprocess
 import sys
-from collections.abc import Mapping
-from typing import Any
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+Row = dict[str, Any]
+"""One line of a benchmark's table: what was measured, the figure, its target, and how it was measured."""
 
 
-def in_fresh_process(module: str, part: str, environment: Mapping[str, str] | None = None) -> Any:
-    """Run `python -m MODULE PART` and return the last line it prints, read as JSON.
+def row(what: str, figure: str, target: str, how: str) -> Row:
+    """One line of a benchmark's table."""
+    return {"what": what, "figure": figure, "target": target, "how": how}
+
+
+def in_fresh_process(part: Callable[..., Any], *arguments: Any, **environment: str) -> Any:
+    """`part(*arguments)`, called in a new process; arguments and result travel as JSON.
+
+    Args:
+        part: a function of a module, found there by its name.
+        environment: variables of the new process, besides ours.
 
     Raises:
         RuntimeError: the process failed; the message holds its stderr.
     """
+    code = f"import json, sys; from {part.__module__} import {part.__name__} as part; "
+    code += "print(json.dumps(part(*json.loads(sys.argv[1]))))"
     done = subprocess.run(
-        [sys.executable, "-m", module, part],
-        env=os.environ | dict(environment or {}),
+        [sys.executable, "-c", code, json.dumps(arguments)],
+        env=os.environ | environment,
         capture_output=True,
         text=True,
         check=False,
     )
     if done.returncode != 0:
-        raise RuntimeError(f"benchmark process {part} failed:\n{done.stderr}")
+        raise RuntimeError(f"benchmark process {part.__name__} failed:\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -32,3 +49,40 @@ def circumstances() -> dict[str, Any]:
 
     allocator = os.path.basename(os.environ.get("LD_PRELOAD", "")) or "the C library's allocator"
     return {"threads": torch.get_num_threads(), "allocator": allocator}
+
+
+class Seconds(NamedTuple):
+    """Wall-clock and processor time of a call. Other processes on the machine stretch the first alone."""
+
+    wall: float
+    cpu: float
+
+
+def seconds(run: Callable[[], object]) -> Seconds:
+    """Time one call."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    run()
+    return Seconds(time.perf_counter() - wall, time.process_time() - cpu)
+
+
+def median_ratio(above: Sequence[float], below: Sequence[float], digits: int = 2) -> tuple[str, str]:
+    """Median over the rounds of the ratio of two times of a round; its quartiles in words."""
+    ratios = [a / b for a, b in zip(above, below, strict=True)]
+    low, median, high = (f"{figure:.{digits}f}" for figure in statistics.quantiles(ratios, n=4))
+    return median, f"quartiles {low} and {high} of {len(ratios)} rounds"
+
+
+def median_ms(times: Sequence[float], digits: int = 0) -> str:
+    """Median of some seconds, in milliseconds."""
+    return f"{1e3 * statistics.median(times):.{digits}f} ms"
+
+
+def wilson(hits: int, trials: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share."""
+    if trials == 0:
+        return 0.0, 1.0
+    z, share = 1.96, hits / trials
+    middle = share + z * z / (2 * trials)
+    half = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
+    scale = 1 + z * z / trials
+    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)

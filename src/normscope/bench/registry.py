@@ -1,20 +1,17 @@
 """Every benchmark by name, and how they are run."""
 
 from collections.abc import Callable
-from typing import Any
 
 from normscope.bench.cells import bench_cells
 from normscope.bench.check import bench_check
 from normscope.bench.forecast import bench_forecast
 from normscope.bench.nn import bench_nn
+from normscope.bench.process import Row
 from normscope.bench.remedies import bench_remedies
 from normscope.bench.slopes import bench_slopes
 from normscope.bench.spectra import bench_spectra
 from normscope.bench.train import bench_train
 from normscope.errors import UsageError, suggest
-
-Row = dict[str, Any]
-"""One line of a benchmark's table: what was measured, the figure, its target."""
 
 BENCHES: dict[str, Callable[[], list[Row]]] = {
     "cells": bench_cells,
@@ -29,15 +26,10 @@ BENCHES: dict[str, Callable[[], list[Row]]] = {
 
 
 def bench(name: str) -> list[Row]:
-    """Run one benchmark.
-
-    Raises:
-        UsageError: no benchmark has that name.
-    """
+    """Run one benchmark; UsageError where none has that name."""
     if name not in BENCHES:
+        known = ", ".join(BENCHES)
         raise UsageError(
-            f"benchmark {name!r}",
-            "one of " + ", ".join(BENCHES),
-            suggest(name, BENCHES, "choose one of these"),
+            f"benchmark {name!r}", f"one of {known}", suggest(name, BENCHES, "choose one of these")
         )
     return BENCHES[name]()

@@ -8,12 +8,12 @@ makes. One cell is ranked again now.
 """
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from normscope.bench.process import Row, row, wilson
 from normscope.bench.remedies_cells import Cell, held_out, read, seen, settings_of
 from normscope.forecast import forecast
 from normscope.rules.remedies import REMEDIES, Rescue, try_remedies
@@ -22,7 +22,6 @@ FILE = Path(__file__).parent / "remedies_truth.jsonl"
 """Rows of kind "truth" (300 steps of a cell with some remedies, none of them: as it is) and "forecast" (the
 ranking)."""
 TARGET = 0.85
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -49,11 +48,14 @@ class Kept:
         found = self._of("forecast", cell)
         return found[-1] if found else None
 
+    def attempts(self, cell: Cell) -> list[dict[str, Any]]:
+        """The remedies in the forecast row of a cell, the first-ranked first; none without a row."""
+        row = self.ranking(cell)
+        return [] if row is None else list(row["attempts"])
+
     def order(self, cell: Cell) -> list[tuple[str, ...]]:
         """The remedies that apply, the first-ranked first."""
-        row = self.ranking(cell)
-        applied = [a for a in row["attempts"] if a["status"] != "not applicable"] if row else []
-        return [tuple(attempt["names"]) for attempt in applied]
+        return [tuple(a["names"]) for a in self.attempts(cell) if a["status"] != "not applicable"]
 
     def rescuers(self, cell: Cell) -> list[tuple[str, ...]]:
         """All that were seen to rescue a cell."""
@@ -86,67 +88,45 @@ def _first(known: Kept, cells: Sequence[Cell]) -> Row:
     ranked = [c for c in failing if known.order(c) and known.truth(c, known.order(c)[0]) is not None]
     saved = [cell for cell in ranked if known.rescuers(cell)]
     hits = [cell for cell in saved if known.trains(cell, known.order(cell)[0])]
-    low, high = interval(len(hits), len(saved))
+    low, high = wilson(len(hits), len(saved))
     missed = "; ".join(cell.words for cell in saved if cell not in hits)
-    return {
-        "what": "held-out failing cells that some remedy rescues: the first-ranked one does",
-        "figure": f"{len(hits)} of {len(saved)} (95 %: {low:.2f} … {high:.2f})",
-        "target": f"≥ {TARGET:g}",
-        "how": f"kept truth, {len(cells)} cells, {len(failing)} fail, {len(ranked)} ranked"
-        + (f"; missed: {missed}" if missed else ""),
-    }
+    how = f"kept truth, {len(cells)} cells, {len(failing)} fail, {len(ranked)} ranked"
+    return row(
+        "held-out failing cells that some remedy rescues: the first-ranked one does",
+        f"{len(hits)} of {len(saved)} (95 %: {low:.2f} … {high:.2f})",
+        f"≥ {TARGET:g}",
+        how + (f"; missed: {missed}" if missed else ""),
+    )
 
 
 def _each(known: Kept, cells: Sequence[Cell]) -> list[Row]:
     """A row for each remedy: how often training shows a rescue, and how often its forecast was right."""
     rows = []
     for name in REMEDIES:
-        trained = [c for c in cells if not known.trains(c, ()) and _steps(known.truth(c, (name,)))]
+        trained = [
+            c for c in cells if not known.trains(c, ()) and (known.truth(c, (name,)) or {}).get("steps")
+        ]
         rescued = [cell for cell in trained if known.trains(cell, (name,))]
         told = [(_says(known, cell, name), cell in rescued) for cell in trained]
         right = [said == came for said, came in told if said is not None]
         if trained:
-            rows.append(
-                {
-                    "what": f"{name}: rescues, of the failing cells, held out or seen, it was trained on",
-                    "figure": f"{len(rescued)} of {len(trained)}",
-                    "target": "",
-                    "how": f"its forecast was right in {sum(right)} of {len(right)}",
-                }
-            )
+            what = f"{name}: rescues, of the failing cells, held out or seen, it was trained on"
+            how = f"its forecast was right in {sum(right)} of {len(right)}"
+            rows.append(row(what, f"{len(rescued)} of {len(trained)}", "", how))
     return rows
-
-
-def _steps(row: Row | None) -> int:
-    return 0 if row is None else int(row.get("steps", 0))
 
 
 def _says(known: Kept, cell: Cell, name: str) -> bool | None:
     """Whether the kept forecast of a remedy says that it rescues; None where there is none."""
-    row = known.ranking(cell)
-    found = [a["status"] for a in row["attempts"] if a["names"] == [name]] if row else []
+    found = [a["status"] for a in known.attempts(cell) if a["names"] == [name]]
     return found[0] == "rescues" if found else None
 
 
 def _again(known: Kept, cells: Sequence[Cell]) -> Row:
     """The first ranked cell, ranked again now: is the kept ranking that of this code?"""
     cell = next((cell for cell in cells if known.order(cell)), cells[0])
-    best = ranked_now(cell).attempts[0].names
-    before = known.order(cell)
-    return {
-        "what": f"ranked again now: {cell.words}",
-        "figure": " + ".join(best),
-        "target": " + ".join(before[0]) if before else "",
-        "how": "every remedy forecast in this run; the target is the kept first",
-    }
-
-
-def interval(hits: int, trials: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share."""
-    if trials == 0:
-        return 0.0, 1.0
-    z, share = 1.96, hits / trials
-    middle = share + z * z / (2 * trials)
-    half = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
-    scale = 1 + z * z / trials
-    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
+    best, before = ranked_now(cell).attempts[0].names, known.order(cell)
+    how = "every remedy forecast in this run; the target is the kept first"
+    return row(
+        f"ranked again now: {cell.words}", " + ".join(best), " + ".join(before[0]) if before else "", how
+    )

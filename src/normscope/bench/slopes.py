@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from normscope.bench.process import Row, row
 from normscope.bench.slopes_entry import ENTRIES, at_entry
 from normscope.claims.at_start import (
     BATCH,
@@ -30,7 +31,6 @@ from normscope.claims.at_start import (
 from normscope.nn import SCHEMES, Block, Context, ModelConfig, Where
 from normscope.nn.stack import Stack
 
-Row = dict[str, Any]
 SEEDS = (0, 1, 2)
 SMALL_RATE, NOISE = 1e-5, 1e-2
 
@@ -243,11 +243,6 @@ def measured(claim: Claim) -> float:
 def bench_slopes() -> list[Row]:
     """Rows of claim, figure, interval and source."""
     return [
-        {
-            "what": claim.what,
-            "figure": f"{measured(claim):.3g}",
-            "target": f"{claim.low:.3g} … {claim.high:.3g}",
-            "how": claim.source,
-        }
+        row(claim.what, f"{measured(claim):.3g}", f"{claim.low:.3g} … {claim.high:.3g}", claim.source)
         for claim in CLAIMS
     ]

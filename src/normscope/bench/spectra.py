@@ -10,36 +10,121 @@ over the rounds. "With hindsight" means: stopped by the true error, which no use
 import statistics
 from typing import Any
 
-from normscope.bench.process import in_fresh_process
+import numpy as np
+from torch import Tensor
 
-Row = dict[str, Any]
-_PARTS = "normscope.bench.spectra_parts"
+from normscope.bench.process import Row, circumstances, in_fresh_process, median_ms, row
+from normscope.bench.spectra_deep import batched, inverse, log_sigma
+from normscope.bench.spectra_rivals import (
+    NCV,
+    TOL,
+    TOLERANCE,
+    Found,
+    Rival,
+    curvlinops_operator,
+    jacrev_svd,
+    lobpcg,
+    lobpcg_steps,
+    our_operator,
+    ours,
+    ours_with_hindsight,
+    power_iteration,
+    svds,
+)
+from normscope.bench.spectra_stack import MODEL, TOKENS, Map, between, gpt2_stack
+from normscope.linalg import JacobianOperator, TopSingular, top_singular
+from normscope.linalg.golub_kahan import CONFIDENCE
+
 OURS = "ours, 90 % sure"
 _RIVAL = "curvlinops, svds(k=1, tol=0.01)"
+NUM_TOP = 20
+ROUNDS = 3
+FORWARDS_EACH_TIME = 3
+DENSE_TOKENS = 2
+"""Tokens that `jacrev` is affordable for: at 128 the Jacobian of the stack takes 36 GiB."""
 
 
 def bench_spectra() -> list[Row]:
     """Rows of figure and target, each part from a fresh process."""
-    rows = []
-    for part, make_rows in (
-        ("sigma", sigma_rows),
-        ("dense", dense_rows),
-        ("log-sigma", log_sigma_rows),
-        ("batched", batched_rows),
-        ("inverse", inverse_rows),
-    ):
-        rows += make_rows(in_fresh_process(_PARTS, part))
-    return rows
+    return [
+        *sigma_rows(in_fresh_process(sigma)),
+        *dense_rows(in_fresh_process(dense)),
+        *log_sigma_rows(in_fresh_process(log_sigma)),
+        *batched_rows(in_fresh_process(batched)),
+        *inverse_rows(in_fresh_process(inverse)),
+    ]
+
+
+def sigma(rounds: int = ROUNDS, model: str = MODEL, tokens: int = TOKENS) -> dict[str, Any]:
+    """σ_max of the stack by all, in turns, each between plain forwards and from another start each round."""
+    with gpt2_stack(model, tokens) as (f, x):
+        # The largest values from a long run, ten times better than what is asked of the others.
+        num_top = min(NUM_TOP, x.numel())
+        truth = top_singular(JacobianOperator(f, x), num_top, tol=TOLERANCE / 10, max_products=400)
+        reference = float(truth.values[0])
+        spent = [
+            {"name": name, **_timed(rival, f, x, seed, reference)}
+            for seed in range(rounds)
+            for name, rival in _rivals(f, x, seed, reference).items()
+        ]
+        return {"rows": spent, "top": _top(f, x, truth), **circumstances()}
+
+
+def _rivals(f: Map, x: Tensor, seed: int, reference: float) -> dict[str, Rival]:
+    return {
+        OURS: ours(0.9),
+        "ours, 99.9 % sure as it comes": ours(CONFIDENCE),
+        "ours with hindsight": ours_with_hindsight,
+        "curvlinops, svds(k=1) as it comes": svds(curvlinops_operator, None, 0.0),
+        _RIVAL: svds(curvlinops_operator, None, TOLERANCE),
+        "curvlinops, svds with hindsight": svds(curvlinops_operator, NCV, TOL),
+        "our products, svds with hindsight": svds(our_operator, NCV, TOL),
+        "our products, LOBPCG with hindsight": lobpcg(*lobpcg_steps(f, x, seed, reference)),
+        "our products, power iteration with hindsight": power_iteration,
+    }
+
+
+def _timed(rival: Rival, f: Map, x: Tensor, seed: int, reference: float) -> dict[str, Any]:
+    found: list[Found] = []
+    try:
+        spent = between(lambda: found.append(rival(f, x, seed, reference)), f, x, FORWARDS_EACH_TIME)
+    except ModuleNotFoundError as error:
+        return {"missing": str(error)}
+    return {**spent, "products": found[0].products, "error": abs(found[0].value / reference - 1)}
+
+
+def _top(f: Map, x: Tensor, truth: TopSingular) -> dict[str, Any]:
+    """The 20 largest values to 1 %."""
+    found = top_singular(JacobianOperator(f, x), len(truth.values), tol=TOLERANCE, seed=1)
+    return {
+        "products": found.products,
+        "status": str(found.status),
+        "error": float(np.abs(found.values / truth.values - 1).max()),
+        "truth_error": truth.error,
+    }
+
+
+def dense(model: str = MODEL, tokens: int = DENSE_TOKENS, rounds: int = ROUNDS) -> dict[str, Any]:
+    """`jacrev` and an SVD against ours, where the sequence is short enough for it."""
+    with gpt2_stack(model, tokens) as (f, x):
+        reference = jacrev_svd(f, x, 0, 0.0).value
+        rivals = {"ours": ours(CONFIDENCE), "jacrev": jacrev_svd}
+        spent = [
+            {"name": name, **_timed(rival, f, x, seed, reference)}
+            for seed in range(rounds)
+            for name, rival in rivals.items()
+        ]
+        return {"rows": spent, "n": x.numel(), "tokens": tokens}
 
 
 def sigma_rows(measured: dict[str, Any]) -> list[Row]:
     """σ_max by everyone, ours against curvlinops, and the top 20."""
-    missing = [row["missing"] for row in measured["rows"] if "missing" in row]
-    runs = [row for row in measured["rows"] if "missing" not in row]
-    names = list(dict.fromkeys(row["name"] for row in runs))
+    missing = [run["missing"] for run in measured["rows"] if "missing" in run]
+    runs = [run for run in measured["rows"] if "missing" not in run]
+    names = list(dict.fromkeys(run["name"] for run in runs))
     rows = [_rival_row(name, runs, measured) for name in names]
     if missing:
-        rows.append(_row("curvlinops", "not measured", "", missing[0]))
+        rows.append(row("curvlinops", "not measured", "", missing[0]))
     else:
         rows.append(_ratio_row(runs, _RIVAL, "≥ 8"))
         rows += [
@@ -47,52 +132,49 @@ def sigma_rows(measured: dict[str, Any]) -> list[Row]:
         ]
     top = measured["top"]
     how = f"{top['status']}, true error {top['error']:.1e}, known to {top['truth_error']:.1e}"
-    return [*rows, _row("20 largest to 1 %: products", str(top["products"]), "≤ 100", how)]
+    return [*rows, row("20 largest to 1 %: products", str(top["products"]), "≤ 100", how)]
 
 
 def _rival_row(name: str, runs: list[Row], measured: dict[str, Any]) -> Row:
-    mine = [row for row in runs if row["name"] == name]
-    forwards = [row["cpu_s"] / row["forward_cpu_s"] for row in mine]
-    by_clock = statistics.median(row["seconds"] / row["forward_s"] for row in mine)
-    products = sorted({row["products"] for row in mine})
+    mine = [run for run in runs if run["name"] == name]
+    forwards = [run["cpu_s"] / run["forward_cpu_s"] for run in mine]
+    by_clock = statistics.median(run["seconds"] / run["forward_s"] for run in mine)
+    products = sorted({run["products"] for run in mine})
+    range_of_products = f"{products[0]} to {products[-1]}" if len(products) > 1 else f"{products[0]}"
     how = (
-        f"{min(forwards):.1f} to {max(forwards):.1f} over {len(mine)} starts; {_range(products)} products; "
-        f"{_median(mine, 'cpu_s'):.2f} s, forward {1e3 * _median(mine, 'forward_cpu_s'):.0f} ms; "
-        f"by the clock {by_clock:.1f}; "
-        f"true error ≤ {max(row['error'] for row in mine):.0e}; "
+        f"{min(forwards):.1f} to {max(forwards):.1f} over {len(mine)} starts; {range_of_products} products; "
+        f"{_median_cpu(mine):.2f} s, forward {median_ms([run['forward_cpu_s'] for run in mine])}; "
+        f"by the clock {by_clock:.1f}; true error ≤ {max(run['error'] for run in mine):.0e}; "
         f"{measured['threads']} threads, {measured['allocator']}"
     )
-    target = "≤ 20" if name == OURS else "–"
-    return _row(
-        f"σ_max to 1 %, {name}: forward-equivalents", f"{statistics.median(forwards):.1f}", target, how
-    )
+    what = f"σ_max to 1 %, {name}: forward-equivalents"
+    return row(what, f"{statistics.median(forwards):.1f}", "≤ 20" if name == OURS else "–", how)
 
 
 def _ratio_row(runs: list[Row], rival: str, target: str) -> Row:
     """Their time in ours, round by round."""
-    ours, theirs = ([row["cpu_s"] for row in runs if row["name"] == name] for name in (OURS, rival))
-    ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
+    mine, theirs = ([run["cpu_s"] for run in runs if run["name"] == name] for name in (OURS, rival))
+    ratios = [b / a for a, b in zip(mine, theirs, strict=True)]
     how = f"{min(ratios):.1f} to {max(ratios):.1f} over {len(ratios)} rounds"
-    return _row(f"σ_max to 1 %, {rival}: in times {OURS}", f"{statistics.median(ratios):.1f}", target, how)
+    return row(f"σ_max to 1 %, {rival}: in times {OURS}", f"{statistics.median(ratios):.1f}", target, how)
 
 
 def dense_rows(measured: dict[str, Any]) -> list[Row]:
     """The whole Jacobian against ours, where it can be had."""
-    ours, theirs = (
-        _median([row for row in measured["rows"] if row["name"] == name], "cpu_s")
-        for name in ("ours", "jacrev")
+    mine, theirs = (
+        _median_cpu([run for run in measured["rows"] if run["name"] == name]) for name in ("ours", "jacrev")
     )
     how = (
-        f"T = {measured['tokens']}, n = {measured['n']}: {theirs:.2f} s against {ours:.2f} s; at T = 128 the "
+        f"T = {measured['tokens']}, n = {measured['n']}: {theirs:.2f} s against {mine:.2f} s; at T = 128 the "
         "Jacobian takes 36 GiB: not measured"
     )
-    return [_row("torch.func.jacrev and SVD, in times ours", f"{theirs / ours:.1f}", "–", how)]
+    return [row("torch.func.jacrev and SVD, in times ours", f"{theirs / mine:.1f}", "–", how)]
 
 
 def log_sigma_rows(measured: dict[str, Any]) -> list[Row]:
     """Errors of log σ of a thousand factors."""
     return [
-        _row(
+        row(
             f"log σ of 1000 {name}: largest error in nats",
             f"{found['error']:.0e}",
             "≤ 1e-9",
@@ -105,18 +187,16 @@ def log_sigma_rows(measured: dict[str, Any]) -> list[Row]:
 
 def batched_rows(measured: dict[str, Any]) -> list[Row]:
     """Products in a batch against products one by one."""
-    each = measured["seconds"]
-    return [
-        _row(
-            f"1000 layers, d = 64: {product} one by one, in times a batch's",
-            f"{each[f'{product} one by one'] / each[f'{product} in a batch']:.1f}",
-            "≥ 4",
-            f"{1e3 * each[f'{product} one by one']:.1f} ms a vector against "
-            f"{1e3 * each[f'{product} in a batch']:.1f} ms, {measured['vectors']} vectors, "
-            f"T = {measured['tokens']}; they differ by {measured['gap']:.0e}",
+    rows = []
+    for product in ("Jv", "Jᵀu"):
+        alone, together = (measured["seconds"][f"{product} {way}"] for way in ("one by one", "in a batch"))
+        how = (
+            f"{1e3 * alone:.1f} ms a vector against {1e3 * together:.1f} ms, {measured['vectors']} vectors, "
+            f"T = {measured['tokens']}; they differ by {measured['gap']:.0e}"
         )
-        for product in ("Jv", "Jᵀu")
-    ]
+        what = f"1000 layers, d = 64: {product} one by one, in times a batch's"
+        rows.append(row(what, f"{alone / together:.1f}", "≥ 4", how))
+    return rows
 
 
 def inverse_rows(measured: dict[str, Any]) -> list[Row]:
@@ -127,17 +207,9 @@ def inverse_rows(measured: dict[str, Any]) -> list[Row]:
             f"κ = {measured['condition']:.1e}, n = {measured['n']}, float64; {found['status']}, stated error "
             f"{found['stated']:.1g}, true {found['error']:.1g}"
         )
-        rows.append(_row(f"σ_min to 5 %, {name}: products", f"{found['products']:.0f}", "–", how))
+        rows.append(row(f"σ_min to 5 %, {name}: products", f"{found['products']:.0f}", "–", how))
     return rows
 
 
-def _median(runs: list[Row], figure: str) -> float:
-    return statistics.median(run[figure] for run in runs)
-
-
-def _range(values: list[int]) -> str:
-    return str(values[0]) if len(values) == 1 else f"{values[0]} to {values[-1]}"
-
-
-def _row(what: str, figure: str, target: str, how: str) -> Row:
-    return {"what": what, "figure": figure, "target": target, "how": how}
+def _median_cpu(runs: list[Row]) -> float:
+    return statistics.median(run["cpu_s"] for run in runs)

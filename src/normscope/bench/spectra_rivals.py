@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse.linalg
 import torch
+from scipy.sparse.linalg import LinearOperator
 from torch import Tensor, nn
 
 from normscope.bench.spectra_stack import Map
@@ -58,22 +59,22 @@ def ours_with_hindsight(f: Map, x: Tensor, seed: int, reference: float) -> Found
     return Found(value, process.products)
 
 
-def curvlinops_svds(ncv: int | None, tol: float) -> Rival:
-    """curvlinops' Jacobian in scipy's `svds`, which is ARPACK on JᵀJ with `ncv` Lanczos vectors."""
+def svds(make: Callable[[Map, Tensor], LinearOperator], ncv: int | None, tol: float) -> Rival:
+    """scipy's `svds` of an operator: ARPACK on JᵀJ with `ncv` Lanczos vectors."""
 
     def run(f: Map, x: Tensor, seed: int, reference: float) -> Found:
-        return _svds(curvlinops_operator(f, x), ncv, tol, seed)
+        op = Counted(make(f, x))
+        (value,) = scipy.sparse.linalg.svds(
+            op, k=1, ncv=ncv, tol=tol, return_singular_vectors=False, rng=seed
+        )
+        return Found(float(value), op.products)
 
     return run
 
 
-def our_svds(ncv: int | None, tol: float) -> Rival:
-    """The same with our products."""
-
-    def run(f: Map, x: Tensor, seed: int, reference: float) -> Found:
-        return _svds(JacobianOperator(f, x).to_scipy(), ncv, tol, seed)
-
-    return run
+def our_operator(f: Map, x: Tensor) -> LinearOperator:
+    """∂f/∂x by our products."""
+    return JacobianOperator(f, x).to_scipy()
 
 
 def lobpcg(steps: int, value: float) -> Rival:
@@ -84,7 +85,7 @@ def lobpcg(steps: int, value: float) -> Rival:
     """
 
     def run(f: Map, x: Tensor, seed: int, reference: float) -> Found:
-        op = Counted(JacobianOperator(f, x).to_scipy())
+        op = Counted(our_operator(f, x))
         _lobpcg(op, seed, steps)
         return Found(value, op.products)
 
@@ -93,14 +94,14 @@ def lobpcg(steps: int, value: float) -> Rival:
 
 def lobpcg_steps(f: Map, x: Tensor, seed: int, reference: float, most: int = 20) -> tuple[int, float]:
     """The first step at which LOBPCG is within the tolerance of `reference`, and its value there."""
-    history = _lobpcg(JacobianOperator(f, x).to_scipy(), seed, most)
+    history = _lobpcg(our_operator(f, x), seed, most)
     reached = (each for each in enumerate(history) if abs(each[1] - reference) <= TOLERANCE * reference)
     return next(reached, (most, history[-1]))
 
 
-def _lobpcg(op: scipy.sparse.linalg.LinearOperator, seed: int, steps: int) -> list[float]:
+def _lobpcg(op: LinearOperator, seed: int, steps: int) -> list[float]:
     """σ_max after 0, 1, … steps."""
-    square = scipy.sparse.linalg.LinearOperator(
+    square = LinearOperator(
         (op.shape[1], op.shape[1]), matvec=lambda v: op.rmatvec(op.matvec(v)), dtype=op.dtype
     )
     start = np.random.default_rng(seed).standard_normal((op.shape[1], 1)).astype(op.dtype)
@@ -132,10 +133,10 @@ def jacrev_svd(f: Map, x: Tensor, seed: int, reference: float) -> Found:
     return Found(float(torch.linalg.svdvals(jacobian)[0]), len(jacobian))
 
 
-class Counted(scipy.sparse.linalg.LinearOperator):
+class Counted(LinearOperator):
     """An operator that counts the vectors it is given."""
 
-    def __init__(self, of: scipy.sparse.linalg.LinearOperator) -> None:
+    def __init__(self, of: LinearOperator) -> None:
         super().__init__(of.dtype, of.shape)
         self.of, self.products = of, 0
 
@@ -159,7 +160,7 @@ class _AtInput(nn.Module):
         return self.f(self.x)
 
 
-def curvlinops_operator(f: Map, x: Tensor) -> scipy.sparse.linalg.LinearOperator:
+def curvlinops_operator(f: Map, x: Tensor) -> LinearOperator:
     """∂f/∂x by curvlinops, without its own checks and counts: those would cost it forwards.
 
     Raises:
@@ -173,11 +174,3 @@ def curvlinops_operator(f: Map, x: Tensor) -> scipy.sparse.linalg.LinearOperator
         module, [module.x], [(ignored, ignored)], check_deterministic=False, num_data=len(x)
     )
     return operator.to_scipy()
-
-
-def _svds(operator: scipy.sparse.linalg.LinearOperator, ncv: int | None, tol: float, seed: int) -> Found:
-    counted = Counted(operator)
-    (value,) = scipy.sparse.linalg.svds(
-        counted, k=1, ncv=ncv, tol=tol, return_singular_vectors=False, rng=seed
-    )
-    return Found(float(value), counted.products)

@@ -1,16 +1,16 @@
 """The subject of `bench spectra`: GPT-2-small's stack as a function of its entry, with random weights."""
 
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from normscope.anatomy import measuring
-from normscope.subjects import load
+from normscope.bench.process import Seconds, seconds
+from normscope.subjects import Subject, load
 
 MODEL, TOKENS = "hf:gpt2", 128
 
@@ -19,11 +19,17 @@ Map = Callable[[Tensor], Tensor]
 
 @contextmanager
 def gpt2_stack(model: str = MODEL, tokens: int = TOKENS) -> Iterator[tuple[Map, Tensor]]:
+    """`stack_of` a GPT-2; eval mode, float32, math attention while the context is open."""
+    subject = load(model, batch_size=1, seq_len=tokens)
+    with measuring(subject.model):
+        yield stack_of(subject)
+
+
+def stack_of(subject: Subject) -> tuple[Map, Tensor]:
     """(f, x): from the embedding's output x [1, T, d] to the last block's output, before the final norm.
 
-    Eval mode, float32, math attention while the context is open; no parameter requires grad.
+    No parameter of the GPT-2 requires grad afterwards.
     """
-    subject = load(model, batch_size=1, seq_len=tokens)
     network: Any = subject.model.requires_grad_(False)
     body, ids = network.transformer, cast(Mapping[str, Tensor], subject.batch)["input_ids"]
 
@@ -32,22 +38,7 @@ def gpt2_stack(model: str = MODEL, tokens: int = TOKENS) -> Iterator[tuple[Map, 
             x = block(x)
         return x
 
-    with measuring(subject.model):
-        yield stack, (body.wte(ids) + body.wpe(torch.arange(ids.shape[1]))).detach()
-
-
-class Seconds(NamedTuple):
-    """Wall-clock and processor time of a call. Other processes on the machine stretch the first alone."""
-
-    wall: float
-    cpu: float
-
-
-def seconds(run: Callable[[], Any]) -> Seconds:
-    """Time one call."""
-    wall, cpu = time.perf_counter(), time.process_time()
-    run()
-    return Seconds(time.perf_counter() - wall, time.process_time() - cpu)
+    return stack, (body.wte(ids) + body.wpe(torch.arange(ids.shape[1]))).detach()
 
 
 def seconds_of_forward(f: Map, x: Tensor, times: int) -> Seconds:
@@ -57,7 +48,7 @@ def seconds_of_forward(f: Map, x: Tensor, times: int) -> Seconds:
     return Seconds(*(statistics.median(each) for each in zip(*spent, strict=True)))
 
 
-def between(run: Callable[[], Any], f: Map, x: Tensor, times: int) -> dict[str, float]:
+def between(run: Callable[[], object], f: Map, x: Tensor, times: int) -> dict[str, float]:
     """Seconds of a call, and of a forward before and after it: a slow spell of the machine falls on both."""
     before = seconds_of_forward(f, x, times)
     spent = seconds(run)
