@@ -7,34 +7,23 @@ from typing import Annotated
 
 import typer
 
-from normscope.cli.options import (
-    BatchSize,
-    Device,
-    DType,
-    Model,
-    Output,
-    Seed,
-    SeqLen,
-    Text,
-    TextOrJson,
-    Traceback,
-    parse_dtype,
-)
+from normscope.cli import options
 from normscope.cli.output import emit, require_writable
 from normscope.cli.progress import quiet_libraries
 
 
 def command(
-    model: Model,
-    batch_size: BatchSize = 1,
-    seq_len: SeqLen = 64,
-    text: Text = None,
-    seed: Seed = 0,
-    device: Device = "cpu",
-    dtype: DType = None,
-    format: Annotated[TextOrJson, typer.Option(help="How to show it.")] = TextOrJson.TEXT,
-    output: Output = None,
-    traceback: Traceback = False,
+    context: typer.Context,
+    model: options.Model,
+    batch_size: options.BatchSize = 1,
+    seq_len: options.SeqLen = 64,
+    text: options.Text = None,
+    seed: options.Seed = 0,
+    device: options.Device = "cpu",
+    dtype: options.DType = None,
+    format: Annotated[options.TextOrJson, typer.Option(help="How to show it.")] = options.TextOrJson.TEXT,
+    output: options.Output = None,
+    traceback: options.Traceback = False,
 ) -> None:
     """Show where the norms sit: stacks, blocks, branches and what could not be read. Nothing is measured.
 
@@ -46,22 +35,11 @@ def command(
 
     require_writable(output)
     with redirect_stdout(sys.stderr), quiet_libraries():
-        subject = load_to_read(
-            model,
-            seed=seed,
-            batch_size=batch_size,
-            seq_len=seq_len,
-            text=text,
-            device=device,
-            dtype=parse_dtype(dtype),
-        )
-        anatomy = read_anatomy(subject)
+        anatomy = read_anatomy(load_to_read(model, **options.loading(context)))
         require_residual_stream(anatomy, model)
-    if format is TextOrJson.JSON:
-        rendered = json.dumps({"model": model, **anatomy.to_dict()}, indent=2) + "\n"
+    if format is options.TextOrJson.JSON:
+        emit(json.dumps({"model": model, **anatomy.to_dict()}, indent=2) + "\n", output)
     elif output is None:
         print_anatomy(anatomy)
-        return
     else:
-        rendered = text_anatomy(anatomy)
-    emit(rendered, output)
+        emit(text_anatomy(anatomy), output)

@@ -2,46 +2,30 @@
 
 import sys
 from contextlib import redirect_stdout
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normscope.cli.options import (
-    BatchSize,
-    Budget,
-    Device,
-    DType,
-    FailOn,
-    Format,
-    Images,
-    Model,
-    Output,
-    Seed,
-    SeqLen,
-    Source,
-    Target,
-    Text,
-    Traceback,
-    parse_dtype,
-)
+from normscope.cli import options
+from normscope.cli.options import FailOn, Format, option
 from normscope.cli.output import emit, require_writable
 from normscope.cli.progress import progress_bar, quiet_libraries
+from normscope.errors import UsageError
 
 if TYPE_CHECKING:
     from normscope.report import Report
 
 Codes = Annotated[
-    str,
-    typer.Option(
-        metavar="CODES",
-        help="Findings by code, prefix or name, with commas: NS101,NS5,post-ln-deep.",
-        show_default=False,
-    ),
+    str, option("Findings by code, prefix or name, with commas: NS101,NS5,post-ln-deep.", metavar="CODES")
 ]
+OF_CHECK = ("optimizer", "lr", "warmup", "steps", "try_remedies", "budget", "seed", "select", "ignore")
+"""Options that go to `normscope.check`; those of `options.OF_LOAD` go to `load`."""
 
 
 def command(
-    model: Model,
+    context: typer.Context,
+    model: options.Model,
     optimizer: Annotated[
         str, typer.Option(help="adamw, adam, sgd (momentum 0.9) or muon: what the run will use.")
     ] = "adamw",
@@ -54,10 +38,9 @@ def command(
     ] = False,
     rates: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Its rungs: 1e-5:3e-2:8 (first:last:count) or 1e-4,3e-4; by default nine around --lr.",
             metavar="RATES",
-            help="Its rungs: 1e-5:3e-2:8 (first:last:count) or 1e-4,3e-4; by default nine around --lr.",
-            show_default=False,
         ),
     ] = None,
     try_remedies: Annotated[
@@ -65,23 +48,23 @@ def command(
         typer.Option("--try-remedies", help="Where the run will fail, try the remedies and rank them."),
     ] = False,
     budget: Annotated[
-        Budget, typer.Option(help="What Jacobians may cost: seconds, a few training steps, minutes.")
-    ] = Budget.STANDARD,
-    batch_size: BatchSize = 4,
-    seq_len: SeqLen = 64,
-    text: Text = None,
-    source: Source = None,
-    target: Target = None,
-    images: Images = None,
-    seed: Seed = 0,
-    device: Device = "cpu",
-    dtype: DType = None,
+        options.Budget, typer.Option(help="What Jacobians may cost: seconds, a few training steps, minutes.")
+    ] = options.Budget.STANDARD,
+    batch_size: options.BatchSize = 4,
+    seq_len: options.SeqLen = 64,
+    text: options.Text = None,
+    source: options.Source = None,
+    target: options.Target = None,
+    images: options.Images = None,
+    seed: options.Seed = 0,
+    device: options.Device = "cpu",
+    dtype: options.DType = None,
     format: Annotated[Format, typer.Option(help="How to show the report.")] = Format.TEXT,
-    output: Output = None,
+    output: options.Output = None,
     fail_on: Annotated[FailOn, typer.Option(help="Exit 1 from this severity on.")] = FailOn.ERROR,
     select: Codes = "",
     ignore: Codes = "",
-    traceback: Traceback = False,
+    traceback: options.Traceback = False,
 ) -> int:
     """Will MODEL train? Reads it, measures it, takes a few real steps on a copy, and judges.
 
@@ -95,52 +78,23 @@ def command(
     from normscope.subjects import load
 
     require_writable(output)
-    _require_steps(steps, forecast or rates is not None, try_remedies)
+    if steps == 0 and (forecast or rates is not None or try_remedies):
+        flag = "--try-remedies" if try_remedies else "--forecast"
+        raise UsageError(f"{flag} with --steps 0", "real steps to try", "leave --steps out")
     rungs = _rungs(forecast, rates, lr)
     interrupted = False
     with redirect_stdout(sys.stderr), quiet_libraries(), progress_bar() as progress:
-        subject = load(
-            model,
-            seed=seed,
-            batch_size=batch_size,
-            seq_len=seq_len,
-            text=text,
-            source=source,
-            target=target,
-            images=images,
-            device=device,
-            dtype=parse_dtype(dtype),
-        )
+        subject = load(model, **options.loading(context))
+        settings = {name: context.params[name] for name in OF_CHECK}
         try:
             report = normscope.check(
-                subject,
-                optimizer=optimizer,
-                lr=lr,
-                warmup=warmup,
-                steps=steps,
-                forecast_rates=rungs,
-                try_remedies=try_remedies,
-                budget=budget,
-                seed=seed,
-                select=select,
-                ignore=ignore,
-                progress=progress,
-                reraise=traceback,
+                subject, **settings, forecast_rates=rungs, progress=progress, reraise=traceback
             )
         except normscope.CheckInterrupted as stop:
             report, interrupted = stop.report, True
             print("normscope: interrupted; this is what was measured until then", file=sys.stderr)
     show(report, format, output)
     return 130 if interrupted else exit_status(report, fail_on)
-
-
-def _require_steps(steps: int, ladder: bool, remedies: bool) -> None:
-    """UsageError in the words of the command line; `check` has its own."""
-    from normscope.errors import UsageError
-
-    if steps == 0 and (ladder or remedies):
-        flag = "--try-remedies" if remedies else "--forecast"
-        raise UsageError(f"{flag} with --steps 0", "real steps to try", "leave --steps out")
 
 
 def _rungs(wanted: bool, given: str | None, lr: float) -> list[float]:
@@ -159,23 +113,20 @@ def ladder_around(lr: float) -> list[float]:
     return sorted([lr, *(rate for rate in around if low <= rate <= high)])
 
 
-def show(report: "Report", format: Format, output: Output) -> None:
+def show(report: "Report", format: Format, output: Path | None) -> None:
     """The report in `format`, on stdout or in a file."""
     from normscope.report import print_report, text_report
 
     if format is Format.HTML and output is None and sys.stdout.isatty():
-        from pathlib import Path
-
         output = Path("normscope.html")  # a page in a terminal helps nobody
-    if output is None and format is Format.TEXT:
+    if format is Format.HTML:
+        emit(report.to_html(), output, instead=lambda: text_report(report))
+    elif format is Format.JSON:
+        emit(report.to_json() + "\n", output)
+    elif output is None:
         print_report(report)
-        return
-    rendered = {
-        Format.TEXT: lambda: text_report(report),
-        Format.JSON: lambda: report.to_json() + "\n",
-        Format.HTML: report.to_html,
-    }[format]()
-    emit(rendered, output, instead=(lambda: text_report(report)) if format is Format.HTML else None)
+    else:
+        emit(text_report(report), output)
     if output is not None:
         print(f"{report.model}: {report.verdict}. The report is in {output}", file=sys.stderr)
 

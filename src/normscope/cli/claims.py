@@ -84,7 +84,8 @@ def command(
         return 0
     _require_long(claims, long)
     require_writable(output)
-    _require_text(text)
+    if text is not None:
+        _require_text(text)
     setup = Setup(seeds=tuple(range(seeds)), long=long, text=text)
     ready: list[ClaimResult] = []
     began = time.perf_counter()
@@ -104,7 +105,14 @@ def command(
     except KeyboardInterrupt:
         interrupted = True
         print(f"normscope: interrupted after {len(ready)} of {len(claims)} claims", file=sys.stderr)
-    _show(claims, ready, setup, format, output, time.perf_counter() - began, whole=not ids)
+    seconds = time.perf_counter() - began
+    by_id = {tested.claim.id: tested for tested in ready}
+    ready = [by_id[claim.id] for claim in claims if claim.id in by_id]
+    missing = [claim.id for claim in claims if claim.id not in by_id]
+    if format is Format.TEXT:
+        emit(_text(ready, output is None), output)
+    else:
+        emit(_rendered(ready, missing, setup, format, seconds, whole=not ids), output)
     return 130 if interrupted else 1 if any(tested.error for tested in ready) else 0
 
 
@@ -117,12 +125,10 @@ def _counted(progress: Callable[[str, int, int], None]) -> Callable[[str, int, i
     return show
 
 
-def _require_text(text: Path | None) -> None:
+def _require_text(text: Path) -> None:
     """UsageError, before the long work, for a text that cannot be trained on."""
     from normscope.subjects.text import load_text
 
-    if text is None:
-        return
     size = len(load_text(text))
     if size < LEAST_TEXT:
         raise UsageError(f'text "{text}" ({size} bytes)', f"at least {LEAST_TEXT}", "give a longer one")
@@ -138,40 +144,29 @@ def _require_long(claims: "list[Claim]", long: bool) -> None:
         )
 
 
-def _show(
-    claims: "list[Claim]",
+def _rendered(
     ready: "list[ClaimResult]",
+    missing: list[str],
     setup: "Setup",
     format: Format,
-    output: Path | None,
     seconds: float,
-    *,
     whole: bool,
-) -> None:
-    """Show the results that are ready, in the order of `claims`; `whole` where no ids were given."""
-    order = [claim.id for claim in claims]
-    ready = sorted(ready, key=lambda tested: order.index(tested.claim.id))
+) -> str:
+    """The results that are ready, and the ids of those that are not; `whole` where no ids were given."""
     typed = shlex.join(["normscope", *sys.argv[1:]])
     if format is Format.JSON:
         from normscope.claims.words import to_json
 
-        missing = [id for id in order if id not in {tested.claim.id for tested in ready}]
-        rendered = to_json(ready, setup, typed, seconds, missing)
-    elif format is Format.HTML:
+        return to_json(ready, setup, typed, seconds, missing)
+    if format is Format.HTML:
         from normscope.claims.page import render_page
 
-        rendered = render_page(ready, setup, typed, seconds)
-    elif format is Format.MARKDOWN:
-        from normscope.claims.markdown import page_of_claims, rows_of_claims
+        return render_page(ready, setup, typed, seconds)
+    from normscope.claims.markdown import page_in_chinese, page_of_claims, rows_of_claims
 
-        rendered = page_of_claims(ready, setup, typed, seconds) if whole else rows_of_claims(ready)
-    elif format is Format.CHINESE:
-        from normscope.claims.markdown import page_in_chinese
-
-        rendered = page_in_chinese(ready, setup, typed, seconds)
-    else:
-        rendered = _text(ready, output is None)
-    emit(rendered, output)
+    if format is Format.CHINESE:
+        return page_in_chinese(ready, setup, typed, seconds)
+    return page_of_claims(ready, setup, typed, seconds) if whole else rows_of_claims(ready)
 
 
 def _text(ready: "list[ClaimResult]", to_screen: bool) -> str:

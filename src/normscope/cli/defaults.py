@@ -8,23 +8,18 @@ from typing import Any
 
 from normscope.errors import UsageError, suggest
 
-_WHOLE = ("warmup", "steps", "seed", "batch_size", "seq_len")
-_TRUTH = ("forecast", "try_remedies")
 _LISTS = ("select", "ignore")
-_TEXT = (
-    "optimizer",
-    "device",
-    "dtype",
-    "text",
-    "source",
-    "target",
-    "images",
-    "format",
-    "fail_on",
-    "budget",
-    "rates",
-)
-KEYS = ("lr", *_WHOLE, *_TRUTH, *_LISTS, *_TEXT)
+_KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
+    "lr": ((int, float), "a number"),
+    **dict.fromkeys(("warmup", "steps", "seed", "batch_size", "seq_len"), (int, "a whole number")),
+    **dict.fromkeys(("forecast", "try_remedies"), (bool, "true or false")),
+    **dict.fromkeys(_LISTS, (str, "a string, or a list of strings")),
+    **dict.fromkeys(
+        ("optimizer", "device", "dtype", "text", "source", "target", "images"), (str, "a string")
+    ),
+    **dict.fromkeys(("format", "fail_on", "budget", "rates"), (str, "a string")),
+}
+KEYS = tuple(_KINDS)
 """Options of `check` that may stand in the file. --output and --traceback belong to one call, MODEL too."""
 ANATOMY_KEYS = ("seed", "batch_size", "seq_len", "text", "device", "dtype")
 
@@ -98,20 +93,10 @@ def _checked(path: Path, key: str, value: Any) -> Any:
         )
     if name in _LISTS and isinstance(value, list) and all(isinstance(part, str) for part in value):
         return ",".join(value)
-    kinds, expected = _kind(name)
+    kinds, expected = _KINDS[name]
     if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
         raise UsageError(_quoted(path, key, value), expected, "fix that line")
     return value
-
-
-def _kind(name: str) -> tuple[type | tuple[type, ...], str]:
-    if name == "lr":
-        return (int, float), "a number"
-    if name in _WHOLE:
-        return int, "a whole number"
-    if name in _TRUTH:
-        return bool, "true or false"
-    return str, "a string, or a list of strings" if name in _LISTS else "a string"
 
 
 def _quoted(path: Path, key: str, value: Any) -> str:

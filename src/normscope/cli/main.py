@@ -2,9 +2,8 @@
 
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import typer
@@ -25,15 +24,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(name="check")(check.command)
-app.command(name="anatomy")(anatomy.command)
-app.command(name="explain")(explain.command)
-app.command(name="schemes")(schemes.command)
-app.command(name="train")(train.command)
-app.command(name="map")(map.command)
-app.command(name="claims")(claims.command)
-app.command(name="demo")(demo.command)
-app.command(name="bench")(bench.command)
+for _module in (check, anatomy, explain, schemes, train, map, claims, demo, bench):
+    app.command(name=_module.__name__.rpartition(".")[2])(_module.command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -107,21 +99,16 @@ def _in_file(error: typer.TyperException, context: Any) -> str | None:
 
 def _unexpected(error: Exception, arguments: Sequence[str]) -> str:
     """One line for an error that nobody expected: the model's where its forward raised it, else ours."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    files = [Path(frame.f_code.co_filename) for frame in frames]
+    places = [(Path(f.f_code.co_filename), line) for f, line in traceback.walk_tb(error.__traceback__)]
     has_traceback = _takes_traceback(arguments)
-    if any(file.parts[-4:] == ("torch", "nn", "modules", "module.py") for file in files):
+    if any(file.parts[-4:] == ("torch", "nn", "modules", "module.py") for file, _ in places):
         more = "--traceback shows where it broke" if has_traceback else "change the model, or its options"
         return str(UsageError(describe(error), "a model that can be read and run", more))
-    place = next((f"{file.name}, line {frame.f_lineno}" for file, frame in _ours(files, frames)), "normscope")
+    home = Path(__file__).resolve().parents[1]
+    ours = [f"{file.name}, line {line}" for file, line in places if home in file.parents]
+    place = ours[-1] if ours else "normscope"
     more = "; --traceback shows more" if has_traceback else ""
     return f"{describe(error)} (in {place}): an error in normscope, not in the call. Please report it{more}."
-
-
-def _ours(files: Sequence[Path], frames: Sequence[FrameType]) -> Iterator[tuple[Path, FrameType]]:
-    """The frames of normscope's own code, the innermost first."""
-    home = Path(__file__).resolve().parents[1]
-    return ((f, frame) for f, frame in reversed(list(zip(files, frames, strict=True))) if home in f.parents)
 
 
 def _takes_traceback(arguments: Sequence[str]) -> bool:

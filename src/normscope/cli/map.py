@@ -2,16 +2,17 @@
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from normscope.cli.map_progress import map_progress
-from normscope.cli.options import BatchSize, Device, Format, SeqLen, Text, Traceback
+from normscope.cli.options import BatchSize, Device, Format, SeqLen, Text, Traceback, option
 from normscope.cli.output import emit, require_writable
 from normscope.cli.progress import quiet_libraries
 from normscope.errors import UsageError
@@ -20,10 +21,9 @@ if TYPE_CHECKING:
     from normscope.maps import Cell, Store
     from normscope.maps.page import Sheet
 
-DEFAULT_MODEL = "nn:decoder,width=32,heads=2"
-
-
+DEFAULT_MODEL, DEFAULT_STORE = "nn:decoder,width=32,heads=2", Path("map.sqlite")
 AXES = ("schemes", "depths", "inits", "lrs", "warmups", "seeds")
+OF_ENGINE = ("engine", "workers", "stack", "early_stop", "ray_address")
 SHOWN = ("store", "format", "output", "png", "parquet", "traceback")
 """Options that set how a map is shown; every other option sets how it is trained."""
 
@@ -32,58 +32,38 @@ def command(
     context: typer.Context,
     schemes: Annotated[
         str | None,
-        typer.Option(metavar="A,B,…", help="Of `normscope schemes`: post,pre,deepnorm.", show_default=False),
+        option("Of `normscope schemes`: post,pre,deepnorm.", metavar="A,B,…"),
     ] = None,
-    depths: Annotated[
-        str | None, typer.Option(metavar="N,N,…", help="Blocks: 4,8,16,32.", show_default=False)
-    ] = None,
+    depths: Annotated[str | None, option("Blocks: 4,8,16,32.", metavar="N,N,…")] = None,
     lrs: Annotated[
         str | None,
-        typer.Option(
-            metavar="RATES",
-            help="1e-4,3e-4, or 1e-4:3e-2:8, eight from 1e-4 to 3e-2, each times the same.",
-            show_default=False,
-        ),
+        option("1e-4,3e-4, or 1e-4:3e-2:8, eight from 1e-4 to 3e-2, each times the same.", metavar="RATES"),
     ] = None,
     warmups: Annotated[str, typer.Option(metavar="N,N,…", help="Steps of linear warm-up: 0,200.")] = "0",
     seeds: Annotated[str, typer.Option(metavar="N", help="How many; or seeds with commas: 0,7.")] = "1",
     inits: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,B,…", help="Initialisations other than the schemes' own.", show_default=False
-        ),
+        str | None, option("Initialisations other than the schemes' own.", metavar="A,B,…")
     ] = None,
     model: Annotated[
         str, typer.Option(metavar="MODEL", help="What the grid is built on; any MODEL of `check`.")
     ] = DEFAULT_MODEL,
-    width: Annotated[int | None, typer.Option(min=1, help="Of a model of ours.", show_default=False)] = None,
-    heads: Annotated[int | None, typer.Option(min=1, help="Of a model of ours.", show_default=False)] = None,
+    width: Annotated[int | None, option("Of a model of ours.", min=1)] = None,
+    heads: Annotated[int | None, option("Of a model of ours.", min=1)] = None,
     optimizer: Annotated[str, typer.Option(help="adamw, adam, sgd (momentum 0.9) or muon.")] = "adamw",
     steps: Annotated[int, typer.Option(min=1, help="Of each cell.")] = 300,
     batch_size: BatchSize = 4,
     seq_len: SeqLen = 64,
     text: Text = None,
     device: Device = "cpu",
-    store: Annotated[Path, typer.Option(metavar="FILE", help="Where the cells are kept.")] = Path(
-        "map.sqlite"
-    ),
+    store: Annotated[Path, typer.Option(metavar="FILE", help="Where the cells are kept.")] = DEFAULT_STORE,
     engine: Annotated[str, typer.Option(help="local (processes here) or ray (a cluster).")] = "local",
     workers: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Processes; by default as many as cores, on a GPU at most 4.", show_default=False
-        ),
+        int | None, option("Processes; by default as many as cores, on a GPU at most 4.", min=1)
     ] = None,
     stack: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Cells trained at once in a process; measured by default.", show_default=False
-        ),
+        int | None, option("Cells trained at once in a process; measured by default.", min=1)
     ] = None,
-    ray_address: Annotated[
-        str | None,
-        typer.Option(help="Of the Ray cluster.", show_default=False),
-    ] = None,
+    ray_address: Annotated[str | None, option("Of the Ray cluster.")] = None,
     early_stop: Annotated[
         bool, typer.Option("--early-stop/--no-early-stop", help="Stop cells that are certain to fail.")
     ] = True,
@@ -95,13 +75,8 @@ def command(
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="The page.", show_default=False),
     ] = None,
-    png: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The picture alone.", show_default=False)
-    ] = None,
-    parquet: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Cells and curves (extra: parquet).", show_default=False),
-    ] = None,
+    png: Annotated[Path | None, option("The picture alone.", metavar="FILE")] = None,
+    parquet: Annotated[Path | None, option("Cells and curves (extra: parquet).", metavar="FILE")] = None,
     traceback: Traceback = False,
 ) -> int:
     """Train every combination of scheme, depth, rate, warm-up and seed, and draw where they train.
@@ -115,17 +90,13 @@ def command(
     given = SimpleNamespace(**context.params)
     given.output = store.with_suffix(".html") if output is None else output
     _require_files({"--store": store, "--output": given.output, "--png": png, "--parquet": parquet})
-    if not _has_grid(context):
-        _show_store(given)
-        return 0
-    return _train(given)
-
-
-def _show_store(given: SimpleNamespace) -> None:
+    if _has_grid(context):
+        return _train(given)
     from normscope.maps import Store
 
-    with Store(given.store, reading=True) as kept:
-        show(kept, given.format, given.output, given.png, given.parquet)
+    with Store(store, reading=True) as kept:
+        _show(kept, given)
+    return 0
 
 
 def _train(given: SimpleNamespace) -> int:
@@ -143,15 +114,14 @@ def _train(given: SimpleNamespace) -> int:
             kept.retry_crashed()
         try:
             with redirect_stdout(sys.stderr), quiet_libraries(), map_progress() as progress:
-                names = ("engine", "workers", "stack", "early_stop", "ray_address")
-                options = {name: getattr(given, name) for name in names}
+                options = {name: getattr(given, name) for name in OF_ENGINE}
                 run_map(kept, cells, common=common, progress=progress, **options)
         except KeyboardInterrupt:
             interrupted = True
             print("normscope: interrupted; the same command goes on from here", file=sys.stderr)
         if kept.note("settings") is not None:
             kept.remember("command", shlex.join(["normscope", *sys.argv[1:]]))
-            show(kept, given.format, given.output, given.png, given.parquet)
+            _show(kept, given)
     return 130 if interrupted else 0
 
 
@@ -170,15 +140,16 @@ def _cells(given: SimpleNamespace) -> "tuple[Cell, ...]":
         device=given.device,
         trial=TrialConfig(optimizer=given.optimizer, steps=given.steps),
     )
-    return Grid(
-        base=base,
-        schemes=words("--schemes", given.schemes) if given.schemes is not None else (),
-        depths=counts("--depths", given.depths, least=1) if given.depths is not None else (),
-        inits=words("--inits", given.inits) if given.inits is not None else (),
-        lrs=rates(given.lrs) if given.lrs is not None else (base.trial.lr,),
-        warmups=counts("--warmups", given.warmups),
-        seeds=seeds(given.seeds),
-    ).cells
+    read: dict[str, Callable[[str], Any]] = {
+        "schemes": partial(words, "--schemes"),
+        "depths": partial(counts, "--depths", least=1),
+        "inits": partial(words, "--inits"),
+        "lrs": rates,
+        "warmups": partial(counts, "--warmups"),
+        "seeds": seeds,
+    }
+    values = {axis: read[axis](text) for axis in AXES if (text := getattr(given, axis)) is not None}
+    return Grid(base=base, **{"lrs": [base.trial.lr]} | values).cells
 
 
 def _has_grid(context: typer.Context) -> bool:
@@ -187,22 +158,18 @@ def _has_grid(context: typer.Context) -> bool:
     Raises:
         UsageError: there is not, but an option says how to train it.
     """
-    given = [name for name in context.params if _is_typed(context, name)]
-    if any(name in AXES for name in given):
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    typed = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    if not set(AXES).isdisjoint(typed):
         return True
-    for name in given:
-        if name not in SHOWN:
-            raise UsageError(
-                f"--{name.replace('_', '-')} without a grid",
-                "one of --" + ", --".join(AXES),
-                "repeat those of the map, or leave this out to see what the store has",
-            )
+    wrong = next((name.replace("_", "-") for name in typed if name not in SHOWN), None)
+    if wrong is not None:
+        raise UsageError(
+            f"--{wrong} without a grid",
+            "one of --" + ", --".join(AXES),
+            "repeat those of the map, or leave this out to see what the store has",
+        )
     return False
-
-
-def _is_typed(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _require_files(paths: Mapping[str, Path | None]) -> None:
@@ -212,18 +179,18 @@ def _require_files(paths: Mapping[str, Path | None]) -> None:
 
         require_pyarrow()
     taken: dict[Path, str] = {}
-    for option, path in paths.items():
+    for flag, path in paths.items():
         if path is None:
             continue
-        if option != "--store":  # opened as a store, which says what is wrong with it
-            require_writable(path, option)
-        other = taken.setdefault(path.resolve(), option)
-        if other != option:
-            raise UsageError(f"{option} {path}, which is {other} too", "a file for each", "name another")
+        if flag != "--store":  # opened as a store, which says what is wrong with it
+            require_writable(path, flag)
+        other = taken.setdefault(path.resolve(), flag)
+        if other != flag:
+            raise UsageError(f"{flag} {path}, which is {other} too", "a file for each", "name another")
 
 
-def show(store: "Store", format: Format, output: Path, png: Path | None, parquet: Path | None) -> None:
-    """Show what the store has: on stdout in `format`, and in the files."""
+def _show(store: "Store", given: SimpleNamespace) -> None:
+    """Show what the store has: on stdout in the format asked for, and in the files."""
     from normscope.maps.export import to_json, write_parquet
     from normscope.maps.page import Sheet, render_page, render_png
 
@@ -233,19 +200,17 @@ def show(store: "Store", format: Format, output: Path, png: Path | None, parquet
     if settings is None:
         raise UsageError(f'store "{store.path}" (empty)', "a map that was begun", "give --schemes and --lrs")
     sheet = Sheet(records, settings, counts, stack, commands)
-    if format is Format.TEXT:
+    if given.format is Format.TEXT:
         _print(sheet)
-    elif format is Format.JSON:
-        emit(to_json(sheet) + "\n", None)
     page = render_page(sheet)
-    if format is Format.HTML:
-        emit(page, None)
-    emit(page, output, instead=str)  # the store has it all, and shows it again
-    if png is not None:
-        emit(render_png(sheet), png, option="--png")
-    if parquet is not None:
-        write_parquet(sheet, parquet)
-    print(f"The page: {output}", file=sys.stderr)
+    if given.format is not Format.TEXT:
+        emit(to_json(sheet) + "\n" if given.format is Format.JSON else page, None)
+    emit(page, given.output, instead=str)  # the store has it all, and shows it again
+    if given.png is not None:
+        emit(render_png(sheet), given.png, option="--png")
+    if given.parquet is not None:
+        write_parquet(sheet, given.parquet)
+    print(f"The page: {given.output}", file=sys.stderr)
 
 
 def _print(sheet: "Sheet") -> None:

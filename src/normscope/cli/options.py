@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -53,60 +53,55 @@ class FailOn(StrEnum):
     NEVER = "never"
 
 
+def option(help: str, **more: Any) -> Any:
+    """An option whose help does not show the default."""
+    return typer.Option(help=help, show_default=False, **more)
+
+
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP, show_default=False)]
 Seed = Annotated[int, typer.Option(help="Set before the model is built.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Sequences a batch, where normscope makes the batch.")]
 SeqLen = Annotated[int, typer.Option(min=2, help="Tokens a sequence, where normscope makes the batch.")]
 Text = Annotated[
     Path | None,
-    typer.Option(
+    option(
+        "Real text as input, a file or a folder of any size; the default is Python's standard library.",
         metavar="PATH",
-        help="Real text as input, a file or a folder of any size; the default is Python's standard library.",
-        show_default=False,
     ),
 ]
 Source = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="What an encoder-decoder reads, line by line; with --target.",
-        show_default=False,
-    ),
+    Path | None, option("What an encoder-decoder reads, line by line; with --target.", metavar="FILE")
 ]
 Target = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="What it should write: line i belongs to line i of --source.",
-        show_default=False,
-    ),
+    Path | None, option("What it should write: line i belongs to line i of --source.", metavar="FILE")
 ]
 Images = Annotated[
     str | None,
-    typer.Option(
-        help="digits: small real images (scikit-learn's) for a model of images; the default is noise.",
-        show_default=False,
-    ),
+    option("digits: small real images (scikit-learn's) for a model of images; the default is noise."),
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")]
-DType = Annotated[
-    str | None,
-    typer.Option(
-        help="float32, bfloat16, float16 or float64; the model's own by default.", show_default=False
-    ),
-]
+DType = Annotated[str | None, option("float32, bfloat16, float16 or float64; the model's own by default.")]
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="PATH", help="Write there instead of the terminal.")
 ]
 Traceback = Annotated[bool, typer.Option("--traceback", help="Show the whole traceback of an error.")]
 
 
-def parse_dtype(name: str | None) -> "torch.dtype | None":
-    """The torch dtype of `--dtype`; None stays None.
+OF_LOAD = ("seed", "batch_size", "seq_len", "text", "source", "target", "images", "device", "dtype")
+"""Options that go to `load`."""
+
+
+def loading(context: typer.Context) -> dict[str, Any]:
+    """The command's options as arguments of `load`.
 
     Raises:
-        UsageError: no floating-point type of that name.
+        UsageError: `--dtype` names no floating-point type.
     """
+    given = {name: value for name, value in context.params.items() if name in OF_LOAD}
+    return given | {"dtype": _dtype(given["dtype"])}
+
+
+def _dtype(name: str | None) -> "torch.dtype | None":
     import torch
 
     if name is None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normscope.cli.options import Images, Source, Target, Text, TextOrJson, Traceback
+from normscope.cli import options
+from normscope.cli.options import TextOrJson
 from normscope.cli.progress import quiet_libraries
 from normscope.errors import UsageError
 
@@ -21,10 +22,11 @@ OF_DATA = "What it trains on"
 
 
 def _option(help: str, panel: str = OF_RUN, **more: Any) -> Any:
-    return typer.Option(help=help, rich_help_panel=panel, show_default=False, **more)
+    return options.option(help, rich_help_panel=panel, **more)
 
 
 def command(
+    context: typer.Context,
     what: Annotated[
         str,
         typer.Argument(
@@ -61,10 +63,10 @@ def command(
         str | None,
         _option("Under torchrun: ddp (default) copies the model to each process, fsdp shards it."),
     ] = None,
-    text: Text = None,
-    source: Source = None,
-    target: Target = None,
-    images: Images = None,
+    text: options.Text = None,
+    source: options.Source = None,
+    target: options.Target = None,
+    images: options.Images = None,
     batch_size: Annotated[int | None, _option("Sequences a batch, over all processes; 4.", OF_DATA)] = None,
     seq_len: Annotated[int | None, _option("Tokens a sequence; 64.", OF_DATA)] = None,
     validation: Annotated[
@@ -84,7 +86,7 @@ def command(
         str | None, _option("Steps (100) or seconds (60s) between two checkpoints; 60s.")
     ] = None,
     format: Annotated[TextOrJson, typer.Option(help="How to show it.")] = TextOrJson.TEXT,
-    traceback: Traceback = False,
+    traceback: options.Traceback = False,
 ) -> int:
     """Train one model; killed at any point, it goes on with --resume as if nothing had been.
 
@@ -92,34 +94,7 @@ def command(
 
     Exit status: 0 the run came to its end, 2 it cannot be run, 130 Ctrl-C (a checkpoint is written first).
     """
-    given = {
-        "optimizer": optimizer,
-        "lr": lr,
-        "warmup": warmup,
-        "schedule": schedule,
-        "lr_end": lr_end,
-        "decay_steps": decay_steps,
-        "steps": steps,
-        "accumulation": accumulation,
-        "clip": clip,
-        "precision": precision,
-        "eps": eps,
-        "beta1": beta1,
-        "beta2": beta2,
-        "weight_decay": weight_decay,
-        "seed": seed,
-        "device": device,
-        "text": _absolute(text),
-        "source": _absolute(source),
-        "target": _absolute(target),
-        "images": images,
-        "batch_size": batch_size,
-        "seq_len": seq_len,
-        "validation": validation,
-        "validate_every": validate_every,
-        "checkpoint_every": checkpoint_every,
-    }
-    config, folder = _asked_for(what, {k: v for k, v in given.items() if v is not None}, output, resume)
+    config, folder = _asked_for(context)
     with redirect_stdout(sys.stderr), quiet_libraries():
         summary = _run(config, folder, resume, parallel)
     if summary is not None:  # of several processes one speaks
@@ -127,19 +102,14 @@ def command(
     return 130 if summary is not None and summary.run.interrupted else 0
 
 
-def _absolute(path: Path | None) -> str | None:
-    """So that a run is gone on with from anywhere."""
-    return None if path is None else str(path.absolute())
-
-
-def _asked_for(
-    what: str, given: dict[str, Any], output: Path | None, resume: bool
-) -> tuple["RunConfig", Path]:
-    """The config with the options on top, and the folder of the run."""
+def _asked_for(context: typer.Context) -> tuple["RunConfig", Path]:
+    """The config with the options on top, and the folder of the run. Paths in it are absolute."""
     from normscope.train import RunConfig
     from normscope.train.folder import CONFIG, default_folder
-    from normscope.train.run_config import read_table
+    from normscope.train.run_config import KEYS, read_table
 
+    what, output, resume = (context.params[name] for name in ("what", "output", "resume"))
+    given = {k: v for k, v in context.params.items() if k in KEYS and v is not None}
     path = Path(what)
     if path.is_dir():
         if not resume:
@@ -148,48 +118,48 @@ def _asked_for(
             )
         if not (path / CONFIG).exists():
             raise UsageError(f'folder "{what}" without a {CONFIG}', "the folder of a run", "name another")
-        return RunConfig.from_dict(read_table(path / CONFIG) | given), output or path
-    if path.suffix == ".toml":
+        table = read_table(path / CONFIG)
+    elif path.suffix == ".toml":
         table = {key.replace("-", "_"): value for key, value in read_table(path).items()}
-        config = RunConfig.from_dict(table | given)
-        paths = {name: _absolute(value) for name, value in config.paths().items()}
-        config = config.replace(**paths)
-        return config, output or default_folder(config, path.stem)
-    config = RunConfig.from_dict({"model": what} | given)
-    return config, output or default_folder(config)
+    else:
+        table = {"model": what}
+    config = RunConfig.from_dict(table | given)
+    config = config.replace(
+        **{name: place and str(place.absolute()) for name, place in config.paths().items()}
+    )
+    name = path.stem if path.suffix == ".toml" else None
+    return config, output or (path if path.is_dir() else default_folder(config, name))
 
 
-def _run(
-    config: "RunConfig",
-    folder: Path,
-    resume: bool,
-    parallel: str | None,
-) -> "Summary | None":
+def _run(config: "RunConfig", folder: Path, resume: bool, parallel: str | None) -> "Summary | None":
+    """Train, and write the model of a run that came to its end; None in all processes but the first."""
     from normscope.train.finish import sample, whole_model, write_model
     from normscope.train.joined import joined
     from normscope.train.prepare import prepared
     from normscope.train.summary import Summary
     from normscope.train.view import watching
 
-    with joined(parallel, config.device) as processes, watching(processes.is_first) as view:
-        options: dict[str, Any] = {"observers": [view], "processes": processes}
-        with prepared(config, folder=folder, resume=resume, **options) as run:
-            view.watch(run)
-            for note in run.notes if processes.is_first else ():
-                print(f"normscope: {note}", file=sys.stderr)
-            try:
-                run.go()
-            except KeyboardInterrupt:
-                print(f"normscope: interrupted after step {run.trial.step}", file=sys.stderr)
-            if run.interrupted:
-                if processes.is_first:
-                    print(f'To go on: normscope train "{folder}" --resume', file=sys.stderr)
-                return Summary(run) if processes.is_first else None
-            model = whole_model(run)
-            if model is None:
-                return None
-            write_model(model, folder / "model")
-            return Summary(run, folder / "model", sample(model, run.subject, config.trial.seed))
+    with (
+        joined(parallel, config.device) as processes,
+        watching(processes.is_first) as view,
+        prepared(config, folder=folder, resume=resume, observers=[view], processes=processes) as run,
+    ):
+        view.watch(run)
+        for note in run.notes if processes.is_first else ():
+            print(f"normscope: {note}", file=sys.stderr)
+        try:
+            run.go()
+        except KeyboardInterrupt:
+            print(f"normscope: interrupted after step {run.trial.step}", file=sys.stderr)
+        if run.interrupted:
+            if processes.is_first:
+                print(f'To go on: normscope train "{folder}" --resume', file=sys.stderr)
+            return Summary(run) if processes.is_first else None
+        model = whole_model(run)
+        if model is None:
+            return None
+        write_model(model, folder / "model")
+        return Summary(run, folder / "model", sample(model, run.subject, config.trial.seed))
 
 
 def _show(summary: "Summary", format: TextOrJson) -> None:
