@@ -31,9 +31,14 @@ class Cell:
         return digest(self.config.identity())
 
     @cached_property
+    def shared(self) -> dict[str, Any]:
+        """Settings that all cells of one shape have."""
+        return {name: value for name, value in self.config.identity().items() if name not in OWN}
+
+    @cached_property
     def shape(self) -> str:
-        """The same for all cells that differ in rate, warm-up and seed alone."""
-        return digest({name: value for name, value in self.config.identity().items() if name not in OWN})
+        """A hash of `shared`."""
+        return digest(self.shared)
 
     @cached_property
     def _spec(self) -> Spec:

@@ -4,8 +4,7 @@ There are two: a loss that is not finite, and a last hidden state whose tokens a
 second was wrong, on runs that went on to the end, is in docs/maps.md.
 """
 
-import math
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import nn
 
@@ -18,23 +17,18 @@ EVERY = 25  # steps between two looks; one costs about a third of a step
 ALIKE = 1e-10  # token diversity of the last hidden state; float32 tells tokens apart to about 1e-14
 
 
-def has_diverged(losses: Sequence[float]) -> bool:
-    """Whether the last loss is not a finite number: its gradient spoils every weight."""
-    return bool(losses) and not math.isfinite(losses[-1])
-
-
+@dataclass(frozen=True)
 class Looks:
     """Looks at models of one seed between two steps, in eval mode on the seed's fixed batch."""
 
-    def __init__(self, subject: Subject, anatomy: Anatomy | None) -> None:
-        self._subject = subject
-        self._anatomy = anatomy
+    subject: Subject
+    anatomy: Anatomy | None
 
     def diversity(self, model: nn.Module) -> float | None:
         """Token diversity of the last hidden state, None where there is none to be seen."""
-        if self._anatomy is None or not self._anatomy.stacks:
+        if self.anatomy is None or not self.anatomy.stacks:
             return None
-        _, found = Evaluator(self._subject, self._anatomy, model).state()
+        _, found = Evaluator(self.subject, self.anatomy, model).state()
         return list(found.values())[-1] if found else None
 
 

@@ -1,9 +1,8 @@
 """Grouping of cells into crews that train together; the best number at once is measured."""
 
-import contextlib
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,24 +25,17 @@ def measured_stack(cells: Sequence[Cell]) -> dict[str, Any]:
     known = SIZES if cell.config.device == "cpu" else SIZES_ON_GPU
     most = min(len(cells), room(cell.config.model))
     sizes = [size for size in known if size == 1 or size <= most]
-    with _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in training: with more, a single cell would be timed too fast
+    try:
         seconds = in_flushed_thread(lambda checkpoint: _seconds(cell, sizes))
+    finally:
+        torch.set_num_threads(threads)
     best = sizes[0]
     for size in sizes[1:]:
         if seconds[size] < WORTH * seconds[best]:
             best = size
     return {"size": best, "seconds": {str(size): round(figure, 6) for size, figure in seconds.items()}}
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Limit PyTorch to one thread, as in training; with more, a single cell would be timed too fast."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _seconds(cell: Cell, sizes: Sequence[int]) -> dict[int, float]:

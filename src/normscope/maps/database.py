@@ -11,6 +11,7 @@ from normscope.errors import UsageError
 FORMAT = 1
 APPLICATION = 0x6E736D70  # "nsmp": tells our files from other SQLite files
 PATIENCE_SECONDS = 60.0  # how long a writer waits for another one
+OURS, ANOTHER = "a store that normscope map wrote", "name another --store"
 
 # A worker writes from the thread that trains while the one that opened the store waits for it.
 _HOW: dict[str, Any] = {"timeout": PATIENCE_SECONDS, "isolation_level": None, "check_same_thread": False}
@@ -60,7 +61,10 @@ def connect(path: Path, *, reading: bool = False) -> sqlite3.Connection:
             connection.execute("PRAGMA foreign_keys = ON")
             with transaction(connection):
                 if _is_empty(connection):
-                    _make(connection)
+                    connection.execute(f"PRAGMA application_id = {APPLICATION}")
+                    connection.execute(f"PRAGMA user_version = {FORMAT}")
+                    for statement in filter(str.strip, TABLES.split(";")):
+                        connection.execute(statement)
             _require_ours(connection, path)
         except BaseException:
             connection.close()
@@ -72,7 +76,7 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
     if not path.is_file():
         raise UsageError(
             f'store "{path}" (not found)',
-            "a store that normscope map wrote",
+            OURS,
             "name one, or give --schemes, --depths and --lrs to make it",
         )
     location = path.resolve().as_uri()
@@ -129,23 +133,21 @@ def in_words(path: Path) -> Iterator[None]:
         raise
 
 
+_AGAIN = "run the same command again"
 _INTACT = "what was finished is safe"
 _WORDS = {
-    "SQLITE_NOTADB": ("a store that normscope map wrote", "name another --store"),
-    "SQLITE_CORRUPT": ("a store that normscope map wrote", "name another --store"),
+    "SQLITE_NOTADB": (OURS, ANOTHER),
+    "SQLITE_CORRUPT": (OURS, ANOTHER),
     "SQLITE_READONLY": (
         "a file and a folder that can be written",
         "copy it, or leave the grid out to show what is there",
     ),
-    "SQLITE_CANTOPEN": ("a file in a folder that exists and can be written", "name another --store"),
-    "SQLITE_PERM": ("a file that can be written", "name another --store"),
-    "SQLITE_AUTH": ("a file that can be written", "name another --store"),
-    "SQLITE_FULL": ("room on its disk", f"make room and run the same command again; {_INTACT}"),
-    "SQLITE_IOERR": ("a disk that takes it", f"look at the disk and run the same command again; {_INTACT}"),
-    "SQLITE_BUSY": (
-        "a turn to write within a minute",
-        "run the same command again: another process holds it",
-    ),
+    "SQLITE_CANTOPEN": ("a file in a folder that exists and can be written", ANOTHER),
+    "SQLITE_PERM": ("a file that can be written", ANOTHER),
+    "SQLITE_AUTH": ("a file that can be written", ANOTHER),
+    "SQLITE_FULL": ("room on its disk", f"make room and {_AGAIN}; {_INTACT}"),
+    "SQLITE_IOERR": ("a disk that takes it", f"look at the disk and {_AGAIN}; {_INTACT}"),
+    "SQLITE_BUSY": ("a turn to write within a minute", f"{_AGAIN}: another process holds it"),
 }
 
 
@@ -153,24 +155,13 @@ def _is_empty(connection: sqlite3.Connection) -> bool:
     return connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
 
 
-def _make(connection: sqlite3.Connection) -> None:
-    connection.execute(f"PRAGMA application_id = {APPLICATION}")
-    connection.execute(f"PRAGMA user_version = {FORMAT}")
-    for statement in filter(str.strip, TABLES.split(";")):
-        connection.execute(statement)
-
-
 def _require_ours(connection: sqlite3.Connection, path: Path) -> None:
     if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION:
-        raise UsageError(
-            f'store "{path}" (another SQLite file)',
-            "a store that normscope map wrote",
-            "name another --store",
-        )
+        raise UsageError(f'store "{path}" (another SQLite file)', OURS, ANOTHER)
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version != FORMAT:
         raise UsageError(
             f'store "{path}" (format {version})',
             f"format {FORMAT}, which this normscope reads",
-            "name another --store, or use the normscope that wrote it",
+            f"{ANOTHER}, or use the normscope that wrote it",
         )

@@ -57,8 +57,9 @@ def write_parquet(sheet: Sheet, path: Path) -> None:
     import pyarrow.parquet
 
     curves = [None if r.result is None else list(r.result.losses) for r in sheet.records]
+    schema = pyarrow.schema([(name, pyarrow.type_for_alias(kind)) for name, kind in _TYPES.items()])
     columns = {
-        **pyarrow.Table.from_pylist([_row(record) for record in sheet.records], schema=_schema()).to_pydict(),
+        **pyarrow.Table.from_pylist([_row(record) for record in sheet.records], schema=schema).to_pydict(),
         "config": [json.dumps(record.cell.config.to_dict()) for record in sheet.records],
         "versions": [r.result and json.dumps(dict(r.result.versions)) for r in sheet.records],
     }
@@ -81,36 +82,22 @@ def require_pyarrow() -> None:
         ) from error
 
 
+_TYPES = {
+    "key": "string", "scheme": "string", "init": "string", "depth": "int64", "lr": "double",
+    "warmup": "int64", "seed": "int64", "state": "string", "reason": "string", "verdict": "string",
+    "loss": "double", "unigram_entropy": "double", "steps": "int64", "certain_at": "int64",
+    "certain": "string", "stopped": "bool", "seconds": "double", "stack": "int64",
+}  # fmt: skip
+"""Columns of the cells with their types in Parquet."""
+
+
 def _row(record: Record) -> dict[str, Any]:
+    """The values of `_TYPES`; None for those that a cell without a result does not have."""
     cell, result = record.cell, record.result
-    row: dict[str, Any] = {
-        "key": cell.key, "scheme": cell.scheme, "init": cell.init, "depth": cell.depth, "lr": cell.lr,
-        "warmup": cell.warmup, "seed": cell.seed, "state": record.state, "reason": record.reason,
-    }  # fmt: skip
-    if result is None:
-        return row | dict.fromkeys(_OF_RESULT)
-    loss = last_loss(result.losses)
-    return row | {
-        "verdict": result.verdict, "loss": loss if math.isfinite(loss) else None,
-        "unigram_entropy": result.unigram_entropy, "steps": len(result.losses),
-        "certain_at": result.certain_at, "certain": result.certain, "stopped": result.stopped,
-        "seconds": result.seconds, "stack": result.stack,
-    }  # fmt: skip
-
-
-_OF_RESULT = (
-    *("verdict", "loss", "unigram_entropy", "steps", "certain_at", "certain", "stopped", "seconds", "stack"),
-)
-
-
-def _schema() -> Any:
-    import pyarrow
-
-    text, whole, real = pyarrow.string(), pyarrow.int64(), pyarrow.float64()
-    types = {
-        "key": text, "scheme": text, "init": text, "depth": whole, "lr": real, "warmup": whole, "seed": whole,
-        "state": text, "reason": text, "verdict": text, "loss": real, "unigram_entropy": real,
-        "steps": whole, "certain_at": whole, "certain": text, "stopped": pyarrow.bool_(), "seconds": real,
-        "stack": whole,
-    }  # fmt: skip
-    return pyarrow.schema(list(types.items()))
+    row = {"state": record.state, "reason": record.reason}
+    row |= {name: getattr(cell, name) for name in _TYPES if hasattr(cell, name)}
+    if result is not None:
+        loss = last_loss(result.losses)
+        row |= {name: getattr(result, name) for name in _TYPES if hasattr(result, name)}
+        row |= {"loss": loss if math.isfinite(loss) else None, "steps": len(result.losses)}
+    return {name: row.get(name) for name in _TYPES}

@@ -15,7 +15,7 @@ from normscope.errors import UsageError
 from normscope.maps.cell import Cell
 from normscope.nn import MODELS
 from normscope.nn.models import config_of
-from normscope.subjects.spec import parse
+from normscope.subjects.spec import Spec, parse
 from normscope.train import RunConfig
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class Grid:
     def __post_init__(self) -> None:
         spec = parse(self.base.model)
         for name in ("schemes", "depths", "inits"):
-            if getattr(self, name) and (spec.kind != "nn" or spec.name not in MODELS):
+            if getattr(self, name) and not _is_ours(spec):
                 raise UsageError(
                     f"--{name} with --model {self.base.model}",
                     "a model of ours (nn:decoder, …), whose scheme, depth and initialisation can be chosen",
@@ -62,22 +62,21 @@ class Grid:
         number = len(self.models) * math.prod(map(len, (self.lrs, self.warmups, self.seeds)))
         if number > MOST_CELLS:
             raise UsageError(f"{number} cells", f"at most {MOST_CELLS}", "give fewer values")
-        self._require_models()
+        for model in self.models:
+            parameters_of(model)  # UsageError where it cannot be made; no weights are
 
     @property
     def cells(self) -> tuple[Cell, ...]:
         """The cells, those of one shape beside one another."""
-        wholes = itertools.product(self.models, _once(self.warmups), _once(self.lrs), _once(self.seeds))
-        return tuple(
-            Cell(self.base.replace(model=model, warmup=warmup, lr=lr, seed=seed))
-            for model, warmup, lr, seed in wholes
-        )
+        values = itertools.product(self.models, _once(self.warmups), _once(self.lrs), _once(self.seeds))
+        names = ("model", "warmup", "lr", "seed")
+        return tuple(Cell(self.base.replace(**dict(zip(names, each, strict=True)))) for each in values)
 
     @property
     def models(self) -> tuple[str, ...]:
         """The MODEL of each combination of scheme, initialisation and depth, in one spelling."""
         spec = parse(self.base.model)
-        if spec.kind != "nn" or spec.name not in MODELS:
+        if not _is_ours(spec):
             return (self.base.model,)
         axes = [
             [(name, value) for value in _once(values)] or [(name, spec.options.get(name))]
@@ -86,10 +85,9 @@ class Grid:
         options = [spec.options | dict(choice) for choice in itertools.product(*axes)]
         return tuple(dict.fromkeys(spell(spec.name, chosen) for chosen in options))
 
-    def _require_models(self) -> None:
-        """UsageError where one of the models cannot be made; no weights are."""
-        for model in self.models:
-            parameters_of(model)
+
+def _is_ours(spec: Spec) -> bool:
+    return spec.kind == "nn" and spec.name in MODELS
 
 
 def with_options(model: str, **options: Any) -> str:
@@ -100,7 +98,7 @@ def with_options(model: str, **options: Any) -> str:
     """
     given = {name: value for name, value in options.items() if value is not None}
     spec = parse(model)
-    if given and (spec.kind != "nn" or spec.name not in MODELS):
+    if given and not _is_ours(spec):
         raise UsageError(
             f"--{next(iter(given))} with --model {model}", "a model of ours (nn:decoder, …)", "leave it out"
         )
@@ -115,7 +113,7 @@ def parameters_of(model: str) -> int:
         UsageError: no such model can be made.
     """
     spec = parse(model)
-    if spec.kind != "nn" or spec.name not in MODELS:
+    if not _is_ours(spec):
         return 0
     with torch.device("meta"):
         return sum(p.numel() for p in MODELS[spec.name](config_of(spec.name, **spec.options)).parameters())
@@ -140,7 +138,7 @@ def rates(text: str, option: str = "--lrs") -> list[float]:
         UsageError: no such list, or a rate that is not positive.
     """
     found: list[float] = []
-    for part in _parts(option, text):
+    for part in words(option, text):
         first, *rest = part.split(":")
         if not rest:
             found.append(_positive(option, first, text))
@@ -159,7 +157,7 @@ def counts(option: str, text: str, least: int = 0) -> list[int]:
     Raises:
         UsageError: something else, or one under `least`.
     """
-    return [_count(option, part, text, least) for part in _parts(option, text)]
+    return [_count(option, part, text, least) for part in words(option, text)]
 
 
 def seeds(text: str) -> list[int]:
@@ -174,11 +172,7 @@ def seeds(text: str) -> list[int]:
 
 
 def words(option: str, text: str) -> list[str]:
-    """Names with commas."""
-    return _parts(option, text)
-
-
-def _parts(option: str, text: str) -> list[str]:
+    """Words with commas; UsageError where there is none."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
         raise UsageError(f'{option} "{text}"', "values with commas", "give at least one, or leave it out")

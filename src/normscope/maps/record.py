@@ -1,5 +1,6 @@
 """Contents of a store: crews, counts and records, and the conversions between results, rows and records."""
 
+import dataclasses
 import json
 import time
 from collections.abc import Sequence
@@ -11,10 +12,8 @@ import numpy as np
 from normscope.maps.cell import Cell, Result
 from normscope.train import RunConfig
 
-COLUMNS = (
-    "config, state, reason, verdict, losses, unigram_entropy, certain_at, certain, stopped, "
-    "seconds, stack, versions"
-)
+OF_RESULT = tuple(field.name for field in dataclasses.fields(Result))
+COLUMNS = ", ".join(("config", "state", "reason", *OF_RESULT))
 """Columns of the cells with their results, in the order in which `record_of` reads them."""
 
 
@@ -65,32 +64,21 @@ class Record:
     reason: str | None = None
 
 
-def row_of(cell: Cell, result: Result) -> tuple[Any, ...]:
+def row_of(cell: Cell, result: Result) -> dict[str, Any]:
     """A result as the table `results` has it."""
     losses = np.asarray(result.losses, dtype="<f8").tobytes()
     versions = json.dumps(dict(result.versions))
-    return (
-        *(cell.key, result.verdict, losses, result.unigram_entropy, result.certain_at, result.certain),
-        *(result.stopped, result.seconds, result.stack, versions, time.time()),
-    )
+    return vars(result) | {
+        "key": cell.key, "losses": losses, "versions": versions, "finished": time.time(),
+    }  # fmt: skip
 
 
 def record_of(row: Sequence[Any]) -> Record:
     """A record from a row of `COLUMNS`."""
-    config, state, reason, *of_result = row
-    verdict, losses, entropy, certain_at, certain, stopped, seconds, stack, versions = of_result
-    cell = Cell(RunConfig.from_dict(json.loads(config)))
-    if verdict is None:
+    config, state, reason, *values = row
+    cell, found = Cell(RunConfig.from_dict(json.loads(config))), dict(zip(OF_RESULT, values, strict=True))
+    if found["verdict"] is None:
         return Record(cell, state, None, reason)
-    result = Result(
-        losses=tuple(np.frombuffer(losses, dtype="<f8").tolist()),
-        unigram_entropy=entropy,
-        verdict=verdict,
-        certain_at=certain_at,
-        certain=certain,
-        stopped=bool(stopped),
-        seconds=seconds,
-        stack=stack,
-        versions=json.loads(versions),
-    )
-    return Record(cell, state, result, reason)
+    found["losses"] = tuple(np.frombuffer(found["losses"], dtype="<f8").tolist())
+    found |= {"stopped": bool(found["stopped"]), "versions": json.loads(found["versions"])}
+    return Record(cell, state, Result(**found), reason)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from normscope.errors import UsageError, suggest
-from normscope.maps.cell import OWN, Cell
+from normscope.maps.cell import Cell
 from normscope.maps.crews import crews, measured_stack
 from normscope.maps.grid import AXES
 from normscope.maps.local import run_local
@@ -21,6 +21,7 @@ ENGINES = ("local", "ray")
 PER_GPU = 4
 """Processes on one GPU: a small stack waits for Python, not for the device (not measured on one)."""
 FINGERPRINTED = 8  # batches
+Settings = Mapping[str, Any]
 
 
 def run_map(
@@ -32,7 +33,7 @@ def run_map(
     stack: int | None = None,
     early_stop: bool = True,
     ray_address: str | None = None,
-    common: Mapping[str, Any] | None = None,
+    common: Settings | None = None,
     progress: Callable[[Counts], None] = lambda counts: None,
 ) -> None:
     """Train those of `cells` that `store` does not have, and whatever else waits in it.
@@ -53,7 +54,6 @@ def run_map(
     """
     require_engine(engine, ray_address)
     workers = workers or default_workers(cells[0].config.device)
-    common = settings(cells) if common is None else common
     prepare(store, cells, stack=stack, workers=workers, common=common)
     if engine == "local":
         run_local(store, workers=workers, early_stop=early_stop, progress=progress)
@@ -89,23 +89,16 @@ def num_cores() -> int:
 
 
 def prepare(
-    store: Store,
-    cells: Sequence[Cell],
-    *,
-    stack: int | None,
-    workers: int,
-    common: Mapping[str, Any] | None = None,
+    store: Store, cells: Sequence[Cell], *, stack: int | None, workers: int, common: Settings | None = None
 ) -> None:
     """Make the store one of these cells: settings, stack, and the crews of those it does not have."""
     common = settings(cells) if common is None else common
     store.require_settings(common)
-    missing = store.missing(cells)
-    if not missing:
-        return
-    if stack is None:
-        choice = store.note("stack") or store.settle("stack", measured_stack(missing))
-        stack = choice["size"]
-    store.enrol(crews(missing, stack, workers), common)
+    if missing := store.missing(cells):
+        if stack is None:
+            choice = store.note("stack") or store.settle("stack", measured_stack(missing))
+            stack = choice["size"]
+        store.enrol(crews(missing, stack, workers), common)
 
 
 def settings(cells: Sequence[Cell]) -> dict[str, Any]:
@@ -124,9 +117,9 @@ def data_of(subject: Subject) -> str:
 
 
 def _common(cell: Cell) -> dict[str, Any]:
-    config = {name: value for name, value in cell.config.identity().items() if name not in OWN}
+    """Settings of the cell that no axis of a grid changes."""
     spec = parse(cell.config.model)
-    if spec.kind == "nn":
-        config["model"] = f"nn:{spec.name}"
-        config |= {f"model {name}": v for name, v in spec.options.items() if name not in AXES}
-    return config
+    if spec.kind != "nn":
+        return cell.shared
+    options = {f"model {name}": value for name, value in spec.options.items() if name not in AXES}
+    return cell.shared | {"model": f"nn:{spec.name}"} | options

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from normscope.errors import UsageError
@@ -33,7 +32,7 @@ class Store:
     def __enter__(self) -> "Store":
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -49,7 +48,7 @@ class Store:
 
     def missing(self, cells: Iterable[Cell]) -> list[Cell]:
         """Cells of `cells` that the store does not have."""
-        known = self._keys()
+        known = {key for (key,) in self._all("SELECT key FROM cells")}
         return [cell for cell in cells if cell.key not in known]
 
     def require_settings(self, settings: Mapping[str, Any]) -> None:
@@ -77,18 +76,15 @@ class Store:
     def counts(self) -> Counts:
         """Progress of the map."""
         with self.one_moment():
-            return self._counts()
-
-    def _counts(self) -> Counts:
-        states = dict(self._all("SELECT state, count(*) FROM cells GROUP BY state"))
-        verdicts = dict(self._all("SELECT verdict, count(*) FROM results GROUP BY verdict"))
-        whole, behind = self._one(
-            "SELECT total(weight), total(weight) FILTER (WHERE state IN ('done', 'crashed')) FROM cells"
-        )
-        (begun,) = self._one(
-            "SELECT total(weight * step / json_extract(config, '$.steps')) "
-            "FROM cells JOIN owners ON owners.id = cells.owner WHERE state = 'claimed'"
-        )
+            states = dict(self._all("SELECT state, count(*) FROM cells GROUP BY state"))
+            verdicts = dict(self._all("SELECT verdict, count(*) FROM results GROUP BY verdict"))
+            whole, behind = self._one(
+                "SELECT total(weight), total(weight) FILTER (WHERE state IN ('done', 'crashed')) FROM cells"
+            )
+            (begun,) = self._one(
+                "SELECT total(weight * step / json_extract(config, '$.steps')) "
+                "FROM cells JOIN owners ON owners.id = cells.owner WHERE state = 'claimed'"
+            )
         return Counts(**states, **verdicts, share=(behind + begun) / whole if whole else 0.0)
 
     def records(self) -> list[Record]:
@@ -104,14 +100,14 @@ class Store:
 
     def settle(self, name: str, value: Any) -> Any:
         """Write the note `name` where there is none; what the note says then."""
-        with in_words(self.path), transaction(self._connection):
+        with self._writing():
             statement = "INSERT INTO meta VALUES (?, ?) ON CONFLICT DO NOTHING"
             self._connection.execute(statement, (name, json.dumps(value)))
             return self.note(name)
 
     def remember(self, name: str, line: str) -> None:
         """Add a line to the note `name` where it does not have it."""
-        with in_words(self.path), transaction(self._connection):
+        with self._writing():
             lines = (self.note(name) or "").splitlines()
             self._write(name, "\n".join(dict.fromkeys([*lines, line])))
 
@@ -122,7 +118,7 @@ class Store:
             crews: of new cells.
             settings: what they have in common, which the map's cells must have too.
         """
-        with in_words(self.path), transaction(self._connection):
+        with self._writing():
             if settings is not None:
                 self.require_settings(settings)
                 self._write("settings", settings)
@@ -141,7 +137,7 @@ class Store:
 
     def claim(self, owner: Owner) -> Crew | None:
         """The next crew, now `owner`'s; None where none waits. Cells of the dead wait again first."""
-        with in_words(self.path), transaction(self._connection):
+        with self._writing():
             self._free_orphans()
             (crew,) = self._one("SELECT min(crew) FROM cells WHERE state = 'waiting'")
             if crew is None:
@@ -162,31 +158,31 @@ class Store:
 
     def beat(self, owner: Owner, step: int = 0) -> None:
         """Say that `owner` lives, and at which step it is."""
-        with in_words(self.path), transaction(self._connection):
+        with self._writing():
             self._connection.execute(
                 "UPDATE owners SET heartbeat = ?, step = ? WHERE id = ?", (time.time(), step, owner.id)
             )
 
     def finish(self, owner: Owner, crew: Crew, results: Sequence[Result]) -> None:
         """Write the results of a crew; those of cells that are no longer `owner`'s are dropped."""
-        with in_words(self.path), transaction(self._connection):
+        with self._writing():
             held = self._held(owner)
             for cell, result in zip(crew.cells, results, strict=True):
                 if cell.key in held:
-                    self._connection.execute(
-                        f"INSERT INTO results VALUES ({', '.join('?' * 11)})", row_of(cell, result)
-                    )
+                    row = row_of(cell, result)
+                    names = f"({', '.join(row)}) VALUES ({', '.join(f':{name}' for name in row)})"
+                    self._connection.execute(f"INSERT INTO results {names}", row)
                     self._leave(cell.key, "done", "done")
 
     def release(self, owner: Owner, crew: Crew | None = None) -> None:
         """Let what `owner` holds, or the one crew of it, wait again."""
-        with in_words(self.path), transaction(self._connection):
+        with self._writing():
             for key in self._held(owner, crew):
                 self._leave(key, "waiting", "released")
 
     def recover(self) -> None:
         """Let cells wait again whose holder is gone."""
-        with in_words(self.path), transaction(self._connection):
+        with self._writing():
             self._free_orphans()
 
     def crash(self, owner: Owner, reason: str, crew: Crew | None = None) -> int:
@@ -195,7 +191,7 @@ class Store:
         A crew that crashes twice goes on as single cells, so that the guilty one stands alone; a cell that
         crashed twice or more and stands alone is given up. Returns how many cells it held.
         """
-        with in_words(self.path), transaction(self._connection):
+        with self._writing():
             held = self._held(owner, crew)
             for key in held:
                 count = "UPDATE cells SET crashes = crashes + 1, reason = ? WHERE key = ? RETURNING crashes"
@@ -209,19 +205,21 @@ class Store:
 
     def retry_crashed(self) -> None:
         """Let cells that were given up wait again."""
-        with in_words(self.path), transaction(self._connection):
+        with self._writing():
             self._connection.execute(
                 "UPDATE cells SET state = 'waiting', crashes = 0, reason = NULL WHERE state = 'crashed'"
             )
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        with in_words(self.path), transaction(self._connection):
+            yield
 
     # Within a transaction -----------------------------------------------------------------------------
 
     def _write(self, name: str, value: Any) -> None:
         statement = "INSERT INTO meta VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
         self._connection.execute(statement, (name, json.dumps(value)))
-
-    def _keys(self) -> set[str]:
-        return {key for (key,) in self._all("SELECT key FROM cells")}
 
     def _register(self, owner: Owner) -> None:
         me, keeper = owner.process, owner.keeper

@@ -12,7 +12,7 @@ from torch import nn
 import normscope
 from normscope.errors import UsageError
 from normscope.maps.cell import Cell, Result
-from normscope.maps.certain import ALIKE, EVERY, Looks, all_alike, anatomy_of, has_diverged
+from normscope.maps.certain import ALIKE, EVERY, Looks, all_alike, anatomy_of
 from normscope.subjects import Subject
 from normscope.subjects.rng import seeded
 from normscope.train import Trials, in_flushed_thread, many_trials, trains
@@ -42,27 +42,30 @@ def train_group(
         UsageError: the models have no loss, or no entropy to compare it with.
     """
     assert len({cell.shape for cell in cells}) == 1, "a stack has one shape"
+
+    def train(checkpoint: Callable[[], None]) -> list[Result]:
+        def after_step(step: int) -> None:
+            checkpoint()
+            on_step(step)
+
+        return _train(cells, early_stop, after_step, prepare, alike)
+
     with seeded(cells[0].seed):  # dropout; it draws otherwise in another stack
-        return in_flushed_thread(
-            lambda checkpoint: _train(cells, early_stop, _both(checkpoint, on_step), prepare, alike)
-        )
-
-
-def _both(checkpoint: Callable[[], None], on_step: Callable[[int], None]) -> Callable[[int], None]:
-    def after(step: int) -> None:
-        checkpoint()
-        on_step(step)
-
-    return after
+        return in_flushed_thread(train)
 
 
 @dataclass
 class _Fate:
     """Findings about a cell during its training."""
 
-    certain_at: int | None = None
-    certain: str | None = None
     seconds: float = 0.0
+    certain: str | None = None
+    certain_at: int | None = None
+
+    def seal(self, reason: str | None, step: int) -> None:
+        """Note why the cell is certain to fail, if it is; the first reason stays."""
+        if self.certain is None and reason is not None:
+            self.certain, self.certain_at = reason, step
 
 
 def _train(
@@ -84,36 +87,25 @@ def _train(
         live = list(trials.live)
         trials.advance()
         for k in live:
-            look = looks[cells[k].seed] if step % EVERY == 0 else None
-            _judge(trials, k, fates[k], look, step, early_stop, alike)
+            fate = fates[k]
+            if k not in trials.live:
+                fate.seal("the loss is not finite", step)
+            elif step % EVERY == 0 and fate.certain is None:
+                fate.seal(all_alike(looks[cells[k].seed].diversity(trials.models[k]), alike), step)
+            if early_stop and fate.certain is not None:
+                trials.drop(k)
         for k in live:
             fates[k].seconds += (time.perf_counter() - began) / len(live)
         after_step(step)
-    entropies = [_entropy(subjects[cell.seed]) for cell in cells]
     return [
-        _result(losses, fate, entropy, early_stop, len(cells))
-        for losses, fate, entropy in zip(trials.losses, fates, entropies, strict=True)
+        _result(losses, fate, entropy_of(subjects[cell.seed]), early_stop, len(cells))
+        for cell, losses, fate in zip(cells, trials.losses, fates, strict=True)
     ]
-
-
-def _judge(
-    trials: Trials, k: int, fate: _Fate, look: Looks | None, step: int, early_stop: bool, alike: float
-) -> None:
-    """Drop replica `k` where it cannot go on, or need not."""
-    diverged = has_diverged(trials.losses[k])
-    if fate.certain is None:
-        if diverged:
-            fate.certain, fate.certain_at = "the loss is not finite", step
-        elif look is not None:
-            fate.certain = all_alike(look.diversity(trials.models[k]), alike)
-            fate.certain_at = None if fate.certain is None else step
-    if diverged or (early_stop and fate.certain is not None):
-        trials.drop(k)
 
 
 def _result(losses: list[float], fate: _Fate, entropy: float, early_stop: bool, stack: int) -> Result:
     stopped = early_stop and fate.certain is not None
-    trained = not stopped and not has_diverged(losses) and trains(losses, entropy)
+    trained = not stopped and trains(losses, entropy)
     return Result(
         losses=tuple(losses),
         unigram_entropy=entropy,
@@ -123,7 +115,11 @@ def _result(losses: list[float], fate: _Fate, entropy: float, early_stop: bool, 
         stopped=stopped,
         seconds=fate.seconds,
         stack=stack,
-        versions=versions(),
+        versions={
+            "normscope": normscope.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
     )
 
 
@@ -136,11 +132,12 @@ def loaded(cell: Cell) -> Subject:
     subject = cell.config.subject()
     if subject.loss_fn is None:
         raise UsageError(f"model {cell.config.model!r}", "a model with a loss", "give its factory a loss_fn")
-    _entropy(subject)
+    entropy_of(subject)
     return subject
 
 
-def _entropy(subject: Subject) -> float:
+def entropy_of(subject: Subject) -> float:
+    """Unigram entropy of the subject's targets, in nats; UsageError where there is none."""
     if subject.unigram_entropy is None:
         raise UsageError(
             f"model {subject.spec!r}, whose targets are not tokens",
@@ -164,12 +161,3 @@ def stack_of(
     configs = [cell.config.trial for cell in cells]
     loss = lambda model, batch: first.loss(batch, model)  # noqa: E731
     return many_trials(models, batches, loss, configs)
-
-
-def versions() -> dict[str, str]:
-    """Versions of the software that a cell is trained with."""
-    return {
-        "normscope": normscope.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
