@@ -113,7 +113,7 @@ def test_each_cell_is_looked_at_with_the_batch_of_its_own_seed(monkeypatch: pyte
     def first(subject: Subject) -> torch.Tensor:
         return tensors_in(subject.batch)[0]
 
-    monkeypatch.setattr(Looks, "diversity", lambda self, model: seen.append(first(self._subject)))
+    monkeypatch.setattr(Looks, "diversity", lambda self, model: seen.append(first(self.subject)))
     cells = small_grid(base=small_base(steps=EVERY), schemes=["pre"], lrs=[1e-3], seeds=[0, 1]).cells
     train_group(cells)
     for batch, cell in zip(seen, cells, strict=True):
