@@ -177,5 +177,13 @@ def test_what_is_known_needs_neither_matplotlib_nor_a_worker(tmp_path: Path) -> 
     assert json.loads(done.stdout)["claims"][0]["cached"] is True
 
 
+def test_a_claim_that_counts_bytes_prints_nothing_on_stderr(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (result,) = run_claims(chosen(["C30"]), ONE, cache=tmp_path)
+    assert result.error is None
+    assert capfd.readouterr().err == "", "torch's profiler reports its stages there"
+
+
 def test_run_claims_of_nothing_is_nothing(tmp_path: Path) -> None:
     assert run_claims([], ONE, cache=tmp_path) == []

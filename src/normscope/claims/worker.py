@@ -77,6 +77,7 @@ class Worker:
             if self._ended:
                 raise OSError("ended before it began")
             if self._pool is None:
+                os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # else torch's profiler prints on stderr
                 self._pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_begin)
                 self._pid = self._pool.submit(os.getpid).result()
             return self._pool
