@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from normscope.bench.slopes import CLAIMS, Claim, exponent, measured
-from normscope.bench.slopes_entry import ENTRIES, at_entry
+from normscope.bench.slopes import CLAIMS, ENTRIES, Claim, at_entry, exponent, measured
 from normscope.nn import SCHEMES, build
 
 DEEP = [claim for claim in CLAIMS if "at its entry" not in claim.what]

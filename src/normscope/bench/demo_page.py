@@ -1,7 +1,6 @@
 """The page of the demo: both curves, the conditions, and what to type. One file, no network, no script."""
 
 import math
-from dataclasses import dataclass
 from importlib.resources import files
 
 from markupsafe import Markup
@@ -14,20 +13,6 @@ from normscope.train.criterion import LAST, MARGIN
 
 COLOURS = ("c-c", "c-d", "c-a", "k-attn", "k-cross")
 _CEILING = 1.0  # nats above the unigram entropy: the fall from the start would flatten all else
-
-
-@dataclass(frozen=True)
-class Row:
-    """One condition's row of the table."""
-
-    colour: str
-    name: str
-    change: str
-    losses: list[str]
-    diversities: list[str]
-    outcome: str
-    verdict: str
-    command: list[str]
 
 
 def render_page(story: Story) -> str:
@@ -54,23 +39,24 @@ def render_page(story: Story) -> str:
     )
 
 
-def _row(story: Story, index: int) -> Row:
+def _row(story: Story, index: int) -> dict[str, object]:
+    """One condition's row of the table."""
     condition, verdicts = CONDITIONS[index], story.verdicts(index)
     if verdicts is None:
         outcome, verdict = f"step {story.step(index)} of {story.settings.steps}", "none"
     else:
         outcome = f"trains {sum(verdicts)} of {len(verdicts)}"
         verdict = "fine" if all(verdicts) else "error" if not any(verdicts) else "warning"
-    return Row(
-        colour=COLOURS[index],
-        name=condition.name,
-        change=condition.words(story.settings),
-        losses=[f"{loss:.2f}" for loss in story.losses(index) if not math.isnan(loss)],
-        diversities=[figure(value, 1) for value in story.diversities(index) if not math.isnan(value)],
-        outcome=outcome,
-        verdict=verdict,
-        command=_parts(condition.command(story.settings, story.settings.seeds[0])),
-    )
+    return {
+        "colour": COLOURS[index],
+        "name": condition.name,
+        "change": condition.words(story.settings),
+        "losses": [f"{loss:.2f}" for loss in story.losses(index) if not math.isnan(loss)],
+        "diversities": [figure(value, 1) for value in story.diversities(index) if not math.isnan(value)],
+        "outcome": outcome,
+        "verdict": verdict,
+        "command": _parts(condition.command(story.settings, story.settings.seeds[0])),
+    }
 
 
 def _parts(command: str) -> list[str]:

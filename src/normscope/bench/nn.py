@@ -73,21 +73,10 @@ def _gpt2(**options: Any) -> nn.Module:
     """Hugging Face's GPT-2, without the cache that training does not need."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(
-        n_layer=DEPTH,
-        n_embd=WIDTH,
-        n_head=HEADS,
-        vocab_size=VOCAB,
-        n_positions=TOKENS,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        bos_token_id=0,
-        eos_token_id=0,
-        tie_word_embeddings=False,
-        use_cache=False,
-        **options,
-    )
+    sizes = {"n_layer": DEPTH, "n_embd": WIDTH, "n_head": HEADS, "vocab_size": VOCAB, "n_positions": TOKENS}
+    rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    ids = {"bos_token_id": 0, "eos_token_id": 0}
+    config = GPT2Config(**sizes, **rates, **ids, tie_word_embeddings=False, use_cache=False, **options)
     return GPT2LMHeadModel(config)
 
 

@@ -2,7 +2,7 @@
 
 Each row is a figure over three seeds and the interval that it should lie in. Weights are Xavier-normal with
 the scheme's gains; ReLU, γ = 1, random ids. An exponent is the slope of a straight line through
-log figure against log depth. The RMS at the entry: `slopes_entry`.
+log figure against log depth. The stream's RMS at its entry is taken with the scheme's own weights.
 
 Shapes: B batch, T tokens, D width.
 """
@@ -17,18 +17,19 @@ import torch
 from torch import nn
 
 from normscope.bench.process import Row, row
-from normscope.bench.slopes_entry import ENTRIES, at_entry
 from normscope.claims.at_start import (
     BATCH,
-    DEPTHS,
     TOKENS,
+    VOCAB,
     WIDTH,
     decoder,
+    down_gradients,
     exponent,
     gradient_norm,
     last_block,
+    stack_of,
 )
-from normscope.nn import SCHEMES, Block, Context, ModelConfig, Where
+from normscope.nn import SCHEMES, Block, Context, Decoder, build
 from normscope.nn.stack import Stack
 
 SEEDS = (0, 1, 2)
@@ -48,29 +49,29 @@ class Claim:
 
 def last_map_gradient(scheme: str, depth: int, seed: int, **options: Any) -> float:
     """‖∂loss/∂W₂‖ of the last feed-forward (Xiong et al. 2020, Theorem 1)."""
-    model, ids, labels = decoder(scheme, depth, seed, **options)
-    model(ids, labels).loss.backward()
-    return gradient_norm(last_block(model).feed_forward.down)
+    return down_gradients(*decoder(scheme, depth, seed, **options))[-1]
 
 
-def gradient_exponent(scheme: str, seed: int, **options: Any) -> float:
-    """Exponent in depth of `last_map_gradient`."""
-    return exponent(lambda depth: last_map_gradient(scheme, depth, seed, **options))
+def first_over_last(scheme: str, depth: int, seed: int) -> float:
+    """‖∂loss/∂W₂‖ of the first block over that of the last."""
+    gradients = down_gradients(*decoder(scheme, depth, seed))
+    return gradients[0] / gradients[-1]
 
 
 @torch.no_grad()
 def variance(scheme: str, depth: int, seed: int) -> float:
     """Mean square of the stream after the last block, from x ~ N(0, 1)."""
-    torch.manual_seed(seed)
-    config = ModelConfig(
-        scheme=scheme, depth=depth, width=WIDTH, heads=4, activation="relu", final_norm=False
-    )
-    stack = Stack(config, Where(1, depth), causal=True)
+    stack = stack_of(scheme, depth, seed, activation="relu", final_norm=False)
+    _draw_xavier(stack)
+    return float(stack.run(torch.randn(BATCH, TOKENS, WIDTH)).square().mean())
+
+
+def _draw_xavier(stack: Stack) -> None:
     for module in stack.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_normal_(module.weight)
-            nn.init.zeros_(module.bias)
-    return float(stack.run(torch.randn(BATCH, TOKENS, WIDTH)).square().mean())
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
 
 
 def starved(scheme: str, depth: int, seed: int, **options: Any) -> float:
@@ -79,15 +80,6 @@ def starved(scheme: str, depth: int, seed: int, **options: Any) -> float:
     model(ids, labels).loss.backward()
     attention = last_block(model).attention
     return gradient_norm(attention.q) / gradient_norm(attention.v)
-
-
-def first_over_last(scheme: str, depth: int, seed: int) -> float:
-    """‖∂loss/∂W₂‖ of the first block over that of the last."""
-    model, ids, labels = decoder(scheme, depth, seed)
-    model(ids, labels).loss.backward()
-    first = model.blocks[0]
-    assert isinstance(first, Block)
-    return gradient_norm(first.feed_forward.down) / gradient_norm(last_block(model).feed_forward.down)
 
 
 def sgd_move(scheme: str, depth: int, seed: int, **options: Any) -> float:
@@ -123,12 +115,8 @@ def crossed_decay(seed: int, depth: int = 32) -> float:
     """Gradient norm of the stream from a Post-LN block's exit to its entry, where each block also reads a
     memory of identical tokens: such a branch adds the same to every token, and only its norm acts.
     """
-    torch.manual_seed(seed)
-    config = ModelConfig(scheme="post", depth=depth, width=WIDTH, heads=4, activation="relu", bias=False)
-    stack = Stack(config, Where(1, depth, stack="decoder", other_depth=depth), causal=True, cross=True)
-    for module in stack.modules():
-        if isinstance(module, nn.Linear):
-            nn.init.xavier_normal_(module.weight)
+    stack = stack_of("post", depth, seed, activation="relu", bias=False, cross=True)
+    _draw_xavier(stack)
     memory = torch.randn(BATCH, 1, WIDTH).expand(-1, TOKENS, -1)
     states = [torch.randn(BATCH, TOKENS, WIDTH, requires_grad=True)]
     for block in stack.blocks:
@@ -136,6 +124,47 @@ def crossed_decay(seed: int, depth: int = 32) -> float:
     weight = torch.randn_like(states[-1])
     gradients = torch.autograd.grad((states[-1] * weight).sum(), states)
     return float((gradients[0].norm() / gradients[-1].norm()) ** (1 / depth))
+
+
+@torch.no_grad()
+def at_entry(scheme: str, seed: int) -> tuple[float, float]:
+    """RMS of the (first) stream at the entry of 4 blocks, and of what the first attention adds."""
+    torch.manual_seed(seed)
+    model = build("decoder", scheme=scheme, depth=4, width=WIDTH, heads=4, vocab=VOCAB, context=TOKENS)
+    assert isinstance(model, Decoder)
+    x_BTD = model.embedding(torch.randint(VOCAB, (BATCH, TOKENS)), torch.arange(TOKENS)[None])
+    state, block = model.scheme.join.enter(x_BTD, model.entry_norm), model.blocks[0]
+    assert isinstance(block, Block)
+    added: list[torch.Tensor] = []
+    block.attention_residual.norms["branch_out"].register_forward_hook(lambda *call: added.append(call[-1]))
+    block(state)
+    stream = state[0] if isinstance(state, tuple) else state
+    stream = stream[..., 0, :] if stream.dim() == 4 else stream
+    return tuple(float(x.square().mean().sqrt()) for x in (stream, added[0]))  # type: ignore[return-value]
+
+
+NORMED = ("peri", "res-post", "swin-v2", "siamesenorm")
+NORMAL = """
+    pre pre-no-final gpt2 normformer layerscale mix-ln layernorm-scaling gpas hybridnorm keel parallel
+    hyper-connections mhc dyt derf sigma-reparam depth-mup
+"""
+GLOROT = """
+    plain residual-no-norm post deepnorm sub-ln admin rezero skipinit fixup residual-dual b2t gtrxl highway
+    scalenorm
+"""
+OF_NORMAL, OF_GLOROT = "tokens and positions N(0, 0.02²)", "tokens and positions of variance 1/width"
+
+ENTRIES: dict[str, tuple[float, str]] = {
+    **dict.fromkeys(NORMED, (1.0, "the norm behind its embedding")),
+    **dict.fromkeys(NORMAL.split(), (0.02 * 2**0.5, OF_NORMAL)),
+    "olmo2": (0.02 * 2**0.5, f"{OF_NORMAL}, as in its code, which has no positions there and no norm"),
+    **dict.fromkeys(GLOROT.split(), ((2 / WIDTH) ** 0.5, OF_GLOROT)),
+    "t-fixup": ((2 / WIDTH) ** 0.5 * 36**-0.25, f"{OF_GLOROT}, × (9N)^-¼ of N = 4 blocks"),
+    "ngpt": (WIDTH**-0.5, "unit length"),
+    "unit-scaling": (2**0.5, "tokens and positions N(0, 1)"),
+    "dslm": (1.0, "tokens and positions N(0, ½)"),
+}
+"""Scheme → RMS of the stream at its entry, by its source; and why."""
 
 
 def _entries() -> list[Claim]:
@@ -162,39 +191,38 @@ def _entries() -> list[Claim]:
 
 def _claims() -> list[Claim]:
     """The papers' claims, in their order of appearance."""
-    gradient = "gradient of the last W₂, exponent in L"
     lemma = "Xiong et al. 2020, arXiv:2002.04745"
     deepnet = "Wang et al. 2022, arXiv:2203.00555"
     admin = "Liu et al. 2020, arXiv:2004.08249"
     collapse = "Noci et al. 2022, arXiv:2206.03126"
 
     def slope(name: str, low: float, high: float, source: str, **options: Any) -> Claim:
-        return Claim(f"{name}: {gradient}", low, high, partial(gradient_exponent, name, **options), source)
+        def measure(seed: int) -> float:
+            return exponent(lambda depth: last_map_gradient(name, depth, seed, **options))
+
+        return Claim(f"{name}: gradient of the last W₂, exponent in L", low, high, measure, source)
 
     def grows(name: str, depth: int, low: float, high: float, source: str) -> Claim:
-        return Claim(
-            f"{name}: mean square of the stream after {depth} blocks",
-            low,
-            high,
-            partial(variance, name, depth),
-            source,
-        )
+        what = f"{name}: mean square of the stream after {depth} blocks"
+        return Claim(what, low, high, partial(variance, name, depth), source)
 
-    def hungry(name: str, depth: int, low: float, high: float) -> Claim:
-        what = f"{name}: ‖∇W_Q‖/‖∇W_V‖ of the last of {depth} blocks"
-        return Claim(what, low, high, partial(starved, name, depth), collapse)
+    def hungry(name: str, low: float, high: float) -> Claim:
+        what = f"{name}: ‖∇W_Q‖/‖∇W_V‖ of the last of 32 blocks"
+        return Claim(what, low, high, partial(starved, name, 32), collapse)
 
     def tilted(name: str, low: float, high: float, source: str) -> Claim:
         what = f"{name}: ‖∇W₂‖ of the first of 64 blocks over the last"
         return Claim(what, low, high, partial(first_over_last, name, 64), source)
 
-    def moves(name: str, measure: Callable[..., float], low: float, high: float, source: str) -> Claim:
+    def moves(
+        name: str, measure: Callable[[str, int, int], float], low: float, high: float, source: str
+    ) -> Claim:
         what = {sgd_move: "logits' change by one SGD step", noise_move: "logits' change² under weight noise"}
         return Claim(
             f"{name}: {what[measure]}, exponent in L",
             low,
             high,
-            lambda seed: exponent(lambda depth: measure(name, depth, seed), DEPTHS),
+            lambda seed: exponent(lambda depth: measure(name, depth, seed)),
             source,
         )
 
@@ -212,9 +240,9 @@ def _claims() -> list[Claim]:
         grows("layernorm-scaling", 8, 2.7, 3.3, "Sun et al. 2025, arXiv:2502.05795; 1 + Σ 1/l at the start"),
         grows("layernorm-scaling", 32, 3.8, 4.6, "the same"),
         grows("layernorm-scaling", 128, 4.6, 5.7, "the same"),
-        hungry("post", 32, 0, 1e-3),
-        hungry("pre", 32, 3e-3, 0.3),
-        hungry("deepnorm", 32, 0.05, 0.6),
+        hungry("post", 0, 1e-3),
+        hungry("pre", 3e-3, 0.3),
+        hungry("deepnorm", 0.05, 0.6),
         tilted("res-post", 100, 1e8, "attention reads an unnormed stream, its logits grow with it"),
         tilted("olmo2", 2, 30, "OLMo team 2025, arXiv:2501.00656: the norms on q and k end that"),
         tilted("pre", 2, 30, lemma),
