@@ -1,13 +1,13 @@
 """Charts with an upright value axis: the forecast by step, and spectra of singular values."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
 from normscope.report.figures import svg
-from normscope.report.figures.scales import Scale, figure, fit, power
+from normscope.report.figures.scales import Scale, figure, fit
 
 WIDTH, HEIGHT = 440.0, 236.0
 LEFT, RIGHT, UPPER, LOWER = 46.0, 76.0, 14.0, 34.0
@@ -52,9 +52,24 @@ def chart(
     xs = [x for curve in curves for x in curve.xs]
     low, high = min(xs, default=0.0), max(xs, default=1.0)
     across = Scale(low, high if high > low else low + 1, LEFT, WIDTH - RIGHT)
+    parts = plot(curves, across, UPPER, x_label, log=log, level=level, dots=dots)
+    return svg.picture(WIDTH, HEIGHT, *parts, *_slices(curves, across, x_label), label=label, css="chart")
+
+
+def plot(
+    curves: Sequence[Curve],
+    across: Scale,
+    upper: float,
+    x_label: str,
+    *,
+    log: bool,
+    level: tuple[float, str] | None = None,
+    dots: bool = True,
+) -> list[Markup]:
+    """Axes, level and curves; the value axis (logarithmic where `log`) ends at the height `upper`."""
     values = [y for curve in curves for y in curve.ys] + ([level[0]] if level else [])
-    up = fit(values, HEIGHT - LOWER, UPPER, log=log)
-    parts = [_axes(across, up, x_label, log)]
+    up = fit(values, HEIGHT - LOWER, upper, log=log)
+    parts = [_axes(across, up, x_label)]
     taken: list[float] = []
     if level is not None:
         y = up(level[0])
@@ -62,8 +77,7 @@ def chart(
         parts.append(svg.text(WIDTH - RIGHT + 6, _free(y, taken) + 3.5, level[1], "label soft"))
     for curve in curves:
         parts += _curve(curve, across, up, taken, dots=dots)
-    parts += _slices(curves, across, x_label)
-    return svg.picture(WIDTH, HEIGHT, *parts, label=label, css="chart")
+    return parts
 
 
 def heat(
@@ -90,26 +104,23 @@ def heat(
             svg.text(LEFT + (k + 0.5) * across, HEIGHT - LOWER + 15, f"{xs[k]:g}", "tick", anchor="middle")
         )
     for k, x in enumerate(xs):
-        words = "\n".join(
-            [f"{x_label} {x:g}", *(f"{name}  {cells[k][1]}" for name, cells in reversed(rows[:40]))]
-        )
-        area = svg.rect(
-            LEFT + k * across, UPPER, across, HEIGHT - UPPER - LOWER, "hit", svg.tag("title", words)
-        )
-        parts.append(area)
+        lines = [f"{name}  {cells[k][1]}" for name, cells in reversed(rows[:40])]
+        area = (LEFT + k * across, UPPER, across, HEIGHT - UPPER - LOWER)
+        parts.append(svg.hit(*area, f"{x_label} {x:g}", *lines))
     parts.append(svg.text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, x_label, "tick", anchor="middle"))
     return svg.picture(WIDTH, HEIGHT, *parts, label=label, css="chart")
 
 
-def _axes(across: Scale, up: Scale, x_label: str, log: bool) -> Markup:
+def _axes(across: Scale, up: Scale, x_label: str) -> Markup:
     parts = []
     for tick in up.ticks(5):
         y = up(tick)
         parts.append(svg.line(LEFT, y, WIDTH - RIGHT, y, "grid"))
-        parts.append(svg.text(LEFT - 6, y + 3.5, power(tick) if log else f"{tick:g}", "tick", anchor="end"))
+        parts.append(svg.text(LEFT - 6, y + 3.5, up.words(tick), "tick", anchor="end"))
     for tick in across.ticks(6):
-        if float(tick).is_integer():
-            parts.append(svg.text(across(tick), HEIGHT - LOWER + 15, f"{tick:g}", "tick", anchor="middle"))
+        if across.log or float(tick).is_integer():
+            words = across.words(tick)
+            parts.append(svg.text(across(tick), HEIGHT - LOWER + 15, words, "tick", anchor="middle"))
     middle = (across.start + across.end) / 2
     parts.append(svg.line(LEFT, HEIGHT - LOWER, WIDTH - RIGHT, HEIGHT - LOWER, "axis"))
     parts.append(svg.text(middle, HEIGHT - 4, x_label, "tick", anchor="middle"))
@@ -117,29 +128,34 @@ def _axes(across: Scale, up: Scale, x_label: str, log: bool) -> Markup:
 
 
 def _curve(curve: Curve, across: Scale, up: Scale, taken: list[float], *, dots: bool) -> list[Markup]:
-    parts: list[Markup] = []
-    run: list[tuple[float, float]] = []
-    runs: list[list[tuple[float, float]]] = []
-    for x, y in zip(curve.xs, curve.ys, strict=True):
-        if y is None or not math.isfinite(y):
-            runs, run = [*runs, run], []
-            if y is not None:
-                edge = up.start if y == -math.inf else up.end
-                parts.append(svg.text(across(x), edge + 4, "×", "bad", anchor="middle"))
-            continue
-        run.append((across(x), up(y)))
-    runs.append(run)
+    points = list(zip(curve.xs, curve.ys, strict=True))
+    parts = [
+        svg.text(across(x), (up.start if y == -math.inf else up.end) + 4, "×", "bad", anchor="middle")
+        for x, y in points
+        if y is not None and not math.isfinite(y)
+    ]
+    stretches = [[(across(x), up(y)) for x, y in each] for each in finite_stretches(points)]
     css = f"line {curve.css}" + (" dashed" if curve.dashed else "")
-    for run in runs:
-        if len(run) > 1:
-            path = "M" + " L".join(f"{svg.number(x)} {svg.number(y)}" for x, y in run)
-            parts.append(svg.tag("path", d=path, class_=css))
-        if len(run) == 1 or (dots and len(run) <= 64):
-            parts += [svg.tag("circle", cx=x, cy=y, r=2.4, class_=f"dot {curve.css}") for x, y in run]
-    if curve.label and any(runs):
-        x, y = [run for run in runs if run][-1][-1]
+    for each in stretches:
+        if len(each) > 1:
+            parts.append(svg.path(each, css))
+        if len(each) == 1 or (dots and len(each) <= 64):
+            parts += svg.dots(each, 2.4, f"dot {curve.css}")
+    if curve.label and stretches:
+        x, y = stretches[-1][-1]
         parts.append(svg.text(x + 7, _free(y, taken) + 3.5, svg.clip(curve.name, 11), f"end {curve.css}"))
     return parts
+
+
+def finite_stretches(points: Iterable[tuple[float, float | None]]) -> list[list[tuple[float, float]]]:
+    """The points with finite values, in stretches that None, NaN and infinities part."""
+    stretches: list[list[tuple[float, float]]] = [[]]
+    for at, value in points:
+        if value is None or not math.isfinite(value):
+            stretches.append([])
+        else:
+            stretches[-1].append((at, value))
+    return [each for each in stretches if each]
 
 
 def _free(y: float, taken: list[float]) -> float:
@@ -165,8 +181,6 @@ def _slices(curves: Sequence[Curve], across: Scale, x_label: str) -> list[Markup
         left = across(x) if i == 0 else (across(x) + across(shown[i - 1])) / 2
         right = across(x) if i + 1 == len(shown) else (across(x) + across(shown[i + 1])) / 2
         left, right = min(left, across(x) - 2), max(right, across(x) + 2)
-        words = "\n".join([f"{x_label} {x:g}", *points[x]])
-        parts.append(
-            svg.rect(left, UPPER, right - left, HEIGHT - UPPER - LOWER, "hit", svg.tag("title", words))
-        )
+        area = (left, UPPER, right - left, HEIGHT - UPPER - LOWER)
+        parts.append(svg.hit(*area, f"{x_label} {x:g}", *points[x]))
     return parts

@@ -7,8 +7,8 @@ from markupsafe import Markup
 
 from normscope.forecast import Forecast, LadderForecast
 from normscope.report.figures import svg
-from normscope.report.figures.charts import HEIGHT, LEFT, LOWER, RIGHT, UPPER, WIDTH, Picture
-from normscope.report.figures.scales import Scale, figure, fit, power
+from normscope.report.figures.charts import HEIGHT, LEFT, LOWER, RIGHT, UPPER, WIDTH, Curve, Picture, plot
+from normscope.report.figures.scales import Scale, figure
 
 STRIP = 16.0
 """Height of the strip of outcomes over the chart."""
@@ -35,7 +35,7 @@ def ladder_charts(ladder: LadderForecast) -> list[Picture]:
     if all(diversities):
         values = [each[0] for each in diversities]
         about = "Do tokens still differ at the stack's output? Log axis; the strip is what each trial says."
-        drawing = _chart(rungs, values, "token diversity", log=True, level=None)
+        drawing = _chart(rungs, values, "token diversity", log=True)
         made.append(Picture("Token diversity by learning rate", about, drawing))
     return made
 
@@ -46,39 +46,16 @@ def outcome_class(outcome: str) -> str:
 
 
 def _chart(
-    rungs: Sequence[Forecast], values: Sequence[float], name: str, *, log: bool, level: float | None
+    rungs: Sequence[Forecast], values: Sequence[float], name: str, *, log: bool, level: float | None = None
 ) -> Markup:
     rates = [rung.lr for rung in rungs]
-    low, high = rates[0], rates[-1]
-    across = Scale(
-        low / 1.3 if low == high else low, high * 1.3 if low == high else high, LEFT, WIDTH - RIGHT, True
-    )
-    top = UPPER + STRIP + 8
-    up = fit([*values, *([level] if level is not None else [])], HEIGHT - LOWER, top, log=log)
-    parts = [_axes(across, up, log=log)]
-    if level is not None:
-        parts.append(svg.line(LEFT, up(level), WIDTH - RIGHT, up(level), "ref"))
-        parts.append(svg.text(WIDTH - RIGHT + 6, up(level) + 3.5, "unigram", "label soft"))
-    points = [(across(rate), up(value)) for rate, value in zip(rates, values, strict=True)]
-    path = "M" + " L".join(f"{svg.number(x)} {svg.number(y)}" for x, y in points)
-    parts.append(svg.tag("path", d=path, class_="line c-ink"))
-    parts += [svg.tag("circle", cx=x, cy=y, r=2.6, class_="dot c-ink") for x, y in points]
-    parts += _strip(rungs, values, across, name)
-    return svg.picture(WIDTH, HEIGHT, *parts, label=f"{name} by learning rate", css="chart")
-
-
-def _axes(across: Scale, up: Scale, *, log: bool) -> Markup:
-    parts = []
-    for tick in up.ticks(5):
-        parts.append(svg.line(LEFT, up(tick), WIDTH - RIGHT, up(tick), "grid"))
-        words = power(tick) if log else f"{tick:g}"
-        parts.append(svg.text(LEFT - 6, up(tick) + 3.5, words, "tick", anchor="end"))
-    for tick in across.ticks(6):
-        parts.append(svg.text(across(tick), HEIGHT - LOWER + 15, power(tick), "tick", anchor="middle"))
-    parts.append(svg.line(LEFT, HEIGHT - LOWER, WIDTH - RIGHT, HEIGHT - LOWER, "axis"))
-    middle = (across.start + across.end) / 2
-    parts.append(svg.text(middle, HEIGHT - 4, "learning rate", "tick", anchor="middle"))
-    return svg.group(*parts)
+    low, high = (rates[0] / 1.3, rates[0] * 1.3) if rates[0] == rates[-1] else (rates[0], rates[-1])
+    across = Scale(low, high, LEFT, WIDTH - RIGHT, log=True)
+    curve = Curve("", "c-ink", rates, values, label=False)
+    unigram = None if level is None else (level, "unigram")
+    parts = plot([curve], across, UPPER + STRIP + 8, "learning rate", log=log, level=unigram)
+    strip = _strip(rungs, values, across, name)
+    return svg.picture(WIDTH, HEIGHT, *parts, *strip, label=f"{name} by learning rate", css="chart")
 
 
 def _strip(rungs: Sequence[Forecast], values: Sequence[float], across: Scale, name: str) -> list[Markup]:
@@ -90,7 +67,7 @@ def _strip(rungs: Sequence[Forecast], values: Sequence[float], across: Scale, na
     for rung, value, left, right in zip(rungs, values, edges, edges[1:], strict=False):
         css = f"outcome {outcome_class(rung.outcome)}"
         parts.append(svg.rect(left + 0.5, UPPER, right - left - 1, STRIP, css))
-        words = f"{rung.optimizer} at {rung.lr:g}: {rung.outcome}\n{name}  {figure(value, 5)}\n{rung.reason}"
-        whole = HEIGHT - UPPER - LOWER
-        parts.append(svg.rect(left, UPPER, right - left, whole, "hit", svg.tag("title", words)))
+        head = f"{rung.optimizer} at {rung.lr:g}: {rung.outcome}"
+        area = (left, UPPER, right - left, HEIGHT - UPPER - LOWER)
+        parts.append(svg.hit(*area, head, f"{name}  {figure(value, 5)}", rung.reason))
     return parts

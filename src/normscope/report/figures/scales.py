@@ -39,6 +39,10 @@ class Scale:
         step = max(1, math.ceil((last - first) / max(1, most - 1)))
         return [10.0**power for power in range(last, first - 1, -step)][::-1]
 
+    def words(self, tick: float) -> str:
+        """A tick's label: 10⁻⁵ on a log axis."""
+        return power(tick) if self.log else f"{tick:g}"
+
 
 def fit(values: Iterable[float | None], start: float, end: float, *, log: bool, zero: bool = False) -> Scale:
     """The axis that holds all finite `values`: whole decades, or a padded range (from 0 where `zero`)."""

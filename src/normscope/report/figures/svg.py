@@ -1,5 +1,7 @@
 """Elements of SVG as escaped markup: user input can only ever become text or an attribute's value."""
 
+from collections.abc import Iterable
+
 from markupsafe import Markup, escape
 
 Attribute = str | int | float | None
@@ -42,6 +44,21 @@ def picture(width: float, height: float, *children: object, label: str, css: str
 def line(x1: float, y1: float, x2: float, y2: float, css: str) -> Markup:
     """A straight line."""
     return tag("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=css)
+
+
+def path(points: Iterable[tuple[float, float]], css: str) -> Markup:
+    """A line through points."""
+    return tag("path", d="M" + " L".join(f"{number(x)} {number(y)}" for x, y in points), class_=css)
+
+
+def dots(points: Iterable[tuple[float, float]], radius: float, css: str) -> list[Markup]:
+    """A circle at each point."""
+    return [tag("circle", cx=x, cy=y, r=radius, class_=css) for x, y in points]
+
+
+def hit(x: float, y: float, width: float, height: float, *lines: str) -> Markup:
+    """An invisible rectangle with a tooltip of some lines."""
+    return rect(x, y, width, height, "hit", tag("title", "\n".join(lines)))
 
 
 def rect(

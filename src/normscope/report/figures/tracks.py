@@ -1,88 +1,85 @@
 """Profiles by depth: narrow upright plots beside the tower, all on its depth axis."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from markupsafe import Markup
 
 from normscope.report.figures import svg
+from normscope.report.figures.branches import KIND_CSS
+from normscope.report.figures.charts import finite_stretches
 from normscope.report.figures.layout import Layout, StackPlace
 from normscope.report.figures.ledger import Ledger
-from normscope.report.figures.scales import Scale, figure, fit, power
+from normscope.report.figures.scales import Scale, figure, fit
 
 PAD = 9.0
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Content of one plot. Each line: (quantity, short name, CSS class)."""
+    """Content of one plot.
+
+    Attributes:
+        at: whether its figures are those of blocks ("block") or of branches ("branch").
+        lines: quantity → the line's name and CSS class; without a class, a line for each kind of branch.
+        span: ends of a linear axis; without it the axis is logarithmic and fits the figures.
+    """
 
     title: str
     about: str
     at: str
-    lines: tuple[tuple[str, str, str], ...]
-    log: bool = True
+    lines: Mapping[str, tuple[str, str]]
     reference: float | None = None
     span: tuple[float, float] | None = None
 
 
+INK, BY_KIND = ("", "c-ink"), ("", "")
 PROFILES = (
-    Profile("Stream RMS", "size of the residual stream", "block", (("stream/rms", "", "c-ink"),)),
-    Profile(
-        "Token diversity", "1: tokens differ, 0: all alike", "block", (("stream/diversity", "", "c-ink"),)
-    ),
+    Profile("Stream RMS", "size of the residual stream", "block", {"stream/rms": INK}),
+    Profile("Token diversity", "1: tokens differ, 0: all alike", "block", {"stream/diversity": INK}),
     Profile(
         "Update ratio",
         "what a branch adds, relative to the stream",
         "branch",
-        (("branch/update-ratio", "", ""),),
+        {"branch/update-ratio": BY_KIND},
     ),
     Profile(
         "Gradient",
         "L2 norm on the stream, of each block's weights, and of those after the trial",
         "block",
-        (("gradient/stream", "stream", "c-ink"), ("gradient/block", "weights", "c-a")),
+        {"gradient/stream": ("stream", "c-ink"), "gradient/block": ("weights", "c-a")},
     ),
     Profile(
         "q k v o gradients",
         "RMS of the gradient of each projection",
         "branch",
-        (
-            ("gradient/q", "q", "c-a"),
-            ("gradient/k", "k", "c-b"),
-            ("gradient/v", "v", "c-c"),
-            ("gradient/o", "o", "c-d"),
-        ),
+        {
+            f"gradient/{role}": (role, css)
+            for role, css in zip("qkvo", ("c-a", "c-b", "c-c", "c-d"), strict=True)
+        },
     ),
     Profile(
         "Attention entropy",
         "1: looks everywhere, 0: at one token",
         "branch",
-        (("attention/entropy", "", ""),),
-        log=False,
+        {"attention/entropy": BY_KIND},
         span=(0.0, 1.0),
     ),
     Profile(
         "Block σ",
         "largest and smallest non-zero gain of a block's Jacobian",
         "block",
-        (("jacobian/sigma-max", "max", "c-ink"), ("jacobian/sigma-min-nonzero", "min", "c-a")),
+        {"jacobian/sigma-max": ("max", "c-ink"), "jacobian/sigma-min-nonzero": ("min", "c-a")},
     ),
     Profile(
         "Branch ‖A‖",
         "gain of each branch; under 1 its block can be inverted",
         "branch",
-        (("jacobian/branch-norm", "", ""),),
+        {"jacobian/branch-norm": BY_KIND},
         reference=1.0,
     ),
 )
-KIND_LINES = {
-    "attention": ("attn", "k-attn"),
-    "cross-attention": ("cross", "k-cross"),
-    "feed-forward": ("ffn", "k-ffn"),
-    "other": ("other", "k-other"),
-}
 
 
 @dataclass
@@ -123,7 +120,7 @@ def draw_tracks(layout: Layout, ledger: Ledger, width: float) -> list[Track]:
 def _lines(profile: Profile, stack: StackPlace, layout: Layout, ledger: Ledger) -> list[Line]:
     dashed = len(layout.stacks) > 1 and stack.number % 2 == 0
     made: dict[tuple[str, str, str], Line] = {}
-    for quantity, name, css in profile.lines:
+    for quantity, (name, css) in profile.lines.items():
         for key, y, site in _places(profile.at, stack, name, css):
             row = ledger.find(quantity, site)
             if row is not None:
@@ -145,7 +142,8 @@ def _places(
     if at == "branch":
         for place in stack.blocks:
             for spot in place.branches:
-                line = (name, css) if css else KIND_LINES[spot.branch.kind]
+                short = KIND_CSS[spot.branch.kind]
+                line = (name, css) if css else (short, f"k-{short}")
                 yield (*line, spot.branch.kind), spot.y, spot.branch.site
         return
     yield (name, css, ""), stack.input_y, f"{stack.stack.name}.input"
@@ -159,17 +157,16 @@ def _track(profile: Profile, lines: list[Line], layout: Layout, ledger: Ledger, 
     if profile.span:
         scale = Scale(*profile.span, PAD, width - PAD)
     else:
-        scale = fit([*values, profile.reference], PAD, width - PAD, log=profile.log)
+        scale = fit([*values, profile.reference], PAD, width - PAD, log=True)
     parts = [_bands(layout, width), _grid(scale, profile, layout, width)]
     parts += [_draw(line, scale, dots=layout.depth <= 32) for line in lines]
     parts.append(svg.rect(0, -9, width, 3, "cursor"))
     if layout.depth <= 128:
         parts += _hover(profile, layout, ledger, width)
-    css = "track"
     legend = tuple(dict.fromkeys((line.name, line.css) for line in lines if line.name))
     if all(value is None for value in values):
         parts.append(svg.text(width / 2, layout.height / 2, "not measured", "label soft", anchor="middle"))
-    picture = svg.picture(width, layout.height, *parts, label=f"{profile.title} by depth", css=css)
+    picture = svg.picture(width, layout.height, *parts, label=f"{profile.title} by depth", css="track")
     return Track(profile.title, profile.about, legend, _said(values), picture)
 
 
@@ -194,41 +191,32 @@ def _bands(layout: Layout, width: float) -> Markup:
 
 def _grid(scale: Scale, profile: Profile, layout: Layout, width: float) -> Markup:
     parts = []
-    ticks = scale.ticks(3 if width >= 76 else 2)
-    for tick in ticks:
+    for tick in scale.ticks(3 if width >= 76 else 2):
         x = scale(tick)
         parts.append(svg.line(x, 16, x, layout.height - 14, "grid"))
         anchor = "start" if x < 24 else "end" if x > width - 24 else "middle"
         at = max(1.0, x - 6) if anchor == "start" else min(width - 1, x + 6) if anchor == "end" else x
-        words = power(tick) if scale.log else f"{tick:g}"
-        parts += [svg.text(at, y, words, "tick", anchor=anchor) for y in (11.0, layout.height - 3)]
+        for y in (11.0, layout.height - 3):
+            parts.append(svg.text(at, y, scale.words(tick), "tick", anchor=anchor))
     if profile.reference is not None:
-        parts.append(
-            svg.line(scale(profile.reference), 16, scale(profile.reference), layout.height - 14, "ref")
-        )
+        x = scale(profile.reference)
+        parts.append(svg.line(x, 16, x, layout.height - 14, "ref"))
     return svg.group(*parts)
 
 
 def _draw(line: Line, scale: Scale, *, dots: bool) -> Markup:
     css = f"line {line.css}" + (" dashed" if line.dashed else "")
-    parts: list[Markup] = []
-    runs: list[list[tuple[float, float]]] = [[]]
+    stretches = [[(scale(value), y) for y, value in each] for each in finite_stretches(line.points)]
+    parts = [svg.path(each, css) for each in stretches if len(each) > 1]
     for y, value in line.points:
-        if value is None or math.isnan(value) or math.isinf(value):
-            runs.append([])
-            if value is not None:
-                x = scale.start if value == -math.inf else scale.end
-                parts.append(svg.text(x, y + 3.5, "×", "bad", anchor="middle"))
-            continue
-        runs[-1].append((scale(value), y))
-        if value <= 0 and scale.log:
+        if value is not None and not math.isfinite(value):
+            x = scale.start if value == -math.inf else scale.end
+            parts.append(svg.text(x, y + 3.5, "×", "bad", anchor="middle"))
+        elif value is not None and value <= 0 and scale.log:
             parts.append(svg.text(scale.start, y + 3.5, "0" if value == 0 else "−", "zero", anchor="middle"))
-    for run in runs:
-        if len(run) > 1:
-            path = "M" + " L".join(f"{svg.number(x)} {svg.number(y)}" for x, y in run)
-            parts.insert(0, svg.tag("path", d=path, class_=css))
-        if dots or len(run) == 1:
-            parts += [svg.tag("circle", cx=x, cy=y, r=2, class_=f"dot {line.css}") for x, y in run]
+    for each in stretches:
+        if dots or len(each) == 1:
+            parts += svg.dots(each, 2, f"dot {line.css}")
     return svg.group(*parts)
 
 
@@ -241,28 +229,24 @@ def _hover(profile: Profile, layout: Layout, ledger: Ledger, width: float) -> li
             if number < len(stack.blocks):
                 lines += _hover_lines(profile, stack, number, ledger)
         if lines:
-            area = svg.rect(
-                0, place.top, width, place.bottom - place.top, "hit", svg.tag("title", "\n".join(lines))
-            )
-            parts.append(area)
+            parts.append(svg.hit(0, place.top, width, place.bottom - place.top, *lines))
     for end in ("input", "hidden"):
         lines = [
             words
             for stack in layout.stacks
-            for quantity, name, _ in profile.lines
+            for quantity, (name, _) in profile.lines.items()
             if (words := ledger.words(quantity, f"{stack.stack.name}.{end}", name or profile.title))
         ]
         y = layout.stacks[0].input_y - 13 if end == "input" else min(s.hidden_y for s in layout.stacks) - 12
         if lines:
-            head = "input" if end == "input" else "output"
-            parts.append(svg.rect(0, y, width, 26, "hit", svg.tag("title", "\n".join([head, *lines]))))
+            parts.append(svg.hit(0, y, width, 26, "input" if end == "input" else "output", *lines))
     return parts
 
 
 def _hover_lines(profile: Profile, stack: StackPlace, number: int, ledger: Ledger) -> list[str]:
     place = stack.blocks[number]
     lines = []
-    for quantity, name, css in profile.lines:
+    for quantity, (name, css) in profile.lines.items():
         if profile.at == "block":
             lines.append(ledger.words(quantity, place.block.site, name or profile.title))
             if quantity == "gradient/block" and ledger.trial is not None:
@@ -270,7 +254,7 @@ def _hover_lines(profile: Profile, stack: StackPlace, number: int, ledger: Ledge
                 lines.append(f"weights, step {ledger.trial.step}  {after}")
             continue
         for spot in place.branches:
-            label = name if css else KIND_LINES[spot.branch.kind][0]
+            label = name if css else KIND_CSS[spot.branch.kind]
             words = ledger.words(quantity, spot.branch.site, label)
             lines.append(
                 words if not (words and css and len(place.branches) > 2) else f"{words}  ({spot.branch.kind})"
