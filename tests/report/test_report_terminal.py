@@ -10,8 +10,8 @@ from rich.console import Console
 from normscope.anatomy import Anatomy, Stack
 from normscope.probes import Measurement, Measurements, not_measured
 from normscope.report import print_markdown, print_report, text_report
-from normscope.report.blocks import MOST_ROWS, folded
 from normscope.report.sites import compress, shorten
+from normscope.report.terminal import MOST_ROWS, folded
 from normscope.report.words import gains_in_words
 from normscope.rules import Finding, Severity
 

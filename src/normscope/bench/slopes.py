@@ -214,17 +214,15 @@ def _claims() -> list[Claim]:
         what = f"{name}: ‖∇W₂‖ of the first of 64 blocks over the last"
         return Claim(what, low, high, partial(first_over_last, name, 64), source)
 
-    def moves(
-        name: str, measure: Callable[[str, int, int], float], low: float, high: float, source: str
-    ) -> Claim:
-        what = {sgd_move: "logits' change by one SGD step", noise_move: "logits' change² under weight noise"}
-        return Claim(
-            f"{name}: {what[measure]}, exponent in L",
-            low,
-            high,
-            lambda seed: exponent(lambda depth: measure(name, depth, seed)),
-            source,
+    def moves(name: str, measure: Callable[..., float], low: float, high: float, source: str) -> Claim:
+        what = (
+            "logits' change by one SGD step" if measure is sgd_move else "logits' change² under weight noise"
         )
+
+        def exponent_of_move(seed: int) -> float:
+            return exponent(lambda depth: measure(name, depth, seed))
+
+        return Claim(f"{name}: {what}, exponent in L", low, high, exponent_of_move, source)
 
     return [
         slope("post", -0.15, 0.3, lemma),

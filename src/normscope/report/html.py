@@ -4,7 +4,6 @@ import base64
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
@@ -13,14 +12,13 @@ from markupsafe import Markup
 
 from normscope.anatomy import Stack
 from normscope.report.figures.branches import describe_join, draw_key
-from normscope.report.figures.ladder import ladder_charts, outcome_class
 from normscope.report.figures.layout import BlockPlace, Layout, StackPlace, lay_out
 from normscope.report.figures.ledger import Ledger
 from normscope.report.figures.rail import Spot, draw_rail, marks, place_findings
 from normscope.report.figures.spectra import spectra
 from normscope.report.figures.tower import draw_towers
 from normscope.report.figures.tracks import draw_tracks
-from normscope.report.figures.trial import forecast_charts, single_looks
+from normscope.report.figures.trial import forecast_charts, ladder_charts, outcome_class, single_looks
 from normscope.report.rescue import REACHES, ladder_words, last_figures, way_out
 from normscope.report.sites import compress
 from normscope.report.tables import cell, not_measured, number_sheets, tabulate
@@ -29,18 +27,7 @@ from normscope.rules.remedies import REMEDIES
 
 CARD_CHARACTERS = 44
 """Approximate number of characters in a line of a finding's card beside the tower."""
-
-
 _CLASSES = {"will fail": "error", "at risk": "warning", "no trial": "untried", "interrupted": "halted"}
-
-
-@dataclass(frozen=True)
-class Card:
-    """A finding as the page shows it; `lead` is the space above it that puts it beside its blocks."""
-
-    spot: Spot
-    where: str
-    lead: int
 
 
 def render_html(report: Any) -> str:
@@ -53,41 +40,46 @@ def render_html(report: Any) -> str:
         A whole HTML document, under a megabyte for a hundred blocks. The same report gives the same text.
         Every name in it is escaped, and its content security policy lets no script run but its own.
     """
-    ledger = Ledger(
-        report.measurements, report.forecast.curve[-1] if report.forecast and report.forecast.curve else None
-    )
+    trial, ladder, remedies = report.forecast, report.ladder, report.remedies
+    ledger = Ledger(report.measurements, trial.curve[-1] if trial and trial.curve else None)
     layout = lay_out(report.anatomy)
     spots = place_findings(report.findings, layout)
     tower, tower_width = draw_towers(layout, ledger, marks(spots))
-    script, style = _asset("page.js"), _asset("page.css")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    page = _environment().get_template("page.html").render(
+    script, style = (
+        files("normscope.report").joinpath("templates", name).read_text(encoding="utf-8")
+        for name in ("page.js", "page.css")
+    )
+    environment = Environment(
+        loader=PackageLoader("normscope.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    page = environment.get_template("page.html").render(
         report=report,
-        verdict=_verdict_class(report.verdict),
+        verdict=_CLASSES.get(report.verdict, "fine"),
         lead=lead_sentence(report),
         style=Markup(style),
         script=Markup(script),
-        script_hash=digest,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         structure=[(stack.name, describe_stack(stack)) for stack in report.anatomy.stacks],
         tower=tower if layout.stacks else "",
-        several=len(layout.stacks) > 1,
-        strokes=[(place.stack.name, place.number % 2 == 0) for place in layout.stacks],
-        tracks=draw_tracks(layout, ledger, _track_width(layout, spots, tower_width)) if layout.stacks else [],
+        stacks=layout.stacks,
+        tracks=draw_tracks(layout, ledger, _track_width(spots, tower_width)) if layout.stacks else [],
         rail=draw_rail(spots, layout) if any(spot.places for spot in spots) else "",
         cards=_cards(spots, layout),
         by_number=spots,
         keys=_keys(layout),
-        forecasts=forecast_charts(report.forecast, layout) if report.forecast else [],
-        ladder_charts=ladder_charts(report.ladder) if report.ladder else [],
-        ladder_words=sentence(ladder_words(report.ladder)) if report.ladder else "",
-        way_out=way_out(report.remedies.best) if report.remedies and report.remedies.best else "",
-        tried=[a for a in report.remedies.attempts if a.forecast] if report.remedies else [],
-        skipped=[a for a in report.remedies.attempts if not a.forecast] if report.remedies else [],
+        forecasts=forecast_charts(trial, layout) if trial else [],
+        ladder_charts=ladder_charts(ladder) if ladder else [],
+        ladder_words=sentence(ladder_words(ladder)) if ladder else "",
+        way_out=way_out(remedies.best) if remedies and remedies.best else "",
         known_remedies=REMEDIES,
         reaches=REACHES,
         last_figures=last_figures,
         outcome_class=outcome_class,
-        looks=single_looks(report.forecast) if report.forecast else [],
+        looks=single_looks(trial) if trial else [],
         spectra=spectra(ledger, layout),
         numbers=number_sheets(report.anatomy, ledger.rows),
         tables=tabulate(report.anatomy, ledger.rows),
@@ -99,7 +91,7 @@ def render_html(report: Any) -> str:
         cell=cell,
         trial=ledger.trial,
         sentence=sentence,
-    )  # fmt: skip
+    )
     return page.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -134,49 +126,28 @@ def describe_stack(stack: Stack) -> str:
     norms = norms_in_words(stack)
     if norms and not any(b.scheme for block in stack.blocks for b in block.branches):
         norms = f"norm placement {norms}"
-    number = f"{len(stack.blocks)} block{'s' if len(stack.blocks) != 1 else ''}"
-    number += "" if stack.complete else " and a part that was not read"
-    made = (
-        " of " + " and ".join([", ".join(kinds[:-1]), kinds[-1]] if len(kinds) > 1 else kinds)
-        if kinds
-        else ""
-    )
-    ending = "with a final norm" if stack.final_norm is not None else "without a final norm"
-    if stack.final_norm is None and not stack.complete:
-        ending = "no final norm was read"
-    return ", ".join([number + made, *([norms] if norms else []), ending])
+    made = f"{len(stack.blocks)} block{'s' if len(stack.blocks) != 1 else ''}"
+    made += "" if stack.complete else " and a part that was not read"
+    if kinds:
+        made += " of " + " and ".join(filter(None, [", ".join(kinds[:-1]), kinds[-1]]))
+    ending = "without a final norm" if stack.complete else "no final norm was read"
+    if stack.final_norm is not None:
+        ending = "with a final norm"
+    return ", ".join(filter(None, [made, norms, ending]))
 
 
-def _environment() -> Environment:
-    return Environment(
-        loader=PackageLoader("normscope.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-
-
-def _asset(name: str) -> str:
-    return files("normscope.report").joinpath("templates", name).read_text(encoding="utf-8")
-
-
-def _verdict_class(verdict: str) -> str:
-    return _CLASSES.get(verdict, "fine")
-
-
-def _track_width(layout: Layout, spots: Sequence[Spot], tower_width: float) -> float:
+def _track_width(spots: Sequence[Spot], tower_width: float) -> float:
     """Eight profiles, the tower and the findings (where there are any) fill a page of about 1200 pixels."""
     room = 1216 - tower_width - 8 * 7 - (330 if spots else 0)
     return float(max(64, min(116, math.floor(room / 8))))
 
 
-def _cards(spots: Sequence[Spot], layout: Layout) -> list[Card]:
-    """Cards from the top of the page down, each as near its blocks as those above it allow."""
+def _cards(spots: Sequence[Spot], layout: Layout) -> list[tuple[Spot, str, int]]:
+    """(finding, its place in words, space above) from the top of the page down, each card near its blocks."""
     cards, cursor = [], 0.0
     for spot in sorted(spots, key=lambda s: (bool(s.places), s.top if s.places else 0.0, s.number)):
         start = max(cursor, spot.top) if spot.places else cursor
-        cards.append(Card(spot, _where(spot, layout), round(start - cursor)))
+        cards.append((spot, _where(spot, layout), round(start - cursor)))
         cursor = start + 96 + 18 * math.ceil(len(spot.finding.message) / CARD_CHARACTERS)
     return cards
 

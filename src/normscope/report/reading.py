@@ -1,7 +1,5 @@
 """An anatomy on a terminal: each stack with its blocks, equal neighbours folded into one row."""
 
-import io
-import sys
 from collections.abc import Iterator
 from itertools import groupby
 
@@ -10,22 +8,18 @@ from rich.table import Table
 from rich.text import Text
 
 from normscope.anatomy import Anatomy, Block, Branch, LongSkip, Stack
+from normscope.report.console import as_text, show
 from normscope.report.sites import compress
 
 
 def print_anatomy(anatomy: Anatomy, console: Console | None = None) -> None:
     """Print a reading; plain text in a pipe."""
-    console = console or Console(file=sys.stdout, highlight=False)
-    for part in _parts(anatomy):
-        console.print(part)
+    show(lambda width: _parts(anatomy), console)
 
 
 def text_anatomy(anatomy: Anatomy, width: int = 110) -> str:
     """The same as plain text of `width` columns, for a file."""
-    console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False)
-    print_anatomy(anatomy, console)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    return as_text(lambda width: _parts(anatomy), width)
 
 
 def _parts(anatomy: Anatomy) -> Iterator[RenderableType]:
@@ -43,10 +37,9 @@ def _parts(anatomy: Anatomy) -> Iterator[RenderableType]:
 
 
 def _table(stack: Stack) -> Table:
-    final = stack.final_norm
-    ends = (
-        "no final norm" if final is None else f"final norm: {final.kind} at {final.path or 'the root module'}"
-    )
+    final, ends = stack.final_norm, "no final norm"
+    if final is not None:
+        ends = f"final norm: {final.kind} at {final.path or 'the root module'}"
     partly = "" if stack.complete else " (partly read)"
     title = Text(f"{stack.name}: {len(stack.blocks)} blocks{partly}, {ends}", style="bold")
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="dim")

@@ -2,33 +2,27 @@
 
 from collections.abc import Iterator
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
 from normscope.forecast import Forecast, LadderForecast
+from normscope.report.console import NOTHING, figure_table
 from normscope.rules import figure
 from normscope.rules.remedies import REMEDIES, Attempt, Rescue
 
 OUTCOME_COLOURS = {
-    "trains": "green",
-    "rescues": "green",
-    "slow": "yellow",
-    "needs-warmup": "yellow",
-    "undecided": "yellow",
-    "collapses": "red",
-    "plateau": "red",
-    "diverges": "red",
-    "fails": "red",
+    **dict.fromkeys(("trains", "rescues"), "green"),
+    **dict.fromkeys(("slow", "needs-warmup", "undecided"), "yellow"),
+    **dict.fromkeys(("collapses", "plateau", "diverges", "fails"), "red"),
 }
 REACHES = ("the run's settings", "the starting weights", "the model")
 """The thing that a remedy changes, by its reach."""
-_NOTHING = "–"
+_FIGURES = ("loss", "diversity")
 
 
 def ladder_table(ladder: LadderForecast) -> Table:
     """A row for each learning rate: its outcome, and loss and diversity at the end of its trial."""
-    table = _table("rate", "outcome", "loss", "diversity", figures=("loss", "diversity"))
+    table = figure_table("rate", "outcome", *_FIGURES, figures=_FIGURES)
     for rung in ladder.rungs:
         here = rung.lr == ladder.largest_rate
         rate = Text(figure(rung.lr), style="bold" if here else "")
@@ -46,7 +40,7 @@ def ladder_words(ladder: LadderForecast) -> str:
 
 def remedies_table(rescue: Rescue) -> Table:
     """A line a remedy that was tried, the best first."""
-    table = _table("remedy", "forecast", "loss", "diversity", "changes", figures=("loss", "diversity"))
+    table = figure_table("remedy", "forecast", *_FIGURES, "changes", figures=_FIGURES)
     for attempt in rescue.attempts:
         if attempt.forecast is not None:
             table.add_row(
@@ -84,13 +78,6 @@ def _tried_at(attempt: Attempt) -> str:
     return f" (tried at {figure(attempt.forecast.lr)})" if settings and attempt.forecast else ""
 
 
-def _table(*columns: str, figures: tuple[str, ...]) -> Table:
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1))
-    for column in columns:
-        table.add_column(column, justify="right" if column in figures else "left", no_wrap=True)
-    return table
-
-
 def _coloured(word: str) -> Text:
     return Text(word, style=OUTCOME_COLOURS.get(word, ""))
 
@@ -98,7 +85,7 @@ def _coloured(word: str) -> Text:
 def last_figures(forecast: Forecast) -> tuple[str, str]:
     """Loss and token diversity of the last stack at the end of a trial."""
     if not forecast.curve:
-        return _NOTHING, _NOTHING
+        return NOTHING, NOTHING
     last = forecast.curve[-1]
     diversity = list(last.diversity.values())[-1:]
-    return figure(last.loss), figure(diversity[0]) if diversity else _NOTHING
+    return figure(last.loss), figure(diversity[0]) if diversity else NOTHING

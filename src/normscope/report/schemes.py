@@ -1,7 +1,5 @@
 """The catalogue of schemes: a table or one scheme in full on the terminal, and the page docs/schemes.md."""
 
-import io
-import sys
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console, RenderableType
@@ -9,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from normscope.nn.catalogue import SAMPLE_DEPTH, Row
+from normscope.report.console import as_text, show
 
 _LEGEND = """\
 N is a norm, F a branch (attention or feed-forward), x the stream, l the block or sublayer, L their number.
@@ -29,36 +28,36 @@ Where a norm or a factor depends on depth, what is shown is what {SAMPLE_DEPTH} 
 
 def print_schemes(rows: Sequence[Row], console: Console | None = None) -> None:
     """Print the table, or one scheme in full where there is one row."""
-    console = console or Console(file=sys.stdout, highlight=False)
-    for part in _detail(rows[0]) if len(rows) == 1 else _overview(rows):
-        console.print(part)
+    show(lambda width: _parts(rows), console)
 
 
 def text_schemes(rows: Sequence[Row], width: int = 100) -> str:
     """The same as plain text of `width` columns, for a file."""
-    buffer = io.StringIO()
-    print_schemes(rows, Console(file=buffer, width=width, color_system=None, highlight=False))
-    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+    return as_text(lambda width: _parts(rows), width)
 
 
 def page_of_schemes(rows: Sequence[Row]) -> str:
     """docs/schemes.md: a table to look through, then a section a scheme."""
-    table = "\n".join(
-        f"| [{row.name}](#{row.name}) | `{_cell(row.formula)}` | {_cell(row.placement)} | {row.join} "
-        f"| {_yes(row.final_norm)} |"
-        for row in rows
-    )
-    sections = "\n".join(
-        f"## {row.name}\n\n"
-        + "\n".join(f"- **{label}**: {words}" for label, words in _lines(row, "`"))
-        + "\n"
-        for row in rows
-    )
-    head = "| name | one sublayer | norms | join | final norm |\n|---|---|---|---|---|"
-    return f"{_HEAD}\n{head}\n{table}\n\n{sections}"
+    lines = ["| name | one sublayer | norms | join | final norm |", "|---|---|---|---|---|"]
+    for row in rows:
+        # A bar would end the cell.
+        formula, placement = (words.replace("|", "\\|") for words in (row.formula, row.placement))
+        final = _yes(row.final_norm)
+        lines.append(f"| [{row.name}](#{row.name}) | `{formula}` | {placement} | {row.join} | {final} |")
+    for row in rows:
+        lines += ["", f"## {row.name}", ""]
+        lines += [f"- **{label}**: {words}" for label, words in _lines(row, "`")]
+    return "\n".join([_HEAD, *lines, ""])
 
 
-def _overview(rows: Sequence[Row]) -> Iterator[RenderableType]:
+def _parts(rows: Sequence[Row]) -> Iterator[RenderableType]:
+    if len(rows) == 1:
+        yield Text(rows[0].name, style="bold")
+        grid = Table.grid(padding=(0, 2))
+        for label, words in _lines(rows[0]):
+            grid.add_row(Text(label, style="dim"), Text(words))
+        yield grid
+        return
     table = Table(show_edge=False, show_lines=True, pad_edge=False, expand=True)
     table.add_column("scheme", style="bold", no_wrap=True)
     for column, ratio in (("one sublayer; weights; source", 60), ("norms; how the branch joins", 22)):
@@ -72,14 +71,6 @@ def _overview(rows: Sequence[Row]) -> Iterator[RenderableType]:
     yield table
     yield Text()
     yield Text(_LEGEND + "`normscope schemes NAME` shows one in full.", style="dim")
-
-
-def _detail(row: Row) -> Iterator[RenderableType]:
-    yield Text(row.name, style="bold")
-    grid = Table.grid(padding=(0, 2))
-    for label, words in _lines(row):
-        grid.add_row(Text(label, style="dim"), Text(words))
-    yield grid
 
 
 def _lines(row: Row, quote: str = "") -> list[tuple[str, str]]:
@@ -100,8 +91,3 @@ def _lines(row: Row, quote: str = "") -> list[tuple[str, str]]:
 
 def _yes(value: bool) -> str:
     return "yes" if value else "no"
-
-
-def _cell(words: str) -> str:
-    """Words in a cell of a Markdown table, where a bar would end it."""
-    return words.replace("|", "\\|")

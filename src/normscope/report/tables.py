@@ -49,61 +49,41 @@ class Table:
     remarks: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Sheet:
-    """A few named figures: (name, figure in words, CSS class)."""
-
-    title: str
-    about: str
-    rows: tuple[tuple[str, str, str], ...]
-
-
-@dataclass(frozen=True)
-class Reason:
-    """Quantities that have no figure for one reason, and at how many sites."""
-
-    why: str
-    quantities: str
-    sites: str
-
-
 def tabulate(anatomy: Anatomy, rows: Sequence[Measurement]) -> list[Table]:
     """The tables, whole model first, each site in the order it was first measured."""
-    stacks = {f"{stack.name}{end}" for stack in anatomy.stacks for end in ("", ".input", ".hidden")}
-    blocks = {block.site for block in anatomy.blocks}
-    branches = {branch.site for branch in anatomy.branches}
-
-    def where(site: str) -> str:
-        if site in blocks:
-            return "Blocks"
-        if site in branches:
-            return "Branches"
-        return "Whole model and stacks" if site == "" or site in stacks else "Norms and other places"
-
-    groups: dict[str, list[Measurement]] = {
-        name: [] for name in ("Whole model and stacks", "Blocks", "Branches", "Norms and other places")
-    }
+    whole, rest = "Whole model and stacks", "Norms and other places"
+    ends = ("", ".input", ".hidden")
+    titles = {"": whole} | {f"{stack.name}{end}": whole for stack in anatomy.stacks for end in ends}
+    titles |= {branch.site: "Branches" for branch in anatomy.branches}
+    titles |= {block.site: "Blocks" for block in anatomy.blocks}
+    groups: dict[str, list[Measurement]] = {title: [] for title in (whole, "Blocks", "Branches", rest)}
     for row in rows:
-        groups[where(row.site)].append(row)
+        groups[titles.get(row.site, rest)].append(row)
     return [
-        _upright(name, group) if name.startswith("Whole") else _pivot(name, group)
-        for name, group in groups.items()
+        _upright(title, group) if title == whole else _pivot(title, group)
+        for title, group in groups.items()
         if group
     ]
 
 
-def number_sheets(anatomy: Anatomy, rows: Sequence[Measurement]) -> list[Sheet]:
-    """The few figures of whole stacks and of the whole model's precision that a reader needs first."""
+def number_sheets(
+    anatomy: Anatomy, rows: Sequence[Measurement]
+) -> list[tuple[str, str, list[tuple[str, str, str]]]]:
+    """The few figures of whole stacks and of the whole model's precision that a reader needs first.
+
+    Each sheet is (title, description, lines); a line is (name, figure in words, CSS class).
+    """
     names = [stack.name for stack in anatomy.stacks]
-    gains = [r for r in rows if r.quantity in GAINS and r.site in names]
-    halves = [r for r in rows if r.quantity in HALVES and r.site == ""]
-    sheets = [
-        Sheet("The stack as a map", "From the embedding's output to the last block's, before the final norm.",
-              tuple(_line(r, GAINS[r.quantity] + (f", {r.site}" if len(names) > 1 else "")) for r in gains)),
-        Sheet("Half precision", "What float16 and bfloat16 would do to the figures of this model.",
-              tuple(_line(r, HALVES[r.quantity]) for r in halves)),
-    ]  # fmt: skip
-    return [sheet for sheet in sheets if sheet.rows]
+    gains = [
+        _line(row, GAINS[row.quantity] + (f", {row.site}" if len(names) > 1 else ""))
+        for row in rows
+        if row.quantity in GAINS and row.site in names
+    ]
+    halves = [_line(row, HALVES[row.quantity]) for row in rows if row.quantity in HALVES and row.site == ""]
+    about = "From the embedding's output to the last block's, before the final norm."
+    about_halves = "What float16 and bfloat16 would do to the figures of this model."
+    sheets = [("The stack as a map", about, gains), ("Half precision", about_halves, halves)]
+    return [sheet for sheet in sheets if sheet[2]]
 
 
 def _line(row: Measurement, name: str) -> tuple[str, str, str]:
@@ -114,18 +94,20 @@ def _line(row: Measurement, name: str) -> tuple[str, str, str]:
     return name, figure(row.value) + ("" if row.unit in ("1", "log10") else f" {row.unit}"), ""
 
 
-def not_measured(rows: Iterable[Measurement]) -> list[Reason]:
-    """Everything without a figure, gathered by reason."""
-    found: dict[str, dict[str, list[str]]] = {}
+def not_measured(rows: Iterable[Measurement]) -> list[tuple[str, str, str]]:
+    """Everything without a figure, gathered by reason: (quantities, sites, reason)."""
+    found: dict[str, list[Measurement]] = {}
     for row in rows:
         if not row.measured:
-            why = row.how.removeprefix("not measured:").strip()
-            found.setdefault(why, {}).setdefault(row.quantity, []).append(row.site or "whole model")
+            found.setdefault(row.how.removeprefix("not measured:").strip(), []).append(row)
     reasons = []
-    for why, quantities in found.items():
-        sites = list(dict.fromkeys(site for named in quantities.values() for site in named))
+    for why, gaps in found.items():
+        # Sites in the order of their quantities.
+        quantities = list(dict.fromkeys(gap.quantity for gap in gaps))
+        gaps.sort(key=lambda gap: quantities.index(gap.quantity))
+        sites = list(dict.fromkeys(gap.site or "whole model" for gap in gaps))
         shown = ", ".join(sites[:3]) + (f" and {len(sites) - 3} more places" if len(sites) > 3 else "")
-        reasons.append(Reason(why, ", ".join(quantities), shown))
+        reasons.append((", ".join(quantities), shown, why))
     return reasons
 
 
@@ -151,17 +133,17 @@ def spread(values: Sequence[float]) -> str:
 
 
 def _pivot(title: str, rows: Sequence[Measurement]) -> Table:
-    quantities = list(dict.fromkeys(row.quantity for row in rows))
-    found = {(row.site, row.quantity): row for row in rows}
     units = {row.quantity: row.unit for row in rows}
+    found = {(row.site, row.quantity): row for row in rows}
     lines = tuple(
-        (site, tuple(cell(found.get((site, quantity))) for quantity in quantities))
+        (site, tuple(cell(found.get((site, quantity))) for quantity in units))
         for site in dict.fromkeys(row.site for row in rows)
     )
-    columns = tuple(
-        (*_split(quantity), "" if units[quantity] == "1" else units[quantity]) for quantity in quantities
-    )
-    return Table(title, columns, lines, _remarks(rows))
+    columns = []
+    for quantity, unit in units.items():
+        family, stat = quantity.split("/", 1) if "/" in quantity else ("", quantity)
+        columns.append((family, stat, "" if unit == "1" else unit))
+    return Table(title, tuple(columns), lines, _remarks(rows))
 
 
 def _upright(title: str, rows: Sequence[Measurement]) -> Table:
@@ -173,15 +155,10 @@ def _upright(title: str, rows: Sequence[Measurement]) -> Table:
     return Table(title, columns, tuple(lines), ())
 
 
-def _split(quantity: str) -> tuple[str, str]:
-    family, _, stat = quantity.partition("/")
-    return (family, stat) if stat else ("", family)
-
-
 def _remarks(rows: Sequence[Measurement]) -> tuple[str, ...]:
-    found: dict[str, list[str]] = {}
+    found: dict[str, dict[str, None]] = {}
     for row in rows:
-        if row.measured and row.how != "exact" and row.quantity not in found.setdefault(row.how, []):
-            found[row.how].append(row.quantity)
+        if row.measured and row.how != "exact":
+            found.setdefault(row.how, {})[row.quantity] = None
     kinds = [f"{', '.join(quantities)}: {how}" for how, quantities in found.items()]
     return tuple(kinds[:6]) + ((f"and {len(kinds) - 6} more",) if len(kinds) > 6 else ())

@@ -3,9 +3,8 @@
 Whatever comes from the model (module names, reasons) goes through `Text`: "[red]" in a path stays text.
 """
 
-import io
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console, RenderableType
 from rich.markdown import Markdown
@@ -13,12 +12,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from normscope.anatomy import Stack
+from normscope.anatomy import Block, Stack
 from normscope.forecast import Forecast
-from normscope.report.blocks import block_table
+from normscope.probes import Measurements
+from normscope.report.console import NOTHING, as_text, figure_table, show
 from normscope.report.report import Report
 from normscope.report.rescue import ladder_table, ladder_words, remedies_table, remedies_words
-from normscope.report.sites import compress
+from normscope.report.sites import compress, shorten
 from normscope.report.words import budget_in_words, gains_in_words, norms_in_words
 from normscope.rules import Finding, figure
 
@@ -33,21 +33,25 @@ _COLOURS = {
     "note": "bold cyan",
 }
 _INDENT = 8
+MOST_ROWS = 16
+"""Blocks of a stack that are shown in full; of a deeper one the first and the last few."""
+_ENDS = 6
+_FIGURES = {
+    "rms": "stream/rms",
+    "diversity": "stream/diversity",
+    "gradient": "gradient/stream",
+    "σ_max": "jacobian/sigma-max",
+}
 
 
 def print_report(report: Report, console: Console | None = None) -> None:
     """Print `report`; colour and width are the terminal's, plain text in a pipe."""
-    console = console or Console(file=sys.stdout, highlight=False)
-    for part in _parts(report, console.width):
-        console.print(part)
+    show(lambda width: _parts(report, width), console)
 
 
 def text_report(report: Report, width: int = 110) -> str:
     """The same as plain text of `width` columns, for a file."""
-    console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False)
-    print_report(report, console)
-    assert isinstance(console.file, io.StringIO)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"
+    return as_text(lambda width: _parts(report, width), width)
 
 
 def print_markdown(text: str) -> None:
@@ -119,6 +123,44 @@ def _finding(finding: Finding, width: int) -> Iterator[RenderableType]:
         yield _indented(Text(f"→ {finding.remedy}", style="italic"))
 
 
+def block_table(stack: Stack, measurements: Measurements, width: int) -> Table:
+    """A row for each block: norm placement, update-to-stream ratio of each branch, figures of the stream.
+
+    A figure that is missing or was not measured shows as a dash.
+    """
+    name_width = max(12, min(48, width - 62))
+    head = Text(shorten(stack.name or "block", name_width))
+    figures = ("update/stream", *_FIGURES)
+    table = figure_table(head, "norms", *figures, figures=figures)
+    values = [measurements.of(quantity) for quantity in _FIGURES.values()]
+    updates = measurements.of("branch/update-ratio")
+    for block in folded(stack.blocks):
+        if isinstance(block, int):
+            table.add_row(Text(f"⋮ {block} more", style="dim"), *["⋮"] * (len(_FIGURES) + 2), style="dim")
+            continue
+        table.add_row(
+            Text(shorten(block.site, name_width)),
+            "+".join(dict.fromkeys(branch.placement for branch in block.branches)) or NOTHING,
+            " ".join(_cell(updates.get(branch.site), 2) for branch in block.branches[:3]) or NOTHING,
+            *(_cell(found.get(block.site), 3) for found in values),
+        )
+    return table
+
+
+def folded(blocks: Sequence[Block]) -> Iterator[Block | int]:
+    """The blocks to show, and in the fold how many are not."""
+    if len(blocks) <= MOST_ROWS:
+        yield from blocks
+        return
+    yield from blocks[:_ENDS]
+    yield len(blocks) - 2 * _ENDS
+    yield from blocks[-_ENDS:]
+
+
+def _cell(value: float | None, digits: int) -> str:
+    return NOTHING if value is None else figure(value, digits)
+
+
 def _indented(text: Text) -> RenderableType:
     return Padding(text, (0, 0, 0, _INDENT), expand=False)
 
@@ -140,10 +182,9 @@ def _stack_words(stack: Stack) -> str:
 
 
 def _forecast_words(forecast: Forecast) -> str:
-    warmup = f", warm-up {forecast.warmup}" if forecast.warmup else ""
-    words = (
-        f"{forecast.optimizer} at {figure(forecast.lr)}{warmup}, {forecast.steps} steps → {forecast.outcome}"
-    )
+    words = f"{forecast.optimizer} at {figure(forecast.lr)}"
+    words += f", warm-up {forecast.warmup}" if forecast.warmup else ""
+    words += f", {forecast.steps} steps → {forecast.outcome}"
     if len(forecast.curve) > 1:
         first, last = forecast.curve[0], forecast.curve[-1]
         words += f"; loss {figure(first.loss)} → {figure(last.loss)}"

@@ -1,9 +1,28 @@
-"""Charts of the forecast, each with its title and description."""
+"""Charts of trials: the forecast by step, and the ends of other trials by learning rate."""
 
-from normscope.forecast import Forecast
-from normscope.report.figures.charts import LINES, Curve, Picture, chart, heat
+import itertools
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from normscope.forecast import Forecast, LadderForecast
+from normscope.report.figures import svg
+from normscope.report.figures.charts import (
+    HEIGHT,
+    LEFT,
+    LINES,
+    LOWER,
+    RIGHT,
+    UPPER,
+    WIDTH,
+    Curve,
+    Picture,
+    chart,
+    heat,
+    plot,
+)
 from normscope.report.figures.layout import Layout
-from normscope.report.figures.scales import figure, gradient_class
+from normscope.report.figures.scales import Scale, figure, gradient_class
 
 STEP_CHARTS = (
     (
@@ -20,6 +39,14 @@ STEP_CHARTS = (
     ),
 )
 """Title, description, the field of a forecast's step, whether its axis is logarithmic."""
+STRIP = 16.0
+"""Height of the strip of outcomes over a chart by learning rate."""
+OUTCOME_CLASSES = {
+    **dict.fromkeys(("trains", "rescues"), "good"),
+    **dict.fromkeys(("slow", "undecided", "needs-warmup"), "doubt"),
+    "not measured": "none",
+}
+"""CSS class of a trial's outcome or a remedy's status; all others are failures."""
 
 
 def forecast_charts(forecast: Forecast, layout: Layout) -> list[Picture]:
@@ -29,44 +56,46 @@ def forecast_charts(forecast: Forecast, layout: Layout) -> list[Picture]:
         return []
     xs = [float(step.step) for step in curve]
     stacks = list(dict.fromkeys(name for step in curve for name in step.diversity))
-    made = []
-    if stacks:
-        lines = [
-            Curve(name, LINES[i % 5], xs, [s.diversity.get(name) for s in curve])
-            for i, name in enumerate(stacks)
-        ]
-        drawing = chart(lines, label="Token diversity by step", x_label="step", log=True)
-        made.append(
-            Picture("Token diversity", "Do tokens still differ at the stack's output? Log axis.", drawing)
-        )
+    diversities = [
+        Curve(name, LINES[i % 5], xs, [step.diversity.get(name) for step in curve])
+        for i, name in enumerate(stacks)
+    ]
+    about = "Do tokens still differ at the stack's output? Log axis."
+    made = [_by_step("Token diversity", about, diversities, log=True)] if stacks else []
     losses = [Curve("fixed batch", "c-ink", xs, [step.loss for step in curve])]
     if any(step.train_loss is not None for step in curve):
         losses.append(Curve("training", "c-a", xs, [step.train_loss for step in curve]))
-    level = (forecast.unigram_entropy, "unigram") if forecast.unigram_entropy is not None else None
-    drawing = chart(losses, label="Loss by step", x_label="step", log=False, level=level)
-    about = (
-        "Nats; below the unigram line the model has learnt more than letter frequencies."
-        if level
-        else "Loss."
-    )
-    made.append(Picture("Loss", about, drawing))
+    level, about = None, "Loss."
+    if forecast.unigram_entropy is not None:
+        level = (forecast.unigram_entropy, "unigram")
+        about = "Nats; below the unigram line the model has learnt more than letter frequencies."
+    made.append(_by_step("Loss", about, losses, log=False, level=level))
     for title, about, name, log in STEP_CHARTS:
-        seen = [(x, getattr(s, name)) for x, s in zip(xs, curve, strict=True) if getattr(s, name) is not None]
+        seen = _seen(forecast, name)
         if len(seen) > 1:
-            line = Curve("", "c-ink", [x for x, _ in seen], [y for _, y in seen])
-            made.append(
-                Picture(title, about, chart([line], label=f"{title} by step", x_label="step", log=log))
-            )
+            line = Curve("", "c-ink", [float(step) for step, _ in seen], [value for _, value in seen])
+            made.append(_by_step(title, about, [line], log=log))
     return [*made, *_gradients_by_step(forecast, layout)]
+
+
+def _by_step(
+    title: str, about: str, curves: Sequence[Curve], *, log: bool, level: tuple[float, str] | None = None
+) -> Picture:
+    drawing = chart(curves, label=f"{title} by step", x_label="step", log=log, level=level)
+    return Picture(title, about, drawing)
+
+
+def _seen(forecast: Forecast, name: str) -> list[tuple[int, float]]:
+    """(step, value) of a quantity that is measured at some steps."""
+    values = [(step.step, getattr(step, name)) for step in forecast.curve]
+    return [(step, value) for step, value in values if value is not None]
 
 
 def single_looks(forecast: Forecast) -> list[str]:
     """The quantities measured at one step only, in words: one point makes no chart."""
     found = []
     for title, about, name, _ in STEP_CHARTS:
-        seen = [
-            (step.step, getattr(step, name)) for step in forecast.curve if getattr(step, name) is not None
-        ]
+        seen = _seen(forecast, name)
         if len(seen) == 1:
             found.append(f"{title} at step {seen[0][0]}: {figure(seen[0][1], 3)}. {about}")
     return found
@@ -88,3 +117,54 @@ def _gradients_by_step(forecast: Forecast, layout: Layout) -> list[Picture]:
     drawing = heat(rows, [float(s.step) for s in steps], label="Gradient by block and step", x_label="step")
     about = "Norm over each block's weights relative to the last block's; colours as on the tower."
     return [Picture("Gradient by block", about, drawing)]
+
+
+def ladder_charts(ladder: LadderForecast) -> list[Picture]:
+    """Loss, and where a stack was read token diversity, at the end of the trials."""
+    rungs = [rung for rung in ladder.rungs if rung.curve]
+    if not rungs:
+        return []
+    unigram = rungs[0].unigram_entropy
+    losses = [rung.curve[-1].loss for rung in rungs]
+    about = "Nats at the end of each trial, on the fixed batch; the strip is what each trial says of the run."
+    made = [Picture("Loss by learning rate", about, _chart(rungs, losses, "loss", log=False, level=unigram))]
+    diversities = [list(rung.curve[-1].diversity.values())[-1:] for rung in rungs]
+    if all(diversities):
+        values = [each[0] for each in diversities]
+        about = "Do tokens still differ at the stack's output? Log axis; the strip is what each trial says."
+        drawing = _chart(rungs, values, "token diversity", log=True)
+        made.append(Picture("Token diversity by learning rate", about, drawing))
+    return made
+
+
+def outcome_class(outcome: str) -> str:
+    """CSS class of an outcome, or of a remedy's status."""
+    return OUTCOME_CLASSES.get(outcome, "fail")
+
+
+def _chart(
+    rungs: Sequence[Forecast], values: Sequence[float], name: str, *, log: bool, level: float | None = None
+) -> Markup:
+    rates = [rung.lr for rung in rungs]
+    low, high = (rates[0] / 1.3, rates[0] * 1.3) if rates[0] == rates[-1] else (rates[0], rates[-1])
+    across = Scale(low, high, LEFT, WIDTH - RIGHT, log=True)
+    curve = Curve("", "c-ink", rates, values, label=False)
+    unigram = None if level is None else (level, "unigram")
+    parts = plot([curve], across, UPPER + STRIP + 8, "learning rate", log=log, level=unigram)
+    strip = _strip(rungs, values, across, name)
+    return svg.picture(WIDTH, HEIGHT, *parts, *strip, label=f"{name} by learning rate", css="chart")
+
+
+def _strip(rungs: Sequence[Forecast], values: Sequence[float], across: Scale, name: str) -> list[Markup]:
+    """Each rate's outcome as a coloured cell over the chart, and an invisible slice with its figures."""
+    places = [across(rung.lr) for rung in rungs]
+    between = [(a + b) / 2 for a, b in itertools.pairwise(places)]
+    edges = [LEFT - 8.0, *between, WIDTH - RIGHT + 8.0]
+    parts = []
+    for rung, value, left, right in zip(rungs, values, edges, edges[1:], strict=False):
+        css = f"outcome {outcome_class(rung.outcome)}"
+        parts.append(svg.rect(left + 0.5, UPPER, right - left - 1, STRIP, css))
+        head = f"{rung.optimizer} at {rung.lr:g}: {rung.outcome}"
+        area = (left, UPPER, right - left, HEIGHT - UPPER - LOWER)
+        parts.append(svg.hit(*area, head, f"{name}  {figure(value, 5)}", rung.reason))
+    return parts

@@ -1,0 +1,35 @@
+"""Printing on a terminal, into plain text, and as tables."""
+
+import io
+import sys
+from collections.abc import Callable, Collection, Iterable
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+NOTHING = "–"
+"""A figure that was not measured."""
+
+
+def show(parts: Callable[[int], Iterable[RenderableType]], console: Console | None = None) -> None:
+    """Print what `parts(width)` yields; colour and width are the terminal's, plain text in a pipe."""
+    console = console or Console(file=sys.stdout, highlight=False)
+    for part in parts(console.width):
+        console.print(part)
+
+
+def as_text(parts: Callable[[int], Iterable[RenderableType]], width: int) -> str:
+    """The same as plain text of `width` columns, for a file."""
+    buffer = io.StringIO()
+    show(parts, Console(file=buffer, width=width, color_system=None, highlight=False))
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+
+
+def figure_table(*columns: str | Text, figures: Collection[str] = ()) -> Table:
+    """A table with a line under its head; the columns named in `figures` are flush right."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1))
+    for column in columns:
+        table.add_column(column, justify="right" if column in figures else "left", no_wrap=True)
+    return table
