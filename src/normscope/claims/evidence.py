@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any
 
 from normscope.claims.plots import Plot
 
@@ -41,6 +42,20 @@ class Case:
         if not self.where:
             object.__setattr__(self, "where", in_words(self.at))
 
+    @classmethod
+    def at_most(
+        cls, seed: int | None, where: str, value: float, most: float, part: str = "", **more: Any
+    ) -> "Case":
+        """A case that holds where its value is `most` or less; `more` as in `Case`."""
+        return cls(seed, where, value, value <= most, part, **more)
+
+    @classmethod
+    def at_least(
+        cls, seed: int | None, where: str, value: float, least: float, part: str = "", **more: Any
+    ) -> "Case":
+        """A case that holds where its value is `least` or more; `more` as in `Case`."""
+        return cls(seed, where, value, value >= least, part, **more)
+
 
 def in_words(at: Mapping[str, float | str]) -> str:
     """`layernorm, width 64`: text as it is, numbers after their key."""
@@ -52,7 +67,7 @@ def effect(
 ) -> Case:
     """A paired effect; larger ones count as `most`, so that a run that diverges leaves the mean finite."""
     value = 0.0 if math.isnan(value) else max(-most, min(most, value))
-    return Case(seed, where, value, value >= smallest, part)
+    return Case.at_least(seed, where, value, smallest, part)
 
 
 @dataclass(frozen=True)

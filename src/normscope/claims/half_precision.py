@@ -3,6 +3,7 @@
 Shapes: N tokens, D width.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 
@@ -107,7 +108,7 @@ def tokens(width: int, offset: float, dtype: torch.dtype, seed: int) -> Tensor:
 def float32_statistics(setup: Setup) -> Evidence:
     """Three algorithms in both half precisions."""
     widths = setup.sizes(WIDTHS, FRESH_WIDTHS)
-    cases = [case for seed in setup.seeds for width in widths for case in _statistics_cases(width, seed)]
+    cases = setup.cases(*(functools.partial(_statistics_cases, width) for width in widths))
     plot = Plot(
         "Statistics in half precision, inputs N(0, 1)",
         "width",
@@ -139,10 +140,8 @@ def _statistics_cases(width: int, seed: int) -> Iterator[Case]:
                 ("better", half["Welford"], better, mean >= 10),
                 ("robust", theirs, theirs <= 2, True),
             ):
-                where = f"{name}, d = {width}, mean {mean:g} σ"
-                yield Case(
-                    seed, where, value, holds, part, met=met, at={"dtype": name, "width": width, "mean": mean}
-                )
+                at: dict[str, float | str] = {"dtype": name, "width": width, "mean": mean}
+                yield Case(seed, "", value, holds, part, met=met, at=at)
 
 
 @claim(

@@ -6,14 +6,14 @@ Shapes: B images, C channels, H × W pixels.
 import itertools
 import statistics
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normscope.claims.evidence import effect
-from normscope.claims.form import Case, Evidence, Figure, Kind, Line, Plot, Sentence, Setup, Source, claim
+from normscope.claims.form import Case, Evidence, Figure, Kind, Plot, Sentence, Setup, Source, claim, lines_of
 from normscope.claims.measure import NotMeasured
 from normscope.errors import UsageError
 from normscope.nn import ModelConfig, Output, Vision
@@ -59,10 +59,8 @@ class SmallViT(nn.Module):
 
     def __init__(self, norm: str, init: str | None = None) -> None:
         super().__init__()
-        config = ModelConfig(
-            scheme="pre", norm=norm, init=init, depth=2, width=32, heads=2, image=8, patch=2, channels=1
-        )
-        self.model = Vision(config)
+        size: dict[str, Any] = {"depth": 2, "width": 32, "heads": 2, "image": 8, "patch": 2, "channels": 1}
+        self.model = Vision(ModelConfig(scheme="pre", norm=norm, init=init, **size))
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, 1, H, W) → (B, 10)."""
@@ -74,19 +72,9 @@ MODELS: Mapping[str, Callable[[str, str | None], nn.Module]] = {"ViT": SmallViT,
 NORMS = ("layernorm", "batchnorm")
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What is tried of a model: from which weights, at which rate."""
-
-    init: str | None
-    lr: float
-
-
-TRIED = {
-    "ViT": (Setting("xavier", 3e-3), Setting("xavier", 1e-2)),
-    "CNN": (Setting(None, 3e-3), Setting(None, 1e-2)),
-}
-"""The settings that each norm has the better of, by model."""
+INIT = {"ViT": "xavier", "CNN": None}
+RATES = (3e-3, 1e-2)
+"""Learning rates; each norm counts with the better one."""
 Found = Mapping[tuple[str, str], Mapping[int, float]]
 """Accuracy by model and norm, and by seed."""
 
@@ -112,10 +100,7 @@ def norms_of_images(setup: Setup) -> Evidence:
     cases = [_case(found, kind, seed) for kind in MODELS for seed in setup.seeds]
     return Evidence(
         cases,
-        Figure(
-            "LayerNorm's lead over BatchNorm in a ViT, in points of accuracy",
-            {case.seed: case.value for case in cases if not case.part},
-        ),
+        Figure.largest("LayerNorm's lead over BatchNorm in a ViT, in points of accuracy", cases),
         plots=[_plot(found)],
         notes=[
             f"{kind} with {norm}: {statistics.fmean(by_seed.values()):.1%} on average."
@@ -135,14 +120,9 @@ def _case(found: Found, kind: str, seed: int) -> Case:
 
 
 def _plot(found: Found) -> Plot:
-    lines = [
-        Line.over_seeds(
-            norm,
-            {place: list(found[kind, norm].values()) for place, kind in enumerate(MODELS, 1)},
-            marks=True,
-        )
-        for norm in NORMS
-    ]
+    kinds = list(enumerate(MODELS, 1))
+    points = {norm: {float(x): list(found[kind, norm].values()) for x, kind in kinds} for norm in NORMS}
+    lines = lines_of(points, marks=True)
     return Plot("Digits not trained on", "1 ViT, 2 CNN", "share classified rightly", lines)
 
 
@@ -154,19 +134,17 @@ def _images() -> Images:
 
 
 def _best(setup: Setup, kind: str, norm: str, images: Images) -> dict[int, float]:
-    """The accuracy at the better of the settings tried, by seed."""
-    tried = [_accuracies(setup, kind, norm, setting, images) for setting in TRIED[kind]]
+    """The accuracy at the better of the learning rates, by seed."""
+    tried = [_accuracies(setup, kind, norm, lr, images) for lr in RATES]
     return {seed: max(by_seed[seed] for by_seed in tried) for seed in setup.seeds}
 
 
-def _accuracies(setup: Setup, kind: str, norm: str, setting: Setting, images: Images) -> dict[int, float]:
+def _accuracies(setup: Setup, kind: str, norm: str, lr: float, images: Images) -> dict[int, float]:
     """Share of the kept digits classified rightly after training, in eval mode, by seed."""
-    trials = many_trials(
-        [_model(kind, norm, setting, seed) for seed in setup.seeds],
-        [_batches(images, seed) for seed in setup.seeds],
-        _loss,
-        [TrialConfig(lr=setting.lr, steps=STEPS, seed=seed, schedule="cosine") for seed in setup.seeds],
-    )
+    models = [_model(kind, norm, seed) for seed in setup.seeds]
+    batches = [_batches(images, seed) for seed in setup.seeds]
+    configs = [TrialConfig(lr=lr, steps=STEPS, seed=seed, schedule="cosine") for seed in setup.seeds]
+    trials = many_trials(models, batches, _loss, configs)
 
     def run(checkpoint: Callable[[], None]) -> None:
         for _ in range(STEPS):
@@ -174,18 +152,15 @@ def _accuracies(setup: Setup, kind: str, norm: str, setting: Setting, images: Im
             trials.advance()
 
     in_flushed_thread(run)
-    accuracies = {}
-    for k, seed in enumerate(setup.seeds):
-        model = _model(kind, norm, setting, seed)
+    for k, model in enumerate(models):
         trials.export(k, model)
-        accuracies[seed] = _accuracy(model.eval(), images)
-    return accuracies
+    return {seed: _accuracy(model.eval(), images) for seed, model in zip(setup.seeds, models, strict=True)}
 
 
-def _model(kind: str, norm: str, setting: Setting, seed: int) -> nn.Module:
+def _model(kind: str, norm: str, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return MODELS[kind](norm, setting.init)
+        return MODELS[kind](norm, INIT[kind])
 
 
 def _batches(images: Images, seed: int) -> Iterator[Batch]:

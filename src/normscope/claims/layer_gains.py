@@ -48,8 +48,7 @@ def _gain_cases(seed: int) -> Iterator[Case]:
         u, values, vh = torch.linalg.svd(by_autograd(layer, layer.x))
 
         def case(error: Tensor, part: str = "", of: Layer = layer) -> Case:
-            value = float(error.abs().max())
-            return Case(seed, of.name, value, value <= CLOSE, part)
+            return Case.at_most(seed, of.name, float(error.abs().max()), CLOSE, part)
 
         changes = torch.stack([_change(layer, v) for v in vh])
         yield case((changes.norm(dim=1) - values) / values[0])

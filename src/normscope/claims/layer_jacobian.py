@@ -60,8 +60,7 @@ def pre_formula(setup: Setup) -> Evidence:
 
 def _formula_cases(scheme: str, seed: int, formula: Callable[[Layer], Tensor]) -> Iterator[Case]:
     for layer in layers(scheme, seed):
-        error = distance(formula(layer), by_autograd(layer, layer.x))
-        yield Case(seed, layer.name, error, error <= ROUND_OFF)
+        yield Case.at_most(seed, layer.name, distance(formula(layer), by_autograd(layer, layer.x)), ROUND_OFF)
 
 
 @claim(

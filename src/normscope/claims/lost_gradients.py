@@ -154,9 +154,8 @@ def erased_again(setup: Setup) -> Evidence:
     last: list[float] = []
     for seed, start, width in product(setup.seeds, STARTS, WIDTHS):
         shares = [each.share * width / 2 for each in crossings("post", start, 12, width, seed, setup)]
-        middle = statistics.median(shares[:-1])
         where = f"{start} weights, 12 blocks, d = {width}"
-        cases.append(Case(seed, where, middle, middle >= 0.5))
+        cases.append(Case.at_least(seed, where, statistics.median(shares[:-1]), 0.5))
         last.append(shares[-1])
         for index, share in enumerate(shares):
             points[f"{start}, d = {width}"][index + 1].append(share)
@@ -223,8 +222,7 @@ def _side_cases(seed: int) -> Iterator[Case]:
             continue
         lost = vectors[values < 1e-9 * size]  # rows v
         through = pulled_back(layer, lost).norm(dim=1).max()
-        value = float(through / size)
-        yield Case(seed, layer.name, value, value <= 1e-7)
+        yield Case.at_most(seed, layer.name, float(through / size), 1e-7)
         weight = layer.norm.weight.detach()
         z_hat = functional.layer_norm(layer.joined, layer.x.shape[-1:], eps=layer.norm.eps)
         basis = torch.block_diag(*left_kernel(z_hat, weight, centred=True)[0]).T

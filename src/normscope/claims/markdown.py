@@ -1,25 +1,23 @@
-"""ClaimResult claims as Markdown: docs/claims.md, and the rows of the README."""
+"""Tested claims as Markdown: docs/claims.md, and the rows of the README."""
 
 import datetime
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 
 from normscope.claims.chinese import chinese
-from normscope.claims.judge import Judgement, Verdict
-from normscope.claims.kept import kept_long, machine_words
+from normscope.claims.judge import Verdict
+from normscope.claims.kept import machine_words
+from normscope.claims.page import sections
 from normscope.claims.result import ClaimResult
 from normscope.claims.setup import Setup
-from normscope.claims.sources import TEXTS, Source
 from normscope.claims.words import (
-    counter_words,
     counts,
-    effects_words,
+    facts,
     figure_words,
-    kept_words,
     machine,
+    strong_verdict,
     tally,
     text_words,
-    verdict_words,
 )
 
 SURPRISING = ("A3", "A16", "B4", "B12", "B13", "B17", "C7", "C15", "C25", "C26")
@@ -52,12 +50,11 @@ def page_in_chinese(tested: Sequence[ClaimResult], setup: Setup, command: str, s
         f"{machine_words(machine())}；随机种子 {', '.join(map(str, setup.seeds))}；"
         f"命令 `{command}`；{_seconds(tested, seconds)}。\n",
     ]
-    for text in TEXTS.values():
-        here = [each for each in tested if first_text(each) == text.id]
-        if here:
-            head = "| | 原文 | 出处 | 结论 | 数值（英文说明） |\n|---|---|---|---|---|"
-            parts.append(f"## {text.id}：{text.title}\n")
-            parts.append("\n".join([head, *(_row_in_chinese(each, words) for each in here)]) + "\n")
+    head = "| | 原文 | 出处 | 结论 | 数值（英文说明） |\n|---|---|---|---|---|"
+    for section in sections(tested):
+        if section.here:
+            rows = [head, *(_row_in_chinese(each, words) for each in section.here)]
+            parts.append(f"## {section.text.id}：{section.text.title}\n\n" + "\n".join(rows) + "\n")
     return "\n".join(parts)
 
 
@@ -93,15 +90,8 @@ def _seconds(tested: Sequence[ClaimResult], seconds: float) -> str:
 
 
 def _tables(tested: Sequence[ClaimResult]) -> Iterator[str]:
-    for text in TEXTS.values():
-        here = [each for each in tested if first_text(each) == text.id]
-        also = [
-            each
-            for each in tested
-            if each not in here and text.id in {source.text for source in each.claim.sources}
-        ]
-        if not here and not also:
-            continue
+    for section in sections(tested):
+        text, here, also = section.text, section.here, section.also
         yield f"## {text.id}: {text.title}\n\n{text.english[0].upper()}{text.english[1:]}.\n"
         if here:
             rows = "\n".join(_row(each, where=_where(each)) for each in here)
@@ -114,7 +104,7 @@ def _tables(tested: Sequence[ClaimResult]) -> Iterator[str]:
 def _row(tested: ClaimResult, file: str = "", where: str | None = None) -> str:
     figure = figure_words(tested.evidence.figure)
     said = " <br> ".join(filter(None, [tested.claim.sentence.says, tested.claim.says_zh]))
-    cells = [said, where, _verdict(tested.judgement, tested.evidence.of), figure]
+    cells = [said, where, strong_verdict(tested.judgement, tested.evidence.of, "**"), figure]
     shown = " | ".join(_line(cell) for cell in cells if cell is not None)
     return f"| [{tested.claim.id}]({file}#{_section(tested)}) | {shown} |"
 
@@ -124,55 +114,20 @@ def _where(tested: ClaimResult) -> str:
     return ", ".join(dict.fromkeys(places))
 
 
-def _verdict(judgement: Judgement, of: str) -> str:
-    """The verdict in bold, its condition not."""
-    words = verdict_words(judgement, of)
-    return words.replace(str(judgement.verdict), f"**{judgement.verdict}**", 1)
-
-
 def _section(tested: ClaimResult) -> str:
     return tested.claim.id.lower()
 
 
 def _entry(tested: ClaimResult) -> str:
-    claim, evidence = tested.claim, tested.evidence
-    lines = [
-        f"- **said in**: {'; '.join(map(_source, claim.sources))}",
-        f"- **asked**: {_line(claim.asks)} ({claim.kind})",
-        f"- **verdict**: {_line(_judged(tested.judgement, evidence.of))}",
-    ]
-    if tested.reason:
-        lines.append(f"- **why**: {_line(tested.reason)}")
-    if evidence.figure is not None:
-        lines.append(f"- **figure**: {_line(figure_words(evidence.figure))}")
-    lines += [f"- **effect**: {_line(words)}" for words in effects_words(tested.judgement, claim.sentence)]
-    for name, part in tested.parts.items():
-        effects = "; ".join(effects_words(part, claim.parts[name]))
-        words = f"{claim.parts[name].says} {_judged(part, evidence.population(name))}"
-        lines.append(f"- **besides**: {_line(words + (effects and '; effect: ' + effects))}")
-    notes = () if tested.error else evidence.notes
-    lines += [f"- **note**: {_line(note)}" for note in notes]
-    lines += [f"- **not measured**: {_line(words)}" for words in evidence.unmeasured if evidence.cases]
-    if not tested.long and (kept := kept_long(claim)):
-        lines.append(
-            f"- **long form**: {_line(kept_words(kept))} ({kept.date}, {kept.machine}: `{kept.command}`)"
-        )
-    lines.append(f"- **code**: `{claim.file}`, {tested.seconds:.1f} s")
+    claim = tested.claim
     said = _line(claim.sentence.says) + f"\n\n> {_line(claim.says_zh)}" * bool(claim.says_zh)
+    lines = [
+        f"- **{label}**: {_line(words)}"
+        for label, words in facts(tested, "**")
+        if not (tested.error and label == "note")  # its traceback
+    ]
+    lines.append(f"- **code**: `{claim.file}`, {tested.seconds:.1f} s")
     return f"### {claim.id}\n\n{said}\n\n" + "\n".join(lines) + "\n"
-
-
-def _judged(judgement: Judgement, of: str) -> str:
-    """The verdict, how many cases agree, and the counter-example."""
-    if judgement.verdict is Verdict.NOT_MEASURED:
-        return _verdict(judgement, of)
-    counter = counter_words(judgement)
-    agree = f"{judgement.held} of {judgement.cases} cases agree"
-    return f"{_verdict(judgement, of)}; {agree}" + (f"; not so at {counter}" if counter else "")
-
-
-def _source(source: Source) -> str:
-    return f"{source.text} {_line(source.where)}" + (f" “{_line(source.words)}”" if source.words else "")
 
 
 def _line(words: str) -> str:

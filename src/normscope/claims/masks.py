@@ -5,17 +5,20 @@ Shapes: B batch, T tokens, D width, V vocabulary.
 
 import copy
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from normscope.claims.experiments import calls_of
 from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, Source, claim, lines_by
 from normscope.errors import UsageError
 from normscope.nn import SCHEMES, Decoder, ModelConfig, Residual
+from normscope.nn.token_norms import BatchNorm
 from normscope.subjects import Subject, load
 from normscope.train import TrialConfig, Trials, many_trials
 
-WIDTH, HEADS, DEPTH, VOCAB, TOKENS = 16, 2, 2, 32, 10
+VOCAB, TOKENS = 32, 10
 POSITIONS = (1, 5, 9)
 LEAK = 1e-12
 """Largest relative change of earlier outputs that float64 explains."""
@@ -42,7 +45,7 @@ def no_leak(setup: Setup) -> Evidence:
             except UsageError:
                 refused.add(scheme)
             else:
-                if has_batch_norm(model):
+                if any(isinstance(module, BatchNorm) for module in model.modules()):  # some have no norm
                     cases += _leak_cases(model, f"{scheme} with BatchNorm", seed, part="norms")
     return Evidence(
         cases,
@@ -59,46 +62,34 @@ def no_leak(setup: Setup) -> Evidence:
 def decoder(scheme: str, seed: int, norm: str | None = None) -> Decoder:
     """A small model in float64 with live branches: all weights moved, as zero starts would hide a leak."""
     torch.manual_seed(seed)
-    config = ModelConfig(
-        scheme=scheme, depth=DEPTH, width=WIDTH, heads=HEADS, vocab=VOCAB, context=TOKENS, norm=norm
-    )
-    model = Decoder(config).double()
+    sizes: dict[str, Any] = {"depth": 2, "width": 16, "heads": 2, "vocab": VOCAB, "context": TOKENS}
+    model = Decoder(ModelConfig(scheme=scheme, norm=norm, **sizes)).double()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
     return model
 
 
-def has_batch_norm(model: nn.Module) -> bool:
-    """Whether a slot holds one: some schemes have no norm to replace."""
-    return any(type(module).__name__ == "BatchNorm" for module in model.modules())
-
-
 def _leak_cases(model: Decoder, name: str, seed: int, part: str = "") -> Iterator[Case]:
     ids_T = torch.randint(VOCAB, (TOKENS,))
     for mode in ("eval", "train"):
-        change = _leaked(model.train(mode == "train"), ids_T)
         where = f"{name}, {mode} mode"
-        yield Case(seed, where, change, change <= LEAK, part)
+        yield Case.at_most(seed, where, _leaked(model.train(mode == "train"), ids_T), LEAK, part)
 
 
 @torch.no_grad()
 def _leaked(model: Decoder, ids_T: Tensor) -> float:
     """Largest relative change of outputs before a position when the token there is another; a row each."""
-    ids_BT = ids_T.repeat(len(POSITIONS), 1)
-    other_BT = ids_BT.clone()
-    for row, position in enumerate(POSITIONS):
+    rows = list(enumerate(POSITIONS))
+    ids_BT, other_BT = ids_T.repeat(2, len(rows), 1).unbind()
+    for row, position in rows:
         other_BT[row, position] = (ids_T[position] + 1) % VOCAB
     # The same state for both: σReparam's vectors and BatchNorm's averages move in train mode.
     same = copy.deepcopy(model) if model.training else model
     before, after = model(ids_BT).logits, same(other_BT).logits
-    scale = float(before.square().mean().sqrt())
-    moved = [
-        float((after[row, :position] - before[row, :position]).abs().max()) / scale
-        for row, position in enumerate(POSITIONS)
-    ]
     assert not torch.equal(before[0, 1:], after[0, 1:]), "the change must reach the output"
-    return max(moved)
+    moved = max(float((after - before)[row, :position].abs().max()) for row, position in rows)
+    return moved / float(before.square().mean().sqrt())
 
 
 def _refuses_group_norm() -> bool:
@@ -157,16 +148,13 @@ def _input_cases(norm: str, setup: Setup) -> Iterator[Case]:
 
 def _model_cases(model: nn.Module, subject: Subject, norm: str, when: str, seed: int) -> Iterator[Case]:
     for index, (before, after, at_start) in enumerate(entries(model, subject), start=1):
-        far = off_unit(after)
-        where = f"{when}, branch {index}"
+        at: dict[str, float | str] = {"when": when, "branch": index}
         if norm == "layernorm":
-            yield Case(seed, where, far, far <= NEAR, met=at_start, at={"branch": index, "when": when})
-            stream = off_unit(before)
-            yield Case(seed, where, stream, stream <= NEAR, "stream")
+            yield Case.at_most(seed, "", off_unit(after), NEAR, met=at_start, at=at)
+            yield Case.at_most(seed, "", off_unit(before), NEAR, "stream", at=at)
         else:
-            scale = abs(float(after.square().mean()) - 1)
-            where += f", mean {float(after.mean()):.2g}"
-            yield Case(seed, where, scale, scale <= NEAR, "rms")
+            where = f"{when}, branch {index}, mean {float(after.mean()):.2g}"
+            yield Case.at_most(seed, where, abs(float(after.square().mean()) - 1), NEAR, "rms")
 
 
 def off_unit(x: Tensor) -> float:
@@ -175,21 +163,16 @@ def off_unit(x: Tensor) -> float:
 
 
 def entries(model: nn.Module, subject: Subject) -> list[tuple[Tensor, Tensor, bool]]:
-    """Of each branch in order: the stream before its norm, what enters it, whether γ, β are as they start."""
-    found: list[tuple[Tensor, Tensor, bool]] = []
-
-    def keep(norm: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-        start = {"weight": 1.0, "bias": 0.0}
-        moved = max(float((each - start[name]).abs().max()) for name, each in norm.named_parameters())
-        found.append((args[0].double(), output.double(), moved <= 0.01))
-
-    held = [module for module in model.modules() if isinstance(module, Residual)]
-    hooks = [residual.norms["branch_in"].register_forward_hook(keep) for residual in held]
-    with torch.no_grad():
+    """By branch: the stream before its norm, the norm's output, and whether γ and β are as they start."""
+    norms = [module.norms["branch_in"] for module in model.modules() if isinstance(module, Residual)]
+    with torch.no_grad(), calls_of(norms) as calls:
         subject.forward(model=model)
-    for hook in hooks:
-        hook.remove()
-    return found
+    return [(before.double(), after.double(), _is_at_start(norm)) for norm, before, after in calls]
+
+
+def _is_at_start(norm: nn.Module) -> bool:
+    start = {"weight": 1.0, "bias": 0.0}
+    return all(bool(((each - start[name]).abs() <= 0.01).all()) for name, each in norm.named_parameters())
 
 
 def train(subjects: Sequence[Subject], steps: int = STEPS) -> list[nn.Module]:

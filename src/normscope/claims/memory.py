@@ -14,10 +14,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from normscope.claims.allocations import cuda_peak_bytes, kept_for_backward, num_bytes, peak_bytes
 from normscope.claims.at_start import blocks_of
+from normscope.claims.experiments import calls_of
 from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, Source, claim, lines_by
 from normscope.nn import Block, build
 from normscope.nn.models import Model
-from normscope.nn.residual import Residual
 
 DEPTHS, BATCH, TOKENS = (2, 8), 2, 64
 KINDS = (("layernorm", 64), ("layernorm", 128), ("rmsnorm", 64))
@@ -57,9 +57,8 @@ def kept(model: Model, ids: Tensor) -> dict[int, int]:
 )
 def memory_of_placements(setup: Setup) -> Evidence:
     """Bytes in both placements: of a step, of what autograd keeps, of the norms' inputs, of inference."""
-    cases = [
-        case for norm, width in KINDS for depth in DEPTHS for case in _placement_cases(norm, width, depth)
-    ]
+    sizes = [(*kind, depth) for kind in KINDS for depth in DEPTHS]
+    cases = [case for size in sizes for case in _placement_cases(*size)]
     kept_inputs = [case.value for case in cases if case.part == "reason"]
     saved = [case.value for case in cases if case.part == "activations"]
     lines = lines_by((case for case in cases if case.part != "reason"), "depth", "of")
@@ -95,7 +94,7 @@ def _placement_cases(norm: str, width: int, depth: int) -> Iterator[Case]:
 
 
 class Bytes:
-    """What one model takes.
+    """Memory that one model takes.
 
     Attributes:
         step: peak of an AdamW step, all included.
@@ -119,16 +118,10 @@ class Bytes:
 
 def _kept_and_norm_inputs(model: Model, ids: Tensor) -> tuple[dict[int, int], list[int]]:
     """What the forward pass keeps, and the addresses of the norms' inputs."""
-    inputs: list[Tensor] = []  # held, so that no address comes twice
-    hooks = [
-        module.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
-        for module in model.modules()
-        if isinstance(module, nn.LayerNorm | nn.RMSNorm)
-    ]
-    storages = kept(model, ids)
-    for hook in hooks:
-        hook.remove()
-    return storages, [tensor.untyped_storage().data_ptr() for tensor in inputs]
+    norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm | nn.RMSNorm)]
+    with calls_of(norms) as calls:  # these hold the inputs, so that no address comes twice
+        storages = kept(model, ids)
+    return storages, [x.untyped_storage().data_ptr() for _, x, _ in calls]
 
 
 def step_peak(model: Model, ids: Tensor, measure: Callable[[Callable[[], object]], int]) -> int:
@@ -149,7 +142,7 @@ def step_peak(model: Model, ids: Tensor, measure: Callable[[Callable[[], object]
 SIZES = ((4, 64), (2, 256))
 """Blocks and widths of C21."""
 SAVED, MORE = (40.0, 50.0), (20.0, 40.0)
-"""Per cent: memory as 004 has it; "about 30" of the forward pass."""
+"""Memory saved and forward operations added, in per cent: 004's range, and "about 30"."""
 
 
 @claim(
@@ -174,11 +167,7 @@ def recomputation(setup: Setup) -> Evidence:
     return Evidence(
         cases,
         Figure.largest("forward operations added where every second block runs again, in %", cases),
-        notes=[
-            f"{case.where}: {case.value:.3g} % more forward operations."
-            for case in cases
-            if case.part != "sum"
-        ],
+        notes=[f"{case.where}: {case.value:.3g} % more forward operations." for case in cases if case.at],
         unmeasured=["time: operations are counted, no clock is read"],
     )
 
@@ -186,10 +175,10 @@ def recomputation(setup: Setup) -> Evidence:
 def _again_cases(depth: int, width: int) -> Iterator[Case]:
     ids = torch.randint(256, (BATCH, TOKENS))
     none, half, everything = (_with_checkpoints(depth, width, every) for every in (0, 2, 1))
-    forward = _operations(lambda: none(ids, ids))
+    forward, usual = flops(lambda: none(ids, ids)), _both_passes(none, ids)
     for part, said, model in (("", "every second block", half), ("all", "every block", everything)):
         saved = less(sum(kept(model, ids).values()), sum(kept(none, ids).values()))
-        more = 100 * (_both_passes(model, ids) - _both_passes(none, ids)) / forward
+        more = 100 * (_both_passes(model, ids) - usual) / forward
         holds = SAVED[0] <= saved <= SAVED[1] and MORE[0] <= more <= MORE[1]
         where = f"{depth} blocks, d = {width}, {said} run again, {saved:.3g} % saved"
         yield Case(None, where, more, holds, part, at={"saved": saved})
@@ -207,14 +196,15 @@ def _again(plain: Callable[..., Any]) -> Callable[..., Any]:
     return lambda state, context: checkpoint(plain, state, context, use_reentrant=False)
 
 
-def _operations(run: Callable[[], object]) -> int:
+def flops(run: Callable[[], object]) -> int:
+    """Floating-point operations of `run()`, by PyTorch's counter."""
     with FlopCounterMode(display=False) as counter:
         run()
     return counter.get_total_flops()
 
 
 def _both_passes(model: Model, ids: Tensor) -> int:
-    return _operations(lambda: model(ids, ids).loss.backward())
+    return flops(lambda: model(ids, ids).loss.backward())
 
 
 Add = Callable[[Tensor, Tensor], Tensor]
@@ -278,8 +268,8 @@ class Ran:
     """The blocks run once, with one way to add.
 
     Attributes:
-        refused: whether autograd would not have it.
-        peak: bytes, beyond what was there.
+        refused: whether autograd refuses it.
+        peak: bytes allocated during the run.
         result: the output, and in training the gradients of the parameters; empty where refused.
     """
 
@@ -322,13 +312,9 @@ def forward(blocks: Sequence[Block], x_BTD: Tensor, add: Add) -> Tensor:
     x_BTD = x_BTD.clone()
     for block in blocks:
         for branch, residual in block.sublayers().values():
-            x_BTD = _sublayer(x_BTD, branch, residual, add)
+            norms = residual.norms
+            x_BTD = norms["stream"](add(x_BTD, norms["branch_out"](branch(norms["branch_in"](x_BTD)))))
     return x_BTD
-
-
-def _sublayer(x_BTD: Tensor, branch: Callable[[Tensor], Tensor], residual: Residual, add: Add) -> Tensor:
-    norms = residual.norms
-    return norms["stream"](add(x_BTD, norms["branch_out"](branch(norms["branch_in"](x_BTD)))))
 
 
 def _kept_by(blocks: Sequence[Block], how: str) -> int:
@@ -349,7 +335,7 @@ BRANCHES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "x/2": lambda x: x / 2,
     "x²": torch.square,
 }
-"""Branches that keep their input and branches that do not."""
+"""Branches, some of which keep their input."""
 
 
 def _refusals() -> Iterator[Case]:
@@ -369,7 +355,7 @@ def _goes_through(branch: Callable[[Tensor], Tensor], x: Tensor) -> bool:
         x += branch(x)
         x.sum().backward()
     except RuntimeError as error:
-        if "inplace operation" in str(error):
-            return False
-        raise
+        if "inplace operation" not in str(error):
+            raise
+        return False
     return True

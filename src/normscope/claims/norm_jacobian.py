@@ -60,11 +60,9 @@ def _formula_cases(seed: int) -> Iterator[Case]:
             for eps in (0.0, 1e-5):
                 truth = by_autograd(z, eps)
                 where = f"d = {width}, {name}, ε = {eps:g}"
-                error = distance(layer_norm_jacobian(z, None, eps), truth)
-                yield Case(seed, where, error, error <= ROUND_OFF)
+                yield Case.at_most(seed, where, distance(layer_norm_jacobian(z, None, eps), truth), ROUND_OFF)
                 if eps == 0:
-                    error = distance(_line_14(z), truth)
-                    yield Case(seed, where, error, error <= ROUND_OFF, "printed")
+                    yield Case.at_most(seed, where, distance(_line_14(z), truth), ROUND_OFF, "printed")
 
 
 def _difference_cases(seed: int) -> Iterator[Case]:

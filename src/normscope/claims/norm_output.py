@@ -72,8 +72,8 @@ def _formula_cases(seed: int) -> Iterator[Case]:
             inside = NORMS["layernorm"](256, eps).double()(z_ND).detach()
             far = off(_outside(z_ND, eps), inside)
             met = float(z_ND.var(-1, correction=0).min()) >= 1000 * eps
-            where = f"deviation {scale:g}, ε = {eps:g}"
-            yield Case(seed, where, far, far <= 1e-3, met=met, at={"deviation": scale, "eps": f"ε = {eps:g}"})
+            at = {"deviation": scale, "eps": f"ε = {eps:g}"}
+            yield Case.at_most(seed, "", far, 1e-3, met=met, at=at)
 
 
 def _constant_cases(seed: int) -> Iterator[Case]:
@@ -108,7 +108,7 @@ def standard_normal(setup: Setup) -> Evidence:
     moved: list[float] = []
     for seed in setup.seeds:
         for name, x_ND in distributions(seed).items():
-            y_ND = NORMS["layernorm"](x_ND.shape[1], EPS).double()(x_ND).detach()
+            y_ND = NORMS["layernorm"](LONG, EPS).double()(x_ND).detach()
             moved.append(_kurtosis_moved(x_ND, y_ND))
             cases += _normal_cases(name, x_ND, y_ND, seed)
     claimed = [case for case in cases if not case.part]
@@ -138,26 +138,18 @@ def distributions(seed: int) -> dict[str, Tensor]:
         "log-normal": generator.lognormal(0, 1, shape),
         "after a ReLU": np.maximum(generator.normal(0, 1, shape), 0),
         "after a GELU": functional.gelu(torch.from_numpy(generator.normal(0, 1, shape))).numpy(),
-        "normal with 4 channels × 30": generator.normal(0, 1, shape) * _few_large(),
+        "normal with 4 channels × 30": generator.normal(0, 1, shape) * np.repeat((30, 1), (4, LONG - 4)),
     }
     return {name: torch.from_numpy(x) for name, x in drawn.items()}
 
 
-def _few_large() -> np.ndarray:
-    scale = np.ones(LONG)
-    scale[:4] = 30
-    return scale
-
-
 def _normal_cases(name: str, x_ND: Tensor, y_ND: Tensor, seed: int) -> Iterator[Case]:
     chance = 1.36 / math.sqrt(x_ND.shape[1])
-    far = _distance_from_normal(y_ND.numpy())
     met = float(x_ND.var(-1, correction=0).min()) >= 1000 * EPS
-    yield Case(seed, name, far, far <= chance)
+    yield Case.at_most(seed, name, _distance_from_normal(y_ND.numpy()), chance)
     mean = float(y_ND.mean(-1).abs().max())
     variance = float((y_ND.var(-1, correction=0) - 1).abs().max())
-    worst = max(mean, variance)
-    yield Case(seed, name, worst, worst <= 1e-3, "moments", met=met)
+    yield Case.at_most(seed, name, max(mean, variance), 1e-3, "moments", met=met)
 
 
 def _distance_from_normal(y_ND: np.ndarray) -> float:

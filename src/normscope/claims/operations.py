@@ -3,18 +3,17 @@
 Shapes: B batch, T tokens, D width.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
 
 from normscope.claims.at_start import blocks_of
 from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, Source, claim, lines_by
 from normscope.claims.measure import NotMeasured
-from normscope.claims.memory import less
+from normscope.claims.memory import flops, less
 from normscope.nn import build
 from normscope.nn.norms import NORMS
 
@@ -38,9 +37,9 @@ def operations_of_rms_norm(setup: Setup) -> Evidence:
     """Operations of both norms, counted as they are dispatched."""
     counted = [case for width in NORM_WIDTHS for case in _counts(width)]
     savings = [case.value for case in counted]
-    ends = (("least saving", min(savings), RANGE[0]), ("most saving", max(savings), RANGE[1]))
     claimed = [
-        Case(None, f"{said}, {end:g} % printed", value, abs(value - end) <= NEAR) for said, value, end in ends
+        Case(None, f"{said} saving, {end:g} % printed", value, abs(value - end) <= NEAR)
+        for said, value, end in zip(("least", "most"), (min(savings), max(savings)), RANGE, strict=True)
     ]
     plot = Plot(
         "Operations that RMSNorm saves",
@@ -94,41 +93,26 @@ class Count(TorchDispatchMode):
         return result
 
 
-Passes = tuple[Callable[..., Any], Callable[..., Any]]
-
-
-def _layer_forward(x: Tensor, gain: Tensor | None = None, bias: Tensor | None = None) -> tuple[Tensor, ...]:
-    centred = x - x.mean(-1, keepdim=True)
-    scale = ((centred * centred).mean(-1, keepdim=True) + EPS).rsqrt()
-    normal = centred * scale
-    return normal if gain is None or bias is None else normal * gain + bias, normal, scale
-
-
-def _layer_backward(
-    g: Tensor, normal: Tensor, scale: Tensor, gain: Tensor | None = None
+def _forward(
+    centred: bool, x: Tensor, gain: Tensor | None = None, bias: Tensor | None = None
 ) -> tuple[Tensor, ...]:
-    inner = g if gain is None else g * gain
-    along = (inner * normal).mean(-1, keepdim=True)
-    to_x = (inner - inner.mean(-1, keepdim=True) - normal * along) * scale
-    return (to_x,) if gain is None else (to_x, (g * normal).sum(0), g.sum(0))
-
-
-def _rms_forward(x: Tensor, gain: Tensor | None = None) -> tuple[Tensor, ...]:
+    """LayerNorm where `centred`, RMSNorm where not: the output, ẑ and 1/σ."""
+    x = x - x.mean(-1, keepdim=True) if centred else x
     scale = ((x * x).mean(-1, keepdim=True) + EPS).rsqrt()
     normal = x * scale
-    return normal if gain is None else normal * gain, normal, scale
+    y = normal if gain is None else normal * gain
+    return y if bias is None else y + bias, normal, scale
 
 
-def _rms_backward(g: Tensor, normal: Tensor, scale: Tensor, gain: Tensor | None = None) -> tuple[Tensor, ...]:
+def _backward(
+    centred: bool, g: Tensor, normal: Tensor, scale: Tensor, gain: Tensor | None = None
+) -> list[Tensor]:
+    """The gradients in x, and in γ and β where there are any."""
     inner = g if gain is None else g * gain
-    to_x = (inner - normal * (inner * normal).mean(-1, keepdim=True)) * scale
-    return (to_x,) if gain is None else (to_x, (g * normal).sum(0))
-
-
-WRITTEN_OUT: Mapping[str, Passes] = {
-    "layernorm": (_layer_forward, _layer_backward),
-    "rmsnorm": (_rms_forward, _rms_backward),
-}
+    along = normal * (inner * normal).mean(-1, keepdim=True)
+    to_x = ((inner - inner.mean(-1, keepdim=True) if centred else inner) - along) * scale
+    to_gain = [] if gain is None else [(g * normal).sum(0)]
+    return [to_x, *to_gain, *([g.sum(0)] if to_gain and centred else [])]
 
 
 def operations(kind: str, width: int, *, affine: bool = True) -> dict[str, Any]:
@@ -139,17 +123,15 @@ def operations(kind: str, width: int, *, affine: bool = True) -> dict[str, Any]:
     for parameter in norm.parameters() if affine else ():
         nn.init.normal_(parameter, generator=generator)
     parameters = [parameter.detach() for parameter in norm.parameters()] if affine else []
-    forward, backward = WRITTEN_OUT[kind]
+    centred = kind == "layernorm"
     with Count() as ahead:
-        y, normal, scale = forward(x, *parameters)
+        y, normal, scale = _forward(centred, x, *parameters)
     with Count() as back:
-        gradients = backward(g, normal, scale, *parameters[:1])
+        gradients = _backward(centred, g, normal, scale, *parameters[:1])
     truth = norm(x.requires_grad_())
     theirs = torch.autograd.grad(truth, [x, *norm.parameters()] if affine else [x], g)
-    agrees = all(
-        torch.allclose(mine, its, rtol=1e-9, atol=1e-9)
-        for mine, its in zip((y, *gradients), (truth, *theirs), strict=True)
-    )
+    pairs = zip((y, *gradients), (truth, *theirs), strict=True)
+    agrees = all(torch.allclose(mine, its, rtol=1e-9, atol=1e-9) for mine, its in pairs)
     counts = {"forward": ahead.operations / 8, "backward": back.operations / 8}
     return counts | {"both": sum(counts.values()), "agrees": agrees}
 
@@ -188,25 +170,15 @@ def _shares(width: int) -> Iterator[Case]:
     ids = torch.randint(256, (BATCH, TOKENS))
     joins = [r.join for block in blocks_of(model) for _, r in block.sublayers().values()]
     norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
-    with FlopCounterMode(display=False) as counter:
-        model(ids, ids).loss.backward()
-    rows, work = BATCH * TOKENS, counter.get_total_flops() / 100
+    rows, work = BATCH * TOKENS, flops(lambda: model(ids, ids).loss.backward()) / 100
     adds = 2 * len(joins) * rows * width / work  # two a block forward, and two backward where gradients meet
     normed = len(norms) * rows * operations("layernorm", width)["both"] / work
     own = 100 * _size(norms) / _size([model])
-    for part, value, holds in (
-        ("", max(adds + normed, own), max(adds + normed, own) < MOST),
-        ("adds", adds, adds < MOST),
-        ("parameters", float(_size(joins)), _size(joins) > 0),
-    ):
-        yield Case(
-            None,
-            f"d = {width}",
-            value,
-            holds,
-            part,
-            at={"width": width, "of": "adds alone" if part else "norms and adds"},
-        )
+    both, learnt = max(adds + normed, own), float(_size(joins))
+    where, at = f"d = {width}", {"width": width}
+    yield Case(None, where, both, both < MOST, at=at | {"of": "norms and adds"})
+    yield Case(None, where, adds, adds < MOST, "adds", at=at | {"of": "adds alone"})
+    yield Case(None, where, learnt, learnt > 0, "parameters")
 
 
 def _size(modules: list[Any]) -> int:

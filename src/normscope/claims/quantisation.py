@@ -11,9 +11,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from normscope.claims.at_start import blocks_of, weight_of
 from normscope.claims.form import Case, Evidence, Figure, Kind, Line, Plot, Setup, Source, claim
 from normscope.claims.masks import train
-from normscope.nn import Attention, Block, FeedForward, Residual
 from normscope.subjects import Subject, load
 
 MODEL = "nn:decoder,scheme=pre,depth=4,width=32,heads=2"
@@ -40,12 +40,10 @@ def float8(x: Tensor) -> Tensor:
 
 
 FORMATS: Mapping[str, Quantise] = {
-    "INT8 a tensor": integers(8, per_channel=False),
-    "INT8 a channel": integers(8, per_channel=True),
-    "INT4 a tensor": integers(4, per_channel=False),
-    "INT4 a channel": integers(4, per_channel=True),
-    "FP8 e4m3": float8,
-}
+    f"INT{bits} a {what}": integers(bits, per_channel=what == "channel")
+    for bits in (8, 4)
+    for what in ("tensor", "channel")
+} | {"FP8 e4m3": float8}
 CLAIMED = ("norm inputs", "norm outputs", "residual sums")
 OTHERS = ("queries, keys, values", "attention outputs", "feed-forward hidden", "weights")
 
@@ -100,12 +98,10 @@ def _format_cases(
         norms = max(by_part["norm inputs"], by_part["norm outputs"]) / by_part[rival]
         add, where = by_part["residual sums"] / by_part[rival], f"{name}, error over that of the {rival}"
         both = min(norms, add)
-        if outliers:
-            yield Case(seed, where, both, both > 1, "outliers")
-            continue
-        for part, value in (("", both), ("norms", norms), ("add", add)):
+        parts = {"outliers": both} if outliers else {"": both, "norms": norms, "add": add}
+        for part, value in parts.items():
             yield Case(seed, where, value, value > 1, part)
-        if name.startswith("INT4"):
+        if name.startswith("INT4") and not outliers:
             with quantised(model, "residual sums", quantise) as rounded:
                 cost = _loss(rounded, subject) - before
             where = f"{name}, extra nats"
@@ -151,28 +147,27 @@ def quantised(model: nn.Module, part: str, quantise: Quantise) -> Iterator[nn.Mo
 
 
 def _modules_of(model: nn.Module, part: str) -> tuple[list[nn.Module], list[nn.Module]]:
-    """Whose input is the part, and whose output is."""
-    norms = _norms(model)
-    attentions = [module for module in model.modules() if isinstance(module, Attention)]
-    if part == "norm inputs":
-        return norms, []
-    if part == "norm outputs":
-        return [], norms
-    if part == "residual sums":
-        return [], [module for module in model.modules() if isinstance(module, Residual)]
-    if part == "queries, keys, values":
-        return [], [each for attention in attentions for each in (attention.q, attention.k, attention.v)]
-    if part == "attention outputs":
-        return [attention.o for attention in attentions], []
-    assert part == "feed-forward hidden"
-    return [module.down for module in model.modules() if isinstance(module, FeedForward)], []
+    """Modules whose input is the part, and modules whose output is; the final norm is left to the head."""
+    blocks = blocks_of(model)
+    modules = [each for block in blocks for each in block.modules()]
+    norms: list[nn.Module] = [each for each in modules if isinstance(each, nn.LayerNorm)]
+    attentions = [block.attention for block in blocks]
+    ends: dict[str, tuple[list[nn.Module], list[nn.Module]]] = {
+        "norm inputs": (norms, []),
+        "norm outputs": ([], norms),
+        "residual sums": ([], [each for block in blocks for _, each in block.sublayers().values()]),
+        "queries, keys, values": ([], [each for a in attentions for each in (a.q, a.k, a.v)]),
+        "attention outputs": ([a.o for a in attentions], []),
+        "feed-forward hidden": ([block.feed_forward.down for block in blocks], []),
+    }
+    return ends[part]
 
 
 @torch.no_grad()
 def _with_rounded_weights(model: nn.Module, quantise: Quantise) -> nn.Module:
     """A copy; a scale a channel is one an output of the map."""
     rounded = copy.deepcopy(model)
-    for block in _blocks(rounded):
+    for block in blocks_of(rounded):
         for module in block.modules():
             if isinstance(module, nn.Linear):
                 module.weight.copy_(quantise(module.weight.T).T)
@@ -185,29 +180,17 @@ def planted(model: nn.Module) -> nn.Module:
     columns that read them smaller.
     """
     other = copy.deepcopy(model)
-    for block in _blocks(other):
+    for block in blocks_of(other):
         readers = {
             block.attention_residual: (block.attention.q, block.attention.k, block.attention.v),
             block.feed_forward_residual: (block.feed_forward.up,),
         }
         for residual, maps in readers.items():
-            norm = residual.norms["branch_in"]
-            assert isinstance(norm, nn.LayerNorm)
-            norm.weight[:PLANTED] *= LARGE
-            norm.bias[:PLANTED] *= LARGE
+            for parameter in residual.norms["branch_in"].parameters():
+                parameter[:PLANTED] *= LARGE
             for each in maps:
-                assert isinstance(each, nn.Linear)
-                each.weight[:, :PLANTED] /= LARGE
+                weight_of(each)[:, :PLANTED] /= LARGE
     return other
-
-
-def _blocks(model: nn.Module) -> list[Block]:
-    return [module for module in model.modules() if isinstance(module, Block)]
-
-
-def _norms(model: nn.Module) -> list[nn.Module]:
-    """Those of the blocks: the final one is left to the head."""
-    return [each for block in _blocks(model) for each in block.modules() if isinstance(each, nn.LayerNorm)]
 
 
 def _ranking(errors: dict[str, dict[float, list[float]]]) -> str:

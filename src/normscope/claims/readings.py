@@ -24,16 +24,8 @@ SMALL = {
 }
 """Type of transformers → options of a small model."""
 BERTS = (
-    "bert",
-    "roberta",
-    "xlm-roberta",
-    "camembert",
-    "electra",
-    "deberta-v2",
-    "ernie",
-    "megatron-bert",
-    "roberta-prelayernorm",
-    "modernbert",
+    *("bert", "roberta", "xlm-roberta", "camembert", "electra", "deberta-v2", "ernie", "megatron-bert"),
+    *("roberta-prelayernorm", "modernbert"),
 )
 """BERT and encoders that call themselves its variants."""
 NAMED = {"GPT-3 (as GPT-2)": "gpt2", "LLaMA-4": "llama4_text", "DeepSeek-V3": "deepseek_v3"}
@@ -59,9 +51,8 @@ def llms_are_pre_with_rmsnorm(setup: Setup) -> Evidence:
     cases: list[Case] = []
     for name, kind in NAMED.items():
         anatomy = small(kind)
-        both = share_of(anatomy, "rmsnorm")
         cases += [
-            Case(None, f"{name}: {in_words(anatomy)}", both, both == 1),
+            _placement_case(name, anatomy, norm="rmsnorm"),
             _placement_case(name, anatomy, "placement"),
             Case(None, name, float(anatomy.final_norm), anatomy.final_norm, "final"),
         ]
@@ -73,15 +64,10 @@ def llms_are_pre_with_rmsnorm(setup: Setup) -> Evidence:
     )
 
 
-def share_of(anatomy: Anatomy, norm: str | None = None) -> float:
+def _placement_case(name: str, anatomy: Anatomy, part: str = "", norm: str | None = None) -> Case:
     """Share of the branches that are Pre-LN, with that kind of norm where one is named."""
-    branches = anatomy.branches
-    return sum(b.placement == "pre" and norm in (None, b.norm) for b in branches) / len(branches)
-
-
-def _placement_case(name: str, anatomy: Anatomy, part: str = "") -> Case:
-    share = share_of(anatomy)
-    return Case(None, f"{name}: {in_words(anatomy)}", share, share == 1, part)
+    pre = [branch.placement == "pre" and norm in (None, branch.norm) for branch in anatomy.branches]
+    return Case(None, f"{name}: {in_words(anatomy)}", sum(pre) / len(pre), all(pre), part)
 
 
 @claim(
@@ -124,12 +110,7 @@ def bert_is_pre(setup: Setup) -> Evidence:
 )
 def t5_and_gpt3_start_at_zero(setup: Setup) -> Evidence:
     """Starting weights and branches of the two as transformers draws them, and of a zero start of ours."""
-    cases = [
-        case
-        for seed in setup.seeds
-        for name, spec in STARTS.items()
-        for case in _start_cases(name, loaded(spec, seed), seed)
-    ]
+    cases = setup.cases(*(functools.partial(_start_cases, name) for name in STARTS))
     ours = [branch_shares(loaded(ZERO, seed)) for seed in setup.seeds]
     return Evidence(
         cases,
@@ -139,19 +120,14 @@ def t5_and_gpt3_start_at_zero(setup: Setup) -> Evidence:
     )
 
 
-def _start_cases(name: str, subject: Subject, seed: int) -> Iterator[Case]:
+def _start_cases(name: str, seed: int) -> Iterator[Case]:
+    subject = loaded(STARTS[name], seed)
     anatomy = read_anatomy(subject)
-    largest = max(branch_shares(subject, anatomy))
-    yield Case(seed, name, largest, largest <= 0.01)
+    yield Case.at_most(seed, name, max(branch_shares(subject, anatomy)), 0.01)
     weights = dict(subject.model.named_parameters())
-    last = [
-        float(rms(weights[projection.parameter]))
-        for branch in anatomy.branches
-        for projection in branch.projections
-        if projection.roles[0] in ("o", "down")
-    ]
-    where = f"{name}, RMS of its last maps"
-    yield Case(seed, where, max(last), max(last) == 0, "zero")
+    maps = [each for branch in anatomy.branches for each in branch.projections]
+    last = max(float(rms(weights[each.parameter])) for each in maps if each.roles[0] in ("o", "down"))
+    yield Case(seed, f"{name}, RMS of its last maps", last, last == 0, "zero")
 
 
 def branch_shares(subject: Subject, anatomy: Anatomy | None = None) -> list[float]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from normscope.claims.experiments import calls_of
 from normscope.claims.form import Case, Evidence, Figure, Setup, Source, claim
 from normscope.claims.norm_jacobian import distance
 from normscope.claims.printed_code import (
@@ -138,9 +139,8 @@ def _template_cases(name: str) -> Iterator[Case]:
     yield Case(None, where, float(pre), pre)
     yield Case(None, name, float(anatomy.final_norm), anatomy.final_norm, "final")
     if name.startswith("004"):
-        seen = _seen_by_others(model)
         where = f"{name}, change of the other sequences"
-        yield Case(None, where, seen, seen <= SAME, "batch")
+        yield Case.at_most(None, where, _seen_by_others(model), SAME, "batch")
 
 
 @torch.no_grad()
@@ -153,15 +153,8 @@ def _seen_by_others(model: PrintedModel) -> float:
 
 def _norm_calls(name: str) -> float:
     """Calls of norms in a forward, a block."""
-    model, calls = _template(name), 0
-
-    def count(*_: object) -> None:
-        nonlocal calls
-        calls += 1
-
-    for module in model.modules():
-        if isinstance(module, nn.LayerNorm | nn.RMSNorm):
-            module.register_forward_hook(count)
-    with torch.no_grad():
+    model = _template(name)
+    norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm | nn.RMSNorm)]
+    with torch.no_grad(), calls_of(norms) as calls:
         model.stream(torch.randn(BATCH, TOKENS, WIDTH))
-    return calls / DEPTH
+    return len(calls) / DEPTH

@@ -53,8 +53,7 @@ def _bound_cases(seed: int) -> Iterator[Case]:
         for name, a in _perturbations(width, seed):
             norm = float(singular_values(a)[0])
             slack = float(singular_values(eye + a)[-1]) - weyl_lower_bound(norm)
-            value = slack / (1 + norm)
-            yield Case(seed, f"d = {width}, A = {name}", value, value >= -ROUND_OFF)
+            yield Case.at_least(seed, f"d = {width}, A = {name}", slack / (1 + norm), -ROUND_OFF)
 
 
 def _perturbations(width: int, seed: int) -> Iterator[tuple[str, Tensor]]:

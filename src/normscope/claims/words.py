@@ -1,4 +1,4 @@
-"""ClaimResult claims in words: figures short, the table of a terminal, one claim in full, JSON."""
+"""Tested claims in words: short figures, the table of a terminal, one claim in full, JSON."""
 
 import datetime
 import json
@@ -6,7 +6,7 @@ import math
 import platform
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from normscope.claims.judge import Effect, Judgement, Verdict
 from normscope.claims.kept import Kept, kept_long
 from normscope.claims.result import ClaimResult
 from normscope.claims.setup import Setup
-from normscope.claims.sources import TEXTS
+from normscope.claims.sources import TEXTS, Source
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -216,36 +216,57 @@ def _verb(verdict: Verdict, number: int) -> str:
 
 
 def in_full(tested: ClaimResult) -> list[str]:
-    """One claim, line by line."""
-    claim, evidence, judgement = tested.claim, tested.evidence, tested.judgement
-    lines = [f"{claim.id}  {claim.sentence.says}", *[f"    {claim.says_zh}"] * bool(claim.says_zh), ""]
-    for source in claim.sources:
-        quoted = f"  “{source.words}”" if source.words else ""
-        lines.append(f"said in   {source.text} {source.where}{quoted}")
-    lines += [f"asked     {claim.asks}", f"verdict   {verdict_words(judgement, evidence.of)}"]
+    """One claim, line by line, for a terminal."""
+    claim, cached = tested.claim, " (kept from before)" if tested.cached else ""
+    head = [f"{claim.id}  {claim.sentence.says}", *[f"    {claim.says_zh}"] * bool(claim.says_zh), ""]
+    lines = [f"{label:<10}{'' if len(label) < 10 else ' '}{words}" for label, words in facts(tested)]
+    return [*head, *lines, f"{'took':<10}{tested.seconds:.1f} s{cached}; {claim.file}"]
+
+
+def facts(tested: ClaimResult, strong: str = "") -> Iterator[tuple[str, str]]:
+    """A claim's entry by label: sources, what was asked, verdict, figure, parts, notes.
+
+    Args:
+        tested: the claim.
+        strong: put on both sides of a verdict: "**" in Markdown.
+    """
+    claim, evidence = tested.claim, tested.evidence
+    yield "said in", "; ".join(map(_source, claim.sources))
+    yield "asked", f"{claim.asks} ({claim.kind})"
+    yield "verdict", _judged(tested.judgement, evidence.of, strong)
     if tested.reason:
-        lines.append(f"why       {tested.reason}")
-    if counter := counter_words(judgement):
-        lines.append(f"counter   {counter}")
+        yield "why", tested.reason
     if evidence.figure is not None:
-        lines.append(f"figure    {figure_words(evidence.figure)}")
-    lines.append(f"cases     {judgement.held} of {judgement.cases} agree")
-    lines += [f"effect    {words}" for words in effects_words(judgement, claim.sentence)]
+        yield "figure", figure_words(evidence.figure)
+    for words in effects_words(tested.judgement, claim.sentence):
+        yield "effect", words
     for name, part in tested.parts.items():
-        lines += [
-            "",
-            f"besides   {claim.parts[name].says}",
-            f"          {verdict_words(part, evidence.population(name))}",
-        ]
-        if counter := counter_words(part):
-            lines.append(f"          {counter}")
-        lines += [f"          effect: {words}" for words in effects_words(part, claim.parts[name])]
-    lines += [""] * bool(evidence.notes) + [f"note      {note}" for note in evidence.notes]
-    lines += [f"missing   {words}" for words in evidence.unmeasured if evidence.cases]
+        effects = "; ".join(effects_words(part, claim.parts[name]))
+        words = f"{claim.parts[name].says} {_judged(part, evidence.population(name), strong)}"
+        yield "besides", words + (effects and f"; effect: {effects}")
+    for note in evidence.notes:
+        yield "note", note
+    for words in evidence.unmeasured if evidence.cases else ():
+        yield "not measured", words
     if not tested.long and (kept := kept_long(claim)):
-        lines += ["", f"--long    {kept_words(kept)}", f"          {kept.where}"]
-    lines += [
-        "",
-        f"took      {tested.seconds:.1f} s{' (kept from before)' if tested.cached else ''}; {claim.file}",
-    ]
-    return lines
+        yield "long form", f"{kept_words(kept)} ({kept.where})"
+
+
+def _source(source: Source) -> str:
+    return f"{source.text} {source.where}" + (f" “{source.words}”" if source.words else "")
+
+
+def _judged(judgement: Judgement, of: str, strong: str) -> str:
+    """The verdict, how many cases agree, and the counter-example."""
+    verdict = strong_verdict(judgement, of, strong)
+    if judgement.verdict is Verdict.NOT_MEASURED:
+        return verdict
+    counter = counter_words(judgement)
+    agree = f"{judgement.held} of {judgement.cases} cases agree"
+    return f"{verdict}; {agree}" + (f"; not so at {counter}" if counter else "")
+
+
+def strong_verdict(judgement: Judgement, of: str, strong: str) -> str:
+    """`verdict_words`, with `strong` around the verdict and not around its condition."""
+    word = str(judgement.verdict)
+    return verdict_words(judgement, of).replace(word, f"{strong}{word}{strong}", 1)
