@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from normscope.anatomy.axes import contracted, counted
-from normscope.anatomy.graph import Op, Value, inputs_of, search
+from normscope.anatomy.graph import Op, Value, search
 from normscope.anatomy.ops import (
     CONVOLUTIONS,
     FOURIER,
@@ -19,46 +19,16 @@ from normscope.anatomy.ops import (
     SAME,
     SOFTMAX,
     matmul_operands,
+    op_set,
     weight_of,
 )
 
-_BEFORE_SOFTMAX = SAME | frozenset(
-    {
-        "add",
-        "sub",
-        "mul",
-        "div",
-        "where",
-        "masked_fill",
-        "tanh",
-        "slice",
-        "cat",
-        "select",
-        "index",
-        "rsub",
-        "stack",
-    }
-    | {
-        "clamp",
-        "minimum",
-        "maximum",
-        "constant_pad_nd",
-        "gather",
-        "as_strided",
-        "copy",
-        "overwrite",
-        "index_put",
-        "tril",
-        "triu",
-        "fill",
-        "flip",
-        "split",
-    }
+_BEFORE_SOFTMAX = SAME | op_set(
+    "add sub rsub mul div where masked_fill tanh slice cat select index stack clamp minimum maximum "
+    "constant_pad_nd gather as_strided copy overwrite index_put tril triu fill flip split"
 )
-_AFTER_SOFTMAX = SAME | frozenset(
-    {"mul", "where", "masked_fill", "slice", "select", "nan_to_num", "index", "div", "constant_pad_nd"}
-)
-_SCANS = frozenset({"cumsum", "cumprod", "logcumsumexp", "associative_scan", "higher_order.associative_scan"})
+_AFTER_SOFTMAX = SAME | op_set("mul div where masked_fill slice select nan_to_num index constant_pad_nd")
+_SCANS = op_set("cumsum cumprod logcumsumexp associative_scan higher_order.associative_scan")
 
 
 @dataclass(eq=False)
@@ -91,25 +61,24 @@ def _attention(op: Op) -> Attention | None:
     return Attention(operands[0], operands[1], other, op.inputs[0], op.outputs[0], use[0].outputs[0])
 
 
-def is_activation_product(op: Op) -> bool:
-    """A matmul of two activations."""
+def is_activation_product(op: Op | None) -> bool:
+    """Whether this is a matmul of two activations."""
     operands = matmul_operands(op)
     return operands is not None and all(v.live for v in operands)
 
 
 def _product_before(logits: Value) -> Op | None:
     def step(value: Value) -> Iterable[Value]:
-        return (v for v in inputs_of(value) if v.live) if value.base in _BEFORE_SOFTMAX else ()
+        return (v for v in value.inputs if v.live) if value.base in _BEFORE_SOFTMAX else ()
 
-    ops = (value.op for value in search([logits], step))
-    return next((op for op in ops if op is not None and is_activation_product(op)), None)
+    return next((v.op for v in search([logits], step) if is_activation_product(v.op)), None)
 
 
 def _product_after(probabilities: Value) -> tuple[Op, Value] | None:
     """The matmul that takes the probabilities to the values, and its operand that they are."""
 
     def step(value: Value) -> Iterable[Value]:
-        return (v for op in value.users if op.base in _AFTER_SOFTMAX for v in op.outputs)
+        return (v for v in value.successors if v.base in _AFTER_SOFTMAX)
 
     uses = ((op, value) for value in search([probabilities], step) for op in value.users)
     return next(
@@ -118,25 +87,21 @@ def _product_after(probabilities: Value) -> tuple[Op, Value] | None:
 
 
 def has_linear_attention(region: list[Value]) -> bool:
-    """Whether one product of activations feeds another."""
-    products = [v for v in region if v.op is not None and is_activation_product(v.op)]
+    """Whether one product of activations feeds another, with no parameterised matmul between."""
+    products = [v for v in region if is_activation_product(v.op)]
     if any(v.base in _SCANS for v in region):
         return False
+
+    def step(value: Value) -> Iterable[Value]:
+        return (
+            (v for v in value.inputs if v.index >= products[0].index) if weight_of(value.op) is None else ()
+        )
+
     for later in products[1:]:
-        behind = _without_weights(later, products[0].index)
-        if any(p is not later and p in behind for p in products):
+        behind = set(search([later], step)) - {later}
+        if not behind.isdisjoint(products):
             return True
     return False
-
-
-def _without_weights(value: Value, above: int) -> set[Value]:
-    """What `value` comes from without passing a parameterised matmul."""
-
-    def step(here: Value) -> Iterable[Value]:
-        passes = here.op is not None and weight_of(here.op) is None
-        return (v for v in inputs_of(here) if v.index >= above) if passes else ()
-
-    return set(search([value], step))
 
 
 def mixes_tokens(region: list[Value]) -> bool:
@@ -144,14 +109,13 @@ def mixes_tokens(region: list[Value]) -> bool:
     recurrent op, or a matmul over another axis than the features'.
     """
     for value in region:
-        op = value.op
+        op, weight = value.op, weight_of(value.op)
         if op is None:
             continue
         if op.base in FOURIER | RECURRENT or (op.base in _SCANS and value.floating):
             return True
         if op.base == "select" and value.floating and _steps(op.source) > 2:
             return True
-        weight = weight_of(op)
         if weight is not None and op.base in MATMULS and _contracts_tokens(op, weight):
             return True
         if op.base in CONVOLUTIONS and any(n > 1 for n in op.inputs[1].shape[2:]):
@@ -160,8 +124,8 @@ def mixes_tokens(region: list[Value]) -> bool:
 
 
 def _steps(value: Value) -> int:
-    """How many different positions along one axis are taken out of a value one by one."""
-    taken = Counter({(op.arg(1, "dim"), op.arg(2, "index")): 1 for op in value.users if op.base == "select"})
+    """Number of different positions along one axis that are taken out of a value one by one."""
+    taken = {(op.arg(1, "dim"), op.arg(2, "index")) for op in value.users if op.base == "select"}
     return max(Counter(axis for axis, _ in taken).values(), default=0)
 
 
@@ -177,23 +141,24 @@ def is_fused_attention(region: list[Value]) -> bool:
 
 
 def projections_into(attention: Attention) -> list[Op]:
-    """The parameterised matmuls that made an attention's keys and values (in cross-attention: of a second
-    stream).
+    """The parameterised matmuls that make an attention's keys and values; in cross-attention they read a
+    second stream.
     """
 
     def step(value: Value) -> Iterable[Value]:
-        stops = value.op is None or weight_of(value.op) is not None or is_activation_product(value.op)
-        return () if stops else (v for v in inputs_of(value) if v.live)
+        stops = weight_of(value.op) is not None or is_activation_product(value.op)
+        return () if stops else (v for v in value.inputs if v.live)
 
-    ops = {v.op for v in search([attention.key, attention.value], step) if v.op is not None and v.live}
-    return sorted((op for op in ops if weight_of(op) is not None), key=lambda op: op.outputs[0].index)
+    met = (v.op for v in search([attention.key, attention.value], step) if v.live)
+    ops = {op for op in met if op is not None and weight_of(op) is not None}
+    return sorted(ops, key=lambda op: op.outputs[0].index)
 
 
 def logits_of(ops: list[Op]) -> set[Value]:
     """Everything elementwise in front of a softmax: scores, biases and masks are no stream."""
 
     def step(value: Value) -> Iterable[Value]:
-        return (v for v in inputs_of(value) if v.floating) if value.base in _BEFORE_SOFTMAX else ()
+        return (v for v in value.inputs if v.floating) if value.base in _BEFORE_SOFTMAX else ()
 
-    scores = (op.inputs[0] for op in ops if op.base in SOFTMAX and op.inputs)
+    scores = (op.source for op in ops if op.base in SOFTMAX and op.inputs)
     return {value for value in search(scores, step) if value.base in _BEFORE_SOFTMAX}

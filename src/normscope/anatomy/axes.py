@@ -1,4 +1,4 @@
-"""Know what each axis of a tensor counts: sequences of the batch, tokens, or features.
+"""Name what each axis of a tensor counts: sequences of the batch, tokens, or features.
 
 An axis is a list of factors (what, size), so that a reshape which merges (B, H) and takes them apart again
 loses nothing. The model's input is (batch, tokens, …, features), an image (batch, features, tokens, tokens);
@@ -11,14 +11,14 @@ from collections.abc import Iterable
 from typing import Literal
 
 from normscope.anatomy.graph import Axis, Op, Value
-from normscope.anatomy.ops import CONVOLUTIONS, MATMULS, VIEWS, is_weight, matmul_operands
+from normscope.anatomy.ops import CONVOLUTIONS, MATMULS, VIEWS, matmul_operands, op_set
 
 What = Literal["batch", "token", "feature", "copy"]
-_PERMUTING = frozenset({"permute", "transpose", "t", "T", "mT"})
-_REDUCING = frozenset(
-    {"mean", "sum", "var", "std", "var_mean", "std_mean", "amax", "amin", "prod", "any", "all"}
+_PERMUTING = op_set("permute transpose t T mT")
+_REDUCING = op_set(
+    "mean sum var std var_mean std_mean amax amin prod any all linalg_vector_norm norm logsumexp max min "
+    "argmax argmin median"
 )
-_REDUCING |= {"linalg_vector_norm", "norm", "logsumexp", "max", "min", "argmax", "argmin", "median"}
 
 
 def name_axes(values: Iterable[Value]) -> None:
@@ -28,12 +28,12 @@ def name_axes(values: Iterable[Value]) -> None:
 
 
 def counted(value: Value, axes: Iterable[int]) -> set[str]:
-    """What these axes count, but for those of one entry."""
+    """Names of what these axes count; axes of one entry count nothing."""
     return {what for axis in axes for what, _ in value.axes[axis]}
 
 
 def reduced_axes(op: Op) -> list[int]:
-    """The axes of its first input that a reduction takes together."""
+    """Axes of its first input that a reduction removes."""
     rank = len(op.source.shape)
     dims = op.arg(2 if op.base in {"linalg_vector_norm", "norm"} else 1, "dim")
     if op.base in {"prod", "max", "min"} and isinstance(dims, Value):
@@ -43,7 +43,7 @@ def reduced_axes(op: Op) -> list[int]:
 
 
 def contracted(op: Op, weight: Value) -> tuple[Value, int] | None:
-    """The input of a parameterised matmul and the axis of it that is summed over; None for anything else."""
+    """The input of a parameterised matmul and its axis that is summed over; None for anything else."""
     operands = matmul_operands(op)
     if operands is None:
         return None
@@ -64,7 +64,7 @@ def source_axis(op: Op, axis: int) -> int:
 
 
 def permutation(op: Op) -> list[int] | None:
-    """For each axis of the output, the axis of the input that it was; None for anything but a permutation."""
+    """Input axis of each output axis of a permutation; None for any other op."""
     rank = len(op.source.shape)
     if op.base not in _PERMUTING:
         return None
@@ -155,29 +155,31 @@ def _product(op: Op, shape: tuple[int, ...]) -> list[Axis] | None:
     else:
         rows = list(a.axes) if len(b.shape) == 1 else list(a.axes[:-1])
         rows, column = (rows[:-1], ()) if len(b.shape) == 1 else (rows, b.axes[-1])
-    if is_weight(b) and len(b.shape) > 1:
+    if b.is_weight and len(b.shape) > 1:
         return [*_tokens_if_first(a, rows), _made(a, len(a.shape) - 1, shape[-1])]
-    if is_weight(a) and b.live and len(b.shape) > 1 and len(shape) > 1:
+    if a.is_weight and b.live and len(b.shape) > 1 and len(shape) > 1:
         (column,) = _tokens_if_first(b, [column])
         return [*rows[:-1], _made(b, len(b.shape) - 2, shape[-2]), column]
     return [*rows, column] if len(b.shape) > 1 else rows
 
 
 def _made(value: Value, axis: int, n: int) -> Axis:
-    """What a learnt map makes of an axis."""
+    """The axis that a learnt map makes of an axis."""
     over_tokens = value.learnt and counted(value, [axis]) == {"token"}
     return _axis("token" if over_tokens else "feature", n)
 
 
 def _tokens_if_first(value: Value, rows: list[Axis]) -> list[Axis]:
-    """The other axes of what a learnt map reads: the first map's own features are tokens from there on."""
+    """The other axes of a learnt map's input: features that the first map leaves alone are tokens from there
+    on.
+    """
     if value.learnt:
         return rows
     return [tuple(("token" if what == "feature" else what, n) for what, n in axis) for axis in rows]
 
 
 def _broadcast(op: Op, shape: tuple[int, ...], axis: int) -> Axis:
-    """What an axis counts, from the right, by the first input that has it; what is live comes first."""
+    """An axis, numbered from the right, by the first input that has it; live inputs come first."""
     n = shape[axis]
     have = [v for v in op.inputs if len(v.shape) >= -axis and v.axes[axis]]
     have.sort(key=lambda v: (v.shape[axis] != n, not v.live))

@@ -1,11 +1,10 @@
 """Group sums into blocks: the smallest repeated module call that holds the adds.
 
-Each sum has places it may belong to: the module calls around all of it, and the containers in their paths
-that are never called themselves (an `nn.ModuleList`). A place is repeated when another place of the same
-pattern (digits replaced) holds a sum, too. Where the adds are written in a loop of the root, the parameters'
-modules say which layer they belong to. Single-sum blocks of different kinds inside one repeated place (T5's
-sublayers) make that place the block; inside a root loop (`attns[i]`, `ffs[i]`) they are joined as long as
-kinds differ.
+A sum may be held by the module calls around all of it, and by the containers in their paths that are never
+called themselves (an `nn.ModuleList`). A holder is repeated when another holder of the same pattern (digits
+replaced) holds a sum, too. Adds in a loop of the root belong to the layer that holds their parameters.
+Single-sum blocks of different kinds inside one repeated holder (T5's sublayers) make that holder the block;
+inside a root loop (`attns[i]`, `ffs[i]`) they are joined as long as kinds differ.
 """
 
 import itertools
@@ -14,12 +13,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from normscope.anatomy.branches import Limb
-from normscope.anatomy.calls import Call
-from normscope.anatomy.graph import Op, comes_from
+from normscope.anatomy.graph import comes_from
+from normscope.anatomy.projections import owners
 from normscope.anatomy.residual import Sum
 
-Place = tuple[str, int]
+Holder = tuple[str, int]
 """Module path and which call of it."""
 
 
@@ -27,8 +25,13 @@ Place = tuple[str, int]
 class Group:
     """The sums of one block, in order."""
 
-    place: Place
+    holder: Holder
     sums: list[Sum]
+
+    @property
+    def pattern(self) -> str:
+        """`pattern` of its path."""
+        return pattern(self.holder[0])
 
 
 def pattern(path: str) -> str:
@@ -36,54 +39,42 @@ def pattern(path: str) -> str:
     return re.sub(r"\d+", "*", path)
 
 
-def group_sums(sums: list[Sum], limbs: dict[Sum, list[Limb]], owners: dict[Op, str]) -> list[Group]:
-    """Blocks in order; sums that no repeated place holds are left out. `owners`: mixing op → module path."""
-    called = {s: _called_places(s, limbs[s]) for s in sums}
-    places = dict(called)
-    repeated = _repeated(places.values())
-    looped = {s for s in sums if not any(p in repeated for p in places[s])}
-    for s in looped:
-        places[s] = _owned_places(s, limbs[s], owners)
-    repeated |= _repeated(places[s] for s in looped)
-    choice = {s: next((p for p in places[s] if p in repeated), None) for s in sums}
-    held = {s: p for s, p in choice.items() if p is not None}
-    _widen(held, places)
-    _climb(held, places, repeated, limbs)
+def _kind(total: Sum) -> str:
+    return total.branches[0].kind
+
+
+def group_sums(sums: list[Sum]) -> list[Group]:
+    """Blocks in order; sums that no repeated module holds are left out."""
+    holders = {s: _called(s) for s in sums}
+    repeated = _repeated(holders.values())
+    looped = {s: _owned(s) for s in sums if repeated.isdisjoint(holders[s])}
+    repeated |= _repeated(looped.values())
+    all_holders = holders | looped
+    choice = {s: next((h for h in all_holders[s] if h in repeated), None) for s in sums}
+    held = {s: h for s, h in choice.items() if h is not None}
     if not held and sums:
-        return _by_kind(sums, limbs, called)
-    groups: list[Group] = []
-    for s in sums:
-        if s not in held:
-            continue
-        if groups and groups[-1].place == held[s]:
-            groups[-1].sums.append(s)
-        else:
-            groups.append(Group(held[s], [s]))
+        return _by_kind(sums, holders)
+    _widen(held, all_holders)
+    _climb(held, all_holders, repeated)
+    groups = [Group(h, list(run)) for h, run in itertools.groupby(held, lambda s: held[s])]
     if looped:
-        groups = _join_loop(groups, looped, limbs)
-    return _number_calls(_join_periods(groups, limbs))
+        groups = _join_loop(groups, set(looped))
+    return _number_calls(_join_periods(groups))
 
 
-def _called_places(total: Sum, limbs: list[Limb]) -> list[Place]:
-    """Places around the add and all that its branches mix with, innermost first."""
-    calls = [total.op.call, *(op.call for limb in limbs for op in limb.mixers)]
-    common = calls[0]
-    for call in calls[1:]:
-        common = _common(common, call)
-    places: list[Place] = []
+def _called(total: Sum) -> list[Holder]:
+    """Holders around the add and all that its branches mix with, innermost first."""
+    calls = [total.op.call, *(op.call for branch in total.branches for op in branch.mixers)]
+    common = next(call for call in calls[0].around() if all(call in c.around() for c in calls))
+    holders: list[Holder] = []
     for call in common.around():
         outer = call.parent.path if call.parent is not None else ""
         for path in _prefixes(call.path):
             if path == outer or not (path + ".").startswith(outer + "." if outer else ""):
                 break
             if path == call.path or _is_element(path):
-                places.append((path, call.nth))
-    return list(dict.fromkeys(places))
-
-
-def _common(a: Call, b: Call) -> Call:
-    around = set(map(id, a.around()))
-    return next(call for call in b.around() if id(call) in around)
+                holders.append((path, call.nth))
+    return list(dict.fromkeys(holders))
 
 
 def _prefixes(path: str) -> Iterable[str]:
@@ -91,9 +82,9 @@ def _prefixes(path: str) -> Iterable[str]:
     return (".".join(parts[:n]) for n in range(len(parts), 0, -1))
 
 
-def _owned_places(total: Sum, limbs: list[Limb], owners: dict[Op, str]) -> list[Place]:
+def _owned(total: Sum) -> list[Holder]:
     """Containers of the modules whose parameters the branches mix with."""
-    paths = [owners[op] for limb in limbs for op in limb.mixers if op in owners]
+    paths = [path for branch in total.branches for path in owners(branch)]
     return [(path, 0) for path in _prefixes(common_path(paths)) if _is_element(path)] if paths else []
 
 
@@ -104,80 +95,75 @@ def _is_element(path: str) -> bool:
 
 def common_path(paths: list[str]) -> str:
     """The longest dotted path that all `paths` begin with."""
-    parts = [path.split(".") for path in paths]
-    shared = 0
-    while all(len(p) > shared for p in parts) and len({p[shared] for p in parts}) == 1:
-        shared += 1
-    return ".".join(parts[0][:shared])
+    names = zip(*(path.split(".") for path in paths), strict=False)
+    return ".".join(each[0] for each in itertools.takewhile(lambda each: len(set(each)) == 1, names))
 
 
-def _repeated(places: Iterable[list[Place]]) -> set[Place]:
-    """Places of whose pattern there are several; an element of a list counts as one of several."""
-    found = {place for each in places for place in each}
+def _repeated(holders: Iterable[list[Holder]]) -> set[Holder]:
+    """Holders of whose pattern there are several; an element of a list counts as one of several."""
+    found = {holder for each in holders for holder in each}
     counts = Counter(pattern(path) for path, _ in found)
-    return {p for p in found if counts[pattern(p[0])] > 1 or _is_element(p[0])}
+    return {h for h in found if counts[pattern(h[0])] > 1 or _is_element(h[0])}
 
 
-def _widen(held: dict[Sum, Place], places: dict[Sum, list[Place]]) -> None:
-    """A place inside another sum's place gives way to it (BERT: attention has a module of its own)."""
-    for s, place in held.items():
-        around = places[s][places[s].index(place) + 1 :]
-        wider = [p for p in around if p in set(held.values())]
+def _around(total: Sum, held: dict[Sum, Holder], holders: dict[Sum, list[Holder]]) -> list[Holder]:
+    """The holders around the one that holds a sum, innermost first."""
+    return holders[total][holders[total].index(held[total]) + 1 :]
+
+
+def _widen(held: dict[Sum, Holder], holders: dict[Sum, list[Holder]]) -> None:
+    """A holder inside another sum's holder gives way to it (BERT: attention has a module of its own)."""
+    for s in held:
+        wider = [h for h in _around(s, held, holders) if h in held.values()]
         if wider:
             held[s] = wider[-1]
 
 
-def _climb(
-    held: dict[Sum, Place], places: dict[Sum, list[Place]], repeated: set[Place], limbs: dict[Sum, list[Limb]]
-) -> None:
-    """Single sums of different kinds side by side: the smallest repeated place around them is the block."""
-    inside: dict[Place, dict[Place, list[Sum]]] = defaultdict(lambda: defaultdict(list))
-    outer_of: dict[Sum, list[Place]] = {}
-    for s, place in held.items():
-        outer_of[s] = [p for p in places[s][places[s].index(place) + 1 :] if p in repeated]
-        for outer in outer_of[s]:
-            inside[outer][place].append(s)
-    for s, around in outer_of.items():
-        smallest = next((p for p in around if len(inside[p]) > 1), None)
-        if smallest is None:
-            continue
-        parts = inside[smallest].values()
-        kinds = [limbs[members[0]][0].kind for members in parts]
-        if all(len(m) == 1 for m in parts) and len(set(kinds)) == len(kinds):
+def _climb(held: dict[Sum, Holder], holders: dict[Sum, list[Holder]], repeated: set[Holder]) -> None:
+    """Single sums of different kinds side by side: the smallest repeated holder around them is the block."""
+    inside: dict[Holder, dict[Holder, list[Sum]]] = defaultdict(lambda: defaultdict(list))
+    outer = {s: [h for h in _around(s, held, holders) if h in repeated] for s in held}
+    for s, holder in held.items():
+        for each in outer[s]:
+            inside[each][holder].append(s)
+    for s, around in outer.items():
+        smallest = next((h for h in around if len(inside[h]) > 1), None)
+        parts = inside[smallest].values() if smallest is not None else ()
+        kinds = {_kind(members[0]) for members in parts}
+        if smallest is not None and all(len(m) == 1 for m in parts) and len(kinds) == len(parts):
             held[s] = smallest
 
 
-def _join_loop(groups: list[Group], looped: set[Sum], limbs: dict[Sum, list[Limb]]) -> list[Group]:
+def _join_loop(groups: list[Group], looped: set[Sum]) -> list[Group]:
     """Join neighbouring single sums of a root loop whose modules lie in different lists."""
     joined: list[Group] = []
     for group in groups:
-        if joined and _is_next_sublayer(group, joined[-1], looped, limbs):
+        if joined and _is_next_sublayer(group, joined[-1], looped):
             joined[-1].sums += group.sums
         else:
             joined.append(group)
     return joined
 
 
-def _is_next_sublayer(group: Group, last: Group, looped: set[Sum], limbs: dict[Sum, list[Limb]]) -> bool:
+def _is_next_sublayer(group: Group, last: Group, looped: set[Sum]) -> bool:
     """Whether a single sum continues the stream of `last`, from another list, with another kind of branch."""
     first = group.sums[0]
     loose = len(group.sums) == 1 and first in looped and last.sums[0] in looped
-    if not loose or pattern(last.place[0]) == pattern(group.place[0]):
+    if not loose or last.pattern == group.pattern or _kind(first) in map(_kind, last.sums):
         return False
-    new = limbs[first][0].kind not in {limbs[s][0].kind for s in last.sums}
-    return new and comes_from(first.skip, last.sums[-1].value)
+    return comes_from(first.skip, last.sums[-1].value)
 
 
-def _join_periods(groups: list[Group], limbs: dict[Sum, list[Limb]]) -> list[Group]:
+def _join_periods(groups: list[Group]) -> list[Group]:
     """A flat list of sublayers, attention, feed-forward, attention, …: its period is the block."""
     joined: list[Group] = []
-    for _, run in itertools.groupby(groups, lambda g: pattern(g.place[0])):
+    for _, run in itertools.groupby(groups, lambda g: g.pattern):
         members = list(run)
-        kinds = [limbs[g.sums[0]][0].kind if len(g.sums) == 1 else "" for g in members]
+        kinds = [_kind(g.sums[0]) if len(g.sums) == 1 else "" for g in members]
         period = next((p for p in (2, 3) if _is_period(kinds, p)), 1)
         for start in range(0, len(members), period):
             sums = [s for g in members[start : start + period] for s in g.sums]
-            joined.append(Group(members[start].place, sums))
+            joined.append(Group(members[start].holder, sums))
     return joined
 
 
@@ -186,28 +172,27 @@ def _is_period(kinds: list[str], period: int) -> bool:
     return whole and len(set(kinds[:period])) == period and kinds == kinds[:period] * (len(kinds) // period)
 
 
-def _by_kind(sums: list[Sum], limbs: dict[Sum, list[Limb]], places: dict[Sum, list[Place]]) -> list[Group]:
+def _by_kind(sums: list[Sum], holders: dict[Sum, list[Holder]]) -> list[Group]:
     """No module is repeated: a new block begins where a kind comes again."""
     groups: list[Group] = []
     for s in sums:
-        kind = limbs[s][0].kind
-        if groups and kind not in {limbs[t][0].kind for t in groups[-1].sums}:
+        if groups and _kind(s) not in map(_kind, groups[-1].sums):
             groups[-1].sums.append(s)
         else:
             groups.append(Group(("", len(groups)), [s]))
     for group in groups:
-        shared = [p for p in places[group.sums[0]] if all(p in places[s] for s in group.sums)]
-        group.place = shared[0] if shared else group.place
+        shared = [h for h in holders[group.sums[0]] if all(h in holders[s] for s in group.sums)]
+        group.holder = shared[0] if shared else group.holder
     return _number_calls(groups)
 
 
 def _number_calls(groups: list[Group]) -> list[Group]:
-    """Make places unique: the same container found again is its next call."""
-    seen: set[Place] = set()
+    """Make holders unique: the same container found again is its next call."""
+    seen: set[Holder] = set()
     for group in groups:
-        path, nth = group.place
+        path, nth = group.holder
         while (path, nth) in seen:
             nth += 1
-        group.place = (path, nth)
-        seen.add(group.place)
+        group.holder = (path, nth)
+        seen.add(group.holder)
     return groups

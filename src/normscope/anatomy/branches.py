@@ -5,8 +5,7 @@ branch is normed at its entry. From the branch's end, walk back through views an
 at its output. Whether a norm follows the sum is seen by the next sum (`streams`).
 """
 
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from normscope.anatomy.attention import (
     Attention,
@@ -15,66 +14,118 @@ from normscope.anatomy.attention import (
     mixes_tokens,
     projections_into,
 )
-from normscope.anatomy.gates import Through, let_through
-from normscope.anatomy.graph import Op, Value, between
+from normscope.anatomy.gates import let_through
+from normscope.anatomy.graph import Op, Value, between, search
 from normscope.anatomy.norms import FoundNorm
-from normscope.anatomy.ops import SAME, is_mixing, is_weight
+from normscope.anatomy.ops import SAME, is_mixing
 from normscope.anatomy.residual import Sum
-from normscope.anatomy.terms import Factor, Term, Weights, scale_step, step_weight
-from normscope.anatomy.types import Kind
+from normscope.anatomy.terms import Factor, Term, Weights, combine, scale_step, step_weight
+from normscope.anatomy.types import Kind, Placement, Scale
 
 
 @dataclass(eq=False)
-class Limb:
-    """A branch while it is being read: the term, what it is made of, the norms found at its ends."""
+class FoundBranch:
+    """A branch while it is being read.
+
+    Attributes:
+        output: the term as it is added; `factors` are all on it, `fused` those it has not met yet.
+        region: all values between the stream and the output; `mixers` are the ops that mix in it.
+        norms_in, norm_out: the norms at its two ends.
+        raw_entry: whether something learnt reads the stream without a norm.
+        parallel: whether the sum has several branches.
+        recurrent: whether its gate is a GRU.
+        vector: whether its learnt scale has an entry a feature (LayerScale) rather than one (ReZero).
+        scheme: its catalogue name; see `schemes`.
+    """
 
     sum: Sum
     output: Value
-    factors: list[tuple[Factor, ...]]
+    factors: tuple[Factor, ...]
     region: list[Value]
     mixers: list[Op]
     attentions: list[Attention]
     kind: Kind
-    norms_in: list[FoundNorm] = field(default_factory=list)
-    norm_out: FoundNorm | None = None
-    raw_entry: bool = False
+    norms_in: list[FoundNorm]
+    norm_out: FoundNorm | None
+    raw_entry: bool
+    recurrent: bool
+    vector: bool
+    fused: Weights | None
     parallel: bool = False
-    recurrent: bool = False
-    vector: bool = False
-    fused: Weights | None = ()
+    scheme: str | None = None
+
+    @property
+    def normed(self) -> bool:
+        """Whether a norm stands at its entry."""
+        return bool(self.norms_in) and not self.raw_entry
+
+    @property
+    def placement(self) -> Placement:
+        """Name of the slots that hold norms. A norm on the stream wins: B2T and KEEL read as "post"."""
+        if self.sum.norms_behind:
+            return "post"
+        if self.norm_out is not None:
+            return "peri" if self.normed else "res-post"
+        return "pre" if self.normed else "none"
+
+    @property
+    def norms(self) -> list[FoundNorm]:
+        """The norms in the slots: at the entry, at the end, on the stream."""
+        ends = [self.norm_out] if self.norm_out is not None else []
+        return [*self.norms_in, *ends, *self.sum.norms_behind]
+
+    @property
+    def stream_scale(self) -> Scale:
+        """α of `α·x + β·F(x)`."""
+        return combine(self.sum.stream_factors)
+
+    @property
+    def branch_scale(self) -> Scale:
+        """β of `α·x + β·F(x)`."""
+        return combine([self.factors])
+
+    @property
+    def join(self) -> str:
+        """The way the branch meets the stream: "streams", "gate", "learnt", "scaled" or "add"."""
+        factors = {f for term in (*self.sum.stream_factors, self.factors) for f in term}
+        if self.sum.several:
+            return "streams"
+        if "gate" in factors or "learnt" in factors:
+            return "gate" if "gate" in factors else "learnt"
+        return "add" if self.stream_scale is None and self.branch_scale is None else "scaled"
 
 
-def read_limbs(total: Sum, norms: dict[Value, FoundNorm], attentions: list[Attention]) -> list[Limb]:
+def find_branches(total: Sum, attentions: list[Attention]) -> list[FoundBranch]:
     """The branches of a sum; a plain sum of an attention and something else is two parallel branches."""
-    limbs = [limb for term in total.branches for limb in _split(total, term, norms, attentions)]
-    for limb in limbs:
-        limb.parallel = len(limbs) > 1
-    return sorted(limbs, key=lambda limb: limb.region[-1].index)
+    branches = [branch for term in total.terms for branch in _split(total, term, attentions)]
+    for branch in branches:
+        branch.parallel = len(branches) > 1
+    return sorted(branches, key=lambda branch: branch.region[-1].index)
 
 
-def _split(total: Sum, term: Term, norms: dict[Value, FoundNorm], attentions: list[Attention]) -> list[Limb]:
-    whole = _limb(total, term, norms, attentions)
+def _split(total: Sum, term: Term, attentions: list[Attention]) -> list[FoundBranch]:
+    whole = _branch(total, term, attentions)
     if whole is None:
         return []
-    parts = [_limb(total, leaf, norms, attentions) for leaf in term.inner]
-    found = [part for part in parts if part is not None]
-    if len(found) > 1 and len({part.kind for part in found}) > 1 and whole.norm_out is None:
-        return [limb for leaf in term.inner for limb in _split(total, leaf, norms, attentions)]
+    parts = [_branch(total, leaf, attentions) for leaf in term.inner]
+    kinds = [part.kind for part in parts if part is not None]
+    if len(kinds) > 1 and len(set(kinds)) > 1 and whole.norm_out is None:
+        return [branch for leaf in term.inner for branch in _split(total, leaf, attentions)]
     return [whole]
 
 
-def _limb(total: Sum, term: Term, norms: dict[Value, FoundNorm], attentions: list[Attention]) -> Limb | None:
+def _branch(total: Sum, term: Term, attentions: list[Attention]) -> FoundBranch | None:
     region, added, fused = total.region(term), None, term.fused
     gated = any("gate" in factors for factors in total.stream_factors)
     inside = {total.start, *region}
     if total.spread is not None:
         term, added = Term(total.spread, term.factors), term.value
-    end, factors, norm_out = _end(term, inside, norms, gated)
-    through = let_through(term.value, total.skip, inside) if gated else Through(term.value)
-    if through.value is not term.value:  # the maps of the gate are not the branch's
-        region = between(total.skip, through.value)
+    end, (factors, norm_out) = term.value, _end(term, inside, gated)
+    behind_gate, recurrent = let_through(term.value, total.skip, inside) if gated else (term.value, False)
+    if behind_gate is not term.value:  # the maps of the gate are not the branch's
+        region = between(total.skip, behind_gate)
         inside = {total.skip, *region}
-        norm_out = norms.get(through.value)
+        norm_out = behind_gate.norm
     mixers = [op for op in dict.fromkeys(v.op for v in region) if op is not None and is_mixing(op, inside)]
     if not mixers:
         return None
@@ -88,22 +139,22 @@ def _limb(total: Sum, term: Term, norms: dict[Value, FoundNorm], attentions: lis
         fused = (step_weight(end, scaled), *fused)
         end = scaled[0]  # addcmul adds a product that is no tensor of its own
     output = end if added is None else added
-    limb = Limb(
+    norms_in, raw = _entry(total.start, inside)
+    return FoundBranch(
         total,
         output,
-        [factors],
+        factors,
         region,
         [*side, *mixers],
         own,
         kind,
-        norm_out=norm_out,
+        norms_in,
+        norm_out,
+        raw_entry=raw and not (gated and norms_in),  # a gate reads the stream raw, whatever the branch does
+        recurrent=recurrent,
+        vector=vector,
+        fused=None if is_unseen_product(output) else fused,
     )
-    limb.recurrent, limb.vector = through.recurrent, vector
-    limb.fused = None if is_unseen_product(output) else fused
-    limb.norms_in, raw = _entry(total.start, inside, norms)
-    # A gate on the stream reads it raw, whatever the branch does (GTrXL).
-    limb.raw_entry = raw and not (gated and limb.norms_in)
-    return limb
 
 
 def _from_elsewhere(a: Attention, inside: set[Value], start: Value) -> list[Op]:
@@ -118,19 +169,18 @@ def is_unseen_product(value: Value) -> bool:
 
 
 def _is_vector(value: Value) -> bool:
-    """Whether the learnt scale on a branch has an entry a feature (LayerScale) rather than one (ReZero)."""
-    while value.op is not None:
+    """Whether the learnt scale on a branch has several entries."""
+    while True:
         scaled = scale_step(value)
         if scaled is not None:
-            others = [v for v in value.op.inputs if v is not scaled[0]]
-            if others and others[0].learnt:
-                return math.prod(others[0].shape) > 1
+            other = next((v for v in value.inputs if v is not scaled[0]), None)
+            if other is not None and other.learnt:
+                return other.numel > 1
             value = scaled[0]
         elif value.base in SAME:
             value = value.source
         else:
-            break
-    return False
+            return False
 
 
 def _kind(region: list[Value], own: list[Attention]) -> Kind:
@@ -141,65 +191,44 @@ def _kind(region: list[Value], own: list[Attention]) -> Kind:
     return "attention" if has_linear_attention(region) else "feed-forward"
 
 
-def _end(
-    term: Term, inside: set[Value], norms: dict[Value, FoundNorm], gated: bool
-) -> tuple[Value, tuple[Factor, ...], FoundNorm | None]:
-    """The term as it is added, all factors on it, and the norm at its end."""
+def _end(term: Term, inside: set[Value], gated: bool) -> tuple[tuple[Factor, ...], FoundNorm | None]:
+    """All factors on a term, and the norm at its end."""
     value, factors = term.value, term.factors
     while True:
-        if value in norms and norms[value].input in inside:
-            return term.value, factors, norms[value]
+        if value.norm is not None and value.norm.input in inside:
+            return factors, value.norm
         scaled = scale_step(value)
-        if (
-            scaled is not None
-            and scaled[1] == "gate"
-            and not gated
-            and _gates_itself(value, scaled[0], inside)
-        ):
-            scaled = None
+        if scaled is not None and scaled[1] == "gate" and not gated:
+            # A product whose other factor comes from the stream, too, is a gated unit: part of the branch.
+            is_unit = any(v is not scaled[0] and v in inside for v in value.inputs)
+            scaled = None if is_unit else scaled
         if (value.base in SAME or _is_shift(value)) and value.source in inside:
             value = value.source
         elif scaled is not None and scaled[0] in inside:
             value, factors = scaled[0], (*factors, scaled[1])
         else:
-            return term.value, factors, None
+            return factors, None
 
 
 def _is_shift(value: Value) -> bool:
     """Whether a learnt number is all that is added (Fixup)."""
-    if value.base != "add" or value.op is None or len(value.op.inputs) != 2:
-        return False
-    bias = value.op.inputs[1]
-    return is_weight(bias) and math.prod(bias.shape) == 1
+    bias = value.inputs[1] if value.base == "add" and len(value.inputs) == 2 else None
+    return bias is not None and bias.is_weight and bias.numel == 1
 
 
-def _gates_itself(value: Value, carrier: Value, inside: set[Value]) -> bool:
-    """Whether a product's other factor comes from the stream, too: a gated unit, part of the branch."""
-    assert value.op is not None
-    return any(v is not carrier and v in inside for v in value.op.inputs)
-
-
-def _entry(skip: Value, inside: set[Value], norms: dict[Value, FoundNorm]) -> tuple[list[FoundNorm], bool]:
+def _entry(skip: Value, inside: set[Value]) -> tuple[list[FoundNorm], bool]:
     """Norms met first on the ways in, and whether something learnt is met without one."""
-    by_input: dict[Value, list[FoundNorm]] = {}
-    for norm in norms.values():
-        if norm.output in inside and norm.input in inside:
-            by_input.setdefault(norm.input, []).append(norm)
-    found: list[FoundNorm] = []
-    raw, queue, seen = False, [skip], set()
-    while queue:
-        value = queue.pop()
-        if value in seen:
-            continue
-        seen.add(value)
-        hidden: set[Value] = set()
-        for norm in by_input.get(value, ()):
-            found.append(norm)
-            hidden.update(between(value, norm.output))
-        for op in value.users:
-            outputs = [v for v in op.outputs if v in inside and v not in hidden]
-            if outputs and is_mixing(op, inside):
-                raw = True
-            else:
-                queue.extend(outputs)
+
+    def norms_at(value: Value) -> list[FoundNorm]:
+        return [norm for norm in value.norms_behind if norm.output in inside]
+
+    def beside_norms(value: Value) -> list[Value]:
+        hidden = {v for norm in norms_at(value) for v in between(value, norm.output)}
+        return [v for v in value.successors if v in inside and v not in hidden]
+
+    reached = list(
+        search([skip], lambda value: (v for v in beside_norms(value) if not is_mixing(v.op, inside)))
+    )
+    raw = any(is_mixing(v.op, inside) for value in reached for v in beside_norms(value))
+    found = (norm for value in reached for norm in norms_at(value))
     return sorted(found, key=lambda n: n.output.index), raw

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from normscope.anatomy.calls import ModuleCalls
-from normscope.anatomy.record import op_identity
+from normscope.anatomy.record import op_identity, outputs_of
 from normscope.anatomy.types import Site
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class _Catcher(TorchDispatchMode):
         result = func(*args, **kwargs)
         for site in sites:
             if site.output >= 0:
-                self.found.setdefault(site, tree_leaves(result)[site.output])
+                self.found.setdefault(site, outputs_of(result, args, mutable)[site.output])
         return result
 
     def _save_overwritten(self, tensors: list[Tensor]) -> None:

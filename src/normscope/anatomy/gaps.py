@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 
 from normscope.anatomy.attention import Attention
-from normscope.anatomy.branches import Limb
-from normscope.anatomy.graph import Gap, Graph, Value, between
+from normscope.anatomy.branches import FoundBranch
+from normscope.anatomy.graph import Gap, Graph, Op, Value, between
 from normscope.anatomy.ops import mixes_between
 from normscope.anatomy.residual import Sum
-from normscope.anatomy.streams import Link
+from normscope.anatomy.streams import link
 
 
 def opaque_ops(graph: Graph) -> list[Gap]:
@@ -15,36 +15,49 @@ def opaque_ops(graph: Graph) -> list[Gap]:
     calls = {op.name: [o for o in graph.opaque if o.name == op.name] for op in graph.opaque}
     return [
         Gap(
-            f"{name} in {place(ops[0].outputs[0])} is opaque ({len(ops)} calls): what it does is not seen",
-            value,
+            f"{name} in {module_of(ops[0])} is opaque ({len(ops)} calls): what it does is not seen",
+            op.outputs[0],
         )
         for name, ops in calls.items()
-        for value in (op.outputs[0] for op in ops)
+        for op in ops
     ]
 
 
-def dropped_sums(dropped: list[Sum], kept: list[Sum], limbs: dict[Sum, list[Limb]]) -> list[Gap]:
+def dropped_sums(dropped: list[Sum], kept: list[Sum]) -> list[Gap]:
     """Sums of no block. One before the first block belongs to the embedding, unless it attends."""
     first = min((s.value.index for s in kept), default=0)
     return [
-        Gap(f"a residual sum outside any repeated module, in {place(s.value)}", s.value)
+        Gap(f"a residual sum outside any repeated module, in {module_of(s.value.op)}", s.value)
         for s in dropped
-        if s.value.index > first or any(limb.attentions for limb in limbs[s])
+        if s.value.index > first or any(branch.attentions for branch in s.branches)
     ]
 
 
-def lost_parts(links: dict[Sum, Link], attentions: list[Attention]) -> list[Gap]:
-    """What attends, or mixes without changing the shape, between a sum and the next."""
+def unseen_ends(branch: FoundBranch, path: str) -> list[Gap]:
+    """A branch whose entry is read twice, or whose output is no tensor."""
     found: list[Gap] = []
-    for total, linked in links.items():
+    made_by = branch.output.op
+    if branch.norms_in and branch.raw_entry:
+        found.append(Gap(f"{path} reads the stream both normed and as it is", branch.output))
+    if made_by is not None and made_by.virtual and made_by.base != "alias":
+        words = f"{made_by.name} adds the branch of {path} as it makes it: no output of its own"
+        found.append(Gap(words, branch.output))
+    return found
+
+
+def lost_parts(sums: list[Sum], attentions: list[Attention]) -> list[Gap]:
+    """Parts that attend, or mix without changing the shape, between a sum and the next."""
+    found: list[Gap] = []
+    for total in sums:
+        linked = link(total)
         if linked.before is None or linked.direct:
             continue
         start = linked.before.value
-        way = between(start, total.skip)
-        attends = any(a.output in set(way) for a in attentions)
+        way = set(between(start, total.skip))
+        attends = any(a.output in way for a in attentions)
         if attends or (start.shape == total.skip.shape and mixes_between(start, total.skip)):
-            words = f"what lies between {place(start)} and {place(total.value)} is in no residual sum"
-            found.append(Gap(words, total.skip))
+            ends = f"{module_of(start.op)} and {module_of(total.value.op)}"
+            found.append(Gap(f"what lies between {ends} is in no residual sum", total.skip))
     return found
 
 
@@ -57,6 +70,6 @@ def missing_from(gaps: Iterable[Gap], ways: list[set[Value]]) -> set[int]:
     return missing
 
 
-def place(value: Value) -> str:
-    """The module in which a value came to be, in words."""
-    return (value.op.call.path if value.op is not None else "") or "the root module"
+def module_of(op: Op | None) -> str:
+    """The module in which an op ran, in words."""
+    return (op.call.path if op is not None else "") or "the root module"

@@ -2,18 +2,23 @@
 
 Values are numbered in the order they came to be, so inputs always have smaller numbers than outputs. That
 makes "what lies between x and y" a cheap question: walk back from y and never below x. An in-place op gives
-its tensor a new value; nothing here ever changes.
+its tensor a new value. Each step of the reading writes what it finds onto the values: axes, norms, sums.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch.utils._pytree import tree_leaves
 
 from normscope.anatomy.calls import Call
 from normscope.anatomy.types import Site
+
+if TYPE_CHECKING:
+    from normscope.anatomy.norms import FoundNorm
+    from normscope.anatomy.residual import Sum
 
 Axis = tuple[tuple[str, int], ...]
 """The factors of one axis of a tensor, outermost first: what each counts, and its size; see `axes`."""
@@ -22,8 +27,8 @@ Origin = Literal["op", "parameter", "buffer", "input", "constant"]
 
 @dataclass(eq=False, slots=True)
 class Op:
-    """One ATen op; `args` and `kwargs` hold `Value`s in the tensors' places. `virtual` ops were written by
-    the recorder (aliases, the product inside addcmul) and have no site.
+    """One ATen op; `args` and `kwargs` hold `Value`s instead of tensors. `virtual` ops were written by the
+    recorder (aliases, the product inside addcmul) and have no site.
     """
 
     name: str
@@ -42,8 +47,16 @@ class Op:
         return self.inputs[0]
 
     def arg(self, index: int, name: str, default: Any = None) -> Any:
-        """An argument by place or by name."""
+        """An argument by position or by name."""
         return self.args[index] if len(self.args) > index else self.kwargs.get(name, default)
+
+    def site(self, output: int) -> Site:
+        """Site of an output; -1 - i is the i-th tensor input."""
+        return Site(self.call.path, self.call.nth, self.name, self.nth, output)
+
+    def operand(self, index: int) -> Site:
+        """Site of an input; inputs of the product inside addcmul come after its sum's."""
+        return self.site(-1 - index - self.virtual)
 
 
 @dataclass(eq=False, slots=True)
@@ -54,10 +67,12 @@ class Value:
         live: depends on the model's input.
         learnt: depends on a parameter.
         number: the value of a one-valued tensor that depends on neither.
-        norm: what an opaque op turned out to be when its output was compared with norms of its input.
-        causal: of a square softmax: whether everything above the diagonal is zero.
+        looks_normed: kind of the norm that an opaque op's output turned out to be, compared on real tensors.
+        causal: whether everything above the diagonal of a square softmax is zero.
         axes: what each axis counts.
-        goes_on: of a sum of points of one stream, the latest of them: see `long_skips`.
+        norm, norms_behind: the norm that ends here; those that start here.
+        sum: the residual sum that ends here.
+        goes_on: the latest term of a sum of points of one stream; see `long_skips`.
     """
 
     index: int
@@ -70,10 +85,13 @@ class Value:
     live: bool = False
     learnt: bool = False
     number: float | None = None
-    norm: str | None = None
+    looks_normed: str | None = None
     causal: bool | None = None
     users: list[Op] = field(default_factory=list)
     axes: tuple[Axis, ...] = ()
+    norm: "FoundNorm | None" = None
+    norms_behind: list["FoundNorm"] = field(default_factory=list)
+    sum: "Sum | None" = None
     goes_on: "Value | None" = None
 
     @property
@@ -82,22 +100,59 @@ class Value:
         return self.op.base if self.op is not None else ""
 
     @property
+    def inputs(self) -> tuple["Value", ...]:
+        """Inputs of the op that made it, empty for a leaf."""
+        return self.op.inputs if self.op is not None else ()
+
+    @property
     def source(self) -> "Value":
         """First input of the op that made it."""
-        assert self.op is not None
-        return self.op.inputs[0]
+        return self.inputs[0]
 
-    def behind(self, bases: Set[str]) -> "Value":
-        """What it was before ops of these names."""
+    @property
+    def successors(self) -> Iterator["Value"]:
+        """Outputs of the ops that read it."""
+        return (value for op in self.users for value in op.outputs)
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def is_weight(self) -> bool:
+        """A parameter, or made of parameters alone."""
+        return self.learnt and not self.live
+
+    @property
+    def site(self) -> Site:
+        """The site at which a later forward finds it again: an op's output, else another op's input."""
+        if self.op is not None and not self.op.virtual:
+            return self.op.site(self.output)
+        for op in self.users:
+            if not op.virtual:
+                tensors = [v for v in tree_leaves((op.args, op.kwargs)) if isinstance(v, Value)]
+                return op.site(-1 - tensors.index(self))
+        assert self.op is not None, "a leaf that nothing reads has no site"
+        return self.op.inputs[-1].site
+
+    def through(self, bases: Set[str]) -> Iterator["Value"]:
+        """Itself, and what it was before each op of these names, nearest first."""
         value = self
+        yield value
         while value.base in bases:
             value = value.source
+            yield value
+
+    def behind(self, bases: Set[str]) -> "Value":
+        """What it was before all ops of these names."""
+        *_, value = self.through(bases)
         return value
 
 
 @dataclass(frozen=True)
 class Gap:
-    """What could not be read, in words, and a value of the part in question."""
+    """A part that could not be read, in words, and a value in it."""
 
     words: str
     at: Value
@@ -112,23 +167,6 @@ class Graph:
     written_bytes: int = 0
     opaque: list[Op] = field(default_factory=list)
 
-    def site(self, value: Value) -> Site:
-        """Where a later forward finds `value` again: an op's output, else another op's input."""
-        if value.op is not None and not value.op.virtual:
-            op = value.op
-            return Site(op.call.path, op.call.nth, op.name, op.nth, value.output)
-        for op in value.users:
-            if not op.virtual:
-                tensors = [v for v in tree_leaves((op.args, op.kwargs)) if isinstance(v, Value)]
-                return Site(op.call.path, op.call.nth, op.name, op.nth, -1 - tensors.index(value))
-        assert value.op is not None, "a leaf that nothing reads has no site"
-        return self.site(value.op.inputs[-1])
-
-
-def operand(op: Op, index: int) -> Site:
-    """Where a later forward finds an op's input; those of the product inside addcmul come after its sum's."""
-    return Site(op.call.path, op.call.nth, op.name, op.nth, -1 - index - op.virtual)
-
 
 def search(start: Iterable[Value], step: Callable[[Value], Iterable[Value]]) -> Iterator[Value]:
     """`start` and all that `step` leads to from there, breadth first, each once."""
@@ -141,15 +179,10 @@ def search(start: Iterable[Value], step: Callable[[Value], Iterable[Value]]) -> 
             queue.extend(step(value))
 
 
-def inputs_of(value: Value) -> tuple[Value, ...]:
-    """What the op that made it read; nothing for a leaf."""
-    return value.op.inputs if value.op is not None else ()
-
-
 def ancestors(values: Iterable[Value], above: int) -> set[Value]:
     """`values` and everything they come from that is numbered higher than `above`."""
     start = (v for v in values if v.index > above)
-    return set(search(start, lambda value: (v for v in inputs_of(value) if v.index > above)))
+    return set(search(start, lambda value: (v for v in value.inputs if v.index > above)))
 
 
 def comes_from(value: Value, start: Value) -> bool:
@@ -158,12 +191,12 @@ def comes_from(value: Value, start: Value) -> bool:
 
 
 def between(start: Value, end: Value) -> list[Value]:
-    """Values on the ways from `start` to `end`, in order, `end` included and `start` not; empty without a
+    """Values on the ways from `start` to `end`, in order, with `end` and without `start`; empty without a
     way.
     """
     reached = {start}
     for value in sorted(ancestors([end], start.index), key=lambda v: v.index):
-        if value.op is not None and not reached.isdisjoint(value.op.inputs):
+        if not reached.isdisjoint(value.inputs):
             reached.add(value)
     if end not in reached:
         return []

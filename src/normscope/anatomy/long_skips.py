@@ -10,7 +10,6 @@ Such a sum adds no branch: the stream goes on from its later term, and the earli
 from dataclasses import dataclass
 
 from normscope.anatomy.graph import Value
-from normscope.anatomy.norms import FoundNorm
 from normscope.anatomy.residual import Sum
 from normscope.anatomy.streams import came_from, link
 from normscope.anatomy.terms import Term, core, direct_terms
@@ -18,43 +17,39 @@ from normscope.anatomy.terms import Term, core, direct_terms
 
 @dataclass(frozen=True)
 class Rejoin:
-    """A sum of points of one stream, and which of its terms are the later and the earlier ones."""
+    """A sum of points of one stream: the later one is a term, the earlier ones are values."""
 
     total: Sum
     later: Term
     earlier: tuple[Value, ...]
 
 
-def find_rejoins(sums: list[Sum], norms: dict[Value, FoundNorm]) -> list[Rejoin]:
-    """The rejoins among `sums`, in order; marks what goes on in each."""
-    streams = {s.value: s for s in sums}
+def find_rejoins(sums: list[Sum]) -> list[Rejoin]:
+    """The rejoins among `sums`, in order; marks what goes on in each, which is no residual sum any more."""
     found: list[Rejoin] = []
     for total in sums:
-        later = total.branches[0]
+        later = total.terms[0]
         point = core(later.value)
-        if len(total.branches) > 1 or later.inner or total.several:
+        if len(total.terms) > 1 or later.inner or total.several:
             continue
-        if point is not total.value and _leads_back(point, total.skip, streams, norms):
-            del streams[total.value]
+        if point is not total.value and _leads_back(point, total.skip):
+            total.value.sum = None
             total.value.goes_on = later.value
             found.append(Rejoin(total, later, (total.skip, *total.long_skips)))
     return found
 
 
-def _leads_back(
-    point: Value, earlier: Value, streams: dict[Value, Sum], norms: dict[Value, FoundNorm]
-) -> bool:
+def _leads_back(point: Value, earlier: Value) -> bool:
     """Whether the stream at `point`, a sum or what goes on from one, was once `earlier`."""
     while point.goes_on is not None:
         point = core(point.goes_on)
-    total = streams.get(point)
+    total = point.sum
     *_, source = came_from(earlier)
     while total is not None:
         *_, first = came_from(total.skip)
-        terms = direct_terms(first.op) if first.op is not None and first not in streams else []
-        terms += total.branches
+        terms = [*(direct_terms(first.op) if first.sum is None else ()), *total.terms]
         if source in {total.value, *came_from(total.skip), *(core(term.value) for term in terms)}:
             return True
-        before = link(total, streams, norms)
+        before = link(total)
         total = before.before if before.direct else None
     return False

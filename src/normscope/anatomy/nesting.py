@@ -7,47 +7,35 @@ When the inner sums form a stream of their own, there are two cases, and `unread
     an outer sum stands alone           it is a long skip around the inner ones (Funnel's decoder)
 """
 
-from dataclasses import dataclass, field
-
 from normscope.anatomy.blocks import pattern
-from normscope.anatomy.graph import Gap, Value
-from normscope.anatomy.norms import FoundNorm
-from normscope.anatomy.residual import Sum
+from normscope.anatomy.gaps import module_of
+from normscope.anatomy.graph import Gap
+from normscope.anatomy.residual import Sum, without
 from normscope.anatomy.streams import link, norms_on
 
 
-@dataclass
-class Stream:
-    """The sums to read, and what was left out, in words."""
-
-    sums: list[Sum]
-    unread: list[Gap] = field(default_factory=list)
-
-
-def untangle(sums: list[Sum], norms: dict[Value, FoundNorm]) -> Stream:
-    """Choose the sums of the stream."""
+def untangle(sums: list[Sum]) -> tuple[list[Sum], list[Gap]]:
+    """The sums of the stream, and what was left out, in words."""
     inner = _inner(sums)
     outer_of = {s: o for o, members in inner.items() for s in members}
-    outers = {o for o in inner if _is_stream(inner[o], norms)}
-    chained = {o for o in outers if _is_chained(o, outers, sums, norms)}
-    unread: list[Gap] = []
-    dropped: set[Sum] = set()
-    for outer, members in inner.items():
-        if outer in outers and outer not in chained and outer not in outer_of:
-            dropped.add(outer)
-            words = f"a long skip is added in {_where(outer)}: it passes around {len(members)} residual sums"
-            unread.append(Gap(words, outer.value))
-    nested: list[Sum] = []
+    outers = {o for o in inner if _is_stream(inner[o])}
+    chained = {o for o in outers if _is_chained(o, outers, sums)}
+    around = [o for o in inner if o in outers - chained and o not in outer_of]
+    dropped, nested = set(around), []
     for s, outer in outer_of.items():
-        if outer in dropped:
-            continue
-        dropped.add(s)
-        if outer in outers:
-            nested.append(outer)
-    places = _listed(list(dict.fromkeys(map(_where, nested))))
-    words = f"residual sums are nested in the branches that {places} add: what lies inside is not read"
-    unread += [Gap(words, outer.value) for outer in dict.fromkeys(nested)]
-    return Stream([s for s in sums if s not in dropped], unread)
+        if outer not in dropped:
+            dropped.add(s)
+            nested += [outer] if outer in outers and outer not in nested else []
+    unread: list[Gap] = []
+    for outer in around:
+        where, count = module_of(outer.op), len(inner[outer])
+        words = f"a long skip is added in {where}: it passes around {count} residual sums"
+        unread.append(Gap(words, outer.value))
+    paths = list(dict.fromkeys(module_of(outer.op) for outer in nested))
+    listed = ", ".join(paths[:2]) + (f" and {len(paths) - 2} more" if len(paths) > 2 else "")
+    words = f"residual sums are nested in the branches that {listed} add: what lies inside is not read"
+    unread += [Gap(words, outer.value) for outer in nested]
+    return without(sums, dropped), unread
 
 
 def _inner(sums: list[Sum]) -> dict[Sum, list[Sum]]:
@@ -55,34 +43,22 @@ def _inner(sums: list[Sum]) -> dict[Sum, list[Sum]]:
     inner: dict[Sum, list[Sum]] = {}
     for total in sums:
         inside = [s for s in sums if total.skip.index < s.value.index < total.value.index]
-        if not inside:
-            continue
-        region = {v for term in total.branches for v in total.region(term)}
-        members = [s for s in inside if s.value in region]
-        if members:
+        region = {v for term in total.terms for v in total.region(term)} if inside else set()
+        if members := [s for s in inside if s.value in region]:
             inner[total] = members
     return inner
 
 
-def _is_stream(members: list[Sum], norms: dict[Value, FoundNorm]) -> bool:
+def _is_stream(members: list[Sum]) -> bool:
     """One add without norms is a detail of a branch; several, or a normed one, are a stream of their own."""
-    return len(members) > 1 or any(norms_on(v, norms) for v in (members[0].skip, members[0].value))
+    return len(members) > 1 or any(norms_on(v) for v in (members[0].skip, members[0].value))
 
 
-def _is_chained(outer: Sum, outers: set[Sum], sums: list[Sum], norms: dict[Value, FoundNorm]) -> bool:
+def _is_chained(outer: Sum, outers: set[Sum], sums: list[Sum]) -> bool:
     """Whether a sum right before or after it is an outer one, too, or stands in the same layer."""
-    by_value = {s.value: s for s in sums}
     alike = outers | {s for s in sums if pattern(s.op.call.path) == pattern(outer.op.call.path)}
-    before = link(outer, by_value, norms)
+    before = link(outer)
     if before.direct and before.before in alike:
         return True
-    after = [link(s, by_value, norms) for s in alike if s.value.index > outer.value.index]
+    after = [link(s) for s in alike if s.value.index > outer.value.index]
     return any(each.direct and each.before is outer for each in after)
-
-
-def _where(total: Sum) -> str:
-    return total.op.call.path or "the root module"
-
-
-def _listed(places: list[str]) -> str:
-    return ", ".join(places[:2]) + (f" and {len(places) - 2} more" if len(places) > 2 else "")

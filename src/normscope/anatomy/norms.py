@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 from normscope.anatomy.axes import counted, reduced_axes
 from normscope.anatomy.graph import Op, Value
-from normscope.anatomy.ops import is_weight
 from normscope.anatomy.statistic import (
     CENTRED,
     MEANS,
@@ -31,38 +30,26 @@ from normscope.anatomy.statistic import (
     unsquared,
 )
 
+_BY_KEYWORD = 99
 _NATIVE = {
-    "native_layer_norm": "layernorm",
-    "layer_norm": "layernorm",
-    "_fused_rms_norm": "rmsnorm",
-    "rms_norm": "rmsnorm",
-    "native_batch_norm": "batchnorm",
-    "cudnn_batch_norm": "batchnorm",
-    "miopen_batch_norm": "batchnorm",
-    "batch_norm": "batchnorm",
-    "_native_batch_norm_legit": "batchnorm",
-    "_native_batch_norm_legit_no_training": "batchnorm",
-    "_batch_norm_with_update": "batchnorm",
-    "_batch_norm_no_update": "batchnorm",
-    "native_group_norm": "groupnorm",
-    "group_norm": "groupnorm",
-    "instance_norm": "groupnorm",
+    "native_layer_norm": ("layernorm", 2, 4),
+    "layer_norm": ("layernorm", 2, 4),
+    "_fused_rms_norm": ("rmsnorm", 2, 3),
+    "rms_norm": ("rmsnorm", 2, 3),
+    "native_batch_norm": ("batchnorm", 1, 7),
+    "cudnn_batch_norm": ("batchnorm", 1, 7),
+    "miopen_batch_norm": ("batchnorm", 1, _BY_KEYWORD),
+    "batch_norm": ("batchnorm", 1, _BY_KEYWORD),
+    "_native_batch_norm_legit": ("batchnorm", 1, _BY_KEYWORD),
+    "_native_batch_norm_legit_no_training": ("batchnorm", 1, 6),
+    "_batch_norm_with_update": ("batchnorm", 1, _BY_KEYWORD),
+    "_batch_norm_no_update": ("batchnorm", 1, _BY_KEYWORD),
+    "native_group_norm": ("groupnorm", 1, 7),
+    "group_norm": ("groupnorm", 1, _BY_KEYWORD),
+    "instance_norm": ("groupnorm", 1, _BY_KEYWORD),
 }
-
-
+"""Op → kind of norm, position of γ, position of ε."""
 _SQUASHES = {"tanh": "dyt", "erf": "derf"}
-
-_EPS_AT = {
-    "native_layer_norm": 4,
-    "_fused_rms_norm": 3,
-    "rms_norm": 3,
-    "native_group_norm": 7,
-    "layer_norm": 4,
-}
-
-
-_EPS_AT |= {"native_batch_norm": 7, "cudnn_batch_norm": 7, "_native_batch_norm_legit_no_training": 6}
-_WEIGHT_AT = {"native_layer_norm": 2, "_fused_rms_norm": 2, "rms_norm": 2, "layer_norm": 2}
 
 
 @dataclass(eq=False)
@@ -82,15 +69,17 @@ class FoundNorm:
     over: tuple[Value, list[int]] | None = None
 
 
-def find_norms(ops: list[Op]) -> dict[Value, FoundNorm]:
-    """Every norm of the recording, by its output."""
-    norms: dict[Value, FoundNorm] = {}
+def find_norms(ops: list[Op]) -> None:
+    """Find every norm of the recording and write it onto the values where it starts and ends."""
+    by_output: dict[Value, FoundNorm] = {}
     for op in ops:
         norm = _native(op) or _opaque(op) or _written_out(op) or _squashed(op)
         if norm is not None:
             norm.kind = _kind_over(norm)
-            norms[norm.output] = norm
-    return norms
+            by_output[norm.output] = norm
+    for norm in by_output.values():
+        norm.output.norm = norm
+        norm.input.norms_behind.append(norm)
 
 
 def _kind_over(norm: FoundNorm) -> str:
@@ -106,12 +95,11 @@ def _kind_over(norm: FoundNorm) -> str:
 
 
 def _native(op: Op) -> FoundNorm | None:
-    kind = _NATIVE.get(op.base)
-    if kind is None or not op.outputs:
+    if op.base not in _NATIVE or not op.outputs:
         return None
-    eps = op.arg(_EPS_AT.get(op.base, 99), "eps")
-    weight = op.arg(_WEIGHT_AT.get(op.base, 1), "weight")
-    found = FoundNorm(kind, op.inputs[0], op.outputs[0], op, as_float(eps), None)
+    kind, weight_at, eps_at = _NATIVE[op.base]
+    weight = op.arg(weight_at, "weight")
+    found = FoundNorm(kind, op.source, op.outputs[0], op, as_float(op.arg(eps_at, "eps")), None)
     if isinstance(weight, Value) and weight.learnt:
         found.weight = weight
     if kind in {"layernorm", "rmsnorm"}:
@@ -120,11 +108,10 @@ def _native(op: Op) -> FoundNorm | None:
 
 
 def _opaque(op: Op) -> FoundNorm | None:
-    if not op.outputs or op.outputs[0].norm is None:
+    if not op.outputs or op.outputs[0].looks_normed is None:
         return None
-    weights = [v for v in op.inputs[1:] if is_weight(v)]
-    weight = weights[0] if weights else None
-    return FoundNorm(op.outputs[0].norm, op.inputs[0], op.outputs[0], op, None, weight)
+    weight = next((v for v in op.inputs[1:] if v.is_weight), None)
+    return FoundNorm(op.outputs[0].looks_normed, op.source, op.outputs[0], op, None, weight)
 
 
 def _written_out(op: Op) -> FoundNorm | None:
@@ -135,7 +122,7 @@ def _written_out(op: Op) -> FoundNorm | None:
         if not carrier.live or not scale.live or same(carrier) is same(scale):
             continue
         statistic = find_statistic(scale)
-        if statistic is None or math.prod(statistic.op.outputs[0].shape) >= math.prod(carrier.shape):
+        if statistic is None or statistic.op.outputs[0].numel >= carrier.numel:
             continue
         reduced, squared_centred = uncentred(unsquared(statistic.reduced))
         raw, centred = uncentred(carrier)
@@ -148,9 +135,8 @@ def _written_out(op: Op) -> FoundNorm | None:
         kind = _kind(statistic, centred, squared_centred)
         over = statistic.reduced, reduced_axes(statistic.op)
         found = _absorb(FoundNorm(kind, source, op.outputs[0], op, statistic.eps, weight, offset, over))
-        if found.kind == "l2norm" and math.isclose(
-            _gain(found, statistic), carrier.shape[-1] ** 0.5, rel_tol=1e-3
-        ):
+        root = carrier.shape[-1] ** 0.5
+        if found.kind == "l2norm" and math.isclose(_gain(found, statistic), root, rel_tol=1e-3):
             found.kind = "rmsnorm"
         return found
     return None
@@ -162,15 +148,12 @@ def _squashed(op: Op) -> FoundNorm | None:
     if kind is None or not op.outputs or not op.outputs[0].live:
         return None
     value = same(op.source)
-    if value.base == "add" and value.op is not None and any(is_weight(v) for v in value.op.inputs):
-        value = same(next(v for v in value.op.inputs if not is_weight(v)))
-    scales = (
-        [v for v in value.op.inputs if is_weight(v)] if value.op is not None and value.base == "mul" else []
-    )
-    if len(scales) != 1 or math.prod(scales[0].shape) != 1:
+    if value.base == "add" and any(v.is_weight for v in value.inputs):
+        value = same(next(v for v in value.inputs if not v.is_weight))
+    scales = [v for v in value.inputs if v.is_weight] if value.base == "mul" else []
+    if len(scales) != 1 or scales[0].numel != 1:
         return None
-    assert value.op is not None
-    source = next(v for v in value.op.inputs if v is not scales[0])
+    source = next(v for v in value.inputs if v is not scales[0])
     found = _absorb(FoundNorm(kind, source, op.outputs[0], op, None, None))
     return found if found.weight is not None and found.weight.shape[-1:] == source.shape[-1:] else None
 
@@ -178,12 +161,12 @@ def _squashed(op: Op) -> FoundNorm | None:
 def _without_gamma(carrier: Value) -> tuple[Value, Value] | None:
     """x − μ and γ of γ·(x − μ), where γ is written in front of the division; None for anything else."""
     product = same(carrier)
-    if product.base != "mul" or product.op is None or len(product.op.inputs) != 2:
+    if product.base != "mul" or len(product.inputs) != 2:
         return None
-    a, b = product.op.inputs
-    if is_weight(a) == is_weight(b):
+    a, b = product.inputs
+    if a.is_weight == b.is_weight:
         return None
-    return (b, a) if is_weight(a) else (a, b)
+    return (b, a) if a.is_weight else (a, b)
 
 
 def _kind(statistic: Statistic, centred: bool, squared_centred: bool) -> str:
@@ -217,32 +200,26 @@ def _absorb(norm: FoundNorm) -> FoundNorm:
         op, others = users[0], [v for v in users[0].inputs if v is not norm.output]
         if op.outputs[0].shape != norm.output.shape:
             return norm
-        if op.base in {"_to_copy", "to"}:
-            pass
-        elif op.base == "mul" and len(others) == 1 and is_weight(others[0]) and norm.weight is None:
-            norm.weight, norm.weight_offset = _gamma(others[0])
-        elif (
-            op.base == "add"
-            and len(others) == 1
-            and is_weight(others[0])
-            and _is_vector(others[0], norm.output)
+        learnt = others[0] if len(others) == 1 and others[0].is_weight else None
+        if op.base == "mul" and learnt is not None and norm.weight is None:
+            norm.weight, norm.weight_offset = _gamma(learnt)
+        elif not (
+            op.base in {"_to_copy", "to"}
+            or (op.base == "add" and learnt is not None and _is_vector(learnt, norm.output))
+            or (norm.kind == "l2norm" and op.base in {"mul", "div"} and not others and constant_of(op))
         ):
-            pass
-        elif not (norm.kind == "l2norm" and op.base in {"mul", "div"} and not others and constant_of(op)):
             return norm
         norm.output = op.outputs[0]
 
 
 def _is_vector(beta: Value, like: Value) -> bool:
     """A β has one entry a feature; a position embedding has one a token, too."""
-    return math.prod(beta.shape) in {1, like.shape[-1]}
+    return beta.numel in {1, like.shape[-1]}
 
 
 def _gamma(weight: Value) -> tuple[Value, float]:
     """γ, and 1.0 where the factor is 1 + γ."""
     weight = same(weight)
-    if weight.base == "add":
-        number = constant_of(weight.op)
-        if number == 1.0:
-            return same(next(v for v in weight.op.inputs if v.learnt)), 1.0  # type: ignore[union-attr]
+    if weight.op is not None and weight.base == "add" and constant_of(weight.op) == 1.0:
+        return same(next(v for v in weight.inputs if v.learnt)), 1.0
     return weight, 0.0

@@ -6,145 +6,114 @@ forward the last one is `down`; of those before it, the one whose output passes 
 multiplied is the `gate`.
 """
 
-import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from normscope.anatomy.attention import Attention
 from normscope.anatomy.axes import source_axis
-from normscope.anatomy.branches import Limb
-from normscope.anatomy.graph import Graph, Op, Value, inputs_of, search
-from normscope.anatomy.ops import CASTS, SAME, VIEWS, matmul_operands, weight_of
+from normscope.anatomy.branches import FoundBranch
+from normscope.anatomy.graph import Op, Value, search
+from normscope.anatomy.ops import CASTS, SAME, VIEWS, matmul_operands, op_set, weight_of
 from normscope.anatomy.types import Projection
 
-_SELECTS = frozenset({"select", "slice", "split", "unbind", "split_with_sizes", "chunk", "index", "narrow"})
+_SELECTS = op_set("select slice split unbind split_with_sizes chunk index narrow")
+_ROLES = ("q", "k", "v", "o", "gate", "up", "down", "other")
 
 
 def parameter_of(op: Op) -> Value | None:
     """The parameter behind the weight of a matmul, through views, slices and reparametrisations."""
     weight = weight_of(op)
     while weight is not None and weight.origin != "parameter":
-        if weight.op is None or weight_of(weight.op) is not None or weight.op.base.endswith("mm"):
+        if weight.op is None or weight_of(weight.op) is not None or weight.base.endswith("mm"):
             return None
-        learnt = [v for v in weight.op.inputs if v.learnt]
-        weight = max(learnt, key=_numel) if learnt else None
+        weight = _largest(weight.inputs)
     return weight
+
+
+def _largest(values: Iterable[Value]) -> Value | None:
+    """The learnt value with the most elements."""
+    return max((v for v in values if v.learnt), key=lambda v: v.numel, default=None)
 
 
 def owner(op: Op) -> str | None:
     """Path of the module that holds the weight of a mixing op."""
-    parameter = parameter_of(op)
-    if parameter is None:
-        learnt = [v for v in op.inputs if v.origin == "parameter"]
-        parameter = learnt[0] if learnt else None
+    parameter = parameter_of(op) or next((v for v in op.inputs if v.origin == "parameter"), None)
     if parameter is None or parameter.name is None:
         return None
-    name = (
-        parameter.name.split(".parametrizations.")[0] + ".x"
-        if ".parametrizations." in parameter.name
-        else None
-    )
-    return (name or parameter.name).rpartition(".")[0]
+    path, is_reparametrised, _ = parameter.name.partition(".parametrizations.")
+    return path if is_reparametrised else path.rpartition(".")[0]
 
 
-def read_projections(graph: Graph, limb: Limb) -> tuple[Projection, ...]:
+def owners(branch: FoundBranch) -> list[str]:
+    """Paths of the modules whose weights a branch mixes with, in order."""
+    return [path for op in branch.mixers if (path := owner(op)) is not None]
+
+
+def read_projections(branch: FoundBranch) -> tuple[Projection, ...]:
     """The projections of a branch, one for each parameter, in order."""
     found: dict[str, Projection] = {}
-    roles = _roles(limb)
-    for op in limb.mixers:
+    after = {op: _reached(op, branch) for op in branch.mixers}
+    ends = {op for op in branch.mixers if after[op][1].isdisjoint(branch.mixers)}
+    for op in branch.mixers:
         parameter = parameter_of(op)
         if parameter is None or parameter.name is None:
             continue
-        if parameter.name in found:  # an expert, or another slice of a packed weight
-            found[parameter.name] = _with_roles(found[parameter.name], roles[op])
-            continue
-        output = _reshaped(op.outputs[0])
-        axis = _feature_axis(op)
-        if not op.outputs:
-            continue
-        found[parameter.name] = Projection(parameter.name, roles[op], graph.site(output), axis)
+        roles, name = _role(op, branch, after[op], ends), parameter.name
+        if name in found:  # an expert, or another slice of a packed weight
+            known = {*found[name].roles, *roles}
+            plain = known - {"other"} or known
+            found[name] = replace(found[name], roles=tuple(role for role in _ROLES if role in plain))
+        else:
+            found[name] = Projection(name, roles, _reshaped(op.outputs[0]).site, _feature_axis(op))
     return tuple(found.values())
 
 
-def _with_roles(projection: Projection, more: tuple[str, ...]) -> Projection:
-    roles = {*projection.roles, *more} - ({"other"} if {*projection.roles, *more} != {"other"} else set())
-    order = ("q", "k", "v", "o", "gate", "up", "down", "other")
-    return replace(projection, roles=tuple(role for role in order if role in roles))
-
-
-def _roles(limb: Limb) -> dict[Op, tuple[str, ...]]:
-    after = {op: _reached(op, limb) for op in limb.mixers}
-    ends = {op for op in limb.mixers if not any(other in after[op][1] for other in limb.mixers)}
-    return {op: _role(op, limb, after[op], ends) for op in limb.mixers}
-
-
-def _role(op: Op, limb: Limb, after: tuple[set[Value], set[Op]], ends: set[Op]) -> tuple[str, ...]:
-    reached = after[0]
-    into = [
-        role
-        for role in ("query", "key", "value")
-        if any(getattr(a, role) in reached and a.output not in _behind(op, a) for a in limb.attentions)
-    ]
+def _role(op: Op, branch: FoundBranch, after: tuple[set[Value], set[Op]], ends: set[Op]) -> tuple[str, ...]:
+    reached, next_maps = after
+    before = [a for a in branch.attentions if op.outputs[0].index <= a.output.index]
+    into = [role for role in ("query", "key", "value") if any(getattr(a, role) in reached for a in before)]
     if into:
         return tuple(role[0] for role in into)
-    if limb.kind != "feed-forward":
+    if branch.kind != "feed-forward":
         return ("o",) if op in ends else ("other",)
     if op in ends:
         return ("down",)
-    kinds = _gating(op, reached)
-    return kinds if any(other in ends for other in after[1]) else ("other",)
+    return ("other",) if ends.isdisjoint(next_maps) else _gating(op, reached)
 
 
-def _behind(op: Op, attention: Attention) -> set[Value]:
-    """Outputs of the attention if the op already comes after it (then it cannot feed its operands)."""
-    return {attention.output} if op.outputs[0].index > attention.output.index else set()
-
-
-def _reached(op: Op, limb: Limb) -> tuple[set[Value], set[Op]]:
+def _reached(op: Op, branch: FoundBranch) -> tuple[set[Value], set[Op]]:
     """Values the op's output comes to before the next parameterised matmul, and those matmuls."""
-    last = limb.output.index
+    last = branch.output.index
 
     def step(value: Value) -> Iterable[Value]:
-        users = (user for user in value.users if weight_of(user) is None)
-        return (v for user in users for v in user.outputs if v.index <= last)
+        return (v for v in value.successors if v.index <= last and weight_of(v.op) is None)
 
     reached = set(search(op.outputs[:1], step))
     return reached, {user for value in reached for user in value.users if weight_of(user) is not None}
 
 
 def _gating(op: Op, reached: set[Value]) -> tuple[str, ...]:
-    """("up",), ("gate",) or both for the half that is squashed, the half that is multiplied, or a fused
+    """("gate",) for the half that is squashed, ("up",) for the half that is multiplied, both for a fused
     matmul.
     """
     parts = _parts(op.outputs[0])
-    roles: list[str] = []
+    roles: set[str] = set()
     for value in reached:
-        if value.op is None or value.base != "mul" or len(value.op.inputs) != 2:
+        if value.base != "mul" or len(value.inputs) != 2 or not all(v.live for v in value.inputs):
             continue
-        a, b = value.op.inputs
-        plain = [v for v in (a, b) if _plain_source(v) in parts]
-        squashed = [v for v in (a, b) if v.live and _plain_source(v) not in parts]
-        if len(plain) == 2:  # a bilinear unit, or x·σ(x) by hand
-            continue
-        if a.live and b.live and plain and squashed:
-            if _same_activation(plain[0], squashed[0], parts):
-                continue
-            roles.append("up")
-            if squashed[0] in reached:
-                roles.append("gate")
-        elif (
-            a.live and b.live and any(v in reached for v in (a, b)) and not all(v in reached for v in (a, b))
-        ):
-            roles.append("gate")
-    if not roles:
-        return ("up",)
-    return tuple(role for role in ("gate", "up") if role in roles)
+        plain = [v for v in value.inputs if _plain_source(v) in parts]
+        squashed = [v for v in value.inputs if _plain_source(v) not in parts]
+        if len(plain) == len(squashed):
+            if not _same_activation(plain[0], squashed[0], parts):
+                roles |= {"up", "gate"} if squashed[0] in reached else {"up"}
+        elif not plain and sum(v in reached for v in value.inputs) == 1:
+            roles.add("gate")
+    return tuple(role for role in ("gate", "up") if role in roles) or ("up",)
 
 
 def _same_activation(plain: Value, squashed: Value, parts: set[Value]) -> bool:
     """Whether both come from the same part: x·σ(x), x·Φ(x) are activations, not gates."""
     root, lowest = _plain_source(plain), min(p.index for p in parts)
-    met = search([squashed], lambda v: () if v in parts or v.index <= lowest else inputs_of(v))
+    met = search([squashed], lambda v: () if v in parts or v.index <= lowest else v.inputs)
     return any(_plain_source(value) is root for value in met if value in parts)
 
 
@@ -163,9 +132,7 @@ def _parts(value: Value) -> set[Value]:
 
 def _plain_source(value: Value) -> Value:
     """`value` before views, casts and scalar factors."""
-    while value.op is not None and (
-        value.base in CASTS | VIEWS or (value.base in {"mul", "div"} and len(value.op.inputs) == 1)
-    ):
+    while value.base in CASTS | VIEWS or (value.base in {"mul", "div"} and len(value.inputs) == 1):
         value = value.source
     return value
 
@@ -183,7 +150,7 @@ def _reshaped(value: Value) -> Value:
 
 
 def _feature_axis(op: Op) -> int:
-    """Which axis of the parameter counts the output features, followed through views."""
+    """The axis of the parameter that counts the output features, followed through views."""
     weight = weight_of(op)
     assert weight is not None
     if "conv" in op.base or op.base == "linear":
@@ -191,11 +158,6 @@ def _feature_axis(op: Op) -> int:
     operands = matmul_operands(op)
     second = operands is not None and operands[1] is weight
     axis = len(weight.shape) - 1 if second else max(len(weight.shape) - 2, 0)
-    while weight.op is not None and weight.origin != "parameter":
-        axis = source_axis(weight.op, axis)
-        weight = max((v for v in weight.op.inputs if v.learnt), key=_numel)
+    while weight.op is not None and (before := _largest(weight.inputs)) is not None:
+        axis, weight = source_axis(weight.op, axis), before
     return min(axis, len(weight.shape) - 1)  # several axes at once (einsum): the last of them
-
-
-def _numel(value: Value) -> int:
-    return math.prod(value.shape)

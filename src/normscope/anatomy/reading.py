@@ -6,7 +6,7 @@ residual   which adds are residual sums              (residual, several)
 branches   what each branch does, norms at its ends  (branches, gates, attention, projections)
 streams    which sum follows which, norms between    (streams, nesting)
 blocks     which sums make a block                   (blocks)
-schemes    catalogue names, of a branch, of a stack  (schemes, inside, whole)
+schemes    catalogue names, of a branch, of a stack  (schemes, inside)
 assemble   the frozen types of the contract          (assemble)
 """
 

@@ -9,8 +9,7 @@ Custom ops are opaque. Where real tensors are at hand, their output is compared 
 input: a fused norm kernel is recognised by what it does.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,15 +77,14 @@ class Recorder(TorchDispatchMode):
         op = self._unfuse(_simplified(op))
         self._append(op)
         written = {id(t) for t in tree_leaves(real_args) if isinstance(t, Tensor)} if mutable else set()
-        outputs = tree_leaves(result)
+        outputs = outputs_of(result, real_args, mutable)
         for position, tensor in enumerate(outputs):
             if isinstance(tensor, Tensor):
                 self._bind(op, position, tensor, id(tensor) in written)
-        if mutable and not outputs:  # e.g. _foreach_add_: everything it was given may have changed
-            for position, tensor in enumerate(t for t in tree_leaves(real_args) if isinstance(t, Tensor)):
-                self._bind(op, position, tensor, True)
         if "." in base and op.outputs:
-            self._opaque(op, real_args, outputs)
+            op.outputs[0].looks_normed = which_norm(real_args, outputs[0])
+            if op.outputs[0].looks_normed is None:
+                self.graph.opaque.append(op)
 
     def _append(self, op: Op) -> None:
         self.graph.ops.append(op)
@@ -95,11 +93,8 @@ class Recorder(TorchDispatchMode):
 
     def _unfuse(self, op: Op) -> Op:
         """Write addcmul(a, b, c), addcdiv and a residual addmm(a, b, c) as a product and an add."""
-        if (
-            op.base not in _PRODUCTS
-            or len(op.inputs) < 3
-            or not (op.inputs[0].live or op.base in {"addcmul", "addcdiv"})
-        ):
+        is_residual = len(op.inputs) > 2 and (op.inputs[0].live or op.base in {"addcmul", "addcdiv"})
+        if op.base not in _PRODUCTS or not is_residual:
             return op
         inner = Op(
             op.name, _PRODUCTS[op.base], op.args[1:3], {}, op.inputs[1:3], op.call, op.nth, virtual=True
@@ -155,17 +150,16 @@ class Recorder(TorchDispatchMode):
 
     def _alias(self, old: Value, writes: list[Value], tensor: Tensor) -> Op:
         """A virtual op from what was there and what was written over it; a full write hides the old."""
-        covering = [w for w in writes if torch.Size(w.shape).numel() == tensor.numel()]
-        inputs = (writes[-1],) if covering and covering[-1] is writes[-1] else (old, *writes)
+        is_full = bool(writes) and writes[-1].numel == tensor.numel()
+        inputs = (writes[-1],) if is_full else (old, *writes)
         base = "alias" if len(inputs) == 1 else "overwrite"
         op = Op(f"virtual.{base}", base, inputs, {}, inputs, self.calls.current, 0, virtual=True)
         self._append(op)
         return op
 
     def _leaf(self, tensor: Tensor, origin: Origin, name: str | None) -> Value:
-        value = Value(
-            len(self.graph.values), None, 0, tuple(tensor.shape), tensor.is_floating_point(), origin, name
-        )
+        shape, floating = tuple(tensor.shape), tensor.is_floating_point()
+        value = Value(len(self.graph.values), None, 0, shape, floating, origin, name)
         value.live, value.learnt = origin == "input", origin == "parameter"
         if origin in {"buffer", "constant"}:
             value.number = _number(tensor)
@@ -178,10 +172,7 @@ class Recorder(TorchDispatchMode):
         keep: Any
         try:
             storage = tensor.untyped_storage()
-        except (
-            NotImplementedError,
-            RuntimeError,
-        ):  # sparse and other tensors without a storage: known by object
+        except (NotImplementedError, RuntimeError):  # sparse tensors and others without a storage
             key, keep = -id(tensor), tensor
         else:
             key, keep = storage._cdata, None
@@ -190,11 +181,6 @@ class Recorder(TorchDispatchMode):
         if fresh := key not in self._storages:
             self._storages[key] = _Storage(keep)
         return self._storages[key], fresh
-
-    def _opaque(self, op: Op, real_args: Any, outputs: list[Any]) -> None:
-        op.outputs[0].norm = which_norm(real_args, outputs[0])
-        if op.outputs[0].norm is None:
-            self.graph.opaque.append(op)
 
 
 def _simplified(op: Op) -> Op:
@@ -225,6 +211,11 @@ def op_identity(func: Any) -> tuple[str, str, bool]:
     return _identities[func]
 
 
+def outputs_of(result: Any, args: Any, mutable: bool) -> list[Any]:
+    """Leaves of an op's result; one without a result (`_foreach_add_`) may have changed all its arguments."""
+    return tree_leaves(args if result is None and mutable else result)
+
+
 def _geometry(tensor: Tensor) -> _Geometry:
     if tensor.layout is not torch.strided:
         return (tuple(tensor.shape),)
@@ -246,26 +237,16 @@ def _number(tensor: Tensor) -> float | None:
 
 def _is_causal(tensor: Tensor) -> bool | None:
     """Whether a square attention gives nothing to later tokens; None where that cannot be seen."""
-    if (
-        tensor.dim() < 2
-        or tensor.shape[-1] != tensor.shape[-2]
-        or tensor.shape[-1] < 2
-        or not _is_real(tensor)
-    ):
+    is_square = tensor.dim() > 1 and tensor.shape[-1] == tensor.shape[-2] > 1
+    if not is_square or not _is_real(tensor):
         return None
     later = tensor.detach().triu(1)
     return None if bool(later.isnan().any()) else not bool(later.any())
 
 
-@contextmanager
-def _recording(recorder: Recorder) -> Iterator[None]:
-    with recorder.calls.watching(), torch.enable_grad(), recorder:
-        yield
-
-
 def record(model: nn.Module, run: Callable[[], Any], inputs: Any) -> Graph:
     """The graph of one `run()`, a forward of `model` on the tensors in `inputs`."""
     recorder = Recorder(model, inputs)
-    with _recording(recorder):
+    with recorder.calls.watching(), torch.enable_grad(), recorder:
         run()
     return recorder.graph

@@ -7,13 +7,16 @@ embeddings, GELU's tanh form, masks and position adds, where nothing learnt lies
 
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from normscope.anatomy.attention import Attention, logits_of
 from normscope.anatomy.graph import Graph, Op, Value, ancestors, between, search
 from normscope.anatomy.norms import FoundNorm
-from normscope.anatomy.ops import SAME, VIEWS, is_weight, mixes_between, weight_of
+from normscope.anatomy.ops import SAME, VIEWS, mixes_between, weight_of
 from normscope.anatomy.terms import Factor, Term, direct_terms, scale_step, step_weight, terms_of
+
+if TYPE_CHECKING:
+    from normscope.anatomy.branches import FoundBranch
 
 Several = Literal["", "beside", "mixed", "stochastic"]
 """One stream; a second beside it; a state of streams that mix, the last by doubly stochastic matrices."""
@@ -21,24 +24,26 @@ Several = Literal["", "beside", "mixed", "stochastic"]
 
 @dataclass(eq=False)
 class Sum:
-    """A residual sum: `value` = stream factors · `skip` + branches.
+    """A residual sum: `value` = stream factors · `skip` + terms.
 
     Attributes:
         skip: the stream as the branches read it.
         entry: the same in the shape of the sum, where the skip was found as a flattened view of it.
+        terms: the terms that are branches.
         skip_norm: a norm that the skip passes and the branches do not (nGPT).
         long_skips: further terms that the branches come from (B2T, dense connections).
         shrunk: whether a learnt share of the sum is taken away right behind it (GPAS).
         several: how its streams are kept where there are several, "" for one; see `several`.
         read, spread: what the branch reads of such a state, and its output before it is spread over it.
         beside: what else the branch's output is added to make.
+        branches, norms_behind: what is found later: the branches, and the norms on the stream behind the sum.
     """
 
     value: Value
     op: Op
     skip: Value
     stream_factors: list[tuple[Factor, ...]]
-    branches: list[Term]
+    terms: list[Term]
     entry: Value
     skip_norm: FoundNorm | None = None
     long_skips: list[Value] = field(default_factory=list)
@@ -47,6 +52,8 @@ class Sum:
     read: Value | None = None
     spread: Value | None = None
     beside: list[Value] = field(default_factory=list)
+    branches: list["FoundBranch"] = field(default_factory=list)
+    norms_behind: list[FoundNorm] = field(default_factory=list)
 
     @property
     def doubled(self) -> bool:
@@ -55,11 +62,16 @@ class Sum:
 
     @property
     def start(self) -> Value:
-        """Where the branches start: the skip, or what is read of several streams."""
+        """The value where the branches start: the skip, or what is read of several streams."""
         return self.skip if self.read is None else self.read
 
+    @property
+    def leaving(self) -> Value:
+        """The stream behind the sum and its norms."""
+        return self.norms_behind[-1].output if self.norms_behind else self.value
+
     def region(self, term: Term) -> list[Value]:
-        """What lies between the start and a branch's end."""
+        """All values between the start and a branch's end."""
         return between(self.start, term.value if self.spread is None else self.spread)
 
 
@@ -72,13 +84,8 @@ class _Candidate:
     norm: FoundNorm | None
 
 
-def find_sums(
-    graph: Graph,
-    norms: dict[Value, FoundNorm],
-    attentions: list[Attention],
-    known: Set[Op] = frozenset(),
-) -> list[Sum]:
-    """All residual sums, in the order they ran, but for the `known` adds."""
+def find_sums(graph: Graph, attentions: list[Attention], known: Set[Op] = frozenset()) -> list[Sum]:
+    """All residual sums, in the order they ran, except the `known` adds."""
     logits = logits_of(graph.ops)
     operands = {v for a in attentions for v in (a.query, a.key, a.value)}
     taken: set[Op] = set(known)
@@ -91,15 +98,22 @@ def find_sums(
         tree = Term(op.outputs[0], (), terms_of(op))
         if not tree.inner:
             continue
-        found = _as_sum(op, tree, norms)
+        found = _as_sum(op, tree)
         if found is not None and found.doubled and any(add.call is not op.call for add in _adds(tree)):
             # What another module summed, and an earlier point of the stream on top: that is a sum of its own.
             tree = Term(op.outputs[0], (), terms_of(op, op.call))
-            found = _as_sum(op, tree, norms)
+            found = _as_sum(op, tree)
         if found is not None:
             sums.append(found)
             taken.update(_adds(tree))
     return [_with_scale_behind(_with_share_taken(s)) for s in reversed(sums)]
+
+
+def without(sums: list[Sum], dropped: Set[Sum]) -> list[Sum]:
+    """`sums` without the `dropped` ones, which their values forget."""
+    for total in dropped:
+        total.value.sum = None
+    return [total for total in sums if total not in dropped]
 
 
 def _is_read_by_attention_alone(value: Value, operands: set[Value]) -> bool:
@@ -108,10 +122,9 @@ def _is_read_by_attention_alone(value: Value, operands: set[Value]) -> bool:
     """
 
     def step(here: Value) -> Iterator[Value]:
-        if _is_mapped(here):
-            return iter(())
-        through = [op for op in here.users if here not in operands or op.base in VIEWS]
-        return (v for op in through for v in op.outputs)
+        is_operand = here in operands
+        after = here.successors if not _is_mapped(here) else ()
+        return (v for v in after if not is_operand or v.base in VIEWS)
 
     if not operands or not value.users:
         return False
@@ -138,7 +151,7 @@ def _scale_all(total: Sum, scaled: Value, factor: Factor) -> None:
     weight = step_weight(scaled, (total.value, factor))
     total.value = scaled
     total.stream_factors = [(*f, factor) for f in total.stream_factors]
-    for term in total.branches:
+    for term in total.terms:
         for each in (term, *(term.leaves() if term.inner else ())):
             each.factors, each.fused = (*each.factors, factor), (*each.fused, weight)
 
@@ -162,75 +175,65 @@ def _adds(tree: Term) -> Iterator[Op]:
         yield from _adds(term)
 
 
-def _candidates(value: Value, norms: dict[Value, FoundNorm]) -> list[_Candidate]:
-    """The term itself, then what it is of, nearest first."""
+def _candidates(value: Value) -> list[_Candidate]:
+    """The term itself, then what it was before norms, views and scales, nearest first."""
     found: list[_Candidate] = []
     queue = [_Candidate(value, (), None)]
     while queue and len(found) < 16:
         here = queue.pop(0)
         found.append(here)
-        op, norm = here.value.op, norms.get(here.value)
+        norm, inputs = here.value.norm, here.value.inputs
         if norm is not None:
             if here.norm is None:
                 queue.append(_Candidate(norm.input, here.factors, norm))
-        elif op is None:
-            continue
-        elif op.base in SAME:
-            queue.append(_Candidate(op.inputs[0], here.factors, here.norm))
+        elif here.value.base in SAME:
+            queue.append(_Candidate(inputs[0], here.factors, here.norm))
         elif (scaled := scale_step(here.value)) is not None:
-            carriers = [v for v in op.inputs if v.live] if scaled[1] == "gate" else [scaled[0]]
+            carriers = [v for v in inputs if v.live] if scaled[1] == "gate" else [scaled[0]]
             queue += [_Candidate(v, (*here.factors, scaled[1]), here.norm) for v in carriers]
     return found
 
 
-def _as_sum(op: Op, tree: Term, norms: dict[Value, FoundNorm]) -> Sum | None:
+def _as_sum(op: Op, tree: Term) -> Sum | None:
     leaves = tree.leaves()
-    chains = [_candidates(leaf.value, norms) for leaf in leaves]
+    chains = [_candidates(leaf.value) for leaf in leaves]
     lowest = min(c.value.index for chain in chains for c in chain)
     behind = [ancestors([leaf.value], lowest - 1) for leaf in leaves]
-    skips: list[tuple[int, _Candidate]] = []
-    for i, chain in enumerate(chains):
-        candidates = (
-            c
-            for c in chain
-            if any(i != j and _reads(c.value, leaves[j], behind[j]) for j in range(len(leaves)))
-        )
+    skips: list[tuple[Term, _Candidate]] = []
+    for leaf, chain in zip(leaves, chains, strict=True):
+        others = [(other, b) for other, b in zip(leaves, behind, strict=True) if other is not leaf]
+        candidates = (c for c in chain if any(_reads(c.value, other, b) for other, b in others))
         read = next(candidates, None)
         if read is not None:
-            gated = "gate" in (*leaves[i].factors, *read.factors)
-            skips.append((i, _before_views(read, candidates) if gated else read))
+            gated = "gate" in (*leaf.factors, *read.factors)
+            skips.append((leaf, _before_views(read, candidates) if gated else read))
     if not skips:
         return None
     skip = max((c for _, c in skips), key=lambda c: c.value.index)
-    same = [(i, c) for i, c in skips if c.value is skip.value]
-    inner = _inner_sum(
-        tree,
-        skip.value,
-        norms,
-        {id(leaves[i]) for i, _ in same},
-        {id(leaves[i]) for i, c in skips if c.value is not skip.value},
-    )
+    same = [(leaf, c) for leaf, c in skips if c.value is skip.value]
+    long = [(leaf, c) for leaf, c in skips if c.value is not skip.value]
+    inner = _inner_sum(tree, skip.value, [leaf for leaf, _ in same], [leaf for leaf, _ in long])
     if inner is not None:
         inner.inner, inner.add = [], None
-        return _as_sum(op, tree, norms)
-    branches = _branches(tree, {id(leaves[i]) for i, _ in skips})
-    if not branches:
+        return _as_sum(op, tree)
+    terms = _branch_terms(tree, [leaf for leaf, _ in skips])
+    if not terms:
         return None
     return Sum(
         value=tree.value,
         op=op,
         skip=skip.value,
-        stream_factors=[(*leaves[i].factors, *c.factors) for i, c in same],
-        branches=branches,
+        stream_factors=[(*leaf.factors, *c.factors) for leaf, c in same],
+        terms=terms,
         entry=_shaped(skip.value, tree.value.shape),
         skip_norm=skip.norm,
-        long_skips=[c.value for _, c in skips if c.value is not skip.value],
+        long_skips=[c.value for _, c in long],
     )
 
 
 def _before_views(read: _Candidate, more: Iterator[_Candidate]) -> _Candidate:
     """The last candidate that `read` is a view of: a gate reads a view of what the branch reads."""
-    views = set(search([read.value], lambda v: (v.source,) if v.base in SAME else ()))
+    views = set(read.value.through(SAME))
     return [read, *(candidate for candidate in more if candidate.value in views)][-1]
 
 
@@ -238,28 +241,25 @@ def _shaped(value: Value, shape: tuple[int, ...]) -> Value:
     """`value`, or a view of it in this shape: a linear layer's output is a flattened matrix first."""
     if value.shape == shape:
         return value
-    views = (v for op in value.users if op.base in VIEWS for v in op.outputs)
-    return next((v for v in views if v.shape == shape), value)
+    return next((v for v in value.successors if v.base in VIEWS and v.shape == shape), value)
 
 
-def _is_stream_point(value: Value, norms: dict[Value, FoundNorm]) -> bool:
-    while value in norms or value.base in SAME:
-        value = norms[value].input if value in norms else value.source
-    return value.op is not None and len(direct_terms(value.op)) > 1 and not is_weight(value.op.inputs[-1])
+def _is_stream_point(value: Value) -> bool:
+    while value.norm is not None or value.base in SAME:
+        value = value.norm.input if value.norm is not None else value.source
+    return len(direct_terms(value.op)) > 1 and not value.inputs[-1].is_weight
 
 
-def _inner_sum(
-    tree: Term, skip: Value, norms: dict[Value, FoundNorm], skips: set[int], others: set[int]
-) -> Term | None:
+def _inner_sum(tree: Term, skip: Value, skips: list[Term], others: list[Term]) -> Term | None:
     """A smaller subtree with a skip of its own: a residual inside a branch, x + (a + F(a)).
 
-    Not so where a is a point of the stream, a sum or its norm (B2T).
+    None where a is a point of the stream, a sum or its norm (B2T).
     """
-    if _is_stream_point(skip, norms):
+    if _is_stream_point(skip) or not others:
         return None
     for term in tree.inner:
-        leaves = {id(leaf) for leaf in term.leaves()}
-        if term.inner and others and skips < leaves and not others & leaves:
+        leaves = set(term.leaves())
+        if term.inner and set(skips) < leaves and leaves.isdisjoint(others):
             return term
     return None
 
@@ -269,10 +269,10 @@ def _reads(start: Value, term: Term, behind: set[Value]) -> bool:
     return start in behind and start is not term.value and mixes_between(start, term.value)
 
 
-def _branches(tree: Term, skips: set[int]) -> list[Term]:
+def _branch_terms(tree: Term, skips: list[Term]) -> list[Term]:
     """The largest subtrees without a skip in them."""
-    if id(tree) in skips:
+    if tree in skips:
         return []
-    if not any(id(leaf) in skips for leaf in tree.leaves()):
+    if not any(leaf in skips for leaf in tree.leaves()):
         return [tree]
-    return [branch for term in tree.inner for branch in _branches(term, skips)]
+    return [branch for term in tree.inner for branch in _branch_terms(term, skips)]

@@ -1,16 +1,15 @@
-"""Catalogue names that the dataflow of one branch decides; `whole` adds those that only a stack shows.
+"""Name the scheme of each branch, by its own dataflow or by that of its whole stack.
 
 None where no name is decided: then the placement is the name (initialisation alone tells GPT-2 from Pre-LN).
+Only a whole stack shows that Mix-LN's first blocks are no plain Post-LN and KEEL's first no plain Pre-LN, and
+only the number of the block tells LayerNorm Scaling's factor.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from normscope.anatomy.branches import Limb
-from normscope.anatomy.graph import Value
+from normscope.anatomy.branches import FoundBranch
 from normscope.anatomy.inside import (
-    QKNorm,
     divided_by_norm,
     entry_scale,
     inner_norm,
@@ -18,160 +17,190 @@ from normscope.anatomy.inside import (
     scalar_bias,
     value_normed,
 )
-from normscope.anatomy.norms import FoundNorm
-from normscope.anatomy.residual import Several
-from normscope.anatomy.terms import Factor
-from normscope.anatomy.types import Kind, Placement, Scale
+
+Blocks = list[list[FoundBranch]]
+WITHOUT_NORMS = "residual-no-norm"
 
 
-def combine(terms: list[tuple[Factor, ...]]) -> Scale:
-    """Σ Π of factors as one scale: a number, "learnt" (a gate sets it, too), or None for 1."""
-    factors = [f for term in terms for f in term]
-    if any(isinstance(f, str) for f in factors):
-        return "learnt"
-    total = sum(math.prod(float(f) for f in term) for term in terms)
-    return None if math.isclose(total, 1.0, rel_tol=1e-9) else total
+def name_schemes(blocks: Blocks, complete: bool) -> None:
+    """Name every branch: as its stack where one rule holds for all of it, else by itself.
 
-
-def join_of(stream: list[tuple[Factor, ...]], branch: list[tuple[Factor, ...]]) -> str:
-    """ "gate", "learnt", "scaled" or "add"."""
-    factors = {f for term in (*stream, *branch) for f in term}
-    if "gate" in factors:
-        return "gate"
-    if "learnt" in factors:
-        return "learnt"
-    return "add" if combine(stream) is None and combine(branch) is None else "scaled"
-
-
-def placement_of(limb: Limb, post: bool) -> Placement:
-    """The slots' name. A norm on the stream wins: B2T, KEEL have the placement of their outer norm."""
-    if post:
-        return "post"
-    before = bool(limb.norms_in) and not limb.raw_entry
-    after = limb.norm_out is not None
-    if before and after:
-        return "peri"
-    if after:
-        return "res-post"
-    return "pre" if before else "none"
-
-
-@dataclass(frozen=True)
-class Traits:
-    """What names a branch.
-
-    Attributes:
-        kind, placement, join, stream, branch: as in `types.Branch`.
-        normed: whether a norm stands at its entry, whatever follows the sum.
-        norms: kinds of the norms at its entry, or on the stream where there are none.
-        entry_scale: the number on the norm at its entry.
-        parallel, long_skip, skip_norm, shrunk, several, recurrent, vector: as in `Limb` and `Sum`.
-        inner_norm, qk_norm, value_norm, scalar_bias, divided: see `inside`.
+    Args:
+        complete: whether everything could be read; where not, nothing is called free of norms.
     """
-
-    kind: Kind
-    placement: Placement
-    join: str
-    stream: Scale
-    branch: Scale
-    normed: bool
-    norms: frozenset[str]
-    norm_out: bool
-    entry_scale: float | None
-    vector: bool
-    parallel: bool
-    long_skip: bool
-    skip_norm: bool
-    shrunk: bool
-    several: Several
-    recurrent: bool
-    inner_norm: bool
-    qk_norm: QKNorm
-    value_norm: bool
-    scalar_bias: bool
-    divided: bool
+    for branch in _all(blocks):
+        branch.scheme = next((name for name, holds in BRANCH_RULES if holds(branch)), None)
+    whole = next((name for name, holds in STACK_RULES if holds(blocks)), None)
+    if whole is not None and (complete or whole != WITHOUT_NORMS):
+        for branch in _all(blocks):
+            branch.scheme = whole
 
 
-def traits_of(limb: Limb, after: list[FoundNorm], norms: dict[Value, FoundNorm]) -> Traits:
-    """The traits of one branch; `after`: the norms on the stream behind it."""
-    total = limb.sum
-    return Traits(
-        kind=limb.kind,
-        placement=placement_of(limb, bool(after)),
-        join="streams" if total.several else join_of(total.stream_factors, limb.factors),
-        stream=combine(total.stream_factors),
-        branch=combine(limb.factors),
-        normed=bool(limb.norms_in) and not limb.raw_entry,
-        norms=frozenset(norm.kind for norm in limb.norms_in or after),
-        norm_out=limb.norm_out is not None,
-        entry_scale=entry_scale(limb),
-        vector=limb.vector,
-        parallel=limb.parallel,
-        long_skip=bool(total.long_skips),
-        skip_norm=total.skip_norm is not None,
-        shrunk=total.shrunk,
-        several=total.several,
-        recurrent=limb.recurrent,
-        inner_norm=inner_norm(limb, norms),
-        qk_norm=qk_norm(limb, norms),
-        value_norm=value_normed(limb, norms),
-        scalar_bias=scalar_bias(limb),
-        divided=divided_by_norm(limb),
-    )
+def _all(blocks: Blocks) -> list[FoundBranch]:
+    return [branch for block in blocks for branch in block]
 
 
-def scheme_of(t: Traits) -> str | None:
-    """The catalogue name of one branch: the first rule that holds."""
-    return next((name for name, holds in RULES if holds(t)), None)
+def _own(b: FoundBranch) -> str:
+    return b.scheme or b.placement
 
 
-def _fixed(scale: Scale) -> bool:
-    return isinstance(scale, float)
+def _kinds(b: FoundBranch) -> set[str]:
+    """Kinds of the norms at its entry, or on the stream where there are none."""
+    return {norm.kind for norm in b.norms_in or b.sum.norms_behind}
+
+
+def _is_beside(b: FoundBranch) -> bool:
+    return b.sum.several == "beside" and b.placement == "post"
+
+
+def _is_ngpt(b: FoundBranch) -> bool:
+    learnt = b.norm_out is not None and b.join == "learnt"
+    return b.placement == "post" and (b.sum.skip_norm is not None or learnt)
+
+
+def _is_keel_block(b: FoundBranch) -> bool:
+    return b.placement == "post" and b.normed and isinstance(b.stream_scale, float)
+
+
+def _is_post(b: FoundBranch) -> bool:
+    """Norms on the stream alone, and no scale on the branch."""
+    return b.placement == "post" and not b.normed and b.branch_scale is None
+
+
+def _is_learnt(b: FoundBranch) -> bool:
+    """A learnt scale on the branch alone."""
+    return b.join == "learnt" and b.stream_scale is None
 
 
 # DeepNorm's smallest α is an encoder's .81 (N⁴M)^1/16.
 _LEAST_ALPHA = 0.8
 
-RULES: tuple[tuple[str, Callable[[Traits], bool]], ...] = (
-    ("hyper-connections", lambda t: t.several == "mixed"),
-    ("mhc", lambda t: t.several == "stochastic"),
-    ("siamesenorm", lambda t: t.several == "beside" and t.placement == "post" and t.normed),
-    ("residual-dual", lambda t: t.several == "beside" and t.placement == "post"),
-    ("parallel", lambda t: t.parallel),
-    ("sigma-reparam", lambda t: t.divided),
-    ("b2t", lambda t: t.placement == "post" and t.long_skip),
-    ("ngpt", lambda t: t.placement == "post" and (t.skip_norm or (t.norm_out and t.join == "learnt"))),
-    ("keel", lambda t: t.placement == "post" and t.normed and _fixed(t.stream)),
-    (
-        "deepnorm",
-        lambda t: (
-            t.placement == "post"
-            and not t.normed
-            and isinstance(t.stream, float)
-            and t.stream > _LEAST_ALPHA
-            and t.branch is None
-        ),
-    ),
-    (
-        "admin",
-        lambda t: (
-            t.placement == "post"
-            and not t.normed
-            and t.join == "learnt"
-            and t.stream == "learnt"
-            and t.branch is None
-        ),
-    ),
-    ("gtrxl", lambda t: t.join == "gate" and t.recurrent),
-    ("highway", lambda t: t.join == "gate"),
-    ("gpas", lambda t: t.shrunk),
-    ("layerscale", lambda t: t.join == "learnt" and t.stream is None and t.vector),
-    ("fixup", lambda t: t.join == "learnt" and t.placement == "none" and t.scalar_bias),
-    ("rezero", lambda t: t.join == "learnt" and t.stream is None and t.placement == "none"),
-    ("dyt", lambda t: t.norms == {"dyt"}),
-    ("derf", lambda t: t.norms == {"derf"}),
-    ("scalenorm", lambda t: t.placement == "pre" and t.norms == {"l2norm"}),
-    ("layernorm-scaling", lambda t: t.placement == "pre" and 0 < (t.entry_scale or 0) < 1),
-    ("sub-ln", lambda t: t.placement == "pre" and t.inner_norm),
+BRANCH_RULES: tuple[tuple[str, Callable[[FoundBranch], bool]], ...] = (
+    ("hyper-connections", lambda b: b.sum.several == "mixed"),
+    ("mhc", lambda b: b.sum.several == "stochastic"),
+    ("siamesenorm", lambda b: _is_beside(b) and b.normed),
+    ("residual-dual", _is_beside),
+    ("parallel", lambda b: b.parallel),
+    ("sigma-reparam", divided_by_norm),
+    ("b2t", lambda b: b.placement == "post" and bool(b.sum.long_skips)),
+    ("ngpt", _is_ngpt),
+    ("keel", _is_keel_block),
+    ("deepnorm", lambda b: _is_post(b) and _number(b.stream_scale) > _LEAST_ALPHA),
+    ("admin", lambda b: _is_post(b) and b.join == "learnt"),
+    ("gtrxl", lambda b: b.join == "gate" and b.recurrent),
+    ("highway", lambda b: b.join == "gate"),
+    ("gpas", lambda b: b.sum.shrunk),
+    ("layerscale", lambda b: _is_learnt(b) and b.vector),
+    ("fixup", lambda b: b.join == "learnt" and b.placement == "none" and scalar_bias(b)),
+    ("rezero", lambda b: _is_learnt(b) and b.placement == "none"),
+    ("dyt", lambda b: _kinds(b) == {"dyt"}),
+    ("derf", lambda b: _kinds(b) == {"derf"}),
+    ("scalenorm", lambda b: b.placement == "pre" and _kinds(b) == {"l2norm"}),
+    ("layernorm-scaling", lambda b: b.placement == "pre" and 0 < (entry_scale(b) or 0) < 1),
+    ("sub-ln", lambda b: b.placement == "pre" and inner_norm(b)),
 )
 """Name → what a branch must be, in the order of precedence."""
+
+
+def _is_mix_ln(blocks: Blocks) -> bool:
+    """Post-LN blocks, then Pre-LN blocks."""
+    kinds = [{_own(b) for b in block if b.join == "add"} for block in blocks]
+    first = sum(kind == {"post"} for kind in kinds)
+    return 0 < first < len(kinds) and kinds == [{"post"}] * first + [{"pre"}] * (len(kinds) - first)
+
+
+def _is_keel(blocks: Blocks) -> bool:
+    """A first block of plain Pre-LN, then KEEL."""
+    first, rest = blocks[0], _all(blocks[1:])
+    return bool(rest) and {_own(b) for b in first} == {"pre"} and {_own(b) for b in rest} == {"keel"}
+
+
+def _is_b2t(blocks: Blocks) -> bool:
+    """Post-LN blocks whose last sum reaches back to the block's entry."""
+    return all([_own(b) for b in block] == ["post"] * (len(block) - 1) + ["b2t"] for block in blocks)
+
+
+def _is_layernorm_scaling(blocks: Blocks) -> bool:
+    """1/√l behind the norm in every block l from the second on."""
+    return len(blocks) > 1 and all(
+        b.placement == "pre" and math.isclose(entry_scale(b) or 1.0, number**-0.5, rel_tol=1e-3)
+        for number, block in enumerate(blocks, start=1)
+        for b in block
+    )
+
+
+def _is_sub_ln(blocks: Blocks) -> bool:
+    """A norm inside every branch; Magneto's cross-attention has none."""
+    own = [b for b in _all(blocks) if b.kind != "cross-attention"]
+    crossed = [_own(b) for b in _all(blocks) if b.kind == "cross-attention"]
+    return bool(own) and {_own(b) for b in own} == {"sub-ln"} and set(crossed) <= {"pre", "sub-ln"}
+
+
+def _is_normformer(blocks: Blocks) -> bool:
+    """Norms around the attention, a norm inside the feed-forward."""
+    return all(
+        b.placement == "pre" and inner_norm(b) if b.kind == "feed-forward" else b.placement == "peri"
+        for b in _all(blocks)
+    ) and {"attention", "feed-forward"} <= {b.kind for b in _all(blocks)}
+
+
+def _is_hybridnorm(blocks: Blocks) -> bool:
+    """Norms on q, k and v, none at the entries, one on the stream behind the attention."""
+    attentions = [b for b in _all(blocks) if b.kind != "feed-forward"]
+    return bool(attentions) and all(
+        not b.normed and value_normed(b) and qk_norm(b) in ("head", "full") for b in attentions
+    )
+
+
+def _is_res_post(blocks: Blocks, qk: str) -> bool:
+    """Res-post with this norm on queries and keys."""
+    found = {qk_norm(b) for b in _all(blocks) if b.kind in ("attention", "cross-attention")}
+    return all(_own(b) == "res-post" for b in _all(blocks)) and found == {qk}
+
+
+def _is_dslm(blocks: Blocks) -> bool:
+    """λx + βF with λ² + β² = 1, the same everywhere."""
+    return _keeps_variance(blocks) and len({b.stream_scale for b in _all(blocks)}) == 1
+
+
+def _keeps_variance(blocks: Blocks) -> bool:
+    """λ² + β² = 1 everywhere, β not 0."""
+    pairs = [(b.stream_scale, b.branch_scale) for b in _all(blocks)]
+    return all(
+        isinstance(a, float) and isinstance(b, float) and math.isclose(a**2 + b**2, 1, rel_tol=1e-4)
+        for a, b in pairs
+    )
+
+
+def _is_depth_mup(blocks: Blocks) -> bool:
+    """x + βF(N(x)) with one fixed 0 < β < 1."""
+    plain = all(_own(b) == "pre" and b.stream_scale is None for b in _all(blocks))
+    scales = {b.branch_scale for b in _all(blocks)}
+    return plain and len(scales) == 1 and 0 < _number(scales.pop()) < 1
+
+
+def _number(scale: object) -> float:
+    return scale if isinstance(scale, float) else 0.0
+
+
+def _is_without_norms(blocks: Blocks) -> bool:
+    """Plain sums and no norm anywhere."""
+    return all(_own(b) == "none" and b.join == "add" for b in _all(blocks))
+
+
+STACK_RULES: tuple[tuple[str, Callable[[Blocks], bool]], ...] = (
+    ("mix-ln", _is_mix_ln),
+    ("keel", _is_keel),
+    ("b2t", _is_b2t),
+    ("layernorm-scaling", _is_layernorm_scaling),
+    ("sub-ln", _is_sub_ln),
+    ("normformer", _is_normformer),
+    ("hybridnorm", _is_hybridnorm),
+    ("swin-v2", lambda blocks: _is_res_post(blocks, "cosine")),
+    ("olmo2", lambda blocks: _is_res_post(blocks, "full")),
+    ("dslm", _is_dslm),
+    ("unit-scaling", _keeps_variance),
+    ("depth-mup", _is_depth_mup),
+    (WITHOUT_NORMS, _is_without_norms),
+)
+"""Name → what a stack must be, in the order of precedence."""

@@ -3,19 +3,19 @@
 from dataclasses import dataclass
 
 from normscope.anatomy.graph import Op, Value
-from normscope.anatomy.ops import CASTS, DROPOUTS, VIEWS
+from normscope.anatomy.ops import CASTS, SAME, VIEWS, op_set
 
-MEANS = frozenset({"mean", "var", "std", "var_mean", "std_mean"})
-_SUMS = frozenset({"sum", "linalg_vector_norm", "norm", "_weight_norm_interface"})
-CENTRED = frozenset({"var", "std", "var_mean", "std_mean"})
-_ROOTS = frozenset({"rsqrt", "sqrt", "reciprocal", "pow", "clamp", "clamp_min", "maximum", "where", "abs"})
+MEANS = op_set("mean var std var_mean std_mean")
+CENTRED = op_set("var std var_mean std_mean")
+_NORMS = op_set("linalg_vector_norm norm std std_mean")
+_REDUCTIONS = MEANS | _NORMS | op_set("sum _weight_norm_interface")
+_ROOTS = op_set("rsqrt sqrt reciprocal pow clamp clamp_min maximum where abs")
 _POWERS = {"rsqrt": -0.5, "sqrt": 0.5, "reciprocal": -1.0}
-_SEEN_THROUGH = CASTS | VIEWS | DROPOUTS
 
 
 @dataclass
 class Statistic:
-    """What a scale factor is made of: gain · (reduction + ε)^power.
+    """A scale factor taken apart: gain · (reduction + ε)^power.
 
     An ε outside of the root is not kept, nor is a floor, max(·, ε).
     """
@@ -33,12 +33,12 @@ def find_statistic(scale: Value) -> Statistic | None:
         op = scale.op
         if op is None:
             return None
-        if op.base in MEANS | _SUMS:
-            rooted = rooted or op.base in {"linalg_vector_norm", "norm", "std", "std_mean"}
+        if op.base in _REDUCTIONS:
+            rooted = rooted or op.base in _NORMS
             if not rooted or (op.base == "linalg_vector_norm" and op.arg(1, "ord", 2) != 2):
                 return None
             return Statistic(op.inputs[0], op, eps, gain)
-        if op.base in _SEEN_THROUGH:
+        if op.base in SAME:
             scale = op.inputs[0]
         elif op.base in _ROOTS:
             step = _POWERS.get(op.base, _exponent(op) if op.base == "pow" else 1.0)
@@ -59,9 +59,8 @@ def find_statistic(scale: Value) -> Statistic | None:
     return None
 
 
-def constant_of(op: Op | None) -> float | None:
+def constant_of(op: Op) -> float | None:
     """The number an op adds or multiplies with; None where it is not one number."""
-    assert op is not None
     for arg in op.args:
         if isinstance(arg, Value) and arg.number is not None:
             return arg.number
@@ -84,18 +83,10 @@ def same(value: Value) -> Value:
     return value.behind(CASTS | VIEWS)
 
 
-def _chain(value: Value) -> list[Value]:
-    """`value` and what it is a cast or view of."""
-    chain = [value]
-    while chain[-1].base in CASTS | VIEWS:
-        chain.append(chain[-1].source)
-    return chain
-
-
 def common(a: Value, b: Value) -> Value | None:
-    """The last value that both are casts or views of: what a norm reads."""
-    behind = set(_chain(b))
-    return next((value for value in _chain(a) if value in behind), None)
+    """The last value that both are casts or views of: the input of a norm."""
+    behind = set(b.through(CASTS | VIEWS))
+    return next((value for value in a.through(CASTS | VIEWS) if value in behind), None)
 
 
 def unsquared(value: Value) -> Value:
@@ -104,16 +95,16 @@ def unsquared(value: Value) -> Value:
     if square.op is None:
         return value
     squared = square.base == "pow" and _exponent(square.op) == 2.0
-    squared = squared or (square.base == "mul" and len(set(square.op.inputs)) == 1)
+    squared = squared or (square.base == "mul" and len(set(square.inputs)) == 1)
     return square.source if squared or square.base in {"square", "abs"} else value
 
 
 def uncentred(value: Value) -> tuple[Value, bool]:
     """a for a − mean(a), and whether it was that."""
     centred = same(value)
-    if centred.base != "sub" or centred.op is None or len(centred.op.inputs) != 2:
+    if centred.base != "sub" or len(centred.inputs) != 2:
         return value, False
-    a, mean = centred.op.inputs
+    a, mean = centred.inputs
     mean = same(mean)
     source = common(a, mean.source) if mean.base in MEANS else None
     return (source, True) if source is not None else (value, False)

@@ -8,18 +8,18 @@ stream.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from normscope.anatomy.graph import Op, Value, inputs_of, search
+from normscope.anatomy.graph import Value, search
 from normscope.anatomy.norms import FoundNorm
-from normscope.anatomy.ops import PARTS, SAME, is_weight
+from normscope.anatomy.ops import PARTS, SAME, op_set
 from normscope.anatomy.residual import Sum
 from normscope.anatomy.terms import core, direct_terms, scale_step
 
-_POOLING = PARTS | {"mean", "sum", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool2d", "_adaptive_avg_pool2d"}
+_POOLING = PARTS | op_set("mean sum avg_pool1d avg_pool2d adaptive_avg_pool2d _adaptive_avg_pool2d")
 
 
 @dataclass(eq=False)
 class Link:
-    """Where a skip comes from: the sum before, the norms passed, whether anything else lies between."""
+    """The origin of a skip: the sum before, the norms passed, whether nothing else lies between."""
 
     before: Sum | None
     norms: list[FoundNorm] = field(default_factory=list)
@@ -27,25 +27,24 @@ class Link:
     others: list[Sum] = field(default_factory=list)
 
 
-def link(total: Sum, by_value: dict[Value, Sum], norms: dict[Value, FoundNorm]) -> Link:
+def link(total: Sum) -> Link:
     """The link from `total` back to the sum before it."""
-    value, passed = total.skip, [total.skip_norm] if total.skip_norm is not None else []
+    value: Value | None = total.skip
+    passed = [total.skip_norm] if total.skip_norm is not None else []
     # A norm on the skip itself (nGPT) is computed from the skip value, after whatever came before it.
-    while True:
-        if value in by_value:
-            return Link(by_value[value], passed)
-        norm, back = norms.get(value), step_back(value)
-        if norm is not None:
-            passed, value = [norm, *passed], norm.input
-        elif back is not None:
-            value = back
+    while value is not None:
+        if value.sum is not None:
+            return Link(value.sum, passed)
+        last = value
+        if value.norm is not None:
+            passed, value = [value.norm, *passed], value.norm.input
         else:
-            break
-    found = nearest(value, by_value)
+            value = step_back(value)
+    found = nearest(last)
     if not found:
         return Link(None)
-    last = max(found, key=lambda s: s.value.index)
-    return Link(last, passed, direct=False, others=[s for s in found if s is not last])
+    before = max(found, key=lambda s: s.value.index)
+    return Link(before, passed, direct=False, others=[s for s in found if s is not before])
 
 
 def step_back(value: Value) -> Value | None:
@@ -57,8 +56,8 @@ def step_back(value: Value) -> Value | None:
     scaled = scale_step(value)
     if scaled is not None and scaled[1] != "gate":
         return scaled[0]
-    if value.base == "add" and len(value.op.inputs) == 2 and is_weight(value.op.inputs[1]):
-        return value.op.inputs[0]
+    if value.base == "add" and len(value.inputs) == 2 and value.inputs[1].is_weight:
+        return value.source
     terms = [term.value for term in direct_terms(value.op)]
     return terms[0] if len(terms) > 1 and len({core(v) for v in terms}) == 1 else None  # a·x + b·x
 
@@ -71,23 +70,19 @@ def came_from(value: Value) -> Iterator[Value]:
         here = step_back(here)
 
 
-def nearest(value: Value, by_value: dict[Value, Sum]) -> list[Sum]:
+def nearest(value: Value) -> list[Sum]:
     """The sums that `value` comes from with no other sum between."""
-    met = search([value], lambda v: () if v in by_value else inputs_of(v))
-    return [by_value[v] for v in met if v in by_value]
+    met = search([value], lambda v: () if v.sum is not None else v.inputs)
+    return [v.sum for v in met if v.sum is not None]
 
 
-def norms_on(value: Value, norms: dict[Value, FoundNorm], pooled: bool = False) -> list[FoundNorm]:
+def norms_on(value: Value, pooled: bool = False) -> list[FoundNorm]:
     """Norms that read `value` itself, or (`pooled`) a part or a mean of it, in order."""
 
     def step(here: Value) -> Iterator[Value]:
-        for op in here.users:
-            if op.base in SAME or (pooled and op.base in _POOLING) or _is_scale(op, here):
-                yield from op.outputs
+        for after in here.successors:
+            if after.base in SAME or (pooled and after.base in _POOLING) or step_back(after) is here:
+                yield after
 
-    readings = set(search([value], step))
-    return sorted((n for n in norms.values() if n.input in readings), key=lambda n: n.output.index)
-
-
-def _is_scale(op: Op, value: Value) -> bool:
-    return bool(op.outputs) and step_back(op.outputs[0]) is value
+    found = (norm for reading in search([value], step) for norm in reading.norms_behind)
+    return sorted(found, key=lambda n: n.output.index)
