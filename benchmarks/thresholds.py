@@ -17,7 +17,7 @@ from torch import nn
 from normscope.anatomy import read_anatomy
 from normscope.bench.examples import CausalEncoder
 from normscope.probes import PROBES, Measurements
-from normscope.rules import Case, Context, judge, verdict
+from normscope.rules import Case, judge, verdict
 from normscope.rules import figures as fig
 from normscope.subjects import Subject, load, make_subject
 
@@ -241,7 +241,7 @@ def main() -> None:
     print("|---|", "---|" * (len(COLUMNS) + 2), sep="")
     for name, subject in subjects(only):
         case = measured(subject)
-        found = judge(case.anatomy, case.table, None, Context())
+        found = judge(case.anatomy, case.table, None)
         codes = ", ".join(f"{f.code} {f.severity}" for f in found)
         cells = " | ".join(column.cell(case) for column in COLUMNS)
         print(f"| {name} | {cells} | {codes or 'none'} | {verdict(found)} |", flush=True)

@@ -37,7 +37,7 @@ from normscope.probes import (
     not_measured,
 )
 from normscope.report import Report
-from normscope.rules import Context, Finding, judge, matches, parse_codes, verdict
+from normscope.rules import Finding, judge, matches, parse_codes, verdict
 from normscope.rules.remedies import RemediesInterrupted, Rescue, try_remedies
 from normscope.subjects import Batch, LossFn, Subject, make_subject, untouched
 from normscope.subjects.memory import is_out_of_memory, memory_refusals
@@ -84,10 +84,7 @@ class _Run:
             self.cost[stage] = round(time.perf_counter() - start, 4)
 
     def findings(self) -> list[Finding]:
-        context = Context(
-            dtype=_dtype(self.subject.model), optimizer=self.config.optimizer, lr=self.config.lr
-        )
-        found = judge(self.anatomy, self.measurements, self.forecast, context)
+        found = judge(self.anatomy, self.measurements, self.forecast, _dtype(self.subject.model))
         kept = [f for f in found if not self.select or any(matches(f, code) for code in self.select)]
         return [f for f in kept if not any(matches(f, code) for code in self.ignore)]
 

@@ -6,7 +6,7 @@ from typing import Any
 from normscope.anatomy import Anatomy, Block, Branch, Norm, Site, Stack
 from normscope.forecast import Forecast, ForecastStep
 from normscope.probes import Measurement, Measurements
-from normscope.rules import Case, Context, Severity, gradient, jacobian, precision, signal, structure
+from normscope.rules import Case, Severity, gradient, jacobian, precision, signal, structure
 
 SITE = Site("", 0, "aten.add.Tensor", 0)
 FINAL = Norm("layernorm", "norm", SITE, SITE, 1e-5, "norm.weight")
@@ -45,7 +45,7 @@ def case(
     dtype: str = "float32",
 ) -> Case:
     table = Measurements(Measurement(quantity, site, value) for quantity, site, value in figures)
-    return Case(reading, table, forecast, Context(dtype=dtype))
+    return Case(reading, table, forecast, dtype)
 
 
 def trial(outcome: str, **more: Any) -> Forecast:

@@ -8,7 +8,7 @@ from synthetic_cases import PAIRS, READING, anatomy, case, partly, trial
 
 from normscope.anatomy import Anatomy
 from normscope.probes import Measurement, Measurements
-from normscope.rules import Case, Context, Finding, Severity, judge, verdict
+from normscope.rules import Case, Finding, Severity, judge, verdict
 
 
 def judged(one: Case) -> list[Finding]:
@@ -39,7 +39,7 @@ def test_the_worst_finding_makes_the_verdict(severities: tuple[str, ...], expect
 def test_starved_queries_are_treated_by_what_starves_them(diversity: float, words: str) -> None:
     starving = PAIRS["NS303"][0].beyond
     rows = [Measurement("stream/diversity", block.site, diversity) for block in READING.blocks]
-    one = Case(READING, Measurements([*starving.table, *rows]), None, Context())
+    one = Case(READING, Measurements([*starving.table, *rows]), None)
     (finding,) = [f for f in judged(one) if f.code == "NS303"]
     assert words in finding.remedy
 
@@ -71,12 +71,12 @@ def test_sites_come_in_the_order_of_depth() -> None:
 
 
 def test_nothing_measured_and_nothing_tried_is_no_finding() -> None:
-    assert judge(READING, Measurements(), None, Context()) == []
+    assert judge(READING, Measurements(), None) == []
 
 
 def test_a_row_that_was_not_measured_silences_its_rule() -> None:
     table = Measurements([Measurement("attention/entropy", "layers.0.attn", None, how="not measured: x")])
-    assert judge(READING, table, None, Context()) == []
+    assert judge(READING, table, None) == []
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -86,26 +86,26 @@ def test_a_broken_model_gives_its_birth_and_no_flood(value: float) -> None:
     table = Measurements(Measurement(quantity, site, value) for quantity, site in sorted(rows))
     broken = Measurement("precision/non-finite", "layers.4.mlp", 1.0, how="exact; NaN born in aten.div")
     table = Measurements([broken, *(m for m in table if m.quantity != "precision/non-finite")])
-    found = judge(READING, table, trial("diverges", reason="the loss is not finite"), Context())
+    found = judge(READING, table, trial("diverges", reason="the loss is not finite"))
     assert [(f.code, f.severity, f.sites) for f in found] == [("NS506", Severity.ERROR, ("layers.4.mlp",))]
     assert "NaN born in aten.div" in found[0].message
     assert verdict(found) == "will fail"
 
 
 def test_an_empty_reading_is_judged_too() -> None:
-    found = judge(Anatomy((), ("no residual adds",)), Measurements(), trial("collapses"), Context())
+    found = judge(Anatomy((), ("no residual adds",)), Measurements(), trial("collapses"))
     assert [f.code for f in found] == ["NS202", "NS104"]
 
 
 def test_remedies_fit_the_case() -> None:
     collapsed = trial("collapses", lr=1e-3)
-    (post,) = judge(anatomy(4, "post"), Measurements(), collapsed, Context())
-    (pre,) = judge(anatomy(4, "pre"), Measurements(), collapsed, Context())
+    (post,) = judge(anatomy(4, "post"), Measurements(), collapsed)
+    (pre,) = judge(anatomy(4, "pre"), Measurements(), collapsed)
     assert "norm_first=True" in post.remedy
     assert "norm_first" not in pre.remedy
     assert "try 1e-4" in post.remedy
-    (half,) = judge(READING, Measurements(), trial("diverges"), Context(dtype="float16"))
-    (full,) = judge(READING, Measurements(), trial("diverges"), Context())
+    (half,) = judge(READING, Measurements(), trial("diverges"), "float16")
+    (full,) = judge(READING, Measurements(), trial("diverges"))
     assert "float32" in half.remedy
     assert "Lower the rate" in full.remedy
 

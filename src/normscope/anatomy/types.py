@@ -216,6 +216,11 @@ class Stack:
     long_skips: tuple[LongSkip, ...] = ()
     complete: bool = True
 
+    @property
+    def branches(self) -> tuple[Branch, ...]:
+        """All branches of all blocks, in order."""
+        return tuple(branch for block in self.blocks for branch in block.branches)
+
     def to_dict(self) -> dict[str, Any]:
         """The stack as the report's JSON has it."""
         return {
@@ -249,7 +254,7 @@ class Anatomy:
     @property
     def branches(self) -> tuple[Branch, ...]:
         """All branches of all blocks, in order."""
-        return tuple(branch for block in self.blocks for branch in block.branches)
+        return tuple(branch for stack in self.stacks for branch in stack.branches)
 
     @property
     def final_norm(self) -> bool:

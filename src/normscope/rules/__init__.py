@@ -6,12 +6,11 @@ from normscope.rules.codes import matches, parse_codes
 from normscope.rules.pages import explain
 from normscope.rules.finding import Finding, Severity
 from normscope.rules.judging import Verdict, judge, verdict
-from normscope.rules.rule import RULES, Case, Context, Hit, Rule, figure
+from normscope.rules.rule import RULES, Case, Hit, Rule, figure
 
 __all__ = [
     "RULES",
     "Case",
-    "Context",
     "Finding",
     "Hit",
     "Rule",

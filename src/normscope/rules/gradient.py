@@ -7,7 +7,7 @@ from normscope.anatomy import Stack
 from normscope.probes.jacobian.derivative import TOLERANCE
 from normscope.rules.figures import ends, qk_shares, relative_gradients
 from normscope.rules.finding import Severity
-from normscope.rules.rule import Case, Hit, figure, rule
+from normscope.rules.rule import Case, Hit, figure, note_or_warning, rule
 
 SPREAD = 1e3
 """Factor between the relative gradients at the two ends of a stack. Published models: under 3."""
@@ -22,25 +22,17 @@ WRONG = TOLERANCE
 
 @rule(
     "NS301",
-    "gradient-vanish",
     summary="The loss hardly depends on the lower blocks: their gradient is lost on the way down.",
-    why="""
-        The gradient at a block is the product of all Jacobians above it, transposed. It is compared as the
+    why="""The gradient at a block is the product of all Jacobians above it, transposed. It is compared as the
         relative gradient, ‖∂loss/∂x‖ · RMS(x): what a change of the stream by one percent would do to the
         loss. A stack without norms and one with them can be compared that way, because rescaling x changes
-        nothing. Adam's division hides a vanishing gradient until it nears Adam's ε or the batch's noise.
-    """,
-    threshold=f"""
-        Relative gradient at the first block under 1/{SPREAD:g} of that at the last block of the stack.
-    """,
-    source="""
-        Xiong et al. 2020, arXiv:2002.04745; Wang et al. 2022, arXiv:2203.00555; the figures in
-        docs/thresholds.md.
-    """,
-    remedy="""
-        Give the gradient a path beside the norms (Pre-LN, or DeepNorm's α on the skip), and check that no
-        gain or gate starts at zero between stream and loss.
-    """,
+        nothing. Adam's division hides a vanishing gradient until it nears Adam's ε or the batch's noise.""",
+    threshold=f"""Relative gradient at the first block under 1/{SPREAD:g} of that at the last block of the
+        stack.""",
+    source="""Xiong et al. 2020, arXiv:2002.04745; Wang et al. 2022, arXiv:2203.00555; the figures in
+        docs/thresholds.md.""",
+    remedy="""Give the gradient a path beside the norms (Pre-LN, or DeepNorm's α on the skip), and check that
+        no gain or gate starts at zero between stream and loss.""",
     remedies=("pre-ln", "deepnorm"),
 )
 def gradient_vanish(case: Case) -> Iterator[Hit]:
@@ -52,24 +44,17 @@ def gradient_vanish(case: Case) -> Iterator[Hit]:
 
 @rule(
     "NS302",
-    "gradient-explode",
     summary="The gradient grows on its way down: the lower blocks get all of it.",
-    why="""
-        Jacobians of norm above one multiply. A stream that a branch amplifies without a norm, or norms
+    why="""Jacobians of norm above one multiply. A stream that a branch amplifies without a norm, or norms
         that divide by a tiny deviation (their Jacobian is 1/σ), make the relative gradient ‖∂loss/∂x‖ ·
-        RMS(x) grow at every block, and a global clip then takes the upper blocks' step away.
-    """,
-    threshold=f"""
-        Relative gradient at the first block above {SPREAD:g} times that at the last block of the stack.
-    """,
-    source="""
-        Res-post without QK-norm at 64 blocks: 7e6, with it 14, our measurement; Wang et al. 2022,
-        arXiv:2203.00555.
-    """,
-    remedy="""
-        Normalise the branches' input, start the branches small (output projections × 1/√(2L)), normalise q
-        and k where logits grow. Clipping does not even it out: it scales the gradient of all blocks alike.
-    """,
+        RMS(x) grow at every block, and a global clip then takes the upper blocks' step away.""",
+    threshold=f"""Relative gradient at the first block above {SPREAD:g} times that at the last block of the
+        stack.""",
+    source="""Res-post without QK-norm at 64 blocks: 7e6, with it 14, our measurement; Wang et al. 2022,
+        arXiv:2203.00555.""",
+    remedy="""Normalise the branches' input, start the branches small (output projections × 1/√(2L)),
+        normalise q and k where logits grow. Clipping does not even it out: it scales the gradient of all
+        blocks alike.""",
     remedies=("branch-scale", "qk-norm"),
 )
 def gradient_explode(case: Case) -> Iterator[Hit]:
@@ -81,28 +66,19 @@ def gradient_explode(case: Case) -> Iterator[Hit]:
 
 @rule(
     "NS303",
-    "qk-starved",
     summary="Queries and keys get no gradient beside values: attention cannot learn where to look.",
-    why="""
-        The gradient of W_Q and W_K passes through the differences between the values that attention
-        averages. With token diversity gone these are equal, and the gradient goes with the square root of
-        the diversity, while that of W_V does not. It also has the size of the keys and queries themselves as
-        a factor: with weights of a fixed small deviation on inputs that no norm has brought to unit size,
-        the logits start near zero and hardly move.
-    """,
-    threshold=f"""
-        RMS gradient of W_Q and of W_K both under {STARVED:g} of that of W_V. A note in some branches, a
-        warning in half of a model's attention or more.
-    """,
-    source="""
-        Noci et al. 2022, arXiv:2206.03126; our measurement for Post-LN: 0.53 at 2 blocks, 9e-8 at 32;
-        Pre-LN: 3e-2.
-    """,
-    remedy="""
-        Where the tokens have collapsed, treat that (NS202): placement, a scaled skip, smaller branches at the
-        start. Where they are apart, the logits are too small at the start: larger W_Q and W_K, or a larger
-        input to them.
-    """,
+    why="""The gradient of W_Q and W_K passes through the differences between the values that attention
+        averages. With token diversity gone these are equal, and the gradient goes with the square root of the
+        diversity, while that of W_V does not. It also has the size of the keys and queries themselves as a
+        factor: with weights of a fixed small deviation on inputs that no norm has brought to unit size, the
+        logits start near zero and hardly move.""",
+    threshold=f"""RMS gradient of W_Q and of W_K both under {STARVED:g} of that of W_V. A note in some
+        branches, a warning in half of a model's attention or more.""",
+    source="""Noci et al. 2022, arXiv:2206.03126; our measurement for Post-LN: 0.53 at 2 blocks, 9e-8 at 32;
+        Pre-LN: 3e-2.""",
+    remedy="""Where the tokens have collapsed, treat that (NS202): placement, a scaled skip, smaller branches
+        at the start. Where they are apart, the logits are too small at the start: larger W_Q and W_K, or a
+        larger input to them.""",
     remedies=("deepnorm", "small-init"),
 )
 def qk_starved(case: Case) -> Iterator[Hit]:
@@ -112,11 +88,9 @@ def qk_starved(case: Case) -> Iterator[Hit]:
         return
     least = figure(min(shares[site] for site in sites))
     message = f"W_Q and W_K get down to {least} of W_V's gradient in {len(sites)} of {len(shares)} branches."
-    rows = tuple(row for role in "qkv" for row in case.rows(f"gradient/{role}", sites))
+    rows = case.rows(sites, *(f"gradient/{role}" for role in "qkv"))
     grave = 2 * len(sites) >= len(shares)
-    yield Hit(
-        Severity.WARNING if grave else Severity.NOTE, sites, message, rows, _remedy_of_starved(case, sites)
-    )
+    yield Hit(note_or_warning(grave), sites, message, rows, _remedy_of_starved(case, sites))
 
 
 def _remedy_of_starved(case: Case, sites: Collection[str]) -> str:
@@ -142,26 +116,17 @@ def _remedy_of_starved(case: Case, sites: Collection[str]) -> str:
 
 @rule(
     "NS304",
-    "wrong-derivative",
     summary="A backward does not give the derivative of its forward.",
-    why="""
-        A backward written by hand, a detached tensor, a scaled gradient or a straight-through estimate makes
-        autograd return something other than the derivative. Training then follows another direction than the
-        loss's gradient, and no figure that rests on the Jacobian is about this forward.
-    """,
-    threshold=f"""
-        Relative error of Jv against central differences of the forward above {WRONG:g}: a warning, or a note
-        where a part of the model was not read, which may be what the difference comes from.
-    """,
-    source="""
-        Exact mathematics: differences of step h err by h², and by rounding over h; the probe takes its own
-        error off, and torch.autograd.gradcheck is the same test.
-    """,
-    remedy="""
-        Where it is meant (quantisation, gradient scaling), ignore the finding with --ignore NS304. Else
+    why="""A backward written by hand, a detached tensor, a scaled gradient or a straight-through estimate
+        makes autograd return something other than the derivative. Training then follows another direction
+        than the loss's gradient, and no figure that rests on the Jacobian is about this forward.""",
+    threshold=f"""Relative error of Jv against central differences of the forward above {WRONG:g}: a warning,
+        or a note where a part of the model was not read, which may be what the difference comes from.""",
+    source="""Exact mathematics: differences of step h err by h², and by rounding over h; the probe takes its
+        own error off, and torch.autograd.gradcheck is the same test.""",
+    remedy="""Where it is meant (quantisation, gradient scaling), ignore the finding with --ignore NS304. Else
         compare the named part with torch.autograd.gradcheck in float64, and look for detach(),
-        torch.no_grad() and custom autograd.Functions in it.
-    """,
+        torch.no_grad() and custom autograd.Functions in it.""",
 )
 def wrong_derivative(case: Case) -> Iterator[Hit]:
     errors = case.finite("derivative/relative-error")
@@ -174,8 +139,8 @@ def wrong_derivative(case: Case) -> Iterator[Hit]:
         f"that of {worst or 'the whole model'} is off by {figure(100 * errors[worst])} %."
     )
     whole = not case.anatomy.unread and all(stack.complete for stack in case.anatomy.stacks)
-    rows = case.rows("derivative/relative-error", sites)
-    yield Hit(Severity.WARNING if whole else Severity.NOTE, sites, message, rows)
+    rows = case.rows(sites, "derivative/relative-error")
+    yield Hit(note_or_warning(whole), sites, message, rows)
 
 
 def _hit(case: Case, stack: Stack, pair: tuple[float, float], what: str) -> Hit:
@@ -184,5 +149,5 @@ def _hit(case: Case, stack: Stack, pair: tuple[float, float], what: str) -> Hit:
         f"The gradient of {stack.name} {what}: relative to the stream it is {figure(pair[1])} after the last "
         f"block and {figure(pair[0])} after the first."
     )
-    rows = case.rows("gradient/stream", sites) + case.rows("stream/rms", sites)
+    rows = case.rows(sites, "gradient/stream", "stream/rms")
     return Hit(Severity.WARNING, sites, message, rows)

@@ -13,29 +13,20 @@ DECADES = 2.0
 
 @rule(
     "NS401",
-    "gain-spread",
     summary="The stack as a whole shrinks, or blows up, small differences between inputs.",
-    why="""
-        The stack's Jacobian J maps a change of the embeddings to a change of the last block's stream. Its
+    why="""The stack's Jacobian J maps a change of the embeddings to a change of the last block's stream. Its
         RMS gain over random directions, divided by the factor by which the stream itself grew, says what
         happens to a difference of one percent: far below one, inputs that differ arrive alike, and the
         gradient, which travels by Jᵀ, is as small below; far above one, the map is chaotic and so are its
-        gradients.
-    """,
-    threshold=f"""
-        log10 of the RMS gain of the stack, less log10 of the stream's growth, outside ±{DECADES:g}, in stacks
-        that no token enters with less than 10^-{DECADES:g} of the stream's RMS: for such a token (ViT-MAE's
-        class token starts at 0) every change is a large one.
-    """,
-    source="""
-        Schoenholz et al. 2017, arXiv:1611.01232 (order and chaos); Dong et al. 2021, arXiv:2103.03404; the
-        figures in docs/thresholds.md.
-    """,
-    remedy="""
-        Against contraction: fewer Post-LN blocks, or a scaled skip (DeepNorm). Against expansion: norms at
-        the branches' entry, smaller initial output projections, and an ε that is small beside the
-        variances it guards (NS505).
-    """,
+        gradients.""",
+    threshold=f"""log10 of the RMS gain of the stack, less log10 of the stream's growth, outside ±{DECADES:g},
+        in stacks that no token enters with less than 10^-{DECADES:g} of the stream's RMS: for such a token
+        (ViT-MAE's class token starts at 0) every change is a large one.""",
+    source="""Schoenholz et al. 2017, arXiv:1611.01232 (order and chaos); Dong et al. 2021, arXiv:2103.03404;
+        the figures in docs/thresholds.md.""",
+    remedy="""Against contraction: fewer Post-LN blocks, or a scaled skip (DeepNorm). Against expansion: norms
+        at the branches' entry, smaller initial output projections, and an ε that is small beside the
+        variances it guards (NS505).""",
     remedies=("deepnorm", "branch-scale", "norm-eps"),
 )
 def gain_spread(case: Case) -> Iterator[Hit]:
@@ -49,8 +40,8 @@ def gain_spread(case: Case) -> Iterator[Hit]:
             f"{stack.name} {what} small relative differences 10^{abs(relative):.1f} times "
             f"(log10 of the gain {figure(gains[stack.name])})."
         )
-        rows = case.rows("jacobian/contraction", (stack.name,))
-        rows += case.rows("stream/rms", (f"{stack.name}.input", stack.blocks[-1].site))
+        rows = case.rows((stack.name,), "jacobian/contraction")
+        rows += case.rows((f"{stack.name}.input", stack.blocks[-1].site), "stream/rms")
         yield Hit(Severity.WARNING, ends(stack), message, rows)
 
 

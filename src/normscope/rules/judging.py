@@ -7,28 +7,28 @@ from normscope.anatomy import Anatomy
 from normscope.forecast import Forecast
 from normscope.probes import Measurements
 from normscope.rules.finding import Finding, Severity
-from normscope.rules.rule import RULES, Case, Context
+from normscope.rules.rule import RULES, Case
 
 Verdict = Literal["will fail", "at risk", "no trial", "healthy", "interrupted"]
 _RANK = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NOTE: 2}
 
 
 def judge(
-    anatomy: Anatomy, measurements: Measurements, forecast: Forecast | None, context: Context
+    anatomy: Anatomy, measurements: Measurements, forecast: Forecast | None, dtype: str = "float32"
 ) -> list[Finding]:
     """All findings, the gravest first, among equals in the order of depth and then of code.
 
-    A quantity that was not measured, or is not finite, silences the rules that need it; what is not finite is
-    itself a finding (NS506).
+    `dtype` is the precision in effect. A quantity that was not measured, or is not finite, silences the rules
+    that need it; what is not finite is itself a finding (NS506).
     """
-    case = Case(anatomy, measurements, forecast, context)
+    case = Case(anatomy, measurements, forecast, dtype)
     found = [finding for rule in RULES.values() for finding in rule.findings(case)]
 
-    def place(finding: Finding) -> tuple[int, int, str]:
+    def rank(finding: Finding) -> tuple[int, int, str]:
         first = min((case.depth.get(site, len(case.depth)) for site in finding.sites), default=-1)
         return _RANK[finding.severity], first, finding.code
 
-    return sorted(found, key=place)
+    return sorted(found, key=rank)
 
 
 def verdict(findings: Iterable[Finding], *, interrupted: bool = False, tried: bool = True) -> Verdict:

@@ -12,27 +12,13 @@ from normscope.rules.finding import Finding, Severity
 
 
 @dataclass(frozen=True)
-class Context:
-    """The facts that the rules need besides the figures.
-
-    Attributes:
-        dtype: the precision in effect, the model's own or `--dtype`: "float32", "float16", "bfloat16", …
-        optimizer, lr: optimiser and learning rate of the intended run.
-    """
-
-    dtype: str = "float32"
-    optimizer: str = "adamw"
-    lr: float = 3e-4
-
-
-@dataclass(frozen=True)
 class Case:
-    """All that a rule may read."""
+    """All that a rule may read; `dtype` is the precision in effect, the model's own or `--dtype`."""
 
     anatomy: Anatomy
     table: Measurements
     forecast: Forecast | None = None
-    context: Context = Context()
+    dtype: str = "float32"
 
     def finite(self, quantity: str) -> dict[str, float]:
         """Site → value of every finite scalar of `quantity`; what is not finite belongs to NS506 alone."""
@@ -53,10 +39,10 @@ class Case:
         """`sites` in the order of depth; what belongs to no block (a final norm) comes last."""
         return tuple(sorted(sites, key=lambda site: self.depth.get(site, len(self.depth))))
 
-    def rows(self, quantity: str, sites: Iterable[str]) -> tuple[Measurement, ...]:
-        """The measurements of `quantity` at `sites`, as evidence."""
+    def rows(self, sites: Iterable[str], *quantities: str) -> tuple[Measurement, ...]:
+        """The measurements of each of `quantities` at `sites`, as evidence."""
         wanted = set(sites)
-        return tuple(m for m in self.table if m.quantity == quantity and m.site in wanted)
+        return tuple(m for q in quantities for m in self.table if m.quantity == q and m.site in wanted)
 
 
 @dataclass(frozen=True)
@@ -71,6 +57,11 @@ class Hit:
     message: str
     evidence: tuple[Measurement, ...] = ()
     remedy: str = ""
+
+
+def note_or_warning(grave: bool) -> Severity:
+    """A warning where the finding is grave, else a note."""
+    return Severity.WARNING if grave else Severity.NOTE
 
 
 Judge = Callable[[Case], Iterator[Hit]]
@@ -122,40 +113,21 @@ RULES: dict[str, Rule] = {}
 """Every rule by its code, in the order of the codes. A new rule joins by its decorator."""
 
 
-def rule(
-    code: str,
-    name: str,
-    *,
-    summary: str,
-    why: str,
-    threshold: str,
-    source: str,
-    remedy: str,
-    remedies: tuple[str, ...] = (),
-) -> Callable[[Judge], Rule]:
-    """Enter the decorated function into `RULES`. Line breaks and indents of the texts do not count."""
+def rule(code: str, *, remedies: tuple[str, ...] = (), **texts: str) -> Callable[[Judge], Rule]:
+    """Enter the decorated function into `RULES` under its own name, with its texts.
+
+    Line breaks and indents of the texts do not count.
+    """
 
     def enter(judge: Judge) -> Rule:
+        name = judge.__name__.replace("_", "-")
         assert code not in RULES, f"{code} is taken by {RULES[code].name}"
         assert name not in {r.name for r in RULES.values()}, f"{name} is taken"
-        RULES[code] = Rule(
-            code,
-            name,
-            _line(summary),
-            _line(why),
-            _line(threshold),
-            _line(source),
-            _line(remedy),
-            remedies,
-            judge,
-        )
+        lines = {field: " ".join(text.split()) for field, text in texts.items()}
+        RULES[code] = Rule(code, name, remedies=remedies, judge=judge, **lines)
         return RULES[code]
 
     return enter
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split())
 
 
 def figure(value: float, digits: int = 3) -> str:

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from normscope.forecast import Forecast
 from normscope.rules.figures import decline, diversity_kept, growth, upper_half
 from normscope.rules.finding import Severity
-from normscope.rules.rule import Case, Hit, figure, rule
-from normscope.rules.trial import evidence, sentence
+from normscope.rules.rule import Case, Hit, figure, note_or_warning, rule
+from normscope.rules.trial import trial_hit
 
 GROWTH = 8.0
 """Factor by which the RMS of the stream may grow over the upper half. Pre-LN: √2; copies: 2; no norm: 100."""
@@ -25,25 +25,17 @@ _HALF, _QUARTER = 4, 8  # fewest blocks for which a half, a quarter of a stack m
 
 @rule(
     "NS201",
-    "stream-growth",
     summary="The residual stream grows from block to block faster than independent additions make it grow.",
-    why="""
-        Adding L independent normalised branches makes the variance grow like L, so the RMS over the upper
-        half grows by √2; adding the same direction every time makes it grow by 2. More means that a
-        branch's output grows with its input, x ← x + F(x) with F not normalised: a product of L factors
-        above one, and the gradient is multiplied by the same factors on its way down.
-    """,
-    threshold=f"""
-        RMS at the last block over RMS at half depth above {GROWTH:g}, in stacks of {_HALF} blocks or more
-        that were read as a whole.
-    """,
-    source="""
-        Xiong et al. 2020, arXiv:2002.04745, Lemma 2 (linear variance); the figures in docs/thresholds.md.
-    """,
-    remedy="""
-        Normalise the branches' input (Pre-LN) or output (Peri-LN); or start the branches small: output
-        projections × 1/√(2L) as GPT-2, or a learnt scale that starts at zero (ReZero).
-    """,
+    why="""Adding L independent normalised branches makes the variance grow like L, so the RMS over the upper
+        half grows by √2; adding the same direction every time makes it grow by 2. More means that a branch's
+        output grows with its input, x ← x + F(x) with F not normalised: a product of L factors above one, and
+        the gradient is multiplied by the same factors on its way down.""",
+    threshold=f"""RMS at the last block over RMS at half depth above {GROWTH:g}, in stacks of {_HALF} blocks
+        or more that were read as a whole.""",
+    source="""Xiong et al. 2020, arXiv:2002.04745, Lemma 2 (linear variance); the figures in
+        docs/thresholds.md.""",
+    remedy="""Normalise the branches' input (Pre-LN) or output (Peri-LN); or start the branches small: output
+        projections × 1/√(2L) as GPT-2, or a learnt scale that starts at zero (ReZero).""",
     remedies=("pre-ln", "branch-scale", "small-init"),
 )
 def stream_growth(case: Case) -> Iterator[Hit]:
@@ -57,34 +49,25 @@ def stream_growth(case: Case) -> Iterator[Hit]:
             f"The RMS of {stack.name}'s stream grows {figure(grown)} times over its upper half, "
             f"from {figure(rms[half])} to {figure(rms[last])}; Pre-LN grows 1.4 times."
         )
-        yield Hit(Severity.WARNING, (half, last), message, case.rows("stream/rms", (half, last)))
+        yield Hit(Severity.WARNING, (half, last), message, case.rows((half, last), "stream/rms"))
 
 
 @rule(
     "NS202",
-    "tokens-collapse",
     summary="All tokens of a sequence end up at the same point.",
-    why="""
-        Token diversity ‖H − h̄‖²/‖H‖² is the share of the stream that tells tokens apart. When it is gone,
+    why="""Token diversity ‖H − h̄‖²/‖H‖² is the share of the stream that tells tokens apart. When it is gone,
         attention averages equal values whatever its weights, so queries and keys get no gradient, and the
-        head gives every token the same answer: the loss stays at the entropy of the token frequencies.
-        Below 1e-12 the differences are float32 round-off and no longer carry the input.
-    """,
-    threshold=f"""
-        A warning where a stack keeps less than {UNIFORM:g} of the diversity at its entry at
-        initialisation; an error where the forecast's trial collapses (the level of
-        diversity, and whether batches agree on parting the tokens again; docs/forecast.md has the rule).
-    """,
-    source="""
-        Dong et al. 2021, arXiv:2103.03404 (rank collapse); Noci et al. 2022, arXiv:2206.03126 (gradients
-        of q and k); our runs over 33 models: diversity after 20 steps parts training from stuck ones with
-        AUC 0.96.
-    """,
-    remedy="""
-        Lay the norms inside the branches with one norm at the end (norm_first=True, norm=nn.LayerNorm(d)),
-        or lower the rate by 3 to 10 times, or warm up; beyond 12 Post-LN blocks scale the skip as DeepNorm
-        does.
-    """,
+        head gives every token the same answer: the loss stays at the entropy of the token frequencies. Below
+        1e-12 the differences are float32 round-off and no longer carry the input.""",
+    threshold=f"""A warning where a stack keeps less than {UNIFORM:g} of the diversity at its entry at
+        initialisation; an error where the forecast's trial collapses (the level of diversity, and whether
+        batches agree on parting the tokens again; docs/forecast.md has the rule).""",
+    source="""Dong et al. 2021, arXiv:2103.03404 (rank collapse); Noci et al. 2022, arXiv:2206.03126
+        (gradients of q and k); our runs over 33 models: diversity after 20 steps parts training from stuck
+        ones with AUC 0.96.""",
+    remedy="""Lay the norms inside the branches with one norm at the end (norm_first=True,
+        norm=nn.LayerNorm(d)), or lower the rate by 3 to 10 times, or warm up; beyond 12 Post-LN blocks scale
+        the skip as DeepNorm does.""",
     remedies=(
         "pre-ln",
         "deepnorm",
@@ -97,9 +80,9 @@ def stream_growth(case: Case) -> Iterator[Hit]:
     ),
 )
 def tokens_collapse(case: Case) -> Iterator[Hit]:
-    if case.forecast is not None and case.forecast.outcome == "collapses":
-        forecast = case.forecast
-        yield Hit(Severity.ERROR, (), sentence(forecast), evidence(forecast), _remedy(case, forecast))
+    forecast = case.forecast
+    if forecast is not None and forecast.outcome == "collapses":
+        yield trial_hit(Severity.ERROR, forecast, _remedy(case, forecast))
         return
     diversity = case.finite("stream/diversity")
     for stack in case.anatomy.stacks:
@@ -108,7 +91,7 @@ def tokens_collapse(case: Case) -> Iterator[Hit]:
             continue
         entry, end = f"{stack.name}.input", f"{stack.name}.hidden"
         fall = f"falls from {figure(diversity[entry])} to {figure(diversity[end])} through {stack.name}"
-        rows = case.rows("stream/diversity", (entry, end))
+        rows = case.rows((entry, end), "stream/diversity")
         yield Hit(Severity.WARNING, (stack.blocks[-1].site,), f"Token diversity {fall}.", rows)
 
 
@@ -125,34 +108,25 @@ def _remedy(case: Case, forecast: Forecast) -> str:
 
 @rule(
     "NS203",
-    "dead-branch",
     summary="A branch adds nothing to the stream and no step can change that.",
-    why="""
-        A branch whose output projection starts at zero is fine: the projection's own gradient is not zero,
+    why="""A branch whose output projection starts at zero is fine: the projection's own gradient is not zero,
         and after one step the branch speaks. With the output zero and every gradient zero as well (a zero
-        gain in front of a zero projection, a frozen zero, dead ReLUs) the branch's parameters stay what
-        they are, and so does its share of the model's compute.
-    """,
-    threshold="""
-        The branch's output is exactly zero and none of its parameters gets a non-zero gradient. A warning;
-        an error where that holds for every branch of a model that was read as a whole.
-    """,
+        gain in front of a zero projection, a frozen zero, dead ReLUs) the branch's parameters stay what they
+        are, and so does its share of the model's compute.""",
+    threshold="""The branch's output is exactly zero and none of its parameters gets a non-zero gradient. A
+        warning; an error where that holds for every branch of a model that was read as a whole.""",
     source="Exact, no threshold; zero initialisations that do learn: ReZero, arXiv:2003.04887.",
-    remedy="""
-        Make only one factor of the product zero (the output projection or the gain, not both) and check
-        requires_grad; for dead ReLUs take a smaller bias or GELU.
-    """,
+    remedy="""Make only one factor of the product zero (the output projection or the gain, not both) and check
+        requires_grad; for dead ReLUs take a smaller bias or GELU.""",
 )
 def dead_branch(case: Case) -> Iterator[Hit]:
-    zero, trainable = case.finite("branch/zero-output"), case.finite("branch/trainable")
-    rms = case.finite("branch/rms")
-    silent = {site for site, value in zero.items() if value == 1.0}
-    silent |= {site for site, value in rms.items() if value == 0.0}
-    sites = case.in_depth(site for site in silent if trainable.get(site) == 0.0)
+    zero, rms = case.finite("branch/zero-output"), case.finite("branch/rms")
+    stuck = [site for site, value in case.finite("branch/trainable").items() if value == 0.0]
+    sites = case.in_depth(site for site in stuck if zero.get(site) == 1.0 or rms.get(site) == 0.0)
     if not sites:
         return
     total = len(case.anatomy.branches)
-    rows = case.rows("branch/zero-output", sites) + case.rows("branch/trainable", sites)
+    rows = case.rows(sites, "branch/zero-output", "branch/trainable")
     message = f"{len(sites)} of {total} branches put out zeros and get no gradient."
     every = len(sites) == total and all(stack.complete for stack in case.anatomy.stacks)
     yield Hit(Severity.ERROR if every else Severity.WARNING, sites, message, rows)
@@ -160,26 +134,18 @@ def dead_branch(case: Case) -> Iterator[Hit]:
 
 @rule(
     "NS204",
-    "branch-decline",
     summary="The deeper a branch sits, the less it writes to the stream; the deepest ones hardly count.",
-    why="""
-        In Pre-LN every branch adds a term of fixed size to a stream that grows like √l, so its share falls
-        like 1/√l and the deep blocks come close to the identity. A stream that grows faster than that
-        (large embeddings, exponential growth) drowns them: they cost compute, receive gradients scaled by
-        their share, and can be removed with little loss.
-    """,
-    threshold=f"""
-        Median update-to-stream ratio of the upper quarter under {DECLINE:g} and under {DECLINE_FALL:g} of
-        that of the lower half, in stacks of {_QUARTER} blocks or more that were read as a whole.
-    """,
-    source="""
-        Sun et al. 2025 (The Curse of Depth), arXiv:2502.05795; Pre-LN's 1/√(2l) is 0.07 at 96 blocks,
-        seven times above the threshold; the figures in docs/thresholds.md.
-    """,
-    remedy="""
-        Normalise the branches' output too (Peri-LN), divide each norm's output by √l (LayerNorm Scaling),
-        or scale the stream down at its entry (embeddings).
-    """,
+    why="""In Pre-LN every branch adds a term of fixed size to a stream that grows like √l, so its share falls
+        like 1/√l and the deep blocks come close to the identity. A stream that grows faster than that (large
+        embeddings, exponential growth) drowns them: they cost compute, receive gradients scaled by their
+        share, and can be removed with little loss.""",
+    threshold=f"""Median update-to-stream ratio of the upper quarter under {DECLINE:g} and under
+        {DECLINE_FALL:g} of that of the lower half, in stacks of {_QUARTER} blocks or more that were read as a
+        whole.""",
+    source="""Sun et al. 2025 (The Curse of Depth), arXiv:2502.05795; Pre-LN's 1/√(2l) is 0.07 at 96 blocks,
+        seven times above the threshold; the figures in docs/thresholds.md.""",
+    remedy="""Normalise the branches' output too (Peri-LN), divide each norm's output by √l (LayerNorm
+        Scaling), or scale the stream down at its entry (embeddings).""",
 )
 def branch_decline(case: Case) -> Iterator[Hit]:
     for stack in case.anatomy.stacks:
@@ -194,29 +160,21 @@ def branch_decline(case: Case) -> Iterator[Hit]:
             )
             upper = stack.blocks[len(stack.blocks) - len(stack.blocks) // 4 :]
             sites = tuple(branch.site for block in upper for branch in block.branches)
-            yield Hit(Severity.WARNING, sites, message, case.rows("branch/update-ratio", sites))
+            yield Hit(Severity.WARNING, sites, message, case.rows(sites, "branch/update-ratio"))
 
 
 @rule(
     "NS205",
-    "attention-saturated",
     summary="Attention looks at one key only: its softmax is saturated.",
-    why="""
-        The softmax's Jacobian is diag(p) − ppᵀ: where p is one-hot it is zero, and neither queries nor
+    why="""The softmax's Jacobian is diag(p) − ppᵀ: where p is one-hot it is zero, and neither queries nor
         keys get a gradient that could move the choice. Large logits do this, from large q and k weights or
-        from a missing 1/√d_h, and they grow during training where nothing bounds them.
-    """,
-    threshold=f"""
-        Mean entropy under {ENTROPY:g} of that of uniform attention over the visible keys. A note in one
-        branch, a warning where it holds for half of a model's attention or more.
-    """,
-    source="""
-        Zhai et al. 2023 (σReparam, entropy collapse), arXiv:2303.06296; the figures in docs/thresholds.md.
-    """,
-    remedy="""
-        Divide the logits by √d_h, start W_Q and W_K smaller, normalise q and k (QK-norm), or soft-cap the
-        logits.
-    """,
+        from a missing 1/√d_h, and they grow during training where nothing bounds them.""",
+    threshold=f"""Mean entropy under {ENTROPY:g} of that of uniform attention over the visible keys. A note in
+        one branch, a warning where it holds for half of a model's attention or more.""",
+    source="""Zhai et al. 2023 (σReparam, entropy collapse), arXiv:2303.06296; the figures in
+        docs/thresholds.md.""",
+    remedy="""Divide the logits by √d_h, start W_Q and W_K smaller, normalise q and k (QK-norm), or soft-cap
+        the logits.""",
     remedies=("qk-norm", "small-init"),
 )
 def attention_saturated(case: Case) -> Iterator[Hit]:
@@ -229,36 +187,27 @@ def attention_saturated(case: Case) -> Iterator[Hit]:
     message += f" (down to {figure(min(entropy[s] for s in sites))} of uniform attention's"
     if largest := [logits[s] for s in sites if s in logits]:
         message += f", logits up to {figure(max(largest))}"
-    rows = case.rows("attention/entropy", sites) + case.rows("attention/max-logit", sites)
+    rows = case.rows(sites, "attention/entropy", "attention/max-logit")
     grave = 2 * len(sites) >= len(entropy)
-    yield Hit(Severity.WARNING if grave else Severity.NOTE, sites, message + ").", rows)
+    yield Hit(note_or_warning(grave), sites, message + ").", rows)
 
 
 @rule(
     "NS206",
-    "unscaled-attention",
     summary="Attention logits are spread so widely that a few keys take the weight: 1/√d_h may be missing.",
-    why="""
-        Queries and keys of unit size in d_h dimensions have logits of deviation √d_h; dividing by √d_h
+    why="""Queries and keys of unit size in d_h dimensions have logits of deviation √d_h; dividing by √d_h
         brings it to 1. The softmax of n Gaussian logits of deviation s shares its weight among many keys
-        while s < √(2 log n), and gives it to a few, whatever n, beyond. At the start these few are chosen
-        at random: the average over keys is lost, and the gradient goes to the logits that happen to be
-        largest.
-    """,
-    threshold=f"""
-        Deviation of a query's logits over √(2 log n), n the keys it sees, mean over queries, above
+        while s < √(2 log n), and gives it to a few, whatever n, beyond. At the start these few are chosen at
+        random: the average over keys is lost, and the gradient goes to the logits that happen to be
+        largest.""",
+    threshold=f"""Deviation of a query's logits over √(2 log n), n the keys it sees, mean over queries, above
         {SPREAD:g}. A note in one branch, a warning where it holds for half of a model's attention or
-        more.
-    """,
-    source="""
-        Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1 (the factor 1/√d_h); Derrida 1981, Phys. Rev. B
-        24, 2613 (the random-energy model condenses at √(2 log n)).
-    """,
-    remedy="""
-        Divide the logits by √d_h (the default of scaled_dot_product_attention), or fold the factor into
-        the start of W_Q as T5 does; where it is there, start W_Q and W_K smaller or normalise q
-        and k (QK-norm).
-    """,
+        more.""",
+    source="""Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1 (the factor 1/√d_h); Derrida 1981, Phys.
+        Rev. B 24, 2613 (the random-energy model condenses at √(2 log n)).""",
+    remedy="""Divide the logits by √d_h (the default of scaled_dot_product_attention), or fold the factor into
+        the start of W_Q as T5 does; where it is there, start W_Q and W_K smaller or normalise q and k
+        (QK-norm).""",
     remedies=("qk-norm", "small-init"),
 )
 def unscaled_attention(case: Case) -> Iterator[Hit]:
@@ -269,5 +218,5 @@ def unscaled_attention(case: Case) -> Iterator[Hit]:
     message = f"The logits of {len(sites)} of {len(spread)} attentions are spread too widely"
     message += f" (up to {figure(max(spread[s] for s in sites))} of where a few keys take all the weight)."
     grave = 2 * len(sites) >= len(spread)
-    rows = case.rows("attention/logit-spread", sites)
-    yield Hit(Severity.WARNING if grave else Severity.NOTE, sites, message, rows)
+    rows = case.rows(sites, "attention/logit-spread")
+    yield Hit(note_or_warning(grave), sites, message, rows)

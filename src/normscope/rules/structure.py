@@ -5,7 +5,7 @@ from statistics import median
 
 from normscope.anatomy import Branch, Stack
 from normscope.rules.finding import Severity
-from normscope.rules.rule import Case, Hit, figure, rule
+from normscope.rules.rule import Case, Hit, figure, note_or_warning, rule
 
 POST_LN_NOTE = 6
 """Blocks from which on a Post-LN stack gets a note: that many train at the usual rates without warm-up."""
@@ -18,30 +18,21 @@ POST_LN_REMEDIES = frozenset({"deepnorm", "admin", "b2t", "keel", "residual-dual
 
 @rule(
     "NS101",
-    "post-ln-deep",
     summary="A deep stack normalises the stream after every add (Post-LN) and nothing makes up for it.",
-    why="""
-        With x ← N(x + F(x)) every block multiplies the gradient by the norm's Jacobian (1/σ)(I − 11ᵀ/d −
-        ẑẑᵀ/d), and no path from the loss to a lower block goes around it. One step of size η then moves
-        the output by an amount that grows with depth, so that the first full-rate Adam steps push all
-        tokens to one point, from which neither queries nor keys receive a gradient.
-    """,
-    threshold=f"""
-        A note from {POST_LN_NOTE} Post-LN blocks on, a warning from {POST_LN_WARNING}, in stacks without a
-        scaled skip (α > 1 or learnt), B2T, KEEL or ResiDual, and without a small initialisation (median
-        update-to-stream ratio under {SMALL_UPDATE:g}: BERT's N(0, 0.02)).
-    """,
-    source="""
-        Xiong et al. 2020, arXiv:2002.04745 (gradients at initialisation, warm-up); Wang et al. 2022
-        (DeepNet), arXiv:2203.00555, Theorem 4.2; our runs: a warm-up rescues 12 blocks on
-        some seeds, 16 and 24 on none (claims A16, B4, B5).
-    """,
-    remedy="""
-        Move the norm into the branch and end the stack with a norm (in PyTorch norm_first=True and
+    why="""With x ← N(x + F(x)) every block multiplies the gradient by the norm's Jacobian (1/σ)(I − 11ᵀ/d −
+        ẑẑᵀ/d), and no path from the loss to a lower block goes around it. One step of size η then moves the
+        output by an amount that grows with depth, so that the first full-rate Adam steps push all tokens to
+        one point, from which neither queries nor keys receive a gradient.""",
+    threshold=f"""A note from {POST_LN_NOTE} Post-LN blocks on, a warning from {POST_LN_WARNING}, in stacks
+        without a scaled skip (α > 1 or learnt), B2T, KEEL or ResiDual, and without a small initialisation
+        (median update-to-stream ratio under {SMALL_UPDATE:g}: BERT's N(0, 0.02)).""",
+    source="""Xiong et al. 2020, arXiv:2002.04745 (gradients at initialisation, warm-up); Wang et al. 2022
+        (DeepNet), arXiv:2203.00555, Theorem 4.2; our runs: a warm-up rescues 12 blocks on some seeds, 16 and
+        24 on none (claims A16, B4, B5).""",
+    remedy="""Move the norm into the branch and end the stack with a norm (in PyTorch norm_first=True and
         norm=nn.LayerNorm(d)); or keep Post-LN and scale it as DeepNorm does: α = (2L)^¼ on the skip, β =
-        (8L)^-¼ on the value, output and feed-forward weights. At 12 blocks or
-        fewer a long warm-up can be enough, though not on every seed.
-    """,
+        (8L)^-¼ on the value, output and feed-forward weights. At 12 blocks or fewer a long warm-up can be
+        enough, though not on every seed.""",
     remedies=("pre-ln", "deepnorm", "small-init", "warm-up"),
 )
 def post_ln_deep(case: Case) -> Iterator[Hit]:
@@ -58,10 +49,10 @@ def post_ln_deep(case: Case) -> Iterator[Hit]:
         if ratio is not None:
             message += f" Their branches add {figure(ratio)} of the stream's RMS (median)."
         yield Hit(
-            Severity.WARNING if severe else Severity.NOTE,
+            note_or_warning(severe),
             tuple(block.site for block in deep),
             message,
-            case.rows("branch/update-ratio", branches),
+            case.rows(branches, "branch/update-ratio"),
         )
 
 
@@ -78,25 +69,17 @@ def _plain_post(branch: Branch) -> bool:
 
 @rule(
     "NS102",
-    "missing-final-norm",
     summary="A stack whose stream is never normalised hands it on without a final norm.",
-    why="""
-        Where norms sit inside the branches the stream itself only ever grows: at initialisation its
-        variance is 1 plus about one unit for every branch. Without a norm after the last block the head
-        reads values whose scale depends on depth and changes while training, and with it the effective
-        learning rate of the head.
-    """,
-    threshold="""
-        A stack that was read as a whole, ends in Pre-LN, res-post or Peri-LN branches and has no norm after
-        its last block.
-    """,
-    source="""
-        Xiong et al. 2020, arXiv:2002.04745, Lemma 2 and section 3; every published Pre-LN model has one.
-    """,
-    remedy="""
-        Put a norm after the last block: nn.TransformerEncoder(layer, L, norm=nn.LayerNorm(d)), or x =
-        self.final_norm(x) before the head.
-    """,
+    why="""Where norms sit inside the branches the stream itself only ever grows: at initialisation its
+        variance is 1 plus about one unit for every branch. Without a norm after the last block the head reads
+        values whose scale depends on depth and changes while training, and with it the effective learning
+        rate of the head.""",
+    threshold="""A stack that was read as a whole, ends in Pre-LN, res-post or Peri-LN branches and has no
+        norm after its last block.""",
+    source="""Xiong et al. 2020, arXiv:2002.04745, Lemma 2 and section 3; every published Pre-LN model has
+        one.""",
+    remedy="""Put a norm after the last block: nn.TransformerEncoder(layer, L, norm=nn.LayerNorm(d)), or x =
+        self.final_norm(x) before the head.""",
     remedies=("final-norm",),
 )
 def missing_final_norm(case: Case) -> Iterator[Hit]:
@@ -110,7 +93,7 @@ def missing_final_norm(case: Case) -> Iterator[Hit]:
         )
         if last.site in rms:
             message += f" What leaves it has RMS {figure(rms[last.site])}."
-        yield Hit(Severity.WARNING, (last.site,), message, case.rows("stream/rms", (last.site,)))
+        yield Hit(Severity.WARNING, (last.site,), message, case.rows((last.site,), "stream/rms"))
 
 
 def _open_stream(stack: Stack) -> bool:
@@ -123,27 +106,18 @@ def _open_stream(stack: Stack) -> bool:
 
 @rule(
     "NS103",
-    "identical-blocks",
     summary="Blocks start as copies of one another, bit for bit.",
-    why="""
-        Independent blocks add independent terms: the stream's RMS grows like √L. Copies add nearly the
-        same direction every time, so that it grows like L, and the product of L equal Jacobians has the
-        L-th power of one spectrum instead of the averaged one of independent factors.
-        nn.TransformerEncoder deep-copies the layer it is given.
-    """,
-    threshold="""
-        Every parameter of a block equals that of the block before it, bit for bit, and is not shared with
-        it.
-    """,
-    source="""
-        torch.nn.TransformerEncoder's documentation (all layers start with the same parameters); our
+    why="""Independent blocks add independent terms: the stream's RMS grows like √L. Copies add nearly the
+        same direction every time, so that it grows like L, and the product of L equal Jacobians has the L-th
+        power of one spectrum instead of the averaged one of independent factors. nn.TransformerEncoder
+        deep-copies the layer it is given.""",
+    threshold="""Every parameter of a block equals that of the block before it, bit for bit, and is not shared
+        with it.""",
+    source="""torch.nn.TransformerEncoder's documentation (all layers start with the same parameters); our
         measurement, Pre-LN, 12 blocks: copies grow 2.2 times over the upper half (independent ones: 1.5) and
-        the upper quarter's branches add 0.08 of the stream (0.23).
-    """,
-    remedy="""
-        Initialise again after the stack is built: for p in model.parameters(): if p.dim() > 1:
-        nn.init.xavier_uniform_(p).
-    """,
+        the upper quarter's branches add 0.08 of the stream (0.23).""",
+    remedy="""Initialise again after the stack is built: for p in model.parameters(): if p.dim() > 1:
+        nn.init.xavier_uniform_(p).""",
 )
 def identical_blocks(case: Case) -> Iterator[Hit]:
     same = case.finite("weights/identical")
@@ -152,27 +126,18 @@ def identical_blocks(case: Case) -> Iterator[Hit]:
         if copies:
             count = f"{len(copies)} of {len(stack.blocks)} blocks of {stack.name}"
             message = f"{count} are copies of the block before them."
-            yield Hit(Severity.WARNING, copies, message, case.rows("weights/identical", copies))
+            yield Hit(Severity.WARNING, copies, message, case.rows(copies, "weights/identical"))
 
 
 @rule(
     "NS104",
-    "unread",
     summary="A part of the model could not be read, so nothing is said about it.",
-    why="""
-        The reading follows the dataflow and never guesses. Where it stops, no site is known, no probe
-        measures, and the verdict rests on the rest of the model and on the forecast.
-    """,
-    threshold="""
-        A note where any part was not read; a warning where no branch at all was.
-    """,
-    source="""
-        normscope's own reading; its reasons are in the report under anatomy, unread.
-    """,
-    remedy="""
-        Read the reasons; give a batch that runs the part in question, or express the opaque operator in
-        PyTorch operators while checking. Rely on the forecast meanwhile.
-    """,
+    why="""The reading follows the dataflow and never guesses. Where it stops, no site is known, no probe
+        measures, and the verdict rests on the rest of the model and on the forecast.""",
+    threshold="A note where any part was not read; a warning where no branch at all was.",
+    source="normscope's own reading; its reasons are in the report under anatomy, unread.",
+    remedy="""Read the reasons; give a batch that runs the part in question, or express the opaque operator in
+        PyTorch operators while checking. Rely on the forecast meanwhile.""",
 )
 def unread(case: Case) -> Iterator[Hit]:
     reasons, blocks = case.anatomy.unread, case.anatomy.blocks

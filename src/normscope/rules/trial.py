@@ -1,18 +1,16 @@
-"""A trial in words, for the rules: one sentence, and the rows it rests on."""
+"""Findings of a trial: one sentence, and the rows it rests on."""
 
 from normscope.forecast import Forecast
 from normscope.forecast.one_rate import forecast_measurements
-from normscope.probes import Measurement
-from normscope.rules.rule import figure
+from normscope.rules.finding import Severity
+from normscope.rules.rule import Hit, figure
+
+_EVIDENCE = ("forecast/loss", "forecast/diversity", "forecast/unigram-entropy", "forecast/coherence")
 
 
-def sentence(forecast: Forecast) -> str:
-    """One sentence: the trial's settings, and the reason of its forecast."""
+def trial_hit(severity: Severity, forecast: Forecast, remedy: str = "") -> Hit:
+    """The trial's settings and the reason of its forecast, as a finding about the whole model."""
     warmup = f" with {forecast.warmup} steps of warm-up" if forecast.warmup else ""
-    return f"{forecast.optimizer} at {figure(forecast.lr)}{warmup}: {forecast.reason}."
-
-
-def evidence(forecast: Forecast) -> tuple[Measurement, ...]:
-    """The forecast's rows of the table that a judgement rests on."""
-    wanted = ("forecast/loss", "forecast/diversity", "forecast/unigram-entropy", "forecast/coherence")
-    return tuple(m for m in forecast_measurements(forecast) if m.quantity in wanted and m.measured)
+    message = f"{forecast.optimizer} at {figure(forecast.lr)}{warmup}: {forecast.reason}."
+    rows = tuple(m for m in forecast_measurements(forecast) if m.quantity in _EVIDENCE and m.measured)
+    return Hit(severity, (), message, rows, remedy)

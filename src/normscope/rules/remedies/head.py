@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normscope.anatomy import Anatomy
+from normscope.anatomy import Anatomy, measuring
 from normscope.nn import set_output_bias
 from normscope.nn.head import Head
-from normscope.rules.remedies.remedy import Changed, NotApplicable, in_eval, remedy, with_copy
+from normscope.rules.remedies.remedy import NotApplicable, model_remedy, with_copy
 from normscope.subjects import Batch, Subject
-from normscope.train import TrialConfig, endless
+from normscope.train import endless
 
 COUNTED_BATCHES = 16
 """Batches whose targets are counted; each costs a forward."""
@@ -26,7 +26,7 @@ CLOSE = 0.02
 """Largest difference from the log frequencies at which a bias counts as set, standard deviation in nats."""
 
 
-@remedy(
+@model_remedy(
     "output-bias",
     summary="The output layer's bias starts at the log frequencies of the targets.",
     code="head.bias.data = torch.log((counts + 1) / (counts + 1).sum())  # how often each id occurs",
@@ -34,18 +34,18 @@ CLOSE = 0.02
     source='Karpathy 2019, "A recipe for training neural networks"; it rescues 6 to 8 Post-LN blocks',
     reach=1,
 )
-def output_bias(subject: Subject, anatomy: Anatomy, config: TrialConfig) -> Changed:
+def output_bias(subject: Subject, anatomy: Anatomy) -> Subject:
     if subject.loss_fn is None:
         raise NotApplicable("no loss is known, so no targets")
     changed = with_copy(subject)
-    with in_eval(changed.model):
+    with measuring(changed.model):
         head = find_head(changed)
         counts_V = count_targets(changed, head)
     log_V = log_frequencies(counts_V)
     if head.bias is not None and _is_set(head.bias.detach(), log_V, counts_V):
         raise NotApplicable("the output layer's bias is at the log frequencies already")
     _set_bias(changed.model, head, log_V)
-    return changed, config
+    return changed
 
 
 def log_frequencies(counts_V: Tensor) -> Tensor:
@@ -62,17 +62,11 @@ def find_head(subject: Subject) -> nn.Linear:
         NotApplicable: none does, or several places use it.
     """
     called: list[nn.Linear] = []
-    handles = [
-        module.register_forward_hook(lambda module, inputs, output: called.append(module))
-        for module in subject.model.modules()
-        if isinstance(module, nn.Linear)
-    ]
-    try:
-        with torch.no_grad():
-            subject.loss()
-    finally:
-        for handle in handles:
-            handle.remove()
+    with contextlib.ExitStack() as hooks, torch.no_grad():
+        for module in subject.model.modules():
+            if isinstance(module, nn.Linear):
+                hooks.enter_context(module.register_forward_hook(lambda head, *_: called.append(head)))
+        subject.loss()
     if not called:
         raise NotApplicable("no nn.Linear makes the logits")
     if sum(module is called[-1] for module in called) > 1:
@@ -106,15 +100,11 @@ def _gradient_of_logits(subject: Subject, head: nn.Linear, batch: Batch) -> Tens
         leaves.append(output.detach().float().requires_grad_())
         return leaves[-1].to(output.dtype)
 
-    handle = head.register_forward_hook(cut)
-    try:
-        with torch.enable_grad(), _frozen(subject.model):
-            loss = subject.loss(batch)
-            if not loss.requires_grad:
-                raise NotApplicable("the loss does not depend on the last linear map's outputs")
-            (gradient,) = torch.autograd.grad(loss, leaves)
-    finally:
-        handle.remove()
+    with head.register_forward_hook(cut), torch.enable_grad(), _frozen(subject.model):
+        loss = subject.loss(batch)
+        if not loss.requires_grad:
+            raise NotApplicable("the loss does not depend on the last linear map's outputs")
+        (gradient,) = torch.autograd.grad(loss, leaves)
     return gradient.reshape(-1, head.out_features)
 
 

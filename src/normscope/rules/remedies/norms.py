@@ -6,18 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normscope.anatomy import Anatomy, Norm
+from normscope.anatomy import Anatomy, Norm, measuring
 from normscope.rules.remedies.remedy import (
-    Changed,
     NotApplicable,
-    in_eval,
+    model_remedy,
     modules_of,
-    remedy,
     require_blocks,
     with_copy,
 )
 from normscope.subjects import Subject
-from normscope.train import TrialConfig
 
 EPS = 1e-5
 TINY, LARGE = 1e-8, 1e-4
@@ -26,7 +23,7 @@ EPS_NAMES = ("eps", "variance_epsilon", "epsilon")
 HALVES = (torch.float16, torch.bfloat16)
 
 
-@remedy(
+@model_remedy(
     "norm-eps",
     summary=f"ε = {EPS:g} in every norm whose own is at most {TINY:g} or at least {LARGE:g}.",
     code=f"nn.LayerNorm(d, eps={EPS:g})",
@@ -34,7 +31,7 @@ HALVES = (torch.float16, torch.bfloat16)
     source="a gain of ε/(var + ε)^1.5 along the normed direction; 1e-12 is lost in half precision",
     reach=2,
 )
-def norm_eps(subject: Subject, anatomy: Anatomy, config: TrialConfig) -> Changed:
+def norm_eps(subject: Subject, anatomy: Anatomy) -> Subject:
     odd = [n for n in norms_of(anatomy) if n.eps is not None and not TINY < n.eps < LARGE]
     if not odd:
         raise NotApplicable(f"every ε that was read lies between {TINY:g} and {LARGE:g}")
@@ -43,7 +40,7 @@ def norm_eps(subject: Subject, anatomy: Anatomy, config: TrialConfig) -> Changed
     done = [_set_eps(modules[norm.path]) for norm in odd if norm.path in modules]
     if not any(done):
         raise NotApplicable("the norms' ε is not an attribute of their modules")
-    return changed, config
+    return changed
 
 
 def _set_eps(module: nn.Module) -> bool:
@@ -53,7 +50,7 @@ def _set_eps(module: nn.Module) -> bool:
     return bool(names)
 
 
-@remedy(
+@model_remedy(
     "norms-float32",
     summary="The norms' weights and arithmetic in float32, the rest of the model in its half precision.",
     code="norm.float()  # and norm(x.float()).to(x.dtype) where it is called; or train under torch.autocast",
@@ -61,7 +58,7 @@ def _set_eps(module: nn.Module) -> bool:
     source="Micikevicius et al. 2018, arXiv:1710.03740, section 3.3",
     reach=2,
 )
-def norms_float32(subject: Subject, anatomy: Anatomy, config: TrialConfig) -> Changed:
+def norms_float32(subject: Subject, anatomy: Anatomy) -> Subject:
     changed = with_copy(subject)
     found = [m for m in norm_modules(changed.model, norms_of(anatomy)) if _is_half(m)]
     if not found:
@@ -70,7 +67,7 @@ def norms_float32(subject: Subject, anatomy: Anatomy, config: TrialConfig) -> Ch
         module.float()
         module.register_forward_pre_hook(_widen)
         module.register_forward_hook(_narrow)
-    return changed, config
+    return changed
 
 
 def norms_of(anatomy: Anatomy) -> list[Norm]:
@@ -103,7 +100,7 @@ def _narrow(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tenso
     return output.to(dtype)
 
 
-@remedy(
+@model_remedy(
     "final-norm",
     summary="A norm after the last block of a stack that ends without one.",
     code="nn.TransformerEncoder(layer, num_layers, norm=nn.LayerNorm(d))  # or x = self.final_norm(x)",
@@ -111,7 +108,7 @@ def _narrow(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tenso
     source="Xiong et al. 2020, arXiv:2002.04745",
     reach=2,
 )
-def final_norm(subject: Subject, anatomy: Anatomy, config: TrialConfig) -> Changed:
+def final_norm(subject: Subject, anatomy: Anatomy) -> Subject:
     require_blocks(anatomy)
     open_stacks = [stack for stack in anatomy.stacks if stack.final_norm is None]
     if not open_stacks:
@@ -124,18 +121,18 @@ def final_norm(subject: Subject, anatomy: Anatomy, config: TrialConfig) -> Chang
         if not stack.blocks[-1].path:
             raise NotApplicable("the last block is not a module of its own")
         end_in_norm(changed, modules[stack.blocks[-1].path])
-    return changed, config
+    return changed
 
 
 def end_in_norm(subject: Subject, block: nn.Module) -> None:
     """Put a LayerNorm behind a block; its width is what the block puts out."""
     widths: list[Tensor] = []
-    handle = block.register_forward_hook(lambda module, inputs, output: widths.append(first_tensor(output)))
-    try:
-        with torch.no_grad(), in_eval(subject.model):
-            subject.forward()
-    finally:
-        handle.remove()
+    with (
+        block.register_forward_hook(lambda module, inputs, output: widths.append(first_tensor(output))),
+        torch.no_grad(),
+        measuring(subject.model),
+    ):
+        subject.forward()
     out = widths[-1]
     block.register_module("norm_behind", nn.LayerNorm(out.shape[-1], device=out.device, dtype=out.dtype))
     block.register_forward_hook(_normed)

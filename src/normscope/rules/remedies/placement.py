@@ -5,28 +5,26 @@ from typing import Any
 
 from torch import nn
 
-from normscope.anatomy import Anatomy, Branch, Stack, read_anatomy
+from normscope.anatomy import Anatomy, Branch, read_anatomy
 from normscope.rules.remedies.norms import end_in_norm
 from normscope.rules.remedies.ours import is_ours, rebuilt
 from normscope.rules.remedies.remedy import (
-    Changed,
     NotApplicable,
     holder,
+    model_remedy,
     modules_of,
     projections,
     put_module,
-    remedy,
     require_blocks,
     with_copy,
 )
 from normscope.subjects import Subject
-from normscope.train import TrialConfig
 
 ENTRIES = ("q", "k", "v", "up", "gate")
 """Roles of the projections that a branch first applies to the stream."""
 
 
-@remedy(
+@model_remedy(
     "pre-ln",
     summary="Every norm inside its branch, x + F(N(x)), and one norm at the end of the stack.",
     code="nn.TransformerEncoderLayer(…, norm_first=True), nn.TransformerEncoder(…, norm=nn.LayerNorm(d)); "
@@ -35,13 +33,13 @@ ENTRIES = ("q", "k", "v", "up", "gate")
     source="Xiong et al. 2020, arXiv:2002.04745",
     reach=2,
 )
-def pre_ln(subject: Subject, anatomy: Anatomy, config: TrialConfig) -> Changed:
+def pre_ln(subject: Subject, anatomy: Anatomy) -> Subject:
     require_blocks(anatomy)
     placements = {branch.placement for branch in anatomy.branches}
     if placements == {"pre"}:
         raise NotApplicable("every norm is inside its branch already")
     if is_ours(subject.model):
-        return rebuilt(subject, scheme="pre"), config
+        return rebuilt(subject, scheme="pre")
     if placements - {"post"}:
         raise NotApplicable(f"only Post-LN can be moved, and this model has {', '.join(sorted(placements))}")
     changed = with_copy(subject)
@@ -52,7 +50,7 @@ def pre_ln(subject: Subject, anatomy: Anatomy, config: TrialConfig) -> Changed:
     else:
         _move(changed, anatomy)
     _require_moved(changed)
-    return changed, config
+    return changed
 
 
 TORCH_LAYERS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
@@ -80,17 +78,12 @@ def _move(subject: Subject, anatomy: Anatomy) -> None:
     """Post-LN by hand: each norm goes in front of its branch's first maps, a copy of the last one stays."""
     modules = modules_of(subject.model)
     for stack in anatomy.stacks:
-        branches = _branches(stack)
-        for number, branch in enumerate(branches):
+        for branch in stack.branches:
             norm = _only_norm(branch, modules)
             moved = copy.deepcopy(norm)
             _normalise_entry(subject.model, branch, moved)
-            if number < len(branches) - 1 or stack.final_norm is not None:
+            if branch is not stack.branches[-1] or stack.final_norm is not None:
                 put_module(subject.model, branch.norms[0].path, nn.Identity())
-
-
-def _branches(stack: Stack) -> list[Branch]:
-    return [branch for block in stack.blocks for branch in block.branches]
 
 
 def _only_norm(branch: Branch, modules: dict[str, nn.Module]) -> nn.Module:

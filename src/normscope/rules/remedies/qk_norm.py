@@ -10,12 +10,11 @@ from torch import Tensor, nn
 
 from normscope.anatomy import Anatomy, Branch, Projection, Site, capture, measuring
 from normscope.rules.remedies.ours import is_ours, rebuilt
-from normscope.rules.remedies.remedy import Changed, NotApplicable, holder, projections, remedy, with_copy
+from normscope.rules.remedies.remedy import NotApplicable, holder, model_remedy, projections, with_copy
 from normscope.subjects import Subject
-from normscope.train import TrialConfig
 
 
-@remedy(
+@model_remedy(
     "qk-norm",
     summary="A norm on each head's queries and keys, so that the attention's logits are bounded.",
     code="q, k = q_norm(q), k_norm(k)  # nn.RMSNorm(head_width) on (…, heads, tokens, head_width); "
@@ -24,11 +23,11 @@ from normscope.train import TrialConfig
     source="Henry et al. 2020, arXiv:2010.04245; Dehghani et al. 2023 (ViT-22B), arXiv:2302.05442",
     reach=2,
 )
-def qk_norm(subject: Subject, anatomy: Anatomy, config: TrialConfig) -> Changed:
+def qk_norm(subject: Subject, anatomy: Anatomy) -> Subject:
     if not any(branch.attention for branch in anatomy.branches):
         raise NotApplicable("no attention was read")
     if is_ours(subject.model):
-        return _ours(subject), config
+        return _ours(subject)
     changed = with_copy(subject)
     makers = list(projections(anatomy.branches, "q", "k", whole=False))
     widths = _head_widths(changed, makers)
@@ -40,7 +39,7 @@ def qk_norm(subject: Subject, anatomy: Anatomy, config: TrialConfig) -> Changed:
             raise NotApplicable(f"{projection.parameter} is not the weight of an nn.Linear")
         if branch.call == 0 and "head_norm" not in dict(module.named_children()):
             _norm_heads(module, widths[branch.attention[0].query])
-    return changed, config
+    return changed
 
 
 def _ours(subject: Subject) -> Subject:

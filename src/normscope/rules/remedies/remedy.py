@@ -1,6 +1,5 @@
 """Remedy: a way out of a run that fails, as data and as a function on a Subject; and what the ways share."""
 
-import contextlib
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -14,7 +13,8 @@ from normscope.subjects import Subject
 from normscope.train import TrialConfig
 
 Changed = tuple[Subject, TrialConfig]
-Apply = Callable[[Subject, Anatomy, TrialConfig], Changed]
+OfRun = Callable[[TrialConfig], TrialConfig]
+OfModel = Callable[[Subject, Anatomy], Subject]
 
 
 class NotApplicable(Exception):
@@ -46,42 +46,49 @@ class Remedy:
     cost: str
     source: str
     reach: int
-    apply: Apply
+    apply: Callable[[Subject, Anatomy, TrialConfig], Changed]
 
 
 REMEDIES: dict[str, Remedy] = {}
 """Every remedy by its name. A new one joins by its decorator."""
 
 
-def remedy(
-    name: str, *, summary: str, code: str, cost: str, source: str, reach: int
-) -> Callable[[Apply], Apply]:
-    """Enter the decorated function into `REMEDIES`. It is refused on what it has already changed."""
+def run_remedy(name: str, **texts: str) -> Callable[[OfRun], OfRun]:
+    """Enter the decorated function, from settings to settings, into `REMEDIES`, with its texts."""
 
-    def enter(apply: Apply) -> Apply:
-        assert name not in REMEDIES, f"{name} is taken"
-        mark = _mark(name)
-
-        def once(subject: Subject, anatomy: Anatomy, config: TrialConfig) -> Changed:
-            if mark in subject.notes:
-                raise NotApplicable("it has been applied already")
-            changed, settings = apply(subject, anatomy, config)
-            if changed is not subject:
-                changed = dataclasses.replace(changed, notes=(*changed.notes, mark))
-            return changed, settings
-
-        REMEDIES[name] = Remedy(name, _line(summary), _line(code), _line(cost), _line(source), reach, once)
-        return once
+    def enter(change: OfRun) -> OfRun:
+        _enter(name, 0, texts, lambda subject, anatomy, config: (subject, change(config)))
+        return change
 
     return enter
 
 
-def _line(text: str) -> str:
-    return " ".join(text.split())
+def model_remedy(name: str, *, reach: int, **texts: str) -> Callable[[OfModel], OfModel]:
+    """Enter the decorated function, from a subject to a changed copy, into `REMEDIES`, with its texts.
+
+    It is refused on a subject that it has already changed.
+    """
+    mark = f"changed by the remedy {name}"
+
+    def enter(change: OfModel) -> OfModel:
+        def once(subject: Subject, anatomy: Anatomy, config: TrialConfig) -> Changed:
+            if mark in subject.notes:
+                raise NotApplicable("it has been applied already")
+            changed = change(subject, anatomy)
+            return dataclasses.replace(changed, notes=(*changed.notes, mark)), config
+
+        _enter(name, reach, texts, once)
+        return change
+
+    return enter
 
 
-def _mark(name: str) -> str:
-    return f"changed by the remedy {name}"
+def _enter(
+    name: str, reach: int, texts: dict[str, str], apply: Callable[[Subject, Anatomy, TrialConfig], Changed]
+) -> None:
+    assert name not in REMEDIES, f"{name} is taken"
+    lines = {field: " ".join(text.split()) for field, text in texts.items()}
+    REMEDIES[name] = Remedy(name, **lines, reach=reach, apply=apply)
 
 
 def with_copy(subject: Subject) -> Subject:
@@ -119,7 +126,7 @@ def put_module(model: nn.Module, path: str, module: nn.Module) -> None:
 def projections(
     branches: tuple[Branch, ...], *roles: str, whole: bool = True
 ) -> Iterator[tuple[Branch, Projection]]:
-    """The projections that make one of `roles`; with `whole` those that make nothing else."""
+    """The projections that make one of `roles`; with `whole`, without those that make something else, too."""
     for branch in branches:
         for projection in branch.projections:
             wanted = set(projection.roles) & set(roles)
@@ -131,18 +138,6 @@ def require_blocks(anatomy: Anatomy) -> None:
     """NotApplicable where no block was read."""
     if not anatomy.branches:
         raise NotApplicable("no block of the model was read")
-
-
-@contextlib.contextmanager
-def in_eval(model: nn.Module) -> Iterator[None]:
-    """Eval mode for a while, each module's own mode afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 @torch.no_grad()

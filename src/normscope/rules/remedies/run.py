@@ -2,85 +2,73 @@
 
 import dataclasses
 
-from normscope.anatomy import Anatomy
-from normscope.rules.remedies.remedy import Changed, NotApplicable, remedy
-from normscope.subjects import Subject
+from normscope.rules.remedies.remedy import NotApplicable, run_remedy
 from normscope.train import TrialConfig
 
 WARMUP = 100
 """Steps of warm-up that are advised."""
 CLIP = 1.0
 ADAM_EPS = 1e-6
-_ADAMS = ("adam", "adamw")
 
 
-@remedy(
+@run_remedy(
     "warm-up",
     summary=f"A linear warm-up over {WARMUP} steps.",
     code=f"torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / {WARMUP}))",
     cost=f"about {WARMUP // 2} steps' worth of progress, once",
     source="Xiong et al. 2020, arXiv:2002.04745; Liu et al. 2020 (Admin), arXiv:2004.08249",
-    reach=0,
 )
-def warm_up(subject: Subject, anatomy: Anatomy, config: TrialConfig) -> Changed:
+def warm_up(config: TrialConfig) -> TrialConfig:
     if config.warmup >= WARMUP:
         raise NotApplicable(f"the run warms up over {config.warmup} steps already")
-    return subject, dataclasses.replace(config, warmup=WARMUP)
+    return dataclasses.replace(config, warmup=WARMUP)
 
 
-def _slower(config: TrialConfig, factor: float) -> TrialConfig:
-    return dataclasses.replace(config, lr=config.lr / factor)
-
-
-@remedy(
+@run_remedy(
     "lower-rate",
     summary="A third of the learning rate.",
     code="lr = lr / 3",
     cost="slower progress a step, up to 3 times",
     source="stability asks for rate × curvature under a constant: Cohen et al. 2022, arXiv:2207.14484",
-    reach=0,
 )
-def lower_rate(subject: Subject, anatomy: Anatomy, config: TrialConfig) -> Changed:
-    return subject, _slower(config, 3)
+def lower_rate(config: TrialConfig) -> TrialConfig:
+    return dataclasses.replace(config, lr=config.lr / 3)
 
 
-@remedy(
+@run_remedy(
     "much-lower-rate",
     summary="A tenth of the learning rate.",
     code="lr = lr / 10",
     cost="slower progress a step, up to 10 times",
     source="as lower-rate",
-    reach=0,
 )
-def much_lower_rate(subject: Subject, anatomy: Anatomy, config: TrialConfig) -> Changed:
-    return subject, _slower(config, 10)
+def much_lower_rate(config: TrialConfig) -> TrialConfig:
+    return dataclasses.replace(config, lr=config.lr / 10)
 
 
-@remedy(
+@run_remedy(
     "clip",
     summary=f"Gradients clipped to norm {CLIP:g}.",
     code=f"torch.nn.utils.clip_grad_norm_(model.parameters(), {CLIP:g})  # before optimizer.step()",
     cost="one pass over the gradients a step",
     source="Pascanu et al. 2013, arXiv:1211.5063; Adam's step hardly depends on the gradient's size",
-    reach=0,
 )
-def clip(subject: Subject, anatomy: Anatomy, config: TrialConfig) -> Changed:
+def clip(config: TrialConfig) -> TrialConfig:
     if config.clip is not None and config.clip <= CLIP:
         raise NotApplicable(f"gradients are clipped to {config.clip:g} already")
-    return subject, dataclasses.replace(config, clip=CLIP)
+    return dataclasses.replace(config, clip=CLIP)
 
 
-@remedy(
+@run_remedy(
     "adam-eps",
     summary=f"Adam's ε at {ADAM_EPS:g}, which does not step on gradients of that size.",
     code=f"torch.optim.AdamW(model.parameters(), lr=lr, eps={ADAM_EPS:g})",
     cost="nothing",
     source="1e-8 is zero in float16; Wortsman et al. 2023, arXiv:2309.14322, on ε beside small gradients",
-    reach=0,
 )
-def adam_eps(subject: Subject, anatomy: Anatomy, config: TrialConfig) -> Changed:
-    if config.optimizer not in _ADAMS:
+def adam_eps(config: TrialConfig) -> TrialConfig:
+    if config.optimizer not in ("adam", "adamw"):
         raise NotApplicable(f"{config.optimizer} has no ε")
     if config.eps is not None and config.eps >= ADAM_EPS:
         raise NotApplicable(f"ε is {config.eps:g} already")
-    return subject, dataclasses.replace(config, eps=ADAM_EPS)
+    return dataclasses.replace(config, eps=ADAM_EPS)

@@ -17,22 +17,20 @@ from normscope.probes.roles import role_masks
 from normscope.rules.remedies.norms import EPS_NAMES
 from normscope.rules.remedies.ours import is_ours, rebuilt
 from normscope.rules.remedies.remedy import (
-    Changed,
     NotApplicable,
     holder,
+    model_remedy,
     modules_of,
     multiply,
     parameters_of,
     projections,
-    remedy,
     require_blocks,
     with_copy,
 )
 from normscope.subjects import Subject
-from normscope.train import TrialConfig
 
 
-@remedy(
+@model_remedy(
     "deepnorm",
     summary="Post-LN with DeepNorm's scales: N(αx + F(x)), the weights of v, o and the feed-forward × β.",
     code="x = norm(alpha * x + branch(x)), alpha = (2 * L) ** 0.25; w.data.mul_((8 * L) ** -0.25) for v, o, "
@@ -41,7 +39,7 @@ from normscope.train import TrialConfig
     source="Wang et al. 2022 (DeepNet), arXiv:2203.00555",
     reach=2,
 )
-def deepnorm(subject: Subject, anatomy: Anatomy, config: TrialConfig) -> Changed:
+def deepnorm(subject: Subject, anatomy: Anatomy) -> Subject:
     require_blocks(anatomy)
     for branch in anatomy.branches:
         if branch.placement != "post":
@@ -49,10 +47,10 @@ def deepnorm(subject: Subject, anatomy: Anatomy, config: TrialConfig) -> Changed
         if branch.join != "add":
             raise NotApplicable(f"{branch.site} has scales of its own ({branch.join})")
     if is_ours(subject.model):
-        return rebuilt(subject, scheme="deepnorm"), config
+        return rebuilt(subject, scheme="deepnorm")
     changed = with_copy(subject)
     scale_as_deepnorm(changed, anatomy)
-    return changed, config
+    return changed
 
 
 def scale_as_deepnorm(subject: Subject, anatomy: Anatomy) -> None:
@@ -63,7 +61,7 @@ def scale_as_deepnorm(subject: Subject, anatomy: Anatomy) -> None:
     for stack in anatomy.stacks:
         where = _place(stack, anatomy)
         shrink = beta(where)
-        for branch in (branch for block in stack.blocks for branch in block.branches):
+        for branch in stack.branches:
             ends = list(projections((branch,), "o", "down"))
             if not ends:
                 raise NotApplicable(f"the last map of {branch.site} was not found")

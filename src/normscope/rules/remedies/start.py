@@ -3,26 +3,24 @@
 import torch
 from torch import nn
 
-from normscope.anatomy import Anatomy, Branch, Stack
+from normscope.anatomy import Anatomy
 from normscope.nn.weights import NORMAL_STD
 from normscope.rules.remedies.remedy import (
-    Changed,
     NotApplicable,
+    model_remedy,
     multiply,
     parameters_of,
     projections,
-    remedy,
     require_blocks,
     with_copy,
 )
 from normscope.subjects import Subject
-from normscope.train import TrialConfig
 
 NEAR = 1.1
 """Factor within which weights count as started that small already."""
 
 
-@remedy(
+@model_remedy(
     "small-init",
     summary=f"Every matrix and embedding scaled down to a deviation of {NORMAL_STD:g} (GPT-2, BERT).",
     code=f"for p in model.parameters(): p.dim() > 1 and torch.nn.init.normal_(p, std={NORMAL_STD:g})",
@@ -30,7 +28,7 @@ NEAR = 1.1
     source="Radford et al. 2019 (GPT-2); Devlin et al. 2018 (BERT), arXiv:1810.04805",
     reach=1,
 )
-def small_init(subject: Subject, anatomy: Anatomy, config: TrialConfig) -> Changed:
+def small_init(subject: Subject, anatomy: Anatomy) -> Subject:
     changed = with_copy(subject)
     large = [p for p in changed.model.parameters() if _deviation(p) > NEAR * NORMAL_STD]
     if not large:
@@ -38,10 +36,10 @@ def small_init(subject: Subject, anatomy: Anatomy, config: TrialConfig) -> Chang
     for parameter in large:
         multiply(parameter, NORMAL_STD / _deviation(parameter))
     _settle(changed.model)
-    return changed, config
+    return changed
 
 
-@remedy(
+@model_remedy(
     "branch-scale",
     summary="The last map of every branch × 1/√(2L), so that the sum of the branches starts as large as one.",
     code="for w in (attention.out_proj.weight, mlp.down.weight): w.data.mul_((2 * num_layers) ** -0.5)",
@@ -49,14 +47,14 @@ def small_init(subject: Subject, anatomy: Anatomy, config: TrialConfig) -> Chang
     source="Radford et al. 2019 (GPT-2); Zhang et al. 2019 (Fixup), arXiv:1901.09321",
     reach=1,
 )
-def branch_scale(subject: Subject, anatomy: Anatomy, config: TrialConfig) -> Changed:
+def branch_scale(subject: Subject, anatomy: Anatomy) -> Subject:
     require_blocks(anatomy)
     changed = with_copy(subject)
     parameters = parameters_of(changed.model)
     done: set[int] = set()
     for stack in anatomy.stacks:
-        factor = _branches(stack) ** -0.5
-        for branch, projection in projections(_of(stack), "o", "down"):
+        factor = max(1, len(stack.branches)) ** -0.5
+        for branch, projection in projections(stack.branches, "o", "down"):
             weight = parameters[projection.parameter]
             others = [parameters[p.parameter] for p in branch.projections if p is not projection]
             if id(weight) not in done and not _is_small(weight, others, factor):
@@ -65,15 +63,7 @@ def branch_scale(subject: Subject, anatomy: Anatomy, config: TrialConfig) -> Cha
     if not done:
         raise NotApplicable("the branches' last maps start that small already, or were not found")
     _settle(changed.model)
-    return changed, config
-
-
-def _of(stack: Stack) -> tuple[Branch, ...]:
-    return tuple(branch for block in stack.blocks for branch in block.branches)
-
-
-def _branches(stack: Stack) -> int:
-    return max(1, len(_of(stack)))
+    return changed
 
 
 def _is_small(weight: nn.Parameter, others: list[nn.Parameter], factor: float) -> bool:

@@ -3,8 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from normscope.anatomy import Anatomy, read_anatomy
@@ -174,22 +173,20 @@ def try_remedies(
     plan = [(name,) for name in _known(names)]
     if not (whatever or needs_rescue(before)):
         return Rescue((), _why_none(before))
-    tell = progress or (lambda words, done, total: None)
-    attempts: list[Attempt] = []
+    tries = _Tries(subject, anatomy, config, progress or (lambda words, done, total: None))
     try:
-        _go_through(plan, attempts, subject, anatomy, config, tell)
-        if names is None and not any(attempt.status == "rescues" for attempt in attempts):
-            pairs = [(name, WARM_UP) for name in COMBINED]
-            _go_through(pairs, attempts, subject, anatomy, config, tell)
-        _hold(attempts, subject, anatomy, config, tell)
+        tries.go_through(plan)
+        if names is None and not any(attempt.status == "rescues" for attempt in tries.attempts):
+            tries.go_through([(name, WARM_UP) for name in COMBINED])
+        tries.hold()
     except KeyboardInterrupt as stop:
-        reason = f"interrupted after {len(attempts)} of {len(plan)} remedies"
-        raise RemediesInterrupted(Rescue(ranked(attempts), reason)) from stop
-    return Rescue(ranked(attempts))
+        reason = f"interrupted after {len(tries.attempts)} of {len(plan)} remedies"
+        raise RemediesInterrupted(Rescue(ranked(tries.attempts), reason)) from stop
+    return Rescue(ranked(tries.attempts))
 
 
 def _why_none(before: Forecast) -> str:
-    """Why no remedy is tried on a run that is not known to fail."""
+    """The reason why no remedy is tried on a run that is not known to fail."""
     if before.outcome == "not measured":
         return f"nothing was tried: the run as it is has no forecast ({before.reason})"
     return f"nothing to rescue: the forecast of the run as it is says {before.outcome}"
@@ -204,66 +201,61 @@ def _known(names: Iterable[str] | None) -> list[str]:
     return wanted
 
 
-def _go_through(
-    plan: Sequence[tuple[str, ...]],
-    attempts: list[Attempt],
-    subject: Subject,
-    anatomy: Anatomy,
-    config: TrialConfig,
-    tell: Progress,
-) -> None:
-    for number, names in enumerate(plan):
-        words = f"remedy {' + '.join(names)}"
-        tell(words, number, len(plan))
-        step = partial(_tell_step, tell, words, number, len(plan))
-        attempts.append(attempt_at(names, subject, anatomy, config, step))
+@dataclass
+class _Tries:
+    """The intended run, and the attempts to rescue it."""
 
+    subject: Subject
+    anatomy: Anatomy
+    config: TrialConfig
+    progress: Progress
+    attempts: list[Attempt] = field(default_factory=list)
 
-def _hold(
-    attempts: list[Attempt], subject: Subject, anatomy: Anatomy, config: TrialConfig, tell: Progress
-) -> None:
-    """Try what would be put first over a longer trial, and what comes after it where that does not hold."""
-    far = dataclasses.replace(config, steps=LONGER * config.steps)
-    for number in range(MOST_LONGER):
-        best = ranked(attempts)[0] if attempts else None
-        if best is None or best.status != "rescues" or best.longer:
-            return
-        words = f"{best.name}, longer"
-        step = partial(_tell_step, tell, words, number, MOST_LONGER)
-        again = attempt_at(best.names, subject, anatomy, far, step)
-        seconds = best.seconds + again.seconds
-        attempts[attempts.index(best)] = dataclasses.replace(again, longer=True, seconds=seconds)
+    def go_through(self, plan: Sequence[tuple[str, ...]]) -> None:
+        for number, names in enumerate(plan):
+            words = f"remedy {' + '.join(names)}"
+            self.progress(words, number, len(plan))
+            self.attempts.append(self.attempt(names, self.config, words, number, len(plan)))
 
+    def hold(self) -> None:
+        """Try the first-ranked attempt over a longer trial, and the next one where that does not hold."""
+        far = dataclasses.replace(self.config, steps=LONGER * self.config.steps)
+        for number in range(MOST_LONGER):
+            best = ranked(self.attempts)[0] if self.attempts else None
+            if best is None or best.status != "rescues" or best.longer:
+                return
+            again = self.attempt(best.names, far, f"{best.name}, longer", number, MOST_LONGER)
+            seconds = best.seconds + again.seconds
+            held = dataclasses.replace(again, longer=True, seconds=seconds)
+            self.attempts[self.attempts.index(best)] = held
 
-def _tell_step(tell: Progress, words: str, number: int, total: int, taken: int, steps: int) -> None:
-    tell(f"{words}, step {taken} of {steps}", number, total)
+    def attempt(
+        self, names: tuple[str, ...], config: TrialConfig, words: str, number: int, total: int
+    ) -> Attempt:
+        """Apply the remedies one after another to a copy, and forecast.
 
+        A remedy that breaks on this model is not applicable, with the error for a reason: the others do not
+        depend on it.
+        """
 
-def attempt_at(
-    names: tuple[str, ...],
-    subject: Subject,
-    anatomy: Anatomy,
-    config: TrialConfig,
-    step: Callable[[int, int], None] | None = None,
-) -> Attempt:
-    """Apply the remedies one after another to a copy, and forecast.
+        def step(taken: int, steps: int) -> None:
+            self.progress(f"{words}, step {taken} of {steps}", number, total)
 
-    A remedy that breaks on this model is not applicable, with the error for a reason: the others do not
-    depend on it.
-    """
-    start = time.perf_counter()
-    try:
-        changed, settings = apply_all(names, subject, anatomy, config)
-        reading = anatomy if changed is subject else read_anatomy(changed)
-    except NotApplicable as error:
-        return Attempt(names, None, error.reason, time.perf_counter() - start)
-    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
-        if is_out_of_memory(error):
-            raise
-        reason = f"applying it raised {describe(error)}"
-        return Attempt(names, None, reason, time.perf_counter() - start)
-    seen = forecast(changed, reading, _short(settings, config), step)
-    return Attempt(names, seen, seen.reason, time.perf_counter() - start)
+        start = time.perf_counter()
+        seen = None
+        try:
+            changed, settings = apply_all(names, self.subject, self.anatomy, config)
+            reading = self.anatomy if changed is self.subject else read_anatomy(changed)
+        except NotApplicable as error:
+            reason = error.reason
+        except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+            if is_out_of_memory(error):
+                raise
+            reason = f"applying it raised {describe(error)}"
+        else:
+            seen = forecast(changed, reading, _short(settings, config), step)
+            reason = seen.reason
+        return Attempt(names, seen, reason, time.perf_counter() - start)
 
 
 def apply_all(names: Iterable[str], subject: Subject, anatomy: Anatomy, config: TrialConfig) -> Changed:
@@ -288,9 +280,9 @@ def ranked(attempts: Iterable[Attempt]) -> tuple[Attempt, ...]:
     """The best first; see `Rescue`."""
     order: dict[Status, int] = {"rescues": 0, "slow": 1, "undecided": 2, "fails": 3, "not applicable": 4}
 
-    def place(attempt: Attempt) -> tuple[int, bool, float, int, int]:
+    def rank(attempt: Attempt) -> tuple[int, bool, float, int, int]:
         surely = 0 if attempt.score is None else -round(attempt.score / ALIKE)
         held = attempt.longer and attempt.status == "rescues"
         return order[attempt.status], not held, surely, len(attempt.names), attempt.reach
 
-    return tuple(sorted(attempts, key=place))
+    return tuple(sorted(attempts, key=rank))
