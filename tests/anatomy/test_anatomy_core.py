@@ -237,3 +237,24 @@ def test_views_of_a_written_storage_see_the_write() -> None:
     (relu,) = [op for op in graph.ops if op.base == "relu"]
     assert relu.inputs[0].live
     assert relu.inputs[0].learnt
+
+
+def test_an_op_without_a_result_may_have_changed_all_its_arguments() -> None:
+    class Foreach(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = torch.zeros(2, 4)
+            torch._foreach_add_([out], [self.w(x)])
+            return F.relu(out)
+
+    model, x = Foreach(), torch.randn(2, 4)
+    graph = record_forward(model, x)
+    (relu,) = [op for op in graph.ops if op.base == "relu"]
+    assert relu.inputs[0].learnt
+    site = relu.inputs[0].site
+    with measuring(model):
+        _, found = capture(model, lambda: model(x), [site])
+    torch.testing.assert_close(found[site], model.w(x))

@@ -12,7 +12,7 @@ from normscope.rules import Case, Finding, Severity, judge, verdict
 
 
 def judged(one: Case) -> list[Finding]:
-    return judge(one.anatomy, one.table, one.forecast, one.context)
+    return judge(one.anatomy, one.table, one.forecast, one.dtype)
 
 
 @pytest.mark.parametrize(
@@ -116,12 +116,12 @@ def test_no_rule_judges_the_part_of_a_stack_that_was_not_read(code: str) -> None
     for pair in PAIRS[code]:
         one = pair.beyond
         assert code in {f.code for f in judged(one)}
-        seen = Case(partly(one.anatomy), one.table, one.forecast, one.context)
+        seen = Case(partly(one.anatomy), one.table, one.forecast, one.dtype)
         assert code not in {f.code for f in judged(seen)}
 
 
 def test_all_branches_that_were_read_are_not_all_there_are() -> None:
     one = PAIRS["NS203"][1].beyond
-    seen = Case(partly(one.anatomy), one.table, None, one.context)
+    seen = Case(partly(one.anatomy), one.table, None, one.dtype)
     assert [f.severity for f in judged(one) if f.code == "NS203"] == ["error"]
     assert [f.severity for f in judged(seen) if f.code == "NS203"] == ["warning"]
