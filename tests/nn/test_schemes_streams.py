@@ -32,8 +32,7 @@ from normscope.nn.block import sublayer_places
 from normscope.nn.joins import Site
 from normscope.nn.schemes.admin import AdminSum
 from normscope.nn.schemes.fixup import num_branches, t_fixup_gain
-from normscope.nn.schemes.hyper_connections import HyperConnections
-from normscope.nn.schemes.mhc import ManifoldConnections, sinkhorn
+from normscope.nn.schemes.mhc import sinkhorn
 
 WIDTH = 6
 SMALL = {"width": 16, "heads": 2, "vocab": 11, "context": 16}
@@ -165,8 +164,9 @@ def test_hyper_connections_start_as_n_pre_streams(num_streams: int) -> None:
     """Catalogue row 13: exactly, up to the factor n of the sum."""
     _, pre, subs = chain("pre")
     x = torch.randn(2, 3, WIDTH, dtype=torch.float64)
-    join = HyperConnections(num_streams)
-    scheme = dataclasses.replace(scheme_named("hyper-connections"), join=join)
+    scheme = scheme_named("hyper-connections")
+    join = dataclasses.replace(scheme.join, num_streams=num_streams)
+    scheme = dataclasses.replace(scheme, join=join)
     hyper = [Residual(scheme, where, WIDTH).double() for where in PLACES]
     for residual, other in zip(hyper, pre, strict=True):
         residual.norms.load_state_dict(other.norms.state_dict())
@@ -228,7 +228,7 @@ def test_sinkhorn_bears_large_logits() -> None:
 
 def test_mhc_weighs_streams_in_float32_under_half_precision() -> None:
     """Only what comes out is rounded: the steps of Sinkhorn are not."""
-    half = ManifoldConnections().build(Site(Where(1, depth=2), 16, nn.LayerNorm)).bfloat16()
+    half = scheme_named("mhc").join.build(Site(Where(1, depth=2), 16, nn.LayerNorm)).bfloat16()
     nn.init.normal_(half.scales)
     h = torch.randn(2, 3, 4, 16).bfloat16()
     wide = copy.deepcopy(half).float().connections(h.float())

@@ -1,6 +1,6 @@
 """Joins of a branch with the stream.
 
-`Join` is the type; `Scaled`, the plain sum, is here, the others beside their schemes.
+`Join` is the type; `Scaled`, the plain sum, is here, the modules of the others beside their schemes.
 
 Shapes: B batch, T tokens, D width. A State is what travels between sublayers: the stream (B, T, D), or, where
 a scheme keeps several, a tuple of such or one tensor (B, T, streams, D).
@@ -9,7 +9,6 @@ a scheme keeps several, a tuple of such or one tensor (B, T, streams, D).
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +39,7 @@ class Join(ABC):
     last state becomes what the head reads (`leave`).
     """
 
-    kind: ClassVar[str]
+    kind: str
     """One word for the catalogue: "add", "none", "scaled", "learnt", "gate", "streams"."""
 
     @abstractmethod
@@ -54,6 +53,68 @@ class Join(ABC):
     def leave(self, state: State, final_norm: Norm) -> Tensor:
         """(B, T, D) of the last state, through the final norm."""
         return final_norm(one_stream(state))
+
+
+@dataclass(frozen=True)
+class Built(Join):
+    """A join of one stream, whose module `make(site)` gives."""
+
+    kind: str
+    make: Callable[[Site], nn.Module]
+
+    def build(self, site: Site) -> nn.Module:
+        """The module."""
+        return self.make(site)
+
+
+@dataclass(frozen=True)
+class TwoStreams(Built):
+    """A join of two streams (B, T, D), which both start at the embedding; the head reads x + N(y).
+
+    Attributes:
+        normed: whether the entry norm is on the second one too.
+    """
+
+    normed: bool
+
+    def enter(self, x_BTD: Tensor, entry_norm: Norm) -> State:
+        """(x, y) = (N(x_0), N(x_0) or x_0)."""
+        first_BTD = entry_norm(x_BTD)
+        return first_BTD, first_BTD if self.normed else x_BTD
+
+    def leave(self, state: State, final_norm: Norm) -> Tensor:
+        """x + N(y)."""
+        x_BTD, y_BTD = two_streams(state)
+        return x_BTD + final_norm(y_BTD)
+
+
+@dataclass(frozen=True)
+class Copies(Join):
+    """A join of n streams in one state (B, T, n, D), at first n copies of the embedding.
+
+    Attributes:
+        make: maker of the module, from its site and n.
+        mean: whether the head reads the mean of the streams, not their sum.
+        num_streams: n.
+    """
+
+    make: Callable[[Site, int], nn.Module]
+    mean: bool = False
+    num_streams: int = 4
+    kind = "streams"
+
+    def build(self, site: Site) -> nn.Module:
+        """The module."""
+        return self.make(site, self.num_streams)
+
+    def enter(self, x_BTD: Tensor, entry_norm: Norm) -> State:
+        """n copies."""
+        return entry_norm(x_BTD).unsqueeze(-2).expand(-1, -1, self.num_streams, -1)
+
+    def leave(self, state: State, final_norm: Norm) -> Tensor:
+        """The norm of the streams' sum or mean."""
+        streams = one_stream(state)
+        return final_norm(streams.mean(dim=-2) if self.mean else streams.sum(dim=-2))
 
 
 def one_stream(state: State) -> Tensor:

@@ -6,14 +6,13 @@ Shapes: B batch, T tokens, D width.
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from normscope.errors import UsageError
-from normscope.nn.joins import Join, Norm, Site, Update
+from normscope.nn.joins import Built, Norm, Update
 from normscope.nn.placement import Slot, Where, norms_at
 from normscope.nn.scheme import Initialisation, Scheme
 
@@ -24,19 +23,8 @@ def closed_form(where: Where) -> float:
     return math.sqrt((n + 1) / math.log(n + 1) - 1)
 
 
-@dataclass(frozen=True)
-class Admin(Join):
-    """x ← N(ω⊙x + F(x)), ω a learnt vector; `profile_admin` measures where it should start."""
-
-    kind: ClassVar[str] = "learnt"
-
-    def build(self, site: Site) -> nn.Module:
-        """The module, its ω by the closed form."""
-        return AdminSum(site.width, closed_form(site.where), site.where.stack)
-
-
 class AdminSum(nn.Module):
-    """N(ω⊙x + F(x))."""
+    """N(ω⊙x + F(x)), ω a learnt vector from `start`; `profile_admin` measures where it should start."""
 
     def __init__(self, width: int, start: float, stack: str) -> None:
         super().__init__()
@@ -111,6 +99,6 @@ ADMIN = Scheme(
     "N(ω⊙x + F(x)), ω = √((n+1)/ln(n+1) − 1) at the start, n branches, or ω_i² = 1 + Σ_{j<i} Var F_j",
     norms_at(Slot.STREAM),
     "Liu et al. 2020, arXiv:2004.08249",
-    join=Admin(),
+    join=Built("learnt", lambda site: AdminSum(site.width, closed_form(site.where), site.where.stack)),
     initialisation=Initialisation("xavier"),
 )

@@ -3,12 +3,9 @@
 Shapes: B batch, T tokens, D width.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from torch import Tensor, nn
 
-from normscope.nn.joins import Join, Norm, Site, State, Update, two_streams
+from normscope.nn.joins import Built, Norm, Site, State, Update, two_streams
 from normscope.nn.placement import Slot, norms_at
 from normscope.nn.scheme import Initialisation, Scheme
 
@@ -33,19 +30,8 @@ class BlockEntry(nn.Module):
         return x_BTD if self.last else (x_BTD, entry_BTD)
 
 
-@dataclass(frozen=True)
-class BottomToTop(Join):
-    """x ← N(x + F(x)), with the block's entry in the last sum: a = N(x + Attn(x)), N(x + a + FFN(a))."""
-
-    kind: ClassVar[str] = "add"
-
-    def build(self, site: Site) -> nn.Module:
-        """The module, which holds nothing."""
-        return BottomToTopSum(site)
-
-
 class BottomToTopSum(BlockEntry):
-    """N(x + F(x)); at the last of several branches N(entry + x + F(x))."""
+    """N(x + F(x)); at the block's last branch N(entry + x + F(x)): a = N(x + Attn(x)), N(x + a + FFN(a))."""
 
     def forward(self, state: State, update: Update, norm: Norm) -> State:
         """The next state."""
@@ -56,19 +42,8 @@ class BottomToTopSum(BlockEntry):
         return self.close(norm(sum_BTD), entry_BTD)
 
 
-@dataclass(frozen=True)
-class Parallel(Join):
-    """x + Attn(x) + FFN(x): every branch reads the block's entry. A stream norm follows the last one."""
-
-    kind: ClassVar[str] = "add"
-
-    def build(self, site: Site) -> nn.Module:
-        """The module, which holds nothing."""
-        return ParallelSum(site)
-
-
 class ParallelSum(BlockEntry):
-    """x + F(entry)."""
+    """x + F(entry): every branch reads the block's entry. A stream norm follows the last one."""
 
     def forward(self, state: State, update: Update, norm: Norm) -> State:
         """The next state."""
@@ -82,7 +57,7 @@ B2T = Scheme(
     "a = N(x + Attn(x)); N(x + a + FFN(a))",
     norms_at(Slot.STREAM),
     "Takase et al. 2022, arXiv:2206.00330",
-    join=BottomToTop(),
+    join=Built("add", BottomToTopSum),
     initialisation=Initialisation("xavier"),
 )
 PARALLEL = Scheme(
@@ -90,5 +65,5 @@ PARALLEL = Scheme(
     "x + Attn(N(x)) + FFN(N(x)), a norm for each",
     norms_at(Slot.BRANCH_IN, Slot.FINAL),
     "Wang and Komatsuzaki 2021 (GPT-J); Chowdhery et al. 2022 (PaLM), arXiv:2204.02311",
-    join=Parallel(),
+    join=Built("add", ParallelSum),
 )

@@ -3,34 +3,21 @@
 Shapes: B batch, T tokens, D width.
 """
 
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from normscope.nn.joins import Join, Norm, Site, Update
+from normscope.nn.joins import Built, Norm, Update
 from normscope.nn.placement import Where, norms_at, zero
 from normscope.nn.scheme import Initialisation, Scheme
 
 
-@dataclass(frozen=True)
-class Fixup(Join):
-    """x ← x + sF(x + b) with one learnt number each, s from 1 and b from 0.
+class FixupSum(nn.Module):
+    """N(x + sF(x + b)) with one learnt number each, s from 1 and b from 0.
 
     The paper's scalar biases inside a branch are part of the bias vectors of its linear maps.
     """
-
-    kind: ClassVar[str] = "learnt"
-
-    def build(self, site: Site) -> nn.Module:
-        """The module."""
-        return FixupSum()
-
-
-class FixupSum(nn.Module):
-    """N(x + sF(x + b))."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,16 +47,13 @@ def feed_forward_gain(where: Where) -> float:
     return num_branches(where) ** (-1 / 2)
 
 
+def _by_9n(where: Where) -> float:
+    return (9 * where.num_blocks) ** -0.25
+
+
 def t_fixup_gain(where: Where) -> float:
     """.67 N^-¼ without cross-attention, as the paper's encoder; (9N)^-¼ with it, as its decoder."""
-    if where.per_block == 3:
-        return (9 * where.num_blocks) ** -0.25
-    return 0.67 * where.num_blocks**-0.25
-
-
-def t_fixup_embedding(where: Where) -> float:
-    """(9N)^-¼."""
-    return (9 * where.num_blocks) ** -0.25
+    return _by_9n(where) if where.per_block == 3 else 0.67 * where.num_blocks**-0.25
 
 
 FIXUP = Scheme(
@@ -77,7 +61,7 @@ FIXUP = Scheme(
     "x + sF(x + b), s = 1 and b = 0 at the start; weights × L^(-1/(2m-2)), the last of a branch 0",
     norms_at(),
     "Zhang et al. 2019, arXiv:1901.09321; L branches, m maps in a branch",
-    join=Fixup(),
+    join=Built("learnt", lambda site: FixupSum()),
     initialisation=Initialisation(
         "xavier",
         MappingProxyType(
@@ -100,7 +84,7 @@ T_FIXUP = Scheme(
     initialisation=Initialisation(
         "xavier",
         MappingProxyType(dict.fromkeys(("v", "o", "up", "gate", "down"), t_fixup_gain)),
-        embedding=t_fixup_embedding,
+        embedding=_by_9n,
     ),
     reads_as="residual-no-norm",
 )

@@ -3,37 +3,22 @@
 Shapes: B batch, T tokens, D width.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor, nn
 
-from normscope.nn.joins import Join, Norm, Site, Update
+from normscope.nn.joins import Built, Norm, Update
 from normscope.nn.placement import Slot, norms_at
 from normscope.nn.scheme import Initialisation, Scheme
 
 
-@dataclass(frozen=True)
-class Highway(Join):
-    """x ← N(t⊙F(x) + (1−t)⊙x), t = σ(W x + b).
+class HighwayGate(nn.Module):
+    """N(t⊙F(x) + (1−t)⊙x), t = σ(W x + b); W as PyTorch draws it.
 
-    Attributes:
-        bias: what b starts with; below zero the stream passes (the paper's examples are −1 and −3).
+    Args:
+        bias: start of b; below zero the stream passes (the paper's examples are −1 and −3).
     """
 
-    kind: ClassVar[str] = "gate"
-    bias: float = -2.0
-
-    def build(self, site: Site) -> nn.Module:
-        """The module."""
-        return HighwayGate(site.width, self.bias)
-
-
-class HighwayGate(nn.Module):
-    """N(t⊙F(x) + (1−t)⊙x); W as PyTorch draws it."""
-
-    def __init__(self, width: int, bias: float) -> None:
+    def __init__(self, width: int, bias: float = -2.0) -> None:
         super().__init__()
         self.transform = nn.Linear(width, width)
         nn.init.constant_(self.transform.bias, bias)
@@ -45,28 +30,17 @@ class HighwayGate(nn.Module):
         return norm((1 - t_BTD) * x_BTD + t_BTD * update(x_BTD))
 
 
-@dataclass(frozen=True)
-class GRU(Join):
-    """x ← N((1−z)⊙x + z⊙h), a GRU whose state is the stream and whose input is y = ReLU(F(x)).
+class GRUGate(nn.Module):
+    """N((1−z)⊙x + z⊙h), a GRU whose state is the stream and whose input is y = ReLU(F(x)).
 
-    r = σ(W_r y + U_r x), z = σ(W_z y + U_z x − b), h = tanh(W_h y + U_h (r⊙x)).
+    r = σ(W_r y + U_r x), z = σ(W_z y + U_z x − b), h = tanh(W_h y + U_h (r⊙x)). `of_update` holds W_r, W_z,
+    W_h; `of_stream` U_r and U_z; `of_reset` U_h.
 
-    Attributes:
-        bias: what b starts with; above zero the stream passes.
+    Args:
+        bias: start of b; above zero the stream passes.
     """
 
-    kind: ClassVar[str] = "gate"
-    bias: float = 2.0
-
-    def build(self, site: Site) -> nn.Module:
-        """The module."""
-        return GRUGate(site.width, self.bias)
-
-
-class GRUGate(nn.Module):
-    """GTrXL's gate. `of_update` holds W_r, W_z, W_h; `of_stream` U_r and U_z; `of_reset` U_h."""
-
-    def __init__(self, width: int, bias: float) -> None:
+    def __init__(self, width: int, bias: float = 2.0) -> None:
         super().__init__()
         self.of_update = nn.Linear(width, 3 * width, bias=False)
         self.of_stream = nn.Linear(width, 2 * width, bias=False)
@@ -89,7 +63,7 @@ HIGHWAY = Scheme(
     "t⊙F(x) + (1−t)⊙x, t = σ(Wx + b), b = −2 at the start",
     norms_at(),
     "Srivastava et al. 2015, arXiv:1505.00387",
-    join=Highway(),
+    join=Built("gate", lambda site: HighwayGate(site.width)),
     initialisation=Initialisation("xavier"),
 )
 GTRXL = Scheme(
@@ -97,6 +71,6 @@ GTRXL = Scheme(
     "(1−z)⊙x + z⊙h, the GRU of state x and input ReLU(F(N(x))), bias 2 on its gate",
     norms_at(Slot.BRANCH_IN),
     "Parisotto et al. 2019, arXiv:1910.06764",
-    join=GRU(),
+    join=Built("gate", lambda site: GRUGate(site.width)),
     initialisation=Initialisation("xavier"),
 )

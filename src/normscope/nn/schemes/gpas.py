@@ -3,31 +3,17 @@
 Shapes: B batch, T tokens, D width.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normscope.nn.joins import Join, Norm, Site, Update
+from normscope.nn.joins import Built, Norm, Update
 from normscope.nn.placement import Slot, norms_at
 from normscope.nn.scheme import Scheme
 
 
-@dataclass(frozen=True)
-class GPAS(Join):
-    """y = N(x + F(x)); x ← y − SiLU(g)·sg(y), sg the stop-gradient, g learnt from 0."""
-
-    kind: ClassVar[str] = "learnt"
-
-    def build(self, site: Site) -> nn.Module:
-        """The module."""
-        return PreservingScale()
-
-
 class PreservingScale(nn.Module):
-    """y − SiLU(g)·sg(y) after the add: values shrink by 1 − SiLU(g), gradients pass whole."""
+    """y − SiLU(g)·sg(y), y = N(x + F(x)), g learnt from 0: values shrink by 1 − SiLU(g), gradients do not."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,5 +30,5 @@ GPAS_PRE = Scheme(
     "y − SiLU(g)·sg(y), y = x + F(N(x)), g = 0 at the start, sg the stop-gradient",
     norms_at(Slot.BRANCH_IN, Slot.FINAL),
     "Chen et al. 2025, arXiv:2506.22049 (their code shares g in a block)",
-    join=GPAS(),
+    join=Built("learnt", lambda site: PreservingScale()),
 )

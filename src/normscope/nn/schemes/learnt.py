@@ -5,7 +5,6 @@ Shapes: B batch, T tokens, D width.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +23,9 @@ class Learnt(Join):
         per_feature: whether α is a vector (D,) or one number.
     """
 
-    kind: ClassVar[str] = "learnt"
     start: Rule
     per_feature: bool = False
+    kind = "learnt"
 
     def build(self, site: Site) -> nn.Module:
         """The module, with its α at the start."""

@@ -3,48 +3,15 @@
 Shapes: B batch, T tokens, n streams, D width.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normscope.nn.joins import Join, Norm, Site, State, Update, one_stream, streams_in_one
+from normscope.nn.joins import Copies, Norm, State, Update, streams_in_one
 from normscope.nn.placement import Slot, norms_at
 from normscope.nn.scheme import Scheme
 
 _EPS = 1e-6
-
-
-@dataclass(frozen=True)
-class ManifoldConnections(Join):
-    """H ← R H + q⊗F(pᵀH) on a state H (B, T, n, D); n copies of the embedding enter, their mean leaves.
-
-    R = Sinkhorn(·) is doubly stochastic, p = σ(·), q = 2σ(·), each of an affine map of the whole state.
-
-    Attributes:
-        num_streams: n.
-        num_steps: of Sinkhorn.
-        dynamic_scale: what the factors on the input-dependent parts start with.
-    """
-
-    kind: ClassVar[str] = "streams"
-    num_streams: int = 4
-    num_steps: int = 20
-    dynamic_scale: float = 0.01
-
-    def build(self, site: Site) -> nn.Module:
-        """The module."""
-        return ManifoldConnection(site.width, self.num_streams, self.num_steps, self.dynamic_scale)
-
-    def enter(self, x_BTD: Tensor, entry_norm: Norm) -> State:
-        """n copies."""
-        return entry_norm(x_BTD).unsqueeze(-2).expand(-1, -1, self.num_streams, -1)
-
-    def leave(self, state: State, final_norm: Norm) -> Tensor:
-        """The norm of the streams' mean."""
-        return final_norm(one_stream(state).mean(dim=-2))
 
 
 class ManifoldConnection(nn.Module):
@@ -53,9 +20,16 @@ class ManifoldConnection(nn.Module):
     With x̃ the RMS norm of all n·D entries of H and s a learnt factor for each of the three,
     p = σ(s_p x̃Φ_p + b_p), q = 2σ(s_q x̃Φ_q + b_q), R = Sinkhorn(s_R x̃Φ_R + b_R). Φ is Xavier-uniform, b = 0
     (NVIDIA's Megatron): the start is near p = ½, q = 1, R = 1/n, and each stream near the Pre-LN stream.
+
+    Args:
+        num_streams: n.
+        num_steps: steps of Sinkhorn.
+        dynamic_scale: start of each s.
     """
 
-    def __init__(self, width: int, num_streams: int, num_steps: int, dynamic_scale: float) -> None:
+    def __init__(
+        self, width: int, num_streams: int, num_steps: int = 20, dynamic_scale: float = 0.01
+    ) -> None:
         super().__init__()
         self.num_streams, self.num_steps = num_streams, num_steps
         num_out = num_streams * (2 + num_streams)
@@ -104,5 +78,5 @@ MHC = Scheme(
     "H ← RH + q⊗F(N(pᵀH)), 4 streams; R by 20 Sinkhorn steps, p = σ(·), q = 2σ(·)",
     norms_at(Slot.BRANCH_IN, Slot.FINAL),
     "Xie et al. 2025, arXiv:2512.24880",
-    join=ManifoldConnections(),
+    join=Copies(lambda site, n: ManifoldConnection(site.width, n), mean=True),
 )

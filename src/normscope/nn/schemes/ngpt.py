@@ -1,32 +1,17 @@
 """nGPT (Loshchilov et al. 2024, arXiv:2410.01131): every vector along the width has unit length."""
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from torch import Tensor, nn
 
 from normscope.nn.gain import Gain
-from normscope.nn.joins import Join, Norm, Site, Update
+from normscope.nn.joins import Built, Norm, Update
 from normscope.nn.placement import Slot, norms_at
 from normscope.nn.scheme import Initialisation, Inside, Scheme
 
 
-@dataclass(frozen=True)
-class Towards(Join):
-    """h ← N(h + |α| (F − h)), α one number a feature from `start`."""
-
-    kind: ClassVar[str] = "learnt"
-    start: float = 0.05
-
-    def build(self, site: Site) -> nn.Module:
-        """The module with its α."""
-        return StepTowards(site.width, self.start)
-
-
 class StepTowards(nn.Module):
-    """h + |α| (F(h) − h) and the norm on it."""
+    """N(h + |α| (F(h) − h)), α one number a feature from `start`."""
 
-    def __init__(self, width: int, start: float) -> None:
+    def __init__(self, width: int, start: float = 0.05) -> None:
         super().__init__()
         self.alpha = Gain((width,), start=start, held=width**-0.5)
 
@@ -40,7 +25,7 @@ NGPT = Scheme(
     "N(x + |α|⊙(N(F(x)) − x)), N(x) = x/‖x‖, α = .05 at the start",
     norms_at(Slot.ENTRY, Slot.BRANCH_OUT, Slot.STREAM),
     "Loshchilov et al. 2024, arXiv:2410.01131",
-    join=Towards(),
+    join=Built("learnt", lambda site: StepTowards(site.width)),
     initialisation=Initialisation("fan-in"),
     inside=Inside(qk_norm="unit", hidden_gain=True),
     norm="unit",
