@@ -5,10 +5,10 @@ from normscope.nn.block import Block
 from normscope.nn.config import ModelConfig
 from normscope.nn.context import Cache, Context
 from normscope.nn.feed_forward import FeedForward
+from normscope.nn.head import set_output_bias
 from normscope.nn.joins import Join, Scaled
 from normscope.nn.models import MODELS, Decoder, Encoder, EncoderDecoder, Output, Vision, build
 from normscope.nn.norms import NORMS
-from normscope.nn.output_bias import set_output_bias
 from normscope.nn.placement import Placement, Slot, Where, norms_at
 from normscope.nn.rates import block_matrices, has_own_rates, param_groups
 from normscope.nn.residual import Residual

@@ -11,23 +11,10 @@ from types import MappingProxyType
 from normscope.nn.placement import Kind, Placement, Rule, Slot, Where
 from normscope.nn.scheme import Initialisation, Inside, Scheme
 from normscope.nn.schemes import SCHEMES, scheme_named
+from normscope.nn.weights import WEIGHTS
 
 SAMPLE_DEPTH = 12
 KINDS: tuple[Kind, ...] = ("attention", "feed-forward")
-WEIGHTS_IN_WORDS: Mapping[str, str] = MappingProxyType(
-    {
-        "xavier": "Xavier-normal",
-        "xavier-uniform": "Xavier-uniform",
-        "normal": "N(0, 0.02²)",
-        "gpt2": "N(0, 0.02²), o and down × 1/√(2L)",
-        "small": "variance 2/(5d)",
-        "fan-in": "variance 1/in",
-        "mup": "N(0, 0.02²) at the base width, by μP from there",
-        "zero-output": "the last map of each branch zero",
-        "torch": "as PyTorch draws them",
-    }
-)
-"""Name of `WEIGHTS` → words."""
 INSIDE_IN_WORDS: Mapping[str, str] = MappingProxyType(
     {
         "qk_norm": "QK-norm",
@@ -47,18 +34,11 @@ class Row:
     """One scheme in words.
 
     Attributes:
-        name: the catalogue's.
-        formula: one sublayer's update.
         slots: every slot that holds a norm anywhere in the stack, in the order of `Slot`.
         placement: the same in words, with the blocks and kinds where they differ.
-        join: how a branch meets the stream, in one word.
-        initialisation: how the weights start, in words.
-        final_norm: whether the stack ends in a norm.
+        join: `Join.kind`.
         norm: the kind of norm that belongs to the scheme; None where any will do.
-        inside: what changes inside the branches, in words; empty where nothing does.
-        besides: what else the scheme asks for, in words; empty where nothing.
-        reads_as: what the anatomy calls it.
-        source: where it comes from.
+        inside, besides: changes inside the branches, and what else the scheme asks for; empty for nothing.
     """
 
     name: str
@@ -148,7 +128,7 @@ def _blocks_words(blocks: list[int]) -> str:
 
 
 def _initialisation_words(initialisation: Initialisation) -> str:
-    words = [WEIGHTS_IN_WORDS[initialisation.weights]]
+    words = [WEIGHTS[initialisation.weights].words]
     by_factor: dict[str, list[str]] = {}
     for role, rule in initialisation.gains.items():
         kind: Kind = "feed-forward" if role in ("up", "gate", "down") else "attention"

@@ -4,30 +4,28 @@ Shapes: B batch, S tokens read, T tokens written, D width, V vocabulary.
 """
 
 import dataclasses
+from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from normscope.errors import UsageError
 from normscope.nn.config import ModelConfig
 from normscope.nn.context import Cache
-from normscope.nn.drawn import remember
 from normscope.nn.embedding import Embedding, require_ids
 from normscope.nn.generate import resting, write_on
 from normscope.nn.head import Head
-from normscope.nn.initialise import initialise_ends
 from normscope.nn.language_model import token_context
 from normscope.nn.output import Output, with_loss
 from normscope.nn.placement import Where
-from normscope.nn.schemes import scheme_named
-from normscope.nn.sphere import onto_sphere
+from normscope.nn.sphere import WholeModel
 from normscope.nn.stack import Stack
 
 START = 0
 """The id that the decoder starts from, as T5's padding does."""
 
 
-class EncoderDecoder(nn.Module):
+class EncoderDecoder(WholeModel):
     """An encoder of `config.encoder_depth` blocks and a decoder of `config.depth` that attends to its output.
 
     Both look their tokens up in one table (Vaswani et al. 2017, arXiv:1706.03762, §3.4), which with
@@ -39,31 +37,19 @@ class EncoderDecoder(nn.Module):
         depth, encoder_depth = config.num_blocks, config.encoder_depth or config.num_blocks
         given = config.depth is not None  # else a scheme whose numbers depend on the depths refuses
 
-        def stack(*, encoder: bool) -> Stack:
-            own, other = (encoder_depth, depth) if encoder else (depth, encoder_depth)
-            first = Where(
-                1,
-                own if given else None,
-                stack="encoder" if encoder else "decoder",
-                other_depth=other,
-                base_depth=config.base_depth,
-            )
-            return Stack(dataclasses.replace(config, depth=own), first, causal=not encoder, cross=not encoder)
+        def stack(half: Literal["encoder", "decoder"], own: int, other: int) -> Stack:
+            place: dict[str, Any] = {"stack": half, "other_depth": other, "base_depth": config.base_depth}
+            first = Where(1, own if given else None, **place)
+            writes = half == "decoder"
+            return Stack(dataclasses.replace(config, depth=own), first, causal=writes, cross=writes)
 
         self.config = dataclasses.replace(config, depth=depth, encoder_depth=encoder_depth)
         self.embedding = Embedding(config)
-        self.encoder = stack(encoder=True)
+        self.encoder = stack("encoder", encoder_depth, depth)
         self.decoder_embedding = Embedding(config, self.embedding.tokens)
-        self.decoder = stack(encoder=False)
+        self.decoder = stack("decoder", depth, encoder_depth)
         self.head = Head(config, config.vocab, self.embedding.tokens if config.tie else None)
-        scheme = scheme_named(config.scheme)
-        initialise_ends(self, self.encoder.first, scheme.initialisation, config.init)
-        onto_sphere(self)
-        remember(self)
-
-    def after_step(self) -> None:
-        """Put nGPT's matrices back onto the sphere; call it after each step of the optimiser."""
-        onto_sphere(self)
+        self._finish(config, self.encoder.first)
 
     def forward(
         self,

@@ -55,7 +55,6 @@ class FeedForward(nn.Module):
         self.down = make(hidden, width, bias=bias)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """(B, T, D) → (B, T, D)."""
         up_BTF = self._gained(self.up(x_BTD), 0)
         if self.gate is None:
             hidden_BTF = ACTIVATIONS[self.activation](up_BTF)

@@ -183,7 +183,6 @@ class WeightedSum(nn.Module):
         self.stream_scale, self.branch_scale = stream_scale, branch_scale
 
     def forward(self, x_BTD: Tensor, update: Update, norm: Norm) -> Tensor:
-        """(B, T, D) → (B, T, D)."""
         f_BTD = update(x_BTD)
         if self.stream_scale == 0:
             return norm(scaled(f_BTD, self.branch_scale))

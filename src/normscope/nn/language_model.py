@@ -11,18 +11,16 @@ from torch import Tensor
 
 from normscope.nn.config import ModelConfig
 from normscope.nn.context import Cache, Context
-from normscope.nn.drawn import remember
 from normscope.nn.embedding import Embedding, require_ids, require_left_padding, require_mask, token_positions
 from normscope.nn.generate import resting, write_on
 from normscope.nn.head import Head
-from normscope.nn.initialise import initialise_ends
 from normscope.nn.output import Output, with_loss
 from normscope.nn.placement import Where
-from normscope.nn.sphere import onto_sphere
+from normscope.nn.sphere import WholeModel
 from normscope.nn.stack import Stack
 
 
-class LanguageModel(Stack):
+class LanguageModel(Stack, WholeModel):
     """Embedding, blocks, final norm, head. Use `Decoder` or `Encoder`."""
 
     causal: ClassVar[bool]
@@ -32,13 +30,7 @@ class LanguageModel(Stack):
         self.config = dataclasses.replace(config, depth=config.num_blocks)
         self.embedding = Embedding(config)
         self.head = Head(config, config.vocab, self.embedding.tokens if config.tie else None)
-        initialise_ends(self, self.first, self.scheme.initialisation, config.init)
-        onto_sphere(self)
-        remember(self)
-
-    def after_step(self) -> None:
-        """Put nGPT's matrices back onto the sphere; call it after each step of the optimiser."""
-        onto_sphere(self)
+        self._finish(config, self.first)
 
     def forward(
         self,

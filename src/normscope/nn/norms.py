@@ -1,7 +1,8 @@
 """The norms a slot can hold; `token_norms.py` has those whose statistics run over tokens.
 
-Each is called as `norm(x_BTD, real_BT=None)`: `real_BT` says which tokens are not padding, for the norms
-whose statistics run over tokens. Statistics are taken in float32 where the input is in half precision.
+Each maps (…, D) to (…, D) and is called as `norm(x_BTD, real_BT=None)`: `real_BT` says which tokens are not
+padding, for the norms whose statistics run over tokens. Statistics are taken in float32 where the input is in
+half precision.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +20,6 @@ class NoNorm(nn.Module):
     """x: a slot without a norm."""
 
     def forward(self, x: Tensor, real_BT: Tensor | None = None) -> Tensor:
-        """(…, D) → (…, D)."""
         return x
 
 
@@ -27,7 +27,6 @@ class LayerNorm(nn.LayerNorm):
     """γ (x − mean)/√(var + ε) + β over the features (Ba et al. 2016, arXiv:1607.06450)."""
 
     def forward(self, x: Tensor, real_BT: Tensor | None = None) -> Tensor:
-        """(…, D) → (…, D)."""
         return super().forward(x)
 
 
@@ -35,7 +34,6 @@ class RMSNorm(nn.RMSNorm):
     """γ x/√(mean x² + ε) over the features (Zhang and Sennrich 2019, arXiv:1910.07467)."""
 
     def forward(self, x: Tensor, real_BT: Tensor | None = None) -> Tensor:
-        """(…, D) → (…, D)."""
         if x.dtype == self.weight.dtype:
             return super().forward(x)
         return super().forward(x.to(self.weight.dtype)).to(x.dtype)  # autocast: x alone is in half precision
@@ -53,7 +51,6 @@ class RMSNormPlusOne(nn.Module):
         self.weight = nn.Parameter(torch.zeros(width))
 
     def forward(self, x: Tensor, real_BT: Tensor | None = None) -> Tensor:
-        """(…, D) → (…, D)."""
         # 1 + γ in half precision would lose a small γ.
         x_wide, gain = wide(x), self.base + wide(self.weight)
         return nn.functional.rms_norm(x_wide, self.weight.shape, gain, self.eps).to(x.dtype)
@@ -68,7 +65,6 @@ class ScaleNorm(nn.Module):
         self.weight = nn.Parameter(torch.full((1,), width**0.5))
 
     def forward(self, x: Tensor, real_BT: Tensor | None = None) -> Tensor:
-        """(…, D) → (…, D)."""
         return (wide(self.weight) * unit(wide(x), self.eps)).to(x.dtype)
 
 
@@ -76,7 +72,6 @@ class UnitNorm(nn.Module):
     """x/‖x‖, nothing learnt (nGPT, Loshchilov et al. 2024, arXiv:2410.01131); zero stays zero."""
 
     def forward(self, x: Tensor, real_BT: Tensor | None = None) -> Tensor:
-        """(…, D) → (…, D)."""
         return unit(wide(x)).to(x.dtype)
 
 
@@ -90,7 +85,6 @@ class DyT(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width))
 
     def forward(self, x: Tensor, real_BT: Tensor | None = None) -> Tensor:
-        """(…, D) → (…, D)."""
         return torch.tanh(self.scale * x) * self.weight + self.bias
 
 
@@ -105,7 +99,6 @@ class Derf(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width))
 
     def forward(self, x: Tensor, real_BT: Tensor | None = None) -> Tensor:
-        """(…, D) → (…, D)."""
         return torch.erf(self.scale * x + self.shift) * self.weight + self.bias
 
 

@@ -1,22 +1,40 @@
-"""nGPT's weights on the unit sphere (Loshchilov et al. 2024, arXiv:2410.01131)."""
+"""Base of the models; nGPT's weights on the unit sphere (Loshchilov et al. 2024, arXiv:2410.01131)."""
 
 import torch
 from torch import Tensor, nn
 
 from normscope.nn.block import Block
+from normscope.nn.config import ModelConfig
+from normscope.nn.drawn import remember
 from normscope.nn.embedding import Embedding
 from normscope.nn.head import Head
+from normscope.nn.initialise import ROLES, initialise_ends
+from normscope.nn.placement import Where
 from normscope.nn.precision import unit, wide
+from normscope.nn.schemes import scheme_named
 from normscope.nn.stack import Stack
+
+
+class WholeModel(nn.Module):
+    """Base of the models: blocks, and what stands outside them."""
+
+    def _finish(self, config: ModelConfig, first: Where) -> None:
+        """Draw what stands outside the blocks, embeddings by the place `first`; a constructor's last call."""
+        initialise_ends(self, first, scheme_named(config.scheme).initialisation, config.init)
+        onto_sphere(self)
+        remember(self)
+
+    def after_step(self) -> None:
+        """Put nGPT's matrices back onto the sphere; call it after each step of the optimiser."""
+        onto_sphere(self)
 
 
 @torch.no_grad()
 def onto_sphere(model: nn.Module) -> None:
     """Give every vector along the width unit length, in models whose scheme says `on_sphere`.
 
-    Those are the rows of the embedding, of the head and of the maps that read the stream, and the columns of
-    the maps that write to it. Models call it when they are built; `model.after_step()` calls it, which
-    belongs after each step of the optimiser.
+    These are the rows of the embedding, of the head and of the maps that read the stream, and the columns of
+    the maps that write to it.
     """
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
     if not any(stack.scheme.on_sphere for stack in stacks):
@@ -30,12 +48,9 @@ def onto_sphere(model: nn.Module) -> None:
         for block in stack.blocks:
             assert isinstance(block, Block)
             for branch, _ in block.sublayers().values():
-                for role in ("q", "k", "v", "up", "gate"):
+                for role in ROLES:
                     if getattr(branch, role, None) is not None:
-                        _normalise(getattr(branch, role).weight, rows=True)
-                for role in ("o", "down"):
-                    if hasattr(branch, role):
-                        _normalise(getattr(branch, role).weight, rows=False)
+                        _normalise(getattr(branch, role).weight, rows=role not in ("o", "down"))
 
 
 def _normalise(weight: Tensor, *, rows: bool) -> None:

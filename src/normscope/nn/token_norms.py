@@ -36,7 +36,6 @@ class BatchNorm(nn.Module):
         self.register_buffer("num_batches_tracked", torch.tensor(0))
 
     def forward(self, x_BTD: Tensor, real_BT: Tensor | None = None) -> Tensor:
-        """(B, T, D) → (B, T, D)."""
         # torch refuses a batch of one token, whose unbiased variance is 0/0.
         if self.training and (real_BT is not None or x_BTD.shape[0] * x_BTD.shape[1] == 1):
             mean_D, var_D = self._statistics(wide(x_BTD), real_BT)
@@ -81,7 +80,6 @@ class GroupNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width))
 
     def forward(self, x_BTD: Tensor, real_BT: Tensor | None = None) -> Tensor:
-        """(B, T, D) → (B, T, D)."""
         if real_BT is None:
             x_BDT, gain_D, shift_D = wide(x_BTD).transpose(1, 2), wide(self.weight), wide(self.bias)
             y_BDT = F.group_norm(x_BDT, self.groups, gain_D, shift_D, self.eps)

@@ -11,17 +11,15 @@ from torch import Tensor, nn
 from normscope.errors import UsageError
 from normscope.nn.config import ModelConfig
 from normscope.nn.context import Context
-from normscope.nn.drawn import remember
 from normscope.nn.embedding import Positioned
 from normscope.nn.head import Head
-from normscope.nn.initialise import initialise_ends
 from normscope.nn.output import Output, with_loss
 from normscope.nn.placement import Where
-from normscope.nn.sphere import onto_sphere
+from normscope.nn.sphere import WholeModel
 from normscope.nn.stack import Stack
 
 
-class Vision(Stack):
+class Vision(Stack, WholeModel):
     """Vision Transformer (Dosovitskiy et al. 2021, arXiv:2010.11929) that pools by the mean.
 
     Raises:
@@ -34,13 +32,7 @@ class Vision(Stack):
         self.image_size = config.image
         self.patches = Patches(config)
         self.head = Head(config, config.classes)
-        initialise_ends(self, self.first, self.scheme.initialisation, config.init)
-        onto_sphere(self)
-        remember(self)
-
-    def after_step(self) -> None:
-        """Put nGPT's matrices back onto the sphere; call it after each step of the optimiser."""
-        onto_sphere(self)
+        self._finish(config, self.first)
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Output:
         """Logits (B, V) for images (B, C, H, W), and with labels (B,) the loss.

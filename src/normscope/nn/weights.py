@@ -32,6 +32,7 @@ class Weights:
     """A way to start.
 
     Attributes:
+        words: the way in a few words, for the catalogue.
         draw: how weights are drawn; "torch" leaves what PyTorch's modules draw by themselves, "scheme" what
             the scheme says.
         gains: factor on the weights of a role, by place; where a rule gives 0 the bias starts at zero too.
@@ -39,6 +40,7 @@ class Weights:
             divided by width/base_width, the attention's by K, as μP says.
     """
 
+    words: str
     draw: Draw | str
     gains: Mapping[Role, Rule] = field(default_factory=lambda: MappingProxyType({}))
     mup: bool = False
@@ -61,19 +63,23 @@ def _one_over_root(width: int) -> float:
     return width**-0.5
 
 
+def _last_maps(rule: Rule) -> Mapping[Role, Rule]:
+    return MappingProxyType({"o": rule, "down": rule})
+
+
 _NORMAL = Draw(lambda num_in, num_out: NORMAL_STD, lambda width: NORMAL_STD)
 
 WEIGHTS: Mapping[str, Weights] = MappingProxyType(
     {
-        "xavier": Weights(Draw(_xavier, _one_over_root)),
-        "xavier-uniform": Weights(Draw(_xavier, _one_over_root, uniform=True)),
-        "normal": Weights(_NORMAL),
-        "gpt2": Weights(_NORMAL, MappingProxyType({"o": depth_scaled, "down": depth_scaled})),
-        "small": Weights(Draw(_small, _one_over_root)),
-        "fan-in": Weights(Draw(lambda num_in, num_out: num_in**-0.5, lambda width: 1.0)),
-        "mup": Weights(_NORMAL, mup=True),
-        "zero-output": Weights("scheme", MappingProxyType({"o": zero, "down": zero})),
-        "torch": Weights("torch"),
+        "xavier": Weights("Xavier-normal", Draw(_xavier, _one_over_root)),
+        "xavier-uniform": Weights("Xavier-uniform", Draw(_xavier, _one_over_root, uniform=True)),
+        "normal": Weights("N(0, 0.02²)", _NORMAL),
+        "gpt2": Weights("N(0, 0.02²), o and down × 1/√(2L)", _NORMAL, _last_maps(depth_scaled)),
+        "small": Weights("variance 2/(5d)", Draw(_small, _one_over_root)),
+        "fan-in": Weights("variance 1/in", Draw(lambda num_in, num_out: num_in**-0.5, lambda width: 1.0)),
+        "mup": Weights("N(0, 0.02²) at the base width, by μP from there", _NORMAL, mup=True),
+        "zero-output": Weights("the last map of each branch zero", "scheme", _last_maps(zero)),
+        "torch": Weights("as PyTorch draws them", "torch"),
     }
 )
 """Name → way.

@@ -32,7 +32,6 @@ class AdminSum(nn.Module):
         self.stack = stack
 
     def forward(self, x_BTD: Tensor, update: Update, norm: Norm) -> Tensor:
-        """(B, T, D) → (B, T, D)."""
         return norm(torch.addcmul(update(x_BTD), self.omega, x_BTD))
 
 

@@ -25,7 +25,6 @@ class FixupSum(nn.Module):
         self.shift = nn.Parameter(torch.zeros(1))
 
     def forward(self, x_BTD: Tensor, update: Update, norm: Norm) -> Tensor:
-        """(B, T, D) → (B, T, D)."""
         return norm(torch.addcmul(x_BTD, self.scale, update(x_BTD + self.shift)))
 
 

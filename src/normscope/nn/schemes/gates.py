@@ -24,7 +24,6 @@ class HighwayGate(nn.Module):
         nn.init.constant_(self.transform.bias, bias)
 
     def forward(self, x_BTD: Tensor, update: Update, norm: Norm) -> Tensor:
-        """(B, T, D) → (B, T, D)."""
         t_BTD = torch.sigmoid(self.transform(x_BTD))
         # Not lerp: under autocast the branch is in half precision and the stream is not.
         return norm((1 - t_BTD) * x_BTD + t_BTD * update(x_BTD))
@@ -48,7 +47,6 @@ class GRUGate(nn.Module):
         self.bias = nn.Parameter(torch.full((width,), bias))
 
     def forward(self, x_BTD: Tensor, update: Update, norm: Norm) -> Tensor:
-        """(B, T, D) → (B, T, D)."""
         y_BTD = torch.relu(update(x_BTD))
         r_y, z_y, h_y = self.of_update(y_BTD).chunk(3, dim=-1)
         r_x, z_x = self.of_stream(x_BTD).chunk(2, dim=-1)

@@ -1,5 +1,4 @@
-"""A learnt factor on each branch: one number that starts at zero (ReZero, SkipInit), or one for each feature
-(LayerScale).
+"""Learnt factors: on each branch (ReZero, SkipInit; LayerScale for each feature), or on the sum (GPAS).
 
 Shapes: B batch, T tokens, D width.
 """
@@ -7,9 +6,10 @@ Shapes: B batch, T tokens, D width.
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normscope.nn.joins import Join, Norm, Site, Update
+from normscope.nn.joins import Built, Join, Norm, Site, Update
 from normscope.nn.placement import Rule, Slot, Where, norms_at, zero
 from normscope.nn.scheme import Initialisation, Scheme
 
@@ -40,8 +40,19 @@ class LearntSum(nn.Module):
         self.scale = nn.Parameter(torch.full((num_scales,), start))
 
     def forward(self, x_BTD: Tensor, update: Update, norm: Norm) -> Tensor:
-        """(B, T, D) → (B, T, D)."""
         return norm(torch.addcmul(x_BTD, self.scale, update(x_BTD)))
+
+
+class PreservingScale(nn.Module):
+    """y − SiLU(g)·sg(y), y = N(x + F(x)), g learnt from 0: values shrink by 1 − SiLU(g), gradients do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x_BTD: Tensor, update: Update, norm: Norm) -> Tensor:
+        y_BTD = norm(x_BTD + update(x_BTD))
+        return y_BTD - F.silu(self.gate) * y_BTD.detach()
 
 
 def by_depth(where: Where) -> float:
@@ -74,4 +85,11 @@ LAYERSCALE = Scheme(
     norms_at(Slot.BRANCH_IN, Slot.FINAL),
     "Touvron et al. 2021 (CaiT), arXiv:2103.17239",
     join=Learnt(by_depth, per_feature=True),
+)
+GPAS = Scheme(
+    "gpas",
+    "y − SiLU(g)·sg(y), y = x + F(N(x)), g = 0 at the start, sg the stop-gradient",
+    norms_at(Slot.BRANCH_IN, Slot.FINAL),
+    "Chen et al. 2025, arXiv:2506.22049 (their code shares g in a block)",
+    join=Built("learnt", lambda site: PreservingScale()),
 )

@@ -16,7 +16,6 @@ class StepTowards(nn.Module):
         self.alpha = Gain((width,), start=start, held=width**-0.5)
 
     def forward(self, h_BTD: Tensor, update: Update, norm: Norm) -> Tensor:
-        """(B, T, D) → (B, T, D)."""
         return norm(h_BTD + self.alpha().abs() * (update(h_BTD) - h_BTD))
 
 

@@ -1,4 +1,4 @@
-"""SiameseNorm (Li et al. 2026, arXiv:2602.08064): each branch reads and feeds a Post-LN and a Pre-LN stream.
+"""Two streams, Post-LN and Pre-LN, fed by the same branches: ResiDual and SiameseNorm.
 
 Shapes: B batch, T tokens, D width.
 """
@@ -7,7 +7,17 @@ from torch import nn
 
 from normscope.nn.joins import Norm, Site, State, TwoStreams, Update, two_streams
 from normscope.nn.placement import Slot, norms_at
-from normscope.nn.scheme import Scheme
+from normscope.nn.scheme import Initialisation, Scheme
+
+
+class DualSum(nn.Module):
+    """(N(x + F(x)), r + F(x)); x and r start at the embedding, the head reads x + N(r)."""
+
+    def forward(self, state: State, update: Update, norm: Norm) -> State:
+        """Two streams (B, T, D) → two."""
+        x_BTD, r_BTD = two_streams(state)
+        f_BTD = update(x_BTD)
+        return norm(x_BTD + f_BTD), r_BTD + f_BTD
 
 
 class SiameseSum(nn.Module):
@@ -28,6 +38,14 @@ class SiameseSum(nn.Module):
         return norm(x_BTD.add(o_BTD, alpha=self.branch_scale)), y_BTD + o_BTD
 
 
+RESIDUAL_DUAL = Scheme(
+    "residual-dual",
+    "x ← N(x + F(x)), r ← r + F(x); out x + N(r)",
+    norms_at(Slot.STREAM, Slot.FINAL),
+    "Xie et al. 2023 (ResiDual), arXiv:2304.14802",
+    join=TwoStreams("streams", lambda site: DualSum(), normed=True),
+    initialisation=Initialisation("xavier"),
+)
 SIAMESENORM = Scheme(
     "siamesenorm",
     "o = F(N(X + N(Y))); X ← N(X + o/√(2l)), Y ← Y + o; out X + N(Y)",
