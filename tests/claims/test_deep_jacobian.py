@@ -5,7 +5,7 @@ import torch
 
 from normscope.claims import CLAIMS, ClaimResult, Setup, Verdict, measure_claim
 from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
-from normscope.claims.deep_rank import PRIMES, _modulo, _rank
+from normscope.claims.deep_jacobian import PRIMES, _modulo, _rank
 from normscope.claims.real_blocks import at_last_token, jacobian, started, sublayers
 
 LOOK = Setup(seeds=(0,))

@@ -7,7 +7,7 @@ import torch
 from planted_runs import STANDS_STILL, TRAINS, Planted, judged
 
 from normscope.claims import Verdict, depth_limits
-from normscope.claims.gradient_chain import TOKENS, log_gradients
+from normscope.claims.depth_limits import SHAPE, log_gradients
 from normscope.nn import Block, ModelConfig
 from normscope.nn.placement import Where
 from normscope.train import RunConfig
@@ -20,11 +20,11 @@ def whole(scheme: str, depth: int, width: int, seed: int) -> float:
         torch.manual_seed(seed)
         config = ModelConfig(scheme=scheme, depth=depth, width=width, heads=2)
         blocks = [Block(config, Where(k, depth), causal=True).double() for k in range(1, depth + 1)]
-    start = torch.randn(*TOKENS, width, dtype=torch.float64, generator=generator).requires_grad_(True)
+    start = torch.randn(*SHAPE, width, dtype=torch.float64, generator=generator).requires_grad_(True)
     x = start
     for block in blocks:
         x = block(x)
-    top = torch.randn(*TOKENS, width, dtype=torch.float64, generator=generator)
+    top = torch.randn(*SHAPE, width, dtype=torch.float64, generator=generator)
     (bottom,) = torch.autograd.grad(x, start, top)
     return math.log10(float(bottom.norm() / top.norm()))
 

@@ -2,11 +2,11 @@
 
 from planted_runs import STANDS_STILL, TRAINS, TRAINS_WELL, judged
 
-from normscope.claims import Verdict, gated
+from normscope.claims import Verdict, zero_start
 from normscope.train import RunConfig
 
 
-def is_gated(config: RunConfig, names=tuple(gated.GATED)) -> bool:
+def is_gated(config: RunConfig, names=tuple(zero_start.GATED)) -> bool:
     return any(f"scheme={name}," in config.model for name in names)
 
 
@@ -26,5 +26,5 @@ def test_it_does_not_where_only_factors_are_ahead():
 
 
 def test_a_block_that_starts_as_the_identity_changes_nothing():
-    assert gated.change("rezero", 8, 0) == 0
-    assert 0 < gated.change("highway", 8, 0) < gated.change("residual-no-norm", 8, 0)
+    assert zero_start.change("rezero", 8, 0) == 0
+    assert 0 < zero_start.change("highway", 8, 0) < zero_start.change("residual-no-norm", 8, 0)

@@ -9,11 +9,9 @@ from normscope.claims import (
     CLAIMS,
     Setup,
     Verdict,
-    curvature,
     deep_scaling,
     measure_claim,
     sensitivity,
-    start_scale,
     start_stream,
     zero_start,
 )
@@ -51,8 +49,8 @@ def no_sigma(patch: Patch) -> None:
     def broken(z: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         return z.std(correction=0) * layer_norm_jacobian(z, weight, eps)
 
-    patch.setattr(curvature, "SCALES", (1.0,))
-    patch.setattr(curvature, "layer_norm_jacobian", broken)
+    patch.setattr(sensitivity, "SCALES", (1.0,))
+    patch.setattr(sensitivity, "layer_norm_jacobian", broken)
 
 
 def pre_for_res_post(patch: Patch) -> None:
@@ -70,8 +68,8 @@ def lossy_stream(patch: Patch) -> None:
 
 
 def wrong_root(patch: Patch) -> None:
-    right = start_scale.divide_last_maps
-    patch.setattr(start_scale, "divide_last_maps", lambda module, n: right(module, 1 / n))
+    right = start_stream.divide_last_maps
+    patch.setattr(start_stream, "divide_last_maps", lambda module, n: right(module, 1 / n))
 
 
 def pre_as_deepnorm(patch: Patch) -> None:

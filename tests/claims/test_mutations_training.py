@@ -12,7 +12,7 @@ import torch
 from planted_runs import STANDS_STILL, TRAINS, Planted
 from torch import Tensor
 
-from normscope.claims import CLAIMS, Setup, Verdict, depth_limits, gated, measure_claim, swapped, warmup
+from normscope.claims import CLAIMS, Setup, Verdict, depth_limits, measure_claim, swapped, warmup, zero_start
 from normscope.claims.training import Recipe
 from normscope.nn import schemes
 from normscope.nn.joins import Scaled
@@ -96,7 +96,7 @@ def test_c3_with_a_gate_that_leaves_the_stream_alone(broken, expected, monkeypat
 
 @pytest.mark.parametrize(("broken", "expected"), [(False, Verdict.HOLDS), (True, Verdict.REFUTED)])
 def test_c29_with_a_rezero_that_starts_at_one(broken, expected, mislabel, monkeypatch):
-    monkeypatch.setattr(gated, "GATED", {"rezero": gated.NO_NORM})
+    monkeypatch.setattr(zero_start, "GATED", {"rezero": zero_start.NO_NORM})
     if broken:
         mislabel("rezero", "rezero", join=Learnt(one))
     assert verdict("C29", Planted(seeds=(0,))) is expected

@@ -10,7 +10,7 @@ from planted_runs import Planted
 from torch import nn
 
 from normscope.claims import Claim, Evidence, Figure, Runs, Sentence, Setup, measure_claim, runs
-from normscope.claims.evidence import Case
+from normscope.claims.evidence import Case, effect
 from normscope.claims.runs import perturb
 from normscope.claims.setup import FRESH_SEEDS, SEEDS
 from normscope.claims.training import Recipe, effects, trained
@@ -57,20 +57,21 @@ def test_effects_are_paired_by_seed_and_replica() -> None:
         lambda outcomes: outcomes[0].excess - outcomes[1].excess,
         "here",
         smallest=0.35,
-        met=False,
+        replicas=2,
         part="which",
     )
     assert [(case.seed, case.replica) for case in found] == [(s, r) for r in (0, 1) for s in (0, 1, 2)]
     assert [case.value for case in found[:3]] == pytest.approx([0.5, 0.4, 0.3], abs=1e-3)
     assert [case.holds for case in found[:3]] == [True, True, False]
-    assert {(case.where, case.part, case.met) for case in found} == {("here", "which", False)}
+    assert {(case.where, case.part) for case in found} == {("here", "which")}
 
 
-@pytest.mark.parametrize(("end", "most", "value"), [(math.inf, 3.0, -3.0), (-9.0, 2.0, 2.0)])
-def test_an_effect_is_bounded_so_that_its_mean_is_finite(end: float, most: float, value: float) -> None:
+@pytest.mark.parametrize(("end", "value"), [(math.inf, -3.0), (-9.0, 3.0)])
+def test_an_effect_is_bounded_so_that_its_mean_is_finite(end: float, value: float) -> None:
     setup = Planted(seeds=(0,), plan=lambda config: end)
-    found = effects(setup, [PLANTED], lambda outcomes: -outcomes[0].excess, "x", smallest=0.0, most=most)
-    assert [case.value for case in found] == [value, value]
+    found = effects(setup, [PLANTED], lambda outcomes: -outcomes[0].excess, smallest=0.0, replicas=2)
+    assert [(case.where, case.value) for case in found] == [(str(PLANTED), value)] * 2
+    assert effect(0, "x", -value, 0.0, most=2.0).value == math.copysign(2.0, -value)
 
 
 def a_claim(odd: dict[str, Claim], measured: list[Setup], **sentences: Sentence) -> Claim:

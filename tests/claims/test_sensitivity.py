@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from normscope.claims import CLAIMS, Setup, Verdict, curvature, measure_claim
+from normscope.claims import CLAIMS, Setup, Verdict, measure_claim, sensitivity
 from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
-from normscope.claims.curvature import condition, sharpness
-from normscope.claims.sensitivity import is_read_by_norm
+from normscope.claims.sensitivity import condition, is_read_by_norm, sharpness
 from normscope.nn import build
 
 
@@ -25,7 +24,7 @@ def test_condition_of_a_model() -> None:
 
 
 def test_the_gain_of_a_norm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curvature, "SCALES", (3.0,))
+    monkeypatch.setattr(sensitivity, "SCALES", (3.0,))
     tested = measure_claim(CLAIMS["C9"], Setup(seeds=(0,)))
     assert tested.judgement.verdict is Verdict.HOLDS
     assert tested.parts["flat"].verdict is Verdict.HOLDS

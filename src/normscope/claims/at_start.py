@@ -1,4 +1,4 @@
-"""Models and stacks at their start, and what is read off them: gradients, the stream's variance, slopes.
+"""Models and stacks at their start, and their readings: gradients, the stream's variance, slopes.
 
 Shapes: B batch, T tokens, D width.
 """
@@ -23,7 +23,7 @@ def exponent(figure: Callable[[int], float], sizes: Sequence[int] = DEPTHS) -> f
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Of the straight line through log y against log x, by least squares."""
+    """Slope of the straight line through log y against log x, by least squares."""
     return float(np.polyfit(np.log(x), np.log(y), 1)[0])
 
 
@@ -97,7 +97,7 @@ def stream_by_block(stack: Stack, x_BTD: Tensor) -> list[Tensor]:
 
 
 def variance(x_BTD: Tensor) -> float:
-    """Over the features, a mean over tokens."""
+    """The variance over the features, as a mean over tokens."""
     return float(x_BTD.double().var(-1, correction=0).mean())
 
 

@@ -1,17 +1,17 @@
-"""Gradients through depth at the start: do they explode or vanish, and is a residual's factor 1 or more.
+"""Gradients through depth at the start: whether they explode or vanish, and whether a residual's factor is 1.
 
 Shapes: B batch, T tokens, D width.
 """
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from normscope.claims.form import Case, Evidence, Figure, Line, Plot, Setup, Source, claim
+from normscope.claims.form import Case, Evidence, Figure, Line, Plot, Setup, Source, claim, lines_along
 from normscope.claims.real_blocks import (
     F64,
     INITS,
@@ -28,7 +28,10 @@ from normscope.nn.stack import Stack
 
 WIDTH, BATCH, TOKENS, DEPTH = 32, 2, 16, 64
 MEMORIES = {"": None, "cross-attention to identical tokens": 1, "cross-attention to different tokens": TOKENS}
-"""What each block reads besides → different tokens in it."""
+"""The other input of each block → different tokens in it."""
+TENFOLD = math.log(10)
+Norms = Mapping[str, Mapping[int, Sequence[float]]]
+"""`stream_gradients` by stack and seed."""
 
 
 def stream_gradients(scheme: str, init: str, seed: int, memory: str = "", depth: int = DEPTH) -> list[float]:
@@ -56,13 +59,20 @@ def _memory(name: str) -> Tensor | None:
     return torch.randn(BATCH, different, WIDTH, dtype=F64).expand(-1, TOKENS, -1)
 
 
-def _ratio(norms: list[float]) -> float:
+def _ratio(norms: Sequence[float]) -> float:
     """ln ‖∂x_0‖/‖∂x_L‖."""
     smallest = sys.float_info.min  # a gradient that underflows is as small as can be
     return math.log(max(norms[0], smallest) / max(norms[-1], smallest))
 
 
-TENFOLD = math.log(10)
+def _plot(norms: Norms) -> Plot:
+    at = range(0, DEPTH + 1, 4)
+    rows = {
+        name: {seed: [found[block] / found[-1] for block in at] for seed, found in by_seed.items()}
+        for name, by_seed in norms.items()
+    }
+    x, y = "block (0: what enters the first)", "‖∂x_l‖ / ‖∂x_L‖"
+    return Plot("Gradient by depth at the start", x, y, lines_along(at, rows), "y")
 
 
 @claim(
@@ -84,26 +94,32 @@ TENFOLD = math.log(10)
 )
 def explode_or_vanish(setup: Setup) -> Evidence:
     """Gain of the gradient by depth, beside the singular values of single layers."""
-    cases: list[Case] = []
-    curves: dict[str, list[list[float]]] = {}
-    for seed in setup.seeds:
-        gains: dict[tuple[str, str], float] = {}
-        for scheme in ("post", "pre"):
-            for init in ("xavier", "normal"):
-                norms = stream_gradients(scheme, init, seed)
-                gains[scheme, init] = _ratio(norms)
-                curves.setdefault(f"{scheme}, {INITS[init]}", []).append(norms)
-                cases += _factor_cases(scheme, init, gains[scheme, init], seed)
-        cases += _single_number_cases(seed)
-        for init in ("xavier", "normal"):
-            cases += _part_cases(gains, init, seed)
+    norms = {
+        (scheme, init): {seed: stream_gradients(scheme, init, seed) for seed in setup.seeds}
+        for scheme in ("post", "pre")
+        for init in ("xavier", "normal")
+    }
+    gains = {
+        stack: {seed: _ratio(found) for seed, found in by_seed.items()} for stack, by_seed in norms.items()
+    }
+    cases = [
+        case
+        for (scheme, init), by_seed in gains.items()
+        for seed, gain in by_seed.items()
+        for case in _factor_cases(scheme, init, gain, seed)
+    ]
+    cases += setup.cases(_single_number_cases)
+    for init in ("xavier", "normal"):
+        for seed in setup.seeds:
+            where, post, pre = INITS[init], gains["post", init][seed], gains["pre", init][seed]
+            slope = _range_slope(init, seed)
+            cases.append(Case(seed, where, post, abs(post) >= TENFOLD, "post"))
+            cases.append(Case(seed, where, pre, abs(pre) <= abs(post) / 2, "pre"))
+            cases.append(Case(seed, where, slope, 0.7 <= slope <= 1.3, "extremes"))
     return Evidence(
         cases,
-        Figure(
-            "ln ‖∂x_0‖/‖∂x_64‖, Post-LN, Xavier",
-            {s: _ratio(norms) for s, norms in zip(setup.seeds, curves["post, Xavier"], strict=True)},
-        ),
-        plots=[_gradient_plot("Gradient by depth at the start", curves)],
+        Figure("ln ‖∂x_0‖/‖∂x_64‖, Post-LN, Xavier", gains["post", "xavier"]),
+        plots=[_plot({f"{scheme}, {INITS[init]}": found for (scheme, init), found in norms.items()})],
     )
 
 
@@ -113,13 +129,13 @@ def _factor_cases(scheme: str, init: str, gain: float, seed: int) -> Iterator[Ca
     layers, _ = walk(_stack(scheme, init, seed), x[None, None])
     values = [singular_values(jacobian(*at_last_token(each.step, each.x))) for each in layers[:8]]
     high, low = max(each[0] for each in values), min(each[-3] for each in values)
-    name = f"{scheme}, {INITS[init]}"
-    if high > 1:
-        where = f"{name}: a layer's σ is {high:.3g}, the gradient over 64 blocks changes by e to the"
-        yield Case(seed, where, gain, gain >= TENFOLD)
-    if low < 1:
-        where = f"{name}: a layer's σ is {low:.3g}, the gradient over 64 blocks changes by e to the"
-        yield Case(seed, where, gain, gain <= -TENFOLD)
+    for found, says, holds in (
+        (high, high > 1, gain >= TENFOLD),
+        (low, low < 1, gain <= -TENFOLD),
+    ):
+        layer = f"{scheme}, {INITS[init]}: a layer's σ is {found:.3g}"
+        if says:
+            yield Case(seed, f"{layer}, the gradient over 64 blocks changes by e to the", gain, holds)
 
 
 def _single_number_cases(seed: int) -> Iterator[Case]:
@@ -128,15 +144,6 @@ def _single_number_cases(seed: int) -> Iterator[Case]:
         where = f"64 numbers, one of them {factor}: the product's logarithm"
         holds = gain >= TENFOLD if factor > 1 else gain <= -TENFOLD
         yield Case(seed, where, gain, holds)
-
-
-def _part_cases(gains: dict[tuple[str, str], float], init: str, seed: int) -> Iterator[Case]:
-    where = INITS[init]
-    post, pre = gains["post", init], gains["pre", init]
-    yield Case(seed, where, post, abs(post) >= TENFOLD, "post")
-    yield Case(seed, where, pre, abs(pre) <= abs(post) / 2, "pre")
-    slope = _range_slope(init, seed)
-    yield Case(seed, where, slope, 0.7 <= slope <= 1.3, "extremes")
 
 
 def _range_slope(init: str, seed: int) -> float:
@@ -150,15 +157,6 @@ def _range_slope(init: str, seed: int) -> float:
     logs = [product_log_singular_values(factors[:depth]).log_values for depth in depths]
     ranges = [float(each[0] - each[13]) for each in logs]
     return float(np.polyfit(np.log(depths), np.log(ranges), 1)[0])
-
-
-def _gradient_plot(title: str, curves: dict[str, list[list[float]]]) -> Plot:
-    lines = []
-    for name, found in curves.items():
-        at = range(0, DEPTH + 1, 4)
-        points = {float(block): [norms[block] / norms[-1] for norms in found] for block in at}
-        lines.append(Line.over_seeds(name, points))
-    return Plot(title, "block (0: what enters the first)", "‖∂x_l‖ / ‖∂x_L‖", lines, "y")
 
 
 @claim(
@@ -175,10 +173,12 @@ def _gradient_plot(title: str, curves: dict[str, list[list[float]]]) -> Plot:
     },
 )
 def at_least_one(setup: Setup) -> Evidence:
-    """σ_min of residual layers, and what they do to a real gradient."""
-    cases = setup.cases(_residual_cases)
+    """σ_min of residual layers, and their effect on a real gradient."""
+    cases = setup.cases(_residual_cases, _gradient_cases)
     own = [case for case in cases if not case.part]
     gradients = [case for case in cases if case.part == "gradient"]
+    ordered = sorted(case.value for case in own)
+    shares = [(i + 1) / len(ordered) for i in range(len(ordered))]
     return Evidence(
         cases,
         Figure(
@@ -186,11 +186,18 @@ def at_least_one(setup: Setup) -> Evidence:
             {s: 100 * _below([case for case in own if case.seed == s]) for s in setup.seeds},
         ),
         notes=[
-            f"The median σ_min is {float(np.median([case.value for case in own])):.3g}.",
+            f"The median σ_min is {float(np.median(ordered)):.3g}.",
             f"{_below(gradients):.0%} of the layers make the gradient shorter, the worst to "
             f"{min(case.value for case in gradients):.3g} of what it was.",
         ],
-        plots=[_histogram([case.value for case in own])],
+        plots=[
+            Plot(
+                "Smallest singular value of a residual layer",
+                "σ_min",
+                "share of layers below",
+                [Line("σ_min(I + J_F)", ordered, shares)],
+            )
+        ],
     )
 
 
@@ -198,34 +205,21 @@ def _below(cases: list[Case]) -> float:
     return sum(not case.holds for case in cases) / len(cases)
 
 
-def _histogram(values: list[float]) -> Plot:
-    ordered = sorted(values)
-    shares = [(i + 1) / len(ordered) for i in range(len(ordered))]
-    line = Line("σ_min(I + J_F)", ordered, shares)
-    return Plot("Smallest singular value of a residual layer", "σ_min", "share of layers below", [line])
-
-
 def _residual_cases(seed: int) -> Iterator[Case]:
-    yield _least(-torch.eye(WIDTH, dtype=F64), "F(x) = −x", seed)
+    eye = torch.eye(WIDTH, dtype=F64)
+    yield _least(-eye, "F(x) = −x", seed)
     for scheme in ("residual-no-norm", "pre"):
         for init, words in INITS.items():
             model, ids = started(scheme, init=init, depth=4, width=WIDTH, seed=seed)
             for each in sublayers(model, ids):
                 where = f"{scheme}, {words}, {each.kind} of block {each.block}"
-                eye = torch.eye(WIDTH, dtype=F64)
                 branch = jacobian(*at_last_token(each.step, each.x)) - eye
                 yield _least(branch, where, seed)
                 norm = float(torch.linalg.matrix_norm(branch, 2))
                 for size in (0.1, 0.01):
                     farthest = float(np.abs(singular_values(eye + branch * size / norm) - 1).max())
-                    yield Case(
-                        seed,
-                        f"{where}, ‖J_F‖ = {size}, farthest σ from 1",
-                        farthest,
-                        farthest <= size + 1e-10,
-                        "small",
-                    )
-    yield from _gradient_cases(seed)
+                    said = f"{where}, ‖J_F‖ = {size}, farthest σ from 1"
+                    yield Case(seed, said, farthest, farthest <= size + 1e-10, "small")
 
 
 def _least(branch: Tensor, where: str, seed: int) -> Case:
@@ -267,40 +261,46 @@ def _gradient_cases(seed: int) -> Iterator[Case]:
 )
 def decay_with_depth(setup: Setup) -> Evidence:
     """The stream's gradient through 64 blocks, each placement, with and without cross-attention."""
-    cases: list[Case] = []
-    curves: dict[str, list[list[float]]] = {}
-    for seed in setup.seeds:
-        for init in ("xavier", "normal"):
-            for memory in MEMORIES:
-                name = f"Post-LN, {INITS[init]}{', ' + memory if memory else ''}"
-                norms = stream_gradients("post", init, seed, memory)
-                curves.setdefault(name, []).append(norms)
-                cases.append(_decay_case(norms, name, seed))
-            name = f"Pre-LN, {INITS[init]}"
-            norms = stream_gradients("pre", init, seed)
-            curves.setdefault(name, []).append(norms)
-            share = norms[0] / norms[-1]
-            cases.append(Case(seed, name, share, share >= 1 / DEPTH, "pre"))
-            cases.append(Case(seed, name, share, share >= 1, "flat"))
-    crossed = curves["Post-LN, Xavier, cross-attention to identical tokens"]
-    notes = [
-        f"{name}: {min(rates):.3f} to {max(rates):.3f} a block"
-        for name, found in curves.items()
-        for rates in [[math.exp(_ratio(norms) / DEPTH) for norms in found]]
+    stacks = {
+        f"{label}, {INITS[init]}{', ' + memory if memory else ''}": (scheme, init, memory)
+        for init in ("xavier", "normal")
+        for label, scheme, memories in (("Post-LN", "post", MEMORIES), ("Pre-LN", "pre", ("",)))
+        for memory in memories
+    }
+    norms = {
+        name: {seed: stream_gradients(scheme, init, seed, memory) for seed in setup.seeds}
+        for name, (scheme, init, memory) in stacks.items()
+    }
+    cases = [
+        case
+        for name, by_seed in norms.items()
+        for seed, found in by_seed.items()
+        for case in _decay_cases(name, found, seed)
     ]
+    rates = {
+        name: {s: math.exp(_ratio(found) / DEPTH) for s, found in by.items()} for name, by in norms.items()
+    }
     return Evidence(
         cases,
         Figure(
             "gradient's factor a block, Post-LN with cross-attention to identical tokens",
-            {s: math.exp(_ratio(norms) / DEPTH) for s, norms in zip(setup.seeds, crossed, strict=True)},
+            rates["Post-LN, Xavier, cross-attention to identical tokens"],
         ),
-        plots=[_gradient_plot("Gradient by depth at the start", curves)],
-        notes=notes,
+        plots=[_plot(norms)],
+        notes=[
+            f"{name}: {min(by_seed.values()):.3f} to {max(by_seed.values()):.3f} a block"
+            for name, by_seed in rates.items()
+        ],
     )
 
 
-def _decay_case(norms: list[float], where: str, seed: int) -> Case:
-    logs, at = np.log(np.maximum(norms, sys.float_info.min)), np.arange(len(norms))
-    straight = float(np.corrcoef(at, logs)[0, 1] ** 2)
-    decays = _ratio(norms) <= -TENFOLD and straight >= 0.9
-    return Case(seed, f"{where}: ‖∂x_0‖/‖∂x_64‖", norms[0] / norms[-1], decays)
+def _decay_cases(name: str, norms: Sequence[float], seed: int) -> Iterator[Case]:
+    share = norms[0] / norms[-1]
+    if name.startswith("Pre-LN"):
+        yield Case(seed, name, share, share >= 1 / DEPTH, "pre")
+        yield Case(seed, name, share, share >= 1, "flat")
+    else:
+        logs, at = np.log(np.maximum(norms, sys.float_info.min)), np.arange(len(norms))
+        straight = float(np.corrcoef(at, logs)[0, 1] ** 2)
+        decays = _ratio(norms) <= -TENFOLD and straight >= 0.9
+        yield Case(seed, f"{name}: ‖∂x_0‖/‖∂x_64‖", share, decays)

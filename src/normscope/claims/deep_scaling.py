@@ -1,15 +1,15 @@
-"""What lets a stack be deep: DeepNorm's α and β, and branches scaled by 1/√N.
+"""Scales that let a stack be deep: DeepNorm's α and β, and branches scaled by 1/√N.
 
 Shapes: B batch, T tokens, D width.
 """
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from normscope.anatomy import Anatomy, read_anatomy
 from normscope.claims.at_start import (
@@ -22,21 +22,28 @@ from normscope.claims.at_start import (
     stream_by_block,
     variance,
 )
-from normscope.claims.evidence import effect
-from normscope.claims.form import Case, Evidence, Figure, Kind, Line, Plot, Sentence, Setup, Source, claim
-from normscope.claims.short_runs import ShortRun, small, train_changed
+from normscope.claims.form import Case, Evidence, Figure, Kind, Sentence, Setup, Source, claim, effect
+from normscope.claims.training import (
+    COUNTS,
+    Outcome,
+    Recipe,
+    final_loss,
+    losses_plot,
+    train_changed,
+    trained,
+)
 from normscope.nn import build
 from normscope.nn.joins import WeightedSum
+from normscope.train import MARGIN
 
 READ = (4, 12)
+"""Blocks of the models whose anatomy is read."""
 RATE = 1e-5
 STILL = 0.15
 """Largest exponent in L of an update that is the same at any depth."""
 RIVALS = ("pre", "deepnorm", "post")
 SHORT_RUN, LONG_RUN = (12, 100), (32, 300)
 """Blocks and steps."""
-COUNTS = 0.05
-"""Nats: the smallest difference that counts."""
 
 
 @claim(
@@ -60,31 +67,34 @@ COUNTS = 0.05
 def deep_net(setup: Setup) -> Evidence:
     """DeepNorm's placement as it is read; the exponent of an update; short runs of deep stacks."""
     readings = {depth: _reading(depth) for depth in READ}
-    updates = {
-        seed: {name: _update_exponent(name, seed) for name in ("pre", "deepnorm")} for seed in setup.seeds
-    }
+    shares = {depth: _share_of_pre(anatomy) for depth, anatomy in readings.items()}
+    firsts = {depth: anatomy.blocks[0].branches[0] for depth, anatomy in readings.items()}
     depth, steps = LONG_RUN if setup.long else SHORT_RUN
-    runs = {
-        name: setup.train([small(name, depth, steps=steps).replace(seed=seed) for seed in setup.seeds])
-        for name in RIVALS
-    }
-    entropy = runs["pre"][0].unigram_entropy
-    ends = {seed: {name: _end(runs[name][k].losses) for name in RIVALS} for k, seed in enumerate(setup.seeds)}
-    cases = list(_reading_cases(readings))
-    cases += [case for seed, found in updates.items() for case in _update_cases(seed, found)]
-    cases += [case for seed, found in ends.items() for case in _end_cases(seed, found, entropy, depth)]
-    shares = {None: 100 * _share_of_pre(readings[READ[-1]])}
-    first = readings[READ[-1]].blocks[0].branches[0]
+    recipes = {name: Recipe(scheme=name, depth=depth, steps=steps) for name in RIVALS}
+    outcomes = trained(setup, recipes.values())
+    runs = {name: outcomes[recipe] for name, recipe in recipes.items()}
+    cases = [
+        Case(
+            None,
+            f"DeepNorm of {depth} blocks, read as {firsts[depth].placement}: share of Pre-LN branches",
+            share,
+            share == 1,
+        )
+        for depth, share in shares.items()
+    ]
+    cases += setup.cases(_update_cases, lambda seed: _end_cases(seed, runs, depth))
+    last = firsts[READ[-1]]
+    scale = f", with α = {last.stream_scale:.4g} at {READ[-1]} blocks"
+    ends = {name: statistics.median(run.final for run in runs[name].values()) for name in RIVALS}
+    entropy = runs["pre"][setup.seeds[0]].entropy
     return Evidence(
         cases,
-        Figure("branches of DeepNorm that are read as Pre-LN, in %", shares),
-        plots=[_run_plot({name: [run.losses for run in found] for name, found in runs.items()}, depth)],
+        Figure("branches of DeepNorm that are read as Pre-LN, in %", {None: 100 * shares[READ[-1]]}),
+        plots=[losses_plot(f"{depth} blocks, AdamW at 3e-3 without warm-up", runs)],
         notes=[
-            f"DeepNorm is read as {first.placement}, with α = {first.stream_scale:.4g} at {READ[-1]} blocks."
-            if isinstance(first.stream_scale, float)
-            else f"DeepNorm is read as {first.placement}.",
+            f"DeepNorm is read as {last.placement}{scale if isinstance(last.stream_scale, float) else ''}.",
             f"{depth} blocks, {steps} steps: "
-            + ", ".join(f"{name} {statistics.median(e[name] for e in ends.values()):.3g}" for name in RIVALS)
+            + ", ".join(f"{name} {end:.3g}" for name, end in ends.items())
             + f" nats; bare frequencies have {entropy:.3g}.",
         ],
     )
@@ -101,14 +111,6 @@ def _share_of_pre(anatomy: Anatomy) -> float:
     return sum(branch.placement == "pre" for branch in branches) / len(branches)
 
 
-def _reading_cases(readings: Mapping[int, Anatomy]) -> Iterator[Case]:
-    for depth, anatomy in readings.items():
-        placement = anatomy.blocks[0].branches[0].placement
-        share = _share_of_pre(anatomy)
-        where = f"DeepNorm of {depth} blocks, read as {placement}: share of Pre-LN branches"
-        yield Case(None, where, share, share == 1)
-
-
 def update(scheme: str, depth: int, seed: int) -> float:
     """‖Δlogits‖ by one small SGD step of the blocks' matrices, per unit of the rate."""
     model, ids, labels = decoder(scheme, depth, seed, width=48)
@@ -122,44 +124,28 @@ def update(scheme: str, depth: int, seed: int) -> float:
         return float((model(ids).logits - before.logits).norm()) / RATE
 
 
-def _update_exponent(scheme: str, seed: int, draws: int = 3) -> float:
+def _update_cases(seed: int, draws: int = 3) -> Iterator[Case]:
     """Exponent in L of the mean update of `draws` models."""
     seeds = [100 * seed + draw for draw in range(draws)]
-    return exponent(lambda depth: statistics.fmean(update(scheme, depth, each) for each in seeds))
+    for name, part in (("pre", "bound"), ("deepnorm", "deepnorm")):
+        p = exponent(lambda depth: statistics.fmean(update(name, depth, each) for each in seeds))  # noqa: B023
+        yield Case(seed, f"{name}, exponent in L of an update", p, abs(p) <= STILL, part)
 
 
-def _update_cases(seed: int, found: Mapping[str, float]) -> Iterator[Case]:
-    for name in ("pre", "deepnorm"):
-        p = found[name]
-        where, part = f"{name}, exponent in L of an update", "bound" if name == "pre" else "deepnorm"
-        yield Case(seed, where, p, abs(p) <= STILL, part)
-
-
-def _end(losses: Sequence[float]) -> float:
-    """Mean of the last 20 losses, ∞ for a run that diverged."""
-    end = statistics.fmean(losses[-20:])
-    return end if math.isfinite(end) else math.inf
-
-
-def _end_cases(seed: int, ends: Mapping[str, float], entropy: float, depth: int) -> Iterator[Case]:
+def _end_cases(seed: int, runs: Mapping[str, Mapping[int, Outcome]], depth: int) -> Iterator[Case]:
+    ends = {name: by_seed[seed].final for name, by_seed in runs.items()}
     where = f"{depth} blocks, nats that Pre-LN is lower"
     yield effect(seed, where, ends["deepnorm"] - ends["pre"], COUNTS, part="better")
     for name in ("post", "deepnorm"):
+        lacks = MARGIN - (runs[name][seed].entropy - ends[name])
         where = f"{name}, {depth} blocks, nats that it lacks to train"
-        yield effect(seed, where, 0.1 - (entropy - ends[name]), 0.0, part="deep")
-
-
-def _run_plot(runs: Mapping[str, Sequence[Sequence[float]]], depth: int) -> Plot:
-    lines = []
-    for name, losses in runs.items():
-        steps = range(0, min(len(each) for each in losses), 3)
-        lines.append(Line.over_seeds(name, {step: [each[step] for each in losses] for step in steps}))
-    return Plot(f"{depth} blocks, AdamW at 3e-3 without warm-up", "step", "loss, nats", lines)
+        yield effect(seed, where, lacks, 0.0, part="deep")
 
 
 FAR, THIN = 128, 32
 TRAINED, SHORT_STEPS, LONG_STEPS, FEW = 104, 40, 200, 3
 """Blocks, steps, and seeds that are trained."""
+SCALED = ("pre", "residual-no-norm")
 
 
 @claim(
@@ -182,42 +168,40 @@ TRAINED, SHORT_STEPS, LONG_STEPS, FEW = 104, 40, 200, 3
 )
 def residual_scaling(setup: Setup) -> Evidence:
     """The start of 128 blocks and a short training of 104, with and without the factor."""
-    starts = {
-        seed: {(name, on): _start(name, on, seed) for name in SCALED for on in (False, True)}
-        for seed in setup.seeds
-    }
     steps = LONG_STEPS if setup.long else SHORT_STEPS
     few = replace(setup, seeds=setup.seeds[:FEW])
     runs = {
-        (name, on): train_changed(
-            few,
-            small(name, TRAINED, steps=steps, width=16, init="xavier").replace(batch_size=2),
-            scale_branches if on else lambda model: None,
+        f"{name}, {factor}": train_changed(
+            few, Recipe(scheme=name, depth=TRAINED, steps=steps, width=16, init="xavier", batch=2), change
         )
         for name in SCALED
-        for on in (False, True)
+        for factor, change in (("no factor", None), ("1/√N", scale_branches))
     }
-    cases = [case for seed, found in starts.items() for case in _start_cases(seed, found)]
-    trained = [case for seed in few.seeds for case in _trained_cases(seed, runs)]
+    ends = {
+        name: {seed: final_loss(run.losses) for seed, run in found.items()} for name, found in runs.items()
+    }
+    saved = few.cases(lambda seed: _saving_cases(seed, ends))
+    without = runs[f"{SCALED[1]}, no factor"]
+    where = f"{SCALED[1]}, {TRAINED} blocks without the factor, loss at the end"
+    unstable = [
+        Case(seed, where, end, not end < without[seed].losses[0], "unstable")  # either may be no number
+        for seed, end in ends[f"{SCALED[1]}, no factor"].items()
+    ]
+    medians = {name: statistics.median(by_seed.values()) for name, by_seed in ends.items()}
     return Evidence(
-        [*cases, *trained],
+        [*setup.cases(_start_cases), *saved, *unstable],
         Figure(
             f"nats that the factor saves Pre-LN of {TRAINED} blocks",
-            {case.seed: case.value for case in trained if case.where.startswith("pre,") and not case.part},
+            {case.seed: case.value for case in saved if case.where.startswith("pre,")},
         ),
-        plots=[_scaled_plot(runs)],
+        plots=[losses_plot(f"{TRAINED} blocks of width 16", runs, every=1, log="y")],
         notes=[
-            f"{name}: {_median_end(runs[name, False]):.3g} nats without, "
-            f"{_median_end(runs[name, True]):.3g} with the factor, after {steps} steps."
+            f"{name}: {medians[f'{name}, no factor']:.3g} nats without, {medians[f'{name}, 1/√N']:.3g} with "
+            f"the factor, after {steps} steps."
             for name in SCALED
         ],
         of="stacks",
     )
-
-
-SCALED = ("pre", "residual-no-norm")
-Start = tuple[float, float]
-"""The variance at the end over that at entry; ‖∇W₂‖ of the first block over the last."""
 
 
 def scale_branches(module: nn.Module) -> None:
@@ -229,47 +213,24 @@ def scale_branches(module: nn.Module) -> None:
             residual.join.branch_scale = len(blocks) ** -0.5
 
 
-def _start(scheme: str, scaled: bool, seed: int) -> Start:
-    stack = stack_of(scheme, FAR, seed, width=THIN, heads=2, init="xavier")
-    model, ids, labels = decoder(scheme, FAR, seed, width=THIN, heads=2)
-    if scaled:
+def _start_cases(seed: int) -> Iterator[Case]:
+    """With the factor: the variance at the end over that at entry, ‖∇W₂‖ of the first block over the last."""
+    for name in SCALED:
+        stack = stack_of(name, FAR, seed, width=THIN, heads=2, init="xavier")
+        model, ids, labels = decoder(name, FAR, seed, width=THIN, heads=2)
         scale_branches(stack)
         scale_branches(model)
-    streams: list[Tensor] = stream_by_block(stack, noise(THIN, seed))
-    gradients = down_gradients(model, ids, labels)
-    grown = variance(streams[-1]) / variance(streams[0])
-    tilt = gradients[0] / gradients[-1] if gradients[-1] else math.inf
-    return tuple(value if math.isfinite(value) else math.inf for value in (grown, tilt))  # type: ignore[return-value]
-
-
-def _start_cases(seed: int, found: Mapping[tuple[str, bool], Start]) -> Iterator[Case]:
-    for name in SCALED:
-        grown, tilt = found[name, True]
+        streams = stream_by_block(stack, noise(THIN, seed))
+        gradients = down_gradients(model, ids, labels)
+        grown = variance(streams[-1]) / variance(streams[0])
+        tilt = gradients[0] / gradients[-1] if gradients[-1] else math.inf
+        grown, tilt = (value if math.isfinite(value) else math.inf for value in (grown, tilt))
         where = f"{name}, {FAR} blocks"
         yield Case(seed, where, grown, 1 / math.e <= grown <= math.e, "variance")
         yield Case(seed, where, tilt, 0.5 <= tilt <= 2, "gradient")
 
 
-def _trained_cases(seed: int, runs: Mapping[tuple[str, bool], Mapping[int, ShortRun]]) -> Iterator[Case]:
+def _saving_cases(seed: int, ends: Mapping[str, Mapping[int, float]]) -> Iterator[Case]:
     for name in SCALED:
-        without, with_factor = (_end(runs[name, on][seed].losses) for on in (False, True))
-        yield effect(seed, f"{name}, {TRAINED} blocks, nats that it saves", without - with_factor, COUNTS)
-    without, first = _end(runs[SCALED[1], False][seed].losses), runs[SCALED[1], False][seed].losses[0]
-    rises = not without < first  # either may be no number
-    where = f"{SCALED[1]}, {TRAINED} blocks without the factor, loss at the end"
-    yield Case(seed, where, without, rises, "unstable")
-
-
-def _median_end(runs: Mapping[int, ShortRun]) -> float:
-    return statistics.median(_end(run.losses) for run in runs.values())
-
-
-def _scaled_plot(runs: Mapping[tuple[str, bool], Mapping[int, ShortRun]]) -> Plot:
-    lines = []
-    for (name, on), by_seed in runs.items():
-        losses = [run.losses for run in by_seed.values()]
-        points: dict[float, Sequence[float]] = {
-            k: [each[k] for each in losses if k < len(each)] for k in range(max(map(len, losses)))
-        }
-        lines.append(Line.over_seeds(f"{name}, {'1/√N' if on else 'no factor'}", points))
-    return Plot(f"{TRAINED} blocks of width 16", "step", "loss, nats", lines, log="y")
+        saved = ends[f"{name}, no factor"][seed] - ends[f"{name}, 1/√N"][seed]
+        yield effect(seed, f"{name}, {TRAINED} blocks, nats that it saves", saved, COUNTS)

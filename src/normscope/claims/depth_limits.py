@@ -1,4 +1,4 @@
-"""How deep stacks train: Post-LN and Pre-LN, with residuals, without, and with gates in their place.
+"""The depth to which stacks train: Post-LN and Pre-LN, with residuals, without, with gates in their place.
 
 Shapes: B batch, T tokens, D width.
 """
@@ -9,32 +9,42 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from normscope.claims.form import Case, Evidence, Figure, Kind, Line, Plot, Sentence, Setup, Source, claim
-from normscope.claims.gradient_chain import log_gradients
+from normscope.claims.form import (
+    Case,
+    Evidence,
+    Figure,
+    Kind,
+    Plot,
+    Sentence,
+    Setup,
+    Source,
+    claim,
+    lines_along,
+)
 from normscope.claims.training import (
-    ABOVE,
-    LEVELS,
-    STEP,
     WARMUP,
-    Outcome,
     Recipe,
     best,
-    curve,
+    curves,
     effects,
     ladder,
+    lead,
+    reaches,
     subjects,
+    tally,
     train_models,
     trained,
 )
-from normscope.claims.warmup import POST, POST_NORMAL, PRE_12, SLOWER, reaches, tally
-from normscope.nn import Block
+from normscope.claims.warmup import POST, POST_NORMAL, SLOWER
+from normscope.nn import Block, ModelConfig
+from normscope.nn.placement import Where
 from normscope.nn.schemes.gates import HighwayGate
 from normscope.subjects import Subject
 
 THIN = Recipe(scheme="pre", depth=100, width=16, steps=140)
-"""A hundred blocks; what is under the byte frequencies so early trains."""
+"""A hundred blocks; a run that is under the byte frequencies so early trains."""
 NO_NORM = Recipe(scheme="residual-no-norm", depth=16)
 PLAIN = Recipe(scheme="plain", depth=4)
 LONGER = Recipe(scheme="post", depth=12, lr=5e-4, warmup=300, steps=1000)
@@ -44,7 +54,7 @@ CHAIN_WIDTH = 16
 CHAIN = {"plain": 100, "residual-no-norm": 20, "post": 100, "pre": 1000, "highway": 100}
 """Blocks that a gradient is followed through, by scheme."""
 FARTHER = 0.1
-"""Nats: the smallest lag behind Pre-LN that counts as harder."""
+"""The smallest lag behind Pre-LN that counts as harder, in nats."""
 
 
 @claim(
@@ -73,45 +83,30 @@ FARTHER = 0.1
 )
 def depth_of_post(setup: Setup) -> Evidence:
     """The best of the settings, by initialisation; Pre-LN at the same settings, and of a hundred blocks."""
-    xavier, normal, cold, thin = [POST[2], WARM, replace(WARM, lr=SLOWER)], NORMAL, PRE_12, THIN
+    xavier, normal, thin = [POST[2], WARM, replace(WARM, lr=SLOWER)], NORMAL, THIN
     if setup.long:
         deep = Recipe(scheme="post", depth=24, lr=SLOWER, warmup=300, steps=600)
         xavier, normal = [deep], replace(deep, init="normal")
         thin = replace(THIN, depth=128, steps=200)
-    outcomes = trained(setup, [*xavier, normal, *([] if setup.long else [LONGER])])
+    settings = {"": [*xavier, normal], "xavier": xavier, "longer": [] if setup.long else [LONGER]}
+    outcomes = trained(setup, [*settings[""], *settings["longer"]])
     cases = []
-    for part, recipes in (("", [*xavier, normal]), ("xavier", xavier), ("longer", [LONGER])):
-        tried = {recipe: outcomes[recipe] for recipe in recipes if recipe in outcomes}
-        for seed in setup.seeds if tried else ():
-            recipe, found = best(tried, seed)
-            case = Case(seed, str(recipe), found.excess, not found.trains, part)
-            cases.append(case)
-    pairs = [] if setup.long else [(POST[2], cold), (WARM, replace(cold, warmup=WARMUP))]
-    for pair in pairs:
-        cases += effects(setup, pair, lag, str(pair[0]), smallest=FARTHER, part="harder", replicas=1)
-    cases += effects(setup, [thin], reaches, str(thin), smallest=0.0, part="pre", replicas=1)
-    own = {case.seed: case.value for case in cases if not case.part and case.seed is not None}
+    for part, recipes in settings.items():
+        for seed in setup.seeds if recipes else ():
+            recipe, found = best({recipe: outcomes[recipe] for recipe in recipes}, seed)
+            cases.append(Case(seed, str(recipe), found.excess, not found.trains, part))
+    for post in [] if setup.long else xavier[:2]:
+        pair = [post, replace(post, scheme="pre")]
+        cases += effects(setup, pair, lead, smallest=FARTHER, part="harder")
+    cases += effects(setup, [thin], reaches, smallest=0.0, part="pre")
     return Evidence(
         cases,
-        Figure("deep Post-LN at its best ends above the byte frequencies by, in nats", own),
-        plots=[
-            Plot(
-                "Post-LN of 12 blocks",
-                STEP,
-                ABOVE,
-                [curve(str(recipe), by_seed) for recipe, by_seed in outcomes.items()],
-                levels=LEVELS,
-            )
-        ],
+        Figure.largest("deep Post-LN at its best ends above the byte frequencies by, in nats", cases),
+        plots=[curves("Post-LN of 12 blocks", outcomes)],
         notes=tally(outcomes),
         unmeasured=[f"100 blocks: {thin.steps} steps at d = {thin.width} and not 300 at d = 32"],
         of="seeds",
     )
-
-
-def lag(outcomes: Sequence[Outcome]) -> float:
-    """Nats by which the first of two ends above the second."""
-    return outcomes[0].final - outcomes[1].final
 
 
 @claim(
@@ -137,8 +132,8 @@ def lag(outcomes: Sequence[Outcome]) -> float:
 def residuals_carry_depth(setup: Setup) -> Evidence:
     """Gradients at the start through up to 1000 blocks, and short trainings."""
     chains = {
-        name: {seed: log_gradients(name, CHAIN[name], CHAIN_WIDTH, seed) for seed in setup.seeds}
-        for name in CHAIN
+        name: {seed: log_gradients(name, depth, CHAIN_WIDTH, seed) for seed in setup.seeds}
+        for name, depth in CHAIN.items()
     }
     deep, plain = [NO_NORM, WARM, NORMAL, THIN], ladder(PLAIN, (1e-3, 3e-3))
     if setup.long:
@@ -150,25 +145,39 @@ def residuals_carry_depth(setup: Setup) -> Evidence:
         for seed, logs in by_seed.items()
         for case in _chain_cases(name, seed, logs)
     ]
-    for recipe in deep:
-        for seed, found in outcomes[recipe].items():
-            for part in ("", "pre") if recipe.scheme == "pre" else ("",):
-                case = Case(seed, str(recipe), found.excess, found.trains, part)
-                cases.append(case)
+    cases += [
+        Case(seed, str(recipe), found.excess, found.trains, part)
+        for recipe in deep
+        for seed, found in outcomes[recipe].items()
+        for part in _parts(recipe.scheme)
+    ]
     for seed in setup.seeds:
         recipe, found = best({recipe: outcomes[recipe] for recipe in plain}, seed)
-        where, holds = str(recipe), found.trains
-        cases.append(Case(seed, where, found.excess, holds, "shallow"))
+        cases.append(Case(seed, str(recipe), found.excess, found.trains, "shallow"))
+    below = range(1, 101)
+    shown = {name: {s: logs[1:101] for s, logs in by_seed.items()} for name, by_seed in chains.items()}
     return Evidence(
         cases,
         Figure(
             "decades that a gradient loses through 20 blocks without residuals",
             {seed: -logs[20] for seed, logs in chains["plain"].items()},
         ),
-        plots=[_chain_plot({name: list(by_seed.values()) for name, by_seed in chains.items()})],
+        plots=[
+            Plot(
+                "The gradient on its way down, at the start",
+                "blocks below the top",
+                "log10 of its size there over that at the top",
+                lines_along(below, shown),
+                "x",
+            )
+        ],
         notes=tally({recipe: outcomes[recipe] for recipe in deep}),
         of="stacks",
     )
+
+
+def _parts(scheme: str) -> tuple[str, ...]:
+    return ("", "pre") if scheme == "pre" else ("",)
 
 
 def _chain_cases(name: str, seed: int, logs: Sequence[float]) -> Iterator[Case]:
@@ -176,32 +185,57 @@ def _chain_cases(name: str, seed: int, logs: Sequence[float]) -> Iterator[Case]:
     if name == "plain":
         fit = statistics.correlation(range(len(logs)), logs)
         yield Case(seed, where, logs[20], logs[20] <= -3, "limit")
-        where = f"{name}, correlation of log gradient and depth"
-        yield Case(seed, where, fit, fit <= -0.98, "exponential")
+        yield Case(seed, f"{name}, correlation of log gradient and depth", fit, fit <= -0.98, "exponential")
     elif name != "highway":
         holds = 10 ** min(abs(logs[-1]), 300) <= len(logs) - 1
-        for part in ("", "pre") if name == "pre" else ("",):
+        for part in _parts(name):
             yield Case(seed, where, logs[-1], holds, part)
 
 
-def _chain_plot(chains: dict[str, list[list[float]]]) -> Plot:
-    return Plot(
-        "The gradient on its way down, at the start",
-        "blocks below the top",
-        "log10 of its size there over that at the top",
-        [
-            Line.over_seeds(
-                name,
-                {
-                    below: [logs[below] for logs in by_seed]
-                    for below in range(1, 101)
-                    if below < len(by_seed[0])
-                },
-            )
-            for name, by_seed in chains.items()
-        ],
-        log="x",
-    )
+SHAPE = (1, 8)
+"""Sequences and tokens that a gradient is followed for."""
+
+
+def log_gradients(
+    scheme: str, depth: int, width: int, seed: int, gate_bias: float | None = None
+) -> list[float]:
+    """log10 of ‖gradient of a random read-out in x_l‖ over that in x_L, from l = L down to 0, at the start.
+
+    Each block is differentiated alone, in float64, and the gradient scaled to length 1 before the next, which
+    changes nothing: it goes through a block linearly. A stream that overflows leaves nan from there on.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        config = ModelConfig(scheme=scheme, depth=depth, width=width, heads=2)
+        blocks = [Block(config, Where(place, depth), causal=True).double() for place in range(1, depth + 1)]
+    if gate_bias is not None:
+        for block in blocks:
+            for gate in gates_of(block):
+                nn.init.constant_(gate.transform.bias, gate_bias)
+    streams: list[Tensor] = [torch.randn(*SHAPE, width, dtype=torch.float64, generator=generator)]
+    with torch.no_grad():
+        for block in blocks:
+            streams.append(_one(block(streams[-1])))
+    cotangent = torch.randn(*SHAPE, width, dtype=torch.float64, generator=generator)
+    logs, cotangent = [0.0], cotangent / cotangent.norm()
+    for block, x_BTD in zip(reversed(blocks), reversed(streams[:-1]), strict=True):
+        x_BTD.requires_grad_(True)
+        (gradient,) = torch.autograd.grad(_one(block(x_BTD)), x_BTD, cotangent)
+        length = float(gradient.norm())
+        logs.append(logs[-1] + math.log10(length) if 0 < length < math.inf else math.nan)
+        cotangent = gradient / length if length else gradient
+    return logs
+
+
+def gates_of(module: nn.Module) -> list[HighwayGate]:
+    """The gates in a module, in order."""
+    return [gate for gate in module.modules() if isinstance(gate, HighwayGate)]
+
+
+def _one(state: object) -> Tensor:
+    assert isinstance(state, Tensor), "one stream"
+    return state
 
 
 HIGHWAY = Recipe(scheme="highway", depth=8, steps=100)
@@ -209,7 +243,7 @@ HIGHWAY = Recipe(scheme="highway", depth=8, steps=100)
 
 @dataclass(frozen=True)
 class Gates:
-    """Of one model: the mean of t, and the RMS gradient of the lowest gate's weights over the highest's."""
+    """The mean of t in a model, and the RMS gradient of the lowest gate's weights over the highest's."""
 
     mean: float
     bottom_to_top: float
@@ -242,52 +276,45 @@ def gates_vanish(setup: Setup) -> Evidence:
     for seed in setup.seeds:
         for bias in setup.sizes(BIASES, HELD_OUT_BIASES):
             lost = -log_gradients("highway", depth, CHAIN_WIDTH, seed, gate_bias=bias)[-1]
-            where, met = f"bias {bias:g}, decades lost through {depth} blocks", bias > OPEN
-            cases.append(Case(seed, where, lost, lost > LOST, met=met))
-    evidence = Evidence(cases, Figure.largest("most decades lost through 100 gated blocks", cases))
-    return evidence if setup.fresh else _with_parts(setup, evidence, depth)
-
-
-def _with_parts(setup: Setup, evidence: Evidence, depth: int) -> Evidence:
-    """The cases of the parts, which have no condition to confirm."""
-    cases = list(evidence.cases)
+            where = f"bias {bias:g}, decades lost through {depth} blocks"
+            cases.append(Case(seed, where, lost, lost > LOST, met=bias > OPEN))
+    figure = Figure.largest("most decades lost through 100 gated blocks", cases)
+    if setup.fresh:  # the parts have no condition to confirm
+        return Evidence(cases, figure)
     before, after, extra = _gates(setup)
     for seed in setup.seeds:
         lost = -log_gradients("pre", depth, CHAIN_WIDTH, seed)[-1]
-        where = f"pre, decades lost through {depth} blocks"
-        cases.append(Case(seed, where, lost, abs(lost) < 1, "residual"))
+        cases.append(Case(seed, f"pre, decades lost through {depth} blocks", lost, abs(lost) < 1, "residual"))
         fell = before[seed].mean - after[seed].mean
         where = f"mean of t from {before[seed].mean:.3f} to {after[seed].mean:.3f}"
         cases.append(Case(seed, where, fell, fell > 0, "trained"))
     where = f"{HIGHWAY.width} wide, share of a block's parameters"
     cases.append(Case(None, where, extra, extra > 0.01, "parameters"))
     notes = [f"Gates add {extra:.1%} to the parameters of a block of width {HIGHWAY.width}."]
-    return replace(evidence, cases=cases, notes=notes)
+    return Evidence(cases, figure, notes=notes)
 
 
 def _gates(setup: Setup) -> tuple[dict[int, Gates], dict[int, Gates], float]:
     """The gates of each seed's model before and after training, and their share of a block's parameters."""
     models = subjects(setup, HIGHWAY)
-    before = {seed: _look_at_gates(subject) for seed, subject in models.items()}
+    before = {seed: _read_gates(subject) for seed, subject in models.items()}
     train_models(models, HIGHWAY)
-    after = {seed: _look_at_gates(subject) for seed, subject in models.items()}
-    modules = list(next(iter(models.values())).model.modules())
-    gates = sum(_size(module) for module in modules if isinstance(module, HighwayGate))
-    blocks = sum(_size(module) for module in modules if isinstance(module, Block))
+    after = {seed: _read_gates(subject) for seed, subject in models.items()}
+    model = next(iter(models.values())).model
+    gates = sum(map(_size, gates_of(model)))
+    blocks = sum(_size(module) for module in model.modules() if isinstance(module, Block))
     return before, after, gates / (blocks - gates)
 
 
-def _look_at_gates(subject: Subject) -> Gates:
-    """Of the model as it is, on the subject's fixed batch."""
-    gates = [module for module in subject.model.modules() if isinstance(module, HighwayGate)]
-    means: list[float] = []
+def _read_gates(subject: Subject) -> Gates:
+    """The gates of the model as it is, on the subject's fixed batch."""
+    gates, means = gates_of(subject.model), list[float]()
     hooks = [
         gate.transform.register_forward_hook(lambda _, __, out: means.append(out.sigmoid().mean().item()))
         for gate in gates
     ]
-    weights = [gate.transform.weight for gate in gates]
     try:
-        gradients = torch.autograd.grad(subject.loss(), weights)
+        gradients = torch.autograd.grad(subject.loss(), [gate.transform.weight for gate in gates])
     finally:
         for hook in hooks:
             hook.remove()

@@ -1,8 +1,8 @@
 """Names that a module of claims is written with, so that one line imports them."""
 
 from normscope.claims.claim import Kind, Sentence, claim
-from normscope.claims.evidence import Case, Evidence, Figure
-from normscope.claims.plots import Line, Plot, lines_by, lines_of
+from normscope.claims.evidence import Case, Evidence, Figure, effect
+from normscope.claims.plots import Line, Plot, lines_along, lines_by, lines_of
 from normscope.claims.setup import Setup
 from normscope.claims.sources import Source
 
@@ -17,6 +17,8 @@ __all__ = [
     "Setup",
     "Source",
     "claim",
+    "effect",
+    "lines_along",
     "lines_by",
     "lines_of",
 ]

@@ -1,14 +1,13 @@
-"""What a norm takes from a gradient, which travels by the transpose; and what singular values say of one.
+"""The part of a gradient that a norm erases, as it travels by the transpose, and the blind directions of one.
 
 Shapes: B batch, T tokens, D width.
 """
 
+import itertools
 import math
 import statistics
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +20,8 @@ from normscope.claims.one_layer import by_autograd, degenerate_layers, layers, p
 from normscope.linalg import left_kernel, left_kernel_share
 
 DEPTHS, WIDTHS, STARTS = (2, 6, 12, 24), (32, 64), ("xavier", "normal")
+Points = dict[str, dict[float, list[float]]]
+"""Values of the seeds by line and x."""
 
 
 @dataclass(frozen=True)
@@ -88,16 +89,18 @@ def _crossing(norm: nn.Module, z: Tensor, gradient: Tensor) -> Crossing:
 def erased_at_each_norm(setup: Setup) -> Evidence:
     """Shares of real gradients, norm by norm, in models at their start; Pre-LN's final norm beside them."""
     cases: list[Case] = []
-    points: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
-    shares: dict[int, list[float]] = defaultdict(list)
-    for seed, start, depth, width in product(setup.seeds, STARTS, DEPTHS, WIDTHS):
+    points: Points = {}
+    shares: dict[int, list[float]] = {seed: [] for seed in setup.seeds}
+    for seed, start, depth, width in itertools.product(setup.seeds, STARTS, DEPTHS, WIDTHS):
         found = crossings("post", start, depth, width, seed, setup)
         where = f"{start} weights, {depth} blocks, d = {width}"
-        cases += _crossing_cases(seed, where, found)
-        kept = math.prod(1 - crossing.share for crossing in found)
-        cases.append(Case(seed, where, 1 - kept, kept <= 0.5, "vanishing"))
-        shares[seed] += [crossing.share * width / 2 for crossing in found]
-        points[f"{start}, d = {width}"][depth].append(1 - kept)
+        for index, each in enumerate(found, 1):
+            norm = f"{where}, norm {index}, smallest variance {each.variance:.3g} ε"
+            cases.append(Case(seed, norm, each.leak, each.leak <= 1e-3, met=each.variance > 1000))
+        lost = 1 - math.prod(1 - each.share for each in found)
+        cases.append(Case(seed, where, lost, lost >= 0.5, "vanishing"))
+        shares[seed] += [each.share * width / 2 for each in found]
+        points.setdefault(f"{start}, d = {width}", {}).setdefault(depth, []).append(lost)
     final = [crossings("pre", "xavier", 6, 32, seed, setup)[-1].share for seed in setup.seeds]
     ordered = sorted(share for each in shares.values() for share in each)
     return Evidence(
@@ -106,35 +109,22 @@ def erased_at_each_norm(setup: Setup) -> Evidence:
             "median share erased at a norm, in units of 2/d",
             {seed: float(torch.tensor(each).median()) for seed, each in shares.items()},
         ),
-        plots=[_lost_plot(points)],
+        plots=[
+            Plot(
+                "What the norms of a Post-LN stack take from the gradient, at the start",
+                "blocks",
+                "share of energy erased, all norms together",
+                lines_of(points),
+                "x",
+                {"half": 0.5},
+            )
+        ],
         notes=[
             f"Shares erased at a norm run from {ordered[0]:.2g} to {ordered[-1]:.2g} times 2/d.",
             f"Pre-LN's final norm, the one norm on its stream, takes {min(final):.1%} to {max(final):.1%} "
             f"at d = 32, where 2/d is {2 / 32:.1%}.",
         ],
         of="norms of real models at their start",
-    )
-
-
-def _crossing_cases(seed: int, where: str, found: list[Crossing]) -> Iterator[Case]:
-    for index, crossing in enumerate(found):
-        yield Case(
-            seed,
-            f"{where}, norm {index + 1}, smallest variance {crossing.variance:.3g} ε",
-            crossing.leak,
-            crossing.leak <= 1e-3,
-            met=crossing.variance > 1000,
-        )
-
-
-def _lost_plot(points: dict[str, dict[float, list[float]]]) -> Plot:
-    return Plot(
-        "What the norms of a Post-LN stack take from the gradient, at the start",
-        "blocks",
-        "share of energy erased, all norms together",
-        lines_of(points),
-        log="x",
-        levels={"half": 0.5},
     )
 
 
@@ -150,31 +140,32 @@ def _lost_plot(points: dict[str, dict[float, list[float]]]) -> Plot:
 def erased_again(setup: Setup) -> Evidence:
     """Shares by the place of the norm; beside them a stack whose branches are zero."""
     cases: list[Case] = []
-    points: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    points: Points = {}
     last: list[float] = []
-    for seed, start, width in product(setup.seeds, STARTS, WIDTHS):
+    for seed, start, width in itertools.product(setup.seeds, STARTS, WIDTHS):
         shares = [each.share * width / 2 for each in crossings("post", start, 12, width, seed, setup)]
-        where = f"{start} weights, 12 blocks, d = {width}"
-        cases.append(Case.at_least(seed, where, statistics.median(shares[:-1]), 0.5))
+        middle = statistics.median(shares[:-1])
+        cases.append(Case(seed, f"{start} weights, 12 blocks, d = {width}", middle, middle >= 0.5))
         last.append(shares[-1])
-        for index, share in enumerate(shares):
-            points[f"{start}, d = {width}"][index + 1].append(share)
-    by_seed = {
-        seed: statistics.median(case.value for case in cases if case.seed == seed) for seed in setup.seeds
-    }
+        for index, share in enumerate(shares, 1):
+            points.setdefault(f"{start}, d = {width}", {}).setdefault(index, []).append(share)
     zero = max(_share_without_branches(seed) for seed in setup.seeds)
-    plot = Plot(
-        "Share of the gradient that each norm of a Post-LN stack erases, 12 blocks",
-        "norm, the last one next to the head",
-        "share / (2/d)",
-        lines_of(points),
-        log="y",
-        levels={"no preferred direction": 1.0},
-    )
     return Evidence(
         cases,
-        Figure("median share erased at a norm below the last, in units of 2/d", by_seed),
-        plots=[plot],
+        Figure(
+            "median share erased at a norm below the last, in units of 2/d",
+            {s: statistics.median(case.value for case in cases if case.seed == s) for s in setup.seeds},
+        ),
+        plots=[
+            Plot(
+                "Share of the gradient that each norm of a Post-LN stack erases, 12 blocks",
+                "norm, the last one next to the head",
+                "share / (2/d)",
+                lines_of(points),
+                "y",
+                {"no preferred direction": 1.0},
+            )
+        ],
         notes=[
             f"The last norm takes {min(last):.2g} to {max(last):.2g} times 2/d.",
             "What one norm takes away is gone before the norm below it, and where the branch adds little the "
@@ -221,13 +212,12 @@ def _side_cases(seed: int) -> Iterator[Case]:
         if size < ROUND_OFF:
             continue
         lost = vectors[values < 1e-9 * size]  # rows v
-        through = pulled_back(layer, lost).norm(dim=1).max()
-        yield Case.at_most(seed, layer.name, float(through / size), 1e-7)
-        weight = layer.norm.weight.detach()
         z_hat = functional.layer_norm(layer.joined, layer.x.shape[-1:], eps=layer.norm.eps)
-        basis = torch.block_diag(*left_kernel(z_hat, weight, centred=True)[0]).T
-        value = float(pulled_back(layer, basis).norm(dim=1).max() / size)
-        yield Case(seed, layer.name, value, value <= 1e-7, "left")
+        left = torch.block_diag(*left_kernel(z_hat, layer.norm.weight.detach(), centred=True)[0]).T
         arriving = pulled_back(layer, torch.randn(4, len(jacobian), dtype=torch.float64))
-        value = float((arriving @ lost.T).abs().max() / arriving.norm(dim=1).max())
-        yield Case(seed, layer.name, value, value <= 1e-7, "arriving")
+        for part, value in (
+            ("", pulled_back(layer, lost).norm(dim=1).max() / size),
+            ("left", pulled_back(layer, left).norm(dim=1).max() / size),
+            ("arriving", (arriving @ lost.T).abs().max() / arriving.norm(dim=1).max()),
+        ):
+            yield Case(seed, layer.name, float(value), bool(value <= 1e-7), part)

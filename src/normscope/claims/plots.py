@@ -69,6 +69,18 @@ def lines_of(points: Mapping[str, Mapping[float, Sequence[float]]], *, marks: bo
     return [Line.over_seeds(name, each, marks=marks) for name, each in points.items()]
 
 
+def lines_along(
+    xs: Sequence[float], rows: Mapping[str, Mapping[int, Sequence[float]]], *, marks: bool = False
+) -> list[Line]:
+    """A line of each name over the rows of its seeds; the values of a row are those at `xs`, in order."""
+    points: dict[str, dict[float, list[float]]] = {}
+    for name, by_seed in rows.items():
+        for row in by_seed.values():
+            for x, value in zip(xs, row, strict=False):  # a run that diverged ends early
+                points.setdefault(name, {}).setdefault(x, []).append(value)
+    return lines_of(points, marks=marks)
+
+
 @dataclass(frozen=True)
 class Plot:
     """A picture of what was measured.

@@ -1,17 +1,20 @@
-"""Pre-LN's floor in real blocks: how often ‖A‖ < 1, and what it is worth.
+"""Pre-LN's floor: ‖A‖ < 1 in real blocks, and the smallest singular value of a layer, a stack and a product.
 
 Shapes: B batch, T tokens, D width.
 """
 
 import itertools
+import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from normscope.claims.form import Case, Evidence, Figure, Line, Plot, Sentence, Setup, Source, claim
+from normscope.claims.deep_jacobian import product, token
+from normscope.claims.form import Case, Evidence, Figure, Plot, Sentence, Setup, Source, claim, lines_of
 from normscope.claims.norm_jacobian import ROUND_OFF
 from normscope.claims.real_blocks import (
     F64,
@@ -22,14 +25,22 @@ from normscope.claims.real_blocks import (
     jacobian,
     started,
     sublayers,
+    walk,
 )
-from normscope.claims.short_runs import small, train_changed
-from normscope.linalg import JacobianOperator, numerical_rank, sigma_max, singular_values, weyl_lower_bound
+from normscope.claims.training import Recipe, train_changed
+from normscope.linalg import (
+    JacobianOperator,
+    numerical_rank,
+    product_log_lower_bound,
+    product_log_singular_values,
+    sigma_max,
+    singular_values,
+    weyl_lower_bound,
+)
 from normscope.nn import Decoder
-from normscope.train import RunConfig
 
-SIZES = {32: (1, 4, 16, 64), 128: (1, 8), 256: (1,)}
-"""Width → depths."""
+SIZES = ((32, 1), (32, 4), (32, 16), (32, 64), (128, 1), (128, 8), (256, 1))
+"""Widths and depths."""
 TOKENS = 16
 KINDS = ("attention", "feed-forward", "both")
 
@@ -52,30 +63,21 @@ KINDS = ("attention", "feed-forward", "both")
 )
 def pre_ln_floor(setup: Setup) -> Evidence:
     """‖A‖ and σ_min(I + A) of real blocks: the bound, and how often it says anything."""
-    cases = setup.cases(_floor_cases)
-    cases += list(_trained_cases(setup))
-    of = {
-        part: [case for case in cases if case.part == part] for part in ("", "sequence", "trained", "needed")
-    }
-    token = of[""]
-    by_kind = ", ".join(f"{kind} {_met(token, kind=kind):.0%}" for kind in KINDS)
-    by_init = ", ".join(f"{words} {_met(token, init=words):.0%}" for words in INITS.values())
+    cases = [*setup.cases(_floor_cases), *_trained_cases(setup)]
+    parts = ("", "sequence", "trained", "needed")
+    of = {part: [case for case in cases if case.part == part] for part in parts}
+    whole = [case for case in of[""] if case.at["kind"] == "both"]
+    by_kind = ", ".join(f"{kind} {_met(of[''], kind=kind):.0%}" for kind in KINDS)
+    by_init = ", ".join(f"{words} {_met(of[''], init=words):.0%}" for words in INITS.values())
     return Evidence(
         cases,
         Figure(
             "Pre-LN branches and blocks with ‖A‖ < 1, in %",
-            {seed: 100 * _met([case for case in token if case.seed == seed]) for seed in setup.seeds},
+            {seed: 100 * _met([case for case in of[""] if case.seed == seed]) for seed in setup.seeds},
         ),
         plots=[
-            _plot(
-                "‖A‖ of whole Pre-LN blocks, d = 32",
-                "blocks",
-                "depth",
-                [c for c in token if c.at["width"] == 32],
-            ),
-            _plot(
-                "‖A‖ of a single block by width", "width", "width", [c for c in token if c.at["depth"] == 1]
-            ),
+            _plot("‖A‖ of whole Pre-LN blocks, d = 32", "blocks", "depth", whole, width=32),
+            _plot("‖A‖ of a single block by width", "width", "width", whole, depth=1),
         ],
         notes=[
             f"‖A‖ < 1 by branch: {by_kind}.",
@@ -90,16 +92,16 @@ def pre_ln_floor(setup: Setup) -> Evidence:
 
 
 def _floor_cases(seed: int) -> Iterator[Case]:
-    for init, words in INITS.items():
-        for width, depth in ((width, depth) for width, depths in SIZES.items() for depth in depths):
-            model, ids = started("pre", init=init, depth=depth, width=width, seed=seed, tokens=TOKENS)
-            found = sublayers(model, ids)
-            for block in sorted({1, (depth + 1) // 2, depth}):
-                pair = found[2 * block - 2 : 2 * block]
-                where = f"{words}, d = {width}, block {block} of {depth}"
-                yield from _block_cases(pair, seed, where, {"init": words, "width": width, "depth": depth})
-                if width < 256:
-                    yield _sequence_case(pair, seed, where)
+    for (init, words), (width, depth) in itertools.product(INITS.items(), SIZES):
+        model, ids = started("pre", init=init, depth=depth, width=width, seed=seed, tokens=TOKENS)
+        found = sublayers(model, ids)
+        for block in sorted({1, (depth + 1) // 2, depth}):
+            pair = found[2 * block - 2 : 2 * block]
+            where = f"{words}, d = {width}, block {block} of {depth}"
+            yield from _block_cases(pair, seed, where, {"init": words, "width": width, "depth": depth})
+            if width < 256:
+                value = max(_sequence_norm(each) for each in pair)
+                yield Case(seed, where, value, value < 1, "sequence")
 
 
 def _block_cases(
@@ -129,35 +131,24 @@ def _block_cases(
             yield replace(case, value=float(values[-1]), holds=lost, within=True, part="needed")
 
 
-def _sequence_case(pair: list[Sublayer], seed: int, where: str) -> Case:
-    """The larger of ‖A‖ of the attention's and of the feed-forward's map of all tokens, to 5 %."""
-
-    def norm(sublayer: Sublayer) -> float:
-        branch = JacobianOperator(lambda x: sublayer.step(x) - x, sublayer.x)
-        return sigma_max(branch, tol=0.05).value
-
-    value = max(norm(each) for each in pair)
-    return Case(seed, where, value, value < 1, "sequence")
+def _sequence_norm(sublayer: Sublayer) -> float:
+    """‖A‖ of the map of all tokens, to 5 %."""
+    branch = JacobianOperator(lambda x: sublayer.step(x) - x, sublayer.x)
+    return sigma_max(branch, tol=0.05).value
 
 
 def _trained_cases(setup: Setup) -> Iterator[Case]:
     for init in ("xavier", "gpt2"):
-        config = small("pre", init=init, steps=100)
-        for seed, run in train_changed(setup, config).items():
+        recipe = Recipe(scheme="pre", depth=6, init=init, steps=100)
+        for seed, run in train_changed(setup, recipe).items():
             decoder = run.model.to(F64).eval().requires_grad_(False)
             assert isinstance(decoder, Decoder)
-            found = sublayers(decoder, _next_ids(config.replace(seed=seed), setup)[:1, :TOKENS])
+            unseen = next(itertools.islice(recipe.subject(setup, seed).batches(), recipe.steps, None))
+            assert isinstance(unseen, dict)
+            found = sublayers(decoder, unseen["ids"][:1, :TOKENS])
             for block in (1, 3, 6):
                 where = f"{INITS[init]}, d = 32, block {block} of 6, 100 steps"
                 yield from _block_cases(found[2 * block - 2 : 2 * block], seed, where, {}, "trained")
-
-
-def _next_ids(config: RunConfig, setup: Setup) -> Tensor:
-    """The first batch (B, T) that a run has not seen."""
-    subject = config.replace(text=setup.text and str(setup.text)).subject()
-    batch = next(itertools.islice(subject.batches(), config.trial.steps, None))
-    assert isinstance(batch, dict)
-    return batch["ids"]
 
 
 def _met(cases: list[Case], **at: str) -> float:
@@ -170,17 +161,130 @@ def _held(cases: list[Case]) -> float:
     return sum(case.holds for case in cases) / len(cases)
 
 
-def _plot(title: str, x: str, key: str, cases: list[Case]) -> Plot:
-    """Median ‖A‖ of whole blocks by `key`, a line an initialisation."""
-    points: dict[str, dict[float, dict[int | None, list[float]]]] = {}
+def _plot(title: str, x: str, key: str, cases: list[Case], **at: int) -> Plot:
+    """Median ‖A‖ of the cases at `at` by `key`, a line an initialisation."""
+    points: dict[str, dict[float, list[float]]] = {}
+    chosen = [case for case in cases if at.items() <= case.at.items()]
+    for (init, value, _), group in _grouped(chosen, key).items():
+        points.setdefault(init, {}).setdefault(value, []).append(statistics.median(group))
+    return Plot(title, x, "median ‖A‖", lines_of(points), "xy", {"‖A‖ = 1": 1.0})
+
+
+def _grouped(cases: list[Case], key: str) -> dict[tuple[str, float, int | None], list[float]]:
+    """Values by initialisation, `key` and seed."""
+    groups: dict[tuple[str, float, int | None], list[float]] = {}
     for case in cases:
-        if case.at["kind"] == "both":
-            by_seed = points.setdefault(str(case.at["init"]), {}).setdefault(float(case.at[key]), {})
-            by_seed.setdefault(case.seed, []).append(case.value)
-    lines = [
-        Line.over_seeds(
-            words, {at: [*map(statistics.median, by_seed.values())] for at, by_seed in by.items()}
-        )
-        for words, by in points.items()
-    ]
-    return Plot(title, x, "median ‖A‖", lines, "xy", {"‖A‖ = 1": 1.0})
+        groups.setdefault((str(case.at["init"]), float(case.at[key]), case.seed), []).append(case.value)
+    return groups
+
+
+DEPTHS = (1, 8, 64)
+STARTS = {
+    "N(0, 0.02²), x₀ ~ N(0, 1)": ("normal", False),
+    "GPT-2, x₀ ~ N(0, 1)": ("gpt2", False),
+    "Xavier, x₀ ~ N(0, 1)": ("xavier", False),
+    "N(0, 0.02²), its own embedding": ("normal", True),
+}
+Loose = dict[tuple[str, int], dict[int, float]]
+"""Decades by which the bound is too low: by start, layers and seed, where the condition is met."""
+
+
+@claim(
+    "A15",
+    Source("000", "Theorem 6.4", "L 层 Pre-LN 的 Jacobian"),
+    Source("000", "(48)–(49)"),
+    Source("000", "Remark 4.5", "无论网络深度如何堆叠"),
+    says="The Jacobian of L layers of Pre-LN has σ_min ≥ Π σ_min(I + A) ≥ Π (1 − ‖A‖) > 0.",
+    hypothesis="‖A‖ < 1 in every layer",
+    asks="both inequalities hold up to round-off and the bound is positive: 2, 16 and 128 layers (1, "
+    "8, 64 blocks), d = 32, GPT-2, N(0, 0.02²) and Xavier weights; σ_min by a graded product of autograd's "
+    "Jacobians",
+)
+def floor_of_a_stack(setup: Setup) -> Evidence:
+    """The bound against the measured σ_min, and by how many decades it is loose."""
+    cases: list[Case] = []
+    loose: Loose = {}
+    points: dict[str, dict[float, list[float]]] = {}
+    for seed, (name, start), depth in itertools.product(setup.seeds, STARTS.items(), DEPTHS):
+        bound, middle, smallest, largest = _floors(*start, depth, seed)
+        met, layers = largest < 1, 2 * depth
+        holds = met and bound <= middle + 1e-9 and middle <= smallest + 1e-9 * depth
+        where = f"{name}, {layers} layers, largest ‖A‖ {largest:.3g}"
+        cases.append(Case(seed, where, math.exp(smallest), holds, within=met))
+        points.setdefault(f"σ_min, {name}", {}).setdefault(layers, []).append(math.exp(smallest))
+        if met:
+            loose.setdefault((name, layers), {})[seed] = (smallest - bound) / math.log(10)
+            points.setdefault(f"bound, {name}", {}).setdefault(layers, []).append(math.exp(bound))
+    return Evidence(
+        cases,
+        _looseness(loose, cases),
+        plots=[
+            Plot("σ_min of Pre-LN stacks and its bound", "layers", "σ_min", lines_of(points), "xy"),
+        ],
+        notes=[
+            f"{name}, {layers} layers: the bound is too low by {min(gaps.values()):.2g} to "
+            f"{max(gaps.values()):.2g} decades (seeds: {len(gaps)})."
+            for (name, layers), gaps in loose.items()
+        ],
+        of="stacks: four starts × 2, 16, 128 layers",
+    )
+
+
+def _looseness(loose: Loose, cases: list[Case]) -> Figure:
+    """Decades where the bound is loosest, on the seeds that meet the condition there; else the σ_min."""
+    if not loose:
+        return Figure.smallest("smallest σ_min", [replace(case, within=True) for case in cases])
+    name, layers = max(loose, key=lambda key: max(loose[key].values()))
+    return Figure(f"decades that the bound is too low after {layers} layers, {name}", loose[name, layers])
+
+
+def _floors(init: str, own: bool, depth: int, seed: int) -> tuple[float, float, float, float]:
+    """ln Π(1 − ‖A‖), ln Π σ_min(I + A), ln σ_min of the stack, and the largest ‖A‖."""
+    model, ids = started("pre", init=init, depth=depth, width=32, seed=seed, tokens=1)
+    layers = sublayers(model, ids) if own else walk(model, token(32, seed)[None, None])[0]
+    norms = [float(torch.linalg.matrix_norm(branch_jacobian(layer), 2)) for layer in layers]
+    steps = torch.stack([jacobian(*at_last_token(layer.step, layer.x)) for layer in layers])
+    bound = product_log_lower_bound([max(0.0, weyl_lower_bound(norm)) for norm in norms])
+    middle = product_log_lower_bound([float(singular_values(step)[-1]) for step in steps])
+    return bound, middle, float(product_log_singular_values(steps).log_values.min()), max(norms)
+
+
+@claim(
+    "A22",
+    Source("000", "(49)", "奇异值乘法性质保证"),
+    says="The smallest singular value of a product of square matrices is at least the product of theirs.",
+    asks="ln σ_min of a float64 SVD of the product is not under Σ ln σ_min of the factors by more "
+    "than round-off (1e-8): 2, 5 and 20 factors that are orthogonal times a number, near the identity, "
+    "triangular, or a matrix and its inverse in turns, d = 3 and 16",
+)
+def least_of_a_product(setup: Setup) -> Evidence:
+    """Dense singular values of products against the bound by those of the factors."""
+    cases = setup.cases(_product_cases)
+    return Evidence(cases, Figure.smallest("smallest slack in ln σ_min", cases))
+
+
+def _product_cases(seed: int) -> Iterator[Case]:
+    for width, count in itertools.product((3, 16), (2, 5, 20)):
+        for name, factors in _factor_lists(width, count, seed):
+            values = singular_values(product(factors))
+            bound = product_log_lower_bound([float(singular_values(f)[-1]) for f in factors])
+            slack = float(np.log(values[-1])) - bound
+            floor = 1e-8 + width * count * 1e-15 * float(values[0] / values[-1])
+            yield Case(seed, f"d = {width}, {count} factors, {name}", slack, bool(slack >= -floor))
+
+
+def _factor_lists(width: int, count: int, seed: int) -> Iterator[tuple[str, list[Tensor]]]:
+    generator = torch.Generator().manual_seed(seed)
+    draws = [torch.randn(width, width, dtype=F64, generator=generator) for _ in range(count)]
+    eye = torch.eye(width, dtype=F64)
+    orthogonal = [torch.linalg.qr(draw)[0] for draw in draws]
+    shapes: dict[str, Callable[[int], Tensor]] = {
+        "orthogonal times a number": lambda i: (1 + i / count) * orthogonal[i],
+        "I + Gaussian/4√d": lambda i: eye + draws[i] / (4 * width**0.5),
+        "I + upper triangle": lambda i: eye + draws[i].triu(1) / width,
+        "a matrix and its inverse, in turns": lambda i: (
+            eye + draws[0] / 10 if i % 2 else torch.linalg.inv(eye + draws[0] / 10)
+        ),
+    }
+    for name, shape in shapes.items():
+        yield name, [shape(i) for i in range(count)]

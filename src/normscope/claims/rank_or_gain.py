@@ -1,33 +1,21 @@
-"""Why Post-LN does not train: rank lost, gain decayed, or tokens collapsed; interventions distinguish them.
+"""Suspects for why Post-LN does not train: rank lost, gain decayed, or tokens collapsed.
 
-What is measured at the start has the same weights with ε = 0, so that what is erased is erased wholly.
+Interventions distinguish them. The measurements at the start take the same weights with ε = 0, so that an
+erased direction is erased wholly.
 
 Shapes: T tokens, D width.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from normscope.claims.deep_rank import num_erased
-from normscope.claims.form import Case, Evidence, Figure, Kind, Line, Plot, Sentence, Setup, Source, claim
+from normscope.claims.deep_jacobian import num_erased
+from normscope.claims.form import Case, Evidence, Figure, Kind, Sentence, Setup, Source, claim
 from normscope.claims.real_blocks import F64, at_last_token, embedded, jacobian, walk
-from normscope.claims.training import (
-    ABOVE,
-    LEVELS,
-    RATES,
-    STEP,
-    WARMUP,
-    Outcome,
-    Outcomes,
-    Recipe,
-    curve,
-    ladder,
-    trained,
-)
+from normscope.claims.training import WARMUP, Outcome, Recipe, curves, trained
 from normscope.nn import Decoder
 from normscope.nn.norms import NoNorm
 from normscope.train import MARGIN
@@ -43,11 +31,9 @@ INTERVENTIONS = {
     "Post-LN, N(0, 0.02²)": replace(POST, init="normal"),
     "Post-LN with RMSNorm, Xavier": replace(POST, options="norm=rmsnorm"),
     "Post-LN with DyT for the norm, Xavier": replace(POST, options="norm=dyt"),
-    "Pre-LN with its final norm, Xavier": Recipe(scheme="pre", init="xavier", depth=DEPTH),
-    "Pre-LN without final norm, Xavier": Recipe(scheme="pre-no-final", init="xavier", depth=DEPTH),
+    "Pre-LN with its final norm, Xavier": replace(POST, scheme="pre", init="xavier"),
+    "Pre-LN without final norm, Xavier": replace(POST, scheme="pre-no-final", init="xavier"),
 }
-
-
 NOT_PREDICTED = ("Post-LN, Xavier, 200 steps of warm-up", "Post-LN with RMSNorm, Xavier")
 """Interventions about which the text predicts nothing."""
 
@@ -92,40 +78,33 @@ NOT_PREDICTED = ("Post-LN, Xavier, 200 steps of warm-up", "Post-LN with RMSNorm,
     },
 )
 def null_space_or_not(setup: Setup) -> Evidence:
-    """Same kernel, other outcome: what each suspect predicts for each intervention."""
+    """Same kernel, other outcome: each suspect's prediction for each intervention."""
     depth = LONG_DEPTH if setup.long else DEPTH
     recipes = {name: replace(recipe, depth=depth) for name, recipe in INTERVENTIONS.items()}
-    outcomes = trained(setup, recipes.values())
+    found = trained(setup, recipes.values())
+    outcomes = {name: found[recipe] for name, recipe in recipes.items()}
     starts = {
         name: {seed: start_of(setup, recipe, seed) for seed in setup.seeds}
         for name, recipe in recipes.items()
     }
     cases = [
         case
-        for name, recipe in recipes.items()
-        for seed in setup.seeds
-        for case in _suspects(name, seed, starts[name][seed], outcomes[recipe][seed])
+        for name, by_seed in outcomes.items()
+        for seed, outcome in by_seed.items()
+        for case in _suspects(name, seed, starts[name][seed], outcome)
     ]
     wrong = [case for case in cases if not case.part and not case.holds]
-    told = [case for case in cases if case.part == "collapse"]
+    told = [case.holds for case in cases if case.part == "collapse"]
     return Evidence(
         cases,
         Figure(
             f"wrong predictions of the null space, of {len(recipes) - len(NOT_PREDICTED)} interventions",
             {seed: sum(case.seed == seed for case in wrong) for seed in setup.seeds},
         ),
-        plots=[
-            Plot(
-                "Each intervention",
-                STEP,
-                ABOVE,
-                [curve(name, outcomes[recipe], most=1.0) for name, recipe in recipes.items()],
-                levels=LEVELS,
-            )
-        ],
+        plots=[curves("Each intervention", outcomes, most=1.0)],
         notes=[
-            *(_fate(name, outcomes[recipe], starts[name]) for name, recipe in recipes.items()),
-            f"Collapse of the tokens tells {sum(case.holds for case in told)} of {len(told)} runs.",
+            *(_fate(name, by_seed, starts[name]) for name, by_seed in outcomes.items()),
+            f"Collapse of the tokens tells {sum(told)} of {len(told)} runs.",
         ],
     )
 
@@ -178,13 +157,11 @@ def _fate(name: str, by_seed: Mapping[int, Outcome], starts: Mapping[int, Start]
 
 
 def start_of(setup: Setup, recipe: Recipe, seed: int) -> Start:
-    """What the suspects look at, of a recipe's model on its own first batch."""
-    config = recipe.config(seed)
-    text = setup.text and str(setup.text)
-    subject = config.replace(text=text, model=f"{config.model},eps=0").subject()
-    model = subject.model
+    """The measures of a recipe's model at its start, on its own first batch."""
+    options = ",".join(filter(None, (recipe.options, "eps=0")))
+    subject = replace(recipe, options=options).subject(setup, seed)
+    model, batch = subject.model, next(subject.batches())
     assert isinstance(model, Decoder)
-    batch = next(subject.batches())
     assert isinstance(batch, dict)
     model = model.to(F64).eval().requires_grad_(False)
     x = embedded(model, batch["ids"])
@@ -210,72 +187,3 @@ def _through(model: Decoder, x: Tensor) -> tuple[float, float]:
     scale = float(y.detach().norm() / x.detach().norm())
     diversity = float(apart.square().sum() / y.detach().square().sum())
     return float(back.norm() / weight.norm()) / scale, diversity
-
-
-@claim(
-    "A23",
-    Source("000", "§7", "需要小学习率、warm-up、对深度敏感"),
-    Source("001", "§2.B", "在训练开始时使用极小的学习率"),
-    says="Post-LN needs a smaller learning rate than Pre-LN.",
-    kind=Kind.TENDENCY,
-    smallest=0.25,
-    asks="the largest of the rates 1e-3 to 3e-2 that trains 4 blocks without warm-up is at least a quarter "
-    "of a decade (half a rung of the ladder) smaller for Post-LN than for Pre-LN, from Xavier weights and "
-    "from N(0, 0.02²); where no rate trains, half a decade under the lowest counts; AdamW, 300 steps",
-)
-def needs_small_rates(setup: Setup) -> Evidence:
-    """Which rates train, for both placements and two starts."""
-    stacks = {
-        (scheme, init): Recipe(scheme=scheme, depth=4, init=given)
-        for scheme, init, given in (
-            ("post", "xavier", None),
-            ("post", "normal", "normal"),
-            ("pre", "xavier", "xavier"),
-            ("pre", "normal", None),
-        )
-    }
-    outcomes = trained(setup, [each for recipe in stacks.values() for each in ladder(recipe)])
-    largest = {
-        (scheme, init, seed): _largest(outcomes, recipe, seed)
-        for (scheme, init), recipe in stacks.items()
-        for seed in setup.seeds
-    }
-    cases = [
-        Case(
-            seed,
-            f"{init} weights, decades",
-            (value := math.log10(largest["pre", init, seed] / largest["post", init, seed])),
-            value >= 0.25,
-        )
-        for init in ("xavier", "normal")
-        for seed in setup.seeds
-    ]
-    return Evidence(
-        cases,
-        Figure(
-            "largest rate that trains Post-LN from Xavier weights",
-            {seed: largest["post", "xavier", seed] for seed in setup.seeds},
-        ),
-        plots=[
-            Plot(
-                "Last losses by rate",
-                "learning rate",
-                ABOVE,
-                [
-                    Line.over_seeds(
-                        f"{scheme}, {init}",
-                        {r.lr: [o.excess for o in outcomes[r].values()] for r in ladder(recipe)},
-                    )
-                    for (scheme, init), recipe in stacks.items()
-                ],
-                log="x",
-                levels=LEVELS,
-            )
-        ],
-    )
-
-
-def _largest(outcomes: Outcomes, recipe: Recipe, seed: int) -> float:
-    """The largest rate that trains, half a decade under the ladder for none."""
-    trains = (lr for lr in RATES if outcomes[replace(recipe, lr=lr)][seed].trains)
-    return max(trains, default=RATES[0] / 10**0.5)

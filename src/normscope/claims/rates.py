@@ -1,42 +1,116 @@
-"""With norms and without: the rates that train, and the steps to a loss."""
+"""Stacks that are tuned alike: the learning rates that train them, how fast the loss falls, where it ends."""
 
 import math
-from collections.abc import Iterator, Mapping
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from normscope.claims.evidence import effect
-from normscope.claims.form import Case, Evidence, Figure, Kind, Line, Plot, Sentence, Setup, Source, claim
+from normscope.claims.form import Case, Evidence, Figure, Kind, Sentence, Setup, Source, claim, effect
 from normscope.claims.training import (
-    ABOVE,
-    LEVELS,
+    COUNTS,
     RATES,
-    STEP,
+    WARMUP,
     Outcome,
     Outcomes,
     Recipe,
     best,
-    curve,
+    curves,
     fewest_steps,
     ladder,
+    rates_plot,
     trained,
 )
-from normscope.claims.tuned import (
-    COUNTS,
-    EARLY,
-    LATER,
-    POST,
-    POST_NORMAL,
-    PRE,
-    PRE_XAVIER,
-    longer,
-    rates_plot,
-)
 
+POST, PRE = Recipe(scheme="post", depth=4), Recipe(scheme="pre", depth=4)
+POST_NORMAL, PRE_XAVIER = replace(POST, init="normal"), replace(PRE, init="xavier")
 NO_NORM, PLAIN = replace(POST, scheme="residual-no-norm"), replace(POST, scheme="plain")
 DEEP_PRE, DEEP_NO_NORM = replace(PRE, depth=16), replace(NO_NORM, depth=16)
-FEWER = 0.30
-"""The share of steps that 004 says are saved, at least; 50 % is the most it says."""
-MOST = 0.50
+EARLY, LATER = -0.1, -0.3
+"""Nats from the byte frequencies that a run has to reach."""
+FIRST = 100
+"""Steps that are called early."""
+FEWER, MOST = 0.30, 0.50
+"""The smallest and the largest share of the steps that 004 says are saved."""
+
+
+def _tried(setup: Setup, settings: Mapping[str, Sequence[Recipe]]) -> dict[str, Outcomes]:
+    """Outcomes of all recipes, by the names in `settings`."""
+    outcomes = trained(setup, [recipe for recipes in settings.values() for recipe in recipes])
+    return {name: {recipe: outcomes[recipe] for recipe in recipes} for name, recipes in settings.items()}
+
+
+def _longer(recipes: Sequence[Recipe], *rates: float) -> list[Recipe]:
+    """The recipes at `rates`, with 1000 steps."""
+    return [replace(recipe, steps=1000) for recipe in recipes if recipe.lr in rates]
+
+
+def compared(setup: Setup, score: Callable[[Outcome], float], where: str, what: str) -> Evidence:
+    """Pre-LN's score less Post-LN's, seed by seed, each at the setting whose mean score is lowest."""
+    settings = {
+        "post": [*ladder(POST), replace(POST, warmup=WARMUP), *ladder(POST_NORMAL)],
+        "pre": [*ladder(PRE), replace(PRE, warmup=WARMUP), *ladder(PRE_XAVIER)],
+    }
+    if setup.long:
+        settings = {name: _longer(recipes, *RATES[:2]) for name, recipes in settings.items()}
+    tried = _tried(setup, settings)
+
+    def mean(by_seed: Mapping[int, Outcome]) -> float:
+        return statistics.fmean(score(outcome) for outcome in by_seed.values())
+
+    chosen = {name: min(outcomes.items(), key=lambda each: mean(each[1])) for name, outcomes in tried.items()}
+    post, pre = (by_seed for _, by_seed in chosen.values())
+    cases = [effect(seed, where, score(pre[seed]) - score(post[seed]), COUNTS) for seed in setup.seeds]
+    return Evidence(
+        cases,
+        Figure.largest(what, cases),
+        plots=[
+            rates_plot("The end of a run by its rate, over seeds and weights", tried),
+            curves("The best setting of each", {name: by_seed for name, (_, by_seed) in chosen.items()}),
+        ],
+        notes=[f"Best: {recipe}, mean {mean(by_seed):.3f} nats." for recipe, by_seed in chosen.values()],
+        of="seeds",
+    )
+
+
+def early(outcome: Outcome) -> float:
+    """The mean loss of the first 100 steps, infinite where the run diverged."""
+    losses = outcome.losses[:FIRST]
+    return statistics.fmean(losses) if len(losses) == FIRST else math.inf
+
+
+@claim(
+    "B7",
+    Source("001", "§3", "精度可能会略高于 Pre-LN"),
+    Source("001", "Summary", "理论上限稍高 (若能收敛)"),
+    Source("004", "§8.3", "微调性能略逊于Post-LN"),
+    says="Where it trains, Post-LN ends a little better than Pre-LN.",
+    asks="4 blocks, each placement at the best of its rates, weights and warm-ups over all seeds: the mean "
+    "of the last 20 losses (of text not seen before) is at least 0.05 nats lower for Post-LN, paired by seed",
+    smallest=COUNTS,
+    kind=Kind.TENDENCY,
+    has_long=True,
+)
+def post_ends_better(setup: Setup) -> Evidence:
+    """Final losses, both tuned."""
+    what = "nats by which Post-LN ends lower than Pre-LN, both tuned"
+    return compared(setup, lambda outcome: outcome.final, "4 blocks, at the end", what)
+
+
+@claim(
+    "B8",
+    Source("002", "Post-Norm, advantage 1", "在训练初期,这种结构能更快地降低损失函数"),
+    Source("002", "Pre-Norm, drawback 1", "可能需要更多的训练步骤才能达到较好的收敛速度"),
+    says="Early in training Post-LN's loss falls faster than Pre-LN's.",
+    asks="4 blocks, both tuned for it over rates, weights and warm-ups: the mean loss of the first 100 steps "
+    "is at least 0.05 nats lower for Post-LN, paired by seed",
+    smallest=COUNTS,
+    kind=Kind.TENDENCY,
+    has_long=True,
+)
+def post_falls_faster(setup: Setup) -> Evidence:
+    """Mean losses of the first steps, both tuned for them."""
+    what = "nats by which Post-LN's mean loss of the first 100 steps is lower, both tuned"
+    return compared(setup, early, "4 blocks, the first 100 steps", what)
 
 
 @claim(
@@ -56,50 +130,35 @@ MOST = 0.50
 def larger_rates(setup: Setup) -> Evidence:
     """The largest rate that trains, with norms and without."""
     rates = (*RATES, 1e-1) if setup.long else RATES
-    kinds, depth = (NO_NORM, PRE, PRE_XAVIER, POST, POST_NORMAL), setup.sizes(4, 3)
-    bare, *bases = (replace(base, depth=depth) for base in kinds[: setup.sizes(5, 3)])
-    outcomes = trained(setup, [recipe for base in (bare, *bases) for recipe in ladder(base, rates)])
-    rung = {
-        (base, seed): sum(outcomes[recipe][seed].trains for recipe in ladder(base, rates))
-        for base in (bare, *bases)
-        for seed in setup.seeds
+    kinds = (NO_NORM, PRE, PRE_XAVIER, POST, POST_NORMAL)[: setup.sizes(5, 3)]
+    bases = {_name(base): replace(base, depth=setup.sizes(4, 3)) for base in kinds}
+    tried = _tried(setup, {name: ladder(base, rates) for name, base in bases.items()})
+    rungs = {
+        name: {seed: sum(by_seed[seed].trains for by_seed in outcomes.values()) for seed in setup.seeds}
+        for name, outcomes in tried.items()
+    }
+    more = {
+        name: {seed: count - rungs[_name(NO_NORM)][seed] for seed, count in by_seed.items()}
+        for name, by_seed in rungs.items()
     }
     cases = [
         replace(
-            effect(
-                seed,
-                f"{_name(base)}, rungs more than without norms",
-                rung[base, seed] - rung[bare, seed],
-                1.0,
-            ),
-            met=base.scheme == "pre",
+            effect(seed, f"{name}, rungs more than without norms", count, 1.0),
+            met=bases[name].scheme == "pre",
         )
-        for base in bases
-        for seed in setup.seeds
+        for name in list(bases)[1:]
+        for seed, count in more[name].items()
     ]
     return Evidence(
         cases,
         Figure(
             "rungs (half a decade each) that Pre-LN trains more than without norms, Xavier weights",
-            {seed: rung[bases[1], seed] - rung[bare, seed] for seed in setup.seeds},
+            more[_name(PRE_XAVIER)],
         ),
-        plots=[
-            Plot(
-                "The end of a run by its rate",
-                "rate",
-                ABOVE,
-                [
-                    Line.over_seeds(_name(base), {r.lr: _excesses(outcomes[r]) for r in ladder(base, rates)})
-                    for base in (bare, *bases)
-                ],
-                log="x",
-                levels=LEVELS,
-            )
-        ],
+        plots=[rates_plot("The end of a run by its rate", tried)],
         notes=[
-            f"{_name(base)}: {', '.join(f'{rung[base, seed]}' for seed in setup.seeds)} rungs of "
-            f"{len(rates)} train, by seed."
-            for base in (bare, *bases)
+            f"{name}: {', '.join(map(str, by_seed.values()))} rungs of {len(rates)} train, by seed."
+            for name, by_seed in rungs.items()
         ],
         of="stacks",
     )
@@ -107,11 +166,6 @@ def larger_rates(setup: Setup) -> Evidence:
 
 def _name(base: Recipe) -> str:
     return base.scheme if base.init is None else f"{base.scheme}, {base.init} weights"
-
-
-def _excesses(by_seed: Mapping[int, Outcome]) -> list[float]:
-    """Cut at one nat, so that a run that blew up does not set the scale."""
-    return [min(outcome.excess, 1.0) for outcome in by_seed.values()]
 
 
 @claim(
@@ -137,59 +191,38 @@ def _excesses(by_seed: Mapping[int, Outcome]) -> list[float]:
 )
 def fewer_steps(setup: Setup) -> Evidence:
     """Steps to a loss, with both, with residuals alone, with neither."""
+    kinds = KINDS
+    if setup.long:
+        kinds = {name: _longer(recipes, RATES[1]) for name, recipes in KINDS.items()}
+    tried = _tried(setup, kinds)
     steps = {
-        name: _fewest(setup, recipes, EARLY if name.endswith("deep") else LATER)
-        for name, recipes in _kinds(setup.long).items()
+        name: {s: fewest_steps(outcomes, s, EARLY if "deep" in name else LATER) for s in setup.seeds}
+        for name, outcomes in tried.items()
     }
-    budget = 1000 if setup.long else PRE.steps
-    cases = setup.cases(lambda seed: _savings(steps, seed, budget))
+    cases = setup.cases(lambda seed: _savings(steps, seed, 1000 if setup.long else PRE.steps))
+    lowest = {name: {s: best(outcomes, s)[1] for s in setup.seeds} for name, outcomes in tried.items()}
     return Evidence(
         cases,
         Figure(
             "steps that norms and residuals save together, at least, in %",
             {case.seed: 100 * case.value for case in cases if not case.part},
         ),
-        plots=[_kinds_plot(setup)],
+        plots=[curves("Norms and residuals, alone and together", lowest, most=3.0)],
         notes=[
-            f"{name}: {', '.join(f'{by_seed[seed]:g}' for seed in setup.seeds)} steps, by seed."
+            f"{name}: {', '.join(f'{count:g}' for count in by_seed.values())} steps, by seed."
             for name, by_seed in steps.items()
         ],
         of="seeds",
     )
 
 
-def _kinds(long: bool) -> dict[str, list[Recipe]]:
-    kinds = {
-        "both": [r for base in (PRE, PRE_XAVIER, POST, POST_NORMAL) for r in ladder(base)],
-        "residual alone": ladder(NO_NORM),
-        "neither": ladder(PLAIN, (3e-4, *RATES[:3])),
-        "both, deep": [DEEP_PRE],
-        "residual alone, deep": ladder(DEEP_NO_NORM, RATES[:2]),
-    }
-    if not long:
-        return kinds
-    return {name: [longer(r) for r in recipes if r.lr == RATES[1]] for name, recipes in kinds.items()}
-
-
-def _kinds_plot(setup: Setup) -> Plot:
-    """The run of each seed and kind that ends lowest; one that blows up is cut off at 3 nats."""
-    lines = []
-    for name, recipes in _kinds(setup.long).items():
-        outcomes = trained(setup, recipes)
-        lines.append(curve(name, {seed: best(outcomes, seed)[1] for seed in setup.seeds}, most=3.0))
-    return Plot("Norms and residuals, alone and together", STEP, ABOVE, lines, levels=LEVELS)
-
-
-def _fewest(setup: Setup, recipes: list[Recipe], nats: float) -> dict[int, float]:
-    outcomes = trained(setup, recipes)
-    return {seed: fewest_steps(outcomes, seed, nats) for seed in setup.seeds}
-
-
-def _saved(steps: float, than: float, budget: int) -> float:
-    """Share of the steps saved, below zero for more steps; the budget counts where one never gets there."""
-    return 1 - min(steps, budget) / min(than, budget)
-
-
+KINDS: Mapping[str, Sequence[Recipe]] = {
+    "both": [r for base in (PRE, PRE_XAVIER, POST, POST_NORMAL) for r in ladder(base)],
+    "residual alone": ladder(NO_NORM),
+    "neither": ladder(PLAIN, (3e-4, *RATES[:3])),
+    "both, deep": [DEEP_PRE],
+    "residual alone, deep": ladder(DEEP_NO_NORM, RATES[:2]),
+}
 COMPARED = {
     "": ("both", "neither"),
     "band": ("both", "neither"),
@@ -200,13 +233,18 @@ COMPARED = {
 
 
 def _savings(steps: Mapping[str, Mapping[int, float]], seed: int, budget: int) -> Iterator[Case]:
-    for part, names in COMPARED.items():
-        saved = _saved(steps[names[0]][seed], steps[names[1]][seed], budget)
-        where = f"{names[0]} against {names[1]}, share of the steps saved"
+    for part, (this, that) in COMPARED.items():
+        saved = _saved(steps[this][seed], steps[that][seed], budget)
+        where = f"{this} against {that}, share of the steps saved"
         if part == "band":
             yield Case(seed, where, saved, FEWER <= saved <= MOST, part)
         else:
             yield effect(seed, where, saved, FEWER, part=part)
+
+
+def _saved(steps: float, than: float, budget: int) -> float:
+    """Share of the steps saved, below zero for more steps; the budget counts where one never gets there."""
+    return 1 - min(steps, budget) / min(than, budget)
 
 
 @claim(
@@ -232,33 +270,26 @@ def _savings(steps: Mapping[str, Mapping[int, float]], seed: int, budget: int) -
 )
 def pre_is_sensitive(setup: Setup) -> Evidence:
     """Rates that train, the spread over weights, and how high the loss rises at first."""
-    bases = {"pre": (PRE, PRE_XAVIER), "post": (POST, POST_NORMAL)}
-    outcomes = trained(setup, [r for pair in bases.values() for base in pair for r in ladder(base)])
-    cases = setup.cases(lambda seed: _sensitivity(outcomes, bases, seed))
+    kinds = {"pre": (PRE, PRE_XAVIER), "post": (POST, POST_NORMAL)}
+    tried = _tried(setup, {name: [r for base in pair for r in ladder(base)] for name, pair in kinds.items()})
+    cases = setup.cases(lambda seed: _sensitivity(tried, seed))
     return Evidence(
         cases,
-        Figure(
-            "settings that train, Post-LN's less Pre-LN's, of 8 each",
-            {case.seed: case.value for case in cases if not case.part},
-        ),
-        plots=[rates_plot({n: {r: outcomes[r] for b in p for r in ladder(b)} for n, p in bases.items()})],
+        Figure.largest("settings that train, Post-LN's less Pre-LN's, of 8 each", cases),
+        plots=[rates_plot("The end of a run by its rate, over seeds and weights", tried)],
         of="seeds",
     )
 
 
-def _sensitivity(outcomes: Outcomes, bases: Mapping[str, tuple[Recipe, Recipe]], seed: int) -> Iterator[Case]:
-    ladders = {name: [ladder(base) for base in pair] for name, pair in bases.items()}
-    trains = {n: sum(outcomes[r][seed].trains for rs in lists for r in rs) for n, lists in ladders.items()}
-    ends = {n: [min(outcomes[r][seed].final for r in rs) for rs in lists] for n, lists in ladders.items()}
-    spread = {name: abs(first - second) for name, (first, second) in ends.items()}
-    rise = {n: max(_rise(outcomes[r][seed]) for rs in lists for r in rs) for n, lists in ladders.items()}
-    yield effect(
-        seed,
-        "settings of 8 that train, Post-LN's less Pre-LN's",
-        trains["post"] - trains["pre"],
-        1.0,
-        most=8.0,
-    )
+def _sensitivity(tried: Mapping[str, Outcomes], seed: int) -> Iterator[Case]:
+    trains, spread, rise = {}, {}, {}
+    for name, outcomes in tried.items():
+        runs = [by_seed[seed] for by_seed in outcomes.values()]
+        one, other = (min(run.final for run in half) for half in (runs[: len(RATES)], runs[len(RATES) :]))
+        trains[name], spread[name] = sum(run.trains for run in runs), abs(one - other)
+        rise[name] = max(map(_rise, runs))
+    where = "settings of 8 that train, Post-LN's less Pre-LN's"
+    yield effect(seed, where, trains["post"] - trains["pre"], 1.0, most=8.0)
     yield effect(seed, "spread over weights, nats", spread["pre"] - spread["post"], COUNTS, part="weights")
     yield effect(seed, "largest rise over the start", rise["pre"] - rise["post"], 0.1, part="early")
 
@@ -267,3 +298,42 @@ def _rise(outcome: Outcome) -> float:
     """The highest of the first 60 losses over the first."""
     first = [loss for loss in outcome.losses[:60] if math.isfinite(loss)]
     return max(first) / first[0]
+
+
+@claim(
+    "A23",
+    Source("000", "§7", "需要小学习率、warm-up、对深度敏感"),
+    Source("001", "§2.B", "在训练开始时使用极小的学习率"),
+    says="Post-LN needs a smaller learning rate than Pre-LN.",
+    kind=Kind.TENDENCY,
+    smallest=0.25,
+    asks="the largest of the rates 1e-3 to 3e-2 that trains 4 blocks without warm-up is at least a quarter "
+    "of a decade (half a rung of the ladder) smaller for Post-LN than for Pre-LN, from Xavier weights and "
+    "from N(0, 0.02²); where no rate trains, half a decade under the lowest counts; AdamW, 300 steps",
+)
+def needs_small_rates(setup: Setup) -> Evidence:
+    """The rates that train, for both placements and two starts."""
+    stacks = {
+        "post, xavier": POST,
+        "post, normal": POST_NORMAL,
+        "pre, xavier": PRE_XAVIER,
+        "pre, normal": PRE,
+    }
+    tried = _tried(setup, {name: ladder(recipe) for name, recipe in stacks.items()})
+    largest = {name: {s: _largest(outcomes, s) for s in setup.seeds} for name, outcomes in tried.items()}
+    cases = []
+    for init in ("xavier", "normal"):
+        for seed in setup.seeds:
+            decades = math.log10(largest[f"pre, {init}"][seed] / largest[f"post, {init}"][seed])
+            cases.append(Case(seed, f"{init} weights, decades", decades, decades >= 0.25))
+    return Evidence(
+        cases,
+        Figure("largest rate that trains Post-LN from Xavier weights", largest["post, xavier"]),
+        plots=[rates_plot("Last losses by rate", tried)],
+    )
+
+
+def _largest(outcomes: Outcomes, seed: int) -> float:
+    """The largest rate that trains, half a decade under the ladder for none."""
+    trains = (recipe.lr for recipe, by_seed in outcomes.items() if by_seed[seed].trains)
+    return max(trains, default=RATES[0] / 10**0.5)

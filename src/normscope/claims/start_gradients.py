@@ -1,10 +1,11 @@
-"""What gradients the weights get at the start: by block, by depth, by width, in Post-LN and Pre-LN.
+"""Gradients of the weights at the start: by block, by depth, by width, in Post-LN and Pre-LN.
 
 Shapes: B batch, T tokens, D width.
 """
 
 import functools
 import math
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,13 +23,24 @@ from normscope.claims.at_start import (
     stack_of,
     weight_of,
 )
-from normscope.claims.form import Case, Evidence, Figure, Line, Plot, Sentence, Setup, Source, claim, lines_by
+from normscope.claims.form import (
+    Case,
+    Evidence,
+    Figure,
+    Plot,
+    Sentence,
+    Setup,
+    Source,
+    claim,
+    lines_along,
+    lines_by,
+)
 from normscope.nn import Context
 
 DEPTHS = (2, 4, 8, 16, 32, 64)
 WIDTHS = (64, 256, 1024)
 MEMORIES = ("none", "drawn tokens", "identical tokens", "a Post-LN encoder's")
-"""What each block's cross-attention reads; "none" has no cross-attention."""
+"""The input of each block's cross-attention; "none" has no cross-attention."""
 ENDS, WIDTH = (6, 12, 24), 64
 HELD_OUT_ENDS, HELD_OUT_WIDTH = (9, 18), 48
 DRAWS = 2
@@ -61,18 +73,25 @@ IF_COLLAPSED = "the blocks read a memory whose tokens are alike (diversity under
 )
 def gradients_of_post_ln(setup: Setup) -> Evidence:
     """The tilt from the last block to the first; the two exponents that are proved of the last."""
-    cases = setup.cases(lambda seed: _tilt_cases(setup, seed))
-    tilts, by_depth = list(cases), {}
-    if not setup.fresh:  # these have no condition
-        by_depth = {seed: {name: _by_depth(name, seed) for name in ("post", "pre")} for seed in setup.seeds}
-        cases += [case for seed, lines in by_depth.items() for case in _depth_cases(seed, lines)]
-        cases += setup.cases(_width_cases)
+    tilts = setup.cases(lambda seed: _tilt_cases(setup, seed))
+    figure = Figure(
+        "last block's gradient over the first's, Post-LN alone, the deepest",
+        {case.seed: case.value for case in tilts if case.at["memory"] == "none"},
+    )
+    if setup.fresh:  # the parts have no condition to confirm
+        return Evidence(tilts, figure)
+    by_depth = {
+        scheme: {s: [of_xiong(scheme, depth, s, width=64) for depth in DEPTHS] for s in setup.seeds}
+        for scheme in ("post", "pre")
+    }
+    cases = list(tilts)
+    for scheme, proved in (("post", 0.0), ("pre", -0.5)):
+        for seed, gradients in by_depth[scheme].items():
+            p, where = slope(DEPTHS, gradients), f"{scheme}, exponent in L, {proved:g} proved"
+            cases.append(Case(seed, where, p, abs(p - proved) <= NEAR, "depth"))
     return Evidence(
-        cases,
-        Figure(
-            "last block's gradient over the first's, Post-LN alone, the deepest",
-            {case.seed: case.value for case in tilts if case.at["memory"] == "none"},
-        ),
+        [*cases, *setup.cases(_width_cases)],
+        figure,
         plots=[
             Plot(
                 "Post-LN at its start: the last block's gradient over the first's",
@@ -82,12 +101,15 @@ def gradients_of_post_ln(setup: Setup) -> Evidence:
                 "xy",
                 {"equal": 1},
             ),
-            *([_depth_plot(by_depth)] if by_depth else []),
+            Plot(
+                "‖∇W₂‖ of the last block, by depth", "blocks L", "‖∇W₂‖", lines_along(DEPTHS, by_depth), "xy"
+            ),
         ],
         notes=[
-            f"Memory {memory}: last over first {_range(c.value for c in tilts if c.at['memory'] == memory)}, "
-            f"diversity {_range(float(c.at['diversity']) for c in tilts if c.at['memory'] == memory)}."
+            f"Memory {memory}: last over first {_range(case.value for case in found)}, "
+            f"diversity {_range(float(case.at['diversity']) for case in found)}."
             for memory in MEMORIES
+            for found in [[case for case in tilts if case.at["memory"] == memory]]
         ],
     )
 
@@ -98,24 +120,19 @@ def _range(values: Iterable[float]) -> str:
 
 
 def _tilt_cases(setup: Setup, seed: int) -> Iterator[Case]:
-    width = setup.sizes(WIDTH, HELD_OUT_WIDTH)
     for memory in MEMORIES:
         for depth in setup.sizes(ENDS, HELD_OUT_ENDS):
-            logs, diversity = [], 1.0
-            for draw in range(DRAWS):
-                gradients, diversity = post_gradients(memory, depth, 100 * seed + draw, width)
-                logs.append(math.log(gradients[-1] / gradients[0]))
-            value = math.exp(sum(logs) / len(logs))
-            met = diversity < COLLAPSED
-            where = f"memory {memory}, {depth} blocks"
-            yield Case(
-                seed,
-                where,
-                value,
-                value >= LARGER,
-                met=met,
-                at={"depth": depth, "memory": memory, "diversity": diversity},
-            )
+            drawn = _drawn(setup, memory, depth, seed)
+            value = statistics.geometric_mean(gradients[-1] / gradients[0] for gradients, _ in drawn)
+            at: dict[str, float | str] = {"memory": memory, "depth": depth, "diversity": drawn[-1][1]}
+            where, met = f"memory {memory}, {depth} blocks", drawn[-1][1] < COLLAPSED
+            yield Case(seed, where, value, value >= LARGER, met=met, at=at)
+
+
+def _drawn(setup: Setup, memory: str, depth: int, seed: int) -> list[tuple[list[float], float]]:
+    """`post_gradients` of each draw of a seed."""
+    width = setup.sizes(WIDTH, HELD_OUT_WIDTH)
+    return [post_gradients(memory, depth, 100 * seed + draw, width) for draw in range(DRAWS)]
 
 
 @functools.cache
@@ -159,40 +176,16 @@ def of_xiong(
     return total / draws
 
 
-def _by_depth(scheme: str, seed: int) -> list[float]:
-    return [of_xiong(scheme, depth, seed, width=64) for depth in DEPTHS]
-
-
-def _depth_cases(seed: int, lines: Mapping[str, Sequence[float]]) -> Iterator[Case]:
-    for scheme, proved in (("post", 0.0), ("pre", -0.5)):
-        p = slope(DEPTHS, lines[scheme])
-        where = f"{scheme}, exponent in L, {proved:g} proved"
-        yield Case(seed, where, p, abs(p - proved) <= NEAR, "depth")
-
-
 def _width_cases(seed: int) -> Iterator[Case]:
     for scheme in ("post", "pre"):
         for part, unit in (("width", False), ("width, unit head", True)):
             p = exponent(lambda d: _per_root_log(scheme, d, seed, unit), WIDTHS)  # noqa: B023  called here
-            where = f"{scheme}, exponent in d beside √(ln d)"
-            yield Case(seed, where, p, abs(p - 1) <= NEAR, part)
+            yield Case(seed, f"{scheme}, exponent in d beside √(ln d)", p, abs(p - 1) <= NEAR, part)
 
 
 def _per_root_log(scheme: str, width: int, seed: int, unit_head: bool) -> float:
-    return (
-        of_xiong(scheme, 1, seed, width, unit_head=unit_head, draws=4 if width < 1024 else 1)
-        / math.log(width) ** 0.5
-    )
-
-
-def _depth_plot(by_depth: Mapping[int, Mapping[str, Sequence[float]]]) -> Plot:
-    lines = [
-        Line.over_seeds(
-            name, {depth: [lines[name][k] for lines in by_depth.values()] for k, depth in enumerate(DEPTHS)}
-        )
-        for name in ("post", "pre")
-    ]
-    return Plot("‖∇W₂‖ of the last block, by depth", "blocks L", "‖∇W₂‖", lines, log="xy")
+    draws = 4 if width < 1024 else 1
+    return of_xiong(scheme, 1, seed, width, unit_head=unit_head, draws=draws) / math.log(width) ** 0.5
 
 
 SIZES = (4, 8, 16, 32, 64)
@@ -218,20 +211,18 @@ FLAT = 0.1
 )
 def gradients_of_pre_ln(setup: Setup) -> Evidence:
     """Three readings of one sentence: a layer counted from below, one from above, all layers of a model."""
-    found = {seed: {depth: _pre_gradients(depth, seed) for depth in SIZES} for seed in setup.seeds}
-    cases = [case for seed, by_depth in found.items() for case in _layer_cases(seed, by_depth)]
-    cases += setup.cases(lambda seed: _vanish_cases(setup, seed))
+    found = {depth: {seed: _pre_gradients(depth, seed) for seed in setup.seeds} for depth in SIZES}
+    cases = setup.cases(
+        lambda seed: _layer_cases(seed, {depth: by_seed[seed] for depth, by_seed in found.items()}),
+        lambda seed: _vanish_cases(setup, seed),
+    )
+    last = [case for case in cases if case.where.startswith("last block")]
+    shown = {f"{depth} blocks": by_seed for depth, by_seed in found.items() if depth > SIZES[0]}
+    lines = lines_along(range(1, SIZES[-1] + 1), shown)
     return Evidence(
         cases,
-        Figure(
-            "exponent in L of the last block's gradient",
-            {
-                case.seed: case.value
-                for case in cases
-                if case.where.startswith("last block") and not case.part
-            },
-        ),
-        plots=[_layer_plot(found)],
+        Figure.largest("exponent in L of the last block's gradient", last),
+        plots=[Plot("Pre-LN at its start: gradient by block", "block l", "‖∇W₂‖", lines, "xy")],
     )
 
 
@@ -245,33 +236,17 @@ def _layer_cases(seed: int, by_depth: Mapping[int, Sequence[float]]) -> Iterator
     for name, at in POSITIONS.items():
         p = slope(SIZES, [by_depth[depth][at(depth)] for depth in SIZES])
         for part in ("", "from the input") if name in ("first", "second") else ("",):
-            where = f"{name} block, exponent in L"
-            yield Case(seed, where, p, abs(p) <= FLAT, part)
+            yield Case(seed, f"{name} block, exponent in L", p, abs(p) <= FLAT, part)
     for depth, gradients in by_depth.items():
         ratio = max(gradients) / min(gradients)
-        where = f"{depth} blocks, largest over smallest"
-        yield Case(seed, where, ratio, ratio <= 2, "even")
+        yield Case(seed, f"{depth} blocks, largest over smallest", ratio, ratio <= 2, "even")
 
 
 def _vanish_cases(setup: Setup, seed: int) -> Iterator[Case]:
-    depths, width = setup.sizes(ENDS, HELD_OUT_ENDS), setup.sizes(WIDTH, HELD_OUT_WIDTH)
+    depths = setup.sizes(ENDS, HELD_OUT_ENDS)
     for memory in MEMORIES:
-        first, diversities = [], []
-        for depth in depths:
-            drawn = [post_gradients(memory, depth, 100 * seed + d, width) for d in range(DRAWS)]
-            first.append(sum(gradients[0] for gradients, _ in drawn) / DRAWS)
-            diversities.append(max(diversity for _, diversity in drawn))
-        p, met = slope(depths, first), max(diversities) < COLLAPSED
+        drawn = [_drawn(setup, memory, depth, seed) for depth in depths]
+        p = slope(depths, [sum(gradients[0] for gradients, _ in each) / DRAWS for each in drawn])
+        met = max(diversity for each in drawn for _, diversity in each) < COLLAPSED
         where = f"memory {memory}, exponent in L of the first block's"
         yield Case(seed, where, p, p <= -0.25, "vanish", met=met)
-
-
-def _layer_plot(found: Mapping[int, Mapping[int, Sequence[float]]]) -> Plot:
-    lines = [
-        Line.over_seeds(
-            f"{depth} blocks",
-            {k + 1: [by_depth[depth][k] for by_depth in found.values()] for k in range(depth)},
-        )
-        for depth in SIZES[1:]
-    ]
-    return Plot("Pre-LN at its start: gradient by block", "block l", "‖∇W₂‖", lines, log="xy")

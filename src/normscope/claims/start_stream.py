@@ -1,19 +1,43 @@
-"""The stream at the start: how its variance goes through a stack, and who holds it.
+"""The stream at the start: its variance through a stack, what holds it, and what scales it from outside.
 
 Shapes: B batch, T tokens, D width.
 """
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import statistics
+from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from normscope.claims.at_start import noise, slope, stack_of, stream_by_block, streams_of, variance
-from normscope.claims.form import Case, Evidence, Figure, Line, Plot, Sentence, Setup, Source, claim
-from normscope.claims.short_runs import small, train_changed
-from normscope.nn import SCHEMES, Slot, Where, build
+from normscope.claims.at_start import (
+    blocks_of,
+    decoder,
+    down_gradients,
+    noise,
+    slope,
+    stack_of,
+    stream_by_block,
+    streams_of,
+    variance,
+    weight_of,
+)
+from normscope.claims.form import (
+    Case,
+    Evidence,
+    Figure,
+    Kind,
+    Line,
+    Plot,
+    Sentence,
+    Setup,
+    Source,
+    claim,
+    lines_along,
+)
+from normscope.claims.training import Recipe, effects, lead, train_changed
+from normscope.nn import SCHEMES, Decoder, Slot, Where, build
 
 DEEP = 32
 INITS = ("xavier", "normal", "gpt2")
@@ -34,36 +58,55 @@ INITS = ("xavier", "normal", "gpt2")
 )
 def stream_of_pre_ln(setup: Setup) -> Evidence:
     """Slopes of the stream's mean square and of the branches' share; the lemma; a trained model."""
-    streams = {seed: {init: _squares(_own_streams(init, seed)) for init in INITS} for seed in setup.seeds}
+    streams = {init: {seed: _own_streams(init, seed) for seed in setup.seeds} for init in INITS}
+    runs = train_changed(setup, Recipe(scheme="pre", depth=8, steps=60))
+    trained = {seed: streams_of(run.model, seed) for seed, run in runs.items()}
     lemma = {seed: _lemma(seed) for seed in setup.seeds}
-    trained = {
-        seed: _squares(streams_of(run.model, seed))
-        for seed, run in train_changed(setup, small("pre", 8, steps=60)).items()
-    }
-    cases = [case for seed, found in streams.items() for case in _growth_cases(seed, found)]
+    cases = [
+        case
+        for name, by_seed in (streams | {"trained": trained}).items()
+        for seed, found in by_seed.items()
+        for case in _growth_cases(seed, name, found)
+    ]
     cases += [_lemma_case(seed, squares) for seed, squares in lemma.items()]
-    cases += [case for seed, found in trained.items() for case in _growth(seed, "trained", found, "trained")]
+    shares = {name: {s: _shares(found) for s, found in by_seed.items()} for name, by_seed in streams.items()}
+    blocks = range(1, DEEP + 1)
     return Evidence(
         cases,
         Figure(
             f"mean square after {DEEP} blocks over that at entry, Xavier weights",
             {seed: squares[-1] / squares[0] for seed, squares in lemma.items()},
         ),
-        plots=[_square_plot(lemma), _share_plot(streams)],
+        plots=[
+            Plot(
+                "The stream of Pre-LN at its start",
+                "block l",
+                "mean square",
+                [
+                    *lines_along(blocks, {"Pre-LN": {seed: squares[1:] for seed, squares in lemma.items()}}),
+                    Line("1 + l/2", blocks, [1 + k / 2 for k in blocks]),
+                    Line("1 + 3l/2", blocks, [1 + 3 * k / 2 for k in blocks]),
+                ],
+                "xy",
+            ),
+            Plot("What a block adds", "block l", "‖Δx‖/‖x‖", lines_along(blocks, shares), "xy"),
+        ],
         notes=[
-            f"The share of the last of {DEEP} blocks is {_mean_last_share(streams, init):.2g} ({init})."
-            for init in INITS
+            f"The share of the last of {DEEP} blocks is "
+            f"{statistics.fmean(found[-1] for found in by_seed.values()):.2g} ({init})."
+            for init, by_seed in shares.items()
         ],
     )
 
 
-Squares = tuple[list[float], list[float]]
+def _squares(streams: Sequence[Tensor]) -> list[float]:
+    """Mean squares of the stream."""
+    return [float(x.square().mean()) for x in streams]
 
 
-def _squares(streams: Sequence[Tensor]) -> Squares:
-    """Mean squares of the stream after each block, and the share that each block added to it."""
-    shares = [float((after - before).norm() / after.norm()) for before, after in itertools.pairwise(streams)]
-    return [float(x.square().mean()) for x in streams[1:]], shares
+def _shares(streams: Sequence[Tensor]) -> list[float]:
+    """The share of the stream that each block added to it."""
+    return [float((after - before).norm() / after.norm()) for before, after in itertools.pairwise(streams)]
 
 
 def _own_streams(init: str, seed: int) -> list[Tensor]:
@@ -72,14 +115,9 @@ def _own_streams(init: str, seed: int) -> list[Tensor]:
     return streams_of(model, seed)
 
 
-def _growth_cases(seed: int, found: Mapping[str, Squares]) -> Iterator[Case]:
-    for init, squares in found.items():
-        yield from _growth(seed, init, squares)
-
-
-def _growth(seed: int, name: str, squares: Squares, part: str = "") -> Iterator[Case]:
-    blocks = range(1, len(squares[0]) + 1)
-    grows, shrinks = slope(blocks, squares[0]), slope(blocks, squares[1])
+def _growth_cases(seed: int, name: str, streams: Sequence[Tensor]) -> Iterator[Case]:
+    part, blocks = "trained" if name == "trained" else "", range(1, len(streams))
+    grows, shrinks = slope(blocks, _squares(streams[1:])), slope(blocks, _shares(streams))
     yield Case(seed, f"{name}, slope of the mean square", grows, grows >= 0.1, part)
     yield Case(seed, f"{name}, slope of the share", shrinks, shrinks <= -0.1, part)
 
@@ -87,7 +125,7 @@ def _growth(seed: int, name: str, squares: Squares, part: str = "") -> Iterator[
 def _lemma(seed: int) -> list[float]:
     """Mean squares before the first block and after each, ReLU, Xavier weights, from N(0, 1)."""
     stack = stack_of("pre", DEEP, seed, init="xavier", activation="relu")
-    return [float(x.square().mean()) for x in stream_by_block(stack, noise(96, seed))]
+    return _squares(stream_by_block(stack, noise(96, seed)))
 
 
 def _lemma_case(seed: int, squares: Sequence[float]) -> Case:
@@ -95,28 +133,6 @@ def _lemma_case(seed: int, squares: Sequence[float]) -> Case:
     share = sum(inside) / len(inside)
     where = f"share of {DEEP} blocks within the bounds"
     return Case(seed, where, share, all(inside), "law")
-
-
-def _mean_last_share(streams: Mapping[int, Mapping[str, Squares]], init: str) -> float:
-    return sum(found[init][1][-1] for found in streams.values()) / len(streams)
-
-
-def _square_plot(lemma: Mapping[int, Sequence[float]]) -> Plot:
-    blocks = list(range(1, DEEP + 1))
-    lines = [
-        Line.over_seeds("Pre-LN", {k: [squares[k] for squares in lemma.values()] for k in blocks}),
-        Line("1 + l/2", blocks, [1 + k / 2 for k in blocks]),
-        Line("1 + 3l/2", blocks, [1 + 3 * k / 2 for k in blocks]),
-    ]
-    return Plot("The stream of Pre-LN at its start", "block l", "mean square", lines, log="xy")
-
-
-def _share_plot(streams: Mapping[int, Mapping[str, Squares]]) -> Plot:
-    lines = [
-        Line.over_seeds(init, {k + 1: [found[init][1][k] for found in streams.values()] for k in range(DEEP)})
-        for init in INITS
-    ]
-    return Plot("What a block adds", "block l", "‖Δx‖/‖x‖", lines, log="xy")
 
 
 BLOCKS, NARROW = 12, 32
@@ -142,22 +158,31 @@ PLAIN_SCHEMES = ("post", "pre", "gpt2", "peri", "res-post", "deepnorm", "residua
 )
 def variance_by_block(setup: Setup) -> Evidence:
     """Growth factors of a block, scheme by scheme; the end of 100 blocks."""
-    found = {
-        seed: {
-            (name, init): _variances(name, BLOCKS, seed, init) for name in SCHEMES for init in _starts(name)
-        }
-        for seed in setup.seeds
-    }
-    cases = [_kept_case(seed, *key, values) for seed, by in found.items() for key, values in by.items()]
+    cases = setup.cases(_kept_cases)
+    figure = Figure.share("% of the starts that keep it within 5 % at each block", cases)
+    if setup.fresh:  # the part has no condition to confirm
+        return Evidence(cases, figure)
     far = {
-        seed: {name: _variances(name, FAR, seed, "xavier") for name in PLAIN_SCHEMES}
-        for seed in (() if setup.fresh else setup.seeds)  # that part has no condition
+        name: {seed: _variances(name, FAR, seed, "xavier") for seed in setup.seeds} for name in PLAIN_SCHEMES
     }
-    cases += [_far_case(seed, name, values) for seed, by in far.items() for name, values in by.items()]
+    for name, by_seed in far.items():
+        for seed, values in by_seed.items():
+            ratio = values[-1] / values[0] if math.isfinite(values[-1]) else math.inf
+            where = f"{name}, variance after {FAR} blocks over that at entry"
+            cases.append(Case(seed, where, ratio, 1e-3 <= ratio <= 1e3, "hundred", within=has_both(name)))
+    shown = {name: {seed: values[::4] for seed, values in by_seed.items()} for name, by_seed in far.items()}
     return Evidence(
         cases,
-        Figure.share("% of the starts that keep it within 5 % at each block", cases),
-        plots=[] if setup.fresh else [_far_plot(far)],
+        figure,
+        plots=[
+            Plot(
+                "The stream's variance at the start, Xavier weights",
+                "block",
+                "variance",
+                lines_along(range(0, FAR + 1, 4), shown),
+                "y",
+            )
+        ],
         of=f"starts of the {len(SCHEMES)} schemes, with Xavier weights and with their own",
         parts_of={"hundred": "schemes"},
     )
@@ -169,21 +194,22 @@ def has_both(name: str) -> bool:
     return name != "plain" and any(slot in place for slot in (Slot.BRANCH_IN, Slot.BRANCH_OUT, Slot.STREAM))
 
 
-def _starts(name: str) -> list[str | None]:
-    return [None] if SCHEMES[name].initialisation.weights == "xavier" else [None, "xavier"]
-
-
 def _variances(name: str, depth: int, seed: int, init: str | None) -> list[float]:
-    """Of the stream before the first block, where it is 1, and after each."""
+    """Variance of the stream before the first block, where it is 1, and after each."""
     stack, x_BTD = stack_of(name, depth, seed, width=NARROW, heads=2, init=init), noise(NARROW, seed)
     return [variance(x) for x in stream_by_block(stack, x_BTD / variance(x_BTD) ** 0.5)]
 
 
-def _kept_case(seed: int, name: str, init: str | None, values: Sequence[float]) -> Case:
-    factors = [after / before if before else 0.0 for before, after in itertools.pairwise(values)]
-    worst = max(factors, key=lambda factor: abs(factor - 1))
-    where = f"{name}, {init or 'its own'} weights"
-    return Case(seed, where, worst, abs(worst - 1) <= 0.05, met=holds_stream(name), within=has_both(name))
+def _kept_cases(seed: int) -> Iterator[Case]:
+    for name in SCHEMES:
+        own = SCHEMES[name].initialisation.weights
+        for init in (None,) if own == "xavier" else (None, "xavier"):
+            values = itertools.pairwise(_variances(name, BLOCKS, seed, init))
+            factors = [after / before if before else 0.0 for before, after in values]
+            worst = max(factors, key=lambda factor: abs(factor - 1))
+            where = f"{name}, {init or 'its own'} weights"
+            holds, met = abs(worst - 1) <= 0.05, holds_stream(name)
+            yield Case(seed, where, worst, holds, met=met, within=has_both(name))
 
 
 def holds_stream(name: str) -> bool:
@@ -193,15 +219,168 @@ def holds_stream(name: str) -> bool:
     return scheme.join.kind != "streams" and all(Slot.STREAM in scheme.placement_at(end) for end in ends)
 
 
-def _far_case(seed: int, name: str, values: Sequence[float]) -> Case:
-    ratio = values[-1] / values[0] if math.isfinite(values[-1]) else math.inf
-    where = f"{name}, variance after {FAR} blocks over that at entry"
-    return Case(seed, where, ratio, 1e-3 <= ratio <= 1e3, "hundred", within=has_both(name))
+LENGTHS = (4, 8, 16, 32, 64)
+COUNTS = {"L layers": 1, "2L branches": 2}
+LEVEL = 0.1
+"""Largest exponent in L of what is the same at every depth."""
 
 
-def _far_plot(far: Mapping[int, Mapping[str, Sequence[float]]]) -> Plot:
-    lines = [
-        Line.over_seeds(name, {k: [by[name][k] for by in far.values()] for k in range(0, FAR + 1, 4)})
-        for name in PLAIN_SCHEMES
+@claim(
+    "C15",
+    Source("004", "§5.4.2", "除以 $\\sqrt{\\text{layer\\_depth}}$"),
+    Source("004", "§5.4.2", "确保了深层网络中梯度的尺度保持恒定"),
+    Source("004", "§7", "通常建议将残差层的输出方差保持在1附近"),
+    says="GPT-2's division of the last maps by √N keeps the stream's variance as it was at entry.",
+    asks="the variance after 12 blocks of GPT-2 as it starts, on its own embeddings N(0, 0.02²), is within a "
+    "factor 2 of that at entry; width 64 and 256",
+    parts={
+        "depth": "On a stream of variance 1 the end's variance is the same at any depth: exponent in L of 4 "
+        "… 64 Pre-LN blocks within 0.1 of zero, N = L or 2L.",
+        "one": "It is then that at entry, within 10 %.",
+        "gradient": "The scale of the last block's gradient is then the same at every depth.",
+    },
+)
+def scaled_start(setup: Setup) -> Evidence:
+    """Variance and gradient by depth under 1/√L, 1/√(2L) and nothing; GPT-2's own start."""
+    ends = {name: {s: _ends(name, s) for s in setup.seeds} for name in (*COUNTS, "nothing")}
+    cases = []
+    for name in COUNTS:
+        for seed, grown in ends[name].items():
+            p, last = slope(LENGTHS, grown), grown[-1]
+            where = f"N = {name}, {LENGTHS[-1]} blocks"
+            cases.append(Case(seed, f"N = {name}, exponent in L", p, abs(p) <= LEVEL, "depth"))
+            cases.append(Case(seed, where, last, abs(last - 1) <= 0.1, "one"))
+    own = {width: {seed: _own_growth(seed, width) for seed in setup.seeds} for width in (64, 256)}
+    cases += setup.cases(_gradient_cases)
+    cases += [
+        Case(seed, f"gpt2, 12 blocks, d = {width}", value, 0.5 <= value <= 2)
+        for width, by_seed in own.items()
+        for seed, value in by_seed.items()
     ]
-    return Plot("The stream's variance at the start, Xavier weights", "block", "variance", lines, log="y")
+    means = {name: statistics.fmean(grown[-1] for grown in by.values()) for name, by in ends.items()}
+    return Evidence(
+        cases,
+        Figure("variance after 12 blocks of GPT-2 over that at entry, d = 256", own[256]),
+        plots=[
+            Plot(
+                "The stream's variance after L Pre-LN blocks",
+                "blocks L",
+                "variance / at entry",
+                lines_along(LENGTHS, ends),
+                "xy",
+                {"kept": 1},
+            )
+        ],
+        notes=[
+            f"Variance after {LENGTHS[-1]} blocks: "
+            + ", ".join(f"{mean:.3g} by {name}" for name, mean in means.items())
+            + ".",
+        ],
+    )
+
+
+def divide_last_maps(module: nn.Module, num_branches: int) -> None:
+    """The last map of each branch over √N."""
+    with torch.no_grad():
+        for block in blocks_of(module):
+            weight_of(block.attention.o).mul_(num_branches**-0.5)
+            weight_of(block.feed_forward.down).mul_(num_branches**-0.5)
+
+
+def _ends(name: str, seed: int) -> list[float]:
+    """Variance after `LENGTHS` blocks, over that at entry."""
+    ends = []
+    for depth in LENGTHS:
+        stack = stack_of("pre", depth, seed, width=64, init="xavier")
+        if name in COUNTS:
+            divide_last_maps(stack, COUNTS[name] * depth)
+        streams = stream_by_block(stack, noise(64, seed))
+        ends.append(variance(streams[-1]) / variance(streams[0]))
+    return ends
+
+
+def _gradient_cases(seed: int) -> Iterator[Case]:
+    for name, count in COUNTS.items():
+        last = []
+        for depth in LENGTHS:
+            model, ids, labels = decoder("pre", depth, seed, width=64)
+            divide_last_maps(model, count * depth)
+            last.append(down_gradients(model, ids, labels)[-1])
+        p = slope(LENGTHS, last)
+        where = f"N = {name}, exponent in L of ‖∇W₂‖"
+        yield Case(seed, where, p, abs(p) <= LEVEL, "gradient")
+
+
+def _own_growth(seed: int, width: int) -> float:
+    torch.manual_seed(seed)
+    model = build("decoder", scheme="gpt2", depth=12, width=width, heads=4, vocab=256, context=32)
+    streams = streams_of(model, seed)
+    return variance(streams[-1]) / variance(streams[0])
+
+
+SAVES = 0.05
+"""The smallest saving that counts, in nats."""
+FINALS = ("pre", "pre-no-final")
+
+
+@claim(
+    "C18",
+    Source("004", "§5.3.2", "在最终输出层额外增加一个LayerNorm来缓解"),
+    Source("001", "§3", "由于没有最后的 LayerNorm 限制，深层的输出幅度（Magnitude）可能会变得非常大"),
+    says="A norm after the last block makes a Pre-LN model end better.",
+    asks="trained for 300 steps at 3e-3, 6 blocks, the mean of the last 20 losses is at least 0.05 nats "
+    "lower with it than without; beside it the exponent in L of the output's mean square, L = 4 … 64, which "
+    "is within 0.05 of zero with the norm and at least ½ without, from two kinds of weights",
+    smallest=SAVES,
+    kind=Kind.TENDENCY,
+    parts={
+        "scale": "It repairs the scale of the output.",
+        "without": "Without it the output grows with depth.",
+    },
+)
+def final_norm(setup: Setup) -> Evidence:
+    """Paired losses; the output's mean square by depth with and without the final norm."""
+    outputs = {
+        (scheme, init): {seed: _outputs(scheme, init, seed) for seed in setup.seeds}
+        for scheme in FINALS
+        for init in INITS[:2]
+    }
+    runs = [Recipe(scheme="pre-no-final", depth=6), Recipe(scheme="pre", depth=6)]
+    cases = effects(setup, runs, lead, "6 blocks, nats that it saves", smallest=SAVES)
+    saved = Figure.largest("nats that a final norm saves", cases)
+    for (scheme, init), by_seed in outputs.items():
+        for seed, squares in by_seed.items():
+            p, where = slope(LENGTHS, squares), f"{scheme}, {init} weights, exponent in L"
+            if scheme == "pre":
+                cases.append(Case(seed, where, p, abs(p) <= 0.05, "scale"))
+            else:
+                cases.append(Case(seed, where, p, p >= 0.5, "without"))
+    shown = {f"{scheme}, {init}": by_seed for (scheme, init), by_seed in outputs.items()}
+    return Evidence(
+        cases,
+        saved,
+        plots=[
+            Plot(
+                "What the head reads, at the start",
+                "blocks L",
+                "mean square",
+                lines_along(LENGTHS, shown),
+                "xy",
+            )
+        ],
+        unmeasured=["its effect on fine-tuning on another task, of which 004 speaks"],
+    )
+
+
+def _outputs(scheme: str, init: str, seed: int) -> list[float]:
+    """Mean square of what the head reads, by depth."""
+    squares = []
+    for depth in LENGTHS:
+        torch.manual_seed(seed)
+        model = build("decoder", scheme=scheme, depth=depth, width=64, init=init, vocab=64, context=16)
+        assert isinstance(model, Decoder)
+        ids = torch.randint(64, (4, 16))
+        with torch.no_grad():
+            x_BTD = model.run(model.embedding(ids, torch.arange(16)[None]))
+        squares.append(float(x_BTD.square().mean()))
+    return squares

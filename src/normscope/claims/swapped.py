@@ -1,26 +1,35 @@
-"""Moving the norms of a trained model: what that costs, and what further training gives back."""
+"""Cost of moving the norms of a trained model, and recovery by further training."""
 
 import copy
 import itertools
 import math
 import statistics
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
-from normscope.claims.evidence import effect
-from normscope.claims.form import Evidence, Figure, Kind, Line, Plot, Sentence, Setup, Source, claim
-from normscope.claims.training import Recipe, subjects, train_models, unigram_losses
+from normscope.claims.form import (
+    Evidence,
+    Figure,
+    Kind,
+    Plot,
+    Sentence,
+    Setup,
+    Source,
+    claim,
+    effect,
+    lines_along,
+)
+from normscope.claims.training import LEVELS, Recipe, subjects, train_models, unigram_losses
 from normscope.nn import SwapWarning, swap
 from normscope.subjects import Subject
 
 FIRST = Recipe(scheme="post", depth=4, lr=1e-3, steps=200)
-"""What is trained before the swap; it trains without warm-up."""
+"""The training before the swap; it succeeds without warm-up."""
 AFTER = 100
-"""Steps after it."""
+"""Steps after the swap."""
 HELD_OUT = 16
 """Batches that nothing was trained on, after those of both trainings."""
 HALF = 0.5
@@ -75,52 +84,73 @@ class Moved:
 def swap_breaks(setup: Setup) -> Evidence:
     """Train, swap, measure, train on; beside it a new model with the further steps alone."""
     first = replace(FIRST, depth=8, lr=5e-4, warmup=500, steps=1000) if setup.long else FIRST
-    ways = {"post → pre": _moved(setup, first, "pre")}
-    ways["pre → post"] = _moved(setup, replace(first, scheme="pre"), "post")
+    ways = {
+        "post → pre": _moved(setup, first, "pre"),
+        "pre → post": _moved(setup, replace(first, scheme="pre"), "post"),
+    }
     cases = []
     for (way, by_seed), back in zip(ways.items(), ("", "reverse "), strict=True):
         for seed, moved in by_seed.items():
-            learnt = max(-moved.trained, 1e-3)
-            share = (moved.swapped - moved.trained) / learnt
+            share = (moved.swapped - moved.trained) / max(-moved.trained, 1e-3)
             cases.append(effect(seed, f"{way}, share lost", share, HALF, part=back.strip()))
             behind, part = moved.tuned - moved.scratch, f"{back}scratch"
             cases.append(effect(seed, f"{way}, nats behind a new model", behind, NO_BETTER, part=part))
-    for seed, moved in ways["post → pre"].items():
+    there = ways["post → pre"]
+    for seed, moved in there.items():
         decades = math.log10(moved.gradient)
         cases.append(effect(seed, "decades that the gradient grows", decades, 1.0, part="explosion"))
-    jumps = {seed: moved.swapped - moved.trained for seed, moved in ways["post → pre"].items()}
+    rows = {
+        way: {seed: [getattr(moved, stage) for stage in STAGES] for seed, moved in by_seed.items()}
+        for way, by_seed in ways.items()
+    }
+    medians = {
+        way: [f"{statistics.median(values):+.2f}" for values in zip(*by_seed.values(), strict=True)]
+        for way, by_seed in rows.items()
+    }
     return Evidence(
         cases,
-        Figure("loss added at once by moving the norms, in nats", jumps),
-        plots=[_plot(ways)],
-        notes=[_note(way, by_seed) for way, by_seed in ways.items()],
+        Figure(
+            "loss added at once by moving the norms, in nats",
+            {seed: moved.swapped - moved.trained for seed, moved in there.items()},
+        ),
+        plots=[
+            Plot(
+                "Moving the norms of a trained model",
+                f"1 trained, 2 moved, 3 after {AFTER} steps more, 4 a new model with {AFTER} steps",
+                "nats above the byte frequencies, held-out",
+                lines_along(range(1, 5), rows, marks=True),
+                levels=LEVELS,
+            )
+        ],
+        notes=[
+            f"{way}, medians, nats from the byte frequencies: trained {trained}, moved {swapped}, "
+            f"{AFTER} steps later {tuned}, a new model after {AFTER} steps {scratch}."
+            for way, (trained, swapped, tuned, scratch) in medians.items()
+        ],
         of="seeds",
     )
 
 
+STAGES = ("trained", "swapped", "tuned", "scratch")
+
+
 def _moved(setup: Setup, first: Recipe, scheme: str) -> dict[int, Moved]:
     """Both trainings and the new model, for every seed."""
-    later = replace(first, scheme=scheme, steps=AFTER, warmup=0)
+    later, seen = replace(first, scheme=scheme, steps=AFTER, warmup=0), first.steps + AFTER
+
+    def above(models: dict[int, Subject]) -> dict[int, float]:
+        return {s: _held_out(model, seen) - _bytes_alone(setup, s, seen) for s, model in models.items()}
+
     olds = subjects(setup, first)
     train_models(olds, first)
     news = {seed: replace_model(old, _swapped(old.model, scheme)) for seed, old in olds.items()}
-    base = {seed: _bytes_alone(setup, seed, first.steps + AFTER) for seed in setup.seeds}
-    before = {seed: _held_out(old, first.steps + AFTER) - base[seed] for seed, old in olds.items()}
-    after = {seed: _held_out(new, first.steps + AFTER) - base[seed] for seed, new in news.items()}
+    trained, swapped = above(olds), above(news)
     gradients = {seed: _gradient(news[seed]) / _gradient(olds[seed]) for seed in setup.seeds}
     train_models(news, later, skip=first.steps)
     fresh = subjects(setup, later)
     train_models(fresh, later, skip=first.steps)
-    return {
-        seed: Moved(
-            trained=before[seed],
-            swapped=after[seed],
-            tuned=_held_out(news[seed], first.steps + AFTER) - base[seed],
-            scratch=_held_out(fresh[seed], first.steps + AFTER) - base[seed],
-            gradient=gradients[seed],
-        )
-        for seed in setup.seeds
-    }
+    tuned, scratch = above(news), above(fresh)
+    return {s: Moved(trained[s], swapped[s], tuned[s], scratch[s], gradients[s]) for s in setup.seeds}
 
 
 def replace_model(subject: Subject, model: nn.Module) -> Subject:
@@ -152,36 +182,3 @@ def _gradient(subject: Subject) -> float:
     parameters = [p for p in subject.model.parameters() if p.requires_grad]
     gradients = torch.autograd.grad(subject.loss(), parameters, allow_unused=True)
     return float(torch.cat([g.flatten() for g in gradients if g is not None]).norm())
-
-
-def _note(way: str, by_seed: Mapping[int, Moved]) -> str:
-    def middle(name: str) -> str:
-        return f"{statistics.median(getattr(moved, name) for moved in by_seed.values()):+.2f}"
-
-    return (
-        f"{way}, medians, nats from the byte frequencies: trained {middle('trained')}, moved "
-        f"{middle('swapped')}, {AFTER} steps later {middle('tuned')}, a new model after {AFTER} steps "
-        f"{middle('scratch')}."
-    )
-
-
-def _plot(ways: Mapping[str, Mapping[int, Moved]]) -> Plot:
-    names = ("trained", "swapped", "tuned", "scratch")
-    lines = [
-        Line.over_seeds(
-            way,
-            {
-                place: [getattr(moved, name) for moved in by_seed.values()]
-                for place, name in enumerate(names, 1)
-            },
-            marks=True,
-        )
-        for way, by_seed in ways.items()
-    ]
-    return Plot(
-        "Moving the norms of a trained model",
-        f"1 trained, 2 moved, 3 after {AFTER} steps more, 4 a new model with {AFTER} steps",
-        "nats above the byte frequencies, held-out",
-        lines,
-        levels={"byte frequencies alone": 0.0},
-    )

@@ -1,6 +1,6 @@
-"""What claims about training share: one small setting, its recipes, and what is read off a loss curve.
+"""Runs that claims on training share: one small setting, its recipes, and readings of a loss curve.
 
-Bytes of text, d = 32, 2 heads, AdamW, 300 steps of 4 × 32 bytes. A recipe asked for by several claims is
+Bytes of text, width 32, 2 heads, AdamW, 300 steps of 4 × 32 bytes. A recipe that several claims ask for is
 trained once a seed; recipes that differ in rate and warm-up alone are trained as one stack.
 """
 
@@ -8,15 +8,16 @@ import copy
 import functools
 import itertools
 import math
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import torch
+from torch import nn
 
-from normscope.claims.form import Case, Line, Setup
-from normscope.maps import Result
+from normscope.claims.evidence import effect
+from normscope.claims.form import Case, Line, Plot, Setup, lines_along, lines_of
 from normscope.subjects import Subject
 from normscope.subjects.corpus import encode
 from normscope.subjects.text import load_text
@@ -32,16 +33,17 @@ from normscope.train import (
 )
 
 BATCH, LENGTH = 4, 32
-"""Sequences of a batch, bytes of a sequence."""
-
+"""Sequences in a batch, bytes in a sequence."""
 RATE = 3e-3
-"""AdamW's rate where a claim names none."""
+"""AdamW's learning rate where a claim names none."""
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 """The ladder that "tuned" means: half a decade a rung."""
 WARMUP = 200
 """Steps of a long warm-up, of 300."""
 NEVER = math.inf
 """Steps to a loss that was not reached."""
+COUNTS = 0.05
+"""The smallest difference of two losses that counts, in nats."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,7 @@ class Recipe:
     Attributes:
         scheme, depth, init, width: of the decoder; `init` None is the scheme's own.
         options: further options of the model, as in a MODEL spec: "norm=rmsnorm".
+        batch: sequences in a batch.
         lr, warmup, steps, clip, optimizer: of the training.
     """
 
@@ -59,6 +62,7 @@ class Recipe:
     init: str | None = None
     width: int = 32
     options: str = ""
+    batch: int = BATCH
     lr: float = RATE
     warmup: int = 0
     steps: int = CRITERION_STEPS
@@ -82,7 +86,12 @@ class Recipe:
             clip=self.clip,
             seed=seed,
         )
-        return RunConfig(model=self.model, batch_size=BATCH, seq_len=LENGTH, validation=0.0, trial=trial)
+        return RunConfig(model=self.model, batch_size=self.batch, seq_len=LENGTH, validation=0.0, trial=trial)
+
+    def subject(self, setup: Setup, seed: int) -> Subject:
+        """The model at its start, and its batches."""
+        text = None if setup.text is None else str(setup.text)
+        return self.config(seed).replace(text=text).subject()
 
     def __str__(self) -> str:
         init = "" if self.init is None else f" from {self.init} weights"
@@ -92,12 +101,12 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a recipe on one seed.
+    """The outcome of a recipe on one seed.
 
     Attributes:
         losses: of each step, before it; the last one is not finite where the run diverged.
         unigram: losses on the same batches of a model that knows the text's byte frequencies and nothing
-            else. They tell a plateau, and not the entropy of the text: the batches of a seed may be easier.
+            else. They show a plateau better than the entropy of the text, as a seed's batches may be easier.
         entropy: of the byte frequencies of the whole text, nats.
         certain: why it was likely to fail before its end (token diversity under 2e-6), None where it was not.
     """
@@ -110,8 +119,7 @@ class Outcome:
     @property
     def final(self) -> float:
         """The mean of the last 20 losses, infinite where the run diverged."""
-        loss = last_loss(self.losses)
-        return loss if math.isfinite(loss) else math.inf
+        return final_loss(self.losses)
 
     @property
     def excess(self) -> float:
@@ -136,79 +144,91 @@ class Outcome:
 
 
 Outcomes = Mapping[Recipe, Mapping[int, Outcome]]
-"""By recipe and seed."""
+"""Outcomes by recipe and seed."""
+
+
+def final_loss(losses: Sequence[float]) -> float:
+    """The mean of the last 20 losses, infinite where the run diverged."""
+    loss = last_loss(losses)
+    return loss if math.isfinite(loss) else math.inf
 
 
 def trained(setup: Setup, recipes: Iterable[Recipe], replica: int = 0) -> dict[Recipe, dict[int, Outcome]]:
-    """What comes of each recipe on each seed of `setup`; see `Setup.train` for `replica`."""
-    recipes = list(dict.fromkeys(recipes))
-    configs = [recipe.config(seed) for recipe in recipes for seed in setup.seeds]
-    results = iter(setup.train(configs, replica))
-    return {
-        recipe: {seed: _outcome(next(results), setup.text, seed, recipe.steps) for seed in setup.seeds}
-        for recipe in recipes
-    }
+    """The outcome of each recipe on each seed of `setup`; see `Setup.train` for `replica`."""
+    runs = [(recipe, seed) for recipe in dict.fromkeys(recipes) for seed in setup.seeds]
+    results = setup.train([recipe.config(seed) for recipe, seed in runs], replica)
+    outcomes: dict[Recipe, dict[int, Outcome]] = {}
+    for (recipe, seed), result in zip(runs, results, strict=True):
+        unigram = unigram_losses(setup.text, seed, recipe.steps)
+        outcome = Outcome(result.losses, unigram, result.unigram_entropy, result.certain)
+        outcomes.setdefault(recipe, {})[seed] = outcome
+    return outcomes
 
 
 def effects(
     setup: Setup,
     recipes: Sequence[Recipe],
-    effect: Callable[[Sequence[Outcome]], float],
-    where: str,
+    figure: Callable[[Sequence[Outcome]], float],
+    where: str = "",
     *,
     smallest: float,
-    replicas: int = 2,
-    met: bool = True,
+    replicas: int = 1,
     part: str = "",
-    most: float = 3.0,
 ) -> list[Case]:
-    """A case a seed and replica: `effect` of what comes of `recipes`, paired by seed and replica.
+    """A case for each seed and replica: `figure` of the outcomes of `recipes`, paired by seed and replica.
 
     Args:
-        effect: given an outcome a recipe, in their order; above zero where it speaks for the sentence.
-        smallest: that counts, as the sentence has it.
-        most: larger effects count as this large, so that a run that diverges leaves the mean finite.
+        figure: given an outcome a recipe, in their order; above zero where it speaks for the sentence.
+        where: the case, in words; by default the first recipe.
+        smallest: the smallest effect that counts, as the sentence has it.
     """
     found = []
     for replica in range(replicas):
         outcomes = trained(setup, recipes, replica)
         for seed in setup.seeds:
-            value = effect([outcomes[recipe][seed] for recipe in recipes])
-            value = 0.0 if math.isnan(value) else max(-most, min(most, value))  # of two that both diverge
-            found.append(Case(seed, where, value, value >= smallest, part, replica=replica, met=met))
+            value = figure([outcomes[recipe][seed] for recipe in recipes])
+            case = effect(seed, where or str(recipes[0]), value, smallest, part=part)
+            found.append(replace(case, replica=replica))
     return found
-
-
-def _outcome(result: Result, text: Path | None, seed: int, steps: int) -> Outcome:
-    unigram = unigram_losses(text, seed, steps)
-    return Outcome(result.losses, unigram, result.unigram_entropy, result.certain)
 
 
 @functools.cache
 def unigram_losses(text: Path | None, seed: int, steps: int) -> tuple[float, ...]:
-    """Loss of each of the first `steps` batches of a seed, of a model that knows byte frequencies alone."""
+    """Loss on each of the first `steps` batches of a seed of a model that knows byte frequencies alone."""
     corpus = encode(load_text(text, 0.0), 256)
     nats = -torch.log(torch.from_numpy(corpus.counts / corpus.counts.sum()))
     windows = corpus.windows(BATCH, LENGTH + 1, seed)
     return tuple(float(nats[ids[:, 1:]].mean()) for ids in itertools.islice(windows, steps))
 
 
-def saved_nats(outcomes: Sequence[Outcome]) -> float:
+def lead(outcomes: Sequence[Outcome]) -> float:
     """Nats by which the second of two outcomes ends lower than the first."""
-    first, second = (outcome.final for outcome in outcomes)
-    return first - second if math.isfinite(first) or math.isfinite(second) else 0.0
+    return outcomes[0].final - outcomes[1].final
 
 
-def mean_by_seed(cases: Sequence[Case]) -> dict[int, float]:
-    """The mean over a seed's replicas and cells, for a figure."""
-    seeds = sorted({case.seed for case in cases if case.seed is not None})
-    return {seed: statistics.fmean(c.value for c in cases if c.seed == seed) for seed in seeds}
+def misses(outcomes: Sequence[Outcome]) -> float:
+    """Nats by which a run misses training: 0.1 nats under the byte frequencies."""
+    return outcomes[0].excess + MARGIN
+
+
+def reaches(outcomes: Sequence[Outcome]) -> float:
+    """Nats by which a run passes the threshold of training."""
+    return -misses(outcomes)
+
+
+def tally(outcomes: Outcomes) -> list[str]:
+    """Notes on how many seeds of each recipe train, and where they end."""
+    notes = []
+    for recipe, by_seed in outcomes.items():
+        ends = sorted(outcome.excess for outcome in by_seed.values())
+        count = sum(outcome.trains for outcome in by_seed.values())
+        notes.append(f"{recipe}: {count} of {len(ends)} train ({ends[0]:+.2f} … {ends[-1]:+.2f} nats).")
+    return notes
 
 
 def subjects(setup: Setup, recipe: Recipe) -> dict[int, Subject]:
     """The recipe's models at their start with their batches, by seed, for claims that look into them."""
-    text = None if setup.text is None else str(setup.text)
-    return {seed: recipe.config(seed).replace(text=text).subject() for seed in setup.seeds}
+    return {seed: recipe.subject(setup, seed) for seed in setup.seeds}
 
 
 def train_models(subjects: Mapping[int, Subject], recipe: Recipe, *, skip: int = 0) -> dict[int, list[float]]:
@@ -236,6 +256,29 @@ def train_models(subjects: Mapping[int, Subject], recipe: Recipe, *, skip: int =
     return dict(zip(subjects, trials.losses, strict=True))
 
 
+@dataclass(frozen=True)
+class ShortRun:
+    """A run of one seed: the loss before each step, and the model after the last."""
+
+    losses: list[float]
+    model: nn.Module
+
+
+def train_changed(
+    setup: Setup, recipe: Recipe, change: Callable[[nn.Module], None] | None = None
+) -> dict[int, ShortRun]:
+    """Runs of `recipe` by seed; `change` is done to each model before its first step.
+
+    Use `trained` where nothing is changed and the models are not needed: those runs are kept.
+    """
+    models = subjects(setup, recipe)
+    if change:
+        for subject in models.values():
+            change(subject.model)
+    losses = train_models(models, recipe)
+    return {seed: ShortRun(losses[seed], models[seed].model) for seed in models}
+
+
 def best(outcomes: Outcomes, seed: int) -> tuple[Recipe, Outcome]:
     """The recipe with the lowest final loss on a seed: what tuning finds."""
     recipe = min(outcomes, key=lambda recipe: outcomes[recipe][seed].final)
@@ -247,10 +290,14 @@ def fewest_steps(outcomes: Outcomes, seed: int, nats: float) -> float:
     return min(by_seed[seed].steps_to(nats) for by_seed in outcomes.values())
 
 
-def ladder(recipe: Recipe, rates: Iterable[float] = RATES, warmups: Iterable[int] = (0,)) -> list[Recipe]:
-    """`recipe` at each rate and warm-up."""
-    warmups = tuple(warmups)
-    return [replace(recipe, lr=lr, warmup=warmup) for lr in rates for warmup in warmups]
+def ladder(recipe: Recipe, rates: Iterable[float] = RATES) -> list[Recipe]:
+    """`recipe` at each rate."""
+    return [replace(recipe, lr=lr) for lr in rates]
+
+
+ABOVE = "nats above the byte frequencies"
+LEVELS: Mapping[str, float] = {"byte frequencies alone": 0.0}
+"""The loss of a run that learns nothing else."""
 
 
 def curve(name: str, by_seed: Mapping[int, Outcome], *, every: int = 10, most: float = math.inf) -> Line:
@@ -262,7 +309,36 @@ def curve(name: str, by_seed: Mapping[int, Outcome], *, every: int = 10, most: f
     return Line.over_seeds(name, points)
 
 
-STEP, ABOVE = "step", "nats above the byte frequencies"
-"""The axes of `curve`."""
-LEVELS: Mapping[str, float] = {"byte frequencies alone": 0.0}
-"""Where a run stands still that learns nothing else."""
+def curves(
+    title: str,
+    outcomes: Mapping[str, Mapping[int, Outcome]] | Outcomes,
+    *,
+    every: int = 10,
+    most: float = math.inf,
+) -> Plot:
+    """A `curve` for each recipe or name."""
+    lines = [curve(str(name), by_seed, every=every, most=most) for name, by_seed in outcomes.items()]
+    return Plot(title, "step", ABOVE, lines, levels=LEVELS)
+
+
+def losses_plot(
+    title: str,
+    runs: Mapping[str, Mapping[int, ShortRun] | Mapping[int, Outcome]],
+    *,
+    every: int = 3,
+    log: Literal["", "y"] = "",
+) -> Plot:
+    """The loss at every third step, or every `every`-th, of short runs by name and seed."""
+    rows = {name: {s: run.losses[::every] for s, run in by_seed.items()} for name, by_seed in runs.items()}
+    longest = max(len(row) for by_seed in rows.values() for row in by_seed.values())
+    return Plot(title, "step", "loss, nats", lines_along(range(0, every * longest, every), rows), log)
+
+
+def rates_plot(title: str, tried: Mapping[str, Outcomes]) -> Plot:
+    """Where runs without warm-up end, at most a nat above the byte frequencies, by learning rate."""
+    points: dict[str, dict[float, list[float]]] = {name: {} for name in tried}
+    for name, outcomes in tried.items():
+        for recipe, by_seed in outcomes.items():
+            if recipe.warmup == 0:
+                points[name].setdefault(recipe.lr, []).extend(min(o.excess, 1.0) for o in by_seed.values())
+    return Plot(title, "learning rate", ABOVE, lines_of(points), "x", LEVELS)

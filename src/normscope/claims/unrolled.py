@@ -3,6 +3,7 @@
 Shapes: T tokens, D width, L layers (sublayers).
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from functools import partial, reduce
 
@@ -31,13 +32,8 @@ ROUND_OFF = {F64: 1e-12, torch.float32: 1e-4}
 )
 def unrolled_sum(setup: Setup) -> Evidence:
     """The blocks' last state against the sum of their branches."""
-    cases = [
-        _sum_case(init, depth, dtype, seed)
-        for seed in setup.seeds
-        for init in ("xavier", "normal", "gpt2")
-        for depth in (1, 8, 64)
-        for dtype in ROUND_OFF
-    ]
+    grid = itertools.product(setup.seeds, ("xavier", "normal", "gpt2"), (1, 8, 64), ROUND_OFF)
+    cases = [_sum_case(init, depth, dtype, seed) for seed, init, depth, dtype in grid]
     in_double = [case for case in cases if "float64" in case.where]
     return Evidence(cases, Figure.largest("largest relative error, float64", in_double), of="stacks")
 
@@ -75,33 +71,22 @@ DEPTHS = (1, 4, 16, 64)
 def identity_path(setup: Setup) -> Evidence:
     """The gradient split into the identity path and the branches."""
     cases: list[Case] = []
-    shares: dict[str, dict[float, list[float]]] = {}
-    for seed in setup.seeds:
-        for depth in DEPTHS:
-            for final in (True, False):
-                found, share = _pre_cases(depth, final, seed)
-                cases += found
-                if not final:
-                    shares.setdefault("Pre-LN", {}).setdefault(depth, []).append(share)
-            case, share = _post_case(depth, seed)
-            cases.append(case)
-            shares.setdefault("Post-LN", {}).setdefault(depth, []).append(share)
-    deepest = DEPTHS[-1]
+    shares: dict[str, dict[float, list[float]]] = {"Pre-LN": {}, "Post-LN": {}}
+    for seed, depth in itertools.product(setup.seeds, DEPTHS):
+        whole, _ = _pre_cases(depth, True, seed)
+        found, share = _pre_cases(depth, False, seed)
+        case, share_of_post = _post_case(depth, seed)
+        cases += [*whole, *found, case]
+        shares["Pre-LN"].setdefault(depth, []).append(share)
+        shares["Post-LN"].setdefault(depth, []).append(share_of_post)
+    ratio = "‖identity path‖ / ‖gradient at x_0‖"
     return Evidence(
         cases,
         Figure(
-            f"‖identity path‖ / ‖gradient at x_0‖, Pre-LN, {deepest} blocks",
-            dict(zip(setup.seeds, shares["Pre-LN"][deepest], strict=True)),
+            f"{ratio}, Pre-LN, {DEPTHS[-1]} blocks",
+            dict(zip(setup.seeds, shares["Pre-LN"][DEPTHS[-1]], strict=True)),
         ),
-        plots=[
-            Plot(
-                "Gradient that comes along the identity path",
-                "blocks",
-                "‖identity path‖ / ‖gradient at x_0‖",
-                lines_of(shares),
-                "xy",
-            )
-        ],
+        plots=[Plot("Gradient that comes along the identity path", "blocks", ratio, lines_of(shares), "xy")],
     )
 
 
@@ -178,63 +163,60 @@ def _post_case(depth: int, seed: int) -> tuple[Case, float]:
 def printed_recursions(setup: Setup) -> Evidence:
     """Both forms against autograd of the stack."""
     cases = setup.cases(_recursion_cases)
-    first = [case for case in cases if not case.part and case.at["above"] != 1]
+    first = [case.value for case in cases if not case.part and case.at["above"] != 1]
     return Evidence(
         cases,
         Figure.largest("largest relative error of the first form", cases),
         notes=[
-            "With more than one layer above, the first form is off by "
-            f"{min(c.value for c in first):.3g} to {max(c.value for c in first):.3g} of the matrix."
+            f"With more than one layer above, the first form is off by {min(first):.3g} to {max(first):.3g} "
+            "of the matrix."
         ],
     )
 
 
 def _recursion_cases(seed: int) -> Iterator[Case]:
     for depth in (1, 4, 16):
-        layers, _ = _one_token(started("post", init="xavier", depth=depth, width=16, seed=seed)[0], seed)
+        layers = _layers("post", depth, seed)
         plain = [_with_branch(layer) for layer in layers]
         norms = [_norm_factor(layer) for layer in layers]
         for first in sorted({0, depth, 2 * depth - 1}):
-            whole = _jacobian_from(layers[first:])
-            above = len(layers) - first
-            where = f"layer {first + 1} of {len(layers)}"
             both = [norm @ step for norm, step in zip(norms[first:], plain[first:], strict=True)]
-            once = norms[first] @ reduce(torch.matmul, reversed(plain[first:]))
+            once = norms[first] @ _product(plain[first:])
             forms = {
-                "": reduce(torch.matmul, [*reversed(plain[first + 1 :]), both[0]]),
-                "letter": reduce(torch.matmul, [*reversed(both[1:]), once]),
-                "second": reduce(torch.matmul, reversed(both)),
-                "order": reduce(torch.matmul, both),
+                "": _product([both[0], *plain[first + 1 :]]),
+                "letter": _product([once, *both[1:]]),
+                "second": _product(both),
+                "order": _product(both[::-1]),
             }
+            where = f"layer {first + 1} of {len(layers)}"
             for part, form in forms.items():
-                yield _form_case(form, whole, seed, where, part, above)
-        yield from _pre_recursion(depth, seed)
+                yield _form_case(form, layers[first:], seed, where, part)
+        layers = _layers("pre", depth, seed)
+        eye = torch.eye(16, dtype=F64)
+        factors = [eye + jacobian(partial(_normed, layer), layer.x[0, 0]) for layer in layers]
+        yield _form_case(_product(factors), layers, seed, f"Pre-LN, {len(layers)} layers", "pre")
 
 
-def _pre_recursion(depth: int, seed: int) -> Iterator[Case]:
-    layers, _ = _one_token(started("pre", init="xavier", depth=depth, width=16, seed=seed)[0], seed)
-    eye = torch.eye(16, dtype=F64)
-    factors = []
-    for layer in layers:
-        factors.append(eye + jacobian(partial(_normed, layer), layer.x[0, 0]))
-    form = reduce(torch.matmul, reversed(factors))
-    where = f"Pre-LN, {len(layers)} layers"
-    yield _form_case(form, _jacobian_from(layers), seed, where, "pre", len(layers))
+def _product(factors: Sequence[Tensor]) -> Tensor:
+    """J_L ⋯ J_1."""
+    return reduce(torch.matmul, reversed(factors))
+
+
+def _form_case(form: Tensor, layers: Sequence[Sublayer], seed: int, where: str, part: str) -> Case:
+    error, at = distance(form, _jacobian_from(layers)), {"above": len(layers)}
+    return Case(seed, where, error, error <= 1e-10, part, at=at)
+
+
+def _layers(scheme: str, depth: int, seed: int) -> list[Sublayer]:
+    """The layers of a stack that one token goes through by itself."""
+    model, _ = started(scheme, init="xavier", depth=depth, width=16, seed=seed)
+    x = torch.randn(16, dtype=F64, generator=torch.Generator().manual_seed(seed))
+    return walk(model, x[None, None])[0]
 
 
 def _normed(layer: Sublayer, x_BD: Tensor) -> Tensor:
     """F(LN(x)) of rows by themselves."""
     return layer.apply(functional.layer_norm(x_BD, x_BD.shape[-1:], eps=1e-5)[:, None])[:, 0]
-
-
-def _form_case(form: Tensor, whole: Tensor, seed: int, where: str, part: str, above: int) -> Case:
-    error, at = distance(form, whole), {"above": above}
-    return Case(seed, where, error, error <= 1e-10, part, at=at)
-
-
-def _one_token(model: Decoder, seed: int) -> tuple[list[Sublayer], Tensor]:
-    x = torch.randn(16, dtype=F64, generator=torch.Generator().manual_seed(seed))
-    return walk(model, x[None, None])
 
 
 def _with_branch(layer: Sublayer) -> Tensor:

@@ -1,60 +1,33 @@
-"""What warm-up and clipping do for Post-LN, and how its runs fail."""
+"""Warm-up and clipping for Post-LN, and how its runs fail."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
-from normscope.claims.evidence import effect
-from normscope.claims.form import Case, Evidence, Figure, Kind, Plot, Sentence, Setup, Source, claim
+from normscope.claims.form import Case, Evidence, Figure, Kind, Sentence, Setup, Source, claim, effect
 from normscope.claims.measure import NotMeasured
 from normscope.claims.training import (
-    ABOVE,
-    LEVELS,
-    STEP,
     WARMUP,
     Outcome,
-    Outcomes,
     Recipe,
-    curve,
+    curves,
     effects,
     ladder,
+    lead,
+    misses,
+    reaches,
+    tally,
     trained,
 )
 from normscope.train import MARGIN
 
 POST = tuple(Recipe(scheme="post", depth=depth) for depth in (4, 8, 12))
 POST_NORMAL = tuple(Recipe(scheme="post", init="normal", depth=depth) for depth in (4, 8))
-PRE = tuple(Recipe(scheme="pre", depth=depth) for depth in (4, 8, 16))
-PRE_12 = Recipe(scheme="pre", depth=12)
+PRE = tuple(Recipe(scheme="pre", depth=depth) for depth in (4, 8, 16, 12))
 SLOWER = 1e-3
 CLIP = 1.0
 """The threshold that 004 advises."""
 LITTLE = -0.1
 """Smallest effect of "no worse by more than 0.1 nats"."""
-
-
-def misses(outcomes: Sequence[Outcome]) -> float:
-    """Nats by which a run misses training: 0.1 nats under the byte frequencies."""
-    return outcomes[0].excess + MARGIN
-
-
-def reaches(outcomes: Sequence[Outcome]) -> float:
-    """Nats by which a run passes the threshold of training."""
-    return -misses(outcomes)
-
-
-def no_worse(outcomes: Sequence[Outcome]) -> float:
-    """Nats by which the first of two ends lower than the second."""
-    return outcomes[1].final - outcomes[0].final
-
-
-def tally(outcomes: Outcomes) -> list[str]:
-    """How many seeds of each recipe train, and where they end."""
-    notes = []
-    for recipe, by_seed in outcomes.items():
-        ends = sorted(outcome.excess for outcome in by_seed.values())
-        count = sum(outcome.trains for outcome in by_seed.values())
-        notes.append(f"{recipe}: {count} of {len(ends)} train ({ends[0]:+.2f} … {ends[-1]:+.2f} nats).")
-    return notes
 
 
 @claim(
@@ -86,32 +59,27 @@ def tally(outcomes: Outcomes) -> list[str]:
 )
 def needs_warmup(setup: Setup) -> Evidence:
     """With and without warm-up: Post-LN from two kinds of weights, Pre-LN."""
-    post, deep, pre = (*POST, *POST_NORMAL, replace(POST[1], lr=SLOWER)), [*POST[1:]], [*PRE, PRE_12]
-    warmup = WARMUP
+    post, deep, pre, warmup = (*POST, *POST_NORMAL, replace(POST[1], lr=SLOWER)), POST[1:], PRE, WARMUP
     if setup.long:
         long = Recipe(scheme="post", depth=10, steps=1000)
-        post, deep, pre, warmup = (
-            (long, replace(long, init="normal")),
-            [long],
-            [replace(long, scheme="pre")],
-            500,
-        )
+        post, deep = (long, replace(long, init="normal")), (long,)
+        pre, warmup = (replace(long, scheme="pre"),), 500
     outcomes = trained(setup, [*post, *pre])
     cases = [
         Case(seed, str(recipe), outcome.excess, not outcome.trains)
         for recipe in post
         for seed, outcome in outcomes[recipe].items()
     ]
-    cases += effects(setup, [deep[-1]], misses, str(deep[-1]), smallest=0.0, part="deep", replicas=1)
+    cases += effects(setup, deep[-1:], misses, smallest=0.0, part="deep")
     warm = [replace(recipe, warmup=warmup) for recipe in deep]
     for recipe in warm:
-        twice = 1 + (recipe is warm[0])  # what 8 blocks do hangs on rounding, what 12 do does not
-        cases += effects(setup, [recipe], reaches, str(recipe), smallest=0.0, part="cure", replicas=twice)
+        twice = 1 + (recipe is warm[0])  # the outcome of 8 blocks hangs on rounding, that of 12 does not
+        cases += effects(setup, [recipe], reaches, smallest=0.0, part="cure", replicas=twice)
     for recipe in pre:
-        cases += effects(setup, [recipe], reaches, str(recipe), smallest=0.0, part="pre", replicas=1)
-    pair = [pre[-1], replace(pre[-1], warmup=warmup)]
-    cases += effects(setup, pair, no_worse, str(pair[0]), smallest=LITTLE, part="short", replicas=1)
-    shown = trained(setup, [deep[0], warm[0], post[-2], pre[-1]])
+        cases += effects(setup, [recipe], reaches, smallest=0.0, part="pre")
+    cold = pre[-1]
+    pair = [replace(cold, warmup=warmup), cold]
+    cases += effects(setup, pair, lead, str(cold), smallest=LITTLE, part="short")
     return Evidence(
         cases,
         Figure(
@@ -119,12 +87,9 @@ def needs_warmup(setup: Setup) -> Evidence:
             {seed: outcome.excess for seed, outcome in outcomes[deep[-1]].items()},
         ),
         plots=[
-            Plot(
+            curves(
                 "Post-LN and Pre-LN with and without warm-up",
-                STEP,
-                ABOVE,
-                [curve(str(recipe), by_seed) for recipe, by_seed in shown.items()],
-                levels=LEVELS,
+                trained(setup, [deep[0], warm[0], post[-2], cold]),
             )
         ],
         notes=tally(outcomes | trained(setup, warm)),
@@ -159,32 +124,22 @@ def fails_by_divergence(setup: Setup) -> Evidence:
         if not outcome.trains
         for case in _ends(recipe, seed, outcome)
     ]
-    adamw = [case for case in cases if case.part == "adamw"]
-    if not adamw:
+    if not any(case.part == "adamw" for case in cases):
         raise NotMeasured("every Post-LN run without warm-up trains under AdamW")
     return Evidence(
         cases,
-        Figure.largest("farthest from the byte frequencies under AdamW, in nats", adamw, "adamw"),
-        plots=[
-            Plot(
-                "Post-LN without warm-up",
-                STEP,
-                ABOVE,
-                [curve(str(recipe), by_seed, most=1.0) for recipe, by_seed in outcomes.items()],
-                levels=LEVELS,
-            )
-        ],
+        Figure.largest("farthest from the byte frequencies under AdamW, in nats", cases, "adamw"),
+        plots=[curves("Post-LN without warm-up", outcomes, most=1.0)],
         notes=tally(outcomes),
         of="failing runs",
     )
 
 
-def _ends(recipe: Recipe, seed: int, outcome: Outcome) -> Iterable[Case]:
+def _ends(recipe: Recipe, seed: int, outcome: Outcome) -> Iterator[Case]:
     where, value, flew = str(recipe), outcome.excess, not outcome.final <= outcome.losses[0]
     yield Case(seed, where, value, flew)
     if recipe.optimizer == "adamw":
-        off = abs(value)
-        yield Case(seed, where, off, off <= MARGIN, "adamw")
+        yield Case(seed, where, abs(value), abs(value) <= MARGIN, "adamw")
         top = max(outcome.losses) / outcome.losses[0]
         yield Case(seed, where, top, top >= 1.1, "spike")
     elif recipe.lr >= 1:
@@ -223,29 +178,26 @@ def clipping_rescues(setup: Setup) -> Evidence:
     outcomes = trained(setup, [*bare, sound, *clipped.values()])
     cases = []
     for recipe in bare:
+        where = f"{recipe.optimizer}, {clipped[recipe]}"
         for seed, outcome in outcomes[recipe].items():
             guarded = outcomes[clipped[recipe]][seed]
-            if outcome.trains:
-                continue
-            where = f"{recipe.optimizer}, {clipped[recipe]}"
-            cases.append(Case(seed, where, guarded.excess, guarded.trains))
-            if recipe in UNSTABLE:
-                cases.append(effect(seed, where, reaches([guarded]), 0.0, part="sgd"))
-    pair = [clipped[sound], sound]
-    cases += effects(setup, pair, no_worse, str(sound), smallest=LITTLE, part="harm", replicas=1)
+            if not outcome.trains:
+                cases.append(Case(seed, where, guarded.excess, guarded.trains))
+                if recipe in UNSTABLE:
+                    cases.append(effect(seed, where, reaches([guarded]), 0.0, part="sgd"))
+    cases += effects(setup, [sound, clipped[sound]], lead, smallest=LITTLE, part="harm")
+    worst = UNSTABLE[0]
     return Evidence(
         cases,
         Figure(
-            f"nats under the byte frequencies that clipping reaches: {UNSTABLE[0]}, SGD",
-            {seed: max(-3.0, -found.excess) for seed, found in outcomes[clipped[UNSTABLE[0]]].items()},
+            f"nats under the byte frequencies that clipping reaches: {worst}, SGD",
+            {seed: max(-3.0, -found.excess) for seed, found in outcomes[clipped[worst]].items()},
         ),
         plots=[
-            Plot(
+            curves(
                 "SGD, no norms, 6 blocks",
-                STEP,
-                ABOVE,
-                [curve(str(r), outcomes[r], most=1.0) for r in (UNSTABLE[0], clipped[UNSTABLE[0]])],
-                levels=LEVELS,
+                {recipe: outcomes[recipe] for recipe in (worst, clipped[worst])},
+                most=1.0,
             )
         ],
         notes=tally(outcomes),
