@@ -3,6 +3,7 @@
 Shapes: B batch, T tokens, D width.
 """
 
+import itertools
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,17 +12,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normscope.claims.form import Case, Evidence, Figure, Line, Plot, Setup, Source, claim, lines_along
-from normscope.claims.real_blocks import (
-    F64,
-    INITS,
-    at_last_token,
-    embedded,
-    jacobian,
-    started,
-    sublayers,
-    walk,
+from normscope.claims.at_start import slope
+from normscope.claims.form import (
+    Case,
+    Evidence,
+    Figure,
+    Line,
+    Plot,
+    Setup,
+    Source,
+    claim,
+    flat,
+    lines_along,
+    mapped,
 )
+from normscope.claims.real_blocks import F64, INITS, embedded, one_token, started, step_jacobian, sublayers
 from normscope.linalg import product_log_singular_values, singular_values
 from normscope.nn import Context, ModelConfig, Where
 from normscope.nn.stack import Stack
@@ -67,10 +72,7 @@ def _ratio(norms: Sequence[float]) -> float:
 
 def _plot(norms: Norms) -> Plot:
     at = range(0, DEPTH + 1, 4)
-    rows = {
-        name: {seed: [found[block] / found[-1] for block in at] for seed, found in by_seed.items()}
-        for name, by_seed in norms.items()
-    }
+    rows = mapped(norms, lambda found: [found[block] / found[-1] for block in at])
     x, y = "block (0: what enters the first)", "‖∂x_l‖ / ‖∂x_L‖"
     return Plot("Gradient by depth at the start", x, y, lines_along(at, rows), "y")
 
@@ -94,28 +96,18 @@ def _plot(norms: Norms) -> Plot:
 )
 def explode_or_vanish(setup: Setup) -> Evidence:
     """Gain of the gradient by depth, beside the singular values of single layers."""
-    norms = {
-        (scheme, init): {seed: stream_gradients(scheme, init, seed) for seed in setup.seeds}
-        for scheme in ("post", "pre")
-        for init in ("xavier", "normal")
-    }
-    gains = {
-        stack: {seed: _ratio(found) for seed, found in by_seed.items()} for stack, by_seed in norms.items()
-    }
-    cases = [
-        case
-        for (scheme, init), by_seed in gains.items()
-        for seed, gain in by_seed.items()
-        for case in _factor_cases(scheme, init, gain, seed)
-    ]
+    stacks = itertools.product(("post", "pre"), ("xavier", "normal"))
+    norms = setup.by_seed(stacks, lambda stack, seed: stream_gradients(*stack, seed))
+    gains = mapped(norms, _ratio)
+    cases = [case for stack, seed, gain in flat(gains) for case in _factor_cases(*stack, gain, seed)]
     cases += setup.cases(_single_number_cases)
     for init in ("xavier", "normal"):
         for seed in setup.seeds:
             where, post, pre = INITS[init], gains["post", init][seed], gains["pre", init][seed]
-            slope = _range_slope(init, seed)
+            p = _range_slope(init, seed)
             cases.append(Case(seed, where, post, abs(post) >= TENFOLD, "post"))
             cases.append(Case(seed, where, pre, abs(pre) <= abs(post) / 2, "pre"))
-            cases.append(Case(seed, where, slope, 0.7 <= slope <= 1.3, "extremes"))
+            cases.append(Case(seed, where, p, 0.7 <= p <= 1.3, "extremes"))
     return Evidence(
         cases,
         Figure("ln ‖∂x_0‖/‖∂x_64‖, Post-LN, Xavier", gains["post", "xavier"]),
@@ -125,9 +117,8 @@ def explode_or_vanish(setup: Setup) -> Evidence:
 
 def _factor_cases(scheme: str, init: str, gain: float, seed: int) -> Iterator[Case]:
     """Both halves of the sentence, of one stack: by the first eight layers, at one token."""
-    x = torch.randn(WIDTH, dtype=F64, generator=torch.Generator().manual_seed(seed))
-    layers, _ = walk(_stack(scheme, init, seed), x[None, None])
-    values = [singular_values(jacobian(*at_last_token(each.step, each.x))) for each in layers[:8]]
+    layers, _ = one_token(_stack(scheme, init, seed), WIDTH, seed)
+    values = [singular_values(step_jacobian(layer)) for layer in layers[:8]]
     high, low = max(each[0] for each in values), min(each[-3] for each in values)
     for found, says, holds in (
         (high, high > 1, gain >= TENFOLD),
@@ -149,14 +140,11 @@ def _single_number_cases(seed: int) -> Iterator[Case]:
 def _range_slope(init: str, seed: int) -> float:
     """Exponent in depth of ln σ_max/σ_(d−2), from 8 to 64 layers of one token."""
     model, _ = started("post", init=init, depth=32, width=16, seed=seed)
-    x = torch.randn(16, dtype=F64, generator=torch.Generator().manual_seed(seed))
-    factors = torch.stack(
-        [jacobian(*at_last_token(each.step, each.x)) for each in walk(model, x[None, None])[0]]
-    )
+    factors = torch.stack([step_jacobian(layer) for layer in one_token(model, 16, seed)[0]])
     depths = (8, 16, 32, 64)
     logs = [product_log_singular_values(factors[:depth]).log_values for depth in depths]
     ranges = [float(each[0] - each[13]) for each in logs]
-    return float(np.polyfit(np.log(depths), np.log(ranges), 1)[0])
+    return slope(depths, ranges)
 
 
 @claim(
@@ -213,7 +201,7 @@ def _residual_cases(seed: int) -> Iterator[Case]:
             model, ids = started(scheme, init=init, depth=4, width=WIDTH, seed=seed)
             for each in sublayers(model, ids):
                 where = f"{scheme}, {words}, {each.kind} of block {each.block}"
-                branch = jacobian(*at_last_token(each.step, each.x)) - eye
+                branch = step_jacobian(each) - eye
                 yield _least(branch, where, seed)
                 norm = float(torch.linalg.matrix_norm(branch, 2))
                 for size in (0.1, 0.01):
@@ -267,19 +255,14 @@ def decay_with_depth(setup: Setup) -> Evidence:
         for label, scheme, memories in (("Post-LN", "post", MEMORIES), ("Pre-LN", "pre", ("",)))
         for memory in memories
     }
-    norms = {
-        name: {seed: stream_gradients(scheme, init, seed, memory) for seed in setup.seeds}
-        for name, (scheme, init, memory) in stacks.items()
-    }
-    cases = [
-        case
-        for name, by_seed in norms.items()
-        for seed, found in by_seed.items()
-        for case in _decay_cases(name, found, seed)
-    ]
-    rates = {
-        name: {s: math.exp(_ratio(found) / DEPTH) for s, found in by.items()} for name, by in norms.items()
-    }
+
+    def gradients(name: str, seed: int) -> list[float]:
+        scheme, init, memory = stacks[name]
+        return stream_gradients(scheme, init, seed, memory)
+
+    norms = setup.by_seed(stacks, gradients)
+    cases = [case for each in flat(norms) for case in _decay_cases(*each)]
+    rates = mapped(norms, lambda found: math.exp(_ratio(found) / DEPTH))
     return Evidence(
         cases,
         Figure(
@@ -294,7 +277,7 @@ def decay_with_depth(setup: Setup) -> Evidence:
     )
 
 
-def _decay_cases(name: str, norms: Sequence[float], seed: int) -> Iterator[Case]:
+def _decay_cases(name: str, seed: int, norms: Sequence[float]) -> Iterator[Case]:
     share = norms[0] / norms[-1]
     if name.startswith("Pre-LN"):
         yield Case(seed, name, share, share >= 1 / DEPTH, "pre")

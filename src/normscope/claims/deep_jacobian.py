@@ -18,18 +18,30 @@ import torch
 from torch import Tensor, nn
 
 from normscope.claims.at_start import slope
-from normscope.claims.form import Case, Evidence, Figure, Plot, Sentence, Setup, Source, claim, lines_along
+from normscope.claims.experiments import gaussian
+from normscope.claims.form import (
+    Case,
+    Evidence,
+    Figure,
+    Plot,
+    Sentence,
+    Setup,
+    Source,
+    claim,
+    flat,
+    lines_along,
+    mapped,
+)
 from normscope.claims.norm_jacobian import ROUND_OFF, distance
 from normscope.claims.real_blocks import (
-    F64,
     INITS,
     Sublayer,
     at_last_token,
     jacobian,
+    one_token,
     started,
+    step_jacobian,
     sublayers,
-    token_jacobians,
-    walk,
 )
 from normscope.linalg import left_kernel, numerical_rank, product_log_singular_values, singular_values
 from normscope.nn import Decoder
@@ -39,11 +51,6 @@ STEPS = [float(size) for size in np.logspace(-2.5, -5.5, 7)]
 """‖δx‖."""
 LINEAR = 1.5
 """Slope of the remainder between that of a kink, 1, and that of a curve, 2."""
-
-
-def token(width: int, seed: int) -> Tensor:
-    """One token of N(0, 1) [D], float64."""
-    return torch.randn(width, dtype=F64, generator=torch.Generator().manual_seed(seed))
 
 
 def product(factors: Sequence[Tensor]) -> Tensor:
@@ -75,14 +82,11 @@ LAYERS = {
 )
 def local_linearisation(setup: Setup) -> Evidence:
     """The remainder's exponent, and the product of layers against autograd of the stack."""
-    remainders = {
-        name: {seed: _remainders(*layer, seed) for seed in setup.seeds} for name, layer in LAYERS.items()
-    }
+    remainders = setup.by_seed(LAYERS, lambda name, seed: _remainders(*LAYERS[name], seed))
     cases = []
-    for name, by_seed in remainders.items():
-        for seed, sizes in by_seed.items():
-            p = slope(STEPS, sizes)
-            cases.append(Case(seed, name, p, p >= LINEAR, within="kink" not in name))
+    for name, seed, sizes in flat(remainders):
+        p = slope(STEPS, sizes)
+        cases.append(Case(seed, name, p, p >= LINEAR, within="kink" not in name))
     smooth = [case for case in cases if "gelu" in case.where]
     kinks = [case for case in cases if not case.within]
     away = [case for case in cases if case.within and "relu" in case.where]
@@ -109,7 +113,7 @@ def _remainders(scheme: str, activation: str, kinked: bool, seed: int) -> list[f
     if kinked:
         _put_on_kink(layer)
     f, x = at_last_token(layer.step, layer.x)
-    direction = torch.randn(x.shape, dtype=F64, generator=torch.Generator().manual_seed(seed))
+    direction = gaussian(seed, *x.shape)
     rows = torch.stack([sign * t * direction / direction.norm() for t in STEPS for sign in (1, -1)])
     with torch.no_grad():
         remainder = (f(x + rows) - f(x[None]) - rows @ jacobian(f, x).T).norm(dim=1)
@@ -128,9 +132,8 @@ def _put_on_kink(layer: Sublayer) -> None:
 def _chain_cases(seed: int) -> Iterator[Case]:
     for scheme, depth in itertools.product(("post", "pre"), (1, 8, 32)):
         model, _ = started(scheme, init="xavier", depth=depth, width=16, seed=seed)
-        x = token(16, seed)
-        chain = product(list(token_jacobians(model, x)))
-        error = distance(chain, jacobian(partial(_through_blocks, model), x))
+        chain = product([step_jacobian(layer) for layer in one_token(model, 16, seed)[0]])
+        error = distance(chain, jacobian(partial(_through_blocks, model), gaussian(seed, 16)))
         yield Case(seed, f"{scheme}, {2 * depth} layers", error, error <= ROUND_OFF, "chain")
 
 
@@ -167,53 +170,29 @@ PRIMES = (2**61 - 1, 2**31 - 1)
 )
 def rank_at_any_depth(setup: Setup) -> Evidence:
     """Exact ranks, float64's numerical ranks, and the range of log σ, by depth."""
-    found = {
-        INITS[init]: {seed: dict(_ranks(init, seed)) for seed in setup.seeds} for init in ("xavier", "normal")
-    }
-    cases = [
-        case
-        for name, by_seed in found.items()
-        for seed, by_depth in by_seed.items()
-        for depth, rank in by_depth.items()
-        for case in _rank_cases(seed, f"{name}, {depth} layers", rank)
-    ]
-    ranges, ranks = (
-        {
-            name: {
-                seed: [getattr(rank, figure) for rank in by_depth.values()]
-                for seed, by_depth in by_seed.items()
-            }
-            for name, by_seed in found.items()
-        }
-        for figure in ("decades", "plain")
-    )
-    ends = {name: [row[-1] for row in by_seed.values()] for name, by_seed in ranks.items()}
+    inits = {INITS[init]: init for init in ("xavier", "normal")}
+    found = setup.by_seed(inits, lambda name, seed: list(_ranks(inits[name], seed)))
+    cases: list[Case] = []
+    for name, seed, ranks in flat(found):
+        for depth, rank in zip(DEPTHS, ranks, strict=True):
+            cases += _rank_cases(seed, f"{name}, {depth} layers", rank)
+    decades = mapped(found, lambda ranks: [rank.decades for rank in ranks])
+    plain = mapped(found, lambda ranks: [rank.plain for rank in ranks])
+    ends = {name: [row[-1] for row in by_seed.values()] for name, by_seed in plain.items()}
+    range_, lines = "log₁₀ σ₁/σ_(d−2)", lines_along(DEPTHS, decades)
+    lost, kept = "Numerical rank of the float64 product", lines_along(DEPTHS, plain)
     return Evidence(
         cases,
         Figure(
-            f"log₁₀ σ₁/σ_(d−2) after {DEPTHS[-1]} layers, Xavier",
-            {seed: row[-1] for seed, row in ranges["Xavier"].items()},
+            f"{range_} after {DEPTHS[-1]} layers, Xavier",
+            {seed: row[-1] for seed, row in decades["Xavier"].items()},
         ),
         plots=[
-            Plot(
-                "Range of the singular values of Post-LN",
-                "layers",
-                "log₁₀ σ₁/σ_(d−2)",
-                lines_along(DEPTHS, ranges),
-                "x",
-                {"float64": 15.7},
-            ),
-            Plot(
-                "Numerical rank of the float64 product",
-                "layers",
-                "rank",
-                lines_along(DEPTHS, ranks),
-                "x",
-                {"d − 2": KEPT},
-            ),
+            Plot("Range of the singular values of Post-LN", "layers", range_, lines, "x", {"float64": 15.7}),
+            Plot(lost, "layers", "rank", kept, "x", {"d − 2": KEPT}),
         ],
         notes=[
-            f"Numerical rank of the float64 product after {DEPTHS[-1]} layers: "
+            f"{lost} after {DEPTHS[-1]} layers: "
             + "; ".join(f"{name} {min(each):.0f} to {max(each):.0f}" for name, each in ends.items())
             + f", of {KEPT}."
         ],
@@ -244,11 +223,11 @@ def _rank_cases(seed: int, where: str, rank: Rank) -> Iterator[Case]:
     yield Case(seed, where, rank.plain, rank.plain == KEPT, "float64", met=rank.decades < 13)
 
 
-def _ranks(init: str, seed: int) -> Iterator[tuple[int, Rank]]:
-    """The rank of the product of the first layers, by their number."""
+def _ranks(init: str, seed: int) -> Iterator[Rank]:
+    """The rank of the product of the first layers, for each number of `DEPTHS`."""
     model, _ = started("post", init=init, depth=DEPTHS[-1] // 2, width=WIDTH, seed=seed, eps=0)
-    layers, _ = walk(model, token(WIDTH, seed)[None, None])
-    factors = [jacobian(*at_last_token(layer.step, layer.x)) for layer in layers]
+    layers, _ = one_token(model, WIDTH, seed)
+    factors = [step_jacobian(layer) for layer in layers]
     running: dict[int, list[list[int]]] = {}
     for number, layer in enumerate(layers, 1):
         exact = _exact_factor(layer)
@@ -259,7 +238,7 @@ def _ranks(init: str, seed: int) -> Iterator[tuple[int, Rank]]:
             rank = max(_rank(running[prime], prime) for prime in PRIMES)
             with torch.no_grad():
                 end = layer.step(layer.x)[0, -1]
-            yield number, _rank_of(rank, factors[:number], end)
+            yield _rank_of(rank, factors[:number], end)
 
 
 def _rank_of(exact: int, factors: Sequence[Tensor], end: Tensor) -> Rank:
@@ -353,11 +332,8 @@ def num_erased(factors: Sequence[Tensor]) -> int:
 def _end_to_end(scheme: str, final: bool | None, depth: int, seed: int) -> Case:
     options: dict[str, Any] = {} if final is None else {"final_norm": final}
     model, _ = started(scheme, init="xavier", depth=depth, width=32, seed=seed, eps=0, **options)
-    x = token(32, seed)
-    layers, end = walk(model, x[None, None])
-    factors = [jacobian(*at_last_token(layer.step, layer.x)) for layer in layers]
-    factors.append(jacobian(model.final_norm, end[0, 0]))
-    lost = num_erased(factors)
+    layers, end = one_token(model, 32, seed)
+    lost = num_erased([*map(step_jacobian, layers), jacobian(model.final_norm, end[0, 0])])
     has_none = isinstance(model.final_norm, NoNorm)
     where = f"{scheme}, {depth} blocks, {'no final norm' if has_none else 'its final norm'}"
     return Case(seed, where, lost, lost == 0, "" if has_none else "final")

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from normscope.anatomy import Anatomy, read_anatomy
+from normscope.anatomy import Branch, read_anatomy
 from normscope.claims.at_start import (
     blocks_of,
     decoder,
@@ -22,7 +22,7 @@ from normscope.claims.at_start import (
     stream_by_block,
     variance,
 )
-from normscope.claims.form import Case, Evidence, Figure, Kind, Sentence, Setup, Source, claim, effect
+from normscope.claims.form import Case, Evidence, Figure, Kind, Sentence, Setup, Source, claim, effect, mapped
 from normscope.claims.training import (
     COUNTS,
     Outcome,
@@ -66,49 +66,39 @@ SHORT_RUN, LONG_RUN = (12, 100), (32, 300)
 )
 def deep_net(setup: Setup) -> Evidence:
     """DeepNorm's placement as it is read; the exponent of an update; short runs of deep stacks."""
-    readings = {depth: _reading(depth) for depth in READ}
-    shares = {depth: _share_of_pre(anatomy) for depth, anatomy in readings.items()}
-    firsts = {depth: anatomy.blocks[0].branches[0] for depth, anatomy in readings.items()}
+    cases = []
+    for read in READ:
+        branches = _branches(read)
+        last, share = branches[0], statistics.fmean(branch.placement == "pre" for branch in branches)
+        where = f"DeepNorm of {read} blocks, read as {last.placement}: share of Pre-LN branches"
+        cases.append(Case(None, where, share, share == 1))
     depth, steps = LONG_RUN if setup.long else SHORT_RUN
     recipes = {name: Recipe(scheme=name, depth=depth, steps=steps) for name in RIVALS}
     outcomes = trained(setup, recipes.values())
     runs = {name: outcomes[recipe] for name, recipe in recipes.items()}
-    cases = [
-        Case(
-            None,
-            f"DeepNorm of {depth} blocks, read as {firsts[depth].placement}: share of Pre-LN branches",
-            share,
-            share == 1,
-        )
-        for depth, share in shares.items()
-    ]
     cases += setup.cases(_update_cases, lambda seed: _end_cases(seed, runs, depth))
-    last = firsts[READ[-1]]
-    scale = f", with α = {last.stream_scale:.4g} at {READ[-1]} blocks"
-    ends = {name: statistics.median(run.final for run in runs[name].values()) for name in RIVALS}
-    entropy = runs["pre"][setup.seeds[0]].entropy
+    ends = {name: statistics.median(run.final for run in by_seed.values()) for name, by_seed in runs.items()}
+    scale = last.stream_scale
+    with_scale = f", with α = {scale:.4g} at {READ[-1]} blocks" if isinstance(scale, float) else ""
     return Evidence(
         cases,
-        Figure("branches of DeepNorm that are read as Pre-LN, in %", {None: 100 * shares[READ[-1]]}),
+        Figure("branches of DeepNorm that are read as Pre-LN, in %", {None: 100 * share}),
         plots=[losses_plot(f"{depth} blocks, AdamW at 3e-3 without warm-up", runs)],
         notes=[
-            f"DeepNorm is read as {last.placement}{scale if isinstance(last.stream_scale, float) else ''}.",
+            f"DeepNorm is read as {last.placement}{with_scale}.",
             f"{depth} blocks, {steps} steps: "
             + ", ".join(f"{name} {end:.3g}" for name, end in ends.items())
-            + f" nats; bare frequencies have {entropy:.3g}.",
+            + f" nats; bare frequencies have {runs['pre'][setup.seeds[0]].entropy:.3g}.",
         ],
     )
 
 
-def _reading(depth: int) -> Anatomy:
+def _branches(depth: int) -> list[Branch]:
+    """The branches of a DeepNorm model, as its anatomy reads them."""
     torch.manual_seed(0)
     model = build("decoder", scheme="deepnorm", depth=depth, width=32, heads=2, vocab=64, context=16)
-    return read_anatomy(model, torch.randint(64, (2, 16)))
-
-
-def _share_of_pre(anatomy: Anatomy) -> float:
-    branches = [branch for block in anatomy.blocks for branch in block.branches]
-    return sum(branch.placement == "pre" for branch in branches) / len(branches)
+    anatomy = read_anatomy(model, torch.randint(64, (2, 16)))
+    return [branch for block in anatomy.blocks for branch in block.branches]
 
 
 def update(scheme: str, depth: int, seed: int) -> float:
@@ -177,9 +167,7 @@ def residual_scaling(setup: Setup) -> Evidence:
         for name in SCALED
         for factor, change in (("no factor", None), ("1/√N", scale_branches))
     }
-    ends = {
-        name: {seed: final_loss(run.losses) for seed, run in found.items()} for name, found in runs.items()
-    }
+    ends = mapped(runs, lambda run: final_loss(run.losses))
     saved = few.cases(lambda seed: _saving_cases(seed, ends))
     without = runs[f"{SCALED[1]}, no factor"]
     where = f"{SCALED[1]}, {TRAINED} blocks without the factor, loss at the end"

@@ -21,7 +21,9 @@ from normscope.claims.form import (
     Setup,
     Source,
     claim,
+    flat,
     lines_along,
+    mapped,
 )
 from normscope.claims.training import (
     WARMUP,
@@ -131,31 +133,19 @@ def depth_of_post(setup: Setup) -> Evidence:
 )
 def residuals_carry_depth(setup: Setup) -> Evidence:
     """Gradients at the start through up to 1000 blocks, and short trainings."""
-    chains = {
-        name: {seed: log_gradients(name, depth, CHAIN_WIDTH, seed) for seed in setup.seeds}
-        for name, depth in CHAIN.items()
-    }
+    chains = setup.by_seed(CHAIN, lambda name, seed: log_gradients(name, CHAIN[name], CHAIN_WIDTH, seed))
     deep, plain = [NO_NORM, WARM, NORMAL, THIN], ladder(PLAIN, (1e-3, 3e-3))
     if setup.long:
         deep = [replace(THIN, steps=300), replace(NO_NORM, lr=1e-3, depth=32)]
     outcomes = trained(setup, [*deep, *plain])
-    cases = [
-        case
-        for name, by_seed in chains.items()
-        for seed, logs in by_seed.items()
-        for case in _chain_cases(name, seed, logs)
-    ]
-    cases += [
-        Case(seed, str(recipe), found.excess, found.trains, part)
-        for recipe in deep
-        for seed, found in outcomes[recipe].items()
-        for part in _parts(recipe.scheme)
-    ]
+    cases = [case for chain in flat(chains) for case in _chain_cases(*chain)]
+    trainings = {recipe: outcomes[recipe] for recipe in deep}
+    for recipe, seed, found in flat(trainings):
+        for part in _parts(recipe.scheme):
+            cases.append(Case(seed, str(recipe), found.excess, found.trains, part))
     for seed in setup.seeds:
         recipe, found = best({recipe: outcomes[recipe] for recipe in plain}, seed)
         cases.append(Case(seed, str(recipe), found.excess, found.trains, "shallow"))
-    below = range(1, 101)
-    shown = {name: {s: logs[1:101] for s, logs in by_seed.items()} for name, by_seed in chains.items()}
     return Evidence(
         cases,
         Figure(
@@ -167,11 +157,11 @@ def residuals_carry_depth(setup: Setup) -> Evidence:
                 "The gradient on its way down, at the start",
                 "blocks below the top",
                 "log10 of its size there over that at the top",
-                lines_along(below, shown),
+                lines_along(range(1, 101), mapped(chains, lambda logs: logs[1:])),
                 "x",
             )
         ],
-        notes=tally({recipe: outcomes[recipe] for recipe in deep}),
+        notes=tally(trainings),
         of="stacks",
     )
 

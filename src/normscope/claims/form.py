@@ -3,7 +3,7 @@
 from normscope.claims.claim import Kind, Sentence, claim
 from normscope.claims.evidence import Case, Evidence, Figure, effect
 from normscope.claims.plots import Line, Plot, lines_along, lines_by, lines_of
-from normscope.claims.setup import Setup
+from normscope.claims.setup import Setup, flat, mapped
 from normscope.claims.sources import Source
 
 __all__ = [
@@ -18,7 +18,9 @@ __all__ = [
     "Source",
     "claim",
     "effect",
+    "flat",
     "lines_along",
     "lines_by",
     "lines_of",
+    "mapped",
 ]

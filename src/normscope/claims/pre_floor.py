@@ -13,19 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normscope.claims.deep_jacobian import product, token
+from normscope.claims.deep_jacobian import product
 from normscope.claims.form import Case, Evidence, Figure, Plot, Sentence, Setup, Source, claim, lines_of
 from normscope.claims.norm_jacobian import ROUND_OFF
 from normscope.claims.real_blocks import (
     F64,
     INITS,
     Sublayer,
-    at_last_token,
     branch_jacobian,
-    jacobian,
+    one_token,
     started,
+    step_jacobian,
     sublayers,
-    walk,
 )
 from normscope.claims.training import Recipe, train_changed
 from normscope.linalg import (
@@ -111,7 +110,7 @@ def _block_cases(
     branches = [branch_jacobian(each) for each in pair]
     eye = torch.eye(len(branches[0]), dtype=F64)
     both = (eye + branches[1]) @ (eye + branches[0]) - eye
-    steps = [jacobian(*at_last_token(each.step, each.x)) for each in pair]
+    steps = [step_jacobian(each) for each in pair]
     for kind, a, j in zip(KINDS, (*branches, both), (*steps, steps[1] @ steps[0]), strict=True):
         norm = float(torch.linalg.matrix_norm(a, 2))
         values = singular_values(j)
@@ -162,20 +161,16 @@ def _held(cases: list[Case]) -> float:
 
 
 def _plot(title: str, x: str, key: str, cases: list[Case], **at: int) -> Plot:
-    """Median ‖A‖ of the cases at `at` by `key`, a line an initialisation."""
-    points: dict[str, dict[float, list[float]]] = {}
-    chosen = [case for case in cases if at.items() <= case.at.items()]
-    for (init, value, _), group in _grouped(chosen, key).items():
-        points.setdefault(init, {}).setdefault(value, []).append(statistics.median(group))
-    return Plot(title, x, "median ‖A‖", lines_of(points), "xy", {"‖A‖ = 1": 1.0})
-
-
-def _grouped(cases: list[Case], key: str) -> dict[tuple[str, float, int | None], list[float]]:
-    """Values by initialisation, `key` and seed."""
+    """Median ‖A‖ of a seed's cases at `at` by `key`, a line an initialisation."""
     groups: dict[tuple[str, float, int | None], list[float]] = {}
     for case in cases:
-        groups.setdefault((str(case.at["init"]), float(case.at[key]), case.seed), []).append(case.value)
-    return groups
+        if at.items() <= case.at.items():
+            group = str(case.at["init"]), float(case.at[key]), case.seed
+            groups.setdefault(group, []).append(case.value)
+    points: dict[str, dict[float, list[float]]] = {}
+    for (init, value, _), norms in groups.items():
+        points.setdefault(init, {}).setdefault(value, []).append(statistics.median(norms))
+    return Plot(title, x, "median ‖A‖", lines_of(points), "xy", {"‖A‖ = 1": 1.0})
 
 
 DEPTHS = (1, 8, 64)
@@ -241,9 +236,9 @@ def _looseness(loose: Loose, cases: list[Case]) -> Figure:
 def _floors(init: str, own: bool, depth: int, seed: int) -> tuple[float, float, float, float]:
     """ln Π(1 − ‖A‖), ln Π σ_min(I + A), ln σ_min of the stack, and the largest ‖A‖."""
     model, ids = started("pre", init=init, depth=depth, width=32, seed=seed, tokens=1)
-    layers = sublayers(model, ids) if own else walk(model, token(32, seed)[None, None])[0]
+    layers = sublayers(model, ids) if own else one_token(model, 32, seed)[0]
     norms = [float(torch.linalg.matrix_norm(branch_jacobian(layer), 2)) for layer in layers]
-    steps = torch.stack([jacobian(*at_last_token(layer.step, layer.x)) for layer in layers])
+    steps = torch.stack([step_jacobian(layer) for layer in layers])
     bound = product_log_lower_bound([max(0.0, weyl_lower_bound(norm)) for norm in norms])
     middle = product_log_lower_bound([float(singular_values(step)[-1]) for step in steps])
     return bound, middle, float(product_log_singular_values(steps).log_values.min()), max(norms)

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from normscope.claims.deep_jacobian import num_erased
-from normscope.claims.form import Case, Evidence, Figure, Kind, Sentence, Setup, Source, claim
-from normscope.claims.real_blocks import F64, at_last_token, embedded, jacobian, walk
+from normscope.claims.experiments import gaussian
+from normscope.claims.form import Case, Evidence, Figure, Kind, Sentence, Setup, Source, claim, flat
+from normscope.claims.real_blocks import F64, embedded, jacobian, step_jacobian, walk
 from normscope.claims.training import WARMUP, Outcome, Recipe, curves, trained
 from normscope.nn import Decoder
 from normscope.nn.norms import NoNorm
@@ -83,14 +84,10 @@ def null_space_or_not(setup: Setup) -> Evidence:
     recipes = {name: replace(recipe, depth=depth) for name, recipe in INTERVENTIONS.items()}
     found = trained(setup, recipes.values())
     outcomes = {name: found[recipe] for name, recipe in recipes.items()}
-    starts = {
-        name: {seed: start_of(setup, recipe, seed) for seed in setup.seeds}
-        for name, recipe in recipes.items()
-    }
+    starts = setup.by_seed(recipes, lambda name, seed: start_of(setup, recipes[name], seed))
     cases = [
         case
-        for name, by_seed in outcomes.items()
-        for seed, outcome in by_seed.items()
+        for name, seed, outcome in flat(outcomes)
         for case in _suspects(name, seed, starts[name][seed], outcome)
     ]
     wrong = [case for case in cases if not case.part and not case.holds]
@@ -171,7 +168,7 @@ def start_of(setup: Setup, recipe: Recipe, seed: int) -> Start:
 def _erased(model: Decoder, x_11D: Tensor) -> tuple[int, int]:
     """Directions of one token by itself lost in the first layer, and in the stack with its final norm."""
     layers, end = walk(model, x_11D)
-    factors = [jacobian(*at_last_token(layer.step, layer.x)) for layer in layers]
+    factors = [step_jacobian(layer) for layer in layers]
     if not isinstance(model.final_norm, NoNorm):
         factors.append(jacobian(model.final_norm, end[0, 0]))
     return num_erased(factors[:1]), num_erased(factors)
@@ -181,7 +178,7 @@ def _through(model: Decoder, x: Tensor) -> tuple[float, float]:
     """Gain of a random gradient from the stack's end to its entry, and the tokens' diversity at the end."""
     x = x.clone().requires_grad_()
     y = model.run(x)
-    weight = torch.randn(y.shape, dtype=F64, generator=torch.Generator().manual_seed(0))
+    weight = gaussian(0, *y.shape)
     back = torch.autograd.grad((y * weight).sum(), x)[0]
     apart = (y - y.mean((0, 1), keepdim=True)).detach()
     scale = float(y.detach().norm() / x.detach().norm())

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from normscope.claims.form import Case, Evidence, Figure, Kind, Sentence, Setup, Source, claim, effect
+from normscope.claims.form import Case, Evidence, Figure, Kind, Sentence, Setup, Source, claim, effect, flat
 from normscope.claims.training import (
     COUNTS,
     RATES,
@@ -133,22 +133,17 @@ def larger_rates(setup: Setup) -> Evidence:
     kinds = (NO_NORM, PRE, PRE_XAVIER, POST, POST_NORMAL)[: setup.sizes(5, 3)]
     bases = {_name(base): replace(base, depth=setup.sizes(4, 3)) for base in kinds}
     tried = _tried(setup, {name: ladder(base, rates) for name, base in bases.items()})
-    rungs = {
-        name: {seed: sum(by_seed[seed].trains for by_seed in outcomes.values()) for seed in setup.seeds}
-        for name, outcomes in tried.items()
-    }
-    more = {
-        name: {seed: count - rungs[_name(NO_NORM)][seed] for seed, count in by_seed.items()}
-        for name, by_seed in rungs.items()
-    }
-    cases = [
-        replace(
-            effect(seed, f"{name}, rungs more than without norms", count, 1.0),
-            met=bases[name].scheme == "pre",
-        )
-        for name in list(bases)[1:]
-        for seed, count in more[name].items()
-    ]
+
+    def rungs(name: str, seed: int) -> int:
+        return sum(by_seed[seed].trains for by_seed in tried[name].values())
+
+    found = setup.by_seed(tried, rungs)
+    bare = found.pop(NO_NORM.scheme)
+    more = setup.by_seed(found, lambda name, seed: found[name][seed] - bare[seed])
+    cases = []
+    for name, seed, count in flat(more):
+        case = effect(seed, f"{name}, rungs more than without norms", count, 1.0)
+        cases.append(replace(case, met=name.startswith("pre")))
     return Evidence(
         cases,
         Figure(
@@ -158,7 +153,7 @@ def larger_rates(setup: Setup) -> Evidence:
         plots=[rates_plot("The end of a run by its rate", tried)],
         notes=[
             f"{name}: {', '.join(map(str, by_seed.values()))} rungs of {len(rates)} train, by seed."
-            for name, by_seed in rungs.items()
+            for name, by_seed in ({NO_NORM.scheme: bare} | found).items()
         ],
         of="stacks",
     )
@@ -195,12 +190,10 @@ def fewer_steps(setup: Setup) -> Evidence:
     if setup.long:
         kinds = {name: _longer(recipes, RATES[1]) for name, recipes in KINDS.items()}
     tried = _tried(setup, kinds)
-    steps = {
-        name: {s: fewest_steps(outcomes, s, EARLY if "deep" in name else LATER) for s in setup.seeds}
-        for name, outcomes in tried.items()
-    }
+    goals = {name: EARLY if "deep" in name else LATER for name in tried}
+    steps = setup.by_seed(tried, lambda name, seed: fewest_steps(tried[name], seed, goals[name]))
     cases = setup.cases(lambda seed: _savings(steps, seed, 1000 if setup.long else PRE.steps))
-    lowest = {name: {s: best(outcomes, s)[1] for s in setup.seeds} for name, outcomes in tried.items()}
+    lowest = setup.by_seed(tried, lambda name, seed: best(tried[name], seed)[1])
     return Evidence(
         cases,
         Figure(
@@ -320,7 +313,7 @@ def needs_small_rates(setup: Setup) -> Evidence:
         "pre, normal": PRE,
     }
     tried = _tried(setup, {name: ladder(recipe) for name, recipe in stacks.items()})
-    largest = {name: {s: _largest(outcomes, s) for s in setup.seeds} for name, outcomes in tried.items()}
+    largest = setup.by_seed(tried, lambda name, seed: _largest(tried[name], seed))
     cases = []
     for init in ("xavier", "normal"):
         for seed in setup.seeds:

@@ -3,7 +3,7 @@
 Shapes: B rows, T tokens, D width.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.claims.at_start import blocks_of
+from normscope.claims.experiments import gaussian
 from normscope.linalg import layer_norm_jacobian
 from normscope.nn import Attention, Cache, Context, Decoder, Residual, build
 from normscope.nn.context import NOTHING
@@ -86,6 +87,11 @@ def walk(model: nn.Module, x_1TD: Tensor) -> tuple[list[Sublayer], Tensor]:
     return found, x_1TD
 
 
+def one_token(model: nn.Module, width: int, seed: int) -> tuple[list[Sublayer], Tensor]:
+    """`walk` of a token of N(0, 1) by itself."""
+    return walk(model, gaussian(seed, 1, 1, width))
+
+
 def sublayers(model: Decoder, ids: Tensor) -> list[Sublayer]:
     """Every sublayer at what enters it where the model reads `ids`."""
     return walk(model, embedded(model, ids))[0]
@@ -124,10 +130,9 @@ def jacobian(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return torch.autograd.grad(y, copies, torch.eye(len(x), dtype=x.dtype))[0]
 
 
-def token_jacobians(model: nn.Module, x_D: Tensor) -> Iterator[Tensor]:
-    """J_1, J_2, … [D, D] of each sublayer of a stack that one token (D,) goes through by itself."""
-    for sublayer in walk(model, x_D[None, None])[0]:
-        yield jacobian(*at_last_token(sublayer.step, sublayer.x))
+def step_jacobian(sublayer: Sublayer) -> Tensor:
+    """The sublayer's Jacobian [D, D] at the last token."""
+    return jacobian(*at_last_token(sublayer.step, sublayer.x))
 
 
 def branch_jacobian(sublayer: Sublayer) -> Tensor:

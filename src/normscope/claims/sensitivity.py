@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normscope.claims.at_start import blocks_of
-from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, Source, claim, lines_of
+from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, Source, claim, flat, lines_of
 from normscope.claims.norm_jacobian import by_autograd, distance
 from normscope.claims.training import Recipe, train_changed
 from normscope.linalg import layer_norm_jacobian
@@ -211,13 +211,12 @@ TOKENS, VOCAB = 8, 16
 def gradient_by_scale(setup: Setup) -> Evidence:
     """The scale law against autograd; curvature of one set of weights with and without norms."""
     cases = setup.cases(_scale_cases)
-    bowls = {scale: {seed: _bowls(scale, seed) for seed in setup.seeds} for scale in SCALES}
-    for scale, by_seed in bowls.items():
-        for seed, found in by_seed.items():
-            for name in NORMED:
-                for part, own, bare in zip(("flat", "even"), found[name], found["none"], strict=True):
-                    where = f"{name} over no norms, weights × {scale:g}"
-                    cases.append(Case(seed, where, own / bare, own / bare < 1, part))
+    bowls = setup.by_seed(SCALES, _bowls)
+    for scale, seed, found in flat(bowls):
+        for name in NORMED:
+            where = f"{name} over no norms, weights × {scale:g}"
+            for part, own, bare in zip(("flat", "even"), found[name], found["none"], strict=True):
+                cases.append(Case(seed, where, own / bare, own / bare < 1, part))
     names = ("none", *NORMED)
     sharpest = {
         name: {scale: [found[name][0] for found in by.values()] for scale, by in bowls.items()}

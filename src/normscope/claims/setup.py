@@ -1,6 +1,6 @@
 """`Setup`: what a claim's function is given: seeds, short or long form, and trained runs."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -14,7 +14,9 @@ SEEDS = (0, 1, 2, 3, 4)
 FRESH_SEEDS = (1000, 1001)
 """Seeds that no condition was found on: they confirm it."""
 
+K = TypeVar("K")
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,10 @@ class Setup:
         """The cases that each of `measures` gives for each seed."""
         return [case for seed in self.seeds for measure in measures for case in measure(seed)]
 
+    def by_seed(self, names: Iterable[K], measure: Callable[[K, int], T]) -> dict[K, dict[int, T]]:
+        """Results of `measure` by name and seed."""
+        return {name: {seed: measure(name, seed) for seed in self.seeds} for name in names}
+
     def train(self, configs: Sequence[RunConfig], replica: int = 0) -> list[Result]:
         """Results of `configs`, in their order; each is trained once, those of one shape as one stack.
 
@@ -52,3 +58,15 @@ class Setup:
     def sizes(self, usual: T, held_out: T) -> T:
         """`usual`, or sizes that no condition was found on where one is to be confirmed."""
         return held_out if self.fresh else usual
+
+
+def flat(found: Mapping[K, Mapping[int, T]]) -> Iterator[tuple[K, int, T]]:
+    """Name, seed and value of each value by name and seed."""
+    for name, by_seed in found.items():
+        for seed, value in by_seed.items():
+            yield name, seed, value
+
+
+def mapped(found: Mapping[K, Mapping[int, T]], change: Callable[[T], R]) -> dict[K, dict[int, R]]:
+    """`change` of each value by name and seed."""
+    return {name: {seed: change(value) for seed, value in by_seed.items()} for name, by_seed in found.items()}

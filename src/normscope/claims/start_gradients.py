@@ -32,6 +32,7 @@ from normscope.claims.form import (
     Setup,
     Source,
     claim,
+    flat,
     lines_along,
     lines_by,
 )
@@ -47,6 +48,8 @@ DRAWS = 2
 """Models a seed; their mean gradient is taken."""
 LARGER = 2.0
 """Smallest ratio of the last block's gradient to the first's that is called "very large" against "small"."""
+PROVED = {"post": 0.0, "pre": -0.5}
+"""Exponent in depth of the last block's gradient, by Xiong et al. 2020, Theorem 1."""
 NEAR = 0.15
 """Largest distance of an exponent from the one that is proved."""
 COLLAPSED = 1e-2
@@ -80,31 +83,25 @@ def gradients_of_post_ln(setup: Setup) -> Evidence:
     )
     if setup.fresh:  # the parts have no condition to confirm
         return Evidence(tilts, figure)
-    by_depth = {
-        scheme: {s: [of_xiong(scheme, depth, s, width=64) for depth in DEPTHS] for s in setup.seeds}
-        for scheme in ("post", "pre")
-    }
+    by_depth = setup.by_seed(PROVED, lambda scheme, s: [of_xiong(scheme, d, s, width=64) for d in DEPTHS])
     cases = list(tilts)
-    for scheme, proved in (("post", 0.0), ("pre", -0.5)):
-        for seed, gradients in by_depth[scheme].items():
-            p, where = slope(DEPTHS, gradients), f"{scheme}, exponent in L, {proved:g} proved"
-            cases.append(Case(seed, where, p, abs(p - proved) <= NEAR, "depth"))
+    for scheme, seed, gradients in flat(by_depth):
+        p, proved = slope(DEPTHS, gradients), PROVED[scheme]
+        where = f"{scheme}, exponent in L, {proved:g} proved"
+        cases.append(Case(seed, where, p, abs(p - proved) <= NEAR, "depth"))
+    tilt = Plot(
+        "Post-LN at its start: the last block's gradient over the first's",
+        "blocks",
+        "‖∇W₂‖ last / first",
+        lines_by(tilts, "depth", "memory"),
+        "xy",
+        {"equal": 1},
+    )
+    lines = lines_along(DEPTHS, by_depth)
     return Evidence(
         [*cases, *setup.cases(_width_cases)],
         figure,
-        plots=[
-            Plot(
-                "Post-LN at its start: the last block's gradient over the first's",
-                "blocks",
-                "‖∇W₂‖ last / first",
-                lines_by(tilts, "depth", "memory"),
-                "xy",
-                {"equal": 1},
-            ),
-            Plot(
-                "‖∇W₂‖ of the last block, by depth", "blocks L", "‖∇W₂‖", lines_along(DEPTHS, by_depth), "xy"
-            ),
-        ],
+        plots=[tilt, Plot("‖∇W₂‖ of the last block, by depth", "blocks L", "‖∇W₂‖", lines, "xy")],
         notes=[
             f"Memory {memory}: last over first {_range(case.value for case in found)}, "
             f"diversity {_range(float(case.at['diversity']) for case in found)}."
@@ -211,7 +208,7 @@ FLAT = 0.1
 )
 def gradients_of_pre_ln(setup: Setup) -> Evidence:
     """Three readings of one sentence: a layer counted from below, one from above, all layers of a model."""
-    found = {depth: {seed: _pre_gradients(depth, seed) for seed in setup.seeds} for depth in SIZES}
+    found = setup.by_seed(SIZES, _pre_gradients)
     cases = setup.cases(
         lambda seed: _layer_cases(seed, {depth: by_seed[seed] for depth, by_seed in found.items()}),
         lambda seed: _vanish_cases(setup, seed),

@@ -34,7 +34,9 @@ from normscope.claims.form import (
     Setup,
     Source,
     claim,
+    flat,
     lines_along,
+    mapped,
 )
 from normscope.claims.training import Recipe, effects, lead, train_changed
 from normscope.nn import SCHEMES, Decoder, Slot, Where, build
@@ -58,18 +60,16 @@ INITS = ("xavier", "normal", "gpt2")
 )
 def stream_of_pre_ln(setup: Setup) -> Evidence:
     """Slopes of the stream's mean square and of the branches' share; the lemma; a trained model."""
-    streams = {init: {seed: _own_streams(init, seed) for seed in setup.seeds} for init in INITS}
+    streams = setup.by_seed(INITS, _own_streams)
     runs = train_changed(setup, Recipe(scheme="pre", depth=8, steps=60))
-    trained = {seed: streams_of(run.model, seed) for seed, run in runs.items()}
+    trained = {"trained": {seed: streams_of(run.model, seed) for seed, run in runs.items()}}
     lemma = {seed: _lemma(seed) for seed in setup.seeds}
-    cases = [
-        case
-        for name, by_seed in (streams | {"trained": trained}).items()
-        for seed, found in by_seed.items()
-        for case in _growth_cases(seed, name, found)
-    ]
-    cases += [_lemma_case(seed, squares) for seed, squares in lemma.items()]
-    shares = {name: {s: _shares(found) for s, found in by_seed.items()} for name, by_seed in streams.items()}
+    cases = [case for each in flat(streams | trained) for case in _growth_cases(*each)]
+    for seed, squares in lemma.items():
+        inside = [1 + k / 2 <= square <= 1 + 3 * k / 2 for k, square in enumerate(squares) if k]
+        where = f"share of {DEEP} blocks within the bounds"
+        cases.append(Case(seed, where, statistics.fmean(inside), all(inside), "law"))
+    shares = mapped(streams, _shares)
     blocks = range(1, DEEP + 1)
     return Evidence(
         cases,
@@ -115,7 +115,7 @@ def _own_streams(init: str, seed: int) -> list[Tensor]:
     return streams_of(model, seed)
 
 
-def _growth_cases(seed: int, name: str, streams: Sequence[Tensor]) -> Iterator[Case]:
+def _growth_cases(name: str, seed: int, streams: Sequence[Tensor]) -> Iterator[Case]:
     part, blocks = "trained" if name == "trained" else "", range(1, len(streams))
     grows, shrinks = slope(blocks, _squares(streams[1:])), slope(blocks, _shares(streams))
     yield Case(seed, f"{name}, slope of the mean square", grows, grows >= 0.1, part)
@@ -126,13 +126,6 @@ def _lemma(seed: int) -> list[float]:
     """Mean squares before the first block and after each, ReLU, Xavier weights, from N(0, 1)."""
     stack = stack_of("pre", DEEP, seed, init="xavier", activation="relu")
     return _squares(stream_by_block(stack, noise(96, seed)))
-
-
-def _lemma_case(seed: int, squares: Sequence[float]) -> Case:
-    inside = [1 + k / 2 <= square <= 1 + 3 * k / 2 for k, square in enumerate(squares) if k]
-    share = sum(inside) / len(inside)
-    where = f"share of {DEEP} blocks within the bounds"
-    return Case(seed, where, share, all(inside), "law")
 
 
 BLOCKS, NARROW = 12, 32
@@ -162,15 +155,11 @@ def variance_by_block(setup: Setup) -> Evidence:
     figure = Figure.share("% of the starts that keep it within 5 % at each block", cases)
     if setup.fresh:  # the part has no condition to confirm
         return Evidence(cases, figure)
-    far = {
-        name: {seed: _variances(name, FAR, seed, "xavier") for seed in setup.seeds} for name in PLAIN_SCHEMES
-    }
-    for name, by_seed in far.items():
-        for seed, values in by_seed.items():
-            ratio = values[-1] / values[0] if math.isfinite(values[-1]) else math.inf
-            where = f"{name}, variance after {FAR} blocks over that at entry"
-            cases.append(Case(seed, where, ratio, 1e-3 <= ratio <= 1e3, "hundred", within=has_both(name)))
-    shown = {name: {seed: values[::4] for seed, values in by_seed.items()} for name, by_seed in far.items()}
+    far = setup.by_seed(PLAIN_SCHEMES, lambda name, seed: _variances(name, FAR, seed, "xavier"))
+    for name, seed, values in flat(far):
+        ratio = values[-1] / values[0] if math.isfinite(values[-1]) else math.inf
+        where = f"{name}, variance after {FAR} blocks over that at entry"
+        cases.append(Case(seed, where, ratio, 1e-3 <= ratio <= 1e3, "hundred", within=has_both(name)))
     return Evidence(
         cases,
         figure,
@@ -179,7 +168,7 @@ def variance_by_block(setup: Setup) -> Evidence:
                 "The stream's variance at the start, Xavier weights",
                 "block",
                 "variance",
-                lines_along(range(0, FAR + 1, 4), shown),
+                lines_along(range(0, FAR + 1, 4), mapped(far, lambda values: values[::4])),
                 "y",
             )
         ],
@@ -242,21 +231,16 @@ LEVEL = 0.1
 )
 def scaled_start(setup: Setup) -> Evidence:
     """Variance and gradient by depth under 1/√L, 1/√(2L) and nothing; GPT-2's own start."""
-    ends = {name: {s: _ends(name, s) for s in setup.seeds} for name in (*COUNTS, "nothing")}
-    cases = []
-    for name in COUNTS:
-        for seed, grown in ends[name].items():
-            p, last = slope(LENGTHS, grown), grown[-1]
-            where = f"N = {name}, {LENGTHS[-1]} blocks"
-            cases.append(Case(seed, f"N = {name}, exponent in L", p, abs(p) <= LEVEL, "depth"))
-            cases.append(Case(seed, where, last, abs(last - 1) <= 0.1, "one"))
-    own = {width: {seed: _own_growth(seed, width) for seed in setup.seeds} for width in (64, 256)}
-    cases += setup.cases(_gradient_cases)
-    cases += [
+    ends, own = setup.by_seed((*COUNTS, "nothing"), _ends), setup.by_seed((64, 256), _own_growth)
+    cases = [
         Case(seed, f"gpt2, 12 blocks, d = {width}", value, 0.5 <= value <= 2)
-        for width, by_seed in own.items()
-        for seed, value in by_seed.items()
+        for width, seed, value in flat(own)
     ]
+    for name, seed, grown in flat({name: ends[name] for name in COUNTS}):
+        p, last, where = slope(LENGTHS, grown), grown[-1], f"N = {name}, {LENGTHS[-1]} blocks"
+        cases.append(Case(seed, f"N = {name}, exponent in L", p, abs(p) <= LEVEL, "depth"))
+        cases.append(Case(seed, where, last, abs(last - 1) <= 0.1, "one"))
+    cases += setup.cases(_gradient_cases)
     means = {name: statistics.fmean(grown[-1] for grown in by.values()) for name, by in ends.items()}
     return Evidence(
         cases,
@@ -311,7 +295,7 @@ def _gradient_cases(seed: int) -> Iterator[Case]:
         yield Case(seed, where, p, abs(p) <= LEVEL, "gradient")
 
 
-def _own_growth(seed: int, width: int) -> float:
+def _own_growth(width: int, seed: int) -> float:
     torch.manual_seed(seed)
     model = build("decoder", scheme="gpt2", depth=12, width=width, heads=4, vocab=256, context=32)
     streams = streams_of(model, seed)
@@ -340,21 +324,16 @@ FINALS = ("pre", "pre-no-final")
 )
 def final_norm(setup: Setup) -> Evidence:
     """Paired losses; the output's mean square by depth with and without the final norm."""
-    outputs = {
-        (scheme, init): {seed: _outputs(scheme, init, seed) for seed in setup.seeds}
-        for scheme in FINALS
-        for init in INITS[:2]
-    }
+    outputs = setup.by_seed(itertools.product(FINALS, INITS[:2]), lambda start, seed: _outputs(*start, seed))
     runs = [Recipe(scheme="pre-no-final", depth=6), Recipe(scheme="pre", depth=6)]
     cases = effects(setup, runs, lead, "6 blocks, nats that it saves", smallest=SAVES)
     saved = Figure.largest("nats that a final norm saves", cases)
-    for (scheme, init), by_seed in outputs.items():
-        for seed, squares in by_seed.items():
-            p, where = slope(LENGTHS, squares), f"{scheme}, {init} weights, exponent in L"
-            if scheme == "pre":
-                cases.append(Case(seed, where, p, abs(p) <= 0.05, "scale"))
-            else:
-                cases.append(Case(seed, where, p, p >= 0.5, "without"))
+    for (scheme, init), seed, squares in flat(outputs):
+        p, where = slope(LENGTHS, squares), f"{scheme}, {init} weights, exponent in L"
+        if scheme == "pre":
+            cases.append(Case(seed, where, p, abs(p) <= 0.05, "scale"))
+        else:
+            cases.append(Case(seed, where, p, p >= 0.5, "without"))
     shown = {f"{scheme}, {init}": by_seed for (scheme, init), by_seed in outputs.items()}
     return Evidence(
         cases,

@@ -20,7 +20,9 @@ from normscope.claims.form import (
     Source,
     claim,
     effect,
+    flat,
     lines_along,
+    mapped,
 )
 from normscope.claims.training import LEVELS, Recipe, subjects, train_models, unigram_losses
 from normscope.nn import SwapWarning, swap
@@ -89,20 +91,17 @@ def swap_breaks(setup: Setup) -> Evidence:
         "pre → post": _moved(setup, replace(first, scheme="pre"), "post"),
     }
     cases = []
-    for (way, by_seed), back in zip(ways.items(), ("", "reverse "), strict=True):
-        for seed, moved in by_seed.items():
-            share = (moved.swapped - moved.trained) / max(-moved.trained, 1e-3)
-            cases.append(effect(seed, f"{way}, share lost", share, HALF, part=back.strip()))
-            behind, part = moved.tuned - moved.scratch, f"{back}scratch"
-            cases.append(effect(seed, f"{way}, nats behind a new model", behind, NO_BETTER, part=part))
+    for way, seed, moved in flat(ways):
+        back = "" if way == "post → pre" else "reverse "
+        share = (moved.swapped - moved.trained) / max(-moved.trained, 1e-3)
+        cases.append(effect(seed, f"{way}, share lost", share, HALF, part=back.strip()))
+        behind, part = moved.tuned - moved.scratch, f"{back}scratch"
+        cases.append(effect(seed, f"{way}, nats behind a new model", behind, NO_BETTER, part=part))
     there = ways["post → pre"]
     for seed, moved in there.items():
         decades = math.log10(moved.gradient)
         cases.append(effect(seed, "decades that the gradient grows", decades, 1.0, part="explosion"))
-    rows = {
-        way: {seed: [getattr(moved, stage) for stage in STAGES] for seed, moved in by_seed.items()}
-        for way, by_seed in ways.items()
-    }
+    rows = mapped(ways, lambda moved: [moved.trained, moved.swapped, moved.tuned, moved.scratch])
     medians = {
         way: [f"{statistics.median(values):+.2f}" for values in zip(*by_seed.values(), strict=True)]
         for way, by_seed in rows.items()
@@ -129,9 +128,6 @@ def swap_breaks(setup: Setup) -> Evidence:
         ],
         of="seeds",
     )
-
-
-STAGES = ("trained", "swapped", "tuned", "scratch")
 
 
 def _moved(setup: Setup, first: Recipe, scheme: str) -> dict[int, Moved]:

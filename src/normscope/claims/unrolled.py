@@ -11,9 +11,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from normscope.claims.experiments import gaussian
 from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, Source, claim, lines_of
 from normscope.claims.norm_jacobian import distance
-from normscope.claims.real_blocks import F64, Sublayer, at_last_token, embedded, jacobian, started, walk
+from normscope.claims.real_blocks import (
+    F64,
+    Sublayer,
+    at_last_token,
+    embedded,
+    jacobian,
+    one_token,
+    started,
+    walk,
+)
 from normscope.linalg import layer_norm_jacobian
 from normscope.nn import Decoder
 
@@ -99,7 +109,7 @@ def _gradients(model: Decoder, start: Tensor, cut: bool) -> list[Tensor]:
     for layer in layers:
         states.append(_stepped(layer, states[-1], cut))
     read = model.final_norm(states[-1])
-    weight = torch.randn(read.shape, dtype=F64, generator=torch.Generator().manual_seed(1))
+    weight = gaussian(1, *read.shape)
     found = torch.autograd.grad((read * weight).sum(), states)
     return [weight[0], *(gradient[0] for gradient in reversed(found))]
 
@@ -210,8 +220,7 @@ def _form_case(form: Tensor, layers: Sequence[Sublayer], seed: int, where: str, 
 def _layers(scheme: str, depth: int, seed: int) -> list[Sublayer]:
     """The layers of a stack that one token goes through by itself."""
     model, _ = started(scheme, init="xavier", depth=depth, width=16, seed=seed)
-    x = torch.randn(16, dtype=F64, generator=torch.Generator().manual_seed(seed))
-    return walk(model, x[None, None])[0]
+    return one_token(model, 16, seed)[0]
 
 
 def _normed(layer: Sublayer, x_BD: Tensor) -> Tensor:

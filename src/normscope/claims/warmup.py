@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from normscope.claims.form import Case, Evidence, Figure, Kind, Sentence, Setup, Source, claim, effect
+from normscope.claims.form import Case, Evidence, Figure, Kind, Sentence, Setup, Source, claim, effect, flat
 from normscope.claims.measure import NotMeasured
 from normscope.claims.training import (
     WARMUP,
@@ -117,13 +117,8 @@ SGD = tuple(Recipe(scheme="post", depth=8, optimizer="sgd", lr=lr) for lr in (0.
 def fails_by_divergence(setup: Setup) -> Evidence:
     """How the runs of Post-LN without warm-up end that fail."""
     outcomes = trained(setup, [*POST, *ladder(POST[0]), *SGD])
-    cases = [
-        case
-        for recipe, by_seed in outcomes.items()
-        for seed, outcome in by_seed.items()
-        if not outcome.trains
-        for case in _ends(recipe, seed, outcome)
-    ]
+    failing = [each for each in flat(outcomes) if not each[-1].trains]
+    cases = [case for each in failing for case in _ends(*each)]
     if not any(case.part == "adamw" for case in cases):
         raise NotMeasured("every Post-LN run without warm-up trains under AdamW")
     return Evidence(

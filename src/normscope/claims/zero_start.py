@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from normscope.claims.at_start import blocks_of, decoder, noise, stack_of, stream_by_block
-from normscope.claims.form import Case, Evidence, Figure, Kind, Sentence, Setup, Source, claim, effect
+from normscope.claims.form import Case, Evidence, Figure, Kind, Sentence, Setup, Source, claim, effect, mapped
 from normscope.claims.training import (
     COUNTS,
     Recipe,
@@ -60,15 +60,11 @@ def zero_last_maps(setup: Setup) -> Evidence:
     for name, value in moved.items():
         cases.append(Case(None, name, value, value == 0, within=is_bare_sum(name.split(",")[0])))
         cases.append(Case(None, name, value, value == 0, "any"))
-    runs = {
-        f"{name}, zero" if zero else name: train_changed(
-            setup,
-            Recipe(scheme=scheme, depth=6, init="xavier", steps=LONG_STEPS if setup.long else STEPS),
-            zero_last if zero else None,
-        )
-        for name, scheme in RUNS.items()
-        for zero in (False, True)
-    }
+    runs = {}
+    for name, scheme in RUNS.items():
+        recipe = Recipe(scheme=scheme, depth=6, init="xavier", steps=LONG_STEPS if setup.long else STEPS)
+        runs[name] = train_changed(setup, recipe)
+        runs[f"{name}, zero"] = train_changed(setup, recipe, zero_last)
     cases += setup.cases(lambda seed: _loss_cases(seed, runs))
     exact = float(sum(value == 0 for value in moved.values()))
     return Evidence(
@@ -169,9 +165,9 @@ def zero_gains(setup: Setup) -> Evidence:
     figure = Figure.share("% of the places where γ = 0 gives the identity", cases)
     if setup.fresh:  # the runs have no condition to confirm
         return Evidence(cases, figure)
-    runs = {
-        f"{place}, γ = {gain}": _train_with_gain(setup, place, gain) for place in TRAINED for gain in (1, 0)
-    }
+    runs = {}
+    for place, gain in itertools.product(TRAINED, (1, 0)):
+        runs[f"{place}, γ = {gain}"] = _train_with_gain(setup, place, gain)
     dead = [case.value for case in cases if case.where.startswith("before") and "relu" in case.where]
     return Evidence(
         [*cases, *setup.cases(lambda seed: _settling_cases(seed, runs))],
@@ -199,27 +195,25 @@ def set_gains(module: nn.Module, slot: Slot, value: float) -> None:
 
 
 def _identity_cases(seed: int) -> Iterator[Case]:
-    for place, (scheme, slot) in PLACES.items():
-        for init, biases in (("xavier", "biases 0"), ("torch", "biases drawn")):
-            stack = stack_of(scheme, DEPTH, seed, width=WIDTH, heads=2, init=init)
-            set_gains(stack, slot, 0.0)
-            streams = stream_by_block(stack, noise(WIDTH, seed))
-            moved = float((streams[-1] - streams[0]).norm() / streams[0].norm())
-            yield Case(seed, f"{place}, {biases}", moved, moved == 0, met=slot is Slot.BRANCH_OUT)
+    biases = {"xavier": "biases 0", "torch": "biases drawn"}
+    for (place, (scheme, slot)), init in itertools.product(PLACES.items(), biases):
+        stack = stack_of(scheme, DEPTH, seed, width=WIDTH, heads=2, init=init)
+        set_gains(stack, slot, 0.0)
+        streams = stream_by_block(stack, noise(WIDTH, seed))
+        moved = float((streams[-1] - streams[0]).norm() / streams[0].norm())
+        yield Case(seed, f"{place}, {biases[init]}", moved, moved == 0, met=slot is Slot.BRANCH_OUT)
 
 
 def _learning_cases(seed: int) -> Iterator[Case]:
     """Share of the vectors γ, all at zero, whose gradient is not zero."""
-    for place, (scheme, slot) in PLACES.items():
-        for activation in ("gelu", "relu"):
-            model, ids, labels = decoder(scheme, 4, seed, width=WIDTH, activation=activation)
-            set_gains(model, slot, 0.0)
-            model(ids, labels).loss.backward()
-            alive = [gain.grad is not None and bool(gain.grad.any()) for gain in gains_of(model, slot)]
-            share = sum(alive) / len(alive)
-            met = slot is not Slot.STREAM and activation == "gelu"
-            where = f"{place}, {activation}, share of γ with a gradient"
-            yield Case(seed, where, share, share == 1, "learns", met=met)
+    for (place, (scheme, slot)), activation in itertools.product(PLACES.items(), ("gelu", "relu")):
+        model, ids, labels = decoder(scheme, 4, seed, width=WIDTH, activation=activation)
+        set_gains(model, slot, 0.0)
+        model(ids, labels).loss.backward()
+        share = statistics.fmean(g.grad is not None and bool(g.grad.any()) for g in gains_of(model, slot))
+        met = slot is not Slot.STREAM and activation == "gelu"
+        where = f"{place}, {activation}, share of γ with a gradient"
+        yield Case(seed, where, share, share == 1, "learns", met=met)
 
 
 def _train_with_gain(setup: Setup, place: str, gain: float) -> dict[int, ShortRun]:
@@ -272,10 +266,8 @@ def gates_help_early(setup: Setup) -> Evidence:
     post = replace(POST[1], depth=depth)
     gated = {name: replace(NO_NORM, scheme=name, depth=depth) for name in GATED}
     plain = {name: replace(recipe, depth=depth) for name, recipe in GATED.items()}
-    early = {
-        recipe: {seed: replace(outcome, losses=outcome.losses[:EARLY]) for seed, outcome in by_seed.items()}
-        for recipe, by_seed in trained(setup, [*gated.values(), *plain.values(), post]).items()
-    }
+    outcomes = trained(setup, [*gated.values(), *plain.values(), post])
+    early = mapped(outcomes, lambda outcome: replace(outcome, losses=outcome.losses[:EARLY]))
     cases = []
     for name, other in plain.items():
         for seed in setup.seeds:
