@@ -167,6 +167,12 @@ def at_least_one(setup: Setup) -> Evidence:
     gradients = [case for case in cases if case.part == "gradient"]
     ordered = sorted(case.value for case in own)
     shares = [(i + 1) / len(ordered) for i in range(len(ordered))]
+    plot = Plot(
+        "Smallest singular value of a residual layer",
+        "σ_min",
+        "share of layers below",
+        [Line("σ_min(I + J_F)", ordered, shares)],
+    )
     return Evidence(
         cases,
         Figure(
@@ -178,14 +184,7 @@ def at_least_one(setup: Setup) -> Evidence:
             f"{_below(gradients):.0%} of the layers make the gradient shorter, the worst to "
             f"{min(case.value for case in gradients):.3g} of what it was.",
         ],
-        plots=[
-            Plot(
-                "Smallest singular value of a residual layer",
-                "σ_min",
-                "share of layers below",
-                [Line("σ_min(I + J_F)", ordered, shares)],
-            )
-        ],
+        plots=[plot],
     )
 
 

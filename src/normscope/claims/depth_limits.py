@@ -146,21 +146,20 @@ def residuals_carry_depth(setup: Setup) -> Evidence:
     for seed in setup.seeds:
         recipe, found = best({recipe: outcomes[recipe] for recipe in plain}, seed)
         cases.append(Case(seed, str(recipe), found.excess, found.trains, "shallow"))
+    plot = Plot(
+        "The gradient on its way down, at the start",
+        "blocks below the top",
+        "log10 of its size there over that at the top",
+        lines_along(range(1, 101), mapped(chains, lambda logs: logs[1:])),
+        "x",
+    )
     return Evidence(
         cases,
         Figure(
             "decades that a gradient loses through 20 blocks without residuals",
             {seed: -logs[20] for seed, logs in chains["plain"].items()},
         ),
-        plots=[
-            Plot(
-                "The gradient on its way down, at the start",
-                "blocks below the top",
-                "log10 of its size there over that at the top",
-                lines_along(range(1, 101), mapped(chains, lambda logs: logs[1:])),
-                "x",
-            )
-        ],
+        plots=[plot],
         notes=tally(trainings),
         of="stacks",
     )

@@ -103,22 +103,21 @@ def erased_at_each_norm(setup: Setup) -> Evidence:
         points.setdefault(f"{start}, d = {width}", {}).setdefault(depth, []).append(lost)
     final = [crossings("pre", "xavier", 6, 32, seed, setup)[-1].share for seed in setup.seeds]
     ordered = sorted(share for each in shares.values() for share in each)
+    plot = Plot(
+        "What the norms of a Post-LN stack take from the gradient, at the start",
+        "blocks",
+        "share of energy erased, all norms together",
+        lines_of(points),
+        "x",
+        {"half": 0.5},
+    )
     return Evidence(
         cases,
         Figure(
             "median share erased at a norm, in units of 2/d",
             {seed: float(torch.tensor(each).median()) for seed, each in shares.items()},
         ),
-        plots=[
-            Plot(
-                "What the norms of a Post-LN stack take from the gradient, at the start",
-                "blocks",
-                "share of energy erased, all norms together",
-                lines_of(points),
-                "x",
-                {"half": 0.5},
-            )
-        ],
+        plots=[plot],
         notes=[
             f"Shares erased at a norm run from {ordered[0]:.2g} to {ordered[-1]:.2g} times 2/d.",
             f"Pre-LN's final norm, the one norm on its stream, takes {min(final):.1%} to {max(final):.1%} "
@@ -150,22 +149,21 @@ def erased_again(setup: Setup) -> Evidence:
         for index, share in enumerate(shares, 1):
             points.setdefault(f"{start}, d = {width}", {}).setdefault(index, []).append(share)
     zero = max(_share_without_branches(seed) for seed in setup.seeds)
+    plot = Plot(
+        "Share of the gradient that each norm of a Post-LN stack erases, 12 blocks",
+        "norm, the last one next to the head",
+        "share / (2/d)",
+        lines_of(points),
+        "y",
+        {"no preferred direction": 1.0},
+    )
     return Evidence(
         cases,
         Figure(
             "median share erased at a norm below the last, in units of 2/d",
             {s: statistics.median(case.value for case in cases if case.seed == s) for s in setup.seeds},
         ),
-        plots=[
-            Plot(
-                "Share of the gradient that each norm of a Post-LN stack erases, 12 blocks",
-                "norm, the last one next to the head",
-                "share / (2/d)",
-                lines_of(points),
-                "y",
-                {"no preferred direction": 1.0},
-            )
-        ],
+        plots=[plot],
         notes=[
             f"The last norm takes {min(last):.2g} to {max(last):.2g} times 2/d.",
             "What one norm takes away is gone before the norm below it, and where the branch adds little the "

@@ -222,14 +222,13 @@ def gradient_by_scale(setup: Setup) -> Evidence:
         name: {scale: [found[name][0] for found in by.values()] for scale, by in bowls.items()}
         for name in names
     }
+    plot = Plot(
+        "Sharpness at the start", "Xavier weights ×", "λ_max of the Hessian", lines_of(sharpest), "xy"
+    )
     return Evidence(
         cases,
         Figure.largest("largest relative error", cases),
-        plots=[
-            Plot(
-                "Sharpness at the start", "Xavier weights ×", "λ_max of the Hessian", lines_of(sharpest), "xy"
-            )
-        ],
+        plots=[plot],
         notes=[
             f"Xavier weights × {scale:g}, without norms, Pre-LN, Post-LN: {figure} "
             + ", ".join(f"{statistics.fmean(found[n][k] for found in by_seed.values()):.3g}" for n in names)

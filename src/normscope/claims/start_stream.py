@@ -160,18 +160,17 @@ def variance_by_block(setup: Setup) -> Evidence:
         ratio = values[-1] / values[0] if math.isfinite(values[-1]) else math.inf
         where = f"{name}, variance after {FAR} blocks over that at entry"
         cases.append(Case(seed, where, ratio, 1e-3 <= ratio <= 1e3, "hundred", within=has_both(name)))
+    plot = Plot(
+        "The stream's variance at the start, Xavier weights",
+        "block",
+        "variance",
+        lines_along(range(0, FAR + 1, 4), mapped(far, lambda values: values[::4])),
+        "y",
+    )
     return Evidence(
         cases,
         figure,
-        plots=[
-            Plot(
-                "The stream's variance at the start, Xavier weights",
-                "block",
-                "variance",
-                lines_along(range(0, FAR + 1, 4), mapped(far, lambda values: values[::4])),
-                "y",
-            )
-        ],
+        plots=[plot],
         of=f"starts of the {len(SCHEMES)} schemes, with Xavier weights and with their own",
         parts_of={"hundred": "schemes"},
     )
@@ -242,19 +241,18 @@ def scaled_start(setup: Setup) -> Evidence:
         cases.append(Case(seed, where, last, abs(last - 1) <= 0.1, "one"))
     cases += setup.cases(_gradient_cases)
     means = {name: statistics.fmean(grown[-1] for grown in by.values()) for name, by in ends.items()}
+    plot = Plot(
+        "The stream's variance after L Pre-LN blocks",
+        "blocks L",
+        "variance / at entry",
+        lines_along(LENGTHS, ends),
+        "xy",
+        {"kept": 1},
+    )
     return Evidence(
         cases,
         Figure("variance after 12 blocks of GPT-2 over that at entry, d = 256", own[256]),
-        plots=[
-            Plot(
-                "The stream's variance after L Pre-LN blocks",
-                "blocks L",
-                "variance / at entry",
-                lines_along(LENGTHS, ends),
-                "xy",
-                {"kept": 1},
-            )
-        ],
+        plots=[plot],
         notes=[
             f"Variance after {LENGTHS[-1]} blocks: "
             + ", ".join(f"{mean:.3g} by {name}" for name, mean in means.items())
@@ -335,18 +333,13 @@ def final_norm(setup: Setup) -> Evidence:
         else:
             cases.append(Case(seed, where, p, p >= 0.5, "without"))
     shown = {f"{scheme}, {init}": by_seed for (scheme, init), by_seed in outputs.items()}
+    plot = Plot(
+        "What the head reads, at the start", "blocks L", "mean square", lines_along(LENGTHS, shown), "xy"
+    )
     return Evidence(
         cases,
         saved,
-        plots=[
-            Plot(
-                "What the head reads, at the start",
-                "blocks L",
-                "mean square",
-                lines_along(LENGTHS, shown),
-                "xy",
-            )
-        ],
+        plots=[plot],
         unmeasured=["its effect on fine-tuning on another task, of which 004 speaks"],
     )
 

@@ -106,21 +106,20 @@ def swap_breaks(setup: Setup) -> Evidence:
         way: [f"{statistics.median(values):+.2f}" for values in zip(*by_seed.values(), strict=True)]
         for way, by_seed in rows.items()
     }
+    plot = Plot(
+        "Moving the norms of a trained model",
+        f"1 trained, 2 moved, 3 after {AFTER} steps more, 4 a new model with {AFTER} steps",
+        "nats above the byte frequencies, held-out",
+        lines_along(range(1, 5), rows, marks=True),
+        levels=LEVELS,
+    )
     return Evidence(
         cases,
         Figure(
             "loss added at once by moving the norms, in nats",
             {seed: moved.swapped - moved.trained for seed, moved in there.items()},
         ),
-        plots=[
-            Plot(
-                "Moving the norms of a trained model",
-                f"1 trained, 2 moved, 3 after {AFTER} steps more, 4 a new model with {AFTER} steps",
-                "nats above the byte frequencies, held-out",
-                lines_along(range(1, 5), rows, marks=True),
-                levels=LEVELS,
-            )
-        ],
+        plots=[plot],
         notes=[
             f"{way}, medians, nats from the byte frequencies: trained {trained}, moved {swapped}, "
             f"{AFTER} steps later {tuned}, a new model after {AFTER} steps {scratch}."

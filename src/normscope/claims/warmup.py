@@ -80,18 +80,16 @@ def needs_warmup(setup: Setup) -> Evidence:
     cold = pre[-1]
     pair = [replace(cold, warmup=warmup), cold]
     cases += effects(setup, pair, lead, str(cold), smallest=LITTLE, part="short")
+    plot = curves(
+        "Post-LN and Pre-LN with and without warm-up", trained(setup, [deep[0], warm[0], post[-2], cold])
+    )
     return Evidence(
         cases,
         Figure(
             f"Post-LN of {deep[-1].depth} blocks without warm-up ends above the byte frequencies by, in nats",
             {seed: outcome.excess for seed, outcome in outcomes[deep[-1]].items()},
         ),
-        plots=[
-            curves(
-                "Post-LN and Pre-LN with and without warm-up",
-                trained(setup, [deep[0], warm[0], post[-2], cold]),
-            )
-        ],
+        plots=[plot],
         notes=tally(outcomes | trained(setup, warm)),
         of="runs",
     )
@@ -182,19 +180,16 @@ def clipping_rescues(setup: Setup) -> Evidence:
                     cases.append(effect(seed, where, reaches([guarded]), 0.0, part="sgd"))
     cases += effects(setup, [sound, clipped[sound]], lead, smallest=LITTLE, part="harm")
     worst = UNSTABLE[0]
+    plot = curves(
+        "SGD, no norms, 6 blocks", {recipe: outcomes[recipe] for recipe in (worst, clipped[worst])}, most=1.0
+    )
     return Evidence(
         cases,
         Figure(
             f"nats under the byte frequencies that clipping reaches: {worst}, SGD",
             {seed: max(-3.0, -found.excess) for seed, found in outcomes[clipped[worst]].items()},
         ),
-        plots=[
-            curves(
-                "SGD, no norms, 6 blocks",
-                {recipe: outcomes[recipe] for recipe in (worst, clipped[worst])},
-                most=1.0,
-            )
-        ],
+        plots=[plot],
         notes=tally(outcomes),
         of="failing runs",
     )
