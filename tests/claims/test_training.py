@@ -14,7 +14,7 @@ from normscope.claims.training import (
     Outcome,
     Recipe,
     best,
-    curve,
+    curves,
     fewest_steps,
     ladder,
     subjects,
@@ -86,7 +86,7 @@ def test_the_best_recipe_and_the_fastest():
 
 
 def test_a_curve_has_a_point_for_every_tenth_step():
-    line = curve("pre", {0: outcome(-0.5), 1: outcome(-0.5, 1)})
+    (line,) = curves("a plot", {"pre": {0: outcome(-0.5), 1: outcome(-0.5, 1)}}).lines
     assert line.x[:2] == [20, 30]
     assert line.y[-1] == pytest.approx(-0.5, abs=0.01)
     assert all(low <= y <= high for low, y, high in zip(line.low, line.y, line.high, strict=True))

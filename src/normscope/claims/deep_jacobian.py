@@ -228,12 +228,11 @@ def _ranks(init: str, seed: int) -> Iterator[Rank]:
     model, _ = started("post", init=init, depth=DEPTHS[-1] // 2, width=WIDTH, seed=seed, eps=0)
     layers, _ = one_token(model, WIDTH, seed)
     factors = [step_jacobian(layer) for layer in layers]
-    running: dict[int, list[list[int]]] = {}
+    running: dict[int, Integers] = {}
     for number, layer in enumerate(layers, 1):
         exact = _exact_factor(layer)
         for prime in PRIMES:
-            before, factor = running.get(prime), _modulo(exact, prime)
-            running[prime] = factor if before is None else _times(factor, before, prime)
+            running[prime] = _modulo(exact, prime) @ running.get(prime, np.eye(WIDTH, dtype=object)) % prime
         if number in DEPTHS:
             rank = max(_rank(running[prime], prime) for prime in PRIMES)
             with torch.no_grad():
@@ -263,43 +262,39 @@ def _exact_factor(layer: Sublayer) -> tuple[list[float], list[list[float]]]:
     return z.tolist(), branch.tolist()
 
 
-def _modulo(factor: tuple[list[float], list[list[float]]], prime: int) -> list[list[int]]:
+Integers = np.ndarray[Any, np.dtype[np.object_]]
+"""Python's integers, which do not overflow."""
+
+
+def _modulo(factor: tuple[list[float], list[list[float]]], prime: int) -> Integers:
     """σ J [D, D] modulo `prime`, without rounding."""
-    z, branch = factor[0], factor[1]
-    width, whole = len(z), range(len(z))
-    z_mod = [_fraction(value, prime) for value in z]
-    mean = sum(z_mod) * pow(width, -1, prime)
-    centred = [(value - mean) % prime for value in z_mod]
-    over = pow(sum(value * value for value in centred), -1, prime)
-    share = pow(width, -1, prime)
-    norm = [[((i == j) - share - centred[i] * centred[j] * over) % prime for j in whole] for i in whole]
-    sum_with = [[((i == j) + _fraction(branch[i][j], prime)) % prime for j in whole] for i in whole]
-    return _times(norm, sum_with, prime)
+    z_D, branch_DD = (_fractions(values, prime) for values in factor)
+    eye_DD, share = np.eye(len(z_D), dtype=object), pow(len(z_D), -1, prime)
+    centred_D = (z_D - z_D.sum() * share) % prime
+    over = pow(centred_D @ centred_D, -1, prime)
+    norm_DD = eye_DD - share - np.outer(centred_D, centred_D) * over
+    return norm_DD @ (eye_DD + branch_DD) % prime
 
 
-def _fraction(value: float, prime: int) -> int:
-    above, below = value.as_integer_ratio()
-    return above * pow(below, -1, prime) % prime
+def _fractions(values: list[Any], prime: int) -> Integers:
+    """Every float as the fraction that it is, modulo `prime`."""
+    ratios = np.array(values, dtype=object)
+    for place, value in np.ndenumerate(ratios):
+        above, below = value.as_integer_ratio()
+        ratios[place] = above * pow(below, -1, prime) % prime
+    return ratios
 
 
-def _times(a: list[list[int]], b: list[list[int]], prime: int) -> list[list[int]]:
-    columns = list(zip(*b, strict=True))
-    return [[sum(x * y for x, y in zip(row, column, strict=True)) % prime for column in columns] for row in a]
-
-
-def _rank(matrix: list[list[int]], prime: int) -> int:
-    """By Gauss's elimination modulo `prime`: never above the rank over the rationals."""
-    rows, rank = [list(row) for row in matrix], 0
+def _rank(matrix: Integers, prime: int) -> int:
+    """The rank by Gauss's elimination modulo `prime`: never above the rank over the rationals."""
+    rows, rank = matrix.copy(), 0
     for column in range(len(rows)):
-        pivot = next((i for i in range(rank, len(rows)) if rows[i][column]), None)
-        if pivot is None:
-            continue
-        rows[rank], rows[pivot] = rows[pivot], rows[rank]
-        inverse = pow(rows[rank][column], -1, prime)
-        for i in range(rank + 1, len(rows)):
-            factor = rows[i][column] * inverse
-            rows[i] = [(x - factor * y) % prime for x, y in zip(rows[i], rows[rank], strict=True)]
-        rank += 1
+        pivot = next((i for i in range(rank, len(rows)) if rows[i, column]), None)
+        if pivot is not None:
+            rows[[rank, pivot]] = rows[[pivot, rank]]
+            factors = rows[rank + 1 :, column] * pow(rows[rank, column], -1, prime)
+            rows[rank + 1 :] = (rows[rank + 1 :] - np.outer(factors, rows[rank])) % prime
+            rank += 1
     return rank
 
 

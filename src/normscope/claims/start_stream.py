@@ -7,6 +7,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,7 +61,8 @@ INITS = ("xavier", "normal", "gpt2")
 )
 def stream_of_pre_ln(setup: Setup) -> Evidence:
     """Slopes of the stream's mean square and of the branches' share; the lemma; a trained model."""
-    streams = setup.by_seed(INITS, _own_streams)
+    model = {"scheme": "pre", "depth": DEEP, "width": 96, "vocab": 64}
+    streams = setup.by_seed(INITS, lambda init, seed: _own_streams(seed, init=init, **model))
     runs = train_changed(setup, Recipe(scheme="pre", depth=8, steps=60))
     trained = {"trained": {seed: streams_of(run.model, seed) for seed, run in runs.items()}}
     lemma = {seed: _lemma(seed) for seed in setup.seeds}
@@ -109,10 +111,10 @@ def _shares(streams: Sequence[Tensor]) -> list[float]:
     return [float((after - before).norm() / after.norm()) for before, after in itertools.pairwise(streams)]
 
 
-def _own_streams(init: str, seed: int) -> list[Tensor]:
+def _own_streams(seed: int, **options: Any) -> list[Tensor]:
+    """The stream by block of a model on its own embeddings."""
     torch.manual_seed(seed)
-    model = build("decoder", scheme="pre", depth=DEEP, width=96, heads=4, init=init, vocab=64, context=32)
-    return streams_of(model, seed)
+    return streams_of(build("decoder", heads=4, context=32, **options), seed)
 
 
 def _growth_cases(name: str, seed: int, streams: Sequence[Tensor]) -> Iterator[Case]:
@@ -294,9 +296,7 @@ def _gradient_cases(seed: int) -> Iterator[Case]:
 
 
 def _own_growth(width: int, seed: int) -> float:
-    torch.manual_seed(seed)
-    model = build("decoder", scheme="gpt2", depth=12, width=width, heads=4, vocab=256, context=32)
-    streams = streams_of(model, seed)
+    streams = _own_streams(seed, scheme="gpt2", depth=12, width=width, vocab=256)
     return variance(streams[-1]) / variance(streams[0])
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from normscope.claims.evidence import effect
-from normscope.claims.form import Case, Line, Plot, Setup, lines_along, lines_of
+from normscope.claims.form import Case, Plot, Setup, lines_along, lines_of, mapped
 from normscope.subjects import Subject
 from normscope.subjects.corpus import encode
 from normscope.subjects.text import load_text
@@ -40,6 +40,8 @@ RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 """The ladder that "tuned" means: half a decade a rung."""
 WARMUP = 200
 """Steps of a long warm-up, of 300."""
+MANY = 10**6
+"""More steps than any run has."""
 NEVER = math.inf
 """Steps to a loss that was not reached."""
 COUNTS = 0.05
@@ -300,15 +302,6 @@ LEVELS: Mapping[str, float] = {"byte frequencies alone": 0.0}
 """The loss of a run that learns nothing else."""
 
 
-def curve(name: str, by_seed: Mapping[int, Outcome], *, every: int = 10, most: float = math.inf) -> Line:
-    """Nats above the byte frequencies, at most `most`, by step; median and range over seeds."""
-    points: dict[float, list[float]] = {}
-    for outcome in by_seed.values():
-        for step, above in list(enumerate(outcome.progress, LAST))[::every]:
-            points.setdefault(step, []).append(min(above, most))
-    return Line.over_seeds(name, points)
-
-
 def curves(
     title: str,
     outcomes: Mapping[str, Mapping[int, Outcome]] | Outcomes,
@@ -316,8 +309,10 @@ def curves(
     every: int = 10,
     most: float = math.inf,
 ) -> Plot:
-    """A `curve` for each recipe or name."""
-    lines = [curve(str(name), by_seed, every=every, most=most) for name, by_seed in outcomes.items()]
+    """Nats above the byte frequencies, at most `most`, by step, a line for each recipe or name."""
+    named = {str(name): by_seed for name, by_seed in outcomes.items()}
+    rows = mapped(named, lambda outcome: [min(above, most) for above in outcome.progress[::every]])
+    lines = lines_along(range(LAST, MANY, every), rows)
     return Plot(title, "step", ABOVE, lines, levels=LEVELS)
 
 
@@ -330,8 +325,7 @@ def losses_plot(
 ) -> Plot:
     """The loss at every third step, or every `every`-th, of short runs by name and seed."""
     rows = {name: {s: run.losses[::every] for s, run in by_seed.items()} for name, by_seed in runs.items()}
-    longest = max(len(row) for by_seed in rows.values() for row in by_seed.values())
-    return Plot(title, "step", "loss, nats", lines_along(range(0, every * longest, every), rows), log)
+    return Plot(title, "step", "loss, nats", lines_along(range(0, MANY, every), rows), log)
 
 
 def rates_plot(title: str, tried: Mapping[str, Outcomes]) -> Plot:

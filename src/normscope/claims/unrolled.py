@@ -14,20 +14,11 @@ from torch.nn import functional
 from normscope.claims.experiments import gaussian
 from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, Source, claim, lines_of
 from normscope.claims.norm_jacobian import distance
-from normscope.claims.real_blocks import (
-    F64,
-    Sublayer,
-    at_last_token,
-    embedded,
-    jacobian,
-    one_token,
-    started,
-    walk,
-)
+from normscope.claims.real_blocks import Sublayer, at_last_token, embedded, jacobian, one_token, started, walk
 from normscope.linalg import layer_norm_jacobian
 from normscope.nn import Decoder
 
-ROUND_OFF = {F64: 1e-12, torch.float32: 1e-4}
+ROUND_OFF = {torch.float64: 1e-12, torch.float32: 1e-4}
 """Relative error that the precision explains, over up to 128 additions."""
 
 
@@ -202,7 +193,7 @@ def _recursion_cases(seed: int) -> Iterator[Case]:
             for part, form in forms.items():
                 yield _form_case(form, layers[first:], seed, where, part)
         layers = _layers("pre", depth, seed)
-        eye = torch.eye(16, dtype=F64)
+        eye = torch.eye(16, dtype=torch.float64)
         factors = [eye + jacobian(partial(_normed, layer), layer.x[0, 0]) for layer in layers]
         yield _form_case(_product(factors), layers, seed, f"Pre-LN, {len(layers)} layers", "pre")
 
@@ -230,7 +221,7 @@ def _normed(layer: Sublayer, x_BD: Tensor) -> Tensor:
 
 def _with_branch(layer: Sublayer) -> Tensor:
     """1 + ∂F/∂x."""
-    return torch.eye(16, dtype=F64) + jacobian(*at_last_token(layer.apply, layer.x))
+    return torch.eye(16, dtype=torch.float64) + jacobian(*at_last_token(layer.apply, layer.x))
 
 
 def _norm_factor(layer: Sublayer) -> Tensor:
