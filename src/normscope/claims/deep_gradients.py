@@ -211,7 +211,7 @@ def _residual_cases(seed: int) -> Iterator[Case]:
 
 def _least(branch: Tensor, where: str, seed: int) -> Case:
     value = float(singular_values(torch.eye(len(branch), dtype=F64) + branch)[-1])
-    return Case(seed, where, value, value >= 1 - 1e-10)
+    return Case.at_least(seed, where, value, 1 - 1e-10)
 
 
 def _gradient_cases(seed: int) -> Iterator[Case]:
@@ -226,8 +226,7 @@ def _gradient_cases(seed: int) -> Iterator[Case]:
         norms = [float(gradient.norm()) for gradient in torch.autograd.grad(loss, states)]
         for each, below, above in zip(layers, norms, norms[1:], strict=False):
             where = f"{words}, {each.kind} of block {each.block} of 8"
-            ratio = below / above
-            yield Case(seed, where, ratio, ratio >= 1 - 1e-10, "gradient")
+            yield Case.at_least(seed, where, below / above, 1 - 1e-10, "gradient")
 
 
 @claim(

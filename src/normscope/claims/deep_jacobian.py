@@ -85,8 +85,7 @@ def local_linearisation(setup: Setup) -> Evidence:
     remainders = setup.by_seed(LAYERS, lambda name, seed: _remainders(*LAYERS[name], seed))
     cases = []
     for name, seed, sizes in flat(remainders):
-        p = slope(STEPS, sizes)
-        cases.append(Case(seed, name, p, p >= LINEAR, within="kink" not in name))
+        cases.append(Case.at_least(seed, name, slope(STEPS, sizes), LINEAR, within="kink" not in name))
     smooth = [case for case in cases if "gelu" in case.where]
     kinks = [case for case in cases if not case.within]
     away = [case for case in cases if case.within and "relu" in case.where]

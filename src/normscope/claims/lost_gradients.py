@@ -96,7 +96,7 @@ def erased_at_each_norm(setup: Setup) -> Evidence:
         where = f"{start} weights, {depth} blocks, d = {width}"
         for index, each in enumerate(found, 1):
             norm = f"{where}, norm {index}, smallest variance {each.variance:.3g} ε"
-            cases.append(Case(seed, norm, each.leak, each.leak <= 1e-3, met=each.variance > 1000))
+            cases.append(Case.at_most(seed, norm, each.leak, 1e-3, met=each.variance > 1000))
         lost = 1 - math.prod(1 - each.share for each in found)
         cases.append(Case(seed, where, lost, lost >= 0.5, "vanishing"))
         shares[seed] += [each.share * width / 2 for each in found]
@@ -143,8 +143,8 @@ def erased_again(setup: Setup) -> Evidence:
     last: list[float] = []
     for seed, start, width in itertools.product(setup.seeds, STARTS, WIDTHS):
         shares = [each.share * width / 2 for each in crossings("post", start, 12, width, seed, setup)]
-        middle = statistics.median(shares[:-1])
-        cases.append(Case(seed, f"{start} weights, 12 blocks, d = {width}", middle, middle >= 0.5))
+        where = f"{start} weights, 12 blocks, d = {width}"
+        cases.append(Case.at_least(seed, where, statistics.median(shares[:-1]), 0.5))
         last.append(shares[-1])
         for index, share in enumerate(shares, 1):
             points.setdefault(f"{start}, d = {width}", {}).setdefault(index, []).append(share)
@@ -173,7 +173,7 @@ def erased_again(setup: Setup) -> Evidence:
 
 
 def _share_without_branches(seed: int) -> float:
-    """Of a drawn gradient, at the lower of two norms with nothing between them."""
+    """The share erased of a drawn gradient at the lower of two norms with nothing between them."""
     torch.manual_seed(seed)
     z = torch.randn(64, dtype=torch.float64)
     low = functional.layer_norm(z, (64,), eps=0.0).requires_grad_()
@@ -218,4 +218,4 @@ def _side_cases(seed: int) -> Iterator[Case]:
             ("left", pulled_back(layer, left).norm(dim=1).max() / size),
             ("arriving", (arriving @ lost.T).abs().max() / arriving.norm(dim=1).max()),
         ):
-            yield Case(seed, layer.name, float(value), bool(value <= 1e-7), part)
+            yield Case.at_most(seed, layer.name, float(value), 1e-7, part)

@@ -318,7 +318,7 @@ def needs_small_rates(setup: Setup) -> Evidence:
     for init in ("xavier", "normal"):
         for seed in setup.seeds:
             decades = math.log10(largest[f"pre, {init}"][seed] / largest[f"post, {init}"][seed])
-            cases.append(Case(seed, f"{init} weights, decades", decades, decades >= 0.25))
+            cases.append(Case.at_least(seed, f"{init} weights, decades", decades, 0.25))
     return Evidence(
         cases,
         Figure("largest rate that trains Post-LN from Xavier weights", largest["post, xavier"]),

@@ -99,7 +99,7 @@ def sublayers(model: Decoder, ids: Tensor) -> list[Sublayer]:
 
 @torch.no_grad()
 def embedded(model: Decoder, ids: Tensor) -> Tensor:
-    """What enters the first block (B, T, D)."""
+    """The stream that enters the first block (B, T, D)."""
     return model.embedding(ids, torch.arange(ids.shape[1])[None])
 
 

@@ -66,7 +66,7 @@ def _ids(seed: int) -> Tensor:
 
 
 def is_read_by_norm(name: str, role: Role) -> bool:
-    """Whether a norm reads what a map makes, by way of maps and ReLUs alone."""
+    """True if a norm reads the map's output, by way of maps and ReLUs alone."""
     if role in ("q", "k"):
         return SCHEMES[name].inside.qk_norm is not None
     placement = SCHEMES[name].placement

@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Setup:
-    """What to measure with.
+    """Seeds, form, text and kept runs to measure with.
 
     Attributes:
         seeds: each gives cases of its own.

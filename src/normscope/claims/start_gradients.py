@@ -236,7 +236,7 @@ def _layer_cases(seed: int, by_depth: Mapping[int, Sequence[float]]) -> Iterator
             yield Case(seed, f"{name} block, exponent in L", p, abs(p) <= FLAT, part)
     for depth, gradients in by_depth.items():
         ratio = max(gradients) / min(gradients)
-        yield Case(seed, f"{depth} blocks, largest over smallest", ratio, ratio <= 2, "even")
+        yield Case.at_most(seed, f"{depth} blocks, largest over smallest", ratio, 2, "even")
 
 
 def _vanish_cases(setup: Setup, seed: int) -> Iterator[Case]:

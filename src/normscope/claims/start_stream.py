@@ -120,8 +120,8 @@ def _own_streams(seed: int, **options: Any) -> list[Tensor]:
 def _growth_cases(name: str, seed: int, streams: Sequence[Tensor]) -> Iterator[Case]:
     part, blocks = "trained" if name == "trained" else "", range(1, len(streams))
     grows, shrinks = slope(blocks, _squares(streams[1:])), slope(blocks, _shares(streams))
-    yield Case(seed, f"{name}, slope of the mean square", grows, grows >= 0.1, part)
-    yield Case(seed, f"{name}, slope of the share", shrinks, shrinks <= -0.1, part)
+    yield Case.at_least(seed, f"{name}, slope of the mean square", grows, 0.1, part)
+    yield Case.at_most(seed, f"{name}, slope of the share", shrinks, -0.1, part)
 
 
 def _lemma(seed: int) -> list[float]:
@@ -179,7 +179,7 @@ def variance_by_block(setup: Setup) -> Evidence:
 
 
 def has_both(name: str) -> bool:
-    """Whether a scheme has residuals, and a norm in its blocks."""
+    """True for a scheme with residuals, and a norm in its blocks."""
     place = SCHEMES[name].placement_at(Where(1, depth=BLOCKS, kind="feed-forward", index=1))
     return name != "plain" and any(slot in place for slot in (Slot.BRANCH_IN, Slot.BRANCH_OUT, Slot.STREAM))
 
@@ -203,7 +203,7 @@ def _kept_cases(seed: int) -> Iterator[Case]:
 
 
 def holds_stream(name: str) -> bool:
-    """Whether a scheme has one stream, with a norm on it at the end of every block."""
+    """True for a scheme with one stream, and a norm on it at the end of every block."""
     scheme = SCHEMES[name]
     ends = [Where(block, depth=BLOCKS, kind="feed-forward", index=1) for block in range(1, BLOCKS + 1)]
     return scheme.join.kind != "streams" and all(Slot.STREAM in scheme.placement_at(end) for end in ends)

@@ -130,7 +130,7 @@ class Outcome:
 
     @property
     def trains(self) -> bool:
-        """Whether it ends at least 0.1 nats under the byte frequencies."""
+        """True if it ends at least 0.1 nats under the byte frequencies."""
         return self.excess <= -MARGIN
 
     @property
@@ -329,7 +329,7 @@ def losses_plot(
 
 
 def rates_plot(title: str, tried: Mapping[str, Outcomes]) -> Plot:
-    """Where runs without warm-up end, at most a nat above the byte frequencies, by learning rate."""
+    """Ends of the runs without warm-up, at most a nat above the byte frequencies, by learning rate."""
     points: dict[str, dict[float, list[float]]] = {name: {} for name in tried}
     for name, outcomes in tried.items():
         for recipe, by_seed in outcomes.items():

@@ -92,8 +92,8 @@ def identity_path(setup: Setup) -> Evidence:
 
 
 def _gradients(model: Decoder, start: Tensor, cut: bool) -> list[Tensor]:
-    """Of a random linear loss of what the head reads, at what the head reads, at the last block's output and
-    at each layer's input from the last to the first (T, D); `cut` lets nothing back through the branches.
+    """Gradients of a random linear loss of what the head reads: there, at the last block's output and at each
+    layer's input from the last to the first (T, D); `cut` lets nothing back through the branches.
     """
     layers = walk(model, start)[0]
     states = [start.clone().requires_grad_()]
@@ -123,7 +123,7 @@ def _pre_cases(depth: int, final: bool, seed: int) -> tuple[list[Case], float]:
 
 
 def _through_branches(layers: Sequence[Sublayer], gradients: Sequence[Tensor]) -> Iterator[Tensor]:
-    """What each branch adds to the gradient (T, D): (J_F J_LN)ᵀ of the gradient after its layer."""
+    """The part that each branch adds to the gradient (T, D): (J_F J_LN)ᵀ of the gradient after its layer."""
     for layer, gradient in zip(reversed(layers), gradients, strict=False):
         x = layer.x.clone().requires_grad_()
         y = layer.apply(functional.layer_norm(x, x.shape[-1:], eps=1e-5))
@@ -205,7 +205,7 @@ def _product(factors: Sequence[Tensor]) -> Tensor:
 
 def _form_case(form: Tensor, layers: Sequence[Sublayer], seed: int, where: str, part: str) -> Case:
     error, at = distance(form, _jacobian_from(layers)), {"above": len(layers)}
-    return Case(seed, where, error, error <= 1e-10, part, at=at)
+    return Case.at_most(seed, where, error, 1e-10, part, at=at)
 
 
 def _layers(scheme: str, depth: int, seed: int) -> list[Sublayer]:

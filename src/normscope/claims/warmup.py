@@ -113,7 +113,7 @@ SGD = tuple(Recipe(scheme="post", depth=8, optimizer="sgd", lr=lr) for lr in (0.
     },
 )
 def fails_by_divergence(setup: Setup) -> Evidence:
-    """How the runs of Post-LN without warm-up end that fail."""
+    """The ends of the runs of Post-LN without warm-up that fail."""
     outcomes = trained(setup, [*POST, *ladder(POST[0]), *SGD])
     failing = [each for each in flat(outcomes) if not each[-1].trains]
     cases = [case for each in failing for case in _ends(*each)]
@@ -133,8 +133,7 @@ def _ends(recipe: Recipe, seed: int, outcome: Outcome) -> Iterator[Case]:
     yield Case(seed, where, value, flew)
     if recipe.optimizer == "adamw":
         yield Case(seed, where, abs(value), abs(value) <= MARGIN, "adamw")
-        top = max(outcome.losses) / outcome.losses[0]
-        yield Case(seed, where, top, top >= 1.1, "spike")
+        yield Case.at_least(seed, where, max(outcome.losses) / outcome.losses[0], 1.1, "spike")
     elif recipe.lr >= 1:
         yield Case(seed, where, value, flew, "sgd")
 

@@ -96,7 +96,7 @@ def _moved(name: str, seed: int, **options: object) -> float:
 
 
 def is_bare_sum(name: str) -> bool:
-    """Whether the stream is one, comes through unscaled, and meets no norm."""
+    """True for a scheme whose stream is one, comes through unscaled, and meets no norm."""
     scheme = SCHEMES[name]
     unscaled = isinstance(scheme.join, Scaled) and scheme.join.stream_scale is one
     places = [
