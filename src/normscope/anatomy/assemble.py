@@ -101,8 +101,8 @@ def _sums(graph: Graph, attentions: list[Attention]) -> tuple[list[Sum], list[Re
 
 def _find_stream_norms(stack: list[Group]) -> None:
     """Find the norms between each sum and the next; for the last sum, what its peers have."""
-    positions = {s: n - len(group.sums) for group in stack for n, s in enumerate(group.sums)}
-    sums = list(positions)
+    indices = {s: n - len(group.sums) for group in stack for n, s in enumerate(group.sums)}
+    sums = list(indices)
     followed = {link(s).before: link(s) for s in sums[1:] if link(s).direct}
     for s, linked in followed.items():
         if s is not None:
@@ -110,17 +110,17 @@ def _find_stream_norms(stack: list[Group]) -> None:
     direct = [s for s in sums if s in followed]
     for last in sums:
         if last not in followed:
-            last.norms_behind = _as_peers(last, direct, positions)
+            last.norms_behind = _as_peers(last, direct, indices)
 
 
-def _as_peers(last: Sum, direct: list[Sum], positions: dict[Sum, int]) -> list[FoundNorm]:
+def _as_peers(last: Sum, direct: list[Sum], indices: dict[Sum, int]) -> list[FoundNorm]:
     """The norm on the last sum of a stage, where its peers have one; alone, where nothing else is normed.
 
-    Peers are joined alike (KEEL's and Mix-LN's first blocks are not), and stand at the same position of their
+    Peers are joined alike (KEEL's and Mix-LN's first blocks are not), and have the same index in their
     blocks where there are such.
     """
     like = [s for s in direct if _form(s) == _form(last)] or direct
-    peers = [s for s in like if positions[s] == positions[last]] or like
+    peers = [s for s in like if indices[s] == indices[last]] or like
     posts = sum(bool(s.norms_behind) for s in peers)
     alone = not peers and all(not b.norms_in and b.norm_out is None for b in last.branches)
     return norms_on(last.value)[:1] if posts * 2 > len(peers) or alone else []
@@ -150,7 +150,7 @@ def _stack(stack: list[Group], name: str, sums: list[Sum], rejoins: list[Rejoin]
 
 
 def _is_within(rejoin: Rejoin, stack: list[Group]) -> bool:
-    """Whether a rejoin is on the way through a stack or right behind it."""
+    """True where a rejoin is on the way through a stack or right behind it."""
     sums = {s for group in stack for s in group.sums}
     return not sums.isdisjoint(nearest(rejoin.later.value))
 

@@ -62,7 +62,7 @@ def _attention(op: Op) -> Attention | None:
 
 
 def is_activation_product(op: Op | None) -> bool:
-    """Whether this is a matmul of two activations."""
+    """True where this is a matmul of two activations."""
     operands = matmul_operands(op)
     return operands is not None and all(v.live for v in operands)
 
@@ -87,7 +87,7 @@ def _product_after(probabilities: Value) -> tuple[Op, Value] | None:
 
 
 def has_linear_attention(region: list[Value]) -> bool:
-    """Whether one product of activations feeds another, with no parameterised matmul between."""
+    """True where one product of activations feeds another, with no parameterised matmul between."""
     products = [v for v in region if is_activation_product(v.op)]
     if any(v.base in _SCANS for v in region):
         return False
@@ -105,7 +105,7 @@ def has_linear_attention(region: list[Value]) -> bool:
 
 
 def mixes_tokens(region: list[Value]) -> bool:
-    """Whether these mix tokens: a convolution (wider than one), an FFT, a scan, a loop over positions, a
+    """True where these mix tokens: a convolution (wider than one), an FFT, a scan, a loop over positions, a
     recurrent op, or a matmul over another axis than the features'.
     """
     for value in region:
@@ -130,13 +130,13 @@ def _steps(value: Value) -> int:
 
 
 def _contracts_tokens(op: Op, weight: Value) -> bool:
-    """Whether a matmul sums over tokens."""
+    """True where a matmul sums over tokens."""
     summed = contracted(op, weight)
     return summed is not None and "token" in counted(summed[0], [summed[1]])
 
 
 def is_fused_attention(region: list[Value]) -> bool:
-    """Whether an attention runs as one op that hides its logits."""
+    """True where an attention runs as one op that hides its logits."""
     return any(v.base in FUSED_ATTENTION for v in region)
 
 

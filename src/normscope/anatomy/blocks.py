@@ -89,7 +89,7 @@ def _owned(total: Sum) -> list[Holder]:
 
 
 def _is_element(path: str) -> bool:
-    """Whether a container is one of several: "layers.3", "stage2"."""
+    """True where a container is one of several: "layers.3", "stage2"."""
     return any(c.isdigit() for c in path.rpartition(".")[2])
 
 
@@ -146,7 +146,7 @@ def _join_loop(groups: list[Group], looped: set[Sum]) -> list[Group]:
 
 
 def _is_next_sublayer(group: Group, last: Group, looped: set[Sum]) -> bool:
-    """Whether a single sum continues the stream of `last`, from another list, with another kind of branch."""
+    """True where a single sum continues `last`, from another list, with another kind of branch."""
     first = group.sums[0]
     loose = len(group.sums) == 1 and first in looped and last.sums[0] in looped
     if not loose or last.pattern == group.pattern or _kind(first) in map(_kind, last.sums):

@@ -56,7 +56,7 @@ class FoundBranch:
 
     @property
     def normed(self) -> bool:
-        """Whether a norm stands at its entry."""
+        """True where a norm stands at its entry."""
         return bool(self.norms_in) and not self.raw_entry
 
     @property
@@ -164,12 +164,12 @@ def _from_elsewhere(a: Attention, inside: set[Value], start: Value) -> list[Op]:
 
 
 def is_unseen_product(value: Value) -> bool:
-    """Whether this is the product inside addcmul or addmm, which is no tensor of its own."""
+    """True where this is the product inside addcmul or addmm, which is no tensor of its own."""
     return value.op is not None and value.op.virtual and value.base not in {"alias", "overwrite"}
 
 
 def _is_vector(value: Value) -> bool:
-    """Whether the learnt scale on a branch has several entries."""
+    """True where the learnt scale on a branch has several entries."""
     while True:
         scaled = scale_step(value)
         if scaled is not None:
@@ -211,7 +211,7 @@ def _end(term: Term, inside: set[Value], gated: bool) -> tuple[tuple[Factor, ...
 
 
 def _is_shift(value: Value) -> bool:
-    """Whether a learnt number is all that is added (Fixup)."""
+    """True where a learnt number is all that is added (Fixup)."""
     bias = value.inputs[1] if value.base == "add" and len(value.inputs) == 2 else None
     return bias is not None and bias.is_weight and bias.numel == 1
 

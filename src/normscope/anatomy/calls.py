@@ -33,7 +33,7 @@ class Call:
             call = call.parent
 
     def count(self, op: str) -> int:
-        """The place of this op among those of its name in this call."""
+        """Count an op; its index among those of its name in this call."""
         nth = self.ops[op]
         self.ops[op] = nth + 1
         return nth

@@ -47,5 +47,5 @@ def _mapped(value: Value) -> Value | None:
 
 
 def _is_reset(value: Value, skip: Value) -> bool:
-    """Whether this is r ⊙ x."""
+    """True where this is r ⊙ x."""
     return value.base == "mul" and any(skip in set(factor.through(SAME)) for factor in value.inputs)

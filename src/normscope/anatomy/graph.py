@@ -145,7 +145,7 @@ class Value:
             yield value
 
     def behind(self, bases: Set[str]) -> "Value":
-        """What it was before all ops of these names."""
+        """The value before all ops of these names."""
         *_, value = self.through(bases)
         return value
 
@@ -186,7 +186,7 @@ def ancestors(values: Iterable[Value], above: int) -> set[Value]:
 
 
 def comes_from(value: Value, start: Value) -> bool:
-    """Whether `value` is `start` or computed from it."""
+    """True where `value` is `start` or computed from it."""
     return start in ancestors([value], start.index - 1)
 
 

@@ -30,7 +30,7 @@ def _qk_norm(operand: Value, branch: FoundBranch) -> QKNorm:
 
 
 def value_normed(branch: FoundBranch) -> bool:
-    """Whether every attention of the branch norms its values."""
+    """True where every attention of the branch norms its values."""
     return bool(branch.attentions) and all(_passed(a.value, branch) for a in branch.attentions)
 
 
@@ -55,7 +55,7 @@ def _passed(operand: Value, branch: FoundBranch) -> list[tuple[FoundNorm, Op]]:
 
 
 def inner_norm(branch: FoundBranch) -> bool:
-    """Whether the last matmul reads a norm other than the entry's (Sub-LN); not for other kinds."""
+    """True where the last matmul reads a norm other than the entry's (Sub-LN); not for other kinds."""
     if branch.kind == "other" or len(branch.mixers) < 2:
         return False
     last = max(branch.mixers, key=lambda op: op.outputs[0].index)
@@ -64,13 +64,13 @@ def inner_norm(branch: FoundBranch) -> bool:
 
 
 def scalar_bias(branch: FoundBranch) -> bool:
-    """Whether a learnt number is added somewhere on the way (Fixup)."""
+    """True where a learnt number is added somewhere on the way (Fixup)."""
     sums = (v for v in (*branch.region, branch.sum.value) if v.base == "add")
     return any(bias.is_weight and bias.numel == 1 for v in sums for bias in v.inputs)
 
 
 def divided_by_norm(branch: FoundBranch) -> bool:
-    """Whether every map of the branch is (γ/σ(W))·W with a learnt γ and a σ made of W (σReparam)."""
+    """True where every map of the branch is (γ/σ(W))·W with a learnt γ and a σ made of W (σReparam)."""
     weights = [weight for op in branch.mixers if (weight := weight_of(op)) is not None]
     return bool(weights) and all(map(_is_divided, weights))
 

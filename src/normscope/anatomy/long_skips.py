@@ -40,7 +40,7 @@ def find_rejoins(sums: list[Sum]) -> list[Rejoin]:
 
 
 def _leads_back(point: Value, earlier: Value) -> bool:
-    """Whether the stream at `point`, a sum or what goes on from one, was once `earlier`."""
+    """True where the stream at `point`, a sum or what goes on from one, was once `earlier`."""
     while point.goes_on is not None:
         point = core(point.goes_on)
     total = point.sum

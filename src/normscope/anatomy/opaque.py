@@ -1,5 +1,6 @@
-"""What an opaque op is, by what it does: is its output a norm of its first input?"""
+"""Recognise an opaque op by its result: is its output a norm of its first input?"""
 
+import itertools
 from typing import Any
 
 import torch
@@ -23,22 +24,15 @@ def which_norm(args: Any, output: Any) -> str | None:
         return None
     x, y = x.double(), output.detach().double()
     vectors = [t.detach().double() for t in tensors[1:] if t.numel() == x.shape[-1]]
-    for gain in (None, *vectors):
-        for offset in (0.0, 1.0) if gain is not None else (0.0,):
-            for shift in (None, *vectors):
-                for kind in ("layernorm", "rmsnorm"):
-                    if _matches(kind, x, y, gain, offset, shift):
-                        return kind
+    gains: list[float | Tensor] = [
+        1.0,
+        *(gain.reshape(-1) + offset for gain in vectors for offset in (0.0, 1.0)),
+    ]
+    shifts: list[float | Tensor] = [0.0, *(shift.reshape(-1) for shift in vectors)]
+    centred = x - x.mean(-1, keepdim=True)
+    for gain, shift in itertools.product(gains, shifts):
+        for kind, z in (("layernorm", centred), ("rmsnorm", x)):
+            expected = z * torch.rsqrt(z.square().mean(-1, keepdim=True) + 1e-12) * gain + shift
+            if bool((expected - y).norm() <= 1e-2 * y.norm()) and bool(y.norm() > 0):
+                return kind
     return None
-
-
-def _matches(
-    kind: str, x: Tensor, y: Tensor, gain: Tensor | None, offset: float, shift: Tensor | None
-) -> bool:
-    centred = x - x.mean(-1, keepdim=True) if kind == "layernorm" else x
-    expected = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + 1e-12)
-    if gain is not None:
-        expected = expected * (gain.reshape(-1) + offset)
-    if shift is not None:
-        expected = expected + shift.reshape(-1)
-    return bool((expected - y).norm() <= 1e-2 * y.norm()) and bool(y.norm() > 0)

@@ -79,15 +79,15 @@ def weight_of(op: Op | None) -> Value | None:
 
 
 def mixes_between(start: Value, end: Value) -> bool:
-    """Whether `end` comes from `start` by way of something learnt."""
+    """True where `end` comes from `start` by way of something learnt."""
     region = between(start, end)
     inside = {start, *region}
     return any(is_mixing(v.op, inside) for v in region)
 
 
 def is_mixing(op: Op | None, region: Collection[Value]) -> bool:
-    """Whether the op mixes features or tokens of what comes from `region` with something learnt (or by FFT,
-    scan).
+    """True where the op mixes features or tokens of a value in `region` with something learnt, or by FFT or
+    scan.
     """
     if op is None:
         return False

@@ -111,7 +111,7 @@ def _gating(op: Op, reached: set[Value]) -> tuple[str, ...]:
 
 
 def _same_activation(plain: Value, squashed: Value, parts: set[Value]) -> bool:
-    """Whether both come from the same part: x·σ(x), x·Φ(x) are activations, not gates."""
+    """True where both come from the same part: x·σ(x), x·Φ(x) are activations, not gates."""
     root, lowest = _plain_source(plain), min(p.index for p in parts)
     met = search([squashed], lambda v: () if v in parts or v.index <= lowest else v.inputs)
     return any(_plain_source(value) is root for value in met if value in parts)

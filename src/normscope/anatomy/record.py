@@ -78,9 +78,9 @@ class Recorder(TorchDispatchMode):
         self._append(op)
         written = {id(t) for t in tree_leaves(real_args) if isinstance(t, Tensor)} if mutable else set()
         outputs = outputs_of(result, real_args, mutable)
-        for position, tensor in enumerate(outputs):
+        for index, tensor in enumerate(outputs):
             if isinstance(tensor, Tensor):
-                self._bind(op, position, tensor, id(tensor) in written)
+                self._bind(op, index, tensor, id(tensor) in written)
         if "." in base and op.outputs:
             op.outputs[0].looks_normed = which_norm(real_args, outputs[0])
             if op.outputs[0].looks_normed is None:
@@ -109,12 +109,12 @@ class Recorder(TorchDispatchMode):
         op.kwargs = {"alpha": factor, "beta": op.kwargs.get("beta", 1)}
         return op
 
-    def _bind(self, op: Op, position: int, tensor: Tensor, written: bool) -> None:
+    def _bind(self, op: Op, index: int, tensor: Tensor, written: bool) -> None:
         storage, fresh = self._storage(tensor)
         bound = storage.views.get(_geometry(tensor))
         if not written and bound is not None and bound[1] == len(storage.writes):
             return  # detach, or a view that changes nothing: still the tensor it was
-        value = self._value(op, position, tuple(tensor.shape), tensor.is_floating_point())
+        value = self._value(op, index, tuple(tensor.shape), tensor.is_floating_point())
         if written:
             storage.writes.append(value)
         if fresh or written:
@@ -125,8 +125,8 @@ class Recorder(TorchDispatchMode):
         if op.base in SOFTMAX:
             value.causal = _is_causal(tensor)
 
-    def _value(self, op: Op, position: int, shape: tuple[int, ...], floating: bool) -> Value:
-        value = Value(len(self.graph.values), op, position, shape, floating)
+    def _value(self, op: Op, index: int, shape: tuple[int, ...], floating: bool) -> Value:
+        value = Value(len(self.graph.values), op, index, shape, floating)
         value.live = any(v.live for v in op.inputs)
         value.learnt = any(v.learnt for v in op.inputs)
         self.graph.values.append(value)
@@ -223,7 +223,7 @@ def _geometry(tensor: Tensor) -> _Geometry:
 
 
 def _is_real(tensor: Tensor) -> bool:
-    """Whether its elements can be read: forward-mode AD has zero tensors without data."""
+    """True where its elements can be read: forward-mode AD has zero tensors without data."""
     return not (isinstance(tensor, FakeTensor) or tensor.device.type == "meta" or tensor._is_zerotensor())
 
 
@@ -236,7 +236,7 @@ def _number(tensor: Tensor) -> float | None:
 
 
 def _is_causal(tensor: Tensor) -> bool | None:
-    """Whether a square attention gives nothing to later tokens; None where that cannot be seen."""
+    """True where a square attention gives nothing to later tokens; None where that cannot be seen."""
     is_square = tensor.dim() > 1 and tensor.shape[-1] == tensor.shape[-2] > 1
     if not is_square or not _is_real(tensor):
         return None

@@ -57,7 +57,7 @@ class Sum:
 
     @property
     def doubled(self) -> bool:
-        """Whether more than one term is the skip, or another point that the branches come from."""
+        """True where more than one term is the skip, or another point that the branches come from."""
         return len(self.stream_factors) + len(self.long_skips) > 1
 
     @property
@@ -117,8 +117,9 @@ def without(sums: list[Sum], dropped: Set[Sum]) -> list[Sum]:
 
 
 def _is_read_by_attention_alone(value: Value, operands: set[Value]) -> bool:
-    """Whether a value ends in the operands of attentions, with no learnt map between: values mixed with those
-    of the first layer are no stream.
+    """True where a value ends in operands of attentions, with no learnt map between.
+
+    Values that are mixed with those of the first layer are no stream.
     """
 
     def step(here: Value) -> Iterator[Value]:
@@ -265,7 +266,7 @@ def _inner_sum(tree: Term, skip: Value, skips: list[Term], others: list[Term]) -
 
 
 def _reads(start: Value, term: Term, behind: set[Value]) -> bool:
-    """Whether `term` comes from `start` by way of something learnt."""
+    """True where `term` comes from `start` by way of something learnt."""
     return start in behind and start is not term.value and mixes_between(start, term.value)
 
 

@@ -118,7 +118,7 @@ def _read(state: Value, branch: Value) -> Value | None:
 
 
 def _is_stochastic(mixing: Value, state: Value) -> bool:
-    """Whether the mixing matrix is normed over and over (Sinkhorn's steps)."""
+    """True where the mixing matrix is normed over and over (Sinkhorn's steps)."""
     return sum(v.base in _NORMALISERS for v in ancestors([mixing], state.index)) > 2
 
 

@@ -66,7 +66,7 @@ def _is_masked(logits: Value) -> bool:
 
 
 def _looks_back(branch: FoundBranch) -> bool:
-    """Whether a branch without attention scans along the sequence."""
+    """True where a branch without attention scans along the sequence."""
     return any(
         v.base in _CAUSAL_OPS or (v.base == "convolution" and len(v.shape) == 3) for v in branch.region
     )

@@ -1,4 +1,4 @@
-"""What a reading says: stacks of blocks of branches, and where in a forward to find their tensors again."""
+"""The result of a reading: stacks of blocks of branches, and the sites of their tensors."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -258,7 +258,7 @@ class Anatomy:
 
     @property
     def final_norm(self) -> bool:
-        """Whether every stack ends in a norm."""
+        """True where every stack ends in a norm."""
         return bool(self.stacks) and all(stack.final_norm is not None for stack in self.stacks)
 
     def to_dict(self) -> dict[str, Any]:

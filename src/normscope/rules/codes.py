@@ -36,7 +36,7 @@ def parse_codes(codes: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def matches(finding: Finding, code: str) -> bool:
-    """Whether `code`, a code, a prefix of codes or a name in any case, speaks of this finding."""
+    """True where `code`, a code, a prefix of codes or a name in any case, speaks of this finding."""
     return _fits(finding.code, finding.name, code)
 
 

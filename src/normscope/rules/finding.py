@@ -45,15 +45,9 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         """The finding as plain data, for the report's JSON."""
-        return {
-            "code": self.code,
-            "name": self.name,
+        return vars(self) | {
             "severity": str(self.severity),
             "sites": list(self.sites),
-            "message": self.message,
             "evidence": [m.to_dict() for m in self.evidence],
-            "threshold": self.threshold,
-            "source": self.source,
-            "remedy": self.remedy,
             "remedies": list(self.remedies),
         }

@@ -46,6 +46,6 @@ def gain_spread(case: Case) -> Iterator[Hit]:
 
 
 def _has_faint_token(case: Case, stack: Stack) -> bool:
-    """Whether a token enters the stack so small that equal changes are no small relative ones for it."""
+    """True where a token enters the stack so small that equal changes are no small relative ones for it."""
     least = case.finite("stream/faintest-token").get(f"{stack.name}.input")
     return least is not None and least < 10**-DECADES

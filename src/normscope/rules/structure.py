@@ -57,7 +57,7 @@ def post_ln_deep(case: Case) -> Iterator[Hit]:
 
 
 def _plain_post(branch: Branch) -> bool:
-    """Whether the branch is Post-LN with neither a named remedy nor a scale that is one."""
+    """True where the branch is Post-LN with neither a named remedy nor a scale that is one."""
     if branch.placement != "post" or branch.scheme in POST_LN_REMEDIES:
         return False
     if "learnt" in (branch.stream_scale, branch.branch_scale):
@@ -97,7 +97,7 @@ def missing_final_norm(case: Case) -> Iterator[Hit]:
 
 
 def _open_stream(stack: Stack) -> bool:
-    """Whether the last block leaves the stream as the add made it; a gate forgets what it adds to (GTrXL)."""
+    """True where the last block leaves the stream as the add made it; a gate forgets the rest (GTrXL)."""
     branches = stack.blocks[-1].branches if stack.blocks else ()
     return bool(branches) and all(
         branch.placement in ("pre", "res-post", "peri") and branch.join != "gate" for branch in branches

@@ -120,7 +120,7 @@ def _frozen(model: nn.Module) -> Iterator[None]:
 
 
 def _is_set(bias_V: Tensor, log_V: Tensor, counts_V: Tensor) -> bool:
-    """Whether a bias already gives the targets' frequencies, up to a constant: its excess loss is small."""
+    """True where a bias already gives the targets' frequencies: its excess loss is small."""
     shares_V = counts_V / counts_V.sum()
     loss = -(shares_V * bias_V.double().cpu().log_softmax(0)).sum()
     return float(loss + (shares_V * log_V).sum()) < CLOSE

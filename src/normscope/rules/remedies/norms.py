@@ -37,16 +37,17 @@ def norm_eps(subject: Subject, anatomy: Anatomy) -> Subject:
         raise NotApplicable(f"every ε that was read lies between {TINY:g} and {LARGE:g}")
     changed = with_copy(subject)
     modules = modules_of(changed.model)
-    done = [_set_eps(modules[norm.path]) for norm in odd if norm.path in modules]
+    done = [set_eps(modules[norm.path], EPS) for norm in odd if norm.path in modules]
     if not any(done):
         raise NotApplicable("the norms' ε is not an attribute of their modules")
     return changed
 
 
-def _set_eps(module: nn.Module) -> bool:
+def set_eps(module: nn.Module, eps: float) -> bool:
+    """Set the ε of a norm's module; False where it has none."""
     names = [name for name in EPS_NAMES if isinstance(getattr(module, name, None), float)]
     for name in names:
-        setattr(module, name, EPS)
+        setattr(module, name, eps)
     return bool(names)
 
 

@@ -18,7 +18,7 @@ from normscope.subjects import Subject
 
 
 def is_ours(model: nn.Module) -> bool:
-    """Whether it is one of `normscope.nn`'s models."""
+    """True where it is one of `normscope.nn`'s models."""
     return type(model) in MODELS.values()
 
 

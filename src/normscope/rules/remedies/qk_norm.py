@@ -27,7 +27,10 @@ def qk_norm(subject: Subject, anatomy: Anatomy) -> Subject:
     if not any(branch.attention for branch in anatomy.branches):
         raise NotApplicable("no attention was read")
     if is_ours(subject.model):
-        return _ours(subject)
+        model: Any = subject.model
+        if model.config.inside().qk_norm is not None:
+            raise NotApplicable("queries and keys have a norm already")
+        return rebuilt(subject, qk_norm="head")
     changed = with_copy(subject)
     makers = list(projections(anatomy.branches, "q", "k", whole=False))
     widths = _head_widths(changed, makers)
@@ -40,13 +43,6 @@ def qk_norm(subject: Subject, anatomy: Anatomy) -> Subject:
         if branch.call == 0 and "head_norm" not in dict(module.named_children()):
             _norm_heads(module, widths[branch.attention[0].query])
     return changed
-
-
-def _ours(subject: Subject) -> Subject:
-    model: Any = subject.model
-    if model.config.inside().qk_norm is not None:
-        raise NotApplicable("queries and keys have a norm already")
-    return rebuilt(subject, qk_norm="head")
 
 
 def _head_widths(subject: Subject, makers: list[tuple[Branch, Projection]]) -> Mapping[Site, int]:
@@ -74,7 +70,7 @@ def _head_widths(subject: Subject, makers: list[tuple[Branch, Projection]]) -> M
 
 
 def _is_normed(query: Tensor) -> bool:
-    """Whether all queries have one length, as behind a norm that has learnt nothing yet."""
+    """True where all queries have one length, as behind a norm that has learnt nothing yet."""
     lengths = query.detach().float().norm(dim=-1)
     return bool(lengths.std() < 1e-3 * lengths.mean())
 

@@ -118,7 +118,7 @@ def holder(model: nn.Module, parameter: str) -> tuple[nn.Module, str]:
 
 
 def put_module(model: nn.Module, path: str, module: nn.Module) -> None:
-    """Put another module in the place of the one at `path`."""
+    """Replace the module at `path`."""
     above, _, name = path.rpartition(".")
     setattr(modules_of(model)[above], name, module)
 

@@ -14,7 +14,7 @@ from normscope.anatomy import Anatomy, Branch, Projection, Stack, capture, measu
 from normscope.nn.placement import Where
 from normscope.nn.schemes.deepnorm import alpha, beta
 from normscope.probes.roles import role_masks
-from normscope.rules.remedies.norms import EPS_NAMES
+from normscope.rules.remedies.norms import set_eps
 from normscope.rules.remedies.ours import is_ours, rebuilt
 from normscope.rules.remedies.remedy import (
     NotApplicable,
@@ -59,7 +59,7 @@ def scale_as_deepnorm(subject: Subject, anatomy: Anatomy) -> None:
     parameters = parameters_of(subject.model)
     last_maps: dict[int, tuple[nn.Module, float]] = {}
     for stack in anatomy.stacks:
-        where = _place(stack, anatomy)
+        where = _where(stack, anatomy)
         shrink = beta(where)
         for branch in stack.branches:
             ends = list(projections((branch,), "o", "down"))
@@ -77,7 +77,7 @@ def scale_as_deepnorm(subject: Subject, anatomy: Anatomy) -> None:
         _always_times(module, factor)
 
 
-def _place(stack: Stack, anatomy: Anatomy) -> Where:
+def _where(stack: Stack, anatomy: Anatomy) -> Where:
     """Key into DeepNorm's table: the stack's depth, and for two stacks which of them it is."""
     depth = len(stack.blocks)
     if len(anatomy.stacks) == 1:
@@ -145,7 +145,5 @@ def _same_eps(model: nn.Module, branch: Branch, skip: float) -> None:
     """N_ε(αx + F) is N with ε/α² of x + F/α."""
     modules = modules_of(model)
     for norm in branch.norms:
-        module = modules.get(norm.path)
-        for name in EPS_NAMES:
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, norm.eps / skip**2 if norm.eps is not None else 0.0)
+        if norm.path in modules:
+            set_eps(modules[norm.path], norm.eps / skip**2 if norm.eps is not None else 0.0)

@@ -67,7 +67,7 @@ def branch_scale(subject: Subject, anatomy: Anatomy) -> Subject:
 
 
 def _is_small(weight: nn.Parameter, others: list[nn.Parameter], factor: float) -> bool:
-    """Whether a last map is nearer (in logarithms) to `factor` times its branch's other maps than to them."""
+    """True where a last map's size is nearer to `factor` times its branch's other maps, in logarithms."""
     sizes = sorted(_deviation(other) for other in others)
     return bool(sizes) and _deviation(weight) < factor**0.5 * sizes[len(sizes) // 2]
 

@@ -143,7 +143,7 @@ class RemediesInterrupted(KeyboardInterrupt):
 
 
 def needs_rescue(before: Forecast) -> bool:
-    """Whether the forecast of the intended run is one that a remedy could better."""
+    """True where the forecast of the intended run is one that a remedy could better."""
     return before.failed or before.outcome == "needs-warmup"
 
 
