@@ -77,15 +77,11 @@ def _assemble(graph: Graph) -> Anatomy:
     for group in (group for stack in found for group in stack):
         unread += [gap for s in group.sums for b in s.branches for gap in unseen_ends(b, _path(group, b)[0])]
     unread += lost_parts(kept, attentions)
-    missing = missing_from(unread, [_way(stack) for stack in found])
+    ends = [(stack[0].sums[0].skip, stack[-1].sums[-1].leaving) for stack in found]
+    missing = missing_from(unread, [set(between(*pair)) for pair in ends])
     stacks = [replace(stack, complete=number not in missing) for number, stack in enumerate(stacks)]
     words = [gap.words for gap in unread] + ([] if stacks else [NO_RESIDUAL_SUM])
     return Anatomy(tuple(stacks), tuple(dict.fromkeys(words)), graph.written_bytes)
-
-
-def _way(stack: list[Group]) -> set[Value]:
-    """The values from a stack's entry to its end."""
-    return set(between(stack[0].sums[0].skip, stack[-1].sums[-1].leaving))
 
 
 def _sums(graph: Graph, attentions: list[Attention]) -> tuple[list[Sum], list[Rejoin]]:

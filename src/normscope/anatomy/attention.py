@@ -13,7 +13,6 @@ from normscope.anatomy.graph import Op, Value, search
 from normscope.anatomy.ops import (
     CONVOLUTIONS,
     FOURIER,
-    FUSED_ATTENTION,
     MATMULS,
     RECURRENT,
     SAME,
@@ -133,11 +132,6 @@ def _contracts_tokens(op: Op, weight: Value) -> bool:
     """True where a matmul sums over tokens."""
     summed = contracted(op, weight)
     return summed is not None and "token" in counted(summed[0], [summed[1]])
-
-
-def is_fused_attention(region: list[Value]) -> bool:
-    """True where an attention runs as one op that hides its logits."""
-    return any(v.base in FUSED_ATTENTION for v in region)
 
 
 def projections_into(attention: Attention) -> list[Op]:

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from normscope.anatomy.attention import (
     Attention,
     has_linear_attention,
-    is_fused_attention,
     mixes_tokens,
     projections_into,
 )
 from normscope.anatomy.gates import let_through
 from normscope.anatomy.graph import Op, Value, between, search
 from normscope.anatomy.norms import FoundNorm
-from normscope.anatomy.ops import SAME, is_mixing
+from normscope.anatomy.ops import FUSED_ATTENTION, SAME, is_mixing
 from normscope.anatomy.residual import Sum
 from normscope.anatomy.terms import Factor, Term, Weights, combine, scale_step, step_weight
 from normscope.anatomy.types import Kind, Placement, Scale
@@ -184,7 +183,7 @@ def _is_vector(value: Value) -> bool:
 
 
 def _kind(region: list[Value], own: list[Attention]) -> Kind:
-    if own or is_fused_attention(region):
+    if own or any(v.base in FUSED_ATTENTION for v in region):
         return "attention"
     if mixes_tokens(region):
         return "other"

@@ -56,11 +56,6 @@ class Sum:
     norms_behind: list[FoundNorm] = field(default_factory=list)
 
     @property
-    def doubled(self) -> bool:
-        """True where more than one term is the skip, or another point that the branches come from."""
-        return len(self.stream_factors) + len(self.long_skips) > 1
-
-    @property
     def start(self) -> Value:
         """The value where the branches start: the skip, or what is read of several streams."""
         return self.skip if self.read is None else self.read
@@ -99,7 +94,8 @@ def find_sums(graph: Graph, attentions: list[Attention], known: Set[Op] = frozen
         if not tree.inner:
             continue
         found = _as_sum(op, tree)
-        if found is not None and found.doubled and any(add.call is not op.call for add in _adds(tree)):
+        is_doubled = found is not None and len(found.stream_factors) + len(found.long_skips) > 1
+        if is_doubled and any(add.call is not op.call for add in _adds(tree)):
             # What another module summed, and an earlier point of the stream on top: that is a sum of its own.
             tree = Term(op.outputs[0], (), terms_of(op, op.call))
             found = _as_sum(op, tree)
