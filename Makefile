@@ -22,7 +22,7 @@ demo: setup
 	$(BIN)/normscope check hf:gpt2 --fail-on never --format html --output out/gpt2.html
 
 test: setup
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: setup
 	$(BIN)/ruff check .

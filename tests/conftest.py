@@ -1,12 +1,16 @@
-"""Tests use at most two threads: `make test` runs two workers of one thread each."""
+"""Tests use at most two threads, and OMP_NUM_THREADS=1 holds; `make test` runs two workers of one thread each."""
 
 import os
 import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 import torch
 
-torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
+torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else min(2, torch.get_num_threads()))
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # `make test &` of a script starts with Ctrl-C ignored
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -15,3 +19,26 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # `make test &` of a scri
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def shell(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[[Sequence[str], Path], subprocess.CompletedProcess[str]]:
+    """Run the words of a `normscope` command in a folder, as a shell would but within this process.
+
+    Starting Python and importing PyTorch costs seconds of processor time for each command.
+    """
+
+    from normscope.cli import main  # most tests need no command line
+
+    def in_folder(words: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(sys, "argv", list(words))
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert isinstance(ended.value.code, int)
+        return subprocess.CompletedProcess(list(words), ended.value.code, *capfd.readouterr())
+
+    return in_folder
