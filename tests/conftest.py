@@ -1,4 +1,4 @@
-"""Tests use at most two threads, and OMP_NUM_THREADS=1 holds; `make test` runs two workers of one thread each."""
+"""Tests use two threads at most, one where OMP_NUM_THREADS=1 or in each worker of `make test`."""
 
 import os
 import signal
