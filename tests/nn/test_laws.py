@@ -53,9 +53,23 @@ def test_half_precision(name: str, dtype: torch.dtype) -> None:
     runs_in_half_precision(name, dtype)
 
 
+# Tracing the backward too takes three times as long, and depends on the join and on how weights are made.
+WITH_BACKWARD = ["plain", "post", "keel", "ngpt", "sigma-reparam", "siamesenorm", "mhc", "gtrxl"]
+
+
 @names
 def test_compiled_as_one_graph(name: str) -> None:
+    compiles_whole(name, "eager")
+
+
+@pytest.mark.parametrize("name", WITH_BACKWARD)
+def test_compiled_with_the_backward(name: str) -> None:
     compiles_whole(name, "aot_eager")
+
+
+def test_every_kind_of_join_is_compiled_with_the_backward() -> None:
+    kinds = {SCHEMES[name].join.kind for name in WITH_BACKWARD}
+    assert kinds == {scheme.join.kind for scheme in SCHEMES.values()}
 
 
 @pytest.mark.slow

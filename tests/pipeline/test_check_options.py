@@ -27,11 +27,11 @@ def test_select_takes_one_code_or_several(select: str | list[str]) -> None:
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)  # nn.TransformerEncoder copies it
     model = nn.Sequential(nn.Embedding(256, 16), nn.TransformerEncoder(layer, 6, enable_nested_tensor=False))
     batch = torch.randint(0, 256, (2, 16))
-    found = normscope.check(model, batch, steps=0).findings
+    found = normscope.check(model, batch, steps=0, budget="fast").findings
     assert len(found) > 1
-    report = normscope.check(model, batch, steps=0, select=select)
+    report = normscope.check(model, batch, steps=0, budget="fast", select=select)
     assert [finding.code for finding in report.findings] == ["NS103"]
-    rest = normscope.check(model, batch, steps=0, ignore=select).findings
+    rest = normscope.check(model, batch, steps=0, budget="fast", ignore=select).findings
     assert rest == tuple(finding for finding in found if finding.code != "NS103")
 
 

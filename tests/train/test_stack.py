@@ -51,12 +51,12 @@ def assert_follows(stack: Trials, lone: Trials, steps: int = STEPS, tolerance: f
 def test_every_scheme(scheme: str) -> None:
     spec = f"nn:decoder,scheme={scheme},depth=2,width=16,heads=2"
     stack, lone = (trials_of(make, spec, CONFIGS[1:]) for make in (TrialStack, LoneTrials))
-    assert_follows(stack, lone)
+    assert_follows(stack, lone, steps=2)  # a scheme tells in the first; the second has been stepped to
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd"])
 @pytest.mark.parametrize("scheme", ["post", "ngpt", "depth-mup", "sigma-reparam"])
-@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("accumulation", [1, 2])
 def test_every_optimizer(optimizer: str, scheme: str, accumulation: int) -> None:
     eps = None if optimizer == "sgd" else EPS
     common = {"optimizer": optimizer, "eps": eps, "accumulation": accumulation}
@@ -65,7 +65,7 @@ def test_every_optimizer(optimizer: str, scheme: str, accumulation: int) -> None
         for lr, warmup, clip, decay in ((1e-2, 0, None, None), (3e-3, 3, 0.1, 0.1), (1e-3, 4, 1e3, 0.0))
     ]
     spec = f"nn:decoder,scheme={scheme},depth=1,width=16,heads=2"
-    assert_follows(trials_of(TrialStack, spec, configs), trials_of(LoneTrials, spec, configs))
+    assert_follows(trials_of(TrialStack, spec, configs), trials_of(LoneTrials, spec, configs), steps=3)
 
 
 TINY = "num_hidden_layers=2,hidden_size=16,num_attention_heads=2,intermediate_size=32,vocab_size=256"
@@ -92,7 +92,7 @@ def test_every_kind_of_model(spec: str) -> None:
     made = trials_of(many_trials, spec, CONFIGS)
     assert isinstance(made, TrialStack)
     tolerance = 1e-5 if spec in SINGLE else 1e-9
-    assert_follows(made, trials_of(LoneTrials, spec, CONFIGS), tolerance=tolerance)
+    assert_follows(made, trials_of(LoneTrials, spec, CONFIGS), steps=2, tolerance=tolerance)
 
 
 def test_torchs_own_encoder_with_a_mask_and_a_last_batch_of_keywords() -> None:
