@@ -15,6 +15,7 @@ from normscope.cli.main import run
 from normscope.nn import load_model
 from normscope.subjects import load
 from normscope.train import RunConfig, trains
+from normscope.train.run_config import read_table
 
 MODEL = "nn:decoder,depth=2,width=16,heads=2,context=160"
 QUICK = ("--steps", "6", "--batch-size", "2", "--seq-len", "16")
@@ -34,7 +35,9 @@ def test_json_is_one_object_and_the_folder_holds_the_run(
     said = json.loads(out)
     assert said["schema"] == "normscope.train/1"
     assert said["steps"] == 6
-    assert RunConfig.from_dict(said["config"]) == RunConfig.read_toml(here / "one" / "config.toml")
+    assert RunConfig.from_dict(said["config"]) == RunConfig.from_dict(
+        read_table(here / "one" / "config.toml")
+    )
     records = [json.loads(line) for line in (here / "one/losses.jsonl").read_text().splitlines()]
     losses = [record["loss"] for record in records if "loss" in record]
     assert len(losses) == 6

@@ -14,6 +14,7 @@ from normscope.subjects import Subject, feed, load
 from normscope.train import Run, RunConfig, Trial, rate_factor
 from normscope.train.folder import RunFolder
 from normscope.train.prepare import prepared
+from normscope.train.run_config import read_table
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 60
 SMALL = {
@@ -53,7 +54,7 @@ def home(stopped: Path, tmp_path: Path) -> Path:
 
 
 def test_validations_go_on_as_often_as_they_were_asked_for(home: Path) -> None:
-    config = RunConfig.read_toml(home / "run" / "config.toml").replace(steps=8)
+    config = RunConfig.from_dict(read_table(home / "run" / "config.toml")).replace(steps=8)
     with prepared(config, folder=home / "run", resume=True) as run:
         assert run.began_at == 3
         run.go()
@@ -62,7 +63,7 @@ def test_validations_go_on_as_often_as_they_were_asked_for(home: Path) -> None:
 
 
 def test_checkpoints_go_on_as_often_as_they_were_asked_for(home: Path) -> None:
-    config = RunConfig.read_toml(home / "run" / "config.toml").replace(steps=5)
+    config = RunConfig.from_dict(read_table(home / "run" / "config.toml")).replace(steps=5)
     assert config.checkpoint_every == "3"
     with prepared(config, folder=home / "run", resume=True) as run:
         assert run.every.steps == 3

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from normscope.errors import UsageError
 from normscope.train import OPTIMIZERS, PRECISIONS, SCHEDULES, RunConfig
 from normscope.train.folder import default_folder
+from normscope.train.run_config import read_table
 
 MODEL = "nn:decoder,depth=1,width=16,heads=2"
 positive = st.floats(min_value=1e-300, max_value=1e300)
@@ -48,7 +49,7 @@ def test_a_config_goes_through_toml_and_a_dict_and_comes_out_the_same(flat: dict
 def test_a_file_with_dashes_or_underscores_is_read(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text(f'model = "{MODEL}"\nbatch-size = 2\nseq_len = 8\nlr = 1\n', encoding="utf-8")
-    config = RunConfig.read_toml(path)
+    config = RunConfig.from_dict(read_table(path))
     assert (config.batch_size, config.seq_len, config.trial.lr, config.trial.steps) == (2, 8, 1, 300)
 
 
@@ -102,10 +103,10 @@ def test_a_run_needs_a_model() -> None:
 def test_a_file_that_is_no_toml_is_refused(tmp_path: Path, body: bytes) -> None:
     path = tmp_path / "run.toml"
     with pytest.raises(UsageError, match="a TOML file"):
-        RunConfig.read_toml(path)
+        RunConfig.from_dict(read_table(path))
     path.write_bytes(body)
     with pytest.raises(UsageError, match="a TOML file") as error:
-        RunConfig.read_toml(path)
+        RunConfig.from_dict(read_table(path))
     assert "\n" not in str(error.value)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from normscope.subjects import Subject
 from normscope.train import RunConfig, Trial, TrialConfig
-from normscope.train.every import Every
+from normscope.train.config import Every
 from normscope.train.processes import Processes
 from normscope.train.run import Run
 from normscope.train.state import take_state

@@ -8,9 +8,8 @@ from torch.distributed.tensor import DTensor
 
 from normscope.train import RunConfig, Trial
 from normscope.train.finish import whole_model, write_model
-from normscope.train.joined import joined
 from normscope.train.prepare import prepared
-from normscope.train.processes import Processes
+from normscope.train.processes import Processes, joined
 
 STOP = 2
 COMMON = {

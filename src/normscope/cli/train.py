@@ -134,8 +134,8 @@ def _asked_for(context: typer.Context) -> tuple["RunConfig", Path]:
 def _run(config: "RunConfig", folder: Path, resume: bool, parallel: str | None) -> "Summary | None":
     """Train, and write the model of a run that came to its end; None in all processes but the first."""
     from normscope.train.finish import sample, whole_model, write_model
-    from normscope.train.joined import joined
     from normscope.train.prepare import prepared
+    from normscope.train.processes import joined
     from normscope.train.summary import Summary
     from normscope.train.view import watching
 

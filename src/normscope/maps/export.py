@@ -94,7 +94,7 @@ _TYPES = {
 def _row(record: Record) -> dict[str, Any]:
     """The values of `_TYPES`; None for those that a cell without a result does not have."""
     cell, result = record.cell, record.result
-    row = {"state": record.state, "reason": record.reason}
+    row: dict[str, Any] = {"state": record.state, "reason": record.reason}
     row |= {name: getattr(cell, name) for name in _TYPES if hasattr(cell, name)}
     if result is not None:
         loss = last_loss(result.losses)

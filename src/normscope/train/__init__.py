@@ -1,16 +1,15 @@
 """Stepping: one trial, its configuration, its optimiser."""
 
-from normscope.train.config import OPTIMIZERS, PRECISIONS, SCHEDULES, TrialConfig
+from normscope.train.config import OPTIMIZERS, PRECISIONS, SCHEDULES, Every, TrialConfig
 from normscope.train.copying import working_copy
 from normscope.train.criterion import CRITERION_STEPS, LAST, MARGIN, last_loss, trains
-from normscope.train.every import Every
-from normscope.train.many import LoneTrials, Trials, many_trials
+from normscope.train.many import LoneTrials, Trials
 from normscope.train.optim import build_optimizers, hidden_matrices
 from normscope.train.prepare import prepared
 from normscope.train.run import Run
 from normscope.train.run_config import RunConfig
 from normscope.train.schedule import rate_factor, warmup_factor
-from normscope.train.stack import TrialStack
+from normscope.train.stack import TrialStack, many_trials
 from normscope.train.stackable import unlike, why_not_stackable
 from normscope.train.thread import Stopped, in_flushed_thread
 from normscope.train.trial import Observer, Trial, UpdateRatio, endless

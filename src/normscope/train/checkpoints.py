@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from normscope.atomic import disk_refusals, remove_halves, write_folder
+from normscope.atomic import disk_refusals, write_folder
 from normscope.errors import UsageError, describe
 from normscope.train.state import State
 
@@ -60,11 +60,6 @@ class Checkpoints:
     def last_step(self) -> int | None:
         """Steps taken at the last checkpoint."""
         return next(iter(self._steps()), None)
-
-    def clean(self) -> None:
-        """Take away what a killed writer has left."""
-        if self.folder.is_dir():
-            remove_halves(self.folder)
 
     def read(self) -> State | None:
         """The last one that is whole; None where there is none at all. Warns of those that are damaged.

@@ -1,17 +1,14 @@
-"""TrialConfig: what one trial does, checked when it is made."""
+"""TrialConfig, the settings of one trial, and `Every`, the interval between checkpoints."""
 
+import math
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 from normscope.checks import SEED, count, number, one_of
 from normscope.errors import UsageError
 
-OptimizerName = Literal["adamw", "adam", "sgd", "muon"]
-OPTIMIZERS: tuple[str, ...] = get_args(OptimizerName)
-ScheduleName = Literal["constant", "cosine", "wsd"]
-SCHEDULES: tuple[str, ...] = get_args(ScheduleName)
-PrecisionName = Literal["float32", "bfloat16", "float16"]
-PRECISIONS: tuple[str, ...] = get_args(PrecisionName)
+OPTIMIZERS = ("adamw", "adam", "sgd", "muon")
+SCHEDULES = ("constant", "cosine", "wsd")
+PRECISIONS = ("float32", "bfloat16", "float16")
 
 _DEFAULT = "leave it out for the default"
 _BETA = number(lambda value: 0 <= value < 1, "a number from 0, under 1", _DEFAULT, optional=True)
@@ -90,3 +87,28 @@ class TrialConfig:
         if self.decay_steps is not None and self.schedule != "wsd":
             given = f"decay_steps with schedule {self.schedule!r}"
             raise UsageError(given, "wsd", "leave decay_steps out")
+
+
+@dataclass(frozen=True)
+class Every:
+    """Interval between checkpoints, in steps or in seconds."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+    @staticmethod
+    def parse(text: str) -> "Every":
+        """Read an interval: "100" is in steps, "60s" in seconds.
+
+        Raises:
+            UsageError: neither of them.
+        """
+        number = text.removesuffix("s")
+        try:
+            if number != text and 0 <= float(number) < math.inf:
+                return Every(seconds=float(number))
+            if number == text and int(number) > 0:
+                return Every(steps=int(number))
+        except ValueError:
+            pass  # said below
+        raise UsageError(f'checkpoint every "{text}"', "steps or seconds", "write 100 or 60s")

@@ -72,8 +72,9 @@ class Sample:
 def sample(model: nn.Module, subject: Subject, seed: int = 0) -> Sample | None:
     """A prompt of the text and how `model` goes on; None for a model that writes no bytes."""
     batch = next((subject.validation or subject.batches)())
-    ids = _byte_ids(batch)
-    if ids is None or "byte ids by frequency" in subject.input or "byte ids" not in subject.input:
+    ids = batch.get("ids", batch.get("input_ids")) if isinstance(batch, Mapping) else None
+    is_of_bytes = "byte ids" in subject.input and "byte ids by frequency" not in subject.input
+    if not (isinstance(ids, Tensor) and ids.ndim == 2 and is_of_bytes):
         return None
     prompt = ids[:1, :PROMPT].to(next(model.parameters()).device)
     try:
@@ -90,30 +91,16 @@ def _written(model: Any, prompt: Tensor) -> Tensor | None:
     if isinstance(model, Decoder):
         new = min(NEW, model.config.context - prompt.shape[1])
         return model.generate(prompt, new, temperature=TEMPERATURE) if new > 0 else None
-    if _is_causal_of_hugging_face(model):
-        room = getattr(model.config, "max_position_embeddings", None) or NEW + PROMPT
-        new = min(NEW, room - prompt.shape[1])
-        if new <= 0:
-            return None
-        options = {"do_sample": True, "temperature": TEMPERATURE, "pad_token_id": 0}
-        with offline():
-            return model.generate(
-                input_ids=prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=new, **options
-            )
-    return None
-
-
-def _is_causal_of_hugging_face(model: Any) -> bool:
-    can_generate = getattr(model, "can_generate", None)
-    return callable(can_generate) and can_generate() and not model.config.is_encoder_decoder
-
-
-def _byte_ids(batch: Any) -> Tensor | None:
-    """(B, T) ids of a batch of a causal model."""
-    if not isinstance(batch, Mapping):
+    can_generate = getattr(model, "can_generate", None)  # a method of Hugging Face's models
+    if not callable(can_generate) or not can_generate() or model.config.is_encoder_decoder:
         return None
-    ids = batch.get("ids", batch.get("input_ids"))
-    return ids if isinstance(ids, Tensor) and ids.ndim == 2 else None
+    room = getattr(model.config, "max_position_embeddings", None) or NEW + PROMPT
+    new = min(NEW, room - prompt.shape[1])
+    if new <= 0:
+        return None
+    options = {"do_sample": True, "temperature": TEMPERATURE, "pad_token_id": 0, "max_new_tokens": new}
+    with offline():
+        return model.generate(input_ids=prompt, attention_mask=torch.ones_like(prompt), **options)
 
 
 def _text(ids: Tensor) -> str:

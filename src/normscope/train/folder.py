@@ -33,11 +33,6 @@ class RunFolder:
         self.model = path / "model"
         self.tokens = path / "tokens"
 
-    @property
-    def has_run(self) -> bool:
-        """Whether a run has begun here."""
-        return (self.path / CONFIG).exists() or self.checkpoints.last_step() is not None
-
     @contextlib.contextmanager
     def claimed(self, *, resume: bool) -> Iterator[None]:
         """This process alone writes here, and what a killed run has left half written is gone.
@@ -60,9 +55,8 @@ class RunFolder:
                     "wait for it, or choose another with --output",
                 ) from error
             with disk_refusals(f'folder "{self.path}"', GO_ON):
-                for folder in (self.path, self.tokens, self.model):
+                for folder in (self.path, self.tokens, self.model, self.checkpoints.folder):
                     remove_halves(folder)
-                self.checkpoints.clean()
             try:
                 yield
             finally:
@@ -78,7 +72,8 @@ class RunFolder:
         """UsageError where a run is here that `resume` does not ask for, or where no folder can be."""
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f'"{self.path}", a file', "a folder", "choose another with --output")
-        if not resume and self.has_run:
+        has_run = (self.path / CONFIG).exists() or self.checkpoints.last_step() is not None
+        if has_run and not resume:
             raise UsageError(
                 f'folder "{self.path}", which holds a run',
                 "a new folder",

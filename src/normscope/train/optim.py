@@ -30,7 +30,15 @@ def build_optimizers(model: nn.Module, config: TrialConfig) -> list[Optimizer]:
     trainable = [p for p in model.parameters() if p.requires_grad]
     if not trainable:
         raise UsageError("the model", "at least one parameter that requires a gradient", "unfreeze some")
-    optimizers = _BUILDERS[config.optimizer](model, trainable, config)
+    optimizers: list[Optimizer]
+    if config.optimizer == "muon":
+        optimizers = _muon(model, trainable, config)
+    elif config.optimizer == "sgd":
+        optimizers = [torch.optim.SGD(_groups(model, trainable, config, 0.0), momentum=SGD_MOMENTUM)]
+    elif config.optimizer == "adam":
+        optimizers = [torch.optim.Adam(_groups(model, trainable, config, 0.0), betas=betas(config))]
+    else:
+        optimizers = [torch.optim.AdamW(_groups(model, trainable, config, 0.01), betas=betas(config))]
     for group in (g for optimizer in optimizers for g in optimizer.param_groups):
         group["full_lr"] = group["lr"]
     return optimizers
@@ -83,10 +91,11 @@ def _groups(
     model: nn.Module, params: list[nn.Parameter], config: TrialConfig, default_decay: float
 ) -> list[dict[str, Any]]:
     """`params`, in groups with rates of their own where the model's parametrisation has such."""
-    decay = _decay(config, default_decay)
+    decay = default_decay if config.weight_decay is None else config.weight_decay
+    eps = ADAM_EPS if config.eps is None else config.eps
     if not has_own_rates(model):
-        return [{"params": params, "lr": config.lr, "eps": _eps(config), "weight_decay": decay}]
-    return param_groups(model, config.lr, optimizer=config.optimizer, eps=_eps(config), weight_decay=decay)
+        return [{"params": params, "lr": config.lr, "eps": eps, "weight_decay": decay}]
+    return param_groups(model, config.lr, optimizer=config.optimizer, eps=eps, weight_decay=decay)
 
 
 def _muon(model: nn.Module, trainable: list[nn.Parameter], config: TrialConfig) -> list[Optimizer]:
@@ -119,26 +128,3 @@ def betas(config: TrialConfig) -> tuple[float, float]:
     """Adam's decay rates of the two moments."""
     own = ADAM_BETAS[0] if config.beta1 is None else config.beta1
     return own, ADAM_BETAS[1] if config.beta2 is None else config.beta2
-
-
-def _eps(config: TrialConfig) -> float:
-    return ADAM_EPS if config.eps is None else config.eps
-
-
-def _decay(config: TrialConfig, default: float) -> float:
-    return default if config.weight_decay is None else config.weight_decay
-
-
-Builder = Callable[[nn.Module, list[nn.Parameter], TrialConfig], list[Optimizer]]
-_BUILDERS: dict[str, Builder] = {
-    "adamw": lambda model, params, config: [
-        torch.optim.AdamW(_groups(model, params, config, 0.01), betas=betas(config))
-    ],
-    "adam": lambda model, params, config: [
-        torch.optim.Adam(_groups(model, params, config, 0.0), betas=betas(config))
-    ],
-    "sgd": lambda model, params, config: [
-        torch.optim.SGD(_groups(model, params, config, 0.0), momentum=SGD_MOMENTUM)
-    ],
-    "muon": _muon,
-}

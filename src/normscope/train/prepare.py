@@ -10,7 +10,7 @@ import torch
 from normscope.errors import UsageError
 from normscope.subjects import Subject
 from normscope.subjects.rng import seeded
-from normscope.train.every import Every
+from normscope.train.config import Every
 from normscope.train.folder import RunFolder
 from normscope.train.processes import Processes
 from normscope.train.run import Run
@@ -57,20 +57,13 @@ def prepared(
             processes.means([0.0])  # wait: `claimed` removes token files that others may still be writing
             if processes.is_first:
                 stack.enter_context(place.claimed(resume=resume))  # a run that cannot be leaves no folder
-            if resume:
-                _go_on(run, place)
+            if resume and (state := place.checkpoints.read()) is not None:
+                run.resume(state)
+            if place.checkpoints.warning is not None:
+                run.notes.append(place.checkpoints.warning)
             if processes.is_first:
                 place.begin(config, [run.figures(n) for n in range(trial.step)], run.validations)
         yield run
-
-
-def _go_on(run: Run, place: RunFolder) -> None:
-    """Put the run where its last checkpoint was, if there is one."""
-    state = place.checkpoints.read()
-    if state is not None:
-        run.resume(state)
-    if place.checkpoints.warning is not None:
-        run.notes.append(place.checkpoints.warning)
 
 
 def _trial(config: RunConfig, subject: Subject, observers: Sequence[Observer], processes: Processes) -> Trial:

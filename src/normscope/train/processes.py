@@ -3,12 +3,17 @@
 `Processes` is one process alone, where everything is trivial; `distributed.py` has several.
 """
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
+from normscope.errors import UsageError, suggest
 from normscope.subjects import Batch, Subject
+
+PARALLELS = ("ddp", "fsdp")
 
 
 class Processes:
@@ -46,3 +51,32 @@ class Processes:
         """Make this process's device the current one of the thread that asks."""
         if torch.cuda.is_initialized():
             torch.cuda.set_device(torch.cuda.current_device())
+
+
+@contextmanager
+def joined(parallel: str | None, device: str) -> Iterator[Processes]:
+    """This process among those of torchrun, or alone where it did not start it.
+
+    Args:
+        parallel: "ddp" (also where None) or "fsdp".
+
+    Raises:
+        UsageError: an unknown name, or a name without torchrun.
+    """
+    if parallel is not None and parallel not in PARALLELS:
+        do = suggest(parallel, PARALLELS, "choose one")
+        raise UsageError(f"--parallel {parallel}", " or ".join(PARALLELS), do)
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        if parallel is not None:
+            do = "start it as `torchrun --nproc-per-node 2 -m normscope train …`"
+            raise UsageError(f"--parallel {parallel} in one process", "several, from torchrun", do)
+        yield Processes()
+        return
+    from normscope.train.distributed import Distributed
+
+    processes = Distributed(parallel or "ddp", device)
+    try:
+        yield processes
+    finally:
+        processes.end()

@@ -10,8 +10,8 @@ from normscope.subjects import Subject
 from normscope.subjects.feed import fingerprint
 from normscope.subjects.rng import put_random_state, take_random_state
 from normscope.train.batches import num_ids
+from normscope.train.config import Every
 from normscope.train.criterion import LAST, outcome, trains
-from normscope.train.every import Every
 from normscope.train.folder import RunFolder, require_same
 from normscope.train.history import Figures, Validations
 from normscope.train.processes import Processes

@@ -12,9 +12,8 @@ from normscope.checks import count, text
 from normscope.errors import UsageError, suggest
 from normscope.subjects import Subject, load
 from normscope.subjects.text import SHARE
-from normscope.train.config import TrialConfig
+from normscope.train.config import Every, TrialConfig
 from normscope.train.criterion import CRITERION_STEPS
-from normscope.train.every import Every
 
 _PATHS = ("text", "source", "target")
 _SIZE = count(1, "a whole number from 1", "change it")
@@ -98,19 +97,9 @@ class RunConfig:
         trial = {"steps": CRITERION_STEPS} | {k: v for k, v in given.items() if k in _OF_TRIAL}
         return cls(trial=TrialConfig(**trial), **{k: v for k, v in given.items() if k not in _OF_TRIAL})
 
-    @classmethod
-    def read_toml(cls, path: Path) -> "RunConfig":
-        """The config in a TOML file, flat.
-
-        Raises:
-            UsageError: no such file, no TOML, or not the config of a run.
-        """
-        return cls.from_dict(read_table(path))
-
     def to_dict(self) -> dict[str, Any]:
         """Every value by its name, flat, for JSON."""
-        own = {name: getattr(self, name) for name in _OF_RUN}
-        return own | dataclasses.asdict(self.trial)
+        return {name: getattr(self, name) for name in _OF_RUN} | dataclasses.asdict(self.trial)
 
     def identity(self) -> dict[str, Any]:
         """`to_dict` without the keys that were added later, where they have their defaults."""
@@ -122,10 +111,8 @@ class RunConfig:
 
     def to_toml(self) -> str:
         """A TOML file with every value that is set."""
-        lines = (
-            f"{_dashed(name)} = {_toml(value)}" for name, value in self.to_dict().items() if value is not None
-        )
-        return "\n".join(lines) + "\n"
+        given = {_dashed(name): value for name, value in self.to_dict().items() if value is not None}
+        return "".join(f"{name} = {_toml(value)}\n" for name, value in given.items())
 
     def paths(self) -> dict[str, Path | None]:
         """Text, source and target."""
@@ -138,20 +125,9 @@ class RunConfig:
         Args:
             tokens: the folder for the tokens of the whole text, see `load`.
         """
-        paths = self.paths()
-        return load(
-            self.model,
-            seed=self.trial.seed,
-            batch_size=self.batch_size,
-            seq_len=self.seq_len,
-            images=self.images,
-            validation=self.validation,
-            device=device or self.device,
-            text=paths["text"],
-            source=paths["source"],
-            target=paths["target"],
-            tokens=tokens,
-        )
+        own = ("batch_size", "seq_len", "images", "validation")
+        given: dict[str, Any] = {**self.paths(), **{name: getattr(self, name) for name in own}}
+        return load(self.model, **given, seed=self.trial.seed, device=device or self.device, tokens=tokens)
 
 
 _OF_RUN = tuple(f.name for f in dataclasses.fields(RunConfig) if f.name != "trial")
@@ -167,13 +143,12 @@ def read_table(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: no such file, or no TOML.
     """
-    do = "give a file of keys such as lr = 1e-3"
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f'"{path}" ({error.strerror})', "a TOML file", do) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f'"{path}" ({error})', "a TOML file", do) from error
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        do = "give a file of keys such as lr = 1e-3"
+        raise UsageError(f'"{path}" ({why})', "a TOML file", do) from error
 
 
 def _dashed(name: str) -> str:

@@ -1,6 +1,6 @@
 """A stack of trials: K replicas that share a shape, stepped together."""
 
-import math
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,13 +10,15 @@ from torch.func import stack_module_state
 
 from normscope.nn.tensors import tensors_of
 from normscope.train.config import TrialConfig
+from normscope.train.many import LoneTrials, Trials
 from normscope.train.schedule import rate_factor
 from normscope.train.stack_forward import LossOf, StackedLoss, stack_batches
 from normscope.train.stack_optim import StackedOptimizer
-from normscope.train.stackable import unlike
+from normscope.train.stackable import unlike, why_not_stackable
+from normscope.train.trial import after_step
 
 
-class TrialStack:
+class TrialStack(Trials):
     """K trials that share a shape, each with its own weights, batches, rate, warm-up, decay and clipping.
 
     A step costs less than K lone ones where the operations are small: one call of each does all replicas.
@@ -32,12 +34,6 @@ class TrialStack:
         batches: what each trains on; must not end.
         loss: scalar of (model, batch); must call the model that it is handed.
         configs: of each; optimiser and accumulation are the same in all.
-
-    Attributes:
-        models: as given.
-        live: the replicas that are still stepped, ascending.
-        losses: of each replica, the loss of each step taken, before the step.
-        step: steps taken.
     """
 
     def __init__(
@@ -51,50 +47,22 @@ class TrialStack:
         reason = unlike(models, configs)
         if reason is not None:
             raise ValueError(f"these replicas cannot be stacked: {reason}")
-        self.models, self._batches, self.configs = list(models), list(batches), list(configs)
-        self.live = list(range(len(models)))
-        self.losses: list[list[float]] = [[] for _ in models]
-        self.step = 0
+        super().__init__(models)
+        self._batches, self.configs = list(batches), list(configs)
         self._loss = StackedLoss(models[0], loss)
         self._parameters, self._buffers = stack_module_state(self.models)
         self._optimizer = StackedOptimizer(self._parameters, self.models, self.configs)
         self._hand_out()
 
-    def advance(self) -> list[float]:
-        """One step of the live replicas; their losses before it, in the order of `live` at the call.
-
-        A replica whose loss is not finite is not stepped on, keeps its weights, and is live no more.
-        """
-        if not self.live:
-            return []
-        stepped = list(self.live)
-        losses = self._backward()
-        for k, loss in zip(stepped, losses, strict=True):
-            self.losses[k].append(loss)
-        self._keep([k for k, loss in zip(stepped, losses, strict=True) if math.isfinite(loss)])
-        if self.live:
-            self._optimizer.step([rate_factor(self.configs[k], self.step) for k in self.live])
-            self._after_step()
-        self.step += 1
-        return losses
-
-    def drop(self, k: int) -> None:
-        """Step replica `k` no more; its model keeps what it has."""
-        self._keep([other for other in self.live if other != k])
-
-    def export(self, k: int, model: nn.Module) -> None:
-        """Write the weights and buffers of replica `k` into `model`."""
-        model.load_state_dict(self.models[k].state_dict())
-
     def share_gradients(self, k: int) -> None:
-        """Let the parameters of live replica `k` show the last step's gradients in `.grad`."""
+        """See `Trials`."""
         row = self.live.index(k)
         for name, parameter in self.models[k].named_parameters():
             stacked = self._parameters[name].grad
             parameter.grad = None if stacked is None else stacked[row]
 
     def _backward(self) -> list[float]:
-        """Fill the stacked gradients; each live replica's loss, the mean over the accumulated batches."""
+        """Each live replica's loss, the mean over the accumulated batches; gradients are stacked."""
         for parameter in self._parameters.values():
             parameter.grad = None
         num = self.configs[0].accumulation
@@ -107,6 +75,11 @@ class TrialStack:
                 means = losses.detach() if means is None else means + losses.detach()
         assert means is not None
         return means.tolist()
+
+    def _update(self) -> None:
+        self._optimizer.step([rate_factor(self.configs[k], self.step) for k in self.live])
+        for k in self.live:
+            after_step(self.models[k])
 
     def _keep(self, live: list[int]) -> None:
         """Shrink the stack to `live`; those that leave keep weights of their own."""
@@ -132,16 +105,37 @@ class TrialStack:
             for name, tensor in tensors_of(self.models[k]).items():
                 tensor.data = stacked[name].data[row]
 
-    def _after_step(self) -> None:
-        """Call the models' `after_step`, which for nGPT puts the matrices back onto the sphere."""
-        for k in self.live:
-            after_step = getattr(self.models[k], "after_step", None)
-            if callable(after_step):
-                after_step()
-
 
 def _rows(parameter: Tensor, rows: Tensor) -> Tensor:
     """Select `rows` of a stacked parameter and of its gradient."""
     kept = parameter.detach()[rows].requires_grad_(parameter.requires_grad)
     kept.grad = None if parameter.grad is None else parameter.grad[rows]
     return kept
+
+
+def many_trials(
+    models: Sequence[nn.Module],
+    batches: Sequence[Iterator[Any]],
+    loss: LossOf,
+    configs: Sequence[TrialConfig],
+) -> Trials:
+    """The trials as a `TrialStack` where they can be stacked, else as `LoneTrials`; a lone one is never.
+
+    Takes the first batch of each iterator for the test, and hands it out again.
+    """
+    if len(models) < 2 or unlike(models, configs) is not None:
+        return LoneTrials(models, batches, loss, configs)
+    firsts = [next(feed) for feed in batches]
+    batches = [itertools.chain([first], feed) for first, feed in zip(firsts, batches, strict=True)]
+    if not _alike(firsts) or why_not_stackable(models[0], firsts[0], loss, configs[0]) is not None:
+        return LoneTrials(models, batches, loss, configs)
+    return TrialStack(models, batches, loss, configs)
+
+
+def _alike(batches: Sequence[Any]) -> bool:
+    """Whether batches have the same form."""
+    try:
+        stack_batches(batches)
+    except ValueError:
+        return False
+    return True

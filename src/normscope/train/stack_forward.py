@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from normscope.nn.tensors import tensors_of
 
@@ -37,8 +38,8 @@ class StackedLoss:
 
     def __call__(self, parameters: State, buffers: State, batch: Any) -> Tensor:
         """(K,); buffers (K, …) are moved on as the model's forward moves them."""
-
-        stacked = torch.vmap(self.lone, in_dims=(0, 0, _axes(batch)), randomness="different")
+        axes = tree_map(lambda part: 0 if isinstance(part, Tensor) else None, batch)  # of K
+        stacked = torch.vmap(self.lone, in_dims=(0, 0, axes), randomness="different")
         with _FoldedAttention():
             losses, replaced = stacked(parameters, buffers, batch)
         with torch.no_grad():
@@ -111,17 +112,6 @@ def _form(batch: Any) -> str:
     if isinstance(batch, list | tuple):
         return f"{len(batch)} parts"
     return f"a {type(batch).__name__}"
-
-
-def _axes(batch: Any) -> Any:
-    """The axis of K in each part of a stacked batch: 0 in tensors, none elsewhere."""
-    if isinstance(batch, Tensor):
-        return 0
-    if isinstance(batch, dict):
-        return {key: _axes(part) for key, part in batch.items()}
-    if isinstance(batch, tuple):
-        return tuple(_axes(part) for part in batch)
-    return None
 
 
 class _FoldedAttention(TorchFunctionMode):

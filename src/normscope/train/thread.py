@@ -7,6 +7,7 @@ slower without it.
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TypeVar
 
 import torch
@@ -30,8 +31,7 @@ def in_flushed_thread(work: Callable[[Callable[[], None]], T]) -> T:
     after the thread has ended, so that nothing changes the model any more. A Python that ends while the
     thread is in a kernel would unwind it through C++ and abort.
     """
-    result: list[T] = []
-    error: list[BaseException] = []
+    future: Future[T] = Future()
     stop = threading.Event()
     grad = torch.is_grad_enabled()
     workers = torch.get_num_threads()
@@ -45,11 +45,9 @@ def in_flushed_thread(work: Callable[[Callable[[], None]], T]) -> T:
         torch.set_num_threads(workers)  # OpenMP's own default is per thread too
         try:
             with torch.set_grad_enabled(grad):  # thread-local: a fresh thread would start with True
-                result.append(work(checkpoint))
-        except Stopped:
-            pass  # the caller knows: it asked for it
-        except BaseException as caught:
-            error.append(caught)
+                future.set_result(work(checkpoint))
+        except BaseException as error:
+            future.set_exception(error)
 
     thread = threading.Thread(target=body, name="normscope-trial")  # no daemon: Python waits for it
     with postponed(stop.set):
@@ -61,8 +59,7 @@ def in_flushed_thread(work: Callable[[Callable[[], None]], T]) -> T:
             stop.set()
             thread.join()
             raise
-    if error:
-        raise error[0]
-    if not result:  # stopped by a Ctrl-C whose own handler lets the program go on
-        raise KeyboardInterrupt
-    return result[0]
+    try:
+        return future.result()
+    except Stopped:  # by a Ctrl-C whose own handler lets the program go on
+        raise KeyboardInterrupt from None

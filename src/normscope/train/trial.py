@@ -122,21 +122,20 @@ class Trial:
 
         Returns the norm of all gradients together where it was asked for, else nan.
         """
-        for optimizer in self.optimizers if self.scaler is not None else ():
-            self.scaler.unscale_(optimizer)  # type: ignore[union-attr]
+        scaler = self.scaler
+        if scaler is not None:
+            for optimizer in self.optimizers:
+                scaler.unscale_(optimizer)
         norm = None
         if self.config.clip is not None or self.keeps_norms:
             norm = nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
         if self.config.clip is not None and norm is not None:
             nn.utils.clip_grads_with_norm_(self._parameters, self.config.clip, norm)
         for optimizer in self.optimizers:
-            if self.scaler is None:
-                optimizer.step()
-            else:
-                self.scaler.step(optimizer)
-        if self.scaler is not None:
-            self.scaler.update()
-        self._after_step()
+            optimizer.step() if scaler is None else scaler.step(optimizer)
+        if scaler is not None:
+            scaler.update()
+        after_step(self.bare_model)
         if norm is None or not self.keeps_norms:
             return math.nan
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
@@ -146,11 +145,12 @@ class Trial:
             return contextlib.nullcontext()
         return torch.autocast(self._device, getattr(torch, self.config.precision))
 
-    def _after_step(self) -> None:
-        """Call the model's `after_step`, which for nGPT puts the matrices back onto the sphere."""
-        after_step = getattr(self.bare_model, "after_step", None)
-        if callable(after_step):
-            after_step()
+
+def after_step(model: nn.Module) -> None:
+    """Call the model's `after_step`, which for nGPT puts the matrices back onto the sphere."""
+    own = getattr(model, "after_step", None)
+    if callable(own):
+        own()
 
 
 Observer = Callable[[Trial], None]

@@ -27,7 +27,7 @@ _LEVELS = "▁▂▃▄▅▆▇█"
 
 
 class View:
-    """Says nothing: of several processes one speaks."""
+    """View of a process that prints nothing: of several processes, the first one does."""
 
     run: "Run"
 
