@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from normscope.subjects.corpus import Corpus, encode
 from normscope.subjects.feed import Portions
-from normscope.subjects.masking import masked_batches
+from normscope.subjects.feeds import masked_batches
 from normscope.subjects.text import Text, load_text
 
 

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import (
 
 from normscope.errors import UsageError, describe
 from normscope.subjects.fake import fake_mode_of, to_fake
-from normscope.subjects.feed import Feed, placed
+from normscope.subjects.feed import Feed, Portions, placed
 from normscope.subjects.memory import is_out_of_memory, memory_refusals, require_room_for_batch
 from normscope.subjects.subject import Batch, LossFn, Subject, call_model
 from normscope.subjects.untouched import untouched
@@ -37,16 +37,13 @@ class Attempt:
     loss_fn: LossFn | None
 
 
-def lengths(seq_len: int) -> tuple[int, ...]:
-    """Sequence lengths to try: the one that is asked for, then shorter ones."""
-    return (seq_len, *(length for length in _SHORTER if length < seq_len))
-
-
-def shortened(length: int, seq_len: int) -> tuple[str, ...]:
-    """The note that goes with a shorter length."""
-    if length == seq_len:
-        return ()
-    return (f"sequences of {length} tokens, as the model cannot take {seq_len}",)
+def shorter(portions: Portions) -> Iterator[tuple[Portions, tuple[str, ...]]]:
+    """`portions`, then those with shorter sequences, each with the notes that go with it."""
+    yield portions, ()
+    for length in _SHORTER:
+        if length < portions.seq_len:
+            note = f"sequences of {length} tokens, as the model cannot take {portions.seq_len}"
+            yield portions.of_length(length), (note,)
 
 
 def first_that_runs(model: nn.Module, attempts: Iterable[Attempt], *, seed: int, spec: str) -> Subject:
@@ -69,10 +66,9 @@ def assemble(model: nn.Module, attempt: Attempt, *, seed: int, spec: str) -> Sub
     device, dtype = where_and_what(model)
     mode = fake_mode_of(model)
     feed = attempt.feed.map(lambda each: placed(to_fake(each, mode), device, dtype))
-    batch = feed.first
     subject = Subject(
         model=model,
-        batch=batch,
+        batch=next(feed.batches()),
         loss_fn=attempt.loss_fn,
         batches=feed.batches,
         seed=seed,
@@ -84,7 +80,7 @@ def assemble(model: nn.Module, attempt: Attempt, *, seed: int, spec: str) -> Sub
     )
     if feed.validation is not None:
         next(feed.validation())  # a part too short for one sequence is told now, not in mid-training
-    try_forward(model, batch, attempt.loss_fn, given=f'"{spec}" on {feed.input}')
+    try_forward(model, subject.batch, attempt.loss_fn, given=f'"{spec}" on {feed.input}')
     return subject
 
 

@@ -13,10 +13,9 @@ from normscope.subjects.assemble import (
     Attempt,
     assemble,
     first_that_runs,
-    lengths,
     looking,
     shapes,
-    shortened,
+    shorter,
     where_and_what,
 )
 from normscope.subjects.corpus import Corpus, encode
@@ -111,11 +110,8 @@ def _is_of_transformers(model: nn.Module) -> bool:
 def _with_batch(
     model: nn.Module, batch: Any, loss_fn: LossFn | None, portions: Portions, spec: str
 ) -> Subject:
-    if isinstance(batch, Tensor | tuple | Mapping):
-        single, words = True, "the batch given"
-    elif isinstance(batch, Iterable):
-        single, words = False, "the batches given"
-    else:
+    single = isinstance(batch, Tensor | tuple | Mapping)
+    if not single and not isinstance(batch, Iterable):
         raise UsageError(
             f"a batch of type {type(batch).__name__}",
             "a tensor, a tuple of arguments, a mapping of keyword arguments, or an iterable of those",
@@ -134,7 +130,8 @@ def _with_batch(
             "batches: a tensor, a tuple of arguments or a mapping of keyword arguments",
             "change the iterator",
         )
-    feed = Feed(replay, f"{words}, {shapes(first)}", notes=(_REPEATED,) if single else replay.notes)
+    words = f"the {'batch' if single else 'batches'} given, {shapes(first)}"
+    feed = Feed(replay, words, notes=(_REPEATED,) if single else replay.notes)
     subject = assemble(model, Attempt(feed, loss_fn), seed=portions.seed, spec=spec)
     return subject if loss_fn is not None or fake_mode_of(model) is not None else with_found_loss(subject)
 
@@ -155,8 +152,7 @@ def _feeds(model: nn.Module, portions: Portions, text: Text) -> Iterator[Feed]:
     vocabulary = _vocabulary(model, arguments, portions)
     if vocabulary is not None:
         corpus = encode(text, vocabulary)
-        for length in lengths(portions.seq_len):
-            short, notes = portions.of_length(length), shortened(length, portions.seq_len)
+        for short, notes in shorter(portions):
             if arguments.labels is not None:
                 yield from (feed.noting(*notes) for feed in _labelled_feeds(model, arguments, corpus, short))
             yield _ids_feed(corpus, short, arguments.num_inputs).noting(*notes)
@@ -177,8 +173,8 @@ def _vocabulary(model: nn.Module, arguments: Arguments, portions: Portions) -> i
     if fake_mode_of(model) is not None:  # fake ids have no values to be known by
         return next((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), None)
     device, _ = where_and_what(model)
-    for length in lengths(portions.seq_len):
-        ids = pattern_ids(length, device)
+    for short, _ in shorter(portions):
+        ids = pattern_ids(short.seq_len, device)
         rows = vocabulary_of(model, (ids,) * arguments.num_inputs, ids)
         if rows is not None:
             return rows

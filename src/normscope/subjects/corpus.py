@@ -3,10 +3,11 @@
 Shapes: N tokens of the text, V ids.
 """
 
+import dataclasses
 import functools
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,17 +16,8 @@ from torch import Tensor
 from normscope.errors import UsageError
 from normscope.subjects.text import Text, kept
 
-
-class Row(Protocol):
-    """Symbols one after another: bytes, or the tokens of a tokenizer."""
-
-    def __len__(self) -> int: ...
-
-    def read(self, start: int, stop: int) -> np.ndarray:
-        """The symbols [start, stop)."""
-
-    def counts(self, start: int, stop: int) -> np.ndarray:
-        """Number of occurrences of each symbol in [start, stop)."""
+if TYPE_CHECKING:
+    from normscope.subjects.tokens import Tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +26,7 @@ class Corpus:
 
     Attributes:
         text: where they come from.
-        row: its symbols.
+        row: its symbols: bytes, or the tokens of a tokenizer.
         table: the id of each symbol.
         how: how ids came from bytes, in words.
         start, stop: which part of the row; the whole but for what is kept for validation.
@@ -42,7 +34,7 @@ class Corpus:
     """
 
     text: Text
-    row: Row
+    row: "Text | Tokens"
     table: np.ndarray
     how: str
     start: int
@@ -50,7 +42,7 @@ class Corpus:
     part: str = ""
 
     @classmethod
-    def of(cls, text: Text, row: Row, table: np.ndarray, how: str) -> "Corpus":
+    def of(cls, text: Text, row: "Text | Tokens", table: np.ndarray, how: str) -> "Corpus":
         """The part of `row` that is trained on."""
         stop = len(row) - int(text.validation * len(row))
         return cls(text, row, table, how, 0, stop, "without its validation part, " if text.validation else "")
@@ -66,9 +58,8 @@ class Corpus:
         """The stretch kept for validation, or None where nothing is."""
         if not self.text.validation:
             return None
-        return Corpus(
-            self.text, self.row, self.table, self.how, self.stop, len(self.row), "its validation part, "
-        )
+        part = "its validation part, "
+        return dataclasses.replace(self, start=self.stop, stop=len(self.row), part=part)
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """The ids [start, stop) of this stretch."""

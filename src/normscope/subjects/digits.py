@@ -15,8 +15,6 @@ from torch import Tensor
 
 from normscope.errors import UsageError
 from normscope.subjects.corpus import entropy
-from normscope.subjects.feed import Portions
-from normscope.subjects.subject import Batch
 from normscope.subjects.text import SHARE, kept
 
 IMAGES = ("digits",)
@@ -91,12 +89,6 @@ def resized(images: Tensor, channels: int, height: int, width: int) -> Tensor:
     """(B, 8, 8) → (B, C, H, W), bilinear, the same in each channel."""
     larger = F.interpolate(images[:, None], (height, width), mode="bilinear", antialias=True)
     return larger.expand(-1, channels, -1, -1).contiguous()
-
-
-def labelled_images(images: Images, portions: Portions, name: str, shape: tuple[int, ...]) -> Iterator[Batch]:
-    """Batches {name: (B, C, H, W), "labels": (B,)}."""
-    for pixels, labels in images.batches(portions.batch_size, portions.seed):
-        yield {name: resized(pixels, *shape), "labels": labels}
 
 
 def require_classes(num_classes: int, given: str, option: str) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -44,33 +44,25 @@ def moved(model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> 
     """`model.to(device, dtype)`. PyTorch cannot do that to fake tensors: they are replaced where they are."""
     if fake_mode_of(model) is None:
         return model.to(device, dtype)
-    if dtype is not None:
-        cast: dict[int, Tensor] = {}  # tied parameters stay tied
-        for module in model.modules():
-            for store in (module._parameters, module._buffers):
-                for name, tensor in store.items():
-                    if tensor is not None and tensor.is_floating_point():
-                        store[name] = cast.setdefault(id(tensor), _cast(tensor, dtype))  # type: ignore[assignment]
-    return model
+    return _replaced(model, lambda t: t.to(dtype) if t.is_floating_point() else t)
 
 
 def fake_from_meta(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
     """A model that was built on the meta device, with fake tensors on the CPU in place of its own."""
+    with mode:
+        return _replaced(model, lambda t: torch.empty_like(t, device="cpu"))
+
+
+def _replaced(model: nn.Module, make: Callable[[Tensor], Tensor]) -> nn.Module:
+    """`model` with `make(tensor)` in the place of each parameter and buffer; tied ones stay tied."""
     made: dict[int, Tensor] = {}
     for module in model.modules():
         for store in (module._parameters, module._buffers):
             for name, tensor in store.items():
+                if tensor is not None and id(tensor) not in made:
+                    new = make(tensor.detach())
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    made[id(tensor)] = nn.Parameter(new, tensor.requires_grad) if is_parameter else new
                 if tensor is not None:
-                    store[name] = made.setdefault(id(tensor), _like(tensor, mode))  # type: ignore[assignment]
+                    store[name] = made[id(tensor)]  # type: ignore[assignment]
     return model
-
-
-def _like(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
-    with mode:
-        new = torch.empty_like(tensor, device="cpu")
-    return nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
-
-
-def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    new = tensor.detach().to(dtype)
-    return nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new

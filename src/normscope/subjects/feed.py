@@ -6,7 +6,7 @@ import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +14,11 @@ from torch import Tensor
 
 from normscope.checks import SEED, count
 from normscope.subjects.subject import Batch, Batches
+
+if TYPE_CHECKING:
+    from normscope.subjects.corpus import Corpus
+    from normscope.subjects.digits import Images
+    from normscope.subjects.parallel import ParallelCorpus
 
 BLOCK = 1024
 """Batches drawn from one generator. Another value would change every batch after the first `BLOCK`."""
@@ -62,19 +67,7 @@ class Portions:
         return f"{self.batch_size} sequences of {self.seq_len} tokens"
 
 
-class Divided(Protocol):
-    """Data that batches are cut from."""
-
-    @property
-    def held_out(self) -> "Self | None":
-        """Data kept for validation, or None."""
-
-    @property
-    def unigram_entropy(self) -> float:
-        """Entropy of the targets' frequencies, in nats."""
-
-
-DataT = TypeVar("DataT", bound=Divided)
+DataT = TypeVar("DataT", "Corpus", "ParallelCorpus", "Images")
 
 
 @dataclass(frozen=True)
@@ -106,11 +99,6 @@ class Feed:
             validation = in_blocks(functools.partial(make, held_out), portions.for_validation())
         batches = in_blocks(functools.partial(make, data), portions)
         return cls(batches, words, data.unigram_entropy, validation=validation)
-
-    @property
-    def first(self) -> Batch:
-        """The batch that probes measure on."""
-        return next(self.batches())
 
     def map(self, function: Callable[[Batch], Batch]) -> "Feed":
         """The same with each batch changed."""

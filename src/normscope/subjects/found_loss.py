@@ -1,7 +1,7 @@
 """Choice of a subject's loss where the user gave none."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -49,13 +49,11 @@ def _is_meant(loss: Tensor | None, output: Any, batch: Batch) -> bool:
 
     (logits, auxiliary loss) of a mixture of experts without labels is none.
     """
-    if loss is None:
-        return False
-    if loss is output or not isinstance(output, tuple | list) or hasattr(output, "loss"):
-        return True
-    return (isinstance(batch, Mapping) and any(name in batch for name in LABEL_NAMES)) or (
-        isinstance(batch, tuple) and len(batch) > 1
-    )
+    if loss is None or loss is output or not isinstance(output, tuple | list) or hasattr(output, "loss"):
+        return loss is not None
+    if isinstance(batch, Mapping):
+        return any(name in batch for name in LABEL_NAMES)
+    return isinstance(batch, tuple) and len(batch) > 1
 
 
 def _with_own_loss(subject: Subject, places: list[tuple[Ids, int]]) -> Subject:
@@ -72,8 +70,11 @@ def _with_own_loss(subject: Subject, places: list[tuple[Ids, int]]) -> Subject:
 
 def _places_of_ids(subject: Subject) -> list[tuple[Ids, int]]:
     """Places in the batch of ids (·, ·) that index a table, each with the number of the table's rows."""
-    found = []
-    for key, value in _entries(subject.batch):
+    batch, found = subject.batch, []
+    entries: Iterable[tuple[int | str | None, Any]] = [(None, batch)]
+    if not isinstance(batch, Tensor):
+        entries = batch.items() if isinstance(batch, Mapping) else enumerate(batch)
+    for key, value in entries:
         if isinstance(value, Tensor) and value.ndim == 2 and not value.is_floating_point():
             vocabulary = vocabulary_of(subject.model, subject.batch, value)
             if vocabulary is not None:
@@ -81,28 +82,18 @@ def _places_of_ids(subject: Subject) -> list[tuple[Ids, int]]:
     return found
 
 
-def _entries(batch: Batch) -> Iterator[tuple[int | str | None, Any]]:
-    if isinstance(batch, Tensor):
-        yield None, batch
-    elif isinstance(batch, Mapping):
-        yield from batch.items()
-    else:
-        yield from enumerate(batch)
-
-
 def _turned(subject: Subject) -> Subject:
     """Ours were (B, T): the model wants time first."""
     if subject.unigram_entropy is None:  # the user's own batch is as the user wants it
         return subject
-    subject.batches = mapped(_transposed, subject.batches)
-    subject.batch = _transposed(subject.batch)
+
+    def transposed(batch: Batch) -> Tensor:
+        assert isinstance(batch, Tensor)
+        return batch.T.contiguous()
+
+    subject.batches, subject.batch = mapped(transposed, subject.batches), transposed(subject.batch)
     subject.notes = (*subject.notes, "ids are fed as (T, B), as the model has time first")
     return subject
-
-
-def _transposed(batch: Batch) -> Tensor:
-    assert isinstance(batch, Tensor)
-    return batch.T.contiguous()
 
 
 def _without(subject: Subject, why: str) -> Subject:

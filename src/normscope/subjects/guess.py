@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from normscope.subjects.assemble import looking
-from normscope.subjects.feed import Portions
+from normscope.subjects.feed import Portions, tensors_in
 from normscope.subjects.subject import Batch, call_model
 
 LABEL_NAMES = ("targets", "labels", "target", "label")
@@ -70,7 +70,7 @@ class _Lookups(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
         if self.rows is None and str(func) in _LOOKUPS:
-            table, indices = args[0], [a for a in _flat(args[1:]) if isinstance(a, Tensor)]
+            table, indices = args[0], tensors_in(args[1:])
             if table.ndim == 2 and len(indices) == 1 and self._is_pattern(indices[0]):
                 self.rows = int(table.shape[0])
         return output
@@ -80,14 +80,6 @@ class _Lookups(TorchDispatchMode):
             return False
         given = self.pattern.to(indices.dtype)
         return any(torch.equal(indices.reshape(-1), p.reshape(-1)) for p in (given, given.T))
-
-
-def _flat(values: Any) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, list | tuple):
-            yield from _flat(value)
-        else:
-            yield value
 
 
 def float_widths(model: nn.Module) -> list[int]:

@@ -60,12 +60,11 @@ Built = tuple[Any, tuple[str, ...]]
 
 def _build(spec: Spec, head: Head, made: Configured, device: torch.device, fake: bool) -> Built:
     given = f'model "{spec.text}"'
-    if not fake:
-        _require_room(head, made.config, given, device)
     try:
         with memory_refusals(given):
             if fake:
                 return _fake(head, made.config), ()
+            _require_room(head, made.config, given, device)
             if made.folder is None:
                 return head.build(made.config), ()
             return _with_weights(head, made.config, made.folder, given)

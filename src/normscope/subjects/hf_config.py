@@ -1,5 +1,6 @@
 """`hf:` names → a configuration of transformers, without the network and without remote code."""
 
+import contextlib
 import importlib
 import inspect
 import json
@@ -31,11 +32,9 @@ def configured(spec: Spec) -> Configured:
     config_class = _config_class(spec, path, values)
     config = _with_options(spec, config_class, values)
     text = _text_part(config)
-    notes = (
-        []
-        if text is config
-        else [f"only the text part ({text.model_type}) of {config.model_type} is looked at"]
-    )
+    notes = []
+    if text is not config:
+        notes.append(f"only the text part ({text.model_type}) of {config.model_type} is looked at")
     stored = values.get("dtype", values.get("torch_dtype"))
     if stored not in (None, "float32"):
         notes.append(f"{path} says {stored}; built in float32 unless --dtype says otherwise")
@@ -129,27 +128,20 @@ def _with_options(spec: Spec, config_class: Any, values: dict[str, Any]) -> Any:
 
 def _known_options(config_class: Any) -> tuple[set[str], set[str]]:
     """Options of the configuration itself and of its text part."""
+    from transformers import PreTrainedConfig
+
     parts = getattr(config_class, "sub_configs", None) or {}
     text_class = parts.get("text_config")
     text = _attributes(text_class) if hasattr(text_class, "model_type") else set()
     # What both have by inheritance (use_cache …) is the whole's; what describes a stack is the part's.
-    own = _attributes(config_class) - (text - _attributes_of_all())
+    own = _attributes(config_class) - (text - _attributes(PreTrainedConfig))
     return own | set(parts), text
-
-
-def _attributes_of_all() -> set[str]:
-    from transformers import PreTrainedConfig
-
-    return _attributes(PreTrainedConfig)
 
 
 def _attributes(config_class: Any) -> set[str]:
     names = {name for base in config_class.__mro__ for name in getattr(base, "__annotations__", {})}
-    try:
+    with contextlib.suppress(Exception):  # a composite that needs its parts: what its class declares must do
         made = config_class()
-    except Exception:  # a composite that cannot be made without its parts: what its class declares must do
-        made = None
-    if made is not None:
         names |= set(made.to_dict()) | set(vars(made))
     names |= set(getattr(config_class, "attribute_map", {}))
     return {name for name in names if not name.startswith("_") and name not in ("model_type", "auto_map")}
@@ -189,23 +181,20 @@ def _ready(config: Any, spec: Spec) -> Any:
     No key-value cache; a token for the decoder to start with; a type that is only ever a decoder (BERT
     generation) is one.
     """
+    from transformers.models.auto import modeling_auto as auto
+
     settings: dict[str, Any] = {"use_cache": False} if hasattr(config, "use_cache") else {}
     if getattr(config, "is_encoder_decoder", False):
         if getattr(config, "decoder_start_token_id", None) is None:
             settings["decoder_start_token_id"] = getattr(config, "bos_token_id", None) or 0
-    elif getattr(config, "is_decoder", None) is False and _is_decoder_only(config):
-        settings["is_decoder"] = True
+    elif getattr(config, "is_decoder", None) is False:
+        is_causal = type(config) in auto.MODEL_FOR_CAUSAL_LM_MAPPING
+        if is_causal and type(config) not in auto.MODEL_FOR_MASKED_LM_MAPPING:
+            settings["is_decoder"] = True
     for key, value in settings.items():
         if key not in spec.options:
             setattr(config, key, value)
     return config
-
-
-def _is_decoder_only(config: Any) -> bool:
-    from transformers.models.auto import modeling_auto as auto
-
-    is_causal = type(config) in auto.MODEL_FOR_CAUSAL_LM_MAPPING
-    return is_causal and type(config) not in auto.MODEL_FOR_MASKED_LM_MAPPING
 
 
 def _weights_folder(spec: Spec, path: Path | None) -> Path | None:

@@ -1,37 +1,31 @@
 """Inputs of a transformers model, chosen by its head."""
 
 import dataclasses
-import functools
 import inspect
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+from torch import Tensor
 
-from normscope.subjects.assemble import (
-    Attempt,
-    AttemptError,
-    first_that_runs,
-    lengths,
-    looking,
-    shortened,
-)
+from normscope.subjects.assemble import Attempt, AttemptError, first_that_runs, looking, shorter
 from normscope.subjects.corpus import Corpus, encode
 from normscope.subjects.data import CLASSIFIERS, ENCODER_DECODERS, Data
-from normscope.subjects.digits import Images, labelled_images, require_classes
+from normscope.subjects.digits import Images, require_classes
 from normscope.subjects.fake import fake_mode_of
 from normscope.subjects.feed import Feed, Portions, in_blocks, noise
+from normscope.subjects.feeds import continued_feed, images_feed, masked_feed, pairs_feed
 from normscope.subjects.hf_heads import HeadKind
 from normscope.subjects.hf_shapes import FLOAT_INPUTS, float_shapes
 from normscope.subjects.loss import Ids, is_causal, output_loss, shifts_labels
-from normscope.subjects.masking import masked_batches
-from normscope.subjects.parallel import ParallelCorpus, encode_pairs, masked_pairs
+from normscope.subjects.parallel import ParallelCorpus, encode_pairs
 from normscope.subjects.subject import Batch, LossFn, Subject, call_model
 from normscope.subjects.tokens import tokenised, tokenised_pairs
 
 _FEW_SEQUENCES, _FEW_TOKENS = 2, 16
+_NO_HEAD = ("no loss: the model has no head",)
 _NOT_CAUSAL = "no loss: the model sees later tokens, and its own loss is for models that do not"
 
 
@@ -64,10 +58,6 @@ class Feeder:
         """Whether there is a decoder that reads an encoder."""
         return bool(getattr(self.model.config, "is_encoder_decoder", False))
 
-    def of_length(self, length: int) -> "Feeder":
-        """The same with sequences of another length."""
-        return dataclasses.replace(self, portions=self.portions.of_length(length))
-
 
 def feeder_of(model: Any, kind: HeadKind, portions: Portions, data: Data, folder: Path | None) -> Feeder:
     """All that a feed is made of; the text in the model's own tokens where `folder` has a tokenizer.json."""
@@ -75,20 +65,19 @@ def feeder_of(model: Any, kind: HeadKind, portions: Portions, data: Data, folder
     vocabulary = _vocabulary(model)
     if vocabulary is None:
         return Feeder(model, kind, portions, None, images=data.images)
-    own_mask = getattr(model.config, "mask_token_id", None)
+    own_mask, pad = (getattr(model.config, name, None) for name in ("mask_token_id", "pad_token_id"))
     mask = own_mask if isinstance(own_mask, int) and 0 <= own_mask < vocabulary else vocabulary - 1
-    reserved = {mask, *(i for i in (getattr(model.config, "pad_token_id", None),) if isinstance(i, int))}
+    reserved = {mask, pad} if isinstance(pad, int) else {mask}
     tokenizer = folder / "tokenizer.json" if folder else None
-    has_own = tokenizer is not None and tokenizer.is_file()
-    if tokenizer is not None and has_own:
+    pairs = None
+    if tokenizer is not None and tokenizer.is_file():
         corpus = tokenised(data.text, tokenizer, vocabulary, data.tokens)
+        if data.pairs is not None:
+            pairs = tokenised_pairs(data.pairs, tokenizer, vocabulary, portions.seq_len, data.tokens)
     else:
         corpus = encode(data.text, vocabulary, reserved)
-    pairs = None
-    if data.pairs is not None and tokenizer is not None and has_own:
-        pairs = tokenised_pairs(data.pairs, tokenizer, vocabulary, portions.seq_len, data.tokens)
-    elif data.pairs is not None:
-        pairs = encode_pairs(data.pairs, vocabulary, portions.seq_len, reserved)
+        if data.pairs is not None:
+            pairs = encode_pairs(data.pairs, vocabulary, portions.seq_len, reserved)
     return Feeder(model, kind, portions, corpus, mask, pairs, data.images)
 
 
@@ -153,9 +142,9 @@ Way = tuple[Feed, LossFn | None]
 
 def _feeds(feeder: Feeder) -> Iterator[Way]:
     if feeder.main not in FLOAT_INPUTS and feeder.corpus is not None:
-        for length in lengths(feeder.portions.seq_len):
-            feed, loss_fn = _text_feed(feeder.of_length(length), feeder.corpus)
-            yield feed.noting(*shortened(length, feeder.portions.seq_len)), loss_fn
+        for short, notes in shorter(feeder.portions):
+            feed, loss_fn = _text_feed(dataclasses.replace(feeder, portions=short), feeder.corpus)
+            yield feed.noting(*notes), loss_fn
     if feeder.main in FLOAT_INPUTS:
         for shape in float_shapes(feeder.main, feeder.model.config, feeder.portions):
             yield _float_feed(feeder, feeder.main, shape)
@@ -164,31 +153,25 @@ def _feeds(feeder: Feeder) -> Iterator[Way]:
 
 
 def _text_feed(feeder: Feeder, corpus: Corpus) -> Way:
-    name, words = feeder.main, f"{corpus}, {feeder.portions}"
-    portions, kind = feeder.portions, feeder.kind
+    name, portions, kind = feeder.main, feeder.portions, feeder.kind
     if feeder.pairs is not None:
         pad = getattr(feeder.model.config, "pad_token_id", None)
-        pairs = dataclasses.replace(feeder.pairs, limit=portions.seq_len)
-        said = functools.partial(masked_pairs, ids_name=name, pad=pad if isinstance(pad, int) else 0)
-        return Feed.of(pairs, portions, said, f"{pairs}, {portions.pairs()}"), output_loss
+        return pairs_feed(feeder.pairs, portions, name, pad if isinstance(pad, int) else 0), output_loss
     if kind == "masked":
-        hidden = functools.partial(masked_batches, mask_id=feeder.mask, ids_name=name, labels_name="labels")
-        return Feed.of(corpus, portions, hidden, f"{words}, 15 % masked"), output_loss
+        return masked_feed(corpus, portions, name, feeder.mask), output_loss
     if kind == "causal":
-        return Feed.of(corpus, portions, _causal, f"{words}, next-token loss"), output_loss
-    other = "labels" if kind == "seq2seq" else "decoder_input_ids"
-    if kind == "seq2seq" or feeder.two_stacks:
-        goal = ", the decoder to go on with the text" if kind == "seq2seq" else ", half to the decoder"
-        continued = functools.partial(_continued, name=name, other=other)
-        feed = Feed.of(corpus, portions, continued, words + goal)
-        return feed, output_loss if kind == "seq2seq" else None
-    plain = functools.partial(_plain, corpus, name=name)
-    return Feed(in_blocks(plain, portions), words).noting("no loss: the model has no head"), None
+        return Feed.of(corpus, portions, _causal, f"{corpus}, {portions}, next-token loss"), output_loss
+    if kind == "seq2seq":
+        goal = "the decoder to go on with the text"
+        return continued_feed(corpus, portions, name, "labels", goal), output_loss
+    if feeder.two_stacks:
+        return continued_feed(corpus, portions, name, "decoder_input_ids", "half to the decoder"), None
 
+    def plain(portions: Portions) -> Iterator[Batch]:
+        for ids in corpus.windows(portions.batch_size, portions.seq_len, portions.seed):
+            yield {name: ids}
 
-def _plain(corpus: Corpus, portions: Portions, name: str) -> Iterator[Batch]:
-    for ids in corpus.windows(portions.batch_size, portions.seq_len, portions.seed):
-        yield {name: ids}
+    return Feed(in_blocks(plain, portions), f"{corpus}, {portions}", notes=_NO_HEAD), None
 
 
 def _causal(corpus: Corpus, portions: Portions) -> Iterator[Batch]:
@@ -196,77 +179,47 @@ def _causal(corpus: Corpus, portions: Portions) -> Iterator[Batch]:
         yield {"input_ids": ids, "labels": ids.clone()}  # the model shifts them
 
 
-def _continued(corpus: Corpus, portions: Portions, name: str, other: str) -> Iterator[Batch]:
-    for ids in corpus.windows(portions.batch_size, 2 * portions.seq_len, portions.seed):
-        first, second = ids.chunk(2, dim=1)
-        yield {name: first.contiguous(), other: second.contiguous()}
-
-
 def _float_feed(feeder: Feeder, name: str, shape: tuple[int, ...]) -> Way:
-    portions = feeder.portions
+    portions, corpus, is_seq2seq = feeder.portions, feeder.corpus, feeder.kind == "seq2seq"
+    images = feeder.images if len(shape) == 4 else None
+    if images is not None or feeder.kind == "image-classification":
+        return images_feed(images, portions, name, shape, feeder.model.config.num_labels), output_loss
+    decoder = "labels" if is_seq2seq else "decoder_input_ids"
+    is_heard = corpus is not None and (is_seq2seq or feeder.two_stacks)
+
+    def batches(portions: Portions) -> Iterator[Batch]:
+        texts: Iterator[Tensor | None] = itertools.repeat(None)
+        if corpus is not None and is_heard:
+            texts = corpus.windows(portions.batch_size, portions.seq_len, portions.seed)
+        for tensor, ids in zip(noise(shape, portions.seed), texts, strict=False):
+            yield {name: tensor} if ids is None else {name: tensor, decoder: ids}
+
     words = f"standard normal noise as {name} {shape}"
-    if feeder.images is not None and len(shape) == 4:
-        real = functools.partial(labelled_images, name=name, shape=shape[1:])
-        return Feed.of(feeder.images, portions, real, f"{feeder.images}, resized to {shape}"), output_loss
-    if feeder.kind == "image-classification":
-        classes = feeder.model.config.num_labels
-        labelled = functools.partial(_labelled, name, shape, classes)
-        return Feed(in_blocks(labelled, portions), f"{words}, random labels"), output_loss
-    decoder = "labels" if feeder.kind == "seq2seq" else "decoder_input_ids"
-    if feeder.corpus is not None and (feeder.kind == "seq2seq" or feeder.two_stacks):
-        corpus = feeder.corpus
-        heard = in_blocks(functools.partial(_heard, name, shape, decoder, corpus), portions)
-        feed = Feed(heard, f"{words}, {corpus} to the decoder", corpus.unigram_entropy)
-        return feed, output_loss if feeder.kind == "seq2seq" else None
-    silent = functools.partial(_silent, name, shape)
-    return Feed(in_blocks(silent, portions), words).noting("no loss: the model has no head"), None
-
-
-def _silent(name: str, shape: tuple[int, ...], portions: Portions) -> Iterator[Batch]:
-    for tensor in noise(shape, portions.seed):
-        yield {name: tensor}
-
-
-def _labelled(name: str, shape: tuple[int, ...], classes: int, portions: Portions) -> Iterator[Batch]:
-    generator = torch.Generator().manual_seed(portions.seed)
-    for tensor in noise(shape, portions.seed):
-        yield {name: tensor, "labels": torch.randint(classes, (shape[0],), generator=generator)}
-
-
-def _heard(
-    name: str, shape: tuple[int, ...], decoder: str, corpus: Corpus, portions: Portions
-) -> Iterator[Batch]:
-    texts = corpus.windows(portions.batch_size, portions.seq_len, portions.seed)
-    for tensor, ids in zip(noise(shape, portions.seed), texts, strict=False):
-        yield {name: tensor, decoder: ids}
+    if corpus is None or not is_heard:
+        return Feed(in_blocks(batches, portions), words, notes=_NO_HEAD), None
+    feed = Feed(in_blocks(batches, portions), f"{words}, {corpus} to the decoder", corpus.unigram_entropy)
+    return feed, output_loss if is_seq2seq else None
 
 
 def _everything(feeder: Feeder) -> Iterator[Way]:
     """Ways to feed models with several inputs at once (CLIP): all known inputs that their forward names."""
     names = inspect.signature(feeder.model.forward).parameters
     floats = [name for name in FLOAT_INPUTS if name in names]
-    texts = [
-        name for name in ("input_ids", "decoder_input_ids") if name in names and feeder.corpus is not None
-    ]
+    corpus, portions = feeder.corpus, feeder.portions
+    texts = [name for name in ("input_ids", "decoder_input_ids") if name in names and corpus is not None]
     if len(floats) + len(texts) < 2:
         return
-    portions = feeder.portions
     shapes = {name: float_shapes(name, feeder.model.config, portions)[0] for name in floats}
 
     def batches(portions: Portions) -> Iterator[Batch]:
-        noises = {name: noise(shape, portions.seed) for name, shape in shapes.items()}
-        assert feeder.corpus is not None or not texts
-        windows = {
-            name: feeder.corpus.windows(portions.batch_size, portions.seq_len, portions.seed + i)  # type: ignore[union-attr]
-            for i, name in enumerate(texts)
-        }
+        sources = {name: noise(shape, portions.seed) for name, shape in shapes.items()}
+        for i, name in enumerate(texts):
+            assert corpus is not None
+            sources[name] = corpus.windows(portions.batch_size, portions.seq_len, portions.seed + i)
         while True:
-            yield {name: next(source) for name, source in (noises | windows).items()}
+            yield {name: next(source) for name, source in sources.items()}
 
     words = [f"standard normal noise as {name} {shape}" for name, shape in shapes.items()]
     if texts:
-        words.append(f"{feeder.corpus}, {portions}")
-    yield Feed(in_blocks(batches, portions), "; ".join(words)).noting("no loss: the model has no head"), None
-
-
-__all__ = ["Feeder", "feeder_of", "hf_subject"]
+        words.append(f"{corpus}, {portions}")
+    yield Feed(in_blocks(batches, portions), "; ".join(words), notes=_NO_HEAD), None

@@ -6,7 +6,6 @@ Shapes: N lines, V ids.
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -73,19 +72,6 @@ class Lines:
             until = max(first + 1, int(np.searchsorted(self.start[:last], begin + _CHUNK)))
             yield begin, first, until, self.text.read(begin, int(self.stop[until - 1]))
             first = until
-
-
-class Side(Protocol):
-    """Lines as ids, each with an end."""
-
-    def ids(self, line: int) -> np.ndarray:
-        """Ids of one line."""
-
-    def lengths(self) -> np.ndarray:
-        """(N,), how many each line has."""
-
-    def counts(self, first: int, last: int, limit: int) -> np.ndarray:
-        """Number of occurrences of each id in the lines [first, last), each cut to `limit`, (V,)."""
 
 
 @dataclass(frozen=True, eq=False)

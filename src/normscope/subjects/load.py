@@ -1,8 +1,8 @@
 """`load`: a MODEL spec → a Subject."""
 
 import contextlib
-import functools
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -82,24 +82,12 @@ def load(
     return subject
 
 
-def load_to_read(
-    spec: str,
-    *,
-    seed: int = 0,
-    batch_size: int = 1,
-    seq_len: int = 64,
-    text: Path | None = None,
-    device: str | torch.device = "cpu",
-    dtype: torch.dtype | None = None,
-) -> Subject:
+def load_to_read(spec: str, *, batch_size: int = 1, **options: Any) -> Subject:
     """`load` for those who only read: a model that would not fit the memory comes in fake tensors."""
-    build = functools.partial(
-        load, spec, seed=seed, batch_size=batch_size, seq_len=seq_len, text=text, device=device, dtype=dtype
-    )
     try:
-        return build()
+        return load(spec, batch_size=batch_size, **options)
     except NoRoomError:
-        subject = build(fake=True)
+        subject = load(spec, batch_size=batch_size, **options, fake=True)
         subject.notes = (*subject.notes, "read without making its weights: it would not fit the memory")
         return subject
 

@@ -17,17 +17,17 @@ from normscope.subjects.subject import Batch, call_model
 
 def own_loss(output: Any) -> Tensor | None:
     """The loss in a model's output: `.loss`, an output that is a scalar, or the only scalar of a tuple."""
-    named = _named(output, "loss")
-    if named is not None:
-        candidates = [named]
-    else:
-        candidates = list(output) if isinstance(output, tuple | list) else [output]
-    scalars = [c for c in candidates if isinstance(c, Tensor) and c.numel() == 1 and c.is_floating_point()]
+    found = [c for c in _parts(output, "loss") if isinstance(c, Tensor) and c.is_floating_point()]
+    scalars = [candidate for candidate in found if candidate.numel() == 1]
     return scalars[0] if len(scalars) == 1 else None
 
 
-def _named(output: Any, name: str) -> Any:
-    return output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+def _parts(output: Any, name: str) -> list[Any]:
+    """The part of an output that is called `name`, else all of its parts in order."""
+    named = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+    if named is not None:
+        return [named]
+    return list(output) if isinstance(output, tuple | list) else [output]
 
 
 def output_loss(output: Any, batch: Batch) -> Tensor:
@@ -39,14 +39,10 @@ def output_loss(output: Any, batch: Batch) -> Tensor:
 
 def logits_of(output: Any, vocabulary: int | None = None) -> Tensor | None:
     """The first floating tensor (·, ·, V) of an output; with `vocabulary`, V must be it."""
-    named = _named(output, "logits")
-    if isinstance(named, Tensor):
-        candidates = [named]
-    elif isinstance(output, Mapping):
-        candidates = list(output.values())
-    else:
-        candidates = list(output) if isinstance(output, tuple | list) else [output]
-    for candidate in candidates:
+    parts = _parts(output, "logits")
+    if isinstance(output, Mapping) and not isinstance(parts[0], Tensor):
+        parts = list(output.values())
+    for candidate in parts:
         if isinstance(candidate, Tensor) and candidate.ndim == 3 and candidate.is_floating_point():
             fits = vocabulary is None or candidate.shape[-1] == vocabulary
             return candidate if fits else None

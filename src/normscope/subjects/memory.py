@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from normscope.errors import UsageError
 from normscope.subjects.fake import faking, to_fake
-from normscope.subjects.feed import map_tensors
-from normscope.subjects.subject import Batch, call_model
+from normscope.subjects.feed import tensors_in
+from normscope.subjects.subject import Batch, arguments_in
 from normscope.subjects.untouched import untouched
 
 
@@ -148,24 +148,13 @@ def bytes_written(model: nn.Module, batch: Batch) -> int | None:
         try:
             with torch.no_grad(), faking() as mode, sdpa_kernel(SDPBackend.MATH):
                 state = itertools.chain(model.named_parameters(), model.named_buffers())
-                stand_ins: dict[str, Tensor] = {f"model.{name}": mode.from_tensor(t) for name, t in state}
-                fake_batch = to_fake(batch, mode)
+                stand_ins: dict[str, Tensor] = {name: mode.from_tensor(t) for name, t in state}
+                given = arguments_in(to_fake(batch, mode))
                 with counter:
-                    torch.func.functional_call(_Caller(model), stand_ins, (fake_batch,))
+                    torch.func.functional_call(model, stand_ins, *given)
         except Exception:  # a forward that looks at values cannot be estimated; the real one will say
             return None
     return counter.bytes
-
-
-class _Caller(nn.Module):
-    """Gives `functional_call` one argument, the batch."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, batch: Batch) -> Any:
-        return call_model(self.model, batch)
 
 
 class _Written(TorchDispatchMode):
@@ -185,12 +174,8 @@ class _Written(TorchDispatchMode):
 
 def _is_small(batch: Batch) -> bool:
     sizes = {True: 0, False: 0}
-
-    def count(tensor: Tensor) -> Tensor:
+    for tensor in tensors_in(batch):
         sizes[tensor.is_floating_point()] += tensor.numel()
-        return tensor
-
-    map_tensors(count, batch)
     return sizes[False] < _SMALL_IDS and sizes[True] < _SMALL_FLOATS
 
 

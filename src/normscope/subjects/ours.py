@@ -1,7 +1,5 @@
 """`nn:` specs → subjects of our own models."""
 
-import dataclasses
-import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,16 +10,16 @@ from normscope.nn import MODELS, Decoder, EncoderDecoder, ModelConfig, Vision, l
 from normscope.nn.encoder_decoder import START
 from normscope.nn.models import Model, config_of
 from normscope.nn.save import read_config
-from normscope.subjects.assemble import Attempt, first_that_runs, lengths, shortened
+from normscope.subjects.assemble import Attempt, first_that_runs, shorter
 from normscope.subjects.corpus import Corpus, encode
 from normscope.subjects.data import CLASSIFIERS, ENCODER_DECODERS, Data
-from normscope.subjects.digits import Images, labelled_images, require_classes
+from normscope.subjects.digits import Images, require_classes
 from normscope.subjects.fake import moved
-from normscope.subjects.feed import Feed, Portions, in_blocks, noise
+from normscope.subjects.feed import Feed, Portions
+from normscope.subjects.feeds import continued_feed, images_feed, masked_feed, pairs_feed
 from normscope.subjects.loss import output_loss
-from normscope.subjects.masking import masked_batches
 from normscope.subjects.memory import memory_refusals, require_room_for_model
-from normscope.subjects.parallel import ParallelCorpus, encode_pairs, masked_pairs
+from normscope.subjects.parallel import ParallelCorpus, encode_pairs
 from normscope.subjects.spec import Spec
 from normscope.subjects.subject import Batch, Subject
 
@@ -50,13 +48,8 @@ def load_ours(
         moved(model, device, dtype)
     notes = ("its weights were not read",) if folder is not None and fake else ()
     attempts = (
-        Attempt(
-            _feed(model, portions.of_length(length), encoded).noting(
-                *notes, *shortened(length, portions.seq_len)
-            ),
-            output_loss,
-        )
-        for length in lengths(portions.seq_len)
+        Attempt(_feed(model, short, encoded).noting(*notes, *note), output_loss)
+        for short, note in shorter(portions)
     )
     return first_that_runs(model, attempts, seed=portions.seed, spec=spec.text)
 
@@ -107,50 +100,22 @@ def _set_bias(model: Model, encoded: Encoded, given: str) -> None:
 
 
 def _feed(model: Model, portions: Portions, encoded: Encoded) -> Feed:
+    config = model.config
     if isinstance(model, Vision):
         assert encoded is None or isinstance(encoded, Images)
-        return _images(model, portions, encoded)
+        shape = (portions.batch_size, config.channels, config.image, config.image)
+        return images_feed(encoded, portions, "images", shape, config.classes)
     if isinstance(encoded, ParallelCorpus):
-        corpus = dataclasses.replace(encoded, limit=portions.seq_len)
-        return Feed.of(corpus, portions, _translated, f"{corpus}, {portions.pairs()}")
+        return pairs_feed(encoded, portions, "ids", START, decoder_mask="decoder_attention_mask")
     assert isinstance(encoded, Corpus)
     if isinstance(model, Decoder):
         return Feed.of(encoded, portions, _next_token, f"{encoded}, {portions}, next-token loss")
     if isinstance(model, EncoderDecoder):
         goal = "the decoder to go on with the text"
-        return Feed.of(encoded, portions, _continued, f"{encoded}, {portions}, {goal}")
-    mask = _mask(model.config)
-    hidden = functools.partial(masked_batches, mask_id=mask, ids_name="ids", labels_name="labels")
-    return Feed.of(encoded, portions, hidden, f"{encoded}, {portions}, 15 % masked")
-
-
-def _translated(corpus: ParallelCorpus, portions: Portions) -> Iterator[Batch]:
-    return masked_pairs(corpus, portions, "ids", START, decoder_mask="decoder_attention_mask")
+        return continued_feed(encoded, portions, "ids", "labels", goal)
+    return masked_feed(encoded, portions, "ids", _mask(config))
 
 
 def _next_token(corpus: Corpus, portions: Portions) -> Iterator[Batch]:
     for ids in corpus.windows(portions.batch_size, portions.seq_len + 1, portions.seed):
         yield {"ids": ids[:, :-1].contiguous(), "labels": ids[:, 1:].contiguous()}
-
-
-def _continued(corpus: Corpus, portions: Portions) -> Iterator[Batch]:
-    for ids in corpus.windows(portions.batch_size, 2 * portions.seq_len, portions.seed):
-        first, second = ids.chunk(2, dim=1)
-        yield {"ids": first.contiguous(), "labels": second.contiguous()}
-
-
-def _images(model: Vision, portions: Portions, images: Images | None) -> Feed:
-    config = model.config
-    size = (config.channels, config.image, config.image)
-    shape = (portions.batch_size, *size)
-    if images is not None:
-        real = functools.partial(labelled_images, name="images", shape=size)
-        return Feed.of(images, portions, real, f"{images}, resized to {shape}")
-
-    def batches(portions: Portions) -> Iterator[Batch]:
-        generator = torch.Generator().manual_seed(portions.seed)
-        for images in noise(shape, portions.seed):
-            labels = torch.randint(config.classes, shape[:1], generator=generator)
-            yield {"images": images, "labels": labels}
-
-    return Feed(in_blocks(batches, portions), f"standard normal noise as images {shape}, random labels")

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
@@ -16,9 +17,14 @@ from normscope.errors import UsageError
 from normscope.nn.output import IGNORED
 from normscope.subjects.corpus import byte_table, entropy
 from normscope.subjects.feed import Portions
-from normscope.subjects.lines import ByteLines, Lines, Side
+from normscope.subjects.lines import ByteLines, Lines
 from normscope.subjects.subject import Batch
 from normscope.subjects.text import Text, kept
+
+if TYPE_CHECKING:
+    from normscope.subjects.tokens import TokenLines
+
+Side: TypeAlias = "ByteLines | TokenLines"
 
 
 @dataclass(frozen=True, eq=False)

@@ -119,8 +119,8 @@ def _find(spec: Spec, module: ModuleType) -> Callable[..., Any]:
             if wrong
             else "give the arguments as options, key=value",
         ) from error
-    except ValueError:  # no signature to be had: let the call itself say
-        return factory
+    except ValueError:
+        pass  # no signature to be had: let the call itself say
     return factory
 
 

@@ -64,10 +64,14 @@ class Subject:
         return self.loss_fn(self.forward(batch, model), batch)
 
 
-def call_model(model: nn.Module, batch: Batch) -> Any:
-    """Call `model` the way its batch says: positional for a tensor or tuple, keywords for a mapping."""
-    if isinstance(batch, Tensor):
-        return model(batch)
+def arguments_in(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of a forward: positional for a tensor or tuple, keywords for a mapping."""
     if isinstance(batch, Mapping):
-        return model(**batch)
-    return model(*batch)
+        return (), dict(batch)
+    return ((batch,) if isinstance(batch, Tensor) else tuple(batch)), {}
+
+
+def call_model(model: nn.Module, batch: Batch) -> Any:
+    """The output of `model` on `batch`, see `arguments_in`."""
+    arguments, keywords = arguments_in(batch)
+    return model(*arguments, **keywords)

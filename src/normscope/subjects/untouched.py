@@ -20,9 +20,8 @@ def untouched(model: nn.Module) -> Iterator[nn.Module]:
     parameters are not copied: train on a copy.
     """
     modules = [(module, _attributes(module)) for module in model.modules()]
-    modes = [
-        (module, module.training) for module in model.modules()
-    ]  # scripted modules keep theirs elsewhere
+    # Scripted modules keep their mode elsewhere.
+    modes = [(module, module.training) for module in model.modules()]
     parameters = [(p, p.data, p.requires_grad, p.grad) for p in model.parameters()]
     values = [(tensor, tensor.detach().clone()) for tensor in _held_tensors(model)]
     with generators_kept():
@@ -35,7 +34,11 @@ def untouched(model: nn.Module) -> Iterator[nn.Module]:
                 module.training = mode
             for module, attributes in modules:
                 _restore_attributes(module, attributes)
-            _restore_parameters(parameters)
+            for parameter, data, requires_grad, grad in parameters:
+                parameter.grad = None  # a gradient of another dtype would forbid the next line
+                parameter.data = data
+                parameter.requires_grad_(requires_grad)
+                parameter.grad = grad
             with torch.no_grad():
                 for tensor, value in values:
                     tensor.detach().copy_(value)
@@ -47,11 +50,10 @@ Attributes = dict[str, tuple[Any, Any]]
 
 def _attributes(module: nn.Module) -> Attributes:
     # A module keeps its hooks, buffers, parameters and children in its __dict__: one look takes them all.
-    return {name: (value, _contents(value)) for name, value in vars(module).items()}
-
-
-def _contents(value: Any) -> Any:
-    return value.copy() if isinstance(value, dict | list | set) else None
+    return {
+        name: (value, value.copy() if isinstance(value, dict | list | set) else None)
+        for name, value in vars(module).items()
+    }
 
 
 def _restore_attributes(module: nn.Module, attributes: Attributes) -> None:
@@ -66,14 +68,6 @@ def _restore_attributes(module: nn.Module, attributes: Attributes) -> None:
         elif isinstance(value, dict | set):
             value.clear()
             value.update(contents)
-
-
-def _restore_parameters(parameters: list[tuple[nn.Parameter, Tensor, bool, Tensor | None]]) -> None:
-    for parameter, data, requires_grad, grad in parameters:
-        parameter.grad = None  # a gradient of another dtype would forbid the next line
-        parameter.data = data
-        parameter.requires_grad_(requires_grad)
-        parameter.grad = grad
 
 
 def _held_tensors(model: nn.Module) -> list[Tensor]:

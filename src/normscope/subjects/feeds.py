@@ -1,0 +1,82 @@
+"""Feeds that models of ours and of transformers share: masked, continued and parallel texts, and images."""
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from normscope.nn.output import IGNORED
+from normscope.subjects.corpus import Corpus
+from normscope.subjects.digits import Images, resized
+from normscope.subjects.feed import Feed, Portions, in_blocks, noise
+from normscope.subjects.parallel import ParallelCorpus, masked_pairs
+from normscope.subjects.subject import Batch
+
+MASKED_SHARE = 0.15
+
+
+def masked_feed(corpus: Corpus, portions: Portions, name: str, mask_id: int) -> Feed:
+    """Masked language modelling: 15 % of the tokens are hidden, and the loss is on them alone."""
+    batches = functools.partial(masked_batches, mask_id=mask_id, ids_name=name, labels_name="labels")
+    return Feed.of(corpus, portions, batches, f"{corpus}, {portions}, 15 % masked")
+
+
+def masked_batches(
+    corpus: Corpus, portions: Portions, mask_id: int, ids_name: str, labels_name: str
+) -> Iterator[Batch]:
+    """Endless batches {ids_name: (B, T), labels_name: (B, T)} with labels −100 where nothing is hidden."""
+    generator = torch.Generator().manual_seed(portions.seed)
+    for ids in corpus.windows(portions.batch_size, portions.seq_len, portions.seed):
+        hidden = _choose(ids, generator)
+        yield {
+            ids_name: ids.masked_fill(hidden, mask_id),
+            labels_name: ids.masked_fill(~hidden, IGNORED),
+        }
+
+
+def _choose(ids: Tensor, generator: torch.Generator) -> Tensor:
+    """A mask (B, T) with the same number of tokens hidden, at least one, in each sequence."""
+    num_hidden = max(1, round(MASKED_SHARE * ids.shape[1]))
+    order = torch.rand(ids.shape, generator=generator).argsort(dim=1)
+    return order < num_hidden
+
+
+def continued_feed(corpus: Corpus, portions: Portions, name: str, other: str, goal: str) -> Feed:
+    """Sequences under `name`, and those that follow them in the text under `other`."""
+
+    def batches(corpus: Corpus, portions: Portions) -> Iterator[Batch]:
+        for ids in corpus.windows(portions.batch_size, 2 * portions.seq_len, portions.seed):
+            first, second = ids.chunk(2, dim=1)
+            yield {name: first.contiguous(), other: second.contiguous()}
+
+    return Feed.of(corpus, portions, batches, f"{corpus}, {portions}, {goal}")
+
+
+def pairs_feed(
+    pairs: ParallelCorpus, portions: Portions, name: str, pad: int, decoder_mask: str | None = None
+) -> Feed:
+    """Parallel texts, each line cut to the portions' length; see `masked_pairs`."""
+    pairs = dataclasses.replace(pairs, limit=portions.seq_len)
+    batches = functools.partial(masked_pairs, ids_name=name, pad=pad, decoder_mask=decoder_mask)
+    return Feed.of(pairs, portions, batches, f"{pairs}, {portions.pairs()}")
+
+
+def images_feed(
+    images: Images | None, portions: Portions, name: str, shape: tuple[int, ...], classes: int
+) -> Feed:
+    """Batches {name: (B, C, H, W), "labels": (B,)}: real images, or noise with random labels."""
+
+    def real(images: Images, portions: Portions) -> Iterator[Batch]:
+        for pixels, labels in images.batches(portions.batch_size, portions.seed):
+            yield {name: resized(pixels, *shape[1:]), "labels": labels}
+
+    def random(portions: Portions) -> Iterator[Batch]:
+        generator = torch.Generator().manual_seed(portions.seed)
+        for tensor in noise(shape, portions.seed):
+            yield {name: tensor, "labels": torch.randint(classes, shape[:1], generator=generator)}
+
+    if images is not None:
+        return Feed.of(images, portions, real, f"{images}, resized to {shape}")
+    return Feed(in_blocks(random, portions), f"standard normal noise as {name} {shape}, random labels")
