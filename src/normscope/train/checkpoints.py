@@ -114,13 +114,10 @@ def _read(folder: Path) -> State:
         values: Any = json.loads((folder / _VALUES).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f'"{folder / _VALUES}" ({describe(error)})', "JSON", do) from error
-    if not isinstance(values, Mapping) or values.get("format") != FORMAT:
-        found = values.get("format") if isinstance(values, Mapping) else None
-        raise UsageError(
-            f'checkpoint "{folder}" of format {found!r}',
-            f"format {FORMAT}",
-            f"take its own normscope, or {do}",
-        )
+    found = values.get("format") if isinstance(values, Mapping) else None
+    if found != FORMAT:
+        given = f'checkpoint "{folder}" of format {found!r}'
+        raise UsageError(given, f"format {FORMAT}", f"take its own normscope, or {do}")
     try:
         tensors: dict[str, Tensor] = load_file(folder / _TENSORS)
     except (OSError, SafetensorError) as error:

@@ -16,7 +16,10 @@ def working_copy(model: nn.Module, *, in_place: bool = False) -> Iterator[nn.Mod
     copy), the original itself is handed out and its parameters and buffers are written back at the end, also
     after an exception.
     """
-    twin = None if in_place else _deepcopy(model)
+    twin = None
+    if not in_place:
+        with contextlib.suppress(TypeError, RuntimeError, NotImplementedError, AttributeError, ValueError):
+            twin = copy.deepcopy(model)  # raises for a lock, a non-leaf tensor, a handle
     if twin is not None:
         twin.zero_grad(set_to_none=True)
         yield twin
@@ -36,11 +39,3 @@ def working_copy(model: nn.Module, *, in_place: bool = False) -> Iterator[nn.Mod
             parameter.grad = gradient
         for module, training in modes:
             module.training = training
-
-
-def _deepcopy(model: nn.Module) -> nn.Module | None:
-    """A deep copy, or None where the model holds something that cannot be copied."""
-    try:
-        return copy.deepcopy(model)
-    except (TypeError, RuntimeError, NotImplementedError, AttributeError, ValueError):
-        return None  # a lock, a non-leaf tensor, a handle: the caller trains the original and restores it

@@ -21,7 +21,7 @@ from normscope.train.processes import Processes
 
 
 class Distributed(Processes):
-    """This process among several of one run."""
+    """This process among several of one run; see `Processes` for its methods."""
 
     def __init__(self, parallel: str, device: str) -> None:
         self._parallel = parallel
@@ -32,11 +32,9 @@ class Distributed(Processes):
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def device(self, wanted: str) -> str:
-        """Each process on a device of its own, `cuda` being all of the machine's."""
-        return str(self._device)
+        return str(self._device)  # a device of its own: `cuda` is all of the machine's
 
     def wrapped(self, subject: Subject) -> nn.Module:
-        """The subject's model in DDP, or sharded block by block in place."""
         require_share(subject.batch, self.size)
         if self._parallel == "ddp":
             devices = None if self._device.type == "cpu" else [self._device.index]
@@ -49,31 +47,23 @@ class Distributed(Processes):
         return subject.model
 
     def loss(self, subject: Subject, model: nn.Module, batch: Batch) -> Tensor:
-        """Loss of this process's sequences, weighted by their share of the labels that count."""
         share, weight = with_a_label(batch, share_of(batch, self.rank, self.size), self.size)
         return subject.loss(share, model) * weight
 
     def means(self, values: Sequence[float]) -> list[float]:
-        """The means of some numbers over all processes, in one exchange."""
         total = torch.tensor(values, dtype=torch.float64, device=self._device)
         dist.all_reduce(total)
         return (total / self.size).tolist()
 
     def gathered(self, tensor: Tensor) -> list[Tensor]:
-        """The tensor of every process, on the CPU."""
         own = tensor.to(self._device)
         every = [torch.empty_like(own) for _ in range(self.size)]
         dist.all_gather(every, own)
         return [each.cpu() for each in every]
 
     def take_device(self) -> None:
-        """Make this process's device the current one of the thread that asks."""
         if self._device.type != "cpu":
             torch.accelerator.set_device_index(self._device.index)
-
-    def end(self) -> None:
-        """Leave the others."""
-        dist.destroy_process_group()
 
 
 def _leaves_some_out(subject: Subject) -> bool:

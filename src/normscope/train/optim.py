@@ -75,16 +75,11 @@ def _outer(model: nn.Module) -> set[int]:
     heads = (
         [m for m in named if m is not None]
         or [m for m in linears.values() if id(m.weight) in tables]
-        or [m for path, m in wide.items() if not _in_a_list(path)]
+        or [m for path, m in wide.items() if not any(map(str.isdigit, path.split(".")))]  # in no list
         or [m for path, m in wide.items() if path == list(linears)[-1]]
     )
     joins = [m.join for m in modules.values() if isinstance(m, Residual)]
     return set(tables) | {id(p) for module in heads + joins for p in module.parameters()}
-
-
-def _in_a_list(path: str) -> bool:
-    """Whether a module is an item of a list, as a stack's layers are, or inside one."""
-    return any(part.isdigit() for part in path.split("."))
 
 
 def _groups(
@@ -105,11 +100,8 @@ def _muon(model: nn.Module, trainable: list[nn.Parameter], config: TrialConfig) 
         )
     taken = {id(p) for p in hidden_matrices(model)}
     if not taken:
-        raise UsageError(
-            "optimizer 'muon' and a model without a matrix between embedding and output",
-            "weights that Muon can step",
-            "use adamw",
-        )
+        given = "optimizer 'muon' and a model without a matrix between embedding and output"
+        raise UsageError(given, "weights that Muon can step", "use adamw")
     matrices = _among(_groups(model, trainable, config, 0.1), lambda p: id(p) in taken)
     for group in matrices:
         del group["eps"]  # Muon's own is for another purpose

@@ -73,10 +73,12 @@ def joined(parallel: str | None, device: str) -> Iterator[Processes]:
             raise UsageError(f"--parallel {parallel} in one process", "several, from torchrun", do)
         yield Processes()
         return
+    from torch import distributed as dist
+
     from normscope.train.distributed import Distributed
 
     processes = Distributed(parallel or "ddp", device)
     try:
         yield processes
     finally:
-        processes.end()
+        dist.destroy_process_group()

@@ -11,7 +11,7 @@ from normscope.subjects.feed import fingerprint
 from normscope.subjects.rng import put_random_state, take_random_state
 from normscope.train.batches import num_ids
 from normscope.train.config import Every
-from normscope.train.criterion import LAST, outcome, trains
+from normscope.train.criterion import LAST, outcome
 from normscope.train.folder import RunFolder, require_same
 from normscope.train.history import Figures, Validations
 from normscope.train.processes import Processes
@@ -60,16 +60,15 @@ class Run:
     _saved: float = field(default_factory=time.monotonic)
 
     @property
-    def trained(self) -> bool | None:
-        """See `trains`; None where no unigram entropy is known."""
-        entropy = self.subject.unigram_entropy
-        return None if entropy is None else trains(self.trial.losses, entropy)
-
-    @property
     def outcome(self) -> str | None:
-        """`trained` in words, see `criterion.outcome`."""
+        """See `criterion.outcome`; None where no unigram entropy is known."""
         entropy = self.subject.unigram_entropy
         return None if entropy is None else outcome(self.trial.losses, entropy)
+
+    @property
+    def trained(self) -> bool | None:
+        """Whether the run trained; None where no unigram entropy is known."""
+        return None if self.outcome is None else self.outcome == "trained"
 
     @property
     def validate_every(self) -> int:
@@ -108,7 +107,15 @@ class Run:
 
     def _loop(self, checkpoint: Callable[[], None]) -> None:
         self.processes.take_device()
-        self._wishes = lambda: (_asked_to_stop(checkpoint), self._is_late())
+
+        def is_stopped() -> bool:
+            try:
+                checkpoint()
+            except Stopped:
+                return True
+            return False
+
+        self._wishes = lambda: (is_stopped(), self._is_late())
         try:
             if not self.validations:  # the first of them is before the first step
                 self._validate()
@@ -179,11 +186,8 @@ class Run:
         for name, tensor in take_random_state().items():
             for rank, each in enumerate(self.processes.gathered(tensor)):
                 state.tensors[f"random.{rank}.{name}"] = each
-        values = {
-            "config": self.config.to_dict(),
-            "data": self._data(),
-            "validations": [(step, loss if math.isfinite(loss) else None) for step, loss in self.validations],
-        }
+        finite = [(step, loss if math.isfinite(loss) else None) for step, loss in self.validations]
+        values = {"config": self.config.to_dict(), "data": self._data(), "validations": finite}
         return State(state.tensors, state.values | values)
 
     def _data(self) -> str:
@@ -213,11 +217,3 @@ class Run:
         own = {k.removeprefix(prefix): v for k, v in state.tensors.items() if k.startswith(prefix)}
         if own:  # a process more than the checkpoint had keeps its fresh generators
             put_random_state(own)
-
-
-def _asked_to_stop(checkpoint: Callable[[], None]) -> bool:
-    try:
-        checkpoint()
-    except Stopped:
-        return True
-    return False

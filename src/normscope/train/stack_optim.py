@@ -59,9 +59,12 @@ class StackedOptimizer:
         self._entries: list[_Entry] = []
         for name, parameter in parameters.items():
             if parameter.requires_grad:
-                numbers = tuple(_numbers(group[name]) for group in groups)
+                own = [group[name] for group in groups]
+                numbers = tuple((g["full_lr"], g["weight_decay"], g.get("eps", 0.0)) for g in own)
                 if numbers not in shared:
-                    shared[numbers] = _settings(numbers, parameter.device)
+                    columns = (_column(values, parameter.device) for values in zip(*numbers, strict=True))
+                    rate, decay, eps = columns
+                    shared[numbers] = _Settings(rate, decay, eps, rate)
                 self._entries.append(_Entry(parameter, shared[numbers], []))
         self._settings = list(shared.values())
         limits = [math.inf if config.clip is None else config.clip for config in configs]
@@ -70,10 +73,10 @@ class StackedOptimizer:
     @torch.no_grad()
     def step(self, factors: Sequence[float]) -> None:
         """One step of every replica, at its share of its full rate; a parameter without gradient stays."""
-        entries = [entry for entry in self._entries if entry.parameter.grad is not None]
-        gradients = [entry.parameter.grad for entry in entries if entry.parameter.grad is not None]
-        if not entries:
+        stepped = [(entry, g) for entry in self._entries if (g := entry.parameter.grad) is not None]
+        if not stepped:
             return
+        entries, gradients = map(list, zip(*stepped, strict=True))
         if not bool(self._limits.isinf().all()):
             clip_each(gradients, self._limits)
         for settings in self._settings:
@@ -99,15 +102,6 @@ def _group_of_each(model: nn.Module, config: TrialConfig) -> dict[str, dict[str,
     (optimizer,) = build_optimizers(model, config)
     group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     return {name: group_of[id(p)] for name, p in model.named_parameters() if id(p) in group_of}
-
-
-def _numbers(group: dict[str, Any]) -> tuple[float, float, float]:
-    return group["full_lr"], group["weight_decay"], group.get("eps", 0.0)
-
-
-def _settings(numbers: Sequence[tuple[float, float, float]], device: torch.device) -> _Settings:
-    rate, decay, eps = (_column(values, device) for values in zip(*numbers, strict=True))
-    return _Settings(rate, decay, eps, rate)
 
 
 def _column(values: Sequence[float], device: torch.device) -> Tensor:

@@ -5,7 +5,7 @@ sharded over processes (FSDP2) are gathered on the way out and sharded again on 
 calls these functions.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,11 +56,14 @@ def put_state(trial: Trial, model: nn.Module, state: State) -> None:
         UsageError: the state is of another model.
     """
     own = tensors_of(model)
-    _require_fit(
-        own, {k.removeprefix("model."): v for k, v in state.tensors.items() if k.startswith("model.")}
-    )
+    weights = {k.removeprefix("model."): v for k, v in state.tensors.items() if k.startswith("model.")}
+    here, there = ({name: t.shape for name, t in each.items()} for each in (own, weights))
+    misfits = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
+    if misfits:
+        names = ", ".join(misfits[:_MOST_NAMES]) + (", …" if len(misfits) > _MOST_NAMES else "")
+        raise UsageError(f"a checkpoint of another model ({names})", "the same model", "start a new run")
     for name, tensor in own.items():
-        tensor.copy_(_as(state.tensors[f"model.{name}"], tensor))
+        tensor.copy_(_as(weights[name], tensor))
     slots = {name: (parameter, states) for name, parameter, states in _optimizer_slots(trial.optimizers)}
     for path, tensor in state.tensors.items():
         if path.startswith("optimizer."):
@@ -84,17 +87,6 @@ def _optimizer_slots(optimizers: list[Optimizer]) -> Iterator[tuple[str, nn.Para
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         for index, parameter in enumerate(parameters):
             yield f"{number}.{index}", parameter, optimizer.state
-
-
-def _require_fit(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
-    misfits = [
-        name
-        for name in own.keys() | found.keys()
-        if name not in own or name not in found or own[name].shape != found[name].shape
-    ]
-    if misfits:
-        names = ", ".join(sorted(misfits)[:_MOST_NAMES]) + (", …" if len(misfits) > _MOST_NAMES else "")
-        raise UsageError(f"a checkpoint of another model ({names})", "the same model", "start a new run")
 
 
 def whole(tensor: Tensor, is_kept: bool = True) -> Tensor:

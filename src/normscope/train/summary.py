@@ -85,7 +85,8 @@ class Summary:
         """Lines below the headline, each a name and a text."""
         run, found = self.run, self.to_dict()
         lines = [("model", run.config.model), ("input", run.subject.input)]
-        lines.append(("steps", f"{run.trial.step} of {run.config.trial.steps}{_since(run)}"))
+        since = f", from the checkpoint of step {run.began_at}" if run.began_at else ""
+        lines.append(("steps", f"{run.trial.step} of {run.config.trial.steps}{since}"))
         if found["validation"] is not None:
             loss = found["validation"]["loss"]
             words = "not finite" if loss is None else f"{loss:.4g}"
@@ -99,10 +100,6 @@ class Summary:
         if self.written is not None:
             lines += [("prompt", repr(self.written.prompt)), ("goes on", repr(self.written.text))]
         return lines + [("note", note) for note in self.notes]
-
-
-def _since(run: Run) -> str:
-    return f", from the checkpoint of step {run.began_at}" if run.began_at else ""
 
 
 def _finite(value: float) -> float | None:

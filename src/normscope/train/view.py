@@ -43,7 +43,6 @@ class Lines(View):
     """A line each twentieth of the run, on stderr."""
 
     def __call__(self, trial: "Trial") -> None:
-        """Called after each step."""
         steps = trial.config.steps
         if trial.step % max(1, steps // LINES) == 0 or trial.step == steps:
             print(f"step {trial.step} of {steps}  {state_of(self.run)}", file=sys.stderr, flush=True)
@@ -59,7 +58,6 @@ class Bar(View):
         self._drawn = 0.0
 
     def __call__(self, trial: "Trial") -> None:
-        """Called after each step."""
         now, steps = time.monotonic(), trial.config.steps
         if now - self._drawn < REDRAW_SECONDS and trial.step != steps:
             return  # a bar for each step would cost as much as a small step
