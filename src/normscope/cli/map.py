@@ -153,7 +153,7 @@ def _cells(given: SimpleNamespace) -> "tuple[Cell, ...]":
 
 
 def _has_grid(context: typer.Context) -> bool:
-    """Whether there is something to train; else the store is shown.
+    """True if there is something to train; else the store is shown.
 
     Raises:
         UsageError: there is not, but an option says how to train it.

@@ -70,7 +70,7 @@ def arrangement(panels: Sequence[Panel], width: float) -> tuple[int, int, list[i
 
     Args:
         panels: warm-up by warm-up.
-        width: of one, in inches.
+        width: width of a panel, in inches.
     """
     groups = [list(group) for _, group in itertools.groupby(panels, lambda panel: panel.warmup)]
     most = max(map(len, groups), default=1)

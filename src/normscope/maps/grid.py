@@ -31,9 +31,9 @@ class Grid:
     """Every combination of the values given, each value once, in the order given.
 
     Attributes:
-        base: what all cells share; its model, rate, warm-up and seed are replaced where an axis names others.
-        schemes, depths, inits: of a model of ours; empty leaves the base's own.
-        lrs, warmups, seeds: of the trial.
+        base: settings that all cells share; its model, rate, warm-up and seed are replaced where an axis names others.
+        schemes, depths, inits: options of a model of ours; empty leaves the base's own.
+        lrs, warmups, seeds: settings of the trial.
 
     Raises:
         UsageError: no cell, too many, or a model that cannot be built.

@@ -28,7 +28,7 @@ class Process:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still runs: one that has died and waits for its parent does not."""
+        """True if it still runs: one that has died and waits for its parent does not."""
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
@@ -46,8 +46,8 @@ class Owner:
     Attributes:
         process: itself.
         keeper: who tells the store when it dies; itself where nobody else does.
-        host: where it runs, with the namespace of its process ids.
-        id: of this owner among all that ever were.
+        host: its machine, with the namespace of its process ids.
+        id: name of this owner, unique among all that ever were.
     """
 
     process: Process
@@ -62,7 +62,7 @@ class Owner:
         return cls(me, keeper or me)
 
     def is_gone(self, heartbeat: float) -> bool:
-        """Whether nobody will tell the store what becomes of its cells."""
+        """True if nobody will tell the store what becomes of its cells."""
         if self.host != _host():
             return time.time() - heartbeat > LEASE_SECONDS
         return not (self.process.is_alive or self.keeper.is_alive)

@@ -26,11 +26,11 @@ class Sheet:
     """All that is shown of a map.
 
     Attributes:
-        records: of its cells.
-        settings: what they have in common.
-        counts: where the map stands.
-        stack: how many cells were trained at once, and what that was measured to cost.
-        command: what to type for the same map, line by line, or "".
+        records: records of the cells.
+        settings: settings that the cells share.
+        counts: progress of the map.
+        stack: number of cells trained at once, and the cost measured for it.
+        command: commands that make the same map, line by line, or "".
     """
 
     records: Sequence[Record]

@@ -48,7 +48,7 @@ def run_ray(
     """Train what waits in `store` on a Ray cluster, until every cell is done or given up.
 
     Args:
-        address: of the cluster; None for RAY_ADDRESS, else the one that `ray start --head` started here, else
+        address: address of the cluster; None for RAY_ADDRESS, else the one that `ray start --head` started here, else
             a cluster of this machine's cores that ends with the map.
 
     Raises:
@@ -113,10 +113,10 @@ def train_crew(cells: Sequence[Cell], early_stop: bool, folder: str, data: str |
     """Train a crew in a worker of the cluster, in the driver's folder where the worker has it too.
 
     Args:
-        cells: of the crew.
+        cells: cells of the crew.
         early_stop: whether cells that are certain to fail are stopped.
-        folder: of the driver.
-        data: what the store says that its cells read; a worker that reads something else refuses.
+        folder: folder of the driver.
+        data: description in the store of the data of its cells; a worker with other data refuses.
     """
     import torch
 

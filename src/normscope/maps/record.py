@@ -50,7 +50,7 @@ class Counts:
 
     @property
     def is_finished(self) -> bool:
-        """Whether no cell has anything left to do."""
+        """True if no cell has anything left to do."""
         return self.waiting == self.claimed == 0
 
 

@@ -40,7 +40,7 @@ def run_map(
 
     Args:
         store: gets the results, and says which cells are done.
-        cells: of one `Grid`, or of grids with the same base.
+        cells: cells of one `Grid`, or of grids with the same base.
         engine: "local", processes of this machine; "ray", a Ray cluster.
         workers: processes of the local engine; by default as many as there are cores, on a GPU at most 4.
         stack: cells trained at once in one process; measured by default, once for each store.

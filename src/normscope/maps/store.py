@@ -115,8 +115,8 @@ class Store:
         """Add cells, each crew as one; a cell that is there already stays as it is.
 
         Args:
-            crews: of new cells.
-            settings: what they have in common, which the map's cells must have too.
+            crews: crews of new cells.
+            settings: settings that they share, which the map's cells must have too.
         """
         with self._writing():
             if settings is not None:

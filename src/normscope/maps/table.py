@@ -16,7 +16,7 @@ class Point:
     Attributes:
         depth: blocks, None for a model whose depth is not ours to say.
         lr: the rate.
-        records: of its seeds; none where the store has no such cell.
+        records: records of its seeds; none where the store has no such cell.
     """
 
     depth: int | None
@@ -94,9 +94,9 @@ class Table:
     """A whole map.
 
     Attributes:
-        panels: by scheme, initialisation and warm-up, in the order in which the cells came.
-        rates, depths: of any panel, ascending.
-        seeds: of any cell.
+        panels: panels by scheme, initialisation and warm-up, in the order in which the cells came.
+        rates, depths: values of any panel, ascending.
+        seeds: seeds of any cell.
     """
 
     panels: tuple[Panel, ...]

@@ -32,7 +32,7 @@ def train_group(
     is in the stack changes its losses by rounding only. The same cells in the same order give the same bits.
 
     Args:
-        cells: of one `shape`.
+        cells: cells of one `shape`.
         early_stop: stop a cell once it is certain to fail, see `maps.certain`.
         on_step: told the number of steps taken, after each; what it raises ends the training.
         prepare: given each cell and its model before the first step.

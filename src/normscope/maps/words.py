@@ -73,7 +73,7 @@ def terminal_table(table: Table, *, figures: bool = True) -> "RichTable":
     """Panels and depths down, rates across: nats from the unigram entropy, and the largest rate.
 
     Args:
-        table: of the map.
+        table: table of the map.
         figures: whether the nats stand behind the marks; a narrow terminal has no room for them.
     """
     from rich.table import Table as RichTable

@@ -44,7 +44,7 @@ class Worker:
 
     @property
     def must_leave(self) -> bool:
-        """Whether nobody waits for the results any more."""
+        """True if nobody waits for the results any more."""
         return self.is_stopping or self.keeper not in (None, os.getppid())
 
     def work(self) -> None:

@@ -61,11 +61,11 @@ def make_subject(
         model: left as it is found.
         batch: a tensor, a tuple of arguments, a mapping of keyword arguments, or an iterable of those.
         loss_fn: `loss_fn(output, batch)` → scalar.
-        seed, batch_size, seq_len, text: of the batches that are made when none is given.
-        spec: what to call the model; by default its class.
+        seed, batch_size, seq_len, text: settings of the batches that are made when none is given.
+        spec: name of the model; by default its class.
 
     Raises:
-        UsageError: where the forward or the loss fails on the batch, or they do not fit the memory.
+        UsageError: the forward or the loss fails on the batch, or they do not fit the memory.
     """
     if not isinstance(model, nn.Module):
         raise UsageError(

@@ -25,10 +25,10 @@ class Corpus:
     """A stretch of a text as ids (N,) int64, made where they are needed.
 
     Attributes:
-        text: where they come from.
+        text: source of the ids.
         row: its symbols: bytes, or the tokens of a tokenizer.
         table: the id of each symbol.
-        how: how ids came from bytes, in words.
+        how: description of the ids, for the report.
         start, stop: which part of the row; the whole but for what is kept for validation.
         part: words for that part, for errors.
     """

@@ -17,7 +17,7 @@ class Data:
     """A text, and what was asked for in its place.
 
     Attributes:
-        text: of the user, else the standard library's source.
+        text: the user's, else the standard library's source.
         pairs: parallel texts, for an encoder–decoder alone.
         images: real images, for a model of images alone.
         tokens: the folder for the tokens of all that a model's own tokenizer reads; None tokenises only the

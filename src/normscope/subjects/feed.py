@@ -76,9 +76,9 @@ class Feed:
 
     Attributes:
         batches: a fresh iterator at each call, always over the same batches, from any of them on.
-        input: what is fed, in words.
-        unigram_entropy: of the targets, in nats, or None.
-        notes: what a reader must know.
+        input: description of what is fed.
+        unigram_entropy: entropy of the targets, in nats, or None.
+        notes: remarks for the reader of the report.
         validation: as `batches`, of what those never hold; None where nothing is kept for it.
     """
 

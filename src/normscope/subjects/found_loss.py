@@ -45,7 +45,7 @@ def with_found_loss(subject: Subject) -> Subject:
 
 
 def _is_meant(loss: Tensor | None, output: Any, batch: Batch) -> bool:
-    """Whether a scalar is the loss of the batch: by name, by being all there is, or because there are labels.
+    """True if a scalar is the loss of the batch: by name, by being all there is, or because there are labels.
 
     (logits, auxiliary loss) of a mixture of experts without labels is none.
     """

@@ -148,7 +148,7 @@ def _attributes(config_class: Any) -> set[str]:
 
 
 def _is_read_in_code(key: str, config_class: Any) -> bool:
-    """Whether the type's code asks for an option that its configuration does not declare.
+    """True if the type's code asks for an option that its configuration does not declare.
 
     Qwen 2's model reads `config.head_dim`; ModernBERT's configuration turns older names into newer ones.
     """

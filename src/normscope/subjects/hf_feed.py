@@ -34,7 +34,7 @@ class Feeder:
     """A model of transformers, its head, and the text for it (None where it has no vocabulary).
 
     Attributes:
-        pairs, images: what was asked for in the place of text.
+        pairs, images: data that was asked for in the place of text.
         mask: the id that stands for a hidden token: the model's own, else one that no byte uses.
     """
 
@@ -55,7 +55,7 @@ class Feeder:
 
     @property
     def two_stacks(self) -> bool:
-        """Whether there is a decoder that reads an encoder."""
+        """True if there is a decoder that reads an encoder."""
         return bool(getattr(self.model.config, "is_encoder_decoder", False))
 
 
@@ -127,7 +127,7 @@ def _first(feeder: Feeder, spec: str, notes: tuple[str, ...]) -> Subject:
 
 
 def _is_causal(subject: Subject) -> bool:
-    """Whether the model is causal, tested on a few short sequences, or at full length if those fail."""
+    """True if the model is causal; tested on a few short sequences, or at full length if those fail."""
     assert isinstance(subject.batch, dict)
     ids = subject.batch["input_ids"][:_FEW_SEQUENCES]
     with looking(subject.model):

@@ -21,7 +21,7 @@ class Lines:
     """The lines of a text; none is read before it is asked for.
 
     Attributes:
-        text: what they are lines of.
+        text: the text that was split.
         start, stop: (N,) int64, the first byte of each and the one after its last, its end left out.
     """
 

@@ -49,7 +49,7 @@ def load(
     Args:
         spec: MODEL: `nn:decoder,scheme=post`, `hf:gpt2,n_layer=24`, `hf:PATH`, `file.py:factory` or
             `package.module:factory`; option values are JSON.
-        seed: of the weights and of the batches.
+        seed: seed of the weights and of the batches.
         batch_size, seq_len: sequences of a batch, and tokens of a sequence.
         text: a file of UTF-8 text or a folder of such; None is the Python standard library's source.
         source, target: parallel texts for an encoder–decoder: line i of one belongs to line i of the other.
@@ -57,8 +57,8 @@ def load(
         validation: the share at the end of the data that is kept from training, for `Subject.validation`.
         tokens: a folder that keeps the tokens of the whole text for an `hf:PATH` with a tokenizer.json; None
             tokenises the first 256 KiB (4,096 pairs) in memory.
-        device: where model and batches go.
-        dtype: of the model's floating-point tensors; None leaves them as they are built.
+        device: device of model and batches.
+        dtype: type of the model's floating-point tensors; None leaves them as they are built.
         fake: build from fake tensors, which have shapes and no values: a model of any size can be read.
             Run its forwards inside `fake_mode_of(model)`.
 

@@ -106,12 +106,12 @@ def time_axis_of(model: nn.Module, batch: Batch, ids: Ids) -> int | None:
 
 @torch.no_grad()
 def is_causal(model: nn.Module, batch: Batch, ids: Ids) -> bool:
-    """Whether another last token leaves the output at earlier tokens alone. `model` must be in eval mode."""
+    """True if another last token leaves the output at earlier tokens alone. `model` must be in eval mode."""
     return _leaves_alone(model, batch, ids, axis=ids.time_axis, changed=-1, kept=slice(0, -1))
 
 
 def _leaves_alone(model: nn.Module, batch: Batch, ids: Ids, *, axis: int, changed: int, kept: slice) -> bool:
-    """Whether other ids at `changed` along `axis` leave the output at `kept` as it was."""
+    """True if other ids at `changed` along `axis` leave the output at `kept` as it was."""
     given = ids.read(batch)
     before = logits_of(call_model(model, batch))
     if before is None or before.shape[:2] != given.shape:
@@ -138,7 +138,7 @@ def _another(ids: Tensor) -> Tensor:
 
 @torch.no_grad()
 def shifts_labels(output: Any, labels: Tensor) -> bool | None:
-    """Whether its own loss compares logits at t with the label at t + 1, at t (False), or neither (None)."""
+    """True if its own loss compares logits at t with the label at t + 1; False: at t; None: neither."""
     loss, logits = own_loss(output), logits_of(output)
     if loss is None or logits is None or logits.shape[:2] != labels.shape:
         return None

@@ -180,7 +180,7 @@ def _is_small(batch: Batch) -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` says that memory was refused."""
+    """True if `error` says that memory was refused."""
     refused = ("can't allocate memory", "not enough memory", "out of memory", "failed to allocate")
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and any(words in str(error).lower() for words in refused)

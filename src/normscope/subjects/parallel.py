@@ -79,9 +79,9 @@ class ParallelCorpus:
     """Pairs as ids, each side cut to `limit` and padded to a length that never changes.
 
     Attributes:
-        pairs: where they come from.
+        pairs: source of the ids.
         source, target: their ids.
-        how: how ids came from bytes, in words.
+        how: description of the ids, for the report.
         limit: the most tokens of a line.
         begin, end: which of the pairs; all but those kept for validation.
     """

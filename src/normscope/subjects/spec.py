@@ -20,7 +20,7 @@ class Spec:
 
     Attributes:
         kind: "nn", "hf" or "python".
-        name: what stands before the options: a model, a model type or path, or a file or module.
+        name: the text before the options: a model, a model type or path, or a file or module.
         options: key → value, values read as JSON, bare words as text.
         factory: name of the factory of a "python" spec, else "".
         text: the whole, as the user wrote it.

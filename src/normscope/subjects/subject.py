@@ -33,7 +33,7 @@ class Subject:
         batches: a fresh, deterministic, endless iterator over training batches at each call; the first one is
             `batch`.
         seed: seed that the generators were set to before the model was built.
-        spec: where the model came from, as the user wrote it, or the class name of a bare module.
+        spec: source of the model, as the user wrote it, or the class name of a bare module.
         input: description of what is fed, for the report.
         unigram_entropy: nats per target of the targets' frequencies (tokens, or classes of real images):
             the loss that a model that ignores its input can reach; None where targets are random or no ids.

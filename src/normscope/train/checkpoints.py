@@ -27,9 +27,9 @@ class Checkpoints:
     """The last two checkpoints in a folder. A new one is written beside them, and the oldest goes then.
 
     Attributes:
-        folder: where they are.
+        folder: folder of the checkpoints.
         known: the step of the one that was last written or read here, and is whole.
-        warning: what the last reading warned of.
+        warning: warning of the last reading.
     """
 
     folder: Path

@@ -23,11 +23,11 @@ def last_loss(losses: Sequence[float]) -> float:
 
 
 def trains(losses: Sequence[float], unigram_entropy: float) -> bool:
-    """Whether the mean of the last `LAST` losses is finite and at least `MARGIN` under `unigram_entropy`.
+    """True if the mean of the last `LAST` losses is finite and at least `MARGIN` under `unigram_entropy`.
 
     Args:
-        losses: of each step of a run of `CRITERION_STEPS`, in nats.
-        unigram_entropy: of the targets, in nats.
+        losses: losses of a run of `CRITERION_STEPS`, in nats.
+        unigram_entropy: entropy of the targets, in nats.
     """
     loss = last_loss(losses)
     return math.isfinite(loss) and loss <= unigram_entropy - MARGIN

@@ -67,7 +67,7 @@ class Distributed(Processes):
 
 
 def _leaves_some_out(subject: Subject) -> bool:
-    """Whether the loss does not reach some parameter, which DDP must be told."""
+    """True if the loss does not reach some parameter, which DDP must be told."""
     parameters = [p for p in subject.model.parameters() if p.requires_grad]
     with untouched(subject.model), torch.enable_grad():
         subject.loss().backward()

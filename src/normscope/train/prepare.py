@@ -30,10 +30,10 @@ def prepared(
     """A run that is ready to `go`; the global generators are its own inside, and the caller's again after.
 
     Args:
-        folder: where it is kept, see `RunFolder`; None keeps nothing.
+        folder: folder of the run, see `RunFolder`; None keeps nothing.
         resume: go on from the last checkpoint in `folder`, from the start where there is none.
         observers: called with the trial after each step.
-        processes: those that train together; one by default.
+        processes: processes that train together; one by default.
 
     Raises:
         UsageError: whatever cannot be used.

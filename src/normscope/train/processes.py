@@ -24,7 +24,7 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the one that writes and speaks."""
+        """True if this is the one that writes and speaks."""
         return self.rank == 0
 
     def device(self, wanted: str) -> str:

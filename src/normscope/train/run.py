@@ -31,13 +31,13 @@ class Run:
     """A run under way; observers may look at all of it between two steps.
 
     Attributes:
-        config: what is run.
+        config: its settings.
         subject: its model, batches and loss.
         trial: takes the steps.
-        processes: those that train together.
-        folder: where it is kept; None keeps nothing.
-        validations: those taken.
-        notes: what a reader of the result must know.
+        processes: processes that train together.
+        folder: folder of the run; None keeps nothing.
+        validations: validation losses so far.
+        notes: remarks for the reader of the result.
         began_at: the step of the checkpoint that was gone on from; 0 for a new run.
         seconds: spent in steps by this process.
         interrupted: whether Ctrl-C ended it.
@@ -67,7 +67,7 @@ class Run:
 
     @property
     def trained(self) -> bool | None:
-        """Whether the run trained; None where no unigram entropy is known."""
+        """True if the run trained; None where no unigram entropy is known."""
         return None if self.outcome is None else self.outcome == "trained"
 
     @property
@@ -77,7 +77,7 @@ class Run:
 
     @property
     def hopeless(self) -> bool:
-        """Whether the loss has not been a number for so long that it will not be one again."""
+        """True if the last losses are all not finite: no later one will be finite."""
         last = self.trial.losses[-LAST:]
         return len(last) == LAST and not any(map(math.isfinite, last))
 
@@ -164,12 +164,12 @@ class Run:
         return mean
 
     def _is_due(self) -> bool:
-        """Whether a checkpoint is due by its step, which all processes know alike."""
+        """True if a checkpoint is due by its step, which all processes know alike."""
         new = self.trial.step != self.began_at
         return self.every.steps is not None and new and self.trial.step % self.every.steps == 0
 
     def _is_late(self) -> bool:
-        """Whether a checkpoint is due by this process's clock."""
+        """True if a checkpoint is due by this process's clock."""
         return self.every.seconds is not None and time.monotonic() - self._saved >= self.every.seconds
 
     def save(self) -> None:

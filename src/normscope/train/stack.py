@@ -31,9 +31,9 @@ class TrialStack(Trials):
 
     Args:
         models: stepped in place; alike but for their values (`why_not_stackable` and `unlike` say why not).
-        batches: what each trains on; must not end.
+        batches: batches of each; must not end.
         loss: scalar of (model, batch); must call the model that it is handed.
-        configs: of each; optimiser and accumulation are the same in all.
+        configs: settings of each; optimiser and accumulation are the same in all.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ def many_trials(
 
 
 def _alike(batches: Sequence[Any]) -> bool:
-    """Whether batches have the same form."""
+    """True if batches have the same form."""
     try:
         stack_batches(batches)
     except ValueError:

@@ -47,7 +47,7 @@ class StackedOptimizer:
 
     Args:
         parameters: name → (K, …), with `requires_grad` as in the models.
-        models, configs: of the replicas, in order.
+        models, configs: models and settings of the replicas, in order.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ class Trial:
     Attributes:
         model: stepped in place, in the mode (train, eval) that each of its submodules has; its method
             `after_step`, where it has one, is called after each step of the optimiser.
-        batches: what the next steps train on; must not end.
+        batches: batches of the next steps; must not end.
         loss: scalar of (model, batch).
         config: optimiser, rate and schedule, clipping, precision, accumulation.
         warmup: steps of warm-up; `config.warmup` unless another is tried.
@@ -65,7 +65,7 @@ class Trial:
 
     @property
     def diverged(self) -> bool:
-        """Whether the last loss is not a finite number."""
+        """True if the last loss is not a finite number."""
         return bool(self.losses) and not math.isfinite(self.losses[-1])
 
     def advance(self) -> float:
