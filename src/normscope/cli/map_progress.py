@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from normscope.cli.progress import bar
+
 if TYPE_CHECKING:
     from normscope.maps import Counts
 
@@ -20,17 +22,8 @@ def map_progress() -> Iterator[Callable[["Counts"], None]]:
     if not sys.stderr.isatty():
         yield _in_lines(clock)
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    columns = (BarColumn(bar_width=30), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("measuring how many cells to train at once", total=None)
-
-        def show(counts: "Counts") -> None:
-            bar.update(task, description=clock.line(counts), completed=counts.share, total=1.0)
-
-        yield show
+    with bar("measuring how many cells to train at once") as draw:
+        yield lambda counts: draw(clock.line(counts), counts.share, 1.0)
 
 
 class Clock:

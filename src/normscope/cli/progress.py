@@ -5,6 +5,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 @contextmanager
@@ -13,13 +14,22 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
     if not sys.stderr.isatty():
         yield lambda stage, done, total: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import TimeElapsedColumn
 
-    columns = (BarColumn(bar_width=30), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("loading", total=None)
-        yield lambda stage, done, total: bar.update(task, description=stage, completed=done, total=total)
+    with bar("loading", TimeElapsedColumn()) as draw:
+        yield draw
+
+
+@contextmanager
+def bar(first: str, *columns: Any) -> Iterator[Callable[[str, float, float], None]]:
+    """A bar on stderr that is gone at the end; it says `first` until something is done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    shown = (BarColumn(bar_width=30), TextColumn("{task.description}"), *columns)
+    with Progress(*shown, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(first, total=None)
+        yield lambda stage, done, total: progress.update(task, description=stage, completed=done, total=total)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ class Grid:
     """Every combination of the values given, each value once, in the order given.
 
     Attributes:
-        base: settings that all cells share; its model, rate, warm-up and seed are replaced where an axis names others.
+        base: settings that all cells share, but for those that an axis names.
         schemes, depths, inits: options of a model of ours; empty leaves the base's own.
         lrs, warmups, seeds: settings of the trial.
 

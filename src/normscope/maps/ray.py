@@ -48,8 +48,8 @@ def run_ray(
     """Train what waits in `store` on a Ray cluster, until every cell is done or given up.
 
     Args:
-        address: address of the cluster; None for RAY_ADDRESS, else the one that `ray start --head` started here, else
-            a cluster of this machine's cores that ends with the map.
+        address: address of the cluster; None for RAY_ADDRESS, else the one that `ray start --head` started
+            here, else a cluster of this machine's cores that ends with the map.
 
     Raises:
         UsageError: Ray is not installed, no cluster is there, or the store or a cell cannot be used.

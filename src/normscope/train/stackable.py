@@ -110,7 +110,7 @@ def _shape(model: nn.Module) -> dict[str, Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    """True if two values of the kind can be compared: numbers, words, tensors, frozen records, rows of those."""
+    """True for values that can be compared: numbers, words, tensors, frozen records, rows of those."""
     if isinstance(value, list | tuple):
         return all(_is_plain(part) for part in value)
     frozen = dataclasses.is_dataclass(value) and value.__dataclass_params__.frozen  # type: ignore[union-attr]
