@@ -3,7 +3,6 @@
 import contextlib
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,14 +28,6 @@ class AttemptError(UsageError):
     """The model cannot be built, fed or judged this way; another way may do."""
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """One way of feeding a model: batches, and the loss of its output on them (None: not known)."""
-
-    feed: Feed
-    loss_fn: LossFn | None
-
-
 def shorter(portions: Portions) -> Iterator[tuple[Portions, tuple[str, ...]]]:
     """`portions`, then those with shorter sequences, each with the notes that go with it."""
     yield portions, ()
@@ -46,12 +37,12 @@ def shorter(portions: Portions) -> Iterator[tuple[Portions, tuple[str, ...]]]:
             yield portions.of_length(length), (note,)
 
 
-def first_that_runs(model: nn.Module, attempts: Iterable[Attempt], *, seed: int, spec: str) -> Subject:
-    """The Subject of the first attempt whose forward and loss run; the first error where none does."""
+def first_that_runs(model: nn.Module, feeds: Iterable[Feed], *, seed: int, spec: str) -> Subject:
+    """The Subject of the first feed whose forward and loss run; the first error where none does."""
     first: AttemptError | None = None
-    for attempt in attempts:
+    for feed in feeds:
         try:
-            return assemble(model, attempt, seed=seed, spec=spec)
+            return assemble(model, feed, seed=seed, spec=spec)
         except AttemptError as error:
             first = first or error
     raise first or AttemptError(
@@ -61,15 +52,15 @@ def first_that_runs(model: nn.Module, attempts: Iterable[Attempt], *, seed: int,
     )
 
 
-def assemble(model: nn.Module, attempt: Attempt, *, seed: int, spec: str) -> Subject:
-    """The Subject of one attempt, after one forward in eval mode; AttemptError where that fails."""
+def assemble(model: nn.Module, feed: Feed, *, seed: int, spec: str) -> Subject:
+    """The Subject of one feed, after one forward in eval mode; AttemptError where that fails."""
     device, dtype = where_and_what(model)
     mode = fake_mode_of(model)
-    feed = attempt.feed.map(lambda each: placed(to_fake(each, mode), device, dtype))
+    feed = feed.map(lambda each: placed(to_fake(each, mode), device, dtype))
     subject = Subject(
         model=model,
         batch=next(feed.batches()),
-        loss_fn=attempt.loss_fn,
+        loss_fn=feed.loss_fn,
         batches=feed.batches,
         seed=seed,
         spec=spec,
@@ -80,7 +71,7 @@ def assemble(model: nn.Module, attempt: Attempt, *, seed: int, spec: str) -> Sub
     )
     if feed.validation is not None:
         next(feed.validation())  # a part too short for one sequence is told now, not in mid-training
-    try_forward(model, subject.batch, attempt.loss_fn, given=f'"{spec}" on {feed.input}')
+    try_forward(model, subject.batch, feed.loss_fn, given=f'"{spec}" on {feed.input}')
     return subject
 
 

@@ -1,5 +1,6 @@
 """`make_subject`: a module that is already built, with or without a batch → a Subject."""
 
+import dataclasses
 import itertools
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,7 +11,6 @@ from torch import Tensor, nn
 
 from normscope.errors import UsageError
 from normscope.subjects.assemble import (
-    Attempt,
     assemble,
     first_that_runs,
     looking,
@@ -131,16 +131,16 @@ def _with_batch(
             "change the iterator",
         )
     words = f"the {'batch' if single else 'batches'} given, {shapes(first)}"
-    feed = Feed(replay, words, notes=(_REPEATED,) if single else replay.notes)
-    subject = assemble(model, Attempt(feed, loss_fn), seed=portions.seed, spec=spec)
+    feed = Feed(replay, words, notes=(_REPEATED,) if single else replay.notes, loss_fn=loss_fn)
+    subject = assemble(model, feed, seed=portions.seed, spec=spec)
     return subject if loss_fn is not None or fake_mode_of(model) is not None else with_found_loss(subject)
 
 
 def _without_batch(
     model: nn.Module, loss_fn: LossFn | None, portions: Portions, text: Text, spec: str
 ) -> Subject:
-    attempts = (Attempt(feed, loss_fn) for feed in _feeds(model, portions, text))
-    subject = first_that_runs(model, attempts, seed=portions.seed, spec=spec)
+    feeds = (dataclasses.replace(feed, loss_fn=loss_fn) for feed in _feeds(model, portions, text))
+    subject = first_that_runs(model, feeds, seed=portions.seed, spec=spec)
     if loss_fn is not None or fake_mode_of(model) is not None or _NOISE in subject.notes:
         return subject
     return with_found_loss(subject)

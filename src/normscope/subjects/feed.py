@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from normscope.checks import SEED, count
-from normscope.subjects.subject import Batch, Batches
+from normscope.subjects.subject import Batch, Batches, LossFn
 
 if TYPE_CHECKING:
     from normscope.subjects.corpus import Corpus
@@ -79,6 +79,7 @@ class Feed:
         input: description of what is fed.
         unigram_entropy: entropy of the targets, in nats, or None.
         notes: remarks for the reader of the report.
+        loss_fn: loss of a model's output on a batch, or None where none is known.
         validation: as `batches`, of what those never hold; None where nothing is kept for it.
     """
 
@@ -87,10 +88,16 @@ class Feed:
     unigram_entropy: float | None = None
     notes: tuple[str, ...] = ()
     validation: Batches | None = None
+    loss_fn: LossFn | None = None
 
     @classmethod
     def of(
-        cls, data: DataT, portions: Portions, make: Callable[[DataT, Portions], Iterator[Batch]], words: str
+        cls,
+        data: DataT,
+        portions: Portions,
+        make: Callable[[DataT, Portions], Iterator[Batch]],
+        words: str,
+        loss_fn: LossFn | None = None,
     ) -> "Feed":
         """Batches that `make` cuts from `data`, and from what `data` keeps for validation."""
         held_out = data.held_out
@@ -98,7 +105,7 @@ class Feed:
         if held_out is not None:
             validation = in_blocks(functools.partial(make, held_out), portions.for_validation())
         batches = in_blocks(functools.partial(make, data), portions)
-        return cls(batches, words, data.unigram_entropy, validation=validation)
+        return cls(batches, words, data.unigram_entropy, validation=validation, loss_fn=loss_fn)
 
     def map(self, function: Callable[[Batch], Batch]) -> "Feed":
         """The same with each batch changed."""

@@ -11,6 +11,7 @@ from normscope.nn.output import IGNORED
 from normscope.subjects.corpus import Corpus
 from normscope.subjects.digits import Images, resized
 from normscope.subjects.feed import Feed, Portions, in_blocks, noise
+from normscope.subjects.loss import output_loss
 from normscope.subjects.parallel import ParallelCorpus, masked_pairs
 from normscope.subjects.subject import Batch
 
@@ -20,7 +21,7 @@ MASKED_SHARE = 0.15
 def masked_feed(corpus: Corpus, portions: Portions, name: str, mask_id: int) -> Feed:
     """Masked language modelling: 15 % of the tokens are hidden, and the loss is on them alone."""
     batches = functools.partial(masked_batches, mask_id=mask_id, ids_name=name, labels_name="labels")
-    return Feed.of(corpus, portions, batches, f"{corpus}, {portions}, 15 % masked")
+    return Feed.of(corpus, portions, batches, f"{corpus}, {portions}, 15 % masked", output_loss)
 
 
 def masked_batches(
@@ -44,14 +45,15 @@ def _choose(ids: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def continued_feed(corpus: Corpus, portions: Portions, name: str, other: str, goal: str) -> Feed:
-    """Sequences under `name`, and those that follow them in the text under `other`."""
+    """Sequences under `name`, and those that follow them in the text under `other`; labels give a loss."""
 
     def batches(corpus: Corpus, portions: Portions) -> Iterator[Batch]:
         for ids in corpus.windows(portions.batch_size, 2 * portions.seq_len, portions.seed):
             first, second = ids.chunk(2, dim=1)
             yield {name: first.contiguous(), other: second.contiguous()}
 
-    return Feed.of(corpus, portions, batches, f"{corpus}, {portions}, {goal}")
+    loss_fn = output_loss if other == "labels" else None
+    return Feed.of(corpus, portions, batches, f"{corpus}, {portions}, {goal}", loss_fn)
 
 
 def pairs_feed(
@@ -60,7 +62,7 @@ def pairs_feed(
     """Parallel texts, each line cut to the portions' length; see `masked_pairs`."""
     pairs = dataclasses.replace(pairs, limit=portions.seq_len)
     batches = functools.partial(masked_pairs, ids_name=name, pad=pad, decoder_mask=decoder_mask)
-    return Feed.of(pairs, portions, batches, f"{pairs}, {portions.pairs()}")
+    return Feed.of(pairs, portions, batches, f"{pairs}, {portions.pairs()}", output_loss)
 
 
 def images_feed(
@@ -78,5 +80,6 @@ def images_feed(
             yield {name: tensor, "labels": torch.randint(classes, shape[:1], generator=generator)}
 
     if images is not None:
-        return Feed.of(images, portions, real, f"{images}, resized to {shape}")
-    return Feed(in_blocks(random, portions), f"standard normal noise as {name} {shape}, random labels")
+        return Feed.of(images, portions, real, f"{images}, resized to {shape}", output_loss)
+    words = f"standard normal noise as {name} {shape}, random labels"
+    return Feed(in_blocks(random, portions), words, loss_fn=output_loss)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from normscope.subjects.assemble import Attempt, AttemptError, first_that_runs, looking, shorter
+from normscope.subjects.assemble import AttemptError, first_that_runs, looking, shorter
 from normscope.subjects.corpus import Corpus, encode
 from normscope.subjects.data import CLASSIFIERS, ENCODER_DECODERS, Data
 from normscope.subjects.digits import Images, require_classes
@@ -21,7 +21,7 @@ from normscope.subjects.hf_heads import HeadKind
 from normscope.subjects.hf_shapes import FLOAT_INPUTS, float_shapes
 from normscope.subjects.loss import Ids, is_causal, output_loss, shifts_labels
 from normscope.subjects.parallel import ParallelCorpus, encode_pairs
-from normscope.subjects.subject import Batch, LossFn, Subject, call_model
+from normscope.subjects.subject import Batch, Subject, call_model
 from normscope.subjects.tokens import tokenised, tokenised_pairs
 
 _FEW_SEQUENCES, _FEW_TOKENS = 2, 16
@@ -122,8 +122,8 @@ def hf_subject(feeder: Feeder, spec: str, notes: tuple[str, ...] = ()) -> Subjec
 
 
 def _first(feeder: Feeder, spec: str, notes: tuple[str, ...]) -> Subject:
-    attempts = (Attempt(feed.noting(*notes), loss_fn) for feed, loss_fn in _feeds(feeder))
-    return first_that_runs(feeder.model, attempts, seed=feeder.portions.seed, spec=spec)
+    feeds = (feed.noting(*notes) for feed in _feeds(feeder))
+    return first_that_runs(feeder.model, feeds, seed=feeder.portions.seed, spec=spec)
 
 
 def _is_causal(subject: Subject) -> bool:
@@ -137,14 +137,10 @@ def _is_causal(subject: Subject) -> bool:
             return is_causal(subject.model, {"input_ids": ids}, Ids("input_ids"))
 
 
-Way = tuple[Feed, LossFn | None]
-
-
-def _feeds(feeder: Feeder) -> Iterator[Way]:
+def _feeds(feeder: Feeder) -> Iterator[Feed]:
     if feeder.main not in FLOAT_INPUTS and feeder.corpus is not None:
         for short, notes in shorter(feeder.portions):
-            feed, loss_fn = _text_feed(dataclasses.replace(feeder, portions=short), feeder.corpus)
-            yield feed.noting(*notes), loss_fn
+            yield _text_feed(dataclasses.replace(feeder, portions=short), feeder.corpus).noting(*notes)
     if feeder.main in FLOAT_INPUTS:
         for shape in float_shapes(feeder.main, feeder.model.config, feeder.portions):
             yield _float_feed(feeder, feeder.main, shape)
@@ -152,26 +148,26 @@ def _feeds(feeder: Feeder) -> Iterator[Way]:
         yield from _everything(feeder)
 
 
-def _text_feed(feeder: Feeder, corpus: Corpus) -> Way:
+def _text_feed(feeder: Feeder, corpus: Corpus) -> Feed:
     name, portions, kind = feeder.main, feeder.portions, feeder.kind
     if feeder.pairs is not None:
         pad = getattr(feeder.model.config, "pad_token_id", None)
-        return pairs_feed(feeder.pairs, portions, name, pad if isinstance(pad, int) else 0), output_loss
+        return pairs_feed(feeder.pairs, portions, name, pad if isinstance(pad, int) else 0)
     if kind == "masked":
-        return masked_feed(corpus, portions, name, feeder.mask), output_loss
+        return masked_feed(corpus, portions, name, feeder.mask)
     if kind == "causal":
-        return Feed.of(corpus, portions, _causal, f"{corpus}, {portions}, next-token loss"), output_loss
+        return Feed.of(corpus, portions, _causal, f"{corpus}, {portions}, next-token loss", output_loss)
     if kind == "seq2seq":
         goal = "the decoder to go on with the text"
-        return continued_feed(corpus, portions, name, "labels", goal), output_loss
+        return continued_feed(corpus, portions, name, "labels", goal)
     if feeder.two_stacks:
-        return continued_feed(corpus, portions, name, "decoder_input_ids", "half to the decoder"), None
+        return continued_feed(corpus, portions, name, "decoder_input_ids", "half to the decoder")
 
     def plain(portions: Portions) -> Iterator[Batch]:
         for ids in corpus.windows(portions.batch_size, portions.seq_len, portions.seed):
             yield {name: ids}
 
-    return Feed(in_blocks(plain, portions), f"{corpus}, {portions}", notes=_NO_HEAD), None
+    return Feed(in_blocks(plain, portions), f"{corpus}, {portions}", notes=_NO_HEAD)
 
 
 def _causal(corpus: Corpus, portions: Portions) -> Iterator[Batch]:
@@ -179,11 +175,11 @@ def _causal(corpus: Corpus, portions: Portions) -> Iterator[Batch]:
         yield {"input_ids": ids, "labels": ids.clone()}  # the model shifts them
 
 
-def _float_feed(feeder: Feeder, name: str, shape: tuple[int, ...]) -> Way:
+def _float_feed(feeder: Feeder, name: str, shape: tuple[int, ...]) -> Feed:
     portions, corpus, is_seq2seq = feeder.portions, feeder.corpus, feeder.kind == "seq2seq"
     images = feeder.images if len(shape) == 4 else None
     if images is not None or feeder.kind == "image-classification":
-        return images_feed(images, portions, name, shape, feeder.model.config.num_labels), output_loss
+        return images_feed(images, portions, name, shape, feeder.model.config.num_labels)
     decoder = "labels" if is_seq2seq else "decoder_input_ids"
     is_heard = corpus is not None and (is_seq2seq or feeder.two_stacks)
 
@@ -196,12 +192,12 @@ def _float_feed(feeder: Feeder, name: str, shape: tuple[int, ...]) -> Way:
 
     words = f"standard normal noise as {name} {shape}"
     if corpus is None or not is_heard:
-        return Feed(in_blocks(batches, portions), words, notes=_NO_HEAD), None
-    feed = Feed(in_blocks(batches, portions), f"{words}, {corpus} to the decoder", corpus.unigram_entropy)
-    return feed, output_loss if is_seq2seq else None
+        return Feed(in_blocks(batches, portions), words, notes=_NO_HEAD)
+    words, loss_fn = f"{words}, {corpus} to the decoder", output_loss if is_seq2seq else None
+    return Feed(in_blocks(batches, portions), words, corpus.unigram_entropy, loss_fn=loss_fn)
 
 
-def _everything(feeder: Feeder) -> Iterator[Way]:
+def _everything(feeder: Feeder) -> Iterator[Feed]:
     """Ways to feed models with several inputs at once (CLIP): all known inputs that their forward names."""
     names = inspect.signature(feeder.model.forward).parameters
     floats = [name for name in FLOAT_INPUTS if name in names]
@@ -222,4 +218,4 @@ def _everything(feeder: Feeder) -> Iterator[Way]:
     words = [f"standard normal noise as {name} {shape}" for name, shape in shapes.items()]
     if texts:
         words.append(f"{corpus}, {portions}")
-    yield Feed(in_blocks(batches, portions), "; ".join(words), notes=_NO_HEAD), None
+    yield Feed(in_blocks(batches, portions), "; ".join(words), notes=_NO_HEAD)

@@ -10,7 +10,7 @@ from normscope.nn import MODELS, Decoder, EncoderDecoder, ModelConfig, Vision, l
 from normscope.nn.encoder_decoder import START
 from normscope.nn.models import Model, config_of
 from normscope.nn.save import read_config
-from normscope.subjects.assemble import Attempt, first_that_runs, shorter
+from normscope.subjects.assemble import first_that_runs, shorter
 from normscope.subjects.corpus import Corpus, encode
 from normscope.subjects.data import CLASSIFIERS, ENCODER_DECODERS, Data
 from normscope.subjects.digits import Images, require_classes
@@ -47,11 +47,8 @@ def load_ours(
             _set_bias(model, encoded, given)
         moved(model, device, dtype)
     notes = ("its weights were not read",) if folder is not None and fake else ()
-    attempts = (
-        Attempt(_feed(model, short, encoded).noting(*notes, *note), output_loss)
-        for short, note in shorter(portions)
-    )
-    return first_that_runs(model, attempts, seed=portions.seed, spec=spec.text)
+    feeds = (_feed(model, short, encoded).noting(*notes, *note) for short, note in shorter(portions))
+    return first_that_runs(model, feeds, seed=portions.seed, spec=spec.text)
 
 
 def _folder(spec: Spec) -> Path:
@@ -109,7 +106,7 @@ def _feed(model: Model, portions: Portions, encoded: Encoded) -> Feed:
         return pairs_feed(encoded, portions, "ids", START, decoder_mask="decoder_attention_mask")
     assert isinstance(encoded, Corpus)
     if isinstance(model, Decoder):
-        return Feed.of(encoded, portions, _next_token, f"{encoded}, {portions}, next-token loss")
+        return Feed.of(encoded, portions, _next_token, f"{encoded}, {portions}, next-token loss", output_loss)
     if isinstance(model, EncoderDecoder):
         goal = "the decoder to go on with the text"
         return continued_feed(encoded, portions, "ids", "labels", goal)
