@@ -12,9 +12,8 @@ from normscope.subjects import Subject
 from normscope.train import RunConfig, Trial, TrialConfig
 from normscope.train.config import Every
 from normscope.train.processes import Processes
-from normscope.train.run import Run
+from normscope.train.run import BATCHES, Run, validation_loss
 from normscope.train.state import take_state
-from normscope.train.validate import BATCHES, validation_loss
 
 
 class Noisy(nn.Module):

@@ -17,7 +17,7 @@ from normscope.nn.tensors import tensors_of
 from normscope.subjects import Subject
 from normscope.subjects.hf import offline
 from normscope.subjects.rng import generators_kept
-from normscope.train.history import GO_ON
+from normscope.train.folder import GO_ON
 from normscope.train.run import Run
 from normscope.train.state import whole
 

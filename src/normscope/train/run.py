@@ -1,29 +1,34 @@
 """One run from its config to its end: trained, watched, kept on disk, and gone on with after a kill."""
 
+import itertools
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
+
 from normscope.errors import UsageError
+from normscope.nn.generate import resting
 from normscope.subjects import Subject
 from normscope.subjects.feed import fingerprint
-from normscope.subjects.rng import put_random_state, take_random_state
+from normscope.subjects.rng import generators_kept, put_random_state, take_random_state
 from normscope.train.batches import num_ids
 from normscope.train.config import Every
 from normscope.train.criterion import LAST, outcome
-from normscope.train.folder import RunFolder, require_same
-from normscope.train.history import Figures, Validations
+from normscope.train.folder import Figures, RunFolder, Validations, require_same
 from normscope.train.processes import Processes
 from normscope.train.run_config import RunConfig
 from normscope.train.schedule import rate_factor
 from normscope.train.state import State, put_state, take_state
 from normscope.train.thread import Stopped, in_flushed_thread
 from normscope.train.trial import Trial
-from normscope.train.validate import validation_loss
 
 VALIDATIONS = 10
 """Number of validation losses of a run by default."""
+
+BATCHES = 8
+"""Validation batches whose mean loss is taken, always the same ones."""
 
 
 @dataclass
@@ -217,3 +222,15 @@ class Run:
         own = {k.removeprefix(prefix): v for k, v in state.tensors.items() if k.startswith(prefix)}
         if own:  # a process more than the checkpoint had keeps its fresh generators
             put_random_state(own)
+
+
+def validation_loss(subject: Subject, trial: Trial, processes: Processes) -> float | None:
+    """Mean loss on the validation data, in eval mode and the trial's precision; None without such data.
+
+    The state of the trial is left as it was.
+    """
+    if subject.validation is None:
+        return None
+    with torch.no_grad(), generators_kept(), resting(trial.model):
+        losses = [float(trial.evaluated(batch)) for batch in itertools.islice(subject.validation(), BATCHES)]
+    return processes.means([sum(losses) / len(losses)])[0]
