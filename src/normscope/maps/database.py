@@ -80,18 +80,23 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
             "name one, or give --schemes, --depths and --lrs to make it",
         )
     location = path.resolve().as_uri()
-    # Without a log beside it nobody writes now; such a file can be read where no log can be made.
-    ways = ["mode=ro"] if Path(f"{path}-wal").exists() else ["mode=ro", "immutable=1"]
-    for way in ways:
-        connection = sqlite3.connect(f"{location}?{way}", uri=True, **_HOW)
-        try:
-            _require_ours(connection, path)
-            return connection
-        except BaseException as error:
-            connection.close()
-            if way == ways[-1] or not isinstance(error, sqlite3.OperationalError):
-                raise
-    raise AssertionError("one of the ways returned or raised")
+    try:
+        return _opened(f"{location}?mode=ro", path)
+    except sqlite3.OperationalError:
+        if Path(f"{path}-wal").exists():
+            raise
+        # Without a log beside it nobody writes now; such a file can be read where no log can be made.
+        return _opened(f"{location}?immutable=1", path)
+
+
+def _opened(location: str, path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(location, uri=True, **_HOW)
+    try:
+        _require_ours(connection, path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 @contextmanager

@@ -32,17 +32,13 @@ def described(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
     model = ", ".join([str(settings["model"]), *(f"{name} {value}" for name, value in options.items())])
     trial = f"{settings['optimizer']}, {settings['steps']} steps"
     extras = {
-        "weight_decay": "weight decay {}", "clip": "gradients clipped at {}", "eps": "ε {}",
+        "weight_decay": (None, "weight decay {}"), "clip": (None, "gradients clipped at {}"),
+        "eps": (None, "ε {}"), "schedule": ("constant", "{} schedule"), "precision": ("float32", "{}"),
+        "accumulation": (1, "{} batches a step"),
     }  # fmt: skip
-    for name, words in extras.items():
-        if settings.get(name) is not None:
+    for name, (usual, words) in extras.items():
+        if settings.get(name, usual) != usual:
             trial += ", " + words.format(settings[name])
-    if settings.get("schedule") != "constant":
-        trial += f", {settings['schedule']} schedule"
-    if settings.get("precision") != "float32":
-        trial += f", {settings['precision']}"
-    if settings.get("accumulation", 1) != 1:
-        trial += f", {settings['accumulation']} batches a step"
     data, _, _ = str(settings["data"]).rpartition(", ")
     return [("model", model), ("training", trial), ("data", data), ("device", str(settings["device"]))]
 
@@ -106,15 +102,18 @@ def largest(row: Sequence[Point]) -> str:
     return short(rate)
 
 
+_MARKS = {
+    "trains": ("●", "bold blue"), "mixed": ("◐", "magenta"), "fails": ("○", "yellow"),
+    "missing": ("·", "dim"), "crashed": ("!", "dim"),
+}  # fmt: skip
+
+
 def _cell(point: Point, figures: bool) -> "Text":
     from rich.text import Text
 
-    style = {"trains": "bold blue", "mixed": "magenta", "fails": "yellow"}.get(point.verdict, "dim")
-    if point.verdict in ("missing", "crashed"):
-        return Text({"missing": "·", "crashed": "!"}[point.verdict], style)
-    mark = {"trains": "●", "mixed": "◐", "fails": "○"}[point.verdict]
+    mark, style = _MARKS[point.verdict]
     nats = signed(point.excess) if math.isfinite(point.excess) else "nan"
-    return Text(f"{mark}{nats}" if figures else mark, style)
+    return Text(f"{mark}{nats}" if figures and point.done else mark, style)
 
 
 def summary(table: Table, counts: "Counts", settings: Mapping[str, Any]) -> list[str]:

@@ -59,10 +59,6 @@ class Portions:
         """The same with sequences of another length."""
         return dataclasses.replace(self, seq_len=length)
 
-    def pairs(self) -> str:
-        """Description of a batch of pairs of sequences."""
-        return f"{self.batch_size} pairs of up to {self.seq_len} tokens a side"
-
     def __str__(self) -> str:
         return f"{self.batch_size} sequences of {self.seq_len} tokens"
 

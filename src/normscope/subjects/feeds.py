@@ -62,7 +62,8 @@ def pairs_feed(
     """Parallel texts, each line cut to the portions' length; see `masked_pairs`."""
     pairs = dataclasses.replace(pairs, limit=portions.seq_len)
     batches = functools.partial(masked_pairs, ids_name=name, pad=pad, decoder_mask=decoder_mask)
-    return Feed.of(pairs, portions, batches, f"{pairs}, {portions.pairs()}", output_loss)
+    words = f"{pairs}, {portions.batch_size} pairs of up to {portions.seq_len} tokens a side"
+    return Feed.of(pairs, portions, batches, words, output_loss)
 
 
 def images_feed(
