@@ -1,7 +1,7 @@
 """`normscope bench [NAME…]`: measure ourselves."""
 
 import json
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -16,6 +16,9 @@ def command(
     format: Annotated[TextOrJson, typer.Option(help="How to show it.")] = TextOrJson.TEXT,
 ) -> None:
     """Measure normscope against what a user would pick instead, as ratios in one run."""
+    from rich.console import Console
+    from rich.table import Table
+
     from normscope.bench import BENCHES, bench
 
     for name in names or list(BENCHES):
@@ -24,15 +27,7 @@ def command(
         if format is TextOrJson.JSON:
             print(json.dumps({"bench": name, "rows": rows}, indent=2))
         else:
-            _print(name, rows)
-
-
-def _print(name: str, rows: list[dict[str, Any]]) -> None:
-    """One line a figure; the columns are the keys of the first row."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(*rows[0], title=f"bench {name}", title_justify="left")
-    for row in rows:
-        table.add_row(*map(str, row.values()))
-    Console().print(table)
+            table = Table(*rows[0], title=f"bench {name}", title_justify="left")
+            for row in rows:  # a figure each
+                table.add_row(*map(str, row.values()))
+            Console().print(table)

@@ -58,22 +58,14 @@ def plot(
         for x, y in _joined([place(*point) for point in line.points]):
             dot(x, y, line.colour)
     beside = {min(height - 1, max(0, round(place(0, y)[1]) // 4)): words for y, words, _ in reversed(ticks)}
-    return [_row(row, across, margin, cells, colours, beside.get(row, "")) for row in range(height)]
-
-
-def _row(
-    row: int,
-    across: int,
-    margin: int,
-    cells: dict[tuple[int, int], int],
-    colours: dict[tuple[int, int], str],
-    words: str,
-) -> Text:
-    text = Text(no_wrap=True)
-    text.append(f"{words:>{margin}} │", style="dim")
-    for column in range(across):
-        text.append(chr(_BLANK + cells.get((row, column), 0)), style=colours.get((row, column), ""))
-    return text
+    rows = []
+    for row in range(height):
+        text = Text(no_wrap=True)
+        text.append(f"{beside.get(row, ''):>{margin}} │", style="dim")
+        for column in range(across):
+            text.append(chr(_BLANK + cells.get((row, column), 0)), style=colours.get((row, column), ""))
+        rows.append(text)
+    return rows
 
 
 def _joined(points: Sequence[tuple[float, float]]) -> list[tuple[int, int]]:

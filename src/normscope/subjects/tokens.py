@@ -43,7 +43,7 @@ class Tokens:
         """Number of occurrences of each id in [start, stop)."""
         total = np.zeros(1, dtype=np.int64)
         for place in range(start, stop, _PIECE):
-            total = _sum(total, np.bincount(self.ids[place : min(place + _PIECE, stop)]))
+            total = _counted(total, self.ids[place : min(place + _PIECE, stop)])
         return total
 
 
@@ -70,16 +70,15 @@ class TokenLines:
             starts = self.ends[begin:until] - lengths[begin:until]
             places = np.arange(starts[0], self.ends[until - 1])
             kept = places - np.repeat(starts, lengths[begin:until]) < limit
-            total = _sum(total, np.bincount(self.row[places[kept]]))
+            total = _counted(total, self.row[places[kept]])
         return total
 
 
-def _sum(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Sum of two arrays of counts, of which one may count larger ids."""
-    small, large = sorted((one, other), key=len)
-    large = large.astype(np.int64)
-    large[: len(small)] += small
-    return large
+def _counted(total: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """`total` with the occurrences of `ids` added, of which some may be larger than any before."""
+    counts = np.bincount(ids, minlength=len(total)).astype(np.int64)
+    counts[: len(total)] += total
+    return counts
 
 
 def tokenised(text: Text, tokenizer: Path, vocabulary: int, folder: Path | None = None) -> Corpus:
@@ -159,11 +158,8 @@ class _Tokenizer:
 
     def _checked(self, ids: list[int]) -> np.ndarray:
         if ids and max(ids) >= self._vocabulary:
-            given, expected = (
-                f'"{self._path}" (id {max(ids)})',
-                f"ids under the vocabulary of {self._vocabulary}",
-            )
-            raise UsageError(given, expected, "give the model's own")
+            expected = f"ids under the vocabulary of {self._vocabulary}"
+            raise UsageError(f'"{self._path}" (id {max(ids)})', expected, "give the model's own")
         return np.array(ids, dtype=np.int64)
 
 
