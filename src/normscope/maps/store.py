@@ -142,7 +142,12 @@ class Store:
             (crew,) = self._one("SELECT min(crew) FROM cells WHERE state = 'waiting'")
             if crew is None:
                 return None
-            self._register(owner)
+            me, keeper = owner.process, owner.keeper
+            self._connection.execute(
+                "INSERT INTO owners VALUES (?, ?, ?, ?, ?, ?, ?, 0) "
+                "ON CONFLICT (id) DO UPDATE SET heartbeat = excluded.heartbeat, step = 0",
+                (owner.id, owner.host, me.pid, me.started, keeper.pid, keeper.started, time.time()),
+            )
             claimed = self._all(
                 "UPDATE cells SET state = 'claimed', owner = ? WHERE crew = ? AND state = 'waiting' "
                 "RETURNING number, key, config",
@@ -220,14 +225,6 @@ class Store:
     def _write(self, name: str, value: Any) -> None:
         statement = "INSERT INTO meta VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
         self._connection.execute(statement, (name, json.dumps(value)))
-
-    def _register(self, owner: Owner) -> None:
-        me, keeper = owner.process, owner.keeper
-        self._connection.execute(
-            "INSERT INTO owners VALUES (?, ?, ?, ?, ?, ?, ?, 0) "
-            "ON CONFLICT (id) DO UPDATE SET heartbeat = excluded.heartbeat, step = 0",
-            (owner.id, owner.host, me.pid, me.started, keeper.pid, keeper.started, time.time()),
-        )
 
     def _free_orphans(self) -> None:
         holders = "SELECT * FROM owners WHERE id IN (SELECT owner FROM cells WHERE state = 'claimed')"
