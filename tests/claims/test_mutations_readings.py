@@ -17,7 +17,6 @@ from normscope.claims import (
     masks,
     measure_claim,
     norm_output,
-    printed_code,
     snippets,
 )
 from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
@@ -85,10 +84,10 @@ def always_of_the_batch(patch: Patch) -> None:
 
 def mislabelled(patch: Patch) -> None:
     """A reading that takes Pre-LN for Post-LN."""
-    other = {"pre": "post", "post": "pre"}
+    other, sound = {"pre": "post", "post": "pre"}, snippets.read
 
     def read(model: nn.Module) -> Anatomy:
-        anatomy = printed_code.read(model)
+        anatomy = sound(model)
         return replace(
             anatomy,
             stacks=tuple(

@@ -4,9 +4,9 @@ import pytest
 
 from normscope.claims import CLAIMS, Setup, Verdict, measure_claim
 from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
-from normscope.claims.printed_code import SNIPPETS, model_of, read
 from normscope.claims.readings import placement_of
 from normscope.claims.result import ClaimResult as Found
+from normscope.claims.snippets import SNIPPETS, model_of, read
 
 
 def measured(id: str) -> Found:

@@ -50,8 +50,7 @@ class Cache:
     def read(self, claim: Claim, setup: Setup) -> ClaimResult | None:
         """The claim's result of an earlier run, None where there is none or its file cannot be read."""
         try:
-            text = self._path(claim, setup).read_text(encoding="utf-8")
-            return ClaimResult.from_cache(claim, json.loads(text))
+            return ClaimResult.from_cache(claim, json.loads(_text_of(self._path(claim, setup))))
         except (OSError, ValueError, KeyError, TypeError):  # not there, half there, or another layout
             return None
 
@@ -69,7 +68,9 @@ class Cache:
 
     def runs(self, setup: Setup) -> Runs:
         """Where trained runs are kept: those that the same code trained, on the same text."""
-        return Runs(self.folder / f"runs-{_digest([_training_code(), environment(), _text(setup)])}")
+        return Runs(
+            self.folder / f"runs-{_digest([_training_code(), environment(), _text_digest(setup.text)])}"
+        )
 
     @property
     def refusal(self) -> str | None:
@@ -85,7 +86,7 @@ class Cache:
 
     def _path(self, claim: Claim, setup: Setup) -> Path:
         code = [_shared_code(), own_code(claim)]
-        parts = [*code, environment(), list(setup.seeds), setup.long, _text(setup)]
+        parts = [*code, environment(), list(setup.seeds), setup.long, _text_digest(setup.text)]
         return self.folder / f"{claim.id}-{_digest(parts)}.json"
 
 
@@ -116,12 +117,9 @@ def own_code(claim: Claim) -> str:
         file = waiting.pop()
         if file not in found and (file in own or not found):
             found.add(file)
-            waiting += [ROOM / f"{name}.py" for name in _imports(file)]
+            imports = re.findall(r"^from normscope\.claims\.(\w+) import", _text_of(file), re.MULTILINE)
+            waiting += [ROOM / f"{name}.py" for name in imports]
     return _code_digest(found)
-
-
-def _imports(file: Path) -> list[str]:
-    return re.findall(r"^from normscope\.claims\.(\w+) import", _text_of(file), re.MULTILINE)
 
 
 def _claim_files() -> set[Path]:
@@ -164,23 +162,18 @@ def _without_prose(tree: ast.Module) -> str:
 
 
 def _is_string(node: ast.stmt) -> bool:
-    match node:
-        case ast.Expr(value=ast.Constant(value=str())):
-            return True
-    return False
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def _text_of(file: Path) -> str:
     return file.read_text(encoding="utf-8")
 
 
-def _text(setup: Setup) -> str | None:
-    return None if setup.text is None else _text_digest(setup.text)
-
-
 @functools.cache
-def _text_digest(path: Path) -> str:
-    """Digest of all bytes of a text, a file or a folder."""
+def _text_digest(path: Path | None) -> str | None:
+    """Digest of all bytes of a text, a file or a folder; None for the usual text."""
+    if path is None:
+        return None
     text = load_text(path)
     digest = hashlib.sha256()
     for start in range(0, len(text), 2**20):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from normscope.claims.claim import Claim
+from normscope.claims.claim import Claim, Sentence
 from normscope.claims.evidence import Case, Evidence, Figure
 from normscope.claims.judge import Judgement, judge
 from normscope.claims.plots import Line, Plot
@@ -60,101 +60,74 @@ class ClaimResult:
         """The result for `--format json`: sentence, verdict, figure, condition, plots, seconds."""
         claim, evidence = self.claim, self.evidence
         parts = [
-            {
-                "name": name,
-                "says": claim.parts[name].says,
-                **_verdict(part, claim.parts[name].smallest, evidence.population(name)),
-            }
+            {"name": name, **_verdict(part, claim.parts[name], evidence.population(name))}
             for name, part in self.parts.items()
         ]
-        given: dict[str, Any] = _for_json(
-            {
-                "id": claim.id,
-                "says": claim.sentence.says,
-                "says_zh": claim.says_zh,
-                "sources": [dataclasses.asdict(source) for source in claim.sources],
-                "asks": claim.asks,
-                "kind": str(claim.kind),
-                **_verdict(self.judgement, claim.sentence.smallest, evidence.of),
-                "figure": None if evidence.figure is None else _figure(evidence.figure),
-                "parts": parts,
-                "plots": [dataclasses.asdict(plot) for plot in evidence.plots],
-                "notes": list(evidence.notes),
-                "unmeasured": list(evidence.unmeasured),
-                "reason": self.reason or None,
-                "code": claim.file,
-                "long": self.long,
-                "seconds": round(self.seconds, 3),
-                "cached": self.cached,
-            }
-        )
-        return given
+        given = {
+            "id": claim.id,
+            "says_zh": claim.says_zh,
+            "sources": [dataclasses.asdict(source) for source in claim.sources],
+            "asks": claim.asks,
+            "kind": str(claim.kind),
+            **_verdict(self.judgement, claim.sentence, evidence.of),
+            "figure": evidence.figure and _figure(evidence.figure),
+            "parts": parts,
+            "plots": [dataclasses.asdict(plot) for plot in evidence.plots],
+            "notes": list(evidence.notes),
+            "unmeasured": list(evidence.unmeasured),
+            "reason": self.reason or None,
+            "code": claim.file,
+            "long": self.long,
+            "seconds": round(self.seconds, 3),
+            "cached": self.cached,
+        }
+        return {key: _for_json(value) for key, value in given.items()}
 
     def to_cache(self) -> dict[str, Any]:
         """What `from_cache` reads; the claim itself comes from the code."""
         evidence = dataclasses.asdict(self.evidence)
         if self.evidence.figure is not None:
             evidence["figure"]["by_seed"] = _by_seed(self.evidence.figure)
-        return {
-            "id": self.claim.id,
-            "evidence": evidence,
-            "seconds": self.seconds,
-            "long": self.long,
-            "error": self.error,
-        }
+        taken = {"seconds": self.seconds, "long": self.long, "error": self.error}
+        return {"id": self.claim.id, "evidence": evidence, **taken}
 
     @classmethod
     def from_cache(cls, claim: Claim, values: Mapping[str, Any]) -> "ClaimResult":
         """The same as was kept."""
         given = dict(values["evidence"])
         given["cases"] = [Case(**case) for case in given["cases"]]
-        if given["figure"] is not None:
-            by_seed = {
-                None if seed == ALL else int(seed): value
-                for seed, value in given["figure"]["by_seed"].items()
-            }
-            given["figure"] = Figure(given["figure"]["what"], by_seed)
+        if (figure := given["figure"]) is not None:
+            by_seed = {None if seed == ALL else int(seed): value for seed, value in figure["by_seed"].items()}
+            given["figure"] = Figure(figure["what"], by_seed)
         given["plots"] = [
             Plot(**plot | {"lines": [Line(**line) for line in plot["lines"]]}) for plot in given["plots"]
         ]
-        return cls(
-            claim=claim,
-            evidence=Evidence(**given),
-            seconds=values["seconds"],
-            long=values["long"],
-            error=values["error"],
-            cached=True,
-        )
+        taken = {name: values[name] for name in ("seconds", "long", "error")}
+        return cls(claim=claim, evidence=Evidence(**given), **taken, cached=True)
 
 
-def _verdict(judgement: Judgement, smallest: float | None, of: str) -> dict[str, Any]:
+def _verdict(judgement: Judgement, sentence: Sentence, of: str) -> dict[str, Any]:
     counter = judgement.counterexample
     condition = {"says": judgement.condition, "met": judgement.met, "cases": judgement.cases, "of": of}
     return {
+        "says": sentence.says,
         "verdict": str(judgement.verdict),
         "hypothesis": judgement.hypothesis or None,
         "outside": judgement.outside,
         "condition": condition if judgement.condition else None,
-        "smallest": smallest,
+        "smallest": sentence.smallest,
         "effects": [dataclasses.asdict(effect) for effect in judgement.effects],
         "cases": judgement.cases,
         "held": judgement.held,
-        "counterexample": None
-        if counter is None
-        else {"where": counter.where, "seed": counter.seed, "value": counter.value},
+        "counterexample": counter and {name: getattr(counter, name) for name in ("where", "seed", "value")},
         "stable": judgement.is_stable,
         "verdict_by_seed": {str(seed): str(verdict) for seed, verdict in judgement.by_seed.items()},
     }
 
 
 def _figure(figure: Figure) -> dict[str, Any]:
-    return {
-        "what": figure.what,
-        "value": figure.value,
-        "low": figure.low,
-        "high": figure.high,
-        "by_seed": _by_seed(figure),
-    }
+    numbers = {name: getattr(figure, name) for name in ("value", "low", "high")}
+    return {"what": figure.what, **numbers, "by_seed": _by_seed(figure)}
 
 
 def _by_seed(figure: Figure) -> dict[str, float]:

@@ -1,33 +1,187 @@
-"""What the code and the formulas are that the texts print as Post-LN and as Pre-LN.
+"""Code and formulas that the texts print as Post-LN and as Pre-LN, written anew as modules and read.
 
-Shapes: B batch, T tokens, D width.
+Shapes: B batch, T tokens, D width, V vocabulary.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from normscope.anatomy import Anatomy, read_anatomy
 from normscope.claims.experiments import calls_of
 from normscope.claims.form import Case, Evidence, Figure, Setup, Source, claim
 from normscope.claims.norm_jacobian import distance
-from normscope.claims.printed_code import (
-    BATCH,
-    DEPTH,
-    HEADS,
-    SNIPPETS,
-    TOKENS,
-    WIDTH,
-    PreLNDecoderBlock,
-    Printed,
-    PrintedModel,
-    TransformerBlock,
-    model_of,
-    read,
-    torch_block,
-)
 from normscope.claims.readings import in_words, placement_of
+
+WIDTH, HEADS, VOCAB, BATCH, TOKENS, DEPTH = 32, 2, 64, 2, 12, 2
+
+Map = Callable[[Tensor], Tensor]
+Update = Callable[[Tensor, Map, Map], Tensor]
+"""`update(x, sublayer, norm)` → the next x. Dropout, which all of them print, is off in what is read."""
+
+
+def norm_of_sum(x: Tensor, sublayer: Map, norm: Map) -> Tensor:
+    """`self.norm(x + self.dropout(sublayer(x)))`."""
+    return norm(x + sublayer(x))
+
+
+def norm_inside(x: Tensor, sublayer: Map, norm: Map) -> Tensor:
+    """`x + self.dropout(sublayer(self.norm(x)))`."""
+    return x + sublayer(norm(x))
+
+
+def norm_of_output(x: Tensor, sublayer: Map, norm: Map) -> Tensor:
+    """`x + Dropout(LayerNorm(Sublayer(x)))`."""
+    return x + norm(sublayer(x))
+
+
+class Printed(NamedTuple):
+    """A snippet or a formula at a place of a text, which calls it "post" or "pre" (`label`)."""
+
+    text: str
+    where: str
+    label: str
+    update: Update
+
+
+SNIPPETS = (
+    Printed("004", "§3.1, class SublayerWrapper", "post", norm_of_sum),
+    Printed("004", "§3.2, class SublayerWrapper", "post", norm_inside),
+    Printed("004", "§3.3, class SublayerConnection", "post", norm_inside),
+    Printed("004", "§3.4, Input -> SubLayer -> LN -> Add", "post", norm_of_output),
+    Printed("004", "§4.2, class SublayerConnection", "post", norm_inside),
+    Printed("004", "§4.3, class SublayerConnection", "post", norm_inside),
+    Printed("004", "§4.2, plan one", "post", norm_inside),
+    Printed("004", "§5.1.1, Post-Norm", "post", norm_of_sum),
+    Printed("004", "§5.2.1, Post-Norm", "post", norm_inside),
+    Printed("004", "§8.3, Post-LN", "post", norm_of_output),
+    Printed("004", "§3.4, Input -> LN -> SubLayer -> Add", "pre", norm_inside),
+    Printed("004", "§4.2, plan two", "pre", norm_of_output),
+    Printed("004", "§5.1.1, Pre-Norm", "pre", norm_inside),
+    Printed("004", "§5.3.1, Pre-Norm", "pre", norm_inside),
+    Printed("004", "§8.3, Pre-LN", "pre", norm_inside),
+    Printed("000", "Definition 1.3", "post", norm_of_sum),
+    Printed("000", "Definition 1.4", "pre", norm_inside),
+    Printed("001", "§1, Post-LN", "post", norm_of_sum),
+    Printed("001", "§1, Pre-LN", "pre", norm_inside),
+    Printed("002", "Post-Norm", "post", norm_of_sum),
+    Printed("002", "Pre-Norm", "pre", norm_inside),
+    Printed("003", "§1", "pre", norm_inside),
+)
+"""Every place that prints a placement under its name."""
+
+
+class SelfAttention(nn.Module):
+    """torch's attention of x to itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """(B, T, D) → (B, T, D)."""
+        return self.attention(x_BTD, x_BTD, x_BTD, need_weights=False)[0]
+
+
+class PrintedBlock(nn.Module):
+    """Attention and feed-forward, each joined to the stream by `update`."""
+
+    def __init__(self, update: Update) -> None:
+        super().__init__()
+        self.update = update
+        self.attention = SelfAttention()
+        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.feed_forward = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.ReLU(), nn.Linear(4 * WIDTH, WIDTH))
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """(B, T, D) → (B, T, D)."""
+        x_BTD = self.update(x_BTD, self.attention, self.norm1)
+        return self.update(x_BTD, self.feed_forward, self.norm2)
+
+
+class PreLNDecoderBlock(nn.Module):
+    """003 §4, letter for letter; `norm` is what it says may be swapped for `nn.RMSNorm`."""
+
+    def __init__(self, d_model: int, n_heads: int, norm: Callable[..., nn.Module] = nn.LayerNorm) -> None:
+        super().__init__()
+        self.norm1 = norm(d_model, eps=1e-6)
+        self.mha = nn.MultiheadAttention(d_model, n_heads, batch_first=True)
+        self.norm2 = norm(d_model, eps=1e-6)
+        self.ffn = nn.Sequential(nn.Linear(d_model, 4 * d_model), nn.GELU(), nn.Linear(4 * d_model, d_model))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """(B, T, D) → (B, T, D)."""
+        x = x + self.mha(self.norm1(x), self.norm1(x), self.norm1(x), attn_mask=mask)[0]
+        return x + self.ffn(self.norm2(x))
+
+
+class TransformerBlock(nn.Module):
+    """004 §4.3, letter for letter but for the number of heads, which is 8 there."""
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__()
+        self.attn = nn.MultiheadAttention(d_model, num_heads=num_heads)
+        self.ffn = nn.Sequential(nn.Linear(d_model, 4 * d_model), nn.ReLU(), nn.Linear(4 * d_model, d_model))
+        self.norm1 = nn.LayerNorm(d_model)
+        self.norm2 = nn.LayerNorm(d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, D) → (B, T, D)."""
+        norm_x = self.norm1(x)
+        attn_out, _ = self.attn(norm_x, norm_x, norm_x)
+        x = x + attn_out
+        norm_x = self.norm2(x)
+        ffn_out = self.ffn(norm_x)
+        return x + ffn_out
+
+
+class PrintedModel(nn.Module):
+    """An embedding, blocks, a head: nothing that the text does not print stands between them."""
+
+    def __init__(self, blocks: list[nn.Module], *, causal: bool = False) -> None:
+        super().__init__()
+        self.causal = causal
+        self.embedding = nn.Embedding(VOCAB, WIDTH)
+        self.blocks = nn.ModuleList(blocks)
+        self.head = nn.Linear(WIDTH, VOCAB)
+
+    def stream(self, x_BTD: Tensor) -> Tensor:
+        """(B, T, D) → (B, T, D), through the blocks; with the mask of 003 where they take one."""
+        tokens = x_BTD.shape[1]
+        masks = [torch.ones(tokens, tokens, dtype=torch.bool).triu(1)] * self.causal
+        for block in self.blocks:
+            x_BTD = block(x_BTD, *masks)
+        return x_BTD
+
+    def forward(self, ids_BT: Tensor) -> Tensor:
+        """(B, T) → (B, T, V)."""
+        return self.head(self.stream(self.embedding(ids_BT)))
+
+
+def model_of(printed: Printed, seed: int) -> PrintedModel:
+    """A stack of the snippet, in eval mode."""
+    torch.manual_seed(seed)
+    return PrintedModel([PrintedBlock(printed.update) for _ in range(DEPTH)]).eval()
+
+
+def read(model: nn.Module) -> Anatomy:
+    """What the anatomy says of it."""
+    return read_anatomy(model, torch.randint(VOCAB, (BATCH, TOKENS)))
+
+
+def torch_block(block: PrintedBlock, label: str) -> nn.TransformerEncoderLayer:
+    """torch's own block of the placement `label`, with the weights of `block`."""
+    how = {"dropout": 0.0, "batch_first": True, "norm_first": label == "pre"}
+    layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, **how)  # type: ignore[arg-type]
+    names = {"self_attn": block.attention.attention, "norm1": block.norm1, "norm2": block.norm2}
+    names |= {"linear1": block.feed_forward[0], "linear2": block.feed_forward[2]}
+    for name, module in names.items():
+        getattr(layer, name).load_state_dict(module.state_dict())
+    return layer.eval()
+
 
 SAME = 1e-5
 """Largest relative distance of two outputs that float32 explains."""
@@ -54,15 +208,13 @@ SAME = 1e-5
 def labelled_post(setup: Setup) -> Evidence:
     """Small models of every snippet, read; and their outputs beside those of torch's blocks."""
     cases = [_snippet_case(printed) for printed in SNIPPETS]
-    claimed = [case for case in cases if not case.part]
+    read_as = Counter(case.at["read"] for case in cases if not case.part)
     agree = sum(case.holds == (case.value <= SAME) for case in cases)
     return Evidence(
         cases,
         Figure.share("% of the places labelled Post-LN that are", cases),
         notes=[
-            "Labelled Post-LN: "
-            + ", ".join(f"{n} are {kind}" for kind, n in Counter(case.at["read"] for case in claimed).items())
-            + ".",
+            f"Labelled Post-LN: {', '.join(f'{n} are {kind}' for kind, n in read_as.items())}.",
             f"torch's blocks say the same as the anatomy in {agree} of {len(cases)} cases.",
         ],
         of="places",
@@ -76,8 +228,7 @@ def _snippet_case(printed: Printed) -> Case:
     far = distance(model.stream(x_BTD), _by_torch(model, printed.label, x_BTD))
     part = "others" if printed.text != "004" else "" if printed.label == "post" else "pre"
     where = f"{printed.text} {printed.where} is {found}, its distance from {printed.label} of torch"
-    at = {"read": found}
-    return Case(None, where, far, found == printed.label, part, at=at)
+    return Case(None, where, far, found == printed.label, part, at={"read": found})
 
 
 def _by_torch(model: PrintedModel, label: str, x_BTD: Tensor) -> Tensor:
@@ -102,8 +253,8 @@ def _by_torch(model: PrintedModel, label: str, x_BTD: Tensor) -> Tensor:
 )
 def templates(setup: Setup) -> Evidence:
     """Both templates: read, counted, and fed a batch of which one sequence is changed."""
-    cases = [case for name in _templates() for case in _template_cases(name)]
-    counts = {name: _norm_calls(name) for name in _templates()}
+    cases = [case for name in TEMPLATES for case in _template_cases(name)]
+    counts = {name: _norm_calls(name) for name in TEMPLATES}
     return Evidence(
         cases,
         Figure.share("% of the templates that are Pre-LN", cases),
@@ -114,25 +265,23 @@ def templates(setup: Setup) -> Evidence:
     )
 
 
-def _templates() -> dict[str, list[nn.Module]]:
-    """Blocks of each, freshly drawn."""
-    return {
-        "003, PreLNDecoderBlock": [PreLNDecoderBlock(WIDTH, HEADS) for _ in range(DEPTH)],
-        "003 with nn.RMSNorm": [PreLNDecoderBlock(WIDTH, HEADS, nn.RMSNorm) for _ in range(DEPTH)],
-        "004, TransformerBlock": [TransformerBlock(WIDTH, HEADS) for _ in range(DEPTH)],
-    }
+TEMPLATES: dict[str, Callable[[], nn.Module]] = {
+    "003, PreLNDecoderBlock": lambda: PreLNDecoderBlock(WIDTH, HEADS),
+    "003 with nn.RMSNorm": lambda: PreLNDecoderBlock(WIDTH, HEADS, nn.RMSNorm),
+    "004, TransformerBlock": lambda: TransformerBlock(WIDTH, HEADS),
+}
 
 
 def _template(name: str) -> PrintedModel:
     torch.manual_seed(0)
-    return PrintedModel(_templates()[name], causal=name.startswith("003")).eval()
+    return PrintedModel([TEMPLATES[name]() for _ in range(DEPTH)], causal=name.startswith("003")).eval()
 
 
 def _template_cases(name: str) -> Iterator[Case]:
     model = _template(name)
     anatomy = read(model)
     where, pre = f"{name}: {in_words(anatomy)}", placement_of(anatomy) == "pre"
-    if name == "003 with nn.RMSNorm":
+    if name.endswith("nn.RMSNorm"):
         rms = pre and all(branch.norm == "rmsnorm" for branch in anatomy.branches)
         yield Case(None, where, float(rms), rms, "rms")
         return
