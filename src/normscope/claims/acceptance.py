@@ -3,15 +3,16 @@
 Shapes: B batch, T tokens, D width.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
-from normscope.claims.at_start import blocks_of
+from normscope.claims.at_start import blocks_of, weight_of
 from normscope.claims.form import Case, Evidence, Figure, Setup, Source, claim
 from normscope.claims.training import RATE, Recipe, subjects, trained
-from normscope.nn import Block, FeedForward, build
+from normscope.nn import Block, build
 from normscope.nn.models import Model
 
 WIDTH, VOCAB, BATCH, TOKENS = 64, 32, 2, 8
@@ -19,7 +20,7 @@ RUNS = (Recipe(scheme="pre", depth=4), Recipe(scheme="post", depth=12))
 SOUND = ("pre", "gpt2", "peri", "res-post", "rezero", "layerscale", "post", "deepnorm", "admin", "highway")
 """Schemes of one stream, as they start by themselves."""
 CLOSE = 0.1
-"""How far from 1 a derivative may be to be "close to 1.0"."""
+"""Largest distance from 1 of a derivative that is "close to 1.0"."""
 
 
 @claim(
@@ -40,13 +41,9 @@ CLOSE = 0.1
 )
 def acceptance(setup: Setup) -> Evidence:
     """Both checks on sound models and on planted faults; two runs."""
-    cases: list[Case] = []
-    for seed in setup.seeds:
-        for scheme in SOUND:
-            cases += _sound(scheme, seed)
-        for fault in FAULTS:
-            cases += _faulty(fault, seed)
-    cases += _runs(setup)
+    sound = [functools.partial(_sound, scheme) for scheme in SOUND]
+    faulty = [functools.partial(_faulty, fault) for fault in FAULTS]
+    cases = [*setup.cases(*sound, *faulty), *_runs(setup)]
     return Evidence(
         cases, Figure.share("% of the models, sound and faulty, judged rightly", cases), of="models"
     )
@@ -95,36 +92,30 @@ def _sound(scheme: str, seed: int) -> Iterator[Case]:
     yield Case(seed, where, mean, close, "one")
 
 
-def _with_weight(value: float) -> Callable[[int], Model]:
+def _planted(value: float | None) -> Callable[[int], Model]:
+    """Pre-LN with `value` for a weight of the first feed-forward; None: all are zero and get no gradient."""
+
+    @torch.no_grad()
     def planted(seed: int) -> Model:
         model = model_of("pre", seed)
-        down = _feed_forward(model).down
-        assert isinstance(down, nn.Linear)
-        down.weight.data[0, 0] = value
+        feed_forward = blocks_of(model)[0].feed_forward
+        if value is None:
+            for parameter in feed_forward.parameters():
+                parameter.zero_()
+        else:
+            weight_of(feed_forward.down)[0, 0] = value
         return model
 
     return planted
 
 
-def _with_dead_branch(seed: int) -> Model:
-    """Both maps of a feed-forward are zero: it adds nothing and no gradient reaches it."""
-    model = model_of("pre", seed)
-    for parameter in _feed_forward(model).parameters():
-        nn.init.zeros_(parameter)
-    return model
-
-
-def _feed_forward(model: Model) -> FeedForward:
-    return next(module for module in model.modules() if isinstance(module, FeedForward))
-
-
 FAULTS: Mapping[str, Callable[[int], Model]] = {
-    "a NaN in a weight": _with_weight(torch.nan),
-    "an infinite weight": _with_weight(torch.inf),
+    "a NaN in a weight": _planted(torch.nan),
+    "an infinite weight": _planted(torch.inf),
     "residuals forgotten": lambda seed: model_of("plain", seed),
     "norms forgotten": lambda seed: model_of("residual-no-norm", seed),
     "no causal mask": lambda seed: model_of("pre", seed, "encoder"),
-    "a dead branch": _with_dead_branch,
+    "a dead branch": _planted(None),
 }
 
 

@@ -58,5 +58,5 @@ def cuda_peak_bytes(run: Callable[[], object]) -> int:
 
 
 def num_bytes(tensors: Iterable[Tensor]) -> int:
-    """Of all of them together."""
+    """Bytes of all tensors together."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -42,18 +42,12 @@ DISTURBED = 0.1
 )
 def batch_size(setup: Setup) -> Evidence:
     """One sample among others, against its output in a large batch; batches of vectors and of texts."""
-    cases: list[Case] = []
-    errors: dict[float, list[float]] = {}
-    exponents: dict[int, float] = {}
-    for seed in setup.seeds:
-        cases += [*_size_cases(seed), *_small_batch_cases(seed)]
-        found = {size: _error_of_means(size, seed) for size in SIZES}
-        for size, error in found.items():
-            errors.setdefault(size, []).append(error)
-        p = exponents[seed] = slope(SIZES[1:], [found[size] for size in SIZES[1:]])
-        where = "exponent of the error of the means"
-        cases.append(Case(seed, where, p, abs(p + 0.5) <= 0.1, "root"))
-    lines = [Line.over_seeds("measured", errors)]
+    cases = setup.cases(_size_cases, _small_batch_cases)
+    errors = {seed: [_error_of_means(size, seed) for size in SIZES] for seed in setup.seeds}
+    exponents = {seed: slope(SIZES[1:], found[1:]) for seed, found in errors.items()}
+    where = "exponent of the error of the means"
+    cases += [Case(seed, where, p, abs(p + 0.5) <= 0.1, "root") for seed, p in exponents.items()]
+    lines = [Line.over_seeds("measured", dict(zip(SIZES, zip(*errors.values(), strict=True), strict=True)))]
     plot = Plot("Error of BatchNorm's means", "batch size", "RMS error over the deviation", lines, "xy")
     return Evidence(
         cases,
@@ -121,9 +115,9 @@ def text_stream(seed: int) -> Tensor:
 def _batch_of_one() -> str:
     try:
         nn.BatchNorm1d(WIDTH)(torch.randn(1, WIDTH))
+        return "takes it"
     except ValueError as error:
         return f"refuses it ({error})"
-    return "takes it"
 
 
 @claim(
@@ -144,14 +138,12 @@ def both_modes(setup: Setup) -> Evidence:
         "Train mode against eval mode",
         "batches that BatchNorm's averages have seen",
         "relative change of the logits",
-        lines_by(batch, "seen", "norm"),
+        lines_by(batch, "batches", "norm"),
         levels={"LayerNorm": 0.0},
     )
-    figure = Figure(
-        "relative change of the logits with BatchNorm, 100 batches seen",
-        {case.seed: case.value for case in batch if case.at["seen"] == 100},
-    )
-    return Evidence(cases, figure, plots=[plot])
+    seen_100 = [case for case in batch if case.at["batches"] == 100]
+    what = "relative change of the logits with BatchNorm, 100 batches seen"
+    return Evidence(cases, Figure.largest(what, seen_100), plots=[plot])
 
 
 @torch.no_grad()
@@ -168,7 +160,7 @@ def _mode_cases(seed: int) -> Iterator[Case]:
             inference = model.eval()(ids_BT).logits  # first, as train mode moves the averages
             change = distance(model.train()(ids_BT).logits, inference)
             holds = change > 0.01 if norm == "batchnorm" else change == 0
-            yield Case(seed, f"{norm}, {upto} batches", change, holds, at={"norm": norm, "seen": upto})
+            yield Case(seed, "", change, holds, at={"norm": norm, "batches": upto})
 
 
 @claim(
@@ -191,7 +183,7 @@ def padding(setup: Setup) -> Evidence:
         "Effect of padding on the real tokens",
         "length of the batch over that of the texts",
         "relative change of their outputs",
-        lines_by((case for case in cases if case.part != "ln"), "times", "norm"),
+        lines_by((case for case in cases if case.part != "ln"), "padded ×", "norm"),
         "y",
         {"disturbed": DISTURBED},
     )
@@ -212,8 +204,7 @@ def _padding_cases(seed: int) -> Iterator[Case]:
         ours = NORMS["batchnorm"](WIDTH, EPS).double().train()(x_BTD, real_BT)
         for name, part, y_BTD in (("torch's BatchNorm", "", theirs), ("ours, told", "told", ours)):
             change = distance(y_BTD.detach()[:, :TEXT_TOKENS], truth)
-            where = f"{name}, padded × {times:g}"
-            yield Case(seed, where, change, change >= DISTURBED, part, at={"norm": name, "times": times})
+            yield Case.at_least(seed, "", change, DISTURBED, part, at={"norm": name, "padded ×": times})
 
 
 @torch.no_grad()

@@ -33,7 +33,7 @@ SHOWING = ("words.py", "page.py", "plots.py", "markdown.py", "kept.py", "run.py"
 
 
 def default_folder() -> Path:
-    """Where results are kept: `$XDG_CACHE_HOME/normscope/claims`, or the same under `~/.cache`."""
+    """Folder of the kept results: `$XDG_CACHE_HOME/normscope/claims`, or the same under `~/.cache`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "normscope" / "claims"
 
 
@@ -67,14 +67,14 @@ class Cache:
                 write_text(self._path(result.claim, setup), json.dumps(result.to_cache()))
 
     def runs(self, setup: Setup) -> Runs:
-        """Where trained runs are kept: those that the same code trained, on the same text."""
+        """Runs that the same code trained on the same text."""
         return Runs(
             self.folder / f"runs-{_digest([_training_code(), environment(), _text_digest(setup.text)])}"
         )
 
     @property
     def refusal(self) -> str | None:
-        """Why nothing can be kept here, None where it can."""
+        """Reason why nothing can be kept here, None where it can."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             trial = self.folder / f"try-{os.getpid()}"
@@ -91,7 +91,7 @@ class Cache:
 
 
 def environment() -> dict[str, str]:
-    """What a figure depends on besides our code."""
+    """Facts that a figure depends on besides our code."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,

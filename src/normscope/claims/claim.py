@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Kind(StrEnum):
-    """What it takes to refute a sentence."""
+    """Evidence that refutes a sentence."""
 
     LAW = "law"
     """Claimed for all cases: one counter-example refutes it."""
@@ -80,7 +80,7 @@ class Claim:
 
     @property
     def number(self) -> int:
-        """Within the group."""
+        """Number within the group."""
         return int(self.id[1:])
 
     @property
@@ -90,7 +90,7 @@ class Claim:
 
     @property
     def has_condition(self) -> bool:
-        """Whether a condition of ours has to be confirmed."""
+        """True where a condition of ours has to be confirmed."""
         return any(sentence.condition for sentence in (self.sentence, *self.parts.values()))
 
     @property

@@ -1,4 +1,4 @@
-"""What a claim's function returns: cases, a figure, plots, and what could not be measured."""
+"""Results of a claim's function: cases, a figure, plots, and what could not be measured."""
 
 import math
 import statistics
@@ -117,7 +117,7 @@ class Figure:
 
     @classmethod
     def share(cls, what: str, cases: Iterable[Case], part: str = "") -> "Figure":
-        """Of the cases of each seed, how many in a hundred the sentence is true of."""
+        """Per cent of each seed's cases for which the sentence is true."""
         held: dict[int | None, list[bool]] = {}
         for case in cases:
             if case.part == part and case.within:
@@ -127,7 +127,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was measured.
+    """Everything that one claim measured.
 
     Attributes:
         cases: of the claim's sentence and of its parts.
@@ -150,5 +150,5 @@ class Evidence:
     parts_of: Mapping[str, str] = field(default_factory=dict)
 
     def population(self, part: str = "") -> str:
-        """What the cases of the claim's own sentence are, or those of a part."""
+        """Name of the population that the cases of the claim's own sentence, or of a part, are drawn from."""
         return self.parts_of.get(part, self.of)

@@ -1,4 +1,4 @@
-"""What experiments of several claims share: drawn numbers, models that read text, and calls of modules."""
+"""Parts that experiments share: drawn numbers, models that read text, and calls of modules."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

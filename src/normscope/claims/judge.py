@@ -11,11 +11,11 @@ from normscope.claims.claim import Kind, Sentence
 from normscope.claims.evidence import Case
 
 CONFIDENCE = 0.95
-"""Of the interval of an effect's mean."""
+"""Confidence of the interval of an effect's mean."""
 
 
 class Verdict(StrEnum):
-    """What became of a sentence."""
+    """Verdict on a sentence."""
 
     HOLDS = "holds"
     CONDITION = "holds under our condition"
@@ -79,12 +79,12 @@ class Judgement:
 
     @property
     def is_stable(self) -> bool:
-        """Whether every seed alone gives the same verdict."""
+        """True where every seed alone gives the same verdict."""
         return all(verdict is self.verdict for verdict in self.by_seed.values())
 
 
 class _Unit(NamedTuple):
-    """What is judged as one: a case, a cell or a seed."""
+    """Unit of judgement: a case, a cell or a seed."""
 
     holds: bool | None
     met: bool
@@ -143,17 +143,11 @@ def _verdict(sentence: Sentence, units: Sequence[_Unit], *, alone: bool = False)
 
 def _by_seed(sentence: Sentence, cases: Sequence[Case]) -> dict[int, Verdict]:
     """The verdict of each seed alone; what no seed drew belongs to all of its form, usual or fresh."""
-    drawn = {case.seed: case.fresh for case in cases if case.seed is not None}
-    return {
-        seed: _verdict(
-            sentence,
-            _units(
-                case for case in cases if case.seed == seed or (case.seed is None and case.fresh == fresh)
-            ),
-            alone=True,
-        )
-        for seed, fresh in sorted(drawn.items())
-    }
+    found = {}
+    for seed, fresh in sorted({(case.seed, case.fresh) for case in cases if case.seed is not None}):
+        its = [case for case in cases if case.seed == seed or (case.seed is None and case.fresh == fresh)]
+        found[seed] = _verdict(sentence, _units(its), alone=True)
+    return found
 
 
 def _agreed(by_seed: Sequence[Verdict], together: Verdict) -> Verdict:

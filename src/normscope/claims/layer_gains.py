@@ -1,4 +1,4 @@
-"""What singular values say of a layer, what ‖A‖ = 1 does, and what F is taken to be.
+"""Singular values of a layer as gains, the case ‖A‖ = 1, and the kind of map that F is.
 
 Shapes: T tokens, D width.
 """
@@ -16,7 +16,7 @@ from normscope.linalg import numerical_rank, singular_values
 from normscope.nn import FeedForward, Residual, Where
 
 STEP = 1e-5
-"""Of central differences in float64: what is left of them is about 1e-10."""
+"""Step of central differences in float64; their error is about 1e-10."""
 CLOSE = 1e-6
 EPS = 1e-5
 SIZES = (0.5, 0.75, 0.9, 0.999, 1.0)
@@ -93,10 +93,7 @@ def norm_of_one(setup: Setup) -> Evidence:
     real = next(case for case in cases if "Pre-LN" in case.where and not case.met)
     return Evidence(
         cases,
-        Figure(
-            "smallest σ_min at ‖A‖ = 1",
-            {seed: min(c.value for c in cases if c.seed == seed and not c.met) for seed in setup.seeds},
-        ),
+        Figure.smallest("smallest σ_min at ‖A‖ = 1", [case for case in cases if not case.met]),
         notes=[
             f"Strictly under 1 the smallest σ_min found is {min(case.value for case in under):.1e}.",
             f"A Pre-LN layer can have ‖A‖ = 1: {real.where}.",
@@ -108,13 +105,9 @@ def norm_of_one(setup: Setup) -> Evidence:
 def _perturbation_case(seed: int, name: str, size: float, matrix: Tensor) -> Case:
     values = singular_values(torch.eye(len(matrix), dtype=matrix.dtype) + matrix)
     rank, _ = numerical_rank(values, 1e-12)
-    return Case(
-        seed,
-        f"{name}, d = {len(matrix)}, ‖A‖ = {size:g}, rank {rank}",
-        float(values[-1]),
-        bool(values[-1] > 1e-12),
-        met=float(torch.linalg.matrix_norm(matrix, 2)) < 1 - 1e-12,
-    )
+    where = f"{name}, d = {len(matrix)}, ‖A‖ = {size:g}, rank {rank}"
+    met = float(torch.linalg.matrix_norm(matrix, 2)) < 1 - 1e-12
+    return Case(seed, where, float(values[-1]), bool(values[-1] > 1e-12), met=met)
 
 
 def _perturbations(seed: int) -> Iterator[tuple[str, float, Tensor]]:
@@ -149,7 +142,7 @@ def _of_pre_layer(x: Tensor, size: float) -> Tensor:
     asks="of ‖J_F‖² of a whole sequence at most 1e-12 lies outside the blocks ∂F_t/∂x_t",
 )
 def branch_of_one_token(setup: Setup) -> Evidence:
-    """How much of a branch's Jacobian runs between tokens."""
+    """Share of a branch's Jacobian between different tokens."""
     cases = setup.cases(_mixing_cases)
     return Evidence(
         cases,
@@ -165,10 +158,8 @@ def _mixing_cases(seed: int) -> Iterator[Case]:
         if not ("attention" in kind or "feed-forward" in kind) or layer.x.numel() > 256:
             continue
         jacobian = by_autograd(layer.branch, layer.x)
-        within = sum(
-            float(jacobian[t : t + width, t : t + width].square().sum())
-            for t in range(0, tokens * width, width)
-        )
+        blocks = [jacobian[t : t + width, t : t + width] for t in range(0, tokens * width, width)]
+        within = sum(float(block.square().sum()) for block in blocks)
         share = max(0.0, 1 - within / float(jacobian.square().sum()))
         for part in ("", "feed-forward") if isinstance(layer.branch, FeedForward) else ("",):
             yield Case(seed, layer.name, share, share <= 1e-12, part)
@@ -192,12 +183,11 @@ def any_input(setup: Setup) -> Evidence:
     """Ranks where a branch cancels what varies in the stream."""
     cases = setup.cases(lambda seed: _cancelling_cases(seed, setup))
     flat = [case for case in cases if case.at["variance"] == 0]
+    gain = max(float(case.at["gain"]) for case in flat)
     return Evidence(
         cases,
         Figure.largest("rank above d − 2 where x + F(x) does not vary, with ε", flat, "eps"),
-        notes=[
-            f"There the layer multiplies by up to {max(float(case.at['gain']) for case in flat):.0f}, 1/√ε."
-        ],
+        notes=[f"There the layer multiplies by up to {gain:.0f}, 1/√ε."],
     )
 
 
@@ -213,15 +203,10 @@ def _cancelling_cases(seed: int, setup: Setup) -> Iterator[Case]:
             residual = Residual("post", Where(1, 1), width, eps=eps).double()
             values = singular_values(by_autograd(Layer("", x, _constant(shift), residual), x))
             rank, _ = numerical_rank(values, 0.01 if eps == EPS else 1e-7)
-            yield Case(
-                seed,
-                f"d = {width}, variance {variance:g}, largest gain {values[0]:.1f}",
-                rank - (width - 2),
-                rank <= width - 2,
-                "eps" if eps == EPS else "",
-                at={"variance": variance, "gain": float(values[0])},
-                met=eps == NO_EPS or variance > 100 * EPS,
-            )
+            where = f"d = {width}, variance {variance:g}, largest gain {values[0]:.1f}"
+            met, part = eps == NO_EPS or variance > 100 * EPS, "eps" if eps == EPS else ""
+            at = {"variance": variance, "gain": float(values[0])}
+            yield Case.at_most(seed, where, rank - (width - 2), 0, part, met=met, at=at)
 
 
 def _constant(value: Tensor) -> Map:

@@ -81,21 +81,15 @@ def _formula_cases(scheme: str, seed: int, formula: Callable[[Layer], Tensor]) -
 def post_rank(setup: Setup) -> Evidence:
     """Singular values of whole layers and of single tokens."""
     cases = setup.cases(_rank_cases)
-    with_eps = {seed: _rank_with_eps(seed) for seed in setup.seeds}
+    ranks, last = zip(*map(_rank_with_eps, setup.seeds), strict=True)
     return Evidence(
         cases,
-        Figure("fewest dimensions lost a token", _fewest(cases)),
+        Figure.smallest("fewest dimensions lost a token", cases),
         notes=[
-            "With ε = 1e-5 the rank of a layer of d = 64 is "
-            f"{', '.join(str(rank) for rank in sorted({rank for rank, _ in with_eps.values()}))}: "
-            f"the last value is {max(last for _, last in with_eps.values()):.0e} of the largest or less."
+            f"With ε = 1e-5 the rank of a layer of d = 64 is {', '.join(map(str, sorted(set(ranks))))}: "
+            f"the last value is {max(last):.0e} of the largest or less."
         ],
     )
-
-
-def _fewest(cases: list[Case]) -> dict[int | None, float]:
-    whole = [case for case in cases if not case.part]
-    return {seed: min(case.value for case in whole if case.seed == seed) for seed in {c.seed for c in whole}}
 
 
 def _rank_cases(seed: int) -> Iterator[Case]:
@@ -115,7 +109,7 @@ def _rank_cases(seed: int) -> Iterator[Case]:
 
 
 def _rank(matrix: Tensor) -> int:
-    """At 1e-9 of the largest singular value; 0 where everything is round-off beside 1."""
+    """Rank at 1e-9 of the largest singular value; 0 where all values are round-off compared with 1."""
     values = singular_values(matrix)
     return 0 if values[0] < RANK_TOLERANCE else numerical_rank(values, RANK_TOLERANCE)[0]
 
@@ -126,7 +120,7 @@ def _is_invertible(matrix: Tensor) -> bool:
 
 
 def _rank_with_eps(seed: int) -> tuple[int, float]:
-    """Of a feed-forward layer with ε = 1e-5: rank at round-off, and what the last direction but one keeps."""
+    """Rank at round-off of a feed-forward layer with ε = 1e-5, and its last singular value but one over the first."""
     torch.manual_seed(seed)
     branch, x = FeedForward(64, 64).double(), torch.randn(1, 64, dtype=torch.float64)
     layer = Layer("", x, branch, Residual("post", Where(1, 1), 64, eps=1e-5).double())

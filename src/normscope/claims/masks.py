@@ -1,4 +1,4 @@
-"""What a norm's place leaves alone, and what it promises the branch behind it: the mask, mean and variance.
+"""The causal mask under every placement, and the mean and variance of what enters a Pre-LN branch.
 
 Shapes: B batch, T tokens, D width, V vocabulary.
 """
@@ -104,7 +104,7 @@ MODEL = "nn:decoder,init=xavier,depth=6,width=32,heads=2"
 STEPS, RATE = 200, 3e-3
 AFTER = f"after {STEPS} steps"
 NEAR = 0.1
-"""How far from 0 and 1 a mean and a variance may be to be "≈ 0" and "≈ 1"."""
+"""Largest distance from 0 and 1 of a mean that is "≈ 0" and a variance that is "≈ 1"."""
 
 
 @claim(
@@ -163,7 +163,7 @@ def off_unit(x: Tensor) -> float:
 
 
 def entries(model: nn.Module, subject: Subject) -> list[tuple[Tensor, Tensor, bool]]:
-    """By branch: the stream before its norm, the norm's output, and whether γ and β are as they start."""
+    """Triples by branch: the stream before its norm, the norm's output, and whether γ and β are as they start."""
     norms = [module.norms["branch_in"] for module in model.modules() if isinstance(module, Residual)]
     with torch.no_grad(), calls_of(norms) as calls:
         subject.forward(model=model)

@@ -27,7 +27,7 @@ LEAST = 5.0
 
 
 def less(this: float, that: float) -> float:
-    """By how many per cent `this` is less than `that`."""
+    """Per cent by which `this` is less than `that`."""
     return 100 * (that - this) / that
 
 
@@ -117,7 +117,7 @@ class Bytes:
 
 
 def _kept_and_norm_inputs(model: Model, ids: Tensor) -> tuple[dict[int, int], list[int]]:
-    """What the forward pass keeps, and the addresses of the norms' inputs."""
+    """Storages that the forward pass keeps, and the addresses of the norms' inputs."""
     norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm | nn.RMSNorm)]
     with calls_of(norms) as calls:  # these hold the inputs, so that no address comes twice
         storages = kept(model, ids)
@@ -339,7 +339,7 @@ BRANCHES: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 def _refusals() -> Iterator[Case]:
-    """Whether each branch keeps x, and whether x += f(x) goes through; value: 1 if refused."""
+    """A case for each branch: autograd refuses x += f(x) exactly where f keeps x; the value is 1 if refused."""
     torch.manual_seed(0)
     for name, branch in BRANCHES.items():
         source = torch.randn(TOKENS, 64, requires_grad=True)

@@ -1,4 +1,4 @@
-"""What the affine γ of a norm does to its Jacobian: on which side it stands, and to which kernel.
+"""Effect of a norm's affine γ on its Jacobian: the side that it multiplies, and the kernel that it changes.
 
 Shapes: D width.
 """
@@ -63,7 +63,7 @@ def _gain_cases(seed: int) -> Iterator[Case]:
 
 
 def _kernel_case(seed: int, where: str, matrix: Tensor, lost: Tensor, *, part: str, met: bool = True) -> Case:
-    """Whether the kernel of `matrix` is spanned by `lost` [D, 2]; the value is its dimension."""
+    """A case that holds where `lost` [D, 2] spans the kernel of `matrix`; its value is the kernel's dimension."""
     values = singular_values(matrix)
     dimension = len(values) - numerical_rank(values, 1e-12)[0]
     residual = float((matrix @ lost).norm() / values[0])

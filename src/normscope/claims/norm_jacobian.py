@@ -25,7 +25,7 @@ STARTS = ("xavier", "normal", "gpt2", "small")
 ROUND_OFF = 1e-10
 """Largest relative error that float64 explains, at the widths and scales drawn here."""
 STEP, CLOSE = 1e-4, 1e-6
-"""Of central differences: their step, in σ; the relative error that they leave."""
+"""Central differences: their step, in σ, and the relative error that they leave."""
 
 
 @claim(
@@ -216,7 +216,7 @@ def _eps_cases(seed: int, setup: Setup) -> Iterator[Case]:
 
 
 def entering_norms(spec: str, seed: int, setup: Setup) -> dict[str, Tensor]:
-    """What enters each LayerNorm (B, T, D) of a model at its start, on text; float64, by the norm's path."""
+    """Inputs (B, T, D) of each LayerNorm of a model at its start, on text; float64, by the norm's path."""
     subject = on_text(spec, seed, setup)
     named = subject.model.named_modules()
     names: dict[nn.Module, str] = {m: name for name, m in named if isinstance(m, nn.LayerNorm)}

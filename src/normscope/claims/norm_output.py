@@ -1,4 +1,4 @@
-"""What comes out of LayerNorm: by the two formulas that are printed, and how it is distributed.
+"""The output of LayerNorm: by the two formulas that are printed, and its distribution.
 
 Shapes: N tokens, D width.
 """

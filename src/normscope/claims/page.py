@@ -3,9 +3,8 @@
 import datetime
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from normscope.claims.judge import Judgement, Verdict
 from normscope.claims.kept import kept_long, machine_words
@@ -32,9 +31,8 @@ if TYPE_CHECKING:
     from normscope.claims.plots import Plot
 
 
-@dataclass(frozen=True)
-class Sign:
-    """How a verdict looks: a class of the style sheet, a mark beside the colour, a short name."""
+class Sign(NamedTuple):
+    """Look of a verdict: a class of the style sheet, a mark beside the colour, a short name."""
 
     name: str
     mark: str
@@ -50,8 +48,7 @@ SIGNS = {
 }
 
 
-@dataclass(frozen=True)
-class VerdictView:
+class VerdictView(NamedTuple):
     """A verdict in words: `word` stands out, `rest` is its condition, `shaky` on how many seeds."""
 
     sign: Sign
@@ -62,8 +59,7 @@ class VerdictView:
     counter: str
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """A place of a text, and the claims that are made there."""
 
     anchor: str
@@ -71,8 +67,7 @@ class Place:
     claims: list[str]
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """A text, the claims that stand under it, and those of others that it makes too."""
 
     text: Text
@@ -89,13 +84,8 @@ def render_page(tested: Sequence[ClaimResult], setup: Setup, command: str, secon
     from jinja2 import Environment, StrictUndefined
 
     source = (files("normscope.claims") / "templates" / "claims.html").read_text(encoding="utf-8")
-    environment = Environment(
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    layout: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
+    environment = Environment(autoescape=True, undefined=StrictUndefined, **layout)
     numbers = counts(tested)
     return environment.from_string(source).render(
         sections=sections(tested),
@@ -114,7 +104,7 @@ def render_page(tested: Sequence[ClaimResult], setup: Setup, command: str, secon
 
 
 def sections(tested: Sequence[ClaimResult]) -> list[Section]:
-    """By text; a claim stands under the text that its first source is in."""
+    """A section for each text; a claim stands under the text of its first source."""
     found = []
     for text in TEXTS.values():
         saying = [each for each in tested if text.id in {source.text for source in each.claim.sources}]
@@ -127,22 +117,14 @@ def sections(tested: Sequence[ClaimResult]) -> list[Section]:
 
 def verdict_view(judgement: Judgement, of: str) -> VerdictView:
     """A verdict for the page."""
-    shaky = shaky_words(judgement)
-    words = verdict_words(judgement, of).removesuffix(f" ({shaky})")
-    word = str(judgement.verdict)
-    rest = words.removeprefix(word)
-    return VerdictView(
-        sign=SIGNS[judgement.verdict],
-        word=word,
-        rest=rest,
-        shaky=shaky,
-        agree=f"{judgement.held} of {judgement.cases} cases agree",
-        counter=counter_words(judgement),
-    )
+    word, shaky = str(judgement.verdict), shaky_words(judgement)
+    rest = verdict_words(judgement, of).removesuffix(f" ({shaky})").removeprefix(word)
+    agree = f"{judgement.held} of {judgement.cases} cases agree"
+    return VerdictView(SIGNS[judgement.verdict], word, rest, shaky, agree, counter_words(judgement))
 
 
 def _places(tested: Sequence[ClaimResult], text: Text) -> list[Place]:
-    """Where `text` makes these claims, in its order; each anchor once."""
+    """Places where `text` makes these claims, in its order; each anchor once."""
     found: dict[str, Place] = {}
     sources = [(each.claim.id, source) for each in tested for source in each.claim.sources]
     for id, source in sources:
@@ -172,10 +154,7 @@ def _facts(
 
 
 def _plots(tested: ClaimResult) -> "list[tuple[Plot, Markup]]":
-    return _drawn(tested.evidence.plots, tested.claim.id)
-
-
-def _drawn(plots: "Sequence[Plot]", name: str) -> "list[tuple[Plot, Markup]]":
     from markupsafe import Markup
 
+    plots, name = tested.evidence.plots, tested.claim.id
     return [(plot, Markup(draw(plot, f"{name}-{number}"))) for number, plot in enumerate(plots)]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SIZE = (5.0, 3.1)  # inches
 COLOURS = ("#1f5fa8", "#bf5b17", "#7a3f8f", "#3a7d6b", "#8a6d1c", "#626a75", "#a3285e", "#4f94cd")
-"""Told apart by people who see no red or green; marks and dashes differ besides."""
+"""Colours that people who see no red or green can distinguish; marks and dashes differ too."""
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
 MOST_IN_BOX = 4  # names in the key beside the lines; more stand under the plot
@@ -45,14 +45,8 @@ class Line:
     def over_seeds(cls, name: str, points: Mapping[float, Sequence[float]], *, marks: bool = False) -> "Line":
         """Median, smallest and largest of the values at each x."""
         xs = sorted(points)
-        return cls(
-            name,
-            xs,
-            [statistics.median(points[x]) for x in xs],
-            [min(points[x]) for x in xs],
-            [max(points[x]) for x in xs],
-            marks,
-        )
+        middle, low, high = ([of(points[x]) for x in xs] for of in (statistics.median, min, max))
+        return cls(name, xs, middle, low, high, marks)
 
 
 def lines_by(cases: "Iterable[Case]", x: str, name: str = "", *, marks: bool = False) -> list[Line]:
@@ -191,7 +185,7 @@ def _dress(axes: "Axes", plot: Plot) -> None:
 
 
 def _ticks_at(xs: Sequence[float], axes: "Axes") -> None:
-    """At the points themselves where they are few: depths and widths are powers of two."""
+    """Put ticks at the points themselves where they are few: depths and widths are powers of two."""
     values = sorted(set(xs))
     if len(values) <= 9 and all(value == int(value) and value < 1e5 for value in values):
         axes.set_xticks(values, [f"{value:.0f}" for value in values])

@@ -1,4 +1,4 @@
-"""Which part of a stack quantisation hurts: each in turn, in INT8, INT4 and FP8.
+"""Damage by quantisation to each part of a stack in turn, in INT8, INT4 and FP8.
 
 Shapes: B batch, T tokens, D width.
 """
@@ -66,7 +66,7 @@ OTHERS = ("queries, keys, values", "attention outputs", "feed-forward hidden", "
     },
 )
 def where_it_hurts(setup: Setup) -> Evidence:
-    """How far the predictions move with each part rounded, and what it costs."""
+    """Shift of the predictions with each part rounded, and its cost in nats."""
     subjects = [load(MODEL, seed=seed, text=setup.text) for seed in setup.seeds]
     cases: list[Case] = []
     errors: dict[str, dict[float, list[float]]] = {part: {} for part in (*CLAIMED, *OTHERS)}

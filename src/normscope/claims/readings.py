@@ -1,4 +1,4 @@
-"""Where the models that the texts name have their norms, and how their branches start."""
+"""Placement of the norms in the models that the texts name, and the start of their branches."""
 
 import functools
 from collections import Counter
@@ -29,7 +29,7 @@ BERTS = (
 )
 """BERT and encoders that call themselves its variants."""
 NAMED = {"GPT-3 (as GPT-2)": "gpt2", "LLaMA-4": "llama4_text", "DeepSeek-V3": "deepseek_v3"}
-"""What 003 calls it → type of transformers; GPT-3 has GPT-2's architecture."""
+"""Name in 003 → type of transformers; GPT-3 has GPT-2's architecture."""
 STARTS = {
     "GPT-3 (as GPT-2)": "hf:gpt2,vocab_size=256,n_layer=12,n_embd=64,n_head=4",
     "T5": "hf:t5,vocab_size=256,num_layers=6,num_heads=4,d_model=64,d_ff=256,d_kv=16",
@@ -131,7 +131,7 @@ def _start_cases(name: str, seed: int) -> Iterator[Case]:
 
 
 def branch_shares(subject: Subject, anatomy: Anatomy | None = None) -> list[float]:
-    """Of each branch at the start, RMS of what it adds over RMS of the stream that it reads."""
+    """RMS of each branch's output at the start over the RMS of the stream that it reads."""
     anatomy = anatomy or read_anatomy(subject)
     sites = {site for branch in anatomy.branches for site in (branch.entry, branch.output)}
     with untouched(subject.model), measuring(subject.model):

@@ -47,7 +47,7 @@ class ClaimResult:
 
     @property
     def reason(self) -> str:
-        """Why it is not measured, "" where it is."""
+        """Reason why it is not measured, "" where it is."""
         if self.evidence.cases:
             return ""
         return self.error or "; ".join(self.evidence.unmeasured)
@@ -84,7 +84,7 @@ class ClaimResult:
         return {key: _for_json(value) for key, value in given.items()}
 
     def to_cache(self) -> dict[str, Any]:
-        """What `from_cache` reads; the claim itself comes from the code."""
+        """Record that `from_cache` reads; the claim itself comes from the code."""
         evidence = dataclasses.asdict(self.evidence)
         if self.evidence.figure is not None:
             evidence["figure"]["by_seed"] = _by_seed(self.evidence.figure)

@@ -59,10 +59,8 @@ def run_claims(
             running[id] = None
             progress(" ".join(list(running)), len(found), len(claims))
 
-        for group, workers in (
-            ([claim for claim in missing if not claim.alone], jobs),
-            ([claim for claim in missing if claim.alone], 1),
-        ):
+        for alone in (False, True):
+            group, workers = [claim for claim in missing if claim.alone == alone], 1 if alone else jobs
             for tested in stack.enter_context(contextlib.closing(_measured(group, setup, workers, begun))):
                 found[tested.claim.id] = tested
                 running.pop(tested.claim.id, None)
@@ -83,7 +81,7 @@ class _Keeping:
             self._give_up(why)
 
     def known(self, claims: Sequence[Claim], setup: Setup) -> dict[str, ClaimResult]:
-        """Those that were tested before, by id."""
+        """Results kept from earlier runs, by id."""
         if self._reading is None:
             return {}
         found = {claim.id: self._reading.read(claim, setup) for claim in claims}

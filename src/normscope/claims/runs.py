@@ -54,13 +54,12 @@ class Runs:
             replica: see `Setup.train`.
         """
         cells = [Cell(config) for config in configs]
-        stacks: dict[str, list[Cell]] = {}
+        by_shape: dict[str, list[Cell]] = {}
         for cell in dict.fromkeys(cells):
-            stacks.setdefault(cell.shape, []).append(cell)
+            by_shape.setdefault(cell.shape, []).append(cell)
+        stacks = list(by_shape.values())
         for wait in (False, True):  # what another process trains now comes last
-            stacks = {
-                shape: each for shape, each in stacks.items() if not self._train(each, replica, wait=wait)
-            }
+            stacks = [each for each in stacks if not self._train(each, replica, wait=wait)]
         return [self._memory[_key(cell, replica)] for cell in cells]
 
     def _train(self, cells: Sequence[Cell], replica: int, *, wait: bool) -> bool:
@@ -80,40 +79,30 @@ class Runs:
         return True
 
     def _is_there(self, key: str) -> bool:
-        if key in self._memory:
-            return True
-        path = self._path(key)
-        if path is None:
-            return False
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            self._memory[key] = Result(**values | {"losses": tuple(values["losses"])})
-        except (OSError, ValueError, KeyError, TypeError):  # not there, or not whole
-            return False
-        return True
+        if key not in self._memory and self.folder is not None:
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # not there, or not whole
+                values = json.loads((self.folder / f"{key}.json").read_text(encoding="utf-8"))
+                self._memory[key] = Result(**values | {"losses": tuple(values["losses"])})
+        return key in self._memory
 
     def _keep(self, key: str, result: Result) -> None:
         self._memory[key] = result
-        path = self._path(key)
-        if path is not None:
+        if self.folder is not None:
             with contextlib.suppress(OSError):  # a full disk: then it is in memory only
-                write_text(path, json.dumps(dataclasses.asdict(result)))
-
-    def _path(self, key: str) -> Path | None:
-        return None if self.folder is None else self.folder / f"{key}.json"
+                write_text(self.folder / f"{key}.json", json.dumps(dataclasses.asdict(result)))
 
     @contextmanager
     def _held(self, shape: str, *, wait: bool) -> Iterator[bool]:
         """Alone with a shape; whether we are."""
         is_ours = True
         with contextlib.ExitStack() as stack:
-            if self.folder is not None:
-                try:
+            try:
+                if self.folder is not None:
                     self.folder.mkdir(parents=True, exist_ok=True)
                     file = stack.enter_context((self.folder / f"{shape}.lock").open("w"))
                     fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))  # let go with the file
-                except BlockingIOError:
-                    is_ours = False
-                except OSError:  # a full disk: then others train it too
-                    pass
+            except BlockingIOError:
+                is_ours = False
+            except OSError:  # a full disk: then others train it too
+                pass
             yield is_ours

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch.distributed as dist
@@ -15,7 +16,7 @@ PROGRAM = "normscope.claims.shards"
 ROUND_OFF = 1e-10
 """Largest relative error that float64 explains where the statistics are taken well."""
 ANOTHER = 1e-3
-"""From this relative error on it is another function."""
+"""Relative error from which on it is another function."""
 
 
 @claim(
@@ -36,12 +37,13 @@ ANOTHER = 1e-3
 def sharded_norm(setup: Setup) -> Evidence:
     """Processes that hold a share of the features each, against the whole norm on one."""
     rows = run_ranks(setup.seeds)
-    compared = [row for row in rows if row["how"] != "overlapped"]
-    overlapped = [row for row in rows if row["how"] == "overlapped"]
-    cases = [*_compared(compared), *(_overlap(row) for row in overlapped)]
-    local = [row["error"] for row in compared if row["how"] == "local"]
-    merged = [row["error"] for row in compared if row["how"] == "merging"]
-    meanwhile, chunks = overlapped[0]["under_way"], overlapped[0]["chunks"]
+    by: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        by.setdefault(row["how"], []).append(row)
+    triples = zip(by["sums"], by["merging"], by["local"], strict=True)
+    cases = [case for three in triples for case in _compared(*three)] + list(map(_overlap, by["overlapped"]))
+    local, merged = ([row["error"] for row in by[how]] for how in ("local", "merging"))
+    meanwhile, chunks = (by["overlapped"][0][name] for name in ("under_way", "chunks"))
     return Evidence(
         cases,
         Figure.largest("largest relative error with one collective", cases),
@@ -57,7 +59,7 @@ def sharded_norm(setup: Setup) -> Evidence:
 
 
 def run_ranks(seeds: Any) -> list[dict[str, Any]]:
-    """What ranks found, see `shards`, in processes of their own."""
+    """Results of the ranks, see `shards`, in processes of their own."""
     if not (dist.is_available() and dist.is_gloo_available()) or sys.platform == "win32":
         raise NotMeasured("needs torch.distributed with gloo, and processes that fork")
     settings = json.dumps({"seeds": list(seeds), "worlds": WORLDS})
@@ -69,22 +71,14 @@ def run_ranks(seeds: Any) -> list[dict[str, Any]]:
     return json.loads(done.stdout)
 
 
-def _compared(rows: list[dict[str, Any]]) -> list[Case]:
-    """Each run with the better of both collectives, beside the same without."""
-    by_place: dict[tuple[int, int, str], dict[str, dict[str, Any]]] = {}
-    for row in rows:
-        by_place.setdefault(_place(row), {})[row["how"]] = row
-    cases = []
-    for found in by_place.values():
-        sums, local = found["sums"], found["local"]
-        best = min(sums, found["merging"], key=lambda row: row["error"])
-        enough = best["error"] <= ROUND_OFF and best["forward"] == 1 and local["error"] >= ANOTHER
-        cases += [
-            _case(best, best["error"], enough),
-            _case(sums, sums["error"], sums["error"] <= ROUND_OFF, "sums"),
-            _case(sums, sums["backward"], sums["backward"] == 0, "backward"),
-        ]
-    return cases
+def _compared(sums: dict[str, Any], merging: dict[str, Any], local: dict[str, Any]) -> Iterator[Case]:
+    """One run with the better of both collectives, beside the same without."""
+    assert len({(row["seed"], row["world"], row["input"]) for row in (sums, merging, local)}) == 1
+    best = min(sums, merging, key=lambda row: row["error"])
+    enough = best["error"] <= ROUND_OFF and best["forward"] == 1 and local["error"] >= ANOTHER
+    yield _case(best, best["error"], enough)
+    yield _case(sums, sums["error"], sums["error"] <= ROUND_OFF, "sums")
+    yield _case(sums, sums["backward"], sums["backward"] == 0, "backward")
 
 
 def _overlap(row: dict[str, Any]) -> Case:
@@ -94,7 +88,3 @@ def _overlap(row: dict[str, Any]) -> Case:
 def _case(row: dict[str, Any], value: float, holds: bool, part: str = "") -> Case:
     where = f"{row['world']} devices, {row['input']}"
     return Case(row["seed"], where, float(value), holds, part)
-
-
-def _place(row: dict[str, Any]) -> tuple[int, int, str]:
-    return row["seed"], row["world"], row["input"]

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from normscope.claims.experiments import gaussian
+
 PATIENCE = datetime.timedelta(seconds=60)
-"""After which a rank that waits for another gives up."""
+"""Time after which a rank that waits for another gives up."""
 ROWS, WIDTH, EPS, CHUNKS = 24, 48, 1e-5, 4
 LATE = 0.05
 """Seconds by which one rank comes late to a collective, so that the others wait for it."""
@@ -108,18 +111,13 @@ class ShardedLayerNorm(torch.autograd.Function):
         else:
             ctx.ranks.sum(sums)
         mean, along = sums[..., None] / WIDTH
-        return (
-            (inner_NS - mean - normal_NS * along) * scale,
-            (g_NS * normal_NS).sum(0),
-            g_NS.sum(0),
-            None,
-            None,
-        )
+        to_x = (inner_NS - mean - normal_NS * along) * scale
+        return to_x, (g_NS * normal_NS).sum(0), g_NS.sum(0), None, None
 
 
 def inputs(seed: int) -> Iterator[tuple[str, Tensor]]:
     """Float64 x [N, D], by name."""
-    x = torch.randn(ROWS, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    x = gaussian(seed, ROWS, WIDTH)
     yield "N(0, 1)", x
     yield "N(5, 1) · 1e3", 1e3 * (x + 5)
     yield "one feature of 100", torch.cat((x[:, :1] + 100, x[:, 1:]), 1)
@@ -133,7 +131,7 @@ def _compared(seed: int) -> Iterator[dict[str, Any]]:
     gain, bias = (torch.randn(WIDTH, dtype=torch.float64, generator=generator) for _ in range(2))
     g = torch.randn(ROWS, WIDTH, dtype=torch.float64, generator=generator)
     for name, x in inputs(seed):
-        whole = [x.clone().requires_grad_(), gain.clone().requires_grad_(), bias.clone().requires_grad_()]
+        whole = [each.clone().requires_grad_() for each in (x, gain, bias)]
         y = F.layer_norm(whole[0], (WIDTH,), whole[1], whole[2], EPS)
         truth = [y, *torch.autograd.grad(y, whole, g)]
         offset = float((x.mean(-1) / x.std(-1, correction=0)).abs().max())
@@ -144,16 +142,8 @@ def _compared(seed: int) -> Iterator[dict[str, Any]]:
             ahead = ranks.calls
             found = [part, *torch.autograd.grad(part, mine, g.chunk(world, -1)[rank])]
             error = max(_error(its, everyone) for its, everyone in zip(found, truth, strict=True))
-            yield {
-                "seed": seed,
-                "world": world,
-                "input": name,
-                "offset": offset,
-                "how": how,
-                "error": _largest(error),
-                "forward": ahead,
-                "backward": ranks.calls - ahead,
-            }
+            place = {"seed": seed, "world": world, "input": name, "offset": offset, "how": how}
+            yield place | {"error": _largest(error), "forward": ahead, "backward": ranks.calls - ahead}
 
 
 def _overlapped(seed: int) -> dict[str, Any]:
@@ -182,45 +172,31 @@ def _overlapped(seed: int) -> dict[str, Any]:
     mean, variance = statistics[0], statistics[1] - statistics[0].square()
     found = (torch.cat(products) - mean) * (variance + EPS).rsqrt()
     truth = F.layer_norm(x @ weight, (WIDTH,), eps=EPS)
-    return {
-        "seed": seed,
-        "world": world,
-        "input": "x W in chunks",
-        "how": "overlapped",
-        "error": _largest(_error(found, truth)),
-        "under_way": int(_largest(under_way)),
-        "chunks": CHUNKS,
-        "calls": ranks.calls,
-    }
+    place = {"seed": seed, "world": world, "input": "x W in chunks", "how": "overlapped"}
+    error, waiting = _largest(_error(found, truth)), int(_largest(under_way))
+    return place | {"error": error, "under_way": waiting, "chunks": CHUNKS}
 
 
 def _error(mine: Tensor, everyone: Tensor) -> float:
-    """Of this rank's part, relative to the whole."""
+    """Error of this rank's part, relative to the whole."""
     part = everyone.chunk(dist.get_world_size(), -1)[dist.get_rank()]
     return float(((mine - part).norm() / everyone.norm()).detach())
 
 
 def _largest(value: float) -> float:
-    """Over ranks."""
+    """Largest value over all ranks."""
     result = torch.tensor(float(value), dtype=torch.float64)
     dist.all_reduce(result, dist.ReduceOp.MAX)
     return float(result)
 
 
-def _rank(rank: int, world: int, seeds: list[int], folder: str) -> None:
+def _rank(rank: int, world: int, seeds: list[int], store: str) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=Path(folder, f"store-{world}").as_uri(),
-        rank=rank,
-        world_size=world,
-        timeout=PATIENCE,
-    )
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=PATIENCE)
     found = [row for seed in seeds for row in (*_compared(seed), _overlapped(seed))]
     dist.barrier()
-    if rank == 0:
-        Path(folder, f"found-{world}").write_text(json.dumps(found))
     dist.destroy_process_group()
+    return found
 
 
 def main(settings: str) -> None:
@@ -230,15 +206,12 @@ def main(settings: str) -> None:
     found: list[Any] = []
     with tempfile.TemporaryDirectory() as folder:
         for world in given["worlds"]:
-            ranks = [
-                context.Process(target=_rank, args=(rank, world, given["seeds"], folder), daemon=True)
-                for rank in range(world)
-            ]
-            for process in ranks:
-                process.start()
-            for process in ranks:
-                process.join()
-            found += json.loads(Path(folder, f"found-{world}").read_text())
+            store = Path(folder, f"store-{world}").as_uri()
+            with ProcessPoolExecutor(
+                world, mp_context=context
+            ) as pool:  # a rank a process: each waits for all
+                ranks = [pool.submit(_rank, rank, world, given["seeds"], store) for rank in range(world)]
+                found += ranks[0].result()
     print(json.dumps(found))
 
 

@@ -168,7 +168,7 @@ def model_of(printed: Printed, seed: int) -> PrintedModel:
 
 
 def read(model: nn.Module) -> Anatomy:
-    """What the anatomy says of it."""
+    """The anatomy's reading of a model."""
     return read_anatomy(model, torch.randint(VOCAB, (BATCH, TOKENS)))
 
 

@@ -51,11 +51,8 @@ UNDER_ONE = "‖A‖ < 1, in the Pre-LN column"
 def table_1(setup: Setup) -> Evidence:
     """Each cell of the table, a case each."""
     rows = setup.cases(_table_cases)
-    whole = [
-        replace(case, part="", where=f"{case.part}: {case.where}")
-        for case in rows
-        if case.part != "unconditional"
-    ]
+    kept = [case for case in rows if case.part != "unconditional"]
+    whole = [replace(case, part="", where=f"{case.part}: {case.where}") for case in kept]
     ranks = [case for case in rows if case.part == "rank" and not case.within]
     full = sum(case.holds for case in ranks)
     return Evidence(
@@ -76,21 +73,11 @@ def _table_cases(seed: int) -> Iterator[Case]:
         yield from _rows(_cancelling(width, seed), seed, f"Pre-LN, F(u) = −σ(x) u, d = {width}")
 
 
-class _Times(torch.nn.Module):
-    """F(u) = c u."""
-
-    def __init__(self, factor: float) -> None:
-        super().__init__()
-        self.factor = factor
-
-    def forward(self, u: Tensor) -> Tensor:
-        return self.factor * u
-
-
 def _cancelling(width: int, seed: int) -> Sublayer:
     """A Pre-LN sublayer whose F takes away what it is given, at this one x."""
     x = gaussian(seed, width, width)[:1]
-    branch = _Times(-float(x.std(correction=0)))
+    branch = torch.nn.Linear(width, width, bias=False, dtype=F64)
+    branch.weight.data = -x.std(correction=0) * torch.eye(width, dtype=F64)
     return Sublayer(1, "feed-forward", branch, Residual("pre", Where(1, 1), width, eps=0).to(F64), x[None])
 
 
@@ -101,27 +88,22 @@ def _rows(sublayer: Sublayer, seed: int, where: str) -> Iterator[Case]:
     post = where.startswith("Post-LN")
     form, bare, norm = _post_form(sublayer) if post else _pre_form(sublayer)
     met = post or norm < 1
-
-    def case(part: str, value: float, holds: bool, within: bool = True) -> Case:
-        return Case(seed, where, value, holds, part, within=within)
-
-    error = distance(form, whole)
-    yield case("form", error, error <= ROUND_OFF)
-    error = distance(_identity_path(sublayer), bare)
-    yield case("identity", error, error <= ROUND_OFF)
+    yield Case.at_most(seed, where, distance(form, whole), ROUND_OFF, "form")
+    yield Case.at_most(seed, where, distance(_identity_path(sublayer), bare), ROUND_OFF, "identity")
     values = singular_values(whole)
     rank = numerical_rank(values, 1e-12)[0]
-    yield case("rank", rank, rank <= width - 2 if post else rank == width, met)
-    yield case("kernel", width - rank, width - rank >= 2 if post else rank == width, met)
+    yield Case(seed, where, rank, rank <= width - 2 if post else rank == width, "rank", within=met)
+    yield Case(seed, where, width - rank, rank <= width - 2 if post else rank == width, "kernel", within=met)
     if post:
         with torch.no_grad():
             basis = left_kernel(found(x[None])[0], None, centred=True)[0]
         passed = float((whole.T @ basis).norm(dim=0).max()) / float(values[0])
-        yield case("erased", passed, passed <= ROUND_OFF and bool((basis.norm(dim=0) > 0.5).all()))
+        erased = passed <= ROUND_OFF and bool((basis.norm(dim=0) > 0.5).all())
+        yield Case(seed, where, passed, erased, "erased")
     else:
         full = bool(values[-1] > 1e-12 * values[0])
-        yield case("erased", float(values[-1]), full, met)
-        yield case("unconditional", float(values[-1]), full)
+        yield Case(seed, where, float(values[-1]), full, "erased", within=met)
+        yield Case(seed, where, float(values[-1]), full, "unconditional")
 
 
 def _post_form(sublayer: Sublayer) -> tuple[Tensor, Tensor, float]:

@@ -112,7 +112,7 @@ def kept_words(kept: Kept) -> str:
 
 
 def machine() -> dict[str, str]:
-    """What the figures were measured on."""
+    """Machine on which the figures were measured."""
     return environment() | {"processor": _processor()}
 
 
@@ -148,7 +148,7 @@ def document(
 
 
 def text_words(setup: Setup) -> str:
-    """What trained claims train on."""
+    """Name of the text that trained claims train on."""
     return "the Python standard library's source" if setup.text is None else setup.text.name
 
 
@@ -190,7 +190,7 @@ def table(tested: Sequence[ClaimResult]) -> "Table":
 
 
 def counts(tested: Sequence[ClaimResult]) -> dict[Verdict, int]:
-    """How many claims have each verdict."""
+    """Number of claims with each verdict."""
     return {verdict: sum(each.judgement.verdict is verdict for each in tested) for verdict in Verdict}
 
 

@@ -53,13 +53,9 @@ class Worker:
             self.end(renew=True)
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
             words = describe(error)
-        return ClaimResult(
-            claim=claim,
-            evidence=Evidence(unmeasured=[words]),
-            seconds=time.perf_counter() - began,
-            long=setup.long,
-            error=words,
-        )
+        taken = time.perf_counter() - began
+        nothing = Evidence(unmeasured=[words])
+        return ClaimResult(claim=claim, evidence=nothing, seconds=taken, long=setup.long, error=words)
 
     def end(self, *, renew: bool = False) -> None:
         """End the process at once, whatever it does; `renew` lets the next claim start another."""
@@ -84,7 +80,7 @@ class Worker:
 
 
 def _begin() -> None:
-    """In the process: one thread; Ctrl-C is the parent's; what claims print goes to stderr."""
+    """Set up the process: one thread; Ctrl-C is the parent's; what claims print goes to stderr."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     os.dup2(2, 1)
@@ -101,7 +97,7 @@ def _end_with_parent() -> None:
 def _measured(
     id: str, module: str, seeds: tuple[int, ...], long: bool, text: Path | None, folder: Path | None
 ) -> Mapping[str, Any]:
-    """In the process: the result as the cache keeps it."""
+    """Measure a claim in the process; the result is what the cache keeps."""
     import_module(module)  # fills CLAIMS
     setup = Setup(seeds=seeds, long=long, text=text, runs=_runs(folder))
     return measure_claim(CLAIMS[id], setup).to_cache()
