@@ -120,7 +120,7 @@ def _is_invertible(matrix: Tensor) -> bool:
 
 
 def _rank_with_eps(seed: int) -> tuple[int, float]:
-    """Rank at round-off of a feed-forward layer with ε = 1e-5, and its last singular value but one over the first."""
+    """Rank at round-off of a feed-forward layer with ε = 1e-5, and σ_(d−1)/σ_1."""
     torch.manual_seed(seed)
     branch, x = FeedForward(64, 64).double(), torch.randn(1, 64, dtype=torch.float64)
     layer = Layer("", x, branch, Residual("post", Where(1, 1), 64, eps=1e-5).double())

@@ -40,7 +40,7 @@ class Crossing:
 
 
 def crossings(scheme: str, start: str, depth: int, width: int, seed: int, setup: Setup) -> list[Crossing]:
-    """At every norm that the stream passes, from the first to the last, of a model at its start, on text."""
+    """Crossings of every norm of the stream, first to last, in a model at its start, on text."""
     model = f"nn:decoder,scheme={scheme},init={start},depth={depth},width={width},heads=2"
     subject = on_text(model, seed, setup)
     is_on_stream = "final_norm" if scheme == "pre" else "stream"

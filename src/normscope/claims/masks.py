@@ -163,7 +163,7 @@ def off_unit(x: Tensor) -> float:
 
 
 def entries(model: nn.Module, subject: Subject) -> list[tuple[Tensor, Tensor, bool]]:
-    """Triples by branch: the stream before its norm, the norm's output, and whether γ and β are as they start."""
+    """Stream before the norm of each branch, the norm's output, and whether γ and β are as they start."""
     norms = [module.norms["branch_in"] for module in model.modules() if isinstance(module, Residual)]
     with torch.no_grad(), calls_of(norms) as calls:
         subject.forward(model=model)

@@ -339,7 +339,7 @@ BRANCHES: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 def _refusals() -> Iterator[Case]:
-    """A case for each branch: autograd refuses x += f(x) exactly where f keeps x; the value is 1 if refused."""
+    """A case for each branch: does autograd refuse x += f(x) exactly where f keeps x? Value: 1 if refused."""
     torch.manual_seed(0)
     for name, branch in BRANCHES.items():
         source = torch.randn(TOKENS, 64, requires_grad=True)

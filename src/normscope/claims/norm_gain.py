@@ -63,7 +63,7 @@ def _gain_cases(seed: int) -> Iterator[Case]:
 
 
 def _kernel_case(seed: int, where: str, matrix: Tensor, lost: Tensor, *, part: str, met: bool = True) -> Case:
-    """A case that holds where `lost` [D, 2] spans the kernel of `matrix`; its value is the kernel's dimension."""
+    """A case that holds where `lost` [D, 2] spans the kernel of `matrix`; its value is the dimension."""
     values = singular_values(matrix)
     dimension = len(values) - numerical_rank(values, 1e-12)[0]
     residual = float((matrix @ lost).norm() / values[0])
