@@ -274,7 +274,8 @@ TEMPLATES: dict[str, Callable[[], nn.Module]] = {
 
 def _template(name: str) -> PrintedModel:
     torch.manual_seed(0)
-    return PrintedModel([TEMPLATES[name]() for _ in range(DEPTH)], causal=name.startswith("003")).eval()
+    blocks = {each: [draw() for _ in range(DEPTH)] for each, draw in TEMPLATES.items()}
+    return PrintedModel(blocks[name], causal=name.startswith("003")).eval()
 
 
 def _template_cases(name: str) -> Iterator[Case]:
