@@ -61,3 +61,10 @@ def test_a_case_without_words_is_named_by_its_figures() -> None:
 def test_the_smallest_value_of_each_seed_is_a_figure() -> None:
     cases = [case(0, 2.0), case(0, 1.0), case(1, 3.0), case(1, 0.5, part="p"), case(0, 0.1, within=False)]
     assert Figure.smallest("x", cases).by_seed == {0: 1.0, 1: 3.0}
+
+
+def test_a_case_holds_up_to_its_bound() -> None:
+    assert [Case.at_most(0, "x", value, 1.0).holds for value in (0.5, 1.0, 1.5)] == [True, True, False]
+    assert not Case.at_most(0, "x", float("nan"), 1.0).holds
+    assert [Case.at_least(0, "x", value, 1.0).holds for value in (0.5, 1.0, 1.5)] == [False, True, True]
+    assert Case.at_most(0, "x", 1.0, 2.0, "part", met=False) == Case(0, "x", 1.0, True, "part", met=False)

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from normscope.claims.plots import Plot
@@ -103,26 +103,27 @@ class Figure:
     @classmethod
     def largest(cls, what: str, cases: Iterable[Case], part: str = "") -> "Figure":
         """The largest value of the cases of each seed."""
-        by_seed: dict[int | None, float] = {}
-        for case in cases:
-            if case.part == part and case.within:
-                by_seed[case.seed] = max(case.value, by_seed.get(case.seed, -math.inf))
-        return cls(what, by_seed)
+        return cls(what, {seed: max(case.value for case in its) for seed, its in _by_seed(cases, part)})
 
     @classmethod
     def smallest(cls, what: str, cases: Iterable[Case], part: str = "") -> "Figure":
         """The smallest value of the cases of each seed."""
-        turned = cls.largest(what, [replace(case, value=-case.value) for case in cases], part)
-        return cls(what, {seed: -value for seed, value in turned.by_seed.items()})
+        return cls(what, {seed: min(case.value for case in its) for seed, its in _by_seed(cases, part)})
 
     @classmethod
     def share(cls, what: str, cases: Iterable[Case], part: str = "") -> "Figure":
         """Per cent of each seed's cases for which the sentence is true."""
-        held: dict[int | None, list[bool]] = {}
-        for case in cases:
-            if case.part == part and case.within:
-                held.setdefault(case.seed, []).append(case.holds)
-        return cls(what, {seed: 100 * sum(each) / len(each) for seed, each in held.items()})
+        found = _by_seed(cases, part)
+        return cls(what, {seed: 100 * sum(case.holds for case in its) / len(its) for seed, its in found})
+
+
+def _by_seed(cases: Iterable[Case], part: str) -> Iterable[tuple[int | None, list[Case]]]:
+    """The cases of a part that count, by seed."""
+    found: dict[int | None, list[Case]] = {}
+    for case in cases:
+        if case.part == part and case.within:
+            found.setdefault(case.seed, []).append(case)
+    return found.items()
 
 
 @dataclass(frozen=True)
