@@ -22,8 +22,9 @@ from normscope.claims import (
     weyl,
 )
 from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
+from normscope.claims.at_start import stack_of
 from normscope.linalg import layer_norm_jacobian
-from normscope.nn import ModelConfig
+from normscope.nn.stack import Stack
 
 LOOK = Setup(seeds=(0,))
 
@@ -48,9 +49,9 @@ def without_final_norm(scheme: str, **options: Any) -> Any:
     return real_blocks.started(scheme, **options | {"final_norm": False})
 
 
-def post_for_pre(**options: Any) -> ModelConfig:
+def post_for_pre(scheme: str, *rest: Any, **options: Any) -> Stack:
     """A stack without residuals under the name of Pre-LN."""
-    return ModelConfig(**options | {"scheme": "plain"})
+    return stack_of("plain", *rest, **options)
 
 
 MUTATIONS: list[tuple[str, str, object, str, object, Verdict]] = [
@@ -60,7 +61,7 @@ MUTATIONS: list[tuple[str, str, object, str, object, Verdict]] = [
     ("A24", "", deep_jacobian, "started", without_final_norm, Verdict.HOLDS),
     ("B1", "", unrolled, "started", labelled("post"), Verdict.REFUTED),
     ("B9", "second", unrolled, "layer_norm_jacobian", without_sigma, Verdict.REFUTED),
-    ("C17", "pre", deep_gradients, "ModelConfig", post_for_pre, Verdict.REFUTED),
+    ("C17", "pre", deep_gradients, "stack_of", post_for_pre, Verdict.REFUTED),
 ]
 
 

@@ -7,12 +7,13 @@ import itertools
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from normscope.claims.at_start import slope
+from normscope.claims.at_start import slope, stack_of
 from normscope.claims.form import (
     Case,
     Evidence,
@@ -28,21 +29,22 @@ from normscope.claims.form import (
 )
 from normscope.claims.real_blocks import F64, INITS, embedded, one_token, started, step_jacobian, sublayers
 from normscope.linalg import product_log_singular_values, singular_values
-from normscope.nn import Context, ModelConfig, Where
+from normscope.nn import Context
 from normscope.nn.stack import Stack
 
 WIDTH, BATCH, TOKENS, DEPTH = 32, 2, 16, 64
-MEMORIES = {"": None, "cross-attention to identical tokens": 1, "cross-attention to different tokens": TOKENS}
+MEMORIES = {"": 0, "cross-attention to identical tokens": 1, "cross-attention to different tokens": TOKENS}
 """The other input of each block → different tokens in it."""
 TENFOLD = math.log(10)
 Norms = Mapping[str, Mapping[int, Sequence[float]]]
 """`stream_gradients` by stack and seed."""
 
 
-def stream_gradients(scheme: str, init: str, seed: int, memory: str = "", depth: int = DEPTH) -> list[float]:
-    """‖∂(random linear loss of the last block's output)/∂x_l‖, l = 0 … depth, at the start, x_0 ~ N(0, 1)."""
-    stack = _stack(scheme, init, seed, memory, depth)
-    context = Context(memory=_memory(memory))
+def stream_gradients(scheme: str, init: str, seed: int, memory: str = "") -> list[float]:
+    """‖∂(random linear loss of the last block's output)/∂x_l‖, l = 0 … 64, at the start, x_0 ~ N(0, 1)."""
+    stack, different = _stack(scheme, init, seed, cross=bool(memory)), MEMORIES[memory]
+    read = torch.randn(BATCH, different, WIDTH, dtype=F64).expand(-1, TOKENS, -1) if different else None
+    context = Context(memory=read)
     states = [torch.randn(BATCH, TOKENS, WIDTH, dtype=F64, requires_grad=True)]
     for block in stack.blocks:
         states.append(block(states[-1], context))
@@ -50,18 +52,9 @@ def stream_gradients(scheme: str, init: str, seed: int, memory: str = "", depth:
     return [float(gradient.norm()) for gradient in torch.autograd.grad(loss, states)]
 
 
-def _stack(scheme: str, init: str, seed: int, memory: str = "", depth: int = DEPTH) -> Stack:
-    torch.manual_seed(seed)
-    config = ModelConfig(scheme=scheme, depth=depth, width=WIDTH, heads=2, init=init, activation="relu")
-    first = Where(1, depth, stack="decoder" if memory else "single", other_depth=depth)
-    return Stack(config, first, causal=True, cross=bool(memory)).to(F64).requires_grad_(False)
-
-
-def _memory(name: str) -> Tensor | None:
-    different = MEMORIES[name]
-    if different is None:
-        return None
-    return torch.randn(BATCH, different, WIDTH, dtype=F64).expand(-1, TOKENS, -1)
+def _stack(scheme: str, init: str, seed: int, **options: Any) -> Stack:
+    stack = stack_of(scheme, DEPTH, seed, width=WIDTH, heads=2, init=init, activation="relu", **options)
+    return stack.to(F64).requires_grad_(False)
 
 
 def _ratio(norms: Sequence[float]) -> float:
