@@ -2,7 +2,7 @@
 
 from normscope.claims.claim import Kind, Sentence, claim
 from normscope.claims.evidence import Case, Evidence, Figure, effect
-from normscope.claims.plots import Line, Plot, lines_along, lines_by, lines_of
+from normscope.claims.plots import Line, Plot, lines_along, lines_at, lines_by, lines_of
 from normscope.claims.setup import Setup, flat, mapped
 from normscope.claims.sources import Source
 
@@ -20,6 +20,7 @@ __all__ = [
     "effect",
     "flat",
     "lines_along",
+    "lines_at",
     "lines_by",
     "lines_of",
     "mapped",

@@ -14,14 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from normscope.claims.experiments import calls_of, on_text
-from normscope.claims.form import Case, Evidence, Figure, Kind, Plot, Setup, Source, claim, lines_of
+from normscope.claims.form import Case, Evidence, Figure, Kind, Plot, Setup, Source, claim, lines_at
 from normscope.claims.norm_jacobian import ROUND_OFF
 from normscope.claims.one_layer import by_autograd, degenerate_layers, layers, pulled_back
 from normscope.linalg import left_kernel, left_kernel_share
 
 DEPTHS, WIDTHS, STARTS = (2, 6, 12, 24), (32, 64), ("xavier", "normal")
-Points = dict[str, dict[float, list[float]]]
-"""Values of the seeds by line and x."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ def _crossing(norm: nn.Module, z: Tensor, gradient: Tensor) -> Crossing:
 def erased_at_each_norm(setup: Setup) -> Evidence:
     """Shares of real gradients, norm by norm, in models at their start; Pre-LN's final norm beside them."""
     cases: list[Case] = []
-    points: Points = {}
+    points: list[tuple[str, float, float]] = []
     shares: dict[int, list[float]] = {seed: [] for seed in setup.seeds}
     for seed, start, depth, width in itertools.product(setup.seeds, STARTS, DEPTHS, WIDTHS):
         found = crossings("post", start, depth, width, seed, setup)
@@ -100,14 +98,14 @@ def erased_at_each_norm(setup: Setup) -> Evidence:
         lost = 1 - math.prod(1 - each.share for each in found)
         cases.append(Case(seed, where, lost, lost >= 0.5, "vanishing"))
         shares[seed] += [each.share * width / 2 for each in found]
-        points.setdefault(f"{start}, d = {width}", {}).setdefault(depth, []).append(lost)
+        points.append((f"{start}, d = {width}", depth, lost))
     final = [crossings("pre", "xavier", 6, 32, seed, setup)[-1].share for seed in setup.seeds]
     ordered = sorted(share for each in shares.values() for share in each)
     plot = Plot(
         "What the norms of a Post-LN stack take from the gradient, at the start",
         "blocks",
         "share of energy erased, all norms together",
-        lines_of(points),
+        lines_at(points),
         "x",
         {"half": 0.5},
     )
@@ -139,21 +137,20 @@ def erased_at_each_norm(setup: Setup) -> Evidence:
 def erased_again(setup: Setup) -> Evidence:
     """Shares by the place of the norm; beside them a stack whose branches are zero."""
     cases: list[Case] = []
-    points: Points = {}
+    points: list[tuple[str, float, float]] = []
     last: list[float] = []
     for seed, start, width in itertools.product(setup.seeds, STARTS, WIDTHS):
         shares = [each.share * width / 2 for each in crossings("post", start, 12, width, seed, setup)]
         where = f"{start} weights, 12 blocks, d = {width}"
         cases.append(Case.at_least(seed, where, statistics.median(shares[:-1]), 0.5))
         last.append(shares[-1])
-        for index, share in enumerate(shares, 1):
-            points.setdefault(f"{start}, d = {width}", {}).setdefault(index, []).append(share)
+        points += [(f"{start}, d = {width}", index, share) for index, share in enumerate(shares, 1)]
     zero = max(_share_without_branches(seed) for seed in setup.seeds)
     plot = Plot(
         "Share of the gradient that each norm of a Post-LN stack erases, 12 blocks",
         "norm, the last one next to the head",
         "share / (2/d)",
-        lines_of(points),
+        lines_at(points),
         "y",
         {"no preferred direction": 1.0},
     )

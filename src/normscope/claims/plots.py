@@ -49,30 +49,32 @@ class Line:
         return cls(name, xs, middle, low, high, marks)
 
 
-def lines_by(cases: "Iterable[Case]", x: str, name: str = "", *, marks: bool = False) -> list[Line]:
-    """A line for each `at[name]` of the cases, or a single one: their values against `at[x]`."""
-    found: dict[str, dict[float, list[float]]] = {}
-    for case in cases:
-        key = str(case.at[name]) if name else "measured"
-        found.setdefault(key, {}).setdefault(float(case.at[x]), []).append(case.value)
-    return lines_of(found, marks=marks)
-
-
 def lines_of(points: Mapping[str, Mapping[float, Sequence[float]]], *, marks: bool = False) -> list[Line]:
     """A line of each name, over the seeds' values at each x."""
     return [Line.over_seeds(name, each, marks=marks) for name, each in points.items()]
+
+
+def lines_at(points: Iterable[tuple[str, float, float]], *, marks: bool = False) -> list[Line]:
+    """A line of each name, over the values at each x of points (name, x, value)."""
+    found: dict[str, dict[float, list[float]]] = {}
+    for name, x, value in points:
+        found.setdefault(name, {}).setdefault(x, []).append(value)
+    return lines_of(found, marks=marks)
+
+
+def lines_by(cases: "Iterable[Case]", x: str, name: str = "", *, marks: bool = False) -> list[Line]:
+    """A line for each `at[name]` of the cases, or a single one: their values against `at[x]`."""
+    keys = ((str(case.at[name]) if name else "measured", case) for case in cases)
+    return lines_at(((key, float(case.at[x]), case.value) for key, case in keys), marks=marks)
 
 
 def lines_along(
     xs: Sequence[float], rows: Mapping[str, Mapping[int, Sequence[float]]], *, marks: bool = False
 ) -> list[Line]:
     """A line of each name over the rows of its seeds; the values of a row are those at `xs`, in order."""
-    points: dict[str, dict[float, list[float]]] = {}
-    for name, by_seed in rows.items():
-        for row in by_seed.values():
-            for x, value in zip(xs, row, strict=False):  # a run that diverged ends early
-                points.setdefault(name, {}).setdefault(x, []).append(value)
-    return lines_of(points, marks=marks)
+    named = ((name, row) for name, by_seed in rows.items() for row in by_seed.values())
+    points = ((name, x, value) for name, row in named for x, value in zip(xs, row, strict=False))
+    return lines_at(points, marks=marks)  # a run that diverged ends early
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from normscope.claims.deep_jacobian import product
-from normscope.claims.form import Case, Evidence, Figure, Plot, Sentence, Setup, Source, claim, lines_of
+from normscope.claims.form import Case, Evidence, Figure, Plot, Sentence, Setup, Source, claim, lines_at
 from normscope.claims.norm_jacobian import ROUND_OFF
 from normscope.claims.real_blocks import (
     F64,
@@ -167,10 +167,8 @@ def _plot(title: str, x: str, key: str, cases: list[Case], **at: int) -> Plot:
         if at.items() <= case.at.items():
             group = str(case.at["init"]), float(case.at[key]), case.seed
             groups.setdefault(group, []).append(case.value)
-    points: dict[str, dict[float, list[float]]] = {}
-    for (init, value, _), norms in groups.items():
-        points.setdefault(init, {}).setdefault(value, []).append(statistics.median(norms))
-    return Plot(title, x, "median ‖A‖", lines_of(points), "xy", {"‖A‖ = 1": 1.0})
+    points = [(init, value, statistics.median(norms)) for (init, value, _), norms in groups.items()]
+    return Plot(title, x, "median ‖A‖", lines_at(points), "xy", {"‖A‖ = 1": 1.0})
 
 
 DEPTHS = (1, 8, 64)
@@ -199,23 +197,21 @@ def floor_of_a_stack(setup: Setup) -> Evidence:
     """The bound against the measured σ_min, and by how many decades it is loose."""
     cases: list[Case] = []
     loose: Loose = {}
-    points: dict[str, dict[float, list[float]]] = {}
+    points: list[tuple[str, float, float]] = []
     for seed, (name, start), depth in itertools.product(setup.seeds, STARTS.items(), DEPTHS):
         bound, middle, smallest, largest = _floors(*start, depth, seed)
         met, layers = largest < 1, 2 * depth
         holds = met and bound <= middle + 1e-9 and middle <= smallest + 1e-9 * depth
         where = f"{name}, {layers} layers, largest ‖A‖ {largest:.3g}"
         cases.append(Case(seed, where, math.exp(smallest), holds, within=met))
-        points.setdefault(f"σ_min, {name}", {}).setdefault(layers, []).append(math.exp(smallest))
+        points.append((f"σ_min, {name}", layers, math.exp(smallest)))
         if met:
             loose.setdefault((name, layers), {})[seed] = (smallest - bound) / math.log(10)
-            points.setdefault(f"bound, {name}", {}).setdefault(layers, []).append(math.exp(bound))
+            points.append((f"bound, {name}", layers, math.exp(bound)))
     return Evidence(
         cases,
         _looseness(loose, cases),
-        plots=[
-            Plot("σ_min of Pre-LN stacks and its bound", "layers", "σ_min", lines_of(points), "xy"),
-        ],
+        plots=[Plot("σ_min of Pre-LN stacks and its bound", "layers", "σ_min", lines_at(points), "xy")],
         notes=[
             f"{name}, {layers} layers: the bound is too low by {min(gaps.values()):.2g} to "
             f"{max(gaps.values()):.2g} decades (seeds: {len(gaps)})."

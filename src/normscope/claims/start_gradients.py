@@ -4,6 +4,7 @@ Shapes: B batch, T tokens, D width.
 """
 
 import functools
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +17,6 @@ from normscope.claims.at_start import (
     blocks_of,
     decoder,
     down_gradients,
-    exponent,
     gradient_norm,
     noise,
     slope,
@@ -174,15 +174,15 @@ def of_xiong(
 
 
 def _width_cases(seed: int) -> Iterator[Case]:
-    for scheme in ("post", "pre"):
-        for part, unit in (("width", False), ("width, unit head", True)):
-            p = exponent(lambda d: _per_root_log(scheme, d, seed, unit), WIDTHS)  # noqa: B023  called here
-            yield Case(seed, f"{scheme}, exponent in d beside √(ln d)", p, abs(p - 1) <= NEAR, part)
-
-
-def _per_root_log(scheme: str, width: int, seed: int, unit_head: bool) -> float:
-    draws = 4 if width < 1024 else 1
-    return of_xiong(scheme, 1, seed, width, unit_head=unit_head, draws=draws) / math.log(width) ** 0.5
+    heads = {"width": False, "width, unit head": True}
+    for scheme, (part, unit) in itertools.product(("post", "pre"), heads.items()):
+        gradients = []
+        for width in WIDTHS:
+            draws = 4 if width < 1024 else 1
+            gradient = of_xiong(scheme, 1, seed, width, unit_head=unit, draws=draws)
+            gradients.append(gradient / math.log(width) ** 0.5)
+        p = slope(WIDTHS, gradients)
+        yield Case(seed, f"{scheme}, exponent in d beside √(ln d)", p, abs(p - 1) <= NEAR, part)
 
 
 SIZES = (4, 8, 16, 32, 64)

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from normscope.claims.evidence import effect
-from normscope.claims.form import Case, Plot, Setup, lines_along, lines_of, mapped
+from normscope.claims.form import Case, Plot, Setup, flat, lines_along, lines_at, mapped
 from normscope.subjects import Subject
 from normscope.subjects.corpus import encode
 from normscope.subjects.text import load_text
@@ -330,9 +330,6 @@ def losses_plot(
 
 def rates_plot(title: str, tried: Mapping[str, Outcomes]) -> Plot:
     """Ends of the runs without warm-up, at most a nat above the byte frequencies, by learning rate."""
-    points: dict[str, dict[float, list[float]]] = {name: {} for name in tried}
-    for name, outcomes in tried.items():
-        for recipe, by_seed in outcomes.items():
-            if recipe.warmup == 0:
-                points[name].setdefault(recipe.lr, []).extend(min(o.excess, 1.0) for o in by_seed.values())
-    return Plot(title, "learning rate", ABOVE, lines_of(points), "x", LEVELS)
+    runs = ((name, *run) for name, outcomes in tried.items() for run in flat(outcomes))
+    ends = [(name, recipe.lr, min(run.excess, 1.0)) for name, recipe, _, run in runs if not recipe.warmup]
+    return Plot(title, "learning rate", ABOVE, lines_at(ends), "x", LEVELS)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from normscope.claims.experiments import gaussian
-from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, Source, claim, lines_of
+from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, Source, claim, lines_at
 from normscope.claims.norm_jacobian import distance
 from normscope.claims.real_blocks import Sublayer, at_last_token, embedded, jacobian, one_token, started, walk
 from normscope.linalg import layer_norm_jacobian
@@ -72,22 +72,22 @@ DEPTHS = (1, 4, 16, 64)
 def identity_path(setup: Setup) -> Evidence:
     """The gradient split into the identity path and the branches."""
     cases: list[Case] = []
-    shares: dict[str, dict[float, list[float]]] = {"Pre-LN": {}, "Post-LN": {}}
+    shares: list[tuple[str, float, float]] = []
     for seed, depth in itertools.product(setup.seeds, DEPTHS):
         whole, _ = _pre_cases(depth, True, seed)
         found, share = _pre_cases(depth, False, seed)
         case, share_of_post = _post_case(depth, seed)
         cases += [*whole, *found, case]
-        shares["Pre-LN"].setdefault(depth, []).append(share)
-        shares["Post-LN"].setdefault(depth, []).append(share_of_post)
+        shares += [("Pre-LN", depth, share), ("Post-LN", depth, share_of_post)]
+    lasts = [share for name, depth, share in shares if name == "Pre-LN" and depth == DEPTHS[-1]]
     ratio = "‖identity path‖ / ‖gradient at x_0‖"
     return Evidence(
         cases,
         Figure(
             f"{ratio}, Pre-LN, {DEPTHS[-1]} blocks",
-            dict(zip(setup.seeds, shares["Pre-LN"][DEPTHS[-1]], strict=True)),
+            dict(zip(setup.seeds, lasts, strict=True)),
         ),
-        plots=[Plot("Gradient that comes along the identity path", "blocks", ratio, lines_of(shares), "xy")],
+        plots=[Plot("Gradient that comes along the identity path", "blocks", ratio, lines_at(shares), "xy")],
     )
 
 
