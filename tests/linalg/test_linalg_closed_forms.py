@@ -8,7 +8,6 @@ from normscope.linalg import (
     layer_norm_jacobian,
     left_kernel,
     left_kernel_share,
-    norm_singular_values,
     right_kernel,
     rms_norm_jacobian,
 )
@@ -72,18 +71,20 @@ def test_closed_form_is_that_of_the_library_norms() -> None:
 @pytest.mark.parametrize("eps", [0.0, 1e-5, 0.3, 1e4])
 def test_singular_values_without_gamma(eps: float, centred: bool) -> None:
     z = torch.randn(3, D, dtype=torch.float64) * 2 + 1
-    jacobian = (layer_norm_jacobian if centred else rms_norm_jacobian)(z, None, eps)
-    expected = torch.linalg.svdvals(jacobian)
-    torch.testing.assert_close(norm_singular_values(z, eps, centred), expected, rtol=1e-9, atol=1e-15)
-    variance = z.var(-1, correction=0) if centred else z.square().mean(-1)
-    at_z = norm_singular_values(z, eps, centred)[:, -2 if centred else -1]
+    values = torch.linalg.svdvals((layer_norm_jacobian if centred else rms_norm_jacobian)(z, None, eps))
+    variance = (z.var(-1, correction=0) if centred else z.square().mean(-1)).unsqueeze(-1)
+    others = values[:, : -2 if centred else -1]
+    torch.testing.assert_close(others, (variance + eps).rsqrt().expand_as(others), rtol=1e-9, atol=1e-15)
+    at_z = values[:, -2:-1] if centred else values[:, -1:]
     torch.testing.assert_close(at_z, eps / (variance + eps) ** 1.5, rtol=1e-9, atol=1e-15)
+    if centred:
+        assert float(values[:, -1].max()) < 1e-15
 
 
 def test_a_constant_token_has_no_direction_of_its_own() -> None:
     z = torch.full((D,), 3.0, dtype=torch.float64)
-    expected = torch.linalg.svdvals(layer_norm_jacobian(z, None, 1e-2))
-    torch.testing.assert_close(norm_singular_values(z, 1e-2, True), expected)
+    values = torch.linalg.svdvals(layer_norm_jacobian(z, None, 1e-2))
+    torch.testing.assert_close(values, torch.tensor([10.0] * (D - 1) + [0.0], dtype=torch.float64))
     share = left_kernel_share(torch.ones_like(z), z - 3, None, True)  # ẑ = 0: only 1 is null
     assert float(share) == pytest.approx(1)
 

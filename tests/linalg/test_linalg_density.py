@@ -1,6 +1,5 @@
 """Densities of log σ against the dense SVD: error bars that cover, heavy heads, kernels, W₁."""
 
-import doctest
 from math import inf, nan
 
 import numpy as np
@@ -12,12 +11,10 @@ from torch import Tensor
 
 from normscope.linalg import (
     Estimate,
-    JacobianOperator,
     LogDensity,
     Matrix,
     Status,
     TokenProjector,
-    density,
     layer_norm_jacobian,
     left_kernel,
     log_density,
@@ -258,8 +255,3 @@ def test_what_is_still_to_come_is_the_rest_of_a_geometric_series() -> None:
     assert still_to_come(np.array([8.0, 1e-3])) == pytest.approx(1e-3 / 3)  # r is 1/4 at least
     assert still_to_come(np.array([1.0, 1.0])) == inf
     assert still_to_come(np.array([1e-12, 1e-12])) == 1e-12
-
-
-def test_examples_run() -> None:
-    names = {"torch": torch, "JacobianOperator": JacobianOperator}
-    assert doctest.testmod(density, extraglobs=names).failed == 0

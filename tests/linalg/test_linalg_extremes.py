@@ -1,6 +1,5 @@
 """The k largest singular values and the smallest, against dense float64: values, vectors, honest statuses."""
 
-import doctest
 from math import inf
 
 import numpy as np
@@ -23,7 +22,6 @@ from normscope.linalg import (
     extremes,
     sigma_max,
     sigma_min,
-    smallest,
     top_singular,
 )
 
@@ -295,10 +293,3 @@ def test_a_kernel_of_each_token() -> None:
     found = sigma_min(Matrix(matrix), kernel=TokenProjector(basis), max_products=1000)
     assert found.status is not Status.NOT_CONVERGED
     assert abs(1 - true / found.value) <= found.error
-
-
-@pytest.mark.parametrize("module", [extremes, smallest], ids=lambda module: module.__name__)
-def test_examples_in_docstrings_run(module) -> None:
-    found = doctest.testmod(module, extraglobs={"torch": torch})
-    assert found.attempted
-    assert not found.failed

@@ -146,7 +146,6 @@ def test_too_few_products_are_not_converged_and_say_how_far_off_they_may_be() ->
     assert found.status is Status.NOT_CONVERGED
     assert found.products == 7
     assert found.error > 1e-3
-    assert "products" in found.status.remedy
 
 
 def test_float32_products_whose_squares_underflow_are_not_zero() -> None:

@@ -1,14 +1,12 @@
 """Maps made of maps against their dense matrices; shapes that do not fit are told."""
 
-import doctest
-
 import numpy as np
 import pytest
 import torch
 from drawn_maps import drawn, orthogonal
 from torch import Tensor
 
-from normscope.linalg import JacobianOperator, maps, subspaces
+from normscope.linalg import JacobianOperator
 from normscope.linalg.golub_kahan import LinearMap
 from normscope.linalg.maps import (
     Composition,
@@ -169,10 +167,3 @@ def test_a_kernel_of_each_token() -> None:
     assert project(drawn(5, 12).float()).dtype == torch.float32
     for kernel in (project, lambda v: project(v)):
         assert dimension(kernel, 12, torch.float64, basis.device) == 7
-
-
-@pytest.mark.parametrize("module", [maps, subspaces], ids=lambda module: module.__name__)
-def test_examples_in_docstrings_run(module) -> None:
-    found = doctest.testmod(module, extraglobs={"torch": torch})
-    assert found.attempted
-    assert not found.failed

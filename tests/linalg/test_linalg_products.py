@@ -1,6 +1,5 @@
 """log σ of products against multi-precision SVDs and against factors that telescope; honest errors."""
 
-import doctest
 from math import inf, log
 
 import mpmath
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from normscope.linalg import Status, product_log_singular_values
-from normscope.linalg.products import lyapunov, spectrum
 from normscope.linalg.products.graded import Graded
 from normscope.linalg.products.graded_svd import log_singular_values
 from normscope.linalg.products.jacobi import jacobi_log_lengths
@@ -295,11 +293,6 @@ def test_lyapunov_exponents_sum_to_log_det_and_tend_to_log_sigma() -> None:
     assert_within(found.values, exact, found.error)
     assert float(found.error.max()) < 0.15
     assert bool(torch.isinf(lyapunov_exponents(factors[:19]).error).all())
-
-
-@pytest.mark.parametrize("module", [spectrum, lyapunov])
-def test_examples_run(module) -> None:
-    assert doctest.testmod(module, extraglobs={"torch": torch}).failed == 0
 
 
 def test_a_kernel_of_float32_factors_is_seen_at_their_own_round_off() -> None:

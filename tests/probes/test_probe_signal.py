@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from normscope.anatomy import Anatomy, Block, Branch, Site, Stack
 from normscope.probes import Measurements
 from normscope.probes.signal import central_moments, diversity, measure_signal
-from normscope.probes.token_axes import Hints, sequences
+from normscope.probes.token_axes import sequences
 
 STREAM = torch.tensor([[[3.0, -1.0], [1.0, 1.0]]], dtype=torch.float64)  # B=1, T=2, d=2
 
@@ -73,7 +73,7 @@ def test_diversity_is_taken_within_sequences() -> None:
     constant_in_each = torch.tensor([1.0, -2.0]).reshape(2, 1, 1).expand(2, 5, 3)
     rows = Measurements(measure_signal(subject_of(nn.Identity(), constant_in_each), add_anatomy()))
     assert not rows.of("stream/diversity"), "no add came by"
-    values = [diversity(sequence) for sequence in sequences(constant_in_each, Hints((2, 5), 5))[0]]
+    values = [diversity(sequence) for sequence in sequences(constant_in_each, (2, 5), 5)[0]]
     assert values == [0.0, 0.0]
 
 
@@ -87,24 +87,23 @@ def test_moments_against_a_dense_reference() -> None:
 
 B, T, D = 3, 8, 5
 LAYOUTS = {
-    "(B, T, d)": (lambda x: x, Hints((B, T), T)),
-    "(B, T, d), no attention": (lambda x: x, Hints((B, T))),
-    "(T, B, d)": (lambda x: x.transpose(0, 1), Hints((B, T), T)),
-    "(T, B, d), fed so": (lambda x: x.transpose(0, 1), Hints((T, B), T)),
-    "(T, B, d), no attention": (lambda x: x.transpose(0, 1), Hints((B, T))),
-    "(B, H, W, d)": (lambda x: x.unflatten(1, (2, 4)), Hints((B, 3, 16, 16), 4)),
-    "(B, T, d), windows as long as the batch": (lambda x: x, Hints((B, 3, 16, 16), B)),
-    "(B, d, H, W)": (lambda x: x.transpose(1, 2).unflatten(2, (2, 4)), Hints((B, 3, 16, 16), width=D)),
-    "(B·T, d)": (lambda x: x.flatten(0, 1), Hints((B, T), T)),
-    "(B·T, d), no attention": (lambda x: x.flatten(0, 1), Hints((B, T))),
+    "(B, T, d)": (lambda x: x, ((B, T), T)),
+    "(B, T, d), no attention": (lambda x: x, ((B, T), None)),
+    "(T, B, d)": (lambda x: x.transpose(0, 1), ((B, T), T)),
+    "(T, B, d), fed so": (lambda x: x.transpose(0, 1), ((T, B), T)),
+    "(T, B, d), no attention": (lambda x: x.transpose(0, 1), ((B, T), None)),
+    "(B, H, W, d)": (lambda x: x.unflatten(1, (2, 4)), ((B, 3, 16, 16), 4)),
+    "(B, T, d), windows as long as the batch": (lambda x: x, ((B, 3, 16, 16), B)),
+    "(B·T, d)": (lambda x: x.flatten(0, 1), ((B, T), T)),
+    "(B·T, d), no attention": (lambda x: x.flatten(0, 1), ((B, T), None)),
 }
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_layout_gives_the_same_sequences(name: str) -> None:
-    lay_out, hints = LAYOUTS[name]
+    lay_out, axes = LAYOUTS[name]
     x = torch.randn(B, T, D)
-    found, remark = sequences(lay_out(x), hints)
+    found, remark = sequences(lay_out(x), *axes)
     assert torch.equal(found, x)
     assert (remark == "") == name.startswith("(B, T, d)")
 

@@ -17,7 +17,7 @@ from normscope.anatomy.measuring import measuring
 from normscope.probes.parameters import Parameters
 from normscope.probes.signal import diversity
 from normscope.probes.sums import energy, exact, inner
-from normscope.probes.token_axes import Hints, batch_shape, sequences
+from normscope.probes.token_axes import batch_shape, sequences
 from normscope.subjects import Batch, Subject
 from normscope.subjects.feed import tensors_in
 
@@ -50,7 +50,7 @@ class Evaluator:
         """`stream` as (B, T, d)."""
         query = first_query(stack)
         length = found[query].shape[-2] if query is not None and query in found else None
-        return sequences(stream, Hints(batch_shape(self.subject.batch), length))[0]
+        return sequences(stream, batch_shape(self.subject.batch), length)[0]
 
     def _split(self, pull: Tensor, found: Mapping[Site, Tensor], stack: Stack) -> list[Tensor]:
         """`pull` with the last, then the first half of its sequences set to zero; none for one sequence."""
@@ -86,9 +86,9 @@ class Evaluator:
         return _finite_mean(cosines), _finite_mean([pull.alignment for pull in pulls])
 
     def pulls(self, batch: Batch, *, halves: bool = False) -> list["TokenPull"]:
-        """What `batch`, or with `halves` each half of its sequences, asks of the tokens' differences.
+        """Pull of `batch`, or with `halves` of each half of its sequences, on the tokens' differences.
 
-        None where the loss does not reach the weights by way of the hidden state.
+        Empty where the loss does not reach the weights by way of the hidden state.
         """
         if not self.anatomy.stacks:
             return []
@@ -122,17 +122,16 @@ class Evaluator:
 
 @dataclass(frozen=True)
 class TokenPull:
-    """What the loss asks of a model beyond the unigram frequencies.
+    """Pull of the loss on a model beyond the unigram frequencies.
 
-    With G = dLoss/dH at the last hidden state H and ḡ its mean over the tokens that have a gradient, ḡ is how
-    the loss learns the frequencies, whatever the tokens are; G − ḡ is what a model needs to part tokens.
+    With G = dLoss/dH at the last hidden state H and ḡ its mean over the tokens that have a gradient, ḡ
+    teaches the frequencies, whatever the tokens are; G − ḡ is what parts tokens.
 
     Attributes:
         gradients: by block and weight of the lower half of the last stack, G − ḡ pulled back. *Coherence* is
             the cosine of these between batches, mean over blocks: near 0 where token differences reach the
             lower blocks as batch noise only.
-        alignment: −⟨G, H − h̄⟩ / (‖G‖·‖H − h̄‖), how much of what the loss asks is more of the token
-            differences that there are.
+        alignment: −⟨G, H − h̄⟩ / (‖G‖·‖H − h̄‖), the share of the pull along the token differences of now.
     """
 
     gradients: list[list[Tensor]]
@@ -161,7 +160,7 @@ def _finite_mean(values: Sequence[float]) -> float | None:
 
 
 def first_query(stack: Stack) -> Site | None:
-    """Where a sequence's length can be read: the query (…, T, d_h) of the stack's first self-attention."""
+    """Site from which a sequence's length is read: the query (…, T, d_h) of the first self-attention."""
     branches = (branch for block in stack.blocks for branch in block.branches if branch.kind == "attention")
     return next((branch.attention[0].query for branch in branches if branch.attention), None)
 

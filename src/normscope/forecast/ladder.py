@@ -18,17 +18,15 @@ from normscope.forecast.watch import RECENT, Progress, WatchedTrial, loss_of, sh
 from normscope.subjects import Subject, untouched
 from normscope.train import TrialConfig, endless, in_flushed_thread, many_trials, working_copy
 
-LADDER_STEPS = 36
-"""Steps of a rung, at least: a pace over 10 of 20 steps is less sure."""
-
-LADDER_BATCHES = 4
-"""Batches whose token gradients are compared on a rung: there are many rungs."""
-
-RAMPS = (0.5, 1.0)
-"""Warm-ups that are tried where the wanted rate fails, in lengths of the trial."""
+LADDER_STEPS = 36  # steps of a rung, at least: a pace over 10 of 20 steps is less sure
+LADDER_BATCHES = 4  # batches whose token gradients are compared on a rung: there are many rungs
+RAMPS = (0.5, 1.0)  # warm-ups that are tried where the wanted rate fails, in lengths of the trial
 
 MOST_PARAMETERS = 20_000_000
-"""Of all replicas of a stack together: stacking pays in small models; a weight takes 16 bytes a replica."""
+"""Limit of all replicas of a stack together: stacking pays in small models; a weight takes 16 bytes each."""
+
+FAR = 250.0  # steps to look ahead; a larger learning rate gets a little less far than rate × steps says
+FIRST = 15.0  # step before which a loss tells only of the first steps
 
 
 def forecast_ladder(
@@ -38,18 +36,18 @@ def forecast_ladder(
     rates: Iterable[float],
     progress: Progress | None = None,
 ) -> LadderForecast:
-    """Forecast `config` at each of `rates`, and whether its own rate, `config.lr`, needs a warm-up.
+    """Forecast `config` at each of `rates`, and whether its own learning rate, `config.lr`, needs a warm-up.
 
     The rungs are stepped together where they can be stacked and are small, each for `config.steps` steps, at
-    least `LADDER_STEPS`; one that is lost stops earlier. Of two forecasts on one text, that with the larger
-    `score` trains more surely.
+    least `LADDER_STEPS`; one that is lost stops earlier. The forecast with the larger `score` trains more
+    surely.
 
     Args:
         rates: learning rates in any order; each is tried once.
         progress: called as `progress(step, steps)` over the steps of the whole ladder.
 
     Raises:
-        UsageError: no rate, or one that is not a positive number; this torch has no Muon.
+        UsageError: no learning rate, or one that is not a positive number; this torch has no Muon.
         LadderInterrupted: Ctrl-C; its `.ladder` holds the rungs that were tried.
     """
     ladder = _ladder(rates)
@@ -61,9 +59,8 @@ def forecast_ladder(
         rungs = [_compared(rung, rungs) for rung in rungs]
         words, steps = _warmup(subject, anatomy, longer, rungs, told)
     except KeyboardInterrupt as stop:
-        words = (
-            f"not tried: interrupted after {sum(_was_tried(rung) for rung in rungs)} of {len(ladder)} rates"
-        )
+        tried = sum(rung.outcome != "not measured" for rung in rungs)
+        words = f"not tried: interrupted after {tried} of {len(ladder)} rates"
         raise LadderInterrupted(_result(rungs, words, None)) from stop
     return _result(rungs, words, steps)
 
@@ -82,10 +79,6 @@ def _ladder(rates: Iterable[float]) -> list[float]:
 def _result(rungs: Sequence[Forecast], warmup: str, steps: int | None) -> LadderForecast:
     largest = max((rung.lr for rung in rungs if rung.trains), default=None)
     return LadderForecast(tuple(rungs), largest, warmup, steps)
-
-
-def _was_tried(rung: Forecast) -> bool:
-    return rung.outcome != "not measured"
 
 
 def _try_all(
@@ -107,14 +100,14 @@ def _try_all(
 
 
 def _replicas(subject: Subject, configs: Sequence[TrialConfig]) -> int:
-    """How many are stepped together; one alone where a warm-up has to be tried both ways."""
+    """Number of rungs stepped together; one where a warm-up has to be tried both ways."""
     if why_not_tried(subject, configs[0]) or any(config.warmup > config.steps for config in configs):
         return 1
     return max(1, min(len(configs), MOST_PARAMETERS // sum(p.numel() for p in subject.model.parameters())))
 
 
 def _compared(rung: Forecast, rungs: Sequence[Forecast]) -> Forecast:
-    """The forecast of a rung that is well, judged again with what larger rates tell of its pace."""
+    """The forecast of a rung that is well, judged again with the pace of larger learning rates."""
     found = ahead(rung, rungs)
     if rung.outcome not in ("trains", "slow") or found is None:
         return rung
@@ -123,11 +116,11 @@ def _compared(rung: Forecast, rungs: Sequence[Forecast]) -> Forecast:
 
 
 def ahead(rung: Forecast, rungs: Sequence[Forecast]) -> float | None:
-    """Where `rung` will be at the end of a run, as the losses of larger rates tell; None where they do not.
+    """Loss of `rung` at the end of a run, as larger learning rates tell it; None where they do not.
 
-    While a model is well, rate × steps says how far it is: at 10 times the rate, step 25 stands for step 250.
-    Takes the smallest rate that has gone far enough, and its loss there, between the mean losses measured. A
-    loss over the rung's own is that of a rate too large to tell.
+    While a model is well, learning rate × steps says how far it is: at 10 times the rate, step 25 stands for
+    step 250. Takes the smallest rate that has gone far enough, and its loss there, between the mean losses
+    measured. A loss over the rung's own is that of a rate too large to tell.
     """
     own = rung.curve[-1].recent_loss if rung.curve else None
     for other in sorted(rungs, key=lambda each: each.lr):
@@ -138,13 +131,6 @@ def ahead(rung: Forecast, rungs: Sequence[Forecast]) -> float | None:
             found = _between(pairs, step)
             return found if found is not None and found <= own else None
     return None
-
-
-FAR = 250.0
-"""Steps whose way is looked up; a larger rate gets along a little less well than rate × steps says."""
-
-FIRST = 15.0
-"""Step before which a loss tells of the first steps alone."""
 
 
 def _between(pairs: Sequence[tuple[float, float]], step: float) -> float | None:

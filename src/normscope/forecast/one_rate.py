@@ -1,4 +1,4 @@
-"""Forecast: take the first real steps on a copy of the model, watch them, and say what comes of the run."""
+"""The forecast at one learning rate: the first real steps on a copy of the model, watched and judged."""
 
 import dataclasses
 import math
@@ -9,7 +9,7 @@ import torch
 
 from normscope.anatomy import Anatomy
 from normscope.errors import UsageError
-from normscope.forecast.record import Forecast, ForecastInterrupted, ForecastStep, Outcome
+from normscope.forecast.record import Forecast, ForecastInterrupted, ForecastStep
 from normscope.forecast.rule import Decision
 from normscope.forecast.watch import Progress, WatchedTrial, loss_of, short, watched
 from normscope.probes.measurement import Measurement, not_measured
@@ -17,9 +17,9 @@ from normscope.subjects import Subject, untouched
 from normscope.subjects.memory import is_out_of_memory
 from normscope.train import LoneTrials, TrialConfig, endless, in_flushed_thread, working_copy
 
-__all__ = ["Forecast", "ForecastInterrupted", "ForecastStep", "Outcome", "forecast", "forecast_measurements"]
-
 NO_LOSS = "no loss function is known for this model; give one, as loss_fn or from the factory"
+NO_PULL = "the trial did not come to its end, the batches are not tokens, or there is nothing to compare"
+NO_UPDATE = "the trial took no whole step, or the model has no weight matrices"
 
 
 def forecast(
@@ -110,7 +110,7 @@ class _Run:
 def as_forecast(
     decision: Decision, subject: Subject, config: TrialConfig, curve: Sequence[ForecastStep]
 ) -> Forecast:
-    """A decision with what it was asked of and what it rests on."""
+    """A decision with its trial and measurements."""
     return Forecast(
         decision.outcome,
         decision.reason,
@@ -125,7 +125,7 @@ def as_forecast(
 
 
 def why_not_tried(subject: Subject, config: TrialConfig) -> str | None:
-    """Why there is nothing to train, in words; None where there is."""
+    """Reason why there is nothing to train; None where there is."""
     if subject.loss_fn is None:
         return NO_LOSS
     if config.steps == 0:
@@ -136,13 +136,13 @@ def why_not_tried(subject: Subject, config: TrialConfig) -> str | None:
 
 
 def can_be_told(error: Exception) -> bool:
-    """Whether a model that raised this cannot be trained as it is; lack of memory is the caller's to tell."""
+    """Whether the error means that the model cannot be trained as it is; lack of memory does not."""
     kinds = (RuntimeError, ValueError, TypeError, LookupError, AttributeError)
     return isinstance(error, kinds) and not isinstance(error, UsageError) and not is_out_of_memory(error)
 
 
 def interrupted(curve: Sequence[ForecastStep], config: TrialConfig) -> str:
-    """How far a trial came, in words."""
+    """Reason of a trial that was interrupted."""
     return f"interrupted after step {curve[-1].step if curve else 0} of {config.steps}"
 
 
@@ -160,24 +160,16 @@ def forecast_measurements(forecast: Forecast) -> list[Measurement]:
         rows.append(Measurement("forecast/diversity", name, values))
     if curve[-1].diversity:
         rows.append(Measurement("forecast/diversity", "", rows[-1].value))
-    scalars = {
-        "forecast/unigram-entropy": (forecast.unigram_entropy, "nats"),
-        "forecast/coherence": (curve[-1].coherence, "1"),
-        "forecast/alignment": (curve[-1].alignment, "1"),
-        "forecast/update-ratio": (curve[-1].update_ratio, "1"),
-    }
-    for quantity, (value, unit) in scalars.items():
+    last = curve[-1]
+    for name, value, unit, missing in (
+        ("unigram-entropy", forecast.unigram_entropy, "nats", "the targets are not tokens"),
+        ("coherence", last.coherence, "1", NO_PULL),
+        ("alignment", last.alignment, "1", NO_PULL),
+        ("update-ratio", last.update_ratio, "1", NO_UPDATE),
+    ):
+        quantity = f"forecast/{name}"
         if value is None:
-            rows.append(not_measured(quantity, "", _MISSING[quantity], unit))
+            rows.append(not_measured(quantity, "", missing, unit))
         else:
             rows.append(Measurement(quantity, "", value, unit))
     return rows + [Measurement("forecast/gradient", site, norm) for site, norm in curve[-1].gradients.items()]
-
-
-_NO_DRIVE = "the trial did not come to its end, the batches are not tokens, or there is nothing to compare"
-_MISSING = {
-    "forecast/unigram-entropy": "the targets are not tokens",
-    "forecast/coherence": _NO_DRIVE,
-    "forecast/alignment": _NO_DRIVE,
-    "forecast/update-ratio": "the trial took no whole step, or the model has no weight matrices",
-}

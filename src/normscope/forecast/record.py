@@ -1,4 +1,4 @@
-"""Forecast: what a few real steps say of the run."""
+"""Forecast of a run from a few real steps: the types."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -10,20 +10,19 @@ Outcome = Literal[
 
 @dataclass(frozen=True)
 class ForecastStep:
-    """What was seen after `step` optimiser steps, in eval mode on the fixed batch unless said otherwise.
+    """One measurement after `step` optimiser steps, in eval mode on the fixed batch unless said otherwise.
 
     Attributes:
         step: optimiser steps taken so far, 0 before the first.
         train_loss: loss of the training batch of this step, dropout on; None at step 0.
         loss: loss of the fixed batch.
         diversity: token diversity of the last hidden state by stack name.
-        coherence: cosine between batches of the gradients of the lower blocks, of what the loss asks of each
-            token beyond their mean (see `forecast_look.TokenPull`), where taken.
-        alignment: how much of what the loss asks is more of the token differences that there are, −1..1,
-            where taken (see `forecast_look.TokenPull`).
+        coherence: cosine between batches of the gradients of the lower blocks, of the loss's pull on each
+            token beyond their mean (see `evaluator.TokenPull`), where taken.
+        alignment: share of that pull along the token differences that there are, −1..1, where taken.
         update_ratio: median over weight matrices of RMS(update)/RMS(weight) of the last step.
         gradients: gradient norm by block site, of the last step.
-        recent_loss: mean loss of the last 10 training batches, or of those there were; None at step 0.
+        recent_loss: mean loss of the last 10 training batches, or fewer; None at step 0.
     """
 
     step: int
@@ -39,15 +38,15 @@ class ForecastStep:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The trial and what follows from it.
+    """The trial and its judgement.
 
     Attributes:
         outcome: the judgement; "not measured" comes with its reason.
         reason: one sentence with the figures it rests on.
-        optimizer, lr, warmup, steps: what was asked for.
+        optimizer, lr, warmup, steps: of the run and the trial, as given.
         unigram_entropy: nats per token, None where the targets are not tokens.
-        curve: what was seen along the way (of the last attempt, where a warm-up was tried too).
-        score: how surely it trains: over 0 where it is said to, the larger the surer; None where nothing can
+        curve: the measurements (of the last attempt, where a warm-up was tried too).
+        score: margin by which it trains: over 0 where it does, the larger the surer; None where nothing can
             be said. Ranks forecasts of one text against each other, as changes to one model.
     """
 
@@ -63,15 +62,12 @@ class Forecast:
 
     @property
     def trains(self) -> bool:
-        """Whether the run is said to be under the unigram entropy by 0.1 nats after 300 steps.
-
-        A healthy run that is too slow for that is said to be "slow", not to train.
-        """
+        """Whether the run is under the unigram entropy by 0.1 nats after 300 steps; "slow" is not."""
         return self.outcome in ("trains", "needs-warmup")
 
     @property
     def failed(self) -> bool:
-        """Whether the run is said not to train, however long it takes."""
+        """Whether the run does not train, however long it takes."""
         return self.outcome in ("collapses", "plateau", "diverges")
 
     def to_dict(self) -> dict[str, Any]:
@@ -81,7 +77,7 @@ class Forecast:
 
 
 class ForecastInterrupted(KeyboardInterrupt):
-    """Ctrl-C during a forecast; `forecast` holds what was seen until then, as "not measured"."""
+    """Ctrl-C during a forecast; `forecast` holds the measurements until then, as "not measured"."""
 
     def __init__(self, forecast: Forecast) -> None:
         self.forecast = forecast
@@ -93,9 +89,9 @@ class LadderForecast:
     """One model over a ladder of learning rates.
 
     Attributes:
-        rungs: a forecast a rate, ascending; of those that were tried until an interrupt.
-        largest_rate: the largest one said to train; None where none is.
-        warmup: whether the wanted rate needs a warm-up and how long, in words.
+        rungs: a forecast a learning rate, ascending; until an interrupt.
+        largest_rate: the largest learning rate that trains; None where none does.
+        warmup: whether the wanted learning rate needs a warm-up and how long, in words.
         warmup_steps: 0 where it needs none, None where none was found that helps or nothing was tried.
     """
 

@@ -1,4 +1,4 @@
-"""What a trial's curve says: the decision rule of the forecast, with its thresholds.
+"""The decision rule of the forecast, with its thresholds: from a trial's curve to its outcome.
 
 A run trains if it keeps three margins: *pace*, the loss falls towards the unigram entropy fast enough for 300
 steps; *life*, tokens still differ at the stack's output; *pull*, batches agree on parting them further. The
@@ -11,9 +11,7 @@ from dataclasses import dataclass
 
 from normscope.forecast.record import ForecastStep, Outcome
 
-EXTENSION = 5
-"""Steps that an undecided trial goes on for, once."""
-
+EXTENSION = 5  # steps that an undecided trial goes on for, once
 WORSE = 1.5  # times the first loss: the run is going the wrong way
 BLOWN_UP = 10.0  # the same for batches that are not tokens: random labels make a loss rise by themselves
 FEW = 10  # steps under which no run is said to train: the rule was set on measurements after 20 and 40
@@ -59,16 +57,16 @@ def decide(
     warmup: int = 0,
     ahead: float | None = None,
 ) -> Decision:
-    """The outcome of a trial from what was seen on the way, its last state above all.
+    """The outcome of a trial from its measurements, the last state above all.
 
     Args:
         curve: the measurements, the first one before the first step.
         unigram_entropy: nats per token of the targets, None where that is unknown.
         tokens: whether the model is fed token ids. Batches of anything else (noise with random labels, often)
-            need not agree on anything, so that "trains" is not claimed and only a dead end is called one.
+            need not agree on anything: then "trains" is not claimed, and only a dead end is a failure.
         warmup: steps of linear warm-up in the trial.
-        ahead: loss of the same model at a larger rate, where it has gone as far as this run will in 300
-            steps, see `forecast_ladder.ahead`; None where it is unknown.
+        ahead: loss of the same model at a larger learning rate, where it has gone as far as this run will in
+            300 steps, see `ladder.ahead`; None where it is unknown.
     """
     first, last = curve[0], curve[-1]
     losses = [last.loss] if last.train_loss is None else [last.loss, last.train_loss]
@@ -89,14 +87,13 @@ def decide(
     return _by_margins(curve, margins, score, tokens)
 
 
-WORST = -3.0
-"""The lowest score: a run that is lost altogether."""
+WORST = -3.0  # the lowest score: a run that is lost altogether
 
 
 def _margins(
     curve: Sequence[ForecastStep], unigram_entropy: float | None, warmup: int, ahead: float | None
 ) -> dict[str, float]:
-    """Those margins that could be measured, each over 0 in a run that trains."""
+    """Margins that could be measured, each over 0 in a run that trains."""
     margins: dict[str, float] = {}
     seen = [pulled for pulled in map(pull, curve) if pulled is not None]
     mean = sum(seen) / len(seen) if seen else 0.0
@@ -113,7 +110,7 @@ def _margins(
 
 
 def pace(curve: Sequence[ForecastStep], unigram_entropy: float | None, warmup: int = 0) -> float | None:
-    """How fast the loss falls towards the unigram entropy, in e-foldings a `TIME_CONSTANT`; 1 is enough.
+    """e-foldings of the loss's fall towards the unigram entropy in `TIME_CONSTANT` steps; 1 is enough.
 
     Measured over the second half of the trial, on means over training batches: one batch's own entropy is
     0.1 nats from the text's. None where the entropy is unknown, where the run begins or has come near it.
@@ -130,7 +127,7 @@ def pace(curve: Sequence[ForecastStep], unigram_entropy: float | None, warmup: i
 
 
 def at_full_rate(steps: int, warmup: int) -> float:
-    """How many steps at the full rate the first `steps` of a run with a linear warm-up are worth."""
+    """Steps at the full learning rate that the first `steps` of a run with a linear warm-up are worth."""
     ramp = min(steps, warmup)
     return steps - ramp + (ramp * (ramp + 1) / (2 * warmup) if warmup else 0.0)
 
@@ -165,7 +162,7 @@ def _collapsed(curve: Sequence[ForecastStep], score: float | None) -> Decision:
 def _by_loss(
     curve: Sequence[ForecastStep], unigram_entropy: float | None, margins: Mapping[str, float]
 ) -> Decision:
-    """Without a reading of the stream, only slowness, and a stop at the unigram entropy, can be told."""
+    """Without a reading of the stream, only slowness, and a stop at the unigram entropy, can be seen."""
     last = curve[-1]
     said = f"no stack was read, and the loss is {last.loss:.2f} after {last.step} steps"
     if unigram_entropy is not None and last.step >= LONG:
@@ -187,8 +184,7 @@ def _by_margins(
         said = f"{_figures(curve)}, no dead end; without token ids no more can be told from it"
         return Decision("undecided", said)
     if last.step < FEW:
-        few = f"{_unharmed(curve)}; {FEW} steps or more can tell whether it trains"
-        return Decision("undecided", few)
+        return Decision("undecided", f"{_unharmed(curve)}; {FEW} steps or more can tell whether it trains")
     if diversity < PARTED and "pull" not in margins:
         return Decision("undecided", f"{_figures(curve)}, and no gradients could be compared")
     mean = margins.get("pull", 1.0) * 2 * ENOUGH + ENOUGH
@@ -221,10 +217,10 @@ def _figures(curve: Sequence[ForecastStep]) -> str:
 
 
 def _unharmed(curve: Sequence[ForecastStep]) -> str:
-    """What is known of a run that shows no sign of failure: that, and the figures."""
+    """Figures of a run that shows no sign of failure."""
     first, last = curve[0], curve[-1]
-    ends = " to ".join(f"{value:.1e}" for value in map(last_diversity, (first, last)))
     return (
         f"no sign of failure in {last.step} steps: the loss goes from {first.loss:.2f} to {last.loss:.2f}, "
-        f"the token diversity of the last hidden state from {ends}"
+        f"the token diversity of the last hidden state from {last_diversity(first):.1e} to "
+        f"{last_diversity(last):.1e}"
     )

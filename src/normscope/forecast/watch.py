@@ -12,7 +12,7 @@ from normscope.anatomy import Anatomy
 from normscope.forecast.evaluator import Evaluator, gradient_norms
 from normscope.forecast.record import ForecastStep
 from normscope.forecast.rule import DEAD, EXTENSION, TRANSIENT, Decision, decide, last_diversity
-from normscope.subjects import Batch, Subject
+from normscope.subjects import Subject
 from normscope.subjects.feed import tensors_in
 from normscope.train import TrialConfig, Trials, UpdateRatio, endless
 from normscope.train.stack_forward import LossOf
@@ -23,8 +23,7 @@ COHERENCE_BATCHES = 6
 """Batches whose token gradients are compared; each costs about two thirds of a training step."""
 
 
-RECENT = 10
-"""Training losses whose mean is `recent_loss`."""
+RECENT = 10  # training losses whose mean is `recent_loss`
 
 
 def loss_of(subject: Subject) -> LossOf:
@@ -33,7 +32,7 @@ def loss_of(subject: Subject) -> LossOf:
 
 
 def short(config: TrialConfig, warmup: int) -> TrialConfig:
-    """The first steps of a run as `config` says: a schedule has not begun to fall by then."""
+    """The first steps of the run of `config`: its schedule has not begun to fall by then."""
     return dataclasses.replace(config, warmup=warmup, schedule="constant")
 
 
@@ -64,9 +63,13 @@ class WatchedTrial:
     def measure(self, step: int, losses: Sequence[float], update_ratio: float | None) -> None:
         """Append the measurement after `step` to the curve; `losses` are those of the training batches."""
         evaluator = Evaluator(self.subject, self.anatomy, self.model)
+        recent = losses[-RECENT:]
         loss, diversity = evaluator.state()
         deep = self._fed_tokens and step >= self.config.steps and math.isfinite(loss)
-        coherence, aligned = evaluator.pull(self._sample()) if deep else (None, None)
+        coherence, aligned = None, None
+        if deep:
+            batches = itertools.islice(endless(self.subject.batches), self.batches)
+            coherence, aligned = evaluator.pull(list(batches))
         self.curve.append(
             ForecastStep(
                 step=step,
@@ -77,26 +80,23 @@ class WatchedTrial:
                 alignment=aligned,
                 update_ratio=update_ratio,
                 gradients=gradient_norms(self.model, self.anatomy) if step else {},
-                recent_loss=_mean(losses[-RECENT:]),
+                recent_loss=sum(recent) / len(recent) if recent else None,
             )
         )
 
     @property
     def hopeless(self) -> bool:
-        """Whether nothing that comes can change what is decided."""
+        """Whether nothing can change the decision any more."""
         last = self.curve[-1]
         return last.step >= TRANSIENT and bool(last.diversity) and last_diversity(last) <= DEAD
 
     @property
     def _fed_tokens(self) -> bool:
-        """Whether the batches are token ids, so that they have something in common to learn."""
+        """Whether the batches are token ids, which have something in common to learn."""
         if self.subject.unigram_entropy is not None:
             return True
         first = next(iter(tensors_in(self.subject.batch)), None)
         return first is not None and not first.is_floating_point() and not first.is_complex()
-
-    def _sample(self) -> list[Batch]:
-        return list(itertools.islice(endless(self.subject.batches), self.batches))
 
 
 def watched(
@@ -120,10 +120,6 @@ def watched(
                 trials.drop(k)
     progress(trials.step, trials.step)
     return [watch.decision for watch in watches]
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
 
 
 def _advance(trials: Trials, watches: Sequence[WatchedTrial], last: int) -> bool:

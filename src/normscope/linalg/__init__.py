@@ -25,7 +25,6 @@ from normscope.linalg.closed_forms import (
     layer_norm_jacobian,
     left_kernel,
     left_kernel_share,
-    norm_singular_values,
     right_kernel,
     rms_norm_jacobian,
 )
@@ -96,7 +95,6 @@ __all__ = [
     "left_kernel_share",
     "log_density",
     "lyapunov_exponents",
-    "norm_singular_values",
     "numerical_rank",
     "product_log_lower_bound",
     "product_log_singular_values",

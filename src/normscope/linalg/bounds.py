@@ -2,10 +2,10 @@
 
 An iterative σ_max is an estimate from below: Π of such estimates is no upper bound of a product, and |α| less
 one is no lower bound of a sum. Each bound here therefore takes the estimates' relative errors too, and then
-holds with a probability: that of the estimates, all together (`joint_confidence`).
+holds with a probability: that of the estimates, all together (`joint_confidence`). None costs a product.
 
-None of them costs a product. Sources: Weyl 1912 (sums); Horn 1950 (products); Roy & Vetterli 2007 (effective
-rank); Rudelson & Vershynin 2007 (stable rank); Bonferroni 1936 (`joint_confidence`).
+Sources: Weyl 1912 (sums); Horn 1950 (products); Roy & Vetterli 2007 (effective rank); Rudelson & Vershynin
+2007 (stable rank); Bonferroni 1936 (`joint_confidence`).
 """
 
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ import numpy as np
 
 
 def joint_confidence(confidences: Sequence[float]) -> float:
-    """1 − Σ(1 − c): the least chance that all of several statements hold, whatever their dependence.
+    """1 − Σ(1 − c), at least 0: the least probability that several statements all hold, however dependent.
 
-    0 where that is negative. Costs no product. Source: Bonferroni 1936.
+    Costs no product.
 
     Args:
-        confidences: c (k,) of each statement; 1 for what is exact.
+        confidences: c (k,) of each statement; 1 for an exact one.
 
     Example:
         >>> round(joint_confidence([0.99, 0.98, 1.0]), 6)
@@ -32,9 +32,9 @@ def joint_confidence(confidences: Sequence[float]) -> float:
 
 
 def confidence_of_each(together: float, count: int) -> float:
-    """1 − (1 − c)/k: the confidence to ask of each of k estimates, so that c is that of all together.
+    """1 − (1 − c)/k: the confidence to ask of each of k estimates, so that all together hold at c.
 
-    Costs no product. Source: Bonferroni 1936.
+    Costs no product.
 
     Args:
         together: c, the confidence that the bound is to have.
@@ -52,15 +52,15 @@ def confidence_of_each(together: float, count: int) -> float:
 
 
 def weyl_lower_bound(branch_norm: float, stream_scale: float = 1.0, *, error: float = 0.0) -> float:
-    """|α| − ‖A‖ ≤ σ_min(α·I + A) (Weyl 1912): positive says that the block cannot lose a direction.
+    """|α| − ‖A‖ ≤ σ_min(α·I + A) (Weyl 1912): a positive bound shows that the block loses no direction.
 
     Costs no product.
 
     Args:
         branch_norm: ‖A‖, the branch's σ_max.
         stream_scale: α.
-        error: relative error of `branch_norm` where that is an iterative estimate (`SigmaMax.error`). The
-            bound |α| − ‖A‖(1 + error) holds at the estimate's confidence; it is −inf for an infinite error.
+        error: relative error of an iterative `branch_norm` (`SigmaMax.error`). The bound |α| − ‖A‖(1 + error)
+            holds at the estimate's confidence; it is −inf for an infinite error.
 
     Example:
         >>> weyl_lower_bound(0.25)
@@ -73,15 +73,13 @@ def weyl_lower_bound(branch_norm: float, stream_scale: float = 1.0, *, error: fl
 
 
 def weyl_interval(singular_values: np.ndarray, change: float) -> tuple[np.ndarray, np.ndarray]:
-    """Where every σ_i(A + B) lies: |σ_i(A + B) − σ_i(A)| ≤ ‖B‖, and never below zero (Weyl 1912).
+    """Interval of every σ_i(A + B): |σ_i(A + B) − σ_i(A)| ≤ ‖B‖, and never below zero (Weyl 1912).
 
-    For round-off, a quantised weight, or a branch beside its stream. A σ_i below ‖B‖ is not told from zero.
-
-    Costs no product.
+    Useful for round-off, a quantised weight, or a branch beside its stream. Costs no product.
 
     Args:
         singular_values: of A (k,), in any order.
-        change: ‖B‖, the largest singular value of what is added; its Frobenius norm will do.
+        change: ‖B‖, the largest singular value of what is added, or its Frobenius norm.
 
     Returns:
         The lower and the upper ends (k,), descending.
@@ -97,9 +95,7 @@ def weyl_interval(singular_values: np.ndarray, change: float) -> tuple[np.ndarra
 
 
 def condition_number(singular_values: np.ndarray, *, rank: int | None = None) -> float:
-    """κ = σ₁/σ_r of singular values (k,), in any order; r the rank where it is given, else all.
-
-    inf where σ_r is zero; nan for a map that is zero. Costs no product.
+    """κ = σ₁/σ_r; inf where σ_r is zero, nan for a map that is zero. Costs no product.
 
     Args:
         singular_values: (k,), in any order.
@@ -119,9 +115,9 @@ def condition_number(singular_values: np.ndarray, *, rank: int | None = None) ->
 
 
 def effective_rank(singular_values: np.ndarray) -> float:
-    """exp(−Σ p ln p) with p = σ/Σσ (Roy & Vetterli 2007): from 1, one direction, to the rank, all alike.
+    """exp(−Σ p ln p), p = σ/Σσ (Roy & Vetterli 2007): from 1, one direction, to the rank; 0 for a zero map.
 
-    0 for a map that is zero. Costs no product. Takes singular values (k,), in any order.
+    Costs no product. Takes singular values (k,), in any order.
 
     Example:
         >>> round(effective_rank(np.array([2.0, 2.0, 0.0])), 12)
@@ -136,9 +132,9 @@ def effective_rank(singular_values: np.ndarray) -> float:
 
 
 def stable_rank(singular_values: np.ndarray) -> float:
-    """‖J‖_F² / ‖J‖² = Σσ²/σ₁² (Rudelson & Vershynin 2007): from 1 to the rank, blind to small values.
+    """‖J‖_F²/‖J‖² = Σσ²/σ₁² (Rudelson & Vershynin 2007): from 1 to the rank; 0 for a zero map.
 
-    0 for a map that is zero. Costs no product. Takes singular values (k,), in any order.
+    Costs no product. Takes singular values (k,), in any order.
 
     Example:
         >>> stable_rank(np.array([2.0, 2.0, 0.0]))
@@ -149,18 +145,15 @@ def stable_rank(singular_values: np.ndarray) -> float:
 
 
 def product_log_upper_bound(largest: Sequence[float], *, errors: Sequence[float] | None = None) -> float:
-    """ln of the bound σ_max(J_L … J_1) ≤ Π σ_max(J_l) (Horn 1950): the sum of logs, which does not overflow.
+    """ln of the bound σ_max(J_L … J_1) ≤ Π σ_max(J_l) (Horn 1950): a sum of logs, which does not overflow.
 
-    Costs no product. Where the σ_max are iterative estimates, the bound is Π σ_max(1 + error), at the
-    `joint_confidence` of the estimates.
+    Costs no product. Of iterative estimates the bound is Π σ_max(1 + error), at their `joint_confidence`.
 
     Args:
         largest: σ_max (L,) of the factors; the result is −inf where one is zero.
         errors: relative errors (L,) of iterative estimates (`SigmaMax.error`); None where all are exact.
 
     Example:
-        >>> round(product_log_upper_bound([2.0, 3.0]), 6) == round(log(6), 6)
-        True
         >>> round(product_log_upper_bound([2.0, 3.0], errors=[0.5, 0.0]), 6) == round(log(9), 6)
         True
     """
@@ -172,9 +165,9 @@ def product_log_lower_bound(smallest: Sequence[float], *, errors: Sequence[float
     """ln of the bound σ_min(J_L … J_1) ≥ Π σ_min(J_l) (Horn 1950), for factors square or tall.
 
     A wide factor has a kernel: its σ_min is 0 here, whatever the least of its min(m, n) singular values. The
-    least *non-zero* value of a product has no bound of this kind: what one factor lets through may lie near
-    the kernel of the next. Costs no product. Where the σ_min are iterative estimates, from above, the bound
-    is Π σ_min(1 − error), at the `joint_confidence` of the estimates.
+    least *non-zero* value of a product has no such bound: what one factor lets through may lie near the
+    kernel of the next. Costs no product. Of iterative estimates, which are from above, the bound is Π σ_min(1
+    − error), at their `joint_confidence`.
 
     Args:
         smallest: σ_min (L,) of the factors; the result is −inf where one is zero.

@@ -1,30 +1,30 @@
-"""Closed forms of the LayerNorm and RMSNorm Jacobians: the matrix, its singular values, its kernels.
+"""Closed forms of the LayerNorm and RMSNorm Jacobians: the matrix and its kernels.
 
     LayerNorm   y = γ ⊙ (z − μ)/s + β,  s = √(var + ε):   J = diag(γ) (1/s) (I − 11ᵀ/d − ẑẑᵀ/d)
     RMSNorm     y = γ ⊙ z/s + β,        s = √(ms + ε):    J = diag(γ) (1/s) (I − ẑẑᵀ/d)
 
 with ẑ the normalised input before γ. The direction 1 is exactly null; ẑ keeps the gain ε/(var + ε)^{3/2},
 null only while var ≫ ε. γ multiplies from the left: the right kernel does not see it, the left kernel does.
-Gradients travel by Jᵀ, so what training loses is the *left* kernel.
+Gradients travel by Jᵀ, so training loses the *left* kernel.
 
 Shapes: d features last; leading axes (…) are tokens. Source: Xu et al. 2019 (arXiv 1911.07013) for the
-backward; the left kernel by hand; every function here is held against autograd in the tests.
+backward; Zhang & Sennrich 2019 (arXiv 1910.07467) for RMSNorm; the kernels by hand, checked against autograd.
 """
 
 import torch
 from torch import Tensor
 
 KERNEL_GAIN = 0.1
-"""ẑ counts as a kernel direction where its gain is at most this share of the gain 1/s of other directions."""
+"""Largest gain along ẑ, as a share of the gain 1/s of other directions, at which ẑ counts as null."""
 
 
 def layer_norm_jacobian(z: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """J (…, d, d) of LayerNorm at z (…, d): diag(γ) (1/s) (I − 11ᵀ/d − ẑẑᵀ/d), s = √(var + ε).
 
-    Costs O(d²) a token, no product. Source: Xu et al. 2019, arXiv:1911.07013.
+    Costs O(d²) a token, no product.
 
     Args:
-        z: what goes into the norm (…, d).
+        z: input of the norm (…, d).
         weight: γ (d,), the whole factor (1 + weight for Gemma); None for ones.
         eps: ε.
 
@@ -39,53 +39,24 @@ def layer_norm_jacobian(z: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 def rms_norm_jacobian(z: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """J (…, d, d) of RMSNorm at z (…, d): diag(γ) (1/s) (I − ẑẑᵀ/d), s = √(mean z² + ε).
 
-    Costs O(d²) a token, no product. Source: Zhang & Sennrich 2019, arXiv:1910.07467.
+    Costs O(d²) a token, no product.
 
     Args:
-        z: what goes into the norm (…, d).
-        weight: γ (d,), the whole factor (1 + weight for Gemma); None for ones.
-        eps: ε.
+        z, weight, eps: as in `layer_norm_jacobian`.
 
     Example:
-        >>> rms_norm_jacobian(torch.tensor([1.0, -1.0]), None, 0.0)  # what is along z is lost
+        >>> rms_norm_jacobian(torch.tensor([1.0, -1.0]), None, 0.0)  # z itself is lost
         tensor([[0.5000, 0.5000],
                 [0.5000, 0.5000]])
     """
     return _jacobian(z, weight, eps, centred=False)
 
 
-def norm_singular_values(z: Tensor, eps: float, centred: bool) -> Tensor:
-    """Singular values (…, d), descending, of a norm's Jacobian at z (…, d) where γ is 1.
-
-    1/s for all directions but: 0 for 1 (LayerNorm), and ε/s³ for ẑ, or 1/s again where the token has no ẑ (z
-    is constant). With a γ there is no closed form: take the SVD of the matrix.
-
-    Costs O(d) a token, no product. Source: I − 11ᵀ/d − ẑẑᵀ/d has the eigenvectors 1 and ẑ.
-
-    Args:
-        z: what goes into the norm (…, d).
-        eps: ε.
-        centred: True for LayerNorm, False for RMSNorm.
-
-    Example:
-        >>> norm_singular_values(torch.tensor([1.0, -1.0, 2.0, -2.0]), 0.0, centred=True)
-        tensor([0.6325, 0.6325, 0.0000, 0.0000])
-    """
-    s = normalise(z, eps, centred)[1]
-    values = (1 / s).expand(z.shape).clone()
-    values[..., -1:] = eps / s.square() / s
-    if centred:
-        values[..., -2:] = torch.cat((values[..., -1:], torch.zeros_like(s)), -1)
-    return values
-
-
 def right_kernel(normalised: Tensor, centred: bool, tolerance: float = KERNEL_GAIN) -> Tensor:
     """Orthonormal basis (…, d, 2) of {v : Jv = 0}: span{1, ẑ} (LayerNorm) or span{ẑ} (RMSNorm), without γ.
 
-    Zeros in γ widen the kernel beyond this. Columns are zero where a direction is not null; see
-    `left_kernel`.
-
-    Costs O(d) a token, no product. Source: by hand, from the Jacobian.
+    Zeros in γ widen the kernel beyond this. Columns are zero where a direction is not null. Costs O(d) a
+    token, no product.
 
     Args:
         normalised, centred, tolerance: as in `left_kernel`.
@@ -99,16 +70,11 @@ def right_kernel(normalised: Tensor, centred: bool, tolerance: float = KERNEL_GA
     return left_kernel(normalised, None, centred, tolerance)[0]
 
 
-def normalise(z: Tensor, eps: float, centred: bool) -> tuple[Tensor, Tensor]:
-    """ẑ (…, d) and s (…, 1) of z (…, d): what LayerNorm (centred) or RMSNorm makes of it before γ."""
-    middle = z - z.mean(-1, keepdim=True) if centred else z
-    s = torch.sqrt(middle.square().mean(-1, keepdim=True) + eps)
-    return middle / s, s
-
-
 def _jacobian(z: Tensor, weight: Tensor | None, eps: float, *, centred: bool) -> Tensor:
     d = z.shape[-1]
-    normalised, s = normalise(z, eps, centred)
+    middle = z - z.mean(-1, keepdim=True) if centred else z
+    s = torch.sqrt(middle.square().mean(-1, keepdim=True) + eps)
+    normalised = middle / s
     projected = (
         torch.eye(d, dtype=z.dtype, device=z.device) - normalised.unsqueeze(-1) * normalised.unsqueeze(-2) / d
     )
@@ -123,9 +89,9 @@ def left_kernel(
     """Orthonormal basis of the left kernel {u : Jᵀu = 0} of a norm, token by token.
 
     Without zeros in γ this is γ⁻¹ ⊙ span{1, ẑ} (LayerNorm) or γ⁻¹ ⊙ span{ẑ} (RMSNorm). Where γ has zeros,
-    their coordinates e_i are in the kernel, and of γ⁻¹ ⊙ span{1, ẑ} only what vanishes there stays.
+    their coordinates e_i are in the kernel, and of γ⁻¹ ⊙ span{1, ẑ} only the part that vanishes there.
 
-    Costs O(d) a token, no product. Source: by hand, from the Jacobian.
+    Costs O(d) a token, no product.
 
     Args:
         normalised: ẑ (…, d): the norm's output before γ and β, of mean square ms/(ms + ε).
@@ -168,14 +134,14 @@ def left_kernel_share(
 ) -> Tensor:
     """Share of a gradient's energy that a norm's backward erases: Σ‖P g‖² / Σ‖g‖², P onto the left kernel.
 
-    Costs O(d) a token, no product. Source: by hand, from the Jacobian.
+    Costs O(d) a token, no product.
 
     Args:
         gradient: dLoss/dy (…, d) at the norm's *output*, after γ and β.
         normalised, weight, centred, tolerance: as in `left_kernel`.
 
     Returns:
-        0-dim float64 tensor in [0, 1], over all tokens; nan where the gradient is zero: a share of nothing.
+        0-dim float64 tensor in [0, 1], over all tokens; nan where the gradient is zero.
 
     Example:
         >>> z = torch.tensor([1.0, -1.0, 2.0, -2.0]) / 2.5**0.5

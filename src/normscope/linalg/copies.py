@@ -1,8 +1,8 @@
 """Batches of products by copies of x: k products are one VJP of f on a batch of k copies.
 
 A product with a small map is all overhead: hundreds of small kernels. vmap over a held graph splits the
-backward of LayerNorm and GELU into elementwise ops and wins little; f's own kernels on k copies win
-what the overhead was. It pays while x is small; the graph of the copies is held.
+backward of LayerNorm and GELU into elementwise ops and gains little; f's own kernels on k copies gain the
+whole overhead. It pays while x is small; the graph of the copies is held.
 """
 
 import torch
@@ -11,8 +11,7 @@ from torch import Tensor
 from normscope.linalg.function import MeasuredFunction
 from normscope.linalg.graph import KeptGraph, TangentError
 
-MOST_ELEMENTS = 2**15
-"""Elements of all copies together: what they hold is bounded, and nothing is won beyond."""
+MOST_ELEMENTS = 2**15  # elements of all copies together: what they hold is bounded, and nothing is won beyond
 
 
 class Copies:

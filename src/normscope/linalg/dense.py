@@ -8,16 +8,14 @@ from torch import Tensor
 
 from normscope.linalg.golub_kahan import LinearMap
 from normscope.linalg.maps import Restriction, backward
+from normscope.linalg.subspaces import unit_rows
 
 
-def dense(op: LinearMap, *, rows: Tensor | None = None, chunk: int = 64) -> Tensor:
-    """J [m, n], or some rows of it [r, n], from its products with unit vectors, batched where it can be.
-
-    Costs one product Jᵀu a row.
+def dense(op: LinearMap, *, chunk: int = 64) -> Tensor:
+    """J [m, n] from its products with unit vectors. Costs one product Jᵀu a row, batched where it can be.
 
     Args:
         op: the map.
-        rows: indices of outputs (r,), default all.
         chunk: products that run at once; memory grows with it.
 
     Raises:
@@ -31,14 +29,8 @@ def dense(op: LinearMap, *, rows: Tensor | None = None, chunk: int = 64) -> Tens
     """
     if chunk < 1:
         raise ValueError(f"chunk={chunk}: expected at least 1")
-    m, _ = op.shape
-    rows = torch.arange(m, device=op.device) if rows is None else rows.to(op.device)
-    parts = []
-    for some in rows.split(chunk):
-        cotangents = torch.zeros(len(some), m, dtype=op.dtype, device=op.device)
-        cotangents[torch.arange(len(some), device=op.device), some] = 1
-        parts.append(backward(op, cotangents))
-    return torch.cat(parts)
+    rows = torch.arange(op.shape[0], device=op.device).split(chunk)
+    return torch.cat([backward(op, unit_rows(some, op.shape[0], op.dtype)) for some in rows])
 
 
 def restricted_jacobian(
@@ -46,9 +38,9 @@ def restricted_jacobian(
 ) -> Tensor:
     """∂(some outputs)/∂(some inputs) [r, c] as a matrix, the other inputs fixed; one token's, for instance.
 
-    Exact: entries J_ij of the whole Jacobian; no part of the function is run again. Costs min(r, c)
-    products of the whole map, batched: Jᵀu one a row, or Jv one a column where columns are fewer. Jᵀu needs
-    no second derivative.
+    Exact: entries J_ij of the whole Jacobian. Costs min(r, c) products of the whole map, batched: Jᵀu one a
+        row,
+    or Jv one a column where columns are fewer. Jᵀu needs no second derivative.
 
     Args:
         op: the map J [m, n].
@@ -57,7 +49,7 @@ def restricted_jacobian(
         chunk: products that run at once; memory grows with it.
 
     Raises:
-        ValueError: for indices that the map does not have, or that occur twice; chunk under 1.
+        ValueError: indices that the map does not have, or that occur twice; chunk under 1.
         TangentError: as the operator's products do.
 
     Example:
@@ -75,7 +67,7 @@ def restricted_jacobian(
 def singular_values(matrix: Tensor) -> np.ndarray:
     """Singular values (min(m, n),), descending, by a float64 SVD. Costs O(m n min(m, n)), no product.
 
-    Absolute errors are round-off beside σ₁, ε σ₁: what is smaller than that is not told from zero.
+    Errors are round-off beside σ₁, ε σ₁: smaller values are not distinguished from zero.
 
     Args:
         matrix: J [m, n].
@@ -92,7 +84,7 @@ def numerical_rank(singular_values: np.ndarray, tol: float) -> tuple[int, float]
 
     Args:
         singular_values: (k,), in any order.
-        tol: those above tol · σ₁ count.
+        tol: values above tol · σ₁ count.
 
     Returns:
         rank r, and σ_r / σ_{r+1}: large where the rank is plain, near 1 where the tolerance cuts a

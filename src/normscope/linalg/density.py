@@ -1,16 +1,16 @@
 """Distribution of log σ, effective and stable rank of a large map, by stochastic Lanczos quadrature.
 
-A probe v₁, uniform on the sphere, sees the spectrum through k steps of Golub–Kahan: the singular values of
-B_k are nodes, and the squares of the first entries of its right singular vectors their weights (Gauss), with
-E ⟨v₁, v_i⟩² = 1/n. The mean over probes is the distribution of σ.
+k steps of Golub–Kahan from v₁, uniform on the sphere, give nodes and weights of a Gauss rule: the singular
+values of B_k and the squares of the first entries of its right singular vectors, with E ⟨v₁, v_i⟩² = 1/n.
+The mean over probes is the distribution of σ.
 
 Few probes weigh a few large values badly: a stable rank would come out too small, even under 1. So a first
-run finds the largest values, which count once each, and the probes see only what is left (deflation, the idea
-of Hutch++). Errors have two parts: the probes' spread (jackknife, Student's t), and what further steps would
+run finds the largest values, which count once each, and the probes see only the rest (deflation, the idea of
+Hutch++). Errors have two parts: the probes' spread (jackknife, Student's t), and what further steps would
 change, from the changes between k/4, k/2 and k steps (Aitken).
 
 With B̂ [k, k+1] in place of B there is a node at zero (Gauss–Radau), whose weight bounds that of the kernel
-from above. Where it has come to rest it is the kernel; where it still falls, the truncation says so.
+from above. A weight at rest is the kernel's; one that still falls is an error of truncation.
 
 Sources: Ubaru, Chen & Saad 2017, "Fast estimation of tr(f(A)) via stochastic Lanczos quadrature"; Meyer et
 al. 2021, "Hutch++"; Golub & Meurant 2010, ch. 6; effective rank: Roy & Vetterli 2007.
@@ -25,35 +25,41 @@ import torch
 from numpy.typing import NDArray
 from scipy.stats import t as student
 
-from normscope.linalg.golub_kahan import Bidiagonalisation, LinearMap, Status, combine, round_off_of
-from normscope.linalg.maps import Deflated, Transposed
-from normscope.linalg.smallest import LEAK_MARGIN, kernel_gain
-from normscope.linalg.subspaces import Kernel, dimension
+from normscope.linalg.golub_kahan import (
+    Bidiagonalisation,
+    LinearMap,
+    Status,
+    check_confidence,
+    combine,
+    round_off_of,
+)
+from normscope.linalg.maps import Deflated
+from normscope.linalg.smallest import LEAK_MARGIN, kernel_gain, without_kernels
+from normscope.linalg.subspaces import Kernel, Projector
 
 Floats = NDArray[np.float64]
 
 AT_REST = 0.1
-"""The weight at zero is a kernel where further steps may change it by no more than this share of itself."""
+"""Largest change still to come, as a share of itself, of a weight at zero that counts as a kernel."""
 
-CONVERGED = 1e-3
-"""A node is a singular value where its residual is at most this share of it."""
+CONVERGED = 1e-3  # largest residual, as a share of it, of a node that counts as a singular value
 
 R_SAFETY, R_LEAST, R_CURVE = 1.2, 0.25, 0.7
-"""Changes shrink by r a doubling of steps: the observed one is taken so many times larger, and at least 1/4;
-0.7 for whole distributions: what lies between nodes and below the lowest shrinks about as 1/k."""
+"""Changes shrink by r a doubling of steps: 1.2 times the observed r, and at least 1/4; at least 0.7 for whole
+distributions, whose part between nodes and below the lowest shrinks about as 1/k."""
 
 SHARES = (np.arange(400) + 0.5) / 400
-"""Where quantile functions are compared: their mean distance is W₁."""
+"""Points at which quantile functions are compared: their mean distance is W₁."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure of the whole map.
+    """A figure of the whole map with its errors.
 
     Attributes:
         value: the figure.
         sampling: half-width of its interval at the stated confidence, from the spread between probes.
-        truncation: what further Lanczos steps could still change; inf where that cannot be seen.
+        truncation: change that further Lanczos steps could still make; inf where that cannot be seen.
     """
 
     value: float
@@ -68,7 +74,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Measure:
-    """Weights (k,) at nodes log σ (k,), ascending; what is missing to 1 is at σ = 0.
+    """Weights (k,) at nodes log σ (k,), ascending; the weight that is missing to 1 is at σ = 0.
 
     A node that is `sharp` (k,) is a singular value itself; another stands for a stretch of the spectrum.
     """
@@ -82,16 +88,46 @@ class Measure:
         """The weight of σ = 0."""
         return max(0.0, 1 - float(self.weights.sum()))
 
+    @property
+    def mean(self) -> float:
+        """Mean of log σ outside the kernel; nan where all is kernel."""
+        return float(self.weights @ self.nodes / self.weights.sum()) if len(self.nodes) else nan
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of log σ outside the kernel; nan where all is kernel."""
+        if not len(self.nodes):
+            return nan
+        return sqrt(self.weights @ (self.nodes - self.mean) ** 2 / self.weights.sum())
+
+    @property
+    def effective(self) -> float:
+        """exp(H)/n for H the entropy of σ_i/Σσ: log n + log⟨σ⟩ − ⟨σ log σ⟩/⟨σ⟩."""
+        if not len(self.nodes):
+            return 0.0
+        logs = self.nodes - self.nodes[-1]
+        weighted = self.weights * np.exp(logs)
+        return float(weighted.sum() * exp(-(weighted @ logs) / weighted.sum()))
+
+    def quantiles(self, shares: Floats) -> Floats:
+        """Log σ at shares of all singular values, those in the kernel not counted; −inf where all are."""
+        if not len(self.nodes):
+            return np.full(len(shares), -inf)
+        reached = np.cumsum(self.weights)
+        half = np.where(self.sharp, 0.0, self.weights / 2)
+        ends = np.stack((reached - self.weights + half, reached - half), 1).reshape(-1)
+        return np.interp(shares - 1e-12, ends, np.repeat(self.nodes, 2))
+
 
 @dataclass(frozen=True)
 class LogDensity:
     """Distribution of the log σ of a map [m, n], over its min(m, n) singular values less the named kernels'.
 
     Attributes:
-        size: how many singular values those are; the map's rank is at most this.
+        size: number of those singular values; the map's rank is at most this.
         mean, std: of log σ outside the kernel, in nats; nan where all is kernel.
         kernel: share of `size` that is zero beside the named kernels. Its truncation reaches up to the Radau
-            bound where no kernel was told apart.
+            bound where no kernel was found.
         effective_rank: exp of the entropy of σ_i/Σσ (Roy & Vetterli); from 1 to `size`.
         stable_rank: Σσ²/σ_max²; from 1 to `size`.
         distance: W₁ in nats from `measure` to the truth, outside the kernel: an upper estimate, of value 0.
@@ -117,9 +153,9 @@ class LogDensity:
     measure: Measure = field(repr=False)
 
     def quantile(self, share: float) -> float:
-        """The log σ that this share of all singular values, the kernel included, does not exceed."""
+        """Log σ that this share of all singular values, the kernel included, does not exceed."""
         rest = share - self.measure.kernel
-        return float(_quantiles(self.measure, np.array([rest]))[0]) if rest > 1e-12 else -inf
+        return float(self.measure.quantiles(np.array([rest]))[0]) if rest > 1e-12 else -inf
 
 
 def log_density(
@@ -148,7 +184,7 @@ def log_density(
         seed: of the first run; the probes count on from it.
 
     Raises:
-        ValueError: for fewer probes or steps, or a confidence that is none; a kernel of another size, or not
+        ValueError: too few probes or steps; a confidence outside (0, 1); a kernel of another size, not
             orthonormal, or that leaves nothing.
         FloatingPointError: where a product is not finite.
 
@@ -161,28 +197,17 @@ def log_density(
     """
     if num_probes < 2 or steps < 4:
         raise ValueError(f"num_probes={num_probes}, steps={steps}: expected at least 2 probes of 4 steps")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence={confidence}: expected a probability between 0 and 1")
-    sizes = [
-        length - dimension(named, length, op.dtype, op.device)
-        for length, named in zip(op.shape, (left_kernel, kernel), strict=True)
-    ]
-    if min(sizes) < 1:
-        raise ValueError(
-            f"kernels that leave nothing of a map of shape {op.shape}: expected at least 1 dimension"
-        )
-    if sizes[0] < sizes[1]:
-        op, kernel, left_kernel = Transposed(op), left_kernel, kernel
-    whole = Deflated(op, kernel=kernel, left_kernel=left_kernel)
-    gain, spent = kernel_gain(op, whole, seed)
+    check_confidence(confidence)
+    whole, size = without_kernels(op, kernel, left_kernel)
+    gain, spent = kernel_gain(whole, seed)
     first = _run(whole, (whole.keep_right, whole.keep_left), steps, seed)
-    head, rest, within = _without_largest(whole, first, min(steps // 2, min(sizes) - 1))
+    head, rest, within = _without_largest(whole, first, min(steps // 2, size - 1))
     runs = [_run(rest, within, steps, seed + 1 + i, first.largest) for i in range(num_probes)]
     spent += first.products + sum(run.products for run in runs)
-    return _Figures(whole, min(sizes), first, head, runs, gain, confidence).all(tol, spent)
+    return _Figures(whole, size, first, head, runs, gain, confidence).all(tol, spent)
 
 
-_Within = tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]
+_Within = tuple[Projector, Projector]
 
 
 def _run(op: LinearMap, within: _Within, steps: int, seed: int, scale: float = 0.0) -> Bidiagonalisation:
@@ -193,7 +218,7 @@ def _run(op: LinearMap, within: _Within, steps: int, seed: int, scale: float = 0
 
 
 def _floor(op: LinearMap) -> float:
-    """What is no more than round-off, beside σ_max."""
+    """Largest value that may be only round-off, beside σ_max."""
     return max(max(op.shape) * torch.finfo(op.dtype).eps, round_off_of(op))
 
 
@@ -201,10 +226,8 @@ def _without_largest(
     whole: Deflated, first: Bidiagonalisation, most: int
 ) -> tuple[Floats, Deflated, _Within]:
     """Logs of the largest values that have converged, ascending; the map without them, and its subspaces."""
-    k = len(first.alpha)
-    matrix = first.bidiagonal() if first.exhausted else first.bidiagonal()[:, :k]
-    left, values, right = np.linalg.svd(matrix, full_matrices=False)
-    coupling = 0.0 if first.exhausted or not k else first.beta[-1]
+    left, values, right = np.linalg.svd(first.known, full_matrices=False)
+    coupling = 0.0 if first.exhausted else first.beta[-1]
     kept = np.abs(left[-1:]).reshape(-1) * coupling <= CONVERGED * values
     kept &= values > _floor(whole) * first.largest
     count = min(most, int(np.cumprod(kept).sum()))
@@ -241,7 +264,7 @@ class _Figures:
         self.levels = self._levels(runs)
 
     def _levels(self, runs: list[Bidiagonalisation]) -> list[list[Measure]]:
-        """Measures of all probes after k/4, k/2 and k steps: with a node at zero where its weight rests."""
+        """Measures of all probes after k/4, k/2 and k steps, with a node at zero where its weight rests."""
         if all(run.exhausted for run in runs):
             return [[self._rule(run, len(run.alpha), 1) for run in runs]] * 3
         count = [[(run, max(1, len(run.alpha) // part)) for run in runs] for part in (4, 2, 1)]
@@ -255,7 +278,7 @@ class _Figures:
         return gauss
 
     def _rule(self, run: Bidiagonalisation, steps: int, zero: int) -> Measure:
-        """Gauss (zero = 0) or Gauss–Radau (1) of the first steps; what is under the floor counts as zero."""
+        """Gauss (zero = 0) or Gauss–Radau (1) rule of the first steps; under the floor a value is zero."""
         matrix = run.bidiagonal()
         if not run.exhausted or steps < len(run.alpha):
             matrix = matrix[:steps, : steps + zero]
@@ -277,7 +300,7 @@ class _Figures:
         return Measure(nodes[order], weights[order], sharp[order])
 
     def estimate(self, figure: Callable[[Measure], float], round_off: float = 0.0) -> Estimate:
-        """`figure` of all probes; its jackknife and bias, and what is still to come."""
+        """`figure` of all probes; its jackknife and bias, and the change still to come."""
         probes = self.levels[-1]
         value = figure(self.together(probes))
         without = [figure(self.together(probes[:i] + probes[i + 1 :])) for i in range(len(probes))]
@@ -285,10 +308,8 @@ class _Figures:
         between = sqrt((len(probes) - 1) * float(np.var(without)))
         each = np.array([[figure(self.together([rule])) for rule in level] for level in self.levels])
         changes = np.abs(np.diff(each, axis=0)).mean(1)
-        settled = max(round_off, 1e-10 * float(np.abs(each).max()))
-        return Estimate(
-            value, self.quantile * between + bias, float(still_to_come(changes, settled)) + round_off
-        )
+        rest = float(still_to_come(changes, max(round_off, 1e-10 * float(np.abs(each).max()))))
+        return Estimate(value, self.quantile * between + bias, rest + round_off)
 
     def all(self, tol: float, products: int) -> LogDensity:
         """Every figure, with its errors."""
@@ -297,14 +318,14 @@ class _Figures:
         noise = _round_off_log(measure, 8 * self.eps + leak)
         rounding = 16 * self.relative_floor + self.size * leak
         kernel = self.estimate(lambda m: m.kernel)
-        std, distance = self.estimate(_std, noise), self._distance(noise)
+        std, distance = self.estimate(lambda m: m.std, noise), self._distance(noise)
         enough = tol * (0.0 if np.isnan(std.value) else std.value) + 16 * self.eps
         return LogDensity(
             size=self.size,
-            mean=self.estimate(_mean, noise),
+            mean=self.estimate(lambda m: m.mean, noise),
             std=std,
             kernel=Estimate(kernel.value, kernel.sampling, self.kernel_truncation),
-            effective_rank=self.estimate(lambda m: _at_least_one(self.size * _effective(m), m), rounding),
+            effective_rank=self.estimate(lambda m: _at_least_one(self.size * m.effective, m), rounding),
             stable_rank=self._stable_rank(rounding),
             distance=distance,
             kernel_gain=self.gain,
@@ -317,19 +338,16 @@ class _Figures:
     def _stable_rank(self, rounding: float) -> Estimate:
         """‖J‖_F² over σ_max²; a larger σ_max than was seen would make it smaller."""
         top = log(self.largest) if self.largest else 0.0
-
-        def stable(measure: Measure) -> float:
-            return _at_least_one(
-                self.size * float(measure.weights @ np.exp(2 * (measure.nodes - top))), measure
-            )
-
-        found = self.estimate(stable, rounding)
+        found = self.estimate(
+            lambda m: _at_least_one(self.size * float(m.weights @ np.exp(2 * (m.nodes - top))), m), rounding
+        )
         above = found.value * (1 - (1 + self.largest_error) ** -2)
         return Estimate(found.value, found.sampling, found.truncation + above)
 
     def _distance(self, round_off: float) -> Estimate:
         """W₁: between the probes' quantile functions, and what is still to come of the changes by level."""
-        curves = np.array([[_quantiles(self.together([rule]), None) for rule in lv] for lv in self.levels])
+        measures = [[self.together([rule]) for rule in level] for level in self.levels]
+        curves = np.array([[m.quantiles(SHARES * m.weights.sum()) for m in level] for level in measures])
         if not np.isfinite(curves).all():
             return Estimate(0.0, 0.0 if len(self.levels[-1][0].nodes) == 0 else inf, 0.0)
         spread = float(curves[-1].std(0, ddof=1).mean()) / sqrt(curves.shape[1])
@@ -339,7 +357,7 @@ class _Figures:
 
 
 def still_to_come(changes: Floats, settled: float = 1e-10, least: float = R_LEAST) -> Floats:
-    """The rest of two changes [2, ...] that shrink by a steady factor r ≥ `least`: change · r/(1 − r).
+    """Rest of two changes [2, ...] that shrink by a steady factor r ≥ `least`: change · r/(1 − r).
 
     inf where they do not shrink, unless the last is no more than `settled`.
     """
@@ -351,38 +369,8 @@ def still_to_come(changes: Floats, settled: float = 1e-10, least: float = R_LEAS
     return np.where(last <= settled, last, rest)
 
 
-def _quantiles(measure: Measure, shares: Floats | None) -> Floats:
-    """log σ at shares of what is outside the kernel, by default at `SHARES` of it; −inf where nothing is."""
-    if not len(measure.nodes):
-        return np.full(len(SHARES if shares is None else shares), -inf)
-    reached = np.cumsum(measure.weights)
-    half = np.where(measure.sharp, 0.0, measure.weights / 2)
-    ends = np.stack((reached - measure.weights + half, reached - half), 1).reshape(-1)
-    wanted = SHARES * reached[-1] if shares is None else shares
-    return np.interp(wanted - 1e-12, ends, np.repeat(measure.nodes, 2))
-
-
-def _mean(measure: Measure) -> float:
-    return float(measure.weights @ measure.nodes / measure.weights.sum()) if len(measure.nodes) else nan
-
-
-def _std(measure: Measure) -> float:
-    if not len(measure.nodes):
-        return nan
-    return sqrt(measure.weights @ (measure.nodes - _mean(measure)) ** 2 / measure.weights.sum())
-
-
-def _effective(measure: Measure) -> float:
-    """exp(H)/n for H the entropy of σ_i/Σσ: log n + log⟨σ⟩ − ⟨σ log σ⟩/⟨σ⟩."""
-    if not len(measure.nodes):
-        return 0.0
-    logs = measure.nodes - measure.nodes[-1]
-    weighted = measure.weights * np.exp(logs)
-    return float(weighted.sum() * exp(-(weighted @ logs) / weighted.sum()))
-
-
 def _at_least_one(rank: float, measure: Measure) -> float:
-    """A rank of a map that is not zero is 1 at least."""
+    """The rank, at least 1 where the map is not zero."""
     return max(1.0, rank) if len(measure.nodes) else 0.0
 
 

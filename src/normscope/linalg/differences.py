@@ -16,14 +16,9 @@ from normscope.linalg.graph import TangentError
 
 Map = Callable[[Tensor], Tensor]
 
-TOLERANCE = 2e-2
-"""Relative gap between Jv and finite differences from which they are not the same."""
-
-KINKED = 5 * TOLERANCE
-"""The same where the gap shrinks with the step."""
-
-LONGEST = 0.1
-"""The longest step, beside x."""
+TOLERANCE = 2e-2  # relative gap between Jv and finite differences from which they are not the same
+KINKED = 5 * TOLERANCE  # the same where the gap shrinks with the step
+LONGEST = 0.1  # the longest step, beside x
 
 HIDDEN = "tangent not compared with finite differences: f's round-off hides it"
 
@@ -35,12 +30,6 @@ def central_difference(f: Map, x: Tensor, v: Tensor, h: float) -> Tensor:
     return (plus.double() - minus.double()).reshape(-1) / (2 * h)
 
 
-def _forward_difference(f: Map, x: Tensor, v: Tensor, h: float, y: Tensor) -> Tensor:
-    """(f(x + hv) − f(x)) / h, flat, in float64 from f's own precision. One forward."""
-    with torch.no_grad():
-        return (f(x + h * v).double().reshape(-1) - y.double().reshape(-1)) / h
-
-
 def step(x: Tensor, v: Tensor, *, power: float = 1 / 3) -> float:
     """h: ε^power of the point's RMS, over that of v."""
     point, direction = (float(t.double().square().mean().sqrt()) for t in (x, v))
@@ -48,30 +37,33 @@ def step(x: Tensor, v: Tensor, *, power: float = 1 / 3) -> float:
 
 
 def require_tangent(f: Map, x: Tensor, v: Tensor, jv: Tensor, y: Tensor) -> str:
-    """Jv is that of finite differences along v to 2 %. One forward; more where that does not say so.
+    """Check that Jv is that of finite differences along v, to 2 %. One forward or more.
 
-    From x to one side is enough as a rule. Else to both, at one of two steps. The second is for kinks: those
-    of ReLU that lie between f(x + hv) and f(x − hv) make a gap ∝ √h. Where it halves the gap, 10 % are
-    enough: the gap of a wrong derivative does not shrink with h.
+    The first difference is from x to one side, the next are to both sides, at two steps. The shorter is for
+    kinks: those of ReLU that lie between f(x + hv) and f(x − hv) make a gap ∝ √h. Where it halves the gap, 10
+        %
+    are enough: the gap of a wrong derivative does not shrink with h.
 
-    The round-off of f, ε·‖f‖/h, is allowed for. Where it is above 2 % of Jv and of the difference both (f has
-    a large offset, or a small gain), it would hide any Jv: then longer steps, up to a tenth of x, are tried.
+    The round-off of f, ε·‖f‖/h, is allowed for. Where it is above 2 % of both Jv and the difference (f has a
+    large offset, or a small gain), it would hide any Jv: then longer steps, up to a tenth of x, are tried.
 
     Args:
         y: f(x).
 
     Returns:
-        That the tangent was not compared, where the round-off hides it at those steps too; else nothing.
+        A note that round-off hides the tangent at those steps too; else nothing.
 
     Raises:
-        TangentError: where it is not; the message says the gap.
+        TangentError: Jv is another one; the message says the gap.
     """
-    jv = jv.double().reshape(-1)
-    first = _compare(x, jv, y, step(x, v), _forward_difference(f, x, v, step(x, v), y))
+    jv, h = jv.double().reshape(-1), step(x, v)
+    with torch.no_grad():
+        one_sided = (f(x + h * v).double() - y.double()).reshape(-1) / h
+    first = _compare(x, jv, y, h, one_sided)
     if first.agrees:
         return ""
     if not first.hidden:
-        usual = _central(f, x, v, jv, y, step(x, v))
+        usual = _central(f, x, v, jv, y, h)
         if usual.agrees:
             return ""
         short = _central(f, x, v, jv, y, step(x, v, power=1 / 2))
@@ -113,16 +105,13 @@ def _central(f: Map, x: Tensor, v: Tensor, jv: Tensor, y: Tensor, h: float) -> _
 
 
 def _at_longer_steps(f: Map, x: Tensor, v: Tensor, jv: Tensor, y: Tensor) -> str:
-    """At the step that lifts Jv above the round-off, if a tenth of x is enough, and at half of it."""
+    """Compare at the step that lifts Jv above the round-off, a tenth of x at most, and at half of it."""
     usual, size = step(x, v), float(jv.norm())
     longest = step(x, v, power=0) * LONGEST
     wanted = 2 * _round_off(x, y) / (TOLERANCE * size) if size else longest
     h = min(max(wanted, usual), longest)
-    long = _central(f, x, v, jv, y, h)
-    if long.agrees:
-        return ""
-    half = _central(f, x, v, jv, y, h / 2)
-    if half.agrees:
+    long, half = _central(f, x, v, jv, y, h), _central(f, x, v, jv, y, h / 2)
+    if long.agrees or half.agrees:
         return ""
     bends = half.gap <= long.gap / 2  # ∝ h² where f is smooth
     if bends or long.gap <= KINKED * long.scale + long.round_off:

@@ -1,10 +1,10 @@
 """The k largest singular values with true-error bounds, counted with multiplicity.
 
-A Krylov space of one start sees each value once, however often it is there, and a residual says nothing about
+A Krylov space of one start sees each value once, whatever its multiplicity, and a residual says nothing about
 what the start has missed. So a second process starts at random in what the first has left over, and so on.
-Only what has converged is kept of a process that is given up: the rest would be coupled to what is left over,
-and count as one more large value. On the bases U, V that are kept, M = UᵀJV and R = UᵀJ(I − VVᵀ) are known
-without another product, (I − UUᵀ)JV = 0, and with J₂ = (I − UUᵀ) J (I − VVᵀ)
+Only converged triples are kept of a process that is given up: the others would be coupled to what is left
+over, and count as one more large value. On the bases U, V that are kept, M = UᵀJV and R = UᵀJ(I − VVᵀ) are
+known without another product, (I − UUᵀ)JV = 0, and with J₂ = (I − UUᵀ) J (I − VVᵀ)
 
     JJᵀ ≼ diag(MMᵀ + (1 + ε) RRᵀ, (1 + 1/ε) s² I)    for any ε > 0 and s ≥ ‖J₂‖  (2|xy| ≤ ε|x|² + |y|²/ε),
 
@@ -38,7 +38,7 @@ from normscope.linalg.subspaces import Projector
 
 @dataclass(frozen=True)
 class TopSingular:
-    """The k largest singular values, descending, and how far they are to be trusted.
+    """The k largest singular values, descending, with their errors.
 
     Attributes:
         values: σ (k,), each a lower bound up to round-off.
@@ -48,7 +48,7 @@ class TopSingular:
         starts: random starts: more than two where values are repeated or were missed.
         status: EXACT where the map was exhausted, CONVERGED where all errors are ≤ tol.
         left, right: U [m, k] and V [n, k], orthonormal columns; in a cluster they span its subspace. Fewer
-            columns where the values in hand are fewer.
+            columns where fewer values were found.
     """
 
     values: np.ndarray
@@ -77,26 +77,22 @@ def top_singular(
 ) -> TopSingular:
     """The k largest singular values of `op`, counted with multiplicity, and their vectors.
 
-    Costs about 2–7 products a value, up to 17 where values are close, 4–40 of them in all to see that none
-    was missed: about 145 for the 20 largest of a deep stack to 1 % (`normscope bench spectra`).
+    Costs about 2–7 products a value, up to 17 where values are close, and 4–40 in all to see that none was
+    missed: about 145 for the 20 largest of a deep stack to 1 % (`normscope bench spectra`).
 
     Args:
         op: the map J [m, n].
-        k: how many, at most min(m, n).
+        k: number of values, at most min(m, n).
         tol: relative error to stop at, of every value.
         max_products: budget of Jv and Jᵀu together; at least 2.
         seed: of the random starts.
-        confidence: chance that a start has the component that the error estimate assumes.
-
-    Returns:
-        Values with errors, products and status; see `TopSingular`.
+        confidence: probability that a start has the component that the error assumes.
 
     Raises:
         ValueError: a k that the map does not have; a budget under 2; a confidence outside (0, 1).
         FloatingPointError: where a product is not finite.
 
     Example:
-        >>> from normscope.linalg.maps import Matrix
         >>> found = top_singular(Matrix(torch.diag(torch.arange(1.0, 41.0))), 2, tol=1e-3)
         >>> [round(float(value), 3) for value in found.values], str(found.status)
         ([40.0, 39.0], 'converged')
@@ -109,7 +105,7 @@ def top_singular(
         search.half_step()
         if search.is_exhausted:
             return search.result(Status.EXACT)
-        if search.error() <= tol:
+        if float(search.errors().max()) <= tol:
             return search.result(Status.CONVERGED)
         if search.is_hopeless() and search.is_time_to_start():
             search.start_anew()
@@ -123,21 +119,20 @@ KEPT = 0.02
 """Coupling, beside σ_k, up to which a triple is kept for the next processes. What is coupled more would count
 as one value more beside what is left over; it is found again."""
 
-LEAST_STEPS = 4
-"""Of a process that is given up for the next: each start costs all bounds anew."""
+LEAST_STEPS = 4  # of a process that is given up for the next: each start costs all bounds anew
 
 _EPSILONS = np.geomspace(1e-4, 1e8, 37)
 
 
 @dataclass(frozen=True)
 class _Part:
-    """What is known of J on two bases: JV = UM and JᵀU = VMᵀ + Σ_f rest_f weights_fᵀ.
+    """Knowledge of J on two bases: JV = UM and JᵀU = VMᵀ + Σ_f rest_f weights_fᵀ.
 
     Attributes:
         left, right: U [p, m] and V [q, n] as rows.
         matrix: M (p, q).
         weights: (p, F), a column for each process that could have gone on.
-        rests: F vectors [n] outside of V, float64: where those would have gone.
+        rests: F vectors [n] outside of V, float64: the next directions of those.
     """
 
     left: Tensor
@@ -165,7 +160,7 @@ class _Part:
         return _Part(left, right, np.diag(theta[~loose]), x.T[~loose] @ self.weights, self.rests)
 
     def left_over(self, most: float, k: int) -> np.ndarray:
-        """The values of the other triples, descending: what a new process will find."""
+        """Values of the other triples, descending: a new process will find them."""
         _, theta, _, loose = self._triples(most, k)
         return theta[loose] if loose.any() else theta[-1:]
 
@@ -208,7 +203,7 @@ class _Search:
             self.is_exhausted = float(np.linalg.norm(self.done.coupling())) <= self.floor
 
     def start_anew(self) -> None:
-        """Keep of the process that runs what has converged; start the next at random in what is left over."""
+        """Keep what has converged of the running process; start the next at random in what is left over."""
         part = self._known()
         self.done = part if self.now.exhausted else part.converged(self._most, self.k)
         for row, epsilon in enumerate(_EPSILONS):
@@ -267,10 +262,6 @@ class _Search:
     def _most(self) -> float:
         return KEPT * float(self._values[-1])
 
-    def error(self) -> float:
-        """The largest relative error."""
-        return float(self.errors().max())
-
     def errors(self) -> np.ndarray:
         """Relative errors (k,) of the values in hand."""
         values = self._values
@@ -288,7 +279,7 @@ class _Search:
         return units * round_off_of(self.op) * float(self._values[0])
 
     def _upper(self) -> np.ndarray:
-        """Upper bounds (k,) of the k largest; where nothing is done, all that is known is ‖J‖."""
+        """Upper bounds (k,) of the k largest; where nothing is done, ‖J‖ is all that is known."""
         if not self.now.alpha or (self.starts == 1 and self.is_hopeless()):
             return np.full(self.k, inf)
         rest = self.now.largest * (1 + self.now.error(self.confidence))
@@ -313,21 +304,20 @@ class _Search:
 
     def _follow(self) -> None:
         """Split the rests of what is done by the rows of V that are new."""
-        rows = _right(self.now)
-        for row in rows[self._inside.shape[1] :].double():
+        for row in self.now.known_right[self._inside.shape[1] :].double():
             weights = [float(row @ rest) for rest in self._rests]
             self._rests = [rest - weight * row for rest, weight in zip(self._rests, weights, strict=True)]
             self._inside = np.concatenate((self._inside, np.array(weights).reshape(-1, 1)), 1)
 
     def _matrix(self) -> np.ndarray:
         """M of what is done and of the process that runs."""
-        block = _square(self.now)
+        block = self.now.known
         upper = np.concatenate((self.done.matrix, self.done.weights @ self._inside), 1)
         lower = np.concatenate((np.zeros((len(block), self.done.matrix.shape[1])), block), 1)
         return np.concatenate((upper, lower))
 
     def _known(self) -> _Part:
-        """What is done and the process that runs, together; after a whole step."""
+        """The done part and the running process, together; after a whole step."""
         count = len(self.now.alpha)
         weights = np.concatenate((self.done.weights, np.zeros((count, len(self._rests)))))
         rests = list(self._rests)
@@ -337,7 +327,8 @@ class _Search:
             weights = np.concatenate((weights, last), 1)
             rests.append(self.now.right[-1].double())
         left = torch.cat((self.done.left, self.now.left))
-        return _Part(left, torch.cat((self.done.right, _right(self.now))), self._matrix(), weights, rests)
+        right = torch.cat((self.done.right, self.now.known_right))
+        return _Part(left, right, self._matrix(), weights, rests)
 
 
 def least_upper(bounds: np.ndarray, rest: float) -> np.ndarray:
@@ -347,20 +338,9 @@ def least_upper(bounds: np.ndarray, rest: float) -> np.ndarray:
 
 
 def _onto(rows: Tensor) -> Projector:
-    """The projector onto orthonormal rows, in float64: what is left over is small, and found again."""
+    """Projector onto orthonormal rows, in float64: what is left over is small, and found again."""
     exact = rows.double()
     return lambda v: ((v.double() @ exact.T) @ exact).to(v.dtype)
-
-
-def _right(process: Bidiagonalisation) -> Tensor:
-    """V as rows, without v_{k+1}."""
-    return process.right if process.exhausted else process.right[: len(process.alpha)]
-
-
-def _square(process: Bidiagonalisation) -> np.ndarray:
-    """B, or B̂ where the space is exhausted."""
-    matrix = process.bidiagonal()
-    return matrix[:, : len(_right(process))]
 
 
 def _first(values: np.ndarray, k: int) -> np.ndarray:

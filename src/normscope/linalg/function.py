@@ -1,6 +1,7 @@
 """A user's function, called so that its Jacobian can be measured, and everything left as it was found.
 
-- From the same state of the random generators each time: dropout has one mask, and the caller's state stays.
+- Random generators start from the same state each time, so dropout has one mask, and the caller's state
+  stays.
 - Parameters are held off while the graph is made: nothing is saved for a weight's gradient.
 - Attention runs under the math backend: the fused kernels have no double backward.
 - Buffers of a module, and of modules that a function calls, are copied for each call: batch statistics and
@@ -32,7 +33,7 @@ class MeasuredFunction:
 
     Attributes:
         x: the point, detached, in the precision it is measured in.
-        note: what was changed, in words; empty where nothing was.
+        note: changes that were made; empty where there were none.
 
     Raises:
         TypeError: x is no tensor.
@@ -60,8 +61,12 @@ class MeasuredFunction:
             torch.set_rng_state(self._states[0])
             for device, state in zip(self._devices, self._states[1], strict=True):
                 torch.cuda.set_rng_state(state, device)
-            y = self._f(x)
-        require_output(y)
+            y: Any = self._f(x)
+        if not isinstance(y, Tensor) or not y.is_floating_point():
+            kind = f"a tensor of dtype {y.dtype}" if isinstance(y, Tensor) else type(y).__name__
+            raise ValueError(f"f returned {kind}: expected a floating-point tensor")
+        if not y.numel():
+            raise ValueError(f"f returned a tensor of shape {tuple(y.shape)}: expected at least one element")
         return y
 
     def with_graph(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,12 +82,18 @@ class MeasuredFunction:
     def _graph(self, x: Tensor, off: list[Tensor]) -> tuple[Tensor, Tensor]:
         with torch.enable_grad(), held_off(off), math_attention():
             inputs = x.detach().clone().requires_grad_()
-            with untouched():
+            try:
                 return self(inputs), inputs
+            except RuntimeError as error:
+                if "a leaf Variable that requires grad" not in str(error):
+                    raise
+                raise ValueError(
+                    "f writes into x: expected a function that leaves it as it is (lambda x: f(x.clone()))"
+                ) from error
 
 
 def require_point(name: str, x: Any) -> None:
-    """A point is a floating-point tensor with elements.
+    """Check that a point is a floating-point tensor with elements.
 
     Raises:
         TypeError: it is no tensor.
@@ -96,42 +107,12 @@ def require_point(name: str, x: Any) -> None:
         raise ValueError(f"{name} of shape {tuple(x.shape)}: expected at least one element")
 
 
-def require_output(y: Any) -> None:
-    """What f returns is one floating-point tensor with elements.
-
-    Raises:
-        ValueError: it is not.
-    """
-    if not isinstance(y, Tensor) or not y.is_floating_point():
-        kind = f"a tensor of dtype {y.dtype}" if isinstance(y, Tensor) else type(y).__name__
-        raise ValueError(f"f returned {kind}: expected a floating-point tensor")
-    if not y.numel():
-        raise ValueError(f"f returned a tensor of shape {tuple(y.shape)}: expected at least one element")
-
-
-@contextmanager
-def untouched() -> Iterator[None]:
-    """Says in our words that f writes into its argument, which autograd refuses of a leaf.
-
-    Raises:
-        ValueError: it does.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        if "a leaf Variable that requires grad" not in str(error):
-            raise
-        raise ValueError(
-            "f writes into x: expected a function that leaves it as it is (lambda x: f(x.clone()))"
-        ) from error
-
-
 @contextmanager
 def copied_buffers(f: Callable[..., Any]) -> Iterator[None]:
     """Modules work on copies of their buffers inside; afterwards they have their own, which did not move.
 
-    Those of f where it is a module, else of every module that is called inside: a function may call any.
-    Their own are put back, and nothing is written into them: a graph may hold them.
+    The modules are f's where it is a module, else every one that is called inside. Nothing is written into
+    their own buffers: a graph may hold them.
     """
     own: dict[nn.Module, dict[str, Tensor | None]] = {}
     copies: dict[int, Tensor] = {}  # a buffer that two parts share stays one
@@ -160,7 +141,7 @@ def copied_buffers(f: Callable[..., Any]) -> Iterator[None]:
 
 @contextmanager
 def held_off(tensors: list[Tensor]) -> Iterator[None]:
-    """None of the tensors requires grad inside; afterwards those do that did."""
+    """None of the tensors requires grad inside; afterwards each requires it as before."""
     on = [tensor for tensor in tensors if tensor.requires_grad]
     try:
         for tensor in on:

@@ -1,15 +1,15 @@
-"""Golub–Kahan–Lanczos bidiagonalisation with full reorthogonalisation, and what it proves of the ends.
+"""Golub–Kahan–Lanczos bidiagonalisation with full reorthogonalisation, and bounds of the outermost values.
 
 After k steps from a random unit v₁:  J V_k = U_k B_k,  Jᵀ U_k = V_{k+1} B̂_kᵀ,  B_k upper bidiagonal, and
-σ_max(B̂_k) is a lower bound of σ_max(J). The residual says nothing about what v₁ has missed, so the stop is
-by an *upper* bound too: v₁ has the mass ω = ⟨v₁, v_max⟩² on σ_max² = λ, and mass is bounded by the
-Christoffel function of the Lanczos polynomials,
+σ_max(B̂_k) is a lower bound of σ_max(J). The residual says nothing about what v₁ has missed, so an *upper*
+bound decides when to stop: v₁ has the mass ω = ⟨v₁, v_max⟩² on σ_max² = λ, and the Christoffel function of
+the Lanczos polynomials p̂_j (three-term recurrence of B̂_kᵀB̂_k) bounds it:
 
-    ω · Σ_{j≤k} p̂_j(λ)² ≤ 1,      p̂_j from the three-term recurrence of B̂_kᵀB̂_k.
+    ω · Σ_{j≤k} p̂_j(λ)² ≤ 1
 
-For a random v₁ in n dimensions ω ≥ δ²/n but for a chance of P(|N(0,1)| < δ); the λ at which the sum reaches
-n/δ² is then the bound. Half a step more, Jv_{k+1}, gives B_{k+1} and the polynomials q̂_j of its BBᵀ, for
-the measure of u₁ = Jv₁/α₁, in which λ has the mass ωλ/α₁²: so every product counts, and each may be the last.
+For a random v₁ in n dimensions ω ≥ δ²/n with probability P(|N(0,1)| ≥ δ); the bound is the λ at which the
+sum reaches n/δ². After half a step, with Jv_{k+1} but not the next Jᵀu, the same holds for the polynomials of
+B_{k+1}B_{k+1}ᵀ and the measure of u₁ = Jv₁/α₁, in which λ has the mass ωλ/α₁². Every product may be the last.
 Sources: Golub & Kahan 1965; Hochstenbach 2013, "Probabilistic upper bounds for the matrix two-norm".
 """
 
@@ -24,12 +24,11 @@ from torch import Tensor
 
 from normscope.linalg.subspaces import Projector
 
-CONFIDENCE = 0.999
-"""Chance that v₁ is no worse than assumed. A hidden spike makes the bound fail about that often."""
+CONFIDENCE = 0.999  # probability that v₁ is no worse than assumed; the bound fails for the rest
 
 
 class LinearMap(Protocol):
-    """What the algorithms need of a map J [m, n]; `JacobianOperator` is one."""
+    """A map J [m, n] as the algorithms need it; `JacobianOperator` is one."""
 
     shape: tuple[int, int]
     dtype: torch.dtype
@@ -43,7 +42,7 @@ class LinearMap(Protocol):
 
 
 def round_off_of(op: LinearMap) -> float:
-    """Relative error of a product, beside ‖J‖: what the map says of itself, else ε of its dtype."""
+    """Relative error of a product, beside ‖J‖: the map's own `round_off`, else ε of its dtype."""
     return float(getattr(op, "round_off", torch.finfo(op.dtype).eps))
 
 
@@ -54,32 +53,30 @@ class Status(StrEnum):
     CONVERGED = "converged"
     NOT_CONVERGED = "not converged"
 
-    @property
-    def remedy(self) -> str:
-        """What a caller can do about it."""
-        if self is Status.NOT_CONVERGED:
-            return "give more products, or a larger tolerance; in float32 nothing under about 1e-5 can be had"
-        return "nothing to do"
+
+def check_confidence(confidence: float) -> None:
+    """ValueError for a confidence that is no probability between 0 and 1."""
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence={confidence}: expected a probability between 0 and 1")
 
 
 def check_budget(max_products: float, confidence: float) -> None:
     """ValueError for a budget or a confidence that no iteration can work with."""
     if max_products < 2:
         raise ValueError(f"max_products={max_products}: expected at least 2, one Jv and one Jᵀu")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence={confidence}: expected a probability between 0 and 1")
+    check_confidence(confidence)
 
 
 class Bidiagonalisation:
-    """The process itself: bases U, V and the bidiagonal (α, β), one step at a time.
+    """The iteration: bases U, V and the bidiagonal (α, β), one product at a time.
 
     Args:
         op: the map.
         seed: of the random start.
-        start: v₁ [n] up to its length, instead of a random one; the bounds are for random ones.
-        image: J·start [m] where it is known: the first product is for nothing then.
-        within: projectors of inputs and of outputs onto the subspaces that are looked at; default all. Every
-            vector goes through them: what is left out comes back by round-off otherwise.
+        start: v₁ [n], of any length, instead of a random one; the bounds hold for random ones.
+        image: J·start [m] where it is known; it saves the first product.
+        within: projectors of inputs and outputs onto the subspaces to stay in; default all. Every vector is
+            projected: round-off would bring back what is left out.
         scale: size of the map that `op` is a part of: what is round-off beside it counts as zero.
 
     Attributes:
@@ -123,8 +120,13 @@ class Bidiagonalisation:
 
     @property
     def right(self) -> Tensor:
-        """V as rows [k or k + 1, n]: one more than U while the process can go on."""
+        """V as rows [k or k + 1, n]: one more than U while the iteration can go on."""
         return self._v.rows
+
+    @property
+    def known_right(self) -> Tensor:
+        """V as rows, one for each column of `known`."""
+        return self.right if self.exhausted else self.right[: len(self.alpha)]
 
     @property
     def left(self) -> Tensor:
@@ -143,26 +145,21 @@ class Bidiagonalisation:
             self.half_step()
 
     def half_step(self) -> None:
-        """The next product: one Jv after a whole step, one Jᵀu after half a step."""
+        """One product: a Jv after a whole step, a Jᵀu after half a step."""
         if self.is_half_way:
             image, basis, entries = self.op.rmatvec(self._u.rows[-1]), self._v, self.beta
             self.products += 1
+        elif self._image is not None:
+            image, basis, entries, self._image = self._image, self._u, self.alpha, None
         else:
-            image, basis, entries = self._forward(), self._u, self.alpha
+            image, basis, entries = self.op.matvec(self._v.rows[-1]), self._u, self.alpha
+            self.products += 1
         entry, vector = self._orthogonal(image, basis)
         if vector is None:
             self.exhausted = True
             return
         entries.append(entry)
         basis.append(vector)
-
-    def _forward(self) -> Tensor:
-        """J of the newest v."""
-        if self._image is not None:
-            image, self._image = self._image, None
-            return image
-        self.products += 1
-        return self.op.matvec(self._v.rows[-1])
 
     def bidiagonal(self) -> np.ndarray:
         """B̂: [k, k + 1] after a whole step, B [k, k] half-way and where β_k vanished."""
@@ -173,25 +170,25 @@ class Bidiagonalisation:
             matrix[i, i + 1] = beta
         return matrix
 
-    def ritz_values(self) -> np.ndarray:
-        """Singular values (k,), descending, of B (of B̂ where the space is exhausted)."""
-        matrix = self.bidiagonal()
-        return np.linalg.svd(matrix if self.exhausted else matrix[:, : len(self.alpha)], compute_uv=False)
-
     @property
-    def _unit(self) -> float:
-        return self.alpha[0]
+    def known(self) -> np.ndarray:
+        """B [k, k]; B̂ where the space is exhausted."""
+        return self.bidiagonal()[:, : len(self.known_right)]
+
+    def ritz_values(self) -> np.ndarray:
+        """Singular values (k,) of `known`, descending."""
+        return np.linalg.svd(self.known, compute_uv=False)
 
     @property
     def largest(self) -> float:
-        """The largest singular value of B̂: no bound from below that the products give is better."""
+        """The largest singular value of B̂: the best lower bound of σ_max that the products give."""
         return float(np.linalg.norm(self.bidiagonal(), 2)) if self.alpha else 0.0
 
     def error(self, confidence: float = CONFIDENCE) -> float:
         """Relative distance from `largest` to the upper bound, the root of the λ where Σ p̂² = 1/ω."""
         if self.exhausted:
             return 0.0
-        lower = (self.largest / self._unit) ** 2
+        lower = (self.largest / self.alpha[0]) ** 2
         is_possible = self._mass_test(lower, confidence)
         upper = 2 * lower
         while is_possible(upper):
@@ -205,15 +202,17 @@ class Bidiagonalisation:
         the start can see, found as in `error`; 1 where they may reach zero."""
         if self.exhausted:
             return 0.0
-        lower = (float(self.ritz_values()[-1]) / self._unit) ** 2
+        lower = (float(self.ritz_values()[-1]) / self.alpha[0]) ** 2
         is_possible = self._mass_test(lower, confidence)
         if lower == 0 or is_possible(0.0):
             return 1.0
         return 1 - sqrt(_edge(is_possible, lower, 0.0) / lower)
 
     def _mass_test(self, ritz_square: float, confidence: float) -> Callable[[float], bool]:
-        """Whether a singular value with the square λ, beyond an outermost Ritz value, is possible; squares
-        in units of α₁, so that they neither under- nor overflow."""
+        """Test whether a singular value with the square λ, beyond an outermost Ritz value, is possible.
+
+        Squares are in units of α₁², which neither under- nor overflow.
+        """
         least = least_component(confidence) ** 2 / self.op.shape[1]
         at_ritz_value = self._most_mass(ritz_square, 0.0)
         if at_ritz_value <= least:
@@ -224,41 +223,32 @@ class Bidiagonalisation:
 
     def _most_mass(self, point: float, least: float) -> float:
         """The most mass that v₁ can have on λ = `point` and beyond, exactly where it is over `least`."""
-        alpha, beta = np.array(self.alpha) / self._unit, np.array(self.beta) / self._unit
+        alpha, beta = np.array(self.alpha) / self.alpha[0], np.array(self.beta) / self.alpha[0]
         if not self.is_half_way:
             diagonal = alpha**2 + np.append(0.0, beta[:-1] ** 2)  # of BᵀB, and the next coupling
             return 1 / _christoffel(point, diagonal, alpha * beta, 1 / least if least else inf)
-        if point == 0:  # of BBᵀ nothing is learnt about the kernel
+        if point == 0:  # BBᵀ tells nothing about the kernel
             return 1.0
-        share = point / alpha[0] ** 2  # what v₁ has on λ is so many times as much in u₁
-        diagonal = alpha[:-1] ** 2 + beta**2
-        return 1 / (
-            share * _christoffel(point, diagonal, beta * alpha[1:], 1 / (share * least) if least else inf)
-        )
+        share = point / alpha[0] ** 2  # u₁ has so many times the mass of v₁ on λ
+        diagonal, enough = alpha[:-1] ** 2 + beta**2, 1 / (share * least) if least else inf
+        return 1 / (share * _christoffel(point, diagonal, beta * alpha[1:], enough))
 
     def triple(self, index: int) -> tuple[float, float, Tensor, Tensor]:
-        """Ritz value of B, relative residual and vectors u [m], v [n], by index in descending order."""
-        matrix = self.bidiagonal()
-        matrix = matrix if self.exhausted else matrix[:, : len(self.alpha)]
-        left, values, right = np.linalg.svd(matrix, full_matrices=False)
-        value = float(values[index])
-        residual = 0.0
+        """Ritz value of `known`, relative residual and vectors u [m], v [n], by index in descending order."""
+        left, values, right = np.linalg.svd(self.known, full_matrices=False)
+        value, residual = float(values[index]), 0.0
         if not self.exhausted:
             residual = self.beta[-1] * abs(left[-1, index]) / value if value else inf
-        return (
-            value,
-            float(residual),
-            combine(self.left, left[:, index]),
-            combine(self.right, right[index]),
-        )
+        u, v = combine(self.left, left[:, index]), combine(self.right, right[index])
+        return value, float(residual), u, v
 
     def _orthogonal(self, vector: Tensor, basis: "_Basis") -> tuple[float, Tensor | None]:
-        """(norm, unit vector) of what `vector` has beside `basis`; None where only round-off is left."""
+        """(norm, unit vector) of the part of `vector` outside of `basis`; None where that is round-off."""
         before = _length(vector)
         if not np.isfinite(before):
             raise FloatingPointError("a product with the Jacobian is not finite")
         weights = basis.rows @ vector
-        if len(weights) > 1:  # but for the last one, only round-off of the product is in them
+        if len(weights) > 1:  # all but the last hold only round-off of the product
             rest = _length(weights[:-1]) * sqrt(len(vector) / (len(weights) - 1))
             self.noise = max(self.noise, rest)
         vector = basis.kept(vector - weights @ basis.rows)
@@ -275,12 +265,12 @@ class Bidiagonalisation:
 class _Basis:
     """Rows in one block of memory that doubles: two matrix-vector products orthogonalise against all."""
 
-    def __init__(self, size: int, like: LinearMap, keep: "Projector | None") -> None:
+    def __init__(self, size: int, like: LinearMap, keep: Projector | None) -> None:
         self._block = torch.empty(8, size, dtype=like.dtype, device=like.device)
         self._count, self._keep = 0, keep
 
     def kept(self, vector: Tensor) -> Tensor:
-        """Its part in the subspace that is looked at."""
+        """Part of a vector inside the subspace."""
         return vector if self._keep is None else self._keep(vector)
 
     @property
@@ -295,7 +285,7 @@ class _Basis:
 
 
 def _edge(is_possible: Callable[[float], bool], inside: float, outside: float) -> float:
-    """Where, between a point that is possible and one that is not, `is_possible` ends; the far side of it."""
+    """The point where `is_possible` ends, between one that is possible and one that is not; its far side."""
     for _ in range(40):
         middle = (inside + outside) / 2
         if is_possible(middle):
@@ -331,5 +321,5 @@ def _length(vector: Tensor) -> float:
 
 
 def combine(rows: Tensor, weights: np.ndarray) -> Tensor:
-    """Σ weights_i rows_i, [n] of rows [k, n]; the weights may be a matrix (k, r), then [r, n]."""
+    """Σ weights_i rows_i, [n] of rows [k, n]; a matrix of weights (k, r) gives [r, n]."""
     return torch.tensor(weights.T.copy(), dtype=rows.dtype, device=rows.device) @ rows[: len(weights)]

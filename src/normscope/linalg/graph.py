@@ -1,7 +1,8 @@
-"""The graph that autograd holds: products with it, what it was computed from, its refusals in our words."""
+"""The graph that autograd holds: products with it, its leaves, refusals in our words."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ NO_PATH = "no path leads from the inputs to the outputs in the graph"
 
 
 class TangentError(RuntimeError):
-    """The derivative is not to be had, or is not the function's; the message says what was seen."""
+    """The derivative cannot be had, or is not the function's; the message says what was seen."""
 
 
 class NoPath(TangentError):
@@ -23,7 +24,7 @@ class NoPath(TangentError):
 
 
 class Refused(TangentError):
-    """PyTorch says so itself: no second derivative, no forward mode, a freed or reentrant graph."""
+    """PyTorch refuses: no second derivative, no forward mode, a freed or reentrant graph."""
 
 
 class KeptGraph:
@@ -34,10 +35,10 @@ class KeptGraph:
     Args:
         outputs: y.
         inputs: x, in its shape and precision.
-        source: where x is in the graph: a tensor, or an edge.
-        lean: what the graph of u ↦ Jᵀu saves that Jv does not need is dropped. That which depends on u: the
-            map is linear, and its derivative does not depend on u (a backward that is not linear then gives
-            a wrong Jv). That which the first Jv does not ask for: it is there for derivatives by x.
+        source: place of x in the graph: a tensor, or an edge.
+        lean: drop what the graph of u ↦ Jᵀu saves and Jv does not need: values that depend on u, as a linear
+            map's derivative does not (a backward that is not linear then gives a wrong Jv), and values that
+            the first Jv does not ask for, which are there for derivatives by x.
     """
 
     def __init__(
@@ -46,6 +47,11 @@ class KeptGraph:
         self.outputs, self.inputs, self.source, self.lean = outputs, inputs, source, lean
         self._double: tuple[Tensor, Tensor] | None = None
         self._saved: list[_Saved] = []  # by the graph of u ↦ Jᵀu, until the first Jv
+
+    @property
+    def eps(self) -> float:
+        """ε of the coarser precision of x and y."""
+        return max(torch.finfo(t.dtype).eps for t in (self.inputs, self.outputs))
 
     def pull(self, cotangents: Tensor) -> Tensor:
         """Jᵀu of the shape of x, for u of the shape of y."""
@@ -66,7 +72,8 @@ class KeptGraph:
         except NoPath:  # Jᵀu is zero, or constant for autograd; the adjoint test tells which
             return self.outputs.new_zeros(len(tangents), *self.outputs.shape)
         for saved in self._saved:
-            saved.let_go_if_unused()
+            if not saved.used:
+                saved.tensor = None
         self._saved = []
         return pushed
 
@@ -105,21 +112,14 @@ def vjp(
     """(∂y/∂x)ᵀ cotangent, of the shape of x; with one more leading axis where `batched`. The graph is kept.
 
     Raises:
-        Refused: what autograd says.
-        NoPath: where no path leads from x to y.
+        Refused: autograd refuses.
+        NoPath: no path leads from x to y.
     """
     if not y.requires_grad:
         raise NoPath
+    options = {"create_graph": create_graph, "is_grads_batched": batched}
     try:
-        (gradient,) = torch.autograd.grad(
-            y,
-            x,
-            cotangent,
-            retain_graph=True,
-            create_graph=create_graph,
-            allow_unused=True,
-            is_grads_batched=batched,
-        )
+        (gradient,) = torch.autograd.grad(y, x, cotangent, retain_graph=True, allow_unused=True, **options)
     except RuntimeError as error:
         raise Refused(f"autograd refuses: {first_line(error)}") from error
     if gradient is None:
@@ -128,7 +128,7 @@ def vjp(
 
 
 def first_line(error: Exception) -> str:
-    """What an exception says, without what follows."""
+    """First line of an exception's message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
@@ -149,21 +149,17 @@ def _rows(y: Tensor, x: Tensor | GradientEdge, cotangents: Tensor) -> Tensor:
     if len(cotangents) > 1:
         try:
             return vjp(y, x, cotangents, batched=True)
-        except Refused:  # no batching rule (a custom function); what is really refused is refused below
+        except Refused:  # no batching rule (a custom function); a real refusal comes below
             pass
     return torch.stack([vjp(y, x, row) for row in cotangents])
 
 
+@dataclass
 class _Saved:
-    """What a node of the graph saved, until it is known that no product asks for it."""
+    """Tensor that a node of the graph saved, until it is known that no product asks for it."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor: Tensor | None = tensor
-        self.used = False
-
-    def let_go_if_unused(self) -> None:
-        if not self.used:
-            self.tensor = None
+    tensor: Tensor | None
+    used: bool = False
 
 
 def _used(saved: _Saved) -> Tensor:
@@ -174,7 +170,7 @@ def _used(saved: _Saved) -> Tensor:
 
 
 class _Lean:
-    """Keeps what does not depend on u; of what does, only the shape. Walks each node of the graph once."""
+    """Hook that keeps what does not depend on u, and only the shape of what does. Walks each node once."""
 
     def __init__(self, u: Tensor) -> None:
         self._u = u
@@ -202,7 +198,7 @@ class _Lean:
 
 
 def _edges(y: Tensor) -> Iterator[tuple[Node, int]]:
-    """(node, output number) of all that y was computed from, each once."""
+    """(node, output number) of everything that y was computed from, each once."""
     start = get_gradient_edge(y)
     waiting, seen = [(start.node, start.output_nr)], set()
     while waiting:

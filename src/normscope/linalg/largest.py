@@ -1,4 +1,4 @@
-"""σ_max and its vectors, by Golub–Kahan–Lanczos; how far it is to be trusted: see `golub_kahan`.
+"""σ_max and its vectors, by Golub–Kahan–Lanczos; `golub_kahan` explains the error bound.
 
 Sources: Golub & Kahan 1965; Hochstenbach 2013, "Probabilistic upper bounds for the matrix two-norm".
 """
@@ -22,17 +22,17 @@ from normscope.linalg.golub_kahan import (
 
 @dataclass(frozen=True)
 class SigmaMax:
-    """A largest singular value, and how far it is to be trusted.
+    """A largest singular value with its error.
 
     Attributes:
         value: σ, a lower bound of σ_max(J) up to round-off.
         error: upper estimate of the relative error (σ_max − σ)/σ; inf where nothing is known.
-        residual: ‖Jv − σu‖/σ of the vectors (Jᵀu = σv holds by construction); of ‖Jᵀu − σv‖/σ, with Jv = σu,
-            where the last product was a Jv. The next product would show it; with the largest coupling so far
-            in place of the next one.
+        residual: ‖Jv − σu‖/σ of the vectors (Jᵀu = σv by construction), or ‖Jᵀu − σv‖/σ where the last
+            product was a Jv; with the largest coupling so far in place of the next one, which takes a product
+            more.
         products: Jv and Jᵀu spent.
         status: EXACT where the Krylov space was exhausted, CONVERGED where `error` ≤ tol.
-        confidence: chance that `error` holds; 1 where the space was exhausted.
+        confidence: probability that `error` holds; 1 where the space was exhausted.
         left, right: u [m] and v [n], of length 1.
         process: the iteration, for the error at another confidence.
     """
@@ -50,8 +50,8 @@ class SigmaMax:
     def upper(self, confidence: float | None = None) -> float:
         """σ(1 + error) ≥ σ_max(J) at `confidence`, by default that of `error`; no product.
 
-        Upper bounds are built from this, not from `value`. Where several take part in one bound, ask each
-        at `confidence_of_each`.
+        Build upper bounds from this, not from `value`; for a bound of several, ask each at
+        `confidence_of_each`.
         """
         error = self.error if confidence is None else _error(self.process, confidence)
         return self.value * (1 + error) if self.value else 0.0
@@ -71,19 +71,15 @@ def sigma_max(
         op: the map J [m, n].
         tol: relative error to stop at.
         max_products: budget of Jv and Jᵀu together; at least 2.
-        seed: of the random start; by default the vector that a `JacobianOperator` was checked with, of which
-            the product is known, else 0.
-        confidence: chance that the start has the component along v_max that the error estimate assumes.
-
-    Returns:
-        The value with error, residual, products and status; see `SigmaMax`.
+        seed: of the random start; by default the vector that a `JacobianOperator` was checked with, whose
+            product is known, else 0.
+        confidence: probability that the start has the component along v_max that the error assumes.
 
     Raises:
         ValueError: a budget under 2; a confidence outside (0, 1).
         FloatingPointError: where a product is not finite.
 
     Example:
-        >>> from normscope.linalg.maps import Matrix
         >>> found = sigma_max(Matrix(torch.diag(torch.arange(1.0, 41.0))), tol=1e-3)
         >>> round(found.value, 2), str(found.status)
         (40.0, 'converged')
@@ -113,12 +109,13 @@ def _error(process: Bidiagonalisation, confidence: float) -> float:
 def _result(process: Bidiagonalisation, status: Status, error: float, confidence: float) -> SigmaMax:
     """The largest triple of B̂ as it stands."""
     op = process.op
+    spent = process.products
     if not process.alpha:  # J v₁ = 0 for a random v₁: the map is zero
         left, right = (torch.zeros(size, dtype=op.dtype, device=op.device) for size in op.shape)
-        return SigmaMax(0.0, 0.0, 0.0, process.products, status, confidence, left, right, process)
+        return SigmaMax(0.0, 0.0, 0.0, spent, status, confidence, left, right, process)
     x, values, y = np.linalg.svd(process.bidiagonal(), full_matrices=False)
     last = 0.0 if process.exhausted else float(abs(x[-1, 0] if process.is_half_way else y[0, -1]))
-    residual = last * max(*process.alpha, *process.beta, 0.0) / float(values[0])
+    value = float(values[0])
+    residual = last * max(*process.alpha, *process.beta, 0.0) / value
     left, right = combine(process.left, x[:, 0]), combine(process.right, y[0])
-    value, spent = float(values[0]), process.products
     return SigmaMax(value, error, residual, spent, status, confidence, left, right, process)

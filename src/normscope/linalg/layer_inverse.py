@@ -3,9 +3,9 @@
     J⁻¹u = J_1⁻¹ (J_2⁻¹ (… J_L⁻¹ u)).
 
 Golub–Kahan–Lanczos on J needs about κ(J) products to see σ_min; on J⁻¹ it needs as few as for any σ_max, and
-each of its products costs what the solves cost: a few products with each layer, as a Pre-LN layer is I + A.
+each of its products costs the solves: a few products with each layer, as a Pre-LN layer is I + A.
 
-Layers with kernels (Post-LN: N′(I + A) with the left kernel of N′ known in closed form). Pseudo-inverses do
+Layers with kernels (Post-LN: N′(I + A) with the left kernel of N′ known in closed form): pseudo-inverses do
 not multiply in general; they do for full-rank factors: (BC)⁺ = C⁺B⁺ for B of full column rank and C of full
 row rank. So with P_l the projector onto range(J_l), each layer but the first is inverted *between* ranges,
 
@@ -15,8 +15,8 @@ which is right if and only if no layer loses what the layers before it pass on:
 
     rank J_1 = … = rank J_L =: r,  and  range(J_l) ∩ kernel(J_{l+1}) = {0}  for every l.
 
-The ranks are compared at the start. The second holds where (P_{l+1} J_{l+1} P_l) x = u has a solution for a
-random u in range(J_{l+1}), which is seen in every solve: its residual stays above its tolerance otherwise.
+The ranks are compared at the start. The second condition holds where (P_{l+1} J_{l+1} P_l) x = u has a
+solution for a random u in range(J_{l+1}); otherwise the residual of the solve stays above its tolerance.
 
 Cost: one product with one of L layers counts 1/L of a product with J.
 
@@ -38,8 +38,9 @@ from normscope.linalg.solve import Solver
 from normscope.linalg.subspaces import Kernel, dimension
 
 LOOSE = 1e-2
-"""Tolerance of the solves that only estimate an error: a layer's nearly lost direction is a small part of a
-random vector, a larger one of what a solve has left over, and has to be found there."""
+"""Tolerance of the solves that only estimate an error. A layer's nearly lost direction is a small part of a
+random vector, a larger one of a solve's residual, and has to be found there.
+"""
 
 
 @dataclass(frozen=True)
@@ -70,22 +71,21 @@ class LayerwiseInverse(BaseMap):
 
     Attributes:
         shape: (n, m), of J⁺.
-        cost: product-equivalents of J spent: a product with one of L layers counts 1/L.
+        cost: product-equivalents of J spent.
         worst: the largest relative residual of a solve that should have had none.
         first_error: relative error of the first J⁺u, as `error_of` estimates it; None before that.
         is_spent: whether a solve was cut short by `budget`.
-        leak: the largest gain that was found along what was called a left kernel, relative to the layer's.
-        carried: what those gains came to behind all layers, relative to u, in the latest J⁺u of `error_of`.
+        leak: the largest gain found along a named left kernel, relative to the layer's.
+        carried: those gains behind all layers, relative to u, in the latest J⁺u of `error_of`.
         first_carried: the same of the first J⁺u.
-        gain: length behind all layers of what the first leaks of a random vector [n]: all that J does to what
-            the first layer takes to zero but for its leak. None before it is measured.
+        gain: length behind all layers of what the first leaks of a random vector [n]; None before it is
+            measured.
         obstacle: why the product of inverses is not J⁺, else empty.
 
     Raises:
         ValueError: no layers; shapes that do not meet; kernels that are not orthonormal.
 
     Example:
-        >>> from normscope.linalg.maps import Matrix
         >>> layers = [Matrix(torch.diag(torch.tensor(values))) for values in ([2.0, 1.0], [1.0, 4.0])]
         >>> LayerwiseInverse(layers).matvec(torch.tensor([2.0, 4.0]))
         tensor([1.0000, 1.0000])
@@ -110,7 +110,11 @@ class LayerwiseInverse(BaseMap):
         self.first_error: float | None = None
         self.gain: float | None = None
         self.obstacle = _ranks_differ(self.layers)
-        self.between = [self._between(index) for index in range(len(self.layers))]
+        before = [self.layers[0].kernel, *(layer.left_kernel for layer in self.layers)]
+        self.between = [
+            Deflated(layer.map, kernel=kernel, left_kernel=layer.left_kernel)
+            for layer, kernel in zip(self.layers, before, strict=False)
+        ]
         self._solvers = [
             Solver(each, by_residual=index > 0 or not self._is_open_ended, domain=each.keep_right)
             for index, each in enumerate(self.between)
@@ -121,8 +125,7 @@ class LayerwiseInverse(BaseMap):
 
     @property
     def blocked(self) -> bool:
-        """Whether this is not J⁺: pseudo-inverses do not multiply, a solve has not come to its tolerance, or
-        the budget is spent."""
+        """Whether this is not J⁺: an obstacle, a solve above its tolerance, or a spent budget."""
         return bool(self.obstacle) or self.worst > self.tol or self.is_spent
 
     @property
@@ -146,12 +149,12 @@ class LayerwiseInverse(BaseMap):
         self.worst, self.first_error = 0.0, None
 
     def error_of(self, u: Tensor) -> tuple[Tensor, float]:
-        """x ≈ J⁺u, and ‖x − J⁺u‖/‖x‖ estimated.
+        """x ≈ J⁺u, and an estimate of ‖x − J⁺u‖/‖x‖; inf where the budget is spent.
 
-        What each solve has left over is computed anew from the layers, and carried through the inverse of the
+        The residual of each solve is computed anew from the layers, and carried through the inverse of the
         layers before it. What a layer leaves in its left kernel is carried through the layers after it, to
         `carried`. Costs one product of J (two where left kernels are named) and one application with loose
-        solves more. The estimate is inf where the budget is spent.
+        solves more.
         """
         passed = [self.between[-1].keep_left(u)]
         for index in reversed(range(len(self.layers))):
@@ -229,7 +232,7 @@ class LayerwiseInverse(BaseMap):
         return found.x
 
     def _image(self, index: int, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """P_l J_l x, and what J_l leaves outside of P_l."""
+        """P_l J_l x, and the part of J_l x outside of P_l."""
         whole = self._through(index, x)
         if self.layers[index].left_kernel is None:
             return whole, None
@@ -247,11 +250,6 @@ class LayerwiseInverse(BaseMap):
         self.cost += 1 / len(self.layers)
         return self.layers[index].map.matvec(x)
 
-    def _between(self, index: int) -> Deflated:
-        layer = self.layers[index]
-        before = self.layers[index - 1].left_kernel if index else layer.kernel
-        return Deflated(layer.map, kernel=before, left_kernel=layer.left_kernel)
-
 
 def _require_meeting(layers: Sequence[Layer]) -> None:
     if not layers:
@@ -265,7 +263,7 @@ def _require_meeting(layers: Sequence[Layer]) -> None:
 
 
 def _ranks_differ(layers: Sequence[Layer]) -> str:
-    """In which layers the ranks, as the kernels tell them, are not the same; empty where they are."""
+    """The first layer whose rank, by its kernels, is not that of the first one; empty where there is none."""
     ranks = []
     for number, layer in enumerate(layers, 1):
         (m, n), like = layer.map.shape, (layer.map.dtype, layer.map.device)

@@ -20,16 +20,15 @@ from normscope.linalg.golub_kahan import (
 from normscope.linalg.layer_inverse import Layer, LayerwiseInverse
 from normscope.linalg.smallest import LEAK_MARGIN, Side, SigmaMin, side_of
 
-SOLVE_SHARE = 0.1
-"""Tolerance of the solves, as a share of that of σ_min."""
+SOLVE_SHARE = 0.1  # tolerance of the solves, as a share of that of σ_min
 
 PROCESS_SHARES = (0.6, 0.3)
-"""What Golub–Kahan–Lanczos may leave of the tolerance, first and where that was not enough; the rest is for
-the solves."""
+"""Shares of the tolerance for Golub–Kahan–Lanczos, first and second try; solves have the rest."""
 
 FIRST_SHARE = 0.1
-"""What the first J⁺u may be off, as a share of the tolerance; the solves are made as tight as that takes.
-Errors of many layers and of many products add up, and to start again later costs the whole iteration."""
+"""Error of the first J⁺u, as a share of the tolerance, that the solves are made tight enough for. Errors of
+many layers and products add up, and a later new start costs the whole iteration.
+"""
 
 
 def layerwise_sigma_min(
@@ -52,17 +51,15 @@ def layerwise_sigma_min(
         confidence: as for `sigma_max`.
 
     Returns:
-        The value with error and status, as of `sigma_min`. The error is that of Golub–Kahan–Lanczos on J⁺ and
-        that of the solves, which is measured at the last vector; and what leaks into a named left kernel, as
-        it comes out of the whole stack beside σ. NOT_CONVERGED where a solve has not come to
-        its tolerance, and where pseudo-inverses do not multiply; `note` says it.
+        As `sigma_min`. The error is that of Golub–Kahan–Lanczos on J⁺, that of the solves, measured at the
+        last vector, and the leak into a named left kernel behind the whole stack, beside σ. NOT_CONVERGED
+        where a solve is above its tolerance, and where pseudo-inverses do not multiply; `note` says it.
 
     Raises:
         ValueError: as `LayerwiseInverse`; a budget under 2; a confidence outside (0, 1).
         FloatingPointError: where a product is not finite.
 
     Example:
-        >>> from normscope.linalg.maps import Matrix
         >>> layers = [Matrix(torch.diag(torch.tensor([1.0, 0.1 * k]))) for k in (1, 2, 3)]
         >>> round(layerwise_sigma_min(layers).value, 5)
         0.006
@@ -94,7 +91,7 @@ def _started(inverse: LayerwiseInverse, seed: int) -> Bidiagonalisation:
 
 
 def _excess(inverse: LayerwiseInverse, tol: float) -> float:
-    """How many times too large the error of the first product was, as far as the precision allows."""
+    """Factor by which the error of the first product was too large, as far as the precision allows."""
     most = inverse.tol / (100 * torch.finfo(inverse.dtype).eps)
     return min((inverse.first_error or 0.0) / (FIRST_SHARE * tol), most)
 
@@ -144,11 +141,11 @@ def _result(inverse: LayerwiseInverse, process: Bidiagonalisation, confidence: f
 
 
 def _leaking(inverse: LayerwiseInverse, sigma: float) -> float:
-    """Relative change of σ_min by D, what the layers leave in what was called their left kernels.
+    """Relative change of σ_min by D, the part that the layers leave in their named left kernels.
 
     From below σ(1 − ‖DJ⁺‖), from above √(σ²(1 + ‖DJ⁺‖)² + ‖D restricted to J's kernel‖²), by min–max. The
-    first J⁺u was of a random u, which shows at least 1/LEAK_MARGIN of ‖DJ⁺‖/√m but for one time in ten; the
-    last is of the vector where J⁺ is largest. `inverse.gain` is of a random vector, too.
+    first J⁺u was of a random u, which shows at least 1/LEAK_MARGIN of ‖DJ⁺‖/√m in nine cases of ten; the last
+    is of the vector where J⁺ is largest. `inverse.gain` is of a random vector, too.
     """
     relative = max(LEAK_MARGIN * sqrt(inverse.shape[1]) * inverse.first_carried, inverse.carried)
     return relative + hypot(1.0, LEAK_MARGIN * (inverse.gain or 0.0) / sigma) - 1

@@ -1,15 +1,13 @@
 """Maps made of maps: dense matrices, compositions, restrictions, shifts, projections, deflations.
 
-All take what has shape, dtype, device, matvec and rmatvec (`LinearMap`), and are that themselves. Batches are
-rows, as in `JacobianOperator.rmatmat`: matmat maps [k, n] to [k, m], rmatmat [k, m] to [k, n].
-
+All take and are a `LinearMap`. Batches are rows: matmat maps [k, n] to [k, m], rmatmat [k, m] to [k, n].
 Every map counts its own products, one for each vector; the maps it is made of count theirs.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, Protocol, cast
+from typing import Any
 
 import numpy as np
 import scipy.sparse.linalg
@@ -17,16 +15,11 @@ import torch
 from torch import Tensor
 
 from normscope.linalg.golub_kahan import LinearMap, round_off_of
-from normscope.linalg.subspaces import Kernel, projector
-
-
-class _Batched(Protocol):
-    matmat: Callable[[Tensor], Tensor]
-    rmatmat: Callable[[Tensor], Tensor]
+from normscope.linalg.subspaces import Kernel, Projector, projector
 
 
 class BaseMap(ABC):
-    """What the maps of this file share: checks, counts, batches, `.T`, `@`, `.to_scipy()`.
+    """Base of the maps: checks, counts, batches, `.T`, `@`, `.to_scipy()`.
 
     Attributes:
         shape: (m, n).
@@ -89,7 +82,14 @@ class BaseMap(ABC):
 
     def to_scipy(self) -> scipy.sparse.linalg.LinearOperator:
         """The same map for `scipy.sparse.linalg`, on NumPy arrays."""
-        return as_scipy(self)
+
+        def on_arrays(product: Callable[[Tensor], Tensor]) -> Callable[[np.ndarray], np.ndarray]:
+            return lambda a: product(torch.tensor(a, dtype=self.dtype).reshape(-1)).cpu().numpy()
+
+        dtype = torch.empty(0, dtype=self.dtype).numpy().dtype
+        return scipy.sparse.linalg.LinearOperator(
+            self.shape, matvec=on_arrays(self.matvec), rmatvec=on_arrays(self.rmatvec), dtype=dtype
+        )
 
     def _checked(self, vectors: Tensor, num_axes: int, side: int, product: str) -> Tensor:
         size = self.shape[side]
@@ -132,10 +132,10 @@ class Matrix(BaseMap):
 
 
 class Transposed(BaseMap):
-    """Jᵀ of any map. A product costs one product of that map.
+    """Jᵀ of any map J [m, n]. A product costs one product of that map.
 
     Args:
-        of: the map J [m, n].
+        of: the map.
 
     Example:
         >>> Transposed(Matrix(torch.tensor([[1.0, 2.0], [0.0, 3.0]]))).matvec(torch.tensor([1.0, 1.0]))
@@ -159,15 +159,13 @@ class Transposed(BaseMap):
 
 
 class Composition(BaseMap):
-    """J = maps[0] @ maps[1] @ …: the last one acts first.
-
-    A product costs one product of each map.
+    """J = maps[0] @ maps[1] @ …: the last one acts first. A product costs one product of each map.
 
     Args:
         maps: of shapes that meet: maps[0] [m, k], maps[1] [k, n], …
 
     Raises:
-        ValueError: where the shapes of two neighbours do not meet; it says both.
+        ValueError: the shapes of two neighbours do not meet.
 
     Example:
         >>> twice = Matrix(2 * torch.eye(2))
@@ -199,7 +197,7 @@ class Composition(BaseMap):
 
 
 class Restriction(BaseMap):
-    """Some rows and columns of a map, by index: ∂(some outputs)/∂(some inputs), the other inputs fixed.
+    """Some rows and columns of a map: ∂(some outputs)/∂(some inputs), the other inputs fixed.
 
     A product costs one product of the whole map.
 
@@ -209,7 +207,7 @@ class Restriction(BaseMap):
         columns: indices of inputs (c,), default all.
 
     Raises:
-        ValueError: for indices that the map does not have, or that occur twice.
+        ValueError: indices that the map does not have, or that occur twice.
 
     Example:
         >>> Restriction(Matrix(torch.eye(6)), rows=token_indices(1, width=3)).matvec(torch.arange(6.0))
@@ -236,16 +234,16 @@ class Restriction(BaseMap):
 
 
 class Shifted(BaseMap):
-    """αI + βA of a square map A: what a residual with stream scale α and branch scale β does.
+    """αI + βA of a square map A: stream scale α, branch scale β; J − I for α = −1.
 
-    A product costs one product of A. With α = −1 and β = 1 it is what a block adds to its stream: J − I.
+    A product costs one product of A.
 
     Args:
         of: A [n, n].
         alpha, beta: α and β.
 
     Raises:
-        ValueError: for a map that is not square.
+        ValueError: a map that is not square.
 
     Example:
         >>> Shifted(Matrix(torch.eye(2)), alpha=1.0, beta=0.5).matvec(torch.ones(2))
@@ -276,8 +274,11 @@ class Projected(BaseMap):
             the last axis of (…, m) onto it; default all.
         right: the same for inputs.
 
+    Attributes:
+        keep_left, keep_right: P and Q.
+
     Raises:
-        ValueError: for a basis of another size, or whose columns are not orthonormal.
+        ValueError: a basis of another size, or whose columns are not orthonormal.
 
     Example:
         >>> first = torch.tensor([[1.0], [0.0]])
@@ -288,16 +289,8 @@ class Projected(BaseMap):
     def __init__(self, of: LinearMap, *, left: Kernel | None = None, right: Kernel | None = None) -> None:
         super().__init__(of.shape, of.dtype, of.device, parts=[of])
         self.of = of
-        self._onto_left = projector(left, of.shape[0], of.dtype, of.device)
-        self._onto_right = projector(right, of.shape[1], of.dtype, of.device)
-
-    def keep_left(self, u: Tensor) -> Tensor:
-        """Pu (…, m)."""
-        return u if self._onto_left is None else self._onto_left(u)
-
-    def keep_right(self, v: Tensor) -> Tensor:
-        """Qv (…, n)."""
-        return v if self._onto_right is None else self._onto_right(v)
+        self.keep_left = projector(left, of.shape[0], of.dtype, of.device) or _identity
+        self.keep_right = projector(right, of.shape[1], of.dtype, of.device) or _identity
 
     def _forward(self, rows: Tensor) -> Tensor:
         return self.keep_left(forward(self.of, self.keep_right(rows)))
@@ -309,8 +302,8 @@ class Projected(BaseMap):
 class Deflated(Projected):
     """(I − P_left) J (I − P_right): J without its known kernels, projected at every product.
 
-    A kernel that is projected once comes back by round-off: what a solver then calls the smallest singular
-    value is 1e-17. A product costs one product of J and two projections, O(n r) for bases.
+    A kernel that is projected only once comes back by round-off. A product costs one product of J and two
+    projections, O(n r) for bases.
 
     Args:
         of: the map J [m, n].
@@ -318,8 +311,11 @@ class Deflated(Projected):
             or a callable that projects the last axis of (…, n) onto it.
         left_kernel: the same for {u : Jᵀu = 0}.
 
+    Attributes:
+        keep_left, keep_right: I − P_left and I − P_right.
+
     Raises:
-        ValueError: for a basis of another size, or whose columns are not orthonormal.
+        ValueError: a basis of another size, or whose columns are not orthonormal.
 
     Example:
         >>> one = torch.ones(2, 1) / 2**0.5
@@ -330,19 +326,21 @@ class Deflated(Projected):
     def __init__(
         self, of: LinearMap, *, kernel: Kernel | None = None, left_kernel: Kernel | None = None
     ) -> None:
-        super().__init__(of, left=left_kernel, right=kernel)
+        super().__init__(of)
+        self.keep_left = _complement(projector(left_kernel, of.shape[0], of.dtype, of.device))
+        self.keep_right = _complement(projector(kernel, of.shape[1], of.dtype, of.device))
 
-    def keep_left(self, u: Tensor) -> Tensor:
-        """u without its part in the left kernel."""
-        return u if self._onto_left is None else u - self._onto_left(u)
 
-    def keep_right(self, v: Tensor) -> Tensor:
-        """v without its part in the right kernel."""
-        return v if self._onto_right is None else v - self._onto_right(v)
+def _identity(vector: Tensor) -> Tensor:
+    return vector
+
+
+def _complement(onto: Projector | None) -> Projector:
+    return _identity if onto is None else lambda vector: vector - onto(vector)
 
 
 def token_indices(token: int, *, width: int) -> Tensor:
-    """Coordinates (d,) of one token in a flattened (T, d): what `Restriction` takes. Costs no product.
+    """Coordinates (d,) of one token in a flattened (T, d), for `Restriction`. Costs no product.
 
     Args:
         token: its number, from 0.
@@ -357,28 +355,20 @@ def token_indices(token: int, *, width: int) -> Tensor:
 
 def forward(op: LinearMap, rows: Tensor) -> Tensor:
     """Rows Jv [k, m] of [k, n] by any map: batched where it can."""
-    if len(rows) == 1 or not hasattr(op, "matmat"):
-        return torch.stack([op.matvec(row) for row in rows])
-    return cast(_Batched, op).matmat(rows)
+    return _batched(op, "matmat", op.matvec, rows)
 
 
 def backward(op: LinearMap, rows: Tensor) -> Tensor:
     """Rows Jᵀu [k, n] of [k, m] by any map: batched where it can."""
-    if len(rows) == 1 or not hasattr(op, "rmatmat"):
-        return torch.stack([op.rmatvec(row) for row in rows])
-    return cast(_Batched, op).rmatmat(rows)
+    return _batched(op, "rmatmat", op.rmatvec, rows)
 
 
-def as_scipy(op: LinearMap) -> scipy.sparse.linalg.LinearOperator:
-    """A SciPy operator around anything with shape, dtype, device, matvec and rmatvec."""
-
-    def on_arrays(product: Callable[[Tensor], Tensor]) -> Callable[[np.ndarray], np.ndarray]:
-        return lambda a: product(torch.tensor(a, dtype=op.dtype, device=op.device).reshape(-1)).cpu().numpy()
-
-    dtype = torch.empty(0, dtype=op.dtype).numpy().dtype
-    return scipy.sparse.linalg.LinearOperator(
-        op.shape, matvec=on_arrays(op.matvec), rmatvec=on_arrays(op.rmatvec), dtype=dtype
+def _batched(op: LinearMap, name: str, one: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    batch = getattr(op, name, None)
+    together: Tensor = (
+        torch.stack([one(row) for row in rows]) if len(rows) == 1 or batch is None else batch(rows)
     )
+    return together
 
 
 def _indices(given: Tensor | None, size: int, name: str, of: LinearMap) -> Tensor:

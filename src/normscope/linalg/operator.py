@@ -3,19 +3,18 @@
     Jᵀu  [m] → [n]   one VJP over the graph of y = f(x)
     Jv   [n] → [m]   one VJP over the graph of u ↦ Jᵀu ("double backward"); that graph is built once and held
 
-Each costs about one forward of f; setting up costs about two more, and the check of the tangent one. Where
-there is no double backward, Jv comes by forward mode, or by central differences: see `tangents`.
+Each costs about one forward of f; set-up costs about two more, and the check of the tangent one. Where there
+is no double backward, Jv comes by forward mode, or by central differences: see `tangents`.
 
 Both graphs together hold no more than the forward of a training step with the same kernels, parameters
-apart: see `function` and `KeptGraph`. A training step with fused attention does not hold the T×T
-probabilities, and they are held here: beside such a step it is more where T is long.
+apart: see `function` and `KeptGraph`. The T×T probabilities of attention are held here; a training step with
+fused attention does not hold them.
 
-A hand-written backward may be wrong, or be constant for autograd, and then Jv comes out wrong or zero
-without a word. So each Jv is held against Jᵀu of one random u (it costs two dot products), and where f
-itself is known, the first tangent is held against finite differences. A backward may also be no linear
-function of its gradient (guided backpropagation); at that one u it would agree with Jv. So each Jᵀu is held
-against the first Jv, and where there is none yet, a batch against a random sum of its rows (one VJP). What
-fails raises `TangentError`: no figure is better than a wrong one.
+A hand-written backward may be wrong, or constant for autograd, and Jv is then silently wrong or zero. So each
+Jv is compared with Jᵀu of one random u (two dot products), and where f is known, the first tangent with
+finite differences. A backward may also be no linear function of its gradient (guided backpropagation), which
+that one u does not show. So each Jᵀu is compared with the first Jv, and where there is none yet, a batch with
+a random sum of its rows (one VJP). A failed check raises `TangentError` rather than return a wrong figure.
 
 Source: Townsend 2017, "A new trick for calculating Jacobian vector products"; Pearlmutter 1994.
 """
@@ -36,22 +35,19 @@ from normscope.linalg.maps import BaseMap
 from normscope.linalg.tangents import (
     NUM_COTANGENTS,
     CentralDifferences,
-    DoubleBackward,
     ForwardMode,
     Method,
-    Tangents,
     require_adjoint,
 )
 
-LINEAR = 1e-2
-"""Relative gap from which Jᵀ of a sum is not the sum of Jᵀ."""
+LINEAR = 1e-2  # relative gap from which Jᵀ of a sum is not the sum of Jᵀ
 
 
 class JacobianOperator(BaseMap):
     """J = ∂f/∂x [m, n] of a function at a point; vectors go in and come out flat.
 
-    f may be random: it is run from one state of the generators each time, so dropout has one mask. It runs
-    with attention under the math backend, which has a double backward; the fused kernels have none.
+    f may be random: it starts from one state of the generators each time, so dropout has one mask. Attention
+    runs under the math backend, which has a double backward; the fused kernels have none.
 
     Cost: a product about one forward of f, in batches of small maps less (`matmat`, `rmatmat`; they hold as
     many copies of the activations as there are rows, up to 2¹⁵ elements of x); set-up about two products and
@@ -67,21 +63,21 @@ class JacobianOperator(BaseMap):
 
     Attributes:
         shape: (m, n).
-        products: Jv and Jᵀu spent so far; set-up is not in it.
+        products: Jv and Jᵀu spent so far, without set-up.
         method: the `Method` in use.
         round_off: relative error of a product, beside ‖J‖: ε of the precision; for central differences the
             largest that was measured so far. The algorithms claim nothing below it.
-        note: what was changed to measure f, which methods were refused, and whether f's round-off hides the
-            tangent from finite differences, as under a large offset: Jv is then only held against Jᵀu, which
-            a wrong backward may pass. Empty where there is nothing of this.
+        note: changes made to measure f, refused methods, and whether f's round-off hides the tangent from
+            finite differences, as under a large offset: Jv is then only compared with Jᵀu, which a wrong
+            backward may pass. Else empty.
 
     Raises:
         TypeError: x is no tensor.
         ValueError: no such method; x or f(x) not floating, or empty; half precision in a function that is no
             module; f writes into x.
-        TangentError: where Jv is not that of finite differences to 2 % (a backward that is not the derivative
-            of its forward or is no function of its gradient, a straight-through estimator, a part without
-            gradient), where Jv contradicts Jᵀu, and where PyTorch refuses every method.
+        TangentError: Jv differs from finite differences by over 2 % (a backward that is not the derivative of
+            its forward or is no function of its gradient, a straight-through estimator, a part without
+            gradient), Jv contradicts Jᵀu, or PyTorch refuses every method.
 
     Example:
         >>> op = JacobianOperator(lambda x: x**2, torch.tensor([1.0, 2.0]))
@@ -100,7 +96,15 @@ class JacobianOperator(BaseMap):
         function = MeasuredFunction(f, x)
         outputs, inputs = function.with_graph(function.x)
         self._set_up(KeptGraph(outputs, inputs, inputs, lean=True), Copies(function, inputs, outputs), seed)
-        refusals = self._choose(function, chosen)
+        refusals: list[str] = []
+        for each in chosen:
+            try:
+                self._use(each, function)
+                break
+            except Refused as refusal:
+                refusals.append(f"no {each}: {refusal}")
+        else:
+            raise Refused("; ".join(refusals))
         self.note = "; ".join(filter(None, (function.note, *refusals, self.note)))
 
     @classmethod
@@ -115,12 +119,12 @@ class JacobianOperator(BaseMap):
         Args:
             outputs: y, of m elements, computed from `inputs`.
             inputs: x, of n elements; a leaf or any intermediate tensor that requires grad.
-            edge: where x is in the graph, where that is not `inputs` itself: the tensor as it was before an
-                in-place op.
+            edge: place of x in the graph, where that is not `inputs` itself: the tensor before an in-place
+                op.
             seed: of the random cotangent that every Jv is checked with.
 
         Raises:
-            TypeError: what is no tensor.
+            TypeError: an argument is no tensor.
             ValueError: tensors that are not floating, or empty.
             TangentError: at the first product, where no path leads from `inputs` to `outputs`, where the
                 graph has no second derivative, where Jv contradicts Jᵀu, and where Jᵀu is not linear in u.
@@ -150,7 +154,8 @@ class JacobianOperator(BaseMap):
     @property
     def round_off(self) -> float:
         """Relative error of a product, beside ‖J‖."""
-        return self._tangents.round_off
+        found = self._tangents
+        return found.round_off if isinstance(found, CentralDifferences) else self._graph.eps
 
     def _set_up(self, graph: KeptGraph, copies: Copies | None, seed: int) -> None:
         super().__init__(
@@ -159,32 +164,18 @@ class JacobianOperator(BaseMap):
         self.method = Method.DOUBLE_BACKWARD
         self.note = ""
         self._graph = graph
-        self._tangents: Tangents = DoubleBackward(graph)
+        self._tangents: ForwardMode | CentralDifferences | None = None  # none: double backward
         self._copies = copies
         self._generator = torch.Generator().manual_seed(seed)
         self._adjoint: tuple[Tensor, Tensor] | None = None  # (u, Jᵀu), every Jv is held against it
         self._tangent: tuple[Tensor, Tensor] | None = None  # (v, Jv) of the random v of the set-up
         self._witness: tuple[Tensor, Tensor] | None = None  # (v, Jv), every Jᵀu is held against it
 
-    def _choose(self, function: MeasuredFunction, methods: tuple[Method, ...]) -> list[str]:
-        """Take the first method that is not refused; what the others said."""
-        refusals: list[str] = []
-        for method in methods:
-            try:
-                self._use(method, function)
-            except Refused as refusal:
-                refusals.append(f"no {method}: {refusal}")
-            else:
-                return refusals
-        raise Refused("; ".join(refusals))
-
     def _use(self, method: Method, function: MeasuredFunction) -> None:
-        """Take one method; its first product is held against finite differences."""
+        """Take one method; its first product is compared with finite differences."""
         self.method, self._witness, v = method, None, self._draw(self.shape[1])
         if method is Method.CENTRAL_DIFFERENCES:
-            differences = self._differences(function)
-            differences.require_agreement(v.reshape(self._graph.inputs.shape))
-            self._tangents = differences
+            self._tangents = self._differences(function, v)
             return
         if method is Method.FORWARD_MODE:
             self._tangents = ForwardMode(function, self._graph)
@@ -204,14 +195,17 @@ class JacobianOperator(BaseMap):
             raise TangentError(f"{error}; {self._remedy(function, v)}") from error
         self._tangent = self._witness = (v, jv)
 
-    def _differences(self, function: MeasuredFunction) -> CentralDifferences:
+    def _differences(self, function: MeasuredFunction, v: Tensor) -> CentralDifferences:
+        """Central differences, where Jᵀu agrees with them along v; else a `TangentError`."""
         cotangents = torch.stack([self._draw(self.shape[0]) for _ in range(NUM_COTANGENTS)])
-        return CentralDifferences(function, self._graph, cotangents)
+        found = CentralDifferences(function, self._graph, cotangents)
+        found.require_agreement(v.reshape(self._graph.inputs.shape))
+        return found
 
     def _remedy(self, function: MeasuredFunction, v: Tensor) -> str:
-        """What can be done where a tangent is wrong: whether Jᵀu is right."""
+        """Advice where a tangent is wrong, after a check whether Jᵀu is right."""
         try:
-            self._differences(function).require_agreement(v.reshape(self._graph.inputs.shape))
+            self._differences(function, v)
         except TangentError:
             return "Jᵀu contradicts finite differences too: no method can measure this function"
         other = Method.CENTRAL_DIFFERENCES
@@ -230,64 +224,60 @@ class JacobianOperator(BaseMap):
 
     def _backward(self, rows: Tensor) -> Tensor:
         self._require_path()
-        y = self._graph.outputs
-        mixed = self._witness is None and len(rows) > 1
-        cotangents = self._with_sum(rows.to(y)) if mixed else rows.to(y)
-        pulled = self._pull(cotangents.reshape(-1, *y.shape)).detach().reshape(len(cotangents), -1)
-        if mixed:
-            pulled = self._without_sum(pulled)
-        elif self._witness is not None:
-            require_adjoint(*self._witness, cotangents, pulled)
+        rows = rows.to(self._graph.outputs)
+        if self._witness is None and len(rows) > 1:
+            pulled = self._pull_linearly(rows)
+        else:
+            pulled = self._pull(rows)
+            if self._witness is not None:
+                require_adjoint(*self._witness, rows, pulled)
         return pulled.to(self.device, self.dtype)
 
     def _remember(self, v: Tensor, jv: Tensor) -> None:
-        """The first Jv, at the length of a random v."""
+        """Keep the first Jv, at the length of a random v."""
         length = float(v.double().norm())
         if self._witness is None and 0 < length < inf:
             scale = len(v) ** 0.5 / length
             self._witness = (v.detach() * scale, jv * scale)
 
-    def _with_sum(self, rows: Tensor) -> Tensor:
-        """The rows, and a random sum of them below."""
-        return torch.cat((rows, (self._weights(rows) @ rows).unsqueeze(0)))
-
-    def _without_sum(self, pulled: Tensor) -> Tensor:
-        """The rows, of which the last must be that sum."""
-        *_, found = pulled
-        rows = pulled[:-1]
-        weights = self._weights(rows)
-        gap = float((weights @ rows - found).double().norm())
-        size = float((weights * rows.norm(dim=-1)).double().norm())
+    def _pull_linearly(self, rows: Tensor) -> Tensor:
+        """Rows Jᵀu; Jᵀ of a random sum of the rows must be that sum of Jᵀu."""
+        generator = torch.Generator().manual_seed(len(rows))
+        weights = torch.randn(len(rows), generator=generator, dtype=torch.float64).to(rows)
+        *_, found = pulled = self._pull(torch.cat((rows, (weights @ rows).unsqueeze(0))))
+        weights, pulled = weights.to(pulled), pulled[:-1]
+        gap = float((weights @ pulled - found).double().norm())
+        size = float((weights * pulled.norm(dim=-1)).double().norm())
         if not gap <= LINEAR * size:
             raise TangentError(
                 f"Jᵀu is not linear in u: off by {gap:.2g} at size {size:.2g} for a sum of {len(rows)} rows; "
                 "a backward on the way is no linear function of its gradient"
             )
-        return rows
-
-    @staticmethod
-    def _weights(rows: Tensor) -> Tensor:
-        generator = torch.Generator().manual_seed(len(rows))
-        return torch.randn(len(rows), generator=generator, dtype=torch.float64).to(rows)
+        return pulled
 
     def _push(self, tangents: Tensor) -> Tensor:
-        if self._copies is not None and self.method is Method.DOUBLE_BACKWARD:
+        if self._tangents is not None:
+            return self._tangents(tangents)
+        if self._copies is not None:
             pushed = self._by_copies(self._copies.push_rows, tangents, self._known_adjoint())
             if pushed is not None:
                 return pushed
-        return self._tangents(tangents)
+        return self._graph.push_rows(tangents)
 
-    def _pull(self, cotangents: Tensor) -> Tensor:
+    def _pull(self, rows: Tensor) -> Tensor:
+        """Rows Jᵀu [k, n], flat."""
+        cotangents = rows.reshape(-1, *self._graph.outputs.shape)
+        pulled = None
         if self._copies is not None:
             pulled = self._by_copies(self._copies.pull_rows, cotangents, self._tangent)
-            if pulled is not None:
-                return pulled
-        return self._graph.pull_rows(cotangents)
+        if pulled is None:
+            pulled = self._graph.pull_rows(cotangents)
+        return pulled.detach().reshape(len(rows), -1)
 
     def _by_copies(
         self, product: Callable[[Tensor], Tensor], rows: Tensor, known: tuple[Tensor, Tensor] | None
     ) -> Tensor | None:
-        """The rows of a batch, held against a known product; None where f does not treat copies alike."""
+        """Rows of a batch, checked with a known product; None where f does not treat copies alike."""
         assert self._copies is not None
         if len(rows) == 1 or not self._copies.usable:
             return None

@@ -1,14 +1,11 @@
 """The smallest singular value that is not known to be zero, by long Golub–Kahan–Lanczos.
 
-The smallest Ritz value is an upper bound of σ_min. From below it is bounded as `sigma_max` is from above: a
-random start in n dimensions has the mass ω ≥ δ²/n on σ_min², and no more mass than 1/Σ p̂_j(λ)² fits at λ
-(Christoffel), so σ_min² is not below the λ at which that sum reaches n/δ².
+The smallest Ritz value is an upper bound of σ_min. The lower bound is found as the upper one of `sigma_max`:
+a random start in n dimensions has the mass ω ≥ δ²/n on σ_min², and no more mass than 1/Σ p̂_j(λ)² fits at λ
+(Christoffel), so σ_min² is at least the λ at which that sum reaches n/δ².
 
-The process needs about 4·κ·ln(n) products to 5 % (κ = σ_max/σ_min): the default budget is for κ up to about
-20 at n = 200, 10 at n = 1000. Beyond it says "not converged"; see `layerwise_sigma_min` for stacks of layers.
-
-A kernel that is known is projected out of the start and of every vector after it. Projected once, it comes
-back by round-off, and the figure is 1e-17.
+A known kernel is projected out of the start and of every vector after it: projected once, it comes back by
+round-off, and the result is 1e-17. For stacks of layers with a large κ see `layerwise_sigma_min`.
 
 Sources: Golub & Kahan 1965; Hochstenbach 2013, "Probabilistic upper bounds for the matrix two-norm".
 """
@@ -31,12 +28,11 @@ from normscope.linalg.golub_kahan import (
 from normscope.linalg.maps import Deflated, Transposed
 from normscope.linalg.subspaces import Kernel, dimension
 
-LEAK_MARGIN = 8
-"""A random vector of a kernel shows at least 1/8 of the kernel's gain, but for one time in ten."""
+LEAK_MARGIN = 8  # a random vector of a kernel shows at least 1/8 of the kernel's gain, in nine cases of ten
 
 
 class Side(StrEnum):
-    """Which kernels were named and projected out."""
+    """Kernels that were named and projected out."""
 
     NONE = "none"
     RIGHT = "right"
@@ -46,18 +42,18 @@ class Side(StrEnum):
 
 @dataclass(frozen=True)
 class SigmaMin:
-    """A smallest singular value, and how far it is to be trusted.
+    """A smallest singular value with its error.
 
     Attributes:
         value: σ, an upper bound of σ_min of the deflated map up to round-off.
         error: upper estimate of the relative error (σ − σ_min)/σ; inf where nothing is known.
         residual: ‖Jᵀu − σv‖/σ of the vectors.
-        products: Jv and Jᵀu spent; of a stack of layers, products of the whole.
+        products: Jv and Jᵀu spent; for a stack of layers, products of the whole.
         status: EXACT where the space was exhausted, CONVERGED where `error` ≤ tol.
-        deflated: which kernels were projected out.
-        kernel_gain: gain that a random vector of those kernels had; beside σ it should be round-off.
+        deflated: the kernels that were projected out.
+        kernel_gain: gain that a random vector of those kernels had; it should be round-off beside σ.
         largest: the largest Ritz value, a lower bound of σ_max, for κ; nan where it is not known.
-        note: what stood in the way, else empty.
+        note: why it did not converge, or that a kernel leaks; else empty.
         left, right: u [m] and v [n], of length 1.
     """
 
@@ -86,62 +82,53 @@ def sigma_min(
 ) -> SigmaMin:
     """The smallest singular value of `op` on the complement of its known kernels.
 
-    Costs about 4·κ·ln(n) products to 5 %, κ = σ_max/σ_min of what is left: the default budget does for κ up
-    to about 20 at n = 200, 10 at n = 1000.
+    Costs about 4·κ·ln(n) products to 5 %, κ = σ_max/σ_min of what is left: the default budget is enough for κ
+    up to about 20 at n = 200, 10 at n = 1000. Beyond it the status is NOT_CONVERGED.
 
     Args:
-        op: the map J [m, n]; of its min(m, n) singular values those of the kernels are left out.
+        op: the map J [m, n].
         kernel: {v : Jv = 0}: an orthonormal basis (n, r), or the projector onto it (…, n) → (…, n).
         left_kernel: {u : Jᵀu = 0}, likewise. One side is enough.
         tol: relative error to stop at.
         max_products: budget of Jv and Jᵀu together; at least 2.
         seed: of the random start.
-        confidence: chance that the start has the component that the error estimate assumes.
-
-    Returns:
-        The value with error, status and what was deflated; see `SigmaMin`.
+        confidence: probability that the start has the component that the error assumes.
 
     Raises:
-        ValueError: a kernel of another size, or not orthonormal; a budget under 2; nothing left to look at.
+        ValueError: a kernel of another size, not orthonormal, or that leaves nothing; a budget under 2.
         FloatingPointError: where a product is not finite.
 
     Example:
-        >>> from normscope.linalg.maps import Matrix
         >>> singular = Matrix(torch.diag(torch.tensor([3.0, 2.0, 0.0])))
         >>> found = sigma_min(singular, kernel=torch.tensor([[0.0], [0.0], [1.0]]))
         >>> round(found.value, 4), str(found.deflated), str(sigma_min(singular).status)
         (2.0, 'right', 'not converged')
     """
     check_budget(max_products, confidence)
-    sizes = [
-        size - dimension(given, size, op.dtype, op.device)
-        for size, given in ((op.shape[1], kernel), (op.shape[0], left_kernel))
-    ]
-    if min(sizes) < 1:
+    deflated, _ = without_kernels(op, kernel, left_kernel)
+    gain, spent = kernel_gain(deflated, seed)
+    process = Bidiagonalisation(deflated, seed=seed, within=(deflated.keep_right, deflated.keep_left))
+    status, error = _iterate(process, tol, max_products - spent, confidence, gain)
+    side = side_of(kernel is not None, left_kernel is not None)
+    found = _result(process, status, error, spent, gain, side)
+    return found if deflated.of is op else replace(found, left=found.right, right=found.left)
+
+
+def without_kernels(op: LinearMap, kernel: Kernel | None, left_kernel: Kernel | None) -> tuple[Deflated, int]:
+    """`op` without its kernels, or its transpose where that has fewer inputs; dimension of what is left.
+
+    Raises:
+        ValueError: nothing is left.
+    """
+    n = op.shape[1] - dimension(kernel, op.shape[1], op.dtype, op.device)
+    m = op.shape[0] - dimension(left_kernel, op.shape[0], op.dtype, op.device)
+    if min(m, n) < 1:
         raise ValueError(
             f"kernels that leave nothing of a map of shape {op.shape}: expected at least 1 dimension"
         )
-    if sizes[1] < sizes[0]:
-        found = sigma_min(
-            Transposed(op),
-            kernel=left_kernel,
-            left_kernel=kernel,
-            tol=tol,
-            max_products=max_products,
-            seed=seed,
-            confidence=confidence,
-        )
-        return replace(
-            found,
-            left=found.right,
-            right=found.left,
-            deflated=side_of(kernel is not None, left_kernel is not None),
-        )
-    deflated = Deflated(op, kernel=kernel, left_kernel=left_kernel)
-    gain, spent = kernel_gain(op, deflated, seed)
-    process = Bidiagonalisation(deflated, seed=seed, within=(deflated.keep_right, deflated.keep_left))
-    status, error = _iterate(process, tol, max_products - spent, confidence, gain)
-    return _result(process, status, error, spent, gain, side_of(kernel is not None, left_kernel is not None))
+    if m < n:
+        op, kernel, left_kernel = Transposed(op), left_kernel, kernel
+    return Deflated(op, kernel=kernel, left_kernel=left_kernel), min(m, n)
 
 
 def _iterate(
@@ -157,9 +144,9 @@ def _iterate(
 
 
 def _error(process: Bidiagonalisation, confidence: float, gain: float) -> float:
-    """The bound's, or what round-off and the kernel's own gain amount to beside σ."""
-    if process.exhausted and len(process.right) > len(process.alpha):
-        return inf  # J v = 0 for a v that was reached: singular to working precision
+    """Relative error: the bound's, and what round-off and the kernel's own gain amount to beside σ."""
+    if _is_singular(process):
+        return inf  # J v = 0 for a v that was reached
     values = process.ritz_values()
     smallest, condition = float(values[-1]), float(values[0] / values[-1]) if values[-1] > 0 else inf
     if condition == inf:
@@ -171,9 +158,9 @@ def _error(process: Bidiagonalisation, confidence: float, gain: float) -> float:
     return process.error_below(confidence) + round_off + squared + LEAK_MARGIN * gain / smallest
 
 
-def kernel_gain(op: LinearMap, deflated: Deflated, seed: int) -> tuple[float, int]:
+def kernel_gain(deflated: Deflated, seed: int) -> tuple[float, int]:
     """‖Jx‖ of a random x in the right kernel, or ‖Jᵀx‖ in the left one; and the products spent."""
-    gains = [0.0]
+    op, gains = deflated.of, [0.0]
     for size, keep, product in (
         (op.shape[1], deflated.keep_right, op.matvec),
         (op.shape[0], deflated.keep_left, op.rmatvec),
@@ -186,33 +173,31 @@ def kernel_gain(op: LinearMap, deflated: Deflated, seed: int) -> tuple[float, in
     return max(gains), len(gains) - 1
 
 
+def _is_singular(process: Bidiagonalisation) -> bool:
+    """Whether the map is singular to working precision: J takes a v that was reached to zero."""
+    return not process.alpha or (process.exhausted and len(process.right) > len(process.alpha))
+
+
 def _result(
     process: Bidiagonalisation, status: Status, error: float, spent: int, gain: float, side: Side
 ) -> SigmaMin:
     products = process.products + spent
-    singular = not process.alpha or (process.exhausted and len(process.right) > len(process.alpha))
-    if singular:
-        m, n = process.op.shape
-        left, right = (process.right.new_zeros(size) for size in (m, n))
+    largest = float(process.ritz_values()[0]) if process.alpha else 0.0
+    if _is_singular(process):
+        left, right = (process.right.new_zeros(size) for size in process.op.shape)
         note = "" if products < 2 else "singular to working precision: name its kernel"
-        return SigmaMin(0.0, inf, inf, products, status, side, gain, _largest(process), note, left, right)
+        return SigmaMin(0.0, inf, inf, products, status, side, gain, largest, note, left, right)
     value, residual, left, right = process.triple(-1)
     note = ""
     if gain * LEAK_MARGIN > 1e-2 * value:
         note = f"what was called a kernel has a gain of {gain:.2g}"
     elif status is Status.NOT_CONVERGED:
-        note = f"σ_max/σ_min is {_largest(process) / value:.1g} or more" if value else "σ_min is round-off"
-    return SigmaMin(
-        value, error, residual, products, status, side, gain, _largest(process), note, left, right
-    )
-
-
-def _largest(process: Bidiagonalisation) -> float:
-    return float(process.ritz_values()[0]) if process.alpha else 0.0
+        note = f"σ_max/σ_min is {largest / value:.1g} or more" if value else "σ_min is round-off"
+    return SigmaMin(value, error, residual, products, status, side, gain, largest, note, left, right)
 
 
 def side_of(right: bool, left: bool) -> Side:
-    """The name of the kernels that were named."""
+    """Name of the kernels that were named."""
     if right and left:
         return Side.BOTH
     return Side.RIGHT if right else Side.LEFT if left else Side.NONE

@@ -1,11 +1,10 @@
-"""Solving Mx = b again and again with one map: minimal residuals, and nothing learnt twice.
+"""Solving Mx = b again and again with one map: minimal residuals, recycled directions.
 
-Directions p with images c = Mp, the images orthonormal, are kept from one right side to the next. What of b
-lies in their span costs no product. For the rest the residual is the next direction (as in GMRES: one
-product), or Mᵀr where that stagnates or M is not square (as in CGLS: two); each solution minimises ‖b − Mx‖
-over all directions ever taken.
-
-With Mᵀr alone x stays in the range of Mᵀ: the solution of least norm. Otherwise M has to be injective.
+Directions p with images c = Mp, the images orthonormal, are kept from one right side to the next. The part of
+b in their span costs no product. For the rest the residual is the next direction (as in GMRES: one product),
+or Mᵀr where that stagnates or M is not square (as in CGLS: two); each solution minimises ‖b − Mx‖ over all
+directions ever taken. With Mᵀr alone x stays in the range of Mᵀ: the solution of least norm. Otherwise M has
+to be injective.
 
 Sources: Eisenstat, Elman & Schultz 1983 (GCR); de Sturler 1996 (recycling); Hestenes & Stiefel 1952 (CGLS).
 """
@@ -43,6 +42,9 @@ class Solver:
         memory: bytes for directions and images; it forgets all when they are more.
     """
 
+    _images: Tensor
+    _directions: Tensor
+
     def __init__(
         self, op: LinearMap, *, by_residual: bool, domain: Projector | None = None, memory: int = 2**26
     ) -> None:
@@ -51,7 +53,7 @@ class Solver:
         self._adjoint = Transposed(op)
         self.memory = memory
         self._size = 0.0  # the largest gain seen, for ‖M‖
-        self._images, self._directions = self._nothing()
+        self._forget()
 
     def solve(self, b: Tensor, *, tol: float, least_tol: float = 0.0, max_products: int = 200) -> Solution:
         """x with ‖b − Mx‖ ≤ tol·‖b‖, or ‖Mᵀr‖ ≤ least_tol·‖M‖·‖r‖ (round-off at least), or as far as the
@@ -62,7 +64,7 @@ class Solver:
             return Solution(x, 0.0, True, 0)
         r = b / scale
         if (self._images.nbytes + self._directions.nbytes) > self.memory:
-            self._images, self._directions = self._nothing()
+            self._forget()
         if len(self._images):
             weights = self._images @ r
             x, r = weights @ self._directions, r - weights @ self._images
@@ -105,7 +107,7 @@ class Solver:
         self._directions = torch.cat((self._directions, direction.unsqueeze(0) / norm))
         return True
 
-    def _nothing(self) -> tuple[Tensor, Tensor]:
+    def _forget(self) -> None:
         m, n = self.op.shape
-        empty = torch.zeros(0, dtype=self.op.dtype, device=self.op.device)
-        return empty.reshape(0, m), empty.reshape(0, n)
+        self._images = torch.zeros(0, m, dtype=self.op.dtype, device=self.op.device)
+        self._directions = torch.zeros(0, n, dtype=self.op.dtype, device=self.op.device)

@@ -1,4 +1,4 @@
-"""Known kernels: an orthonormal basis, or a projector, made into one thing to apply; their dimension.
+"""Known kernels: an orthonormal basis, or a projector, made into a projector; their dimension.
 
 A kernel of a map on T tokens of width d is mostly one for each token; `TokenProjector` takes such a basis
 (T, d, r) as `left_kernel` and `right_kernel` of the closed forms give it, at cost O(n·r) a vector.
@@ -9,11 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-Projector = Callable[[Tensor], Tensor]
-"""Orthogonal projection of the last axis: (…, n) → (…, n)."""
-
-Kernel = Tensor | Projector
-"""A subspace: an orthonormal basis (n, r), or the projector onto it."""
+Projector = Callable[[Tensor], Tensor]  # orthogonal projection of the last axis: (…, n) → (…, n)
+Kernel = Tensor | Projector  # a subspace: an orthonormal basis (n, r), or the projector onto it
 
 
 class TokenProjector:
@@ -28,7 +25,7 @@ class TokenProjector:
         dimension: of the whole subspace.
 
     Raises:
-        ValueError: for a basis without a token axis, or whose columns are not orthonormal.
+        ValueError: a basis without a token axis, or whose columns are not orthonormal.
 
     Example:
         >>> basis = torch.tensor([[[1.0], [0.0]], [[0.0], [0.0]]])  # e₁ of the first of two tokens
@@ -56,7 +53,7 @@ def projector(kernel: Kernel | None, size: int, dtype: torch.dtype, device: torc
     """The projector of a basis (n, r), the callable itself, or None.
 
     Raises:
-        ValueError: for a basis of another size, or whose columns are not orthonormal.
+        ValueError: a basis of another size, or whose columns are not orthonormal.
     """
     if kernel is None or not isinstance(kernel, Tensor):
         return kernel
@@ -68,24 +65,29 @@ def projector(kernel: Kernel | None, size: int, dtype: torch.dtype, device: torc
 
 
 def dimension(kernel: Kernel | None, size: int, dtype: torch.dtype, device: torch.device) -> int:
-    """Dimension of a kernel. For a callable that does not tell its `dimension`, the trace: n projections."""
+    """Dimension of a kernel. For a callable other than `TokenProjector`, the trace: n projections."""
+    if kernel is None:
+        return 0
     if isinstance(kernel, TokenProjector):
         return kernel.dimension
     if isinstance(kernel, Tensor):
         return _checked_dimension(kernel)
-    project = projector(kernel, size, dtype, device)
-    if project is None:
-        return 0
     trace = 0.0
     for some in torch.arange(size, device=device).split(256):
-        units = torch.zeros(len(some), size, dtype=dtype, device=device)
-        units[torch.arange(len(some), device=device), some] = 1
-        trace += float(project(units).gather(1, some.unsqueeze(1)).double().sum())
+        units = unit_rows(some, size, dtype)
+        trace += float(kernel(units).gather(1, some.unsqueeze(1)).double().sum())
     return round(trace)
 
 
+def unit_rows(indices: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+    """Unit vectors e_i [k, size] for `indices` (k,)."""
+    rows = torch.zeros(len(indices), size, dtype=dtype, device=indices.device)
+    rows[torch.arange(len(indices), device=indices.device), indices] = 1
+    return rows
+
+
 def _checked_dimension(basis: Tensor) -> int:
-    """Columns of a basis (n, r) that are not zero; ValueError where those are not orthonormal."""
+    """Number of non-zero columns of a basis (n, r); ValueError where those are not orthonormal."""
     gram = basis.T.double() @ basis.double()
     held = gram.diagonal().round().clamp(0, 1)
     off = float((gram - torch.diag(held)).abs().sum())

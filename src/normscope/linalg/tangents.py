@@ -1,32 +1,27 @@
-"""Three ways to Jv, in the order in which they are tried.
+"""Ways to Jv, in the order in which they are tried.
 
     double backward       one VJP over the held graph of u ↦ Jᵀu; exact; about a forward and a backward
     forward mode          `torch.func.jvp`; exact; about three forwards, nothing held
     central differences   (f(x + hv) − f(x − hv)) / 2h; two forwards or more; 1e-5 to 1e-3 in float32
 
-All take rows (k, *x.shape) to rows (k, *y.shape).
+The first is `KeptGraph.push_rows`. All take rows (k, *x.shape) to rows (k, *y.shape).
 """
 
 import warnings
-from collections.abc import Callable
 from enum import StrEnum
 from math import inf
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from normscope.linalg.differences import TOLERANCE, central_difference, step
+from normscope.linalg.differences import TOLERANCE, Map, central_difference, step
 from normscope.linalg.function import math_attention
 from normscope.linalg.graph import KeptGraph, Refused, TangentError, first_line
-
-Map = Callable[[Tensor], Tensor]
 
 SHRINKING = (1, 1 / 16, 1 / 256)
 """Steps that are tried, of the usual one: a direction may be all in one token, where x is small."""
 
-GOOD = 30
-"""Error at which a step is kept, in units of ε^(2/3)."""
+GOOD = 30  # error at which a step is kept, in units of ε^(2/3)
 
 NUM_COTANGENTS = 4
 SAFETY = 3
@@ -34,34 +29,11 @@ SAFETY = 3
 
 
 class Method(StrEnum):
-    """How Jv is got."""
+    """Way in which Jv is computed."""
 
     DOUBLE_BACKWARD = "double backward"
     FORWARD_MODE = "forward mode"
     CENTRAL_DIFFERENCES = "central differences"
-
-
-class Tangents(Protocol):
-    """One of the three ways."""
-
-    @property
-    def round_off(self) -> float:
-        """Relative error of Jv beside ‖J‖."""
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """Rows Jv."""
-
-
-class DoubleBackward:
-    """One VJP over the graph of u ↦ Jᵀu."""
-
-    def __init__(self, graph: KeptGraph) -> None:
-        self._graph = graph
-        self.round_off = _eps(graph)
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """Rows Jv, batched by vmap where the ops can be."""
-        return self._graph.push_rows(rows)
 
 
 class ForwardMode:
@@ -69,14 +41,13 @@ class ForwardMode:
 
     def __init__(self, f: Map, graph: KeptGraph) -> None:
         self._f, self._x = f, graph.inputs.detach()
-        self.round_off = _eps(graph)
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Rows Jv."""
         if len(rows) > 1:
             try:
                 return self._refusing(torch.func.vmap(self._one, randomness="same"), rows)
-            except Refused:  # no batching rule, or a branch on values; what is really refused is so below
+            except Refused:  # no batching rule, or a branch on values; a real refusal comes below
                 pass
         return torch.stack([self._refusing(self._one, row) for row in rows])
 
@@ -106,7 +77,7 @@ class CentralDifferences:
         self._cotangents = cotangents.double()
         shaped = cotangents.to(self._y).reshape(-1, *self._y.shape)
         self._pulled = torch.stack([graph.pull(u).reshape(-1) for u in shaped]).double()
-        self._eps = _eps(graph)
+        self._eps = graph.eps
         self._worst = self._gain = 0.0
 
     @property
@@ -136,10 +107,10 @@ class CentralDifferences:
         return best.to(self._y).reshape(self._y.shape)
 
     def require_agreement(self, v: Tensor) -> None:
-        """Jv by differences agrees with Jᵀu to 2 %, round-off aside.
+        """Check that Jv by differences agrees with Jᵀu to 2 %, round-off aside.
 
         Raises:
-            TangentError: where Jᵀu is not the function's.
+            TangentError: Jᵀu is not the function's.
         """
         self._one(v)
         noise = self._eps ** (2 / 3) * float(self._y.double().norm()) / float(self._x.double().norm() or 1.0)
@@ -156,34 +127,23 @@ class CentralDifferences:
         return d, float(gaps.square().mean().sqrt())
 
 
-def contradiction(cotangents: Tensor, pulled: Tensor, v: Tensor, jv: Tensor) -> tuple[float, float]:
-    """(gap, size) of ⟨u, Jv⟩ and ⟨Jᵀu, v⟩ for one u and the worst of the rows of v and Jv.
+def require_adjoint(cotangents: Tensor, pulled: Tensor, v: Tensor, jv: Tensor) -> None:
+    """Check ⟨u, Jv⟩ = ⟨Jᵀu, v⟩ of one u and rows of v and Jv, to 1 % and beyond round-off.
 
-    The gap is that beyond 1 % of the size and beyond round-off; not positive where the two agree.
+    Raises:
+        TangentError: it does not hold; the message has the worst row's gap.
     """
+    eps = torch.finfo(pulled.dtype).eps
     u, w, v, jv = (t.detach().double() for t in (cotangents, pulled, v, jv))
     across = v @ w
     gaps = (jv @ u - across).abs()
     sizes = jv.norm(dim=-1) + across.abs()
-    round_off = 1e3 * torch.finfo(pulled.dtype).eps * w.norm() * v.norm(dim=-1)
+    round_off = 1e3 * eps * w.norm() * v.norm(dim=-1)
     beyond = gaps - 1e-2 * sizes - round_off
     worst = int(beyond.argmax())
-    return (float(gaps[worst]), float(sizes[worst])) if not float(beyond[worst]) <= 0 else (0.0, 1.0)
-
-
-def require_adjoint(cotangents: Tensor, pulled: Tensor, v: Tensor, jv: Tensor) -> None:
-    """⟨u, Jv⟩ = ⟨Jᵀu, v⟩ for every row.
-
-    Raises:
-        TangentError: where it does not hold.
-    """
-    gap, size = contradiction(cotangents, pulled, v, jv)
-    if gap:
+    if not float(beyond[worst]) <= 0:
         raise TangentError(
-            f"Jv contradicts Jᵀu: ⟨u, Jv⟩ and ⟨Jᵀu, v⟩ differ by {gap:.2g} at size {size:.2g}; a backward "
-            "on the way is not differentiable (autograd.Function, custom op, compiled region)"
+            f"Jv contradicts Jᵀu: ⟨u, Jv⟩ and ⟨Jᵀu, v⟩ differ by {float(gaps[worst]):.2g} at size "
+            f"{float(sizes[worst]):.2g}; a backward on the way is not differentiable (autograd.Function, "
+            "custom op, compiled region)"
         )
-
-
-def _eps(graph: KeptGraph) -> float:
-    return max(torch.finfo(t.dtype).eps for t in (graph.inputs, graph.outputs))

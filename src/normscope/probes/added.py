@@ -10,7 +10,7 @@ from normscope.probes.sums import exact
 
 
 def sites_of_added(branch: Branch) -> Iterator[Site]:
-    """What `added` needs."""
+    """Sites that `added` needs."""
     yield branch.output
     yield from (weight.site for weight in branch.fused or () if isinstance(weight, Fused))
 

@@ -21,17 +21,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from normscope.anatomy import Anatomy, Branch, Site, capture, measuring
+from normscope.anatomy import Anatomy, Branch, Site
 from normscope.probes.measurement import Measurement, not_measured
-from normscope.probes.rows import NOT_FINITE, Found, at, value_row
+from normscope.probes.rows import NOT_FINITE, Found, at, captured_without_graph, value_row
 from normscope.probes.sums import exact, is_finite
-from normscope.subjects import Subject, untouched
+from normscope.subjects import Subject
 
-MASKED_LOGIT = -1e4
-"""A logit this low is a mask's."""
-
-PIECE = 1 << 20
-"""Elements that are looked at in one go, in float64."""
+MASKED_LOGIT = -1e4  # a logit this low is a mask's
+PIECE = 1 << 20  # elements that are looked at in one go, in float64
 
 ENTROPY, SPREAD = "attention/entropy", "attention/logit-spread"
 LOGIT, PROBABILITY = "attention/max-logit", "attention/max-probability"
@@ -46,9 +43,7 @@ def measure_attention(subject: Subject, anatomy: Anatomy) -> list[Measurement]:
     """
     branches = [branch for branch in anatomy.branches if branch.attention or "attention" in branch.kind]
     sites = [site for branch in branches for a in branch.attention for site in (a.logits, a.probabilities)]
-    with untouched(subject.model), measuring(subject.model):
-        _, captured = capture(subject.model, subject.forward, sites)
-        captured = {site: tensor.detach() for site, tensor in captured.items()}  # lets go of the graph
+    captured = captured_without_graph(subject, sites)
     return [row for branch in branches for row in _rows(branch, captured)]
 
 
@@ -118,8 +113,8 @@ def _take_in(tally: _Tally, logits: Found, probabilities: Found) -> str:
     num_queries, num_keys = logits.shape[-2:]
     mask_is_added = bool((logits <= MASKED_LOGIT).any())
     step = max(1, PIECE // (num_queries * num_keys))
-    maps = zip(_maps(logits).split(step), _maps(probabilities).split(step), strict=True)
-    for logits_NQS, probabilities_NQS in maps:
+    maps = (t.detach().reshape(-1, num_queries, num_keys).split(step) for t in (logits, probabilities))
+    for logits_NQS, probabilities_NQS in zip(*maps, strict=True):
         seen = visible(logits_NQS, probabilities_NQS, mask_is_added)
         tally.add(logits_NQS.flatten(0, 1), probabilities_NQS.flatten(0, 1), seen.flatten(0, 1))
     return ""
@@ -133,13 +128,8 @@ def _deviation(logits_QS: Tensor, visible_QS: Tensor) -> Tensor:
     return (from_mean.square().sum(-1) / num_visible.squeeze(-1)).sqrt()
 
 
-def _maps(tensor: Tensor) -> Tensor:
-    """(…, Q, S) as (N, Q, S): one map a head and sequence."""
-    return tensor.detach().reshape(-1, *tensor.shape[-2:])
-
-
 def visible(logits: Tensor, probabilities: Tensor, mask_is_added: bool) -> Tensor:
-    """Which keys a query may see: bool (N, Q, S).
+    """Keys that a query may see: bool (N, Q, S).
 
     Args:
         logits, probabilities: (N, Q, S).

@@ -1,4 +1,4 @@
-"""One backward: gradients of parameters and of sites, and what only the graph can tell."""
+"""One backward: gradients of parameters and of sites, and figures of its graph."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -34,7 +34,7 @@ class Backward:
 
     Attributes:
         captured: the tensors at the sites, without their graph.
-        masks: which features of a fused projection make which role.
+        masks: features of a fused projection, by role.
         no_gradient: why there is no gradient where there is none.
         learnt: ids of the parameters that a branch's output depends on inside the branch, by branch site.
     """
@@ -77,16 +77,16 @@ class Backward:
         return self._of_weight.get(id(parameter))
 
     def of_all(self, parameters: Iterable[Tensor]) -> list[Tensor]:
-        """The gradients there are."""
+        """Gradients that exist."""
         found = (self.of(parameter) for parameter in parameters)
         return [gradient for gradient in found if gradient is not None]
 
 
 def behind_copy(tensor: Tensor) -> GradientEdge | None:
-    """Where in the graph the original of a captured copy stood.
+    """Place in the graph of the original of a captured copy; None where the tensor is no copy.
 
-    Of a tensor that an in-place op (`x += f(x)`) overwrites, `capture` hands back a copy that the loss does
-    not depend on; the copy's own graph leads to the original. None where the tensor is no copy.
+    For a tensor that an in-place op (`x += f(x)`) overwrites, `capture` returns a copy that the loss does not
+    depend on; the copy's own graph leads to the original.
     """
     node = tensor.grad_fn
     if node is None or node.name() != "CloneBackward0":

@@ -41,11 +41,13 @@ def measure_gradient(subject: Subject, anatomy: Anatomy) -> list[Measurement]:
 
     Returns:
         the rows above in the order of the forward, `gradient/total` first; "not measured" with its reason
-        where a tensor did not come by or gets no gradient.
+        where a tensor is missing or gets no gradient.
     """
     model, batch = subject.model, subject.batch
     parameters = Parameters(model, anatomy)
-    differentiated = list(_differentiated(anatomy))
+    norms = norms_of(anatomy)
+    differentiated = [stack.blocks[0].entry for stack in anatomy.stacks]
+    differentiated += [block.exit for block in anatomy.blocks] + [norm.output for norm in norms.values()]
     with untouched(model), measuring(model), everything_requires_grad(model, batch):
         loss, captured = capture(model, lambda: objective(subject), [*differentiated, *_looked_at(anatomy)])
         backward = Backward(loss, captured, anatomy, parameters, differentiated)
@@ -53,13 +55,6 @@ def measure_gradient(subject: Subject, anatomy: Anatomy) -> list[Measurement]:
     if parameters.are_frozen:
         how += "; every parameter is frozen, so all are counted"
     return list(_Rows(anatomy, parameters, backward, how))
-
-
-def _differentiated(anatomy: Anatomy) -> Iterator[Site]:
-    """Sites whose gradient is wanted."""
-    yield from (stack.blocks[0].entry for stack in anatomy.stacks)
-    yield from (block.exit for block in anatomy.blocks)
-    yield from (norm.output for norm in norms_of(anatomy).values())
 
 
 def _looked_at(anatomy: Anatomy) -> Iterator[Site]:

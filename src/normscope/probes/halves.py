@@ -85,7 +85,7 @@ def _under_autocast(
 
 
 def _in_float32(subject: Subject, weights: Mapping[int, Tensor]) -> tuple[Any, Batch, dict[int, Tensor]]:
-    """What runs the model on float32 copies of parameters and buffers; the batch; the copies."""
+    """A call of the model on float32 copies of parameters and buffers; the batch; the copies."""
     model = subject.model
     parameters = {
         name: _as_float32(p).requires_grad_(p.is_floating_point()) for name, p in model.named_parameters()
@@ -111,10 +111,5 @@ def _overlaps(left: Gradients | str, right: Gradients | str) -> dict[int, Overla
         return left
     if isinstance(right, str):
         return right
-    found = {}
-    for key, a in left.items():
-        b = right.get(key)
-        if b is not None:
-            b = b.to(a.dtype)
-            found[key] = Overlap(inner(a, b), energy(a), energy(b))
-    return found
+    pairs = {key: (a, right[key].to(a.dtype)) for key, a in left.items() if key in right}
+    return {key: Overlap(inner(a, b), energy(a), energy(b)) for key, (a, b) in pairs.items()}

@@ -1,4 +1,4 @@
-"""Measurement: one figure with its name, place, unit and how it was come by; a table of them."""
+"""Measurement: one figure with its name, place, unit and method; a table of them."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -34,18 +34,11 @@ class Measurement:
 
     def to_dict(self) -> dict[str, Any]:
         """As the report's JSON has it."""
-        value = list(self.value) if isinstance(self.value, tuple) else self.value
-        return {
-            "quantity": self.quantity,
-            "site": self.site,
-            "value": value,
-            "unit": self.unit,
-            "how": self.how,
-        }
+        return vars(self) | {"value": list(self.value) if isinstance(self.value, tuple) else self.value}
 
 
 def not_measured(quantity: str, site: str, reason: str, unit: str = "1") -> Measurement:
-    """A measurement that says why it is none."""
+    """A measurement without a value, and the reason."""
     return Measurement(quantity, site, None, unit, f"not measured: {reason}")
 
 
@@ -62,7 +55,7 @@ class Measurements:
         return len(self._rows)
 
     def extend(self, rows: Iterable[Measurement]) -> None:
-        """Put `rows` behind those that are here."""
+        """Put `rows` at the end."""
         self._rows.extend(rows)
 
     def of(self, quantity: str) -> dict[str, float]:

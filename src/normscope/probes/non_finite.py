@@ -1,7 +1,7 @@
-"""Where the first NaN or infinity was born.
+"""Birthplace of the first NaN or infinity, searched for only where something is known to be wrong.
 
-Looked for only where something is known to be wrong. In this order: a parameter that holds one, the batch, an
-op of the forward that makes one out of finite inputs, and, where loss and forward are finite, the backward.
+In this order: a parameter that holds one, the batch, an op of the forward that makes one out of finite
+inputs, and, where loss and forward are finite, the backward.
 """
 
 from dataclasses import dataclass
@@ -64,7 +64,8 @@ def first_non_finite(subject: Subject, parameters: Parameters) -> Measurement:
     """
     for name, tensor in _held(subject.model, parameters).items():
         if not is_finite(tensor):
-            return _row(name, f"{_count(tensor)} of its {tensor.numel()} values are NaN or infinite as given")
+            count = int((~torch.isfinite(tensor.detach())).sum())
+            return _row(name, f"{count} of its {tensor.numel()} values are NaN or infinite as given")
     if not all(is_finite(t) for t in tensors_in(subject.batch) if t.is_floating_point()):
         return _row("batch", "the batch holds NaN or infinity as given")
     scan = _Scan(subject.model)
@@ -95,18 +96,14 @@ def _row(site: str, how: str) -> Measurement:
     return Measurement(QUANTITY, site, 1.0, how=f"{EXACT}; {how}")
 
 
-def _count(tensor: Tensor) -> int:
-    return tensor.numel() - int(torch.isfinite(tensor.detach()).sum())
-
-
 def _held(model: nn.Module, parameters: Parameters) -> dict[str, Tensor]:
-    """What must be finite: parameters, and buffers unless they are masks."""
+    """Tensors that must be finite: parameters, and buffers unless they are masks."""
     buffers = {name: b for name, b in model.named_buffers() if b.is_floating_point() and b.isnan().any()}
     return {**parameters.by_name, **buffers}
 
 
 class _Scan(TorchDispatchMode):
-    """Looks at what every op makes, and traces what is not finite to the op that made it first.
+    """Examines the output of every op, and traces what is not finite to the op that made it first.
 
     Attributes:
         origin: the birth behind every non-finite tensor that is alive.

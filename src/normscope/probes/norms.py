@@ -1,4 +1,4 @@
-"""Norms of an anatomy: which there are, what they are called, and what they guard."""
+"""Norms of an anatomy: their sites, inputs and gains."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ def norms_of(anatomy: Anatomy) -> dict[str, Norm]:
 
 
 def guarded(norm: Norm, entering: Tensor) -> Tensor:
-    """What ε is added to, token by token (…,): variance, mean square, or sum of squares; float64."""
+    """Quantity that ε is added to, token by token (…,): variance, mean square, or sum of squares; float64."""
     x = exact(entering)
     if norm.kind == "layernorm":
         return x.var(-1, correction=0)

@@ -1,4 +1,4 @@
-"""What gradients are gradients of: the subject's loss, or a random linear functional of the output."""
+"""Objective of the gradients: the subject's loss, or a random linear functional of the output."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ FUNCTIONAL = "exact, of a random linear functional of the output in place of a l
 
 
 def objective_how(subject: Subject) -> str:
-    """What the `how` of a gradient says."""
+    """`how` of a gradient."""
     return EXACT if subject.loss_fn is not None else FUNCTIONAL
 
 

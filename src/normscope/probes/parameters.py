@@ -31,15 +31,16 @@ class Parameters:
         return list({id(p): p for p in self.by_name.values()}.values())
 
     def trained(self) -> list[nn.Parameter]:
-        """Those that the user trains."""
+        """Parameters that the user trains."""
         return self._kept(self.by_name.values())
 
     def of_block(self, block: Block) -> list[nn.Parameter]:
-        """What the user trains of a block: what its module holds, and what its branches hold outside of it.
+        """Parameters that the user trains in a block: in its module, and in its branches outside of that.
 
         XLM keeps its feed-forwards in a list of their own; blocks written out in one module share it.
         """
-        inside = set(_weights(block))
+        norms = [norm.weight for branch in block.branches for norm in branch.norms]
+        inside = {*norms, *(projection.parameter for b in block.branches for projection in b.projections)}
         prefixes = [branch.path for branch in block.branches]
         if self._runs[block.path, block.call] == 1:
             prefixes.append(block.path)
@@ -47,7 +48,7 @@ class Parameters:
         return self._kept(p for name, p in self.by_name.items() if name in inside or name.startswith(begins))
 
     def sharing(self, block: Block) -> str:
-        """What `how` adds where several blocks run one module, else ""."""
+        """Addition to `how` where several blocks run one module, else ""."""
         calls = self._calls[block.path]
         if calls == self._runs[block.path, block.call]:
             return ""
@@ -55,9 +56,3 @@ class Parameters:
 
     def _kept(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
         return list({id(p): p for p in parameters if id(p) in self._trained}.values())
-
-
-def _weights(block: Block) -> list[str]:
-    """Names of the weights that the reading saw in a block."""
-    norms = [norm.weight for branch in block.branches for norm in branch.norms if norm.weight is not None]
-    return [projection.parameter for b in block.branches for projection in b.projections] + norms

@@ -37,8 +37,7 @@ from normscope.probes.rows import NOT_FINITE, UNDEFINED, at, ratio_row, value_ro
 from normscope.probes.sums import flushed, is_finite, largest
 from normscope.subjects import Subject, untouched
 
-LIMITS = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38}
-"""Largest finite number."""
+LIMITS = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38}  # largest finite number
 
 OF_GRADIENTS = ("float16-flushed", "bfloat16-cosine")
 
@@ -56,27 +55,26 @@ def measure_precision(subject: Subject, anatomy: Anatomy) -> list[Measurement]:
     model, batch = subject.model, subject.batch
     parameters = Parameters(model, anatomy)
     weights = {id(parameter): parameter for parameter in parameters.trained()}
+    sites = [site for *_, site in _activations(anatomy)] + [n.input for n in norms_of(anatomy).values()]
     with untouched(model), measuring(model), everything_requires_grad(model, batch):
         with untouched(model):  # what a forward leaves behind, such as a cache of keys, is not the next one's
-            loss, captured = capture(model, lambda: objective(subject), list(_sites(anatomy)))
+            loss, captured = capture(model, lambda: objective(subject), sites)
             peaks = list(_peaks(anatomy, captured))
             rows = [*_headroom_rows(peaks), *_eps_rows(anatomy, captured, parameters)]
             del captured  # with the graph, what the backward does not need
             own = gradients(loss, weights)
+        is_finite_forward = bool(loss.isfinite()) and all(math.isfinite(peak.largest) for peak in peaks)
         with untouched(model):
-            rows += _gradient_rows(subject, anatomy, parameters, own, _is_finite(loss, peaks))
+            rows += _gradient_rows(subject, anatomy, parameters, own, is_finite_forward)
     return rows
-
-
-def _is_finite(loss: Tensor, peaks: list["_Peak"]) -> bool:
-    return bool(loss.isfinite()) and all(math.isfinite(peak.largest) for peak in peaks)
 
 
 def _gradient_rows(
     subject: Subject, anatomy: Anatomy, parameters: Parameters, own: Gradients | str, forward_is_finite: bool
 ) -> Iterator[Measurement]:
-    """What half precision would do to the gradients `own`; where something is not finite, where it began."""
-    if not forward_is_finite or not _are_finite(own):
+    """Effect of half precision on the gradients `own`; where something is not finite, where it began."""
+    gradients_are_finite = isinstance(own, str) or all(map(is_finite, own.values()))
+    if not (forward_is_finite and gradients_are_finite):
         yield from (not_measured(f"precision/{name}", "", NOT_FINITE) for name in OF_GRADIENTS)
         yield first_non_finite(subject, parameters)
     elif isinstance(own, str):
@@ -86,15 +84,6 @@ def _gradient_rows(
         yield from _cosine_rows(anatomy, parameters, overlaps(subject, parameters.trained(), own))
         if not all(map(is_finite, parameters.by_name.values())):  # a weight that this batch never met
             yield first_non_finite(subject, parameters)
-
-
-def _are_finite(own: Gradients | str) -> bool:
-    return isinstance(own, str) or all(map(is_finite, own.values()))
-
-
-def _sites(anatomy: Anatomy) -> Iterator[Site]:
-    yield from (site for _, _, site in _activations(anatomy))
-    yield from (norm.input for norm in norms_of(anatomy).values())
 
 
 def _activations(anatomy: Anatomy) -> Iterator[tuple[str, str, Site]]:
@@ -192,16 +181,15 @@ def _eps_rows(
     anatomy: Anatomy, captured: Mapping[Site, Tensor], parameters: Parameters
 ) -> Iterator[Measurement]:
     for site, norm in norms_of(anatomy).items():
-        reason = _no_eps(norm, captured) or _closed(norm, parameters)
-        if norm.eps is not None:
-            yield Measurement("precision/eps", site, norm.eps)
-        else:
-            yield not_measured("precision/eps", site, "no ε was seen under its root")
-        if reason:
+        if norm.eps is None:
+            for name in ("eps", "eps-ratio", "eps-ratio-median"):
+                yield not_measured(f"precision/{name}", site, "no ε was seen under its root")
+            continue
+        yield Measurement("precision/eps", site, norm.eps)
+        if reason := _no_ratio(norm, captured, parameters):
             yield not_measured("precision/eps-ratio", site, reason)
             yield not_measured("precision/eps-ratio-median", site, reason)
             continue
-        assert norm.eps is not None
         values = guarded(norm, captured[norm.input])
         how = f"{EXACT}; ε over the {_GUARDED[norm.kind]}"
         for name, value in (("eps-ratio", values.min()), ("eps-ratio-median", values.median())):
@@ -209,19 +197,14 @@ def _eps_rows(
             yield Measurement(f"precision/{name}", site, ratio, how=how)
 
 
-def _no_eps(norm: Norm, captured: Mapping[Site, Tensor]) -> str:
-    """Why ε cannot be set against anything, "" where it can."""
-    if norm.eps is None:
-        return "no ε was seen under its root"
+def _no_ratio(norm: Norm, captured: Mapping[Site, Tensor], parameters: Parameters) -> str:
+    """Why ε cannot be compared with anything, or says nothing; "" where it can."""
     if norm.kind not in TOKENWISE:
         return f"a {norm.kind} guards no variance of one token"
     entering = at(captured, norm.input)
     if isinstance(entering, str):
         return entering
-    return "" if is_finite(entering) else NOT_FINITE
-
-
-def _closed(norm: Norm, parameters: Parameters) -> str:
-    """Why the ε of a norm that puts out zeros says nothing, "" for one that does not (Swin-V2 starts so)."""
-    gain = factor(norm, parameters.by_name)
+    if not is_finite(entering):
+        return NOT_FINITE
+    gain = factor(norm, parameters.by_name)  # Swin-V2 starts at γ = 0
     return "its γ is zero, so nothing passes it yet" if gain is not None and not gain.any() else ""

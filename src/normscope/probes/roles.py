@@ -1,7 +1,7 @@
-"""Which rows of a fused weight make q, which k, which v.
+"""Rows of a fused weight that make q, k and v.
 
 GPT-2 makes all three with one matmul, grouped-query attention with unequal parts, and every model interleaves
-them its own way. The graph knows: an output feature belongs to q where the query operand of the attention
+them in another way. The graph knows: an output feature belongs to q where the query operand of the attention
 depends on it.
 """
 
@@ -14,20 +14,18 @@ from normscope.anatomy import Branch, Projection, Site
 
 OPERANDS = {"q": "query", "k": "key", "v": "value"}
 
-Masks = dict[str, Tensor]
-"""Role → bool mask over the features that the projection's weight makes."""
+Masks = dict[str, Tensor]  # role → bool mask over the features that the projection's weight makes
 
 
 def role_masks(
     branch: Branch, projection: Projection, weight: Tensor, captured: Mapping[Site, Tensor]
 ) -> Masks:
-    """The features of `weight` that make each role; roles that cannot be told apart are left out.
+    """Features of `weight` that make each role; roles that cannot be distinguished are left out.
 
     Args:
-        branch, projection: where the projection stands.
+        branch, projection: place of the projection.
         weight: its parameter.
-        captured: tensors with their graph; the projection's output and the attention's operands are looked
-        up.
+        captured: tensors with their graph, at the projection's output and the attention's operands.
     """
     output = captured.get(projection.output)
     if output is None or output.grad_fn is None or projection.feature_axis >= weight.ndim:
@@ -51,8 +49,7 @@ def _features(output: Tensor, weight: Tensor, axis: int) -> Tensor | None:
     """Indices along the weight's feature axis of the output's features.
 
     All of them, in order; or the slice that the matmul used (`nn.MultiheadAttention` multiplies with parts of
-    its in_proj_weight when query and key differ), found where the output's gradient in the weight is not
-    zero.
+    its in_proj_weight when query and key differ): where the output's gradient in the weight is not zero.
     """
     num_features = weight.shape[axis]
     if output.shape[-1] == num_features:
@@ -67,7 +64,7 @@ def _features(output: Tensor, weight: Tensor, axis: int) -> Tensor | None:
 
 
 def _reached(operand: Tensor, output: Tensor) -> Tensor:
-    """Which features of `output` (…, features) the operand depends on: bool (features,).
+    """Features of `output` (…, features) that the operand depends on: bool (features,).
 
     The cotangent is random: a norm on q would send a constant one to zero.
     """

@@ -1,18 +1,25 @@
-"""Rows of the table: a figure of a tensor, or the reason why there is none."""
+"""Tensors of one forward, and rows of the table: a figure of a tensor, or the reason why there is none."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from torch import Tensor
 
-from normscope.anatomy import Site
+from normscope.anatomy import Site, capture, measuring
 from normscope.probes.measurement import EXACT, Measurement, not_measured
+from normscope.subjects import Subject, untouched
 
-Found = Tensor | str
-"""A tensor, or the reason why there is none."""
+Found = Tensor | str  # a tensor, or the reason why there is none
 
 NOT_FINITE = "the values there are not finite (precision/non-finite says where that began)"
 UNDEFINED = "it is a share of nothing: what it is relative to is exactly zero"
+
+
+def captured_without_graph(subject: Subject, sites: Iterable[Site]) -> dict[Site, Tensor]:
+    """Tensors at `sites` in one measured forward of the fixed batch."""
+    with untouched(subject.model), measuring(subject.model):
+        _, captured = capture(subject.model, subject.forward, list(sites))
+        return {site: tensor.detach() for site, tensor in captured.items()}
 
 
 def at(captured: Mapping[Site, Tensor], site: Site) -> Found:

@@ -17,18 +17,20 @@ at every block's exit, at "<stack>.input" and at "<stack>.hidden"; and at every 
     branch/update-ratio   that, over the RMS of the stream it is added to, α included
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
-from normscope.anatomy import Anatomy, Branch, Site, Stack, capture, measuring
+from normscope.anatomy import Anatomy, Branch, Site, Stack
 from normscope.probes.added import added, sites_of_added
 from normscope.probes.measurement import EXACT, Measurement, not_measured
-from normscope.probes.rows import Found, at, ratio_row, row
+from normscope.probes.rows import Found, at, captured_without_graph, ratio_row, row
 from normscope.probes.sums import energy, exact, largest, rms
-from normscope.probes.token_axes import Hints, batch_shape, sequences
-from normscope.subjects import Subject, untouched
+from normscope.probes.token_axes import batch_shape, sequences
+from normscope.subjects import Subject
+
+_Axes = tuple[tuple[int, ...], int | None]  # shape of the batch, and tokens of a sequence: see `sequences`
 
 
 def measure_signal(subject: Subject, anatomy: Anatomy) -> list[Measurement]:
@@ -36,16 +38,11 @@ def measure_signal(subject: Subject, anatomy: Anatomy) -> list[Measurement]:
 
     Returns:
         `stream/*` at every block, stack input and hidden state, `branch/rms` and `branch/update-ratio` at
-        every branch, in the order of the forward; "not measured" with its reason where a tensor did not come
-        by.
+        every branch, in the order of the forward; "not measured" with its reason where a tensor is missing.
     """
-    sites = list(_sites(anatomy))
-    with untouched(subject.model), measuring(subject.model):
-        _, captured = capture(subject.model, subject.forward, sites)
-        captured = {site: tensor.detach() for site, tensor in captured.items()}  # lets go of the graph
-    return [
-        row for stack in anatomy.stacks for row in _stack_rows(stack, captured, batch_shape(subject.batch))
-    ]
+    captured = captured_without_graph(subject, _sites(anatomy))
+    batch = batch_shape(subject.batch)
+    return [row for stack in anatomy.stacks for row in _stack_rows(stack, captured, batch)]
 
 
 def _sites(anatomy: Anatomy) -> Iterator[Site]:
@@ -63,25 +60,25 @@ def _sites(anatomy: Anatomy) -> Iterator[Site]:
 def _stack_rows(
     stack: Stack, captured: Mapping[Site, Tensor], batch: tuple[int, ...]
 ) -> Iterator[Measurement]:
-    hints = Hints(batch, _num_tokens(stack, captured))
+    axes = batch, _num_tokens(stack, captured)
     entry = at(captured, stack.blocks[0].entry)
-    yield from _stream_rows(f"{stack.name}.input", entry, hints)
+    yield from _stream_rows(f"{stack.name}.input", entry, axes)
     yield _faintest_row(f"{stack.name}.input", entry)
     for block in stack.blocks:
         for branch in block.branches:
             yield from _branch_rows(branch, captured)
-        yield from _stream_rows(block.site, at(captured, block.exit), hints)
-    yield from _stream_rows(f"{stack.name}.hidden", at(captured, stack.hidden), hints)
+        yield from _stream_rows(block.site, at(captured, block.exit), axes)
+    yield from _stream_rows(f"{stack.name}.hidden", at(captured, stack.hidden), axes)
 
 
 def _first_attention(stack: Stack) -> Site | None:
-    """Where the length of a sequence is read: the probabilities of the first self-attention."""
+    """Site from which the length of a sequence is read: the probabilities of the first self-attention."""
     branches = (branch for block in stack.blocks for branch in block.branches if branch.kind == "attention")
     return next((branch.attention[0].probabilities for branch in branches if branch.attention), None)
 
 
 def _num_tokens(stack: Stack, captured: Mapping[Site, Tensor]) -> int | None:
-    """Tokens that attend to one another, from probabilities (…, T, T); None where a part looks at another."""
+    """Tokens that attend to one another, from probabilities (…, T, T); None where they are not square."""
     attention = _first_attention(stack)
     if attention is None or attention not in captured:
         return None
@@ -89,21 +86,16 @@ def _num_tokens(stack: Stack, captured: Mapping[Site, Tensor]) -> int | None:
     return num_queries if num_queries == num_keys else None
 
 
-def _stream_rows(site: str, found: Found, hints: Hints) -> Iterator[Measurement]:
-    figures: dict[str, Callable[[Tensor], float]] = {
-        "stream/mean": mean,
-        "stream/rms": rms,
-        "stream/max": largest,
-    }
-    for quantity, figure in figures.items():
-        yield row(quantity, site, found, figure)
+def _stream_rows(site: str, found: Found, axes: _Axes) -> Iterator[Measurement]:
+    for quantity, figure in (("mean", mean), ("rms", rms), ("max", largest)):
+        yield row(f"stream/{quantity}", site, found, figure)
     if isinstance(found, str):
         yield not_measured("stream/kurtosis", site, found)
         yield not_measured("stream/diversity", site, found)
         return
     second, fourth = central_moments(found)
     yield ratio_row("stream/kurtosis", site, fourth, second**2)
-    yield _diversity_row(site, found, hints)
+    yield _diversity_row(site, found, axes)
 
 
 def _faintest_row(site: str, found: Found) -> Measurement:
@@ -114,11 +106,11 @@ def _faintest_row(site: str, found: Found) -> Measurement:
     return ratio_row(quantity, site, least / found.shape[-1] ** 0.5, rms(found))
 
 
-def _diversity_row(site: str, stream: Tensor, hints: Hints) -> Measurement:
+def _diversity_row(site: str, stream: Tensor, axes: _Axes) -> Measurement:
     quantity = "stream/diversity"
     if stream.ndim < 2:
         return not_measured(quantity, site, f"a stream of shape {tuple(stream.shape)} has no token axis")
-    tokens, remark = sequences(stream, hints)
+    tokens, remark = sequences(stream, *axes)
     if tokens.shape[1] < 2:
         return not_measured(quantity, site, "a sequence of one token has no diversity")
     how = f"{EXACT}; {remark}" if remark else EXACT
@@ -139,7 +131,7 @@ def _branch_rows(branch: Branch, captured: Mapping[Site, Tensor]) -> Iterator[Me
 
 
 def _stream_rms(branch: Branch, captured: Mapping[Site, Tensor], term: Found) -> tuple[float | str, str]:
-    """RMS of α·x, and how: from the entry where α is a number, else what is left of the sum."""
+    """RMS of α·x, and how: from the entry where α is a number, else the sum less the term."""
     entry, total = captured.get(branch.entry), captured.get(branch.sum)
     if entry is not None and branch.stream_scale != "learnt" and branch.join in ("add", "scaled"):
         scale = 1.0 if branch.stream_scale is None else float(branch.stream_scale)
@@ -170,8 +162,9 @@ def central_moments(tensor: Tensor) -> tuple[float, float]:
 def diversity(sequence: Tensor) -> float | None:
     """‖H − h̄‖²/‖H‖² of one sequence H (T, d), None where H is zero.
 
-    Tokens that differ in their last digits only are subtracted from one another first, which is exact: so the
-    share is right down to 1e-30 and beyond, where subtracting a rounded mean would leave round-off.
+    The first token is subtracted from all before the mean is: that is exact for tokens that differ in their
+        last
+    digits only. So the share is right down to 1e-30, where subtracting a rounded mean would leave round-off.
     """
     tokens = exact(sequence)
     whole = float(tokens.square().sum())

@@ -18,7 +18,7 @@ Weights = Mapping[str, Tensor]
 
 
 def measure_weights(subject: Subject, anatomy: Anatomy) -> list[Measurement]:
-    """What the parameters themselves show; no forward.
+    """Comparison of the parameters themselves; no forward.
 
     Returns:
         `weights/identical` at every block from the second of each stack on.

@@ -20,8 +20,7 @@ from normscope.linalg.products.jacobi import jacobi_log_lengths
 
 QR_STEPS = 2
 MAX_QR_STEPS = 20
-LAPACK_BITS = 400
-"""Scales 2^±200 about their middle: dgejsv squares them, and float64 ends at 2^±1022."""
+LAPACK_BITS = 400  # scales 2^±200 about their middle: dgejsv squares them, and float64 ends at 2^±1022
 
 
 def log_singular_values(matrix: Graded) -> tuple[Tensor, float]:

@@ -20,8 +20,7 @@ from torch import Tensor
 from normscope.linalg.golub_kahan import LinearMap
 from normscope.linalg.products.spectrum import dense_factors, factor_sizes
 
-BLOCKS = 10
-"""Averages over so many runs of layers give the error: neighbouring layers are not independent."""
+BLOCKS = 10  # averages over so many runs of layers give the error: neighbouring layers are not independent
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,7 @@ from normscope.linalg.products.graded_svd import log_singular_values
 SAFETY = 20.0
 """The error is so many times the largest change seen at a σ or its neighbours: the samples are few."""
 
-NEIGHBOURS = 2
-"""How many σ on each side lend their changes."""
+NEIGHBOURS = 2  # how many σ on each side lend their changes
 
 KERNEL_ROUND_OFF = 4.0
 """In units of d ε: what is smaller than this beside the terms it is the sum of counts as zero."""

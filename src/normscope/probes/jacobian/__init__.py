@@ -3,12 +3,12 @@
     derivative   whether the backward pass is that of the forward: of branches, blocks, stacks
     branch       A = ∂(term added)/∂(stream read), norm included: ‖A‖ = σ_max(J_F J_N), and Weyl's bound
                  |α| − ‖A‖ ≤ σ_min(αI + A)
-    block        σ_max, and what the branches' bounds say of σ_min
+    block        σ_max, and a bound of σ_min from the branches' bounds
     stack        from its entry to its last block's exit: gain of random directions, σ_max, bounds
     deep         σ_min, κ, rank, density, the largest few; ∂(one token out)/∂(the same token in)
 
-All are sub-maps of one held graph of one sequence. What is measured, in this order, is what the budget
-affords (`budget.py`); a part that it does not is a row that says so.
+All are sub-maps of one held graph of one sequence, measured in this order as far as the budget goes
+(`budget.py`); a part beyond it is a row that says so.
 
     one_sequence   which axis counts sequences              held_graph   tensors at sites, one graph over them
     derivative     beside finite differences                workspace    what all parts share
@@ -36,8 +36,7 @@ from normscope.subjects import Subject, untouched
 
 __all__ = ["CONFIDENCE", "DERIVATIVE", "QUANTILES", "Budget", "Spending", "measure_jacobian"]
 
-HOLDING = "the graph"
-"""One forward, and two a stack and step for finite differences."""
+HOLDING = "the graph"  # one forward, and two a stack and step for finite differences
 
 
 def measure_jacobian(
@@ -46,8 +45,8 @@ def measure_jacobian(
     """Jacobian figures of every branch, block and stack of `anatomy`.
 
     Eval mode, math attention, one sequence (B = 1), float32: a half-precision model is measured in a float32
-    copy. The model comes back as it was. What has no figure says why. Rows come as they are measured, so that
-    an interrupted check keeps those that it has.
+    copy. The model comes back as it was. A missing figure has its reason. Rows come as they are measured, so
+    that an interrupted check keeps them.
 
     Args:
         subject, anatomy: the model and its reading.
@@ -67,7 +66,7 @@ def measure_jacobian(
 
 
 def _rows(workspace: Workspace) -> Iterator[Measurement]:
-    """Part by part over the whole model: what comes last is what the budget may leave out."""
+    """Part by part over the whole model, in the order of the budget."""
     stacks, blocks = workspace.anatomy.stacks, workspace.anatomy.blocks
     bounds = []
     for block in blocks:
@@ -88,8 +87,7 @@ def _rows(workspace: Workspace) -> Iterator[Measurement]:
 
 
 def _in_float32(subject: Subject, anatomy: Anatomy) -> tuple[Subject, Anatomy, str]:
-    """The subject itself, or a float32 copy of a half-precision one, read anew: casts are gone from
-    its ops."""
+    """The subject, or a float32 copy of a half-precision one, read anew: its ops have no casts."""
     half = {p.dtype for p in subject.model.parameters()} & {torch.float16, torch.bfloat16}
     if not half:
         return subject, anatomy, ""

@@ -1,8 +1,10 @@
 """Branches: A = ∂(term added)/∂(stream read), norm included: ‖A‖ = σ_max(J_F J_N), and Weyl's bound."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import groupby
+
+from torch import Tensor
 
 from normscope.anatomy import Block, Branch
 from normscope.linalg import weyl_lower_bound
@@ -11,7 +13,6 @@ from normscope.probes.jacobian.workspace import (
     FROM_ERRORS,
     MAX_PRODUCTS,
     SET_UP,
-    Pullback,
     Workspace,
     guarded,
     is_product,
@@ -55,7 +56,7 @@ def _branch_norm(workspace: Workspace, branch: Branch, share: float) -> Measurem
 
 
 def _factor(branch: Branch) -> float | None:
-    """What the sum multiplies the branch's output with; None where that is no number."""
+    """Number that the sum multiplies the branch's output with; None where that is no number."""
     if branch.fused is None:
         return None
     numbers = [factor for factor in branch.fused if isinstance(factor, float)]
@@ -121,7 +122,7 @@ def block_bound(workspace: Workspace, block: Block) -> Measurement:
     return guarded(workspace, (BOUND,), block.site, measure)[0]
 
 
-def _pullback(workspace: Workspace, branches: list[Branch], alpha: float) -> Pullback:
+def _pullback(workspace: Workspace, branches: list[Branch], alpha: float) -> Callable[[Tensor], Tensor]:
     """u ↦ (αI + ΣA)ᵀu of branches that read the stream side by side."""
     maps = [(_factor(b) or 0.0, workspace.graph.operator(b.entry, b.output)) for b in branches]
     return lambda u: sum((factor * op.rmatvec(u) for factor, op in maps), alpha * u)

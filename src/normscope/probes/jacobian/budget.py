@@ -1,8 +1,8 @@
-"""What the jacobian probe may spend, what it has spent on what, and what it left out for it.
+"""Budget of the jacobian probe: its limit, what each part has cost, and the parts that were left out for it.
 
 The unit is one forward of the sequence that is fed, through all stacks: a product with a stack's Jacobian
 costs about one, with one of L blocks' about 1/L. A part that may cost more than what is left is left out
-whole, and said so: what is spent never exceeds the limit.
+whole, with a reason: the limit is never exceeded.
 """
 
 import time
@@ -20,7 +20,7 @@ class OverBudget(Exception):
 
 
 class Budget(StrEnum):
-    """How much a check may spend on Jacobians."""
+    """Limit of a check's Jacobian analysis."""
 
     FAST = "fast"
     STANDARD = "standard"
@@ -34,11 +34,7 @@ class Budget(StrEnum):
 
     @classmethod
     def of(cls, name: str) -> "Budget":
-        """The budget of that name.
-
-        Raises:
-            UsageError: there is none.
-        """
+        """The budget of that name; `UsageError` where there is none."""
         if name not in list(cls):
             raise UsageError(f"budget {name!r}", " or ".join(cls), suggest(name, list(cls), "choose one"))
         return cls(name)
@@ -57,7 +53,7 @@ class Spending:
     """The account of one check.
 
     Attributes:
-        budget: what the user set.
+        budget: the user's choice.
         parts: by name, in the order they began.
         left_out: part → why.
     """
@@ -73,11 +69,11 @@ class Spending:
 
     @property
     def left(self) -> float:
-        """What may still be spent."""
+        """Forwards that may still be spent."""
         return max(0.0, self.budget.forwards - self.forwards)
 
     def require(self, part: str, price: float, least: Budget = Budget.FAST) -> None:
-        """Go on only where `part` can be had.
+        """Go on only where `part` is in the budget.
 
         Args:
             part: its name.

@@ -1,5 +1,4 @@
-"""What only a deep budget has: whole spectra of small maps; the small end, the largest few and the density of
-large ones."""
+"""Deep budget only: whole spectra of small maps; both ends and the density of large ones."""
 
 import math
 
@@ -8,7 +7,6 @@ import numpy as np
 from normscope.anatomy import Block, Stack
 from normscope.linalg import (
     Estimate,
-    Layer,
     LogDensity,
     SigmaMin,
     Status,
@@ -40,8 +38,7 @@ WHOLE, SMALLEST, DENSITY, TOP = "whole spectra", "smallest values", "density", "
 SMALL_END = ("jacobian/sigma-min", "jacobian/sigma-min-nonzero", "jacobian/condition", "jacobian/rank")
 SHAPE = ("jacobian/effective-rank", "jacobian/stable-rank", "jacobian/log-sigma")
 
-DENSE_LIMIT = 2048
-"""Largest T·d whose Jacobian is taken whole."""
+DENSE_LIMIT = 2048  # largest T·d whose Jacobian is taken whole
 
 TOP_PRODUCTS = 160
 DIRECT_PRODUCTS = 150
@@ -49,8 +46,7 @@ DIRECT_PRODUCTS = 150
 LAYER_PRODUCTS = 300
 PROBES, STEPS = 4, {"block": 16, "stack": 32}
 TOLERANCE = 5e-2
-LEAST = 1e-9
-"""Stands for the quantile at 0, which no singular value is under: the least that was seen."""
+LEAST = 1e-9  # stands for the quantile at 0, which no singular value is under: the least that was seen
 
 
 def deep_rows(workspace: Workspace, part: Block | Stack) -> list[Measurement]:
@@ -70,7 +66,7 @@ def deep_rows(workspace: Workspace, part: Block | Stack) -> list[Measurement]:
 
 
 def _shape(workspace: Workspace, part: Block | Stack) -> tuple[int, int]:
-    """Of its Jacobian; (0, 0) where it has none."""
+    """Shape of its Jacobian; (0, 0) where it has none."""
     try:
         return workspace.ends(part).shape
     except TangentError:
@@ -94,46 +90,37 @@ def _small_end(workspace: Workspace, part: Block | Stack) -> list[Measurement]:
     workspace.spending.require(SMALLEST, (DIRECT_PRODUCTS + LAYER_PRODUCTS) * share, Budget.DEEP)
     with workspace.spending.timed(SMALLEST):
         layers = layers_of(workspace, part)
+        kernel = layers[-1].left_kernel
         found, method = None, "Golub–Kahan–Lanczos"
         if isinstance(part, Block):
-            found = _direct(workspace, part, layers)
+            op = workspace.ends(part)
+            with workspace.booked(SMALLEST, op, share):
+                found = sigma_min(op, left_kernel=kernel, tol=TOLERANCE, max_products=DIRECT_PRODUCTS)
         if found is None or found.status is Status.NOT_CONVERGED:
-            found, method = _layerwise(workspace, layers, share), f"inverse of {len(layers)} layers"
-    return _small_rows(workspace, part, layers[-1].left_kernel, found, method)
-
-
-def _direct(workspace: Workspace, part: Block, layers: list[Layer]) -> SigmaMin:
-    op = workspace.ends(part)
-    with workspace.booked(SMALLEST, op, workspace.share(part)):
-        return sigma_min(op, left_kernel=layers[-1].left_kernel, tol=TOLERANCE, max_products=DIRECT_PRODUCTS)
-
-
-def _layerwise(workspace: Workspace, layers: list[Layer], share: float) -> SigmaMin:
-    found = layerwise_sigma_min(layers, tol=TOLERANCE, max_products=LAYER_PRODUCTS)
-    workspace.spending.add(SMALLEST, found.products * share)
-    return found
+            found = layerwise_sigma_min(layers, tol=TOLERANCE, max_products=LAYER_PRODUCTS)
+            workspace.spending.add(SMALLEST, found.products * share)
+            method = f"inverse of {len(layers)} layers"
+    return _small_rows(workspace, part, kernel, found, method)
 
 
 def _small_rows(
     workspace: Workspace, part: Block | Stack, kernel: object, found: SigmaMin, method: str
 ) -> list[Measurement]:
     site, n = site_of(part), workspace.ends(part).shape[1]
+    if found.status is Status.NOT_CONVERGED:
+        reason = f"{method} did not converge in {found.products:.0f} products"
+        reason += f": {found.note}" if found.note else ""
+        return [not_measured(quantity, site, reason) for quantity in SMALL_END]
     error = f"relative error ≤ {found.error:.1g} ({ENDS_CONFIDENCE:.1%} confidence)"
     error = f"{found.status}, {error}, residual {found.residual:.1g}"
     how = f"{method}, {error}, {found.products:.0f} products; {workspace.conditions}"
-    if found.status is Status.NOT_CONVERGED:
-        reason = f"{method} did not converge in {found.products:.0f} products" + (
-            f": {found.note}" if found.note else ""
-        )
-        return [not_measured(quantity, site, reason) for quantity in SMALL_END]
     null = kernel.dimension if isinstance(kernel, TokenProjector) else 0
     of_kernel = f"{null} directions are a norm's kernel, of gain ≤ {found.kernel_gain:.1g}"
-    rows = [
-        Measurement("jacobian/sigma-min-nonzero", site, found.value, how=how),
-        Measurement("jacobian/sigma-min", site, 0.0, how=of_kernel)
-        if null
-        else Measurement("jacobian/sigma-min", site, found.value, how=how),
-    ]
+    rows = [Measurement("jacobian/sigma-min-nonzero", site, found.value, how=how)]
+    if null:
+        rows.append(Measurement("jacobian/sigma-min", site, 0.0, how=of_kernel))
+    else:
+        rows.append(Measurement("jacobian/sigma-min", site, found.value, how=how))
     if site not in workspace.largest:
         reason = "it needs jacobian/sigma-max"
         return [*rows, *(not_measured(f"jacobian/{name}", site, reason) for name in ("condition", "rank"))]
@@ -163,16 +150,14 @@ def _density(workspace: Workspace, part: Block | Stack) -> list[Measurement]:
     op, kernel = workspace.ends(part), kernel_of(workspace, part)
     with workspace.booked(DENSITY, op, share):
         found = log_density(op, num_probes=PROBES, steps=steps, left_kernel=kernel)
-    return _density_rows(
-        site_of(part), 0 if kernel is None else kernel.dimension / op.shape[0], found, workspace
-    )
+    null = 0 if kernel is None else kernel.dimension / op.shape[0]
+    return _density_rows(site_of(part), null, found, workspace)
 
 
 def _density_rows(site: str, null: float, found: LogDensity, workspace: Workspace) -> list[Measurement]:
     """`null`: share of directions that a norm's known kernel takes."""
-    made = (
-        f"stochastic Lanczos quadrature, {PROBES} probes, {found.products} products; {workspace.conditions}"
-    )
+    made = f"stochastic Lanczos quadrature, {PROBES} probes, {found.products} products"
+    made = f"{made}; {workspace.conditions}"
     rows = [
         _estimated("jacobian/effective-rank", site, found.effective_rank, made),
         _estimated("jacobian/stable-rank", site, found.stable_rank, made),
@@ -181,10 +166,8 @@ def _density_rows(site: str, null: float, found: LogDensity, workspace: Workspac
         reason = f"the probes do not see the end of the spectrum in {found.products} products"
         return [*rows, not_measured("jacobian/log-sigma", site, reason, "log10")]
     rest = [(share - null) / (1 - null) for share in QUANTILES]
-    quantiles = tuple(
-        found.quantile(max(share, LEAST)) / math.log(10) if share > 0 or not null else -math.inf
-        for share in rest
-    )
+    logs = [found.quantile(max(s, LEAST)) if s > 0 or not null else -math.inf for s in rest]
+    quantiles = tuple(each / math.log(10) for each in logs)
     error = f"{found.status}, W₁ ≤ {found.distance.error / math.log(10):.2g} (95 % confidence)"
     return [*rows, Measurement("jacobian/log-sigma", site, quantiles, "log10", f"quantiles; {error}; {made}")]
 

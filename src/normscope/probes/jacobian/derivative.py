@@ -1,4 +1,4 @@
-"""Whether a Jacobian is that of its forward: one Jv beside central differences, token by token.
+"""Check that a Jacobian is that of its forward: one Jv beside central differences, token by token.
 
 The stack's entry is shifted by ±hδ at two steps h. Where the derivative is wrong, the gap between Jv and the
 differences does not depend on h; where it is right, the gap is the differences' own error, which shrinks with
@@ -10,7 +10,6 @@ Tokens are compared one by one and the median decides: a router that flips under
 wrong derivative moves all.
 """
 
-from dataclasses import dataclass
 from math import sqrt
 
 import torch
@@ -18,81 +17,57 @@ from torch import Tensor
 
 from normscope.linalg import JacobianOperator
 
-STEPS = (2e-3, 5e-4)
-"""Sizes of the shift, relative to the stream's RMS, the long one first."""
+STEPS = (2e-3, 5e-4)  # sizes of the shift, relative to the stream's RMS, the long one first
 
 TOLERANCE = 2e-2
 """Relative error from which a derivative is wrong: as for the first Jv of a function in `normscope.linalg`.
-The differences' own error is taken off before; what is left in models that are right is their rounding."""
+The differences' own error is taken off before; their rounding is left."""
 
-
-@dataclass(frozen=True)
-class Shifted:
-    """Central differences at one site, (x₊ − x₋)/2h: at the long step and at the short one; float64."""
-
-    long: Tensor
-    short: Tensor
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """A derivative beside the differences.
-
-    Attributes:
-        error: relative error of the derivative, at the median token; None where the differences cannot tell.
-        reason: why they cannot.
-    """
-
-    error: float | None
-    reason: str = ""
-
-    @property
-    def is_wrong(self) -> bool:
-        """Whether the derivative is not that of its forward."""
-        return self.error is not None and self.error > TOLERANCE
+Moves = tuple[Tensor, Tensor]  # central differences (x₊ − x₋)/2h at one site, at each of `STEPS`; float64
 
 
 def compare(
-    op: JacobianOperator, source: Shifted, target: Shifted, size: Tensor, eps: float = 0.0
-) -> Comparison:
-    """J of `op` beside how `target` moves when `source` does. Costs two products.
+    op: JacobianOperator, source: Moves, target: Moves, size: Tensor, eps: float = 0.0
+) -> float | str:
+    """Relative error of J at the median token, beside how `target` moves with `source`. Costs two products.
 
     Args:
         op: J, from the tensor at the source to the one at the target.
         source, target: how both move.
         size: the tensor at the target: its round-off is that of the differences.
         eps: ε of the coarsest precision in the forward, where that is not the map's own.
+
+    Returns:
+        The error, or why the differences cannot tell.
     """
-    jvs = [op.matvec(dx.reshape(-1).to(op.dtype)).double() for dx in (source.long, source.short)]
-    long, short = (
-        _Gap.of(jv.reshape(dy.shape), dy) for jv, dy in zip(jvs, (target.long, target.short), strict=True)
+    jvs = [op.matvec(dx.reshape(-1).to(op.dtype)).double() for dx in source]
+    (far, far_moved, _), (gap, moved, pushed) = (
+        _at_median_token(jv.reshape(dy.shape), dy) for jv, dy in zip(jvs, target, strict=True)
     )
     # Both ends of a difference are rounded, and so is what makes them: 8 units in the last place a token.
     eps = max(eps, torch.finfo(op.dtype).eps)
     round_off = 8 * eps * float(size.detach().double().norm(dim=-1).median()) / STEPS[1]
-    if long.moved < short.moved < short.pushed:
-        bends = short.moved > 1.2 * long.moved
-        if bends and short.gap > TOLERANCE * short.moved:
-            return Comparison(None, "the forward bends within the steps of the finite differences")
-    scale = max(short.moved, short.pushed)
+    if far_moved < moved < pushed:
+        bends = moved > 1.2 * far_moved
+        if bends and gap > TOLERANCE * moved:
+            return "the forward bends within the steps of the finite differences"
+    scale = max(moved, pushed)
     if round_off > TOLERANCE * scale:
-        return Comparison(None, "round-off hides the finite differences")
-    own = max(0.0, long.gap**2 - short.gap**2) / 3
-    if long.gap > scale / 2 and 2 * own > short.gap**2 > (TOLERANCE * scale) ** 2:
+        return "round-off hides the finite differences"
+    own = max(0.0, far**2 - gap**2) / 3
+    if far > scale / 2 and 2 * own > gap**2 > (TOLERANCE * scale) ** 2:
         # Rare jumps of a coarse quantiser: the long step meets one, the short one none, and nothing shrinks.
-        return Comparison(None, "the forward jumps within the steps of the finite differences")
-    wrong = max(0.0, sqrt(max(0.0, short.gap**2 - own)) - round_off)
-    return Comparison(wrong / scale if scale else 0.0)
+        return "the forward jumps within the steps of the finite differences"
+    wrong = max(0.0, sqrt(max(0.0, gap**2 - own)) - round_off)
+    return wrong / scale if scale else 0.0
 
 
-@dataclass(frozen=True)
-class _Gap:
-    """At one step, at the median token: ‖Jv − d‖, ‖d‖ and ‖Jv‖ of the difference d."""
+def is_wrong(error: float | str) -> bool:
+    """Whether a derivative with this result of `compare` is not that of its forward."""
+    return not isinstance(error, str) and error > TOLERANCE
 
-    gap: float
-    moved: float
-    pushed: float
 
-    @classmethod
-    def of(cls, jv: Tensor, difference: Tensor) -> "_Gap":
-        return cls(*(float(t.norm(dim=-1).median()) for t in (jv - difference, difference, jv)))
+def _at_median_token(jv: Tensor, difference: Tensor) -> tuple[float, float, float]:
+    """‖Jv − d‖, ‖d‖ and ‖Jv‖ at the median token, of the difference d."""
+    gap, moved, pushed = (float(t.norm(dim=-1).median()) for t in (jv - difference, difference, jv))
+    return gap, moved, pushed

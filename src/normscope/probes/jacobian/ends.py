@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from scipy.stats import chi2
 
 from normscope.anatomy import Block, Stack
-from normscope.linalg import JacobianOperator, product_log_lower_bound, product_log_upper_bound
+from normscope.linalg import product_log_lower_bound, product_log_upper_bound
 from normscope.probes.jacobian.branches import BOUND
 from normscope.probes.jacobian.budget import Budget
 from normscope.probes.jacobian.workspace import (
@@ -27,8 +27,7 @@ BLOCKS, STACKS, BOUNDS = "blocks", "stacks", "bounds"
 LARGEST, DIMENSION, CONTRACTION = "jacobian/sigma-max", "jacobian/dimension", "jacobian/contraction"
 ABOVE, BELOW = "jacobian/log-upper-bound", "jacobian/log-lower-bound"
 
-NUM_DIRECTIONS = 4
-"""Random directions for the contraction."""
+NUM_DIRECTIONS = 4  # random directions for the contraction
 
 CONTRACTION_CONFIDENCE = 0.95
 
@@ -79,7 +78,9 @@ def _contraction(workspace: Workspace, stack: Stack) -> Measurement:
         workspace.spending.require(STACKS, (NUM_DIRECTIONS + SET_UP) * share)
         op = workspace.ends(stack)
         with workspace.booked(STACKS, op, share):
-            mean = mean_gain(op)
+            directions = drawn(op, NUM_DIRECTIONS, op.shape[1])
+            gains = [op.matvec(v).double().square().sum() / v.double().square().sum() for v in directions]
+        mean = float(sum(gains)) / NUM_DIRECTIONS
         if mean == 0:
             return [not_measured(CONTRACTION, stack.name, "random directions vanish in float32", "log10")]
         low, high = contraction_error()
@@ -92,23 +93,15 @@ def _contraction(workspace: Workspace, stack: Stack) -> Measurement:
     return guarded(workspace, (CONTRACTION,), stack.name, measure, decides=True)[0]
 
 
-def mean_gain(op: JacobianOperator) -> float:
-    """Mean of ‖Jv‖²/‖v‖² over random directions v: an estimate of ‖J‖_F²/n."""
-    directions = drawn(op, NUM_DIRECTIONS, op.shape[1])
-    gains = [float(op.matvec(v).double().square().sum() / v.double().square().sum()) for v in directions]
-    return sum(gains) / len(gains)
-
-
 def contraction_error() -> tuple[float, float]:
-    """How far log₁₀ √(‖J‖_F²/n) may lie from its estimate, in decades.
+    """Interval of log₁₀ √(‖J‖_F²/n) about its estimate, in decades.
 
     k random directions give Σ σ_i² χ²_k/k, which spreads the most where J has rank one: so the quantiles of
     χ²_k/k are an interval for every spectrum.
     """
     tail = (1 - CONTRACTION_CONFIDENCE) / 2
-    shares = [float(chi2.ppf(p, NUM_DIRECTIONS)) / NUM_DIRECTIONS for p in (1 - tail, tail)]
-    low, high = (-0.5 * math.log10(share) for share in shares)
-    return low, high
+    low, high = (float(chi2.ppf(p, NUM_DIRECTIONS)) / NUM_DIRECTIONS for p in (1 - tail, tail))
+    return -0.5 * math.log10(low), -0.5 * math.log10(high)
 
 
 def bound_rows(workspace: Workspace, stack: Stack, rows: Iterable[Measurement]) -> Iterator[Measurement]:

@@ -1,11 +1,11 @@
-"""One held graph of the stream, for one sequence: what every Jacobian of the probe is a sub-map of.
+"""One held graph of the stream, for one sequence: every Jacobian of the probe is a sub-map of it.
 
 Only the stream needs a graph, so parameters inside blocks do not require grad and those outside (embeddings)
 do: the first block's entry then has a graph, and no activation is saved for a weight's gradient. Where the
 embedding runs under no_grad, the first block is handed a tensor that requires grad.
 
 Every forward begins with the model's state as it was found; the graph's is the last one, so that nothing that
-it saved is written over.
+it saved is overwritten.
 
     B sequences, T tokens, d features
 """
@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map_only
 from normscope.anatomy import Anatomy, Block, Site, Stack, capture, named_modules, named_parameters
 from normscope.linalg import NO_PATH, JacobianOperator, TangentError
 from normscope.probes.backward import behind_copy
-from normscope.probes.jacobian.derivative import STEPS, Shifted
+from normscope.probes.jacobian.derivative import STEPS, Moves
 from normscope.probes.jacobian.one_sequence import Feed, sites_of
 from normscope.subjects import Batch, call_model, untouched
 from normscope.subjects.feed import map_tensors
@@ -37,16 +37,16 @@ class HeldGraph:
     """Tensors at sites with one graph over them.
 
     Attributes:
-        tensors: site → tensor, those that came by.
+        tensors: site → tensor, where it came by.
         entries: entry of a stack → the copy of it that the first block was handed.
         shifted: site → how the tensor moves when the stack's entry is shifted, without graph. Absent for
             stacks whose first block does not take the stream as an argument.
-        note: what was fed, in words.
+        note: "B = 1", or why it is not.
     """
 
     tensors: Tensors
     entries: Tensors
-    shifted: Mapping[Site, Shifted]
+    shifted: Mapping[Site, Moves]
     note: str
 
     @cached_property
@@ -58,7 +58,7 @@ class HeldGraph:
         """Jacobian of the tensor at `target` by the one at `source`.
 
         Raises:
-            TangentError: where one did not come by, is not finite, or no path leads from one to the other.
+            TangentError: a tensor did not come by, is not finite, or no path leads from one to the other.
         """
         x, y = (self._finite(site) for site in (source, target))
         op = JacobianOperator.on_graph(y, x)
@@ -71,7 +71,7 @@ class HeldGraph:
     def has_second_way(self, source: Site, target: Site) -> bool:
         """Whether the stream also comes to `target` past the first block, as a skip from the embedding does.
 
-        Finite differences move what the first block is handed alone. Costs two products.
+        Finite differences move only the argument of the first block. Costs two products.
         """
         if source not in self.entries or self.entries[source] is self.tensors[source]:
             return False
@@ -95,16 +95,9 @@ def hold(model: nn.Module, anatomy: Anatomy, feed: Feed) -> HeldGraph:
     """Run one sequence and hold its graph. Call it inside `measuring` and `untouched`.
 
     Costs one forward, and four for each stack with its entry shifted.
-
-    Args:
-        model: the model.
-        anatomy: where to look.
-        feed: what to run.
     """
     _stream_only(model, anatomy.blocks)
-    shifted: dict[Site, Shifted] = {}
-    for stack in anatomy.stacks:
-        shifted |= _shifted(model, feed, stack)
+    shifted = {site: moves for s in anatomy.stacks for site, moves in _shifted(model, feed, s).items()}
     # Floating inputs are roots of the graph too: a model may have no parameter before its first block.
     roots = map_tensors(lambda t: _with_graph(t) if t.is_floating_point() else t, feed.batch)
     entries: Tensors = {}
@@ -142,8 +135,8 @@ def _stream_only(model: nn.Module, blocks: Iterable[Block]) -> None:
         parameter.requires_grad_(parameter.is_floating_point() and not name.startswith(inside))
 
 
-def _shifted(model: nn.Module, feed: Feed, stack: Stack) -> dict[Site, Shifted]:
-    """How the tensors of `stack` move with its entry, at both steps; empty where it cannot be moved."""
+def _shifted(model: nn.Module, feed: Feed, stack: Stack) -> dict[Site, Moves]:
+    """Movement of the tensors of `stack` with its entry, at both steps; empty where it cannot be moved."""
     first = stack.blocks[0].entry
     if first not in feed.values:
         return {}
@@ -152,15 +145,13 @@ def _shifted(model: nn.Module, feed: Feed, stack: Stack) -> dict[Site, Shifted]:
     direction = normal * float(entry.double().square().mean().sqrt())
     moves: list[Tensors] = []
     for step in STEPS:
-        ends = [_moved(model, feed, stack, entry + sign * step * direction) for sign in (1, -1)]
-        if not all(ends):
+        plus, minus = (_moved(model, feed, stack, entry + sign * step * direction) for sign in (1, -1))
+        if not (plus and minus):
             return {}
-        plus, minus = ends
-        moves.append(
-            {s: (plus[s].double() - minus[s].double()) / (2 * step) for s in plus.keys() & minus.keys()}
-        )
+        both = plus.keys() & minus.keys()
+        moves.append({site: (plus[site].double() - minus[site].double()) / (2 * step) for site in both})
     long, short = moves
-    return {site: Shifted(long[site], short[site]) for site in long.keys() & short.keys()}
+    return {site: (long[site], short[site]) for site in long.keys() & short.keys()}
 
 
 def _moved(model: nn.Module, feed: Feed, stack: Stack, moved: Tensor) -> Tensors:
@@ -185,8 +176,8 @@ def _entering(
 
     Args:
         change: of the stream.
-        entries: takes the changed entry; it stays as it is where the first block is no module of its own, or
-            does not take the stream as an argument.
+        entries: takes the changed entry; nothing where the first block is no module of its own, or does not
+            take the stream as an argument.
         found: takes the entry as it was.
     """
     block = stack.blocks[0]

@@ -8,7 +8,7 @@ known in closed form.
 
 from itertools import pairwise
 
-from normscope.anatomy import Block, Norm, Site, Stack
+from normscope.anatomy import Block, Site, Stack
 from normscope.linalg import Layer, TangentError, TokenProjector, left_kernel
 from normscope.probes.jacobian.workspace import Workspace, fits, is_product
 from normscope.probes.norms import TOKENWISE, factor, normalised
@@ -50,8 +50,9 @@ def kernel_of(workspace: Workspace, part: Block | Stack) -> TokenProjector | Non
 
 
 def _left_kernel(workspace: Workspace, blocks: tuple[Block, ...], state: Site) -> TokenProjector | None:
-    """Of the norm on the stream that makes `state`; None where no norm does."""
-    found = next((norm for block in blocks for norm in _stream_norms(block) if norm.output == state), None)
+    """Left kernel of the norm on the stream that makes `state`; None where no norm does."""
+    branches = [branch for block in blocks for branch in block.branches if branch.placement == "post"]
+    found = next((norm for branch in branches for norm in branch.norms if norm.output == state), None)
     if found is None or found.kind not in TOKENWISE or found.input not in workspace.graph.tensors:
         return None
     gamma = factor(found, workspace.parameters)
@@ -60,7 +61,3 @@ def _left_kernel(workspace: Workspace, blocks: tuple[Block, ...], state: Site) -
     if bool(zeros.any()):
         raise TangentError("a norm on the stream has zeros in γ: its kernel is wider than the closed form")
     return TokenProjector(basis)
-
-
-def _stream_norms(block: Block) -> list[Norm]:
-    return [norm for branch in block.branches for norm in branch.norms if branch.placement == "post"]

@@ -1,6 +1,6 @@
-"""What the jacobian probe feeds: one sequence of the batch, cut off it and held against the whole.
+"""One sequence of the batch, which the jacobian probe feeds: cut off the batch and compared with the whole.
 
-Which axis of a tensor counts sequences is not written on it: a mask (T, T) is as long as a batch of B = T. So
+A tensor does not tell which of its axes counts sequences: a mask (T, T) is as long as a batch of B = T. So
 cuts are tried, and one is taken where the first and the last sequence, run alone, have the values that they
 have in the batch.
 """
@@ -18,12 +18,11 @@ from normscope.subjects import Batch, call_model, untouched
 from normscope.subjects.feed import map_tensors, tensors_in
 from normscope.subjects.memory import is_out_of_memory
 
-MAX_CUTS = 8
-"""Ways to cut that are tried along one axis; four tensors, three of them cut or not, have eight."""
+MAX_CUTS = 8  # ways to cut that are tried along one axis; four tensors, three of them cut or not, have eight
 
 SAME, GROWTH = 1e-3, 100.0
-"""Relative distance up to which values are those of the batch, or so many times that of a site before.
-Rounding differs between a batch of one and one of four, and a deep stack may amplify it step by step."""
+"""Relative distance up to which values are those of the batch, or so many times that of a site before:
+rounding differs between a batch of one and one of four, and a deep stack may amplify it step by step."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,8 @@ def one_sequence(model: nn.Module, batch: Batch, anatomy: Anatomy) -> Feed:
     if _length(batch, 0) == 1:
         return Feed(batch, names, whole, "B = 1")
     reason = ""
-    for axis in (0, 1) if _has_attention(anatomy) else (0,):
+    mixes_tokens = any(branch.attention for branch in anatomy.branches)  # else they may be cut
+    for axis in (0, 1) if mixes_tokens else (0,):
         for cut in _cuts(batch, axis):
             try:
                 return _verified(model, anatomy, cut, whole, _length(batch, axis))
@@ -64,13 +64,12 @@ def one_sequence(model: nn.Module, batch: Batch, anatomy: Anatomy) -> Feed:
                 if is_out_of_memory(error):
                     raise
                 reason = reason or (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return Feed(
-        batch, names, whole, f"the whole batch at once, not one sequence: {reason or 'nothing to cut'}"
-    )
+    note = f"the whole batch at once, not one sequence: {reason or 'nothing to cut'}"
+    return Feed(batch, names, whole, note)
 
 
 def sites_of(part: Anatomy | Stack) -> Iterator[Site]:
-    """Where Jacobians begin and end, and what the norms between them look at."""
+    """Sites where Jacobians begin and end, and the inputs of the norms between them."""
     for block in part.blocks:
         yield from (block.entry, block.exit)
         for branch in block.branches:
@@ -82,11 +81,6 @@ def sites_of(part: Anatomy | Stack) -> Iterator[Site]:
 def cast(batch: Batch, dtype: torch.dtype) -> Batch:
     """`batch` with its floating tensors in `dtype`."""
     return map_tensors(lambda t: t.to(dtype) if t.is_floating_point() else t, batch)
-
-
-def _has_attention(anatomy: Anatomy) -> bool:
-    """Whether tokens mix: only then does a cut along the axis of tokens give other values."""
-    return any(branch.attention for branch in anatomy.branches)
 
 
 def _main(batch: Batch) -> Tensor | None:
@@ -147,7 +141,7 @@ def _verified(
 
 
 def _shape(anatomy: Anatomy) -> list[list[tuple[str, str]]]:
-    """What must agree between two readings for their sites to be the same places."""
+    """Structure that two readings must share for their sites to be the same places."""
     return [[(branch.site, branch.placement) for branch in block.branches] for block in anatomy.blocks]
 
 
@@ -171,7 +165,7 @@ def _first_attention(anatomy: Anatomy) -> list[Site]:
 def _require_same(
     whole: Mapping[Site, Tensor], alone: Mapping[Site, Tensor], index: int, length: int
 ) -> None:
-    """Every value of a sequence that ran alone is that of sequence `index` of the batch.
+    """Check that every value of a sequence that ran alone is that of sequence `index` of the batch.
 
     Raises:
         OtherValues: at the first site where it is not.
@@ -190,7 +184,7 @@ def _require_same(
 
 
 def _shares(of_batch: Tensor, alone: Tensor, index: int, length: int) -> Iterator[Tensor]:
-    """Where sequence `index` may lie in the batch's tensor: on an axis of its own, or folded into one."""
+    """Places where sequence `index` may lie in the batch's tensor: an axis of its own, or folded into one."""
     if of_batch.ndim != alone.ndim or of_batch.numel() != length * alone.numel():
         return
     longer = [a for a in range(alone.ndim) if of_batch.shape[a] != alone.shape[a]]

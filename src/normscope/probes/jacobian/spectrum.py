@@ -8,11 +8,8 @@ from normscope.linalg import condition_number, effective_rank, numerical_rank, s
 from normscope.probes.jacobian.workspace import log10
 from normscope.probes.measurement import Measurement, not_measured
 
-RANK_TOLERANCE = 1e-5
-"""Singular values above this share of the largest count."""
-
-PLAIN = 10.0
-"""A rank is plain where the least value that counts is so many times the next."""
+RANK_TOLERANCE = 1e-5  # singular values above this share of the largest count
+PLAIN = 10.0  # a rank is plain where the least value that counts is so many times the next
 
 QUANTILES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 """Shares of the singular values at which the distribution of log σ is given."""

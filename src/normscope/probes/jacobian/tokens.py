@@ -1,9 +1,6 @@
-"""∂(one token out)/∂(the same token in), the other tokens' entries fixed: every singular value, of stacks and
-blocks."""
+"""∂(one token out)/∂(the same token in), the other tokens' entries fixed: every singular value."""
 
 from dataclasses import replace
-
-import numpy as np
 
 from normscope.anatomy import Block, Stack
 from normscope.linalg import TangentError, restricted_jacobian, singular_values, token_indices
@@ -32,18 +29,15 @@ def token_rows(workspace: Workspace, part: Block | Stack) -> list[Measurement]:
         kernel = kernel_of(workspace, part)
         null = kernel.dimension // tokens if kernel else 0
         how = f"dense SVD; the last of {tokens} tokens, the others' entries fixed, {workspace.conditions}"
-        return _figures(site_of(part), values, null, how)
+        site = site_of(part)
+        ranked = {row.quantity: row for row in ranked_rows(site, values, null, how)}
+        return [
+            Measurement(VALUES, site, tuple(map(float, values)), how=how),
+            replace(ranked["jacobian/rank"], quantity=RANK),
+            replace(ranked["jacobian/condition"], quantity=CONDITION),
+        ]
 
     return guarded(workspace, (VALUES, RANK, CONDITION), site_of(part), measure)
-
-
-def _figures(site: str, values: np.ndarray, null: int, how: str) -> list[Measurement]:
-    ranked = {row.quantity.removeprefix("jacobian/"): row for row in ranked_rows(site, values, null, how)}
-    return [
-        Measurement(VALUES, site, tuple(map(float, values)), how=how),
-        replace(ranked["rank"], quantity=RANK),
-        replace(ranked["condition"], quantity=CONDITION),
-    ]
 
 
 def _sizes(workspace: Workspace, part: Block | Stack) -> tuple[tuple[int, int], int]:

@@ -1,5 +1,4 @@
-"""What every part of the probe works with: the held graph, its conditions, the account, and how a figure that
-cannot be had says so."""
+"""Shared by every part of the probe: the held graph, its conditions, the account, missing figures."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from normscope.anatomy import Anatomy, Block, Site, Stack, named_parameters
 from normscope.linalg import JacobianOperator, SigmaMax, Status, TangentError, confidence_of_each, sigma_max
 from normscope.probes.jacobian.budget import OverBudget, Spending
-from normscope.probes.jacobian.derivative import compare
+from normscope.probes.jacobian.derivative import compare, is_wrong
 from normscope.probes.jacobian.held_graph import HeldGraph
 from normscope.probes.measurement import EXACT, Measurement, not_measured
 from normscope.subjects.memory import is_out_of_memory
@@ -22,27 +21,20 @@ from normscope.subjects.memory import is_out_of_memory
 DERIVATIVE = "derivative/relative-error"
 
 CONFIDENCE = {"part": 0.95, "stack": 0.8}
-"""Of an iterative figure's error. At 0.999 the stack would cost half as much again; actual errors are mostly
-far smaller."""
+"""Confidence of an iterative figure's error. At 0.999 the stack would cost half as much again; actual errors
+are mostly far smaller."""
 
-BOUND_CONFIDENCE = 0.95
-"""Of all bounds of one report together: they are built from σ_max and its error at a part's share of this."""
+BOUND_CONFIDENCE = 0.95  # of all bounds of one report together: each σ_max has its error at a share of this
 
 FROM_ERRORS = f"from estimates and their errors, all bounds together at {BOUND_CONFIDENCE:.0%} confidence"
 
-TOLERANCE = {"part": 5e-2, "stack": 1e-2}
-"""Relative error of σ_max, for branches and blocks, and for stacks."""
+TOLERANCE = {"part": 5e-2, "stack": 1e-2}  # relative error of σ_max, for branches and blocks, and for stacks
 
 MAX_PRODUCTS = {"part": 24, "stack": 40}
 
-SET_UP = 1
-"""Products that the first Jv of a map costs besides: the graph of u ↦ Jᵀu."""
-
-COMPARISON = 2
-"""Products that holding a derivative against finite differences costs."""
-
-CHAIN_TOLERANCE = 1e-3
-"""Relative distance up to which a product of maps is the whole map."""
+SET_UP = 1  # products that the first Jv of a map costs besides: the graph of u ↦ Jᵀu
+COMPARISON = 2  # products that holding a derivative against finite differences costs
+CHAIN_TOLERANCE = 1e-3  # relative distance up to which a product of maps is the whole map
 
 
 @dataclass
@@ -50,9 +42,9 @@ class Workspace:
     """One sequence under observation.
 
     Attributes:
-        model, anatomy: what runs.
+        model, anatomy: the model and its reading.
         graph: tensors at the sites, with the graph over them.
-        conditions: under which the figures are taken, in words.
+        conditions: mode, kernels and precision of the figures, in words.
         spending: the account.
         refused: site → why it has no Jacobian here.
         norms: site of a branch → an upper bound of ‖A‖ of the term as it is added, where it was measured.
@@ -79,7 +71,7 @@ class Workspace:
         return dict(named_parameters(self.model, remove_duplicate=False))
 
     def share(self, part: Block | Stack) -> float:
-        """What a forward through `part` costs of one through all stacks."""
+        """Cost of a forward through `part`, as a share of one through all stacks."""
         return (len(part.blocks) if isinstance(part, Stack) else 1) / max(1, len(self.anatomy.blocks))
 
     def operator(self, source: Site, target: Site) -> JacobianOperator:
@@ -94,11 +86,7 @@ class Workspace:
         return self._last[1]
 
     def ends(self, part: Block | Stack) -> JacobianOperator:
-        """The map from where `part` begins to where it ends.
-
-        Raises:
-            TangentError: it has none here.
-        """
+        """The map from where `part` begins to where it ends; `TangentError` where it has none."""
         return self.operator(*ends_of(part))
 
     @property
@@ -119,13 +107,13 @@ class Workspace:
         return found, f"{how}; {self.conditions}"
 
     def derivative_row(self, name: str, site: str, source: Site, target: Site, share: float) -> Measurement:
-        """How far the derivative from `source` to `target` is off; the site is refused where it is wrong.
+        """Error of the derivative from `source` to `target`; the site is refused where it is wrong.
 
         Args:
             name: the part of the account.
             site: of the row.
             source, target: of the map.
-            share: what a forward through the map costs of one through all stacks.
+            share: cost of a forward through the map, as a share of one through all stacks.
         """
 
         def measure() -> list[Measurement]:
@@ -135,25 +123,25 @@ class Workspace:
             self.spending.require(name, (COMPARISON + SET_UP) * share)
             op = self.operator(source, target)
             with self.booked(name, op, share):
-                found = compare(op, moves[source], moves[target], self.graph.tensors[target], self.graph.eps)
-            if found.error is None:
-                return [not_measured(DERIVATIVE, site, found.reason)]
-            if found.is_wrong and self.graph.has_second_way(source, target):
-                reason = "the stream has a second way in, past the first block: differences do not see it"
-                return [not_measured(DERIVATIVE, site, reason)]
-            if found.is_wrong:
+                error = compare(op, moves[source], moves[target], self.graph.tensors[target], self.graph.eps)
+            if isinstance(error, str):
+                return [not_measured(DERIVATIVE, site, error)]
+            if is_wrong(error):
+                if self.graph.has_second_way(source, target):
+                    reason = "the stream has a second way in, past the first block: differences do not see it"
+                    return [not_measured(DERIVATIVE, site, reason)]
                 self.refused[site] = (
-                    f"its derivative is off by {found.error:.0%} against finite differences of its forward "
+                    f"its derivative is off by {error:.0%} against finite differences of its forward "
                     "(a part without gradient, a backward of its own, or a wrong reading)"
                 )
             how = f"Jv beside central differences, at the median token; {self.conditions}"
-            return [Measurement(DERIVATIVE, site, found.error, how=how)]
+            return [Measurement(DERIVATIVE, site, error, how=how)]
 
         return guarded(self, (DERIVATIVE,), site, measure, decides=True)[0]
 
     @contextmanager
     def booked(self, name: str, op: JacobianOperator, share: float) -> Iterator[None]:
-        """Put what the body spends on `op`, a map that is `share` of the whole, on the account of `name`."""
+        """Book the products of the body on `op`, a map that is `share` of the whole, under `name`."""
         before, fresh = op.products, op.products == 0
         with self.spending.timed(name):
             try:
@@ -163,7 +151,7 @@ class Workspace:
 
 
 def ends_of(part: Block | Stack) -> tuple[Site, Site]:
-    """Where a block or a stack begins and ends."""
+    """Sites where a block or a stack begins and ends."""
     blocks = part.blocks if isinstance(part, Stack) else (part,)
     return blocks[0].entry, blocks[-1].exit
 
@@ -179,16 +167,10 @@ def drawn(op: JacobianOperator, count: int, size: int) -> Tensor:
     return rows.to(op.device, op.dtype)
 
 
-Pullback = Callable[[Tensor], Tensor]
-"""u ↦ Jᵀu of one map."""
-
-
-def is_product(whole: JacobianOperator, pullbacks: Iterable[Pullback]) -> bool:
+def is_product(whole: JacobianOperator, pullbacks: Iterable[Callable[[Tensor], Tensor]]) -> bool:
     """Whether the product of maps does to one random cotangent what `whole` does; False where shapes differ.
 
-    Args:
-        whole: the map.
-        pullbacks: of the factors, in the order of the forward.
+    `pullbacks` are the factors' u ↦ Jᵀu, in the order of the forward.
     """
     (u,) = drawn(whole, 1, whole.shape[0])
     expected, pulled = whole.rmatvec(u), u
@@ -212,7 +194,7 @@ def guarded(
     *,
     decides: bool = False,
 ) -> list[Measurement]:
-    """What `measure` gives, or why there is nothing, for each of `quantities`.
+    """Rows of `measure`, or the reason why there are none, for each of `quantities`.
 
     Args:
         decides: whether a site that has no derivative here is refused from then on.
