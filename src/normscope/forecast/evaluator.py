@@ -39,11 +39,12 @@ class Evaluator:
         sites = [site for stack in self.anatomy.stacks for site in (stack.hidden, first_query(stack)) if site]
         with measuring(self.model):
             loss, found = capture(self.model, lambda: self.subject.loss(batch, self.model), sites)
-        diversities = {
-            stack.name: self._diversity(found, stack)
-            for stack in self.anatomy.stacks
-            if stack.hidden in found and found[stack.hidden].ndim >= 2
-        }
+        diversities: dict[str, float] = {}
+        for stack in self.anatomy.stacks:
+            if stack.hidden in found and found[stack.hidden].ndim >= 2:
+                tokens = self._sequences(found[stack.hidden], found, stack)
+                shares = [share for share in map(diversity, tokens) if share is not None]
+                diversities[stack.name] = sum(shares) / len(shares) if shares else 0.0
         return float(loss), diversities
 
     def _sequences(self, stream: Tensor, found: Mapping[Site, Tensor], stack: Stack) -> Tensor:
@@ -62,11 +63,6 @@ class Evaluator:
         views[0][middle:] = 0
         views[1][:middle] = 0
         return parts
-
-    def _diversity(self, found: Mapping[Site, Tensor], stack: Stack) -> float:
-        tokens = self._sequences(found[stack.hidden], found, stack)
-        shares = [share for share in map(diversity, tokens) if share is not None]
-        return sum(shares) / len(shares) if shares else 0.0
 
     def pull(self, batches: Sequence[Batch]) -> tuple[float | None, float | None]:
         """Coherence and alignment over `batches`, see `TokenPull`.

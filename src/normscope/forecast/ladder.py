@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import nn
@@ -159,12 +159,22 @@ def _stacked(
     curves: list[WatchedTrial] = []
 
     def work(checkpoint: Callable[[], None]) -> list[Decision] | None:
-        with _copies(subject, len(configs)) as models:
-            if models is None:
-                return None
+        models: list[nn.Module] = []
+        with contextlib.ExitStack() as held:
+            for _ in configs:
+                models.append(held.enter_context(working_copy(subject.model)))
+                if models[-1] is subject.model:  # it cannot be copied
+                    return None
+                if not subject.model.training:
+                    models[-1].train()
             torch.manual_seed(configs[0].seed)
             shorts = [short(config, config.warmup) for config in configs]
-            curves.extend(_watch(subject, anatomy, m, c) for m, c in zip(models, shorts, strict=True))
+            steps = configs[0].steps
+            rule_needs = {max(1, steps // 2), max(1, steps - 10)}  # beside the last
+            curves.extend(
+                WatchedTrial(subject, anatomy, m, c, measure_at=rule_needs, batches=LADDER_BATCHES)
+                for m, c in zip(models, shorts, strict=True)
+            )
             batches = [endless(subject.batches) for _ in models]
             trials = many_trials(models, batches, loss_of(subject), shorts)
             return watched(trials, curves, checkpoint, progress)
@@ -184,27 +194,6 @@ def _stacked(
     for config, watch, decision in zip(configs, curves, decisions or (), strict=False):
         found.append(as_forecast(decision, subject, config, watch.curve))
     return decisions is not None
-
-
-def _watch(subject: Subject, anatomy: Anatomy, model: nn.Module, config: TrialConfig) -> WatchedTrial:
-    """A trial with no more measurements than the rule needs: half way, near the end, and there."""
-    steps = {max(1, config.steps // 2), max(1, config.steps - 10)}
-    return WatchedTrial(subject, anatomy, model, config, measure_at=steps, batches=LADDER_BATCHES)
-
-
-@contextlib.contextmanager
-def _copies(subject: Subject, num: int) -> Iterator[list[nn.Module] | None]:
-    """Copies to train, in the modes that the model trains in; None where it cannot be copied."""
-    with contextlib.ExitStack() as held:
-        models: list[nn.Module] = []
-        for _ in range(num):
-            models.append(held.enter_context(working_copy(subject.model)))
-            if models[-1] is subject.model:
-                yield None
-                return
-            if not subject.model.training:
-                models[-1].train()
-        yield models
 
 
 def _warmup(

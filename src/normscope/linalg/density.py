@@ -175,8 +175,7 @@ def log_density(
 
     Args:
         op: the map; probes are drawn on the side that is smaller without the kernels.
-        kernel: {v : Jv = 0}: an orthonormal basis (n, r), or the projector onto it (…, n) → (…, n).
-        left_kernel: {u : Jᵀu = 0}, likewise. One side is enough.
+        kernel, left_kernel: as in `sigma_min`.
         num_probes: random starts beside the first run, at least 2.
         steps: Golub–Kahan steps of each, at least 4; fewer where the Krylov space is exhausted before.
         tol: truncation error, as a share of the std of log σ, up to which the status is CONVERGED.

@@ -83,10 +83,8 @@ def top_singular(
     Args:
         op: the map J [m, n].
         k: number of values, at most min(m, n).
-        tol: relative error to stop at, of every value.
-        max_products: budget of Jv and Jᵀu together; at least 2.
+        tol, max_products, confidence: as in `sigma_max`, for every value.
         seed: of the random starts.
-        confidence: probability that a start has the component that the error assumes.
 
     Raises:
         ValueError: a k that the map does not have; a budget under 2; a confidence outside (0, 1).

@@ -45,10 +45,8 @@ def layerwise_sigma_min(
 
     Args:
         layers: maps, or `Layer`s where kernels are known; the first layer first.
-        tol: relative error to stop at.
         max_products: budget in products of the whole J; a solve that would go beyond is cut short.
-        seed: of the random start.
-        confidence: as for `sigma_max`.
+        tol, seed, confidence: as in `sigma_min`.
 
     Returns:
         As `sigma_min`. The error is that of Golub–Kahan–Lanczos on J⁺, that of the solves, measured at the

@@ -89,10 +89,8 @@ def sigma_min(
         op: the map J [m, n].
         kernel: {v : Jv = 0}: an orthonormal basis (n, r), or the projector onto it (…, n) → (…, n).
         left_kernel: {u : Jᵀu = 0}, likewise. One side is enough.
-        tol: relative error to stop at.
-        max_products: budget of Jv and Jᵀu together; at least 2.
+        tol, max_products, confidence: as in `sigma_max`.
         seed: of the random start.
-        confidence: probability that the start has the component that the error assumes.
 
     Raises:
         ValueError: a kernel of another size, not orthonormal, or that leaves nothing; a budget under 2.

@@ -28,8 +28,7 @@ from normscope.probes.jacobian.derivative import STEPS
 from normscope.probes.jacobian.ends import block_rows, bound_rows, stack_rows
 from normscope.probes.jacobian.held_graph import hold
 from normscope.probes.jacobian.one_sequence import cast, one_sequence
-from normscope.probes.jacobian.spectrum import QUANTILES
-from normscope.probes.jacobian.tokens import token_rows
+from normscope.probes.jacobian.spectrum import QUANTILES, token_rows
 from normscope.probes.jacobian.workspace import CONFIDENCE, DERIVATIVE, Workspace
 from normscope.probes.measurement import Measurement
 from normscope.subjects import Subject, untouched

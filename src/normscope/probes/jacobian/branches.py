@@ -108,12 +108,9 @@ def block_bound(workspace: Workspace, block: Block) -> Measurement:
         factors.append((branches, alpha))
 
     def measure() -> list[Measurement]:
-        share = workspace.share(block)
-        workspace.spending.require(PART, 2 * share, Budget.STANDARD)
-        with workspace.spending.timed(PART):
+        with workspace.spending.fixed(PART, 2 * workspace.share(block), Budget.STANDARD):
             pullbacks = [_pullback(workspace, *each) for each in factors]
             holds = is_product(workspace.graph.operator(block.entry, block.exit), pullbacks)
-        workspace.spending.add(PART, 2 * share)
         if not holds:
             return [not_measured(BOUND, block.site, "the block is not the product of its branches' αI + A")]
         how = f"Π (|α| − ‖A‖) over its branches, zero where one is under it; {FROM_ERRORS}"

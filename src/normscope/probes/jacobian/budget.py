@@ -109,6 +109,14 @@ class Spending:
         finally:
             self.parts.setdefault(part, Part()).seconds += time.perf_counter() - start
 
+    @contextmanager
+    def fixed(self, part: str, price: float, least: Budget) -> Iterator[None]:
+        """`require`, then book `price` and the seconds of the body on `part`."""
+        self.require(part, price, least)
+        with self.timed(part):
+            yield
+        self.add(part, price)
+
     def to_dict(self) -> dict[str, Any]:
         """As the report's JSON has it."""
         return {

@@ -12,12 +12,10 @@ from normscope.linalg import (
     Status,
     TangentError,
     TokenProjector,
-    dense,
     joint_confidence,
     layerwise_sigma_min,
     log_density,
     sigma_min,
-    singular_values,
     top_singular,
 )
 from normscope.linalg.golub_kahan import CONFIDENCE as ENDS_CONFIDENCE
@@ -29,12 +27,12 @@ from normscope.probes.jacobian.spectrum import (
     NUM_TOP,
     QUANTILES,
     RANK_TOLERANCE,
-    spectrum_rows,
+    whole_rows,
 )
 from normscope.probes.jacobian.workspace import CONFIDENCE, Workspace, guarded, site_of
 from normscope.probes.measurement import Measurement, not_measured
 
-WHOLE, SMALLEST, DENSITY, TOP = "whole spectra", "smallest values", "density", "top values"
+SMALLEST, DENSITY, TOP = "smallest values", "density", "top values"
 SMALL_END = ("jacobian/sigma-min", "jacobian/sigma-min-nonzero", "jacobian/condition", "jacobian/rank")
 SHAPE = ("jacobian/effective-rank", "jacobian/stable-rank", "jacobian/log-sigma")
 
@@ -55,9 +53,8 @@ def deep_rows(workspace: Workspace, part: Block | Stack) -> list[Measurement]:
     if max(op_shape) <= DENSE_LIMIT:
         price = BATCHED * max(op_shape) * workspace.share(part)
         if price <= workspace.spending.left or workspace.spending.budget is not Budget.DEEP:
-            return guarded(
-                workspace, (*SMALL_END, *SHAPE, LARGEST_FEW), site, lambda: _whole(workspace, part, price)
-            )
+            every = (*SMALL_END, *SHAPE, LARGEST_FEW)
+            return guarded(workspace, every, site, lambda: whole_rows(workspace, part, price))
     rows = guarded(workspace, SMALL_END, site, lambda: _small_end(workspace, part))
     rows += guarded(workspace, SHAPE, site, lambda: _density(workspace, part))
     if isinstance(part, Stack):
@@ -71,17 +68,6 @@ def _shape(workspace: Workspace, part: Block | Stack) -> tuple[int, int]:
         return workspace.ends(part).shape
     except TangentError:
         return 0, 0
-
-
-def _whole(workspace: Workspace, part: Block | Stack, price: float) -> list[Measurement]:
-    """Every singular value."""
-    workspace.spending.require(WHOLE, price, Budget.DEEP)
-    with workspace.spending.timed(WHOLE):
-        values = singular_values(dense(workspace.ends(part)))
-    workspace.spending.add(WHOLE, price)
-    kernel = kernel_of(workspace, part)
-    how = f"dense SVD; {workspace.conditions}"
-    return spectrum_rows(site_of(part), values, kernel.dimension if kernel else 0, how)
 
 
 def _small_end(workspace: Workspace, part: Block | Stack) -> list[Measurement]:

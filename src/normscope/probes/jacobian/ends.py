@@ -126,9 +126,7 @@ def bound_rows(workspace: Workspace, stack: Stack, rows: Iterable[Measurement]) 
 
 def _chain(workspace: Workspace, stack: Stack) -> list[Measurement]:
     """Nothing where the stack's Jacobian is the product of its blocks', else a row that says so."""
-    workspace.spending.require(BOUNDS, 2 * workspace.share(stack), Budget.STANDARD)
-    with workspace.spending.timed(BOUNDS):
+    with workspace.spending.fixed(BOUNDS, 2 * workspace.share(stack), Budget.STANDARD):
         whole, maps = workspace.ends(stack), [workspace.graph.operator(b.entry, b.exit) for b in stack.blocks]
         holds = fits(whole, maps) and is_product(whole, [each.rmatvec for each in maps])
-    workspace.spending.add(BOUNDS, 2 * workspace.share(stack))
     return [] if holds else [not_measured(ABOVE, stack.name, "the stack is not the product of its blocks")]

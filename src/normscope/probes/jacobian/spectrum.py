@@ -1,13 +1,28 @@
-"""A whole spectrum as rows: where the Jacobian is small enough to be taken whole."""
+"""Whole spectra: of a Jacobian that is small enough, and of ∂(one token out)/∂(the same token in)."""
 
+from dataclasses import replace
 from math import inf
 
 import numpy as np
 
-from normscope.linalg import condition_number, effective_rank, numerical_rank, stable_rank
-from normscope.probes.jacobian.workspace import log10
+from normscope.anatomy import Block, Stack
+from normscope.linalg import (
+    TangentError,
+    condition_number,
+    dense,
+    effective_rank,
+    numerical_rank,
+    restricted_jacobian,
+    singular_values,
+    stable_rank,
+    token_indices,
+)
+from normscope.probes.jacobian.budget import Budget
+from normscope.probes.jacobian.layers import kernel_of
+from normscope.probes.jacobian.workspace import Workspace, ends_of, guarded, log10, site_of
 from normscope.probes.measurement import Measurement, not_measured
 
+WHOLE, TOKEN = "whole spectra", "one token"
 RANK_TOLERANCE = 1e-5  # singular values above this share of the largest count
 PLAIN = 10.0  # a rank is plain where the least value that counts is so many times the next
 
@@ -19,6 +34,53 @@ BATCHED = 0.5
 
 LARGEST_FEW = "jacobian/top-singular-values"
 NUM_TOP = 20
+
+TOKEN_VALUES, TOKEN_RANK, TOKEN_CONDITION = (
+    f"jacobian/token-{name}" for name in ("singular-values", "rank", "condition")
+)
+
+
+def whole_rows(workspace: Workspace, part: Block | Stack, price: float) -> list[Measurement]:
+    """The figures of every singular value of a block's or stack's Jacobian."""
+    with workspace.spending.fixed(WHOLE, price, Budget.DEEP):
+        values = singular_values(dense(workspace.ends(part)))
+    kernel = kernel_of(workspace, part)
+    how = f"dense SVD; {workspace.conditions}"
+    return spectrum_rows(site_of(part), values, kernel.dimension if kernel else 0, how)
+
+
+def token_rows(workspace: Workspace, part: Block | Stack) -> list[Measurement]:
+    """The spectrum of the last token, the other tokens' entries fixed, by batched VJPs of the sequence."""
+    site = site_of(part)
+
+    def measure() -> list[Measurement]:
+        widths, tokens = _sizes(workspace, part)
+        with workspace.spending.fixed(TOKEN, BATCHED * widths[1] * workspace.share(part), Budget.DEEP):
+            last_in, last_out = (token_indices(tokens - 1, width=width) for width in widths)
+            values = singular_values(restricted_jacobian(workspace.ends(part), last_out, last_in))
+        kernel = kernel_of(workspace, part)
+        null = kernel.dimension // tokens if kernel else 0
+        how = f"dense SVD; the last of {tokens} tokens, the others' entries fixed, {workspace.conditions}"
+        ranked = {row.quantity: row for row in ranked_rows(site, values, null, how)}
+        return [
+            Measurement(TOKEN_VALUES, site, tuple(map(float, values)), how=how),
+            replace(ranked["jacobian/rank"], quantity=TOKEN_RANK),
+            replace(ranked["jacobian/condition"], quantity=TOKEN_CONDITION),
+        ]
+
+    return guarded(workspace, (TOKEN_VALUES, TOKEN_RANK, TOKEN_CONDITION), site, measure)
+
+
+def _sizes(workspace: Workspace, part: Block | Stack) -> tuple[tuple[int, int], int]:
+    """d where `part` begins and where it ends, and T."""
+    tensors = workspace.graph.tensors
+    if any(site not in tensors for site in ends_of(part)):
+        raise TangentError("where it begins or ends did not come by")
+    entry, end = (tensors[site] for site in ends_of(part))
+    counts = {tensor.numel() // tensor.shape[-1] for tensor in (entry, end)}
+    if len(counts) > 1 or any(tensor.ndim > 3 and tensor.shape[0] > 1 for tensor in (entry, end)):
+        raise TangentError(f"no token is told in a stream of {tuple(entry.shape)} to {tuple(end.shape)}")
+    return (entry.shape[-1], end.shape[-1]), counts.pop()
 
 
 def spectrum_rows(site: str, values: np.ndarray, null: int, how: str) -> list[Measurement]:
