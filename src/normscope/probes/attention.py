@@ -37,9 +37,7 @@ LOGIT, PROBABILITY = "attention/max-logit", "attention/max-probability"
 def measure_attention(subject: Subject, anatomy: Anatomy) -> list[Measurement]:
     """Entropy, logits' spread, largest logit and mean largest probability of every attention; one forward.
 
-    Returns:
-        four rows a branch of kind attention or cross-attention, in the order of the forward; "not measured"
-        with its reason where the softmax was not seen.
+    Four rows a branch of kind attention or cross-attention, in the order of the forward.
     """
     branches = [branch for branch in anatomy.branches if branch.attention or "attention" in branch.kind]
     sites = [site for branch in branches for a in branch.attention for site in (a.logits, a.probabilities)]
@@ -129,13 +127,10 @@ def _deviation(logits_QS: Tensor, visible_QS: Tensor) -> Tensor:
 
 
 def visible(logits: Tensor, probabilities: Tensor, mask_is_added: bool) -> Tensor:
-    """Keys that a query may see: bool (N, Q, S).
+    """Keys that a query may see: bool (N, Q, S), of logits and probabilities (N, Q, S).
 
-    Args:
-        logits, probabilities: (N, Q, S).
-        mask_is_added: whether the mask is in the logits. If not, a key behind its query with a probability of
-            exactly 0 is masked; a visible key may round to 0 as well, but not under a causal mask behind its
-            query.
+    Where the mask is not in the logits, a key behind its query with a probability of exactly 0 is masked; a
+    visible key may round to 0 as well, but not under a causal mask behind its query.
     """
     if mask_is_added:
         return logits > MASKED_LOGIT

@@ -37,12 +37,7 @@ OUTPUT_ROLES = ("o", "down")
 
 
 def measure_gradient(subject: Subject, anatomy: Anatomy) -> list[Measurement]:
-    """Gradients of the loss on the fixed batch by block, weight, norm and branch.
-
-    Returns:
-        the rows above in the order of the forward, `gradient/total` first; "not measured" with its reason
-        where a tensor is missing or gets no gradient.
-    """
+    """Gradients of the loss on the fixed batch by block, weight, norm and branch; rows in forward order."""
     model, batch = subject.model, subject.batch
     parameters = Parameters(model, anatomy)
     norms = norms_of(anatomy)

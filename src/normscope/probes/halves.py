@@ -52,12 +52,8 @@ def overlaps(
     """Float32 against bfloat16, parameter by parameter; the reason where one of them does not run.
 
     A float32 model runs again under bfloat16 autocast. A bfloat16 model is compared with its float32 copy,
-    and of a model in another precision the float32 copy runs both ways.
-
-    Args:
-        subject: what runs; gradients must flow to every parameter.
-        parameters: whose gradients are compared.
-        own: their gradients in the model's own precision.
+    and of a model in another precision the float32 copy runs both ways. Gradients must flow to every
+    parameter; `own` are the gradients of `parameters` in the model's own precision.
     """
     weights = {id(parameter): parameter for parameter in parameters}
     dtypes = {parameter.dtype for parameter in weights.values()}

@@ -22,9 +22,7 @@ def objective_how(subject: Subject) -> str:
 def objective(subject: Subject, batch: Batch | None = None, model: Any = None) -> Tensor:
     """The loss; without one, Σ r·y/√n over the first floating-point tensor y (n,) of the output.
 
-    Args:
-        subject: model, batch, loss and the seed of r, which is standard normal.
-        batch, model: stand-ins for the subject's own.
+    r is standard normal; `batch` and `model` stand in for the subject's own.
 
     Raises:
         ValueError: without a loss, when the output holds no floating-point tensor.

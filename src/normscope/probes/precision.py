@@ -48,9 +48,6 @@ def measure_precision(subject: Subject, anatomy: Anatomy) -> list[Measurement]:
     """Headroom, flushed gradients, a bfloat16 gradient's direction, ε, the first value that is not finite.
 
     Two forwards and backwards; a third forward or backward under a scan where something is not finite.
-
-    Returns:
-        the rows above, the whole model's first; "not measured" with its reason where there is no figure.
     """
     model, batch = subject.model, subject.batch
     parameters = Parameters(model, anatomy)

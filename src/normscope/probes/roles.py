@@ -22,10 +22,7 @@ def role_masks(
 ) -> Masks:
     """Features of `weight` that make each role; roles that cannot be distinguished are left out.
 
-    Args:
-        branch, projection: place of the projection.
-        weight: its parameter.
-        captured: tensors with their graph, at the projection's output and the attention's operands.
+    `captured` holds tensors with their graph, at the projection's output and the attention's operands.
     """
     output = captured.get(projection.output)
     if output is None or output.grad_fn is None or projection.feature_axis >= weight.ndim:

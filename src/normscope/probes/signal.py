@@ -34,12 +34,7 @@ _Axes = tuple[tuple[int, ...], int | None]  # shape of the batch, and tokens of 
 
 
 def measure_signal(subject: Subject, anatomy: Anatomy) -> list[Measurement]:
-    """The stream's and the branches' statistics on the fixed batch; one forward.
-
-    Returns:
-        `stream/*` at every block, stack input and hidden state, `branch/rms` and `branch/update-ratio` at
-        every branch, in the order of the forward; "not measured" with its reason where a tensor is missing.
-    """
+    """The stream's and the branches' statistics on the fixed batch; one forward, rows in its order."""
     captured = captured_without_graph(subject, _sites(anatomy))
     batch = batch_shape(subject.batch)
     return [row for stack in anatomy.stacks for row in _stack_rows(stack, captured, batch)]
@@ -162,9 +157,8 @@ def central_moments(tensor: Tensor) -> tuple[float, float]:
 def diversity(sequence: Tensor) -> float | None:
     """‖H − h̄‖²/‖H‖² of one sequence H (T, d), None where H is zero.
 
-    The first token is subtracted from all before the mean is: that is exact for tokens that differ in their
-        last
-    digits only. So the share is right down to 1e-30, where subtracting a rounded mean would leave round-off.
+    The first token is subtracted from all before their mean, which is exact for tokens that differ in their
+    last digits only: the share is right down to 1e-30, where a rounded mean would leave round-off.
     """
     tokens = exact(sequence)
     whole = float(tokens.square().sum())

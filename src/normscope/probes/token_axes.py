@@ -13,15 +13,14 @@ from normscope.subjects.feed import tensors_in
 
 
 def sequences(stream: Tensor, batch: tuple[int, ...] = (), tokens: int | None = None) -> tuple[Tensor, str]:
-    """View `stream` as (B, T, d), and say how it was read where that is not how it lay.
+    """View `stream` as (B, T, d), and a remark for `how` on how it lay, "" for (B, T, d).
+
+    A copy where the axes do not lie that way.
 
     Args:
         stream: the tensor.
         batch: shape of the first tensor of the batch.
         tokens: number of tokens that attend to one another in the stack's first attention, None without one.
-
-    Returns:
-        the view (a copy where the axes do not lie that way), and "" for (B, T, d), else a remark for `how`.
     """
     if stream.ndim > 3:
         return stream.flatten(1, -2), "stream read as (B, …, d)"

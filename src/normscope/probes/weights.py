@@ -18,11 +18,7 @@ Weights = Mapping[str, Tensor]
 
 
 def measure_weights(subject: Subject, anatomy: Anatomy) -> list[Measurement]:
-    """Comparison of the parameters themselves; no forward.
-
-    Returns:
-        `weights/identical` at every block from the second of each stack on.
-    """
+    """`weights/identical` at every block from the second of each stack on; no forward."""
     identical = identical_blocks(subject.model, anatomy)
     return [Measurement("weights/identical", site, float(same)) for site, same in identical.items()]
 

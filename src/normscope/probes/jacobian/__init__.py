@@ -41,15 +41,11 @@ HOLDING = "the graph"  # one forward, and two a stack and step for finite differ
 def measure_jacobian(
     subject: Subject, anatomy: Anatomy, spending: Spending | None = None
 ) -> Iterator[Measurement]:
-    """Jacobian figures of every branch, block and stack of `anatomy`.
+    """Jacobian figures of every branch, block and stack of `anatomy`; `spending` is standard by default.
 
     Eval mode, math attention, one sequence (B = 1), float32: a half-precision model is measured in a float32
     copy. The model comes back as it was. A missing figure has its reason. Rows come as they are measured, so
     that an interrupted check keeps them.
-
-    Args:
-        subject, anatomy: the model and its reading.
-        spending: the account to spend from; by default a new one of the standard budget.
     """
     if not anatomy.stacks:
         return

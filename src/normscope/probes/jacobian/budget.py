@@ -73,12 +73,7 @@ class Spending:
         return max(0.0, self.budget.forwards - self.forwards)
 
     def require(self, part: str, price: float, least: Budget = Budget.FAST) -> None:
-        """Go on only where `part` is in the budget.
-
-        Args:
-            part: its name.
-            price: the most it may cost, in forwards.
-            least: the smallest budget that has it at all.
+        """Go on only where `part` costs at most `price` forwards and the budget is at least `least`.
 
         Raises:
             OverBudget: it is left out, and noted so.

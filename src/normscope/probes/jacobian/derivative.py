@@ -29,16 +29,15 @@ Moves = tuple[Tensor, Tensor]  # central differences (x₊ − x₋)/2h at one s
 def compare(
     op: JacobianOperator, source: Moves, target: Moves, size: Tensor, eps: float = 0.0
 ) -> float | str:
-    """Relative error of J at the median token, beside how `target` moves with `source`. Costs two products.
+    """Relative error of J at the median token, beside how `target` moves with `source`, or why it is unknown.
+
+    Costs two products.
 
     Args:
         op: J, from the tensor at the source to the one at the target.
         source, target: how both move.
         size: the tensor at the target: its round-off is that of the differences.
         eps: ε of the coarsest precision in the forward, where that is not the map's own.
-
-    Returns:
-        The error, or why the differences cannot tell.
     """
     jvs = [op.matvec(dx.reshape(-1).to(op.dtype)).double() for dx in source]
     (far, far_moved, _), (gap, moved, pushed) = (

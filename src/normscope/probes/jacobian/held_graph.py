@@ -174,11 +174,8 @@ def _entering(
 ) -> Iterator[None]:
     """Hand the first block of `stack` a changed entry wherever it takes the stream as an argument.
 
-    Args:
-        change: of the stream.
-        entries: takes the changed entry; nothing where the first block is no module of its own, or does not
-            take the stream as an argument.
-        found: takes the entry as it was.
+    `change` makes it, and `entries` takes it: nothing where the first block is no module of its own, or does
+    not take the stream as an argument. `found` takes the entry as it was.
     """
     block = stack.blocks[0]
     modules = dict(named_modules(model))

@@ -21,7 +21,7 @@ def layers_of(workspace: Workspace, part: Block | Stack) -> list[Layer]:
     """The factors of `part`, the first one first: branch by branch, else block by block.
 
     Raises:
-        TangentError: the factors do not make up the whole: branches also read what is not on the stream.
+        TangentError: they do not make up the whole: branches also read what is not on the stream.
     """
     blocks = part.blocks if isinstance(part, Stack) else (part,)
     by_branch = [b.entry for block in blocks for b in block.branches]

@@ -48,8 +48,7 @@ class OtherValues(Exception):
 
 
 def one_sequence(model: nn.Module, batch: Batch, anatomy: Anatomy) -> Feed:
-    """The first sequence of `batch`; the whole batch where the model does not run, read or give the same on
-    one."""
+    """The first sequence of `batch`; the whole batch where the model does something else on one alone."""
     names = {site: site for site in sites_of(anatomy)}
     whole = _values(model, batch, anatomy, names)
     if _length(batch, 0) == 1:
@@ -124,11 +123,7 @@ def _cut(batch: Batch, axes: tuple[int | None, ...], index: int) -> Batch:
 def _verified(
     model: nn.Module, anatomy: Anatomy, cut: partial[Batch], whole: Mapping[Site, Tensor], length: int
 ) -> Feed:
-    """The first sequence, where it and the last one run alone as they run in the batch.
-
-    Raises:
-        OtherValues: where they do not.
-    """
+    """The first sequence, where it and the last one run alone as in the batch; else an `OtherValues`."""
     fed = cut(0)
     again = read_anatomy(model, fed)
     if _shape(again) != _shape(anatomy):
@@ -165,11 +160,7 @@ def _first_attention(anatomy: Anatomy) -> list[Site]:
 def _require_same(
     whole: Mapping[Site, Tensor], alone: Mapping[Site, Tensor], index: int, length: int
 ) -> None:
-    """Check that every value of a sequence that ran alone is that of sequence `index` of the batch.
-
-    Raises:
-        OtherValues: at the first site where it is not.
-    """
+    """`OtherValues` at the first site where a sequence alone differs from number `index` of the batch."""
     worst = 0.0
     for site, of_batch in whole.items():
         if site not in alone:

@@ -84,12 +84,9 @@ def _sizes(workspace: Workspace, part: Block | Stack) -> tuple[tuple[int, int], 
 
 
 def spectrum_rows(site: str, values: np.ndarray, null: int, how: str) -> list[Measurement]:
-    """The figures of all singular values (k,), descending.
+    """The figures of all singular values (k,), descending; `null` is the dimension of the known kernel.
 
     "Non-zero" and κ are on the complement of the kernel: over the values that count for the rank.
-
-    Args:
-        null: dimension of the kernel that is known.
     """
     return [
         Measurement("jacobian/sigma-min", site, float(values[-1]), how=how),
@@ -121,8 +118,7 @@ def ranked_rows(site: str, values: np.ndarray, null: int, how: str) -> list[Meas
 
 
 def rank_of(values: np.ndarray, null: int) -> tuple[int, float, str]:
-    """Rank, gap and how: the known kernel's complement where a gap shows it, else what is above the
-    tolerance."""
+    """Rank, gap and how: the complement of the known kernel where a gap shows it, else by tolerance."""
     known = len(values) - null
     if null and known > 0 and values[known - 1] > PLAIN * values[known]:
         gap = float(values[known - 1] / values[known]) if values[known] else inf

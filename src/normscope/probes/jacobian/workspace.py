@@ -75,11 +75,7 @@ class Workspace:
         return (len(part.blocks) if isinstance(part, Stack) else 1) / max(1, len(self.anatomy.blocks))
 
     def operator(self, source: Site, target: Site) -> JacobianOperator:
-        """The map from one site to another; the last one is kept, with the second graph that Jv needs.
-
-        Raises:
-            TangentError: it has none here.
-        """
+        """The map from one site to another, or a `TangentError`; the last one is kept with its graphs."""
         if self._last is None or self._last[0] != (source, target):
             self._last = None
             self._last = ((source, target), self.graph.operator(source, target))
@@ -109,11 +105,7 @@ class Workspace:
     def derivative_row(self, name: str, site: str, source: Site, target: Site, share: float) -> Measurement:
         """Error of the derivative from `source` to `target`; the site is refused where it is wrong.
 
-        Args:
-            name: the part of the account.
-            site: of the row.
-            source, target: of the map.
-            share: cost of a forward through the map, as a share of one through all stacks.
+        `name` is the part of the account, and a forward through the map is `share` of one through all stacks.
         """
 
         def measure() -> list[Measurement]:
@@ -168,7 +160,7 @@ def drawn(op: JacobianOperator, count: int, size: int) -> Tensor:
 
 
 def is_product(whole: JacobianOperator, pullbacks: Iterable[Callable[[Tensor], Tensor]]) -> bool:
-    """Whether the product of maps does to one random cotangent what `whole` does; False where shapes differ.
+    """Whether a product of maps does to one random cotangent what `whole` does; False where shapes differ.
 
     `pullbacks` are the factors' u ↦ Jᵀu, in the order of the forward.
     """
@@ -196,8 +188,7 @@ def guarded(
 ) -> list[Measurement]:
     """Rows of `measure`, or the reason why there are none, for each of `quantities`.
 
-    Args:
-        decides: whether a site that has no derivative here is refused from then on.
+    With `decides`, a site that has no derivative here is refused from then on.
     """
     reason = workspace.refused.get(site, "")
     if not reason:
