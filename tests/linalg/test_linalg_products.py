@@ -87,7 +87,7 @@ def test_against_a_multiprecision_svd(factors: Stack) -> None:
     assert found.status is Status.CONVERGED
     assert bool((found.error <= 1e-9).all())
     assert int(found.rank) == int(expected.isfinite().sum())
-    assert (found.num_factors, found.products) == (len(factors), 0)
+    assert found.products == 0
     assert float(found.gap) > 1e6  # inf without a kernel
 
 
@@ -240,8 +240,6 @@ def test_refusals() -> None:
         product_log_singular_values([])
     with pytest.raises(ValueError, match="all d×d of one d"):
         product_log_singular_values([Matrix(torch.eye(3)), Matrix(torch.eye(4))])
-    with pytest.raises(ValueError, match="at least 1"):
-        product_log_singular_values(torch.ones(1, 1, 1), repetitions=0)
     factors = gaussian(5, 3, 3)
     factors[2, 0, 0] = inf
     with pytest.raises(FloatingPointError, match="factor 3"):
@@ -283,7 +281,7 @@ def test_a_confidence_that_is_none_is_told() -> None:
 
 def test_lyapunov_exponents_sum_to_log_det_and_tend_to_log_sigma() -> None:
     factors = gaussian(2000, 3, 3)
-    found = lyapunov_exponents(factors, seed=1)
+    found = lyapunov_exponents(factors)
     log_values = product_log_singular_values(factors).log_values
     log_det = float(torch.linalg.slogdet(factors)[1].mean())
     assert float(found.values.sum()) == pytest.approx(log_det, abs=1e-12)

@@ -38,8 +38,8 @@ def restricted_jacobian(
 ) -> Tensor:
     """∂(some outputs)/∂(some inputs) [r, c] as a matrix, the other inputs fixed; one token's, for instance.
 
-    The entries J_ij of the whole Jacobian are exact. Costs min(r, c) products of the whole map, batched: Jᵀu one
-    a row, or Jv one a column where columns are fewer. Jᵀu needs no second derivative.
+    The entries J_ij of the whole Jacobian are exact. Costs min(r, c) products of the whole map, batched: one
+    Jᵀu a row, or one Jv a column where columns are fewer. Jᵀu needs no second derivative.
 
     Args:
         op: the map J [m, n].

@@ -1,10 +1,10 @@
 """Lyapunov exponents of a product of factors: averages of the QR log diagonals, not log singular values.
 
-    J_l Q_{l−1} = Q_l R_l,   λ_i = (1/L) Σ_l log |R_l,ii|
+    J_l Q_{l−1} = Q_l R_l,  Q_0 = I,   λ_i = (1/L) Σ_l log |R_l,ii|
 
 λ is the limit of (log σ_i)/L as L → ∞ for stationary factors. At finite L the two differ: the exponents
 depend on Q_0 and know nothing of shear (J = [[1, a], [0, 1]] has λ = 0 but σ ≈ a^±1); only their sums agree,
-Σλ_i = log|det J|/L. So they stand beside `product_log_singular_values`, never for it.
+Σλ_i = log|det J|/L. They do not replace `product_log_singular_values`.
 
 Source: Benettin et al. 1980; Dieci, Russell & Van Vleck 1997.
 """
@@ -17,7 +17,7 @@ import torch
 from scipy.stats import t as student
 from torch import Tensor
 
-from normscope.linalg.golub_kahan import LinearMap
+from normscope.linalg.golub_kahan import LinearMap, check_confidence
 from normscope.linalg.products.spectrum import dense_factors, factor_sizes
 
 BLOCKS = 10  # averages over so many runs of layers give the error: neighbouring layers are not independent
@@ -31,58 +31,43 @@ class LyapunovExponents:
         values: λ [..., d], descending; −inf where some R_ii is zero.
         error: half-width of the interval for the limit L → ∞ at the confidence asked for [..., d], from the
             spread between runs of layers; it holds for stationary factors. inf below two layers a run.
-        num_factors: L.
         products: products with the factors spent; 0 for dense factors.
     """
 
     values: Tensor = field(repr=False)
     error: Tensor = field(repr=False)
-    num_factors: int
     products: int
 
 
 def lyapunov_exponents(
-    factors: Tensor | Sequence[LinearMap], *, seed: int | None = None, confidence: float = 0.95
+    factors: Tensor | Sequence[LinearMap], *, confidence: float = 0.95
 ) -> LyapunovExponents:
     """λ of J_L ⋯ J_1, of each of a batch of products. Costs a QR decomposition and a product a factor.
 
     Args:
         factors: dense [..., L, d, d] with J_1 first, or L square maps; as `product_log_singular_values`.
-        seed: of a random rotation Q_0; None for the identity.
         confidence: of the error.
 
     Raises:
-        ValueError: where the factors are not square or not of one size, or there are none; a confidence
-            outside (0, 1).
-        FloatingPointError: where a factor is not finite.
+        ValueError: as `product_log_singular_values`; a confidence outside (0, 1).
+        FloatingPointError: a factor is not finite.
 
     Example:
         >>> shear = torch.tensor([[1.0, 100.0], [0.0, 1.0]]).expand(1, 2, 2)
         >>> lyapunov_exponents(shear).values.abs()  # yet its log σ is ±4.6
         tensor([0., 0.], dtype=torch.float64)
     """
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence={confidence}: expected a probability between 0 and 1")
+    check_confidence(confidence)
     lead, d, length = factor_sizes(factors)
     steps, q = [], None
     for factor in dense_factors(factors):
-        if q is None:
-            q = _start(factor, seed)
-        q, r = torch.linalg.qr(factor @ q)
+        q, r = torch.linalg.qr(factor if q is None else factor @ q)
         steps.append(r.diagonal(dim1=-2, dim2=-1).abs().log())
     logs = torch.stack(steps)  # [L, B, d]
     values, order = logs.mean(0).sort(dim=-1, descending=True)
     error = _error(logs, confidence).gather(-1, order)
     spent = 0 if isinstance(factors, Tensor) else length * d
-    return LyapunovExponents(values.reshape(*lead, d), error.reshape(*lead, d), length, spent)
-
-
-def _start(factor: Tensor, seed: int | None) -> Tensor:
-    if seed is None:
-        return torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device).expand_as(factor)
-    generator = torch.Generator().manual_seed(seed)
-    gaussian = torch.randn(factor.shape, generator=generator, dtype=torch.float64)
-    return torch.linalg.qr(gaussian.to(factor.device))[0]
+    return LyapunovExponents(values.reshape(*lead, d), error.reshape(*lead, d), spent)
 
 
 def _error(logs: Tensor, confidence: float) -> Tensor:

@@ -4,11 +4,10 @@ The plain product loses every σ below ε σ_max, and soon over- or underflows. 
 Q diag(2^e) T (`graded.py`), and one-sided Jacobi on diag(2^e) T (`graded_svd.py`) ends it. Singular values
 that are exactly zero (a norm's kernel) come out as log σ = −∞.
 
-How far the figures can be trusted does not follow from a residual: σ of a product is as sensitive to an error
-in the middle as the factors on both sides cancel one another. So the product is taken again, starting from a
-random rotation of the input (σ does not change) and with every entry of every factor disturbed by a random
-relative error of the size it is known to: for dense factors float64's round-off. What the σ do then is the
-error estimate (stochastic arithmetic).
+No residual tells the error: σ of a product is as sensitive to an error in the middle as the factors on both
+sides cancel one another. So the product is taken again, from a random rotation of the input (σ does not
+change) and with a random relative error in every entry of every factor, of the size it is known to. The
+change of the σ is the error estimate (stochastic arithmetic).
 
 Sources: Vignes 1993, for the errors; those of `graded.py` and `graded_svd.py`.
 """
@@ -46,7 +45,6 @@ class ProductSpectrum:
         rank: number of finite log σ [...].
         gap: least |R_ii| that counted beside the largest that was taken for round-off, both relative to the
             round-off to be expected [...]; inf without a kernel, and a rank in doubt near 1.
-        num_factors: L.
         products: products with the factors spent; 0 for dense factors.
         status: CONVERGED where all errors are ≤ tol.
     """
@@ -55,7 +53,6 @@ class ProductSpectrum:
     error: Tensor = field(repr=False)
     rank: Tensor
     gap: Tensor
-    num_factors: int
     products: int
     status: Status
 
@@ -64,39 +61,32 @@ def product_log_singular_values(
     factors: Tensor | Sequence[LinearMap],
     *,
     tol: float = 1e-9,
-    repetitions: int | None = None,
     factor_error: float | None = None,
     seed: int = 0,
 ) -> ProductSpectrum:
     """log σ of J_L ⋯ J_1, of each of a batch of products.
 
-    Costs 1 + `repetitions` QR decompositions and four matrix products a factor, O(L d³); of a `LinearMap`
-    d products (`dense`).
+    Costs three QR decompositions and four matrix products a factor (six below d = 4, where fewer σ show the
+    error), O(L d³); of a `LinearMap` d products (`dense`).
 
     Args:
         factors: dense, [..., L, d, d] with J_1 first, or L square maps, J_1 first, one made dense at a time.
         tol: error in nats up to which the status is CONVERGED.
-        repetitions: disturbed repetitions that give the error, at least 1; by default 2, and 5 below d = 4,
-            where fewer σ lend their changes.
-        factor_error: relative error to which the factors' entries are known; by default float64's ε for a
-            tensor and the ε of its own dtype for a map. Also decides what is a kernel: a column that is,
-            beside the others, under 4 d times this error.
+        factor_error: relative error to which the factors' entries are known; by default ε of their dtype. A
+            column that is under 4 d times this error beside the others counts as a kernel.
         seed: of the repetitions.
 
     Raises:
-        ValueError: where the factors are not square or not of one size, or there are none.
-        FloatingPointError: where a factor is not finite.
+        ValueError: the factors are not square or not of one size, or there are none.
+        FloatingPointError: a factor is not finite.
 
     Example:
         >>> halves = torch.diag(torch.tensor([0.5, 0.25], dtype=torch.float64)).expand(2000, 2, 2)
         >>> product_log_singular_values(halves).log_values  # the product itself would be zero
         tensor([-1386.2944, -2772.5887], dtype=torch.float64)
     """
-    if repetitions is not None and repetitions < 1:
-        raise ValueError(f"repetitions={repetitions}: expected at least 1, for the error estimate")
     lead, d, length = factor_sizes(factors)
-    if repetitions is None:
-        repetitions = 2 if d >= 4 else 5
+    repetitions = 2 if d >= 4 else 5  # of few σ, fewer lend their changes
     if factor_error is None:
         factor_error = torch.finfo(factors.dtype if isinstance(factors, Tensor) else factors[0].dtype).eps
     generator = torch.Generator().manual_seed(seed)
@@ -116,7 +106,6 @@ def product_log_singular_values(
         error=error.reshape(*lead, d),
         rank=values[0].isfinite().sum(-1).reshape(lead),
         gap=torch.where(dropped > 0, kept / dropped, inf).reshape(lead),
-        num_factors=length,
         products=0 if isinstance(factors, Tensor) else length * d,
         status=Status.CONVERGED if bool((error <= tol).all()) else Status.NOT_CONVERGED,
     )
