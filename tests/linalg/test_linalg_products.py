@@ -280,7 +280,7 @@ def test_a_confidence_that_is_none_is_told() -> None:
 
 
 def test_lyapunov_exponents_sum_to_log_det_and_tend_to_log_sigma() -> None:
-    factors = gaussian(2000, 3, 3)
+    factors = gaussian(2000, 3, 3, seed=1)
     found = lyapunov_exponents(factors)
     log_values = product_log_singular_values(factors).log_values
     log_det = float(torch.linalg.slogdet(factors)[1].mean())
