@@ -40,7 +40,7 @@ NO_RESIDUAL_SUM = "no residual sum was found: no add whose one term is read by a
 
 
 def assemble(graph: Graph) -> Anatomy:
-    """The anatomy of a recorded forward; where a rule of ours breaks on it, one that says so."""
+    """The anatomy of a recorded forward; a reading that fails reports its error in `unread`."""
     try:
         return _assemble(graph)
     except Exception as error:  # whatever a model does, its reading ends in words

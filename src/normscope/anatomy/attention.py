@@ -1,7 +1,7 @@
 """Find attention: a softmax whose input is a product of two activations, and where its operands are.
 
-Also says what a branch does with tokens: softmax attention, or two chained products of activations (linear
-attention); convolution, FFT and scans otherwise; none of them is a feed-forward.
+Also classify what a branch does with tokens: softmax attention; two chained products of activations (linear
+attention); convolution, FFT or scan. A branch without any of them is a feed-forward.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Name what each branch of a sum does and where its norms sit.
+"""Find the branches of a sum: what each does and where its norms sit.
 
 From the skip, walk forward until a norm or something learnt is met: when norms come first on every way, the
 branch is normed at its entry. From the branch's end, walk back through views and scales: a norm met there is
@@ -198,7 +198,7 @@ def _end(term: Term, inside: set[Value], gated: bool) -> tuple[tuple[Factor, ...
             return factors, value.norm
         scaled = scale_step(value)
         if scaled is not None and scaled[1] == "gate" and not gated:
-            # A product whose other factor comes from the stream, too, is a gated unit: part of the branch.
+            # A product with another factor from the stream is a gated unit: part of the branch.
             is_unit = any(v is not scaled[0] and v in inside for v in value.inputs)
             scaled = None if is_unit else scaled
         if (value.base in SAME or _is_shift(value)) and value.source in inside:

@@ -1,4 +1,4 @@
-"""Say what was not read, and which stacks it is missing from."""
+"""Report parts that were not read, and the stacks that they are missing from."""
 
 from collections.abc import Iterable
 

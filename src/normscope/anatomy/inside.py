@@ -24,7 +24,7 @@ def _qk_norm(operand: Value, branch: FoundBranch) -> QKNorm:
     for norm, projection in _passed(operand, branch):
         if norm.kind == "l2norm":
             return "cosine"
-        # One head alone is the full width, too.
+        # One head alone is also the full width.
         return "full" if norm.input.shape[-1] == projection.outputs[0].shape[-1] else "head"
     return "none"
 

@@ -55,7 +55,7 @@ def _is_stream(members: list[Sum]) -> bool:
 
 
 def _is_chained(outer: Sum, outers: set[Sum], sums: list[Sum]) -> bool:
-    """True where a sum right before or after it is an outer one, too, or stands in the same layer."""
+    """True where a sum right before or after it is also an outer one, or stands in the same layer."""
     alike = outers | {s for s in sums if pattern(s.op.call.path) == pattern(outer.op.call.path)}
     before = link(outer)
     if before.direct and before.before in alike:

@@ -56,7 +56,7 @@ _SQUASHES = {"tanh": "dyt", "erf": "derf"}
 class FoundNorm:
     """A norm in the graph: from `input` to `output`, its γ and β absorbed, and the op that makes it one.
 
-    `over` is what its statistic is taken of, with the axes; None where the kind says it.
+    `over` is the value and the axes of its statistic; None where the kind implies them.
     """
 
     kind: str
@@ -213,7 +213,7 @@ def _absorb(norm: FoundNorm) -> FoundNorm:
 
 
 def _is_vector(beta: Value, like: Value) -> bool:
-    """A β has one entry a feature; a position embedding has one a token, too."""
+    """True for a β, with one entry per feature; a position embedding has entries per token."""
     return beta.numel in {1, like.shape[-1]}
 
 

@@ -33,14 +33,13 @@ def read_anatomy(model_or_subject: nn.Module | Subject, batch: Batch | None = No
     """Read the residual stream of a model from the dataflow of one forward in eval mode.
 
     Args:
-        model_or_subject: any module, or a subject (whose batch is used unless one is given). batch: a tensor,
-        a tuple of arguments, or a mapping of keyword arguments; without one the model is fed what
-            `make_subject` would feed it.
+        model_or_subject: any module, or a subject (whose batch is used unless one is given).
+        batch: a tensor, a tuple of arguments, or a mapping of keyword arguments; None for that of `make_subject`.
 
     Raises:
         Whatever the model's forward raises on this batch; UsageError where no batch can be made.
 
-    The model comes back as it was. A model without residual adds gives an anatomy without stacks that says so
+    The model comes back as it was. A model without residual adds gives an anatomy without stacks and a line
     in `unread`. Parameters made under a `FakeTensorMode` are read without memory for them.
     """
     if isinstance(model_or_subject, Subject):

@@ -141,7 +141,7 @@ def shared_terms(graph: Graph) -> set[Value]:
 
 
 def one_stream(sums: list[Sum], shared: set[Value]) -> list[Sum]:
-    """`sums` without those that feed a second stream; the kept ones know what was added beside them."""
+    """`sums` without those of a second stream; the kept ones record what was added beside them."""
     chain: dict[Sum, Sum] = {}
     normed: dict[Sum, int] = defaultdict(int)
     length: dict[Sum, int] = defaultdict(int)

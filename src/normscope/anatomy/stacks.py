@@ -1,4 +1,4 @@
-"""Blocks into stacks: what follows on one stream, or continues it after patch merging, is one stack.
+"""Group blocks into stacks: a stack follows one stream, also after patch merging.
 
 A stack is a decoder when its attention is causal or it attends to another stack, else an encoder.
 """
@@ -14,7 +14,7 @@ _CAUSAL_OPS = op_set("cumsum cumprod logcumsumexp")
 
 
 def stack_blocks(groups: list[Group], unread: list[Gap]) -> list[list[Group]]:
-    """Stacks in order; long skips between stages and several streams in one block are said in `unread`."""
+    """Stacks in order; `unread` reports long skips between stages and several streams in one block."""
     found: list[list[Group]] = []
     stack_of: dict[Sum, list[Group]] = {}
     for group in groups:
@@ -60,7 +60,7 @@ def _is_decoder(branches: list[FoundBranch]) -> bool:
 
 
 def _is_masked(logits: Value) -> bool:
-    """Without real tensors: whether a triangle was made for these logits."""
+    """True where a triangle was made for these logits; used without real tensors."""
     fixed = (v for v in ancestors([logits], -1) if not v.learnt)
     return any(v.base in {"tril", "triu", "le"} for v in fixed)
 

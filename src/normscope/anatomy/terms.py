@@ -65,7 +65,7 @@ def _added(op: Op) -> list[Term]:
 
 
 def _gru(op: Op) -> list[Term]:
-    """(1 − z)·a and z·b of a + z·(b − a), as a GRU writes it; empty for anything else."""
+    """(1 − z)·a and z·b of a + z·(b − a), as a GRU is written; empty for anything else."""
     if op.base != "add" or len(op.inputs) != 2 or op.kwargs.get("alpha", 1) != 1:
         return []
     for a, product in (op.inputs, op.inputs[::-1]):
@@ -233,7 +233,7 @@ def _number(x: object) -> float:
 
 
 def combine(terms: list[tuple[Factor, ...]]) -> Scale:
-    """Σ Π of factors as one scale: a number, "learnt" (a gate sets it, too), or None for 1."""
+    """Σ Π of factors as one scale: a number, "learnt" (also for a gate), or None for 1."""
     if any(isinstance(f, str) for term in terms for f in term):
         return "learnt"
     total = sum(math.prod(float(f) for f in term) for term in terms)

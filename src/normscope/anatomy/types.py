@@ -49,8 +49,8 @@ class Norm:
     """A normalisation found in the dataflow, whatever it is made of.
 
     Attributes:
-        kind: "layernorm", "rmsnorm", "l2norm", "batchnorm", "groupnorm", or what stands in a norm's place:
-            "dyt", "derf".
+        kind: "layernorm", "rmsnorm", "l2norm", "batchnorm", "groupnorm", or a replacement of norms: "dyt",
+            "derf".
         path: module that holds it, wrappers stripped (the enclosing module when it is written inline).
         input, output: the tensor before, and after γ and β.
         eps: the ε added inside the root, None where none was seen; the floor of max(‖x‖, ε) is none.
@@ -205,8 +205,8 @@ class Stack:
     Attributes:
         hidden: what leaves the stack (after the final norm where there is one).
         long_skips: the sums that are no branch's, in order.
-        complete: whether all of its residual stream was read; where not, `Anatomy.unread` says what is not,
-            and `final_norm` and the number of blocks are those of the part that was read.
+        complete: whether all of its residual stream was read; else `Anatomy.unread` lists what was not, and
+            `final_norm` and the number of blocks describe the part that was read.
     """
 
     name: str

@@ -18,7 +18,7 @@ OfModel = Callable[[Subject, Anatomy], Subject]
 
 
 class NotApplicable(Exception):
-    """This remedy changes nothing here, or cannot be applied; `reason` says why."""
+    """This remedy changes nothing here, or cannot be applied, for this `reason`."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -126,7 +126,7 @@ def put_module(model: nn.Module, path: str, module: nn.Module) -> None:
 def projections(
     branches: tuple[Branch, ...], *roles: str, whole: bool = True
 ) -> Iterator[tuple[Branch, Projection]]:
-    """The projections that make one of `roles`; with `whole`, without those that make something else, too."""
+    """The projections that make one of `roles`; `whole` leaves out those that also make something else."""
     for branch in branches:
         for projection in branch.projections:
             wanted = set(projection.roles) & set(roles)
