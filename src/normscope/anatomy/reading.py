@@ -34,7 +34,8 @@ def read_anatomy(model_or_subject: nn.Module | Subject, batch: Batch | None = No
 
     Args:
         model_or_subject: any module, or a subject (whose batch is used unless one is given).
-        batch: a tensor, a tuple of arguments, or a mapping of keyword arguments; None for that of `make_subject`.
+        batch: a tensor, a tuple of arguments, or a mapping of keyword arguments; `make_subject` makes one
+            where it is None.
 
     Raises:
         Whatever the model's forward raises on this batch; UsageError where no batch can be made.
