@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -90,7 +89,7 @@ class _Run:
 
     @property
     def tried(self) -> bool:
-        """Whether a trial was run that could have failed."""
+        """True where a trial was run that could have failed."""
         return self.forecast is not None and self.forecast.outcome != "not measured"
 
     def report(self) -> Report:
@@ -223,35 +222,26 @@ def _measure(run: _Run, progress: Progress, reraise: bool) -> None:
 
 def _try_out(run: _Run, progress: Progress, done: int, total: int) -> None:
     """The trials: the run as it is intended, then other rates, then remedies."""
-    progress("forecast", done, total)
+    given = (run.subject, run.anatomy, run.config)
+
+    def stepping(stage: str, at: int) -> Callable[[int, int], None]:
+        progress(stage, at, total)
+        return lambda step, steps: progress(f"{stage}, step {step} of {steps}", at, total)
+
     with run.timed("forecast"):
-        run.forecast = forecast(
-            run.subject,
-            run.anatomy,
-            run.config,
-            lambda step, steps: progress(f"forecast, step {step} of {steps}", done, total),
-        )
+        run.forecast = forecast(*given, stepping("forecast", done))
         run.measurements.extend(forecast_measurements(run.forecast))
     if run.rates and run.forecast.outcome == "not measured":
         run.notes.append(f"no other rates were tried: {run.forecast.reason}")
     elif run.rates:
         done += 1
-        progress("rates", done, total)
         with run.timed("rates"):
-            run.ladder = forecast_ladder(
-                run.subject,
-                run.anatomy,
-                run.config,
-                run.rates,
-                lambda step, steps: progress(f"rates, step {step} of {steps}", done, total),
-            )
+            run.ladder = forecast_ladder(*given, run.rates, stepping("rates", done))
     if run.try_remedies:
         progress("remedies", done + 1, total)
         with run.timed("remedies"):
             run.remedies = try_remedies(
-                run.subject,
-                run.anatomy,
-                run.config,
+                *given,
                 run.forecast,
                 lambda words, number, count: progress(f"{words} ({number + 1} of {count})", done + 1, total),
             )
@@ -283,9 +273,5 @@ def _dtype(model: nn.Module) -> str:
 
 def versions() -> dict[str, str]:
     """Versions of normscope, PyTorch and Python that made the figures."""
-    found: dict[str, Any] = {
-        "normscope": normscope.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
-    return {name: str(version) for name, version in found.items()}
+    ours, torchs = normscope.__version__, str(torch.__version__)
+    return {"normscope": ours, "torch": torchs, "python": platform.python_version()}

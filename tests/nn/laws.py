@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.nn import Block, ModelConfig, Where, build, scheme_named
-from normscope.nn.models import LanguageModel
+from normscope.nn.language_model import LanguageModel
 
 SMALL: dict[str, Any] = {"depth": 4, "width": 16, "heads": 2, "vocab": 11, "context": 32}
 LABELS = {"labels": torch.randint(11, (2, 7), generator=torch.Generator().manual_seed(1))}

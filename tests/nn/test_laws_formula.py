@@ -10,7 +10,7 @@ from laws import ids_of, unsettled
 from references import REFERENCES, Sub
 
 from normscope.nn import SCHEMES
-from normscope.nn.models import LanguageModel
+from normscope.nn.language_model import LanguageModel
 
 
 def subs_of(model: LanguageModel) -> list[Sub]:

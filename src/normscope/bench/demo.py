@@ -68,7 +68,7 @@ class Story:
         return min(len(course.losses) for course in self.of_condition(index))
 
     def verdicts(self, index: int) -> list[bool] | None:
-        """Whether each run of a condition trains; None before they have come to their end."""
+        """Verdict on each run of a condition, True where it trains; None before all have ended."""
         if self.unigram_entropy is None or self.step(index) < self.settings.steps:
             return None
         return [trains(course.losses, self.unigram_entropy) for course in self.of_condition(index)]

@@ -89,7 +89,7 @@ def _diversities(story: Story) -> Picture:
     drawing = chart(curves, label="Token diversity by step", x_label="step", log=True, dots=False)
     about = (
         "How much the tokens of one sequence still differ in the last hidden state: the share of its energy "
-        "that is not in their mean. Near 0 they are all the same, and attention has nothing to tell apart."
+        "that is not in their mean. Near 0 they are all the same, and attention cannot distinguish them."
     )
     return Picture("Token diversity", about, drawing)
 

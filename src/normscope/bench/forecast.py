@@ -47,7 +47,7 @@ class Held:
 
     @property
     def edge_is_right(self) -> bool:
-        """Whether the forecast's largest rate is within a factor of 2 of it."""
+        """True where the forecast's largest rate is within a factor of 2 of the trained one."""
         said, edge = self.said.largest_rate, self.edge
         if said is None or edge is None:
             return said is edge

@@ -39,7 +39,7 @@ class Kept:
         return found[-1] if found else None
 
     def trains(self, cell: Cell, names: Iterable[str]) -> bool:
-        """Whether these remedies make (or, none of them, the cell as it is makes) a run that trains."""
+        """True where the cell trains with these remedies; as it is where there are none."""
         row = self.truth(cell, names)
         return row is not None and row.get("trains", False)
 
@@ -117,7 +117,7 @@ def _each(known: Kept, cells: Sequence[Cell]) -> list[Row]:
 
 
 def _says(known: Kept, cell: Cell, name: str) -> bool | None:
-    """Whether the kept forecast of a remedy says that it rescues; None where there is none."""
+    """Kept forecast of a remedy, True where it predicts a rescue; None where there is none."""
     found = [a["status"] for a in known.attempts(cell) if a["names"] == [name]]
     return found[0] == "rescues" if found else None
 

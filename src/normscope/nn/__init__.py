@@ -4,11 +4,14 @@ from normscope.nn.attention import Attention
 from normscope.nn.block import Block
 from normscope.nn.config import ModelConfig
 from normscope.nn.context import Cache, Context
+from normscope.nn.encoder_decoder import EncoderDecoder
 from normscope.nn.feed_forward import FeedForward
 from normscope.nn.head import set_output_bias
 from normscope.nn.joins import Join, Scaled
-from normscope.nn.models import MODELS, Decoder, Encoder, EncoderDecoder, Output, Vision, build
+from normscope.nn.language_model import Decoder, Encoder
+from normscope.nn.models import MODELS, build
 from normscope.nn.norms import NORMS
+from normscope.nn.output import Output
 from normscope.nn.placement import Placement, Slot, Where, norms_at
 from normscope.nn.rates import block_matrices, has_own_rates, param_groups
 from normscope.nn.residual import Residual
@@ -17,6 +20,7 @@ from normscope.nn.scheme import Initialisation, Inside, Scheme
 from normscope.nn.schemes import SCHEMES, scheme_named
 from normscope.nn.schemes.admin import profile_admin
 from normscope.nn.swap import SwapWarning, swap
+from normscope.nn.vision import Vision
 from normscope.nn.weights import WEIGHTS
 
 __all__ = [

@@ -111,7 +111,7 @@ class ModelConfig:
 
     @property
     def mup(self) -> bool:
-        """Whether the model is one of μP."""
+        """True for a model of μP."""
         return WEIGHTS[self.init or scheme_named(self.scheme).initialisation.weights].mup
 
     @property

@@ -20,7 +20,7 @@ def remember(model: nn.Module) -> None:
 
 @torch.no_grad()
 def is_trained(model: nn.Module) -> bool:
-    """Whether some matrix is no longer what the build drew; False where there are no values to look at."""
+    """True where some matrix is no longer what the build drew; False where no values can be read."""
     samples = [*_samples(model)]
     kept = getattr(model, DRAWN).split([len(sample) for sample in samples])
     return any(_differ(now, drawn) for now, drawn in zip(samples, kept, strict=True))

@@ -10,21 +10,8 @@ from normscope.errors import UsageError, suggest
 from normscope.nn.config import ModelConfig
 from normscope.nn.encoder_decoder import EncoderDecoder
 from normscope.nn.head import set_output_bias
-from normscope.nn.language_model import Decoder, Encoder, LanguageModel
-from normscope.nn.output import Output
+from normscope.nn.language_model import Decoder, Encoder
 from normscope.nn.vision import Vision
-
-__all__ = [
-    "MODELS",
-    "Decoder",
-    "Encoder",
-    "EncoderDecoder",
-    "LanguageModel",
-    "Model",
-    "Output",
-    "Vision",
-    "build",
-]
 
 Model = Decoder | Encoder | EncoderDecoder | Vision
 

@@ -72,7 +72,7 @@ def param_groups(
 
 
 def has_own_rates(model: nn.Module) -> bool:
-    """Whether `model` is one of ours in a parametrisation with rates of its own: μP or depth-μP."""
+    """True for a model of ours in a parametrisation with learning rates of its own: μP or depth-μP."""
     config = getattr(model, "config", None)
     if not isinstance(config, ModelConfig):
         return False

@@ -42,21 +42,15 @@ class Residual(nn.Module):
         super().__init__()
         if isinstance(scheme, str):
             scheme = scheme_named(scheme)
+        make_norm, inner = norm_maker(scheme, norm, eps), inner_norm_maker(scheme, norm, eps)
         with scheme.asking_for_depth():
-            self._build(scheme, where, width, norm_maker(scheme, norm, eps))
-            inner = inner_norm_maker(scheme, norm, eps)
+            placement = scheme.placement_at(where)
+            slots = (Slot.BRANCH_IN, Slot.BRANCH_OUT, Slot.STREAM)
+            norms = {slot.value: make_norm(width) if slot in placement else NoNorm() for slot in slots}
+            self.norms = nn.ModuleDict(norms)
+            self.entry_scale = scheme.entry_scale(where)
             self.join = scheme.join.build(Site(where, width, inner))
         self.dropout = nn.Dropout(dropout)
-
-    def _build(self, scheme: Scheme, where: Where, width: int, make_norm: Callable[[int], nn.Module]) -> None:
-        placement = scheme.placement_at(where)
-        self.norms = nn.ModuleDict(
-            {
-                slot.value: make_norm(width) if slot in placement else NoNorm()
-                for slot in (Slot.BRANCH_IN, Slot.BRANCH_OUT, Slot.STREAM)
-            }
-        )
-        self.entry_scale = scheme.entry_scale(where)
 
     def forward(self, state: State, branch: Update, real_BT: Tensor | None = None) -> State:
         """The next state.

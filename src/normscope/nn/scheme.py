@@ -60,13 +60,8 @@ class Scheme:
     """Placement + Join + Initialisation under a name.
 
     Attributes:
-        name: the catalogue's name.
         formula: one sublayer's update; N a norm, F the branch, l the block, L their number.
         placement: the slots, or a rule for schemes that change with depth or kind.
-        source: where it comes from.
-        join: how a branch meets the stream.
-        initialisation: how the weights start.
-        inside: what the scheme changes inside the branches.
         norm: the kind of norm that belongs to the scheme, None where any will do.
         entry_scale: factor on what a branch reads, after its norm (LayerNorm Scaling).
         depth_exponent: a of depth-μP, by which `param_groups` sets rates; None elsewhere.

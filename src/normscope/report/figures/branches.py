@@ -114,7 +114,7 @@ class Brush:
 
     @property
     def fine(self) -> bool:
-        """Whether there is room for outlines and words."""
+        """True where there is room for outlines and words."""
         return self.high >= FINE
 
     def branches(self, place: BlockPlace) -> list[Markup]:

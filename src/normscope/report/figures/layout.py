@@ -93,23 +93,18 @@ def lay_out(anatomy: Anatomy) -> Layout:
     room = max(2.0, min(36.0 * widest + 10, total / depth)) if depth else 0.0
     gap = 8.0 if room >= 50 else 2.0 if room >= 12 else 0.0
     height = TOP + depth * room + BOTTOM
-    floor = height - BOTTOM
-    places = tuple(_stack_place(stack, i, floor, room, gap) for i, stack in enumerate(stacks))
+    places = tuple(_stack_place(stack, i, height - BOTTOM, room, gap) for i, stack in enumerate(stacks))
     return Layout(places, height, room, (room - gap) / widest)
 
 
 def _stack_place(stack: Stack, number: int, floor: float, room: float, gap: float) -> StackPlace:
-    blocks = tuple(
-        _block_place(block, i, floor - i * room, room, gap) for i, block in enumerate(stack.blocks)
-    )
-    return StackPlace(stack, number, blocks, floor)
-
-
-def _block_place(block: Block, number: int, bottom: float, room: float, gap: float) -> BlockPlace:
-    share = (room - gap) / max(1, len(block.branches))
-    first = bottom - gap / 2
-    branches = tuple(
-        BranchPlace(branch, first - (i + 1) * share, first - i * share)
-        for i, branch in enumerate(block.branches)
-    )
-    return BlockPlace(block, number, bottom - room, bottom, branches)
+    blocks = []
+    for i, block in enumerate(stack.blocks):
+        bottom, share = floor - i * room, (room - gap) / max(1, len(block.branches))
+        first = bottom - gap / 2
+        branches = tuple(
+            BranchPlace(branch, first - (k + 1) * share, first - k * share)
+            for k, branch in enumerate(block.branches)
+        )
+        blocks.append(BlockPlace(block, i, bottom - room, bottom, branches))
+    return StackPlace(stack, number, tuple(blocks), floor)

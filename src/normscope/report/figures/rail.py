@@ -57,11 +57,11 @@ def draw_rail(spots: Sequence[Spot], layout: Layout) -> Markup:
     lanes: list[list[Spot]] = []
     parts = []
     for spot in (s for s in spots if s.places):
-        lane = next((i for i, ls in enumerate(lanes) if all(_apart(spot, other) for other in ls)), len(lanes))
-        if lane == len(lanes):
+        number = next((i for i, lane in enumerate(lanes) if all(_apart(spot, s) for s in lane)), len(lanes))
+        if number == len(lanes):
             lanes.append([])
-        lanes[lane].append(spot)
-        parts.append(_bracket(spot, lane))
+        lanes[number].append(spot)
+        parts.append(_bracket(spot, number))
     width = max(1, len(lanes)) * LANE + 8
     return svg.picture(width, layout.height, *parts, label="Which blocks the findings speak of", css="rail")
 

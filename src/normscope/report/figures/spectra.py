@@ -7,6 +7,7 @@ from normscope.report.figures.charts import LINES, Curve, Picture, chart
 from normscope.report.figures.layout import Layout
 from normscope.report.figures.ledger import Ledger
 
+TOKEN, SPREAD = "jacobian/token-singular-values", "jacobian/log-sigma"
 SHOWN = (1.0, 0.9, 0.5, 0.1, 0.0)
 """Quantiles of log σ that have a line each by depth, the largest value first."""
 
@@ -19,41 +20,36 @@ def spectra(ledger: Ledger, layout: Layout) -> list[Picture]:
 
 def _one_token(ledger: Ledger, layout: Layout) -> Picture | None:
     """Every singular value of one token through stacks, and through some blocks where there is one stack."""
-    places = [
-        (stack.stack.name if len(layout.stacks) > 1 else "stack", stack.stack.name) for stack in layout.stacks
-    ]
-    if len(layout.stacks) == 1:
-        blocks = [block for block in layout.stacks[0].blocks if _tuple(ledger, TOKEN, block.block.site)]
-        ends = {0: blocks[:1], 1: blocks[len(blocks) // 2 :][:1], 2: blocks[-1:]}
-        chosen = {block.number: block for some in ends.values() for block in some}
-        places += [(f"block {number}", block.block.site) for number, block in chosen.items()]
-    curves = [(name, _tuple(ledger, TOKEN, site)) for name, site in places]
+    stacks = layout.stacks
+    places = {place.stack.name if len(stacks) > 1 else "stack": place.stack.name for place in stacks}
+    if len(stacks) == 1:
+        blocks = [place for place in stacks[0].blocks if _tuple(ledger, TOKEN, place.block.site)]
+        chosen = blocks[:1] + blocks[len(blocks) // 2 :][:1] + blocks[-1:]
+        places |= {f"block {place.number}": place.block.site for place in chosen}
+    spectra = {name: _tuple(ledger, TOKEN, site) for name, site in places.items()}
     drawn = [
         Curve(name if len(places) > 1 else "", LINES[i % 5], [n + 1.0 for n in range(len(values))], values)
-        for i, (name, values) in enumerate(curve for curve in curves if curve[1])
+        for i, (name, values) in enumerate(item for item in spectra.items() if item[1])
     ]
     if not drawn:
         return None
     label = "Singular values of one token's Jacobian"
-    about = "Of its d×d Jacobian, largest first. Steep: few directions survive; a cliff: a kernel."
+    about = "Singular values, largest first. Steep: few directions survive; a cliff: a kernel."
     return Picture("One token", about, chart(drawn, label=label, x_label="index", log=True, dots=False))
-
-
-TOKEN, SPREAD = "jacobian/token-singular-values", "jacobian/log-sigma"
 
 
 def _by_depth(ledger: Ledger, layout: Layout) -> Picture | None:
     """Quantiles of the blocks' singular values, block by block, of the first stack that has them."""
     for stack in layout.stacks:
-        rows = [(place.number, _tuple(ledger, SPREAD, place.block.site)) for place in stack.blocks]
-        rows = [row for row in rows if row[1]]
+        rows = {float(place.number): _tuple(ledger, SPREAD, place.block.site) for place in stack.blocks}
+        rows = {number: values for number, values in rows.items() if values}
         if len(rows) < 2:
             continue
-        xs = [float(number) for number, _ in rows]
-        curves = [
-            Curve(_share(share), LINES[i], xs, [_gain(values[QUANTILES.index(share)]) for _, values in rows])
-            for i, share in enumerate(SHOWN)
-        ]
+        curves = []
+        for css, share in zip(LINES, SHOWN, strict=True):
+            name = {1.0: "largest", 0.0: "least", 0.5: "median"}.get(share, f"{share:.0%}")
+            gains = [_gain(values[QUANTILES.index(share)]) for values in rows.values()]
+            curves.append(Curve(name, css, list(rows), gains))
         about = "How many of a block's singular values are smaller, by block."
         drawing = chart(curves, label="Quantiles of the blocks' singular values", x_label="block", log=True)
         return Picture("Spectrum by depth", about, drawing)
@@ -62,17 +58,13 @@ def _by_depth(ledger: Ledger, layout: Layout) -> Picture | None:
 
 def _of_stacks(ledger: Ledger, layout: Layout) -> Picture | None:
     """The distribution of each stack's singular values."""
-    found = [(place.stack.name, _tuple(ledger, SPREAD, place.stack.name)) for place in layout.stacks]
-    curves = [
-        Curve(
-            name if len(found) > 1 else "",
-            LINES[i % 5],
-            [100 * q for q in QUANTILES],
-            list(map(_gain, values)),
-        )
-        for i, (name, values) in enumerate(found)
-        if values
-    ]
+    several, percent = len(layout.stacks) > 1, [100 * q for q in QUANTILES]
+    curves = []
+    for i, place in enumerate(layout.stacks):
+        values = _tuple(ledger, SPREAD, place.stack.name)
+        if values:
+            name = place.stack.name if several else ""
+            curves.append(Curve(name, LINES[i % 5], percent, list(map(_gain, values))))
     if not curves:
         return None
     about = "σ that so many percent of all do not exceed."
@@ -88,7 +80,3 @@ def _tuple(ledger: Ledger, quantity: str, site: str) -> Sequence[float]:
 def _gain(log: float) -> float | None:
     """σ of log₁₀ σ; none of zero, which a log axis does not have."""
     return 10.0**log if log > -300 else None
-
-
-def _share(share: float) -> str:
-    return {1.0: "largest", 0.0: "least", 0.5: "median"}.get(share, f"{share:.0%}")

@@ -118,13 +118,12 @@ def draw_tracks(layout: Layout, ledger: Ledger, width: float) -> list[Track]:
 
 
 def _lines(profile: Profile, stack: StackPlace, layout: Layout, ledger: Ledger) -> list[Line]:
-    dashed = len(layout.stacks) > 1 and stack.number % 2 == 0
     made: dict[tuple[str, str, str], Line] = {}
     for quantity, (name, css) in profile.lines.items():
         for key, y, site in _places(profile.at, stack, name, css):
             row = ledger.find(quantity, site)
             if row is not None:
-                line = made.setdefault(key, Line(key[0], key[1], dashed))
+                line = made.setdefault(key, Line(key[0], key[1], _is_dashed(stack, layout)))
                 line.points.append((y, float(row.value) if isinstance(row.value, float | int) else None))
     return list(made.values())
 
@@ -132,7 +131,11 @@ def _lines(profile: Profile, stack: StackPlace, layout: Layout, ledger: Ledger) 
 def _after_trial(stack: StackPlace, layout: Layout, ledger: Ledger) -> Line:
     assert ledger.trial is not None
     points = [(place.top, ledger.trained(place.block.site)) for place in stack.blocks]
-    return Line(f"step {ledger.trial.step}", "c-c", len(layout.stacks) > 1 and stack.number % 2 == 0, points)
+    return Line(f"step {ledger.trial.step}", "c-c", _is_dashed(stack, layout), points)
+
+
+def _is_dashed(stack: StackPlace, layout: Layout) -> bool:
+    return len(layout.stacks) > 1 and stack.number % 2 == 0
 
 
 def _places(
@@ -181,12 +184,8 @@ def _said(values: list[float | None]) -> str:
 
 def _bands(layout: Layout, width: float) -> Markup:
     """The tower's every other block, carried on as a faint band."""
-    deepest = max(layout.stacks, key=lambda stack: len(stack.blocks))
-    return svg.group(
-        *(svg.rect(0, b.top, width, b.bottom - b.top, "band") for b in deepest.blocks if b.number % 2)
-        if layout.block_height >= 6
-        else ()
-    )
+    odd = [block for block in _deepest(layout).blocks if block.number % 2] if layout.block_height >= 6 else []
+    return svg.group(*(svg.rect(0, block.top, width, block.bottom - block.top, "band") for block in odd))
 
 
 def _grid(scale: Scale, profile: Profile, layout: Layout, width: float) -> Markup:
@@ -221,31 +220,32 @@ def _draw(line: Line, scale: Scale, *, dots: bool) -> Markup:
 
 
 def _hover(profile: Profile, layout: Layout, ledger: Ledger, width: float) -> list[Markup]:
+    """Invisible areas with the exact figures: one for each block's number, one for each end of the stacks."""
     parts = []
-    deepest = max(layout.stacks, key=lambda stack: len(stack.blocks))
-    for number, place in enumerate(deepest.blocks):
-        lines = []
-        for stack in layout.stacks:
-            if number < len(stack.blocks):
-                lines += _hover_lines(profile, stack, number, ledger)
+    for number, place in enumerate(_deepest(layout).blocks):
+        lines = [
+            line
+            for stack in layout.stacks
+            if number < len(stack.blocks)
+            for line in _hover_lines(profile, stack, number, ledger)
+        ]
         if lines:
             parts.append(svg.hit(0, place.top, width, place.bottom - place.top, *lines))
-    for end in ("input", "hidden"):
+    ends = {"input": layout.stacks[0].input_y - 13, "hidden": min(s.hidden_y for s in layout.stacks) - 12}
+    for end, y in ends.items():
         lines = [
             words
             for stack in layout.stacks
             for quantity, (name, _) in profile.lines.items()
             if (words := ledger.words(quantity, f"{stack.stack.name}.{end}", name or profile.title))
         ]
-        y = layout.stacks[0].input_y - 13 if end == "input" else min(s.hidden_y for s in layout.stacks) - 12
         if lines:
-            parts.append(svg.hit(0, y, width, 26, "input" if end == "input" else "output", *lines))
+            parts.append(svg.hit(0, y, width, 26, "output" if end == "hidden" else end, *lines))
     return parts
 
 
 def _hover_lines(profile: Profile, stack: StackPlace, number: int, ledger: Ledger) -> list[str]:
-    place = stack.blocks[number]
-    lines = []
+    place, lines = stack.blocks[number], []
     for quantity, (name, css) in profile.lines.items():
         if profile.at == "block":
             lines.append(ledger.words(quantity, place.block.site, name or profile.title))
@@ -254,10 +254,12 @@ def _hover_lines(profile: Profile, stack: StackPlace, number: int, ledger: Ledge
                 lines.append(f"weights, step {ledger.trial.step}  {after}")
             continue
         for spot in place.branches:
-            label = name if css else KIND_CSS[spot.branch.kind]
-            words = ledger.words(quantity, spot.branch.site, label)
-            lines.append(
-                words if not (words and css and len(place.branches) > 2) else f"{words}  ({spot.branch.kind})"
-            )
+            kind = spot.branch.kind
+            words = ledger.words(quantity, spot.branch.site, name if css else KIND_CSS[kind])
+            lines.append(f"{words}  ({kind})" if words and css and len(place.branches) > 2 else words)
     lines = [line for line in lines if line]
     return [f"{stack.stack.name} · block {number}: {profile.title}", *lines] if lines else []
+
+
+def _deepest(layout: Layout) -> StackPlace:
+    return max(layout.stacks, key=lambda stack: len(stack.blocks))

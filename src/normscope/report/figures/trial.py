@@ -33,7 +33,7 @@ STEP_CHARTS = (
     ),
     (
         "Gradient coherence",
-        "Cosine between two batches' gradients. Near 1: no batch has its own say.",
+        "Cosine between two batches' gradients. Near 1: all batches give the same gradient.",
         "coherence",
         False,
     ),
