@@ -1,32 +1,43 @@
 """docs/tutorials: every script runs, with its asserts, and its page is what it says and prints."""
 
-import os
 import re
 import runpy
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import matplotlib
+import matplotlib.pyplot as plt
 import pytest
+import torch
 
 TUTORIALS = Path(__file__).parents[1] / "docs" / "tutorials"
 NAMES = sorted(path.stem for path in TUTORIALS.glob("[0-9][0-9]_*.py"))
 RENDER = runpy.run_path(str(TUTORIALS / "render.py"))
 DIFFERENCE = runpy.run_path(str(Path(__file__).parent / "linalg" / "pages.py"))["difference"]
 _TEXT = re.compile(r"```text\n(.*?)```", flags=re.DOTALL)
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-def rendered(name: str, folder: Path) -> str:
-    command = [sys.executable, str(TUTORIALS / "render.py"), name, str(folder)]
-    ran = subprocess.run(command, env=os.environ | ONE_THREAD, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    return (folder / f"{name}.md").read_text(encoding="utf-8")
+@pytest.fixture
+def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Undo what a script sets for its process: threads, denormals, pictures, folder."""
+    threads = torch.get_num_threads()
+    monkeypatch.chdir(Path.cwd())
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    plt.switch_backend("Agg")
+    try:
+        with matplotlib.rc_context():
+            yield
+    finally:
+        plt.close("all")
+        torch.set_num_threads(threads)
+        torch.set_flush_denormal(False)
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.usefixtures("clean")
 def test_the_page_is_what_the_script_says_and_prints(name: str, tmp_path: Path) -> None:
-    new = rendered(name, tmp_path)
+    RENDER["main"](name, tmp_path)
+    new = (tmp_path / f"{name}.md").read_text(encoding="utf-8")
     shown = (TUTORIALS / f"{name}.md").read_text(encoding="utf-8")
     (made, new), (written, shown) = (page.split("\n", 1) for page in (new, shown))
     assert _TEXT.sub("", new) == _TEXT.sub("", shown), f"run docs/tutorials/render.py {name}"
