@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from normscope.atomic import remove_halves
 from normscope.errors import UsageError
 from normscope.nn import SCHEMES, build
 from normscope.subjects.rng import put_random_state, take_random_state
@@ -171,7 +172,7 @@ def test_a_save_that_dies_at_any_call_leaves_one_whole_checkpoint(
         step = found.values["step"]
         assert torch.equal(found.tensors["model.w"], torch.full((3,), float(step)))
         kept.add(step)
-        Checkpoints(folder).clean()
+        remove_halves(folder)
         Checkpoints(folder).save(small_state(3))
         kept_steps = sorted(path.name for path in folder.iterdir())
         assert kept_steps == [f"step-0000000{step}", "step-00000003"]
