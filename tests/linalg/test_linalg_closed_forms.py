@@ -36,13 +36,15 @@ def gammas() -> dict[str, Tensor | None]:
 @pytest.mark.parametrize("gamma", gammas().values(), ids=gammas())
 def test_erased_share_is_that_of_the_dense_left_kernel(gamma: Tensor | None, centred: bool) -> None:
     z = torch.randn(D, dtype=torch.float64) * 3 + 1
-    g = torch.randn(D, dtype=torch.float64) * 1e-30  # float32 squares of it would be zero
+    g = torch.randn(D, dtype=torch.float64)
     jacobian = torch.autograd.functional.jacobian(lambda x: norm(x, gamma, 0.0, centred)[1], z)
     u, s, _ = torch.linalg.svd(jacobian)
     kernel = u[:, s < 1e-12 * s[0]]
     expected = (kernel.T @ g).square().sum() / g.square().sum()
     share = left_kernel_share(g, norm(z, gamma, 0.0, centred)[0], gamma, centred)
     torch.testing.assert_close(share, expected, rtol=1e-8, atol=1e-12)
+    tiny = left_kernel_share(g * 1e-200, norm(z, gamma, 0.0, centred)[0], gamma, centred)
+    torch.testing.assert_close(tiny, share)  # squares of 1e-200 are zero
 
 
 @pytest.mark.parametrize("centred", [True, False])

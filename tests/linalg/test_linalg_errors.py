@@ -2,6 +2,7 @@
 
 from math import inf, sqrt
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -9,7 +10,7 @@ from drawn_maps import drawn
 from jacobian_cases import DiagonalMap
 from scipy.stats import norm, t
 
-from normscope.linalg import Matrix, Status, log_density, lyapunov_exponents, sigma_max, sigma_min
+from normscope.linalg import Matrix, Status, log_density, lyapunov_exponents, sigma_max, sigma_min, smallest
 from normscope.linalg.golub_kahan import Bidiagonalisation, least_component
 from normscope.linalg.products.spectrum import _error as error_of_products
 
@@ -22,6 +23,18 @@ def most_mass(process: Bidiagonalisation, point: float) -> float:
     shifted = matrix.T @ matrix - point * np.eye(matrix.shape[1])
     rest = np.linalg.solve(shifted[:-1, 1:], -shifted[:-1, 0])
     return 1 / (1 + float(rest @ rest))
+
+
+def most_mass_exactly(process: Bidiagonalisation, sigma: float) -> float:
+    """`most_mass` at σ² in 50 digits, row by row."""
+    with mpmath.workdps(50):
+        matrix = mpmath.matrix(process.bidiagonal().tolist())
+        squares = matrix.T * matrix
+        p = [mpmath.mpf(0), mpmath.mpf(1)]
+        for j in range(matrix.rows):
+            before = squares[j, j - 1] * p[-2] if j else 0
+            p.append(-(before + (squares[j, j] - mpmath.mpf(sigma) ** 2) * p[-1]) / squares[j, j + 1])
+        return float(1 / mpmath.fsum(p, squared=True))
 
 
 def started(values: torch.Tensor, start: torch.Tensor, steps: int) -> Bidiagonalisation:
@@ -71,6 +84,21 @@ def test_squares_cost_half_of_the_digits_of_a_small_value() -> None:
     assert found.status is Status.CONVERGED
     kappa = found.largest / found.value
     assert found.error >= 8 * EPS * kappa**2 > 1e-3
+    longer = sigma_min(DiagonalMap(values), tol=1e-9, max_products=34, confidence=0.5)
+    assert longer.status is Status.NOT_CONVERGED
+    assert longer.error == pytest.approx(8 * EPS * kappa**2, rel=0.1)  # the bound itself is 1e-7 away
+
+
+@pytest.mark.parametrize("steps", [32, 34])
+def test_a_bound_from_squares_in_float64_is_within_its_error_of_the_exact_one(steps: int) -> None:
+    values = torch.cat((torch.tensor([1e-7]), torch.linspace(0.5, 1, 59))).double()
+    process = Bidiagonalisation(DiagonalMap(values), seed=0)
+    for _ in range(steps):
+        process.step()
+    value, least = float(process.ritz_values()[-1]), least_component(0.5) ** 2 / 60
+    stated = smallest._error(process, 0.5, 0.0)
+    assert 0 < stated < 1
+    assert most_mass_exactly(process, value) > least > most_mass_exactly(process, value * (1 - stated))
 
 
 def test_the_error_of_a_product_is_twenty_times_the_largest_change_nearby() -> None:
@@ -81,7 +109,9 @@ def test_the_error_of_a_product_is_twenty_times_the_largest_change_nearby() -> N
     expected = [0.0, 0.0, 0.04, 0.04, 0.04, 0.04, 0.04, 0.0, 0.0]
     torch.testing.assert_close(error, torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-12)
     floor = float(error[0])
-    assert floor == pytest.approx(4 * EPS * 3, rel=1e-9)  # L d = 9, log σ = 0
+    assert floor == pytest.approx(4 * EPS * 3, rel=1e-9, abs=0)  # L d = 9, log σ = 0
+    error = error_of_products(torch.full((3, 1, 9), -50.0, dtype=torch.float64), 4, 0.0)
+    assert float(error[0, 0]) == pytest.approx(4 * EPS * (6 + 50), rel=1e-9, abs=0)
 
 
 def test_a_cosine_that_jacobi_left_is_in_the_error_of_a_product() -> None:

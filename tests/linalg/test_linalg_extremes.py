@@ -249,6 +249,13 @@ def test_a_kernel_that_is_not_named_is_not_called_a_figure() -> None:
     assert float((op.matrix @ start).norm()) > 0.8  # deflating the start alone would look as good
 
 
+@pytest.mark.parametrize("values", [[0.0, 0.0], [1.0, 0.0], [3.0, 2.0, 0.0]], ids=str)
+def test_a_map_that_is_exhausted_and_singular_has_no_smallest_value(values: list[float]) -> None:
+    found = sigma_min(Matrix(torch.diag(torch.tensor(values, dtype=torch.float64))))
+    assert (found.value, found.error, found.status) == (0.0, inf, Status.NOT_CONVERGED)
+    assert found.note.startswith("singular") or not any(values)
+
+
 def test_what_is_called_a_kernel_and_is_none_is_told() -> None:
     wrong = sigma_min(rotated(torch.linspace(1, 2, N).double()), kernel=orthogonal(N)[:, :3])
     assert wrong.status is Status.NOT_CONVERGED

@@ -19,6 +19,7 @@ from normscope.linalg import (
     sigma_max,
     singular_values,
 )
+from normscope.linalg.golub_kahan import Bidiagonalisation
 
 N = 150
 
@@ -127,6 +128,15 @@ def test_jacobians_of_real_maps(case: Case) -> None:
         assert abs(float(found.right @ v[0])) == pytest.approx(1, abs=1e-3)
 
 
+@pytest.mark.parametrize("coupling", [1e-11, 1e-16])
+def test_a_small_coupling_counts_unless_it_is_round_off(coupling: float) -> None:
+    matrix = torch.tensor([[1.0, coupling], [0.0, 2.0]], dtype=torch.float64)
+    process = Bidiagonalisation(Matrix(matrix), start=torch.tensor([1.0, 0.0]))
+    while not process.exhausted:
+        process.step()
+    assert process.largest == pytest.approx(2 if coupling == 1e-11 else 1)  # from e₁, 2 is seen through it
+
+
 def test_exhausted_spaces_are_exact() -> None:
     zero = sigma_max(DiagonalMap(torch.zeros(9, dtype=torch.float64)))
     assert (zero.value, zero.status, zero.products) == (0.0, Status.EXACT, 1)
@@ -178,6 +188,7 @@ def test_rank_carries_its_tolerance_and_its_gap() -> None:
     assert numerical_rank(np.zeros(3), 1e-5) == (0, inf)
     assert numerical_rank(np.array([]), 1e-5) == (0, inf)
     assert numerical_rank(np.array([1e-9, 1.0, 2.0]), 1e-5) == (2, pytest.approx(1e9))
+    assert numerical_rank(np.array([1e6, 1.0, 0.5]), 1e-5) == (1, 1e6)  # 1 is under 1e-5 · σ₁
     for wrong in (float("nan"), inf, -1.0):
         with pytest.raises(ValueError, match="negative or not finite"):
             numerical_rank(np.array([wrong, 1.0]), 1e-5)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from math import inf
 
+import numpy as np
 import pytest
 import torch
 from drawn_maps import drawn, orthogonal, rotated
@@ -21,6 +22,7 @@ from normscope.linalg import (
     TokenProjector,
     dense,
     layer_norm_jacobian,
+    layerwise,
     layerwise_sigma_min,
     left_kernel,
     right_kernel,
@@ -247,6 +249,22 @@ def test_a_named_kernel_that_leaks_is_in_the_error(scale: float, size: float) ->
         assert found.products < 250  # tighter solves do not help
 
 
+def test_a_leak_out_of_the_right_kernel_alone_is_in_the_error() -> None:
+    # diag(1, 0.5, 0) and a leak of 0.7 at its kernel e₃: no solution x = J⁺u has a part there.
+    values, kernel = torch.tensor([1.0, 0.5, 0.7], dtype=F64), torch.eye(3, dtype=F64)[:, 2:]
+    found = layerwise_sigma_min([Layer(Matrix(torch.diag(values)), left_kernel=kernel)])
+    assert found.value == pytest.approx(0.5)  # of three, the second is 0.7
+    assert found.status is Status.NOT_CONVERGED or found.error >= 0.4
+
+
+def test_the_error_of_an_inverse_reaches_both_ends_of_what_is_possible() -> None:
+    inverse = LayerwiseInverse([Matrix(torch.eye(2, dtype=F64))])
+    for length, upper, slack in ((2.0, 3.0, 0.25), (2.0, 2.01, 0.25), (1.0, 4.0, 0.01)):
+        ends = np.array([length * (1 - slack), upper + slack * length])  # of ‖J⁺‖
+        expected = np.abs(1 - length / ends).max()
+        assert layerwise._total(length, upper, slack, inverse) == pytest.approx(expected)
+
+
 def test_a_leak_that_is_small_beside_the_stack_converges() -> None:
     layers = leaking(1e-6, 0.3)
     found = layerwise_sigma_min(layers)
@@ -308,6 +326,13 @@ def test_a_solver_gives_least_squares_of_least_norm() -> None:
     torch.testing.assert_close(found.x, expected)
     assert found.residual == pytest.approx(float((b - matrix @ expected).norm() / b.norm()), rel=1e-6)
     assert Solver(Matrix(matrix), by_residual=False).solve(0 * b, tol=1e-12).products == 0
+
+
+def test_a_square_map_with_a_kernel_gets_a_solution_of_least_norm() -> None:
+    right, left = orthogonal(9, seed=1)[:, :5], orthogonal(9, seed=2)[:, :5]
+    b = left @ drawn(5)  # solves go well: each step takes more than STAGNATION off
+    found = Solver(Matrix(left @ right.T + 0.1 * left @ drawn(5, 5) @ right.T), by_residual=False)
+    torch.testing.assert_close(found.solve(b, tol=1e-12).x, torch.linalg.pinv(found.op.matrix, rtol=1e-9) @ b)
 
 
 def blocks(scheme: str) -> tuple[list[LinearMap], list[Tensor]]:

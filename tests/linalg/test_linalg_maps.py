@@ -145,7 +145,7 @@ def test_maps_that_do_not_fit_are_told() -> None:
     with pytest.raises(ValueError, match="orthonormal"):
         Deflated(a, kernel=torch.ones(5, 2, dtype=torch.float64))
     with pytest.raises(ValueError, match="orthonormal"):
-        Deflated(a, kernel=1.01 * orthogonal(5)[:, :2])
+        Deflated(a, kernel=(1 + 1e-6) * orthogonal(5)[:, :2])
 
 
 def test_a_basis_may_have_columns_of_zeros() -> None:
