@@ -2,7 +2,20 @@
 
 import torch
 import torch.nn.functional as F
-from handwritten_base import NONE, POST, PRE, WIDTH, Attention, Block, Tower, case, pre_tower, reading, tower
+from handwritten_base import (
+    NONE,
+    POST,
+    PRE,
+    WIDTH,
+    Attention,
+    Block,
+    FeedForward,
+    Tower,
+    case,
+    pre_tower,
+    reading,
+    tower,
+)
 from readings import stack
 from torch import Tensor, nn
 
@@ -44,6 +57,17 @@ class ParallelShared(Block):
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm1(x)
         return x + (self.attention(y) + self.feed_forward(y))
+
+
+class Macaron(Block):
+    """A feed-forward on either side of the attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm0 = FeedForward(), nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + self.first(self.norm0(x)))
 
 
 class B2T(Block):
@@ -108,6 +132,7 @@ case("no-norm", lambda: tower(NoNorm), NONE)
 case("no-norm-final", lambda: pre_tower(NoNorm), reading("A.none F.none"))
 case("post-single", lambda: tower(Post, n=1), reading("A.post F.post", n=1, final=False))
 case("pre-single", lambda: pre_tower(Block, n=1), reading("A.pre F.pre", n=1))
+case("macaron-single", lambda: pre_tower(Macaron, n=1), reading("F.pre A.pre F.pre", n=1))
 case(
     "mix-ln",
     lambda: Tower(Post(), Block(), Block(), Block()),

@@ -176,13 +176,17 @@ def test_a_stream_that_autograd_saves_is_captured_with_its_graph() -> None:
     assert all(bool(g.any()) for g in gradients)
 
 
-def test_scores_with_a_learnt_bias_of_the_first_layer_are_no_stream() -> None:
-    """A bias that the first attention has read is an ancestor of every later score (T5, ALiBi)."""
+@pytest.mark.parametrize("shape", [(1, 5, 16), (5, 16)])
+def test_scores_with_a_learnt_bias_of_the_first_layer_are_no_stream(shape: tuple[int, ...]) -> None:
+    """A bias that the first attention has read is an ancestor of every later score (T5, ALiBi).
+
+    Without a batch axis, the attention's value is the stream itself and no view of it.
+    """
 
     class Biased(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.bias = nn.Parameter(torch.randn(1, 5, 5))
+            self.bias = nn.Parameter(torch.randn(5, 5))
             self.q, self.k, self.o = (nn.ModuleList(nn.Linear(16, 16) for _ in range(3)) for _ in range(3))
 
         def forward(self, x: Tensor) -> Tensor:
@@ -191,7 +195,7 @@ def test_scores_with_a_learnt_bias_of_the_first_layer_are_no_stream() -> None:
                 x = x + o(scores.softmax(-1) @ x)
             return x
 
-    anatomy = read_anatomy(Biased(), torch.randn(1, 5, 16))
+    anatomy = read_anatomy(Biased(), torch.randn(shape))
     assert anatomy.unread == ()
     assert [b.kind for b in anatomy.branches] == ["attention"] * 3
 

@@ -114,21 +114,24 @@ def weights_behind(module: nn.Module, x: Tensor, op: str) -> set[str]:
 class Overwrites(nn.Module):
     """Writes one row, or all rows, of what another map has made."""
 
-    def __init__(self, rows: slice) -> None:
+    def __init__(self, rows: slice, view: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.rows = rows
+        self.rows, self.view = rows, view
         self.a, self.b = (nn.Linear(4, 4, bias=False) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.a(x) * 1.0
-        out[self.rows] = self.b(x[self.rows])
+        self.view(out)[self.rows] = self.view(self.b(x))[self.rows]
         return F.relu(out)
 
 
-def test_a_partial_write_keeps_what_was_there_and_a_full_one_hides_it() -> None:
+@pytest.mark.parametrize("view", [lambda x: x, torch.t, torch.flatten])
+def test_a_partial_write_keeps_what_was_there_and_a_full_one_hides_it(
+    view: Callable[[Tensor], Tensor],
+) -> None:
     x = torch.randn(3, 4)
-    assert weights_behind(Overwrites(slice(0, 1)), x, "relu") == {"a.weight", "b.weight"}
-    assert weights_behind(Overwrites(slice(None)), x, "relu") == {"b.weight"}
+    assert weights_behind(Overwrites(slice(0, 1), view), x, "relu") == {"a.weight", "b.weight"}
+    assert weights_behind(Overwrites(slice(None), view), x, "relu") == {"b.weight"}
 
 
 class Only(nn.Module):
@@ -239,6 +242,14 @@ def test_the_last_norm_is_the_stream_s_only_where_most_peers_have_one() -> None:
     ]
 
 
+def test_the_norm_behind_a_single_sum_is_the_stream_s_where_the_branch_has_none() -> None:
+    (post,) = read_steps(lambda m, x, f: layer_norm(x + f(x)), depth=1).stacks
+    (pre,) = read_steps(lambda m, x, f: layer_norm(x + f(layer_norm(x))), depth=1).stacks
+    assert [b.placement for b in (*post.branches, *pre.branches)] == ["post", "pre"]
+    assert post.final_norm is None
+    assert pre.final_norm is not None
+
+
 class HalfRaw(Block):
     """Keys and values of the stream as it is, queries of its norm."""
 
@@ -324,7 +335,7 @@ def test_positions_behind_a_norm_are_no_beta() -> None:
 
 
 def test_a_product_of_another_shape_is_no_gamma() -> None:
-    anatomy = read_steps(lambda m, x, f: x + f((layer_norm(x)[:, :, None] * m.position).mean(2)))
+    anatomy = read_steps(lambda m, x, f: x + f((layer_norm(x) * m.position[:, None, None]).mean(0)))
     assert {n.output.op for b in anatomy.branches for n in b.norms} == {"aten.native_layer_norm.default"}
     assert {n.weight for b in anatomy.branches for n in b.norms} == {None}
 
@@ -394,8 +405,20 @@ def test_a_stream_that_is_doubled_goes_on() -> None:
     assert [(len(s.blocks), len(s.long_skips)) for s in anatomy.stacks] == [(3, 0)]
 
 
+def test_the_norm_behind_a_doubled_stream_is_final() -> None:
+    class Doubled(Tower):
+        def run(self, x: Tensor) -> Tensor:
+            x = super().run(x)
+            return 0.5 * x + 0.25 * x
+
+    anatomy = read_anatomy(Doubled(Block(), Block()), token_ids())
+    assert anatomy.unread == ()
+    assert anatomy.final_norm
+
+
+@pytest.mark.parametrize("shape", [(2, 5, WIDTH), (5, WIDTH)])
 @pytest.mark.parametrize("first", [False, True])
-def test_the_feature_axis_of_a_weight_on_either_side(first: bool) -> None:
+def test_the_feature_axis_of_a_weight_on_either_side(first: bool, shape: tuple[int, ...]) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -407,11 +430,12 @@ def test_the_feature_axis_of_a_weight_on_either_side(first: bool) -> None:
                 return x + (self.down @ (self.up @ y.mT).relu()).mT
             return x + (y @ self.up.T).relu() @ self.down.T
 
-    (branch,) = read_anatomy(Model(), torch.randn(2, 5, WIDTH)).branches
+    (branch,) = read_anatomy(Model(), torch.randn(shape)).branches
     assert [(p.parameter, p.feature_axis) for p in branch.projections] == [("up", 0), ("down", 0)]
 
 
-def test_lists_of_branches_run_by_one_loop_make_blocks() -> None:
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_lists_of_branches_run_by_one_loop_make_blocks(rounds: int) -> None:
     class Lists(Tower):
         def __init__(self) -> None:
             super().__init__()
@@ -419,14 +443,17 @@ def test_lists_of_branches_run_by_one_loop_make_blocks() -> None:
             self.ffs = nn.ModuleList(FeedForward() for _ in range(2))
 
         def run(self, x: Tensor) -> Tensor:
-            for attention, feed_forward in zip(self.attns, self.ffs, strict=True):
+            for attention, feed_forward in rounds * list(zip(self.attns, self.ffs, strict=True)):
                 x = x + attention(layer_norm(x))
                 x = x + feed_forward(layer_norm(x))
             return x
 
     anatomy = read_anatomy(Lists(), token_ids())
-    assert [[b.kind for b in block.branches] for block in anatomy.blocks] == 2 * [
+    assert [[b.kind for b in block.branches] for block in anatomy.blocks] == 2 * rounds * [
         ["attention", "feed-forward"]
+    ]
+    assert [(block.path, block.call) for block in anatomy.blocks] == [
+        (f"attns.{index}", call) for call in range(rounds) for index in range(2)
     ]
 
 

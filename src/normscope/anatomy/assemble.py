@@ -132,7 +132,6 @@ def _stack(stack: list[Group], name: str, sums: list[Sum], rejoins: list[Rejoin]
     last = stack[-1].sums[-1]
     # A later branch's own entry norm (a decoder's, reading this stack) is not this stack's final norm.
     taken = [norm for s in sums if s is not last for branch in s.branches for norm in branch.norms_in]
-    taken += last.norms_behind
     ends = [last.leaving, *last.beside]
     after = [norm for v in ends for norm in norms_on(v, pooled=True) if norm not in taken]
     final = after[0] if after else None
