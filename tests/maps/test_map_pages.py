@@ -178,8 +178,8 @@ def test_a_map_without_a_result_has_a_page_too() -> None:
 def test_what_is_not_known_yet_is_not_said_to_fail() -> None:
     records = [made_up(c, "done" if c.scheme == "pre" else "waiting") for c in GRID.cells if not c.warmup]
     page = render_page(sheet(records))
-    assert "post nowhere" not in page
-    assert "pre to 2 blocks" in page
+    assert "post none" not in page
+    assert "pre 2 blocks (at up to" in page
     row = re.search(r"<tr><th>1</th>(.*?)</tr>", page, flags=re.DOTALL)[1]
     assert re.findall(r">([^<\s]+)</td>", row) == ["·", "1e-2"]
 

@@ -117,7 +117,7 @@ def lead(table: Table, counts: Counts) -> str:
     begun = [panel for panel in table.panels if any(point.done for row in panel.points for point in row)]
     said = ", ".join(map(_deepest, begun))
     left = "" if counts.is_finished else f" {counts.waiting + counts.claimed} cells are still to be trained."
-    return f"How deep it trains at one of the rates or more: {said}.{left}"
+    return f"Deepest model that trains at any tested learning rate: {said}.{left}"
 
 
 def _deepest(panel: Panel) -> str:
@@ -125,9 +125,9 @@ def _deepest(panel: Panel) -> str:
     name = panel.title + (f" with {panel.subtitle}" if panel.warmup else "")
     found = [(row[0].depth, rate) for row in panel.points if (rate := edge(row)) is not None]
     if not found:
-        return f"{name} nowhere"
+        return f"{name} none"
     depth, rate = found[-1]
-    return f"{name} {'' if depth is None else f'to {depth} blocks '}(up to {short(rate)} there)"
+    return f"{name} {'' if depth is None else f'{depth} blocks '}(at up to {short(rate)})"
 
 
 def _svg(figure: "Figure") -> str:
