@@ -239,6 +239,19 @@ def test_an_estimate_whose_error_is_larger_is_none() -> None:
     assert deep._estimated("q", "s", Estimate(2.0, 1.0, 0.5), "").value == 2.0
 
 
+def test_a_stacks_entry_is_shifted_by_noise_of_its_size_at_both_steps() -> None:
+    model, batch = gpt(4, "pre"), ids(3)[:1]
+    anatomy = read_anatomy(model, batch)
+    with measuring(model):
+        held = hold(model, anatomy, one_sequence(model, batch, anatomy))
+    entry = anatomy.stacks[0].blocks[0].entry
+    long, short = held.shifted[entry]
+    torch.testing.assert_close(long, short)
+    noise = torch.randn(long.shape, generator=torch.Generator().manual_seed(7919)).to(long)
+    size = held.tensors[entry].detach().square().mean().sqrt()
+    torch.testing.assert_close(long, size * noise)
+
+
 @pytest.mark.parametrize(("eps", "lost"), [(1e-5, 2), (1.0, 1)])
 def test_a_norms_kernel_has_the_direction_of_z_only_where_it_is_erased(eps: float, lost: int) -> None:
     model, batch = gpt(4, "post"), ids(3)[:1]

@@ -9,7 +9,7 @@ import torch
 from hand_read import ADD, EPS, PLACEMENTS, WIDTH, linear, next_token_loss, norm_of, subject_of, toy
 from torch import Tensor, nn
 
-from normscope.anatomy import Anatomy, Block, Branch, Projection, Site, Stack
+from normscope.anatomy import Anatomy, Block, Branch, Norm, Projection, Site, Stack
 from normscope.probes import Measurements
 from normscope.probes.gradient import measure_gradient
 
@@ -173,6 +173,61 @@ def test_a_norm_whose_output_is_overwritten_has_the_same_gradient() -> None:
     assert [row.to_dict() for row in rows[0]] == [row.to_dict() for row in rows[1]]
 
 
+class Scaled(nn.Module):
+    """x + ScaleNorm(x W): one gain for all features."""
+
+    def __init__(self, gain: float) -> None:
+        super().__init__()
+        self.f, self.gain = nn.Linear(WIDTH, WIDTH, bias=False), nn.Parameter(torch.tensor(gain))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.f(x)
+        return x + self.gain * (y / y.norm(dim=-1, keepdim=True))
+
+
+@pytest.mark.parametrize("gain", [3.0, 0.0])
+def test_scalenorm_erases_one_direction_and_with_a_gain_of_zero_everything(gain: float) -> None:
+    model, x = Scaled(gain).double(), torch.randn(2, 3, WIDTH, dtype=torch.float64)
+    entry, term, total = (Site("", 0, ADD, 0, output) for output in (-1, -2, 0))
+    entering = Site("", 0, "aten.linalg_vector_norm.default", 0, -1)
+    norm = Norm("l2norm", "", entering, Site("", 0, "aten.mul.Tensor", 0), 0.0, "gain")
+    branch = Branch("other", "res-post", "l2norm", "f", 0, "add", None, None, None, entry, term, total)
+    branch = dataclasses.replace(branch, norms=(norm,))
+    anatomy = Anatomy((Stack("s", (Block("", 0, (branch,), entry, total),), None, total),))
+    rows = measured(subject_of(model, x, summed), anatomy)
+    unit = torch.nn.functional.normalize(model.f(x), dim=-1)  # ∂loss/∂y is a vector of ones
+    expected = float(unit.detach().sum(-1).square().mean()) / WIDTH if gain else 1.0
+    assert rows.of("gradient/erased") == pytest.approx({"": expected})
+
+
+class Overwriting(nn.Module):
+    """x += f(x) twice, f in another precision: what it keeps for the backward is not overwritten."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = 2 * x
+        for f in (self.first, self.second):
+            x += f(x.double()).float()
+        return x
+
+
+def test_a_dead_branch_behind_a_live_one_is_dead_where_the_stream_is_written_in_place() -> None:
+    model, x = Overwriting(), torch.randn(2, 3, WIDTH)
+    model.double()
+    nn.init.zeros_(model.second.weight).requires_grad_(False)
+    branches = []
+    for i, path in enumerate(("first", "second")):
+        entry, term, total = (Site("", 0, "aten.add_.Tensor", i, output) for output in (-1, -2, 0))
+        branches.append(Branch("other", "none", "none", path, 0, "add", None, None, None, entry, term, total))
+    stack = Stack("s", (Block("", 0, tuple(branches), branches[0].entry, total),), None, total)
+    rows = measured(subject_of(model, x, summed), Anatomy((stack,)))
+    assert rows.of("branch/trainable") == {"first": 1.0}
+    assert "no parameter that trains" in rows.find("branch/trainable", "second").how
+
+
 def test_a_dead_branch_beside_a_live_one_is_dead() -> None:
     subject, anatomy = toy()
     for weight in subject.model.blocks[0][1].f.parameters():
@@ -203,6 +258,37 @@ def test_dead_and_zero_branches(up: int, down: int, gain: int, zero_output: floa
     rows = measured(subject_of(model, torch.randn(2, 3, WIDTH), summed), deep_anatomy())
     assert rows.of("branch/zero-output") == {"blocks.0.f": zero_output, "blocks.1.f": 0.0}
     assert rows.of("branch/trainable") == {"blocks.0.f": trainable, "blocks.1.f": 1.0}
+
+
+class TwoExperts(Branches):
+    """x + relu(x U) D + x D₂."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x).relu()) + self.other(x) + x
+
+
+@pytest.mark.parametrize(("zeros", "zero_output"), [(("down",), 0.0), (("down", "other"), 1.0)])
+def test_one_expert_that_adds_zero_is_no_zero_branch(zeros: tuple[str, ...], zero_output: float) -> None:
+    model = Deep()
+    model.blocks[0] = TwoExperts()
+    for name in zeros:
+        nn.init.zeros_(getattr(model.blocks[0], name).weight)
+    first, second = deep_anatomy().blocks
+    path = first.path
+    entry, term, total = Site(path, 0, ADD, 1, -1), Site(path, 0, ADD, 1, -2), Site(path, 0, ADD, 1)
+    projections = (linear(f"{path}.down", "down"), linear(f"{path}.other", "down"))
+    branch = dataclasses.replace(
+        first.branches[0], entry=entry, output=term, sum=total, projections=projections
+    )
+    blocks = (Block(path, 0, (branch,), entry, total), second)
+    rows = measured(
+        subject_of(model, torch.randn(2, 3, WIDTH), summed), Anatomy((Stack("s", blocks, None, second.exit),))
+    )
+    assert rows.of("branch/zero-output") == {"blocks.0.f": zero_output, "blocks.1.f": 0.0}
 
 
 def test_shared_weights_are_named_as_shared() -> None:

@@ -149,6 +149,12 @@ def test_every_figure_is_that_of_the_dense_jacobian(placement: str) -> None:
     assert max(errors.values()) < 1e-3
 
 
+def test_the_contraction_is_the_decade_of_the_gain() -> None:
+    """The stream is multiplied by 10 four times; branches beside it are small."""
+    rows = measure(gpt(8, "pre", alpha=10.0), ids(3)[:1])
+    assert value(rows, "contraction", "decoder") == pytest.approx(4, abs=0.1)
+
+
 def symmetric(d: int, num_blocks: int) -> tuple[Model, Tensor]:
     """A model whose branches are one symmetric matrix, none of whose eigenvalues stands out; and those."""
     drawn = torch.randn(d, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
