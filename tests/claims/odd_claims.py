@@ -21,9 +21,15 @@ from normscope.claims import (
     Source,
     claim,
 )
+from normscope.claims.sentences import Said
 
 HERE = Source("000", "Theorem 2.2", "零空间 <b>")
 THERE = Source("004", "§5.3.2", "训练初期不稳定")
+
+
+def said(says: str, *sources: Source) -> Said:
+    """A sentence that no text says."""
+    return Said(says, "", sources)
 
 
 def depths(setup: Setup, factor: float = 1.0) -> Plot:
@@ -42,7 +48,7 @@ def cases(setup: Setup, holds: bool, met: bool = True, part: str = "") -> list[C
     ]
 
 
-@claim("Z1", HERE, THERE, says="It holds.", asks="1 is 1 & 1 < 2", has_long=True)
+@claim("Z1", said=said("It holds.", HERE, THERE), asks="1 is 1 & 1 < 2", has_long=True)
 def it_holds(setup: Setup) -> Evidence:
     found = cases(setup, True)
     return Evidence(cases=found, figure=Figure.largest("largest <error>", found), plots=[depths(setup)])
@@ -50,8 +56,7 @@ def it_holds(setup: Setup) -> Evidence:
 
 @claim(
     "Z2",
-    HERE,
-    says="It holds under a condition | or two.",
+    said=said("It holds under a condition | or two.", HERE),
     asks="half of it",
     condition="x < 1",
     parts={"refuted": Sentence("Besides, this <script>."), "nothing": Sentence("Nobody looked.")},
@@ -68,7 +73,7 @@ def it_holds_sometimes(setup: Setup) -> Evidence:
     )
 
 
-@claim("Z3", THERE, HERE, says="It is refuted.", asks="30 % or more", kind=Kind.TENDENCY)
+@claim("Z3", said=said("It is refuted.", THERE, HERE), asks="30 % or more", kind=Kind.TENDENCY)
 def it_is_refuted(setup: Setup) -> Evidence:
     found = [
         Case(seed=seed, where="<b>everywhere</b>", value=float(seed), holds=seed == 1) for seed in setup.seeds
@@ -76,30 +81,30 @@ def it_is_refuted(setup: Setup) -> Evidence:
     return Evidence(cases=found, figure=Figure.largest("steps saved, in %", found))
 
 
-@claim("Z4", THERE, says="It cannot be measured.", asks="10–20 % faster on a GPU")
+@claim("Z4", said=said("It cannot be measured.", THERE), asks="10–20 % faster on a GPU")
 def it_is_not_measured(setup: Setup) -> Evidence:
     raise NotMeasured("needs a GPU <here>")
 
 
-@claim("Z5", THERE, says="It breaks.", asks="nothing")
+@claim("Z5", said=said("It breaks.", THERE), asks="nothing")
 def it_breaks(setup: Setup) -> Evidence:
     print("what a claim prints is no answer")
     raise RuntimeError("broken <on purpose>")
 
 
-@claim("Z6", THERE, says="It kills its worker.", asks="nothing")
+@claim("Z6", said=said("It kills its worker.", THERE), asks="nothing")
 def it_kills(setup: Setup) -> Evidence:
     os.kill(os.getpid(), signal.SIGKILL)
     return Evidence()
 
 
-@claim("Z7", THERE, says="It takes for ever.", asks="nothing")
+@claim("Z7", said=said("It takes for ever.", THERE), asks="nothing")
 def it_sleeps(setup: Setup) -> Evidence:
     time.sleep(600)
     return Evidence()
 
 
-@claim("Z8", THERE, says="Nothing in it is finite.", asks="nothing")
+@claim("Z8", said=said("Nothing in it is finite.", THERE), asks="nothing")
 def it_is_not_finite(setup: Setup) -> Evidence:
     found = [
         Case(seed=seed, where="at 0", value=(math.nan, math.inf)[seed % 2], holds=False)

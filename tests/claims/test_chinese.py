@@ -1,14 +1,13 @@
 """The claims in Chinese: each has the sentence of its source, and the page shows it with the verdict."""
 
+import dataclasses
 import importlib.util
 import re
 from pathlib import Path
 
-import pytest
-
 from normscope.claims import Claim, Setup, Verdict, in_order, measure_claim
-from normscope.claims.chinese import chinese
-from normscope.claims.markdown import SURPRISING, page_in_chinese, page_of_claims, rows_of_claims
+from normscope.claims.markdown import IN_CHINESE, SURPRISING, page_in_chinese, page_of_claims, rows_of_claims
+from normscope.claims.sentences import sentences
 from normscope.claims.words import in_full
 
 ROOT = Path(__file__).parents[2]
@@ -16,20 +15,17 @@ TWO = Setup(seeds=(0, 1))
 
 
 def test_every_claim_has_its_sentence_and_no_other_has() -> None:
-    assert set(chinese()["says"]) == {claim.id for claim in in_order()}
+    assert set(sentences()) == {claim.id for claim in in_order()}
     for claim in in_order():
         assert re.search(r"[\u4e00-\u9fff]|bn\(x", claim.says_zh), claim.id
 
 
 def test_every_verdict_has_a_word() -> None:
-    assert set(chinese()["words"]) == {str(verdict) for verdict in Verdict}
+    assert set(IN_CHINESE) == set(Verdict)
 
 
-def test_the_sentence_stands_beside_the_claim_everywhere(
-    odd: dict[str, Claim], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(chinese()["says"], "Z2", "在 x < 1 时成立。")  # type: ignore[index]
-    result = measure_claim(odd["Z2"], TWO)
+def test_the_sentence_stands_beside_the_claim_everywhere(odd: dict[str, Claim]) -> None:
+    result = measure_claim(dataclasses.replace(odd["Z2"], says_zh="在 x < 1 时成立。"), TWO)
     assert result.to_dict()["says_zh"] == "在 x < 1 时成立。"
     assert "在 x < 1 时成立。" in "\n".join(in_full(result))
     for page in (page_of_claims([result], TWO, "", 1.0), rows_of_claims([result])):

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 import normscope.claims
-from normscope.claims import CLAIMS, TEXTS, Claim, chosen, in_order
+from normscope.claims import CLAIMS, TEXTS, Claim, chosen, claim, in_order
 from normscope.claims.registry import MODULES
+from normscope.claims.sentences import read_sentences
 from normscope.errors import UsageError
 
 ROWS = [f"A{i}" for i in range(1, 17)] + [f"B{i}" for i in range(1, 16)] + [f"C{i}" for i in range(1, 34)]
@@ -35,6 +36,17 @@ def test_a_claim_says_where_it_is_said_and_what_is_asked(claim: Claim) -> None:
     assert claim.measure.__doc__
     assert claim.code.startswith("@claim(")
     assert all(part.says.endswith(".") for part in claim.parts.values())
+
+
+def test_a_claim_without_a_sentence_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"claim C99 has no sentence: add a table \[C99\] to claims/sent"):
+        claim("C99", asks="nothing")
+
+
+@pytest.mark.parametrize("table", ['says = "x"\nzh = "x"', 'says = "x"\nzh = "x"\nsources = []\nsay = "y"'])
+def test_a_table_without_sources_or_with_another_key_is_refused(table: str) -> None:
+    with pytest.raises((KeyError, TypeError), match=r"sources|say"):
+        read_sentences(f"[C99]\n{table}")
 
 
 def test_no_module_types_a_verdict() -> None:

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from normscope.claims import CLAIMS, Claim, Figure, Setup, measure_claim
+from normscope.claims import sentences as sentences_module
 from normscope.claims.markdown import SURPRISING, page_of_claims, rows_of_claims
 from normscope.claims.result import ClaimResult as Outcome
+from normscope.claims.sentences import read_sentences
 from normscope.claims.words import figure_words, in_full, number, table, tally, to_json, verdict_words
 
 ROOT = Path(__file__).parents[2]
@@ -196,8 +198,11 @@ def differing(readme: str, page: str) -> dict[str, tuple[str, str]]:
 
 def test_the_claim_of_contributing_is_a_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    blocks = dict(re.findall(r"```python title=src/normscope/claims/(\S+)\.py\n(.*?)```", page, re.DOTALL))
-    ((name, body),) = blocks.items()
+    blocks = dict(re.findall(r"```\w+ title=src/normscope/claims/(\S+)\n(.*?)```", page, re.DOTALL))
+    said = read_sentences(textwrap.dedent(blocks.pop("sentences.toml")))
+    monkeypatch.setattr(sentences_module, "sentences", lambda: said)
+    ((file, body),) = blocks.items()
+    name = file.removesuffix(".py")
     (tmp_path / f"{name}.py").write_text(textwrap.dedent(body), encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     try:

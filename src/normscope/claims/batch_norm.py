@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from normscope.claims.at_start import slope
 from normscope.claims.experiments import gaussian
-from normscope.claims.form import Case, Evidence, Figure, Line, Plot, Setup, Source, claim, lines_by
+from normscope.claims.form import Case, Evidence, Figure, Line, Plot, Setup, claim, lines_by
 from normscope.claims.norm_jacobian import distance
 from normscope.nn import NORMS, Decoder, Encoder, ModelConfig
 from normscope.nn.token_norms import BatchNorm
@@ -28,10 +28,6 @@ DISTURBED = 0.1
 
 @claim(
     "C4",
-    Source("004", "§8.1", "BN对**Batch Size（批次大小）**极其敏感"),
-    Source("004", "§3.1", "极大，过小会导致统计不准"),
-    Source("004", "§4.1", "适合Batch Size=1"),
-    says="BatchNorm depends on the batch size; LayerNorm does not, and works for a batch of one.",
     asks="in batches of 1 to 256 a sample's output moves by at most 1e-12 with LayerNorm, and by more "
     "than 1e-3 of itself with BatchNorm, of what it is in a batch of 512",
     parts={
@@ -122,10 +118,6 @@ def _batch_of_one() -> str:
 
 @claim(
     "C6",
-    Source("004", "§8.1", "LN在训练和推理时的计算逻辑完全一致"),
-    Source("004", "§4.1", "训练/推理一致性"),
-    Source("004", "§3.1", "推理阶段行为"),
-    says="LayerNorm computes the same in training and in inference; BatchNorm does not.",
     asks="between train and eval mode the logits of a decoder without dropout do not change at all with "
     "LayerNorm (and RMSNorm), and by more than 1 % with BatchNorm, whose averages have seen 0, 10 or "
     "100 batches",
@@ -165,10 +157,6 @@ def _mode_cases(seed: int) -> Iterator[Case]:
 
 @claim(
     "C5",
-    Source("004", "§8.1", "BN处理变长序列非常麻烦"),
-    Source("004", "§3.1", "填充（Padding）差异巨大"),
-    Source("004", "§4.1", "弱 (通常需要Padding)"),
-    says="Padding disturbs BatchNorm.",
     asks="the outputs of the real tokens of a text change by a tenth or more in torch's BatchNorm when the "
     "batch is padded to 1.25 to 4 times its length",
     parts={
@@ -223,8 +211,6 @@ def _encoder_cases(seed: int) -> Iterator[Case]:
 
 @claim(
     "C36",
-    Source("004", "§3.3", "output_bn = bn(x.view(2, 512, 10)).view(2, 10, 512)"),
-    says="The line printed for BatchNorm normalises each feature of [batch, sequence, features].",
     asks="its output is that of BatchNorm over the features (x transposed, not viewed) within 1e-6 of "
     "itself; features alike, features of different scale, positions of different scale",
     parts={"mean": "Each feature of its output has mean 0 over batch and positions (within 1e-6)."},

@@ -10,7 +10,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from normscope.claims.chinese import says_zh
+from normscope.claims.sentences import Said, said_of
 from normscope.claims.sources import Source
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class Claim:
         id: such as A7; its letter is the group.
         sources: where it is said.
         sentence: what is said.
+        says_zh: the sentence in Chinese, as the first source has it; "" for a claim that no text makes.
         asks: what is measured, and what figure the sentence asks for.
         kind: whether one counter-example refutes it.
         parts: sentences that belong to it and get verdicts of their own, by name.
@@ -66,6 +67,7 @@ class Claim:
     id: str
     sources: tuple[Source, ...]
     sentence: Sentence
+    says_zh: str = ""
     asks: str
     kind: Kind = Kind.LAW
     parts: Mapping[str, Sentence] = field(default_factory=lambda: MappingProxyType({}))
@@ -82,11 +84,6 @@ class Claim:
     def number(self) -> int:
         """Number within the group."""
         return int(self.id[1:])
-
-    @property
-    def says_zh(self) -> str:
-        """The sentence in Chinese, as the first source has it."""
-        return says_zh(self.id)
 
     @property
     def has_condition(self) -> bool:
@@ -110,8 +107,7 @@ CLAIMS: dict[str, Claim] = {}
 
 def claim(
     id: str,
-    *sources: Source,
-    says: str,
+    *,
     asks: str,
     condition: str = "",
     hypothesis: str = "",
@@ -120,22 +116,29 @@ def claim(
     parts: Mapping[str, str | Sentence] | None = None,
     alone: bool = False,
     has_long: bool = False,
+    said: Said | None = None,
 ) -> "Callable[[Callable[[Setup], Evidence]], Callable[[Setup], Evidence]]":
     """Make the function under it the claim `id`; see `Claim` and `Sentence` for the rest.
 
-    A part without a condition, hypothesis or smallest effect is given as text alone.
+    A part without a condition, hypothesis or smallest effect is given as text alone. The sentence and its
+    sources are those of `sentences.toml`, or `said` for a claim that no text makes.
+
+    Raises:
+        ValueError: no `said`, and no table `id` in `sentences.toml`.
     """
+    words = said or said_of(id)
     sentences = {
         name: part if isinstance(part, Sentence) else Sentence(part) for name, part in (parts or {}).items()
     }
 
     def enter(measure: "Callable[[Setup], Evidence]") -> "Callable[[Setup], Evidence]":
         assert id not in CLAIMS, f"two claims {id}"
-        assert sources, f"claim {id} has no source"
+        assert words.sources, f"claim {id} has no source"
         CLAIMS[id] = Claim(
             id=id,
-            sources=sources,
-            sentence=Sentence(says, condition, hypothesis, smallest),
+            sources=words.sources,
+            sentence=Sentence(words.says, condition, hypothesis, smallest),
+            says_zh=words.zh,
             asks=asks,
             kind=kind,
             parts=MappingProxyType(sentences),

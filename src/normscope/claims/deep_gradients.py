@@ -21,7 +21,6 @@ from normscope.claims.form import (
     Line,
     Plot,
     Setup,
-    Source,
     claim,
     flat,
     lines_along,
@@ -72,10 +71,6 @@ def _plot(norms: Norms) -> Plot:
 
 @claim(
     "B10",
-    Source("002", "数学解释梯度爆炸和消失", "任何一个梯度项如果大于1,将导致总体梯度指数级放大"),
-    Source("004", "§6.2", "梯度就会呈指数级衰减"),
-    says="Any one gradient factor above 1 makes a deep stack's gradient explode exponentially, any one "
-    "below 1 makes it vanish.",
     asks="a stack of 64 blocks whose first layers' Jacobians have a singular value above 1 multiplies "
     "the gradient by 10 or more, one with a singular value below 1 (but for the two that LN makes 0) "
     "divides it by 10 or more: Post-LN and Pre-LN, Xavier and N(0, 0.02²) weights, x_0 ~ N(0, 1); and 64 "
@@ -142,10 +137,6 @@ def _range_slope(init: str, seed: int) -> float:
 
 @claim(
     "C1",
-    Source("004", "§4.2", "恒等映射，保证梯度至少为1"),
-    Source("004", "§6.2", "梯度至少能以 $1.0$ 的倍率无损地传回前层"),
-    Source("001", "§3", "保证了梯度至少可以无损地传导一部分到前一层"),
-    says="A residual connection's gradient factor I + J_F is at least 1.",
     asks="σ_min(I + J_F) ≥ 1 at one token: residuals without norm and Pre-LN's, attention and "
     "feed-forward, four initialisations, d = 32, and F(x) = −x",
     parts={
@@ -224,10 +215,6 @@ def _gradient_cases(seed: int) -> Iterator[Case]:
 
 @claim(
     "C17",
-    Source("004", "§5.3.2", "Post-Norm模型的梯度是随着深度指数级衰减的"),
-    Source("001", "§3", "层数越深，底层梯度越可能消失"),
-    Source("004", "§4.3", "指数级衰减"),
-    says="At the start Post-LN's gradients decay exponentially from the top down.",
     asks="from exit to entry of 64 blocks the stream's gradient falls tenfold or more, and ln of it "
     "follows a straight line in l (R² ≥ 0.9): Post-LN with Xavier and N(0, 0.02²) weights, alone and with "
     "cross-attention to identical and to different tokens; d = 32",

@@ -26,7 +26,6 @@ from normscope.claims.form import (
     Plot,
     Sentence,
     Setup,
-    Source,
     claim,
     flat,
     lines_along,
@@ -70,10 +69,6 @@ LAYERS = {
 
 @claim(
     "A13",
-    Source("000", "Assumption 6.1", "局部线性化假设"),
-    Source("000", "Remark 6.2", "多层复合的线性化"),
-    Source("000", "(39)–(41)"),
-    says="A layer is g(x₀) + J δx up to o(‖δx‖).",
     hypothesis="the layer is differentiable at x₀",
     asks="the remainder's exponent in ‖δx‖ is at least 1.5 (a kink leaves 1, a smooth F gives 2), ‖δx‖ "
     "from 3e-3 to 3e-6, for Post-LN and Pre-LN feed-forwards with GELU and ReLU, at random x₀; and, for "
@@ -152,9 +147,6 @@ PRIMES = (2**61 - 1, 2**31 - 1)
 
 @claim(
     "A14",
-    Source("000", "Theorem 6.3", "L 层 Post-LN 的 Jacobian"),
-    Source("000", "(45)", "无论堆叠多少层, Post-LN 网络至少存在 2 个梯度被完全抹除的方向"),
-    says="The Jacobian of L layers of Post-LN has rank at most d − 2, at any depth.",
     asks="rank ≤ 14 at d = 16 after 1, 4, 16, 64 and 256 layers, ε = 0: in exact arithmetic "
     "(modulo the primes 2⁶¹ − 1 and 2³¹ − 1, every float taken as the fraction that it is); and the "
     "product of autograd's Jacobians lets through no more than 1e-10 of the two gradients that the last LN "
@@ -299,10 +291,6 @@ def _rank(matrix: Integers, prime: int) -> int:
 
 @claim(
     "A24",
-    Source("000", "Abstract", "保证了梯度在所有方向上的正下界"),
-    Source("000", "§6.3", "Pre-LN 的梯度在任意方向上都不会被完全抹除"),
-    Source("000", "§7", "避免了零空间的传播"),
-    says="In a Pre-LN network, however deep, no direction of the gradient is erased.",
     hypothesis="the network is that of (46), which has no final norm",
     parts={"final": "The same of a model as it is built, with its final norm."},
     asks="rank d of ∂(what the head reads)/∂(what enters the first block) at one token, d = 32, ε = 0, "

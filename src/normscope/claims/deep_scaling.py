@@ -22,7 +22,7 @@ from normscope.claims.at_start import (
     stream_by_block,
     variance,
 )
-from normscope.claims.form import Case, Evidence, Figure, Kind, Sentence, Setup, Source, claim, effect, mapped
+from normscope.claims.form import Case, Evidence, Figure, Kind, Sentence, Setup, claim, effect, mapped
 from normscope.claims.training import (
     COUNTS,
     Outcome,
@@ -48,10 +48,6 @@ SHORT_RUN, LONG_RUN = (12, 100), (32, 300)
 
 @claim(
     "C16",
-    Source("004", "§5.3.2", "微软提出的DeepNet理论从数学上证明了Pre-Norm的优越性"),
-    Source("004", "§5.3", "GPT-2和后来的GPT-3、DeepNet等模型纷纷转向了Pre-Norm架构"),
-    Source("004", "§3.3", "在后来的深层模型（如 GPT-2, DeepNet）中，Pre-LN（先做 LN 再做残差相加）被证明"),
-    says="DeepNet is a Pre-Norm model, and proves Pre-Norm superior.",
     asks="the anatomy reads every branch of DeepNorm as Pre-LN; what DeepNet bounds (its Theorem 4.2: "
     "the output's change by one small SGD step is the same at any depth, exponent in L within 0.15 of zero, "
     "L = 4 … 32) is bounded in Pre-LN; trained 100 steps at 12 blocks Pre-LN's loss is lower",
@@ -140,9 +136,6 @@ SCALED = ("pre", "residual-no-norm")
 
 @claim(
     "C28",
-    Source("004", "§8.4", "在极深层的网络（如100层以上）中，仅仅依靠残差连接有时仍不够稳定"),
-    Source("004", "§8.4", "在残差相加时乘以一个缩放因子（如 $1/\\sqrt{N}$，其中N为层数）"),
-    says="Beyond 100 layers a factor 1/√N on the branches helps.",
     asks="104 blocks of width 16, Xavier weights, AdamW at 3e-3, three seeds: the mean of the last 20 of 40 "
     "losses is at least 0.05 nats lower with the factor, in Pre-LN and without norms; at the start of 128 "
     "blocks the stream's variance stays within a factor e with it, and the gradients of first and last block "

@@ -19,7 +19,6 @@ from normscope.claims.form import (
     Plot,
     Sentence,
     Setup,
-    Source,
     claim,
     flat,
     lines_along,
@@ -61,13 +60,6 @@ FARTHER = 0.1
 
 @claim(
     "B5",
-    Source("001", "§2.C", "例如超过 10 层或 20 层"),
-    Source("001", "§2.C", "轻松训练上百层的模型"),
-    Source("003", "§2", "可支撑 100+ 层深度"),
-    Source("004", "§3.4", "训练深层模型（>12层）极难收敛"),
-    Source("004", "§4.3 selection", "导致模型无法收敛"),
-    Source("004", "§5.2.2", "早期的Transformer模型很少超过24层"),
-    says="Beyond 10 to 20 layers Post-LN is very hard to train.",
     asks="Post-LN of 12 blocks (24 in the long form) does not end 0.1 nats under the byte frequencies at a "
     "seed's best setting: Xavier weights with and without warm-up, to 1e-3 or 3e-3, and N(0, 0.02²) with "
     "warm-up",
@@ -113,12 +105,6 @@ def depth_of_post(setup: Setup) -> Evidence:
 
 @claim(
     "C2",
-    Source("004", "§4.3 table", "通常 < 20层"),
-    Source("004", "§4.3 table", "100层 ~ 1000层+"),
-    Source("004", "§4.3 table", "线性衰减或常数级"),
-    Source("004", "§8.2", "从几十层到上百层甚至上千层"),
-    Source("004", "§10", "训练超过100层甚至1000层的网络成为可能"),
-    says="With residual connections stacks of 100 to 1000 layers train.",
     asks="at the start the gradient changes by no more than a factor of the number of blocks, through 20 "
     "blocks with residuals and no norm, 100 of Post-LN and 1000 of Pre-LN; trained, 16 blocks of the first, "
     "12 of Post-LN from two kinds of weights and 100 of Pre-LN end 0.1 nats under the byte frequencies",
@@ -248,8 +234,6 @@ OPEN = math.log(10 ** (LOST / (2 * CHAIN["highway"])) - 1)
 
 @claim(
     "C3",
-    Source("004", "§8.2", "门控机制本身也面临着梯度消失的风险，且引入了额外的参数量"),
-    says="In very deep Highway networks the gradient vanishes through the gates themselves.",
     asks="at the start the gradient through 100 blocks falls by more than three decades, with the gates' "
     "bias from 0 to -4, where that of a residual stack with Pre-LN does not",
     condition=f"the gates' bias is above {OPEN:.1f}, where (1 − σ(bias))²⁰⁰ is under 1e-3",

@@ -4,7 +4,6 @@ from normscope.claims.claim import Kind, Sentence, claim
 from normscope.claims.evidence import Case, Evidence, Figure, effect
 from normscope.claims.plots import Line, Plot, lines_along, lines_at, lines_by, lines_of
 from normscope.claims.setup import Setup, flat, mapped
-from normscope.claims.sources import Source
 
 __all__ = [
     "Case",
@@ -15,7 +14,6 @@ __all__ = [
     "Plot",
     "Sentence",
     "Setup",
-    "Source",
     "claim",
     "effect",
     "flat",

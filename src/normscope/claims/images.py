@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normscope.claims.evidence import effect
-from normscope.claims.form import Case, Evidence, Figure, Kind, Plot, Sentence, Setup, Source, claim, lines_of
+from normscope.claims.form import Case, Evidence, Figure, Kind, Plot, Sentence, Setup, claim, lines_of
 from normscope.claims.measure import NotMeasured
 from normscope.errors import UsageError
 from normscope.nn import ModelConfig, Output, Vision
@@ -81,11 +81,6 @@ Found = Mapping[tuple[str, str], Mapping[int, float]]
 
 @claim(
     "C32",
-    Source("004", "§3.4 selection", "同样选用 **Layer Norm**"),
-    Source("004", "§3.4 selection", "首选 **Batch Norm** 或 **Instance Norm**"),
-    Source("004", "§8.4", "LN能更好地处理Patch之间的关系"),
-    Source("004", "§8.4", "**BatchNorm** 依然是首选"),
-    says="LayerNorm suits a vision Transformer better than BatchNorm.",
     asks="the 1797 digits of 8 × 8 pixels, the last fifth kept: a ViT of 2 blocks with LayerNorm "
     "classifies a point more of them after 300 steps of 32 images than with BatchNorm, each at the better of "
     "two rates (3e-3 and 1e-2, falling as a cosine)",

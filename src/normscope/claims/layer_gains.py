@@ -10,7 +10,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from normscope.claims.form import Case, Evidence, Figure, Plot, Sentence, Setup, Source, claim, lines_of
+from normscope.claims.form import Case, Evidence, Figure, Plot, Sentence, Setup, claim, lines_of
 from normscope.claims.one_layer import NO_EPS, Layer, Map, by_autograd, layers, pulled_back
 from normscope.linalg import numerical_rank, singular_values
 from normscope.nn import FeedForward, Residual, Where
@@ -25,9 +25,6 @@ SIZES = (0.5, 0.75, 0.9, 0.999, 1.0)
 
 @claim(
     "A9",
-    Source("000", "Definition 4.2", "奇异值分解"),
-    Source("000", "Remark 4.3", "被放大或缩小的比例正好为奇异值"),
-    says="A small change of the input along the i-th right singular vector changes the output by σ_i.",
     asks="central differences of the layer along v_i are σ_i to 1e-6 of σ_1, for every i; read of "
     "gradients, the backward pass takes a gradient along v_i to one of length σ_i",
     parts={
@@ -74,8 +71,6 @@ def _change(layer: Layer, direction: Tensor) -> Tensor:
 
 @claim(
     "A17",
-    Source("000", "Remark 4.5", "最小奇异值不会归零"),
-    says="σ_min(I + A) is not zero as long as ‖A‖ is at most 1.",
     condition="‖A‖ is strictly under 1",
     asks="σ_min(I + A) is above 1e-12 for every A with ‖A‖ ≤ 1: multiples of −I, projectors, drawn and "
     "orthogonal matrices, and Pre-LN layers of our own with F(u) = −c·σ(x)·u, for which ‖A‖ = c",
@@ -135,9 +130,6 @@ def _of_pre_layer(x: Tensor, size: float) -> Tensor:
 
 @claim(
     "A20",
-    Source("000", "Definition 1.3", "为子层映射 (Attention 或前馈网络)"),
-    Source("000", "Theorem 3.2", "对任意 x 和任意可微子层 F"),
-    says="A branch, attention or feed-forward, is a map of one token's state: F from ℝᵈ to ℝᵈ.",
     parts={"feed-forward": "A feed-forward branch is."},
     asks="of ‖J_F‖² of a whole sequence at most 1e-12 lies outside the blocks ∂F_t/∂x_t",
 )
@@ -167,8 +159,6 @@ def _mixing_cases(seed: int) -> Iterator[Case]:
 
 @claim(
     "A21",
-    Source("000", "Theorem 3.2", "对任意 x 和任意可微子层 F"),
-    says="For any x and any differentiable F the Jacobian of a Post-LN layer has a rank of at most d − 2.",
     hypothesis="σ(x + F(x)) > 0, as Definition 1.1 has it",
     asks="at most d − 2 singular values are above 1e-7 of the largest; F a constant that takes the variance "
     "of x + F(x) from 1 down to 1e-6, without ε; and, in the part, with ε = 1e-5 down to 0, at most d − 2 "

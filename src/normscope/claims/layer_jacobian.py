@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from normscope.claims.form import Case, Evidence, Figure, Sentence, Setup, Source, claim
+from normscope.claims.form import Case, Evidence, Figure, Sentence, Setup, claim
 from normscope.claims.norm_jacobian import ROUND_OFF, distance
 from normscope.claims.one_layer import Layer, by_autograd, degenerate_layers, identity, layers, norm_jacobians
 from normscope.linalg import numerical_rank, right_kernel, singular_values
@@ -19,10 +19,6 @@ RANK_TOLERANCE = 1e-9
 
 @claim(
     "A4",
-    Source("000", "Lemma 3.1", "Post-LN 的 Jacobian"),
-    Source("000", "(20)–(21)"),
-    Source("000", "Table 1"),
-    says="The Jacobian of a Post-LN layer is J_LN(z)(I + J_F(x)) with z = x + F(x).",
     asks="it is at most 1e-10 of the matrix off autograd's of the layer: attention, causal or not, "
     "feed-forward, other F; d from 3 to 1024, whole sequences up to T·d = 1024, γ drawn",
 )
@@ -39,10 +35,6 @@ def post_formula(setup: Setup) -> Evidence:
 
 @claim(
     "A8",
-    Source("000", "Lemma 4.1", "Pre-LN 的 Jacobian"),
-    Source("000", "(30)"),
-    Source("000", "Table 1"),
-    says="The Jacobian of a Pre-LN layer is I + J_F(LN(x)) J_LN(x).",
     asks="it is at most 1e-10 of the matrix off autograd's of the layer, on the layers of A4 with the "
     "norm before the branch",
 )
@@ -65,10 +57,6 @@ def _formula_cases(scheme: str, seed: int, formula: Callable[[Layer], Tensor]) -
 
 @claim(
     "A5",
-    Source("000", "Theorem 3.2", "秩上界"),
-    Source("000", "Corollary 3.5", "核空间至少有两个维度"),
-    Source("000", "Table 1"),
-    says="The Jacobian of a Post-LN layer has a rank of at most d − 2, a kernel of at least two dimensions.",
     asks="autograd's Jacobian has at least 2 singular values a token, 2T for a sequence of T, under "
     "1e-9 of the largest; F of every kind, F = 0, steep F, F with I + J_F singular",
     parts={
@@ -130,9 +118,6 @@ def _rank_with_eps(seed: int) -> tuple[int, float]:
 
 @claim(
     "A6",
-    Source("000", "Theorem 3.6", "Post-LN 的梯度消失方向"),
-    Source("000", "(27)–(29)"),
-    says="For a Post-LN layer J w = 0 if and only if (I + J_F) w lies in span{1, ẑ}.",
     asks="for each w either both are under 1e-7 of what they could be or neither is: w from the kernel "
     "of autograd's J, w with (I + J_F) w in the span, drawn w; F of every kind, I + J_F singular too",
 )

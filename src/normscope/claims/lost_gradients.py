@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from normscope.claims.experiments import calls_of, on_text
-from normscope.claims.form import Case, Evidence, Figure, Kind, Plot, Setup, Source, claim, lines_at
+from normscope.claims.form import Case, Evidence, Figure, Kind, Plot, Setup, claim, lines_at
 from normscope.claims.norm_jacobian import ROUND_OFF
 from normscope.claims.one_layer import by_autograd, degenerate_layers, layers, pulled_back
 from normscope.linalg import left_kernel, left_kernel_share
@@ -70,11 +70,6 @@ def _crossing(norm: nn.Module, z: Tensor, gradient: Tensor) -> Crossing:
 
 @claim(
     "A7",
-    Source("000", "Remark 3.7", "完全过滤"),
-    Source("000", "§7 (2)–(3)"),
-    Source("000", "Abstract", "某些方向的梯度被完全抹除"),
-    says="At each norm of a Post-LN stack, what a gradient has in the two blind directions is filtered out "
-    "completely.",
     condition="every token's variance is over 1000 ε",
     asks="of that part of the real gradient, P g with P onto the left kernel γ⁻¹ ⊙ span{1, ẑ}, "
     "at most 1e-3 gets through by autograd; and, for vanishing, the norms together take at least half "
@@ -127,9 +122,6 @@ def erased_at_each_norm(setup: Setup) -> Evidence:
 
 @claim(
     "A19",
-    Source("000", "Remark 3.7", "这一结构性缺陷在多层堆叠时会持续存在"),
-    Source("000", "Theorem 6.3", "无论堆叠多少层"),
-    says="The defect persists in a stack: norm after norm takes two directions from the gradient.",
     asks="below the last norm, the median share that a norm erases of a real gradient is at least half "
     "of 2/d, which a gradient without a preferred direction loses to two; 12 blocks, at the start",
     kind=Kind.TENDENCY,
@@ -181,10 +173,6 @@ def _share_without_branches(seed: int) -> float:
 
 @claim(
     "A18",
-    Source("000", "Corollary 3.5", "沿这些方向的梯度信息无法通过该层传播"),
-    Source("000", "Theorem 3.6", "Post-LN 的梯度消失方向"),
-    Source("000", "Abstract", "某些方向的梯度被完全抹除"),
-    says="A gradient along a direction v with J v = 0 does not get through a Post-LN layer.",
     asks="v is put into the backward pass at the layer's output; 1e-7 of ‖J‖ at most comes out",
     parts={
         "left": "A gradient along u with uᵀJ = 0 does not get through: u in γ⁻¹ ⊙ span{1, ẑ}, for any F.",

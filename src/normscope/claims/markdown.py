@@ -1,10 +1,9 @@
 """Tested claims as Markdown: docs/claims.md, and the rows of the README."""
 
 import datetime
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 
-from normscope.claims.chinese import chinese
 from normscope.claims.judge import Verdict
 from normscope.claims.kept import machine_words
 from normscope.claims.page import sections
@@ -22,6 +21,13 @@ from normscope.claims.words import (
 
 SURPRISING = ("A3", "A16", "B4", "B12", "B13", "B17", "C7", "C15", "C25", "C26")
 """The rows of the README's table."""
+IN_CHINESE = {
+    Verdict.HOLDS: "成立",
+    Verdict.CONDITION: "在我们的条件下成立",
+    Verdict.REFUTED: "不成立",
+    Verdict.UNDECIDED: "无法判定",
+    Verdict.NOT_MEASURED: "未测量",
+}
 
 
 def page_of_claims(tested: Sequence[ClaimResult], setup: Setup, command: str, seconds: float) -> str:
@@ -42,8 +48,7 @@ def page_of_claims(tested: Sequence[ClaimResult], setup: Setup, command: str, se
 
 def page_in_chinese(tested: Sequence[ClaimResult], setup: Setup, command: str, seconds: float) -> str:
     """docs/claims.zh-CN.md: the sources' own sentences, where they stand, the verdicts and the figures."""
-    words = chinese()["words"]
-    numbers = "，".join(f"{words[str(name)]} {number}" for name, number in counts(tested).items() if number)
+    numbers = "，".join(f"{IN_CHINESE[name]} {number}" for name, number in counts(tested).items() if number)
     parts = [
         _template("head.zh-CN.md"),
         f"**{len(tested)} 条论断：{numbers}。** {datetime.date.today().isoformat()} 测于 "
@@ -53,14 +58,14 @@ def page_in_chinese(tested: Sequence[ClaimResult], setup: Setup, command: str, s
     head = "| | 原文 | 出处 | 结论 | 数值（英文说明） |\n|---|---|---|---|---|"
     for section in sections(tested):
         if section.here:
-            rows = [head, *(_row_in_chinese(each, words) for each in section.here)]
+            rows = [head, *(_row_in_chinese(each) for each in section.here)]
             parts.append(f"## {section.text.id}：{section.text.title}\n\n" + "\n".join(rows) + "\n")
     return "\n".join(parts)
 
 
-def _row_in_chinese(tested: ClaimResult, words: Mapping[str, str]) -> str:
+def _row_in_chinese(tested: ClaimResult) -> str:
     judgement = tested.judgement
-    verdict = f"**{words[str(judgement.verdict)]}**"
+    verdict = f"**{IN_CHINESE[judgement.verdict]}**"
     if judgement.verdict is Verdict.CONDITION:
         verdict += f"（{judgement.condition}）"
     elif judgement.hypothesis:

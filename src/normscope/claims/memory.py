@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from normscope.claims.allocations import cuda_peak_bytes, kept_for_backward, num_bytes, peak_bytes
 from normscope.claims.at_start import blocks_of
 from normscope.claims.experiments import calls_of
-from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, Source, claim, lines_by
+from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, lines_by
 from normscope.nn import Block, build
 from normscope.nn.models import Model
 
@@ -44,8 +44,6 @@ def kept(model: Model, ids: Tensor) -> dict[int, int]:
 
 @claim(
     "B12",
-    Source("003", "§2.3", "训练峰值显存可再降 5-10 %"),
-    says="Pre-LN needs 5 to 10 % less peak memory in training than Post-LN.",
     asks="the peak of an AdamW step (weights, gradients, optimiser and activations) is at least 5 % lower "
     "with the norms before the branches than after the adds: same kernels, 2 and 8 blocks, two widths, "
     "LayerNorm and RMSNorm",
@@ -147,10 +145,6 @@ SAVED, MORE = (40.0, 50.0), (20.0, 40.0)
 
 @claim(
     "C21",
-    Source("004", "§9", "约增加30%的前向计算时间"),
-    Source("004", "§9", "减少40%-50%的激活值显存占用"),
-    says="Recomputing the branches saves 40 to 50 % of the activations' memory for about 30 % more forward "
-    "computation.",
     asks="with every second block run again in the backward pass 40 to 50 % less is kept, and the forward "
     "operations, those of the second run included, grow by 20 to 40 %; 2 and 4 blocks, d = 256 and 64",
     parts={
@@ -219,8 +213,6 @@ ROUND_OFF = 1e-5
 
 @claim(
     "C30",
-    Source("004", "§7", "建议使用原位加法操作"),
-    says="Adding the branch in place, x += f(x), saves memory.",
     asks="blocks with `x += f(x)` run, give the gradients of `x + f(x)`, and have a lower peak of memory: "
     "Pre-LN, Post-LN and no norm; in training and in inference",
     parts={

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from normscope.claims.experiments import gaussian
-from normscope.claims.form import Case, Evidence, Figure, Sentence, Setup, Source, claim
+from normscope.claims.form import Case, Evidence, Figure, Sentence, Setup, claim
 from normscope.claims.norm_jacobian import ROUND_OFF, by_autograd, distance
 from normscope.linalg import layer_norm_jacobian, left_kernel, numerical_rank, right_kernel, singular_values
 
@@ -19,8 +19,6 @@ WIDTHS = (4, 16, 64, 256)
 
 @claim(
     "A3",
-    Source("000", "Remark 1.2", "右乘对角矩阵"),
-    says="γ multiplies the Jacobian of LayerNorm from the right.",
     asks="J diag(γ), and for the part on the left diag(γ) J, is at most 1e-10 of the matrix off autograd's "
     "Jacobian with γ; what is called unchanged is taken to at most 1e-10 of ‖J‖, and has as many dimensions",
     parts={

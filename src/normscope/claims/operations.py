@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from normscope.claims.at_start import blocks_of
-from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, Source, claim, lines_by
+from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, lines_by
 from normscope.claims.measure import NotMeasured
 from normscope.claims.memory import flops, less
 from normscope.nn import build
@@ -26,9 +26,6 @@ NEAR = 10.0
 
 @claim(
     "B13",
-    Source("003", "Abstract", "RMSNorm 进一步减少 7-64 % 归一化 FLOPs"),
-    Source("003", "Conclusion", "RMSNorm 在此基础上再省 7-64 % FLOPs"),
-    says="RMSNorm saves 7 to 64 % of the norm's floating-point operations.",
     asks="counted in written-out passes that agree with our norms, forward, backward and both, with and "
     "without γ and β, widths 32 to 4096: the least saving is within 10 points of 7 %, the most of 64 %",
     parts={"inside": "Every saving counted lies between 7 and 64 %."},
@@ -142,9 +139,6 @@ MOST = 1.0
 
 @claim(
     "C22",
-    Source("004", "§7", "占整个网络的比重不足1%"),
-    Source("004", "§9", "其带来的计算延迟增加几乎可以忽略不计"),
-    says="Norms and residual adds are less than 1 % of a model's computation and parameters.",
     asks="of the operations of a training step, and of the parameters, at widths 64, 128 and 512",
     parts={
         "adds": "The adds alone are less than 1 % of a step's operations.",
@@ -187,9 +181,6 @@ def _size(modules: list[Any]) -> int:
 
 @claim(
     "C20",
-    Source("004", "§7", "使用Fused Add+Norm kernel能带来10%-20%的显著提速"),
-    Source("004", "§9", "显著减少HBM的读写次数"),
-    says="Add and LayerNorm fused into one kernel are 10 to 20 % faster.",
     asks="the text speaks of a GPU's memory (HBM) and of kernels in PyTorch or TensorRT: it can only be "
     "timed there",
 )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from normscope.claims.deep_jacobian import product
-from normscope.claims.form import Case, Evidence, Figure, Plot, Sentence, Setup, Source, claim, lines_at
+from normscope.claims.form import Case, Evidence, Figure, Plot, Sentence, Setup, claim, lines_at
 from normscope.claims.norm_jacobian import ROUND_OFF
 from normscope.claims.real_blocks import (
     F64,
@@ -46,10 +46,6 @@ KINDS = ("attention", "feed-forward", "both")
 
 @claim(
     "A11",
-    Source("000", "Theorem 4.6", "Pre-LN 的梯度下界"),
-    Source("000", "(35)–(38)"),
-    Source("000", "§7", "梯度在所有方向上均有正下界"),
-    says="A Pre-LN layer's Jacobian I + A has full rank, with σ_min ≥ 1 − ‖A‖ > 0.",
     hypothesis="‖A‖ < 1",
     asks="0 < 1 − ‖A‖ ≤ σ_min at the last of 16 tokens: attention, feed-forward and both, in the "
     "first, middle and last block of Pre-LN decoders at their start, 1 to 64 blocks, widths 32 to 256, four "
@@ -184,10 +180,6 @@ Loose = dict[tuple[str, int], dict[int, float]]
 
 @claim(
     "A15",
-    Source("000", "Theorem 6.4", "L 层 Pre-LN 的 Jacobian"),
-    Source("000", "(48)–(49)"),
-    Source("000", "Remark 4.5", "无论网络深度如何堆叠"),
-    says="The Jacobian of L layers of Pre-LN has σ_min ≥ Π σ_min(I + A) ≥ Π (1 − ‖A‖) > 0.",
     hypothesis="‖A‖ < 1 in every layer",
     asks="both inequalities hold up to round-off and the bound is positive: 2, 16 and 128 layers (1, "
     "8, 64 blocks), d = 32, GPT-2, N(0, 0.02²) and Xavier weights; σ_min by a graded product of autograd's "
@@ -242,8 +234,6 @@ def _floors(init: str, own: bool, depth: int, seed: int) -> tuple[float, float, 
 
 @claim(
     "A22",
-    Source("000", "(49)", "奇异值乘法性质保证"),
-    says="The smallest singular value of a product of square matrices is at least the product of theirs.",
     asks="ln σ_min of a float64 SVD of the product is not under Σ ln σ_min of the factors by more "
     "than round-off (1e-8): 2, 5 and 20 factors that are orthogonal times a number, near the identity, "
     "triangular, or a matrix and its inverse in turns, d = 3 and 16",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.claims.at_start import blocks_of, weight_of
-from normscope.claims.form import Case, Evidence, Figure, Kind, Line, Plot, Setup, Source, claim
+from normscope.claims.form import Case, Evidence, Figure, Kind, Line, Plot, Setup, claim
 from normscope.claims.masks import train
 from normscope.subjects import Subject, load
 
@@ -50,9 +50,6 @@ OTHERS = ("queries, keys, values", "attention outputs", "feed-forward hidden", "
 
 @claim(
     "C31",
-    Source("004", "§11.3", "是数值量化的“重灾区”"),
-    Source("004", "§11.3", "归一化过程中的除法运算和残差累加容易导致数值溢出或精度损失"),
-    says="Norms and residual adds are where quantisation hurts most.",
     asks="of seven parts of the blocks rounded in turn, both the norms (the worse of their inputs and "
     "outputs) and the residual sums move the predictions (KL) more than any other part: INT8, INT4, FP8, a "
     f"scale a tensor or channel; a Pre-LN decoder of 4 blocks after {STEPS} steps of AdamW",

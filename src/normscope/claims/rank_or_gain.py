@@ -14,7 +14,7 @@ from torch import Tensor
 
 from normscope.claims.deep_jacobian import num_erased
 from normscope.claims.experiments import gaussian
-from normscope.claims.form import Case, Evidence, Figure, Kind, Sentence, Setup, Source, claim, flat
+from normscope.claims.form import Case, Evidence, Figure, Kind, Sentence, Setup, claim, flat
 from normscope.claims.real_blocks import F64, embedded, jacobian, step_jacobian, walk
 from normscope.claims.training import WARMUP, Outcome, Recipe, curves, trained
 from normscope.nn import Decoder
@@ -41,11 +41,6 @@ NOT_PREDICTED = ("Post-LN, Xavier, 200 steps of warm-up", "Post-LN with RMSNorm,
 
 @claim(
     "A16",
-    Source("000", "§7", "LayerNorm 的零空间直接导致整层梯度退化，这解释了其训练不稳定性"),
-    Source("000", "Abstract", "为实践中观察到的 Post-LN 训练不稳定现象提供了严格的数学解释"),
-    Source("000", "Remark 3.7", "这一结构性缺陷在多层堆叠时会持续存在, 导致训练不稳定"),
-    says="The null space of LayerNorm explains why Post-LN fails to train: a stack whose layers lose two "
-    "directions a token fails without warm-up, one whose layers lose none trains.",
     kind=Kind.TENDENCY,
     smallest=0.0,
     has_long=True,

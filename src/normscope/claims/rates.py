@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from normscope.claims.form import Case, Evidence, Figure, Kind, Sentence, Setup, Source, claim, effect, flat
+from normscope.claims.form import Case, Evidence, Figure, Kind, Sentence, Setup, claim, effect, flat
 from normscope.claims.training import (
     COUNTS,
     RATES,
@@ -80,10 +80,6 @@ def early(outcome: Outcome) -> float:
 
 @claim(
     "B7",
-    Source("001", "§3", "精度可能会略高于 Pre-LN"),
-    Source("001", "Summary", "理论上限稍高 (若能收敛)"),
-    Source("004", "§8.3", "微调性能略逊于Post-LN"),
-    says="Where it trains, Post-LN ends a little better than Pre-LN.",
     asks="4 blocks, each placement at the best of its rates, weights and warm-ups over all seeds: the mean "
     "of the last 20 losses (of text not seen before) is at least 0.05 nats lower for Post-LN, paired by seed",
     smallest=COUNTS,
@@ -98,9 +94,6 @@ def post_ends_better(setup: Setup) -> Evidence:
 
 @claim(
     "B8",
-    Source("002", "Post-Norm, advantage 1", "在训练初期,这种结构能更快地降低损失函数"),
-    Source("002", "Pre-Norm, drawback 1", "可能需要更多的训练步骤才能达到较好的收敛速度"),
-    says="Early in training Post-LN's loss falls faster than Pre-LN's.",
     asks="4 blocks, both tuned for it over rates, weights and warm-ups: the mean loss of the first 100 steps "
     "is at least 0.05 nats lower for Post-LN, paired by seed",
     smallest=COUNTS,
@@ -115,10 +108,6 @@ def post_falls_faster(setup: Setup) -> Evidence:
 
 @claim(
     "C10",
-    Source("004", "§3.3", "使得模型可以使用更大的学习率"),
-    Source("004", "§6.4", "这允许我们使用更大的学习率"),
-    Source("004", "§3.2 comparison", "允许使用更高的学习率"),
-    says="LayerNorm allows larger learning rates.",
     asks="4 blocks, AdamW, no warm-up: at least one rung more of the ladder (1e-3 … 3e-2) trains with the "
     "norms (before the branch and on the stream, from Xavier and from normal weights) than in the same "
     "residual stack without, from Xavier weights",
@@ -165,9 +154,6 @@ def _name(base: Recipe) -> str:
 
 @claim(
     "C11",
-    Source("004", "§7.3", "模型训练步数可减少约30%-50%"),
-    Source("004", "§10 results", "**收敛速度提升了30%以上**"),
-    says="LayerNorm and residuals together save 30 % or more of the steps to the same loss.",
     asks="4 blocks, each kind of stack at its best rate: steps until 0.3 nats under the byte frequencies, "
     "Pre-LN or Post-LN against a stack with neither; one that never gets there counts as the whole budget",
     kind=Kind.TENDENCY,
@@ -242,8 +228,6 @@ def _saved(steps: float, than: float, budget: int) -> float:
 
 @claim(
     "C39",
-    Source("004", "§5.3.2", "训练初期的数值稳定性相对较差，对学习率和初始化更加敏感"),
-    says="Pre-LN is more sensitive to the learning rate than Post-LN.",
     asks="4 blocks, AdamW, no warm-up: fewer rates of the ladder train from both kinds of weights than "
     "with Post-LN",
     kind=Kind.TENDENCY,
@@ -295,9 +279,6 @@ def _rise(outcome: Outcome) -> float:
 
 @claim(
     "A23",
-    Source("000", "§7", "需要小学习率、warm-up、对深度敏感"),
-    Source("001", "§2.B", "在训练开始时使用极小的学习率"),
-    says="Post-LN needs a smaller learning rate than Pre-LN.",
     kind=Kind.TENDENCY,
     smallest=0.25,
     asks="the largest of the rates 1e-3 to 3e-2 that trains 4 blocks without warm-up is at least a quarter "

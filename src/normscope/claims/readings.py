@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from normscope.anatomy import Anatomy, capture, measuring, read_anatomy
-from normscope.claims.form import Case, Evidence, Figure, Setup, Source, claim
+from normscope.claims.form import Case, Evidence, Figure, Setup, claim
 from normscope.claims.measure import NotMeasured
 from normscope.errors import UsageError
 from normscope.subjects import Subject, load, untouched
@@ -40,9 +40,6 @@ ZERO = "nn:decoder,init=zero-output,depth=4,width=64"
 
 @claim(
     "B15",
-    Source("003", "Abstract", "是 GPT-3、LLaMA-4、DeepSeek-V3 等主流 LLM 的标准做法"),
-    Source("003", "Conclusion", "二者组合已是 LLM 标配"),
-    says="GPT-3, LLaMA-4 and DeepSeek-V3 are Pre-LN with RMSNorm.",
     asks="every branch of each is read as Pre-LN with an RMSNorm; GPT-3 as GPT-2, whose architecture it has",
     parts={"placement": "All of them are Pre-LN.", "final": "All of them norm the last stream."},
 )
@@ -72,11 +69,6 @@ def _placement_case(name: str, anatomy: Anatomy, part: str = "", norm: str | Non
 
 @claim(
     "C37",
-    Source("004", "§4.2", "GPT-2/BERT/Llama等现代架构首选"),
-    Source("004", "§3.3", "而在BERT、GPT-3等现代大模型中"),
-    Source("004", "§4.1", "也常采用 Pre-LN 结构"),
-    Source("001", "Summary", "BERT（某些变体）"),
-    says="GPT-2, GPT-3, BERT and Llama are Pre-LN.",
     asks="every branch of each is read as Pre-LN; of BERT and its variants, at least half",
     parts={"variants": "BERT and its variants are often Pre-LN (half of them or more)."},
 )
@@ -102,8 +94,6 @@ def bert_is_pre(setup: Setup) -> Evidence:
 
 @claim(
     "C38",
-    Source("004", "§5.4.1", "T5模型和GPT-3等模型都采用了类似的初始化策略"),
-    says="T5 and GPT-3 start with (nearly) zero residual branches.",
     asks="at the start, the last map of a branch is zero, or what the branch adds is at most 1 % of "
     "the stream that it is added to; 12 blocks of width 64",
     parts={"zero": "The last map of each branch is zero."},

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from normscope.claims.form import Case, Evidence, Figure, Setup, Source, claim
+from normscope.claims.form import Case, Evidence, Figure, Setup, claim
 from normscope.claims.measure import NotMeasured
 
 WORLDS = (2, 3, 4)
@@ -21,10 +21,6 @@ ANOTHER = 1e-3
 
 @claim(
     "C23",
-    Source("004", "§9", "那么计算均值和方差就需要进行跨设备的通信"),
-    Source("004", "§9", "在LayerNorm算子内部集成All-Reduce通信"),
-    says="With its features on several devices LayerNorm has to send its statistics; one collective is "
-    "enough.",
     asks="on 2 to 4 processes, float64: without sending the output differs from the whole norm's by 1e-3 or "
     "more; one all-reduce of (Σx, Σx²), or one all-gather of means and variances, gives output and gradients "
     "to 1e-10",

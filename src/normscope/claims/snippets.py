@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from normscope.anatomy import Anatomy, read_anatomy
 from normscope.claims.experiments import calls_of
-from normscope.claims.form import Case, Evidence, Figure, Setup, Source, claim
+from normscope.claims.form import Case, Evidence, Figure, Setup, claim
 from normscope.claims.norm_jacobian import distance
 from normscope.claims.readings import in_words, placement_of
 
@@ -189,15 +189,6 @@ SAME = 1e-5
 
 @claim(
     "C7",
-    Source("004", "§3.3", "此处为Post-LN结构"),
-    Source("004", "§3.2", "通常在加法之后进行"),
-    Source("004", "§4.2", "这里采用Post-LN的常见变体示意"),
-    Source("004", "§4.3", "这种写法对应 Post-LN 结构"),
-    Source("004", "§4.2", "方案一：Post-LN"),
-    Source("004", "§3.4", "Input -> SubLayer -> LN -> Add"),
-    Source("004", "§5.2.1", "在Post-Norm中，第 $l$ 层的输出"),
-    Source("004", "§8.3", "先做子层处理，再做归一化"),
-    says="The code and the formulas printed as Post-LN are Post-LN.",
     asks="the anatomy reads the placement of each as the text calls it; a second witness: the output "
     "is that of torch's own block of that placement with the same weights",
     parts={
@@ -239,10 +230,6 @@ def _by_torch(model: PrintedModel, label: str, x_BTD: Tensor) -> Tensor:
 
 @claim(
     "B18",
-    Source("003", "§4", "代码模板"),
-    Source("004", "§4.3", "典型的 Pre-LN 结构数据流"),
-    Source("004", "§4.2", "batch, seq_len, d_model"),
-    says="The PyTorch templates printed in 003 and 004 are Pre-LN blocks.",
     asks="the anatomy reads every branch of a stack of them as Pre-LN",
     parts={
         "rms": "nn.RMSNorm can be put in for nn.LayerNorm without any other change (003).",

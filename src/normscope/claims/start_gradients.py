@@ -30,7 +30,6 @@ from normscope.claims.form import (
     Plot,
     Sentence,
     Setup,
-    Source,
     claim,
     flat,
     lines_along,
@@ -59,10 +58,6 @@ IF_COLLAPSED = "the blocks read a memory whose tokens are alike (diversity under
 
 @claim(
     "B3",
-    Source("001", "§2.B", "最后一层的梯度非常大，而底层的梯度可能非常小或不稳定"),
-    Source("002", "缺点", "梯度不稳定:在深层网络中,梯度容易出现爆炸或消失的现象"),
-    says="At the start of Post-LN the gradients of the last blocks are very large and those of the first "
-    "ones small.",
     asks="‖∂loss/∂W₂‖ of the last block is at least twice that of the first, at 6, 12 and 24 blocks: blocks "
     "alone, and blocks with cross-attention to drawn tokens, to identical tokens and to a Post-LN encoder "
     "of that depth; the exponents of Xiong et al. 2020 (Theorem 1) within 0.15, L = 2 … 64 and d = 64 … "
@@ -193,9 +188,6 @@ FLAT = 0.1
 
 @claim(
     "B16",
-    Source("001", "深入解析", "各层参数的梯度范数近似独立于层数 $L$"),
-    Source("001", "§2.B", "梯度在各层分布更均匀"),
-    says="In Pre-LN the gradient norm of each layer is about independent of the number of layers L.",
     asks="the exponent in L of ‖∂loss/∂W₂‖, L = 4 … 64, is within 0.1 of zero: for the first, second, "
     "middle and last block; Xiong et al. prove L^-½ for the last",
     parts={

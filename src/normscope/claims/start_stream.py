@@ -33,7 +33,6 @@ from normscope.claims.form import (
     Plot,
     Sentence,
     Setup,
-    Source,
     claim,
     flat,
     lines_along,
@@ -48,9 +47,6 @@ INITS = ("xavier", "normal", "gpt2")
 
 @claim(
     "B6",
-    Source("001", "§3", "深层的输出幅度（Magnitude）可能会变得非常大"),
-    Source("001", "§3", "残差分支 $F$ 对主干流 $x$ 的修改作用越来越小"),
-    says="Pre-LN's stream grows with depth, and what a branch adds is an ever smaller share of it.",
     asks="over 32 blocks the slope of log mean square against log block is at least 0.1, that of the "
     "block's share ‖Δx‖/‖x‖ at most −0.1, with Xavier, N(0, 0.02²) and GPT-2's weights on their embeddings; "
     "a line of both kinds is 1 and −½. After 60 training steps of 8 blocks the same",
@@ -137,9 +133,6 @@ PLAIN_SCHEMES = ("post", "pre", "gpt2", "peri", "res-post", "deepnorm", "residua
 
 @claim(
     "C8",
-    Source("004", "§6.1", "近似地满足 $Var(x_{l+1}) \\approx Var(x_l)$"),
-    Source("004", "§6.1", "既不会衰减至0，也不会膨胀至无穷大"),
-    says="With residuals and LayerNorm each block leaves the stream's variance about as it was.",
     asks="Var(x_{l+1})/Var(x_l) within 5 % of 1 at each of 12 blocks, all schemes, with Xavier weights "
     "and with the scheme's own; through 100 blocks the variance stays within a factor of 1000",
     condition="there is one stream and every block ends in a norm on it",
@@ -217,10 +210,6 @@ LEVEL = 0.1
 
 @claim(
     "C15",
-    Source("004", "§5.4.2", "除以 $\\sqrt{\\text{layer\\_depth}}$"),
-    Source("004", "§5.4.2", "确保了深层网络中梯度的尺度保持恒定"),
-    Source("004", "§7", "通常建议将残差层的输出方差保持在1附近"),
-    says="GPT-2's division of the last maps by √N keeps the stream's variance as it was at entry.",
     asks="the variance after 12 blocks of GPT-2 as it starts, on its own embeddings N(0, 0.02²), is within a "
     "factor 2 of that at entry; width 64 and 256",
     parts={
@@ -307,9 +296,6 @@ FINALS = ("pre", "pre-no-final")
 
 @claim(
     "C18",
-    Source("004", "§5.3.2", "在最终输出层额外增加一个LayerNorm来缓解"),
-    Source("001", "§3", "由于没有最后的 LayerNorm 限制，深层的输出幅度（Magnitude）可能会变得非常大"),
-    says="A norm after the last block makes a Pre-LN model end better.",
     asks="trained for 300 steps at 3e-3, 6 blocks, the mean of the last 20 losses is at least 0.05 nats "
     "lower with it than without; beside it the exponent in L of the output's mean square, L = 4 … 64, which "
     "is within 0.05 of zero with the norm and at least ½ without, from two kinds of weights",

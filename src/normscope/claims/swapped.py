@@ -17,7 +17,6 @@ from normscope.claims.form import (
     Plot,
     Sentence,
     Setup,
-    Source,
     claim,
     effect,
     flat,
@@ -59,9 +58,6 @@ class Moved:
 
 @claim(
     "C27",
-    Source("004", "§8.4", "**千万不要直接改代码继续训练**"),
-    Source("004", "§8.4", "直接修改会导致梯度爆炸或性能骤降，通常需要从零开始训练"),
-    says="Changing a trained Post-LN model to Pre-LN breaks it: its performance drops sharply.",
     asks="Post-LN of 4 blocks, trained for 200 steps: moving the norms and keeping the weights loses at "
     "least half of the nats that it had learnt beyond the byte frequencies, on held-out batches",
     smallest=HALF,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from normscope.claims.experiments import gaussian
-from normscope.claims.form import Case, Evidence, Figure, Sentence, Setup, Source, claim
+from normscope.claims.form import Case, Evidence, Figure, Sentence, Setup, claim
 from normscope.claims.norm_jacobian import ROUND_OFF, distance
 from normscope.claims.real_blocks import (
     F64,
@@ -30,9 +30,6 @@ UNDER_ONE = "‖A‖ < 1, in the Pre-LN column"
 
 @claim(
     "A12",
-    Source("000", "Table 1", "Post-LN 与 Pre-LN 的结构性对比"),
-    Source("000", "§5"),
-    says="Every row of Table 1 is right: form, place of the identity, rank, kernel, directions erased.",
     hypothesis=UNDER_ONE,
     asks="each row measured by autograd and float64 SVD, errors under 1e-10, on real blocks of both "
     "placements (four initialisations, widths 16 and 64, ε = 0) and on an F made to cancel the identity",

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from normscope.claims.experiments import gaussian
-from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, Source, claim, lines_at
+from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, lines_at
 from normscope.claims.norm_jacobian import distance
 from normscope.claims.real_blocks import Sublayer, at_last_token, embedded, jacobian, one_token, started, walk
 from normscope.linalg import layer_norm_jacobian
@@ -24,9 +24,6 @@ ROUND_OFF = {torch.float64: 1e-12, torch.float32: 1e-4}
 
 @claim(
     "B1",
-    Source("001", "§2.A", "最后的输出可以展开为所有层的累加"),
-    Source("002", "Pre-Norm 计算"),
-    says="A Pre-LN stack's state is x_L = x_0 + Σ F_l(LN(x_l)).",
     asks="the sum, with LN by torch's own function at each partial sum, is within 1e-12 (float64) or "
     "1e-4 (float32) of the state that the blocks give: 1, 8 and 64 blocks, d = 32, Xavier, N(0, 0.02²) and "
     "GPT-2 weights",
@@ -57,10 +54,6 @@ DEPTHS = (1, 4, 16, 64)
 
 @claim(
     "B2",
-    Source("001", "§2.A", "梯度不需要经过复杂的非线性变换或归一化层的缩放"),
-    Source("001", "§3", "1 \\times \\text{gradient}"),
-    Source("004", "§5.3.1", "没有任何干扰的恒等映射路径"),
-    says="In Pre-LN a part of the gradient comes from the last layer to x_0 through no norm, unchanged.",
     asks="with every branch's way back cut, the gradient at x_0 equals the gradient at the last block's "
     "output within 1e-12: `pre` with its final norm and without, 1 to 64 blocks, d = 32",
     parts={
@@ -147,9 +140,6 @@ def _post_case(depth: int, seed: int) -> tuple[Case, float]:
 
 @claim(
     "B9",
-    Source("002", "Post-Norm Residual Unit 的梯度递推公式", "梯度的反向传播公式如下"),
-    Source("002", "数学解释梯度爆炸和消失", "链式法则累积的梯度如下"),
-    says="002's first Post-Norm recursion, with one LN factor before Π (1 + F'), is the gradient.",
     asks="read with the gradient at the end of the stack on its left, it is within 1e-10 of "
     "autograd's Jacobian from x_l to the end, at one token, layer by layer: Post-LN stacks of 2, 8 and 32 "
     "layers, l the first, the middle and the last, d = 16; factors in the order of the chain rule",

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from normscope.claims.form import Case, Evidence, Figure, Kind, Sentence, Setup, Source, claim, effect, flat
+from normscope.claims.form import Case, Evidence, Figure, Kind, Sentence, Setup, claim, effect, flat
 from normscope.claims.measure import NotMeasured
 from normscope.claims.training import (
     WARMUP,
@@ -32,14 +32,6 @@ LITTLE = -0.1
 
 @claim(
     "B4",
-    Source("001", "§2.B", "必须使用 **Learning Rate Warm-up**"),
-    Source("001", "Summary", "**必须**，且对参数敏感"),
-    Source("003", "§2", "把 warm-up 步数缩短到 0-500"),
-    Source("004", "§3.4", "必须配合 Warm-up"),
-    Source("004", "§5.3.2", "无需复杂的warm-up技巧"),
-    Source("004", "§8.3", "否则很难训练深模型"),
-    Source("004", "§8.5", "**强烈需要**"),
-    says="Post-LN needs warm-up: without it, it does not train.",
     asks="Post-LN decoders of 4, 8 and 12 blocks from Xavier weights, of 4 and 8 from N(0, 0.02²), at AdamW "
     "3e-3 and of 8 at 1e-3, without warm-up: each ends less than 0.1 nats under the byte frequencies",
     kind=Kind.TENDENCY,
@@ -100,9 +92,6 @@ SGD = tuple(Recipe(scheme="post", depth=8, optimizer="sgd", lr=lr) for lr in (0.
 
 @claim(
     "B17",
-    Source("001", "§2.B", "否则模型很容易发散（Loss 飞出）"),
-    Source("004", "§10", "如果 Loss 出现 NaN 或剧烈震荡"),
-    says="A Post-LN model that fails for want of warm-up diverges: its loss flies off.",
     asks="the Post-LN runs without warm-up that fail end in a loss that is not finite, or above the one that "
     "they started from: AdamW (8 and 12 blocks at 3e-3, 4 at four rates) and SGD with momentum (8 blocks)",
     kind=Kind.TENDENCY,
@@ -144,9 +133,6 @@ UNSTABLE = tuple(Recipe(scheme="residual-no-norm", depth=6, optimizer="sgd", lr=
 
 @claim(
     "C26",
-    Source("004", "§10 deployment", "通常将梯度范数裁剪阈值设置为 1.0，这是确保模型收敛的“安全带”"),
-    Source("004", "§7 pitfalls", "务必配合**梯度裁剪**使用"),
-    says="Clipping gradients at norm 1.0 makes deep stacks converge that would not otherwise.",
     asks="runs that fail without clipping end 0.1 nats under the byte frequencies with it: AdamW (Post-LN of "
     "8 blocks at 3e-3, no norms of 4 blocks at 3e-2) and SGD with momentum (Post-LN of 8 blocks at 1, no "
     "norms of 6 blocks at 0.1 and 0.3)",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from normscope.claims.experiments import gaussian
-from normscope.claims.form import Case, Evidence, Figure, Setup, Source, claim
+from normscope.claims.form import Case, Evidence, Figure, Setup, claim
 from normscope.claims.norm_jacobian import ROUND_OFF
 from normscope.claims.real_blocks import F64
 from normscope.linalg import singular_values, weyl_interval, weyl_lower_bound
@@ -17,9 +17,6 @@ from normscope.linalg import singular_values, weyl_interval, weyl_lower_bound
 
 @claim(
     "A10",
-    Source("000", "Lemma 4.4", "Weyl 不等式的推论"),
-    Source("000", "(31)–(34)"),
-    says="σ_min(I + A) ≥ 1 − ‖A‖ for every square A.",
     asks="1 − ‖A‖ is nowhere above the σ_min(I + A) of a float64 SVD by more than 1e-10 (1 + ‖A‖): "
     "random, orthogonal, skew, nilpotent and rank-one A of norms 1e-8 to 1e3, and those made to attain it, "
     "d = 3 to 64",

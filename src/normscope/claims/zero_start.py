@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from normscope.claims.at_start import blocks_of, decoder, noise, stack_of, stream_by_block
-from normscope.claims.form import Case, Evidence, Figure, Kind, Sentence, Setup, Source, claim, effect, mapped
+from normscope.claims.form import Case, Evidence, Figure, Kind, Sentence, Setup, claim, effect, mapped
 from normscope.claims.training import (
     COUNTS,
     Recipe,
@@ -38,9 +38,6 @@ CALMER = 0.1
 
 @claim(
     "C14",
-    Source("004", "§5.4.1", "模型就退化为 $y = x$，即一个纯粹的恒等映射"),
-    Source("004", "§5.4.1", "极大地降低了优化难度"),
-    says="With the last map of each branch at zero the stack starts as the identity.",
     asks="the stream after 12 blocks is the one before them, bit by bit, in the schemes whose stream is y = "
     "x + F(x): zero last maps, and those that start so by themselves; the mean loss of the first 60 steps of "
     "6 blocks is at least 0.05 nats lower than with Xavier weights, with norms (Pre-LN) and without",
@@ -141,9 +138,6 @@ TRAINED = ("before the branch (pre)", "after the branch (res-post)")
 
 @claim(
     "C19",
-    Source("004", "§10", "对LN层的增益参数（γ）进行初始化置零，让网络在初始阶段仅表现为恒等映射"),
-    Source("004", "§10", "若发现训练前期Loss震荡"),
-    says="With γ = 0 at the start the network is the identity.",
     asks="the stream after 12 blocks is the one before them, bit by bit, with γ = 0 in one slot: before the "
     "branch, after it, on the stream; biases at zero or drawn. Each γ must get a gradient. Over the first "
     "60 steps at 3e-3 the loss's increments have a smaller variance than from γ = 1, and its mean is lower",
@@ -246,9 +240,6 @@ GATED = {"rezero": NO_NORM, "highway": NO_NORM, "layerscale": PRE[1], "gtrxl": P
 
 @claim(
     "C29",
-    Source("004", "§11.2", "**加权或门控残差连接**"),
-    Source("004", "§11.2", "在训练初期保留更多原始信息"),
-    says="A learnt factor or gate on the branch keeps more of the input early in training.",
     asks="at the start the first of 8 blocks (16 in the long form) changes its input by a smaller share with "
     "the gate (ReZero, Highway; LayerScale, GTrXL) than in the same stack without (no norms; Pre-LN)",
     has_long=True,
