@@ -26,6 +26,8 @@ from normscope.report.figures.rail import place_findings
 from normscope.report.figures.tower import draw_towers
 from normscope.report.figures.tracks import draw_tracks
 from normscope.report.html import describe_stack, lead_sentence, render_html, sentence
+from normscope.report.tables import number_sheets, spread
+from normscope.rules import Finding, Severity
 
 VOID = {"meta", "br", "input", "img", "link", "hr"}
 LOADING = {"src", "href", "xlink:href", "srcset", "action", "data", "poster", "formaction", "background"}
@@ -272,6 +274,24 @@ def test_findings_stand_beside_their_blocks() -> None:
     leads = [int(px) for px in re.findall(r"--lead: (\d+)px", html)]
     assert leads[0] == round(spots[1].top)  # block 48 stands above blocks 0–29
     assert sum(leads) > 0.4 * layout.height
+
+
+def test_a_card_names_its_blocks_by_runs() -> None:
+    anatomy = Anatomy((synthetic.stack("s", 6, "pre"),))
+    finding = Finding("NS1", "x", Severity.NOTE, ("h.0", "h.1", "h.4"), "Said.")
+    html = render_html(synthetic.report(anatomy, [], findings=[finding]))
+    assert "blocks 0–1, 4" in html
+
+
+def test_a_flushed_share_is_in_percent() -> None:
+    row = Measurement("precision/float16-flushed", "", 0.25)
+    ((_, _, (line,)),) = number_sheets(Anatomy(()), [row])
+    assert line == ("gradients that float16 flushes to zero", "25 %", "")
+
+
+def test_up_to_four_values_are_all_shown() -> None:
+    assert spread((1.0, 2.0, 3.0, 4.0)) == "1, 2, 3, 4"
+    assert spread((1.0, 2.0, 3.0, 4.0, math.inf)) == "5 values, 1 … 4, 1 not finite"
 
 
 def test_lead_sentence_is_the_worst_findings() -> None:

@@ -111,6 +111,11 @@ def test_gains_of_a_stack_are_said() -> None:
     assert gains_in_words("decoder", table) == ""
 
 
+def test_a_bound_beyond_all_floats_is_left_out() -> None:
+    rows = [Measurement("jacobian/sigma-max", "s", 40.0), Measurement("jacobian/log-upper-bound", "s", 400.0)]
+    assert gains_in_words("s", Measurements(rows)) == "σ_max 40"
+
+
 def test_why_a_stack_has_no_gain_is_said() -> None:
     """A wrong backward is the most important note; parts left out by the budget are listed elsewhere."""
     wrong = not_measured("jacobian/sigma-max", "layers", "its derivative is not that of its forward")
