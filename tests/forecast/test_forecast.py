@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normscope.anatomy import Anatomy, Block, Site, Stack
+from normscope.forecast import watch
 from normscope.forecast.evaluator import Evaluator, beyond_mean
 from normscope.forecast.one_rate import ForecastInterrupted, _Run, forecast, forecast_measurements
-from normscope.forecast.rule import Decision
+from normscope.forecast.rule import EXTENSION, Decision
 from normscope.subjects import Subject
 from normscope.train import TrialConfig
 
@@ -177,6 +178,18 @@ def test_coherence_is_the_cosine_of_two_batches_token_gradients() -> None:
     assert aligned == pytest.approx(sum(alignments) / 2, rel=1e-4)
 
 
+def test_the_last_stacks_lower_weights_are_compared() -> None:
+    model = Tiny(depth=2).eval()
+    (whole,) = anatomy_of(model).stacks
+    first, second = (Stack(block.path, (block,), None, block.exit) for block in whole.blocks)
+    pair = list(itertools.islice(counting_batches(), 2))
+    both, of_first, of_second = (
+        Evaluator(subject_of(model), Anatomy(stacks), model).pull(pair)
+        for stacks in ((first, second), (first,), (second,))
+    )
+    assert both == of_second != of_first
+
+
 def test_a_repeated_batch_is_compared_half_against_half() -> None:
     model = Tiny(batch_first=False).eval()
     evaluator = Evaluator(subject_of(model), anatomy_of(model), model)
@@ -279,6 +292,39 @@ def test_a_model_that_cannot_take_a_step_is_not_measured_with_the_reason() -> No
     said = forecast(subject_of(model, broken), anatomy_of(model), TrialConfig())
     assert said.outcome == "not measured"
     assert "does not require grad" in said.reason
+
+
+def test_a_parameter_that_the_loss_does_not_reach_is_no_reason_not_to_train() -> None:
+    model = Tiny(depth=1)
+    model.unused = nn.Linear(2, 2)
+    assert len(tried(model, steps=2).curve) == 3
+
+
+def test_a_model_in_eval_mode_trains_with_dropout() -> None:
+    model = Tiny(depth=1, dropout=0.5)
+    assert tried(model.train(), steps=2) == tried(model.eval(), steps=2)
+
+
+@pytest.mark.parametrize(("in_doubt", "last"), [(False, 2), (True, 2 + EXTENSION)])
+def test_a_trial_in_doubt_goes_on_once(monkeypatch: pytest.MonkeyPatch, in_doubt: bool, last: int) -> None:
+    said = Decision("undecided", "who knows", in_doubt=in_doubt)
+    monkeypatch.setattr(watch, "decide", lambda *args, **options: said)
+    assert tried(Tiny(depth=1), steps=2).curve[-1].step == last
+
+
+class Floats(Tiny):
+    """The same on vectors (B, T, d) instead of token ids."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.encoder(x_BTD)
+
+
+def test_gradients_of_batches_that_are_no_tokens_are_not_compared() -> None:
+    model, batch = Floats(depth=1), torch.randn(SEQUENCES, LENGTH, 16)
+    loss = lambda output, batch: output.pow(3).mean()  # noqa: E731
+    subject = Subject(model, batch, loss, lambda: iter([batch]), 0, "floats", "noise")
+    last = forecast(subject, anatomy_of(model), TrialConfig(steps=1)).curve[-1]
+    assert (last.step, last.coherence, last.alignment) == (1, None, None)
 
 
 def test_a_warmup_longer_than_the_trial_is_tried_without_it_first() -> None:

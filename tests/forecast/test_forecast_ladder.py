@@ -89,6 +89,26 @@ def test_the_largest_rate_is_the_largest_that_trains(monkeypatch: pytest.MonkeyP
     assert laddered(Tiny(depth=1), [1e-4, 1e-3], lr=3e-4).largest_rate is None
 
 
+def test_rungs_ascend_each_once_and_are_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def try_all(subject, anatomy, configs, progress, found) -> None:
+        tried.extend((config.lr, config.steps) for config in configs)
+        _said(dict.fromkeys(RATES, "trains"))(subject, anatomy, configs, progress, found)
+
+    monkeypatch.setattr(ladder_module, "_try_all", try_all)
+    laddered(Tiny(depth=1), lr=1e-3, steps=STEPS - 1)
+    laddered(Tiny(depth=1), [1e-3], lr=1e-3, steps=STEPS + 1)
+    assert tried == [(3e-5, STEPS), (1e-3, STEPS), (1e-2, STEPS), (1e-3, STEPS + 1)]
+
+
+def test_rungs_of_a_model_in_eval_mode_train_with_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ladder_module, "LADDER_STEPS", 2)
+    model = Tiny(depth=1, dropout=0.5)
+    in_train, in_eval = (laddered(model.train(mode), lr=1e-3, steps=2).rungs for mode in (True, False))
+    assert in_train == in_eval
+
+
 def _said(outcomes: dict[float, str], rescued_by: int | None = None):
     """A stand-in for trials: what comes of each rate, and of any ramp."""
 
@@ -161,7 +181,15 @@ def test_a_slow_rate_is_found_out_by_a_larger_one(monkeypatch: pytest.MonkeyPatc
         assert (ladder.rungs[0].score > 0) == (outcome == "trains")
 
 
-@pytest.mark.parametrize("rates", [[], [0.0], [1e-3, -1.0], [math.nan], [math.inf], ["1e-3"], [True]])
+def test_a_failure_stays_one_whatever_a_larger_rate_says() -> None:
+    low, high = rung_of(1e-4, 5.5, 5.2, 4.6, outcome="collapses"), rung_of(1e-3, 5.2, 4.5, 3.1)
+    assert ahead(low, [low, high]) is not None
+    assert ladder_module._compared(low, [low, high]) is low
+
+
+@pytest.mark.parametrize(
+    "rates", [[], [0.0], [1e-3, -1.0], [math.nan], [math.inf], [1.0, "1e-3"], [True], [[1e-3]]]
+)
 def test_rates_that_are_no_rates_are_refused(rates: list[Any]) -> None:
     with pytest.raises(UsageError, match="positive number"):
         laddered(Tiny(depth=1), rates)

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import itertools
-import math
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -50,12 +49,12 @@ def forecast_ladder(
         UsageError: no learning rate, or one that is not a positive number; this torch has no Muon.
         LadderInterrupted: Ctrl-C; its `.ladder` holds the rungs that were tried.
     """
-    ladder = _ladder(rates)
     longer = dataclasses.replace(config, steps=max(config.steps, LADDER_STEPS) if config.steps else 0)
+    ladder = _ladder(longer, rates)
     told = progress or (lambda step, steps: None)
     rungs: list[Forecast] = []
     try:
-        _try_all(subject, anatomy, [dataclasses.replace(longer, lr=rate) for rate in ladder], told, rungs)
+        _try_all(subject, anatomy, ladder, told, rungs)
         rungs = [_compared(rung, rungs) for rung in rungs]
         words, steps = _warmup(subject, anatomy, longer, rungs, told)
     except KeyboardInterrupt as stop:
@@ -65,15 +64,12 @@ def forecast_ladder(
     return _result(rungs, words, steps)
 
 
-def _ladder(rates: Iterable[float]) -> list[float]:
-    given = list(rates)
-    for rate in given:
-        is_number = isinstance(rate, int | float) and not isinstance(rate, bool)
-        if not (is_number and math.isfinite(rate) and rate > 0):
-            raise UsageError(f"learning rate {rate!r}", "a positive number", "try 3e-4")
-    if not given:
+def _ladder(config: TrialConfig, rates: Iterable[float]) -> list[TrialConfig]:
+    """`config` at each of `rates` once, in ascending order."""
+    configs = {rate: dataclasses.replace(config, lr=rate) for rate in rates}
+    if not configs:
         raise UsageError("no learning rates", "one or more positive numbers", "try 1e-4 1e-3 1e-2")
-    return sorted(set(given))
+    return [configs[rate] for rate in sorted(configs)]
 
 
 def _result(rungs: Sequence[Forecast], warmup: str, steps: int | None) -> LadderForecast:
