@@ -134,6 +134,29 @@ def test_a_partial_write_keeps_what_was_there_and_a_full_one_hides_it(
     assert weights_behind(Overwrites(slice(None), view), x, "relu") == {"b.weight"}
 
 
+class WritesBeside(nn.Module):
+    """Writes some rows, then others, and reads a view of the first ones that is older than the writes."""
+
+    def __init__(self, early: slice, later: slice) -> None:
+        super().__init__()
+        self.early, self.later = early, later
+        self.a, self.b = (nn.Linear(4, 4, bias=False) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = torch.zeros(3, 3, 4)
+        first = out[self.early]
+        first.copy_(self.a(x)[None])
+        out[self.later].copy_(self.b(x)[None])
+        return F.relu(first)
+
+
+def test_a_write_beside_a_view_does_not_change_it() -> None:
+    x = torch.randn(3, 4)
+    assert weights_behind(WritesBeside(slice(0, 1), slice(1, 2)), x, "relu") == {"a.weight"}
+    assert weights_behind(WritesBeside(slice(0, 1), slice(0, 1)), x, "relu") == {"b.weight"}
+    assert weights_behind(WritesBeside(slice(0, 2), slice(1, 3)), x, "relu") == {"a.weight", "b.weight"}
+
+
 class Only(nn.Module):
     """One function as a model; its last value is what is looked at."""
 

@@ -37,7 +37,12 @@ class _Storage:
 
     keep: Any
     views: dict[_Geometry, tuple[Value, int]] = field(default_factory=dict)
-    writes: list[Value] = field(default_factory=list)
+    writes: list[tuple[Value, range]] = field(default_factory=list)
+
+    def written(self, since: int, tensor: Tensor) -> list[tuple[Value, range]]:
+        """The writes from number `since` on that may have changed `tensor`, with the bytes that they span."""
+        span = _span(tensor)
+        return [write for write in self.writes[since:] if _overlap(write[1], span)]
 
 
 class Recorder(TorchDispatchMode):
@@ -116,7 +121,7 @@ class Recorder(TorchDispatchMode):
             return  # detach, or a view that changes nothing: still the tensor it was
         value = self._value(op, index, tuple(tensor.shape), tensor.is_floating_point())
         if written:
-            storage.writes.append(value)
+            storage.writes.append((value, _span(tensor)))
         if fresh or written:
             self.graph.written_bytes += tensor.numel() * tensor.element_size()
         storage.views[_geometry(tensor)] = (value, len(storage.writes))
@@ -140,18 +145,20 @@ class Recorder(TorchDispatchMode):
         bound = storage.views.get(geometry)
         if bound is None and not storage.views:
             return self._leaf(tensor, "constant", None)
-        if bound is not None and bound[1] == len(storage.writes):
-            return bound[0]
         old, since = bound if bound is not None else (next(iter(storage.views.values()))[0], 0)
-        op = self._alias(old, storage.writes[since:], tensor)
+        writes = storage.written(since, tensor)
+        if bound is not None and not writes:
+            return old
+        op = self._alias(old, writes, tensor)
         value = self._value(op, 0, tuple(tensor.shape), tensor.is_floating_point())
         storage.views[geometry] = (value, len(storage.writes))
         return value
 
-    def _alias(self, old: Value, writes: list[Value], tensor: Tensor) -> Op:
+    def _alias(self, old: Value, writes: list[tuple[Value, range]], tensor: Tensor) -> Op:
         """A virtual op from what was there and what was written over it; a full write hides the old."""
-        is_full = bool(writes) and writes[-1].numel == tensor.numel()
-        inputs = (writes[-1],) if is_full else (old, *writes)
+        values = [value for value, _ in writes]
+        is_full = bool(writes) and writes[-1][1] == _span(tensor) and values[-1].numel == tensor.numel()
+        inputs = (values[-1],) if is_full else (old, *values)
         base = "alias" if len(inputs) == 1 else "overwrite"
         op = Op(f"virtual.{base}", base, inputs, {}, inputs, self.calls.current, 0, virtual=True)
         self._append(op)
@@ -220,6 +227,19 @@ def _geometry(tensor: Tensor) -> _Geometry:
     if tensor.layout is not torch.strided:
         return (tuple(tensor.shape),)
     return (tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+
+def _span(tensor: Tensor) -> range:
+    """Bytes of its storage from the first element of a tensor to its last; without strides, all of them."""
+    if tensor.layout is not torch.strided:
+        return range(2**62)
+    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    first, size = tensor.storage_offset() * tensor.element_size(), tensor.element_size()
+    return range(first, first + (steps + 1) * size) if tensor.numel() else range(first, first)
+
+
+def _overlap(a: range, b: range) -> bool:
+    return a.start < b.stop and b.start < a.stop
 
 
 def _is_real(tensor: Tensor) -> bool:
