@@ -66,6 +66,7 @@ def effects(*values: float, where: str = "here", met: bool = True, fresh: bool =
         ("", [a_case()], HOLDS),
         ("", [a_case(), a_case(holds=False)], REFUTED),
         ("", [a_case(), a_case(holds=False, met=False)], REFUTED),  # no condition was named
+        ("", [a_case(), a_case(holds=False, met=False), a_case(9, fresh=True)], REFUTED),  # nor confirmed
         ("x < 1", [a_case(), a_case(holds=False, met=False), a_case(9, fresh=True)], CONDITION),
         ("x < 1", [a_case(), a_case(holds=False, met=False)], REFUTED),  # nothing confirms the condition
         ("x < 1", [a_case(), a_case(holds=False, met=False), a_case(9, False, fresh=True)], REFUTED),
@@ -121,7 +122,8 @@ def test_what_no_seed_draws_belongs_to_every_seed_and_is_counted_once() -> None:
         (effects(0.3, 0.31, 0.29), HOLDS),
         (effects(0.01, 0.0, 0.02), REFUTED),
         (effects(0.3, -0.2, 0.5), UNDECIDED),
-        (effects(0.1, 0.1, 0.1), HOLDS),
+        (effects(0.3, -0.4, 0.2), UNDECIDED),  # the mean alone refutes nothing
+        (effects(0.1, 0.1), HOLDS),  # the smallest effect counts
         (effects(5.0), UNDECIDED),  # one seed has no interval
         ([*effects(0.3, 0.31, 0.29), *effects(0.3, -0.2, 0.5, where="there")], UNDECIDED),
         ([*effects(0.01, 0.0, 0.02), *effects(0.3, -0.2, 0.5, where="there")], REFUTED),
@@ -184,7 +186,7 @@ def test_the_verdicts_of_the_odd_claims(odd: dict[str, Claim]) -> None:
         (Evidence(cases=[a_case()]), "no figure"),
         (
             Evidence(cases=[dataclasses.replace(a_case(), part="prnted")], figure=Figure("x", {0: 1.0})),
-            "prnted",
+            "cases of no part of Z1: prnted",
         ),
         (Evidence(cases=[dataclasses.replace(a_case(), holds=1)], figure=Figure("x", {0: 1.0})), "bool"),
     ],

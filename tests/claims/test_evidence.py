@@ -21,6 +21,11 @@ def test_a_figure_is_of_the_cases_that_count() -> None:
     assert Figure.largest("x", CASES, "a").by_seed == {1: 8.0}
 
 
+def test_a_figures_value_is_the_median_over_seeds() -> None:
+    figure = Figure("x", {0: 1.0, 1: 9.0, 2: 2.0})
+    assert (figure.low, figure.value, figure.high) == (1.0, 2.0, 9.0)
+
+
 def test_what_no_seed_draws_comes_through_json(odd: dict[str, Claim]) -> None:
     import dataclasses
 
