@@ -434,3 +434,14 @@ def test_slices_of_a_packed_weight_are_told_apart() -> None:
 
 
 assert EPS == 1e-5, "the tolerance of the dense left kernel rests on it"
+
+
+def test_a_backward_that_fails_says_nothing_about_what_can_learn() -> None:
+    subject, anatomy = toy("pre")
+    subject.model.blocks[1].register_forward_hook(lambda module, given, output: output.exp().mul_(2.0))
+    rows = measured(subject, anatomy)
+    found = [row for row in rows if row.quantity in {"branch/trainable", "gradient/total"}]
+    assert len(found) == 5
+    for row in found:
+        assert "the backward fails in eval mode: " in row.how
+        assert not row.measured

@@ -35,6 +35,7 @@ class Backward:
     Attributes:
         captured: the tensors at the sites, without their graph.
         masks: features of a fused projection, by role.
+        failure: why the whole backward fails, None where it does not.
         no_gradient: why there is no gradient where there is none.
         learnt: ids of the parameters that a branch's output depends on inside the branch, by branch site.
     """
@@ -47,7 +48,7 @@ class Backward:
         parameters: Parameters,
         sites: Iterable[Site],
     ) -> None:
-        self.no_gradient = NO_GRADIENT
+        self.failure: str | None = None
         self.masks = _all_masks(anatomy, captured, parameters)
         self.learnt = _all_learnt(anatomy, captured, parameters)
         wanted = {site: captured[site] for site in sites if site in captured and captured[site].requires_grad}
@@ -56,7 +57,8 @@ class Backward:
         inputs = [*weights.values(), *wanted.values(), *edges.values()]
         found = differentiated(loss, inputs)
         if isinstance(found, str):
-            self.no_gradient, found = found, (None,) * len(inputs)
+            self.failure, found = found, (None,) * len(inputs)
+        self.no_gradient = self.failure or NO_GRADIENT
         self._of_weight = dict(zip(weights, found, strict=False))
         self._of_site = dict(zip(wanted, found[len(weights) :], strict=False))
         for site, gradient in zip(edges, found[len(weights) + len(wanted) :], strict=True):

@@ -136,6 +136,8 @@ class _Rows:
             return not_measured(quantity, branch.site, "the branch's output did not come by in this forward")
         if not learnt:
             return not_measured(quantity, branch.site, "the branch has no parameter that trains")
+        if self.backward.failure is not None:
+            return not_measured(quantity, branch.site, self.backward.failure)
         parameters = [p for p in self.parameters.all() if id(p) in learnt]
         moves = any(not is_zero(gradient) for gradient in self.backward.of_all(parameters))
         return value_row(quantity, branch.site, float(moves), how)
