@@ -25,13 +25,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated
 TINY, TOKENS = "hf:gpt2,n_layer=2,n_embd=16,n_head=2", 6
 PAGE = Path(__file__).parents[2] / "docs" / "spectra.md"
 RIVALS = {
-    "ours": spectra_rivals.ours(0.999),
+    "ours": lambda f, x, seed, truth: spectra_rivals.ours(f, x, seed, 0.999),
     "ours with hindsight": spectra_rivals.ours_with_hindsight,
-    "curvlinops": svds(curvlinops_operator, None, 1e-2),
-    "curvlinops with hindsight": svds(curvlinops_operator, NCV, TOL),
-    "svds": svds(our_operator, NCV, TOL),
+    "curvlinops": lambda f, x, seed, truth: svds(curvlinops_operator(f, x), seed, None, 1e-2),
+    "curvlinops with hindsight": lambda f, x, seed, truth: svds(curvlinops_operator(f, x), seed, NCV, TOL),
+    "svds": lambda f, x, seed, truth: svds(our_operator(f, x), seed, NCV, TOL),
     "power iteration": spectra_rivals.power_iteration,
-    "jacrev": spectra_rivals.jacrev_svd,
+    "jacrev": lambda f, x, seed, truth: spectra_rivals.jacrev_svd(f, x),
 }
 
 
@@ -86,7 +86,7 @@ def test_hindsight_stops_at_the_first_product_that_is_good_enough(stack: Any) ->
     history = spectra_rivals._lobpcg(op.to_scipy(), 0, 20)
     assert value == pytest.approx(history[steps], rel=1e-6)
     assert abs(value / truth - 1) <= 1e-2 < abs(history[steps - 1] / truth - 1)
-    found = spectra_rivals.lobpcg(steps, value)(f, x, 0, truth)
+    found = spectra_rivals.lobpcg(f, x, 0, steps, value)
     assert (found.value, steps <= found.products // 2 <= steps + 3) == (value, True)
 
 

@@ -8,7 +8,6 @@ before and after the check; memory is the peak resident set of a fresh process, 
 
 import resource
 import statistics
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -16,8 +15,8 @@ import torch
 
 from normscope.anatomy import measuring
 from normscope.bench.process import Row, circumstances, in_fresh_process, row, seconds
-from normscope.bench.spectra_stack import MODEL, TOKENS, stack_of
-from normscope.linalg import JacobianOperator, SigmaMax, sigma_max
+from normscope.bench.spectra_stack import MODEL, TOKENS, between, seconds_of_forward, stack_of
+from normscope.linalg import JacobianOperator, sigma_max
 from normscope.pipeline import check
 from normscope.probes.jacobian import CONFIDENCE
 from normscope.subjects import load
@@ -121,26 +120,20 @@ def sigma_cost() -> dict[str, Any]:
     with measuring(subject.model):
         stack, entry = stack_of(subject)
         ids = cast(Mapping[str, torch.Tensor], subject.batch)["input_ids"]
-
-        def found(**options: Any) -> SigmaMax:
-            return sigma_max(JacobianOperator(stack, entry), **options)
-
-        def forwards(run: Callable[[], object]) -> list[float]:
-            with torch.no_grad():
-                return [seconds(run).wall for _ in range(3 * STEPS_EACH_SIDE)]
-
         stack(entry)
-        spent = forwards(lambda: stack(entry))
-        start = time.perf_counter()
-        ours = found(tol=1e-2, confidence=CONFIDENCE["stack"])
-        sigma_s = time.perf_counter() - start
-        spent += forwards(lambda: stack(entry))
-        whole = forwards(lambda: subject.model(input_ids=ids))
-        reference = found(tol=1e-12, max_products=REFERENCE_PRODUCTS)
+        ours, spent = between(
+            lambda: sigma_max(JacobianOperator(stack, entry), tol=1e-2, confidence=CONFIDENCE["stack"]),
+            stack,
+            entry,
+            3 * STEPS_EACH_SIDE,
+        )
+        whole = seconds_of_forward(lambda ids: subject.model(input_ids=ids), ids, 3 * STEPS_EACH_SIDE)
+        op = JacobianOperator(stack, entry)
+        reference = sigma_max(op, tol=1e-12, max_products=REFERENCE_PRODUCTS)
     return {
-        "sigma_s": sigma_s,
-        "forward_s": statistics.median(spent),
-        "whole_forward_s": statistics.median(whole),
+        "sigma_s": spent["seconds"],
+        "forward_s": spent["forward_s"],
+        "whole_forward_s": whole.wall,
         "products": ours.products,
         "value": ours.value,
         "reference": reference.value,

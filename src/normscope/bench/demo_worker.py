@@ -1,13 +1,13 @@
 """One process of the demo: trains conditions, those of one shape as one stack, and prints lines of JSON.
 
-Each line is a stretch of one run: {"condition", "seed", "losses", "diversity"}; the first line of all is
-{"unigram_entropy"}.
+Each line is a stretch of one run: {"condition", "seed", "losses", "diversity"}; before those of its stack
+comes {"unigram_entropy"}.
 """
 
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import torch
 
@@ -19,57 +19,7 @@ from normscope.train import TrialStack
 
 Cell = tuple[int, int]
 """Index of a condition, and a seed."""
-
-
-class Shelf:
-    """Runs of one shape, trained as one stack, with an evaluator on the tokens of each."""
-
-    def __init__(self, cells: Sequence[Cell], settings: Settings) -> None:
-        self.cells = cells
-        self._steps = 0
-        subjects = [
-            load(
-                CONDITIONS[index].model(settings),
-                seed=seed,
-                batch_size=settings.batch_size,
-                seq_len=settings.seq_len,
-            )
-            for index, seed in cells
-        ]
-        first = subjects[0]
-        anatomy = read_anatomy(first)
-        assert first.unigram_entropy is not None, "a text has one"
-        self.unigram_entropy = first.unigram_entropy
-        self._evaluators = [Evaluator(subject, anatomy, subject.model) for subject in subjects]
-        self._stack = TrialStack(
-            [subject.model for subject in subjects],
-            [subject.batches() for subject in subjects],
-            lambda model, batch: first.loss(batch, model),
-            [CONDITIONS[index].config(settings, seed) for index, seed in cells],
-        )
-
-    def look(self, new_losses: int) -> Iterator[dict[str, object]]:
-        """A line for each run: its last losses, and the diversity of its tokens now."""
-        for k, (index, seed) in enumerate(self.cells):
-            _, diversity = self._evaluators[k].state()
-            losses = self._losses(k)
-            yield {
-                "condition": index,
-                "seed": seed,
-                "losses": losses[len(losses) - new_losses :],
-                "diversity": next(iter(diversity.values())),
-            }
-
-    def advance(self, steps: int) -> None:
-        """Take `steps` steps of all runs."""
-        for _ in range(steps):
-            self._stack.advance()
-        self._steps += steps
-
-    def _losses(self, k: int) -> list[float]:
-        """Losses of every step of a run; a run with a loss that is not finite stops and repeats it."""
-        losses = self._stack.losses[k]
-        return losses + losses[-1:] * (self._steps - len(losses))
+Line = dict[str, object]
 
 
 def looks_at(settings: Settings) -> list[int]:
@@ -90,17 +40,42 @@ def shelves(conditions: Sequence[int], settings: Settings) -> list[list[Cell]]:
     return list(by_model.values())
 
 
-def work(conditions: Sequence[int], settings: Settings) -> Iterator[dict[str, object]]:
-    """All lines of the runs of `conditions`, which go forward side by side."""
-    made = [Shelf(cells, settings) for cells in shelves(conditions, settings)]
-    yield {"unigram_entropy": made[0].unigram_entropy}
-    looks = looks_at(settings)
-    for shelf in made:
-        yield from shelf.look(0)
-    for before, now in pairwise(looks):
-        for shelf in made:
-            shelf.advance(now - before)
-            yield from shelf.look(now - before)
+def work(conditions: Sequence[int], settings: Settings) -> Iterator[Line]:
+    """All lines of the runs of `conditions`, whose stacks go forward side by side."""
+    for lines in zip(*(train_stack(cells, settings) for cells in shelves(conditions, settings)), strict=True):
+        yield from chain(*lines)
+
+
+def train_stack(cells: Sequence[Cell], settings: Settings) -> Iterator[list[Line]]:
+    """Train runs of one shape as one stack.
+
+    Yields the unigram entropy, then at each look a line for each run.
+    """
+    batch, tokens = settings.batch_size, settings.seq_len
+    subjects = [
+        load(CONDITIONS[index].model(settings), seed=seed, batch_size=batch, seq_len=tokens)
+        for index, seed in cells
+    ]
+    first = subjects[0]
+    anatomy = read_anatomy(first)
+    evaluators = [Evaluator(subject, anatomy, subject.model) for subject in subjects]
+    stack = TrialStack(
+        [subject.model for subject in subjects],
+        [subject.batches() for subject in subjects],
+        lambda model, batch: first.loss(batch, model),
+        [CONDITIONS[index].config(settings, seed) for index, seed in cells],
+    )
+    yield [{"unigram_entropy": first.unigram_entropy}]
+    for before, now in pairwise([0, *looks_at(settings)]):
+        for _ in range(now - before):
+            stack.advance()
+        lines: list[Line] = []
+        for (index, seed), evaluator, losses in zip(cells, evaluators, stack.losses, strict=True):
+            # A run with a loss that is not finite stops; its last loss then stands for the later steps.
+            new = (losses + losses[-1:] * (now - len(losses)))[before:]
+            diversity = next(iter(evaluator.state()[1].values()))
+            lines.append({"condition": index, "seed": seed, "losses": new, "diversity": diversity})
+        yield lines
 
 
 def main(words: Sequence[str]) -> None:

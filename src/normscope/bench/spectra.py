@@ -8,6 +8,8 @@ over the rounds. "With hindsight" means: stopped by the true error, which no use
 """
 
 import statistics
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,6 @@ from normscope.bench.spectra_rivals import (
     TOL,
     TOLERANCE,
     Found,
-    Rival,
     curvlinops_operator,
     jacrev_svd,
     lobpcg,
@@ -63,34 +64,34 @@ def sigma(rounds: int = ROUNDS, model: str = MODEL, tokens: int = TOKENS) -> dic
         truth = top_singular(JacobianOperator(f, x), num_top, tol=TOLERANCE / 10, max_products=400)
         reference = float(truth.values[0])
         spent = [
-            {"name": name, **_timed(rival, f, x, seed, reference)}
+            {"name": name, **_timed(rival, f, x, reference)}
             for seed in range(rounds)
             for name, rival in _rivals(f, x, seed, reference).items()
         ]
         return {"rows": spent, "top": _top(f, x, truth), **circumstances()}
 
 
-def _rivals(f: Map, x: Tensor, seed: int, reference: float) -> dict[str, Rival]:
+def _rivals(f: Map, x: Tensor, seed: int, reference: float) -> dict[str, Callable[[], Found]]:
+    steps, value = lobpcg_steps(f, x, seed, reference)
     return {
-        OURS: ours(0.9),
-        "ours, 99.9 % sure as it comes": ours(CONFIDENCE),
-        "ours with hindsight": ours_with_hindsight,
-        "curvlinops, svds(k=1) as it comes": svds(curvlinops_operator, None, 0.0),
-        _RIVAL: svds(curvlinops_operator, None, TOLERANCE),
-        "curvlinops, svds with hindsight": svds(curvlinops_operator, NCV, TOL),
-        "our products, svds with hindsight": svds(our_operator, NCV, TOL),
-        "our products, LOBPCG with hindsight": lobpcg(*lobpcg_steps(f, x, seed, reference)),
-        "our products, power iteration with hindsight": power_iteration,
+        OURS: lambda: ours(f, x, seed, 0.9),
+        "ours, 99.9 % sure as it comes": lambda: ours(f, x, seed, CONFIDENCE),
+        "ours with hindsight": lambda: ours_with_hindsight(f, x, seed, reference),
+        "curvlinops, svds(k=1) as it comes": lambda: svds(curvlinops_operator(f, x), seed, None, 0.0),
+        _RIVAL: lambda: svds(curvlinops_operator(f, x), seed, None, TOLERANCE),
+        "curvlinops, svds with hindsight": lambda: svds(curvlinops_operator(f, x), seed, NCV, TOL),
+        "our products, svds with hindsight": lambda: svds(our_operator(f, x), seed, NCV, TOL),
+        "our products, LOBPCG with hindsight": lambda: lobpcg(f, x, seed, steps, value),
+        "our products, power iteration with hindsight": lambda: power_iteration(f, x, seed, reference),
     }
 
 
-def _timed(rival: Rival, f: Map, x: Tensor, seed: int, reference: float) -> dict[str, Any]:
-    found: list[Found] = []
+def _timed(rival: Callable[[], Found], f: Map, x: Tensor, reference: float) -> dict[str, Any]:
     try:
-        spent = between(lambda: found.append(rival(f, x, seed, reference)), f, x, FORWARDS_EACH_TIME)
+        (value, products), spent = between(rival, f, x, FORWARDS_EACH_TIME)
     except ModuleNotFoundError as error:
         return {"missing": str(error)}
-    return {**spent, "products": found[0].products, "error": abs(found[0].value / reference - 1)}
+    return {**spent, "products": products, "error": abs(value / reference - 1)}
 
 
 def _top(f: Map, x: Tensor, truth: TopSingular) -> dict[str, Any]:
@@ -107,13 +108,11 @@ def _top(f: Map, x: Tensor, truth: TopSingular) -> dict[str, Any]:
 def dense(model: str = MODEL, tokens: int = DENSE_TOKENS, rounds: int = ROUNDS) -> dict[str, Any]:
     """`jacrev` and an SVD against ours, where the sequence is short enough for it."""
     with gpt2_stack(model, tokens) as (f, x):
-        reference = jacrev_svd(f, x, 0, 0.0).value
-        rivals = {"ours": ours(CONFIDENCE), "jacrev": jacrev_svd}
-        spent = [
-            {"name": name, **_timed(rival, f, x, seed, reference)}
-            for seed in range(rounds)
-            for name, rival in rivals.items()
-        ]
+        reference, spent = jacrev_svd(f, x).value, []
+        for seed in range(rounds):
+            run = partial(ours, f, x, seed, CONFIDENCE)
+            spent.append({"name": "ours", **_timed(run, f, x, reference)})
+            spent.append({"name": "jacrev", **_timed(partial(jacrev_svd, f, x), f, x, reference)})
         return {"rows": spent, "n": x.numel(), "tokens": tokens}
 
 

@@ -61,33 +61,24 @@ def decoder_stack(width: int, depth: int, length: int) -> tuple[Map, Tensor]:
 def point(width: int, depth: int, length: int, starts: int = STARTS) -> Point:
     """σ_max of one size, between forwards."""
     f, x = decoder_stack(width, depth, length)
-    found: list[SigmaMax] = []
-    spent, forwards = [], []
+    found, spent, forwards = [], [], []
     with sdpa_kernel(SDPBackend.MATH):
         f(x)
         for seed in range(starts):
-            run = partial(lambda seed: found.append(_sigma(f, x, seed)), seed)
-            each = between(run, f, x, 5)
+            sigma, each = between(partial(_sigma, f, x, seed), f, x, 5)
+            found.append(sigma.products)
             spent.append(each["cpu_s"])
             forwards.append(each["cpu_s"] / each["forward_cpu_s"])
-    return Point(
-        width,
-        depth,
-        length,
-        x.numel(),
-        statistics.median(spent),
-        statistics.median(forwards),
-        statistics.median(each.products for each in found),
-    )
+    return Point(width, depth, length, x.numel(), *map(statistics.median, (spent, forwards, found)))
 
 
 def _sigma(f: Map, x: Tensor, seed: int) -> SigmaMax:
     return sigma_max(JacobianOperator(f, x), tol=TOLERANCE, seed=seed)
 
 
-def points(sizes: dict[str, tuple[int, ...]] | None = None) -> Iterator[tuple[str, Point]]:
+def points() -> Iterator[tuple[str, Point]]:
     """Along each axis from the base."""
-    for axis, values in (SIZES if sizes is None else sizes).items():
+    for axis, values in SIZES.items():
         for value in values:
             yield axis, point(**(BASE | {axis: value}))
 

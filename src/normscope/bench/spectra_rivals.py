@@ -7,9 +7,7 @@ its defaults, the setting that takes the fewest products of those that came with
 """
 
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse.linalg
@@ -24,29 +22,21 @@ TOLERANCE = 1e-2
 """True relative error of σ_max that all are held to."""
 
 
-@dataclass(frozen=True)
-class Found:
+NCV, TOL = 10, 0.3
+"""ARPACK's cheapest setting for GPT-2-small's stack."""
+
+
+class Found(NamedTuple):
     """σ_max by someone, and the products with J and Jᵀ that it took."""
 
     value: float
     products: int
 
 
-NCV, TOL = 10, 0.3
-"""ARPACK's cheapest setting for GPT-2-small's stack."""
-
-Rival = Callable[[Map, Tensor, int, float], Found]
-"""(f, x, seed of the start, σ_max as known from a long run) → what was found."""
-
-
-def ours(confidence: float) -> Rival:
+def ours(f: Map, x: Tensor, seed: int, confidence: float) -> Found:
     """`sigma_max` to its own 1 %, which it is so sure of."""
-
-    def run(f: Map, x: Tensor, seed: int, reference: float) -> Found:
-        found = sigma_max(JacobianOperator(f, x, seed=seed), tol=TOLERANCE, confidence=confidence)
-        return Found(found.value, found.products)
-
-    return run
+    found = sigma_max(JacobianOperator(f, x, seed=seed), tol=TOLERANCE, confidence=confidence)
+    return Found(found.value, found.products)
 
 
 def ours_with_hindsight(f: Map, x: Tensor, seed: int, reference: float) -> Found:
@@ -59,17 +49,13 @@ def ours_with_hindsight(f: Map, x: Tensor, seed: int, reference: float) -> Found
     return Found(value, process.products)
 
 
-def svds(make: Callable[[Map, Tensor], LinearOperator], ncv: int | None, tol: float) -> Rival:
+def svds(op: LinearOperator, seed: int, ncv: int | None, tol: float) -> Found:
     """scipy's `svds` of an operator: ARPACK on JᵀJ with `ncv` Lanczos vectors."""
-
-    def run(f: Map, x: Tensor, seed: int, reference: float) -> Found:
-        op = Counted(make(f, x))
-        (value,) = scipy.sparse.linalg.svds(
-            op, k=1, ncv=ncv, tol=tol, return_singular_vectors=False, rng=seed
-        )
-        return Found(float(value), op.products)
-
-    return run
+    counted = Counted(op)
+    (value,) = scipy.sparse.linalg.svds(
+        counted, k=1, ncv=ncv, tol=tol, return_singular_vectors=False, rng=seed
+    )
+    return Found(float(value), counted.products)
 
 
 def our_operator(f: Map, x: Tensor) -> LinearOperator:
@@ -77,26 +63,22 @@ def our_operator(f: Map, x: Tensor) -> LinearOperator:
     return JacobianOperator(f, x).to_scipy()
 
 
-def lobpcg(steps: int, value: float) -> Rival:
+def lobpcg(f: Map, x: Tensor, seed: int, steps: int, value: float) -> Found:
     """scipy's LOBPCG on JᵀJ from one random start, our products, for so many steps that end at `value`.
 
     Stopped early, scipy hands back the step with the least absolute residual, which is the start, and cuts
     the history there; so the value is that of a longer run at the same step.
     """
-
-    def run(f: Map, x: Tensor, seed: int, reference: float) -> Found:
-        op = Counted(our_operator(f, x))
-        _lobpcg(op, seed, steps)
-        return Found(value, op.products)
-
-    return run
+    op = Counted(our_operator(f, x))
+    _lobpcg(op, seed, steps)
+    return Found(value, op.products)
 
 
-def lobpcg_steps(f: Map, x: Tensor, seed: int, reference: float, most: int = 20) -> tuple[int, float]:
-    """The first step at which LOBPCG is within the tolerance of `reference`, and its value there."""
-    history = _lobpcg(our_operator(f, x), seed, most)
+def lobpcg_steps(f: Map, x: Tensor, seed: int, reference: float) -> tuple[int, float]:
+    """The first step, of 20, at which LOBPCG is within the tolerance of `reference`, and its value there."""
+    history = _lobpcg(our_operator(f, x), seed, 20)
     reached = (each for each in enumerate(history) if abs(each[1] - reference) <= TOLERANCE * reference)
-    return next(reached, (most, history[-1]))
+    return next(reached, (20, history[-1]))
 
 
 def _lobpcg(op: LinearOperator, seed: int, steps: int) -> list[float]:
@@ -113,12 +95,12 @@ def _lobpcg(op: LinearOperator, seed: int, steps: int) -> list[float]:
     return [float(np.sqrt(np.max(values))) for values in history]
 
 
-def power_iteration(f: Map, x: Tensor, seed: int, reference: float, max_products: int = 1000) -> Found:
+def power_iteration(f: Map, x: Tensor, seed: int, reference: float) -> Found:
     """v ← JᵀJv, our products, stopped as soon as ‖Jv‖ is within the tolerance of `reference`."""
     op = JacobianOperator(f, x)
     v = torch.randn(x.numel(), generator=torch.Generator().manual_seed(seed)).to(x.device, x.dtype)
     value = 0.0
-    while op.products + 2 <= max_products:
+    while op.products + 2 <= 1000:
         u = op.matvec(v / v.norm())
         value = float(u.norm())
         if abs(value - reference) <= TOLERANCE * reference:
@@ -127,7 +109,7 @@ def power_iteration(f: Map, x: Tensor, seed: int, reference: float, max_products
     return Found(value, op.products)
 
 
-def jacrev_svd(f: Map, x: Tensor, seed: int, reference: float) -> Found:
+def jacrev_svd(f: Map, x: Tensor) -> Found:
     """The whole Jacobian by `torch.func.jacrev`, and its singular values."""
     jacobian = torch.func.jacrev(f, chunk_size=256)(x).reshape(-1, x.numel())
     return Found(float(torch.linalg.svdvals(jacobian)[0]), len(jacobian))

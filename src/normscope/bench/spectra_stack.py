@@ -48,12 +48,16 @@ def seconds_of_forward(f: Map, x: Tensor, times: int) -> Seconds:
     return Seconds(*(statistics.median(each) for each in zip(*spent, strict=True)))
 
 
-def between(run: Callable[[], object], f: Map, x: Tensor, times: int) -> dict[str, float]:
-    """Seconds of a call, and of a forward before and after it: a slow spell of the machine falls on both."""
+def between(run: Callable[[], Any], f: Map, x: Tensor, times: int) -> tuple[Any, dict[str, float]]:
+    """Result of a call, with its seconds and those of a forward.
+
+    Forwards run before and after the call: a slow spell of the machine falls on both.
+    """
+    result = []
     before = seconds_of_forward(f, x, times)
-    spent = seconds(run)
+    spent = seconds(lambda: result.append(run()))
     after = seconds_of_forward(f, x, times)
-    return {
+    return result[0], {
         "seconds": spent.wall,
         "forward_s": (before.wall + after.wall) / 2,
         "cpu_s": spent.cpu,
