@@ -14,6 +14,7 @@ from normscope.forecast.ladder import ahead
 from normscope.train import LoneTrials, TrialConfig, TrialStack
 
 ladder_module: Any = importlib.import_module("normscope.forecast.ladder")
+watch_module: Any = importlib.import_module("normscope.forecast.watch")
 RATES = (1e-2, 1e-3, 1e-3, 3e-5)
 STEPS = ladder_module.LADDER_STEPS
 
@@ -30,7 +31,7 @@ def test_stacked_rungs_are_what_lone_ones_are(
     model = Tiny(depth=1, dropout=0.0)
     ladder = laddered(model, optimizer=optimizer, warmup=warmup, lr=1e-3)
     assert [rung.lr for rung in ladder.rungs] == [3e-5, 1e-3, 1e-2], "ascending, each once"
-    monkeypatch.setattr(ladder_module, "many_trials", LoneTrials)
+    monkeypatch.setattr(watch_module, "many_trials", LoneTrials)
     for rung, alone in zip(
         ladder.rungs, laddered(model, optimizer=optimizer, warmup=warmup, lr=1e-3).rungs, strict=True
     ):
@@ -63,11 +64,11 @@ def test_small_models_are_stacked_and_large_ones_are_not(monkeypatch: pytest.Mon
     made = []
 
     def counted(*arguments: Any) -> Any:
-        made.append(ladder_module_many(*arguments))
+        made.append(many_trials(*arguments))
         return made[-1]
 
-    ladder_module_many = ladder_module.many_trials
-    monkeypatch.setattr(ladder_module, "many_trials", counted)
+    many_trials = watch_module.many_trials
+    monkeypatch.setattr(watch_module, "many_trials", counted)
     model = Tiny(depth=1)
     laddered(model, lr=1e-3)
     assert [(type(trials), len(trials.models)) for trials in made] == [(TrialStack, 3)]
@@ -78,12 +79,12 @@ def test_small_models_are_stacked_and_large_ones_are_not(monkeypatch: pytest.Mon
     assert type(made[-1]) is LoneTrials
     monkeypatch.setattr(ladder_module, "MOST_PARAMETERS", size)
     assert len(laddered(model, lr=1e-3).rungs) == 3
-    assert len(made) == 3, "one by one"
+    assert [len(trials.models) for trials in made[3:]] == [1, 1, 1], "one by one"
 
 
 def test_the_largest_rate_is_the_largest_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes = {1e-4: "slow", 3e-4: "trains", 1e-3: "collapses", 3e-3: "trains", 1e-2: "diverges"}
-    monkeypatch.setattr(ladder_module, "_try_all", _said(outcomes))
+    monkeypatch.setattr(ladder_module._Ladder, "try_all", _said(outcomes))
     ladder = laddered(Tiny(depth=1), outcomes, lr=3e-4)
     assert (ladder.largest_rate, ladder.warmup, ladder.warmup_steps) == (3e-3, "not needed", 0)
     assert laddered(Tiny(depth=1), [1e-4, 1e-3], lr=3e-4).largest_rate is None
@@ -92,11 +93,11 @@ def test_the_largest_rate_is_the_largest_that_trains(monkeypatch: pytest.MonkeyP
 def test_rungs_ascend_each_once_and_are_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 
-    def try_all(subject, anatomy, configs, progress, found) -> None:
+    def try_all(self, configs) -> None:
         tried.extend((config.lr, config.steps) for config in configs)
-        _said(dict.fromkeys(RATES, "trains"))(subject, anatomy, configs, progress, found)
+        _said(dict.fromkeys(RATES, "trains"))(self, configs)
 
-    monkeypatch.setattr(ladder_module, "_try_all", try_all)
+    monkeypatch.setattr(ladder_module._Ladder, "try_all", try_all)
     laddered(Tiny(depth=1), lr=1e-3, steps=STEPS - 1)
     laddered(Tiny(depth=1), [1e-3], lr=1e-3, steps=STEPS + 1)
     assert tried == [(3e-5, STEPS), (1e-3, STEPS), (1e-2, STEPS), (1e-3, STEPS + 1)]
@@ -112,12 +113,12 @@ def test_rungs_of_a_model_in_eval_mode_train_with_dropout(monkeypatch: pytest.Mo
 def _said(outcomes: dict[float, str], rescued_by: int | None = None):
     """A stand-in for trials: what comes of each rate, and of any ramp."""
 
-    def try_all(subject, anatomy, configs, progress, found) -> None:
+    def try_all(self, configs) -> None:
         for config in configs:
             outcome = outcomes[config.lr]
             if config.warmup and rescued_by is not None and config.warmup >= rescued_by:
                 outcome = "trains"
-            found.append(
+            self.rungs.append(
                 Forecast(outcome, "so", config.optimizer, config.lr, config.warmup, config.steps, 2.4)
             )
 
@@ -135,7 +136,7 @@ def _said(outcomes: dict[float, str], rescued_by: int | None = None):
 def test_a_wanted_rate_that_fails_is_tried_with_ramps(
     monkeypatch: pytest.MonkeyPatch, rescued_by: int | None, words: str, steps: int | None
 ) -> None:
-    monkeypatch.setattr(ladder_module, "_try_all", _said({1e-2: "collapses"}, rescued_by))
+    monkeypatch.setattr(ladder_module._Ladder, "try_all", _said({1e-2: "collapses"}, rescued_by))
     ladder = laddered(Tiny(depth=1), [1e-2], lr=1e-2)
     assert ladder.warmup.startswith(words)
     assert ladder.warmup_steps == steps
@@ -143,7 +144,7 @@ def test_a_wanted_rate_that_fails_is_tried_with_ramps(
 
 
 def test_a_slow_rate_wants_no_warmup(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ladder_module, "_try_all", _said({1e-5: "slow"}))
+    monkeypatch.setattr(ladder_module._Ladder, "try_all", _said({1e-5: "slow"}))
     ladder = laddered(Tiny(depth=1), [1e-5], lr=1e-5)
     assert (ladder.warmup, ladder.warmup_steps) == ("not tried: the trial at 1e-05 is slow", None)
 
@@ -169,13 +170,13 @@ def test_a_larger_rate_is_looked_up_where_it_is_as_far_in_rate_times_steps() -> 
 
 def test_a_slow_rate_is_found_out_by_a_larger_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def rungs(loss: float):
-        def try_all(subject, anatomy, configs, progress, found) -> None:
-            found.extend([rung_of(1e-4, 5.5, 5.2, 4.6), rung_of(1e-3, 5.2, 4.5, loss)])
+        def try_all(self, configs) -> None:
+            self.rungs.extend([rung_of(1e-4, 5.5, 5.2, 4.6), rung_of(1e-3, 5.2, 4.5, loss)])
 
         return try_all
 
     for loss, outcome in ((3.1, "trains"), (4.5, "slow")):
-        monkeypatch.setattr(ladder_module, "_try_all", rungs(loss))
+        monkeypatch.setattr(ladder_module._Ladder, "try_all", rungs(loss))
         ladder = laddered(Tiny(depth=1), [1e-4, 1e-3], lr=1e-3)
         assert [rung.outcome for rung in ladder.rungs] == [outcome, "trains"]
         assert (ladder.rungs[0].score > 0) == (outcome == "trains")

@@ -1,24 +1,21 @@
 """The forecast over a ladder of learning rates: which of them train, and whether a warm-up helps."""
 
-import contextlib
 import dataclasses
+import functools
 import itertools
-from collections.abc import Callable, Iterable, Sequence
-
-import torch
-from torch import nn
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from normscope.anatomy import Anatomy
 from normscope.errors import UsageError
 from normscope.forecast.one_rate import as_forecast, can_be_told, forecast, interrupted, why_not_tried
-from normscope.forecast.record import Forecast, LadderForecast, LadderInterrupted
+from normscope.forecast.record import Forecast, ForecastStep, LadderForecast, LadderInterrupted
 from normscope.forecast.rule import Decision, decide
-from normscope.forecast.watch import RECENT, Progress, WatchedTrial, loss_of, short, watched
+from normscope.forecast.watch import RECENT, Progress, train_copies
 from normscope.subjects import Subject, untouched
-from normscope.train import TrialConfig, endless, in_flushed_thread, many_trials, working_copy
+from normscope.train import TrialConfig, in_flushed_thread
 
 LADDER_STEPS = 36  # steps of a rung, at least: a pace over 10 of 20 steps is less sure
-LADDER_BATCHES = 4  # batches whose token gradients are compared on a rung: there are many rungs
 RAMPS = (0.5, 1.0)  # warm-ups that are tried where the wanted rate fails, in lengths of the trial
 
 MOST_PARAMETERS = 20_000_000
@@ -50,21 +47,20 @@ def forecast_ladder(
         LadderInterrupted: Ctrl-C; its `.ladder` holds the rungs that were tried.
     """
     longer = dataclasses.replace(config, steps=max(config.steps, LADDER_STEPS) if config.steps else 0)
-    ladder = _ladder(longer, rates)
-    told = progress or (lambda step, steps: None)
-    rungs: list[Forecast] = []
+    configs = _at_rates(longer, rates)
+    ladder = _Ladder(subject, anatomy, progress or (lambda step, steps: None))
     try:
-        _try_all(subject, anatomy, ladder, told, rungs)
-        rungs = [_compared(rung, rungs) for rung in rungs]
-        words, steps = _warmup(subject, anatomy, longer, rungs, told)
+        ladder.try_all(configs)
+        ladder.rungs = [_compared(rung, ladder.rungs) for rung in ladder.rungs]
+        words, steps = ladder.warmup(longer)
     except KeyboardInterrupt as stop:
-        tried = sum(rung.outcome != "not measured" for rung in rungs)
-        words = f"not tried: interrupted after {tried} of {len(ladder)} rates"
-        raise LadderInterrupted(_result(rungs, words, None)) from stop
-    return _result(rungs, words, steps)
+        tried = sum(rung.outcome != "not measured" for rung in ladder.rungs)
+        words = f"not tried: interrupted after {tried} of {len(configs)} rates"
+        raise LadderInterrupted(ladder.result(words, None)) from stop
+    return ladder.result(words, steps)
 
 
-def _ladder(config: TrialConfig, rates: Iterable[float]) -> list[TrialConfig]:
+def _at_rates(config: TrialConfig, rates: Iterable[float]) -> list[TrialConfig]:
     """`config` at each of `rates` once, in ascending order."""
     configs = {rate: dataclasses.replace(config, lr=rate) for rate in rates}
     if not configs:
@@ -72,34 +68,79 @@ def _ladder(config: TrialConfig, rates: Iterable[float]) -> list[TrialConfig]:
     return [configs[rate] for rate in sorted(configs)]
 
 
-def _result(rungs: Sequence[Forecast], warmup: str, steps: int | None) -> LadderForecast:
-    largest = max((rung.lr for rung in rungs if rung.trains), default=None)
-    return LadderForecast(tuple(rungs), largest, warmup, steps)
+@dataclass
+class _Ladder:
+    """Forecasts of one model under several configs, in the order in which they were tried."""
 
+    subject: Subject
+    anatomy: Anatomy
+    progress: Progress
+    rungs: list[Forecast] = field(default_factory=list)
 
-def _try_all(
-    subject: Subject,
-    anatomy: Anatomy,
-    configs: Sequence[TrialConfig],
-    progress: Progress,
-    found: list[Forecast],
-) -> None:
-    """Put a forecast of each of `configs`, which share their steps, behind `found`."""
-    size = _replicas(subject, configs)
-    for done in range(0, len(configs), size):
-        part = configs[done : done + size]
-        told = _part(progress, done, len(part), len(configs))
-        if size > 1 and _stacked(subject, anatomy, part, told, found):
-            continue
-        for i, config in enumerate(part):
-            found.append(forecast(subject, anatomy, config, _part(progress, done + i, 1, len(configs))))
+    def result(self, warmup: str, steps: int | None) -> LadderForecast:
+        largest = max((rung.lr for rung in self.rungs if rung.trains), default=None)
+        return LadderForecast(tuple(self.rungs), largest, warmup, steps)
 
+    def try_all(self, configs: Sequence[TrialConfig]) -> None:
+        """Add a forecast of each of `configs`, which share their steps."""
+        size = self.replicas(configs)
+        for done in range(0, len(configs), size):
+            part = configs[done : done + size]
+            if size > 1 and self.stacked(part, _part(self.progress, done, len(part), len(configs))):
+                continue
+            for i, config in enumerate(part, done):
+                told = _part(self.progress, i, 1, len(configs))
+                self.rungs.append(forecast(self.subject, self.anatomy, config, told))
 
-def _replicas(subject: Subject, configs: Sequence[TrialConfig]) -> int:
-    """Number of rungs stepped together; one where a warm-up has to be tried both ways."""
-    if why_not_tried(subject, configs[0]) or any(config.warmup > config.steps for config in configs):
-        return 1
-    return max(1, min(len(configs), MOST_PARAMETERS // sum(p.numel() for p in subject.model.parameters())))
+    def replicas(self, configs: Sequence[TrialConfig]) -> int:
+        """Number of rungs stepped together; one where a warm-up has to be tried both ways."""
+        if why_not_tried(self.subject, configs[0]) or any(c.warmup > c.steps for c in configs):
+            return 1
+        numbers = sum(p.numel() for p in self.subject.model.parameters())
+        return max(1, min(len(configs), MOST_PARAMETERS // numbers))
+
+    def stacked(self, configs: Sequence[TrialConfig], progress: Progress) -> bool:
+        """Whether forecasts of `configs` could be made side by side.
+
+        A model that cannot be copied, or a copy that does not learn, is left to `forecast`, which says why.
+        """
+        curves: list[list[ForecastStep]] = [[] for _ in configs]
+        decisions: Sequence[Decision] | None = None
+        train = functools.partial(
+            train_copies, self.subject, self.anatomy, configs, curves, progress, sparse=True
+        )
+        try:
+            with untouched(self.subject.model):
+                decisions = in_flushed_thread(train)
+        except Exception as error:
+            if not can_be_told(error):
+                raise
+        except KeyboardInterrupt:
+            decisions = [Decision("not measured", reason) for reason in map(interrupted, curves, configs)]
+            raise
+        finally:
+            for config, curve, decision in zip(configs, curves, decisions or (), strict=False):
+                self.rungs.append(as_forecast(decision, self.subject, config, curve))
+        return decisions is not None
+
+    def warmup(self, config: TrialConfig) -> tuple[str, int | None]:
+        """Whether `config.lr` needs a warm-up: in words and in steps."""
+        known = [rung for rung in self.rungs if rung.lr == config.lr and rung.warmup == 0]
+        bare = dataclasses.replace(config, warmup=0)
+        without = known[0] if known else forecast(self.subject, self.anatomy, bare)
+        if without.trains:
+            return "not needed", 0
+        if not without.failed:
+            return f"not tried: the trial at {config.lr:g} is {without.outcome}", None
+        ramps = [max(1, round(ramp * config.steps)) for ramp in RAMPS]
+        steps = max(ramps) + config.steps // 2
+        tries = _Ladder(self.subject, self.anatomy, self.progress)
+        tries.try_all([dataclasses.replace(config, warmup=ramp, steps=steps) for ramp in ramps])
+        for rung in tries.rungs:
+            if rung.trains:
+                return f"{rung.warmup} steps: without one, {without.reason}", rung.warmup
+        lengths = " or ".join(map(str, ramps))
+        return f"does not help: with a ramp over {lengths} steps the run fails as without", None
 
 
 def _compared(rung: Forecast, rungs: Sequence[Forecast]) -> Forecast:
@@ -139,81 +180,3 @@ def _between(pairs: Sequence[tuple[float, float]], step: float) -> float | None:
 
 def _part(progress: Progress, done: int, size: int, parts: int) -> Progress:
     return lambda step, steps: progress(done * steps + size * step, parts * steps)
-
-
-def _stacked(
-    subject: Subject,
-    anatomy: Anatomy,
-    configs: Sequence[TrialConfig],
-    progress: Progress,
-    found: list[Forecast],
-) -> bool:
-    """Whether forecasts of `configs` could be made side by side.
-
-    A model that cannot be copied, or a copy that does not learn, is left to `forecast`, which says why.
-    """
-    curves: list[WatchedTrial] = []
-
-    def work(checkpoint: Callable[[], None]) -> list[Decision] | None:
-        models: list[nn.Module] = []
-        with contextlib.ExitStack() as held:
-            for _ in configs:
-                models.append(held.enter_context(working_copy(subject.model)))
-                if models[-1] is subject.model:  # it cannot be copied
-                    return None
-                if not subject.model.training:
-                    models[-1].train()
-            torch.manual_seed(configs[0].seed)
-            shorts = [short(config, config.warmup) for config in configs]
-            steps = configs[0].steps
-            rule_needs = {max(1, steps // 2), max(1, steps - 10)}  # beside the last
-            curves.extend(
-                WatchedTrial(subject, anatomy, m, c, measure_at=rule_needs, batches=LADDER_BATCHES)
-                for m, c in zip(models, shorts, strict=True)
-            )
-            batches = [endless(subject.batches) for _ in models]
-            trials = many_trials(models, batches, loss_of(subject), shorts)
-            return watched(trials, curves, checkpoint, progress)
-
-    try:
-        with untouched(subject.model):
-            decisions = in_flushed_thread(work)
-    except Exception as error:
-        if not can_be_told(error):
-            raise
-        return False
-    except KeyboardInterrupt:
-        for config, watch in zip(configs, curves, strict=False):
-            reason = interrupted(watch.curve, config)
-            found.append(as_forecast(Decision("not measured", reason), subject, config, watch.curve))
-        raise
-    for config, watch, decision in zip(configs, curves, decisions or (), strict=False):
-        found.append(as_forecast(decision, subject, config, watch.curve))
-    return decisions is not None
-
-
-def _warmup(
-    subject: Subject,
-    anatomy: Anatomy,
-    config: TrialConfig,
-    rungs: Sequence[Forecast],
-    progress: Progress,
-) -> tuple[str, int | None]:
-    """Whether `config.lr` needs a warm-up: in words and in steps."""
-    bare = dataclasses.replace(config, warmup=0)
-    known = [rung for rung in rungs if rung.lr == config.lr and rung.warmup == 0]
-    without = known[0] if known else forecast(subject, anatomy, bare)
-    if without.trains:
-        return "not needed", 0
-    if not without.failed:
-        return f"not tried: the trial at {config.lr:g} is {without.outcome}", None
-    ramps = [max(1, round(ramp * config.steps)) for ramp in RAMPS]
-    steps = max(ramps) + config.steps // 2
-    ramped: list[Forecast] = []
-    tries = [dataclasses.replace(config, warmup=ramp, steps=steps) for ramp in ramps]
-    _try_all(subject, anatomy, tries, progress, ramped)
-    for ramp, said in zip(ramps, ramped, strict=True):
-        if said.trains:
-            return f"{ramp} steps: without one, {without.reason}", ramp
-    lengths = " or ".join(map(str, ramps))
-    return f"does not help: with a ramp over {lengths} steps the run fails as without", None

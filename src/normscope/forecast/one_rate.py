@@ -1,21 +1,20 @@
 """The forecast at one learning rate: the first real steps on a copy of the model, watched and judged."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-import torch
 
 from normscope.anatomy import Anatomy
 from normscope.errors import UsageError
 from normscope.forecast.record import Forecast, ForecastInterrupted, ForecastStep
 from normscope.forecast.rule import Decision
-from normscope.forecast.watch import Progress, WatchedTrial, loss_of, short, watched
+from normscope.forecast.watch import Progress, train_copies
 from normscope.probes.measurement import Measurement, not_measured
 from normscope.subjects import Subject, untouched
 from normscope.subjects.memory import is_out_of_memory
-from normscope.train import LoneTrials, TrialConfig, endless, in_flushed_thread, working_copy
+from normscope.train import TrialConfig, in_flushed_thread
 
 NO_LOSS = "no loss function is known for this model; give one, as loss_fn or from the factory"
 NO_PULL = "the trial did not come to its end, the batches are not tokens, or there is nothing to compare"
@@ -82,23 +81,16 @@ class _Run:
 
     def attempt(self, warmup: int) -> Decision:
         """Train once, from the start, with this warm-up; in the original where a copy does not learn."""
-        decision = in_flushed_thread(lambda checkpoint: self._train(warmup, checkpoint, in_place=False))
-        if decision is None:
-            decision = in_flushed_thread(lambda checkpoint: self._train(warmup, checkpoint, in_place=True))
-        return decision or Decision("not measured", "no parameter of the model gets a gradient from the loss")
-
-    def _train(self, warmup: int, checkpoint: Callable[[], None], *, in_place: bool) -> Decision | None:
-        """The decision, or None where the loss does not reach the parameters of the copy."""
-        self.curve.clear()
-        torch.manual_seed(self.config.seed)
-        with working_copy(self.subject.model, in_place=in_place) as model:
-            if not self.subject.model.training:
-                model.train()
-            config = short(self.config, warmup)
-            watch = WatchedTrial(self.subject, self.anatomy, model, config, self.curve)
-            trials = LoneTrials([model], [endless(self.subject.batches)], loss_of(self.subject), [config])
-            decisions = watched(trials, [watch], checkpoint, self.progress)
-        return None if decisions is None else decisions[0]
+        configs = [dataclasses.replace(self.config, warmup=warmup)]
+        train = functools.partial(
+            train_copies, self.subject, self.anatomy, configs, [self.curve], self.progress
+        )
+        for in_place in (False, True):
+            self.curve.clear()
+            decisions = in_flushed_thread(functools.partial(train, in_place=in_place))
+            if decisions is not None:
+                return decisions[0]
+        return Decision("not measured", "no parameter of the model gets a gradient from the loss")
 
     def result(self, decision: Decision) -> Forecast:
         return as_forecast(decision, self.subject, self.config, self.curve)

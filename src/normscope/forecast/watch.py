@@ -1,11 +1,13 @@
 """Trials that are measured between their steps, and the decision that follows."""
 
+import contextlib
 import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from normscope.anatomy import Anatomy
@@ -14,26 +16,15 @@ from normscope.forecast.record import ForecastStep
 from normscope.forecast.rule import DEAD, EXTENSION, TRANSIENT, Decision, decide, last_diversity
 from normscope.subjects import Subject
 from normscope.subjects.feed import tensors_in
-from normscope.train import TrialConfig, Trials, UpdateRatio, endless
-from normscope.train.stack_forward import LossOf
+from normscope.train import TrialConfig, Trials, UpdateRatio, endless, many_trials, working_copy
 
 Progress = Callable[[int, int], None]
 
 COHERENCE_BATCHES = 6
 """Batches whose token gradients are compared; each costs about two thirds of a training step."""
-
+SPARSE_BATCHES = 4  # the same where many rungs are tried
 
 RECENT = 10  # training losses whose mean is `recent_loss`
-
-
-def loss_of(subject: Subject) -> LossOf:
-    """The subject's loss as a trial wants it."""
-    return lambda model, batch: subject.loss(batch, model)
-
-
-def short(config: TrialConfig, warmup: int) -> TrialConfig:
-    """The first steps of the run of `config`: its schedule has not begun to fall by then."""
-    return dataclasses.replace(config, warmup=warmup, schedule="constant")
 
 
 @dataclass
@@ -42,7 +33,6 @@ class WatchedTrial:
 
     Attributes:
         curve: one entry a measurement, the first before the first step.
-        measure_at: the steps after which to measure, beside the last; None for the usual ones.
         batches: number of batches that are compared at the end.
     """
 
@@ -50,9 +40,8 @@ class WatchedTrial:
     anatomy: Anatomy
     model: nn.Module
     config: TrialConfig
-    curve: list[ForecastStep] = field(default_factory=list)
-    measure_at: Set[int] | None = None
-    batches: int = COHERENCE_BATCHES
+    curve: list[ForecastStep]
+    batches: int
 
     @property
     def decision(self) -> Decision:
@@ -99,13 +88,58 @@ class WatchedTrial:
         return first is not None and not first.is_floating_point() and not first.is_complex()
 
 
-def watched(
-    trials: Trials, watches: Sequence[WatchedTrial], checkpoint: Callable[[], None], progress: Progress
+def train_copies(
+    subject: Subject,
+    anatomy: Anatomy,
+    configs: Sequence[TrialConfig],
+    curves: Sequence[list[ForecastStep]],
+    progress: Progress,
+    checkpoint: Callable[[], None],
+    *,
+    in_place: bool = False,
+    sparse: bool = False,
 ) -> list[Decision] | None:
-    """Step `trials` to their end and measure on the way; a decision each, or None where nothing is learnt.
+    """Train a copy of the model under each of `configs`, and measure it into its curve; a decision each.
 
-    A trial in doubt at the end goes on for `EXTENSION` steps. None: no parameter gets a gradient.
+    The schedules are taken as constant: none has begun to fall within a trial. A model given in eval mode
+    trains in train mode.
+
+    Args:
+        in_place: train the original, see `working_copy`.
+        sparse: measure no more often than the rule needs, and compare fewer batches.
+
+    Returns:
+        None where no parameter gets a gradient, or where a model that cannot be copied has several configs.
     """
+    configs = [dataclasses.replace(config, schedule="constant") for config in configs]
+    models: list[nn.Module] = []
+    with contextlib.ExitStack() as held:
+        for _ in configs:
+            models.append(held.enter_context(working_copy(subject.model, in_place=in_place)))
+            if len(configs) > 1 and models[-1] is subject.model:
+                return None
+            if not subject.model.training:
+                models[-1].train()
+        torch.manual_seed(configs[0].seed)
+        feeds = [endless(subject.batches) for _ in models]
+        trials = many_trials(models, feeds, lambda model, batch: subject.loss(batch, model), configs)
+        batches = SPARSE_BATCHES if sparse else COHERENCE_BATCHES
+        watches = [
+            WatchedTrial(subject, anatomy, model, config, curve, batches)
+            for model, config, curve in zip(models, configs, curves, strict=True)
+        ]
+        measure_at = _measured_steps(configs[0].steps, sparse)
+        return _watched(trials, watches, measure_at, checkpoint, progress)
+
+
+def _watched(
+    trials: Trials,
+    watches: Sequence[WatchedTrial],
+    measure_at: Set[int],
+    checkpoint: Callable[[], None],
+    progress: Progress,
+) -> list[Decision] | None:
+    """Step `trials` to their end, those in doubt for `EXTENSION` steps more, and measure on the way."""
     for watch in watches:
         watch.measure(0, (), None)
     steps = watches[0].config.steps
@@ -113,7 +147,7 @@ def watched(
         while trials.step < last and trials.live:
             checkpoint()
             progress(trials.step, last)
-            if not _advance(trials, watches, last):
+            if not _advance(trials, watches, {*measure_at, last}):
                 return None
         for k in list(trials.live):
             if not watches[k].decision.in_doubt:
@@ -122,11 +156,9 @@ def watched(
     return [watch.decision for watch in watches]
 
 
-def _advance(trials: Trials, watches: Sequence[WatchedTrial], last: int) -> bool:
+def _advance(trials: Trials, watches: Sequence[WatchedTrial], measure_at: Set[int]) -> bool:
     """One step, measured when it is time or when the loss is not finite; False: nothing to learn."""
-    usual = _measured_steps(watches[0].config.steps)
-    steps = usual if watches[0].measure_at is None else watches[0].measure_at
-    stepped, measuring = list(trials.live), trials.step + 1 in {*steps, last}
+    stepped, measuring = list(trials.live), trials.step + 1 in measure_at
     ratios = {k: UpdateRatio(watches[k].model) for k in stepped} if measuring else {}
     for ratio in ratios.values():
         ratio.before()
@@ -144,10 +176,7 @@ def _advance(trials: Trials, watches: Sequence[WatchedTrial], last: int) -> bool
     return True
 
 
-def _measured_steps(steps: int) -> set[int]:
-    """The steps after which to measure: 5, 10, 20, 40, …, half way, and the last."""
-    return {
-        steps,
-        max(1, steps // 2),
-        *itertools.takewhile(lambda step: step < steps, (5 * 2**k for k in range(20))),
-    }
+def _measured_steps(steps: int, sparse: bool) -> set[int]:
+    """The steps after which to measure, beside the last: half way, and 5, 10, 20, 40, … or 10 before it."""
+    often = itertools.takewhile(lambda step: step < steps, (5 * 2**k for k in range(20)))
+    return {max(1, steps // 2), *((max(1, steps - 10),) if sparse else often)}
