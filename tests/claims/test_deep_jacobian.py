@@ -5,7 +5,8 @@ import torch
 
 from normscope.claims import CLAIMS, ClaimResult, Setup, Verdict, measure_claim
 from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
-from normscope.claims.deep_jacobian import PRIMES, _modulo, _rank
+from normscope.claims.deep_jacobian import PRIMES, _modulo
+from normscope.claims.exact import exact_rank
 from normscope.claims.real_blocks import at_last_token, jacobian, started, sublayers
 
 LOOK = Setup(seeds=(0,))
@@ -50,9 +51,9 @@ def test_the_final_norm_erases_two() -> None:
 @pytest.mark.parametrize("prime", PRIMES)
 def test_rank_modulo_a_prime(prime: int) -> None:
     no_branch = ([1.0, 2.0, 4.5, -0.25], torch.zeros(4, 4).tolist())
-    assert _rank(_modulo(no_branch, prime), prime) == 2
+    assert exact_rank(_modulo(no_branch, prime), prime) == 2
     cancelling = ([1.0, 2.0, 4.5, -0.25], (-torch.eye(4)).tolist())
-    assert _rank(_modulo(cancelling, prime), prime) == 0
+    assert exact_rank(_modulo(cancelling, prime), prime) == 0
 
 
 def test_one_token_through_a_cache_is_the_token_in_its_sequence() -> None:

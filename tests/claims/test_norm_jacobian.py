@@ -5,7 +5,8 @@ import torch
 
 from normscope.claims import CLAIMS, ClaimResult, Setup, Verdict, measure_claim
 from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
-from normscope.claims.norm_jacobian import _exact_rank, _formula_cases, _formula_in_fractions, _line_14
+from normscope.claims.exact import as_exact, exact_rank, scaled_norm_jacobian
+from normscope.claims.norm_jacobian import _formula_cases, _line_14
 
 LOOK = Setup(seeds=(0,))
 
@@ -56,5 +57,5 @@ def test_gain_stands_on_the_left() -> None:
 
 
 def test_rank_by_fractions() -> None:
-    assert _exact_rank(_formula_in_fractions([1, 2, 4, 9])) == 2
-    assert _exact_rank(_formula_in_fractions([1, -1])) == 0
+    assert exact_rank(scaled_norm_jacobian(as_exact([1, 2, 4, 9]))) == 2
+    assert exact_rank(scaled_norm_jacobian(as_exact([1, -1]))) == 0

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from normscope.claims.at_start import slope
-from normscope.claims.experiments import gaussian
+from normscope.claims.experiments import distance, gaussian
 from normscope.claims.form import Case, Evidence, Figure, Line, Plot, Setup, claim, lines_by
-from normscope.claims.norm_jacobian import distance
 from normscope.nn import NORMS, Decoder, Encoder, ModelConfig
 from normscope.nn.token_norms import BatchNorm
 from normscope.subjects import load

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from normscope.claims.at_start import slope
-from normscope.claims.experiments import gaussian
+from normscope.claims.exact import Exact, as_exact, exact_rank, scaled_norm_jacobian
+from normscope.claims.experiments import ROUND_OFF, distance, gaussian
 from normscope.claims.form import (
     Case,
     Evidence,
@@ -31,7 +32,6 @@ from normscope.claims.form import (
     lines_along,
     mapped,
 )
-from normscope.claims.norm_jacobian import ROUND_OFF, distance
 from normscope.claims.real_blocks import (
     INITS,
     Sublayer,
@@ -219,13 +219,13 @@ def _ranks(init: str, seed: int) -> Iterator[Rank]:
     model, _ = started("post", init=init, depth=DEPTHS[-1] // 2, width=WIDTH, seed=seed, eps=0)
     layers, _ = one_token(model, WIDTH, seed)
     factors = [step_jacobian(layer) for layer in layers]
-    running: dict[int, Integers] = {}
+    running: dict[int, Exact] = {}
     for number, layer in enumerate(layers, 1):
         exact = _exact_factor(layer)
         for prime in PRIMES:
             running[prime] = _modulo(exact, prime) @ running.get(prime, np.eye(WIDTH, dtype=object)) % prime
         if number in DEPTHS:
-            rank = max(_rank(running[prime], prime) for prime in PRIMES)
+            rank = max(exact_rank(running[prime], prime) for prime in PRIMES)
             with torch.no_grad():
                 end = layer.step(layer.x)[0, -1]
             yield _rank_of(rank, factors[:number], end)
@@ -253,40 +253,11 @@ def _exact_factor(layer: Sublayer) -> tuple[list[float], list[list[float]]]:
     return z.tolist(), branch.tolist()
 
 
-Integers = np.ndarray[Any, np.dtype[np.object_]]
-"""Python's integers, which do not overflow."""
-
-
-def _modulo(factor: tuple[list[float], list[list[float]]], prime: int) -> Integers:
+def _modulo(factor: tuple[list[float], list[list[float]]], prime: int) -> Exact:
     """σ J [D, D] modulo `prime`, without rounding."""
-    z_D, branch_DD = (_fractions(values, prime) for values in factor)
-    eye_DD, share = np.eye(len(z_D), dtype=object), pow(len(z_D), -1, prime)
-    centred_D = (z_D - z_D.sum() * share) % prime
-    over = pow(centred_D @ centred_D, -1, prime)
-    norm_DD = eye_DD - share - np.outer(centred_D, centred_D) * over
-    return norm_DD @ (eye_DD + branch_DD) % prime
-
-
-def _fractions(values: list[Any], prime: int) -> Integers:
-    """Every float as the fraction that it is, modulo `prime`."""
-    ratios = np.array(values, dtype=object)
-    for place, value in np.ndenumerate(ratios):
-        above, below = value.as_integer_ratio()
-        ratios[place] = above * pow(below, -1, prime) % prime
-    return ratios
-
-
-def _rank(matrix: Integers, prime: int) -> int:
-    """The rank by Gauss's elimination modulo `prime`: never above the rank over the rationals."""
-    rows, rank = matrix.copy(), 0
-    for column in range(len(rows)):
-        pivot = next((i for i in range(rank, len(rows)) if rows[i, column]), None)
-        if pivot is not None:
-            rows[[rank, pivot]] = rows[[pivot, rank]]
-            factors = rows[rank + 1 :, column] * pow(rows[rank, column], -1, prime)
-            rows[rank + 1 :] = (rows[rank + 1 :] - np.outer(factors, rows[rank])) % prime
-            rank += 1
-    return rank
+    z_D, branch_DD = (as_exact(values, prime) for values in factor)
+    inner_DD = np.eye(len(z_D), dtype=object) + branch_DD
+    return scaled_norm_jacobian(z_D, prime) @ inner_DD % prime
 
 
 @claim(

@@ -10,6 +10,14 @@ from normscope.claims.setup import Setup
 from normscope.subjects import Subject
 from normscope.train import RunConfig
 
+ROUND_OFF = 1e-10
+"""Largest relative error that float64 explains, at the widths and scales that experiments draw."""
+
+
+def distance(found: Tensor, truth: Tensor) -> float:
+    """‖found − truth‖ / ‖truth‖, over all elements."""
+    return float((found - truth).norm() / truth.norm())
+
 
 def gaussian(seed: int, *shape: int) -> Tensor:
     """N(0, 1) of a shape, float64, from `seed` alone."""

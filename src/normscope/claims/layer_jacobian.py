@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from normscope.claims.experiments import ROUND_OFF, distance
 from normscope.claims.form import Case, Evidence, Figure, Sentence, Setup, claim
-from normscope.claims.norm_jacobian import ROUND_OFF, distance
 from normscope.claims.one_layer import Layer, by_autograd, degenerate_layers, identity, layers, norm_jacobians
 from normscope.linalg import numerical_rank, right_kernel, singular_values
 from normscope.nn import FeedForward, Residual, Where

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from normscope.claims.experiments import calls_of, on_text
+from normscope.claims.experiments import ROUND_OFF, calls_of, on_text
 from normscope.claims.form import Case, Evidence, Figure, Kind, Plot, Setup, claim, lines_at
-from normscope.claims.norm_jacobian import ROUND_OFF
 from normscope.claims.one_layer import by_autograd, degenerate_layers, layers, pulled_back
 from normscope.linalg import left_kernel, left_kernel_share
 

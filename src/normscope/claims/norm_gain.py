@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from normscope.claims.experiments import gaussian
+from normscope.claims.experiments import ROUND_OFF, distance, gaussian
 from normscope.claims.form import Case, Evidence, Figure, Sentence, Setup, claim
-from normscope.claims.norm_jacobian import ROUND_OFF, by_autograd, distance
+from normscope.claims.norm_jacobian import by_autograd
 from normscope.linalg import layer_norm_jacobian, left_kernel, numerical_rank, right_kernel, singular_values
 
 WIDTHS = (4, 16, 64, 256)

@@ -4,7 +4,6 @@ Shapes: D width.
 """
 
 from collections.abc import Iterator, Mapping
-from fractions import Fraction
 from itertools import product
 
 import torch
@@ -12,7 +11,8 @@ from torch import Tensor, nn
 from torch.autograd.functional import jacobian
 from torch.nn import functional
 
-from normscope.claims.experiments import calls_of, gaussian, on_text
+from normscope.claims.exact import as_exact, exact_rank, scaled_norm_jacobian
+from normscope.claims.experiments import ROUND_OFF, calls_of, distance, gaussian, on_text
 from normscope.claims.form import Case, Evidence, Figure, Line, Plot, Sentence, Setup, claim
 from normscope.linalg import layer_norm_jacobian, numerical_rank, right_kernel, singular_values
 
@@ -22,8 +22,6 @@ EXACT_WIDTHS = (3, 4, 8, 16)
 EPS = 1e-5
 STARTS = ("xavier", "normal", "gpt2", "small")
 """Initialisations in use."""
-ROUND_OFF = 1e-10
-"""Largest relative error that float64 explains, at the widths and scales drawn here."""
 STEP, CLOSE = 1e-4, 1e-6
 """Central differences: their step, in σ, and the relative error that they leave."""
 
@@ -94,11 +92,6 @@ def by_autograd(z: Tensor, eps: float, gain: Tensor | None = None) -> Tensor:
     return jacobian(lambda v: functional.layer_norm(v, v.shape, weight=gain, eps=eps), z)
 
 
-def distance(found: Tensor, truth: Tensor) -> float:
-    """‖found − truth‖ / ‖truth‖, over all elements."""
-    return float((found - truth).norm() / truth.norm())
-
-
 def _line_14(z: Tensor) -> Tensor:
     """P/σ − ẑẑᵀ/d, as printed."""
     width, sigma = len(z), z.std(correction=0)
@@ -167,33 +160,8 @@ def _fraction_cases(seed: int) -> Iterator[Case]:
     for width in EXACT_WIDTHS:
         z = [int(x) for x in torch.randint(-9, 10, (width,), generator=generator)]
         z[0], z[1] = 10, -10  # σ > 0
-        lost = width - _exact_rank(_formula_in_fractions(z))
+        lost = width - exact_rank(scaled_norm_jacobian(as_exact(z)))
         yield Case(seed, f"d = {width}, whole numbers, exact", lost, lost == 2)
-
-
-def _formula_in_fractions(z: list[int]) -> list[list[Fraction]]:
-    """I − 11ᵀ/d − ẑẑᵀ/d [D, D]; ẑẑᵀ/d = z̄z̄ᵀ/‖z̄‖² is rational."""
-    width, mean = len(z), Fraction(sum(z), len(z))
-    middle = [x - mean for x in z]
-    square = sum(x * x for x in middle)
-    return [
-        [Fraction(i == j) - Fraction(1, width) - middle[i] * middle[j] / square for j in range(width)]
-        for i in range(width)
-    ]
-
-
-def _exact_rank(rows: list[list[Fraction]]) -> int:
-    rank = 0
-    for column in range(len(rows)):
-        pivot = next((i for i in range(rank, len(rows)) if rows[i][column]), None)
-        if pivot is None:
-            continue
-        rows[rank], rows[pivot] = rows[pivot], rows[rank]
-        for i in range(rank + 1, len(rows)):
-            factor = rows[i][column] / rows[rank][column]
-            rows[i] = [x - factor * y for x, y in zip(rows[i], rows[rank], strict=True)]
-        rank += 1
-    return rank
 
 
 def _eps_cases(seed: int, setup: Setup) -> Iterator[Case]:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from normscope.claims.deep_jacobian import product
+from normscope.claims.experiments import ROUND_OFF
 from normscope.claims.form import Case, Evidence, Figure, Plot, Sentence, Setup, claim, lines_at
-from normscope.claims.norm_jacobian import ROUND_OFF
 from normscope.claims.real_blocks import (
     F64,
     INITS,

@@ -14,8 +14,9 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normscope.claims.at_start import blocks_of
+from normscope.claims.experiments import distance
 from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, flat, lines_of
-from normscope.claims.norm_jacobian import by_autograd, distance
+from normscope.claims.norm_jacobian import by_autograd
 from normscope.claims.training import Recipe, train_changed
 from normscope.linalg import layer_norm_jacobian
 from normscope.nn import NORMS, SCHEMES, Decoder, Slot, build, swap

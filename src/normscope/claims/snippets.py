@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from normscope.anatomy import Anatomy, read_anatomy
-from normscope.claims.experiments import calls_of
+from normscope.claims.experiments import calls_of, distance
 from normscope.claims.form import Case, Evidence, Figure, Setup, claim
-from normscope.claims.norm_jacobian import distance
 from normscope.claims.readings import in_words, placement_of
 
 WIDTH, HEADS, VOCAB, BATCH, TOKENS, DEPTH = 32, 2, 64, 2, 12, 2

@@ -9,9 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from normscope.claims.experiments import gaussian
+from normscope.claims.experiments import ROUND_OFF, distance, gaussian
 from normscope.claims.form import Case, Evidence, Figure, Sentence, Setup, claim
-from normscope.claims.norm_jacobian import ROUND_OFF, distance
 from normscope.claims.real_blocks import (
     F64,
     INITS,

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from normscope.claims.experiments import gaussian
+from normscope.claims.experiments import distance, gaussian
 from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, lines_at
-from normscope.claims.norm_jacobian import distance
 from normscope.claims.real_blocks import Sublayer, at_last_token, embedded, jacobian, one_token, started, walk
 from normscope.linalg import layer_norm_jacobian
 from normscope.nn import Decoder

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from normscope.claims.experiments import gaussian
+from normscope.claims.experiments import ROUND_OFF, gaussian
 from normscope.claims.form import Case, Evidence, Figure, Setup, claim
-from normscope.claims.norm_jacobian import ROUND_OFF
 from normscope.claims.real_blocks import F64
 from normscope.linalg import singular_values, weyl_interval, weyl_lower_bound
 
