@@ -17,7 +17,6 @@ from normscope.claims import (
     deep_jacobian,
     measure_claim,
     real_blocks,
-    table_1,
     unrolled,
     weyl,
 )
@@ -56,11 +55,11 @@ def post_for_pre(scheme: str, *rest: Any, **options: Any) -> Stack:
 
 MUTATIONS: list[tuple[str, str, object, str, object, Verdict]] = [
     ("A10", "", weyl, "weyl_lower_bound", half_the_norm, Verdict.REFUTED),
-    ("A12", "form", table_1, "layer_norm_jacobian", without_sigma, Verdict.REFUTED),
+    ("A12", "form", real_blocks, "layer_norm_jacobian", without_sigma, Verdict.REFUTED),
     ("A14", "", deep_jacobian, "started", labelled("pre"), Verdict.REFUTED),
     ("A24", "", deep_jacobian, "started", without_final_norm, Verdict.HOLDS),
     ("B1", "", unrolled, "started", labelled("post"), Verdict.REFUTED),
-    ("B9", "second", unrolled, "layer_norm_jacobian", without_sigma, Verdict.REFUTED),
+    ("B9", "second", real_blocks, "layer_norm_jacobian", without_sigma, Verdict.REFUTED),
     ("C17", "pre", deep_gradients, "stack_of", post_for_pre, Verdict.REFUTED),
 ]
 

@@ -16,7 +16,6 @@ from normscope.claims import (
     layer_jacobian,
     lost_gradients,
     measure_claim,
-    norm_gain,
     norm_jacobian,
     one_layer,
 )
@@ -53,7 +52,7 @@ def mislabelled(scheme: str, *rest: Any, other: str, **options: Any) -> Residual
 MUTATIONS: list[tuple[str, str, ModuleType, str, Callable[..., object]]] = [
     ("A1", "", norm_jacobian, "layer_norm_jacobian", without_sigma),
     ("A2", "", norm_jacobian, "right_kernel", without_mean),
-    ("A3", "left", norm_gain, "layer_norm_jacobian", gain_on_the_right),
+    ("A3", "left", norm_jacobian, "layer_norm_jacobian", gain_on_the_right),
     ("A4", "", one_layer, "Residual", partial(mislabelled, other="pre")),
     ("A4", "", one_layer, "layer_norm_jacobian", gain_on_the_right),
     ("A5", "", one_layer, "Residual", partial(mislabelled, other="pre")),
@@ -75,7 +74,7 @@ def test_a_broken_block_turns_the_verdict(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(norm_jacobian, "WIDTHS", (3, 16))
-    monkeypatch.setattr(norm_gain, "WIDTHS", (4, 16, 256))
+    monkeypatch.setattr(norm_jacobian, "GAIN_WIDTHS", (4, 16, 256))
     monkeypatch.setattr(norm_jacobian, "STARTS", ("small",))
     monkeypatch.setattr(one_layer, "LARGE", ((2, 8), (1, 32)))
     assert _verdict(id, part) is Verdict.HOLDS

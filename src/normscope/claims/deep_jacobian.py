@@ -38,6 +38,8 @@ from normscope.claims.real_blocks import (
     at_last_token,
     jacobian,
     one_token,
+    plain_branch_jacobian,
+    product,
     started,
     step_jacobian,
     sublayers,
@@ -50,14 +52,6 @@ STEPS = [float(size) for size in np.logspace(-2.5, -5.5, 7)]
 """‖δx‖."""
 LINEAR = 1.5
 """Slope of the remainder between that of a kink, 1, and that of a curve, 2."""
-
-
-def product(factors: Sequence[Tensor]) -> Tensor:
-    """J_L ⋯ J_1 in float64."""
-    whole = factors[0]
-    for factor in factors[1:]:
-        whole = factor @ whole
-    return whole
 
 
 LAYERS = {
@@ -247,10 +241,7 @@ def _rank_of(exact: int, factors: Sequence[Tensor], end: Tensor) -> Rank:
 
 def _exact_factor(layer: Sublayer) -> tuple[list[float], list[list[float]]]:
     """z and J_F of a Post-LN layer, whose Jacobian is (1/σ)(I − 11ᵀ/d − z̄z̄ᵀ/‖z̄‖²)(I + J_F)."""
-    branch = jacobian(*at_last_token(layer.apply, layer.x))
-    with torch.no_grad():
-        z = (layer.x + layer.apply(layer.x))[0, -1]
-    return z.tolist(), branch.tolist()
+    return layer.joined[0, -1].tolist(), plain_branch_jacobian(layer).tolist()
 
 
 def _modulo(factor: tuple[list[float], list[list[float]]], prime: int) -> Exact:

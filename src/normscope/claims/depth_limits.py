@@ -6,11 +6,12 @@ Shapes: B batch, T tokens, D width.
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from normscope.claims.experiments import calls_of
 from normscope.claims.form import (
     Case,
     Evidence,
@@ -216,14 +217,6 @@ def _one(state: object) -> Tensor:
 HIGHWAY = Recipe(scheme="highway", depth=8, steps=100)
 
 
-@dataclass(frozen=True)
-class Gates:
-    """The mean of t in a model, and the RMS gradient of the lowest gate's weights over the highest's."""
-
-    mean: float
-    bottom_to_top: float
-
-
 BIASES, HELD_OUT_BIASES = (0.0, -2.0, -4.0), (-1.0, -3.0)
 """Gate biases: those of the paper (Srivastava et al. 2015) are -1 to -4."""
 LOST = 3.0
@@ -258,8 +251,8 @@ def gates_vanish(setup: Setup) -> Evidence:
     for seed in setup.seeds:
         lost = -log_gradients("pre", depth, CHAIN_WIDTH, seed)[-1]
         cases.append(Case(seed, f"pre, decades lost through {depth} blocks", lost, abs(lost) < 1, "residual"))
-        fell = before[seed].mean - after[seed].mean
-        where = f"mean of t from {before[seed].mean:.3f} to {after[seed].mean:.3f}"
+        fell = before[seed] - after[seed]
+        where = f"mean of t from {before[seed]:.3f} to {after[seed]:.3f}"
         cases.append(Case(seed, where, fell, fell > 0, "trained"))
     where = f"{HIGHWAY.width} wide, share of a block's parameters"
     cases.append(Case(None, where, extra, extra > 0.01, "parameters"))
@@ -267,31 +260,23 @@ def gates_vanish(setup: Setup) -> Evidence:
     return Evidence(cases, figure, notes=notes)
 
 
-def _gates(setup: Setup) -> tuple[dict[int, Gates], dict[int, Gates], float]:
-    """The gates of each seed's model before and after training, and their share of a block's parameters."""
+def _gates(setup: Setup) -> tuple[dict[int, float], dict[int, float], float]:
+    """Mean gate of each seed's model before and after training; the gates' share of a block's parameters."""
     models = subjects(setup, HIGHWAY)
-    before = {seed: _read_gates(subject) for seed, subject in models.items()}
+    before = {seed: _mean_gate(subject) for seed, subject in models.items()}
     train_models(models, HIGHWAY)
-    after = {seed: _read_gates(subject) for seed, subject in models.items()}
+    after = {seed: _mean_gate(subject) for seed, subject in models.items()}
     model = next(iter(models.values())).model
     gates = sum(map(_size, gates_of(model)))
     blocks = sum(_size(module) for module in model.modules() if isinstance(module, Block))
     return before, after, gates / (blocks - gates)
 
 
-def _read_gates(subject: Subject) -> Gates:
-    """The gates of the model as it is, on the subject's fixed batch."""
-    gates, means = gates_of(subject.model), list[float]()
-    hooks = [
-        gate.transform.register_forward_hook(lambda _, __, out: means.append(out.sigmoid().mean().item()))
-        for gate in gates
-    ]
-    try:
-        gradients = torch.autograd.grad(subject.loss(), [gate.transform.weight for gate in gates])
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return Gates(statistics.fmean(means), float(gradients[0].norm() / gradients[-1].norm()))
+def _mean_gate(subject: Subject) -> float:
+    """The mean of t on the subject's fixed batch, with the model as it is."""
+    with torch.no_grad(), calls_of(gate.transform for gate in gates_of(subject.model)) as calls:
+        subject.loss()
+    return statistics.fmean(float(out.sigmoid().mean()) for _, _, out in calls)
 
 
 def _size(module: nn.Module) -> int:

@@ -62,10 +62,10 @@ def lines_at(points: Iterable[tuple[str, float, float]], *, marks: bool = False)
     return lines_of(found, marks=marks)
 
 
-def lines_by(cases: "Iterable[Case]", x: str, name: str = "", *, marks: bool = False) -> list[Line]:
+def lines_by(cases: "Iterable[Case]", x: str, name: str = "") -> list[Line]:
     """A line for each `at[name]` of the cases, or a single one: their values against `at[x]`."""
     keys = ((str(case.at[name]) if name else "measured", case) for case in cases)
-    return lines_at(((key, float(case.at[x]), case.value) for key, case in keys), marks=marks)
+    return lines_at(((key, float(case.at[x]), case.value) for key, case in keys))
 
 
 def lines_along(

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normscope.claims.deep_jacobian import product
 from normscope.claims.experiments import ROUND_OFF
 from normscope.claims.form import Case, Evidence, Figure, Plot, Sentence, Setup, claim, lines_at
 from normscope.claims.real_blocks import (
@@ -22,6 +21,7 @@ from normscope.claims.real_blocks import (
     Sublayer,
     branch_jacobian,
     one_token,
+    product,
     started,
     step_jacobian,
     sublayers,

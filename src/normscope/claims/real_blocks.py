@@ -3,8 +3,9 @@
 Shapes: B rows, T tokens, D width.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -50,6 +51,12 @@ class Sublayer:
     def step(self, x_BTD: Tensor, context: Context = NOTHING) -> Tensor:
         """The stream after it."""
         return self.residual(x_BTD, lambda u: self.apply(u, context))
+
+    @property
+    def joined(self) -> Tensor:
+        """z = x + F(x) (1, T, D), which the norm of Post-LN reads."""
+        with torch.no_grad():
+            return self.x + self.apply(self.x)
 
     def norm(self, slot: str) -> tuple[Tensor | None, float]:
         """γ and ε of the LayerNorm in a slot."""
@@ -130,9 +137,24 @@ def jacobian(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return torch.autograd.grad(y, copies, torch.eye(len(x), dtype=x.dtype))[0]
 
 
+def product(factors: Sequence[Tensor]) -> Tensor:
+    """J_L ⋯ J_1 of factors J_1 first."""
+    return reduce(lambda whole, factor: factor @ whole, factors)
+
+
 def step_jacobian(sublayer: Sublayer) -> Tensor:
     """The sublayer's Jacobian [D, D] at the last token."""
     return jacobian(*at_last_token(sublayer.step, sublayer.x))
+
+
+def norm_jacobian(sublayer: Sublayer) -> Tensor:
+    """J_LN(z) [T, D, D] of each token of a Post-LN sublayer."""
+    return layer_norm_jacobian(sublayer.joined[0], *sublayer.norm("stream"))
+
+
+def plain_branch_jacobian(sublayer: Sublayer) -> Tensor:
+    """J_F(x) [D, D] at the last token, with no norm before F."""
+    return jacobian(*at_last_token(sublayer.apply, sublayer.x))
 
 
 def branch_jacobian(sublayer: Sublayer) -> Tensor:

@@ -18,10 +18,12 @@ from normscope.claims.real_blocks import (
     at_last_token,
     branch_jacobian,
     jacobian,
+    norm_jacobian,
+    plain_branch_jacobian,
     started,
     sublayers,
 )
-from normscope.linalg import layer_norm_jacobian, left_kernel, numerical_rank, singular_values
+from normscope.linalg import left_kernel, numerical_rank, singular_values
 from normscope.nn import Residual, Where
 
 UNDER_ONE = "‖A‖ < 1, in the Pre-LN column"
@@ -104,12 +106,8 @@ def _rows(sublayer: Sublayer, seed: int, where: str) -> Iterator[Case]:
 
 def _post_form(sublayer: Sublayer) -> tuple[Tensor, Tensor, float]:
     """J_LN(z)(I + J_F), J_LN(z), and ‖J_F‖."""
-    weight, eps = sublayer.norm("stream")
-    of_branch = jacobian(*at_last_token(sublayer.apply, sublayer.x))
-    with torch.no_grad():
-        z = (sublayer.x + sublayer.apply(sublayer.x))[0, -1]
-    of_norm = layer_norm_jacobian(z, weight, eps)
-    eye = torch.eye(len(z), dtype=F64)
+    of_branch, of_norm = plain_branch_jacobian(sublayer), norm_jacobian(sublayer)[-1]
+    eye = torch.eye(len(of_norm), dtype=F64)
     return of_norm @ (eye + of_branch), of_norm, float(torch.linalg.matrix_norm(of_branch, 2))
 
 

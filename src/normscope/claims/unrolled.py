@@ -13,8 +13,17 @@ from torch.nn import functional
 
 from normscope.claims.experiments import distance, gaussian
 from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, lines_at
-from normscope.claims.real_blocks import Sublayer, at_last_token, embedded, jacobian, one_token, started, walk
-from normscope.linalg import layer_norm_jacobian
+from normscope.claims.real_blocks import (
+    Sublayer,
+    embedded,
+    jacobian,
+    norm_jacobian,
+    one_token,
+    plain_branch_jacobian,
+    product,
+    started,
+    walk,
+)
 from normscope.nn import Decoder
 
 ROUND_OFF = {torch.float64: 1e-12, torch.float32: 1e-4}
@@ -128,9 +137,7 @@ def _post_case(depth: int, seed: int) -> tuple[Case, float]:
     expected = _gradients(model, start, cut=True)
     path = expected[1]
     for layer in reversed(walk(model, start)[0]):
-        with torch.no_grad():
-            z = layer.x + layer.apply(layer.x)
-        path = (layer_norm_jacobian(z[0], *layer.norm("stream")).mT @ path[..., None])[..., 0]
+        path = (norm_jacobian(layer).mT @ path[..., None])[..., 0]
     error = distance(path, expected[-1])
     share = float(expected[-1].norm() / _gradients(model, start, cut=False)[-1].norm())
     where = f"Post-LN, {depth} blocks"
@@ -165,31 +172,26 @@ def printed_recursions(setup: Setup) -> Evidence:
 
 
 def _recursion_cases(seed: int) -> Iterator[Case]:
+    eye = torch.eye(16, dtype=torch.float64)
     for depth in (1, 4, 16):
         layers = _layers("post", depth, seed)
-        plain = [_with_branch(layer) for layer in layers]
-        norms = [_norm_factor(layer) for layer in layers]
+        plain = [eye + plain_branch_jacobian(layer) for layer in layers]
+        norms = [norm_jacobian(layer)[0] for layer in layers]
         for first in sorted({0, depth, 2 * depth - 1}):
             both = [norm @ step for norm, step in zip(norms[first:], plain[first:], strict=True)]
-            once = norms[first] @ _product(plain[first:])
+            once = norms[first] @ product(plain[first:])
             forms = {
-                "": _product([both[0], *plain[first + 1 :]]),
-                "letter": _product([once, *both[1:]]),
-                "second": _product(both),
-                "order": _product(both[::-1]),
+                "": product([both[0], *plain[first + 1 :]]),
+                "letter": product([once, *both[1:]]),
+                "second": product(both),
+                "order": product(both[::-1]),
             }
             where = f"layer {first + 1} of {len(layers)}"
             for part, form in forms.items():
                 yield _form_case(form, layers[first:], seed, where, part)
         layers = _layers("pre", depth, seed)
-        eye = torch.eye(16, dtype=torch.float64)
         factors = [eye + jacobian(partial(_normed, layer), layer.x[0, 0]) for layer in layers]
-        yield _form_case(_product(factors), layers, seed, f"Pre-LN, {len(layers)} layers", "pre")
-
-
-def _product(factors: Sequence[Tensor]) -> Tensor:
-    """J_L ⋯ J_1."""
-    return reduce(torch.matmul, reversed(factors))
+        yield _form_case(product(factors), layers, seed, f"Pre-LN, {len(layers)} layers", "pre")
 
 
 def _form_case(form: Tensor, layers: Sequence[Sublayer], seed: int, where: str, part: str) -> Case:
@@ -206,18 +208,6 @@ def _layers(scheme: str, depth: int, seed: int) -> list[Sublayer]:
 def _normed(layer: Sublayer, x_BD: Tensor) -> Tensor:
     """F(LN(x)) of rows by themselves."""
     return layer.apply(functional.layer_norm(x_BD, x_BD.shape[-1:], eps=1e-5)[:, None])[:, 0]
-
-
-def _with_branch(layer: Sublayer) -> Tensor:
-    """1 + ∂F/∂x."""
-    return torch.eye(16, dtype=torch.float64) + jacobian(*at_last_token(layer.apply, layer.x))
-
-
-def _norm_factor(layer: Sublayer) -> Tensor:
-    """∂LN(y)/∂y."""
-    with torch.no_grad():
-        y = (layer.x + layer.apply(layer.x))[0, 0]
-    return layer_norm_jacobian(y, *layer.norm("stream"))
 
 
 def _jacobian_from(layers: Sequence[Sublayer]) -> Tensor:
