@@ -446,6 +446,8 @@ def test_what_another_process_trains_comes_last(tmp_path: Path, monkeypatch: pyt
     trained: list[str] = []
     with (tmp_path / f"{Cell(first).shape}.lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
+        let_go = threading.Timer(5.0, fcntl.flock, (other, fcntl.LOCK_UN))  # if this waits, it fails
+        let_go.start()
 
         def train(cells: Sequence[Cell], *, early_stop: bool, prepare: object, alike: float) -> list[Result]:
             fcntl.flock(other, fcntl.LOCK_UN)
@@ -454,6 +456,7 @@ def test_what_another_process_trains_comes_last(tmp_path: Path, monkeypatch: pyt
 
         monkeypatch.setattr(runs_module, "train_group", train)
         found = Runs(tmp_path).of([first, second])
+        let_go.cancel()
     assert trained == ["pre", "post"]
     assert len(found) == 2
 

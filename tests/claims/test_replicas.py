@@ -2,11 +2,12 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from planted_runs import Planted
+from planted_runs import Planted, planted
 from torch import nn
 
 from normscope.claims import Claim, Evidence, Figure, Runs, Sentence, Setup, measure_claim, runs
@@ -14,7 +15,8 @@ from normscope.claims.evidence import Case, effect
 from normscope.claims.runs import perturb
 from normscope.claims.setup import FRESH_SEEDS, SEEDS
 from normscope.claims.training import Recipe, effects, trained
-from normscope.maps import Cell
+from normscope.maps import Cell, Result
+from normscope.train import RunConfig
 
 TINY = Recipe(scheme="pre", depth=1, width=16, lr=1e-2, steps=12)
 PLANTED = dataclasses.replace(TINY, steps=300)
@@ -64,6 +66,20 @@ def test_effects_are_paired_by_seed_and_replica() -> None:
     assert [case.value for case in found[:3]] == pytest.approx([0.5, 0.4, 0.3], abs=1e-3)
     assert [case.holds for case in found[:3]] == [True, True, False]
     assert {(case.where, case.part) for case in found} == {("here", "which")}
+
+
+class ByReplica(Planted):
+    """Each replica ends 0.2 nats lower than the one before."""
+
+    def train(self, configs: Sequence[RunConfig], replica: int = 0) -> list[Result]:
+        return [planted(config, -0.2 * replica) for config in configs]
+
+
+def test_an_effect_is_that_of_its_replicas_runs() -> None:
+    found = effects(
+        ByReplica(seeds=(0,)), [PLANTED], lambda outcomes: -outcomes[0].excess, smallest=0.1, replicas=3
+    )
+    assert [case.value for case in found] == pytest.approx([0.0, 0.2, 0.4], abs=1e-3)
 
 
 @pytest.mark.parametrize(("end", "value"), [(math.inf, -3.0), (-9.0, 3.0)])
