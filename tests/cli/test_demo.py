@@ -51,9 +51,7 @@ def test_the_worker_tells_what_lone_trials_tell() -> None:
         condition = CONDITIONS[index]
         subject = load(condition.model(TINY), seed=seed, batch_size=2, seq_len=16)
         config = condition.config(TINY, seed)
-        trial = Trial(
-            subject.model, subject.batches(), lambda m, b, s=subject: s.loss(b, m), config, config.warmup
-        )
+        trial = Trial(subject.model, subject.batches(), lambda m, b, s=subject: s.loss(b, m), config)
         for _ in range(TINY.steps):
             trial.advance()
         assert course.losses == pytest.approx(trial.losses, rel=1e-3)

@@ -18,9 +18,7 @@ from normscope.train import Trial, last_loss, trains
 def alone(cell: Cell) -> list[float]:
     """The cell's losses by a plain trial: the reference."""
     subject = cell.config.subject()
-    trial = Trial(
-        subject.model, subject.batches(), lambda m, b: subject.loss(b, m), cell.config.trial, cell.warmup
-    )
+    trial = Trial(subject.model, subject.batches(), lambda m, b: subject.loss(b, m), cell.config.trial)
     for _ in range(cell.config.trial.steps):
         trial.advance()
     return trial.losses

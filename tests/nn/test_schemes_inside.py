@@ -225,7 +225,7 @@ def test_ngpt_starts_on_the_sphere_and_a_trial_keeps_it_there(activation: str) -
     assert _on_sphere(model)
     ids = torch.randint(11, (4, 9))
     config = TrialConfig(lr=1e-2)
-    trial = Trial(model, itertools.repeat(ids), lambda m, b: m(b, b).loss, config, warmup=0)
+    trial = Trial(model, itertools.repeat(ids), lambda m, b: m(b, b).loss, config)
     losses = [trial.advance() for _ in range(8)]
     assert losses[-1] < losses[0]
     assert _on_sphere(model)

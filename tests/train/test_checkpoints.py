@@ -35,7 +35,7 @@ def trial_of(scheme: str, config: TrialConfig, seed: int = 0, **options: object)
     torch.manual_seed(seed)
     sizes = {"depth": 2, "width": 16, "heads": 2, "vocab": 16, "context": 16, "dropout": 0.1}
     model = build("decoder", scheme=scheme, **(sizes | options))
-    return Trial(model, itertools.cycle(BATCHES), loss, config, config.warmup)
+    return Trial(model, itertools.cycle(BATCHES), loss, config)
 
 
 def steps(trial: Trial, number: int) -> None:

@@ -32,7 +32,7 @@ def squared(model: nn.Module, batch: Tensor) -> Tensor:
 def test_steps_are_those_of_a_hand_written_loop_with_warmup() -> None:
     ours, theirs = nn.Linear(3, 2), nn.Linear(3, 2)
     theirs.load_state_dict(ours.state_dict())
-    trial = Trial(ours, iter(BATCHES), squared, TrialConfig(optimizer="adam", lr=0.1), warmup=2)
+    trial = Trial(ours, iter(BATCHES), squared, TrialConfig(optimizer="adam", lr=0.1, warmup=2))
     losses = [trial.advance() for _ in range(4)]
     optimizer = torch.optim.Adam(theirs.parameters(), lr=0.1)
     expected = []
@@ -52,7 +52,7 @@ def test_steps_are_those_of_a_hand_written_loop_with_warmup() -> None:
 def test_a_loss_that_is_not_finite_is_recorded_and_not_stepped_on(wrong: float) -> None:
     model = nn.Linear(3, 2)
     before = model.weight.detach().clone()
-    trial = Trial(model, iter(BATCHES), lambda m, b: squared(m, b) * wrong, TrialConfig(), warmup=0)
+    trial = Trial(model, iter(BATCHES), lambda m, b: squared(m, b) * wrong, TrialConfig())
     assert trial.advance() == pytest.approx(wrong, nan_ok=True)
     assert trial.diverged
     assert torch.equal(model.weight, before)
@@ -88,7 +88,7 @@ def test_training_the_working_copy_leaves_the_model(kind: type[nn.Linear]) -> No
         assert (twin is model) == (kind is Uncopyable)
         assert twin.weight.grad is None
         twin.eval()
-        Trial(twin, iter(BATCHES), squared, TrialConfig(lr=0.1), warmup=0).advance()
+        Trial(twin, iter(BATCHES), squared, TrialConfig(lr=0.1)).advance()
         assert not torch.equal(twin.weight, weight), "it trains"
         raise ZeroDivisionError
     assert torch.equal(model.weight, weight)

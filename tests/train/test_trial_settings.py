@@ -24,7 +24,7 @@ def pair() -> tuple[nn.Sequential, nn.Sequential]:
 
 
 def run(model: nn.Module, config: TrialConfig, **more: object) -> Trial:
-    trial = Trial(model, itertools.cycle(BATCHES), squared, config, config.warmup, **more)
+    trial = Trial(model, itertools.cycle(BATCHES), squared, config, **more)
     for _ in range(config.steps):
         trial.advance()
     return trial
@@ -88,7 +88,7 @@ def test_accumulated_equal_batches_are_one_large_batch() -> None:
     ours, theirs = pair()
     run(ours, TrialConfig(optimizer="sgd", lr=0.1, steps=3, accumulation=4))  # Adam hides a wrong scale
     large = [torch.cat(BATCHES[i : i + 4]) for i in (0, 4, 8)]
-    trial = Trial(theirs, iter(large), squared, TrialConfig(optimizer="sgd", lr=0.1), 0)
+    trial = Trial(theirs, iter(large), squared, TrialConfig(optimizer="sgd", lr=0.1))
     for _ in large:
         trial.advance()
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
@@ -99,7 +99,7 @@ def test_a_batch_whose_loss_is_not_finite_takes_the_others_of_its_step_along() -
     """So that the place in the data stays steps × accumulation."""
     model, _ = pair()
     taken = iter(BATCHES)
-    trial = Trial(model, taken, lambda m, b: squared(m, b) * math.nan, TrialConfig(accumulation=3), 0)
+    trial = Trial(model, taken, lambda m, b: squared(m, b) * math.nan, TrialConfig(accumulation=3))
     trial.advance()
     assert torch.equal(next(taken), BATCHES[3])
     assert trial.diverged
@@ -114,7 +114,7 @@ def test_clipping_scales_all_gradients_to_one_norm() -> None:
 
 def test_a_scaled_overflow_skips_the_step_and_halves_the_scale() -> None:
     model, _ = pair()
-    trial = Trial(model, itertools.cycle(BATCHES), squared, TrialConfig(precision="float16"), 0)
+    trial = Trial(model, itertools.cycle(BATCHES), squared, TrialConfig(precision="float16"))
     assert trial.scaler is not None
     before, scale = model[0].weight.detach().clone(), trial.scaler.get_scale()
     model[0].weight.register_hook(lambda grad: grad * math.inf)
@@ -164,10 +164,9 @@ def test_betas_are_those_of_torchs_own() -> None:
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
 
 
-def test_a_constant_schedule_and_another_warm_up() -> None:
-    config = TrialConfig(warmup=100)
-    assert [rate_factor(config, step, 2) for step in range(4)] == [0.5, 1.0, 1.0, 1.0]
-    assert rate_factor(config, 49) == 0.5
+def test_a_constant_schedule_after_a_warm_up() -> None:
+    assert [rate_factor(TrialConfig(warmup=2), step) for step in range(4)] == [0.5, 1.0, 1.0, 1.0]
+    assert rate_factor(TrialConfig(warmup=100), 49) == 0.5
 
 
 def test_observers_see_every_step_once_after_it() -> None:

@@ -41,7 +41,7 @@ def subject_of(model: nn.Module, **more: Any) -> Subject:
 
 def trial_of(subject: Subject, config: TrialConfig, **more: Any) -> Trial:
     return Trial(
-        subject.model, subject.batches(), lambda model, batch: subject.loss(batch, model), config, 0, **more
+        subject.model, subject.batches(), lambda model, batch: subject.loss(batch, model), config, **more
     )
 
 

@@ -153,7 +153,7 @@ def _train(subject: Subject, settings: TrialConfig, checkpoint: Any) -> list[flo
     with working_copy(subject.model) as model:
         model.train()
         batches = endless(subject.batches)
-        trial = Trial(model, batches, lambda m, b: subject.loss(b, m), settings, settings.warmup)
+        trial = Trial(model, batches, lambda m, b: subject.loss(b, m), settings)
         while trial.step < CRITERION_STEPS and not trial.diverged:
             checkpoint()
             trial.advance()

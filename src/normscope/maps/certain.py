@@ -4,8 +4,6 @@ There are two: a loss that is not finite, and a last hidden state whose tokens a
 second was wrong, on runs that went on to the end, is in docs/maps.md.
 """
 
-from dataclasses import dataclass
-
 from torch import nn
 
 from normscope.anatomy import Anatomy, read_anatomy
@@ -17,19 +15,12 @@ EVERY = 25  # steps between two looks; one costs about a third of a step
 ALIKE = 1e-10  # token diversity of the last hidden state; float32 tells tokens apart to about 1e-14
 
 
-@dataclass(frozen=True)
-class Looks:
-    """Looks at models of one seed between two steps, in eval mode on the seed's fixed batch."""
-
-    subject: Subject
-    anatomy: Anatomy | None
-
-    def diversity(self, model: nn.Module) -> float | None:
-        """Token diversity of the last hidden state, None where there is none to be seen."""
-        if self.anatomy is None or not self.anatomy.stacks:
-            return None
-        _, found = Evaluator(self.subject, self.anatomy, model).state()
-        return list(found.values())[-1] if found else None
+def diversity(subject: Subject, anatomy: Anatomy | None, model: nn.Module) -> float | None:
+    """Token diversity of `model`'s last hidden state on the subject's batch; None where none is read."""
+    if anatomy is None or not anatomy.stacks:
+        return None
+    _, found = Evaluator(subject, anatomy, model).state()
+    return list(found.values())[-1] if found else None
 
 
 def all_alike(diversity: float | None, alike: float = ALIKE) -> str | None:

@@ -12,7 +12,7 @@ from torch import nn
 import normscope
 from normscope.errors import UsageError
 from normscope.maps.cell import Cell, Result
-from normscope.maps.certain import ALIKE, EVERY, Looks, all_alike, anatomy_of
+from normscope.maps.certain import ALIKE, EVERY, all_alike, anatomy_of, diversity
 from normscope.subjects import Subject
 from normscope.subjects.rng import seeded
 from normscope.train import Trials, in_flushed_thread, many_trials, trains
@@ -78,7 +78,6 @@ def _train(
     subjects = {seed: loaded(cell) for seed, cell in {cell.seed: cell for cell in cells}.items()}
     trials = stack_of(cells, subjects, prepare)
     anatomy = anatomy_of(subjects[cells[0].seed])
-    looks = {seed: Looks(subject, anatomy) for seed, subject in subjects.items()}
     fates = [_Fate() for _ in cells]
     for step in range(1, cells[0].config.trial.steps + 1):
         if not trials.live:
@@ -91,7 +90,8 @@ def _train(
             if k not in trials.live:
                 fate.seal("the loss is not finite", step)
             elif step % EVERY == 0 and fate.certain is None:
-                fate.seal(all_alike(looks[cells[k].seed].diversity(trials.models[k]), alike), step)
+                seen = diversity(subjects[cells[k].seed], anatomy, trials.models[k])
+                fate.seal(all_alike(seen, alike), step)
             if early_stop and fate.certain is not None:
                 trials.drop(k)
         for k in live:

@@ -92,14 +92,19 @@ def subject_of(
             "a model of nn: or hf:, of which it is known where such data go",
             "let the factory return (module, batches, loss_fn)",
         )
-    if batch is not None:
-        return _with_batch(model, batch, loss_fn, portions, spec)
     if is_fed_by_head:
         from normscope.subjects.hf_feed import feeder_of, hf_subject
         from normscope.subjects.hf_heads import head_kind_of
 
         return hf_subject(feeder_of(model, head_kind_of(model), portions, data, None), spec)
-    return _without_batch(model, loss_fn, portions, data.text, spec)
+    if batch is not None:
+        subject = assemble(model, _given_feed(batch, loss_fn, spec), seed=portions.seed, spec=spec)
+    else:
+        feeds = (dataclasses.replace(feed, loss_fn=loss_fn) for feed in _feeds(model, portions, data.text))
+        subject = first_that_runs(model, feeds, seed=portions.seed, spec=spec)
+    if loss_fn is not None or fake_mode_of(model) is not None or _NOISE in subject.notes:
+        return subject
+    return with_found_loss(subject)
 
 
 def _is_of_transformers(model: nn.Module) -> bool:
@@ -107,9 +112,7 @@ def _is_of_transformers(model: nn.Module) -> bool:
     return hf is not None and isinstance(model, hf.PreTrainedModel)
 
 
-def _with_batch(
-    model: nn.Module, batch: Any, loss_fn: LossFn | None, portions: Portions, spec: str
-) -> Subject:
+def _given_feed(batch: Any, loss_fn: LossFn | None, spec: str) -> Feed:
     single = isinstance(batch, Tensor | tuple | Mapping)
     if not single and not isinstance(batch, Iterable):
         raise UsageError(
@@ -131,19 +134,7 @@ def _with_batch(
             "change the iterator",
         )
     words = f"the {'batch' if single else 'batches'} given, {shapes(first)}"
-    feed = Feed(replay, words, notes=(_REPEATED,) if single else replay.notes, loss_fn=loss_fn)
-    subject = assemble(model, feed, seed=portions.seed, spec=spec)
-    return subject if loss_fn is not None or fake_mode_of(model) is not None else with_found_loss(subject)
-
-
-def _without_batch(
-    model: nn.Module, loss_fn: LossFn | None, portions: Portions, text: Text, spec: str
-) -> Subject:
-    feeds = (dataclasses.replace(feed, loss_fn=loss_fn) for feed in _feeds(model, portions, text))
-    subject = first_that_runs(model, feeds, seed=portions.seed, spec=spec)
-    if loss_fn is not None or fake_mode_of(model) is not None or _NOISE in subject.notes:
-        return subject
-    return with_found_loss(subject)
+    return Feed(replay, words, notes=(_REPEATED,) if single else replay.notes, loss_fn=loss_fn)
 
 
 def _feeds(model: nn.Module, portions: Portions, text: Text) -> Iterator[Feed]:

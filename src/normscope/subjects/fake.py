@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from normscope.nn.tensors import put, tensors_of
 from normscope.subjects.feed import map_tensors
 from normscope.subjects.subject import Batch
 
@@ -55,14 +56,8 @@ def fake_from_meta(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
 
 def _replaced(model: nn.Module, make: Callable[[Tensor], Tensor]) -> nn.Module:
     """`model` with `make(tensor)` in the place of each parameter and buffer; tied ones stay tied."""
-    made: dict[int, Tensor] = {}
-    for module in model.modules():
-        for store in (module._parameters, module._buffers):
-            for name, tensor in store.items():
-                if tensor is not None and id(tensor) not in made:
-                    new = make(tensor.detach())
-                    is_parameter = isinstance(tensor, nn.Parameter)
-                    made[id(tensor)] = nn.Parameter(new, tensor.requires_grad) if is_parameter else new
-                if tensor is not None:
-                    store[name] = made[id(tensor)]  # type: ignore[assignment]
+    put(
+        model,
+        {path: make(t.detach()).requires_grad_(t.requires_grad) for path, t in tensors_of(model).items()},
+    )
     return model

@@ -80,7 +80,7 @@ class LoneTrials(Trials):
     ) -> None:
         super().__init__(models)
         replicas = zip(models, batches, configs, strict=True)
-        self._trials = [Trial(model, feed, loss, config, config.warmup) for model, feed, config in replicas]
+        self._trials = [Trial(model, feed, loss, config) for model, feed, config in replicas]
 
     def _backward(self) -> list[float]:
         return [self._trials[k].advance() for k in self.live]

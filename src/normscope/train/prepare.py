@@ -76,7 +76,6 @@ def _trial(config: RunConfig, subject: Subject, observers: Sequence[Observer], p
         endless(subject.batches),
         lambda model, batch: processes.loss(subject, model, batch),
         config.trial,
-        config.trial.warmup,
         observers=observers,
         keeps_norms=True,
     )

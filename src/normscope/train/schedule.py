@@ -13,23 +13,19 @@ def warmup_factor(step: int, warmup: int) -> float:
     return 1.0 if warmup == 0 else min(1.0, (step + 1) / warmup)
 
 
-def rate_factor(config: TrialConfig, step: int, warmup: int | None = None) -> float:
-    """Share of the full rate at 0-based `step` of a trial, with `warmup` steps of warm-up.
+def rate_factor(config: TrialConfig, step: int) -> float:
+    """Share of the full rate at 0-based `step` of a trial.
 
     After the warm-up, a cosine falls from the full rate to `config.lr_end` at the last of `config.steps`.
     Under "wsd" (Hu et al. 2024, arXiv:2404.06395) the rate is constant and then falls in a straight line to
     `lr_end` at the last step. Both stay there after it.
-
-    Args:
-        warmup: None for the config's own.
     """
-    warmup = config.warmup if warmup is None else warmup
-    last, begin = config.steps - 1, warmup
+    last, begin = config.steps - 1, config.warmup
     if config.schedule == "wsd":
         decay = max(1, config.steps // 5) if config.decay_steps is None else config.decay_steps
-        begin = max(warmup, last - decay)
+        begin = max(begin, last - decay)
     if step < begin or config.schedule == "constant":
-        return warmup_factor(step, warmup)
+        return warmup_factor(step, config.warmup)
     share = min(1.0, (step - begin) / max(1, last - begin))
     height = (1 + math.cos(math.pi * share)) / 2 if config.schedule == "cosine" else 1 - share
     return config.lr_end + (1 - config.lr_end) * height

@@ -27,8 +27,7 @@ class Trial:
             `after_step`, where it has one, is called after each step of the optimiser.
         batches: batches of the next steps; must not end.
         loss: scalar of (model, batch).
-        config: optimiser, rate and schedule, clipping, precision, accumulation.
-        warmup: steps of warm-up; `config.warmup` unless another is tried.
+        config: optimiser, rate, warm-up and schedule, clipping, precision, accumulation.
         observers: each called with the trial after each step.
         shared_loss: the loss of all processes from the loss of this one, where several train together.
         keeps_norms: whether `gradient_norms` is kept, which costs one pass over the gradients.
@@ -42,7 +41,6 @@ class Trial:
     batches: Iterator[Any]
     loss: Callable[[nn.Module, Any], Tensor]
     config: TrialConfig
-    warmup: int
     observers: "Sequence[Observer]" = ()
     shared_loss: Callable[[float], float] | None = None
     keeps_norms: bool = False
@@ -79,7 +77,7 @@ class Trial:
         if self.diverged:
             self._forget_gradients()
         else:
-            set_rate(self.optimizers, rate_factor(self.config, self.step, self.warmup))
+            set_rate(self.optimizers, rate_factor(self.config, self.step))
             norm = self._stepped()
         if self.keeps_norms:
             self.gradient_norms.append(norm)

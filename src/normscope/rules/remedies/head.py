@@ -5,7 +5,6 @@ Shapes: N rows of logits, V classes or vocabulary.
 
 import contextlib
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from normscope.anatomy import Anatomy, measuring
 from normscope.nn import set_output_bias
 from normscope.nn.head import Head
 from normscope.rules.remedies.remedy import NotApplicable, model_remedy, with_copy
-from normscope.subjects import Batch, Subject
+from normscope.subjects import Batch, Subject, untouched
 from normscope.train import endless
 
 COUNTED_BATCHES = 16
@@ -100,23 +99,13 @@ def _gradient_of_logits(subject: Subject, head: nn.Linear, batch: Batch) -> Tens
         leaves.append(output.detach().float().requires_grad_())
         return leaves[-1].to(output.dtype)
 
-    with head.register_forward_hook(cut), torch.enable_grad(), _frozen(subject.model):
+    with untouched(subject.model) as model, head.register_forward_hook(cut), torch.enable_grad():
+        model.requires_grad_(False)
         loss = subject.loss(batch)
         if not loss.requires_grad:
             raise NotApplicable("the loss does not depend on the last linear map's outputs")
         (gradient,) = torch.autograd.grad(loss, leaves)
     return gradient.reshape(-1, head.out_features)
-
-
-@contextlib.contextmanager
-def _frozen(model: nn.Module) -> Iterator[None]:
-    required = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    model.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter, requires_grad in required:
-            parameter.requires_grad_(requires_grad)
 
 
 def _is_set(bias_V: Tensor, log_V: Tensor, counts_V: Tensor) -> bool:
