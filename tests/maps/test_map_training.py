@@ -9,7 +9,7 @@ from small_maps import small_base, small_grid
 
 import normscope
 from normscope.maps import Cell, train_group
-from normscope.maps.certain import ALIKE, EVERY, Looks, all_alike
+from normscope.maps.certain import ALIKE, EVERY, all_alike
 from normscope.subjects import Subject
 from normscope.subjects.feed import tensors_in
 from normscope.train import Trial, last_loss, trains
@@ -111,7 +111,8 @@ def test_each_cell_is_looked_at_with_the_batch_of_its_own_seed(monkeypatch: pyte
     def first(subject: Subject) -> torch.Tensor:
         return tensors_in(subject.batch)[0]
 
-    monkeypatch.setattr(Looks, "diversity", lambda self, model: seen.append(first(self.subject)))
+    looked = "normscope.maps.training.diversity"
+    monkeypatch.setattr(looked, lambda subject, anatomy, model: seen.append(first(subject)))
     cells = small_grid(base=small_base(steps=EVERY), schemes=["pre"], lrs=[1e-3], seeds=[0, 1]).cells
     train_group(cells)
     for batch, cell in zip(seen, cells, strict=True):

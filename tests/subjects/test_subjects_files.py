@@ -206,5 +206,5 @@ def test_places_past_what_32_bits_count(monkeypatch: pytest.MonkeyPatch, tmp_pat
     files = Files((state,) * 9)
     assert len(files) == 9 * 2**29
     assert files.read(2**32 + 5, 2**32 + 9).tolist() == [0] * 4
-    corpus = Corpus(Text("t", files), Text("t", files), np.arange(256), "", 0, len(files))
+    corpus = Corpus(Text("t", files), Text("t", files), np.arange(256), "", size=len(files), validation=0.0)
     assert torch.equal(next(corpus.windows(2, 3, 0)), torch.zeros(2, 3, dtype=torch.int64))

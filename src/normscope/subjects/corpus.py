@@ -5,9 +5,10 @@ Shapes: N tokens of the text, V ids.
 
 import dataclasses
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -20,68 +21,94 @@ if TYPE_CHECKING:
     from normscope.subjects.tokens import Tokens
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Source(ABC):
+    """The items [begin, end) of some data: those that are trained on, or those kept for validation.
+
+    Attributes:
+        size: number of all items.
+        validation: the share kept for validation, at the end.
+        is_held_out: whether these are the items kept.
+    """
+
+    size: int
+    validation: float
+    is_held_out: bool = False
+
+    @property
+    def begin(self) -> int:
+        """The first of the items."""
+        return self._num_trained if self.is_held_out else 0
+
+    @property
+    def end(self) -> int:
+        """The place after the last of the items."""
+        return self.size if self.is_held_out else self._num_trained
+
+    @property
+    def _num_trained(self) -> int:
+        return self.size - int(self.validation * self.size)
+
+    @property
+    def held_out(self) -> Self | None:
+        """The items kept for validation, or None where none are."""
+        return dataclasses.replace(self, is_held_out=True) if self.validation else None
+
+    @functools.cached_property
+    @abstractmethod
+    def counts(self) -> np.ndarray:
+        """Number of occurrences of each target among the items, (V,) int64, up to the largest that occurs."""
+
+    @property
+    def unigram_entropy(self) -> float:
+        """Entropy of the targets' frequencies in nats: what a model that ignores its input can reach."""
+        shares = self.counts[self.counts > 0] / self.counts.sum()
+        return max(0.0, float(-(shares * np.log(shares)).sum()))  # of one symbol it would be -0.0
+
+
 @dataclass(frozen=True, eq=False)
-class Corpus:
-    """A stretch of a text as ids (N,) int64, made where they are needed.
+class Corpus(Source):
+    """A text as ids (N,) int64, made where they are needed.
 
     Attributes:
         text: source of the ids.
         row: its symbols: bytes, or the tokens of a tokenizer.
         table: the id of each symbol.
         how: description of the ids, for the report.
-        start, stop: which part of the row; the whole but for what is kept for validation.
-        part: words for that part, for errors.
     """
 
     text: Text
     row: "Text | Tokens"
     table: np.ndarray
     how: str
-    start: int
-    stop: int
-    part: str = ""
 
     @classmethod
     def of(cls, text: Text, row: "Text | Tokens", table: np.ndarray, how: str) -> "Corpus":
         """The part of `row` that is trained on."""
-        stop = len(row) - int(text.validation * len(row))
-        return cls(text, row, table, how, 0, stop, "without its validation part, " if text.validation else "")
+        return cls(text, row, table, how, size=len(row), validation=text.validation)
 
     def __str__(self) -> str:
-        return f"{self.text.name} as {self.how}{kept(self.text.validation, 'it')}"
+        return f"{self.text.name} as {self.how}{kept(self.validation, 'it')}"
 
     def __len__(self) -> int:
-        return self.stop - self.start
-
-    @property
-    def held_out(self) -> "Corpus | None":
-        """The stretch kept for validation, or None where nothing is."""
-        if not self.text.validation:
-            return None
-        part = "its validation part, "
-        return dataclasses.replace(self, start=self.stop, stop=len(self.row), part=part)
+        return self.end - self.begin
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """The ids [start, stop) of this stretch."""
-        return self.table[self.row.read(self.start + start, self.start + stop)]
+        return self.table[self.row.read(self.begin + start, self.begin + stop)]
 
     @functools.cached_property
     def counts(self) -> np.ndarray:
-        """Number of occurrences of each id, (V,) int64, up to the largest id that occurs."""
-        return counts_of(self.table, self.row.counts(self.start, self.stop))
-
-    @property
-    def unigram_entropy(self) -> float:
-        """Entropy of the ids' frequencies in nats: what a model that ignores context can reach."""
-        return entropy(self.counts)
+        return counts_of(self.table, self.row.counts(self.begin, self.end))
 
     def windows(self, num_sequences: int, length: int, seed: int) -> Iterator[Tensor]:
         """Endless batches (num_sequences, length) of stretches from random places; `seed` fixes all."""
         last = len(self) - length
         if last < 0:
-            share = ", another share for validation" if self.text.validation else ""
+            part = f"{'' if self.is_held_out else 'without '}its validation part, " if self.validation else ""
+            share = ", another share for validation" if self.validation else ""
             raise UsageError(
-                f"{self.text.name} ({self.part}{len(self)} tokens)",
+                f"{self.text.name} ({part}{len(self)} tokens)",
                 f"at least one sequence of {length} tokens",
                 f"give a longer text{share} or a smaller --seq-len",
             )
@@ -89,12 +116,6 @@ class Corpus:
         while True:
             starts = generator.integers(0, last + 1, size=num_sequences)
             yield torch.from_numpy(np.stack([self.read(start, start + length) for start in starts.tolist()]))
-
-
-def entropy(counts: np.ndarray) -> float:
-    """Entropy of the frequencies that `counts` give, in nats."""
-    shares = counts[counts > 0] / counts.sum()
-    return max(0.0, float(-(shares * np.log(shares)).sum()))  # of one symbol it would be -0.0
 
 
 def counts_of(table: np.ndarray, symbol_counts: np.ndarray) -> np.ndarray:

@@ -3,7 +3,6 @@
 Shapes: N images, B images of a batch, C channels, H × W pixels.
 """
 
-import dataclasses
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from normscope.errors import UsageError
-from normscope.subjects.corpus import entropy
+from normscope.subjects.corpus import Source
 from normscope.subjects.text import SHARE, kept
 
 IMAGES = ("digits",)
@@ -23,34 +22,19 @@ _WHITE = 16.0
 
 
 @dataclass(frozen=True, eq=False)
-class Images:
-    """Images (N, 8, 8) with mean 0 and variance 1, and their classes (N,).
-
-    Attributes:
-        begin, end: which of them; all but those kept for validation, at the end.
-        validation: the share kept.
-    """
+class Images(Source):
+    """Images (N, 8, 8) with mean 0 and variance 1, and their classes (N,)."""
 
     pixels: np.ndarray
     labels: np.ndarray
-    begin: int
-    end: int
-    validation: float
 
     def __str__(self) -> str:
         return f"{len(self.labels)} digits of scikit-learn{kept(self.validation, 'them')}"
 
-    @property
-    def held_out(self) -> "Images | None":
-        """Images kept for validation, or None where none are asked for."""
-        if not self.validation:
-            return None
-        return dataclasses.replace(self, begin=self.end, end=len(self.labels))
-
-    @property
-    def unigram_entropy(self) -> float:
-        """Entropy of the classes' frequencies in nats: what a model that ignores the image can reach."""
-        return entropy(np.bincount(self.labels[self.begin : self.end]))
+    @functools.cached_property
+    def counts(self) -> np.ndarray:
+        """Number of images of each class, (V,)."""
+        return np.bincount(self.labels[self.begin : self.end])
 
     def batches(self, num_images: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Endless images (B, 8, 8) and classes (B,); `seed` fixes all."""
@@ -68,7 +52,7 @@ def load_images(name: str, validation: float = 0.0) -> Images:
         raise UsageError(f'images "{name}"', " or ".join(IMAGES), "leave --images out for noise")
     SHARE.require("validation", validation)
     pixels, labels = _digits()
-    return Images(pixels, labels, 0, len(labels) - int(validation * len(labels)), validation)
+    return Images(pixels, labels, size=len(labels), validation=validation)
 
 
 @functools.cache

@@ -16,9 +16,7 @@ from normscope.checks import SEED, count
 from normscope.subjects.subject import Batch, Batches, LossFn
 
 if TYPE_CHECKING:
-    from normscope.subjects.corpus import Corpus
-    from normscope.subjects.digits import Images
-    from normscope.subjects.parallel import ParallelCorpus
+    from normscope.subjects.corpus import Source
 
 BLOCK = 1024
 """Batches drawn from one generator. Another value would change every batch after the first `BLOCK`."""
@@ -63,7 +61,7 @@ class Portions:
         return f"{self.batch_size} sequences of {self.seq_len} tokens"
 
 
-DataT = TypeVar("DataT", "Corpus", "ParallelCorpus", "Images")
+DataT = TypeVar("DataT", bound="Source")
 
 
 @dataclass(frozen=True)

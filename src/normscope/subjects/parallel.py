@@ -15,7 +15,7 @@ from torch import Tensor
 
 from normscope.errors import UsageError
 from normscope.nn.output import IGNORED
-from normscope.subjects.corpus import byte_table, entropy
+from normscope.subjects.corpus import Source, byte_table
 from normscope.subjects.feed import Portions
 from normscope.subjects.lines import ByteLines, Lines
 from normscope.subjects.subject import Batch
@@ -75,7 +75,7 @@ class Pairs:
 
 
 @dataclass(frozen=True, eq=False)
-class ParallelCorpus:
+class ParallelCorpus(Source):
     """Pairs as ids, each side cut to `limit` and padded to a length that never changes.
 
     Attributes:
@@ -83,7 +83,6 @@ class ParallelCorpus:
         source, target: their ids.
         how: description of the ids, for the report.
         limit: the most tokens of a line.
-        begin, end: which of the pairs; all but those kept for validation.
     """
 
     pairs: Pairs
@@ -91,37 +90,22 @@ class ParallelCorpus:
     target: Side
     how: str
     limit: int
-    begin: int
-    end: int
 
     @classmethod
     def of(cls, pairs: Pairs, source: Side, target: Side, how: str, limit: int) -> "ParallelCorpus":
         """Corpus of those of `pairs` that are trained on."""
-        num_pairs = len(pairs.source)
-        end = num_pairs - int(pairs.validation * num_pairs)
-        return cls(pairs, source, target, how, limit, 0, end)
+        size, validation = len(pairs.source), pairs.validation
+        return cls(pairs, source, target, how, limit, size=size, validation=validation)
 
     def __str__(self) -> str:
         is_cut = (self.source.lengths() > self.limit) | (self.target.lengths() > self.limit)
         cut = f", {int(is_cut.sum())} of the pairs cut to {self.limit} tokens" if is_cut.any() else ""
         return f"{self.pairs} as {self.how}{cut}"
 
-    @property
-    def held_out(self) -> "ParallelCorpus | None":
-        """The pairs kept for validation, or None where none are asked for."""
-        if not self.pairs.validation:
-            return None
-        return dataclasses.replace(self, begin=self.end, end=len(self.pairs.source))
-
     @functools.cached_property
     def counts(self) -> np.ndarray:
         """Occurrences of each id in the targets as fed, (V,) int64, up to the largest id that occurs."""
         return self.target.counts(self.begin, self.end, self.limit)
-
-    @property
-    def unigram_entropy(self) -> float:
-        """Entropy of the targets' frequencies in nats: what a model that ignores all context can reach."""
-        return entropy(self.counts)
 
     def batches(self, num_pairs: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Endless ids (B, S) and labels (B, T), −100 where a line has ended; `seed` fixes all."""
