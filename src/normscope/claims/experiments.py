@@ -26,9 +26,8 @@ def gaussian(seed: int, *shape: int) -> Tensor:
 
 def on_text(model: str, seed: int, setup: Setup) -> Subject:
     """The model of a spec at its start, with texts of 32 tokens to read."""
-    text = None if setup.text is None else str(setup.text)
-    given = {"model": model, "seed": seed, "validation": 0.0, "text": text, "seq_len": 32}
-    return RunConfig.from_dict(given).subject()
+    given = {"model": model, "seed": seed, "validation": 0.0, "seq_len": 32}
+    return setup.on_text(RunConfig.from_dict(given)).subject()
 
 
 @contextmanager

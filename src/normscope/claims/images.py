@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from normscope.claims.evidence import effect
 from normscope.claims.form import Case, Evidence, Figure, Kind, Plot, Sentence, Setup, claim, lines_of
 from normscope.claims.measure import NotMeasured
+from normscope.claims.training import train_together
 from normscope.errors import UsageError
 from normscope.nn import ModelConfig, Output, Vision
 from normscope.subjects.digits import Images, load_images
-from normscope.train import TrialConfig, in_flushed_thread, many_trials
+from normscope.train import TrialConfig
 
 STEPS, BATCH = 300, 32
 POINT = 1.0
@@ -139,16 +140,7 @@ def _accuracies(setup: Setup, kind: str, norm: str, lr: float, images: Images) -
     models = [_model(kind, norm, seed) for seed in setup.seeds]
     batches = [_batches(images, seed) for seed in setup.seeds]
     configs = [TrialConfig(lr=lr, steps=STEPS, seed=seed, schedule="cosine") for seed in setup.seeds]
-    trials = many_trials(models, batches, _loss, configs)
-
-    def run(checkpoint: Callable[[], None]) -> None:
-        for _ in range(STEPS):
-            checkpoint()
-            trials.advance()
-
-    in_flushed_thread(run)
-    for k, model in enumerate(models):
-        trials.export(k, model)
+    train_together(models, batches, _loss, configs)
     return {seed: _accuracy(model.eval(), images) for seed, model in zip(setup.seeds, models, strict=True)}
 
 

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from normscope.claims.experiments import calls_of
 from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, lines_by
+from normscope.claims.training import train_together
 from normscope.errors import UsageError
 from normscope.nn import SCHEMES, Decoder, ModelConfig, Residual
 from normscope.nn.token_norms import BatchNorm
 from normscope.subjects import Subject, load
-from normscope.train import TrialConfig, Trials, many_trials
+from normscope.train import TrialConfig
 
 VOCAB, TOKENS = 32, 10
 POSITIONS = (1, 5, 9)
@@ -173,10 +174,5 @@ def train(subjects: Sequence[Subject], steps: int = STEPS) -> list[nn.Module]:
     models = [copy.deepcopy(subject.model) for subject in subjects]
     batches = [subject.batches() for subject in subjects]
     configs = [TrialConfig(lr=RATE, steps=steps, seed=subject.seed) for subject in subjects]
-    loss = lambda model, batch: subjects[0].loss(batch, model)  # noqa: E731
-    trials: Trials = many_trials(models, batches, loss, configs)
-    for _ in range(steps):
-        trials.advance()
-    for k, model in enumerate(models):
-        trials.export(k, model)
+    train_together(models, batches, lambda model, batch: subjects[0].loss(batch, model), configs)
     return models

@@ -52,8 +52,11 @@ class Setup:
             replica: 0 is the run itself; each other number is the same run from weights that are off by 1e-7
                 of themselves, which shows what hangs on rounding.
         """
-        text = None if self.text is None else str(self.text)
-        return self.runs.of([config.replace(text=text) for config in configs], replica)
+        return self.runs.of([self.on_text(config) for config in configs], replica)
+
+    def on_text(self, config: RunConfig) -> RunConfig:
+        """`config` with the text of this setup."""
+        return config.replace(text=None if self.text is None else str(self.text))
 
     def sizes(self, usual: T, held_out: T) -> T:
         """`usual`, or sizes that no condition was found on where one is to be confirmed."""

@@ -8,10 +8,10 @@ import copy
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -31,6 +31,7 @@ from normscope.train import (
     last_loss,
     many_trials,
 )
+from normscope.train.stack_forward import LossOf
 
 BATCH, LENGTH = 4, 32
 """Sequences in a batch, bytes in a sequence."""
@@ -92,8 +93,7 @@ class Recipe:
 
     def subject(self, setup: Setup, seed: int) -> Subject:
         """The model at its start, and its batches."""
-        text = None if setup.text is None else str(setup.text)
-        return self.config(seed).replace(text=text).subject()
+        return setup.on_text(self.config(seed)).subject()
 
     def __str__(self) -> str:
         init = "" if self.init is None else f" from {self.init} weights"
@@ -240,22 +240,33 @@ def train_models(subjects: Mapping[int, Subject], recipe: Recipe, *, skip: int =
         skip: batches of a subject that are not trained on.
     """
     first = next(iter(subjects.values()))
-    trials = many_trials(
-        [copy.deepcopy(subject.model) for subject in subjects.values()],
+    losses = train_together(
+        [subject.model for subject in subjects.values()],
         [itertools.islice(subject.batches(), skip, None) for subject in subjects.values()],
         lambda model, batch: first.loss(batch, model),
         [recipe.config(seed).trial for seed in subjects],
     )
+    return dict(zip(subjects, losses, strict=True))
+
+
+def train_together(
+    models: Sequence[nn.Module],
+    batches: Sequence[Iterator[Any]],
+    loss: LossOf,
+    configs: Sequence[TrialConfig],
+) -> list[list[float]]:
+    """Train `models` in place, side by side, for the steps of the first config; the losses of each."""
+    trials = many_trials([copy.deepcopy(model) for model in models], batches, loss, configs)
 
     def run(checkpoint: Callable[[], None]) -> None:
-        for _ in range(recipe.steps):
+        for _ in range(configs[0].steps):
             checkpoint()
             trials.advance()
 
     in_flushed_thread(run)
-    for k, subject in enumerate(subjects.values()):
-        trials.export(k, subject.model)
-    return dict(zip(subjects, trials.losses, strict=True))
+    for k, model in enumerate(models):
+        trials.export(k, model)
+    return trials.losses
 
 
 @dataclass(frozen=True)
