@@ -50,6 +50,8 @@ def test_gain_stands_on_the_left() -> None:
     assert found.parts["left"].verdict is Verdict.HOLDS
     assert found.parts["kernel"].verdict is Verdict.CONDITION
     assert found.parts["gradients"].verdict is Verdict.REFUTED
+    of_gradients = [case for case in found.evidence.cases if case.part == "gradients"]
+    assert all(case.holds == ("γ = " in case.where) for case in of_gradients), "where γ is alike alone"
     zeros = {c.where: c.value for c in found.evidence.cases if c.part == "kernel" and "d = 64" in c.where}
     assert next(v for where, v in zeros.items() if "with one zero," in where) == 2
     assert next(v for where, v in zeros.items() if "two zeros where z is alike" in where) == 3

@@ -67,6 +67,14 @@ def test_resized(side: int) -> None:
         assert torch.allclose(larger[:, :1], plain, atol=1e-6)
 
 
+def test_every_pixel_counts_where_an_image_is_made_smaller() -> None:
+    """Halved: a pixel is the mean of four by the weights 1, 3, 3, 1 in each direction."""
+    image = torch.zeros(1, 8, 8)
+    image[0, 3, 3] = 1.0
+    weights = torch.tensor([0, 3, 1, 0]) / 8
+    assert torch.allclose(resized(image, 1, 4, 4)[0, 0], torch.outer(weights, weights))
+
+
 def test_a_vision_model_of_ours() -> None:
     subject = load(VISION, images="digits", validation=0.1, batch_size=6)
     assert isinstance(subject.batch, dict)

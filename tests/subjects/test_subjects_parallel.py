@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from normscope.errors import UsageError
 from normscope.nn.output import IGNORED
-from normscope.subjects import Subject, load, untouched
+from normscope.subjects import Subject, load, parallel, untouched
 from normscope.subjects import lines as lines_module
 from normscope.subjects.feed import Portions
 from normscope.subjects.lines import Lines
@@ -69,7 +69,10 @@ def test_pairs_are_those_by_hand(
         assert corpus.unigram_entropy == pytest.approx(entropy, abs=1e-12)
 
 
-@given(st.binary(max_size=40), st.sampled_from([1, 3, 2**20]))
+@given(
+    st.one_of(st.binary(max_size=40), st.text("\r\n a", max_size=20).map(str.encode)),
+    st.sampled_from([1, 3, 2**20]),
+)
 def test_lines_are_those_of_python(data: bytes, chunk: int) -> None:
     """Split at newlines alone; what bytes.split finds after the last newline counts where it is not empty."""
     expected = data.split(b"\n")
@@ -109,6 +112,11 @@ def test_batches_are_padded_masked_and_deterministic() -> None:
             assert (ids, labels) in fed(corpus)
             seen.add((tuple(ids), number))
     assert len(seen) > 30
+
+
+def test_a_line_begins_its_row_and_is_cut_at_its_end() -> None:
+    rows = [np.array([1, 2]), np.array([3, 4, 5, 6])]
+    assert parallel._padded(rows, 3).tolist() == [[1, 2, IGNORED], [3, 4, 5]]
 
 
 def test_the_length_never_changes_and_is_no_longer_than_the_longest_line() -> None:
