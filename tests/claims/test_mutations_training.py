@@ -19,7 +19,7 @@ from normscope.nn.joins import Scaled
 from normscope.nn.placement import one, zero
 from normscope.nn.schemes import SCHEMES
 from normscope.nn.schemes.gates import HighwayGate
-from normscope.nn.schemes.learnt import Learnt
+from normscope.nn.schemes.learnt import learnt
 from normscope.train import RunConfig
 
 Mislabel = Callable[..., None]
@@ -98,7 +98,7 @@ def test_c3_with_a_gate_that_leaves_the_stream_alone(broken, expected, monkeypat
 def test_c29_with_a_rezero_that_starts_at_one(broken, expected, mislabel, monkeypatch):
     monkeypatch.setattr(zero_start, "GATED", {"rezero": zero_start.NO_NORM})
     if broken:
-        mislabel("rezero", "rezero", join=Learnt(one))
+        mislabel("rezero", "rezero", join=learnt(one))
     assert verdict("C29", Planted(seeds=(0,))) is expected
 
 

@@ -24,7 +24,7 @@ from normscope.nn import (
     build,
     scheme_named,
 )
-from normscope.nn.positions import rotate, rotation
+from normscope.nn.embedding import rotate, rotation
 
 SMALL = {"depth": 3, "width": 16, "heads": 2, "vocab": 11, "context": 32}
 names = pytest.mark.parametrize("name", ["deepnorm", "peri", "post", "pre", "pre-no-final", "res-post"])

@@ -32,7 +32,7 @@ from normscope.nn.block import sublayer_places
 from normscope.nn.joins import Site
 from normscope.nn.schemes.admin import AdminSum
 from normscope.nn.schemes.fixup import num_branches, t_fixup_gain
-from normscope.nn.schemes.mhc import sinkhorn
+from normscope.nn.schemes.hyper_connections import sinkhorn
 
 WIDTH = 6
 SMALL = {"width": 16, "heads": 2, "vocab": 11, "context": 16}

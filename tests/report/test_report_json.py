@@ -11,7 +11,7 @@ from handmade_reports import report
 from normscope.anatomy import Anatomy
 from normscope.probes import Measurement, Measurements
 from normscope.report import Report
-from normscope.report.schema import schema
+from normscope.report.report import schema
 
 KEYS = [
     "schema",

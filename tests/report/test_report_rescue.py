@@ -10,8 +10,8 @@ from handmade_reports import report
 
 from normscope.forecast import Forecast, ForecastStep, LadderForecast
 from normscope.report import text_report
+from normscope.report.report import schema
 from normscope.report.rescue import ladder_words, way_out
-from normscope.report.schema import schema
 from normscope.rules.remedies import REMEDIES, Attempt, Rescue
 
 

@@ -186,7 +186,10 @@ def _worker(
 def moral(story: Story) -> str:
     """The demo's conclusion in words, from the figures so far."""
     settings, verdicts = story.settings, [story.verdicts(index) for index in range(len(CONDITIONS))]
-    early = [_early(course) for course in story.of_condition(0) if course.looks]
+    # The last token diversity measured in the early steps of each run.
+    early = [
+        [value for step, value in c.looks if step <= _EARLY][-1] for c in story.of_condition(0) if c.looks
+    ]
     who = f"A Post-LN Transformer of {settings.depth} layers with Xavier weights at AdamW {settings.lr:g}"
     if verdicts[0] is None or not early:
         return f"{who}: not at its end yet."
@@ -195,11 +198,6 @@ def moral(story: Story) -> str:
         f"token diversity of its last hidden state falls to {figure(max(early), 1)} or less."
     )
     return " ".join([first, *_rescues(story, verdicts)])
-
-
-def _early(course: Course) -> float:
-    """The last token diversity measured in the early steps of a run."""
-    return [value for step, value in course.looks if step <= _EARLY][-1]
 
 
 def _rescues(story: Story, verdicts: Sequence[list[bool] | None]) -> list[str]:

@@ -42,6 +42,7 @@ def render_page(story: Story) -> str:
 def _row(story: Story, index: int) -> dict[str, object]:
     """One condition's row of the table."""
     condition, verdicts = CONDITIONS[index], story.verdicts(index)
+    command = condition.command(story.settings, story.settings.seeds[0])
     if verdicts is None:
         outcome, verdict = f"step {story.step(index)} of {story.settings.steps}", "none"
     else:
@@ -55,14 +56,9 @@ def _row(story: Story, index: int) -> dict[str, object]:
         "diversities": [figure(value, 1) for value in story.diversities(index) if not math.isnan(value)],
         "outcome": outcome,
         "verdict": verdict,
-        "command": _parts(condition.command(story.settings, story.settings.seeds[0])),
+        # An option a part: lines do not break within one.
+        "command": command.replace(" --", "\n--").splitlines(),
     }
-
-
-def _parts(command: str) -> list[str]:
-    """A command and its options, for lines that do not break within one."""
-    first, *options = command.split(" --")
-    return [first, *(f"--{option}" for option in options)]
 
 
 def _losses(story: Story) -> Picture:
@@ -82,10 +78,7 @@ def _losses(story: Story) -> Picture:
 
 
 def _diversities(story: Story) -> Picture:
-    curves = [
-        _curve(story, index, seed, [(x, y) for x, y in course.looks])
-        for (index, seed), course in story.courses.items()
-    ]
+    curves = [_curve(story, index, seed, course.looks) for (index, seed), course in story.courses.items()]
     drawing = chart(curves, label="Token diversity by step", x_label="step", log=True, dots=False)
     about = (
         "How much the tokens of one sequence still differ in the last hidden state: the share of its energy "

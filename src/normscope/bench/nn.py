@@ -73,13 +73,8 @@ def _gpt2(**options: Any) -> nn.Module:
     """Hugging Face's GPT-2, without the cache that training does not need."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    options |= {
-        "n_layer": DEPTH,
-        "n_embd": WIDTH,
-        "n_head": HEADS,
-        "vocab_size": VOCAB,
-        "n_positions": TOKENS,
-    }
+    options |= {"n_layer": DEPTH, "n_embd": WIDTH, "n_head": HEADS}
+    options |= {"vocab_size": VOCAB, "n_positions": TOKENS}
     options |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
     options |= {"bos_token_id": 0, "eos_token_id": 0, "tie_word_embeddings": False, "use_cache": False}
     return GPT2LMHeadModel(GPT2Config(**options))

@@ -62,12 +62,8 @@ def _held_out() -> Iterable[tuple[str, float, str, int]]:
     yield "nn:decoder,scheme=post,depth=9,width=48,heads=4,norm=rmsnorm", 5e-3, "adamw", 50
     yield "nn:decoder,scheme=deepnorm,depth=12,width=48,heads=4", 1.2e-2, "adamw", 51
     yield "nn:decoder,scheme=deepnorm,depth=8,width=48,heads=4", 2.5e-2, "adamw", 52
-    for scheme, lr, seed in (
-        ("mix-ln", 2e-2, 53),
-        ("b2t", 2.5e-2, 54),
-        ("keel", 5e-2, 55),
-        ("admin", 2e-2, 56),
-    ):
+    others = ("mix-ln", 2e-2, 53), ("b2t", 2.5e-2, 54), ("keel", 5e-2, 55), ("admin", 2e-2, 56)
+    for scheme, lr, seed in others:
         yield f"nn:decoder,scheme={scheme},depth=8,width=48,heads=4", lr, "adamw", seed
     for scheme, lr, seed in (("pre", 1.5e-1, 57), ("gpt2", 1.5e-1, 58), ("residual-no-norm", 5e-2, 59)):
         yield f"nn:decoder,scheme={scheme},depth=7,width=48,heads=4", lr, "adamw", seed
@@ -101,12 +97,8 @@ def _second() -> Iterable[tuple[str, float, str, int]]:
     yield "nn:encoder,scheme=post,depth=6,width=40,heads=4", 1e-2, "adamw", 10
     yield "nn:decoder,scheme=deepnorm,depth=16,width=40,heads=4", 1e-2, "adamw", 11
     yield "nn:decoder,scheme=deepnorm,depth=6,width=40,heads=4", 3e-2, "adamw", 12
-    for scheme, seed in (
-        ("pre", 13),
-        ("gpt2", 14),
-        ("res-post,entry_norm=false", 15),
-        ("peri,entry_norm=false", 24),
-    ):
+    pre = ("pre", 13), ("gpt2", 14), ("res-post,entry_norm=false", 15), ("peri,entry_norm=false", 24)
+    for scheme, seed in pre:
         yield f"nn:decoder,scheme={scheme},depth=6,width=40,heads=4", 1e-1, "adamw", seed
     yield "nn:decoder,scheme=b2t,depth=6,width=40,heads=4", 2e-2, "adamw", 17
     yield "nn:decoder,scheme=pre,depth=8,width=56,heads=4,init=xavier", 1e-1, "adam", 16

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from normscope.errors import UsageError
 from normscope.nn.context import NOTHING, Context
+from normscope.nn.embedding import rotate, rotation
 from normscope.nn.linear import LINEARS
 from normscope.nn.norms import NoNorm, UnitNorm
-from normscope.nn.positions import rotate, rotation
 from normscope.nn.qk_norm import logit_scale
 from normscope.nn.scheme import Inside
 
@@ -170,13 +170,11 @@ def attend(
     """(B, H, T, K): what each query reads. A query that may see nothing reads zeros, with zero gradients."""
     num_queries, num_keys = q_BHTK.shape[-2], k_BGSK.shape[-2]
     mask = None if mask is None else _broadcast(mask, q_BHTK, num_keys)
-    grouped = q_BHTK.shape[1] != k_BGSK.shape[1]
-    if softcap is not None:
-        visible = _with_causality(mask, num_queries, num_keys, q_BHTK.device) if causal else mask
-        return _attend_capped(q_BHTK, k_BGSK, v_BGSK, visible, scale, softcap, dropout)
     # One new token after a cache sees everything; SDPA's own flag would align it with the first key.
-    if causal and (mask is not None or 1 < num_queries < num_keys):
+    if causal and (mask is not None or softcap is not None or 1 < num_queries < num_keys):
         mask = _with_causality(mask, num_queries, num_keys, q_BHTK.device)
+    if softcap is not None:
+        return _attend_capped(q_BHTK, k_BGSK, v_BGSK, mask, scale, softcap, dropout)
     return F.scaled_dot_product_attention(
         q_BHTK,
         k_BGSK,
@@ -185,7 +183,7 @@ def attend(
         is_causal=causal and mask is None and num_queries == num_keys,
         scale=scale,
         dropout_p=dropout,
-        enable_gqa=grouped,
+        enable_gqa=q_BHTK.shape[1] != k_BGSK.shape[1],
     )
 
 

@@ -15,6 +15,12 @@ from normscope.nn.weights import WEIGHTS
 
 SAMPLE_DEPTH = 12
 KINDS: tuple[Kind, ...] = ("attention", "feed-forward")
+SUBLAYERS = [
+    Where(block, SAMPLE_DEPTH, kind, index)
+    for block in range(1, SAMPLE_DEPTH + 1)
+    for index, kind in enumerate(KINDS)
+]
+"""Every sublayer of the sample stack, in order."""
 INSIDE_IN_WORDS: Mapping[str, str] = MappingProxyType(
     {
         "qk_norm": "QK-norm",
@@ -70,7 +76,7 @@ def catalogue(names: Iterable[str] = ()) -> list[Row]:
 
 def row_of(scheme: Scheme) -> Row:
     """`scheme` in words."""
-    held = {where: scheme.placement_at(where) for where in _sublayers()}
+    held = {where: scheme.placement_at(where) for where in SUBLAYERS}
     used = {slot for placement in held.values() for slot in placement.slots}
     return Row(
         name=scheme.name,
@@ -79,22 +85,13 @@ def row_of(scheme: Scheme) -> Row:
         placement=_placement_words(held),
         join=scheme.join.kind,
         initialisation=_initialisation_words(scheme.initialisation),
-        final_norm=Slot.FINAL in held[_sublayers()[-1]],
+        final_norm=Slot.FINAL in held[SUBLAYERS[-1]],
         norm=scheme.norm,
         inside=_inside_words(scheme.inside),
         besides=_besides_words(scheme),
         reads_as=scheme.reads_as,
         source=scheme.source,
     )
-
-
-def _sublayers() -> list[Where]:
-    """Every sublayer of the sample stack, in order."""
-    return [
-        Where(block, SAMPLE_DEPTH, kind, index)
-        for block in range(1, SAMPLE_DEPTH + 1)
-        for index, kind in enumerate(KINDS)
-    ]
 
 
 def _placement_words(held: Mapping[Where, Placement]) -> str:

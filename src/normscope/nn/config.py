@@ -8,12 +8,12 @@ from typing import Literal, get_args
 from normscope.checks import Rule, count, number, one_of
 from normscope.nn.feed_forward import ACTIVATIONS, GATED
 from normscope.nn.norms import NORMS
-from normscope.nn.positions import POSITIONS
 from normscope.nn.scheme import Inside, QKNorm
 from normscope.nn.schemes import scheme_named
 from normscope.nn.weights import WEIGHTS
 
 DEFAULT_DEPTH = 12
+POSITIONS = ("learnt", "rotary", "sinusoidal", "none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,14 +22,11 @@ class ModelConfig:
 
     Attributes:
         scheme: a name of `SCHEMES`.
-        depth: number of blocks, each of attention and feed-forward; 12 by default, except for schemes whose
-            formula depends on it.
-        encoder_depth: blocks of the encoder of an encoder–decoder, whose decoder has `depth`; `depth` by
-            default.
+        depth: number of blocks; 12 by default, except for schemes whose formula depends on it.
+        encoder_depth: blocks of the encoder of an encoder–decoder, whose decoder has `depth`, the default.
         width: D.
         heads: attention heads; by default one for each 64 of the width.
-        kv_heads: heads of keys and values, each shared by heads/kv_heads; `heads` by default.
-        head_width: width of one head; width/heads by default.
+        kv_heads, head_width: as for `Attention`.
         hidden: width inside the feed-forward; by default 4·width, two thirds of that where it is gated.
         vocab: number of token ids.
         context: largest number of tokens of a sequence with learnt positions.
@@ -37,12 +34,10 @@ class ModelConfig:
         channels, classes: numbers of channels and of classes of the images.
         norm: a kind of `NORMS`; the scheme's own, else "layernorm", by default.
         eps: the norms' ε.
-        positions: "learnt", "rotary", "sinusoidal" or "none".
-        rope_base: base of the rotary angles.
-        activation: activation of the feed-forward: a name of `ACTIVATIONS` or `GATED`.
-        qk_norm: a norm on queries and keys, of each "head" or of the "full" width; the scheme's by default.
-        softcap: c of c·tanh(logit/c) in the attention; None for none.
-        output_softcap: the same for the output logits.
+        positions, rope_base: one of `POSITIONS`; base of the rotary angles.
+        activation: a name of `ACTIVATIONS` or `GATED`.
+        qk_norm: as in `Inside`; the scheme's by default.
+        softcap, output_softcap: c of c·tanh(logit/c), in the attention and for the output; None for none.
         attention_scale: scale of the attention logits; 1/√head_width by default.
         dropout: dropout rate after the embedding, in the attention and on each branch.
         bias: whether the linear maps have a bias.

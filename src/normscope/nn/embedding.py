@@ -1,6 +1,6 @@
-"""Embedding of ids into the stream, with positions.
+"""Embedding of ids into the stream, with positions: learnt, rotary (RoPE) or sinusoidal.
 
-Shapes: B batch, T tokens, S tokens with those in the cache, D width.
+Shapes: B batch, T tokens, S tokens with those in the cache, D width, H heads, K width of a head.
 """
 
 import torch
@@ -9,7 +9,34 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from normscope.errors import UsageError
 from normscope.nn.config import ModelConfig
-from normscope.nn.positions import rotation, sinusoids
+from normscope.nn.context import Cache, Context
+
+
+def rotation(position_BT: Tensor, head_width: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin (B, 1, T, K/2) of the angles t·base^(-2i/K) (Su et al. 2021, arXiv:2104.09864).
+
+    Args:
+        position_BT: (B, T) or (1, T) whole numbers.
+    """
+    # Angles in float32 at least: bfloat16 cannot count past 256.
+    wide = torch.promote_types(dtype, torch.float32)
+    half = head_width // 2
+    frequency_k = base ** (-torch.arange(half, device=position_BT.device, dtype=wide) / half)
+    angle_B1Tk = position_BT[:, None, :, None].to(wide) * frequency_k
+    return angle_B1Tk.cos().to(dtype), angle_B1Tk.sin().to(dtype)
+
+
+def rotate(x_BHTK: Tensor, cos_sin: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotate the pair (x_i, x_{i+K/2}) of each token by its angle."""
+    cos, sin = cos_sin
+    first, second = x_BHTK.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def sinusoids(position_BT: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """(B, T, D): sin and cos of t·10000^(-2i/D), sines first (Vaswani et al. 2017, arXiv:1706.03762)."""
+    cos, sin = rotation(position_BT, width, 10_000.0, torch.promote_types(dtype, torch.float32))
+    return torch.cat([sin, cos], dim=-1).squeeze(1).to(dtype)
 
 
 class Positioned(nn.Module):
@@ -76,24 +103,33 @@ class Embedding(Positioned):
         """(B, T) ids at (B or 1, T) positions → (B, T, D)."""
         return self.place(self.tokens(ids), position_BT)
 
+    def context(
+        self, ids: Tensor, attention_mask: Tensor | None, cache: Cache | None = None
+    ) -> tuple[Context, Tensor]:
+        """Inputs of the blocks beside the stream, and the positions (B or 1, T) of `ids`.
+
+        Args:
+            ids: (B, T).
+            attention_mask: (B, S), the tokens in the cache first; positions count its real tokens.
+        """
+        require_ids(ids)
+        seen = 0 if cache is None else cache.length
+        self.require_room(seen + ids.shape[1])
+        dtype = self.tokens.weight.dtype
+        if attention_mask is None:
+            position_BT = torch.arange(seen, seen + ids.shape[1], device=ids.device)[None]
+            return Context(rotation=self.rotation(position_BT, dtype), cache=cache), position_BT
+        require_mask(attention_mask, ids, seen)
+        position_BT = (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, seen:]
+        real_BS = attention_mask.bool()
+        rotation = self.rotation(position_BT, dtype)
+        return Context(real_BS[:, None, None, :], rotation, real_BS[:, seen:], cache=cache), position_BT
+
 
 def require_ids(ids: Tensor) -> None:
     """UsageError for ids of another shape than (B, T)."""
     if ids.dim() != 2:
         raise UsageError(f"ids of shape {tuple(ids.shape)}", "(B, T)", "use ids[None] for one sequence")
-
-
-def token_positions(ids: Tensor, attention_mask: Tensor | None, seen: int = 0) -> Tensor:
-    """(B or 1, T): counted over the real tokens where a mask says which those are.
-
-    Args:
-        ids: (B, T).
-        attention_mask: (B, S), the tokens in the cache first.
-        seen: tokens in the cache, S − T.
-    """
-    if attention_mask is None:
-        return torch.arange(seen, seen + ids.shape[1], device=ids.device)[None]
-    return (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, seen:]
 
 
 def require_mask(attention_mask: Tensor, ids: Tensor, seen: int = 0) -> None:

@@ -15,7 +15,6 @@ from normscope.nn.context import Cache
 from normscope.nn.embedding import Embedding, require_ids
 from normscope.nn.generate import resting, write_on
 from normscope.nn.head import Head
-from normscope.nn.language_model import token_context
 from normscope.nn.output import Output, with_loss
 from normscope.nn.placement import Where
 from normscope.nn.sphere import WholeModel
@@ -83,7 +82,7 @@ class EncoderDecoder(WholeModel):
 
     def encode(self, ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """(B, S) ids → (B, S, D), what the decoder attends to."""
-        context, position_BS = token_context(self.embedding, ids, attention_mask)
+        context, position_BS = self.embedding.context(ids, attention_mask)
         return self.encoder.run(self.embedding(ids, position_BS), context)
 
     def decode(
@@ -100,9 +99,7 @@ class EncoderDecoder(WholeModel):
             memory_BSD: of `encode`; `attention_mask` is its.
             cache: keys and values of earlier tokens and of the memory.
         """
-        context, position_BT = token_context(
-            self.decoder_embedding, decoder_ids, decoder_attention_mask, cache
-        )
+        context, position_BT = self.decoder_embedding.context(decoder_ids, decoder_attention_mask, cache)
         memory_mask = None if attention_mask is None else attention_mask.bool()[:, None, None, :]
         context = context._replace(memory=memory_BSD, memory_mask=memory_mask)
         x_BTD = self.decoder.run(self.decoder_embedding(decoder_ids, position_BT), context)

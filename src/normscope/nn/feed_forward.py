@@ -10,8 +10,7 @@ from types import MappingProxyType
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normscope.nn.gain import Gain
-from normscope.nn.linear import LINEARS
+from normscope.nn.linear import LINEARS, Gain
 from normscope.nn.norms import NoNorm
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.errors import UsageError
+from normscope.nn.tensors import wide
 
 Step = Callable[[Tensor], Tensor]
 """The tokens not seen yet (B, any) → logits (B, any, V) of each of them."""
@@ -43,8 +44,7 @@ def choose(
     if top_k is not None and top_k < logits_BV.shape[-1]:
         least = logits_BV.topk(top_k, dim=-1).values[:, -1:]
         logits_BV = logits_BV.masked_fill(logits_BV < least, float("-inf"))
-    wide = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
-    return torch.multinomial((wide / temperature).softmax(dim=-1), 1, generator=generator)
+    return torch.multinomial((wide(logits_BV) / temperature).softmax(dim=-1), 1, generator=generator)
 
 
 @contextlib.contextmanager

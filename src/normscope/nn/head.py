@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from normscope.errors import UsageError
 from normscope.nn.config import ModelConfig
-from normscope.nn.gain import Gain
 from normscope.nn.joins import scaled
+from normscope.nn.linear import Gain
 from normscope.nn.schemes import scheme_named
 
 SMOOTHING = 1.0

@@ -41,7 +41,8 @@ def initialise_block(
     draw, gains = _way(initialisation, weights)
     for kind, (branch, residual) in sublayers.items():
         if draw is not None:
-            draw_weights(branch, draw)
+            for module in branch.modules():
+                _draw(module, draw, set())
         for role in ROLES:
             factor = hidden_scale
             for rules in gains:
@@ -67,19 +68,15 @@ def initialise_ends(
     """
     draw, _ = _way(initialisation, weights)
     gain = initialisation.embedding(first.starting)
+    # A tied head keeps what the embedding draws.
+    tied = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     for name, module in model.named_modules():
         if "blocks" in name.split("."):
             continue
         if draw is not None:
-            _draw(module, draw, tied=_embedded(model))
+            _draw(module, draw, tied)
         if isinstance(module, nn.Embedding) and gain != 1:
             module.weight.mul_(gain)
-
-
-def draw_weights(branch: nn.Module, draw: Draw) -> None:
-    """Draw every linear map in `branch`; biases start at zero."""
-    for module in branch.modules():
-        _draw(module, draw)
 
 
 def _way(
@@ -95,12 +92,8 @@ def _way(
     return way.draw if isinstance(way.draw, Draw) else None, gains
 
 
-def _embedded(model: nn.Module) -> set[int]:
-    """Weights of embeddings: a tied head keeps what the embedding draws."""
-    return {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-
-
-def _draw(module: nn.Module, draw: Draw, tied: set[int] | frozenset[int] = frozenset()) -> None:
+def _draw(module: nn.Module, draw: Draw, tied: set[int]) -> None:
+    """Draw a linear map, whose bias starts at zero, or an embedding."""
     if isinstance(module, nn.Linear | nn.Conv2d):  # the convolution is a linear map of a patch
         num_out, num_in = module.weight.flatten(1).shape
         if id(module.weight) not in tied:

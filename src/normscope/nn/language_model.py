@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from normscope.nn.config import ModelConfig
-from normscope.nn.context import Cache, Context
-from normscope.nn.embedding import Embedding, require_ids, require_left_padding, require_mask, token_positions
+from normscope.nn.context import Cache
+from normscope.nn.embedding import Embedding, require_ids, require_left_padding, require_mask
 from normscope.nn.generate import resting, write_on
 from normscope.nn.head import Head
 from normscope.nn.output import Output, with_loss
@@ -52,7 +52,7 @@ class LanguageModel(Stack, WholeModel):
             UsageError: more tokens than learnt positions, a mask or labels of another shape, a row without a
                 token.
         """
-        context, position_BT = token_context(self.embedding, ids, attention_mask, cache)
+        context, position_BT = self.embedding.context(ids, attention_mask, cache)
         logits_BTV = self.head(self.run(self.embedding(ids, position_BT), context))
         if cache is not None:
             cache.length += ids.shape[1]
@@ -111,22 +111,3 @@ class Encoder(LanguageModel):
     """Masked language model: every token sees every other, labels are the ids under the masks."""
 
     causal = False
-
-
-def token_context(
-    embedding: Embedding, ids: Tensor, attention_mask: Tensor | None, cache: Cache | None = None
-) -> tuple[Context, Tensor]:
-    """Inputs of the blocks beside the stream, and the positions (B or 1, T) of `ids`."""
-    require_ids(ids)
-    seen = 0 if cache is None else cache.length
-    embedding.require_room(seen + ids.shape[1])
-    if attention_mask is not None:
-        require_mask(attention_mask, ids, seen)
-    position_BT = token_positions(ids, attention_mask, seen)
-    context = Context(
-        mask=None if attention_mask is None else attention_mask.bool()[:, None, None, :],
-        rotation=embedding.rotation(position_BT, embedding.tokens.weight.dtype),
-        real=None if attention_mask is None else attention_mask.bool()[:, seen:],
-        cache=cache,
-    )
-    return context, position_BT

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.errors import UsageError, suggest
-from normscope.nn.precision import unit, wide
+from normscope.nn.tensors import unit, wide
 from normscope.nn.token_norms import BatchNorm, GroupNorm
 
 

@@ -5,11 +5,11 @@ Shapes: B batch, T tokens, V vocabulary or classes.
 
 from typing import NamedTuple
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from normscope.errors import UsageError
+from normscope.nn.tensors import wide
 
 IGNORED = -100
 """The label of a position that does not count in the loss."""
@@ -37,5 +37,4 @@ def with_loss(logits: Tensor, labels: Tensor | None) -> Output:
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean over the labelled positions, in nats, NaN where there is none; in float32 at least."""
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return F.cross_entropy(wide.flatten(0, -2), labels.flatten(), ignore_index=IGNORED)
+    return F.cross_entropy(wide(logits).flatten(0, -2), labels.flatten(), ignore_index=IGNORED)

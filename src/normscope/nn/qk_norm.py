@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from normscope.nn.gain import Gain
+from normscope.nn.linear import Gain
 from normscope.nn.scheme import QKNorm
 
 LOG_MAX = math.log(100)

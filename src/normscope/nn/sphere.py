@@ -10,9 +10,9 @@ from normscope.nn.embedding import Embedding
 from normscope.nn.head import Head
 from normscope.nn.initialise import ROLES, initialise_ends
 from normscope.nn.placement import Where
-from normscope.nn.precision import unit, wide
 from normscope.nn.schemes import scheme_named
 from normscope.nn.stack import Stack
+from normscope.nn.tensors import unit, wide
 
 
 class WholeModel(nn.Module):

@@ -1,8 +1,19 @@
-"""The tensors of a model by their paths, and putting others in their place."""
+"""Tensors in float32 or of unit length; the tensors of a model by their paths, and others in their place."""
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
+
+
+def wide(x: Tensor) -> Tensor:
+    """x in float32 where it is in half precision."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def unit(x: Tensor, eps: float = 1e-12) -> Tensor:
+    """x/max(‖x‖, eps) along the last axis."""
+    return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=eps)
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:

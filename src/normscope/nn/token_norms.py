@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normscope.nn.precision import wide
+from normscope.nn.tensors import wide
 
 CHANNELS_OF_A_GROUP = 16
 

@@ -85,11 +85,9 @@ WEIGHTS: Mapping[str, Weights] = MappingProxyType(
 """Name → way.
 
 - "xavier", "xavier-uniform": variance 2/(in + out), embeddings N(0, 1/width) (Glorot and Bengio 2010).
-- "normal": N(0, 0.02²) everywhere (GPT, BERT).
-- "gpt2": the same with `o` and `down` × 1/√N, N = 2L branches (Radford et al. 2019; Megatron-LM).
+- "gpt2": "normal" (GPT, BERT) with `o` and `down` × 1/√N, N = 2L branches (Radford et al. 2019; Megatron-LM).
 - "small": variance 2/(5d), that of a Xavier map between d and 4d (Nguyen and Salazar 2019, arXiv:1910.05895).
 - "fan-in": variance 1/in, embeddings N(0, 1): a unit in gives a unit out.
 - "mup": "normal" at base_width, scaled from there by Yang et al. 2022 (arXiv:2203.03466); see `param_groups`.
 - "zero-output": the scheme's weights, the last map of each branch zero: every branch starts as nothing.
-- "torch": what PyTorch's modules draw by themselves.
 """

@@ -18,8 +18,8 @@ from normscope.report.figures.rail import Spot, draw_rail, marks, place_findings
 from normscope.report.figures.spectra import spectra
 from normscope.report.figures.tower import draw_towers
 from normscope.report.figures.tracks import draw_tracks
-from normscope.report.figures.trial import forecast_charts, ladder_charts, outcome_class, single_looks
-from normscope.report.rescue import REACHES, ladder_words, last_figures, way_out
+from normscope.report.figures.trial import forecast_charts, ladder_charts, single_looks
+from normscope.report.rescue import REACHES, ladder_words, last_figures, outcome_class, way_out
 from normscope.report.sites import compress
 from normscope.report.tables import cell, not_measured, number_sheets, tabulate
 from normscope.report.words import budget_in_words, norms_in_words

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,11 @@ from normscope.rules import Finding, Severity, Verdict
 from normscope.rules.remedies import Rescue
 
 SCHEMA = "normscope.report/1"
+
+
+def schema() -> dict[str, Any]:
+    """report/schema.json: JSON Schema (draft 2020-12) of `Report.to_dict()`, version "normscope.report/1"."""
+    return json.loads((files("normscope.report") / "schema.json").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)

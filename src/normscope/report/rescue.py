@@ -10,11 +10,13 @@ from normscope.report.console import NOTHING, figure_table
 from normscope.rules import figure
 from normscope.rules.remedies import REMEDIES, Attempt, Rescue
 
-OUTCOME_COLOURS = {
-    **dict.fromkeys(("trains", "rescues"), "green"),
-    **dict.fromkeys(("slow", "needs-warmup", "undecided"), "yellow"),
-    **dict.fromkeys(("collapses", "plateau", "diverges", "fails"), "red"),
+OUTCOME_CLASSES = {
+    **dict.fromkeys(("trains", "rescues"), "good"),
+    **dict.fromkeys(("slow", "undecided", "needs-warmup"), "doubt"),
+    "not measured": "none",
 }
+"""CSS class of a trial's outcome or a remedy's status; all others are failures."""
+_COLOURS = {"good": "green", "doubt": "yellow", "none": "", "fail": "red"}
 REACHES = ("the run's settings", "the starting weights", "the model")
 """The thing that a remedy changes, by its reach."""
 _FIGURES = ("loss", "diversity")
@@ -69,17 +71,18 @@ def way_out(attempt: Attempt) -> str:
     """The remedy to take first, in words, with the code that a user writes."""
     parts = [f"{REMEDIES[name].summary} {REMEDIES[name].code}" for name in attempt.names]
     cost = "; ".join(REMEDIES[name].cost for name in attempt.names)
-    return f"{attempt.name}. {' '.join(parts)}{_tried_at(attempt)}. Costs {cost}."
+    settings = any(REMEDIES[name].reach == 0 for name in attempt.names)  # then the rate is a number to copy
+    tried = f" (tried at {figure(attempt.forecast.lr)})" if settings and attempt.forecast else ""
+    return f"{attempt.name}. {' '.join(parts)}{tried}. Costs {cost}."
 
 
-def _tried_at(attempt: Attempt) -> str:
-    """The rate that was tried, of remedies that change the run's settings: a number to copy."""
-    settings = any(REMEDIES[name].reach == 0 for name in attempt.names)
-    return f" (tried at {figure(attempt.forecast.lr)})" if settings and attempt.forecast else ""
+def outcome_class(outcome: str) -> str:
+    """CSS class of an outcome, or of a remedy's status."""
+    return OUTCOME_CLASSES.get(outcome, "fail")
 
 
 def _coloured(word: str) -> Text:
-    return Text(word, style=OUTCOME_COLOURS.get(word, ""))
+    return Text(word, style=_COLOURS[outcome_class(word)])
 
 
 def last_figures(forecast: Forecast) -> tuple[str, str]:

@@ -15,6 +15,7 @@ from normscope.errors import UsageError
 from normscope.nn.joins import Built, Norm, Update
 from normscope.nn.placement import Slot, Where, norms_at
 from normscope.nn.scheme import Initialisation, Scheme
+from normscope.nn.tensors import wide
 
 
 def closed_form(where: Where) -> float:
@@ -79,8 +80,7 @@ def _measure(total: dict[str, Tensor | float]) -> Hook:
         x_BTD, update, norm = args
         f_BTD = update(x_BTD)
         join.omega.copy_(torch.as_tensor(total[join.stack]).sqrt())
-        wide = f_BTD.to(torch.promote_types(f_BTD.dtype, torch.float32))
-        total[join.stack] = total[join.stack] + wide.var(correction=0)
+        total[join.stack] = total[join.stack] + wide(f_BTD).var(correction=0)
         return x_BTD, lambda _: f_BTD, norm
 
     return measure

@@ -65,11 +65,9 @@ FIXUP = Scheme(
         "xavier",
         MappingProxyType(
             {
-                "q": attention_gain,
-                "k": attention_gain,
-                "v": attention_gain,
-                "o": zero,
+                **dict.fromkeys(("q", "k", "v"), attention_gain),
                 "up": feed_forward_gain,
+                "o": zero,
                 "down": zero,
             }
         ),

@@ -12,16 +12,12 @@ from normscope.nn.scheme import Initialisation, Scheme
 
 
 class HighwayGate(nn.Module):
-    """N(t⊙F(x) + (1−t)⊙x), t = σ(W x + b); W as PyTorch draws it.
+    """N(t⊙F(x) + (1−t)⊙x), t = σ(W x + b); W as PyTorch draws it, b from −2 (in the paper −1, −3)."""
 
-    Args:
-        bias: start of b; below zero the stream passes (the paper's examples are −1 and −3).
-    """
-
-    def __init__(self, width: int, bias: float = -2.0) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
         self.transform = nn.Linear(width, width)
-        nn.init.constant_(self.transform.bias, bias)
+        nn.init.constant_(self.transform.bias, -2.0)
 
     def forward(self, x_BTD: Tensor, update: Update, norm: Norm) -> Tensor:
         t_BTD = torch.sigmoid(self.transform(x_BTD))
@@ -33,18 +29,15 @@ class GRUGate(nn.Module):
     """N((1−z)⊙x + z⊙h), a GRU whose state is the stream and whose input is y = ReLU(F(x)).
 
     r = σ(W_r y + U_r x), z = σ(W_z y + U_z x − b), h = tanh(W_h y + U_h (r⊙x)). `of_update` holds W_r, W_z,
-    W_h; `of_stream` U_r and U_z; `of_reset` U_h.
-
-    Args:
-        bias: start of b; above zero the stream passes.
+    W_h; `of_stream` U_r and U_z; `of_reset` U_h. b starts at 2: the stream passes.
     """
 
-    def __init__(self, width: int, bias: float = 2.0) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
         self.of_update = nn.Linear(width, 3 * width, bias=False)
         self.of_stream = nn.Linear(width, 2 * width, bias=False)
         self.of_reset = nn.Linear(width, width, bias=False)
-        self.bias = nn.Parameter(torch.full((width,), bias))
+        self.bias = nn.Parameter(torch.full((width,), 2.0))
 
     def forward(self, x_BTD: Tensor, update: Update, norm: Norm) -> Tensor:
         y_BTD = torch.relu(update(x_BTD))

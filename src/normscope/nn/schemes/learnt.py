@@ -1,35 +1,21 @@
-"""Learnt factors: on each branch (ReZero, SkipInit; LayerScale for each feature), or on the sum (GPAS).
+"""Learnt factors: on each branch (ReZero, SkipInit, LayerScale, nGPT), or on the sum (GPAS).
 
 Shapes: B batch, T tokens, D width.
 """
-
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normscope.nn.joins import Built, Join, Norm, Site, Update
+from normscope.nn.joins import Built, Norm, Update
+from normscope.nn.linear import Gain
 from normscope.nn.placement import Rule, Slot, Where, norms_at, zero
-from normscope.nn.scheme import Initialisation, Scheme
+from normscope.nn.scheme import Initialisation, Inside, Scheme
 
 
-@dataclass(frozen=True)
-class Learnt(Join):
-    """x ← N(x + α⊙F(x)), α learnt.
-
-    Attributes:
-        start: what α starts with.
-        per_feature: whether α is a vector (D,) or one number.
-    """
-
-    start: Rule
-    per_feature: bool = False
-    kind = "learnt"
-
-    def build(self, site: Site) -> nn.Module:
-        """The module, with its α at the start."""
-        return LearntSum(self.start(site.where), site.width if self.per_feature else 1)
+def learnt(start: Rule, *, per_feature: bool = False) -> Built:
+    """x ← N(x + α⊙F(x)), α learnt from `start`: a vector (D,) where `per_feature`, else one number."""
+    return Built("learnt", lambda site: LearntSum(start(site.where), site.width if per_feature else 1))
 
 
 class LearntSum(nn.Module):
@@ -55,6 +41,17 @@ class PreservingScale(nn.Module):
         return y_BTD - F.silu(self.gate) * y_BTD.detach()
 
 
+class StepTowards(nn.Module):
+    """N(h + |α| (F(h) − h)), α one number a feature from 0.05."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.alpha = Gain((width,), start=0.05, held=width**-0.5)
+
+    def forward(self, h_BTD: Tensor, update: Update, norm: Norm) -> Tensor:
+        return norm(h_BTD + self.alpha().abs() * (update(h_BTD) - h_BTD))
+
+
 def by_depth(where: Where) -> float:
     """CaiT's start: 0.1 up to 18 blocks, 1e-5 up to 24, 1e-6 beyond."""
     if where.num_blocks <= 18:
@@ -67,7 +64,7 @@ REZERO = Scheme(
     "x + αF(x), α = 0 at the start, one for each branch",
     norms_at(),
     "Bachlechner et al. 2020, arXiv:2003.04887 (theirs shares α in a block)",
-    join=Learnt(zero),
+    join=learnt(zero),
     initialisation=Initialisation("xavier"),
 )
 SKIPINIT = Scheme(
@@ -75,7 +72,7 @@ SKIPINIT = Scheme(
     "x + αF(x), α = 0 at the start",
     norms_at(),
     "De and Smith 2020, arXiv:2002.10444 (for residual networks without batch norm)",
-    join=Learnt(zero),
+    join=learnt(zero),
     initialisation=Initialisation("xavier"),
     reads_as="rezero",
 )
@@ -84,7 +81,7 @@ LAYERSCALE = Scheme(
     "x + γ⊙F(N(x)), γ = 0.1 up to 18 blocks, 1e-5 up to 24, 1e-6 beyond",
     norms_at(Slot.BRANCH_IN, Slot.FINAL),
     "Touvron et al. 2021 (CaiT), arXiv:2103.17239",
-    join=Learnt(by_depth, per_feature=True),
+    join=learnt(by_depth, per_feature=True),
 )
 GPAS = Scheme(
     "gpas",
@@ -92,4 +89,15 @@ GPAS = Scheme(
     norms_at(Slot.BRANCH_IN, Slot.FINAL),
     "Chen et al. 2025, arXiv:2506.22049 (their code shares g in a block)",
     join=Built("learnt", lambda site: PreservingScale()),
+)
+NGPT = Scheme(
+    "ngpt",
+    "N(x + |α|⊙(N(F(x)) − x)), N(x) = x/‖x‖, α = .05 at the start",
+    norms_at(Slot.ENTRY, Slot.BRANCH_OUT, Slot.STREAM),
+    "Loshchilov et al. 2024, arXiv:2410.01131",
+    join=Built("learnt", lambda site: StepTowards(site.width)),
+    initialisation=Initialisation("fan-in"),
+    inside=Inside(qk_norm="unit", hidden_gain=True),
+    norm="unit",
+    on_sphere=True,
 )

@@ -1,8 +1,10 @@
-"""The four slots and nothing else: plain sums with a norm before, after, or on the stream."""
+"""Plain sums with a norm before, after, or on the stream; Pre-LN with another function in the slots."""
+
+from types import MappingProxyType
 
 from normscope.nn.joins import Scaled
 from normscope.nn.placement import Slot, norms_at, zero
-from normscope.nn.scheme import Initialisation, Scheme
+from normscope.nn.scheme import Initialisation, Inside, Scheme
 
 XAVIER = Initialisation("xavier")
 
@@ -61,4 +63,49 @@ RES_POST = Scheme(
     "x + N(F(x))",
     norms_at(Slot.ENTRY, Slot.BRANCH_OUT, Slot.FINAL),
     "Liu et al. 2021 (Swin v2), arXiv:2111.09883, with its norm of the patches",
+)
+SWIN_V2 = Scheme(
+    "swin-v2",
+    "x + N(F(x)), γ = 0 at the start; cosine attention",
+    norms_at(Slot.ENTRY, Slot.BRANCH_OUT, Slot.FINAL),
+    "Liu et al. 2021, arXiv:2111.09883; γ = 0 and the norm of the patches as in timm",
+    initialisation=Initialisation("normal", norms=MappingProxyType({Slot.BRANCH_OUT: 0.0})),
+    inside=Inside(qk_norm="cosine"),
+)
+OLMO2 = Scheme(
+    "olmo2",
+    "x + N(F(x)), N an RMSNorm, with norms on all of q and of k",
+    norms_at(Slot.BRANCH_OUT, Slot.FINAL),
+    "OLMo team 2025, arXiv:2501.00656; embeddings N(0, 0.02²) without a norm, as in their code",
+    inside=Inside(qk_norm="full"),
+    norm="rmsnorm",
+)
+DYT = Scheme(
+    "dyt",
+    "x + F(N(x)), N(x) = γ tanh(ax) + β",
+    norms_at(Slot.BRANCH_IN, Slot.FINAL),
+    "Zhu et al. 2025, arXiv:2503.10622",
+    norm="dyt",
+)
+DERF = Scheme(
+    "derf",
+    "x + F(N(x)), N(x) = γ erf(ax + s) + β",
+    norms_at(Slot.BRANCH_IN, Slot.FINAL),
+    "Chen et al. 2025, arXiv:2512.10938",
+    norm="derf",
+)
+SCALENORM = Scheme(
+    "scalenorm",
+    "x + F(N(x)), N(x) = g x/‖x‖; weights of variance 2/(5d)",
+    norms_at(Slot.BRANCH_IN, Slot.FINAL),
+    "Nguyen and Salazar 2019, arXiv:1910.05895",
+    initialisation=Initialisation("small"),
+    norm="scalenorm",
+)
+SIGMA_REPARAM = Scheme(
+    "sigma-reparam",
+    'x + F(N(x)), every map of the branches (γ/σ(W)) W; norm="none" for the one without norms',
+    norms_at(Slot.BRANCH_IN, Slot.FINAL),
+    "Zhai et al. 2023, arXiv:2303.06296",
+    inside=Inside(linear="sigma"),
 )

@@ -10,16 +10,12 @@ from normscope.nn.scheme import Initialisation, Scheme
 PRE_SLOTS = norms_at(Slot.BRANCH_IN, Slot.FINAL)
 
 
-def _one_over_root_block(where: Where) -> float:
-    return where.block**-0.5
-
-
 LAYERNORM_SCALING = Scheme(
     "layernorm-scaling",
     "x + F(N(x)/√l)",
     PRE_SLOTS,
     "Sun et al. 2025, arXiv:2502.05795; no 1/√(2L) on the weights beside it, as in their code",
-    entry_scale=_one_over_root_block,
+    entry_scale=lambda where: where.block**-0.5,
 )
 
 
@@ -55,11 +51,9 @@ DSLM = Scheme(
         MappingProxyType(
             {
                 # Attention averages tokens of correlation r to a variance r; v and o give that back.
-                "v": lambda where: _correlation(where) ** -0.25,
-                "o": lambda where: _correlation(where) ** -0.25,
+                **dict.fromkeys(("v", "o"), lambda where: _correlation(where) ** -0.25),
                 # Both maps of the feed-forward have variance √½/d: half is lost in the ReLU.
-                "up": lambda where: 2**-0.25,
-                "gate": lambda where: 2**-0.25,
+                **dict.fromkeys(("up", "gate"), lambda where: 2**-0.25),
                 "down": lambda where: 2 * 2**-0.25,
             }
         ),

@@ -17,7 +17,6 @@ class Ledger:
         self.rows = list(rows)
         self.trial = trial if trial is not None and trial.step > 0 and trial.gradients else None
         self._found = {(row.quantity, row.site): row for row in reversed(self.rows)}
-        self.quantities = list(dict.fromkeys(row.quantity for row in self.rows))
 
     def find(self, quantity: str, site: str) -> Measurement | None:
         """The first measurement of `quantity` at `site`, measured or not."""
@@ -43,7 +42,3 @@ class Ledger:
     def trained(self, site: str) -> float | None:
         """L2 norm of the gradient of a block's weights after the trial."""
         return self.trial.gradients.get(site) if self.trial is not None else None
-
-    def passing(self, site: str) -> float | None:
-        """L2 norm of the gradient on the stream at a block's exit or a stack's input."""
-        return self.scalar("gradient/stream", site)

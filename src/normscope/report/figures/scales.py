@@ -44,8 +44,8 @@ class Scale:
         return power(tick) if self.log else f"{tick:g}"
 
 
-def fit(values: Iterable[float | None], start: float, end: float, *, log: bool, zero: bool = False) -> Scale:
-    """The axis that holds all finite `values`: whole decades, or a padded range (from 0 where `zero`)."""
+def fit(values: Iterable[float | None], start: float, end: float, *, log: bool) -> Scale:
+    """The axis that holds all finite `values`: whole decades, or a padded range."""
     finite = [v for v in values if v is not None and math.isfinite(v) and (v > 0 or not log)]
     if log:
         low, high = _below(min(finite, default=1.0)), _above(max(finite, default=10.0))
@@ -55,9 +55,8 @@ def fit(values: Iterable[float | None], start: float, end: float, *, log: bool, 
             low, high = _below(low / 1.5), _above(high * 1.5) if high / low < 2 else high
         return Scale(low, high, start, end, log=True)
     low, high = min(finite, default=0.0), max(finite, default=1.0)
-    low = min(0.0, low) if zero else low
     pad = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
-    return Scale(low if zero and low == 0.0 else low - pad, high + pad, start, end)
+    return Scale(low - pad, high + pad, start, end)
 
 
 def power(value: float) -> str:

@@ -13,7 +13,7 @@ def tag(name: str, *children: object, **attributes: Attribute) -> Markup:
     Children that are not `Markup` are escaped; so are all attribute values.
     """
     head = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{_value(value)}"'
+        f' {key.rstrip("_").replace("_", "-")}="{escape(number(value))}"'
         for key, value in attributes.items()
         if value is not None
     )
@@ -78,10 +78,6 @@ def clip(words: str, most: int) -> str:
     return words if len(words) <= most else words[: most - 1] + "…"
 
 
-def number(value: float) -> str:
+def number(value: Attribute) -> str:
     """A coordinate with at most two decimals, the shortest way."""
     return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
-
-
-def _value(value: Attribute) -> str:
-    return number(value) if isinstance(value, float) else str(escape(value))

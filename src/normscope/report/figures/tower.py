@@ -73,10 +73,10 @@ class _Tower:
 
     def draw(self) -> Markup:
         """Input, blocks, output."""
-        below = self.ledger.passing(f"{self.place.stack.name}.input")
+        below = self.ledger.scalar("gradient/stream", f"{self.place.stack.name}.input")
         parts = [self._input(below)]
         for block in self.place.blocks:
-            here = self.ledger.passing(block.block.site)
+            here = self.ledger.scalar("gradient/stream", block.block.site)
             parts.append(self._block(block, below, here))
             below = here
         return svg.group(*parts, self._output())
@@ -84,7 +84,7 @@ class _Tower:
     @property
     def _top(self) -> float | None:
         """The gradient on the stream after the last block."""
-        return self.ledger.passing(self.place.blocks[-1].block.site)
+        return self.ledger.scalar("gradient/stream", self.place.blocks[-1].block.site)
 
     def _block(self, place: BlockPlace, below: float | None, here: float | None) -> Markup:
         pen, room, high = self.pen, self.layout.block_height, place.bottom - place.top

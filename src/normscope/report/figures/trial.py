@@ -23,6 +23,7 @@ from normscope.report.figures.charts import (
 )
 from normscope.report.figures.layout import Layout
 from normscope.report.figures.scales import Scale, figure, gradient_class
+from normscope.report.rescue import outcome_class
 
 STEP_CHARTS = (
     (
@@ -41,12 +42,6 @@ STEP_CHARTS = (
 """Title, description, the field of a forecast's step, whether its axis is logarithmic."""
 STRIP = 16.0
 """Height of the strip of outcomes over a chart by learning rate."""
-OUTCOME_CLASSES = {
-    **dict.fromkeys(("trains", "rescues"), "good"),
-    **dict.fromkeys(("slow", "undecided", "needs-warmup"), "doubt"),
-    "not measured": "none",
-}
-"""CSS class of a trial's outcome or a remedy's status; all others are failures."""
 
 
 def forecast_charts(forecast: Forecast, layout: Layout) -> list[Picture]:
@@ -135,11 +130,6 @@ def ladder_charts(ladder: LadderForecast) -> list[Picture]:
         drawing = _chart(rungs, values, "token diversity", log=True)
         made.append(Picture("Token diversity by learning rate", about, drawing))
     return made
-
-
-def outcome_class(outcome: str) -> str:
-    """CSS class of an outcome, or of a remedy's status."""
-    return OUTCOME_CLASSES.get(outcome, "fail")
 
 
 def _chart(
