@@ -66,8 +66,8 @@ FIXUP = Scheme(
         MappingProxyType(
             {
                 **dict.fromkeys(("q", "k", "v"), attention_gain),
-                "up": feed_forward_gain,
                 "o": zero,
+                "up": feed_forward_gain,
                 "down": zero,
             }
         ),
