@@ -157,8 +157,8 @@ def _finite_mean(values: Sequence[float]) -> float | None:
 
 def first_query(stack: Stack) -> Site | None:
     """Site from which a sequence's length is read: the query (…, T, d_h) of the first self-attention."""
-    branches = (branch for block in stack.blocks for branch in block.branches if branch.kind == "attention")
-    return next((branch.attention[0].query for branch in branches if branch.attention), None)
+    branches = (b for b in stack.branches if b.kind == "attention" and b.attention)
+    return next((branch.attention[0].query for branch in branches), None)
 
 
 def cosine(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:

@@ -35,7 +35,7 @@ def draw_curves(table: Table) -> "Figure | None":
         axes[-1, column].set_xlabel("step")
     for y, depth in enumerate(reversed(table.depths)):
         axes[y, 0].set_ylabel("loss" if depth is None else f"{depth} blocks\nloss")
-    _draw_key(figure, axes, table)
+    _draw_key(figure, table)
     return figure
 
 
@@ -79,7 +79,7 @@ def _colour(x: int, table: Table) -> tuple[float, float, float, float]:
     return colormaps["plasma"](0.92 * x / max(1, len(table.rates) - 1))
 
 
-def _draw_key(figure: "Figure", axes: np.ndarray, table: Table) -> None:
+def _draw_key(figure: "Figure", table: Table) -> None:
     from matplotlib.lines import Line2D
 
     lines = [Line2D([], [], color=_colour(x, table), label=short(rate)) for x, rate in enumerate(table.rates)]

@@ -56,10 +56,10 @@ class Owner:
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @classmethod
-    def here(cls, keeper: Process | None = None) -> "Owner":
+    def here(cls) -> "Owner":
         """This process."""
         me = Process.of(os.getpid())
-        return cls(me, keeper or me)
+        return cls(me, me)
 
     def is_gone(self, heartbeat: float) -> bool:
         """True if nobody will tell the store what becomes of its cells."""

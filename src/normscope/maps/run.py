@@ -63,7 +63,7 @@ def run_map(
     run_ray(store, early_stop=early_stop, address=ray_address, progress=progress)
 
 
-def require_engine(engine: str, ray_address: str | None = None) -> None:
+def require_engine(engine: str, ray_address: str | None) -> None:
     """Raise UsageError for an engine that is not there, or an address that it does not take."""
     if engine not in ENGINES:
         raise UsageError(f"engine {engine!r}", " or ".join(ENGINES), suggest(engine, ENGINES, "choose one"))

@@ -159,5 +159,4 @@ def stack_of(
         prepare(cell, model)
     batches = [subjects[cell.seed].batches() for cell in cells]
     configs = [cell.config.trial for cell in cells]
-    loss = lambda model, batch: first.loss(batch, model)  # noqa: E731
-    return many_trials(models, batches, loss, configs)
+    return many_trials(models, batches, lambda model, batch: first.loss(batch, model), configs)

@@ -122,9 +122,9 @@ def sentence(words: str) -> str:
 
 def describe_stack(stack: Stack) -> str:
     """A stack in one line: "12 blocks of attention and feed-forward, pre (layernorm), with a final norm"."""
-    kinds = list(dict.fromkeys(b.kind for block in stack.blocks for b in block.branches))
+    kinds = list(dict.fromkeys(b.kind for b in stack.branches))
     norms = norms_in_words(stack)
-    if norms and not any(b.scheme for block in stack.blocks for b in block.branches):
+    if norms and not any(b.scheme for b in stack.branches):
         norms = f"norm placement {norms}"
     made = f"{len(stack.blocks)} block{'s' if len(stack.blocks) != 1 else ''}"
     made += "" if stack.complete else " and a part that was not read"

@@ -13,6 +13,7 @@ POST_LN_WARNING = 16
 """Blocks from which on warm-up alone no longer rescues a Post-LN stack of plain initialisation."""
 SMALL_UPDATE = 0.5
 """Median update-to-stream ratio under which a Post-LN stack counts as initialised small."""
+_MOST_REASONS = 3
 POST_LN_REMEDIES = frozenset({"deepnorm", "admin", "b2t", "keel", "residual-dual", "hybridnorm"})
 
 
@@ -147,6 +148,6 @@ def unread(case: Case) -> Iterator[Hit]:
         yield Hit(Severity.NOTE, (), _listed(f"Beside {len(blocks)} blocks, a part was not read", reasons))
 
 
-def _listed(head: str, reasons: tuple[str, ...], most: int = 3) -> str:
-    more = f" (and {len(reasons) - most} more)" if len(reasons) > most else ""
-    return f"{head}: {'; '.join(reasons[:most])}{more}." if reasons else f"{head}."
+def _listed(head: str, reasons: tuple[str, ...]) -> str:
+    more = f" (and {len(reasons) - _MOST_REASONS} more)" if len(reasons) > _MOST_REASONS else ""
+    return f"{head}: {'; '.join(reasons[:_MOST_REASONS])}{more}." if reasons else f"{head}."

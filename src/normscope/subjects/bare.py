@@ -85,7 +85,9 @@ def subject_of(
     model: nn.Module, batch: Any, loss_fn: LossFn | None, *, portions: Portions, data: Data, spec: str
 ) -> Subject:
     """`make_subject` with the data at hand."""
-    is_fed_by_head = batch is None and loss_fn is None and _is_of_transformers(model)
+    hf = sys.modules.get("transformers")  # not imported: then it is none of theirs
+    is_of_transformers = hf is not None and isinstance(model, hf.PreTrainedModel)
+    is_fed_by_head = batch is None and loss_fn is None and is_of_transformers
     if not is_fed_by_head and (data.pairs is not None or data.images is not None):
         raise UsageError(
             f'"{spec}" with {"--images" if data.pairs is None else "--source and --target"}',
@@ -105,11 +107,6 @@ def subject_of(
     if loss_fn is not None or fake_mode_of(model) is not None or _NOISE in subject.notes:
         return subject
     return with_found_loss(subject)
-
-
-def _is_of_transformers(model: nn.Module) -> bool:
-    hf = sys.modules.get("transformers")  # not imported: then it is none of theirs
-    return hf is not None and isinstance(model, hf.PreTrainedModel)
 
 
 def _given_feed(batch: Any, loss_fn: LossFn | None, spec: str) -> Feed:

@@ -131,7 +131,7 @@ def encode(text: Text, vocabulary: int, reserved: Collection[int] = ()) -> Corpu
     return Corpus.of(text, text, table, how)
 
 
-def byte_table(counts: Any, vocabulary: int, reserved: Collection[int] = ()) -> tuple[np.ndarray, str]:
+def byte_table(counts: Any, vocabulary: int, reserved: Collection[int]) -> tuple[np.ndarray, str]:
     """The id of each byte (256,) for a model of `vocabulary` ids, and words for it.
 
     With 256 or more, id = byte. With fewer, a byte's id is its rank by frequency, skipping `reserved` ids

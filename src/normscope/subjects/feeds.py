@@ -5,7 +5,6 @@ import functools
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 
 from normscope.nn.output import IGNORED
 from normscope.subjects.corpus import Corpus
@@ -27,21 +26,19 @@ def masked_feed(corpus: Corpus, portions: Portions, name: str, mask_id: int) -> 
 def masked_batches(
     corpus: Corpus, portions: Portions, mask_id: int, ids_name: str, labels_name: str
 ) -> Iterator[Batch]:
-    """Endless batches {ids_name: (B, T), labels_name: (B, T)} with labels −100 where nothing is hidden."""
+    """Endless batches {ids_name: (B, T), labels_name: (B, T)} with labels −100 where nothing is hidden.
+
+    As many tokens of each sequence are hidden, at least one.
+    """
+    num_hidden = max(1, round(MASKED_SHARE * portions.seq_len))
     generator = torch.Generator().manual_seed(portions.seed)
     for ids in corpus.windows(portions.batch_size, portions.seq_len, portions.seed):
-        hidden = _choose(ids, generator)
+        order = torch.rand(ids.shape, generator=generator).argsort(dim=1)
+        hidden = order < num_hidden
         yield {
             ids_name: ids.masked_fill(hidden, mask_id),
             labels_name: ids.masked_fill(~hidden, IGNORED),
         }
-
-
-def _choose(ids: Tensor, generator: torch.Generator) -> Tensor:
-    """A mask (B, T) with the same number of tokens hidden, at least one, in each sequence."""
-    num_hidden = max(1, round(MASKED_SHARE * ids.shape[1]))
-    order = torch.rand(ids.shape, generator=generator).argsort(dim=1)
-    return order < num_hidden
 
 
 def continued_feed(corpus: Corpus, portions: Portions, name: str, other: str, goal: str) -> Feed:

@@ -1,5 +1,6 @@
 """Choice of the transformers head for a configuration, in the order in which heads are tried."""
 
+import itertools
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -44,7 +45,7 @@ def heads_of(config: Any) -> list[Head]:
     if getattr(config, "is_encoder_decoder", False) and "seq2seq" in kinds:
         return [head for head in heads if head.kind in ("seq2seq", "base")]
     if {"causal", "masked"} <= kinds and not getattr(config, "is_decoder", False):
-        return [head for head in heads if head.kind != "causal"] + [h for h in heads if h.kind == "causal"]
+        return sorted(heads, key=lambda head: head.kind == "causal")
     return heads
 
 
@@ -63,14 +64,7 @@ def head_kind_of(model: Any) -> HeadKind:
         "image-classification": (auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,),
     }
     for kind, mappings in tables.items():
-        if any(name in _names(mapping) for mapping in mappings):
-            return kind
+        for classes in itertools.chain.from_iterable(mapping.values() for mapping in mappings):
+            if name in (classes if isinstance(classes, tuple | list) else (classes,)):
+                return kind
     return "base"
-
-
-def _names(mapping: Any) -> set[str]:
-    return {
-        name
-        for value in mapping.values()
-        for name in (value if isinstance(value, tuple | list) else (value,))
-    }

@@ -112,7 +112,8 @@ class RunConfig:
     def to_toml(self) -> str:
         """A TOML file with every value that is set."""
         given = {_dashed(name): value for name, value in self.to_dict().items() if value is not None}
-        return "".join(f"{name} = {_toml(value)}\n" for name, value in given.items())
+        lines = (f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in given.items())
+        return "".join(lines).replace("\x7f", "\\u007f")  # beside what JSON escapes, TOML wants DEL escaped
 
     def paths(self) -> dict[str, Path | None]:
         """Text, source and target."""
@@ -153,8 +154,3 @@ def read_table(path: Path) -> dict[str, Any]:
 
 def _dashed(name: str) -> str:
     return name.replace("_", "-")
-
-
-def _toml(value: str | int | float) -> str:
-    """A TOML string or number: as JSON writes it, but that TOML wants DEL escaped too."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

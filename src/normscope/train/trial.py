@@ -88,7 +88,10 @@ class Trial:
 
     def evaluated(self, batch: Any) -> Tensor:
         """The loss of a batch in the trial's precision."""
-        with self._precision():
+        precision = self.config.precision
+        if precision == "float32":
+            return self.loss(self.model, batch)
+        with torch.autocast(self._device, getattr(torch, precision)):
             return self.loss(self.model, batch)
 
     def _forget_gradients(self) -> None:
@@ -137,11 +140,6 @@ class Trial:
         if norm is None or not self.keeps_norms:
             return math.nan
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-
-    def _precision(self) -> contextlib.AbstractContextManager[Any]:
-        if self.config.precision == "float32":
-            return contextlib.nullcontext()
-        return torch.autocast(self._device, getattr(torch, self.config.precision))
 
 
 def after_step(model: nn.Module) -> None:

@@ -15,6 +15,7 @@ from normscope.rules.remedies.remedy import (
     with_copy,
 )
 from normscope.subjects import Subject
+from normscope.train.trial import after_step
 
 NEAR = 1.1
 """Factor within which weights count as started that small already."""
@@ -86,6 +87,4 @@ def _settle(model: nn.Module) -> None:
         settle = getattr(module, "settle", None)
         if callable(settle):
             settle()
-    after_step = getattr(model, "after_step", None)
-    if callable(after_step):
-        after_step()
+    after_step(model)
