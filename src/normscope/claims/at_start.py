@@ -80,9 +80,9 @@ def stack_of(scheme: str, depth: int, seed: int, *, width: int = WIDTH, **option
     return Stack(config, first, **how)
 
 
-def noise(width: int, seed: int, batch: int = BATCH, tokens: int = TOKENS) -> Tensor:
+def noise(width: int, seed: int) -> Tensor:
     """A stream (B, T, D) of N(0, 1), float32."""
-    return torch.randn(batch, tokens, width, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(BATCH, TOKENS, width, generator=torch.Generator().manual_seed(seed))
 
 
 @torch.no_grad()

@@ -14,18 +14,7 @@ import torch
 from torch import Tensor
 
 from normscope.claims.at_start import slope, stack_of
-from normscope.claims.form import (
-    Case,
-    Evidence,
-    Figure,
-    Line,
-    Plot,
-    Setup,
-    claim,
-    flat,
-    lines_along,
-    mapped,
-)
+from normscope.claims.form import Case, Evidence, Figure, Line, Plot, Setup, claim, flat, lines_along, mapped
 from normscope.claims.real_blocks import F64, INITS, embedded, one_token, started, step_jacobian, sublayers
 from normscope.linalg import product_log_singular_values, singular_values
 from normscope.nn import Context

@@ -23,15 +23,7 @@ from normscope.claims.at_start import (
     variance,
 )
 from normscope.claims.form import Case, Evidence, Figure, Kind, Sentence, Setup, claim, effect, mapped
-from normscope.claims.training import (
-    COUNTS,
-    Outcome,
-    Recipe,
-    final_loss,
-    losses_plot,
-    train_changed,
-    trained,
-)
+from normscope.claims.training import COUNTS, Outcome, Recipe, final_loss, losses_plot, train_changed, trained
 from normscope.nn import build
 from normscope.nn.joins import WeightedSum
 from normscope.train import MARGIN
@@ -110,9 +102,9 @@ def update(scheme: str, depth: int, seed: int) -> float:
         return float((model(ids).logits - before.logits).norm()) / RATE
 
 
-def _update_cases(seed: int, draws: int = 3) -> Iterator[Case]:
-    """Exponent in L of the mean update of `draws` models."""
-    seeds = [100 * seed + draw for draw in range(draws)]
+def _update_cases(seed: int) -> Iterator[Case]:
+    """Exponent in L of the mean update of three models."""
+    seeds = [100 * seed + draw for draw in range(3)]
     for name, part in (("pre", "bound"), ("deepnorm", "deepnorm")):
         p = exponent(lambda depth: statistics.fmean(update(name, depth, each) for each in seeds))  # noqa: B023
         yield Case(seed, f"{name}, exponent in L of an update", p, abs(p) <= STILL, part)

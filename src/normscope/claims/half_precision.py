@@ -63,11 +63,11 @@ def norm_by(moments: Moments, x_ND: Tensor, inner: torch.dtype) -> Tensor:
     return ((wide_ND - mean_N1) / (var_N1 + EPS).sqrt()).to(x_ND.dtype)
 
 
-def exact_norm(x_ND: Tensor, eps: float = EPS) -> Tensor:
+def exact_norm(x_ND: Tensor) -> Tensor:
     """The same in float64 by NumPy."""
     x = x_ND.double().numpy()
     centred = x - x.mean(-1, keepdims=True)
-    return torch.from_numpy(centred / np.sqrt((centred**2).mean(-1, keepdims=True) + eps))
+    return torch.from_numpy(centred / np.sqrt((centred**2).mean(-1, keepdims=True) + EPS))
 
 
 def off(found: Tensor, truth: Tensor) -> float:

@@ -9,15 +9,7 @@ from normscope.claims.kept import machine_words
 from normscope.claims.page import sections
 from normscope.claims.result import ClaimResult
 from normscope.claims.setup import Setup
-from normscope.claims.words import (
-    counts,
-    facts,
-    figure_words,
-    machine,
-    strong_verdict,
-    tally,
-    text_words,
-)
+from normscope.claims.words import counts, facts, figure_words, machine, strong_verdict, tally, text_words
 
 SURPRISING = ("A3", "A16", "B4", "B12", "B13", "B17", "C7", "C15", "C25", "C26")
 """The rows of the README's table."""

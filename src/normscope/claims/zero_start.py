@@ -14,15 +14,7 @@ from torch import nn
 
 from normscope.claims.at_start import blocks_of, decoder, noise, stack_of, stream_by_block
 from normscope.claims.form import Case, Evidence, Figure, Kind, Sentence, Setup, claim, effect, mapped
-from normscope.claims.training import (
-    COUNTS,
-    Recipe,
-    ShortRun,
-    curves,
-    losses_plot,
-    train_changed,
-    trained,
-)
+from normscope.claims.training import COUNTS, Recipe, ShortRun, curves, losses_plot, train_changed, trained
 from normscope.claims.warmup import POST, PRE
 from normscope.errors import UsageError
 from normscope.nn import SCHEMES, Block, ModelConfig, Scaled, Slot, Where
