@@ -32,14 +32,14 @@ def with_found_loss(subject: Subject) -> Subject:
             ids = dataclasses.replace(ids, time_axis=1 if axis is None else axis)
             causal = is_causal(subject.model, subject.batch, ids)
         if axis is None or not causal:
-            return _without(subject, "the next-token loss means nothing where tokens see later ones")
+            return without_loss(subject, "the next-token loss means nothing where tokens see later ones")
         if ids.read(subject.batch).shape[axis] < 2:
-            return _without(subject, "a sequence of one token has no next token")
+            return without_loss(subject, "a sequence of one token has no next token")
         if axis == 0 and ids.key is None:
             subject = _turned(subject)
         subject.loss_fn = NextToken(ids)
         return subject
-    return _without(
+    return without_loss(
         subject, "the model gives neither a loss nor logits (B, T, V) over the vocabulary of its ids"
     )
 
@@ -63,7 +63,7 @@ def _with_own_loss(subject: Subject, places: list[tuple[Ids, int]]) -> Subject:
         with looking(subject.model):
             has_logits = logits_of(call_model(subject.model, subject.batch)) is not None
             if has_logits and not is_causal(subject.model, subject.batch, places[0][0]):
-                return _without(subject, "the next-token loss means nothing where tokens see later ones")
+                return without_loss(subject, "the next-token loss means nothing where tokens see later ones")
     subject.loss_fn = output_loss
     return subject
 
@@ -96,7 +96,8 @@ def _turned(subject: Subject) -> Subject:
     return subject
 
 
-def _without(subject: Subject, why: str) -> Subject:
+def without_loss(subject: Subject, why: str) -> Subject:
+    """`subject` without a loss, and a note that says why."""
     subject.loss_fn, subject.unigram_entropy = None, None
     subject.notes = (*subject.notes, f"no loss: {why}")
     return subject

@@ -17,6 +17,7 @@ from normscope.subjects.digits import Images, require_classes
 from normscope.subjects.fake import fake_mode_of
 from normscope.subjects.feed import Feed, Portions, in_blocks, noise
 from normscope.subjects.feeds import continued_feed, images_feed, masked_feed, pairs_feed
+from normscope.subjects.found_loss import without_loss
 from normscope.subjects.hf_heads import HeadKind
 from normscope.subjects.hf_shapes import FLOAT_INPUTS, float_shapes
 from normscope.subjects.loss import Ids, is_causal, output_loss, shifts_labels
@@ -26,7 +27,7 @@ from normscope.subjects.tokens import tokenised, tokenised_pairs
 
 _FEW_SEQUENCES, _FEW_TOKENS = 2, 16
 _NO_HEAD = ("no loss: the model has no head",)
-_NOT_CAUSAL = "no loss: the model sees later tokens, and its own loss is for models that do not"
+_NOT_CAUSAL = "the model sees later tokens, and its own loss is for models that do not"
 
 
 @dataclass(frozen=True)
@@ -116,9 +117,7 @@ def hf_subject(feeder: Feeder, spec: str, notes: tuple[str, ...] = ()) -> Subjec
         shifts = shifts_labels(call_model(feeder.model, masked.batch), masked.batch["labels"])
     if shifts is False:
         return masked
-    subject.loss_fn, subject.unigram_entropy = None, None
-    subject.notes = (*subject.notes, _NOT_CAUSAL)
-    return subject
+    return without_loss(subject, _NOT_CAUSAL)
 
 
 def _first(feeder: Feeder, spec: str, notes: tuple[str, ...]) -> Subject:
