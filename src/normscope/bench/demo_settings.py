@@ -1,7 +1,6 @@
 """The runs of the demo: one small Transformer in five conditions, three seeds each."""
 
-import dataclasses
-import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from normscope.train import TrialConfig
@@ -31,18 +30,8 @@ class Settings:
     steps: int = CRITERION_STEPS
     warmup: int = 200
     clip: float = 1.0
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: Sequence[int] = (0, 1, 2)
     look: int = 10
-
-    @classmethod
-    def of_json(cls, words: str) -> "Settings":
-        """The settings of `to_json`."""
-        values = json.loads(words)
-        return cls(**values | {"seeds": tuple(values["seeds"])})
-
-    def to_json(self) -> str:
-        """The settings as one line of JSON, for a worker."""
-        return json.dumps(dataclasses.asdict(self))
 
 
 @dataclass(frozen=True)

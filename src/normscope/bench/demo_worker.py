@@ -79,10 +79,10 @@ def train_stack(cells: Sequence[Cell], settings: Settings) -> Iterator[list[Line
 
 
 def main(words: Sequence[str]) -> None:
-    """`python -m normscope.bench.demo_worker SETTINGS CONDITIONS`, conditions by index with commas."""
+    """`python -m normscope.bench.demo_worker SETTINGS CONDITIONS`: JSON, and indices with commas."""
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)  # a collapsed run fills with denormals
-    for line in work([int(index) for index in words[1].split(",")], Settings.of_json(words[0])):
+    for line in work([int(index) for index in words[1].split(",")], Settings(**json.loads(words[0]))):
         print(json.dumps(line), flush=True)
 
 

@@ -60,8 +60,7 @@ class Attention(nn.Module):
         kv_heads = heads if kv_heads is None else kv_heads
         _require_divides(width, heads, kv_heads, head_width)
         inside = inside or Inside()
-        self.heads, self.kv_heads = heads, kv_heads
-        self.head_width = head_width or width // heads
+        self.heads, self.head_width = heads, head_width or width // heads
         if rope_base is not None and self.head_width % 2:
             raise UsageError(
                 f"rotary positions with heads {self.head_width} wide",

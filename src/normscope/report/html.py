@@ -87,7 +87,6 @@ def render_html(report: Any) -> str:
         cost=_cost(report.cost),
         budget=budget_in_words(report.budget) if report.budget else "",
         total=report.cost.get("total"),
-        notes=[report.notes] if isinstance(report.notes, str) else list(report.notes or ()),
         cell=cell,
         trial=ledger.trial,
         sentence=sentence,
@@ -143,18 +142,17 @@ def _track_width(spots: Sequence[Spot], tower_width: float) -> float:
 
 
 def _cards(spots: Sequence[Spot], layout: Layout) -> list[tuple[Spot, str, int]]:
-    """(finding, its place in words, space above) from the top of the page down, each card near its blocks."""
+    """(finding, its place in words, space above) from the top of the page down, each card near its blocks.
+
+    A place is the blocks that a finding speaks of, or its sites' own names where none is in a block.
+    """
     cards, cursor = [], 0.0
     for spot in sorted(spots, key=lambda s: (bool(s.places), s.top if s.places else 0.0, s.number)):
         start = max(cursor, spot.top) if spot.places else cursor
-        cards.append((spot, _where(spot, layout), round(start - cursor)))
+        where = _block_numbers(spot.places, layout) or compress(spot.finding.sites) or "whole model"
+        cards.append((spot, where, round(start - cursor)))
         cursor = start + 96 + 18 * math.ceil(len(spot.finding.message) / CARD_CHARACTERS)
     return cards
-
-
-def _where(spot: Spot, layout: Layout) -> str:
-    """The blocks that a finding speaks of; its sites' own names where none of them is in a block."""
-    return _block_numbers(spot.places, layout) or compress(spot.finding.sites) or "whole model"
 
 
 def _block_numbers(places: Sequence[tuple[StackPlace, BlockPlace]], layout: Layout) -> str:
