@@ -1,6 +1,7 @@
 """The store: each cell once, whoever asks, whoever dies."""
 
 import contextlib
+import dataclasses
 import os
 import random
 import sqlite3
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from small_maps import in_crews, result, small_grid
 
+from normscope.errors import UsageError
 from normscope.maps import Owner, Process, Store
 from normscope.maps.database import transaction
 from normscope.maps.owner import LEASE_SECONDS
@@ -123,6 +125,46 @@ def test_a_crew_that_crashes_is_tried_again_then_alone_then_given_up(store: Stor
     assert max(tries.values()) == 3
     store.retry_crashed()
     assert store.claim(Owner.here()).cells == (guilty,)
+
+
+def test_a_cell_that_was_given_up_is_tried_anew_at_its_place(tmp_path: Path) -> None:
+    with Store(tmp_path / "map.sqlite") as store:
+        store.enrol(in_crews(CELLS[:2], 1))
+        for _ in range(2):
+            owner = Owner.here()
+            store.crash(owner, "killed", store.claim(owner))
+        store.retry_crashed()
+        owner = Owner.here()
+        crew = store.claim(owner)
+        assert crew.cells == CELLS[:1]
+        store.crash(owner, "killed", crew)
+        assert store.counts().crashed == 0, "tried twice again"
+
+
+def test_the_share_that_is_done_counts_the_steps_of_what_is_being_trained(store: Store) -> None:
+    owner = Owner.here()
+    crew = store.claim(owner)
+    store.beat(owner, step=crew.cells[0].config.trial.steps // 2)
+    depths = [sum(cell.depth or 1 for cell in cells) for cells in (crew.cells, CELLS)]
+    assert store.counts().share == pytest.approx(depths[0] / 2 / depths[1])
+
+
+def test_settings_must_have_the_same_names(tmp_path: Path) -> None:
+    with Store(tmp_path / "map.sqlite") as store:
+        store.require_settings({"steps": 8})
+        store.enrol(in_crews(CELLS, 4), {"steps": 8})
+        store.require_settings({"steps": 8})
+        for other in ({"steps": 8, "width": 3}, {}):
+            with pytest.raises(UsageError, match="which its cells were trained with"):
+                store.require_settings(other)
+
+
+def test_a_part_of_a_crew_that_waits_again_is_claimed_without_the_rest(store: Store) -> None:
+    owner = Owner.here()
+    crew = store.claim(owner)
+    part = dataclasses.replace(crew, cells=crew.cells[1:3])
+    store.release(owner, part)
+    assert store.claim(Owner.here()) == part
 
 
 def test_whatever_happens_a_cell_is_held_once_and_finished_once(tmp_path: Path) -> None:
