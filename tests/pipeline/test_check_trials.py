@@ -13,7 +13,7 @@ from torch import Tensor
 import normscope
 from normscope import pipeline
 from normscope.forecast import Forecast, LadderForecast, LadderInterrupted
-from normscope.report.schema import schema
+from normscope.report.report import schema
 from normscope.rules.remedies import Attempt, RemediesInterrupted, Rescue
 
 BATCH = torch.randint(0, 256, (2, 16))
