@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from normscope.anatomy.calls import ModuleCalls
-from normscope.anatomy.record import op_identity, outputs_of
+from normscope.anatomy.record import changed_by, op_identity, outputs_of
 from normscope.anatomy.types import Site
 
 T = TypeVar("T")
@@ -42,17 +42,17 @@ class _Catcher(TorchDispatchMode):
             if site.output < 0:
                 tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
                 self.found.setdefault(site, tensors[-1 - site.output])
-        if mutable:
-            self._save_overwritten([t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)])
+        changed = changed_by(func, args, kwargs) if mutable else []
+        self._save_overwritten(changed)
         result = func(*args, **kwargs)
         for site in sites:
             if site.output >= 0:
-                self.found.setdefault(site, outputs_of(result, args, mutable)[site.output])
+                self.found.setdefault(site, outputs_of(result, changed)[site.output])
         return result
 
     def _save_overwritten(self, tensors: list[Tensor]) -> None:
         """Before an in-place op: copy what was caught in the storage it is about to write."""
-        storages = {t.untyped_storage()._cdata for t in tensors[:1]}
+        storages = {t.untyped_storage()._cdata for t in tensors}
         for site, tensor in self.found.items():
             if tensor.untyped_storage()._cdata in storages:
                 with enable_reentrant_dispatch():

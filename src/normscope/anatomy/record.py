@@ -71,18 +71,21 @@ class Recorder(TorchDispatchMode):
         read_args = tree_map_only(Tensor, self._read, args)
         read_kwargs = tree_map_only(Tensor, self._read, kwargs)
         result = func(*args, **kwargs)
-        self._write(func, read_args, read_kwargs, args, result)
+        self._write(func, read_args, read_kwargs, args, kwargs, result)
         return result
 
-    def _write(self, func: Any, args: Any, kwargs: Any, real_args: Any, result: Any) -> None:
+    def _write(
+        self, func: Any, args: Any, kwargs: Any, real_args: Any, real_kwargs: dict[str, Any], result: Any
+    ) -> None:
         inputs = tuple(v for v in tree_leaves((args, kwargs)) if isinstance(v, Value))
         name, base, mutable = op_identity(func)
         call = self.calls.current
+        changed = changed_by(func, real_args, real_kwargs) if mutable else []
         op = Op(name, base, args, kwargs, inputs, call, call.count(name))
         op = self._unfuse(_simplified(op))
         self._append(op)
-        written = {id(t) for t in tree_leaves(real_args) if isinstance(t, Tensor)} if mutable else set()
-        outputs = outputs_of(result, real_args, mutable)
+        outputs = outputs_of(result, changed)
+        written = set(map(id, changed))
         for index, tensor in enumerate(outputs):
             if isinstance(tensor, Tensor):
                 self._bind(op, index, tensor, id(tensor) in written)
@@ -218,9 +221,16 @@ def op_identity(func: Any) -> tuple[str, str, bool]:
     return _identities[func]
 
 
-def outputs_of(result: Any, args: Any, mutable: bool) -> list[Any]:
-    """Leaves of an op's result; one without a result (`_foreach_add_`) may have changed all its arguments."""
-    return tree_leaves(args if result is None and mutable else result)
+def changed_by(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
+    """Tensors among the arguments that an op writes into, as its schema says."""
+    given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+    wrote = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return [t for t in tree_leaves([given.get(name) for name in wrote]) if isinstance(t, Tensor)]
+
+
+def outputs_of(result: Any, changed: list[Tensor]) -> list[Any]:
+    """Leaves of an op's result; for one without a result (`_foreach_add_`), the arguments it changed."""
+    return list(changed) if result is None else tree_leaves(result)
 
 
 def _geometry(tensor: Tensor) -> _Geometry:

@@ -110,8 +110,11 @@ def _at_longer_steps(f: Map, x: Tensor, v: Tensor, jv: Tensor, y: Tensor) -> str
     longest = step(x, v, power=0) * LONGEST
     wanted = 2 * _round_off(x, y) / (TOLERANCE * size) if size else longest
     h = min(max(wanted, usual), longest)
-    long, half = _central(f, x, v, jv, y, h), _central(f, x, v, jv, y, h / 2)
-    if long.agrees or half.agrees:
+    long = _central(f, x, v, jv, y, h)
+    if long.agrees:
+        return ""
+    half = _central(f, x, v, jv, y, h / 2)
+    if half.agrees:
         return ""
     bends = half.gap <= long.gap / 2  # ∝ h² where f is smooth
     if bends or long.gap <= KINKED * long.scale + long.round_off:

@@ -120,6 +120,6 @@ def _common(cell: Cell) -> dict[str, Any]:
     """Settings of the cell that no axis of a grid changes."""
     spec = parse(cell.config.model)
     if spec.kind != "nn":
-        return cell.shared
+        return dict(cell.shared)
     options = {f"model {name}": value for name, value in spec.options.items() if name not in AXES}
     return cell.shared | {"model": f"nn:{spec.name}"} | options

@@ -107,5 +107,9 @@ def _overlaps(left: Gradients | str, right: Gradients | str) -> dict[int, Overla
         return left
     if isinstance(right, str):
         return right
-    pairs = {key: (a, right[key].to(a.dtype)) for key, a in left.items() if key in right}
-    return {key: Overlap(inner(a, b), energy(a), energy(b)) for key, (a, b) in pairs.items()}
+    found = {}
+    for key, a in left.items():
+        if key in right:
+            b = right[key].to(a.dtype)  # one at a time: all at once would be another copy of the weights
+            found[key] = Overlap(inner(a, b), energy(a), energy(b))
+    return found

@@ -45,6 +45,8 @@ def moved(model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> 
     """`model.to(device, dtype)`. PyTorch cannot do that to fake tensors: they are replaced where they are."""
     if fake_mode_of(model) is None:
         return model.to(device, dtype)
+    if dtype is None:
+        return model
     return _replaced(model, lambda t: t.to(dtype) if t.is_floating_point() else t)
 
 

@@ -140,8 +140,10 @@ def _known_options(config_class: Any) -> tuple[set[str], set[str]]:
 
 def _attributes(config_class: Any) -> set[str]:
     names = {name for base in config_class.__mro__ for name in getattr(base, "__annotations__", {})}
+    made = None
     with contextlib.suppress(Exception):  # a composite that needs its parts: what its class declares must do
         made = config_class()
+    if made is not None:
         names |= set(made.to_dict()) | set(vars(made))
     names |= set(getattr(config_class, "attribute_map", {}))
     return {name for name in names if not name.startswith("_") and name not in ("model_type", "auto_map")}
