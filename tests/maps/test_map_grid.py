@@ -48,7 +48,9 @@ def test_what_is_no_value_is_refused_on_one_line(read, text) -> None:
 
 
 def test_every_combination_is_a_cell_once() -> None:
-    grid = small_grid(depths=[1, 2], warmups=[0, 5], seeds=[0, 1], schemes=["post", "pre", "post"])
+    lrs = [1e-3, 3e-3, 1e-2, 3e-2, 1e-3]
+    axes = {"depths": [1, 2, 1], "warmups": [0, 5, 0], "seeds": [0, 1, 1], "schemes": ["post", "pre", "post"]}
+    grid = small_grid(lrs=lrs, **axes)
     found = [(c.scheme, c.depth, c.lr, c.warmup, c.seed) for c in grid.cells]
     assert sorted(found) == sorted(
         itertools.product(["post", "pre"], [1, 2], [1e-3, 3e-3, 1e-2, 3e-2], [0, 5], [0, 1])
@@ -122,6 +124,17 @@ def test_large_models_are_stacked_less() -> None:
     most = MOST_NUMBERS // parameters_of(cells[0].config.model)
     assert {len(crew) for crew in crews(cells, 64)} == {max(1, most)}
     assert most < 4
+
+
+@pytest.mark.parametrize(
+    ("of_four", "of_eight", "size"), [(0.96, 0.96, 1), (0.94, 0.9, 4), (0.94, 0.88, 8), (1.1, 0.94, 8)]
+)
+def test_a_larger_stack_must_be_worth_it(
+    monkeypatch: pytest.MonkeyPatch, of_four: float, of_eight: float, size: int
+) -> None:
+    seconds = {1: 1.0, 4: of_four, 8: of_eight}
+    monkeypatch.setattr("normscope.maps.crews._seconds", lambda cell, sizes: seconds)
+    assert measured_stack(small_grid().cells)["size"] == size
 
 
 def test_stacks_are_measured_on_one_thread_as_workers_train(monkeypatch: pytest.MonkeyPatch) -> None:

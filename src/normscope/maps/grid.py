@@ -79,7 +79,7 @@ class Grid:
         if not _is_ours(spec):
             return (self.base.model,)
         axes = [
-            [(name, value) for value in _once(values)] or [(name, spec.options.get(name))]
+            [(name, value) for value in values] or [(name, spec.options.get(name))]
             for name, values in (("scheme", self.schemes), ("init", self.inits), ("depth", self.depths))
         ]
         options = [spec.options | dict(choice) for choice in itertools.product(*axes)]

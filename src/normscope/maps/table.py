@@ -47,9 +47,7 @@ class Point:
     def excess(self) -> float:
         """Loss at the end less the unigram entropy, in nats, mean over seeds; inf where one diverged."""
         found = [excess(record) for record in self.done]
-        if not found:
-            return math.nan
-        return sum(found) / len(found) if all(map(math.isfinite, found)) else math.inf
+        return sum(found) / len(found) if found else math.nan
 
 
 def excess(record: Record) -> float:
