@@ -78,7 +78,7 @@ class Grid:
         spec = parse(self.base.model)
         if not _is_ours(spec):
             return (self.base.model,)
-        axes = [
+        axes: list[list[tuple[str, Any]]] = [
             [(name, value) for value in values] or [(name, spec.options.get(name))]
             for name, values in (("scheme", self.schemes), ("init", self.inits), ("depth", self.depths))
         ]
