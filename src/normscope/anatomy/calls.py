@@ -1,4 +1,4 @@
-"""Which module call is running: the frame of reference of every `Site`.
+"""The module call that is running: the frame of reference of every `Site`.
 
 Recording and capturing must count alike, so both use this one class. Module hooks keep a stack of calls;
 every op is counted in the innermost call by its name. Wrappers (`torch.compile`, DDP, FSDP) and modules that

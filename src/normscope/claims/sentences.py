@@ -11,7 +11,7 @@ from normscope.claims.sources import Source
 
 @dataclass(frozen=True)
 class Said:
-    """What the texts say, and a claim tests.
+    """Sentence of the texts that a claim tests, in English and Chinese, with its sources.
 
     Attributes:
         says: in English, as plainly as the text has it.

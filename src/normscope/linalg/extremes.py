@@ -111,7 +111,7 @@ def top_singular(
 
 
 SETTLED = 1e-2
-"""What the couplings of what is kept allow at most, whatever the tolerance, when a new process starts."""
+"""Largest value that the couplings of what is kept allow, at any tolerance, when a new process starts."""
 
 KEPT = 0.02
 """Coupling, beside σ_k, up to which a triple is kept for the next processes. What is coupled more would count
@@ -271,7 +271,7 @@ class _Search:
 
     @property
     def floor(self) -> float:
-        """What is round-off beside the largest value: of a sum, and of what ends a process."""
+        """Round-off beside the largest value: that of a sum, and that which ends a process."""
         size = len(self.done.matrix) + len(self.now.alpha)
         units = max(8 * size, 10 * sqrt(self.op.shape[1]) if self.is_exhausted else 0)
         return units * round_off_of(self.op) * float(self._values[0])

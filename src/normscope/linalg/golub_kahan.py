@@ -47,7 +47,7 @@ def round_off_of(op: LinearMap) -> float:
 
 
 class Status(StrEnum):
-    """How an iteration ended."""
+    """Outcome of an iteration."""
 
     EXACT = "exact"
     CONVERGED = "converged"

@@ -20,7 +20,7 @@ PROBES: dict[str, Callable[[Subject, Anatomy], Iterable[Measurement]]] = {
     "jacobian": measure_jacobian,
     "precision": measure_precision,
 }
-"""What a check measures, in this order. A new probe is one entry here."""
+"""The measurements of a check, in this order. A new probe is one entry here."""
 
 __all__ = [
     "PROBES",

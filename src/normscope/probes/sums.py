@@ -60,7 +60,7 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def flushed(tensor: Tensor) -> tuple[int, int]:
-    """How many non-zero values a cast to float16 would turn into zero, and how many are not zero."""
+    """Number of non-zero values that a cast to float16 turns into zero, and number of non-zero values."""
     kept = nonzero = 0
     for piece in _pieces(tensor):
         nonzero += int(torch.count_nonzero(piece))

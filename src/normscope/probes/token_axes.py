@@ -1,4 +1,4 @@
-"""Which axis of a stream counts tokens.
+"""The axis of a stream that counts tokens.
 
 Streams come as (B, T, d), as (T, B, d) (`nn.TransformerEncoder` by default), as (B, H, W, d) (Swin) and
 flattened as (B·T, d). Token diversity needs to know which.

@@ -41,7 +41,7 @@ def log_singular_values(matrix: Graded) -> tuple[Tensor, float]:
 
 
 def _living_rows(matrix: Graded) -> list[tuple[Tensor, Tensor]]:
-    """Of each matrix the rows [r, d] that are not zero, and their exponents [r]; the largest first."""
+    """The rows [r, d] of each matrix that are not zero, and their exponents [r]; the largest first."""
     living = []
     for t, exponents in zip(matrix.t, matrix.exponents, strict=True):
         order = torch.sort(exponents, descending=True, stable=True).indices[: int(exponents.isfinite().sum())]

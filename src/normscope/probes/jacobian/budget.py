@@ -42,7 +42,7 @@ class Budget(StrEnum):
 
 @dataclass
 class Part:
-    """What one part of the probe has cost."""
+    """Cost of one part of the probe."""
 
     forwards: float = 0.0
     seconds: float = 0.0

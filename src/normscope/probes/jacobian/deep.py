@@ -71,7 +71,7 @@ def _shape(workspace: Workspace, part: Block | Stack) -> tuple[int, int]:
 
 
 def _small_end(workspace: Workspace, part: Block | Stack) -> list[Measurement]:
-    """By Golub–Kahan–Lanczos for a block, by solves with its layers for what that does not reach."""
+    """The small end, by Golub–Kahan–Lanczos for a block, else by solves with its layers."""
     share = workspace.share(part)
     workspace.spending.require(SMALLEST, (DIRECT_PRODUCTS + LAYER_PRODUCTS) * share, Budget.DEEP)
     with workspace.spending.timed(SMALLEST):

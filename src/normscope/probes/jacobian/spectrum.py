@@ -30,7 +30,7 @@ QUANTILES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 """Shares of the singular values at which the distribution of log σ is given."""
 
 BATCHED = 0.5
-"""What a VJP among many at once costs of a forward, with its share of the SVD; measured at T·d = 512: 0.4."""
+"""Cost of a VJP among many at once, in forwards, with its share of the SVD; measured at T·d = 512: 0.4."""
 
 LARGEST_FEW = "jacobian/top-singular-values"
 NUM_TOP = 20
