@@ -86,7 +86,7 @@ def sigma_min(
     up to about 20 at n = 200, 10 at n = 1000. Beyond it the status is NOT_CONVERGED.
 
     Args:
-        op: the map J [m, n].
+        op: the map J [m, n]; of its min(m, n) singular values those of the kernels are left out.
         kernel: {v : Jv = 0}: an orthonormal basis (n, r), or the projector onto it (…, n) → (…, n).
         left_kernel: {u : Jᵀu = 0}, likewise. One side is enough.
         tol, max_products, confidence: as in `sigma_max`.

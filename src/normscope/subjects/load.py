@@ -83,7 +83,11 @@ def load(
 
 
 def load_to_read(spec: str, *, batch_size: int = 1, **options: Any) -> Subject:
-    """`load` for those who only read: a model that would not fit the memory comes in fake tensors."""
+    """`load` for those who only read: a model that would not fit the memory comes in fake tensors.
+
+    Args:
+        spec, batch_size, options: as in `load`, without `fake`.
+    """
     try:
         return load(spec, batch_size=batch_size, **options)
     except NoRoomError:
