@@ -114,7 +114,16 @@ def it_is_not_finite(setup: Setup) -> Evidence:
     return Evidence(
         cases=found,
         figure=Figure("size", dict.fromkeys(setup.seeds, -math.inf)),
-        plots=[Plot("Nothing", "x", "y", [line], "xy", {"none": math.nan})],
+        plots=[
+            Plot(
+                "Nothing",
+                "x",
+                "y",
+                [line, Line("a range", range(1, 4), (1.0, 2.0, 3.0))],
+                "xy",
+                {"none": math.nan},
+            )
+        ],
     )
 
 

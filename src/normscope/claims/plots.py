@@ -41,6 +41,10 @@ class Line:
     high: Sequence[float] = ()
     marks: bool = False
 
+    def __post_init__(self) -> None:
+        for name in ("x", "y", "low", "high"):  # lists, as JSON gives them back: a range cannot be written
+            object.__setattr__(self, name, list(getattr(self, name)))
+
     @classmethod
     def over_seeds(cls, name: str, points: Mapping[float, Sequence[float]], *, marks: bool = False) -> "Line":
         """Median, smallest and largest of the values at each x."""
