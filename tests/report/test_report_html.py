@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import itertools
 import math
 import re
 from collections import Counter
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 from normscope.anatomy import Anatomy, Site
 from normscope.probes import Measurement
-from normscope.report.figures import scales
+from normscope.report.figures import charts, scales
 from normscope.report.figures.branches import norm_slots
 from normscope.report.figures.layout import lay_out
 from normscope.report.figures.ledger import Ledger
@@ -373,3 +374,13 @@ def test_gradient_classes(value: float | None, reference: float, css: str) -> No
 
 def _norm_bars(tower: str) -> list[dict[str, str]]:
     return Page(tower).with_class("norm")
+
+
+def test_names_of_lines_stand_apart_and_above_the_ticks() -> None:
+    ends = {"a": 2.0, "b": 2.01, "c": 2.02, "d": 2.03}
+    curves = [charts.Curve(name, "c-ink", [0.0, 1.0], [4.0, end]) for name, end in ends.items()]
+    drawn = str(charts.chart(curves, label="Loss by step", x_label="step", log=False))
+    heights = sorted(float(y) for y in re.findall(r'<text[^>]*y="([\d.]+)"[^>]*class="end', drawn))
+    assert len(heights) == 4
+    assert min(b - a for a, b in itertools.pairwise(heights)) >= 12
+    assert heights[-1] - 3.5 <= charts.HEIGHT - charts.LOWER

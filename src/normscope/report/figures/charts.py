@@ -159,12 +159,12 @@ def finite_stretches(points: Iterable[tuple[float, float | None]]) -> list[list[
 
 
 def _free(y: float, taken: list[float]) -> float:
-    """A height near `y` that no label has taken."""
-    shift = next(
-        s for s in (0, 13, -13, 26, -26, 39, -39, 52) if all(abs(y + s - t) >= 12 for t in taken) or s == 52
-    )
-    taken.append(y + shift)
-    return y + shift
+    """A height near `y` that no label has taken, between the axes where there is one."""
+    near = [y + shift for shift in (0, 13, -13, 26, -26, 39, -39, 52, -52)]
+    free = [at for at in near if all(abs(at - other) >= 12 for other in taken)]
+    inside = [at for at in free if at <= HEIGHT - LOWER]  # below are the ticks
+    taken.append((inside or free or near[-1:])[0])
+    return taken[-1]
 
 
 def _slices(curves: Sequence[Curve], across: Scale, x_label: str) -> list[Markup]:
