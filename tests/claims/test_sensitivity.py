@@ -16,11 +16,25 @@ def test_sharpness_of_a_bowl() -> None:
     assert sharpness(loss, [x], steps=60) == pytest.approx(10)
 
 
-def test_condition_of_a_model() -> None:
-    model = build("decoder", depth=1, width=8, heads=2, vocab=16, context=8, init="xavier").double()
+def test_condition_of_a_model_is_that_of_the_dense_gauss_newton_matrix() -> None:
+    tokens, vocab = sensitivity.TOKENS, sensitivity.VOCAB
+    model = build("decoder", depth=1, width=4, heads=2, vocab=vocab, context=tokens, init="xavier").double()
+    ids, weights = torch.arange(tokens)[None] % vocab, dict(model.named_parameters())
     with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no batched backward pass
-        found = condition(model, dict(model.named_parameters()), torch.arange(8)[None])
-    assert 1 < found < 1e6
+        found = condition(model, weights, ids)
+        matrix = torch.zeros(2 * [sum(p.numel() for p in weights.values())], dtype=torch.float64)
+        logits_TV = model(ids).logits[0]
+        for token in range(tokens):
+            rows = [
+                torch.cat(
+                    [g.flatten() for g in torch.autograd.grad(z, list(weights.values()), retain_graph=True)]
+                )
+                for z in logits_TV[token]
+            ]
+            p_V, j_VP = logits_TV[token].detach().softmax(-1), torch.stack(rows)
+            matrix += j_VP.T @ (p_V.diag() - p_V.outer(p_V)) @ j_VP
+    values = torch.linalg.eigvalsh(matrix).flip(0)[: tokens * (vocab - 1)]
+    assert found == pytest.approx(float(values[0] / values.median()), rel=1e-6)
 
 
 def test_the_gain_of_a_norm(monkeypatch: pytest.MonkeyPatch) -> None:
