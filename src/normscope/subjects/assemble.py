@@ -119,7 +119,7 @@ def try_forward(model: nn.Module, batch: Batch, loss_fn: LossFn | None, *, given
 
 
 def _try_loss(loss_fn: LossFn, output: Any, batch: Batch, given: str) -> None:
-    do = "mend the loss_fn; it is called as loss_fn(output, batch)"
+    do = "fix the loss_fn; it is called as loss_fn(output, batch)"
     try:
         loss = loss_fn(output, batch)
     except Exception as error:
