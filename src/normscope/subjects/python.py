@@ -40,7 +40,7 @@ def call_factory(spec: Spec) -> tuple[nn.Module, Any, LossFn | None]:
             raise UsageError(
                 f'factory "{spec.text}" raised {describe(error)}',
                 f"{RETURNS} from it",
-                f"fix the file; {_TRACEBACK}",
+                f"fix the factory; {_TRACEBACK}",
             ) from error
     return _checked(spec, made)
 
@@ -55,7 +55,7 @@ def _import(spec: Spec) -> ModuleType:
         raise UsageError(
             f'"{spec.name}" of "{spec.text}" raised {describe(error)}',
             "code that can be imported",
-            f"fix the factory; {_TRACEBACK}",
+            f"fix the file; {_TRACEBACK}",
         ) from error
 
 
