@@ -10,7 +10,9 @@ from test_probe_jacobian import Block, FeedForward, Model, dense, gpt, ids, reas
 from torch import Tensor, nn
 
 from normscope.anatomy import measuring, read_anatomy
+from normscope.bench.examples import CausalEncoder
 from normscope.probes import Budget, Measurements, Spending, measure_jacobian
+from normscope.probes.jacobian.derivative import TOLERANCE
 from normscope.probes.jacobian.one_sequence import one_sequence
 from normscope.probes.precision import measure_precision
 from normscope.subjects import Subject
@@ -308,6 +310,23 @@ def test_a_stack_that_bends_within_the_step_is_not_called_wrong() -> None:
     assert value(rows, "sigma-max", "encoder") > 1e3
     row = rows.find("derivative/relative-error", "encoder")
     assert row.how == "not measured: the forward bends within the steps of the finite differences"
+
+
+@pytest.mark.parametrize(("depth", "width", "factor", "seed"), [(8, 64, 12.0, 11), (5, 32, 40.0, 12)])
+def test_a_saturated_attention_is_no_wrong_derivative(
+    depth: int, width: int, factor: float, seed: int
+) -> None:
+    """Its softmax bends within the steps of the finite differences, in float32 and in every block."""
+    torch.manual_seed(seed)
+    model = CausalEncoder(depth, width, norm_first=True, final_norm=True)
+    with torch.no_grad():
+        for layer in model.encoder.layers:
+            layer.self_attn.in_proj_weight[: 2 * width] *= factor
+    rows = measure(model, torch.randint(256, (2, 48)), Budget.FAST)
+    errors = rows.of("derivative/relative-error")
+    assert all(error <= TOLERANCE for error in errors.values())
+    hidden = [row for row in rows if row.quantity == "derivative/relative-error" and not row.measured]
+    assert any("within the steps" in row.how for row in hidden)
 
 
 def test_a_hook_that_fails_takes_only_the_figures_with_it() -> None:

@@ -84,7 +84,7 @@ def test_a_jump_that_only_the_long_step_meets_excuses_no_gap() -> None:
 
 def test_a_coarser_precision_in_the_forward_hides_the_differences() -> None:
     op = Matrix(torch.eye(TOKENS * WIDTH, dtype=torch.float64))
-    moved = (ONES, 0.5 * ONES)
+    moved = (0.5 * ONES, 0.5 * ONES)
     assert is_wrong(compare(op, (ONES, ONES), moved, ONES))
     found = compare(op, (ONES, ONES), moved, ONES, torch.finfo(torch.bfloat16).eps)
     assert isinstance(found, str)
@@ -95,9 +95,11 @@ def test_differences_that_settle_far_from_the_derivative_tell_that_it_is_wrong()
     assert compared(ONES, 1.01 * ONES, gain=4.0) == pytest.approx(0.75, abs=0.01)
 
 
-def test_steps_of_the_forward_tell_that_the_derivative_is_wrong() -> None:
-    """Rounding under a straight-through gradient: jumps grow as the step shrinks, beyond the derivative."""
-    assert compared(45 * ONES, 90 * ONES) > 0.9
+def test_differences_that_never_settle_tell_nothing() -> None:
+    """Rounding under a straight-through gradient, or a hard softmax: jumps grow as the step shrinks."""
+    found = compared(45 * ONES, 90 * ONES)
+    assert isinstance(found, str)
+    assert "bends or jumps" in found
 
 
 @pytest.mark.parametrize("index", [0, -1])
