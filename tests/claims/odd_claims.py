@@ -27,9 +27,16 @@ HERE = Source("000", "Theorem 2.2", "零空间 <b>")
 THERE = Source("004", "§5.3.2", "训练初期不稳定")
 
 
-def said(says: str, *sources: Source) -> Said:
+def said(
+    says: str,
+    *sources: Source,
+    asks: str = "nothing",
+    condition: str = "",
+    kind: Kind = Kind.LAW,
+    parts: dict[str, Sentence] | None = None,
+) -> Said:
     """A sentence that no text says."""
-    return Said(says, "", sources)
+    return Said(sources=sources, sentence=Sentence(says, condition), asks=asks, kind=kind, parts=parts or {})
 
 
 def depths(setup: Setup, factor: float = 1.0) -> Plot:
@@ -48,7 +55,7 @@ def cases(setup: Setup, holds: bool, met: bool = True, part: str = "") -> list[C
     ]
 
 
-@claim("Z1", said=said("It holds.", HERE, THERE), asks="1 is 1 & 1 < 2", has_long=True)
+@claim("Z1", said=said("It holds.", HERE, THERE, asks="1 is 1 & 1 < 2"), has_long=True)
 def it_holds(setup: Setup) -> Evidence:
     found = cases(setup, True)
     return Evidence(cases=found, figure=Figure.largest("largest <error>", found), plots=[depths(setup)])
@@ -56,10 +63,13 @@ def it_holds(setup: Setup) -> Evidence:
 
 @claim(
     "Z2",
-    said=said("It holds under a condition | or two.", HERE),
-    asks="half of it",
-    condition="x < 1",
-    parts={"refuted": Sentence("Besides, this <script>."), "nothing": Sentence("Nobody looked.")},
+    said=said(
+        "It holds under a condition | or two.",
+        HERE,
+        asks="half of it",
+        condition="x < 1",
+        parts={"refuted": Sentence("Besides, this <script>."), "nothing": Sentence("Nobody looked.")},
+    ),
 )
 def it_holds_sometimes(setup: Setup) -> Evidence:
     found = [*cases(setup, True), *cases(setup, False, met=False), *cases(setup, False, part="refuted")]
@@ -73,7 +83,7 @@ def it_holds_sometimes(setup: Setup) -> Evidence:
     )
 
 
-@claim("Z3", said=said("It is refuted.", THERE, HERE), asks="30 % or more", kind=Kind.TENDENCY)
+@claim("Z3", said=said("It is refuted.", THERE, HERE, asks="30 % or more", kind=Kind.TENDENCY))
 def it_is_refuted(setup: Setup) -> Evidence:
     found = [
         Case(seed=seed, where="<b>everywhere</b>", value=float(seed), holds=seed == 1) for seed in setup.seeds
@@ -81,30 +91,30 @@ def it_is_refuted(setup: Setup) -> Evidence:
     return Evidence(cases=found, figure=Figure.largest("steps saved, in %", found))
 
 
-@claim("Z4", said=said("It cannot be measured.", THERE), asks="10–20 % faster on a GPU")
+@claim("Z4", said=said("It cannot be measured.", THERE, asks="10–20 % faster on a GPU"))
 def it_is_not_measured(setup: Setup) -> Evidence:
     raise NotMeasured("needs a GPU <here>")
 
 
-@claim("Z5", said=said("It breaks.", THERE), asks="nothing")
+@claim("Z5", said=said("It breaks.", THERE))
 def it_breaks(setup: Setup) -> Evidence:
     print("what a claim prints is no answer")
     raise RuntimeError("broken <on purpose>")
 
 
-@claim("Z6", said=said("It kills its worker.", THERE), asks="nothing")
+@claim("Z6", said=said("It kills its worker.", THERE))
 def it_kills(setup: Setup) -> Evidence:
     os.kill(os.getpid(), signal.SIGKILL)
     return Evidence()
 
 
-@claim("Z7", said=said("It takes for ever.", THERE), asks="nothing")
+@claim("Z7", said=said("It takes for ever.", THERE))
 def it_sleeps(setup: Setup) -> Evidence:
     time.sleep(600)
     return Evidence()
 
 
-@claim("Z8", said=said("Nothing in it is finite.", THERE), asks="nothing")
+@claim("Z8", said=said("Nothing in it is finite.", THERE))
 def it_is_not_finite(setup: Setup) -> Evidence:
     found = [
         Case(seed=seed, where="at 0", value=(math.nan, math.inf)[seed % 2], holds=False)

@@ -425,6 +425,13 @@ def test_a_change_of_code_is_a_change_of_key_but_a_comment_or_docstring_is_not(
     assert own_code(claim) != first, "what it imports from another claim's module counts"
 
 
+def test_words_are_no_part_of_the_key_but_a_condition_to_confirm_is(odd: dict[str, Claim]) -> None:
+    claim = odd["Z1"]
+    other = replace(claim, sentence=Sentence("Other words.", hypothesis="x > 0"), asks="more")
+    assert own_code(other) == own_code(claim)
+    assert own_code(replace(claim, sentence=Sentence("It holds.", "x < 1"))) != own_code(claim)
+
+
 def test_only_what_shows_is_left_out_of_the_key() -> None:
     room = cache_module.ROOM
     assert all((room / name).is_file() for name in cache_module.SHOWING)

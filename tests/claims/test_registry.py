@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import normscope.claims
-from normscope.claims import CLAIMS, TEXTS, Claim, chosen, claim, in_order
+from normscope.claims import CLAIMS, TEXTS, Claim, Evidence, chosen, claim, in_order
 from normscope.claims.registry import MODULES
-from normscope.claims.sentences import read_sentences
+from normscope.claims.sentences import read_sentences, sentences
 from normscope.errors import UsageError
 
 ROWS = [f"A{i}" for i in range(1, 17)] + [f"B{i}" for i in range(1, 16)] + [f"C{i}" for i in range(1, 34)]
@@ -40,13 +40,40 @@ def test_a_claim_says_where_it_is_said_and_what_is_asked(claim: Claim) -> None:
 
 def test_a_claim_without_a_sentence_is_refused() -> None:
     with pytest.raises(ValueError, match=r"claim C99 has no sentence: add a table \[C99\] to claims/sent"):
-        claim("C99", asks="nothing")
+        claim("C99")
 
 
-@pytest.mark.parametrize("table", ['says = "x"\nzh = "x"', 'says = "x"\nzh = "x"\nsources = []\nsay = "y"'])
-def test_a_table_without_sources_or_with_another_key_is_refused(table: str) -> None:
-    with pytest.raises((KeyError, TypeError), match=r"sources|say"):
+TABLE = 'says = "x"\nzh = "x"\nasks = "x"\n'
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        (TABLE, "'sources'"),
+        (TABLE + 'sources = []\nsay = "y"', "'say'"),
+        (TABLE + 'sources = []\nparts = {a = {says = "y", says_zh = "y"}}', "'says_zh'"),
+        (TABLE + 'sources = []\nparts = {a = {condition = "y"}}', "'says'"),
+        (TABLE + 'sources = []\nkind = "lwa"', "'lwa'"),
+    ],
+)
+def test_a_table_that_lacks_a_key_or_has_another_is_refused(table: str, words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
         read_sentences(f"[C99]\n{table}")
+
+
+def test_a_smallest_effect_of_no_part_is_refused() -> None:
+    enter = claim("C99", smallest={"": 0.1, "prt": 0.1}, said=sentences()["C4"])
+    with pytest.raises(AssertionError, match="smallest effects of no part of C99"):
+        enter(lambda setup: Evidence())
+
+
+def test_smallest_effects_and_conditions_stand_with_their_sentences() -> None:
+    tuned = CLAIMS["C11"]
+    found = {name: part.smallest for name, part in {"": tuned.sentence, **tuned.parts}.items()}
+    assert found == {"": 0.3, "band": None, "norms": 0.3, "deep": 0.3}
+    assert CLAIMS["C24"].conditional == ["", "better"]
+    assert CLAIMS["C25"].conditional == ["guard"]
+    assert CLAIMS["C8"].parts["hundred"].hypothesis == "the blocks have residuals and norms"
 
 
 def test_no_module_types_a_verdict() -> None:

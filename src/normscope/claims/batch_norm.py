@@ -25,16 +25,7 @@ DISTURBED = 0.1
 """An output that is off by a tenth of itself is disturbed."""
 
 
-@claim(
-    "C4",
-    asks="in batches of 1 to 256 a sample's output moves by at most 1e-12 with LayerNorm, and by more "
-    "than 1e-3 of itself with BatchNorm, of what it is in a batch of 512",
-    parts={
-        "root": "The error of BatchNorm's statistics is proportional to one over √batch (±0.1).",
-        "vectors": "In a batch of 2 or 4 vectors BatchNorm's outputs are off by a tenth or more.",
-        "texts": "In a batch of 2 or 4 texts of 256 tokens they are off by a tenth or more.",
-    },
-)
+@claim("C4")
 def batch_size(setup: Setup) -> Evidence:
     """One sample among others, against its output in a large batch; batches of vectors and of texts."""
     cases = setup.cases(_size_cases, _small_batch_cases)
@@ -115,12 +106,7 @@ def _batch_of_one() -> str:
         return f"refuses it ({error})"
 
 
-@claim(
-    "C6",
-    asks="between train and eval mode the logits of a decoder without dropout do not change at all with "
-    "LayerNorm (and RMSNorm), and by more than 1 % with BatchNorm, whose averages have seen 0, 10 or "
-    "100 batches",
-)
+@claim("C6")
 def both_modes(setup: Setup) -> Evidence:
     """The same decoder on the same batch in both modes."""
     cases = setup.cases(_mode_cases)
@@ -154,15 +140,7 @@ def _mode_cases(seed: int) -> Iterator[Case]:
             yield Case(seed, "", change, holds, at={"norm": norm, "batches": upto})
 
 
-@claim(
-    "C5",
-    asks="the outputs of the real tokens of a text change by a tenth or more in torch's BatchNorm when the "
-    "batch is padded to 1.25 to 4 times its length",
-    parts={
-        "told": "It disturbs a BatchNorm that is told which tokens are padding, too.",
-        "ln": "Padding does nothing to LayerNorm (at most 1e-12, through an encoder).",
-    },
-)
+@claim("C5")
 def padding(setup: Setup) -> Evidence:
     """The same texts with more and less padding: torch's BatchNorm, ours with a mask, an encoder."""
     cases = setup.cases(_padding_cases, _encoder_cases)
@@ -208,12 +186,7 @@ def _encoder_cases(seed: int) -> Iterator[Case]:
         yield Case(seed, where, change, change <= ROUND_OFF, "ln")
 
 
-@claim(
-    "C36",
-    asks="its output is that of BatchNorm over the features (x transposed, not viewed) within 1e-6 of "
-    "itself; features alike, features of different scale, positions of different scale",
-    parts={"mean": "Each feature of its output has mean 0 over batch and positions (within 1e-6)."},
-)
+@claim("C36")
 def viewed(setup: Setup) -> Evidence:
     """The line as printed beside the transposed one, and what each of its channels is made of."""
     cases = setup.cases(_view_cases)

@@ -110,7 +110,7 @@ def _version(package: str) -> str:
 
 
 def own_code(claim: Claim) -> str:
-    """Digest of the module that measures `claim`, and of the claims' modules that it imports."""
+    """Digest of what measures `claim`: its module, the claims' modules that this imports, its conditions."""
     own, found = _claim_files(), set[Path]()
     waiting = [_file(claim)]
     while waiting:
@@ -119,7 +119,7 @@ def own_code(claim: Claim) -> str:
             found.add(file)
             imports = re.findall(r"^from normscope\.claims\.(\w+) import", _text_of(file), re.MULTILINE)
             waiting += [ROOM / f"{name}.py" for name in imports]
-    return _code_digest(found)
+    return _digest([_code_digest(found), claim.conditional])
 
 
 def _claim_files() -> set[Path]:

@@ -25,7 +25,6 @@ from normscope.claims.form import (
     Evidence,
     Figure,
     Plot,
-    Sentence,
     Setup,
     claim,
     flat,
@@ -61,14 +60,7 @@ LAYERS = {
 }
 
 
-@claim(
-    "A13",
-    hypothesis="the layer is differentiable at x₀",
-    asks="the remainder's exponent in ‖δx‖ is at least 1.5 (a kink leaves 1, a smooth F gives 2), ‖δx‖ "
-    "from 3e-3 to 3e-6, for Post-LN and Pre-LN feed-forwards with GELU and ReLU, at random x₀; and, for "
-    "comparison, on a kink, which Assumption 6.1 excludes",
-    parts={"chain": "(41): a stack's Jacobian is the product of its layers'."},
-)
+@claim("A13")
 def local_linearisation(setup: Setup) -> Evidence:
     """The remainder's exponent, and the product of layers against autograd of the stack."""
     remainders = setup.by_seed(LAYERS, lambda name, seed: _remainders(*LAYERS[name], seed))
@@ -139,20 +131,7 @@ DEPTHS = (1, 4, 16, 64, 256)
 PRIMES = (2**61 - 1, 2**31 - 1)
 
 
-@claim(
-    "A14",
-    asks="rank ≤ 14 at d = 16 after 1, 4, 16, 64 and 256 layers, ε = 0: in exact arithmetic "
-    "(modulo the primes 2⁶¹ − 1 and 2³¹ − 1, every float taken as the fraction that it is); and the "
-    "product of autograd's Jacobians lets through no more than 1e-10 of the two gradients that the last LN "
-    "erases; Xavier and N(0, 0.02²) weights",
-    parts={
-        "exactly": "No more is lost with depth: the rank stays d − 2.",
-        "float64": Sentence(
-            "The float64 product of the layers shows that rank: d − 2 singular values over 16 ε σ₁.",
-            "σ₁/σ_{d−2} < 1e13",
-        ),
-    },
-)
+@claim("A14")
 def rank_at_any_depth(setup: Setup) -> Evidence:
     """Exact ranks, float64's numerical ranks, and the range of log σ, by depth."""
     inits = {INITS[init]: init for init in ("xavier", "normal")}
@@ -251,14 +230,7 @@ def _modulo(factor: tuple[list[float], list[list[float]]], prime: int) -> Exact:
     return scaled_norm_jacobian(z_D, prime) @ inner_DD % prime
 
 
-@claim(
-    "A24",
-    hypothesis="the network is that of (46), which has no final norm",
-    parts={"final": "The same of a model as it is built, with its final norm."},
-    asks="rank d of ∂(what the head reads)/∂(what enters the first block) at one token, d = 32, ε = 0, "
-    "1, 8 and 32 blocks; σ under 1e-13 σ₁ counts as erased: `pre` and `gpt2` as they are, with their final "
-    "norm, and without it",
-)
+@claim("A24")
 def pre_ln_with_its_final_norm(setup: Setup) -> Evidence:
     """Directions lost end to end, with and without the norm that Pre-LN ends in."""
     grid = itertools.product(setup.seeds, ("pre", "gpt2"), (None, False), (1, 8, 32))

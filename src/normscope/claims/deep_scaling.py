@@ -22,7 +22,7 @@ from normscope.claims.at_start import (
     stream_by_block,
     variance,
 )
-from normscope.claims.form import Case, Evidence, Figure, Kind, Sentence, Setup, claim, effect, mapped
+from normscope.claims.form import Case, Evidence, Figure, Setup, claim, effect, mapped
 from normscope.claims.training import COUNTS, Outcome, Recipe, final_loss, losses_plot, train_changed, trained
 from normscope.nn import build
 from normscope.nn.joins import WeightedSum
@@ -38,20 +38,7 @@ SHORT_RUN, LONG_RUN = (12, 100), (32, 300)
 """Blocks and steps."""
 
 
-@claim(
-    "C16",
-    asks="the anatomy reads every branch of DeepNorm as Pre-LN; what DeepNet bounds (its Theorem 4.2: "
-    "the output's change by one small SGD step is the same at any depth, exponent in L within 0.15 of zero, "
-    "L = 4 … 32) is bounded in Pre-LN; trained 100 steps at 12 blocks Pre-LN's loss is lower",
-    kind=Kind.TENDENCY,
-    parts={
-        "bound": "One small step moves Pre-LN's output by the same at any depth.",
-        "deepnorm": "It moves DeepNorm's by the same at any depth.",
-        "better": Sentence("Deep, Pre-LN ends lower than DeepNorm, by 0.05 nats.", smallest=COUNTS),
-        "deep": Sentence("A stack with the norm on the stream cannot be trained deep.", smallest=0.0),
-    },
-    has_long=True,
-)
+@claim("C16", smallest={"better": COUNTS, "deep": 0.0}, has_long=True)
 def deep_net(setup: Setup) -> Evidence:
     """DeepNorm's placement as it is read; the exponent of an update; short runs of deep stacks."""
     cases = []
@@ -126,21 +113,7 @@ TRAINED, SHORT_STEPS, LONG_STEPS, FEW = 104, 40, 200, 3
 SCALED = ("pre", "residual-no-norm")
 
 
-@claim(
-    "C28",
-    asks="104 blocks of width 16, Xavier weights, AdamW at 3e-3, three seeds: the mean of the last 20 of 40 "
-    "losses is at least 0.05 nats lower with the factor, in Pre-LN and without norms; at the start of 128 "
-    "blocks the stream's variance stays within a factor e with it, and the gradients of first and last block "
-    "within 2",
-    smallest=COUNTS,
-    kind=Kind.TENDENCY,
-    parts={
-        "variance": "With the factor the variance at the end is within a factor e of that at entry.",
-        "gradient": "With the factor the first and the last gradient are within a factor 2.",
-        "unstable": "Residuals alone, without the factor, are not stable: the loss rises.",
-    },
-    has_long=True,
-)
+@claim("C28", smallest=COUNTS, has_long=True)
 def residual_scaling(setup: Setup) -> Evidence:
     """The start of 128 blocks and a short training of 104, with and without the factor."""
     steps = LONG_STEPS if setup.long else SHORT_STEPS

@@ -16,9 +16,7 @@ from normscope.claims.form import (
     Case,
     Evidence,
     Figure,
-    Kind,
     Plot,
-    Sentence,
     Setup,
     claim,
     flat,
@@ -59,23 +57,7 @@ FARTHER = 0.1
 """The smallest lag behind Pre-LN that counts as harder, in nats."""
 
 
-@claim(
-    "B5",
-    asks="Post-LN of 12 blocks (24 in the long form) does not end 0.1 nats under the byte frequencies at a "
-    "seed's best setting: Xavier weights with and without warm-up, to 1e-3 or 3e-3, and N(0, 0.02²) with "
-    "warm-up",
-    kind=Kind.TENDENCY,
-    parts={
-        "xavier": "It does not from Xavier weights, the original ones, in 300 steps.",
-        "longer": "From Xavier weights it does not in 1,000 steps with a warm-up of 300 to 5e-4, either.",
-        "harder": Sentence(
-            "At the same settings it ends 0.1 nats or more above Pre-LN, from Xavier weights.",
-            smallest=FARTHER,
-        ),
-        "pre": Sentence("Pre-LN trains with a hundred layers.", smallest=0.0),
-    },
-    has_long=True,
-)
+@claim("B5", smallest={"harder": FARTHER, "pre": 0.0}, has_long=True)
 def depth_of_post(setup: Setup) -> Evidence:
     """The best of the settings, by initialisation; Pre-LN at the same settings, and of a hundred blocks."""
     xavier, normal, thin = [POST[2], WARM, replace(WARM, lr=SLOWER)], NORMAL, THIN
@@ -104,20 +86,7 @@ def depth_of_post(setup: Setup) -> Evidence:
     )
 
 
-@claim(
-    "C2",
-    asks="at the start the gradient changes by no more than a factor of the number of blocks, through 20 "
-    "blocks with residuals and no norm, 100 of Post-LN and 1000 of Pre-LN; trained, 16 blocks of the first, "
-    "12 of Post-LN from two kinds of weights and 100 of Pre-LN end 0.1 nats under the byte frequencies",
-    kind=Kind.TENDENCY,
-    parts={
-        "pre": "With residual connections and norms before the branches (Pre-LN) they do.",
-        "limit": "Without residuals a gradient loses three decades within 20 layers.",
-        "exponential": "Without residuals the gradient decays exponentially in depth.",
-        "shallow": "Without residuals, a few layers (four) still train, at 1e-3 or 3e-3.",
-    },
-    has_long=True,
-)
+@claim("C2", has_long=True)
 def residuals_carry_depth(setup: Setup) -> Evidence:
     """Gradients at the start through up to 1000 blocks, and short trainings."""
     chains = setup.by_seed(CHAIN, lambda name, seed: log_gradients(name, CHAIN[name], CHAIN_WIDTH, seed))
@@ -225,17 +194,7 @@ OPEN = math.log(10 ** (LOST / (2 * CHAIN["highway"])) - 1)
 """A gate passes on 1 − σ(b) of the stream: from this bias on 200 gates lose three decades."""
 
 
-@claim(
-    "C3",
-    asks="at the start the gradient through 100 blocks falls by more than three decades, with the gates' "
-    "bias from 0 to -4, where that of a residual stack with Pre-LN does not",
-    condition=f"the gates' bias is above {OPEN:.1f}, where (1 − σ(bias))²⁰⁰ is under 1e-3",
-    parts={
-        "residual": "A residual stack with Pre-LN loses no decade over the same depth.",
-        "trained": "Training 8 blocks for 100 steps closes the gates: their mean falls.",
-        "parameters": "The gates cost parameters: more than 1 % of the blocks'.",
-    },
-)
+@claim("C3")
 def gates_vanish(setup: Setup) -> Evidence:
     """Gradient through 100 gated blocks by bias, the gates before and after training, parameters."""
     cases, depth = [], CHAIN["highway"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from normscope.claims.experiments import ROUND_OFF, distance
-from normscope.claims.form import Case, Evidence, Figure, Sentence, Setup, claim
+from normscope.claims.form import Case, Evidence, Figure, Setup, claim
 from normscope.claims.one_layer import Layer, by_autograd, degenerate_layers, identity, layers, norm_jacobians
 from normscope.linalg import numerical_rank, right_kernel, singular_values
 from normscope.nn import FeedForward, Residual, Where
@@ -17,11 +17,7 @@ from normscope.nn import FeedForward, Residual, Where
 RANK_TOLERANCE = 1e-9
 
 
-@claim(
-    "A4",
-    asks="it is at most 1e-10 of the matrix off autograd's of the layer: attention, causal or not, "
-    "feed-forward, other F; d from 3 to 1024, whole sequences up to T·d = 1024, γ drawn",
-)
+@claim("A4")
 def post_formula(setup: Setup) -> Evidence:
     """The product against autograd."""
 
@@ -33,11 +29,7 @@ def post_formula(setup: Setup) -> Evidence:
     return Evidence(cases, Figure.largest("largest relative error of the formula", cases))
 
 
-@claim(
-    "A8",
-    asks="it is at most 1e-10 of the matrix off autograd's of the layer, on the layers of A4 with the "
-    "norm before the branch",
-)
+@claim("A8")
 def pre_formula(setup: Setup) -> Evidence:
     """The sum against autograd."""
 
@@ -55,17 +47,7 @@ def _formula_cases(scheme: str, seed: int, formula: Callable[[Layer], Tensor]) -
         yield Case.at_most(seed, layer.name, distance(formula(layer), by_autograd(layer, layer.x)), ROUND_OFF)
 
 
-@claim(
-    "A5",
-    asks="autograd's Jacobian has at least 2 singular values a token, 2T for a sequence of T, under "
-    "1e-9 of the largest; F of every kind, F = 0, steep F, F with I + J_F singular",
-    parts={
-        "equality": Sentence(
-            "The rank is d − 2, T(d − 2) for a sequence of T tokens.", "I + J_F is invertible"
-        ),
-        "token": "The same of each token's own block ∂y_t/∂x_t of a sequence's Jacobian.",
-    },
-)
+@claim("A5")
 def post_rank(setup: Setup) -> Evidence:
     """Singular values of whole layers and of single tokens."""
     cases = setup.cases(_rank_cases)
@@ -116,11 +98,7 @@ def _rank_with_eps(seed: int) -> tuple[int, float]:
     return numerical_rank(values, 1e-12)[0], float(values[-2] / values[0])
 
 
-@claim(
-    "A6",
-    asks="for each w either both are under 1e-7 of what they could be or neither is: w from the kernel "
-    "of autograd's J, w with (I + J_F) w in the span, drawn w; F of every kind, I + J_F singular too",
-)
+@claim("A6")
 def post_kernel(setup: Setup) -> Evidence:
     """Both directions, and directions that neither side says it of."""
     cases = setup.cases(_kernel_cases)

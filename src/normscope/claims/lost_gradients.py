@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from normscope.claims.experiments import ROUND_OFF, calls_of, on_text
-from normscope.claims.form import Case, Evidence, Figure, Kind, Plot, Setup, claim, lines_at
+from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, lines_at
 from normscope.claims.one_layer import by_autograd, degenerate_layers, layers, pulled_back
 from normscope.linalg import left_kernel, left_kernel_share
 
@@ -67,17 +67,7 @@ def _crossing(norm: nn.Module, z: Tensor, gradient: Tensor) -> Crossing:
     )
 
 
-@claim(
-    "A7",
-    condition="every token's variance is over 1000 ε",
-    asks="of that part of the real gradient, P g with P onto the left kernel γ⁻¹ ⊙ span{1, ẑ}, "
-    "at most 1e-3 gets through by autograd; and, for vanishing, the norms together take at least half "
-    "of the energy: Π (1 − share) ≤ ½. For a gradient without a preferred direction the share is 2/d",
-    parts={
-        "vanishing": "That makes the gradient vanish: over the stack at least half of its energy is lost "
-        "that way."
-    },
-)
+@claim("A7")
 def erased_at_each_norm(setup: Setup) -> Evidence:
     """Shares of real gradients, norm by norm, in models at their start; Pre-LN's final norm beside them."""
     cases: list[Case] = []
@@ -119,12 +109,7 @@ def erased_at_each_norm(setup: Setup) -> Evidence:
     )
 
 
-@claim(
-    "A19",
-    asks="below the last norm, the median share that a norm erases of a real gradient is at least half "
-    "of 2/d, which a gradient without a preferred direction loses to two; 12 blocks, at the start",
-    kind=Kind.TENDENCY,
-)
+@claim("A19")
 def erased_again(setup: Setup) -> Evidence:
     """Shares by the place of the norm; beside them a stack whose branches are zero."""
     cases: list[Case] = []
@@ -170,14 +155,7 @@ def _share_without_branches(seed: int) -> float:
     return float(left_kernel_share(gradient, low, None, centred=True))
 
 
-@claim(
-    "A18",
-    asks="v is put into the backward pass at the layer's output; 1e-7 of ‖J‖ at most comes out",
-    parts={
-        "left": "A gradient along u with uᵀJ = 0 does not get through: u in γ⁻¹ ⊙ span{1, ẑ}, for any F.",
-        "arriving": "The gradient that arrives at the layer's input has no part along v with J v = 0.",
-    },
-)
+@claim("A18")
 def right_and_left(setup: Setup) -> Evidence:
     """Right kernel against left kernel, by the backward pass itself."""
     cases = setup.cases(_side_cases)

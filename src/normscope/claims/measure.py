@@ -42,12 +42,10 @@ def measure_claim(claim: Claim, setup: Setup) -> ClaimResult:
 
 def _confirmed(claim: Claim, evidence: Evidence, setup: Setup) -> Evidence:
     """The evidence, with the cases of unused seeds where a condition of ours is to be confirmed."""
-    if not claim.has_condition or not evidence.cases:
+    if not claim.conditional or not evidence.cases:
         return evidence
-    conditional = {name for name, part in claim.parts.items() if part.condition}
-    conditional |= {""} if claim.sentence.condition else set()
     again = claim.measure(replace(setup, seeds=FRESH_SEEDS, fresh=True, long=False))
-    cases = [replace(case, fresh=True) for case in again.cases if case.part in conditional]
+    cases = [replace(case, fresh=True) for case in again.cases if case.part in claim.conditional]
     return replace(evidence, cases=[*evidence.cases, *cases])
 
 

@@ -42,17 +42,7 @@ def kept(model: Model, ids: Tensor) -> dict[int, int]:
     return kept_for_backward(lambda: model(ids, ids).loss, [*model.parameters(), ids])
 
 
-@claim(
-    "B12",
-    asks="the peak of an AdamW step (weights, gradients, optimiser and activations) is at least 5 % lower "
-    "with the norms before the branches than after the adds: same kernels, 2 and 8 blocks, two widths, "
-    "LayerNorm and RMSNorm",
-    parts={
-        "activations": "What is kept for the backward pass is at least 5 % less in Pre-LN.",
-        "reason": "In Pre-LN the input of a norm need not be kept for the backward pass.",
-        "inference": "Inference needs at least 5 % less peak memory in Pre-LN.",
-    },
-)
+@claim("B12")
 def memory_of_placements(setup: Setup) -> Evidence:
     """Bytes in both placements: of a step, of what autograd keeps, of the norms' inputs, of inference."""
     sizes = [(*kind, depth) for kind in KINDS for depth in DEPTHS]
@@ -143,15 +133,7 @@ SAVED, MORE = (40.0, 50.0), (20.0, 40.0)
 """Memory saved and forward operations added, in per cent: 004's range, and "about 30"."""
 
 
-@claim(
-    "C21",
-    asks="with every second block run again in the backward pass 40 to 50 % less is kept, and the forward "
-    "operations, those of the second run included, grow by 20 to 40 %; 2 and 4 blocks, d = 256 and 64",
-    parts={
-        "all": "The same with every block run again.",
-        "sum": "Without recomputation, y = x + f(x) has to keep f(x) for the backward pass.",
-    },
-)
+@claim("C21")
 def recomputation(setup: Setup) -> Evidence:
     """Bytes kept and operations, without, with half and with all blocks run again."""
     cases = [case for depth, width in SIZES for case in _again_cases(depth, width)]
@@ -219,16 +201,7 @@ ADDS: Mapping[str, Add] = {
 ROUND_OFF = 1e-5
 
 
-@claim(
-    "C30",
-    asks="blocks with `x += f(x)` run, give the gradients of `x + f(x)`, and have a lower peak of memory: "
-    "Pre-LN, Post-LN and no norm; in training and in inference",
-    parts={
-        "branch": "The other way round, y = f(x); y += x, lowers the peak.",
-        "kept": "What is kept for the backward pass is less with y = f(x); y += x.",
-        "refuses": "Autograd refuses x += f(x) exactly where f keeps x for its backward pass.",
-    },
-)
+@claim("C30")
 def in_place_add(setup: Setup) -> Evidence:
     """Peaks and gradients of three ways to add, and which branches autograd lets be added in place."""
     cases = [*_block_cases(), *_refusals()]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from normscope.claims.experiments import ROUND_OFF
-from normscope.claims.form import Case, Evidence, Figure, Plot, Sentence, Setup, claim, lines_at
+from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, lines_at
 from normscope.claims.real_blocks import (
     F64,
     INITS,
@@ -44,18 +44,7 @@ TOKENS = 16
 KINDS = ("attention", "feed-forward", "both")
 
 
-@claim(
-    "A11",
-    hypothesis="‖A‖ < 1",
-    asks="0 < 1 − ‖A‖ ≤ σ_min at the last of 16 tokens: attention, feed-forward and both, in the "
-    "first, middle and last block of Pre-LN decoders at their start, 1 to 64 blocks, widths 32 to 256, four "
-    "initialisations",
-    parts={
-        "sequence": "The hypothesis ‖A‖ < 1 is met by the map of the whole sequence.",
-        "trained": Sentence("The same at one token after 100 steps of training.", hypothesis="‖A‖ < 1"),
-        "needed": "The hypothesis is needed: where ‖A‖ ≥ 1 the Jacobian loses a direction.",
-    },
-)
+@claim("A11")
 def pre_ln_floor(setup: Setup) -> Evidence:
     """‖A‖ and σ_min(I + A) of real blocks: the bound, and how often it says anything."""
     cases = [*setup.cases(_floor_cases), *_trained_cases(setup)]
@@ -178,13 +167,7 @@ Loose = dict[tuple[str, int], dict[int, float]]
 """Decades by which the bound is too low: by start, layers and seed, where the condition is met."""
 
 
-@claim(
-    "A15",
-    hypothesis="‖A‖ < 1 in every layer",
-    asks="both inequalities hold up to round-off and the bound is positive: 2, 16 and 128 layers (1, "
-    "8, 64 blocks), d = 32, GPT-2, N(0, 0.02²) and Xavier weights; σ_min by a graded product of autograd's "
-    "Jacobians",
-)
+@claim("A15")
 def floor_of_a_stack(setup: Setup) -> Evidence:
     """The bound against the measured σ_min, and by how many decades it is loose."""
     cases: list[Case] = []
@@ -232,12 +215,7 @@ def _floors(init: str, own: bool, depth: int, seed: int) -> tuple[float, float, 
     return bound, middle, float(product_log_singular_values(steps).log_values.min()), max(norms)
 
 
-@claim(
-    "A22",
-    asks="ln σ_min of a float64 SVD of the product is not under Σ ln σ_min of the factors by more "
-    "than round-off (1e-8): 2, 5 and 20 factors that are orthogonal times a number, near the identity, "
-    "triangular, or a matrix and its inverse in turns, d = 3 and 16",
-)
+@claim("A22")
 def least_of_a_product(setup: Setup) -> Evidence:
     """Dense singular values of products against the bound by those of the factors."""
     cases = setup.cases(_product_cases)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.claims.at_start import blocks_of, weight_of
-from normscope.claims.form import Case, Evidence, Figure, Kind, Line, Plot, Setup, claim
+from normscope.claims.form import Case, Evidence, Figure, Line, Plot, Setup, claim
 from normscope.claims.masks import train
 from normscope.subjects import Subject, load
 
@@ -48,20 +48,7 @@ CLAIMED = ("norm inputs", "norm outputs", "residual sums")
 OTHERS = ("queries, keys, values", "attention outputs", "feed-forward hidden", "weights")
 
 
-@claim(
-    "C31",
-    asks="of seven parts of the blocks rounded in turn, both the norms (the worse of their inputs and "
-    "outputs) and the residual sums move the predictions (KL) more than any other part: INT8, INT4, FP8, a "
-    f"scale a tensor or channel; a Pre-LN decoder of 4 blocks after {STEPS} steps of AdamW",
-    kind=Kind.TENDENCY,
-    parts={
-        "norms": "The norms are hurt more than any part that is neither a norm nor an add.",
-        "add": "The residual sums are hurt more than any part that is neither a norm nor an add.",
-        "outliers": "Both are hurt most where outlier channels stand behind the norms, as in large models "
-        "(planted).",
-        "int4": "In INT4 the residual sums cost a tenth of a nat or more.",
-    },
-)
+@claim("C31")
 def where_it_hurts(setup: Setup) -> Evidence:
     """Shift of the predictions with each part rounded, and its cost in nats."""
     subjects = [load(MODEL, seed=seed, text=setup.text) for seed in setup.seeds]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from normscope.claims.deep_jacobian import num_erased
 from normscope.claims.experiments import gaussian
-from normscope.claims.form import Case, Evidence, Figure, Kind, Sentence, Setup, claim, flat
+from normscope.claims.form import Case, Evidence, Figure, Setup, claim, flat
 from normscope.claims.real_blocks import F64, embedded, jacobian, step_jacobian, walk
 from normscope.claims.training import WARMUP, Outcome, Recipe, curves, trained
 from normscope.nn import Decoder
@@ -41,37 +41,8 @@ NOT_PREDICTED = ("Post-LN, Xavier, 200 steps of warm-up", "Post-LN with RMSNorm,
 
 @claim(
     "A16",
-    kind=Kind.TENDENCY,
-    smallest=0.0,
+    smallest={"": 0.0, "end": 0.0, "any": 0.0, "gain": 0.0, "tokens": 0.0, "collapse": 0.0},
     has_long=True,
-    asks="each of five stacks fails to train if and only if a layer of it erases two directions a "
-    "token: Post-LN from two starts and with a norm that loses none, Pre-LN with and without final norm; "
-    "8 blocks (12 in the long form), AdamW at 3e-3, 300 steps, no warm-up; one trains that ends 0.1 nats "
-    "under the byte frequencies, and the effect is the distance from that in the predicted direction. "
-    "RMSNorm and warm-up, about which the text predicts nothing, are for the other suspects only",
-    parts={
-        "end": Sentence(
-            "It fails if and only if the whole stack, with its final norm, erases two.", smallest=0.0
-        ),
-        "any": Sentence(
-            "One erased direction a layer is enough: it fails if and only if any is erased.", smallest=0.0
-        ),
-        "gain": Sentence(
-            "Not rank but gain: it fails if and only if at the start the gradient, beside the stream, is "
-            "tenfold smaller at the entry of the stack than at its end.",
-            smallest=0.0,
-        ),
-        "tokens": Sentence(
-            "Not rank but tokens: it fails if and only if at the start the share of the state that tells "
-            "tokens apart is under 1 % at the end of the stack.",
-            smallest=0.0,
-        ),
-        "collapse": Sentence(
-            "It fails if and only if every token comes to look the same while it trains (token diversity "
-            "at most 2e-6 at one of its checks, every 25 steps, the threshold of the forecast).",
-            smallest=0.0,
-        ),
-    },
 )
 def null_space_or_not(setup: Setup) -> Evidence:
     """Same kernel, other outcome: each suspect's prediction for each intervention."""

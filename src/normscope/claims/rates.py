@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from normscope.claims.form import Case, Evidence, Figure, Kind, Sentence, Setup, claim, effect, flat
+from normscope.claims.form import Case, Evidence, Figure, Setup, claim, effect, flat
 from normscope.claims.training import (
     COUNTS,
     RATES,
@@ -78,44 +78,21 @@ def early(outcome: Outcome) -> float:
     return statistics.fmean(losses) if len(losses) == FIRST else math.inf
 
 
-@claim(
-    "B7",
-    asks="4 blocks, each placement at the best of its rates, weights and warm-ups over all seeds: the mean "
-    "of the last 20 losses (of text not seen before) is at least 0.05 nats lower for Post-LN, paired by seed",
-    smallest=COUNTS,
-    kind=Kind.TENDENCY,
-    has_long=True,
-)
+@claim("B7", smallest=COUNTS, has_long=True)
 def post_ends_better(setup: Setup) -> Evidence:
     """Final losses, both tuned."""
     what = "nats by which Post-LN ends lower than Pre-LN, both tuned"
     return compared(setup, lambda outcome: outcome.final, "4 blocks, at the end", what)
 
 
-@claim(
-    "B8",
-    asks="4 blocks, both tuned for it over rates, weights and warm-ups: the mean loss of the first 100 steps "
-    "is at least 0.05 nats lower for Post-LN, paired by seed",
-    smallest=COUNTS,
-    kind=Kind.TENDENCY,
-    has_long=True,
-)
+@claim("B8", smallest=COUNTS, has_long=True)
 def post_falls_faster(setup: Setup) -> Evidence:
     """Mean losses of the first steps, both tuned for them."""
     what = "nats by which Post-LN's mean loss of the first 100 steps is lower, both tuned"
     return compared(setup, early, "4 blocks, the first 100 steps", what)
 
 
-@claim(
-    "C10",
-    asks="4 blocks, AdamW, no warm-up: at least one rung more of the ladder (1e-3 … 3e-2) trains with the "
-    "norms (before the branch and on the stream, from Xavier and from normal weights) than in the same "
-    "residual stack without, from Xavier weights",
-    condition="the norm is before the branch",
-    smallest=1.0,
-    kind=Kind.TENDENCY,
-    has_long=True,
-)
+@claim("C10", smallest=1.0, has_long=True)
 def larger_rates(setup: Setup) -> Evidence:
     """The largest rate that trains, with norms and without."""
     rates = (*RATES, 1e-1) if setup.long else RATES
@@ -152,24 +129,7 @@ def _name(base: Recipe) -> str:
     return base.scheme if base.init is None else f"{base.scheme}, {base.init} weights"
 
 
-@claim(
-    "C11",
-    asks="4 blocks, each kind of stack at its best rate: steps until 0.3 nats under the byte frequencies, "
-    "Pre-LN or Post-LN against a stack with neither; one that never gets there counts as the whole budget",
-    kind=Kind.TENDENCY,
-    smallest=FEWER,
-    parts={
-        "band": "What they save together is 30 to 50 %.",
-        "norms": Sentence(
-            "The norms alone save 30 % or more, beside residuals without norms.", smallest=FEWER
-        ),
-        "deep": Sentence(
-            "At 16 blocks they do: the norms alone save 30 % or more of the steps to 0.1 nats.",
-            smallest=FEWER,
-        ),
-    },
-    has_long=True,
-)
+@claim("C11", smallest={"": FEWER, "norms": FEWER, "deep": FEWER}, has_long=True)
 def fewer_steps(setup: Setup) -> Evidence:
     """Steps to a loss, with both, with residuals alone, with neither."""
     kinds = KINDS
@@ -226,25 +186,7 @@ def _saved(steps: float, than: float, budget: int) -> float:
     return 1 - min(steps, budget) / min(than, budget)
 
 
-@claim(
-    "C39",
-    asks="4 blocks, AdamW, no warm-up: fewer rates of the ladder train from both kinds of weights than "
-    "with Post-LN",
-    kind=Kind.TENDENCY,
-    smallest=1.0,
-    parts={
-        "weights": Sentence(
-            "It is more sensitive to how the weights start: at the best rate, Xavier's and N(0, 0.02²) end "
-            "at least 0.05 nats farther apart.",
-            smallest=COUNTS,
-        ),
-        "early": Sentence(
-            "It is less stable early on: the loss of the first 60 steps rises higher over its start, by a "
-            "tenth.",
-            smallest=0.1,
-        ),
-    },
-)
+@claim("C39", smallest={"": 1.0, "weights": COUNTS, "early": 0.1})
 def pre_is_sensitive(setup: Setup) -> Evidence:
     """Rates that train, the spread over weights, and how high the loss rises at first."""
     kinds = {"pre": (PRE, PRE_XAVIER), "post": (POST, POST_NORMAL)}
@@ -277,14 +219,7 @@ def _rise(outcome: Outcome) -> float:
     return max(first) / first[0]
 
 
-@claim(
-    "A23",
-    kind=Kind.TENDENCY,
-    smallest=0.25,
-    asks="the largest of the rates 1e-3 to 3e-2 that trains 4 blocks without warm-up is at least a quarter "
-    "of a decade (half a rung of the ladder) smaller for Post-LN than for Pre-LN, from Xavier weights and "
-    "from N(0, 0.02²); where no rate trains, half a decade under the lowest counts; AdamW, 300 steps",
-)
+@claim("A23", smallest=0.25)
 def needs_small_rates(setup: Setup) -> Evidence:
     """The rates that train, for both placements and two starts."""
     stacks = {

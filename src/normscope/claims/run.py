@@ -34,7 +34,7 @@ def run_claims(
     Args:
         claims: which.
         setup: seeds, short or long form, text.
-        jobs: processes of one thread each; claims that take times run after the others, one by one.
+        jobs: processes of one thread each.
         cache: folder of what was tested before, by code and environment; None keeps nothing.
         fresh: measure again what is known.
         progress: told what is running, how many are done, and of how many.
@@ -59,14 +59,12 @@ def run_claims(
             running[id] = None
             progress(" ".join(list(running)), len(found), len(claims))
 
-        for alone in (False, True):
-            group, workers = [claim for claim in missing if claim.alone == alone], 1 if alone else jobs
-            for tested in stack.enter_context(contextlib.closing(_measured(group, setup, workers, begun))):
-                found[tested.claim.id] = tested
-                running.pop(tested.claim.id, None)
-                on_ready(tested)
-                keep.keep(tested, setup)
-                progress(" ".join(list(running)), len(found), len(claims))
+        for tested in stack.enter_context(contextlib.closing(_measured(missing, setup, jobs, begun))):
+            found[tested.claim.id] = tested
+            running.pop(tested.claim.id, None)
+            on_ready(tested)
+            keep.keep(tested, setup)
+            progress(" ".join(list(running)), len(found), len(claims))
         return [found[claim.id] for claim in claims]
 
 

@@ -29,14 +29,7 @@ PLACED = ("post", "pre", "peri", "res-post", "olmo2")
 NOISE = 0.01
 
 
-@claim(
-    "C12",
-    asks="with one map of one block doubled the logits change by at most 1 %: every map, five "
-    "placements and none, 6 blocks, Xavier weights, ReLU; with each weight off by 1 % they change less than "
-    "those of the same weights without norms",
-    condition="a norm reads the map's output before anything is added to it",
-    parts={"damped": "With norms small errors of all weights move the output less than without."},
-)
+@claim("C12")
 def scaled_weights(setup: Setup) -> Evidence:
     """Doubled maps, one by one, in each placement; all weights a little off."""
     cases = setup.cases(lambda seed: _doubled_cases(seed, setup.sizes(6, 4)))
@@ -116,17 +109,7 @@ def _noise_move(model: Model, seed: int) -> float:
 STEPS = 100
 
 
-@claim(
-    "C13",
-    asks="the stack's output changes by no larger a share than its input, within 5 %: embeddings with 1 % "
-    "and 10 % noise, one token in sixteen misspelt; Pre-LN and Post-LN of 6 blocks after 100 steps",
-    hypothesis="the model is trained",
-    parts={
-        "outlier": "One feature at ten times its σ is smoothed: the same for it.",
-        "drawn": "The same at the start, before any training.",
-        "better": "At the start the output changes less than without norms.",
-    },
-)
+@claim("C13")
 def noisy_inputs(setup: Setup) -> Evidence:
     """Relative change of the output over that of the input, by kind of noise."""
     runs = {n: train_changed(setup, Recipe(scheme=n, depth=6, steps=STEPS, lr=1e-3)) for n in NORMED}
@@ -188,18 +171,7 @@ SCALES = (0.3, 1.0, 3.0)
 TOKENS, VOCAB = 8, 16
 
 
-@claim(
-    "C9",
-    asks="the largest singular value of our norm's Jacobian, and of autograd's of torch's norm, is 1/√(var + "
-    "ε) within 1e-10: deviations of 1e-3 to 1000, d = 4 … 256, ε = 0, 1e-5 and 1e-2; with norms the largest "
-    "eigenvalue of the loss's Hessian and the condition number of its Gauss-Newton matrix (largest over "
-    "median of those that can be nonzero) are below those of the same weights without norms: 4 blocks, "
-    "Xavier weights × 0.3, 1, 3",
-    parts={
-        "flat": "With norms the loss is less curved at the start.",
-        "even": "With norms the curvature is more alike in all directions.",
-    },
-)
+@claim("C9")
 def gradient_by_scale(setup: Setup) -> Evidence:
     """The scale law against autograd; curvature of one set of weights with and without norms."""
     cases = setup.cases(_scale_cases)

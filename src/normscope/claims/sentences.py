@@ -1,31 +1,69 @@
-"""Sentences of the texts, one a claim, in English and Chinese, and their places: `sentences.toml`."""
+"""Sentences that the claims test, with their parts, places and criteria: `sentences.toml`."""
 
 import functools
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
 from importlib.resources import files
+from types import MappingProxyType
+from typing import Any
 
 from normscope.claims.sources import Source
 
 
+class Kind(StrEnum):
+    """Evidence that refutes a sentence."""
+
+    LAW = "law"
+    """Claimed for all cases: one counter-example refutes it."""
+    TENDENCY = "tendency"
+    """Claimed for what mostly happens: the seeds must agree, or the effect's interval must decide."""
+
+
 @dataclass(frozen=True)
-class Said:
-    """Sentence of the texts that a claim tests, in English and Chinese, with its sources.
+class Sentence:
+    """A sentence that can be true or not.
 
     Attributes:
-        says: in English, as plainly as the text has it.
-        zh: in Chinese, as the first source prints it; "" for a claim that no text makes (a test's).
-        sources: where it is said.
+        says: in English, as plainly as the source has it.
+        condition: one that we found and the text does not have; "" for none. It counts only where unused
+            seeds confirm it.
+        hypothesis: the text's own, a part of the sentence: cases outside it do not count. "" for none.
+        smallest: the smallest effect that counts. Where it is given, each case's value is the effect in the
+            sentence's favour, and a cell (the cases of one `where`) is judged by the 95 % interval of the
+            mean over seeds.
     """
 
     says: str
-    zh: str
+    condition: str = ""
+    hypothesis: str = ""
+    smallest: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """A table of `sentences.toml`.
+
+    Attributes:
+        sources: where it is said.
+        sentence: what is said.
+        says_zh: the sentence in Chinese, as the first source has it; "" for a claim that no text makes.
+        asks: what is measured, and what figure the sentence asks for.
+        kind: whether one counter-example refutes it.
+        parts: sentences that belong to it and get verdicts of their own, by name.
+    """
+
     sources: tuple[Source, ...]
+    sentence: Sentence
+    says_zh: str = ""
+    asks: str
+    kind: Kind = Kind.LAW
+    parts: Mapping[str, Sentence] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def said_of(id: str) -> Said:
-    """The sentence of the claim `id`.
+    """The table of the claim `id`.
 
     Raises:
         ValueError: the file has none.
@@ -42,8 +80,28 @@ def sentences() -> Mapping[str, Said]:
 
 
 def read_sentences(toml: str) -> dict[str, Said]:
-    """Tables of a TOML text, by claim; each has `says`, `zh` and `sources`, and no other key."""
-    return {
-        id: Said(**table | {"sources": tuple(Source(*place) for place in table["sources"])})
-        for id, table in tomllib.loads(toml).items()
-    }
+    """Tables of a TOML text, by claim; a key that is missing or unknown is a TypeError."""
+    return {id: _said(**table) for id, table in tomllib.loads(toml).items()}
+
+
+def _said(
+    *,
+    says: str,
+    zh: str,
+    asks: str,
+    sources: Sequence[Sequence[str]],
+    kind: str = Kind.LAW,
+    parts: Mapping[str, str | Mapping[str, Any]] = MappingProxyType({}),
+    condition: str = "",
+    hypothesis: str = "",
+) -> Said:
+    """A table's values; a part is its text, or a table with its condition or hypothesis."""
+    named = {name: {"says": part} if isinstance(part, str) else part for name, part in parts.items()}
+    return Said(
+        sources=tuple(Source(*place) for place in sources),
+        sentence=Sentence(says, condition, hypothesis),
+        says_zh=zh,
+        asks=asks,
+        kind=Kind(kind),
+        parts=MappingProxyType({name: Sentence(**part) for name, part in named.items()}),
+    )

@@ -186,15 +186,7 @@ SAME = 1e-5
 """Largest relative distance of two outputs that float32 explains."""
 
 
-@claim(
-    "C7",
-    asks="the anatomy reads the placement of each as the text calls it; a second witness: the output "
-    "is that of torch's own block of that placement with the same weights",
-    parts={
-        "pre": "What the same text prints as Pre-LN is Pre-LN.",
-        "others": "The other four texts print both under their right names.",
-    },
-)
+@claim("C7")
 def labelled_post(setup: Setup) -> Evidence:
     """Small models of every snippet, read; and their outputs beside those of torch's blocks."""
     cases = [_snippet_case(printed) for printed in SNIPPETS]
@@ -227,16 +219,7 @@ def _by_torch(model: PrintedModel, label: str, x_BTD: Tensor) -> Tensor:
     return x_BTD
 
 
-@claim(
-    "B18",
-    asks="the anatomy reads every branch of a stack of them as Pre-LN",
-    parts={
-        "rms": "nn.RMSNorm can be put in for nn.LayerNorm without any other change (003).",
-        "batch": "Fed [batch, sequence, features], as 004 §4.2 prints shapes, 004's block lets no sequence "
-        "of the batch see another.",
-        "final": "A stack of them is whole: it ends in a norm, as GPT-2's and LLaMA's do.",
-    },
-)
+@claim("B18")
 def templates(setup: Setup) -> Evidence:
     """Both templates: read, counted, and fed a batch of which one sequence is changed."""
     cases = [case for name in TEMPLATES for case in _template_cases(name)]

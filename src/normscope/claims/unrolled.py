@@ -30,12 +30,7 @@ ROUND_OFF = {torch.float64: 1e-12, torch.float32: 1e-4}
 """Relative error that the precision explains, over up to 128 additions."""
 
 
-@claim(
-    "B1",
-    asks="the sum, with LN by torch's own function at each partial sum, is within 1e-12 (float64) or "
-    "1e-4 (float32) of the state that the blocks give: 1, 8 and 64 blocks, d = 32, Xavier, N(0, 0.02²) and "
-    "GPT-2 weights",
-)
+@claim("B1")
 def unrolled_sum(setup: Setup) -> Evidence:
     """The blocks' last state against the sum of their branches."""
     grid = itertools.product(setup.seeds, ("xavier", "normal", "gpt2"), (1, 8, 64), ROUND_OFF)
@@ -60,16 +55,7 @@ def _sum_case(init: str, depth: int, dtype: torch.dtype, seed: int) -> Case:
 DEPTHS = (1, 4, 16, 64)
 
 
-@claim(
-    "B2",
-    asks="with every branch's way back cut, the gradient at x_0 equals the gradient at the last block's "
-    "output within 1e-12: `pre` with its final norm and without, 1 to 64 blocks, d = 32",
-    parts={
-        "head": "With a final norm, as GPT-2 and LLaMA have one, the same from what the head reads.",
-        "sum": "The gradient at x_0 is that part plus what comes back through each branch.",
-        "post": "In Post-LN that part meets one J_LN a layer: it is their product.",
-    },
-)
+@claim("B2")
 def identity_path(setup: Setup) -> Evidence:
     """The gradient split into the identity path and the branches."""
     cases: list[Case] = []
@@ -144,19 +130,7 @@ def _post_case(depth: int, seed: int) -> tuple[Case, float]:
     return Case(seed, where, error, error <= 1e-10, "post"), share
 
 
-@claim(
-    "B9",
-    asks="read with the gradient at the end of the stack on its left, it is within 1e-10 of "
-    "autograd's Jacobian from x_l to the end, at one token, layer by layer: Post-LN stacks of 2, 8 and 32 "
-    "layers, l the first, the middle and the last, d = 16; factors in the order of the chain rule",
-    parts={
-        "second": "The second one, with an LN factor in each layer, is the gradient.",
-        "pre": "The Pre-Norm recursion, Π (1 + ∂F(LN(x))/∂x), is the gradient.",
-        "letter": "To the letter, with the gradient at x_(l+1) on its left, the first one is the gradient.",
-        "order": "For matrices the second one is right in the order in which Π from k = l to L − 1 is "
-        "printed.",
-    },
-)
+@claim("B9")
 def printed_recursions(setup: Setup) -> Evidence:
     """Both forms against autograd of the stack."""
     cases = setup.cases(_recursion_cases)
