@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup demo test lint types bench claims mutants clean
+.PHONY: setup demo test lint types dist bench claims mutants clean
 
 setup: $(STAMP)
 
@@ -31,6 +31,12 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
+dist: setup
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+	NORMSCOPE_DIST=dist $(BIN)/python -m pytest tests/packaging/test_dist.py
+
 bench: setup
 	$(BIN)/normscope bench
 
@@ -41,4 +47,4 @@ mutants: setup
 	$(BIN)/python tests/mutants/run.py --jobs 2
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

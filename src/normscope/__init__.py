@@ -50,14 +50,16 @@ _HOME = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Import on first use: `normscope --help` and `import normscope` do not wait for torch."""
-    if name == "nn":
-        return import_module("normscope.nn")
-    if name not in _HOME:
-        raise AttributeError(f"module 'normscope' has no attribute {name!r}")
-    return getattr(import_module(f"normscope.{_HOME[name]}"), name)
+if not TYPE_CHECKING:  # a type checker knows the names from the imports above, and a misspelt one is an error
+
+    def __getattr__(name: str) -> Any:
+        """Import on first use: `normscope --help` and `import normscope` do not wait for torch."""
+        if name == "nn":
+            return import_module("normscope.nn")
+        if name not in _HOME:
+            raise AttributeError(f"module 'normscope' has no attribute {name!r}")
+        return getattr(import_module(f"normscope.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted({*globals(), *__all__})
