@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from normscope.claims.markdown import SURPRISING
+from normscope.claims.page import SURPRISING
 
 ROOT = Path(__file__).parents[1]
 ROWS = re.compile(r"^\| \| what is said \|.*?\n(?=\n|```|[^|])", re.MULTILINE | re.DOTALL)

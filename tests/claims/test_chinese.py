@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 from normscope.claims import Claim, Setup, Verdict, in_order, measure_claim
-from normscope.claims.markdown import IN_CHINESE, SURPRISING, page_in_chinese, page_of_claims, rows_of_claims
+from normscope.claims.page import SURPRISING, page_in_chinese, page_of_claims, rows_of_claims
 from normscope.claims.sentences import sentences
-from normscope.claims.words import in_full
+from normscope.claims.words import SIGNS, in_full
 
 ROOT = Path(__file__).parents[2]
 TWO = Setup(seeds=(0, 1))
@@ -21,7 +21,8 @@ def test_every_claim_has_its_sentence_and_no_other_has() -> None:
 
 
 def test_every_verdict_has_a_word() -> None:
-    assert set(IN_CHINESE) == set(Verdict)
+    assert set(SIGNS) == set(Verdict)
+    assert all(re.search(r"[\u4e00-\u9fff]", sign.chinese) for sign in SIGNS.values())
 
 
 def test_the_sentence_stands_beside_the_claim_everywhere(odd: dict[str, Claim]) -> None:

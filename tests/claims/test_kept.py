@@ -8,8 +8,7 @@ import pytest
 
 from normscope.claims import CLAIMS, Claim, Setup, kept, measure_claim
 from normscope.claims.kept import kept_long, machine_words
-from normscope.claims.markdown import page_of_claims
-from normscope.claims.page import render_page
+from normscope.claims.page import page_of_claims, render_page
 from normscope.claims.words import in_full, kept_words, to_json
 
 SHORT, LONG = Setup(seeds=(0, 1)), Setup(seeds=(0, 1, 2), long=True)

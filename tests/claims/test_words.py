@@ -12,7 +12,7 @@ import pytest
 
 from normscope.claims import CLAIMS, Claim, Figure, Setup, measure_claim
 from normscope.claims import sentences as sentences_module
-from normscope.claims.markdown import SURPRISING, page_of_claims, rows_of_claims
+from normscope.claims.page import SURPRISING, page_of_claims, rows_of_claims
 from normscope.claims.result import ClaimResult as Outcome
 from normscope.claims.sentences import read_sentences
 from normscope.claims.words import figure_words, in_full, number, table, tally, to_json, verdict_words

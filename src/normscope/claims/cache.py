@@ -28,7 +28,7 @@ PACKAGE = Path(normscope.__file__).parent
 ELSEWHERE = ("cli", "bench", "report", "monitor")
 """Rooms that no figure of a claim depends on."""
 ROOM = Path(__file__).parent
-SHOWING = ("words.py", "page.py", "plots.py", "markdown.py", "kept.py", "run.py", "worker.py", "sentences.py")
+SHOWING = ("words.py", "page.py", "plots.py", "kept.py", "run.py", "worker.py", "sentences.py")
 """Files of this room that only show or carry what was measured."""
 
 

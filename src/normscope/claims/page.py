@@ -1,9 +1,8 @@
-"""The page of the claims, one self-contained HTML file."""
+"""Tested claims as pages: one self-contained HTML file, and Markdown for docs/ and the README."""
 
 import datetime
 import re
-from collections.abc import Iterator, Sequence
-from importlib.resources import files
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from normscope.claims.judge import Judgement, Verdict
@@ -13,13 +12,17 @@ from normscope.claims.result import ClaimResult
 from normscope.claims.setup import Setup
 from normscope.claims.sources import TEXTS, Text
 from normscope.claims.words import (
+    SIGNS,
+    Sign,
     counter_words,
     counts,
     effects_words,
+    facts,
     figure_words,
     kept_words,
     machine,
     shaky_words,
+    strong_verdict,
     tally,
     text_words,
     verdict_words,
@@ -31,21 +34,8 @@ if TYPE_CHECKING:
     from normscope.claims.plots import Plot
 
 
-class Sign(NamedTuple):
-    """Look of a verdict: a class of the style sheet, a mark beside the colour, a short name."""
-
-    name: str
-    mark: str
-    short: str
-
-
-SIGNS = {
-    Verdict.HOLDS: Sign("holds", "✓", "holds"),
-    Verdict.CONDITION: Sign("condition", "◐", "under our condition"),
-    Verdict.REFUTED: Sign("refuted", "✗", "refuted"),
-    Verdict.UNDECIDED: Sign("undecided", "?", "undecided"),
-    Verdict.NOT_MEASURED: Sign("unmeasured", "–", "not measured"),
-}
+SURPRISING = ("A3", "A16", "B4", "B12", "B13", "B17", "C7", "C15", "C25", "C26")
+"""The rows of the README's table."""
 
 
 class VerdictView(NamedTuple):
@@ -81,26 +71,67 @@ def render_page(tested: Sequence[ClaimResult], setup: Setup, command: str, secon
 
     Every word in it is escaped; it runs no script and loads nothing.
     """
-    from jinja2 import Environment, StrictUndefined
+    return _rendered("claims.html", tested, setup, command, seconds)
 
-    source = (files("normscope.claims") / "templates" / "claims.html").read_text(encoding="utf-8")
+
+def page_of_claims(tested: Sequence[ClaimResult], setup: Setup, command: str, seconds: float) -> str:
+    """docs/claims.md: how claims are judged, a table a text, then a section a claim."""
+    return _rendered("claims.md", tested, setup, command, seconds)
+
+
+def page_in_chinese(tested: Sequence[ClaimResult], setup: Setup, command: str, seconds: float) -> str:
+    """docs/claims.zh-CN.md: the sources' own sentences, where they stand, the verdicts and the figures."""
+    return _rendered("claims.zh-CN.md", tested, setup, command, seconds)
+
+
+def rows_of_claims(tested: Sequence[ClaimResult]) -> str:
+    """A table of `tested`, as the README has it."""
+    return _rendered("readme.md", tested, Setup(), "", 0.0)
+
+
+def _rendered(name: str, tested: Sequence[ClaimResult], setup: Setup, command: str, seconds: float) -> str:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
     layout: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
-    environment = Environment(autoescape=True, undefined=StrictUndefined, **layout)
+    if name.endswith(".md"):
+        layout["finalize"] = _on_a_line
+    loader = PackageLoader("normscope.claims")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, **layout)
+    environment.globals |= {
+        "figure": figure_words,
+        "strong_verdict": strong_verdict,
+        "told": facts,
+        "view": verdict_view,
+        "plots": _plots,
+        "kept": lambda each: None if each.long else kept_long(each.claim),
+        "kept_words": kept_words,
+        "effects": effects_words,
+    }
     numbers = counts(tested)
-    return environment.from_string(source).render(
+    return environment.get_template(name).render(
+        tested=tested,
         sections=sections(tested),
         lead=tally(tested),
         signs=[(SIGNS[verdict], numbers[verdict]) for verdict in Verdict],
         total=len(tested),
-        facts=_facts(tested, setup, command, seconds),
+        date=datetime.date.today().isoformat(),
+        machine=machine_words(machine()),
+        command=command,
+        seeds=", ".join(map(str, setup.seeds)),
         long=setup.long,
-        view=verdict_view,
-        figure=figure_words,
-        plots=_plots,
-        kept=lambda each: None if each.long else kept_long(each.claim),
-        kept_words=kept_words,
-        effects=effects_words,
+        text=text_words(setup),
+        spent=sum(each.seconds for each in tested),
+        seconds=seconds,
+        known=sum(each.cached for each in tested),
     )
+
+
+def _on_a_line(value: object) -> "Markup":
+    """The value for Markdown: on one line, with nothing in it that ends a cell or begins a tag."""
+    from markupsafe import Markup
+
+    words = " ".join(str(value).split()).replace("<", "&lt;").replace("|", "\\|")
+    return value if isinstance(value, Markup) else Markup(words)
 
 
 def sections(tested: Sequence[ClaimResult]) -> list[Section]:
@@ -138,19 +169,6 @@ def _places(tested: Sequence[ClaimResult], text: Text) -> list[Place]:
 def _in_text(where: str) -> tuple[bool, list[int], str]:
     """Sections and theorems by their numbers, equations after them."""
     return where.startswith("("), [int(number) for number in re.findall(r"\d+", where)], where
-
-
-def _facts(
-    tested: Sequence[ClaimResult], setup: Setup, command: str, seconds: float
-) -> Iterator[tuple[str, str]]:
-    yield "measured", f"{datetime.date.today().isoformat()} on {machine_words(machine())}"
-    yield "command", command
-    yield "seeds", ", ".join(map(str, setup.seeds)) + (", the long form" if setup.long else "")
-    yield "trained on", text_words(setup)
-    spent = sum(each.seconds for each in tested)
-    known = sum(each.cached for each in tested)
-    before = f", with {known} of {len(tested)} claims kept from before" if known else ""
-    yield "time", f"{spent:.0f} s of measuring; this run took {seconds:.0f} s{before}"
 
 
 def _plots(tested: ClaimResult) -> "list[tuple[Plot, Markup]]":

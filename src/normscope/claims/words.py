@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import normscope
 from normscope.claims.cache import environment, own_code
@@ -24,12 +24,24 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 SCHEMA = "normscope.claims/2"
-STYLES = {
-    Verdict.HOLDS: "green",
-    Verdict.CONDITION: "yellow",
-    Verdict.REFUTED: "red",
-    Verdict.UNDECIDED: "magenta",
-    Verdict.NOT_MEASURED: "dim",
+
+
+class Sign(NamedTuple):
+    """Look of a verdict: class of the style sheet, mark beside the colour, short name, Chinese, terminal."""
+
+    name: str
+    mark: str
+    short: str
+    chinese: str
+    style: str
+
+
+SIGNS = {
+    Verdict.HOLDS: Sign("holds", "✓", "holds", "成立", "green"),
+    Verdict.CONDITION: Sign("condition", "◐", "under our condition", "在我们的条件下成立", "yellow"),
+    Verdict.REFUTED: Sign("refuted", "✗", "refuted", "不成立", "red"),
+    Verdict.UNDECIDED: Sign("undecided", "?", "undecided", "无法判定", "magenta"),
+    Verdict.NOT_MEASURED: Sign("unmeasured", "–", "not measured", "未测量", "dim"),
 }
 
 
@@ -178,7 +190,7 @@ def table(tested: Sequence[ClaimResult]) -> "Table":
     for each in tested:
         judgement = each.judgement
         said = verdict_words(judgement, each.evidence.of) + (f": {each.reason}" if each.reason else "")
-        style = STYLES[judgement.verdict]
+        style = SIGNS[judgement.verdict].style
         chinese = f"\n[dim]{escape(each.claim.says_zh)}[/dim]"
         rows.add_row(
             f"[bold]{each.claim.id}[/bold]",

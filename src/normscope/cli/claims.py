@@ -158,12 +158,10 @@ def _rendered(
         from normscope.claims.words import to_json
 
         return to_json(ready, setup, typed, seconds, missing)
+    from normscope.claims.page import page_in_chinese, page_of_claims, render_page, rows_of_claims
+
     if format is Format.HTML:
-        from normscope.claims.page import render_page
-
         return render_page(ready, setup, typed, seconds)
-    from normscope.claims.markdown import page_in_chinese, page_of_claims, rows_of_claims
-
     if format is Format.CHINESE:
         return page_in_chinese(ready, setup, typed, seconds)
     return page_of_claims(ready, setup, typed, seconds) if whole else rows_of_claims(ready)
