@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup demo test lint types dist bench claims mutants clean
+.PHONY: setup demo test lint types docs dist bench claims mutants clean
 
 setup: $(STAMP)
 
@@ -12,7 +12,7 @@ $(STAMP): pyproject.toml constraints.txt benchmarks/rivals.txt
 	$(PYTHON) -c 'import sys; sys.exit("normscope needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[hf,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[hf,dev,docs]"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/rivals.txt
 	touch $(STAMP)
 
@@ -30,6 +30,10 @@ lint: setup
 
 types: setup
 	$(BIN)/mypy
+
+# The site: every warning is an error, every link is checked. The variable silences an advertisement.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 dist: setup
 	rm -rf dist

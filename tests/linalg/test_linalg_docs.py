@@ -34,7 +34,7 @@ def doc(each: object) -> str:
 def test_what_works_tells_its_cost_and_shows_an_example(name: str) -> None:
     text = doc(EXPORTS[name])
     assert re.search(r"\b[Cc]osts? |\bCost[,:]", text), f"{name}: its cost in products, or that there is none"
-    assert "Example:" in text
+    assert "Examples:" in text
     assert ">>>" in text
 
 

@@ -38,7 +38,8 @@ def read_anatomy(model_or_subject: nn.Module | Subject, batch: Batch | None = No
             where it is None.
 
     Raises:
-        Whatever the model's forward raises on this batch; UsageError where no batch can be made.
+        UsageError: no batch can be made.
+        Exception: whatever the model's forward raises on this batch.
 
     The model comes back as it was. A model without residual adds gives an anatomy without stacks and a line
     in `unread`. Parameters made under a `FakeTensorMode` are read without memory for them.

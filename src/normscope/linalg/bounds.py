@@ -22,7 +22,7 @@ def joint_confidence(confidences: Sequence[float]) -> float:
     Args:
         confidences: c (k,) of each statement; 1 for an exact one.
 
-    Example:
+    Examples:
         >>> round(joint_confidence([0.99, 0.98, 1.0]), 6)
         0.97
     """
@@ -40,7 +40,7 @@ def confidence_of_each(together: float, count: int) -> float:
         together: c, the confidence that the bound is to have.
         count: k, at least 1.
 
-    Example:
+    Examples:
         >>> round(confidence_of_each(0.95, 10), 6)
         0.995
     """
@@ -62,7 +62,7 @@ def weyl_lower_bound(branch_norm: float, stream_scale: float = 1.0, *, error: fl
         error: relative error of an iterative `branch_norm` (`SigmaMax.error`). The bound |α| − ‖A‖(1 + error)
             holds at the estimate's confidence; it is −inf for an infinite error.
 
-    Example:
+    Examples:
         >>> weyl_lower_bound(0.25)
         0.75
         >>> weyl_lower_bound(0.25, error=0.5)
@@ -84,7 +84,7 @@ def weyl_interval(singular_values: np.ndarray, change: float) -> tuple[np.ndarra
     Returns:
         The lower and the upper ends (k,), descending.
 
-    Example:
+    Examples:
         >>> weyl_interval(np.array([3.0, 1.0, 0.5]), 0.5)
         (array([2.5, 0.5, 0. ]), array([3.5, 1.5, 1. ]))
     """
@@ -101,7 +101,7 @@ def condition_number(singular_values: np.ndarray, *, rank: int | None = None) ->
         singular_values: (k,), in any order.
         rank: r; default k.
 
-    Example:
+    Examples:
         >>> condition_number(np.array([8.0, 4.0, 1e-17]), rank=2)
         2.0
     """
@@ -119,7 +119,7 @@ def effective_rank(singular_values: np.ndarray) -> float:
 
     Costs no product. Takes singular values (k,), in any order.
 
-    Example:
+    Examples:
         >>> round(effective_rank(np.array([2.0, 2.0, 0.0])), 12)
         2.0
     """
@@ -136,7 +136,7 @@ def stable_rank(singular_values: np.ndarray) -> float:
 
     Costs no product. Takes singular values (k,), in any order.
 
-    Example:
+    Examples:
         >>> stable_rank(np.array([2.0, 2.0, 0.0]))
         2.0
     """
@@ -153,7 +153,7 @@ def product_log_upper_bound(largest: Sequence[float], *, errors: Sequence[float]
         largest: σ_max (L,) of the factors; the result is −inf where one is zero.
         errors: relative errors (L,) of iterative estimates (`SigmaMax.error`); None where all are exact.
 
-    Example:
+    Examples:
         >>> round(product_log_upper_bound([2.0, 3.0], errors=[0.5, 0.0]), 6) == round(log(9), 6)
         True
     """
@@ -173,7 +173,7 @@ def product_log_lower_bound(smallest: Sequence[float], *, errors: Sequence[float
         smallest: σ_min (L,) of the factors; the result is −inf where one is zero.
         errors: relative errors (L,) of iterative estimates (`SigmaMin.error`); None where all are exact.
 
-    Example:
+    Examples:
         >>> product_log_lower_bound([0.5, 2.0])
         0.0
     """

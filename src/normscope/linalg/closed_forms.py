@@ -28,7 +28,7 @@ def layer_norm_jacobian(z: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         weight: γ (d,), the whole factor (1 + weight for Gemma); None for ones.
         eps: ε.
 
-    Example:
+    Examples:
         >>> layer_norm_jacobian(torch.tensor([1.0, -1.0]), None, 1.0)  # the rest: ε/s³, along ẑ
         tensor([[ 0.1768, -0.1768],
                 [-0.1768,  0.1768]])
@@ -44,7 +44,7 @@ def rms_norm_jacobian(z: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     Args:
         z, weight, eps: as in `layer_norm_jacobian`.
 
-    Example:
+    Examples:
         >>> rms_norm_jacobian(torch.tensor([1.0, -1.0]), None, 0.0)  # z itself is lost
         tensor([[0.5000, 0.5000],
                 [0.5000, 0.5000]])
@@ -61,7 +61,7 @@ def right_kernel(normalised: Tensor, centred: bool, tolerance: float = KERNEL_GA
     Args:
         normalised, centred, tolerance: as in `left_kernel`.
 
-    Example:
+    Examples:
         >>> z = torch.tensor([1.0, -1.0], dtype=torch.float64)
         >>> right_kernel(z, centred=True).abs()  # d = 2: nothing comes through a LayerNorm
         tensor([[0.7071, 0.7071],
@@ -103,7 +103,7 @@ def left_kernel(
         basis (…, d, 2), float64: orthonormal columns, or zero columns where the kernel is smaller; zero at
         the zeros of γ. And zeros (d,), bool, True where γ is zero: the e_i of those complete the kernel.
 
-    Example:
+    Examples:
         >>> z = torch.tensor([1.0, -1.0], dtype=torch.float64)
         >>> left_kernel(z, torch.tensor([3.0, 4.0]), centred=False)[0][:, 1]  # γ⁻¹ ⊙ ẑ
         tensor([ 0.8000, -0.6000], dtype=torch.float64)
@@ -143,7 +143,7 @@ def left_kernel_share(
     Returns:
         0-dim float64 tensor in [0, 1], over all tokens; nan where the gradient is zero.
 
-    Example:
+    Examples:
         >>> z = torch.tensor([1.0, -1.0, 2.0, -2.0]) / 2.5**0.5
         >>> round(float(left_kernel_share(torch.tensor([1.0, 0.0, 0.0, 0.0]), z, None, centred=True)), 6)
         0.35

@@ -22,7 +22,7 @@ def dense(op: LinearMap, *, chunk: int = 64) -> Tensor:
         ValueError: chunk is under 1.
         TangentError: as the operator's products do.
 
-    Example:
+    Examples:
         >>> dense(JacobianOperator(lambda x: x**2, torch.tensor([1.0, 2.0])))
         tensor([[2., 0.],
                 [0., 4.]])
@@ -51,7 +51,7 @@ def restricted_jacobian(
         ValueError: indices that the map does not have, or that occur twice; chunk under 1.
         TangentError: as the operator's products do.
 
-    Example:
+    Examples:
         >>> J = Matrix(torch.arange(16.0).reshape(4, 4))
         >>> restricted_jacobian(J, token_indices(1, width=2), token_indices(0, width=2))
         tensor([[ 8.,  9.],
@@ -71,7 +71,7 @@ def singular_values(matrix: Tensor) -> np.ndarray:
     Args:
         matrix: J [m, n].
 
-    Example:
+    Examples:
         >>> singular_values(torch.tensor([[3.0, 0.0], [4.0, 0.0]]))
         array([5., 0.])
     """
@@ -92,7 +92,7 @@ def numerical_rank(singular_values: np.ndarray, tol: float) -> tuple[int, float]
     Raises:
         ValueError: singular values that are negative or not finite.
 
-    Example:
+    Examples:
         >>> numerical_rank(np.array([4.0, 2.0, 0.25]), tol=0.1)
         (2, 8.0)
     """

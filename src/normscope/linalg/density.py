@@ -187,7 +187,7 @@ def log_density(
             orthonormal, or that leaves nothing.
         FloatingPointError: where a product is not finite.
 
-    Example:
+    Examples:
         >>> x = torch.linspace(-1, 1, 50, dtype=torch.float64)
         >>> found = log_density(JacobianOperator(torch.sinh, x))
         >>> exact = torch.cosh(x).log()

@@ -90,7 +90,7 @@ def top_singular(
         ValueError: a k that the map does not have; a budget under 2; a confidence outside (0, 1).
         FloatingPointError: where a product is not finite.
 
-    Example:
+    Examples:
         >>> found = top_singular(Matrix(torch.diag(torch.arange(1.0, 41.0))), 2, tol=1e-3)
         >>> [round(float(value), 3) for value in found.values], str(found.status)
         ([40.0, 39.0], 'converged')

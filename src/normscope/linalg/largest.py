@@ -79,7 +79,7 @@ def sigma_max(
         ValueError: a budget under 2; a confidence outside (0, 1).
         FloatingPointError: where a product is not finite.
 
-    Example:
+    Examples:
         >>> found = sigma_max(Matrix(torch.diag(torch.arange(1.0, 41.0))), tol=1e-3)
         >>> round(found.value, 2), str(found.status)
         (40.0, 'converged')

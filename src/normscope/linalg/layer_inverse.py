@@ -85,7 +85,7 @@ class LayerwiseInverse(BaseMap):
     Raises:
         ValueError: no layers; shapes that do not meet; kernels that are not orthonormal.
 
-    Example:
+    Examples:
         >>> layers = [Matrix(torch.diag(torch.tensor(values))) for values in ([2.0, 1.0], [1.0, 4.0])]
         >>> LayerwiseInverse(layers).matvec(torch.tensor([2.0, 4.0]))
         tensor([1.0000, 1.0000])

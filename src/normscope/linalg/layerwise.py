@@ -57,7 +57,7 @@ def layerwise_sigma_min(
         ValueError: as `LayerwiseInverse`; a budget under 2; a confidence outside (0, 1).
         FloatingPointError: where a product is not finite.
 
-    Example:
+    Examples:
         >>> layers = [Matrix(torch.diag(torch.tensor([1.0, 0.1 * k]))) for k in (1, 2, 3)]
         >>> round(layerwise_sigma_min(layers).value, 5)
         0.006

@@ -109,7 +109,7 @@ class Matrix(BaseMap):
     Args:
         matrix: J (m, n).
 
-    Example:
+    Examples:
         >>> Matrix(torch.tensor([[1.0, 2.0], [0.0, 3.0]])).matvec(torch.tensor([1.0, 1.0]))
         tensor([3., 3.])
     """
@@ -137,7 +137,7 @@ class Transposed(BaseMap):
     Args:
         of: the map.
 
-    Example:
+    Examples:
         >>> Transposed(Matrix(torch.tensor([[1.0, 2.0], [0.0, 3.0]]))).matvec(torch.tensor([1.0, 1.0]))
         tensor([1., 5.])
     """
@@ -162,12 +162,12 @@ class Composition(BaseMap):
     """J = maps[0] @ maps[1] @ …: the last one acts first. A product costs one product of each map.
 
     Args:
-        maps: of shapes that meet: maps[0] [m, k], maps[1] [k, n], …
+        maps: of shapes that meet, (m, k), (k, n), …
 
     Raises:
         ValueError: the shapes of two neighbours do not meet.
 
-    Example:
+    Examples:
         >>> twice = Matrix(2 * torch.eye(2))
         >>> Composition(twice, twice).matvec(torch.ones(2))
         tensor([4., 4.])
@@ -209,7 +209,7 @@ class Restriction(BaseMap):
     Raises:
         ValueError: indices that the map does not have, or that occur twice.
 
-    Example:
+    Examples:
         >>> Restriction(Matrix(torch.eye(6)), rows=token_indices(1, width=3)).matvec(torch.arange(6.0))
         tensor([3., 4., 5.])
     """
@@ -245,7 +245,7 @@ class Shifted(BaseMap):
     Raises:
         ValueError: a map that is not square.
 
-    Example:
+    Examples:
         >>> Shifted(Matrix(torch.eye(2)), alpha=1.0, beta=0.5).matvec(torch.ones(2))
         tensor([1.5000, 1.5000])
     """
@@ -280,7 +280,7 @@ class Projected(BaseMap):
     Raises:
         ValueError: a basis of another size, or whose columns are not orthonormal.
 
-    Example:
+    Examples:
         >>> first = torch.tensor([[1.0], [0.0]])
         >>> Projected(Matrix(torch.ones(2, 2)), left=first).matvec(torch.tensor([1.0, 2.0]))
         tensor([3., 0.])
@@ -317,7 +317,7 @@ class Deflated(Projected):
     Raises:
         ValueError: a basis of another size, or whose columns are not orthonormal.
 
-    Example:
+    Examples:
         >>> one = torch.ones(2, 1) / 2**0.5
         >>> Deflated(Matrix(torch.eye(2)), kernel=one).matvec(torch.tensor([2.0, 0.0]))
         tensor([ 1.0000, -1.0000])
@@ -346,7 +346,7 @@ def token_indices(token: int, *, width: int) -> Tensor:
         token: its number, from 0.
         width: d.
 
-    Example:
+    Examples:
         >>> token_indices(2, width=3)
         tensor([6, 7, 8])
     """

@@ -79,7 +79,7 @@ class JacobianOperator(BaseMap):
             its forward or is no function of its gradient, a straight-through estimator, a part without
             gradient), Jv contradicts Jᵀu, or PyTorch refuses every method.
 
-    Example:
+    Examples:
         >>> op = JacobianOperator(lambda x: x**2, torch.tensor([1.0, 2.0]))
         >>> op @ torch.tensor([1.0, 1.0])
         tensor([2., 4.])
@@ -129,7 +129,7 @@ class JacobianOperator(BaseMap):
             TangentError: at the first product, where no path leads from `inputs` to `outputs`, where the
                 graph has no second derivative, where Jv contradicts Jᵀu, and where Jᵀu is not linear in u.
 
-        Example:
+        Examples:
             >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
             >>> op = JacobianOperator.on_graph(x**2, x)
             >>> op @ torch.tensor([1.0, 1.0])

@@ -96,7 +96,7 @@ def sigma_min(
         ValueError: a kernel of another size, not orthonormal, or that leaves nothing; a budget under 2.
         FloatingPointError: where a product is not finite.
 
-    Example:
+    Examples:
         >>> singular = Matrix(torch.diag(torch.tensor([3.0, 2.0, 0.0])))
         >>> found = sigma_min(singular, kernel=torch.tensor([[0.0], [0.0], [1.0]]))
         >>> round(found.value, 4), str(found.deflated), str(sigma_min(singular).status)

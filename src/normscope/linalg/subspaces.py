@@ -27,7 +27,7 @@ class TokenProjector:
     Raises:
         ValueError: a basis without a token axis, or whose columns are not orthonormal.
 
-    Example:
+    Examples:
         >>> basis = torch.tensor([[[1.0], [0.0]], [[0.0], [0.0]]])  # e₁ of the first of two tokens
         >>> project = TokenProjector(basis)
         >>> project(torch.ones(4)), project.dimension

@@ -52,7 +52,7 @@ def lyapunov_exponents(
         ValueError: as `product_log_singular_values`; a confidence outside (0, 1).
         FloatingPointError: a factor is not finite.
 
-    Example:
+    Examples:
         >>> shear = torch.tensor([[1.0, 100.0], [0.0, 1.0]]).expand(1, 2, 2)
         >>> lyapunov_exponents(shear).values.abs()  # yet its log σ is ±4.6
         tensor([0., 0.], dtype=torch.float64)

@@ -80,7 +80,7 @@ def product_log_singular_values(
         ValueError: the factors are not square or not of one size, or there are none.
         FloatingPointError: a factor is not finite.
 
-    Example:
+    Examples:
         >>> halves = torch.diag(torch.tensor([0.5, 0.25], dtype=torch.float64)).expand(2000, 2, 2)
         >>> product_log_singular_values(halves).log_values  # the product itself would be zero
         tensor([-1386.2944, -2772.5887], dtype=torch.float64)

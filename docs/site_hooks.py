@@ -1,0 +1,57 @@
+"""Hooks of the documentation site, named in mkdocs.yml: generated pages, and links out of docs/."""
+
+import re
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+sys.path.insert(0, str(ROOT / "src"))  # the package of this checkout
+
+_ROW_OF_A_CLAIM = re.compile(r"^\| \[(\w+)\]\(claims\.md#(\w+)\)", flags=re.MULTILINE)
+_TO_CHINESE = re.compile(r"\[([^\]]+)\]\((?:\.\./)*(\w+)\.zh\.md\)")
+
+
+def on_config(config: Any) -> Any:
+    """Forget the anchors of the language that was built before: each has a reference of its own."""
+    for anchors in ("_primary_url_map", "_secondary_url_map"):
+        getattr(config.plugins["autorefs"], anchors).clear()
+    return config
+
+
+def on_page_markdown(markdown: str, page: Any, **others: Any) -> str:
+    """Fill in the pages whose text stands elsewhere, and lead links out of docs/ to pages of the site."""
+    match page.file.src_uri:
+        case "reference/cli.md":
+            return markdown + runpy.run_path(str(DOCS / "command_line.py"))["command_line"]()
+        case "reference/contributing.md":
+            return (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+        case "reference/changelog.md":
+            text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+            return _with_chinese(text.replace("](docs/", "](../"), page)
+        case "claims.zh.md":  # its links to claims.md would lead to itself; links in HTML are left alone
+            markdown = _ROW_OF_A_CLAIM.sub(r'| <a id="\2" href="../../claims/#\2">\1</a>', markdown)
+            return markdown.replace("[claims.md](claims.md)", '<a href="../../claims/">claims.md</a>')
+        case "claims.md":
+            return _with_chinese(_with_contributing(markdown, ""), page)
+    return _with_contributing(markdown, "../" * page.file.src_uri.count("/"))
+
+
+def on_post_build(config: Any) -> None:
+    """Put llms.txt at the root of the site, its links as those of the site."""
+    text = (ROOT / "llms.txt").read_text(encoding="utf-8")
+    text = re.sub(r"\]\(docs/(.*?)(?:index|README)?\.md\)", lambda found: f"]({found[1] or './'})", text)
+    text = re.sub(r"\]\(([^)]*[^)/])\)", r"](\1/)", text)
+    Path(config.site_dir, "llms.txt").write_text(text, encoding="utf-8")
+
+
+def _with_contributing(markdown: str, root: str) -> str:
+    return re.sub(r"\]\((\.\./)+CONTRIBUTING\.md", f"]({root}reference/contributing.md", markdown)
+
+
+def _with_chinese(markdown: str, page: Any) -> str:
+    """Links to Chinese pages as HTML: in the build of one language those of the other do not exist."""
+    root = "../" * page.url.count("/")
+    return _TO_CHINESE.sub(rf'<a href="{root}zh/\2/">\1</a>', markdown)

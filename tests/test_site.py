@@ -1,0 +1,41 @@
+"""Parts of the documentation site that `make docs` does not check itself."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+LINE = runpy.run_path(str(DOCS / "command_line.py"))
+LINKING = [*ROOT.glob("*.md"), ROOT / "llms.txt"]
+
+
+@pytest.mark.parametrize("path", LINKING, ids=lambda path: path.name)
+def test_links_of_the_pages_outside_docs_lead_somewhere(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\((?!https?:|mailto:|#)([^)#]+)", text):
+        assert (ROOT / target).exists(), target
+
+
+def test_the_command_line_is_whole() -> None:
+    page = LINE["command_line"]()
+    for name, command in LINE["commands"]().items():
+        (section,) = re.findall(rf"^## normscope {name}\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE)
+        for option in (each for each in command.params if each.param_type_name == "option"):
+            assert all(f"`{word}`" in section for word in (*option.opts, *option.secondary_opts))
+        rows = [line for line in section.splitlines() if line.startswith("| `")]
+        assert len(rows) == len(command.params)
+        assert all(row.count(" | ") in (1, 2) for row in rows)
+    assert "[bold]" not in page
+
+
+def test_llms_names_every_page() -> None:
+    """One line a page; the pages of single findings stand behind that of all findings."""
+    english = [path for path in DOCS.rglob("*.md") if not path.name.endswith(".zh.md")]
+    pages = {str(path.relative_to(ROOT)) for path in english if path.parent != DOCS / "findings"}
+    text = (ROOT / "llms.txt").read_text(encoding="utf-8")
+    rows = re.findall(r"^- \[.+?\]\(([^)]+)\): \S.*$", text, flags=re.MULTILINE)
+    assert len(rows) == len(set(rows))
+    assert pages - set(rows) == set()
