@@ -6,7 +6,7 @@
     python benchmarks/remedies.py tune                      # the cells that the order was set by, all of it
 
 Rows go to src/normscope/bench/remedies_truth.jsonl; what is there is not done again. `normscope bench
-remedies` shows what comes of them. Before `rank` after a change of the forecast, delete the rows of kind
+remedies` shows the results. Before `rank` after a change of the forecast, delete the rows of kind
 "forecast".
 """
 

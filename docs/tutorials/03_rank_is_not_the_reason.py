@@ -111,7 +111,7 @@ assert trained == {name: name != "Post-LN" for name in MODELS}
 # Same rank, different fate. And the two rescues of Post-LN do not touch the rank: the norms sit where they
 # sat, the kernel is as large as it was. Smaller weights and a slow start change something else. So the lost
 # rank is neither enough for failure (Pre-LN, and two Post-LN models, train with it) nor what the rescues
-# mend.
+# change.
 #
 # ## What does differ
 #

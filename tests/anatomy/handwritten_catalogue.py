@@ -200,7 +200,7 @@ class DynamicHyperConnections(HyperConnections):
 
 
 class MeanHyperConnections(HyperConnections):
-    """What is read depends on the mean of the streams, which is no branch's entry."""
+    """The reading depends on the mean of the streams, which is no branch's entry."""
 
     def connect(self, i: int, h: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
         read = self.read[i] + torch.tanh(self.maps[i](h.mean(-2)))[..., : self.n]

@@ -1,4 +1,4 @@
-"""What stands around the blocks: wrappers, outputs, layouts, encoder-decoders, odd containers."""
+"""Structures around the blocks: wrappers, outputs, layouts, encoder-decoders, odd containers."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""How the anatomy tests write a reading: "A.pre.layernorm F.pre.layernorm" for a block, then the final norm.
+"""The anatomy tests' notation of a reading: "A.pre.layernorm F.pre.layernorm" for a block, then the final norm.
 
 A attention, X cross-attention, F feed-forward, O other; then the placement, the kind of norm, and in brackets
 how the branch is joined where that is not a plain add.
@@ -14,7 +14,7 @@ KINDS = {"attention": "A", "cross-attention": "X", "feed-forward": "F", "other":
 
 @dataclass(frozen=True)
 class StackReading:
-    """What one stack must read as; `norm`, `join` and the scales hold for every branch with a placement."""
+    """The expected reading of one stack; `norm`, `join` and the scales hold for branches with a placement."""
 
     blocks: tuple[str, ...]
     norm: str

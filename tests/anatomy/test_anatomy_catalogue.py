@@ -32,13 +32,13 @@ def read(model: str, name: str, depth: int, **options: Any) -> Anatomy:
 
 
 def ids(model: str) -> Any:
-    """What the model is called with: two texts, of different lengths, for two stacks."""
+    """Arguments of the model's call: two texts, of different lengths, for two stacks."""
     text = torch.randint(0, 16, (2, 5))
     return (text, text[:, :4]) if model == "encoder-decoder" else text
 
 
 def names(anatomy: Anatomy) -> set[str]:
-    """What the branches are called: by their scheme, where none is decided by their placement."""
+    """Names of the branches: by their scheme, where none is decided by their placement."""
     return {branch.scheme or branch.placement for branch in anatomy.branches}
 
 
@@ -120,7 +120,7 @@ def test_sites_are_found_again(name: str) -> None:
 
 
 def _assert_flows_on(anatomy: Anatomy, found: dict[Site, torch.Tensor]) -> None:
-    """What a block hands on is what the next is handed."""
+    """A block's output is the next one's input."""
     for before, after in zip(anatomy.blocks, anatomy.blocks[1:], strict=False):
         torch.testing.assert_close(found[before.exit], found[after.entry])
 

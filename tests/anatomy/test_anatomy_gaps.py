@@ -1,4 +1,4 @@
-"""What could not be read is said, and the stacks that it is missing from are not called complete."""
+"""Parts that could not be read are reported, and their stacks are not called complete."""
 
 import pytest
 import torch

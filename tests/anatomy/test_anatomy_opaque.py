@@ -1,4 +1,4 @@
-"""What the reading does with ops it cannot look into, with tensors that hold no data, and with memory."""
+"""Readings of ops that are opaque, of tensors that hold no data, and with memory."""
 
 import gc
 import weakref

@@ -203,7 +203,7 @@ class Tuples(Block):
 
 @dataclass
 class State:
-    """What a block hands on."""
+    """A block's output."""
 
     x: Tensor
     seen: list[Tensor]

@@ -1,4 +1,4 @@
-"""What the laws run over: operators and spectra of every kind, and real blocks of every scheme.
+"""Subjects of the laws: operators and spectra of every kind, and real blocks of every scheme.
 
 Each subject comes with its dense float64 matrix, which is made without the operator. A new operator is one
 entry of OPERATORS, a new spectrum one of `spectra_of`; a new scheme of `normscope.nn` joins by itself.
@@ -35,7 +35,7 @@ N = 28
 """Singular values that are not outside of a projection."""
 
 SMALL = 1e-12
-"""Of σ_max: what the dense reference takes for zero."""
+"""Share of σ_max that the dense reference takes for zero."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def run(page: str) -> list[Piece]:
 
 
 def difference(printed: str, shown: str) -> str:
-    """Where the two differ by more than rounding: words not the same, numbers not to 5 %; else empty."""
+    """Differences of two texts beyond rounding: words not the same, numbers not to 5 %; else empty."""
     lines = printed.strip().splitlines(), shown.strip().splitlines()
     if len(lines[0]) != len(lines[1]):
         return f"{len(lines[0])} lines printed, {len(lines[1])} shown"

@@ -1,4 +1,4 @@
-"""What `normscope.linalg` exports is documented, and its examples and the code of its pages run as shown."""
+"""Exports of `normscope.linalg` are documented, and its examples and the code of its pages run as shown."""
 
 import dataclasses
 import doctest
@@ -23,7 +23,7 @@ CLASSES = {name: each for name, each in EXPORTS.items() if inspect.isclass(each)
 RECORDS = {name: each for name, each in CLASSES.items() if dataclasses.is_dataclass(each)}
 MAPS = {name: each for name, each in CLASSES.items() if issubclass(each, BaseMap)}
 WORKING = FUNCTIONS | MAPS | {"TokenProjector": linalg.TokenProjector}
-"""What does something: it has a cost and an example. The rest are records, enums, protocols and aliases."""
+"""Exports that compute: with cost and example. The rest are records, enums, protocols and aliases."""
 
 
 def doc(each: object) -> str:
@@ -78,7 +78,7 @@ def test_everything_says_what_it_is(name: str) -> None:
 
 @pytest.mark.parametrize("name", EXPORTS)
 def test_examples_run(name: str) -> None:
-    """Of an export and of its methods; warnings are errors here too."""
+    """Docstrings of an export and of its methods; warnings are errors here too."""
     finder, runner = doctest.DocTestFinder(exclude_empty=True), doctest.DocTestRunner(verbose=False)
     if name not in CLASSES and name not in FUNCTIONS:
         return

@@ -31,12 +31,12 @@ from normscope.linalg import (
 from normscope.nn import SCHEMES
 
 SLACK = 1e-13
-"""Of σ_max: what the dense reference itself is good for."""
+"""Accuracy of the dense reference, relative to σ_max."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What an algorithm says about one figure, and what is true; errors are absolute."""
+    """An algorithm's result for one figure, and the truth; errors are absolute."""
 
     what: str
     status: Status

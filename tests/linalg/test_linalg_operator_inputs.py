@@ -1,4 +1,4 @@
-"""What comes in: points and outputs that cannot be measured are told; f and its module stay as they were."""
+"""Inputs: points and outputs that cannot be measured are reported; f and its module stay as they were."""
 
 from copy import deepcopy
 
@@ -68,7 +68,7 @@ WAYS = {
     "a function that calls it": lambda module: lambda x: 2 * module(x),
     "its forward, a part of it": lambda module: nn.Sequential(nn.Identity(), module).forward,
 }
-"""How a module gets into what is measured."""
+"""Ways in which a module gets into the measured function."""
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)

@@ -88,7 +88,7 @@ def slots(placement: str) -> tuple[str, ...]:
 
 
 def toy_anatomy(model: Toy) -> Anatomy:
-    """What a right reading of a `Toy` says."""
+    """The right reading of a `Toy`."""
     placement = model.blocks[0][0].placement
     blocks = tuple(_block(i, placement) for i in range(len(model.blocks)))
     final = None if placement == "post" else norm_of("final")

@@ -1,4 +1,4 @@
-"""What a budget buys: never more than its limit, all accounted for, every figure that of the dense map."""
+"""A budget's purchases: never more than its limit, all accounted for, every figure that of the dense map."""
 
 import math
 import re

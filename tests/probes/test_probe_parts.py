@@ -1,4 +1,4 @@
-"""What the probes share, one by one: roles, norms, terms with a factor inside the add, visible keys."""
+"""Parts that the probes share, one by one: roles, norms, terms with a factor inside the add, visible keys."""
 
 import dataclasses
 

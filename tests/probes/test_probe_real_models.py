@@ -31,7 +31,7 @@ def rms(tensor: Tensor) -> float:
 
 
 def diversity(stream: Tensor) -> float:
-    """Of a (B, T, d) stream."""
+    """Statistics of a (B, T, d) stream."""
     x = stream.detach().double()
     return float(((x - x.mean(1, keepdim=True)).pow(2).sum((1, 2)) / x.pow(2).sum((1, 2))).mean())
 

@@ -74,7 +74,7 @@ TRUTH: dict[str, tuple[dict[str, Way], Callable[[Tensor], Any], Callable[[Tensor
     "fixed between": (FIXED_BETWEEN, lambda g: 0.7, lambda g: 0.3),
     "shrunk": (SHRUNK, lambda g: 1 - g, lambda g: 1 - g),
 }
-"""What multiplies the stream, and what the term, in every way of a family."""
+"""Factors of the stream and of the term, for every member of a family."""
 
 
 class Sublayer(nn.Module):

@@ -1,6 +1,6 @@
 """The picture of a map: one panel a scheme and warm-up, rate across, depth up, loss as colour.
 
-Blue is under the unigram entropy, orange above: told apart by people who see no red or no green too. What
+Blue is under the unigram entropy, orange above: readable for people who see no red or no green too. What
 matters does not hang on colour: a dot says that every seed trains, a fraction how many, a cross that the loss
 was not finite, and the line is the largest rate that trains.
 """

@@ -1,4 +1,4 @@
-"""Report: everything one check found out, ready to be printed, stored or asserted on."""
+"""Report: everything that one check found, ready to be printed, stored or asserted on."""
 
 import json
 import math

@@ -31,7 +31,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Bytes that can still be had on `device`; None where nobody says."""
+    """Bytes that can still be had on `device`; None where it is unknown."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     if device.type != "cpu":

@@ -1,4 +1,4 @@
-"""Why some trials cannot be stacked, found out before they are."""
+"""Reasons why trials cannot be stacked, detected before they are."""
 
 import dataclasses
 import math
@@ -23,7 +23,7 @@ def why_not_stackable(model: nn.Module, batch: Any, loss: LossOf, config: TrialC
     """Why trials of models like this cannot be stacked, in words; None if they can.
 
     Runs a stack of two for one backward, on copies, and compares it with the model alone (where nothing is
-    drawn): a model that decides by the values of its tensors, or is changed by `vmap`, is found out.
+    drawn): a model that decides by the values of its tensors, or is changed by `vmap`, is detected.
     """
     if config.optimizer not in STACKED_OPTIMIZERS:
         return f"the optimizer {config.optimizer} steps whole matrices"
