@@ -1,4 +1,4 @@
-"""The anatomy tests' notation of a reading: "A.pre.layernorm F.pre.layernorm" for a block, then the final norm.
+"""The anatomy tests' notation of a reading: "A.pre.layernorm F.pre.layernorm" a block, then the final norm.
 
 A attention, X cross-attention, F feed-forward, O other; then the placement, the kind of norm, and in brackets
 how the branch is joined where that is not a plain add.
