@@ -8,7 +8,8 @@ import pytest
 import normscope
 
 ROOMS = [
-    *("errors", "atomic", "checks", "interrupts", "linalg", "kernels", "nn", "subjects", "anatomy"),
+    *("errors", "atomic", "checks", "interrupts", "notebook"),
+    *("linalg", "kernels", "nn", "subjects", "anatomy"),
     *("train", "probes"),
     *("forecast", "rules", "report", "pipeline", "maps", "monitor", "claims", "bench", "cli"),
 ]

@@ -1,16 +1,13 @@
 """The claims in Chinese: each has the sentence of its source, and the page shows it with the verdict."""
 
 import dataclasses
-import importlib.util
 import re
-from pathlib import Path
 
 from normscope.claims import Claim, Setup, Verdict, in_order, measure_claim
-from normscope.claims.page import SURPRISING, page_in_chinese, page_of_claims, rows_of_claims
+from normscope.claims.page import page_in_chinese, page_of_claims, rows_of_claims
 from normscope.claims.sentences import sentences
 from normscope.claims.words import SIGNS, in_full
 
-ROOT = Path(__file__).parents[2]
 TWO = Setup(seeds=(0, 1))
 
 
@@ -37,22 +34,3 @@ def test_the_sentence_stands_beside_the_claim_everywhere(odd: dict[str, Claim]) 
     assert "**在我们的条件下成立**（x &lt; 1）" in row
     assert len(re.findall(r"(?<!\\)\|", row)) == 6
     assert "1 条论断：在我们的条件下成立 1。" in page
-
-
-def test_the_rows_of_the_readme_can_be_replaced() -> None:
-    spec = importlib.util.spec_from_file_location("redraw_claims", ROOT / "docs" / "redraw_claims.py")
-    assert spec is not None
-    assert spec.loader is not None
-    redraw = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(redraw)
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    head = "| | what is said | verdict | figure |\n|---|---|---|---|\n"
-    rows = head + "| [A3](docs/claims.md#a3) | new | row | 1 |\n"
-    changed = redraw.with_rows(readme, rows)
-    fewer = readme.count("docs/claims.md#") - len(SURPRISING) + 1
-    assert changed.count("docs/claims.md#") == fewer
-    assert redraw.with_rows(changed, rows) == changed
-    before, _, after = changed.partition(rows)
-    assert readme.startswith(before)
-    assert readme.endswith(after)
-    assert after.startswith("\n")

@@ -7,7 +7,8 @@ from normscope.claims import CLAIMS, ClaimResult, Setup, Verdict, measure_claim
 from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
 from normscope.claims.deep_jacobian import PRIMES, _modulo
 from normscope.claims.exact import exact_rank
-from normscope.claims.real_blocks import at_last_token, jacobian, started, sublayers
+from normscope.claims.experiments import jacobian
+from normscope.claims.real_blocks import at_last_token, started, sublayers
 
 LOOK = Setup(seeds=(0,))
 
@@ -59,7 +60,7 @@ def test_rank_modulo_a_prime(prime: int) -> None:
 def test_one_token_through_a_cache_is_the_token_in_its_sequence() -> None:
     model, ids = started("post", init="xavier", depth=2, width=16, seed=0)
     for layer in sublayers(model, ids):
-        f, x = at_last_token(layer.step, layer.x)
-        assert torch.allclose(f(x[None])[0], layer.step(layer.x)[0, -1], atol=1e-12)
-        whole = torch.autograd.functional.jacobian(layer.step, layer.x)[0, -1, :, 0, -1]
+        f, x = at_last_token(layer, layer.x)
+        assert torch.allclose(f(x)[0], layer(layer.x)[0, -1], atol=1e-12)
+        whole = torch.autograd.functional.jacobian(layer, layer.x)[0, -1, :, 0, -1]
         assert torch.allclose(jacobian(f, x), whole, atol=1e-12)

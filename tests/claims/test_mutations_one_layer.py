@@ -18,6 +18,7 @@ from normscope.claims import (
     measure_claim,
     norm_jacobian,
     one_layer,
+    real_blocks,
 )
 from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
 from normscope.linalg import layer_norm_jacobian, left_kernel, right_kernel
@@ -54,7 +55,7 @@ MUTATIONS: list[tuple[str, str, ModuleType, str, Callable[..., object]]] = [
     ("A2", "", norm_jacobian, "right_kernel", without_mean),
     ("A3", "left", norm_jacobian, "layer_norm_jacobian", gain_on_the_right),
     ("A4", "", one_layer, "Residual", partial(mislabelled, other="pre")),
-    ("A4", "", one_layer, "layer_norm_jacobian", gain_on_the_right),
+    ("A4", "", real_blocks, "layer_norm_jacobian", gain_on_the_right),
     ("A5", "", one_layer, "Residual", partial(mislabelled, other="pre")),
     ("A6", "", layer_jacobian, "right_kernel", without_mean),
     ("A8", "", one_layer, "Residual", partial(mislabelled, other="res-post")),

@@ -270,6 +270,12 @@ class Anatomy:
             "unread": list(self.unread),
         }
 
+    def _repr_html_(self) -> str:
+        """The reading in a notebook cell."""
+        from normscope.anatomy.notebook import anatomy_html  # it reads Anatomy: imported where it is needed
+
+        return anatomy_html(self)
+
 
 def at_call(path: str, call: int) -> str:
     """`path`, with `@call` behind it from the second call on (ALBERT runs one module twelve times)."""

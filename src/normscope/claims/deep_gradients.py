@@ -152,7 +152,7 @@ def _residual_cases(seed: int) -> Iterator[Case]:
         for init, words in INITS.items():
             model, ids = started(scheme, init=init, depth=4, width=WIDTH, seed=seed)
             for each in sublayers(model, ids):
-                where = f"{scheme}, {words}, {each.kind} of block {each.block}"
+                where = f"{scheme}, {words}, {each.name}"
                 branch = step_jacobian(each) - eye
                 yield _least(branch, where, seed)
                 norm = float(torch.linalg.matrix_norm(branch, 2))
@@ -173,12 +173,12 @@ def _gradient_cases(seed: int) -> Iterator[Case]:
         states = [embedded(model, ids).requires_grad_()]
         layers = sublayers(model, ids)
         for each in layers:
-            states.append(each.step(states[-1]))
+            states.append(each(states[-1]))
         logits = model.head(model.final_norm(states[-1]))
         loss = torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:])
         norms = [float(gradient.norm()) for gradient in torch.autograd.grad(loss, states)]
         for each, below, above in zip(layers, norms, norms[1:], strict=False):
-            where = f"{words}, {each.kind} of block {each.block} of 8"
+            where = f"{words}, {each.name} of 8"
             yield Case.at_least(seed, where, below / above, 1 - 1e-10, "gradient")
 
 

@@ -10,32 +10,20 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from normscope.claims.at_start import slope
 from normscope.claims.exact import Exact, as_exact, exact_rank, scaled_norm_jacobian
-from normscope.claims.experiments import ROUND_OFF, distance, gaussian
-from normscope.claims.form import (
-    Case,
-    Evidence,
-    Figure,
-    Plot,
-    Setup,
-    claim,
-    flat,
-    lines_along,
-    mapped,
-)
+from normscope.claims.experiments import ROUND_OFF, distance, gaussian, jacobian
+from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, flat, lines_along, mapped
 from normscope.claims.real_blocks import (
     INITS,
-    Sublayer,
+    Layer,
     at_last_token,
-    jacobian,
     one_token,
     plain_branch_jacobian,
     product,
@@ -44,7 +32,7 @@ from normscope.claims.real_blocks import (
     sublayers,
 )
 from normscope.linalg import left_kernel, numerical_rank, product_log_singular_values, singular_values
-from normscope.nn import Decoder
+from normscope.nn import FeedForward
 from normscope.nn.norms import NoNorm
 
 STEPS = [float(size) for size in np.logspace(-2.5, -5.5, 7)]
@@ -92,37 +80,30 @@ def _remainders(scheme: str, activation: str, kinked: bool, seed: int) -> list[f
     layer = sublayers(model, ids)[1]
     if kinked:
         _put_on_kink(layer)
-    f, x = at_last_token(layer.step, layer.x)
-    direction = gaussian(seed, *x.shape)
-    rows = torch.stack([sign * t * direction / direction.norm() for t in STEPS for sign in (1, -1)])
-    with torch.no_grad():
-        remainder = (f(x + rows) - f(x[None]) - rows @ jacobian(f, x).T).norm(dim=1)
-    sizes: list[float] = remainder.reshape(-1, 2).amax(1).tolist()
-    return sizes
+    f, x = at_last_token(layer, layer.x)
+    direction = torch.nn.functional.normalize(gaussian(seed, *x.shape))
+    j_DD, y = jacobian(f, x), f(x)
+
+    def remainder(step: Tensor) -> float:
+        return float((f(x + step) - y - step @ j_DD.T).norm())
+
+    return [max(remainder(size * direction), remainder(-size * direction)) for size in STEPS]
 
 
-def _put_on_kink(layer: Sublayer) -> None:
+def _put_on_kink(layer: Layer) -> None:
     """Move the bias of the first hidden unit, so that what enters it at the last token is 0."""
-    up = layer.branch.up
-    assert isinstance(up, nn.Linear)
+    assert isinstance(layer.branch, FeedForward)
+    up: Any = layer.branch.up
     with torch.no_grad():
         up.bias[0] -= up(layer.residual.norms["branch_in"](layer.x))[0, -1, 0]
 
 
 def _chain_cases(seed: int) -> Iterator[Case]:
     for scheme, depth in itertools.product(("post", "pre"), (1, 8, 32)):
-        model, _ = started(scheme, init="xavier", depth=depth, width=16, seed=seed)
+        model, _ = started(scheme, init="xavier", depth=depth, width=16, seed=seed, final_norm=False)
         chain = product([step_jacobian(layer) for layer in one_token(model, 16, seed)[0]])
-        error = distance(chain, jacobian(partial(_through_blocks, model), gaussian(seed, 16)))
+        error = distance(chain, jacobian(model.run, gaussian(seed, 1, 1, 16)))
         yield Case(seed, f"{scheme}, {2 * depth} layers", error, error <= ROUND_OFF, "chain")
-
-
-def _through_blocks(model: Decoder, x_BD: Tensor) -> Tensor:
-    """Rows as tokens by themselves through all blocks."""
-    state = x_BD.unsqueeze(1)
-    for block in model.blocks:
-        state = block(state)
-    return state.squeeze(1)
 
 
 WIDTH, KEPT = 16, 14
@@ -200,7 +181,7 @@ def _ranks(init: str, seed: int) -> Iterator[Rank]:
         if number in DEPTHS:
             rank = max(exact_rank(running[prime], prime) for prime in PRIMES)
             with torch.no_grad():
-                end = layer.step(layer.x)[0, -1]
+                end = layer(layer.x)[0, -1]
             yield _rank_of(rank, factors[:number], end)
 
 
@@ -218,7 +199,7 @@ def _rank_of(exact: int, factors: Sequence[Tensor], end: Tensor) -> Rank:
     )
 
 
-def _exact_factor(layer: Sublayer) -> tuple[list[float], list[list[float]]]:
+def _exact_factor(layer: Layer) -> tuple[list[float], list[list[float]]]:
     """z and J_F of a Post-LN layer, whose Jacobian is (1/σ)(I − 11ᵀ/d − z̄z̄ᵀ/‖z̄‖²)(I + J_F)."""
     return layer.joined[0, -1].tolist(), plain_branch_jacobian(layer).tolist()
 
@@ -249,7 +230,7 @@ def _end_to_end(scheme: str, final: bool | None, depth: int, seed: int) -> Case:
     options: dict[str, Any] = {} if final is None else {"final_norm": final}
     model, _ = started(scheme, init="xavier", depth=depth, width=32, seed=seed, eps=0, **options)
     layers, end = one_token(model, 32, seed)
-    lost = num_erased([*map(step_jacobian, layers), jacobian(model.final_norm, end[0, 0])])
+    lost = num_erased([*map(step_jacobian, layers), jacobian(model.final_norm, end)])
     has_none = isinstance(model.final_norm, NoNorm)
     where = f"{scheme}, {depth} blocks, {'no final norm' if has_none else 'its final norm'}"
     return Case(seed, where, lost, lost == 0, "" if has_none else "final")

@@ -12,17 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.claims.experiments import calls_of
-from normscope.claims.form import (
-    Case,
-    Evidence,
-    Figure,
-    Plot,
-    Setup,
-    claim,
-    flat,
-    lines_along,
-    mapped,
-)
+from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, flat, lines_along, mapped
 from normscope.claims.training import (
     WARMUP,
     Recipe,

@@ -1,10 +1,11 @@
 """Parts that experiments share: drawn numbers, models that read text, and calls of modules."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normscope.claims.setup import Setup
 from normscope.subjects import Subject
@@ -17,6 +18,18 @@ ROUND_OFF = 1e-10
 def distance(found: Tensor, truth: Tensor) -> float:
     """‖found − truth‖ / ‖truth‖, over all elements."""
     return float((found - truth).norm() / truth.norm())
+
+
+def jacobian(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """∂f/∂x [n, n] by autograd at x of n elements, whatever its shape, without fused kernels."""
+    with sdpa_kernel(SDPBackend.MATH):
+        found: Tensor = torch.autograd.functional.jacobian(f, x, vectorize=True)
+    return found.reshape(x.numel(), x.numel())
+
+
+def identity(x: Tensor) -> Tensor:
+    """I [n, n] for x of n elements."""
+    return torch.eye(x.numel(), dtype=x.dtype)
 
 
 def gaussian(seed: int, *shape: int) -> Tensor:

@@ -5,15 +5,18 @@ Shapes: T tokens, D width.
 
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 
 import torch
 from torch import Tensor
 
+from normscope.claims.experiments import identity, jacobian
 from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, lines_of
-from normscope.claims.one_layer import NO_EPS, Layer, Map, by_autograd, layers, pulled_back
+from normscope.claims.one_layer import NO_EPS, layers, pulled_back, residual
+from normscope.claims.real_blocks import F64, Layer
 from normscope.linalg import numerical_rank, singular_values
-from normscope.nn import FeedForward, Residual, Where
+from normscope.nn import FeedForward
 
 STEP = 1e-5
 """Step of central differences in float64; their error is about 1e-10."""
@@ -34,7 +37,7 @@ def _gain_cases(seed: int) -> Iterator[Case]:
     for layer in (*layers("post", seed), *layers("pre", seed), *_bare_norms(seed)):
         if layer.x.numel() > 64:
             continue
-        u, values, vh = torch.linalg.svd(by_autograd(layer, layer.x))
+        u, values, vh = torch.linalg.svd(jacobian(layer, layer.x))
 
         def case(error: Tensor, part: str = "", of: Layer = layer) -> Case:
             return Case.at_most(seed, of.name, float(error.abs().max()), CLOSE, part)
@@ -49,9 +52,8 @@ def _bare_norms(seed: int) -> Iterator[Layer]:
     """Norms with γ = 1 and no branch: their Jacobian is symmetric."""
     for width in (3, 16, 64):
         torch.manual_seed(seed)
-        x = torch.randn(1, width, dtype=torch.float64)
-        residual = Residual("post", Where(1, 1), width, eps=NO_EPS).double()
-        yield Layer(f"norm alone, d = {width}", x, lambda x: 0 * x, residual)
+        x = torch.randn(1, 1, width, dtype=F64)
+        yield Layer(f"norm alone, d = {width}", x, lambda x: 0 * x, residual("post", width))
 
 
 @torch.no_grad()
@@ -85,7 +87,7 @@ def norm_of_one(setup: Setup) -> Evidence:
 
 
 def _perturbation_case(seed: int, name: str, size: float, matrix: Tensor) -> Case:
-    values = singular_values(torch.eye(len(matrix), dtype=matrix.dtype) + matrix)
+    values = singular_values(torch.eye(len(matrix), dtype=F64) + matrix)
     rank, _ = numerical_rank(values, 1e-12)
     where = f"{name}, d = {len(matrix)}, ‖A‖ = {size:g}, rank {rank}"
     met = float(torch.linalg.matrix_norm(matrix, 2)) < 1 - 1e-12
@@ -96,8 +98,8 @@ def _perturbations(seed: int) -> Iterator[tuple[str, float, Tensor]]:
     """A with ‖A‖ = c ≤ 1 [D, D], by name and c."""
     for width in (3, 16, 64, 256):
         torch.manual_seed(seed)
-        eye = torch.eye(width, dtype=torch.float64)
-        drawn, x = torch.randn(width, width, dtype=torch.float64), torch.randn(1, width, dtype=torch.float64)
+        eye = torch.eye(width, dtype=F64)
+        drawn, x = torch.randn(width, width, dtype=F64), torch.randn(1, 1, width, dtype=F64)
         orthogonal = torch.linalg.qr(drawn)[0]
         for size in SIZES:
             yield "A = −c I", size, -size * eye
@@ -110,9 +112,8 @@ def _perturbations(seed: int) -> Iterator[tuple[str, float, Tensor]]:
 def _of_pre_layer(x: Tensor, size: float) -> Tensor:
     """A = J − I of a Pre-LN layer by autograd, with ‖A‖ = size."""
     sigma = float(x.std(correction=0))
-    residual = Residual("pre", Where(1, 1), x.shape[-1], eps=NO_EPS).double()
-    layer = Layer("", x, lambda u: -size * sigma * u, residual)
-    return by_autograd(layer, x) - torch.eye(x.numel(), dtype=x.dtype)
+    layer = Layer("", x, lambda u: -size * sigma * u, residual("pre", x.shape[-1]))
+    return jacobian(layer, x) - identity(x)
 
 
 @claim("A20")
@@ -129,13 +130,11 @@ def branch_of_one_token(setup: Setup) -> Evidence:
 def _mixing_cases(seed: int) -> Iterator[Case]:
     for layer in layers("post", seed):
         kind = layer.name.split(",")[0]
-        tokens, width = layer.x.shape
         if not ("attention" in kind or "feed-forward" in kind) or layer.x.numel() > 256:
             continue
-        jacobian = by_autograd(layer.branch, layer.x)
-        blocks = [jacobian[t : t + width, t : t + width] for t in range(0, tokens * width, width)]
-        within = sum(float(block.square().sum()) for block in blocks)
-        share = max(0.0, 1 - within / float(jacobian.square().sum()))
+        squares_TDTD = jacobian(layer.branch, layer.x).square().view(*layer.x.shape[1:] * 2)
+        within = squares_TDTD.diagonal(dim1=0, dim2=2).sum()
+        share = max(0.0, 1 - float(within / squares_TDTD.sum()))
         for part in ("", "feed-forward") if isinstance(layer.branch, FeedForward) else ("",):
             yield Case(seed, layer.name, share, share <= 1e-12, part)
 
@@ -156,21 +155,16 @@ def any_input(setup: Setup) -> Evidence:
 def _cancelling_cases(seed: int, setup: Setup) -> Iterator[Case]:
     for width in setup.sizes((3, 16, 64), (5, 24, 48)):
         torch.manual_seed(seed)
-        x, noise = torch.randn(2, 1, width, dtype=torch.float64)
+        x, noise = torch.randn(2, 1, 1, width, dtype=F64)
         noise = (noise - noise.mean()) / noise.std(correction=0)
         for variance, eps in product((1.0, 1e-2, 2e-3, 1e-4, 1e-6, 0.0), (NO_EPS, EPS)):
             if variance == 0 and eps == NO_EPS:
                 continue
             shift = 3 + variance**0.5 * noise - x
-            residual = Residual("post", Where(1, 1), width, eps=eps).double()
-            values = singular_values(by_autograd(Layer("", x, _constant(shift), residual), x))
+            layer = Layer("", x, partial(torch.add, shift, alpha=0), residual("post", width, eps))
+            values = singular_values(jacobian(layer, x))
             rank, _ = numerical_rank(values, 0.01 if eps == EPS else 1e-7)
             where = f"d = {width}, variance {variance:g}, largest gain {values[0]:.1f}"
             met, part = eps == NO_EPS or variance > 100 * EPS, "eps" if eps == EPS else ""
             at = {"variance": variance, "gain": float(values[0])}
             yield Case.at_most(seed, where, rank - (width - 2), 0, part, met=met, at=at)
-
-
-def _constant(value: Tensor) -> Map:
-    """F(x) = value, as a map that autograd can follow."""
-    return lambda x: 0 * x + value

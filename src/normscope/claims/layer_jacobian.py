@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from normscope.claims.experiments import ROUND_OFF, distance
+from normscope.claims.experiments import ROUND_OFF, distance, identity, jacobian
 from normscope.claims.form import Case, Evidence, Figure, Setup, claim
-from normscope.claims.one_layer import Layer, by_autograd, degenerate_layers, identity, layers, norm_jacobians
+from normscope.claims.one_layer import degenerate_layers, layers, residual
+from normscope.claims.real_blocks import Layer
 from normscope.linalg import numerical_rank, right_kernel, singular_values
-from normscope.nn import FeedForward, Residual, Where
+from normscope.nn import FeedForward
 
 RANK_TOLERANCE = 1e-9
 
@@ -20,13 +22,7 @@ RANK_TOLERANCE = 1e-9
 @claim("A4")
 def post_formula(setup: Setup) -> Evidence:
     """The product against autograd."""
-
-    def formula(layer: Layer) -> Tensor:
-        branch = by_autograd(layer.branch, layer.x)
-        return norm_jacobians(layer, layer.joined) @ (identity(layer.x) + branch)
-
-    cases = setup.cases(lambda seed: _formula_cases("post", seed, formula))
-    return Evidence(cases, Figure.largest("largest relative error of the formula", cases))
+    return _against_autograd(setup, "post", lambda layer: _of_norm(layer, layer.joined) @ _inner(layer))
 
 
 @claim("A8")
@@ -34,17 +30,29 @@ def pre_formula(setup: Setup) -> Evidence:
     """The sum against autograd."""
 
     def formula(layer: Layer) -> Tensor:
-        with torch.no_grad():
-            normed = layer.norm(layer.x)
-        return identity(layer.x) + by_autograd(layer.branch, normed) @ norm_jacobians(layer, layer.x)
+        of_branch = jacobian(layer.branch, layer.norm(layer.x).detach())
+        return identity(layer.x) + of_branch @ _of_norm(layer, layer.x)
 
-    cases = setup.cases(lambda seed: _formula_cases("pre", seed, formula))
+    return _against_autograd(setup, "pre", formula)
+
+
+def _against_autograd(setup: Setup, scheme: str, formula: Callable[[Layer], Tensor]) -> Evidence:
+    cases = [
+        Case.at_most(seed, layer.name, distance(formula(layer), jacobian(layer, layer.x)), ROUND_OFF)
+        for seed in setup.seeds
+        for layer in layers(scheme, seed)
+    ]
     return Evidence(cases, Figure.largest("largest relative error of the formula", cases))
 
 
-def _formula_cases(scheme: str, seed: int, formula: Callable[[Layer], Tensor]) -> Iterator[Case]:
-    for layer in layers(scheme, seed):
-        yield Case.at_most(seed, layer.name, distance(formula(layer), by_autograd(layer, layer.x)), ROUND_OFF)
+def _of_norm(layer: Layer, z_1TD: Tensor) -> Tensor:
+    """J_LN(z) [T·D, T·D], a block a token."""
+    return torch.block_diag(*layer.norm_jacobians(z_1TD))
+
+
+def _inner(layer: Layer) -> Tensor:
+    """I + J_F(x) [T·D, T·D]."""
+    return identity(layer.x) + jacobian(layer.branch, layer.x)
 
 
 @claim("A5")
@@ -64,11 +72,11 @@ def post_rank(setup: Setup) -> Evidence:
 
 def _rank_cases(seed: int) -> Iterator[Case]:
     for layer in (*layers("post", seed), *degenerate_layers(seed)):
-        tokens, width = layer.x.shape
-        whole = by_autograd(layer, layer.x)
+        _, tokens, width = layer.x.shape
+        whole = jacobian(layer, layer.x)
         lost = tokens * width - _rank(whole)
         yield Case(seed, layer.name, lost / tokens, lost >= 2 * tokens)
-        invertible = _is_invertible(identity(layer.x) + by_autograd(layer.branch, layer.x))
+        invertible = _is_invertible(_inner(layer))
         where, exact = f"{layer.name}, {lost} dimensions lost", lost == 2 * tokens
         yield Case(seed, where, lost / tokens, exact, "equality", met=invertible)
         for token in {0, tokens - 1} if tokens > 1 else ():
@@ -92,9 +100,8 @@ def _is_invertible(matrix: Tensor) -> bool:
 def _rank_with_eps(seed: int) -> tuple[int, float]:
     """Rank at round-off of a feed-forward layer with ε = 1e-5, and σ_(d−1)/σ_1."""
     torch.manual_seed(seed)
-    branch, x = FeedForward(64, 64).double(), torch.randn(1, 64, dtype=torch.float64)
-    layer = Layer("", x, branch, Residual("post", Where(1, 1), 64, eps=1e-5).double())
-    values = singular_values(by_autograd(layer, x))
+    branch, x = FeedForward(64, 64).double(), torch.randn(1, 1, 64, dtype=torch.float64)
+    values = singular_values(jacobian(Layer("", x, branch, residual("post", 64, eps=1e-5)), x))
     return numerical_rank(values, 1e-12)[0], float(values[-2] / values[0])
 
 
@@ -117,15 +124,14 @@ def post_kernel(setup: Setup) -> Evidence:
 
 def _kernel_cases(seed: int) -> Iterator[Case]:
     for layer in (*layers("post", seed), *degenerate_layers(seed)):
-        jacobian = by_autograd(layer, layer.x)
-        if len(jacobian) > 256 or float(jacobian.abs().max()) < RANK_TOLERANCE:
+        whole = jacobian(layer, layer.x)
+        if len(whole) > 256 or float(whole.abs().max()) < RANK_TOLERANCE:
             continue
-        inner = identity(layer.x) + by_autograd(layer.branch, layer.x)
-        z = layer.joined
-        z_hat = (z - z.mean(-1, keepdim=True)) / z.std(-1, correction=0, keepdim=True)
+        inner = _inner(layer)
+        z_hat = functional.layer_norm(layer.joined[0], layer.x.shape[-1:], eps=0.0)
         span = torch.block_diag(*right_kernel(z_hat, centred=True))
-        for name, ws in _directions(jacobian, inner, span):
-            through = (jacobian @ ws).norm(dim=0) / ws.norm(dim=0) / torch.linalg.matrix_norm(jacobian, 2)
+        for name, ws in _directions(whole, inner, span):
+            through = (whole @ ws).norm(dim=0) / ws.norm(dim=0) / torch.linalg.matrix_norm(whole, 2)
             image = inner @ ws
             outside = (image - span @ (span.T @ image)).norm(dim=0) / ws.norm(dim=0)
             outside = outside / torch.linalg.matrix_norm(inner, 2)
@@ -135,9 +141,9 @@ def _kernel_cases(seed: int) -> Iterator[Case]:
             yield Case(seed, f"{name}, {layer.name}", value, agree)
 
 
-def _directions(jacobian: Tensor, inner: Tensor, span: Tensor) -> Iterator[tuple[str, Tensor]]:
+def _directions(whole: Tensor, inner: Tensor, span: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Columns w [T·D, k]."""
-    _, values, vectors = torch.linalg.svd(jacobian)
+    _, values, vectors = torch.linalg.svd(whole)
     yield "w with Jw = 0", vectors[values < RANK_TOLERANCE * values[0]].T
     if _is_invertible(inner):
         yield "w with (I + J_F)w in the span", torch.linalg.solve(inner, span)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from normscope.claims.experiments import ROUND_OFF, calls_of, on_text
+from normscope.claims.experiments import ROUND_OFF, calls_of, jacobian, on_text
 from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, lines_at
-from normscope.claims.one_layer import by_autograd, degenerate_layers, layers, pulled_back
+from normscope.claims.one_layer import degenerate_layers, layers, pulled_back
 from normscope.linalg import left_kernel, left_kernel_share
 
 DEPTHS, WIDTHS, STARTS = (2, 6, 12, 24), (32, 64), ("xavier", "normal")
@@ -164,17 +164,16 @@ def right_and_left(setup: Setup) -> Evidence:
 
 def _side_cases(seed: int) -> Iterator[Case]:
     for layer in (*layers("post", seed), *degenerate_layers(seed)):
-        jacobian = by_autograd(layer, layer.x)
-        if len(jacobian) > 256:
+        if layer.x.numel() > 256:
             continue
-        _, values, vectors = torch.linalg.svd(jacobian)
+        _, values, vectors = torch.linalg.svd(jacobian(layer, layer.x))
         size = float(values[0])
         if size < ROUND_OFF:
             continue
         lost = vectors[values < 1e-9 * size]  # rows v
-        z_hat = functional.layer_norm(layer.joined, layer.x.shape[-1:], eps=layer.norm.eps)
+        z_hat = functional.layer_norm(layer.joined[0], layer.x.shape[-1:], eps=layer.norm.eps)
         left = torch.block_diag(*left_kernel(z_hat, layer.norm.weight.detach(), centred=True)[0]).T
-        arriving = pulled_back(layer, torch.randn(4, len(jacobian), dtype=torch.float64))
+        arriving = pulled_back(layer, torch.randn(4, layer.x.numel(), dtype=torch.float64))
         for part, value in (
             ("", pulled_back(layer, lost).norm(dim=1).max() / size),
             ("left", pulled_back(layer, left).norm(dim=1).max() / size),

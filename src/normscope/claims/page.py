@@ -1,4 +1,4 @@
-"""Tested claims as pages: one self-contained HTML file, and Markdown for docs/ and the README."""
+"""Tested claims as pages: one self-contained HTML file, and Markdown for docs/."""
 
 import datetime
 import re
@@ -32,10 +32,6 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from normscope.claims.plots import Plot
-
-
-SURPRISING = ("A3", "A16", "B4", "B12", "B13", "B17", "C7", "C15", "C25", "C26")
-"""The rows of the README's table."""
 
 
 class VerdictView(NamedTuple):
@@ -85,8 +81,8 @@ def page_in_chinese(tested: Sequence[ClaimResult], setup: Setup, command: str, s
 
 
 def rows_of_claims(tested: Sequence[ClaimResult]) -> str:
-    """A table of `tested`, as the README has it."""
-    return _rendered("readme.md", tested, Setup(), "", 0.0)
+    """A table of `tested`, to paste into a text at the root of the repository."""
+    return _rendered("table.md", tested, Setup(), "", 0.0)
 
 
 def _rendered(name: str, tested: Sequence[ClaimResult], setup: Setup, command: str, seconds: float) -> str:

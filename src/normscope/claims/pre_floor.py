@@ -18,7 +18,7 @@ from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, li
 from normscope.claims.real_blocks import (
     F64,
     INITS,
-    Sublayer,
+    Layer,
     branch_jacobian,
     one_token,
     product,
@@ -89,7 +89,7 @@ def _floor_cases(seed: int) -> Iterator[Case]:
 
 
 def _block_cases(
-    pair: list[Sublayer], seed: int, where: str, at: Mapping[str, float | str], part: str = ""
+    pair: list[Layer], seed: int, where: str, at: Mapping[str, float | str], part: str = ""
 ) -> Iterator[Case]:
     """Attention, feed-forward and both: ‖A‖ by the closed form, σ_min by autograd of the whole step."""
     branches = [branch_jacobian(each) for each in pair]
@@ -115,9 +115,9 @@ def _block_cases(
             yield replace(case, value=float(values[-1]), holds=lost, within=True, part="needed")
 
 
-def _sequence_norm(sublayer: Sublayer) -> float:
+def _sequence_norm(layer: Layer) -> float:
     """‖A‖ of the map of all tokens, to 5 %."""
-    branch = JacobianOperator(lambda x: sublayer.step(x) - x, sublayer.x)
+    branch = JacobianOperator(lambda x: layer(x) - x, layer.x)
     return sigma_max(branch, tol=0.05).value
 
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from normscope.claims.deep_jacobian import num_erased
-from normscope.claims.experiments import gaussian
+from normscope.claims.experiments import gaussian, jacobian
 from normscope.claims.form import Case, Evidence, Figure, Setup, claim, flat
-from normscope.claims.real_blocks import F64, embedded, jacobian, step_jacobian, walk
+from normscope.claims.real_blocks import F64, embedded, step_jacobian, walk
 from normscope.claims.training import WARMUP, Outcome, Recipe, curves, trained
 from normscope.nn import Decoder
 from normscope.nn.norms import NoNorm
@@ -136,7 +136,7 @@ def _erased(model: Decoder, x_11D: Tensor) -> tuple[int, int]:
     layers, end = walk(model, x_11D)
     factors = [step_jacobian(layer) for layer in layers]
     if not isinstance(model.final_norm, NoNorm):
-        factors.append(jacobian(model.final_norm, end[0, 0]))
+        factors.append(jacobian(model.final_norm, end))
     return num_erased(factors[:1]), num_erased(factors)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.claims.at_start import blocks_of
-from normscope.claims.experiments import gaussian
+from normscope.claims.experiments import gaussian, jacobian
 from normscope.linalg import layer_norm_jacobian
 from normscope.nn import Attention, Cache, Context, Decoder, Residual, build
 from normscope.nn.context import NOTHING
@@ -22,35 +22,38 @@ HEAD_WIDTH = 16
 VOCAB = 256
 INITS = {"xavier": "Xavier", "normal": "N(0, 0.02²)", "gpt2": "GPT-2", "torch": "PyTorch's own"}
 """Usual initialisations → in words."""
-Step = Callable[[Tensor, Context], Tensor]
-"""(B, T, D) → (B, T, D), given what else a block needs."""
+Map = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Sublayer:
-    """One branch with its residual, at what enters it.
+class Layer:
+    """One branch F with its residual, y = LN(x + F(x)) or y = x + F(LN(x)), at what enters it.
 
     Attributes:
-        block: its number, from 1.
-        kind: "attention" or "feed-forward".
-        branch: F.
-        residual: the norms and the sum around it.
+        name: the case, in words, such as "attention of block 3".
         x: what enters (1, T, D).
+        branch: F, (B, T, D) → (B, T, D).
+        residual: the norms and the sum around it.
     """
 
-    block: int
-    kind: str
-    branch: nn.Module
-    residual: Residual
+    name: str
     x: Tensor
+    branch: Map
+    residual: Residual
 
     def apply(self, u_BTD: Tensor, context: Context = NOTHING) -> Tensor:
         """F(u)."""
         return self.branch(u_BTD, context) if isinstance(self.branch, Attention) else self.branch(u_BTD)
 
-    def step(self, x_BTD: Tensor, context: Context = NOTHING) -> Tensor:
-        """The stream after it."""
-        return self.residual(x_BTD, lambda u: self.apply(u, context))
+    def __call__(self, x_BTD: Tensor, context: Context = NOTHING, *, cut: bool = False) -> Tensor:
+        """The stream after it (B, T, D); `cut` lets no gradient back through the branch."""
+
+        def branch(u_BTD: Tensor) -> Tensor:
+            return self.apply(u_BTD, context).detach() if cut else self.apply(u_BTD, context)
+
+        found = self.residual(x_BTD, branch)
+        assert isinstance(found, Tensor), "one stream"
+        return found
 
     @property
     def joined(self) -> Tensor:
@@ -58,11 +61,15 @@ class Sublayer:
         with torch.no_grad():
             return self.x + self.apply(self.x)
 
-    def norm(self, slot: str) -> tuple[Tensor | None, float]:
-        """γ and ε of the LayerNorm in a slot."""
-        norm = self.residual.norms[slot]
-        assert isinstance(norm, nn.LayerNorm), f"no LayerNorm in {slot}"
-        return norm.weight.detach(), norm.eps
+    @property
+    def norm(self) -> nn.LayerNorm:
+        """The one norm."""
+        (norm,) = (module for module in self.residual.norms.values() if isinstance(module, nn.LayerNorm))
+        return norm
+
+    def norm_jacobians(self, z_1TD: Tensor) -> Tensor:
+        """J_LN(z) [T, D, D] of each token of z."""
+        return layer_norm_jacobian(z_1TD[0], self.norm.weight.detach(), self.norm.eps)
 
 
 def started(
@@ -83,23 +90,23 @@ def started(
     return model.to(dtype).eval().requires_grad_(False), torch.randint(VOCAB, (1, tokens))
 
 
-def walk(model: nn.Module, x_1TD: Tensor) -> tuple[list[Sublayer], Tensor]:
+def walk(model: nn.Module, x_1TD: Tensor) -> tuple[list[Layer], Tensor]:
     """Every sublayer at what enters it where `x_1TD` enters the first, and what leaves the last."""
     found = []
     with torch.no_grad():
         for number, block in enumerate(blocks_of(model), 1):
             for kind, (branch, residual) in block.sublayers().items():
-                found.append(Sublayer(number, kind, branch, residual, x_1TD))
-                x_1TD = found[-1].step(x_1TD)
+                found.append(Layer(f"{kind} of block {number}", x_1TD, branch, residual))
+                x_1TD = found[-1](x_1TD)
     return found, x_1TD
 
 
-def one_token(model: nn.Module, width: int, seed: int) -> tuple[list[Sublayer], Tensor]:
+def one_token(model: nn.Module, width: int, seed: int) -> tuple[list[Layer], Tensor]:
     """`walk` of a token of N(0, 1) by itself."""
     return walk(model, gaussian(seed, 1, 1, width))
 
 
-def sublayers(model: Decoder, ids: Tensor) -> list[Sublayer]:
+def sublayers(model: Decoder, ids: Tensor) -> list[Layer]:
     """Every sublayer at what enters it where the model reads `ids`."""
     return walk(model, embedded(model, ids))[0]
 
@@ -110,31 +117,15 @@ def embedded(model: Decoder, ids: Tensor) -> Tensor:
     return model.embedding(ids, torch.arange(ids.shape[1])[None])
 
 
-def at_last_token(step: Step, x_1TD: Tensor) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-    """The last token after `step` as a function (B, D) → (B, D) of the last token before, the others held;
-    and where it stands (D,). The step must be causal: earlier tokens are handed on in a cache.
+def at_last_token(step: Callable[..., Tensor], x_1TD: Tensor) -> tuple[Map, Tensor]:
+    """The last token after `step` as a function (1, D) → (1, D) of the last token before, the others held;
+    and where it stands (1, D). The step must be causal: earlier tokens are handed on in a cache.
     """
     earlier = Cache()
     if x_1TD.shape[1] > 1:
         with torch.no_grad():
             step(x_1TD[:, :-1], Context(cache=earlier))
-
-    def f(x_BD: Tensor) -> Tensor:
-        rows = len(x_BD)
-        held = {
-            key: (k.expand(rows, -1, -1, -1), v.expand(rows, -1, -1, -1)) for key, (k, v) in earlier.items()
-        }
-        return step(x_BD.unsqueeze(1), Context(cache=Cache(held))).squeeze(1)
-
-    return f, x_1TD[0, -1]
-
-
-def jacobian(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """∂f/∂x [D, D] by autograd: D copies of x (D,) as rows, each asked for another output."""
-    copies = x.expand(len(x), -1).clone().requires_grad_()
-    with torch.enable_grad():
-        y = f(copies)
-    return torch.autograd.grad(y, copies, torch.eye(len(x), dtype=x.dtype))[0]
+    return lambda x_1D: step(x_1D[None], Context(cache=Cache(earlier)))[0], x_1TD[:, -1]
 
 
 def product(factors: Sequence[Tensor]) -> Tensor:
@@ -142,25 +133,18 @@ def product(factors: Sequence[Tensor]) -> Tensor:
     return reduce(lambda whole, factor: factor @ whole, factors)
 
 
-def step_jacobian(sublayer: Sublayer) -> Tensor:
-    """The sublayer's Jacobian [D, D] at the last token."""
-    return jacobian(*at_last_token(sublayer.step, sublayer.x))
+def step_jacobian(layer: Layer) -> Tensor:
+    """The layer's Jacobian [D, D] at the last token."""
+    return jacobian(*at_last_token(layer, layer.x))
 
 
-def norm_jacobian(sublayer: Sublayer) -> Tensor:
-    """J_LN(z) [T, D, D] of each token of a Post-LN sublayer."""
-    return layer_norm_jacobian(sublayer.joined[0], *sublayer.norm("stream"))
-
-
-def plain_branch_jacobian(sublayer: Sublayer) -> Tensor:
+def plain_branch_jacobian(layer: Layer) -> Tensor:
     """J_F(x) [D, D] at the last token, with no norm before F."""
-    return jacobian(*at_last_token(sublayer.apply, sublayer.x))
+    return jacobian(*at_last_token(layer.apply, layer.x))
 
 
-def branch_jacobian(sublayer: Sublayer) -> Tensor:
-    """A = J_F(LN(x)) · J_LN(x) at the last token."""
-    weight, eps = sublayer.norm("branch_in")
+def branch_jacobian(layer: Layer) -> Tensor:
+    """A = J_F(LN(x)) · J_LN(x) at the last token of a Pre-LN layer."""
     with torch.no_grad():
-        u = sublayer.residual.norms["branch_in"](sublayer.x)
-    of_branch = jacobian(*at_last_token(sublayer.apply, u))
-    return of_branch @ layer_norm_jacobian(sublayer.x[0, -1], weight, eps)
+        u = layer.norm(layer.x)
+    return jacobian(*at_last_token(layer.apply, u)) @ layer.norm_jacobians(layer.x)[-1]

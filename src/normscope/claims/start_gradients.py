@@ -23,17 +23,7 @@ from normscope.claims.at_start import (
     stack_of,
     weight_of,
 )
-from normscope.claims.form import (
-    Case,
-    Evidence,
-    Figure,
-    Plot,
-    Setup,
-    claim,
-    flat,
-    lines_along,
-    lines_by,
-)
+from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, flat, lines_along, lines_by
 from normscope.nn import Context
 
 DEPTHS = (2, 4, 8, 16, 32, 64)

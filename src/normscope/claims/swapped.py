@@ -10,17 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from normscope.claims.form import (
-    Evidence,
-    Figure,
-    Plot,
-    Setup,
-    claim,
-    effect,
-    flat,
-    lines_along,
-    mapped,
-)
+from normscope.claims.form import Evidence, Figure, Plot, Setup, claim, effect, flat, lines_along, mapped
 from normscope.claims.training import LEVELS, Recipe, subjects, train_models, unigram_losses
 from normscope.nn import SwapWarning, swap
 from normscope.subjects import Subject

@@ -5,26 +5,26 @@ Shapes: B batch, T tokens, D width.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from normscope.claims.experiments import ROUND_OFF, distance, gaussian
+from normscope.claims.experiments import ROUND_OFF, distance, gaussian, jacobian
 from normscope.claims.form import Case, Evidence, Figure, Setup, claim
+from normscope.claims.one_layer import residual
 from normscope.claims.real_blocks import (
     F64,
     INITS,
-    Sublayer,
+    Layer,
     at_last_token,
     branch_jacobian,
-    jacobian,
-    norm_jacobian,
     plain_branch_jacobian,
     started,
+    step_jacobian,
     sublayers,
 )
 from normscope.linalg import left_kernel, numerical_rank, singular_values
-from normscope.nn import Residual, Where
 
 UNDER_ONE = "‖A‖ < 1, in the Pre-LN column"
 
@@ -50,35 +50,33 @@ def _table_cases(seed: int) -> Iterator[Case]:
             for scheme, column in (("post", "Post-LN"), ("pre", "Pre-LN")):
                 model, ids = started(scheme, init=init, depth=4, width=width, seed=seed, eps=0)
                 for each in (*sublayers(model, ids)[:2], *sublayers(model, ids)[-2:]):
-                    where = f"{column}, {words}, d = {width}, {each.kind} of block {each.block}"
+                    where = f"{column}, {words}, d = {width}, {each.name}"
                     yield from _rows(each, seed, where)
         yield from _rows(_cancelling(width, seed), seed, f"Pre-LN, F(u) = −σ(x) u, d = {width}")
 
 
-def _cancelling(width: int, seed: int) -> Sublayer:
+def _cancelling(width: int, seed: int) -> Layer:
     """A Pre-LN sublayer whose F takes away what it is given, at this one x."""
-    x = gaussian(seed, width, width)[:1]
-    branch = torch.nn.Linear(width, width, bias=False, dtype=F64)
-    branch.weight.data = -x.std(correction=0) * torch.eye(width, dtype=F64)
-    return Sublayer(1, "feed-forward", branch, Residual("pre", Where(1, 1), width, eps=0).to(F64), x[None])
+    x = gaussian(seed, 1, width, width)[:, :1]
+    sigma = x.std(correction=0)
+    return Layer("feed-forward", x, lambda u: -sigma * u, residual("pre", width, eps=0))
 
 
-def _rows(sublayer: Sublayer, seed: int, where: str) -> Iterator[Case]:
+def _rows(layer: Layer, seed: int, where: str) -> Iterator[Case]:
     """The five rows of one column."""
-    found, x = at_last_token(sublayer.step, sublayer.x)
-    whole, width = jacobian(found, x), len(x)
+    whole, width = step_jacobian(layer), layer.x.shape[-1]
     post = where.startswith("Post-LN")
-    form, bare, norm = _post_form(sublayer) if post else _pre_form(sublayer)
+    form, bare, norm = _post_form(layer) if post else _pre_form(layer)
     met = post or norm < 1
+    identity_path = jacobian(*at_last_token(partial(layer, cut=True), layer.x))
     yield Case.at_most(seed, where, distance(form, whole), ROUND_OFF, "form")
-    yield Case.at_most(seed, where, distance(_identity_path(sublayer), bare), ROUND_OFF, "identity")
+    yield Case.at_most(seed, where, distance(identity_path, bare), ROUND_OFF, "identity")
     values = singular_values(whole)
     rank = numerical_rank(values, 1e-12)[0]
     yield Case(seed, where, rank, rank <= width - 2 if post else rank == width, "rank", within=met)
     yield Case(seed, where, width - rank, rank <= width - 2 if post else rank == width, "kernel", within=met)
     if post:
-        with torch.no_grad():
-            basis = left_kernel(found(x[None])[0], None, centred=True)[0]
+        basis = left_kernel(layer(layer.x)[0, -1].detach(), None, centred=True)[0]
         passed = float((whole.T @ basis).norm(dim=0).max()) / float(values[0])
         erased = passed <= ROUND_OFF and bool((basis.norm(dim=0) > 0.5).all())
         yield Case(seed, where, passed, erased, "erased")
@@ -88,24 +86,15 @@ def _rows(sublayer: Sublayer, seed: int, where: str) -> Iterator[Case]:
         yield Case(seed, where, float(values[-1]), full, "unconditional")
 
 
-def _post_form(sublayer: Sublayer) -> tuple[Tensor, Tensor, float]:
+def _post_form(layer: Layer) -> tuple[Tensor, Tensor, float]:
     """J_LN(z)(I + J_F), J_LN(z), and ‖J_F‖."""
-    of_branch, of_norm = plain_branch_jacobian(sublayer), norm_jacobian(sublayer)[-1]
-    eye = torch.eye(len(of_norm), dtype=F64)
-    return of_norm @ (eye + of_branch), of_norm, float(torch.linalg.matrix_norm(of_branch, 2))
+    of_branch, of_norm = plain_branch_jacobian(layer), layer.norm_jacobians(layer.joined)[-1]
+    form = of_norm @ (torch.eye(len(of_norm), dtype=F64) + of_branch)
+    return form, of_norm, float(torch.linalg.matrix_norm(of_branch, 2))
 
 
-def _pre_form(sublayer: Sublayer) -> tuple[Tensor, Tensor, float]:
+def _pre_form(layer: Layer) -> tuple[Tensor, Tensor, float]:
     """I + J_F J_LN(x), I, and ‖A‖."""
-    a = branch_jacobian(sublayer)
+    a = branch_jacobian(layer)
     eye = torch.eye(len(a), dtype=F64)
     return eye + a, eye, float(torch.linalg.matrix_norm(a, 2))
-
-
-def _identity_path(sublayer: Sublayer) -> Tensor:
-    """The Jacobian that is left where the branch lets no gradient back."""
-
-    def step(x_BTD: Tensor, context: object) -> Tensor:
-        return sublayer.residual(x_BTD, lambda u: sublayer.apply(u, context).detach())  # type: ignore[arg-type]
-
-    return jacobian(*at_last_token(step, sublayer.x))

@@ -11,13 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from normscope.claims.experiments import distance, gaussian
+from normscope.claims.experiments import distance, gaussian, jacobian
 from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, lines_at
 from normscope.claims.real_blocks import (
-    Sublayer,
+    Layer,
     embedded,
-    jacobian,
-    norm_jacobian,
     one_token,
     plain_branch_jacobian,
     product,
@@ -46,7 +44,7 @@ def _sum_case(init: str, depth: int, dtype: torch.dtype, seed: int) -> Case:
     total = start
     with torch.no_grad():
         for layer in layers:
-            total = total + layer.apply(functional.layer_norm(total, (32,), eps=1e-5))
+            total = total + _normed(layer, total)
     error = distance(total, end)
     where = f"{init}, {depth} blocks, {str(dtype).removeprefix('torch.')}"
     return Case(seed, where, error, error <= ROUND_OFF[dtype])
@@ -85,15 +83,11 @@ def _gradients(model: Decoder, start: Tensor, cut: bool) -> list[Tensor]:
     layers = walk(model, start)[0]
     states = [start.clone().requires_grad_()]
     for layer in layers:
-        states.append(_stepped(layer, states[-1], cut))
+        states.append(layer(states[-1], cut=cut))
     read = model.final_norm(states[-1])
     weight = gaussian(1, *read.shape)
     found = torch.autograd.grad((read * weight).sum(), states)
     return [weight[0], *(gradient[0] for gradient in reversed(found))]
-
-
-def _stepped(layer: Sublayer, x: Tensor, cut: bool) -> Tensor:
-    return layer.residual(x, lambda u: layer.apply(u).detach() if cut else layer.apply(u))
 
 
 def _pre_cases(depth: int, final: bool, seed: int) -> tuple[list[Case], float]:
@@ -109,11 +103,11 @@ def _pre_cases(depth: int, final: bool, seed: int) -> tuple[list[Case], float]:
     return cases, float(cut.norm() / whole[-1].norm())
 
 
-def _through_branches(layers: Sequence[Sublayer], gradients: Sequence[Tensor]) -> Iterator[Tensor]:
+def _through_branches(layers: Sequence[Layer], gradients: Sequence[Tensor]) -> Iterator[Tensor]:
     """The part that each branch adds to the gradient (T, D): (J_F J_LN)ᵀ of the gradient after its layer."""
     for layer, gradient in zip(reversed(layers), gradients, strict=False):
         x = layer.x.clone().requires_grad_()
-        y = layer.apply(functional.layer_norm(x, x.shape[-1:], eps=1e-5))
+        y = _normed(layer, x)
         yield torch.autograd.grad(y, x, gradient[None])[0][0]
 
 
@@ -123,7 +117,7 @@ def _post_case(depth: int, seed: int) -> tuple[Case, float]:
     expected = _gradients(model, start, cut=True)
     path = expected[1]
     for layer in reversed(walk(model, start)[0]):
-        path = (norm_jacobian(layer).mT @ path[..., None])[..., 0]
+        path = (layer.norm_jacobians(layer.joined).mT @ path[..., None])[..., 0]
     error = distance(path, expected[-1])
     share = float(expected[-1].norm() / _gradients(model, start, cut=False)[-1].norm())
     where = f"Post-LN, {depth} blocks"
@@ -150,7 +144,7 @@ def _recursion_cases(seed: int) -> Iterator[Case]:
     for depth in (1, 4, 16):
         layers = _layers("post", depth, seed)
         plain = [eye + plain_branch_jacobian(layer) for layer in layers]
-        norms = [norm_jacobian(layer)[0] for layer in layers]
+        norms = [layer.norm_jacobians(layer.joined)[0] for layer in layers]
         for first in sorted({0, depth, 2 * depth - 1}):
             both = [norm @ step for norm, step in zip(norms[first:], plain[first:], strict=True)]
             once = norms[first] @ product(plain[first:])
@@ -164,33 +158,22 @@ def _recursion_cases(seed: int) -> Iterator[Case]:
             for part, form in forms.items():
                 yield _form_case(form, layers[first:], seed, where, part)
         layers = _layers("pre", depth, seed)
-        factors = [eye + jacobian(partial(_normed, layer), layer.x[0, 0]) for layer in layers]
+        factors = [eye + jacobian(partial(_normed, layer), layer.x) for layer in layers]
         yield _form_case(product(factors), layers, seed, f"Pre-LN, {len(layers)} layers", "pre")
 
 
-def _form_case(form: Tensor, layers: Sequence[Sublayer], seed: int, where: str, part: str) -> Case:
-    error, at = distance(form, _jacobian_from(layers)), {"above": len(layers)}
-    return Case.at_most(seed, where, error, 1e-10, part, at=at)
+def _form_case(form: Tensor, layers: Sequence[Layer], seed: int, where: str, part: str) -> Case:
+    """The form against autograd of all layers at once."""
+    whole = jacobian(lambda x: reduce(lambda state, layer: layer(state), layers, x), layers[0].x)
+    return Case.at_most(seed, where, distance(form, whole), 1e-10, part, at={"above": len(layers)})
 
 
-def _layers(scheme: str, depth: int, seed: int) -> list[Sublayer]:
+def _layers(scheme: str, depth: int, seed: int) -> list[Layer]:
     """The layers of a stack that one token goes through by itself."""
     model, _ = started(scheme, init="xavier", depth=depth, width=16, seed=seed)
     return one_token(model, 16, seed)[0]
 
 
-def _normed(layer: Sublayer, x_BD: Tensor) -> Tensor:
-    """F(LN(x)) of rows by themselves."""
-    return layer.apply(functional.layer_norm(x_BD, x_BD.shape[-1:], eps=1e-5)[:, None])[:, 0]
-
-
-def _jacobian_from(layers: Sequence[Sublayer]) -> Tensor:
-    """Autograd of all layers at once."""
-
-    def f(x_BD: Tensor) -> Tensor:
-        state = x_BD[:, None]
-        for layer in layers:
-            state = layer.step(state)
-        return state[:, 0]
-
-    return jacobian(f, layers[0].x[0, 0])
+def _normed(layer: Layer, x_BTD: Tensor) -> Tensor:
+    """F(LN(x))."""
+    return layer.apply(functional.layer_norm(x_BTD, x_BTD.shape[-1:], eps=1e-5))

@@ -192,14 +192,9 @@ def _require_files(paths: Mapping[str, Path | None]) -> None:
 def _show(store: "Store", given: SimpleNamespace) -> None:
     """Show what the store has: on stdout in the format asked for, and in the files."""
     from normscope.maps.export import to_json, write_parquet
-    from normscope.maps.page import Sheet, render_page, render_png
+    from normscope.maps.page import render_page, render_png, sheet_of
 
-    with store.one_moment():
-        settings, counts, records = store.note("settings"), store.counts(), store.records()
-        stack, commands = store.note("stack"), store.note("command") or ""
-    if settings is None:
-        raise UsageError(f'store "{store.path}" (empty)', "a map that was begun", "give --schemes and --lrs")
-    sheet = Sheet(records, settings, counts, stack, commands)
+    sheet = sheet_of(store)
     if given.format is Format.TEXT:
         _print(sheet)
     page = render_page(sheet)

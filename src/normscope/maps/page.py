@@ -8,9 +8,11 @@ from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from normscope.errors import UsageError
 from normscope.maps.curves import draw_curves
 from normscope.maps.draw import draw_map, style
 from normscope.maps.record import Counts, Record
+from normscope.maps.store import Store
 from normscope.maps.table import Panel, Table, edge, excess, tabulate
 from normscope.maps.words import described, largest, short, signed, told
 
@@ -44,11 +46,31 @@ class Sheet:
         """The cells by place."""
         return tabulate(self.records)
 
+    def _repr_html_(self) -> str:
+        """The map in a notebook cell."""
+        from normscope.maps.notebook import map_html  # it reads Sheet: imported where it is needed
+
+        return map_html(self)
+
     @property
     def versions(self) -> list[str]:
         """Versions of all software that cells were trained with."""
         found = (record.result.versions for record in self.records if record.result)
         return sorted({", ".join(f"{name} {version}" for name, version in each.items()) for each in found})
+
+
+def sheet_of(store: Store) -> Sheet:
+    """Everything that a store has at this moment.
+
+    Raises:
+        UsageError: the store has no map yet.
+    """
+    with store.one_moment():
+        settings, counts, records = store.note("settings"), store.counts(), store.records()
+        stack, commands = store.note("stack"), store.note("command") or ""
+    if settings is None:
+        raise UsageError(f'store "{store.path}" (empty)', "a map that was begun", "give --schemes and --lrs")
+    return Sheet(records, settings, counts, stack, commands)
 
 
 def render_png(sheet: Sheet) -> bytes:

@@ -39,6 +39,12 @@ class Store:
         """Let go of the file."""
         self._connection.close()
 
+    def _repr_html_(self) -> str:
+        """The map in a notebook cell, as far as it is trained."""
+        from normscope.maps.notebook import store_html  # it reads Store: imported where it is needed
+
+        return store_html(self)
+
     # What is there ------------------------------------------------------------------------------------
 
     def note(self, name: str) -> Any:

@@ -97,6 +97,12 @@ class Report:
             Path(path).write_text(page, encoding="utf-8")
         return page
 
+    def _repr_html_(self) -> str:
+        """The verdict, the findings and the blocks, in a notebook cell."""
+        from normscope.report.notebook import report_html  # it reads Report: imported where it is needed
+
+        return report_html(self)
+
     def assert_healthy(self) -> None:
         """Raise AssertionError, which names every error and warning, unless the verdict is "healthy".
 

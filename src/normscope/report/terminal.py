@@ -42,6 +42,8 @@ _FIGURES = {
     "gradient": "gradient/stream",
     "σ_max": "jacobian/sigma-max",
 }
+BLOCK_COLUMNS = ("block", "norms", "update/stream", *_FIGURES)
+"""The names of the cells of `block_rows`."""
 
 
 def print_report(report: Report, console: Console | None = None) -> None:
@@ -82,10 +84,10 @@ def _parts(report: Report, width: int) -> Iterator[RenderableType]:
     if report.forecast is not None:
         said = any(report.forecast.reason in finding.message for finding in report.findings)
         reason = "" if said else f". {report.forecast.reason}"
-        yield _labelled("trial", _forecast_words(report.forecast) + reason)
+        yield _labelled("trial", forecast_in_words(report.forecast) + reason)
     for note in report.notes:
         yield _labelled("note", note)
-    yield _labelled("cost", _cost_words(report.cost))
+    yield _labelled("cost", cost_in_words(report.cost))
     if report.budget:
         yield _labelled("budget", budget_in_words(report.budget))
 
@@ -130,21 +132,29 @@ def block_table(stack: Stack, measurements: Measurements, width: int) -> Table:
     """
     name_width = max(12, min(48, width - 62))
     head = Text(shorten(stack.name or "block", name_width))
-    figures = ("update/stream", *_FIGURES)
-    table = figure_table(head, "norms", *figures, figures=figures)
+    table = figure_table(head, *BLOCK_COLUMNS[1:], figures=BLOCK_COLUMNS[2:])
+    for site, *cells in block_rows(stack, measurements):
+        left_out = not any(cells)
+        row = ["⋮"] * len(cells) if left_out else cells
+        name = Text(f"⋮ {site}", style="dim") if left_out else Text(shorten(site, name_width))
+        table.add_row(name, *row, style="dim" if left_out else None)
+    return table
+
+
+def block_rows(stack: Stack, measurements: Measurements) -> Iterator[tuple[str, ...]]:
+    """Site and cells of each block that is shown; "37 more" and empty cells for those that are left out."""
     values = [measurements.of(quantity) for quantity in _FIGURES.values()]
     updates = measurements.of("branch/update-ratio")
     for block in folded(stack.blocks):
         if isinstance(block, int):
-            table.add_row(Text(f"⋮ {block} more", style="dim"), *["⋮"] * (len(_FIGURES) + 2), style="dim")
+            yield (f"{block} more", *[""] * (len(BLOCK_COLUMNS) - 1))
             continue
-        table.add_row(
-            Text(shorten(block.site, name_width)),
+        yield (
+            block.site,
             "+".join(dict.fromkeys(branch.placement for branch in block.branches)) or NOTHING,
             " ".join(_cell(updates.get(branch.site), 2) for branch in block.branches[:3]) or NOTHING,
             *(_cell(found.get(block.site), 3) for found in values),
         )
-    return table
 
 
 def folded(blocks: Sequence[Block]) -> Iterator[Block | int]:
@@ -181,7 +191,8 @@ def _stack_words(stack: Stack) -> str:
     return f"{stack.name or 'stack'}: {len(stack.blocks)} blocks{partly}, {norms}{final}"
 
 
-def _forecast_words(forecast: Forecast) -> str:
+def forecast_in_words(forecast: Forecast) -> str:
+    """The trial: "adamw at 0.0003, 20 steps → trains; loss 5.5 → 3.5"."""
     words = f"{forecast.optimizer} at {figure(forecast.lr)}"
     words += f", warm-up {forecast.warmup}" if forecast.warmup else ""
     words += f", {forecast.steps} steps → {forecast.outcome}"
@@ -196,7 +207,8 @@ def _forecast_words(forecast: Forecast) -> str:
     return words
 
 
-def _cost_words(cost: Mapping[str, float]) -> str:
+def cost_in_words(cost: Mapping[str, float]) -> str:
+    """The seconds: "4.1 s (anatomy 0.4, forecast 2.0)"."""
     parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in cost.items() if name != "total")
     total = cost.get("total", sum(cost.values()))
     return f"{total:.1f} s ({parts})" if parts else f"{total:.1f} s"

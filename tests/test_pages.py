@@ -1,0 +1,132 @@
+"""Pages are true: commands and Python run as printed, links resolve, translations show the same code."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from normscope.cli import options
+from normscope.probes import Budget
+
+ROOT = Path(__file__).parents[1]
+# Pages whose commands and Python run here. A translation runs nothing: its code is that of the English page.
+PAGES = ["README.md", "AGENTS.md", "docs/check.md", "docs/models.md"]
+TRANSLATIONS = {"README.zh-CN.md": "README.md"}
+# The others run in the process of the tests: a start of Python adds the same to each.
+IN_A_PROCESS_OF_ITS_OWN = "normscope schemes deepnorm"
+EXPECTED = {"will fail": 1, "at risk": 0, "healthy": 0}
+
+
+def read(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """Bodies of a page's code blocks in a language."""
+    return re.findall(rf"```{language}\b[^\n]*\n(.*?)```", read(page), flags=re.DOTALL)
+
+
+def commands(page: str) -> dict[str, str]:
+    """Command → the output shown under it, without `make`, which runs this very suite."""
+    console = "\n".join(blocks(page, "console")) + "$ "
+    shown = re.findall(r"^\$ ([^\n]+)\n(.*?)(?=^\$ )", console, flags=re.MULTILINE | re.DOTALL)
+    return {command: output for command, output in shown if not command.startswith("make")}
+
+
+def files(page: str) -> dict[str, str]:
+    """Name → content of the files that a page shows."""
+    return dict(re.findall(r"```python title=(\S+)\n(.*?)```", read(page), flags=re.DOTALL))
+
+
+@pytest.fixture(scope="module")
+def desks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A folder for each page, with the files that it and the README show."""
+    folders = {}
+    for page in PAGES:
+        folders[page] = tmp_path_factory.mktemp("page")
+        for name, body in (files("README.md") | files(page)).items():
+            (folders[page] / name).write_text(body, encoding="utf-8")
+    return folders
+
+
+def process(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", *words],
+        cwd=folder,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},  # two workers share the cores
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+
+
+@pytest.mark.parametrize(
+    ("page", "command"), [(page, command) for page in PAGES for command in commands(page)]
+)
+def test_command_runs_as_printed(page: str, command: str, desks: dict[str, Path], shell) -> None:
+    words = shlex.split(command, comments=True)
+    assert words[0] == "normscope"
+    done = (process if command == IN_A_PROCESS_OF_ITS_OWN else shell)(words, desks[page])
+    assert done.returncode in (0, 1), done.stderr
+    assert "Traceback" not in done.stderr
+    for verdict, status in EXPECTED.items():
+        if done.stdout.startswith(verdict):
+            assert done.returncode == status
+    printed = done.stdout.splitlines()
+    for line in commands(page)[command].splitlines():
+        # Figures differ between machines, and the rest of a line may be wrapped elsewhere.
+        head = " ".join(word for word in line.split()[:2] if not word[0].isdigit())
+        if head not in ("…", "") and not line.startswith(" "):
+            assert any(" ".join(other.split()).startswith(head) for other in printed), line
+
+
+@pytest.mark.parametrize(
+    ("page", "body"), [(page, body) for page in PAGES for body in blocks(page, "python")]
+)
+def test_python_runs_as_printed(
+    page: str, body: str, desks: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(desks[page])
+    monkeypatch.syspath_prepend(desks[page])
+    for name in (Path(name).stem for name in files("README.md") | files(page)):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    exec(compile(body, page, "exec"), {"__name__": "page"})
+
+
+@pytest.mark.parametrize("page", [*PAGES, *TRANSLATIONS, "CONTRIBUTING.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)", read(page))
+    assert [target for target in targets if not (ROOT / page).parent.joinpath(target).exists()] == []
+
+
+def without_comments(page: str) -> list[str]:
+    return [
+        re.sub(r" +#.*", "", body) for language in ("console", "python") for body in blocks(page, language)
+    ]
+
+
+def figures(page: str) -> set[str]:
+    """The numbers in a page's prose and tables."""
+    return set(re.findall(r"\d+(?:\.\d+)?", re.sub(r"```.*?```|\]\(.*?\)", "", read(page), flags=re.DOTALL)))
+
+
+@pytest.mark.parametrize(("translation", "page"), TRANSLATIONS.items())
+def test_a_translation_shows_the_same_code_and_figures(translation: str, page: str) -> None:
+    assert without_comments(translation) == without_comments(page)
+    assert figures(page) - figures(translation) == set()
+
+
+def test_the_readme_is_short() -> None:
+    assert len(read("README.md").split()) <= 900
+
+
+def test_the_budgets_are_those_of_the_table_and_of_the_command_line() -> None:
+    assert [str(budget) for budget in options.Budget] == [str(budget) for budget in Budget]
+    limits = dict(re.findall(r"^\| `(\w+)` \| (\d+)", read("docs/check.md"), flags=re.MULTILINE))
+    assert limits == {str(budget): str(budget.forwards) for budget in Budget}
