@@ -12,8 +12,8 @@ from normscope.nn.token_norms import BatchNorm
 @pytest.mark.parametrize("kind", images.MODELS)
 @pytest.mark.parametrize("norm", images.NORMS)
 def test_models_have_the_norm_that_they_are_named_by(kind, norm):
-    model = images.MODELS[kind](norm, None)
-    assert model(torch.randn(3, 1, 8, 8)).shape == (3, 10)
+    model = images.MODELS[kind](norm)
+    assert images.logits_of(model, torch.randn(3, 1, 8, 8)).shape == (3, 10)
     over_batch = any(isinstance(module, nn.BatchNorm2d | BatchNorm) for module in model.modules())
     assert over_batch == (norm == "batchnorm")
 

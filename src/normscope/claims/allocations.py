@@ -7,8 +7,6 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
 
-MIB = 2**20
-
 
 def kept_for_backward(forward: Callable[[], Tensor], besides: Iterable[Tensor] = ()) -> dict[int, int]:
     """Bytes of each storage, by its address, that the graph of `forward()` keeps.

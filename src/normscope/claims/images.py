@@ -29,51 +29,36 @@ KEPT = 0.2
 Batch = Mapping[str, Tensor]
 
 
-class SmallCNN(nn.Module):
+def small_cnn(norm: str) -> nn.Module:
     """Three convolutions of 3 × 3, a norm and a ReLU after each, the mean over pixels, ten classes.
 
-    Args:
-        norm: "batchnorm", or "layernorm": one over channels and pixels together, as in GroupNorm(1).
-        init: has no meaning here: PyTorch's own.
+    The LayerNorm is one over channels and pixels together, as in GroupNorm(1).
     """
-
-    def __init__(self, norm: str, init: str | None = None) -> None:
-        super().__init__()
-        widths = (1, 16, 32, 32)
-        layers: list[nn.Module] = []
-        for num_in, num_out in itertools.pairwise(widths):
-            layers += [
-                nn.Conv2d(num_in, num_out, 3, stride=1 if num_in == 1 else 2, padding=1, bias=False),
-                nn.BatchNorm2d(num_out) if norm == "batchnorm" else nn.GroupNorm(1, num_out),
-                nn.ReLU(),
-            ]
-        self.body = nn.Sequential(*layers)
-        self.head = nn.Linear(widths[-1], 10)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """(B, 1, H, W) → (B, 10)."""
-        return self.head(self.body(images).mean(dim=(-2, -1)))
+    widths, layers = (1, 16, 32, 32), list[nn.Module]()
+    for num_in, num_out in itertools.pairwise(widths):
+        layers += [
+            nn.Conv2d(num_in, num_out, 3, stride=1 if num_in == 1 else 2, padding=1, bias=False),
+            nn.BatchNorm2d(num_out) if norm == "batchnorm" else nn.GroupNorm(1, num_out),
+            nn.ReLU(),
+        ]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], 10))
 
 
-class SmallViT(nn.Module):
+def small_vit(norm: str) -> nn.Module:
     """A Pre-LN vision Transformer of 2 blocks on patches of 2 × 2 pixels, with any norm in its slots."""
-
-    def __init__(self, norm: str, init: str | None = None) -> None:
-        super().__init__()
-        size: dict[str, Any] = {"depth": 2, "width": 32, "heads": 2, "image": 8, "patch": 2, "channels": 1}
-        self.model = Vision(ModelConfig(scheme="pre", norm=norm, init=init, **size))
-
-    def forward(self, images: Tensor) -> Tensor:
-        """(B, 1, H, W) → (B, 10)."""
-        output: Output = self.model(images)
-        return output.logits
+    size: dict[str, Any] = {"depth": 2, "width": 32, "heads": 2, "image": 8, "patch": 2, "channels": 1}
+    return Vision(ModelConfig(scheme="pre", norm=norm, init="xavier", **size))
 
 
-MODELS: Mapping[str, Callable[[str, str | None], nn.Module]] = {"ViT": SmallViT, "CNN": SmallCNN}
+def logits_of(model: nn.Module, images: Tensor) -> Tensor:
+    """(B, 1, H, W) → (B, 10)."""
+    output: Tensor | Output = model(images)
+    return output if isinstance(output, Tensor) else output.logits
+
+
+MODELS: Mapping[str, Callable[[str], nn.Module]] = {"ViT": small_vit, "CNN": small_cnn}
 NORMS = ("layernorm", "batchnorm")
 
-
-INIT = {"ViT": "xavier", "CNN": None}
 RATES = (3e-3, 1e-2)
 """Learning rates; each norm counts with the better one."""
 Found = Mapping[tuple[str, str], Mapping[int, float]]
@@ -139,7 +124,7 @@ def _accuracies(setup: Setup, kind: str, norm: str, lr: float, images: Images) -
 def _model(kind: str, norm: str, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return MODELS[kind](norm, INIT[kind])
+        return MODELS[kind](norm)
 
 
 def _batches(images: Images, seed: int) -> Iterator[Batch]:
@@ -148,11 +133,11 @@ def _batches(images: Images, seed: int) -> Iterator[Batch]:
 
 
 def _loss(model: nn.Module, batch: Batch) -> Tensor:
-    return F.cross_entropy(model(batch["images"]), batch["labels"])
+    return F.cross_entropy(logits_of(model, batch["images"]), batch["labels"])
 
 
 @torch.no_grad()
 def _accuracy(model: nn.Module, images: Images) -> float:
     pixels = torch.from_numpy(images.pixels[images.end :])[:, None]
     labels = torch.from_numpy(images.labels[images.end :])
-    return float((model(pixels).argmax(dim=-1) == labels).float().mean())
+    return float((logits_of(model, pixels).argmax(dim=-1) == labels).float().mean())

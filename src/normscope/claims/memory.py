@@ -4,7 +4,7 @@ Shapes: B batch, T tokens, D width.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -96,20 +96,15 @@ class Bytes:
         measure = cuda_peak_bytes if device == "cuda" else peak_bytes
         model = model_of(scheme, depth, width, norm=norm).to(device)
         ids = torch.randint(256, (BATCH, TOKENS), device=device)
-        storages, inputs = _kept_and_norm_inputs(model, ids)
+        norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm | nn.RMSNorm)]
+        with calls_of(norms) as calls:  # these hold the inputs, so that no address comes twice
+            storages = kept(model, ids)
         self.activations = sum(storages.values())
+        inputs = [x.untyped_storage().data_ptr() for _, x, _ in calls]
         self.norm_inputs_kept = sum(address in storages for address in inputs) / len(inputs)
         self.step = step_peak(model, ids, measure)
         with torch.no_grad():
             self.inference = measure(lambda: model(ids))
-
-
-def _kept_and_norm_inputs(model: Model, ids: Tensor) -> tuple[dict[int, int], list[int]]:
-    """Storages that the forward pass keeps, and the addresses of the norms' inputs."""
-    norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm | nn.RMSNorm)]
-    with calls_of(norms) as calls:  # these hold the inputs, so that no address comes twice
-        storages = kept(model, ids)
-    return storages, [x.untyped_storage().data_ptr() for _, x, _ in calls]
 
 
 def step_peak(model: Model, ids: Tensor, measure: Callable[[Callable[[], object]], int]) -> int:
@@ -224,48 +219,24 @@ def _block_cases() -> Iterator[Case]:
         blocks = blocks_of(model_of(scheme, 3, 64))
         for training in (True, False):
             where = f"{name}, {'training' if training else 'inference'}"
-            plain = Ran(blocks, "x + f(x)", training)
+            plain = _ran(blocks, "x + f(x)", training)
+            assert plain is not None
             for how, part in (("x += f(x)", ""), ("y = f(x); y += x", "branch")):
-                ran = Ran(blocks, how, training)
-                saved = 0.0 if ran.refused else less(ran.peak, plain.peak)
-                holds = not ran.refused and saved > 0 and ran.differs_from(plain) <= ROUND_OFF
-                said = f"{where}{': refused' if ran.refused else ''}"
-                yield Case(None, said, saved, holds, part)
+                ran = _ran(blocks, how, training)
+                saved = less(ran.peak, plain.peak) if ran else 0.0
+                holds = ran is not None and saved > 0 and ran.differs_from(plain) <= ROUND_OFF
+                yield Case(None, where if ran else f"{where}: refused", saved, holds, part)
             if training:
                 ways = (_kept_by(blocks, how) for how in ("y = f(x); y += x", "x + f(x)"))
                 share = less(*ways)
                 yield Case(None, where, share, share > 0, "kept")
 
 
-class Ran:
-    """The blocks run once, with one way to add.
+class Ran(NamedTuple):
+    """A run: bytes allocated in it; the output, and in training the gradients of the parameters."""
 
-    Attributes:
-        refused: whether autograd refuses it.
-        peak: bytes allocated during the run.
-        result: the output, and in training the gradients of the parameters; empty where refused.
-    """
-
-    def __init__(self, blocks: Sequence[Block], how: str, training: bool) -> None:
-        self.refused, self.result, x_BTD = False, list[Tensor](), _input()
-
-        def run() -> None:
-            with torch.set_grad_enabled(training):
-                y_BTD = forward(blocks, x_BTD, ADDS[how])
-                self.result = [y_BTD.detach()]
-            if training:
-                y_BTD.square().mean().backward()
-
-        try:
-            self.peak = peak_bytes(run)
-        except RuntimeError as error:
-            if "in-place" not in str(error) and "inplace" not in str(error):
-                raise
-            self.refused, self.peak, self.result = True, 0, []
-        for block in blocks:
-            if not self.refused:
-                self.result += [p.grad.clone() for p in block.parameters() if p.grad is not None]
-            block.zero_grad()
+    peak: int
+    result: list[Tensor]
 
     def differs_from(self, other: "Ran") -> float:
         """Largest relative difference of the results."""
@@ -273,6 +244,36 @@ class Ran:
             float((mine - theirs).norm() / theirs.norm().clamp_min(1e-12))
             for mine, theirs in zip(self.result, other.result, strict=True)
         )
+
+
+def _ran(blocks: Sequence[Block], how: str, training: bool) -> Ran | None:
+    """The blocks run once, with one way to add; None where autograd refuses it."""
+    x_BTD, result, peaks = _input(), list[Tensor](), list[int]()
+    for block in blocks:
+        block.zero_grad()
+
+    def run() -> None:
+        with torch.set_grad_enabled(training):
+            y_BTD = forward(blocks, x_BTD, ADDS[how])
+            result.append(y_BTD.detach())
+        if training:
+            y_BTD.square().mean().backward()
+
+    if is_refused(lambda: peaks.append(peak_bytes(run))):
+        return None
+    parameters = (parameter for block in blocks for parameter in block.parameters())
+    return Ran(peaks[0], result + [p.grad.clone() for p in parameters if p.grad is not None])
+
+
+def is_refused(run: Callable[[], object]) -> bool:
+    """True where autograd refuses an addition in place that `run()` makes."""
+    try:
+        run()
+    except RuntimeError as error:
+        if "in-place" not in str(error) and "inplace" not in str(error):
+            raise
+        return True
+    return False
 
 
 def _input() -> Tensor:
@@ -318,17 +319,7 @@ def _refusals() -> Iterator[Case]:
         source = torch.randn(TOKENS, 64, requires_grad=True)
         x = source * 1.0
         keeps = x.untyped_storage().data_ptr() in kept_for_backward(lambda f=branch, x=x: f(x))  # type: ignore[misc]
-        refused = not _goes_through(branch, source * 1.0)
+        y = source * 1.0
+        refused = is_refused(lambda f=branch, y=y: y.add_(f(y)).sum().backward())  # type: ignore[misc]
         where, holds = f"{name}: keeps x {keeps}, refused {refused}", keeps == refused
         yield Case(None, where, float(refused), holds, "refuses", at={"branch": name})
-
-
-def _goes_through(branch: Callable[[Tensor], Tensor], x: Tensor) -> bool:
-    try:
-        x += branch(x)
-        x.sum().backward()
-    except RuntimeError as error:
-        if "inplace operation" not in str(error):
-            raise
-        return False
-    return True

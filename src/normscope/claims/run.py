@@ -45,13 +45,17 @@ def run_claims(
         In the order of `claims`.
     """
     with contextlib.ExitStack() as stack:
-        keep = _Keeping(None if cache is None else Cache(cache), on_trouble)
-        found = {} if fresh else keep.known(claims, setup)
+        kept = None if cache is None else Cache(cache)
+        read = {} if fresh or kept is None else {claim.id: kept.read(claim, setup) for claim in claims}
+        found = {id: tested for id, tested in read.items() if tested is not None}
+        if kept is not None and (why := kept.refusal):
+            on_trouble(f"nothing is kept: {cache} ({why})")
+            kept = None
         for tested in found.values():
             on_ready(tested)
         missing = [claim for claim in claims if claim.id not in found]
         if missing:
-            shared = keep.cache or Cache(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+            shared = kept or Cache(Path(stack.enter_context(tempfile.TemporaryDirectory())))
             setup = replace(setup, runs=shared.runs(setup))
         running: dict[str, None] = {}
 
@@ -63,41 +67,14 @@ def run_claims(
             found[tested.claim.id] = tested
             running.pop(tested.claim.id, None)
             on_ready(tested)
-            keep.keep(tested, setup)
+            try:
+                if kept is not None:
+                    kept.write(tested, setup)
+            except OSError as error:
+                on_trouble(f"nothing is kept: {cache} ({error.strerror or error})")
+                kept = None
             progress(" ".join(list(running)), len(found), len(claims))
         return [found[claim.id] for claim in claims]
-
-
-class _Keeping:
-    """A cache that may be missing, read-only or full: what it refuses is said once, and the run goes on."""
-
-    def __init__(self, cache: Cache | None, on_trouble: Callable[[str], None]) -> None:
-        self._reading = cache
-        self.cache = cache
-        self._on_trouble = on_trouble
-        if cache is not None and (why := cache.refusal):
-            self._give_up(why)
-
-    def known(self, claims: Sequence[Claim], setup: Setup) -> dict[str, ClaimResult]:
-        """Results kept from earlier runs, by id."""
-        if self._reading is None:
-            return {}
-        found = {claim.id: self._reading.read(claim, setup) for claim in claims}
-        return {id: tested for id, tested in found.items() if tested is not None}
-
-    def keep(self, tested: ClaimResult, setup: Setup) -> None:
-        """Keep it, or say why not."""
-        if self.cache is None:
-            return
-        try:
-            self.cache.write(tested, setup)
-        except OSError as error:
-            self._give_up(error.strerror or str(error))
-
-    def _give_up(self, why: str) -> None:
-        assert self.cache is not None
-        self._on_trouble(f"nothing is kept: {self.cache.folder} ({why})")
-        self.cache = None
 
 
 def _measured(

@@ -69,16 +69,13 @@ def is_read_by_norm(name: str, role: Role) -> bool:
 def _doubled_cases(seed: int, depth: int) -> Iterator[Case]:
     ids = _ids(seed)
     for name, model in _models(seed, depth):
-        before = model(ids).logits
-        block = blocks_of(model)[2]
+        before, block = model(ids).logits, blocks_of(model)[2]
         for role in ROLES:
             module = getattr(block.attention, role, None) or getattr(block.feed_forward, role)
             module.weight.mul_(2)
-            change = distance(model(ids).logits, before)
+            change, met = distance(model(ids).logits, before), is_read_by_norm(name, role)
             module.weight.div_(2)
-            yield Case(
-                seed, f"{name}, {role} doubled", change, change <= 0.01, met=is_read_by_norm(name, role)
-            )
+            yield Case.at_most(seed, f"{name}, {role} doubled", change, 0.01, met=met)
 
 
 @torch.no_grad()
@@ -94,16 +91,15 @@ def _noise_move(model: Model, seed: int) -> float:
     """Relative change of the logits by errors of 1 % in each weight of the blocks; rms of four draws."""
     ids, squares = _ids(seed), []
     before = model(ids).logits
-    weights = [m.weight for b in blocks_of(model) for m in b.modules() if isinstance(m, nn.Linear)]
+    names = [f"{n}.weight" for n, m in model.named_modules() if isinstance(m, nn.Linear) and "blocks" in n]
     for draw in range(4):
         generator = torch.Generator().manual_seed(100 * seed + draw)
-        kept = [weight.clone() for weight in weights]
-        for weight in weights:
-            weight.mul_(1 + NOISE * torch.randn(weight.shape, generator=generator, dtype=weight.dtype))
-        squares.append(distance(model(ids).logits, before) ** 2)
-        for weight, old in zip(weights, kept, strict=True):
-            weight.copy_(old)
-    return float((sum(squares) / len(squares)) ** 0.5)
+        noisy = {
+            name: weight * (1 + NOISE * torch.randn(weight.shape, generator=generator, dtype=weight.dtype))
+            for name, weight in ((name, model.get_parameter(name)) for name in names)
+        }
+        squares.append(distance(torch.func.functional_call(model, noisy, (ids,)).logits, before) ** 2)
+    return statistics.fmean(squares) ** 0.5
 
 
 STEPS = 100

@@ -1,7 +1,9 @@
 """The five texts whose claims are tested, and where in them a claim stands."""
 
 import re
+import tomllib
 from dataclasses import dataclass
+from importlib.resources import files
 
 
 @dataclass(frozen=True)
@@ -13,21 +15,8 @@ class Text:
     english: str
 
 
-_PROOF = "a proof that Post-LN's Jacobian loses rank and Pre-LN's does not"
-_TEXTS = (
-    Text("000", "Post-LN Transformer 训练不稳定性的数学分析", _PROOF),
-    Text("001", "Transformer归一化位置影响训练稳定性", "a chat about why the norm goes before the sublayer"),
-    Text("002", "Post-Norm 结构与 Pre-Norm 结构", "notes on the recursions of gradients in both placements"),
-    Text(
-        "003",
-        "深入理解 Pre-LayerNorm：让 Transformer 训练更稳",
-        "a blog post in praise of Pre-LN and RMSNorm",
-    ),
-    Text(
-        "004", "Layer Normalization & 残差连接", "a long article on norms and residuals, written by a machine"
-    ),
-)
-TEXTS: dict[str, Text] = {text.id: text for text in _TEXTS}
+_TEXTS = tomllib.loads((files("normscope.claims") / "texts.toml").read_text(encoding="utf-8"))
+TEXTS: dict[str, Text] = {id: Text(id, **table) for id, table in _TEXTS.items()}
 
 
 @dataclass(frozen=True)

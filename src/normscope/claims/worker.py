@@ -1,6 +1,7 @@
 """`Worker`: a process that measures claims one after another; another takes its place where it dies."""
 
 import contextlib
+import functools
 import os
 import signal
 import threading
@@ -103,9 +104,7 @@ def _measured(
     return measure_claim(CLAIMS[id], setup).to_cache()
 
 
-_RUNS: dict[Path | None, Runs] = {}
-
-
+@functools.cache
 def _runs(folder: Path | None) -> Runs:
     """One `Runs` a folder, so that a process reads a trained run once."""
-    return _RUNS.setdefault(folder, Runs(folder))
+    return Runs(folder)
