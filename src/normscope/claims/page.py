@@ -5,44 +5,17 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from normscope.claims.judge import Judgement, Verdict
+from normscope.claims import words
 from normscope.claims.kept import kept_long, machine_words
 from normscope.claims.plots import draw
 from normscope.claims.result import ClaimResult
 from normscope.claims.setup import Setup
 from normscope.claims.sources import TEXTS, Text
-from normscope.claims.words import (
-    SIGNS,
-    Sign,
-    counter_words,
-    counts,
-    effects_words,
-    facts,
-    figure_words,
-    kept_words,
-    machine,
-    shaky_words,
-    strong_verdict,
-    tally,
-    text_words,
-    verdict_words,
-)
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
     from normscope.claims.plots import Plot
-
-
-class VerdictView(NamedTuple):
-    """A verdict in words: `word` stands out, `rest` is its condition, `shaky` on how many seeds."""
-
-    sign: Sign
-    word: str
-    rest: str
-    shaky: str
-    agree: str
-    counter: str
 
 
 class Place(NamedTuple):
@@ -93,29 +66,19 @@ def _rendered(name: str, tested: Sequence[ClaimResult], setup: Setup, command: s
         layout["finalize"] = _on_a_line
     loader = PackageLoader("normscope.claims")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, **layout)
-    environment.globals |= {
-        "figure": figure_words,
-        "strong_verdict": strong_verdict,
-        "told": facts,
-        "view": verdict_view,
-        "plots": _plots,
-        "kept": lambda each: None if each.long else kept_long(each.claim),
-        "kept_words": kept_words,
-        "effects": effects_words,
-    }
-    numbers = counts(tested)
     return environment.get_template(name).render(
+        words=words,
+        plots=_plots,
+        kept=lambda each: None if each.long else kept_long(each.claim),
         tested=tested,
         sections=sections(tested),
-        lead=tally(tested),
-        signs=[(SIGNS[verdict], numbers[verdict]) for verdict in Verdict],
-        total=len(tested),
+        signs=[(words.SIGNS[verdict], number) for verdict, number in words.counts(tested).items()],
         date=datetime.date.today().isoformat(),
-        machine=machine_words(machine()),
+        machine=machine_words(words.machine()),
         command=command,
         seeds=", ".join(map(str, setup.seeds)),
         long=setup.long,
-        text=text_words(setup),
+        text=words.text_words(setup),
         spent=sum(each.seconds for each in tested),
         seconds=seconds,
         known=sum(each.cached for each in tested),
@@ -126,8 +89,8 @@ def _on_a_line(value: object) -> "Markup":
     """The value for Markdown: on one line, with nothing in it that ends a cell or begins a tag."""
     from markupsafe import Markup
 
-    words = " ".join(str(value).split()).replace("<", "&lt;").replace("|", "\\|")
-    return value if isinstance(value, Markup) else Markup(words)
+    line = " ".join(str(value).split()).replace("<", "&lt;").replace("|", "\\|")
+    return value if isinstance(value, Markup) else Markup(line)
 
 
 def sections(tested: Sequence[ClaimResult]) -> list[Section]:
@@ -140,14 +103,6 @@ def sections(tested: Sequence[ClaimResult]) -> list[Section]:
         if saying:
             found.append(Section(text, _places(saying, text), here, also))
     return found
-
-
-def verdict_view(judgement: Judgement, of: str) -> VerdictView:
-    """A verdict for the page."""
-    word, shaky = str(judgement.verdict), shaky_words(judgement)
-    rest = verdict_words(judgement, of).removesuffix(f" ({shaky})").removeprefix(word)
-    agree = f"{judgement.held} of {judgement.cases} cases agree"
-    return VerdictView(SIGNS[judgement.verdict], word, rest, shaky, agree, counter_words(judgement))
 
 
 def _places(tested: Sequence[ClaimResult], text: Text) -> list[Place]:

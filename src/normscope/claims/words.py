@@ -69,16 +69,23 @@ def figure_words(figure: Figure | None) -> str:
     return f"{figure.what}: {number(figure.value)}{spread}"
 
 
-def verdict_words(judgement: Judgement, of: str = "") -> str:
-    """The verdict, with its condition or hypothesis, how often that is met, and what does not agree."""
-    words = str(judgement.verdict)
+def verdict_words(judgement: Judgement, of: str = "", strong: str = "") -> str:
+    """The verdict, with `strong` around it, its condition or hypothesis, and what does not agree."""
+    shaky = shaky_words(judgement)
+    words = f"{strong}{judgement.verdict}{strong}{condition_words(judgement, of)}"
+    return words + (f" ({shaky})" if shaky else "")
+
+
+def condition_words(judgement: Judgement, of: str) -> str:
+    """`: x < 1; met in 3 of 5 blocks`: the condition or hypothesis that a verdict rests on, and how often."""
+    words = ""
     if judgement.verdict is Verdict.CONDITION:
         words += f": {judgement.condition}"
         words += f"; met in {judgement.met} of {judgement.cases} {of}" if of else ""
     if judgement.outside and of:
         whole = judgement.cases + judgement.outside
         words += f"; its hypothesis, {judgement.hypothesis}, is met in {judgement.cases} of {whole} {of}"
-    return words + (f" ({shaky})" if (shaky := shaky_words(judgement)) else "")
+    return words
 
 
 def shaky_words(judgement: Judgement) -> str:
@@ -270,15 +277,9 @@ def _source(source: Source) -> str:
 
 def _judged(judgement: Judgement, of: str, strong: str) -> str:
     """The verdict, how many cases agree, and the counter-example."""
-    verdict = strong_verdict(judgement, of, strong)
+    verdict = verdict_words(judgement, of, strong)
     if judgement.verdict is Verdict.NOT_MEASURED:
         return verdict
     counter = counter_words(judgement)
     agree = f"{judgement.held} of {judgement.cases} cases agree"
     return f"{verdict}; {agree}" + (f"; not so at {counter}" if counter else "")
-
-
-def strong_verdict(judgement: Judgement, of: str, strong: str) -> str:
-    """`verdict_words`, with `strong` around the verdict and not around its condition."""
-    word = str(judgement.verdict)
-    return verdict_words(judgement, of).replace(word, f"{strong}{word}{strong}", 1)
