@@ -1,11 +1,13 @@
 """Tests use two threads at most, one where OMP_NUM_THREADS=1 or in each worker of `make test`."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +21,32 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # `make test &` of a scri
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _json_on_stdout_follows_its_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Validate each JSON document that a command prints in any test against the schema that it names."""
+    from normscope.cli import output
+
+    write = output._to_stdout
+
+    def checked(text: str) -> None:
+        if text.startswith(("{", "[")):
+            require_schema(json.loads(text))
+        write(text)
+
+    monkeypatch.setattr(output, "_to_stdout", checked)
+
+
+def require_schema(document: Any) -> None:
+    """Fail unless the document follows the schema that it names; one that names none is not ours."""
+    import jsonschema
+
+    from normscope.schemas import schema
+
+    head = document[0] if isinstance(document, list) and document else document
+    if "schema" in head:
+        jsonschema.Draft202012Validator(schema(head["schema"])).validate(document)
 
 
 @pytest.fixture

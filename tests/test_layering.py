@@ -8,7 +8,7 @@ import pytest
 import normscope
 
 ROOMS = [
-    *("errors", "atomic", "checks", "interrupts", "notebook"),
+    *("errors", "atomic", "checks", "interrupts", "schemas", "notebook"),
     *("linalg", "kernels", "nn", "subjects", "anatomy"),
     *("train", "probes"),
     *("forecast", "rules", "report", "pipeline", "maps", "monitor", "claims", "bench", "cli"),

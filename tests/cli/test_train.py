@@ -208,7 +208,8 @@ def test_a_loss_that_stays_infinite_ends_the_run_early_and_is_said(
     said = json.loads(capsys.readouterr().out)
     assert (said["steps"], said["loss"], said["unigram_entropy"]) == (20, None, None)
     first = json.loads((here / "run/losses.jsonl").read_text().splitlines()[0])
-    assert first == {"step": 0, "loss": None, "lr": 3e-4, "gradient_norm": None}
+    figures = {"step": 0, "loss": None, "lr": 3e-4, "gradient_norm": None}
+    assert first == figures | {"schema": "normscope.losses/1"}
     assert (here / "run/model/model.safetensors").is_file()
 
 

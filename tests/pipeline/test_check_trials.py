@@ -13,8 +13,8 @@ from torch import Tensor
 import normscope
 from normscope import pipeline
 from normscope.forecast import Forecast, LadderForecast, LadderInterrupted
-from normscope.report.report import schema
 from normscope.rules.remedies import Attempt, RemediesInterrupted, Rescue
+from normscope.schemas import schema
 
 BATCH = torch.randint(0, 256, (2, 16))
 ATTEMPT = Attempt(("clip",), None, "a reason", 0.1)
@@ -62,7 +62,7 @@ def test_both_are_in_the_report_and_in_the_cost(trials: dict[str, Any]) -> None:
     assert report.remedies == Rescue((ATTEMPT,))
     assert {"rates", "remedies"} <= set(report.cost)
     assert report.verdict == "will fail"  # a way out does not make the intended run a good one
-    jsonschema.validate(json.loads(report.to_json()), schema())
+    jsonschema.validate(json.loads(report.to_json()), schema("report"))
 
 
 def test_progress_counts_every_stage_once(trials: dict[str, Any]) -> None:
@@ -92,7 +92,7 @@ def test_ctrl_c_keeps_what_was_tried(
         assert (report.ladder, report.remedies) == (ladder, None)
     else:
         assert report.remedies == rescue
-    jsonschema.validate(json.loads(report.to_json()), schema())
+    jsonschema.validate(json.loads(report.to_json()), schema("report"))
 
 
 @pytest.mark.parametrize("options", [{"forecast_rates": [1e-3]}, {"try_remedies": True}])
@@ -128,7 +128,7 @@ def test_the_whole_way_on_a_run_that_fails() -> None:
     found = {attempt.name: attempt.status for attempt in report.remedies.attempts}
     assert found["adam-eps"] == "not applicable"
     assert found["pre-ln"] != "not applicable"
-    jsonschema.validate(json.loads(report.to_json()), schema())
+    jsonschema.validate(json.loads(report.to_json()), schema("report"))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     logits: list[Tensor] = [each.eval()(BATCH) for each in (model, twin)]
     assert torch.equal(*logits)

@@ -11,7 +11,7 @@ from handmade_reports import report
 from normscope.anatomy import Anatomy
 from normscope.probes import Measurement, Measurements
 from normscope.report import Report
-from normscope.report.report import schema
+from normscope.schemas import schema
 
 KEYS = [
     "schema",
@@ -52,8 +52,8 @@ def parsed(one: Report) -> dict:
 )
 def test_json_is_strict_and_in_the_schema(one: Report) -> None:
     data = parsed(one)
-    jsonschema.Draft202012Validator.check_schema(schema())
-    jsonschema.validate(data, schema())
+    jsonschema.Draft202012Validator.check_schema(schema("report"))
+    jsonschema.validate(data, schema("report"))
     assert list(data) == KEYS
     assert data == json.loads(json.dumps(one.to_dict()))
 
@@ -61,7 +61,7 @@ def test_json_is_strict_and_in_the_schema(one: Report) -> None:
 def test_the_schema_refuses_what_is_not_a_report() -> None:
     for change in ({"verdict": "fine"}, {"extra": 1}, {"seed": "0"}, {"schema": "normscope.report/2"}):
         with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(parsed(report()) | change, schema())
+            jsonschema.validate(parsed(report()) | change, schema("report"))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -70,7 +70,7 @@ def test_what_is_not_finite_is_a_word_that_float_reads_back(value: float) -> Non
         [Measurement("stream/rms", "layers.0", value), Measurement("stream/rms", "", (value,))]
     )
     data = parsed(replace(report(), measurements=rows))
-    jsonschema.validate(data, schema())
+    jsonschema.validate(data, schema("report"))
     first, second = (row["value"] for row in data["measurements"])
     assert str(float(first)) == str(float(second[0])) == str(value)
 
@@ -99,6 +99,6 @@ def test_assert_healthy_names_what_is_wrong_and_passes_notes() -> None:
 @pytest.mark.parametrize("verdict", ["interrupted", "no trial"])
 def test_what_was_not_checked_to_the_end_is_not_healthy(verdict: str) -> None:
     cut = replace(report(findings=()), verdict=verdict)
-    jsonschema.validate(parsed(cut), schema())
+    jsonschema.validate(parsed(cut), schema("report"))
     with pytest.raises(AssertionError, match=rf"verdict '{verdict}'$"):
         cut.assert_healthy()

@@ -10,9 +10,9 @@ from handmade_reports import report
 
 from normscope.forecast import Forecast, ForecastStep, LadderForecast
 from normscope.report import text_report
-from normscope.report.report import schema
 from normscope.report.rescue import ladder_words, way_out
 from normscope.rules.remedies import REMEDIES, Attempt, Rescue
+from normscope.schemas import schema
 
 
 def rung(lr: float, outcome: str, loss: float, score: float | None = 1.0) -> Forecast:
@@ -43,7 +43,7 @@ EMPTY = replace(report(), ladder=LadderForecast((), None, "not tried: interrupte
 @pytest.mark.parametrize("one", [FULL, NONE, LOST, EMPTY], ids=["full", "none", "lost", "empty"])
 def test_all_are_in_the_schema_and_can_be_shown(one) -> None:
     data = json.loads(one.to_json())
-    jsonschema.validate(data, schema())
+    jsonschema.validate(data, schema("report"))
     assert one.to_html() == one.to_html()
     assert text_report(one)
 
@@ -66,7 +66,7 @@ def test_the_schema_refuses_a_status_that_there_is_not() -> None:
     data = json.loads(FULL.to_json())
     data["remedies"]["attempts"][0]["status"] = "works"
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(data, schema())
+        jsonschema.validate(data, schema("report"))
 
 
 def test_the_terminal_tells_the_way_out_and_every_line() -> None:

@@ -221,6 +221,7 @@ def test_each_line_has_the_learning_rate_and_the_norm_of_the_gradients(tmp_path:
             "loss": run.trial.losses[n],
             "lr": 1e-2 * rate_factor(trial, n),
             "gradient_norm": norms[n],
+            "schema": "normscope.losses/1",
         }
         for n in range(6)
     ]
@@ -232,4 +233,5 @@ def test_a_loss_that_is_no_number_has_null_in_its_line(tmp_path: Path) -> None:
         evaluated = run.trial.loss
         run.trial.loss = lambda model, batch: evaluated(model, batch) * math.nan
         run.go()
-    assert records(tmp_path)[0] == {"step": 0, "loss": None, "lr": 1e-2, "gradient_norm": None}
+    figures = {"step": 0, "loss": None, "lr": 1e-2, "gradient_norm": None}
+    assert records(tmp_path)[0] == figures | {"schema": "normscope.losses/1"}

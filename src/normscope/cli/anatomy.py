@@ -11,6 +11,8 @@ from normscope.cli import options
 from normscope.cli.output import emit, require_writable
 from normscope.cli.progress import quiet_libraries
 
+SCHEMA = "normscope.anatomy/1"
+
 
 def command(
     context: typer.Context,
@@ -38,7 +40,7 @@ def command(
         anatomy = read_anatomy(load_to_read(model, **options.loading(context)))
         require_residual_stream(anatomy, model)
     if format is options.TextOrJson.JSON:
-        emit(json.dumps({"model": model, **anatomy.to_dict()}, indent=2) + "\n", output)
+        emit(json.dumps({"schema": SCHEMA, "model": model, **anatomy.to_dict()}, indent=2) + "\n", output)
     elif output is None:
         print_anatomy(anatomy)
     else:

@@ -10,6 +10,7 @@ import typer
 
 from normscope.cli import options
 from normscope.cli.options import TextOrJson
+from normscope.cli.output import emit
 from normscope.cli.progress import quiet_libraries
 from normscope.errors import UsageError
 
@@ -164,7 +165,7 @@ def _run(config: "RunConfig", folder: Path, resume: bool, parallel: str | None) 
 
 def _show(summary: "Summary", format: TextOrJson) -> None:
     if format is TextOrJson.JSON:
-        print(json.dumps(summary.to_dict(), indent=2, allow_nan=False))
+        emit(json.dumps(summary.to_dict(), indent=2, allow_nan=False) + "\n", None)
         return
     print(summary.verdict())
     for name, words in summary.lines():

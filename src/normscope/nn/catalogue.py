@@ -35,6 +35,9 @@ INSIDE_IN_WORDS: Mapping[str, str] = MappingProxyType(
 """Field of `Inside` → words."""
 
 
+SCHEMA = "normscope.schemes/1"
+
+
 @dataclass(frozen=True)
 class Row:
     """One scheme in words.
@@ -62,7 +65,7 @@ class Row:
 
     def to_dict(self) -> dict[str, object]:
         """Entry of the scheme in the output of `normscope schemes --format json`."""
-        return dataclasses.asdict(self)
+        return {"schema": SCHEMA, **dataclasses.asdict(self)}
 
 
 def catalogue(names: Iterable[str] = ()) -> list[Row]:

@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,7 @@ from normscope.rules import Finding, Severity, Verdict
 from normscope.rules.remedies import Rescue
 
 SCHEMA = "normscope.report/1"
-
-
-def schema() -> dict[str, Any]:
-    """report/schema.json: JSON Schema (draft 2020-12) of `Report.to_dict()`, version "normscope.report/1"."""
-    return json.loads((files("normscope.report") / "schema.json").read_text(encoding="utf-8"))
+"""Name of the JSON Schema of `Report.to_dict()`, schemas/report.json."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +80,7 @@ class Report:
         return _strict(plain)
 
     def to_json(self) -> str:
-        """One JSON object, indented, in the schema of report/schema.json."""
+        """One JSON object, indented, in the schema of schemas/report.json."""
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
 
     def to_html(self, path: str | Path | None = None) -> str:

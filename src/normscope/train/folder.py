@@ -20,6 +20,8 @@ from normscope.train.schedule import rate_factor
 from normscope.train.state import State
 
 CONFIG = "config.toml"
+SCHEMA = "normscope.losses/1"
+"""Name of the JSON Schema of each line of `losses.jsonl`."""
 _CADENCE = ("validate_every", "checkpoint_every")
 _MAY_CHANGE = ("steps", "device", *_CADENCE, "text", "source", "target")
 """Keys that may change when a run goes on; of the data the fingerprint is compared, not the place."""
@@ -125,7 +127,7 @@ class History:
 
 def _line(step: int, figures: Figures) -> str:
     finite = {name: value if math.isfinite(value) else None for name, value in figures.items()}
-    return json.dumps({"step": step, **finite}) + "\n"
+    return json.dumps({"step": step, **finite, "schema": SCHEMA}) + "\n"
 
 
 def require_same(config: RunConfig, state: State) -> None:
