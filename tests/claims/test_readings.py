@@ -17,10 +17,11 @@ def measured(id: str) -> Found:
 
 
 @pytest.mark.parametrize(
-    ("name", "placement"), [("norm_of_sum", "post"), ("norm_inside", "pre"), ("norm_of_output", "res-post")]
+    ("name", "placement"),
+    [("norm of the sum", "post"), ("norm inside", "pre"), ("norm of the output", "res-post")],
 )
 def test_printed_formulas_are_read(name: str, placement: str) -> None:
-    printed = next(each for each in SNIPPETS if each.update.__name__ == name)
+    printed = next(each for each in SNIPPETS if each.update == name)
     assert placement_of(read(model_of(printed, 0))) == placement
 
 

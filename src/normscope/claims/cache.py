@@ -9,7 +9,8 @@ import os
 import platform
 import re
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -95,18 +96,11 @@ def environment() -> dict[str, str]:
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "transformers": _version("transformers"),
+        "transformers": version("transformers") if find_spec("transformers") else "none",
         "machine": f"{platform.system()} {platform.machine()}",
         "cores": str(os.cpu_count()),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "none"
 
 
 def own_code(claim: Claim) -> str:

@@ -2,10 +2,9 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
 
 from normscope.claims.claim import Kind, Sentence
 from normscope.claims.evidence import Case
@@ -83,14 +82,6 @@ class Judgement:
         return all(verdict is self.verdict for verdict in self.by_seed.values())
 
 
-class _Unit(NamedTuple):
-    """Unit of judgement: a case, a cell or a seed."""
-
-    holds: bool | None
-    met: bool
-    fresh: bool
-
-
 def judge(sentence: Sentence, cases: Sequence[Case], kind: Kind = Kind.LAW) -> Judgement:
     """Compute the verdict of `cases` on `sentence`.
 
@@ -104,10 +95,10 @@ def judge(sentence: Sentence, cases: Sequence[Case], kind: Kind = Kind.LAW) -> J
     by_seed: dict[int, Verdict] = {}
     if sentence.smallest is not None:
         cells = _effects(inside, sentence.smallest)
-        verdict = _verdict(sentence, [_Unit(cell.holds, cell.met, cell.fresh) for cell in cells])
+        verdict = _verdict(sentence, cells)
     else:
         by_seed = _by_seed(sentence, inside)
-        verdict = _verdict(sentence, _units(inside))
+        verdict = _verdict(sentence, inside)
         if kind is Kind.TENDENCY and by_seed and verdict is not Verdict.NOT_MEASURED:
             verdict = _agreed(list(by_seed.values()), verdict)
     return Judgement(
@@ -124,11 +115,7 @@ def judge(sentence: Sentence, cases: Sequence[Case], kind: Kind = Kind.LAW) -> J
     )
 
 
-def _units(cases: Iterable[Case]) -> list[_Unit]:
-    return [_Unit(case.holds, case.met, case.fresh) for case in cases]
-
-
-def _verdict(sentence: Sentence, units: Sequence[_Unit], *, alone: bool = False) -> Verdict:
+def _verdict(sentence: Sentence, units: Sequence[Case | Effect], *, alone: bool = False) -> Verdict:
     """The verdict of `units`; `alone` is one seed, whose condition nothing else has to confirm."""
     if not any(alone or not unit.fresh for unit in units):
         return Verdict.NOT_MEASURED
@@ -146,7 +133,7 @@ def _by_seed(sentence: Sentence, cases: Sequence[Case]) -> dict[int, Verdict]:
     found = {}
     for seed, fresh in sorted({(case.seed, case.fresh) for case in cases if case.seed is not None}):
         its = [case for case in cases if case.seed == seed or (case.seed is None and case.fresh == fresh)]
-        found[seed] = _verdict(sentence, _units(its), alone=True)
+        found[seed] = _verdict(sentence, its, alone=True)
     return found
 
 

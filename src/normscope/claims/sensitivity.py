@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normscope.claims.at_start import blocks_of
-from normscope.claims.experiments import distance
+from normscope.claims.experiments import distance, gaussian, jacobian
 from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, flat, lines_of
 from normscope.claims.norm_jacobian import by_autograd
 from normscope.claims.training import Recipe, train_changed
@@ -201,11 +201,10 @@ def gradient_by_scale(setup: Setup) -> Evidence:
 
 def _scale_cases(seed: int) -> Iterator[Case]:
     for width, eps, factor in itertools.product(WIDTHS, (0.0, 1e-5, 1e-2), FACTORS):
-        z = torch.randn(width, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        z = gaussian(seed, width)
         expected = 1 / math.sqrt(factor**2 * float(z.var(correction=0)) + eps)
         z *= factor
-        ours = torch.autograd.functional.jacobian(NORMS["layernorm"](width, eps).double(), z)
-        assert isinstance(ours, Tensor)
+        ours = jacobian(NORMS["layernorm"](width, eps).double(), z)
         jacobians = (ours, by_autograd(z, eps), layer_norm_jacobian(z, None, eps))
         error = max(abs(float(torch.linalg.matrix_norm(each, 2)) / expected - 1) for each in jacobians)
         yield Case(seed, f"d = {width}, ε = {eps:g}, input × {factor:g}", error, error <= EXACT)

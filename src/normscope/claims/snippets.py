@@ -4,7 +4,7 @@ Shapes: B batch, T tokens, D width, V vocabulary.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -21,20 +21,12 @@ Map = Callable[[Tensor], Tensor]
 Update = Callable[[Tensor, Map, Map], Tensor]
 """`update(x, sublayer, norm)` → the next x. Dropout, which all of them print, is off in what is read."""
 
-
-def norm_of_sum(x: Tensor, sublayer: Map, norm: Map) -> Tensor:
-    """`self.norm(x + self.dropout(sublayer(x)))`."""
-    return norm(x + sublayer(x))
-
-
-def norm_inside(x: Tensor, sublayer: Map, norm: Map) -> Tensor:
-    """`x + self.dropout(sublayer(self.norm(x)))`."""
-    return x + sublayer(norm(x))
-
-
-def norm_of_output(x: Tensor, sublayer: Map, norm: Map) -> Tensor:
-    """`x + Dropout(LayerNorm(Sublayer(x)))`."""
-    return x + norm(sublayer(x))
+UPDATES: Mapping[str, Update] = {
+    "norm of the sum": lambda x, sublayer, norm: norm(x + sublayer(x)),
+    "norm inside": lambda x, sublayer, norm: x + sublayer(norm(x)),
+    "norm of the output": lambda x, sublayer, norm: x + norm(sublayer(x)),
+}
+"""The three that are printed: norm(x + dropout(sublayer(x))) and so on."""
 
 
 class Printed(NamedTuple):
@@ -43,32 +35,32 @@ class Printed(NamedTuple):
     text: str
     where: str
     label: str
-    update: Update
+    update: str
 
 
 SNIPPETS = (
-    Printed("004", "§3.1, class SublayerWrapper", "post", norm_of_sum),
-    Printed("004", "§3.2, class SublayerWrapper", "post", norm_inside),
-    Printed("004", "§3.3, class SublayerConnection", "post", norm_inside),
-    Printed("004", "§3.4, Input -> SubLayer -> LN -> Add", "post", norm_of_output),
-    Printed("004", "§4.2, class SublayerConnection", "post", norm_inside),
-    Printed("004", "§4.3, class SublayerConnection", "post", norm_inside),
-    Printed("004", "§4.2, plan one", "post", norm_inside),
-    Printed("004", "§5.1.1, Post-Norm", "post", norm_of_sum),
-    Printed("004", "§5.2.1, Post-Norm", "post", norm_inside),
-    Printed("004", "§8.3, Post-LN", "post", norm_of_output),
-    Printed("004", "§3.4, Input -> LN -> SubLayer -> Add", "pre", norm_inside),
-    Printed("004", "§4.2, plan two", "pre", norm_of_output),
-    Printed("004", "§5.1.1, Pre-Norm", "pre", norm_inside),
-    Printed("004", "§5.3.1, Pre-Norm", "pre", norm_inside),
-    Printed("004", "§8.3, Pre-LN", "pre", norm_inside),
-    Printed("000", "Definition 1.3", "post", norm_of_sum),
-    Printed("000", "Definition 1.4", "pre", norm_inside),
-    Printed("001", "§1, Post-LN", "post", norm_of_sum),
-    Printed("001", "§1, Pre-LN", "pre", norm_inside),
-    Printed("002", "Post-Norm", "post", norm_of_sum),
-    Printed("002", "Pre-Norm", "pre", norm_inside),
-    Printed("003", "§1", "pre", norm_inside),
+    Printed("004", "§3.1, class SublayerWrapper", "post", "norm of the sum"),
+    Printed("004", "§3.2, class SublayerWrapper", "post", "norm inside"),
+    Printed("004", "§3.3, class SublayerConnection", "post", "norm inside"),
+    Printed("004", "§3.4, Input -> SubLayer -> LN -> Add", "post", "norm of the output"),
+    Printed("004", "§4.2, class SublayerConnection", "post", "norm inside"),
+    Printed("004", "§4.3, class SublayerConnection", "post", "norm inside"),
+    Printed("004", "§4.2, plan one", "post", "norm inside"),
+    Printed("004", "§5.1.1, Post-Norm", "post", "norm of the sum"),
+    Printed("004", "§5.2.1, Post-Norm", "post", "norm inside"),
+    Printed("004", "§8.3, Post-LN", "post", "norm of the output"),
+    Printed("004", "§3.4, Input -> LN -> SubLayer -> Add", "pre", "norm inside"),
+    Printed("004", "§4.2, plan two", "pre", "norm of the output"),
+    Printed("004", "§5.1.1, Pre-Norm", "pre", "norm inside"),
+    Printed("004", "§5.3.1, Pre-Norm", "pre", "norm inside"),
+    Printed("004", "§8.3, Pre-LN", "pre", "norm inside"),
+    Printed("000", "Definition 1.3", "post", "norm of the sum"),
+    Printed("000", "Definition 1.4", "pre", "norm inside"),
+    Printed("001", "§1, Post-LN", "post", "norm of the sum"),
+    Printed("001", "§1, Pre-LN", "pre", "norm inside"),
+    Printed("002", "Post-Norm", "post", "norm of the sum"),
+    Printed("002", "Pre-Norm", "pre", "norm inside"),
+    Printed("003", "§1", "pre", "norm inside"),
 )
 """Every place that prints a placement under its name."""
 
@@ -163,7 +155,7 @@ class PrintedModel(nn.Module):
 def model_of(printed: Printed, seed: int) -> PrintedModel:
     """A stack of the snippet, in eval mode."""
     torch.manual_seed(seed)
-    return PrintedModel([PrintedBlock(printed.update) for _ in range(DEPTH)]).eval()
+    return PrintedModel([PrintedBlock(UPDATES[printed.update]) for _ in range(DEPTH)]).eval()
 
 
 def read(model: nn.Module) -> Anatomy:

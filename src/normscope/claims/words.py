@@ -1,5 +1,6 @@
 """Tested claims in words: short figures, the table of a terminal, one claim in full, JSON."""
 
+import dataclasses
 import datetime
 import json
 import math
@@ -143,11 +144,15 @@ def _processor() -> str:
     return named[1] if named else platform.processor() or platform.machine()
 
 
-def document(
+def to_json(
     tested: Sequence[ClaimResult], setup: Setup, command: str, seconds: float, missing: Sequence[str] = ()
-) -> dict[str, Any]:
-    """All of it, for JSON; `docs/claims.md` says what is what."""
-    return {
+) -> str:
+    """All of it, one object; `docs/claims.md` says what is what.
+
+    Args:
+        missing: the ids that an interrupted run did not come to.
+    """
+    given = {
         "schema": SCHEMA,
         "normscope": normscope.__version__,
         "command": command,
@@ -157,13 +162,14 @@ def document(
         "long": setup.long,
         "text": text_words(setup),
         "seconds": round(seconds, 1),
-        "texts": [{"id": text.id, "title": text.title, "english": text.english} for text in TEXTS.values()],
+        "texts": [dataclasses.asdict(text) for text in TEXTS.values()],
         "interrupted_before": list(missing),
         "tally": {str(verdict): count for verdict, count in counts(tested).items()},
         "claims": [
             each.to_dict() | {"digest": own_code(each.claim), "kept_long": _kept(each)} for each in tested
         ],
     }
+    return json.dumps(given, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def text_words(setup: Setup) -> str:
@@ -174,14 +180,6 @@ def text_words(setup: Setup) -> str:
 def _kept(tested: ClaimResult) -> dict[str, Any] | None:
     kept = None if tested.long else kept_long(tested.claim)
     return None if kept is None else kept.to_dict()
-
-
-def to_json(
-    tested: Sequence[ClaimResult], setup: Setup, command: str, seconds: float, missing: Sequence[str] = ()
-) -> str:
-    """`document`, one object; `missing` are the ids that an interrupted run did not come to."""
-    given = document(tested, setup, command, seconds, missing)
-    return json.dumps(given, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def table(tested: Sequence[ClaimResult]) -> "Table":
