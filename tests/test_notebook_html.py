@@ -107,6 +107,15 @@ def test_an_anatomy_folds_equal_neighbours() -> None:
     assert "no residual stream was read" in Reader(Anatomy(())._repr_html_()).text
 
 
+def test_a_prompt_shows_a_line() -> None:
+    assert re.fullmatch(r"<Report of hf:gpt2: [a-z ]+; NS\d{3} .*>", repr(report(40)))
+    assert repr(report(4, findings=())) == "<Report of hf:gpt2: healthy>"
+    assert repr(Anatomy((stack(3),), unread=("x",))) == (
+        "<Anatomy: layers: 3 blocks, final norm: layernorm at norm; 1 unread>"
+    )
+    assert repr(Anatomy(())) == "<Anatomy: no residual stream>"
+
+
 def test_a_map_has_its_picture(tmp_path: Path) -> None:
     cells = small_grid(depths=[1, 2]).cells
     with map_of(tmp_path) as store:

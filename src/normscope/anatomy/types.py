@@ -270,6 +270,13 @@ class Anatomy:
             "unread": list(self.unread),
         }
 
+    def __repr__(self) -> str:
+        """Each stack in a line, for a prompt: the whole would fill pages."""
+        from normscope.anatomy.rows import headline  # it reads Stack
+
+        unread = [f"{len(self.unread)} unread"] if self.unread else []
+        return f"<Anatomy: {'; '.join([*map(headline, self.stacks), *unread]) or 'no residual stream'}>"
+
     def _repr_html_(self) -> str:
         """The reading in a notebook cell."""
         from normscope.anatomy.notebook import anatomy_html  # it reads Anatomy: imported where it is needed

@@ -8,6 +8,7 @@ from normscope.maps.store import Store
 from normscope.maps.words import described, largest
 from normscope.notebook import fragment, line, picture, table
 
+_DOTS = 110  # an inch: a picture of twice the shown width would make notebooks large
 _WIDTH = {"max-width": "100%", "width": "44em", "border-radius": "4px"}
 
 
@@ -25,7 +26,7 @@ def map_html(sheet: Sheet) -> str:
     ]
     return fragment(
         line(words),
-        picture(render_png(sheet), words, _WIDTH),
+        picture(render_png(sheet, _DOTS), words, _WIDTH),
         table(rows, ("scheme", "warm-up", "depth", "largest rate that trains"), figures=(1, 2, 3)),
         line("; ".join(said), soft=True),
     )

@@ -73,14 +73,14 @@ def sheet_of(store: Store) -> Sheet:
     return Sheet(records, settings, counts, stack, commands)
 
 
-def render_png(sheet: Sheet) -> bytes:
-    """The picture."""
+def render_png(sheet: Sheet, dots: int = PNG_DOTS) -> bytes:
+    """The picture, with `dots` pixels to an inch."""
     from matplotlib import rc_context
 
     with rc_context(style()):
         figure = draw_map(sheet.table)
         picture = io.BytesIO()
-        figure.savefig(picture, format="png", dpi=PNG_DOTS, metadata={"Software": None})
+        figure.savefig(picture, format="png", dpi=dots, metadata={"Software": None})
     return picture.getvalue()
 
 

@@ -92,6 +92,11 @@ class Report:
             Path(path).write_text(page, encoding="utf-8")
         return page
 
+    def __repr__(self) -> str:
+        """Model, verdict and findings, for a prompt: the whole would fill pages."""
+        findings = ", ".join(f"{finding.code} {finding.name}" for finding in self.findings)
+        return f"<Report of {self.model}: {self.verdict}{'; ' * bool(findings)}{findings}>"
+
     def _repr_html_(self) -> str:
         """The verdict, the findings and the blocks, in a notebook cell."""
         from normscope.report.notebook import report_html  # it reads Report: imported where it is needed
