@@ -3,7 +3,7 @@
 Shapes: B batch, T tokens, D width.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,11 @@ def blocks_of(model: nn.Module) -> list[Block]:
 def last_block(model: nn.Module) -> Block:
     """The last block of a model."""
     return blocks_of(model)[-1]
+
+
+def size_of(modules: Iterable[nn.Module]) -> int:
+    """The number of parameters of modules."""
+    return sum(parameter.numel() for module in modules for parameter in module.parameters())
 
 
 def weight_of(module: nn.Module) -> Tensor:

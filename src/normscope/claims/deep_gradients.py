@@ -5,15 +5,18 @@ Shapes: B batch, T tokens, D width.
 
 import itertools
 import math
+import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from normscope.claims.at_start import slope, stack_of
+from normscope.claims.at_start import exponent, stack_of
+from normscope.claims.experiments import of_part, share_held, spread, values
 from normscope.claims.form import Case, Evidence, Figure, Line, Plot, Setup, claim, flat, lines_along, mapped
 from normscope.claims.real_blocks import F64, INITS, embedded, one_token, started, step_jacobian, sublayers
 from normscope.linalg import product_log_singular_values, singular_values
@@ -28,7 +31,7 @@ Norms = Mapping[str, Mapping[int, Sequence[float]]]
 """`stream_gradients` by stack and seed."""
 
 
-def stream_gradients(scheme: str, init: str, seed: int, memory: str = "") -> list[float]:
+def stream_gradients(scheme: str, init: str, memory: str = "", *, seed: int) -> list[float]:
     """‖∂(random linear loss of the last block's output)/∂x_l‖, l = 0 … 64, at the start, x_0 ~ N(0, 1)."""
     stack, different = _stack(scheme, init, seed, cross=bool(memory)), MEMORIES[memory]
     read = torch.randn(BATCH, different, WIDTH, dtype=F64).expand(-1, TOKENS, -1) if different else None
@@ -62,17 +65,16 @@ def _plot(norms: Norms) -> Plot:
 def explode_or_vanish(setup: Setup) -> Evidence:
     """Gain of the gradient by depth, beside the singular values of single layers."""
     stacks = itertools.product(("post", "pre"), ("xavier", "normal"))
-    norms = setup.by_seed(stacks, lambda stack, seed: stream_gradients(*stack, seed))
+    norms = setup.by_seed(stacks, lambda stack, seed: stream_gradients(*stack, seed=seed))
     gains = mapped(norms, _ratio)
     cases = [case for stack, seed, gain in flat(gains) for case in _factor_cases(*stack, gain, seed)]
     cases += setup.cases(_single_number_cases)
-    for init in ("xavier", "normal"):
-        for seed in setup.seeds:
-            where, post, pre = INITS[init], gains["post", init][seed], gains["pre", init][seed]
-            p = _range_slope(init, seed)
-            cases.append(Case(seed, where, post, abs(post) >= TENFOLD, "post"))
-            cases.append(Case(seed, where, pre, abs(pre) <= abs(post) / 2, "pre"))
-            cases.append(Case(seed, where, p, 0.7 <= p <= 1.3, "extremes"))
+    for init, seed in itertools.product(("xavier", "normal"), setup.seeds):
+        where, post, pre = INITS[init], gains["post", init][seed], gains["pre", init][seed]
+        p = _range_slope(init, seed)
+        cases.append(Case(seed, where, post, abs(post) >= TENFOLD, "post"))
+        cases.append(Case(seed, where, pre, abs(pre) <= abs(post) / 2, "pre"))
+        cases.append(Case(seed, where, p, 0.7 <= p <= 1.3, "extremes"))
     return Evidence(
         cases,
         Figure("ln ‖∂x_0‖/‖∂x_64‖, Post-LN, Xavier", gains["post", "xavier"]),
@@ -83,66 +85,50 @@ def explode_or_vanish(setup: Setup) -> Evidence:
 def _factor_cases(scheme: str, init: str, gain: float, seed: int) -> Iterator[Case]:
     """Both halves of the sentence, of one stack: by the first eight layers, at one token."""
     layers, _ = one_token(_stack(scheme, init, seed), WIDTH, seed)
-    values = [singular_values(step_jacobian(layer)) for layer in layers[:8]]
-    high, low = max(each[0] for each in values), min(each[-3] for each in values)
-    for found, says, holds in (
-        (high, high > 1, gain >= TENFOLD),
-        (low, low < 1, gain <= -TENFOLD),
-    ):
-        layer = f"{scheme}, {INITS[init]}: a layer's σ is {found:.3g}"
+    spectra = [singular_values(step_jacobian(layer)) for layer in layers[:8]]
+    high, low = max(each[0] for each in spectra), min(each[-3] for each in spectra)
+    for sigma, says, holds in ((high, high > 1, gain >= TENFOLD), (low, low < 1, gain <= -TENFOLD)):
+        layer = f"{scheme}, {INITS[init]}: a layer's σ is {sigma:.3g}"
         if says:
             yield Case(seed, f"{layer}, the gradient over 64 blocks changes by e to the", gain, holds)
 
 
 def _single_number_cases(seed: int) -> Iterator[Case]:
     for factor in (1.5, 0.7):
-        gain = float(np.log(np.prod([factor] + [1.0] * 63)))
+        gain = math.log(math.prod([factor] + [1.0] * 63))
         where = f"64 numbers, one of them {factor}: the product's logarithm"
-        holds = gain >= TENFOLD if factor > 1 else gain <= -TENFOLD
-        yield Case(seed, where, gain, holds)
+        yield Case(seed, where, gain, gain >= TENFOLD if factor > 1 else gain <= -TENFOLD)
 
 
 def _range_slope(init: str, seed: int) -> float:
     """Exponent in depth of ln σ_max/σ_(d−2), from 8 to 64 layers of one token."""
     model, _ = started("post", init=init, depth=32, width=16, seed=seed)
     factors = torch.stack([step_jacobian(layer) for layer in one_token(model, 16, seed)[0]])
-    depths = (8, 16, 32, 64)
-    logs = [product_log_singular_values(factors[:depth]).log_values for depth in depths]
-    ranges = [float(each[0] - each[13]) for each in logs]
-    return slope(depths, ranges)
+
+    def log_range(depth: int) -> float:
+        logs = product_log_singular_values(factors[:depth]).log_values
+        return float(logs[0] - logs[13])
+
+    return exponent(log_range, (8, 16, 32, 64))
 
 
 @claim("C1")
 def at_least_one(setup: Setup) -> Evidence:
     """σ_min of residual layers, and their effect on a real gradient."""
     cases = setup.cases(_residual_cases, _gradient_cases)
-    own = [case for case in cases if not case.part]
-    gradients = [case for case in cases if case.part == "gradient"]
-    ordered = sorted(case.value for case in own)
-    shares = [(i + 1) / len(ordered) for i in range(len(ordered))]
-    plot = Plot(
-        "Smallest singular value of a residual layer",
-        "σ_min",
-        "share of layers below",
-        [Line("σ_min(I + J_F)", ordered, shares)],
-    )
+    under = [replace(case, holds=not case.holds) for case in cases]
+    gradients, ordered = of_part(cases, "gradient"), sorted(values(cases))
+    line = Line("σ_min(I + J_F)", ordered, [(i + 1) / len(ordered) for i in range(len(ordered))])
     return Evidence(
         cases,
-        Figure(
-            "share of layers with σ_min(I + J_F) < 1, in %",
-            {s: 100 * _below([case for case in own if case.seed == s]) for s in setup.seeds},
-        ),
+        Figure.share("share of layers with σ_min(I + J_F) < 1, in %", under),
         notes=[
-            f"The median σ_min is {float(np.median(ordered)):.3g}.",
-            f"{_below(gradients):.0%} of the layers make the gradient shorter, the worst to "
-            f"{min(case.value for case in gradients):.3g} of what it was.",
+            f"The median σ_min is {statistics.median(ordered):.3g}.",
+            f"{1 - share_held(gradients):.0%} of the layers make the gradient shorter, the worst to "
+            f"{min(values(cases, 'gradient')):.3g} of what it was.",
         ],
-        plots=[plot],
+        plots=[Plot("Smallest singular value of a residual layer", "σ_min", "share of layers below", [line])],
     )
-
-
-def _below(cases: list[Case]) -> float:
-    return sum(not case.holds for case in cases) / len(cases)
 
 
 def _residual_cases(seed: int) -> Iterator[Case]:
@@ -186,30 +172,20 @@ def _gradient_cases(seed: int) -> Iterator[Case]:
 def decay_with_depth(setup: Setup) -> Evidence:
     """The stream's gradient through 64 blocks, each placement, with and without cross-attention."""
     stacks = {
-        f"{label}, {INITS[init]}{', ' + memory if memory else ''}": (scheme, init, memory)
+        ", ".join(filter(None, (label, INITS[init], memory))): (scheme, init, memory)
         for init in ("xavier", "normal")
         for label, scheme, memories in (("Post-LN", "post", MEMORIES), ("Pre-LN", "pre", ("",)))
         for memory in memories
     }
-
-    def gradients(name: str, seed: int) -> list[float]:
-        scheme, init, memory = stacks[name]
-        return stream_gradients(scheme, init, seed, memory)
-
-    norms = setup.by_seed(stacks, gradients)
+    norms = setup.by_seed(stacks, lambda name, seed: stream_gradients(*stacks[name], seed=seed))
     cases = [case for each in flat(norms) for case in _decay_cases(*each)]
     rates = mapped(norms, lambda found: math.exp(_ratio(found) / DEPTH))
+    memory = "cross-attention to identical tokens"
     return Evidence(
         cases,
-        Figure(
-            "gradient's factor a block, Post-LN with cross-attention to identical tokens",
-            rates["Post-LN, Xavier, cross-attention to identical tokens"],
-        ),
+        Figure(f"gradient's factor a block, Post-LN with {memory}", rates[f"Post-LN, Xavier, {memory}"]),
         plots=[_plot(norms)],
-        notes=[
-            f"{name}: {min(by_seed.values()):.3f} to {max(by_seed.values()):.3f} a block"
-            for name, by_seed in rates.items()
-        ],
+        notes=[f"{name}: {spread(by_seed.values(), '.3f')} a block" for name, by_seed in rates.items()],
     )
 
 
@@ -219,7 +195,7 @@ def _decay_cases(name: str, seed: int, norms: Sequence[float]) -> Iterator[Case]
         yield Case(seed, name, share, share >= 1 / DEPTH, "pre")
         yield Case(seed, name, share, share >= 1, "flat")
     else:
-        logs, at = np.log(np.maximum(norms, sys.float_info.min)), np.arange(len(norms))
-        straight = float(np.corrcoef(at, logs)[0, 1] ** 2)
+        logs = np.log(np.maximum(norms, sys.float_info.min)).tolist()
+        straight = statistics.correlation(range(len(logs)), logs) ** 2
         decays = _ratio(norms) <= -TENFOLD and straight >= 0.9
         yield Case(seed, f"{name}: ‖∂x_0‖/‖∂x_64‖", share, decays)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from normscope.claims.at_start import slope
 from normscope.claims.exact import Exact, as_exact, exact_rank, scaled_norm_jacobian
-from normscope.claims.experiments import ROUND_OFF, distance, gaussian, jacobian
+from normscope.claims.experiments import ROUND_OFF, distance, gaussian, jacobian, spread, values
 from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, flat, lines_along, mapped
 from normscope.claims.real_blocks import (
     INITS,
@@ -52,26 +52,21 @@ LAYERS = {
 def local_linearisation(setup: Setup) -> Evidence:
     """The remainder's exponent, and the product of layers against autograd of the stack."""
     remainders = setup.by_seed(LAYERS, lambda name, seed: _remainders(*LAYERS[name], seed))
-    cases = []
-    for name, seed, sizes in flat(remainders):
-        cases.append(Case.at_least(seed, name, slope(STEPS, sizes), LINEAR, within="kink" not in name))
+    cases = [
+        Case.at_least(seed, name, slope(STEPS, sizes), LINEAR, within="kink" not in name)
+        for name, seed, sizes in flat(remainders)
+    ]
     smooth = [case for case in cases if "gelu" in case.where]
     kinks = [case for case in cases if not case.within]
     away = [case for case in cases if case.within and "relu" in case.where]
+    gelu, relu, kink = (spread(values(each), ".3f") for each in (smooth, away, kinks))
+    lines = lines_along(STEPS, remainders)
     return Evidence(
         [*cases, *setup.cases(_chain_cases)],
         Figure.smallest("smallest exponent of the remainder, GELU", smooth),
-        plots=[
-            Plot("What the linearisation leaves", "‖δx‖", "‖remainder‖", lines_along(STEPS, remainders), "xy")
-        ],
-        notes=[
-            f"Exponents: GELU {_span(smooth)}; ReLU away from kinks {_span(away)}, on one {_span(kinks)}."
-        ],
+        plots=[Plot("What the linearisation leaves", "‖δx‖", "‖remainder‖", lines, "xy")],
+        notes=[f"Exponents: GELU {gelu}; ReLU away from kinks {relu}, on one {kink}."],
     )
-
-
-def _span(cases: Sequence[Case]) -> str:
-    return f"{min(case.value for case in cases):.3f} to {max(case.value for case in cases):.3f}"
 
 
 def _remainders(scheme: str, activation: str, kinked: bool, seed: int) -> list[float]:
@@ -117,30 +112,26 @@ def rank_at_any_depth(setup: Setup) -> Evidence:
     """Exact ranks, float64's numerical ranks, and the range of log σ, by depth."""
     inits = {INITS[init]: init for init in ("xavier", "normal")}
     found = setup.by_seed(inits, lambda name, seed: list(_ranks(inits[name], seed)))
-    cases: list[Case] = []
-    for name, seed, ranks in flat(found):
-        for depth, rank in zip(DEPTHS, ranks, strict=True):
-            cases += _rank_cases(seed, f"{name}, {depth} layers", rank)
+    cases = [
+        case
+        for name, seed, ranks in flat(found)
+        for depth, rank in zip(DEPTHS, ranks, strict=True)
+        for case in _rank_cases(seed, f"{name}, {depth} layers", rank)
+    ]
     decades = mapped(found, lambda ranks: [rank.decades for rank in ranks])
     plain = mapped(found, lambda ranks: [rank.plain for rank in ranks])
-    ends = {name: [row[-1] for row in by_seed.values()] for name, by_seed in plain.items()}
+    ends = [f"{name} {spread((row[-1] for row in rows.values()), '.0f')}" for name, rows in plain.items()]
     range_, lines = "log₁₀ σ₁/σ_(d−2)", lines_along(DEPTHS, decades)
     lost, kept = "Numerical rank of the float64 product", lines_along(DEPTHS, plain)
+    last = {seed: row[-1] for seed, row in decades["Xavier"].items()}
     return Evidence(
         cases,
-        Figure(
-            f"{range_} after {DEPTHS[-1]} layers, Xavier",
-            {seed: row[-1] for seed, row in decades["Xavier"].items()},
-        ),
+        Figure(f"{range_} after {DEPTHS[-1]} layers, Xavier", last),
         plots=[
             Plot("Range of the singular values of Post-LN", "layers", range_, lines, "x", {"float64": 15.7}),
             Plot(lost, "layers", "rank", kept, "x", {"d − 2": KEPT}),
         ],
-        notes=[
-            f"{lost} after {DEPTHS[-1]} layers: "
-            + "; ".join(f"{name} {min(each):.0f} to {max(each):.0f}" for name, each in ends.items())
-            + f", of {KEPT}."
-        ],
+        notes=[f"{lost} after {DEPTHS[-1]} layers: {'; '.join(ends)}, of {KEPT}."],
     )
 
 
@@ -175,37 +166,31 @@ def _ranks(init: str, seed: int) -> Iterator[Rank]:
     factors = [step_jacobian(layer) for layer in layers]
     running: dict[int, Exact] = {}
     for number, layer in enumerate(layers, 1):
-        exact = _exact_factor(layer)
+        # (1/σ)(I − 11ᵀ/d − z̄z̄ᵀ/‖z̄‖²)(I + J_F) is the layer's Jacobian.
+        exact = layer.joined[0, -1].tolist(), plain_branch_jacobian(layer).tolist()
         for prime in PRIMES:
             running[prime] = _modulo(exact, prime) @ running.get(prime, np.eye(WIDTH, dtype=object)) % prime
         if number in DEPTHS:
             rank = max(exact_rank(running[prime], prime) for prime in PRIMES)
-            with torch.no_grad():
-                end = layer(layer.x)[0, -1]
-            yield _rank_of(rank, factors[:number], end)
+            yield _rank_of(rank, factors[:number], layer(layer.x)[0, -1].detach())
 
 
 def _rank_of(exact: int, factors: Sequence[Tensor], end: Tensor) -> Rank:
     """The rank of J_L ⋯ J_1, whose last norm makes `end` (D,)."""
     logs = product_log_singular_values(torch.stack(list(factors))).log_values
     whole = product(factors)
-    values = singular_values(whole)
+    sigma = singular_values(whole)
     basis = left_kernel(end, None, centred=True)[0]
     return Rank(
         exact=exact,
-        passed=float((whole.T @ basis).norm(dim=0).max() / values[0]),
+        passed=float((whole.T @ basis).norm(dim=0).max() / sigma[0]),
         decades=float(logs[0] - logs[KEPT - 1]) / math.log(10),
-        plain=numerical_rank(values, WIDTH * 2.3e-16)[0],
+        plain=numerical_rank(sigma, WIDTH * 2.3e-16)[0],
     )
 
 
-def _exact_factor(layer: Layer) -> tuple[list[float], list[list[float]]]:
-    """z and J_F of a Post-LN layer, whose Jacobian is (1/σ)(I − 11ᵀ/d − z̄z̄ᵀ/‖z̄‖²)(I + J_F)."""
-    return layer.joined[0, -1].tolist(), plain_branch_jacobian(layer).tolist()
-
-
 def _modulo(factor: tuple[list[float], list[list[float]]], prime: int) -> Exact:
-    """σ J [D, D] modulo `prime`, without rounding."""
+    """σ J [D, D] modulo `prime` of z and J_F of a Post-LN layer, without rounding."""
     z_D, branch_DD = (as_exact(values, prime) for values in factor)
     inner_DD = np.eye(len(z_D), dtype=object) + branch_DD
     return scaled_norm_jacobian(z_D, prime) @ inner_DD % prime

@@ -3,14 +3,16 @@
 Shapes: B batch, T tokens, D width.
 """
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from normscope.claims.at_start import blocks_of, size_of
 from normscope.claims.experiments import calls_of
 from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, flat, lines_along, mapped
 from normscope.claims.training import (
@@ -92,20 +94,13 @@ def residuals_carry_depth(setup: Setup) -> Evidence:
     for seed in setup.seeds:
         recipe, found = best({recipe: outcomes[recipe] for recipe in plain}, seed)
         cases.append(Case(seed, str(recipe), found.excess, found.trains, "shallow"))
-    plot = Plot(
-        "The gradient on its way down, at the start",
-        "blocks below the top",
-        "log10 of its size there over that at the top",
-        lines_along(range(1, 101), mapped(chains, lambda logs: logs[1:])),
-        "x",
-    )
+    title, y = "The gradient on its way down, at the start", "log10 of its size there over that at the top"
+    lines = lines_along(range(1, 101), mapped(chains, lambda logs: logs[1:]))
+    lost = {seed: -logs[20] for seed, logs in chains["plain"].items()}
     return Evidence(
         cases,
-        Figure(
-            "decades that a gradient loses through 20 blocks without residuals",
-            {seed: -logs[20] for seed, logs in chains["plain"].items()},
-        ),
-        plots=[plot],
+        Figure("decades that a gradient loses through 20 blocks without residuals", lost),
+        plots=[Plot(title, "blocks below the top", y, lines, "x")],
         notes=tally(trainings),
         of="stacks",
     )
@@ -148,15 +143,14 @@ def log_gradients(
         for block in blocks:
             for gate in gates_of(block):
                 nn.init.constant_(gate.transform.bias, gate_bias)
-    streams: list[Tensor] = [torch.randn(*SHAPE, width, dtype=torch.float64, generator=generator)]
+    start = torch.randn(*SHAPE, width, dtype=torch.float64, generator=generator)
     with torch.no_grad():
-        for block in blocks:
-            streams.append(_one(block(streams[-1])))
+        streams = list(itertools.accumulate(blocks, lambda state, block: block(state), initial=start))
     cotangent = torch.randn(*SHAPE, width, dtype=torch.float64, generator=generator)
     logs, cotangent = [0.0], cotangent / cotangent.norm()
     for block, x_BTD in zip(reversed(blocks), reversed(streams[:-1]), strict=True):
         x_BTD.requires_grad_(True)
-        (gradient,) = torch.autograd.grad(_one(block(x_BTD)), x_BTD, cotangent)
+        (gradient,) = torch.autograd.grad(block(x_BTD), x_BTD, cotangent)
         length = float(gradient.norm())
         logs.append(logs[-1] + math.log10(length) if 0 < length < math.inf else math.nan)
         cotangent = gradient / length if length else gradient
@@ -166,11 +160,6 @@ def log_gradients(
 def gates_of(module: nn.Module) -> list[HighwayGate]:
     """The gates in a module, in order."""
     return [gate for gate in module.modules() if isinstance(gate, HighwayGate)]
-
-
-def _one(state: object) -> Tensor:
-    assert isinstance(state, Tensor), "one stream"
-    return state
 
 
 HIGHWAY = Recipe(scheme="highway", depth=8, steps=100)
@@ -198,9 +187,8 @@ def gates_vanish(setup: Setup) -> Evidence:
         return Evidence(cases, figure)
     before, after, extra = _gates(setup)
     for seed in setup.seeds:
-        lost = -log_gradients("pre", depth, CHAIN_WIDTH, seed)[-1]
+        lost, fell = -log_gradients("pre", depth, CHAIN_WIDTH, seed)[-1], before[seed] - after[seed]
         cases.append(Case(seed, f"pre, decades lost through {depth} blocks", lost, abs(lost) < 1, "residual"))
-        fell = before[seed] - after[seed]
         where = f"mean of t from {before[seed]:.3f} to {after[seed]:.3f}"
         cases.append(Case(seed, where, fell, fell > 0, "trained"))
     where = f"{HIGHWAY.width} wide, share of a block's parameters"
@@ -216,8 +204,7 @@ def _gates(setup: Setup) -> tuple[dict[int, float], dict[int, float], float]:
     train_models(models, HIGHWAY)
     after = {seed: _mean_gate(subject) for seed, subject in models.items()}
     model = next(iter(models.values())).model
-    gates = sum(map(_size, gates_of(model)))
-    blocks = sum(_size(module) for module in model.modules() if isinstance(module, Block))
+    gates, blocks = size_of(gates_of(model)), size_of(blocks_of(model))
     return before, after, gates / (blocks - gates)
 
 
@@ -226,7 +213,3 @@ def _mean_gate(subject: Subject) -> float:
     with torch.no_grad(), calls_of(gate.transform for gate in gates_of(subject.model)) as calls:
         subject.loss()
     return statistics.fmean(float(out.sigmoid().mean()) for _, _, out in calls)
-
-
-def _size(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())

@@ -1,5 +1,6 @@
 """Parts that experiments share: drawn numbers, models that read text, and calls of modules."""
 
+import statistics
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from normscope.claims.evidence import Case
 from normscope.claims.setup import Setup
 from normscope.subjects import Subject
 from normscope.train import RunConfig
@@ -30,6 +32,27 @@ def jacobian(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 def identity(x: Tensor) -> Tensor:
     """I [n, n] for x of n elements."""
     return torch.eye(x.numel(), dtype=x.dtype)
+
+
+def spread(values: Iterable[float], digits: str = ".2g") -> str:
+    """`0.5 to 2`: smallest and largest value."""
+    found = list(values)
+    return f"{min(found):{digits}} to {max(found):{digits}}"
+
+
+def of_part(cases: Iterable[Case], part: str = "") -> list[Case]:
+    """The cases of a part; by default those of the claim's own sentence."""
+    return [case for case in cases if case.part == part]
+
+
+def share_held(cases: Iterable[Case]) -> float:
+    """The share of the cases that hold."""
+    return statistics.fmean(case.holds for case in cases)
+
+
+def values(cases: Iterable[Case], part: str = "") -> list[float]:
+    """The values of the cases of a part; by default those of the claim's own sentence."""
+    return [case.value for case in of_part(cases, part)]
 
 
 def gaussian(seed: int, *shape: int) -> Tensor:

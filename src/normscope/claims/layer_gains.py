@@ -3,7 +3,6 @@
 Shapes: T tokens, D width.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
 from itertools import product
@@ -11,8 +10,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from normscope.claims.experiments import identity, jacobian
-from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, lines_of
+from normscope.claims.experiments import jacobian
+from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, lines_by
 from normscope.claims.one_layer import NO_EPS, layers, pulled_back, residual
 from normscope.claims.real_blocks import F64, Layer
 from normscope.linalg import numerical_rank, singular_values
@@ -39,13 +38,14 @@ def _gain_cases(seed: int) -> Iterator[Case]:
             continue
         u, values, vh = torch.linalg.svd(jacobian(layer, layer.x))
 
-        def case(error: Tensor, part: str = "", of: Layer = layer) -> Case:
-            return Case.at_most(seed, of.name, float(error.abs().max()), CLOSE, part)
-
         changes = torch.stack([_change(layer, v) for v in vh])
-        yield case((changes.norm(dim=1) - values) / values[0])
-        yield case((pulled_back(layer, vh).norm(dim=1) - values) / values[0], "gradient")
-        yield case((pulled_back(layer, u.T) - values[:, None] * vh) / values[0], "left")
+        errors = {
+            "": changes.norm(dim=1) - values,
+            "gradient": pulled_back(layer, vh).norm(dim=1) - values,
+            "left": pulled_back(layer, u.T) - values[:, None] * vh,
+        }
+        for part, error in errors.items():
+            yield Case.at_most(seed, layer.name, float((error / values[0]).abs().max()), CLOSE, part)
 
 
 def _bare_norms(seed: int) -> Iterator[Layer]:
@@ -66,32 +66,30 @@ def _change(layer: Layer, direction: Tensor) -> Tensor:
 @claim("A17")
 def norm_of_one(setup: Setup) -> Evidence:
     """Smallest singular values at ‖A‖ = 1 and just under it."""
-    cases: list[Case] = []
-    points: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for seed in setup.seeds:
-        for name, size, matrix in _perturbations(seed):
-            cases.append(_perturbation_case(seed, name, size, matrix))
-            if len(matrix) == 64:
-                points[name][size].append(cases[-1].value)
-    under = [case for case in cases if case.met]
-    real = next(case for case in cases if "Pre-LN" in case.where and not case.met)
+    cases = setup.cases(_perturbation_cases)
+    at_one = [case for case in cases if not case.met]
+    real = next(case for case in at_one if "Pre-LN" in case.where)
+    lines = lines_by((case for case in cases if case.at["width"] == 64), "size", "name")
     return Evidence(
         cases,
-        Figure.smallest("smallest σ_min at ‖A‖ = 1", [case for case in cases if not case.met]),
+        Figure.smallest("smallest σ_min at ‖A‖ = 1", at_one),
         notes=[
-            f"Strictly under 1 the smallest σ_min found is {min(case.value for case in under):.1e}.",
+            "Strictly under 1 the smallest σ_min found is "
+            f"{min(case.value for case in cases if case.met):.1e}.",
             f"A Pre-LN layer can have ‖A‖ = 1: {real.where}.",
         ],
-        plots=[Plot("The smallest singular value of I + A, d = 64", "‖A‖", "σ_min(I + A)", lines_of(points))],
+        plots=[Plot("The smallest singular value of I + A, d = 64", "‖A‖", "σ_min(I + A)", lines)],
     )
 
 
-def _perturbation_case(seed: int, name: str, size: float, matrix: Tensor) -> Case:
-    values = singular_values(torch.eye(len(matrix), dtype=F64) + matrix)
-    rank, _ = numerical_rank(values, 1e-12)
-    where = f"{name}, d = {len(matrix)}, ‖A‖ = {size:g}, rank {rank}"
-    met = float(torch.linalg.matrix_norm(matrix, 2)) < 1 - 1e-12
-    return Case(seed, where, float(values[-1]), bool(values[-1] > 1e-12), met=met)
+def _perturbation_cases(seed: int) -> Iterator[Case]:
+    for name, size, matrix in _perturbations(seed):
+        values = singular_values(torch.eye(len(matrix), dtype=F64) + matrix)
+        rank, _ = numerical_rank(values, 1e-12)
+        where = f"{name}, d = {len(matrix)}, ‖A‖ = {size:g}, rank {rank}"
+        met = float(torch.linalg.matrix_norm(matrix, 2)) < 1 - 1e-12
+        at: dict[str, float | str] = {"width": len(matrix), "size": size, "name": name}
+        yield Case(seed, where, float(values[-1]), bool(values[-1] > 1e-12), met=met, at=at)
 
 
 def _perturbations(seed: int) -> Iterator[tuple[str, float, Tensor]]:
@@ -106,14 +104,8 @@ def _perturbations(seed: int) -> Iterator[tuple[str, float, Tensor]]:
             yield "A = −c 11ᵀ/d", size, torch.full_like(eye, -size / width)
             yield "A drawn", size, size * drawn / torch.linalg.matrix_norm(drawn, 2)
             yield "A orthogonal · c", size, size * orthogonal
-            yield "Pre-LN, F(u) = −c σ(x) u", size, _of_pre_layer(x, size)
-
-
-def _of_pre_layer(x: Tensor, size: float) -> Tensor:
-    """A = J − I of a Pre-LN layer by autograd, with ‖A‖ = size."""
-    sigma = float(x.std(correction=0))
-    layer = Layer("", x, lambda u: -size * sigma * u, residual("pre", x.shape[-1]))
-    return jacobian(layer, x) - identity(x)
+            shrunk = Layer("", x, partial(torch.mul, -size * x.std(correction=0)), residual("pre", width))
+            yield "Pre-LN, F(u) = −c σ(x) u", size, jacobian(shrunk, x) - eye
 
 
 @claim("A20")

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from normscope.claims.experiments import ROUND_OFF, calls_of, jacobian, on_text
-from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, lines_at
+from normscope.claims.experiments import ROUND_OFF, calls_of, jacobian, of_part, on_text, spread
+from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, lines_at, lines_by
 from normscope.claims.one_layer import degenerate_layers, layers, pulled_back
 from normscope.linalg import left_kernel, left_kernel_share
 
@@ -71,7 +71,6 @@ def _crossing(norm: nn.Module, z: Tensor, gradient: Tensor) -> Crossing:
 def erased_at_each_norm(setup: Setup) -> Evidence:
     """Shares of real gradients, norm by norm, in models at their start; Pre-LN's final norm beside them."""
     cases: list[Case] = []
-    points: list[tuple[str, float, float]] = []
     shares: dict[int, list[float]] = {seed: [] for seed in setup.seeds}
     for seed, start, depth, width in itertools.product(setup.seeds, STARTS, DEPTHS, WIDTHS):
         found = crossings("post", start, depth, width, seed, setup)
@@ -80,30 +79,24 @@ def erased_at_each_norm(setup: Setup) -> Evidence:
             norm = f"{where}, norm {index}, smallest variance {each.variance:.3g} ε"
             cases.append(Case.at_most(seed, norm, each.leak, 1e-3, met=each.variance > 1000))
         lost = 1 - math.prod(1 - each.share for each in found)
-        cases.append(Case(seed, where, lost, lost >= 0.5, "vanishing"))
+        at: dict[str, float | str] = {"stack": f"{start}, d = {width}", "depth": depth}
+        cases.append(Case(seed, where, lost, lost >= 0.5, "vanishing", at=at))
         shares[seed] += [each.share * width / 2 for each in found]
-        points.append((f"{start}, d = {width}", depth, lost))
     final = [crossings("pre", "xavier", 6, 32, seed, setup)[-1].share for seed in setup.seeds]
-    ordered = sorted(share for each in shares.values() for share in each)
-    plot = Plot(
-        "What the norms of a Post-LN stack take from the gradient, at the start",
-        "blocks",
+    title = "What the norms of a Post-LN stack take from the gradient, at the start"
+    lines, y = (
+        lines_by(of_part(cases, "vanishing"), "depth", "stack"),
         "share of energy erased, all norms together",
-        lines_at(points),
-        "x",
-        {"half": 0.5},
     )
+    medians = {seed: statistics.median_low(each) for seed, each in shares.items()}
     return Evidence(
         cases,
-        Figure(
-            "median share erased at a norm, in units of 2/d",
-            {seed: float(torch.tensor(each).median()) for seed, each in shares.items()},
-        ),
-        plots=[plot],
+        Figure("median share erased at a norm, in units of 2/d", medians),
+        plots=[Plot(title, "blocks", y, lines, "x", {"half": 0.5})],
         notes=[
-            f"Shares erased at a norm run from {ordered[0]:.2g} to {ordered[-1]:.2g} times 2/d.",
-            f"Pre-LN's final norm, the one norm on its stream, takes {min(final):.1%} to {max(final):.1%} "
-            f"at d = 32, where 2/d is {2 / 32:.1%}.",
+            f"Shares erased at a norm run from {spread(itertools.chain(*shares.values()))} times 2/d.",
+            f"Pre-LN's final norm, the one norm on its stream, takes {spread(final, '.1%')} at d = 32, "
+            f"where 2/d is {2 / 32:.1%}.",
         ],
         of="norms of real models at their start",
     )
@@ -122,23 +115,15 @@ def erased_again(setup: Setup) -> Evidence:
         last.append(shares[-1])
         points += [(f"{start}, d = {width}", index, share) for index, share in enumerate(shares, 1)]
     zero = max(_share_without_branches(seed) for seed in setup.seeds)
-    plot = Plot(
-        "Share of the gradient that each norm of a Post-LN stack erases, 12 blocks",
-        "norm, the last one next to the head",
-        "share / (2/d)",
-        lines_at(points),
-        "y",
-        {"no preferred direction": 1.0},
-    )
+    title = "Share of the gradient that each norm of a Post-LN stack erases, 12 blocks"
+    x, even = "norm, the last one next to the head", {"no preferred direction": 1.0}
+    medians = {s: statistics.median(case.value for case in cases if case.seed == s) for s in setup.seeds}
     return Evidence(
         cases,
-        Figure(
-            "median share erased at a norm below the last, in units of 2/d",
-            {s: statistics.median(case.value for case in cases if case.seed == s) for s in setup.seeds},
-        ),
-        plots=[plot],
+        Figure("median share erased at a norm below the last, in units of 2/d", medians),
+        plots=[Plot(title, x, "share / (2/d)", lines_at(points), "y", even)],
         notes=[
-            f"The last norm takes {min(last):.2g} to {max(last):.2g} times 2/d.",
+            f"The last norm takes {spread(last)} times 2/d.",
             "What one norm takes away is gone before the norm below it, and where the branch adds little the "
             f"two take the same: without branches the lower one finds {zero:.0e} left to erase.",
         ],

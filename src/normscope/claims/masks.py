@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normscope.claims.experiments import calls_of
+from normscope.claims.experiments import calls_of, of_part, values
 from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, lines_by
 from normscope.claims.training import train_together
 from normscope.errors import UsageError
@@ -45,8 +45,8 @@ def no_leak(setup: Setup) -> Evidence:
         Figure.largest("largest relative change of an earlier output", cases),
         notes=[
             f"{len(SCHEMES)} schemes; {len(refused)} refuse BatchNorm, whose statistics run over tokens.",
-            f"With BatchNorm in train mode an earlier output moves by up to "
-            f"{max(case.value for case in cases if case.part):.2g} of itself.",
+            "With BatchNorm in train mode an earlier output moves by up to "
+            f"{max(values(cases, 'norms')):.2g} of itself.",
             f"GroupNorm is {'refused' if _refuses_group_norm() else 'taken'} in a causal stack.",
         ],
     )
@@ -104,17 +104,10 @@ NEAR = 0.1
 def branch_inputs(setup: Setup) -> Evidence:
     """Mean and variance at the entry of every branch, before and after training."""
     cases = [case for norm in ("layernorm", "rmsnorm") for case in _input_cases(norm, setup)]
-    claimed = [case for case in cases if not case.part]
-    plot = Plot(
-        "What enters each branch",
-        "branch",
-        "larger of |mean| and |variance − 1|",
-        lines_by(claimed, "branch", "when"),
-        levels={"allowed": NEAR},
-    )
-    return Evidence(
-        cases, Figure.largest("farthest a branch's input is from mean 0 or variance 1", claimed), plots=[plot]
-    )
+    lines, y = lines_by(of_part(cases), "branch", "when"), "larger of |mean| and |variance − 1|"
+    figure = Figure.largest("farthest a branch's input is from mean 0 or variance 1", cases)
+    plot = Plot("What enters each branch", "branch", y, lines, levels={"allowed": NEAR})
+    return Evidence(cases, figure, plots=[plot])
 
 
 def _input_cases(norm: str, setup: Setup) -> Iterator[Case]:

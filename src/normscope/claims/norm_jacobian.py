@@ -3,17 +3,27 @@
 Shapes: D width.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd.functional import jacobian
 from torch.nn import functional
 
 from normscope.claims.exact import as_exact, exact_rank, scaled_norm_jacobian
-from normscope.claims.experiments import ROUND_OFF, calls_of, distance, gaussian, on_text
-from normscope.claims.form import Case, Evidence, Figure, Line, Plot, Setup, claim
+from normscope.claims.experiments import (
+    ROUND_OFF,
+    calls_of,
+    distance,
+    gaussian,
+    jacobian,
+    of_part,
+    on_text,
+    values,
+)
+from normscope.claims.form import Case, Evidence, Figure, Line, Plot, Setup, claim, lines_along
 from normscope.linalg import layer_norm_jacobian, left_kernel, numerical_rank, right_kernel, singular_values
 
 WIDTHS = (3, 4, 16, 64, 256, 1024)
@@ -21,6 +31,8 @@ SMALL_WIDTHS = WIDTHS[:5]
 EXACT_WIDTHS = (3, 4, 8, 16)
 GAIN_WIDTHS = (4, 16, 64, 256)
 EPS = 1e-5
+RATIOS = [10.0**power for power in range(-4, 9)]
+"""Variance / ε."""
 STARTS = ("xavier", "normal", "gpt2", "small")
 """Initialisations in use."""
 STEP, CLOSE = 1e-4, 1e-6
@@ -30,15 +42,13 @@ STEP, CLOSE = 1e-4, 1e-6
 @claim("A1")
 def jacobian_of_layer_norm(setup: Setup) -> Evidence:
     """The closed form against autograd, and the line of the proof that drops a 1/σ."""
-    cases = setup.cases(_formula_cases)
-    printed = [case for case in cases if case.part == "printed"]
-    differences = setup.cases(_difference_cases)
+    cases, differences = setup.cases(_formula_cases), setup.cases(_difference_cases)
     return Evidence(
         [*cases, *differences],
         Figure.largest("largest relative error of the formula", cases),
         notes=[
-            f"From central differences it is {max(case.value for case in differences):.0e} off at most.",
-            f"Line (14) is off by up to {max(case.value for case in printed):.3g} of the matrix.",
+            f"From central differences it is {max(values(differences)):.0e} off at most.",
+            f"Line (14) is off by up to {max(values(cases, 'printed')):.3g} of the matrix.",
             "It is right for σ = 1 alone.",
         ],
     )
@@ -47,7 +57,7 @@ def jacobian_of_layer_norm(setup: Setup) -> Evidence:
 def _formula_cases(seed: int) -> Iterator[Case]:
     for width in WIDTHS:
         for name, z in inputs(width, seed):
-            for eps in (0.0, 1e-5):
+            for eps in (0.0, EPS):
                 truth = by_autograd(z, eps)
                 where = f"d = {width}, {name}, ε = {eps:g}"
                 yield Case.at_most(seed, where, distance(layer_norm_jacobian(z, None, eps), truth), ROUND_OFF)
@@ -102,7 +112,7 @@ def kernel_of_layer_norm(setup: Setup) -> Evidence:
     real = setup.cases(lambda seed: _eps_cases(seed, setup))
     worst = max(real, key=lambda case: case.value)
     by_scale = {seed: _gains_by_scale(seed) for seed in setup.seeds}
-    off = max(abs(gain * (1 + ratio) - 1) for gains in by_scale.values() for ratio, gain in gains.items())
+    off = np.abs(np.array(list(by_scale.values())) * (1 + np.array(RATIOS)) - 1).max()
     return Evidence(
         [*kernels, *others, *real],
         Figure.largest("largest share that comes through along 1 or ẑ", kernels),
@@ -119,10 +129,10 @@ def _kernel_cases(seed: int) -> Iterator[Case]:
     for width in WIDTHS:
         for name, z in list(inputs(width, seed))[: None if width in SMALL_WIDTHS else 2]:
             j = by_autograd(z, 0.0)
-            values = singular_values(j)
-            rank, _ = numerical_rank(values, ROUND_OFF)
+            sigma = singular_values(j)
+            rank, _ = numerical_rank(sigma, ROUND_OFF)
             basis = right_kernel(_normalised(z), centred=True)  # of 1 and ẑ, if it has two dimensions
-            left = float((j @ basis).norm() / values[0])
+            left = float((j @ basis).norm() / sigma[0])
             holds = rank == width - 2 == width - round(float(basis.square().sum())) and left <= ROUND_OFF
             yield Case(seed, f"d = {width}, {name}, rank {rank}", left, holds)
 
@@ -175,26 +185,18 @@ def _gain_along(z: Tensor, eps: float) -> float:
     return float((j @ z_hat).norm() / z_hat.norm() / singular_values(j)[0])
 
 
-def _gains_by_scale(seed: int) -> dict[float, float]:
-    """The gain of ẑ by var/ε."""
+def _gains_by_scale(seed: int) -> list[float]:
+    """The gain of ẑ at each of `RATIOS`."""
     z = _normalised(gaussian(seed, 16))
-    return {10.0**power: _gain_along(10 ** (power / 2) * z, 1.0) for power in range(-4, 9)}
+    return [_gain_along(ratio**0.5 * z, 1.0) for ratio in RATIOS]
 
 
-def _scale_plot(by_scale: Mapping[int, Mapping[float, float]]) -> Plot:
-    ratios = list(next(iter(by_scale.values())))
-    points = {ratio: [gains[ratio] for gains in by_scale.values()] for ratio in ratios}
-    return Plot(
-        "With ε, ẑ is lost only where the variance is large beside it",
-        "variance of the token / ε",
-        "gain of ẑ / gain of other directions",
-        [
-            Line.over_seeds("measured", points, marks=True),
-            Line("ε/(var + ε)", ratios, [1 / (1 + ratio) for ratio in ratios]),
-        ],
-        log="xy",
-        levels={"1 %": 0.01},
-    )
+def _scale_plot(by_scale: Mapping[int, Sequence[float]]) -> Plot:
+    title = "With ε, ẑ is lost only where the variance is large beside it"
+    x, y = "variance of the token / ε", "gain of ẑ / gain of other directions"
+    measured = lines_along(RATIOS, {"measured": by_scale}, marks=True)
+    formula = Line("ε/(var + ε)", RATIOS, [1 / (1 + ratio) for ratio in RATIOS])
+    return Plot(title, x, y, [*measured, formula], "xy", {"1 %": 0.01})
 
 
 def _normalised(z: Tensor) -> Tensor:
@@ -206,17 +208,18 @@ def _normalised(z: Tensor) -> Tensor:
 def side_of_gain(setup: Setup) -> Evidence:
     """diag(γ) on either side, and both kernels, for γ alike, drawn, of both signs, spread out, with zeros."""
     cases = setup.cases(_gain_cases)
-    off = [case.value for case in cases if case.part == "left"]
     moved = max(_left_residual(seed) for seed in setup.seeds)
+    dimension = {case.at["gain"]: case.value for case in of_part(cases, "kernel")}  # at the largest width
     return Evidence(
         cases,
         Figure.largest("largest relative error of J diag(γ)", cases),
         notes=[
-            f"diag(γ) J is off by {max(off):.0e} of the matrix.",
+            f"diag(γ) J is off by {max(values(cases, 'left')):.0e} of the matrix.",
             "J diag(γ) is right where all γ are alike, and there alone.",
             f"{{u : Jᵀu = 0}} becomes γ⁻¹ ⊙ span{{1, ẑ}}: Jᵀ leaves {moved:.0e} of that.",
             "Two zeros in γ widen the null space only where z is the same at both coordinates: "
-            f"{_two_zeros(cases, 'two zeros'):.0f} dimensions else, {_two_zeros(cases, 'alike'):.0f} there.",
+            f"{dimension['with two zeros']:.0f} dimensions else, "
+            f"{dimension['with two zeros where z is alike']:.0f} there.",
         ],
     )
 
@@ -232,18 +235,18 @@ def _gain_cases(seed: int) -> Iterator[Case]:
             yield Case(seed, where, error, error <= ROUND_OFF, "left")
             lost = right_kernel(functional.layer_norm(token, (width,), eps=0.0), centred=True)
             few = int((gain == 0).sum()) <= 1
-            yield _kernel_case(seed, where, truth, lost, met=few, part="kernel")
-            yield _kernel_case(seed, where, truth.T, lost, part="gradients")
+            yield replace(_kernel_case(seed, where, truth, lost, "kernel"), met=few, at={"gain": name})
+            yield _kernel_case(seed, where, truth.T, lost, "gradients")
 
 
-def _kernel_case(seed: int, where: str, matrix: Tensor, lost: Tensor, *, part: str, met: bool = True) -> Case:
+def _kernel_case(seed: int, where: str, matrix: Tensor, lost: Tensor, part: str) -> Case:
     """A case that holds where `lost` [D, 2] spans the kernel of `matrix`; its value is the dimension."""
-    values = singular_values(matrix)
-    dimension = len(values) - numerical_rank(values, 1e-12)[0]
-    residual = float((matrix @ lost).norm() / values[0])
+    sigma = singular_values(matrix)
+    dimension = len(sigma) - numerical_rank(sigma, 1e-12)[0]
+    residual = float((matrix @ lost).norm() / sigma[0])
     holds = dimension == 2 and residual <= ROUND_OFF
     where = f"{where}, kernel of dimension {dimension}, {residual:.0e} of span{{1, ẑ}} comes through"
-    return Case(seed, where, dimension, holds, part, met=met)
+    return Case(seed, where, dimension, holds, part)
 
 
 def _gains(z: Tensor, seed: int) -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -266,21 +269,12 @@ def _with_zeros(gain: Tensor, count: int) -> Tensor:
     return torch.cat((torch.zeros_like(gain[:count]), gain[count:]))
 
 
-def _two_zeros(cases: list[Case], ending: str) -> float:
-    """Dimension of the null space of the largest width."""
-    return next(
-        case.value
-        for case in cases
-        if case.part == "kernel" and f"d = {GAIN_WIDTHS[-1]}" in case.where and f"{ending}," in case.where
-    )
-
-
 def _left_residual(seed: int) -> float:
     """‖JᵀU‖/‖J‖ for our basis U of the left kernel, over all γ."""
-    z = gaussian(seed, 64)
-    found = []
-    for _, gain, token in _gains(z, seed):
+
+    def residual(gain: Tensor, token: Tensor) -> float:
         truth = by_autograd(token, 0.0, gain)
         basis, _ = left_kernel(functional.layer_norm(token, (64,), eps=0.0), gain, centred=True)
-        found.append(float((truth.T @ basis).norm() / torch.linalg.matrix_norm(truth, 2)))
-    return max(found)
+        return float((truth.T @ basis).norm() / torch.linalg.matrix_norm(truth, 2))
+
+    return max(residual(gain, token) for _, gain, token in _gains(gaussian(seed, 64), seed))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from normscope.claims.at_start import blocks_of
+from normscope.claims.at_start import blocks_of, size_of
 from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, lines_by
 from normscope.claims.measure import NotMeasured
 from normscope.claims.memory import flops, less
@@ -155,16 +155,12 @@ def _shares(width: int) -> Iterator[Case]:
     rows, work = BATCH * TOKENS, flops(lambda: model(ids, ids).loss.backward()) / 100
     adds = 2 * len(joins) * rows * width / work  # two a block forward, and two backward where gradients meet
     normed = len(norms) * rows * operations("layernorm", width)["both"] / work
-    own = 100 * _size(norms) / _size([model])
-    both, learnt = max(adds + normed, own), float(_size(joins))
+    own = 100 * size_of(norms) / size_of([model])
+    both, learnt = max(adds + normed, own), float(size_of(joins))
     where, at = f"d = {width}", {"width": width}
     yield Case(None, where, both, both < MOST, at=at | {"of": "norms and adds"})
     yield Case(None, where, adds, adds < MOST, "adds", at=at | {"of": "adds alone"})
     yield Case(None, where, learnt, learnt > 0, "parameters")
-
-
-def _size(modules: list[Any]) -> int:
-    return sum(parameter.numel() for module in modules for parameter in module.parameters())
 
 
 @claim("C20")

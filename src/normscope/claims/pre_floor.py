@@ -6,6 +6,7 @@ Shapes: B batch, T tokens, D width.
 import itertools
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normscope.claims.experiments import ROUND_OFF
+from normscope.claims.experiments import ROUND_OFF, of_part, share_held, spread
 from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, lines_at
 from normscope.claims.real_blocks import (
     F64,
@@ -48,16 +49,15 @@ KINDS = ("attention", "feed-forward", "both")
 def pre_ln_floor(setup: Setup) -> Evidence:
     """‖A‖ and σ_min(I + A) of real blocks: the bound, and how often it says anything."""
     cases = [*setup.cases(_floor_cases), *_trained_cases(setup)]
-    parts = ("", "sequence", "trained", "needed")
-    of = {part: [case for case in cases if case.part == part] for part in parts}
-    whole = [case for case in of[""] if case.at["kind"] == "both"]
-    by_kind = ", ".join(f"{kind} {_met(of[''], kind=kind):.0%}" for kind in KINDS)
-    by_init = ", ".join(f"{words} {_met(of[''], init=words):.0%}" for words in INITS.values())
+    own, sequences, after, needed = (of_part(cases, part) for part in ("", "sequence", "trained", "needed"))
+    whole = [case for case in own if case.at["kind"] == "both"]
+    by_kind = ", ".join(f"{kind} {_met(own, kind=kind):.0%}" for kind in KINDS)
+    by_init = ", ".join(f"{words} {_met(own, init=words):.0%}" for words in INITS.values())
     return Evidence(
         cases,
         Figure(
             "Pre-LN branches and blocks with ‖A‖ < 1, in %",
-            {seed: 100 * _met([case for case in of[""] if case.seed == seed]) for seed in setup.seeds},
+            {seed: 100 * _met([case for case in own if case.seed == seed]) for seed in setup.seeds},
         ),
         plots=[
             _plot("‖A‖ of whole Pre-LN blocks, d = 32", "blocks", "depth", whole, width=32),
@@ -66,9 +66,9 @@ def pre_ln_floor(setup: Setup) -> Evidence:
         notes=[
             f"‖A‖ < 1 by branch: {by_kind}.",
             f"By initialisation: {by_init}.",
-            f"Of the whole sequence's maps {_held(of['sequence']):.0%} have ‖A‖ < 1; after 100 steps of "
-            f"training {_met(of['trained']):.0%} of those at one token.",
-            f"Of {len(of['needed'])} Jacobians with ‖A‖ ≥ 1, {1 - _held(of['needed']):.0%} have full rank.",
+            f"Of the whole sequence's maps {share_held(sequences):.0%} have ‖A‖ < 1; after 100 steps of "
+            f"training {_met(after):.0%} of those at one token.",
+            f"Of {len(needed)} Jacobians with ‖A‖ ≥ 1, {1 - share_held(needed):.0%} have full rank.",
         ],
         of="maps: four initialisations × widths 32, 128, 256 × depths 1 to 64",
         parts_of={"trained": "maps: two initialisations × blocks 1, 3, 6, after training"},
@@ -99,16 +99,10 @@ def _block_cases(
     for kind, a, j in zip(KINDS, (*branches, both), (*steps, steps[1] @ steps[0]), strict=True):
         norm = float(torch.linalg.matrix_norm(a, 2))
         values = singular_values(j)
-        bound, within = weyl_lower_bound(norm), norm < 1
-        case = Case(
-            seed,
-            f"{where}, {kind}",
-            norm,
-            bool(within and values[-1] >= bound - ROUND_OFF),
-            part,
-            at={**at, "kind": kind},
-            within=within,
-        )
+        within = norm < 1
+        holds = bool(within and values[-1] >= weyl_lower_bound(norm) - ROUND_OFF)
+        place = {**at, "kind": kind}
+        case = Case(seed, f"{where}, {kind}", norm, holds, part, at=place, within=within)
         yield case
         if not within and not part:
             lost = numerical_rank(values, 1e-12)[0] < len(values)
@@ -141,17 +135,12 @@ def _met(cases: list[Case], **at: str) -> float:
     return sum(chosen) / len(chosen) if chosen else 0.0
 
 
-def _held(cases: list[Case]) -> float:
-    return sum(case.holds for case in cases) / len(cases)
-
-
 def _plot(title: str, x: str, key: str, cases: list[Case], **at: int) -> Plot:
     """Median ‖A‖ of a seed's cases at `at` by `key`, a line an initialisation."""
-    groups: dict[tuple[str, float, int | None], list[float]] = {}
+    groups = defaultdict(list)
     for case in cases:
         if at.items() <= case.at.items():
-            group = str(case.at["init"]), float(case.at[key]), case.seed
-            groups.setdefault(group, []).append(case.value)
+            groups[str(case.at["init"]), float(case.at[key]), case.seed].append(case.value)
     points = [(init, value, statistics.median(norms)) for (init, value, _), norms in groups.items()]
     return Plot(title, x, "median ‖A‖", lines_at(points), "xy", {"‖A‖ = 1": 1.0})
 
@@ -188,8 +177,8 @@ def floor_of_a_stack(setup: Setup) -> Evidence:
         _looseness(loose, cases),
         plots=[Plot("σ_min of Pre-LN stacks and its bound", "layers", "σ_min", lines_at(points), "xy")],
         notes=[
-            f"{name}, {layers} layers: the bound is too low by {min(gaps.values()):.2g} to "
-            f"{max(gaps.values()):.2g} decades (seeds: {len(gaps)})."
+            f"{name}, {layers} layers: the bound is too low by {spread(gaps.values())} decades "
+            f"(seeds: {len(gaps)})."
             for (name, layers), gaps in loose.items()
         ],
         of="stacks: four starts × 2, 16, 128 layers",

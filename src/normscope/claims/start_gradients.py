@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,12 +17,14 @@ from normscope.claims.at_start import (
     blocks_of,
     decoder,
     down_gradients,
+    exponent,
     gradient_norm,
     noise,
     slope,
     stack_of,
     weight_of,
 )
+from normscope.claims.experiments import spread, values
 from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, flat, lines_along, lines_by
 from normscope.nn import Context
 
@@ -42,7 +44,6 @@ NEAR = 0.15
 """Largest distance of an exponent from the one that is proved."""
 COLLAPSED = 1e-2
 """Token diversity of a memory (its variance over tokens, in its mean square) under which it has collapsed."""
-IF_COLLAPSED = "the blocks read a memory whose tokens are alike (diversity under 1 %)"
 
 
 @claim("B3")
@@ -56,36 +57,26 @@ def gradients_of_post_ln(setup: Setup) -> Evidence:
     if setup.fresh:  # the parts have no condition to confirm
         return Evidence(tilts, figure)
     by_depth = setup.by_seed(PROVED, lambda scheme, s: [of_xiong(scheme, d, s, width=64) for d in DEPTHS])
-    cases = list(tilts)
-    for scheme, seed, gradients in flat(by_depth):
-        p, proved = slope(DEPTHS, gradients), PROVED[scheme]
-        where = f"{scheme}, exponent in L, {proved:g} proved"
-        cases.append(Case(seed, where, p, abs(p - proved) <= NEAR, "depth"))
-    tilt = Plot(
-        "Post-LN at its start: the last block's gradient over the first's",
-        "blocks",
-        "‖∇W₂‖ last / first",
-        lines_by(tilts, "depth", "memory"),
-        "xy",
-        {"equal": 1},
-    )
+    depths = [_exponent_case(scheme, seed, slope(DEPTHS, each)) for scheme, seed, each in flat(by_depth)]
+    title, y = "Post-LN at its start: the last block's gradient over the first's", "‖∇W₂‖ last / first"
+    tilt = Plot(title, "blocks", y, lines_by(tilts, "depth", "memory"), "xy", {"equal": 1})
     lines = lines_along(DEPTHS, by_depth)
     return Evidence(
-        [*cases, *setup.cases(_width_cases)],
+        [*tilts, *depths, *setup.cases(_width_cases)],
         figure,
         plots=[tilt, Plot("‖∇W₂‖ of the last block, by depth", "blocks L", "‖∇W₂‖", lines, "xy")],
         notes=[
-            f"Memory {memory}: last over first {_range(case.value for case in found)}, "
-            f"diversity {_range(float(case.at['diversity']) for case in found)}."
+            f"Memory {memory}: last over first {spread(values(found))}, "
+            f"diversity {spread(float(case.at['diversity']) for case in found)}."
             for memory in MEMORIES
             for found in [[case for case in tilts if case.at["memory"] == memory]]
         ],
     )
 
 
-def _range(values: Iterable[float]) -> str:
-    found = list(values)
-    return f"{min(found):.2g} to {max(found):.2g}"
+def _exponent_case(scheme: str, seed: int, p: float) -> Case:
+    where = f"{scheme}, exponent in L, {PROVED[scheme]:g} proved"
+    return Case(seed, where, p, abs(p - PROVED[scheme]) <= NEAR, "depth")
 
 
 def _tilt_cases(setup: Setup, seed: int) -> Iterator[Case]:
@@ -117,10 +108,7 @@ def post_gradients(memory: str, depth: int, seed: int, width: int) -> tuple[list
         elif memory != "drawn tokens":
             with torch.no_grad():
                 read = stack_of("post", depth, seed + 2, **how, causal=False).run(read)
-    context, state = Context(memory=read), noise(width, seed)
-    for block in stack.blocks:
-        state = block(state, context)
-    (state * noise(width, seed + 3)).sum().backward()
+    (stack.run(noise(width, seed), Context(memory=read)) * noise(width, seed + 3)).sum().backward()
     diversity = 1.0 if read is None else float(read.var(1, correction=0).mean() / read.square().mean())
     return [gradient_norm(block.feed_forward.down) for block in blocks_of(stack)], diversity
 
@@ -132,28 +120,27 @@ def of_xiong(
 
     The loss is that of one token, as there: the sum over tokens grows as they become alike with depth.
     """
-    total = 0.0
+    how: dict[str, Any] = {"width": width, "heads": 1, "hidden": width, "bias": False}
+    found = []
     for draw in range(draws):
-        model, ids, labels = decoder(
-            scheme, depth, 100 * seed + draw, width=width, heads=1, hidden=width, bias=False
-        )
+        model, ids, labels = decoder(scheme, depth, 100 * seed + draw, **how)
         for block in blocks_of(model):
             nn.init.zeros_(weight_of(block.attention.q))  # so attention is uniform
         if unit_head:
             nn.init.normal_(model.head.weight)
-        total += down_gradients(model, ids[:1], labels[:1].index_fill(1, torch.arange(15), -100))[-1]
-    return total / draws
+        found += down_gradients(model, ids[:1], labels[:1].index_fill(1, torch.arange(15), -100))[-1:]
+    return statistics.fmean(found)
 
 
 def _width_cases(seed: int) -> Iterator[Case]:
     heads = {"width": False, "width, unit head": True}
     for scheme, (part, unit) in itertools.product(("post", "pre"), heads.items()):
-        gradients = []
-        for width in WIDTHS:
+
+        def gradient(width: int, scheme: str = scheme, unit: bool = unit) -> float:
             draws = 4 if width < 1024 else 1
-            gradient = of_xiong(scheme, 1, seed, width, unit_head=unit, draws=draws)
-            gradients.append(gradient / math.log(width) ** 0.5)
-        p = slope(WIDTHS, gradients)
+            return of_xiong(scheme, 1, seed, width, unit_head=unit, draws=draws) / math.log(width) ** 0.5
+
+        p = exponent(gradient, WIDTHS)
         yield Case(seed, f"{scheme}, exponent in d beside √(ln d)", p, abs(p - 1) <= NEAR, part)
 
 

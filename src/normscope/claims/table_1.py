@@ -26,8 +26,6 @@ from normscope.claims.real_blocks import (
 )
 from normscope.linalg import left_kernel, numerical_rank, singular_values
 
-UNDER_ONE = "‖A‖ < 1, in the Pre-LN column"
-
 
 @claim("A12")
 def table_1(setup: Setup) -> Evidence:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from normscope.claims.experiments import distance, gaussian, jacobian
+from normscope.claims.experiments import distance, gaussian, jacobian, spread
 from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, lines_at
 from normscope.claims.real_blocks import (
     Layer,
@@ -58,20 +58,17 @@ def identity_path(setup: Setup) -> Evidence:
     """The gradient split into the identity path and the branches."""
     cases: list[Case] = []
     shares: list[tuple[str, float, float]] = []
+    lasts: dict[int, float] = {}
     for seed, depth in itertools.product(setup.seeds, DEPTHS):
         whole, _ = _pre_cases(depth, True, seed)
-        found, share = _pre_cases(depth, False, seed)
+        found, lasts[seed] = _pre_cases(depth, False, seed)
         case, share_of_post = _post_case(depth, seed)
         cases += [*whole, *found, case]
-        shares += [("Pre-LN", depth, share), ("Post-LN", depth, share_of_post)]
-    lasts = [share for name, depth, share in shares if name == "Pre-LN" and depth == DEPTHS[-1]]
+        shares += [("Pre-LN", depth, lasts[seed]), ("Post-LN", depth, share_of_post)]
     ratio = "‖identity path‖ / ‖gradient at x_0‖"
     return Evidence(
         cases,
-        Figure(
-            f"{ratio}, Pre-LN, {DEPTHS[-1]} blocks",
-            dict(zip(setup.seeds, lasts, strict=True)),
-        ),
+        Figure(f"{ratio}, Pre-LN, {DEPTHS[-1]} blocks", lasts),
         plots=[Plot("Gradient that comes along the identity path", "blocks", ratio, lines_at(shares), "xy")],
     )
 
@@ -133,8 +130,7 @@ def printed_recursions(setup: Setup) -> Evidence:
         cases,
         Figure.largest("largest relative error of the first form", cases),
         notes=[
-            f"With more than one layer above, the first form is off by {min(first):.3g} to {max(first):.3g} "
-            "of the matrix."
+            f"With more than one layer above, the first form is off by {spread(first, '.3g')} of the matrix."
         ],
     )
 

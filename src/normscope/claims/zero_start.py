@@ -76,12 +76,11 @@ def is_bare_sum(name: str) -> bool:
     """True for a scheme whose stream is one, comes through unscaled, and meets no norm."""
     scheme = SCHEMES[name]
     unscaled = isinstance(scheme.join, Scaled) and scheme.join.stream_scale is one
-    places = [
-        place
+    on_stream = any(
+        Slot.STREAM in scheme.placement_at(place)
         for block in range(1, DEPTH + 1)
         for place in sublayer_places(Where(block, depth=DEPTH), cross=False).values()
-    ]
-    on_stream = any(Slot.STREAM in scheme.placement_at(place) for place in places)
+    )
     return (unscaled or scheme.join.kind == "learnt") and not on_stream
 
 
@@ -89,9 +88,8 @@ def is_bare_sum(name: str) -> bool:
 def zero_last(module: nn.Module) -> None:
     """Set the last map of each branch, and its bias, to zero."""
     for block in blocks_of(module):
-        for last in (block.attention.o, block.feed_forward.down):
-            for parameter in last.parameters():
-                parameter.zero_()
+        for parameter in (*block.attention.o.parameters(), *block.feed_forward.down.parameters()):
+            parameter.zero_()
 
 
 def _loss_cases(seed: int, runs: Mapping[str, Mapping[int, ShortRun]]) -> Iterator[Case]:
@@ -123,9 +121,10 @@ def zero_gains(setup: Setup) -> Evidence:
     figure = Figure.share("% of the places where γ = 0 gives the identity", cases)
     if setup.fresh:  # the runs have no condition to confirm
         return Evidence(cases, figure)
-    runs = {}
-    for place, gain in itertools.product(TRAINED, (1, 0)):
-        runs[f"{place}, γ = {gain}"] = _train_with_gain(setup, place, gain)
+    runs = {
+        f"{place}, γ = {gain}": _train_with_gain(setup, place, gain)
+        for place, gain in itertools.product(TRAINED, (1, 0))
+    }
     dead = [case.value for case in cases if case.where.startswith("before") and "relu" in case.where]
     return Evidence(
         [*cases, *setup.cases(lambda seed: _settling_cases(seed, runs))],
@@ -234,10 +233,6 @@ def change(scheme: str, depth: int, seed: int) -> float:
     """‖block(x) − x‖/‖x‖ of the first of `depth` blocks at the start, x standard normal (4, 32, 32)."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        block = Block(
-            ModelConfig(scheme=scheme, depth=depth, width=32, heads=2), Where(1, depth), causal=True
-        )
-        x_BTD = torch.randn(4, 32, 32)
-    state = block(x_BTD)
-    assert isinstance(state, torch.Tensor), "one stream"
-    return float((state - x_BTD).norm() / x_BTD.norm())
+        config = ModelConfig(scheme=scheme, depth=depth, width=32, heads=2)
+        block, x_BTD = Block(config, Where(1, depth), causal=True), torch.randn(4, 32, 32)
+    return float((block(x_BTD) - x_BTD).norm() / x_BTD.norm())
