@@ -1,14 +1,16 @@
 """`normscope check MODEL`: the whole way, to a verdict."""
 
+import shlex
 import sys
 from contextlib import redirect_stdout
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from normscope.cli import options
-from normscope.cli.options import FailOn, Format, option
+from normscope.cli.options import FailOn, option
 from normscope.cli.output import emit, require_writable
 from normscope.cli.progress import progress_bar, quiet_libraries
 from normscope.errors import UsageError
@@ -16,11 +18,23 @@ from normscope.errors import UsageError
 if TYPE_CHECKING:
     from normscope.report import Report
 
+
+class Format(StrEnum):
+    """Output formats of the report."""
+
+    TEXT = "text"
+    JSON = "json"
+    HTML = "html"
+    MARKDOWN = "markdown"
+
+
 Codes = Annotated[
     str, option("Findings by code, prefix or name, with commas: NS101,NS5,post-ln-deep.", metavar="CODES")
 ]
 OF_CHECK = ("optimizer", "lr", "warmup", "steps", "try_remedies", "budget", "seed", "select", "ignore")
 """Options that go to `normscope.check`; those of `options.OF_LOAD` go to `load`."""
+OF_SHOWING = ("format", "output", "fail_on", "traceback")
+"""Options that change nothing in the report."""
 
 
 def command(
@@ -59,7 +73,9 @@ def command(
     seed: options.Seed = 0,
     device: options.Device = "cpu",
     dtype: options.DType = None,
-    format: Annotated[Format, typer.Option(help="How to show the report.")] = Format.TEXT,
+    format: Annotated[
+        Format, typer.Option(help="text; json; html, the page; markdown, 60 lines at most.")
+    ] = Format.TEXT,
     output: options.Output = None,
     fail_on: Annotated[FailOn, typer.Option(help="Exit 1 from this severity on.")] = FailOn.ERROR,
     select: Codes = "",
@@ -93,7 +109,7 @@ def command(
         except normscope.CheckInterrupted as stop:
             report, interrupted = stop.report, True
             print("normscope: interrupted; this is what was measured until then", file=sys.stderr)
-    show(report, format, output)
+    show(report, format, output, command_of(context))
     return 130 if interrupted else exit_status(report, fail_on)
 
 
@@ -113,8 +129,8 @@ def ladder_around(lr: float) -> list[float]:
     return sorted([lr, *(rate for rate in around if low <= rate <= high)])
 
 
-def show(report: "Report", format: Format, output: Path | None) -> None:
-    """The report in `format`, on stdout or in a file."""
+def show(report: "Report", format: Format, output: Path | None, command: str | None = None) -> None:
+    """The report in `format`, on stdout or in a file; `command` made it."""
     from normscope.report import print_report, text_report
 
     if format is Format.HTML and output is None and sys.stdout.isatty():
@@ -123,12 +139,26 @@ def show(report: "Report", format: Format, output: Path | None) -> None:
         emit(report.to_html(), output, instead=lambda: text_report(report))
     elif format is Format.JSON:
         emit(report.to_json() + "\n", output)
+    elif format is Format.MARKDOWN:
+        emit(report.to_markdown(command), output)
     elif output is None:
         print_report(report)
     else:
         emit(text_report(report), output)
     if output is not None:
         print(f"{report.model}: {report.verdict}. The report is in {output}", file=sys.stderr)
+
+
+def command_of(context: typer.Context) -> str:
+    """The command that measures the same again, with the options that pyproject.toml sets too."""
+    words = ["normscope", "check"]
+    for parameter in context.command.params:
+        name, value = str(parameter.name), context.params.get(str(parameter.name))
+        if name == "model":
+            words.append(str(value))
+        elif name not in OF_SHOWING and value is not None and value != parameter.default:
+            words += [parameter.opts[0]] if value is True else [parameter.opts[0], str(value)]
+    return shlex.join(words)
 
 
 def exit_status(report: "Report", fail_on: FailOn) -> int:

@@ -4,7 +4,8 @@ from normscope.notebook import Html, badge, code, fragment, line, table, tag
 from normscope.report.html import describe_stack, lead_sentence
 from normscope.report.report import Report
 from normscope.report.sites import compress
-from normscope.report.terminal import BLOCK_COLUMNS, block_rows, cost_in_words, forecast_in_words
+from normscope.report.terminal import BLOCK_COLUMNS, block_rows
+from normscope.report.words import cost_in_words, forecast_in_words
 from normscope.rules import Finding
 
 _TONES = {"will fail": "error", "at risk": "warning", "healthy": "fine"}

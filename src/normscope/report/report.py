@@ -103,6 +103,16 @@ class Report:
 
         return report_html(self)
 
+    def to_markdown(self, command: str | None = None) -> str:
+        """The report for a pull request: verdict, findings, what was run; 60 lines at most.
+
+        Args:
+            command: the shell command that made it, shown as the way to run it again.
+        """
+        from normscope.report.markdown import render_markdown  # it reads Report: imported where it is needed
+
+        return render_markdown(self, command)
+
     def assert_healthy(self) -> None:
         """Raise AssertionError, which names every error and warning, unless the verdict is "healthy".
 

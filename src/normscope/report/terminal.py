@@ -4,7 +4,7 @@ Whatever comes from the model (module names, reasons) goes through `Text`: "[red
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console, RenderableType
 from rich.markdown import Markdown
@@ -13,13 +13,18 @@ from rich.table import Table
 from rich.text import Text
 
 from normscope.anatomy import Block, Stack
-from normscope.forecast import Forecast
 from normscope.probes import Measurements
 from normscope.report.console import NOTHING, as_text, figure_table, show
 from normscope.report.report import Report
 from normscope.report.rescue import ladder_table, ladder_words, remedies_table, remedies_words
 from normscope.report.sites import compress, shorten
-from normscope.report.words import budget_in_words, gains_in_words, norms_in_words
+from normscope.report.words import (
+    budget_in_words,
+    cost_in_words,
+    forecast_in_words,
+    gains_in_words,
+    stack_in_words,
+)
 from normscope.rules import Finding, figure
 
 _COLOURS = {
@@ -68,7 +73,7 @@ def _parts(report: Report, width: int) -> Iterator[RenderableType]:
     yield Text.assemble((report.verdict, _COLOURS[report.verdict]), "  ", (report.model, "bold"))
     if report.forecast is None or report.forecast.outcome in ("not measured", "undecided"):
         yield _labelled("but", "no trial decided: this rests on what is seen before the first step")
-    yield _labelled("model", "; ".join(map(_stack_words, report.anatomy.stacks)) or "no blocks were read")
+    yield _labelled("model", "; ".join(map(stack_in_words, report.anatomy.stacks)) or "no blocks were read")
     yield _labelled("input", report.input)
     for finding in report.findings:
         yield Text("")
@@ -182,33 +187,3 @@ def _labelled(label: str, words: str) -> RenderableType:
     grid.add_column(overflow="fold")
     grid.add_row(Text(label, style="dim"), Text(words))
     return grid
-
-
-def _stack_words(stack: Stack) -> str:
-    norms = norms_in_words(stack) or "no branch (no norm)"
-    final = "" if stack.final_norm is None else ", then a final norm"
-    partly = "" if stack.complete else " (partly read)"
-    return f"{stack.name or 'stack'}: {len(stack.blocks)} blocks{partly}, {norms}{final}"
-
-
-def forecast_in_words(forecast: Forecast) -> str:
-    """The trial: "adamw at 0.0003, 20 steps → trains; loss 5.5 → 3.5"."""
-    words = f"{forecast.optimizer} at {figure(forecast.lr)}"
-    words += f", warm-up {forecast.warmup}" if forecast.warmup else ""
-    words += f", {forecast.steps} steps → {forecast.outcome}"
-    if len(forecast.curve) > 1:
-        first, last = forecast.curve[0], forecast.curve[-1]
-        words += f"; loss {figure(first.loss)} → {figure(last.loss)}"
-        if forecast.unigram_entropy is not None:
-            words += f" (unigram entropy {figure(forecast.unigram_entropy)})"
-        for stack, value in last.diversity.items():
-            if stack in first.diversity:
-                words += f"; diversity of {stack} {figure(first.diversity[stack])} → {figure(value)}"
-    return words
-
-
-def cost_in_words(cost: Mapping[str, float]) -> str:
-    """The seconds: "4.1 s (anatomy 0.4, forecast 2.0)"."""
-    parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in cost.items() if name != "total")
-    total = cost.get("total", sum(cost.values()))
-    return f"{total:.1f} s ({parts})" if parts else f"{total:.1f} s"

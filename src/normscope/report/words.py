@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from normscope.anatomy import Branch, Stack
+from normscope.forecast import Forecast
 from normscope.probes import Measurements
 from normscope.rules import figure
 
@@ -24,6 +25,37 @@ def _of_scheme(scheme: str | None, branches: Sequence[Branch]) -> str:
     if scheme is None:
         return f"{placements} ({norms})"
     return f"{scheme} (no norms)" if placements == norms == "none" else f"{scheme} ({placements}, {norms})"
+
+
+def stack_in_words(stack: Stack) -> str:
+    """Blocks and norms of a stack: "layers: 12 blocks, pre (layernorm), then a final norm"."""
+    norms = norms_in_words(stack) or "no branch (no norm)"
+    final = "" if stack.final_norm is None else ", then a final norm"
+    partly = "" if stack.complete else " (partly read)"
+    return f"{stack.name or 'stack'}: {len(stack.blocks)} blocks{partly}, {norms}{final}"
+
+
+def forecast_in_words(forecast: Forecast) -> str:
+    """The trial: "adamw at 0.0003, 20 steps → trains; loss 5.5 → 3.5"."""
+    words = f"{forecast.optimizer} at {figure(forecast.lr)}"
+    words += f", warm-up {forecast.warmup}" if forecast.warmup else ""
+    words += f", {forecast.steps} steps → {forecast.outcome}"
+    if len(forecast.curve) > 1:
+        first, last = forecast.curve[0], forecast.curve[-1]
+        words += f"; loss {figure(first.loss)} → {figure(last.loss)}"
+        if forecast.unigram_entropy is not None:
+            words += f" (unigram entropy {figure(forecast.unigram_entropy)})"
+        for stack, value in last.diversity.items():
+            if stack in first.diversity:
+                words += f"; diversity of {stack} {figure(first.diversity[stack])} → {figure(value)}"
+    return words
+
+
+def cost_in_words(cost: Mapping[str, float]) -> str:
+    """The seconds: "4.1 s (anatomy 0.4, forecast 2.0)"."""
+    parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in cost.items() if name != "total")
+    total = cost.get("total", sum(cost.values()))
+    return f"{total:.1f} s ({parts})" if parts else f"{total:.1f} s"
 
 
 def budget_in_words(budget: Mapping[str, Any]) -> str:
