@@ -5,14 +5,14 @@ Shapes: B batch, T tokens, D width.
 
 import copy
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from normscope.claims.at_start import blocks_of, weight_of
-from normscope.claims.form import Case, Evidence, Figure, Line, Plot, Setup, claim
+from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, lines_at
 from normscope.claims.masks import train
 from normscope.subjects import Subject, load
 
@@ -46,23 +46,32 @@ FORMATS: Mapping[str, Quantise] = {
 } | {"FP8 e4m3": float8}
 CLAIMED = ("norm inputs", "norm outputs", "residual sums")
 OTHERS = ("queries, keys, values", "attention outputs", "feed-forward hidden", "weights")
+Error = tuple[str, float, float]
+"""A part, the number of a format, and how far the predictions move, in nats."""
 
 
 @claim("C31")
 def where_it_hurts(setup: Setup) -> Evidence:
     """Shift of the predictions with each part rounded, and its cost in nats."""
     subjects = [load(MODEL, seed=seed, text=setup.text) for seed in setup.seeds]
-    cases: list[Case] = []
-    errors: dict[str, dict[float, list[float]]] = {part: {} for part in (*CLAIMED, *OTHERS)}
-    losses: list[float] = []
+    cases, errors, losses = list[Case](), list[Error](), list[float]()
     for seed, subject, model in zip(setup.seeds, subjects, train(subjects, STEPS), strict=True):
         losses.append(_loss(model, subject))
         for outliers, each in ((False, model), (True, planted(model))):
             cases += _format_cases(each, subject, outliers, seed, errors)
+    formats = ", ".join(f"{index} {name}" for index, name in enumerate(FORMATS))
     return Evidence(
         cases,
         Figure.share("% of formats where both norms and adds are hurt most", cases),
-        plots=[_plot(errors)],
+        plots=[
+            Plot(
+                "Each part quantised in turn",
+                f"format ({formats}; 5 to 9: the same with outliers planted)",
+                "KL from the unrounded model, nats a token",
+                lines_at(errors, marks=True),
+                "y",
+            )
+        ],
         notes=[
             _ranking(errors) + f", after training to {statistics.median(losses):.3g} nats.",
             f"Planted: {PLANTED} channels of each norm × {LARGE:g}, undone behind it.",
@@ -71,13 +80,12 @@ def where_it_hurts(setup: Setup) -> Evidence:
 
 
 def _format_cases(
-    model: nn.Module, subject: Subject, outliers: bool, seed: int, errors: dict[str, dict[float, list[float]]]
+    model: nn.Module, subject: Subject, outliers: bool, seed: int, errors: list[Error]
 ) -> Iterator[Case]:
     truth, before = _predictions(model, subject), _loss(model, subject)
     for index, (name, quantise) in enumerate(FORMATS.items()):
-        by_part = {part: _error(model, subject, part, quantise, truth) for part in errors}
-        for part, error in by_part.items():
-            errors[part].setdefault(index + 5 * outliers, []).append(error)
+        by_part = {part: _error(model, subject, part, quantise, truth) for part in (*CLAIMED, *OTHERS)}
+        errors += [(part, index + 5 * outliers, error) for part, error in by_part.items()]
         rival = max(OTHERS, key=by_part.__getitem__)
         norms = max(by_part["norm inputs"], by_part["norm outputs"]) / by_part[rival]
         add, where = by_part["residual sums"] / by_part[rival], f"{name}, error over that of the {rival}"
@@ -177,22 +185,11 @@ def planted(model: nn.Module) -> nn.Module:
     return other
 
 
-def _ranking(errors: dict[str, dict[float, list[float]]]) -> str:
+def _ranking(errors: Sequence[Error]) -> str:
     """The parts by how far they move the predictions in INT4 with one scale a tensor, without outliers."""
     index = list(FORMATS).index("INT4 a tensor")
-    middle = {part: float(torch.tensor(by[index]).median()) for part, by in errors.items()}
-    ranked = sorted(middle, key=middle.__getitem__, reverse=True)
+    found = {line.name: line.y[line.x.index(index)] for line in lines_at(errors)}
+    ranked = sorted(found, key=found.__getitem__, reverse=True)
     return "INT4 with a scale a tensor moves the predictions, in nats, by " + ", ".join(
-        f"{middle[part]:.2g} ({part})" for part in ranked
-    )
-
-
-def _plot(errors: dict[str, dict[float, list[float]]]) -> Plot:
-    names = ", ".join(f"{index} {name}" for index, name in enumerate(FORMATS))
-    return Plot(
-        "Each part quantised in turn",
-        f"format ({names}; 5 to 9: the same with outliers planted)",
-        "KL from the unrounded model, nats a token",
-        [Line.over_seeds(part, points, marks=True) for part, points in errors.items()],
-        "y",
+        f"{found[part]:.2g} ({part})" for part in ranked
     )

@@ -24,18 +24,7 @@ from normscope.claims.at_start import (
     variance,
     weight_of,
 )
-from normscope.claims.form import (
-    Case,
-    Evidence,
-    Figure,
-    Line,
-    Plot,
-    Setup,
-    claim,
-    flat,
-    lines_along,
-    mapped,
-)
+from normscope.claims.form import Case, Evidence, Figure, Line, Plot, Setup, claim, flat, lines_along, mapped
 from normscope.claims.training import Recipe, effects, lead, train_changed
 from normscope.nn import SCHEMES, Decoder, Slot, Where, build
 
@@ -214,7 +203,7 @@ def scaled_start(setup: Setup) -> Evidence:
         notes=[
             f"Variance after {LENGTHS[-1]} blocks: "
             + ", ".join(f"{mean:.3g} by {name}" for name, mean in means.items())
-            + ".",
+            + "."
         ],
     )
 
