@@ -1,6 +1,7 @@
 """Reading: the residual stream of any Transformer, from its dataflow."""
 
 from normscope.anatomy.capture import capture
+from normscope.anatomy.expecting import PLACEMENTS, departures
 from normscope.anatomy.measuring import measuring
 from normscope.anatomy.names import named_modules, named_parameters
 from normscope.anatomy.reading import read_anatomy, require_residual_stream
@@ -19,6 +20,7 @@ from normscope.anatomy.types import (
 )
 
 __all__ = [
+    "PLACEMENTS",
     "Anatomy",
     "AttentionSites",
     "Block",
@@ -31,6 +33,7 @@ __all__ = [
     "Site",
     "Stack",
     "capture",
+    "departures",
     "measuring",
     "named_modules",
     "named_parameters",

@@ -25,13 +25,22 @@ def command(
     dtype: options.DType = None,
     format: Annotated[options.TextOrJson, typer.Option(help="How to show it.")] = options.TextOrJson.TEXT,
     output: options.Output = None,
+    expect: Annotated[
+        str | None,
+        options.option(
+            "pre, post, res-post, peri, none or a scheme: exit 1 where a branch differs or part is unread.",
+            metavar="PLACEMENT",
+        ),
+    ] = None,
     traceback: options.Traceback = False,
-) -> None:
+) -> int:
     """Show where the norms sit: stacks, blocks, branches and what could not be read. Nothing is measured.
 
     A model that does not fit into memory is read without its weights being made.
+
+    Exit status: 0; 1 where --expect is not met; 2 the call or the model cannot be used.
     """
-    from normscope.anatomy import read_anatomy, require_residual_stream
+    from normscope.anatomy import departures, read_anatomy, require_residual_stream
     from normscope.report import print_anatomy, text_anatomy
     from normscope.subjects import load_to_read
 
@@ -39,9 +48,13 @@ def command(
     with redirect_stdout(sys.stderr), quiet_libraries():
         anatomy = read_anatomy(load_to_read(model, **options.loading(context)))
         require_residual_stream(anatomy, model)
+        differing = departures(anatomy, expect) if expect is not None else []
     if format is options.TextOrJson.JSON:
         emit(json.dumps({"schema": SCHEMA, "model": model, **anatomy.to_dict()}, indent=2) + "\n", output)
     elif output is None:
         print_anatomy(anatomy)
     else:
         emit(text_anatomy(anatomy), output)
+    for line in differing:
+        print(f"normscope: {line}", file=sys.stderr)
+    return int(bool(differing))
