@@ -118,6 +118,7 @@ class Report:
 
         For a user's own test suite. A check without a trial (no loss, `steps=0`) does not pass.
         """
+        __tracebackhide__ = True  # pytest shows the caller's line
         grave = [finding for finding in self.findings if finding.severity != Severity.NOTE]
         if grave or self.verdict != "healthy":
             listed = "\n".join(f"  {f.severity} {f.code} {f.name}: {f.message}" for f in grave)
