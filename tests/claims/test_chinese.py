@@ -4,7 +4,7 @@ import dataclasses
 import re
 
 from normscope.claims import Claim, Setup, Verdict, in_order, measure_claim
-from normscope.claims.page import page_in_chinese, page_of_claims, rows_of_claims
+from normscope.claims.page import render_page
 from normscope.claims.sentences import sentences
 from normscope.claims.words import SIGNS, in_full
 
@@ -26,9 +26,9 @@ def test_the_sentence_stands_beside_the_claim_everywhere(odd: dict[str, Claim]) 
     result = measure_claim(dataclasses.replace(odd["Z2"], says_zh="在 x < 1 时成立。"), TWO)
     assert result.to_dict()["says_zh"] == "在 x < 1 时成立。"
     assert "在 x < 1 时成立。" in "\n".join(in_full(result))
-    for page in (page_of_claims([result], TWO, "", 1.0), rows_of_claims([result])):
+    for page in (render_page("claims.md", [result], TWO, "", 1.0), render_page("table.md", [result], TWO)):
         assert "在 x &lt; 1 时成立。" in page
-    page = page_in_chinese([result], TWO, "normscope claims", 1.0)
+    page = render_page("claims.zh.md", [result], TWO, "normscope claims", 1.0)
     (row,) = [line for line in page.splitlines() if line.startswith("| [Z2]")]
     assert "在 x &lt; 1 时成立。" in row
     assert "**在我们的条件下成立**（x &lt; 1）" in row

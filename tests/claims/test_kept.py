@@ -8,7 +8,7 @@ import pytest
 
 from normscope.claims import CLAIMS, Claim, Setup, kept, measure_claim
 from normscope.claims.kept import kept_long, machine_words
-from normscope.claims.page import page_of_claims, render_page
+from normscope.claims.page import render_page
 from normscope.claims.words import in_full, kept_words, to_json
 
 SHORT, LONG = Setup(seeds=(0, 1)), Setup(seeds=(0, 1, 2), long=True)
@@ -58,8 +58,8 @@ def test_it_stands_in_json_in_full_on_the_page_and_in_markdown(
     assert shown.keys() >= {"figure", "condition", "date", "machine", "seconds"}
     for text in (
         "\n".join(in_full(tested[0])),
-        render_page(tested, SHORT, "", 1.0),
-        page_of_claims(tested, SHORT, "", 1.0),
+        render_page("claims.html", tested, SHORT, "", 1.0),
+        render_page("claims.md", tested, SHORT, "", 1.0),
     ):
         assert "1.5 (0.5 … 2.5)" in text
         assert COMMAND in text

@@ -22,7 +22,7 @@ def tested(odd: dict[str, Claim]) -> list[Outcome]:
 
 @pytest.fixture
 def page(tested: list[Outcome]) -> str:
-    return render_page(tested, TWO, COMMAND, 12.0)
+    return render_page("claims.html", tested, TWO, COMMAND, 12.0)
 
 
 class Tags(HTMLParser):
@@ -145,7 +145,7 @@ def test_the_head_says_the_tally_the_command_and_the_seeds(page: str) -> None:
 
 
 def test_a_page_of_nothing_is_a_page() -> None:
-    assert "no claim was tested" in render_page([], TWO, COMMAND, 0.1)
+    assert "no claim was tested" in render_page("claims.html", [], TWO, COMMAND, 0.1)
 
 
 def test_points_that_cannot_be_drawn_are_left_out() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from normscope.claims import CLAIMS, Claim, Figure, Setup, measure_claim
 from normscope.claims import sentences as sentences_module
-from normscope.claims.page import page_of_claims, rows_of_claims
+from normscope.claims.page import render_page
 from normscope.claims.result import ClaimResult as Outcome
 from normscope.claims.sentences import read_sentences
 from normscope.claims.words import figure_words, in_full, number, table, tally, to_json, verdict_words
@@ -106,7 +106,9 @@ def test_json_has_every_key_and_no_nan(tested: list[Outcome]) -> None:
 
 
 def test_the_documented_keys_are_those_of_the_json(tested: list[Outcome]) -> None:
-    _, _, rows = page_of_claims(tested, TWO, "normscope claims", 1.0).partition("A claim is an object of")
+    _, _, rows = render_page("claims.md", tested, TWO, "normscope claims", 1.0).partition(
+        "A claim is an object of"
+    )
     documented = {
         key for row in re.findall(r"^\| (`.*?) \|", rows, re.MULTILINE) for key in re.findall(r"`(\w+)`", row)
     }
@@ -146,7 +148,7 @@ def test_the_tally_speaks_of_one_and_of_many(tested: list[Outcome]) -> None:
 
 
 def test_markdown_is_tables_that_nothing_breaks(tested: list[Outcome]) -> None:
-    page = page_of_claims(tested, TWO, "normscope claims", 1.0)
+    page = render_page("claims.md", tested, TWO, "normscope claims", 1.0)
     rows = [line for line in page.splitlines() if line.startswith("| [Z")]
     assert [re.match(r"\| \[(Z\d)\]", row)[1] for row in rows] == ["Z1", "Z2", "Z3", "Z4", "Z5", "Z8"]  # type: ignore[index]
     for row in rows:
@@ -156,11 +158,11 @@ def test_markdown_is_tables_that_nothing_breaks(tested: list[Outcome]) -> None:
     assert "### Z4" in page
     assert "needs a GPU &lt;here>" in page
     assert "Traceback" not in page
-    assert page == page_of_claims(tested, TWO, "normscope claims", 1.0)
+    assert page == render_page("claims.md", tested, TWO, "normscope claims", 1.0)
 
 
 def test_a_table_of_some_claims_shows_the_rows_of_the_page(tested: list[Outcome]) -> None:
-    page, rows = page_of_claims(tested, TWO, "", 1.0), rows_of_claims(tested)
+    page, rows = render_page("claims.md", tested, TWO, "", 1.0), render_page("table.md", tested, TWO)
     assert verdicts(rows, "docs/claims.md") == verdicts(page)
     assert verdicts(page)
 

@@ -35,30 +35,18 @@ class Section(NamedTuple):
     also: list[ClaimResult]
 
 
-def render_page(tested: Sequence[ClaimResult], setup: Setup, command: str, seconds: float) -> str:
-    """The page: a table of claims by source, each opening to what was measured.
+def render_page(
+    name: str, tested: Sequence[ClaimResult], setup: Setup, command: str = "", seconds: float = 0.0
+) -> str:
+    """A page of `tested` by one of the templates.
 
-    Every word in it is escaped; it runs no script and loads nothing.
+    - `claims.html`: a table of claims by source, each opening to what was measured, no script.
+    - `claims.md`: how claims are judged, a table a text, then a section a claim.
+    - `claims.zh.md`: the sources' own sentences, where they stand, the verdicts and the figures.
+    - `table.md`: a table alone.
+
+    Every word of a claim is escaped.
     """
-    return _rendered("claims.html", tested, setup, command, seconds)
-
-
-def page_of_claims(tested: Sequence[ClaimResult], setup: Setup, command: str, seconds: float) -> str:
-    """docs/claims.md: how claims are judged, a table a text, then a section a claim."""
-    return _rendered("claims.md", tested, setup, command, seconds)
-
-
-def page_in_chinese(tested: Sequence[ClaimResult], setup: Setup, command: str, seconds: float) -> str:
-    """docs/claims.zh.md: the sources' own sentences, where they stand, the verdicts and the figures."""
-    return _rendered("claims.zh.md", tested, setup, command, seconds)
-
-
-def rows_of_claims(tested: Sequence[ClaimResult]) -> str:
-    """A table of `tested`, to paste into a text at the root of the repository."""
-    return _rendered("table.md", tested, Setup(), "", 0.0)
-
-
-def _rendered(name: str, tested: Sequence[ClaimResult], setup: Setup, command: str, seconds: float) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     layout: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}

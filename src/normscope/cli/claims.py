@@ -158,13 +158,10 @@ def _rendered(
         from normscope.claims.words import to_json
 
         return to_json(ready, setup, typed, seconds, missing)
-    from normscope.claims.page import page_in_chinese, page_of_claims, render_page, rows_of_claims
+    from normscope.claims.page import render_page
 
-    if format is Format.HTML:
-        return render_page(ready, setup, typed, seconds)
-    if format is Format.CHINESE:
-        return page_in_chinese(ready, setup, typed, seconds)
-    return page_of_claims(ready, setup, typed, seconds) if whole else rows_of_claims(ready)
+    pages = {Format.HTML: "claims.html", Format.CHINESE: "claims.zh.md"}
+    return render_page(pages.get(format, "claims.md" if whole else "table.md"), ready, setup, typed, seconds)
 
 
 def _text(ready: "list[ClaimResult]", to_screen: bool) -> str:
