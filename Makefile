@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt benchmarks/rivals.txt
 
 demo: setup
 	$(BIN)/normscope demo --output out/demo.html
-	$(BIN)/normscope check normscope.bench.examples:post_ln --optimizer adam --lr 1e-3 --fail-on never --format html --output out/post_ln.html
+	$(BIN)/normscope check normscope.demo.examples:post_ln --optimizer adam --lr 1e-3 --fail-on never --format html --output out/post_ln.html
 	$(BIN)/normscope check hf:gpt2 --fail-on never --format html --output out/gpt2.html
 
 test: setup

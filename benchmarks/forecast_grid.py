@@ -1,10 +1,10 @@
 """Make the ladders that the forecast's rule was set on, and the truth that it is tested on.
 
-    python benchmarks/forecast_grid.py truth                                  # the held-out grid, kept
-    python benchmarks/forecast_grid.py tuning --text FILE --output tuning.jsonl
-    python benchmarks/forecast_grid.py table tuning.jsonl
+    python -m benchmarks.forecast_grid truth                                  # the held-out grid, kept
+    python -m benchmarks.forecast_grid tuning --text FILE --output tuning.jsonl
+    python -m benchmarks.forecast_grid table tuning.jsonl
 
-`truth` trains the cells of `normscope.bench.forecast_cells` that are not kept yet. `tuning` forecasts and
+`truth` trains the cells of forecast_cells.py that are not kept yet. `tuning` forecasts and
 trains the ladders that the rule was set on; their accuracy is no evidence. Both continue an interrupted run.
 """
 
@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
+from benchmarks import forecast_cells
+from benchmarks.forecast_cells import LADDERS, RATES, SEEN, Ladder, train
 from normscope.anatomy import read_anatomy
-from normscope.bench import forecast_cells
-from normscope.bench.forecast_cells import LADDERS, RATES, SEEN, Ladder, train
 from normscope.forecast import forecast_ladder
 from normscope.train import TrialConfig
 

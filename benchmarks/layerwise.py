@@ -1,6 +1,6 @@
 """The table of `layerwise_sigma_min` on stacks of the size of GPT-2-small, in docs/linalg.md.
 
-    python benchmarks/layerwise.py               # prints it; some minutes on one core
+    python -m benchmarks.layerwise               # prints it; some minutes on one core
 
 Random weights, float32, one sequence; a factor of the stack is what lies between two branches' entries. κ is
 σ_max over the value, an upper bound of σ_min: where that has not converged κ is larger.

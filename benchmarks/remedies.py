@@ -1,104 +1,132 @@
-"""Remedies against truth: train failing runs with each remedy for 300 steps, and rank the remedies.
+"""`normscope bench remedies`: does the first-ranked remedy rescue a run? By 300 real steps, held out.
 
-    python benchmarks/remedies.py train  pre-ln deepnorm    # the runs as they are, and with these remedies
-    python benchmarks/remedies.py rank                      # forecast every remedy, train the first-ranked
-    python benchmarks/remedies.py fill                      # train all the rest
-    python benchmarks/remedies.py tune                      # the cells that the order was set by, all of it
+What training came to is kept in remedies_truth.jsonl, with the ranking of each cell as it was then, which
 
-Rows go to src/normscope/bench/remedies_truth.jsonl; what is there is not done again. `normscope bench
-remedies` shows the results. Before `rank` after a change of the forecast, delete the rows of kind
-"forecast".
+    python -m benchmarks.remedies_grid rank
+
+makes. One cell is ranked again now.
 """
 
-import argparse
-import dataclasses
 import json
-import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from normscope.bench.remedies import FILE, kept, ranked_now
-from normscope.bench.remedies_cells import Cell, held_out, read, seen, truth
-from normscope.rules.remedies import REMEDIES, NotApplicable
+from benchmarks.process import Row, row, wilson
+from benchmarks.remedies_cells import Cell, held_out, read, seen, settings_of
+from normscope.forecast import forecast
+from normscope.rules.remedies import REMEDIES, Rescue, try_remedies
+
+FILE = Path(__file__).parent / "remedies_truth.jsonl"
+"""Rows of kind "truth" (300 steps of a cell with some remedies, none of them: as it is) and "forecast" (the
+ranking)."""
+TARGET = 0.85
 
 
-def write(kind: str, cell: Cell, **row: Any) -> None:
-    """One line more, at once on the disk."""
-    with FILE.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"kind": kind, "cell": dataclasses.asdict(cell), **row}) + "\n")
+@dataclass(frozen=True)
+class Kept:
+    """Rows of `FILE`."""
+
+    rows: Sequence[dict[str, Any]]
+
+    def _of(self, kind: str, cell: Cell) -> list[dict[str, Any]]:
+        return [row for row in self.rows if row["kind"] == kind and Cell(**row["cell"]) == cell]
+
+    def truth(self, cell: Cell, names: Iterable[str]) -> dict[str, Any] | None:
+        """Result of 300 steps with these remedies; None where that was not run."""
+        found = [row for row in self._of("truth", cell) if row["names"] == list(names)]
+        return found[-1] if found else None
+
+    def trains(self, cell: Cell, names: Iterable[str]) -> bool:
+        """True where the cell trains with these remedies; as it is where there are none."""
+        row = self.truth(cell, names)
+        return row is not None and row.get("trains", False)
+
+    def ranking(self, cell: Cell) -> dict[str, Any] | None:
+        """The forecast row of a cell."""
+        found = self._of("forecast", cell)
+        return found[-1] if found else None
+
+    def attempts(self, cell: Cell) -> list[dict[str, Any]]:
+        """The remedies in the forecast row of a cell, the first-ranked first; none without a row."""
+        row = self.ranking(cell)
+        return [] if row is None else list(row["attempts"])
+
+    def order(self, cell: Cell) -> list[tuple[str, ...]]:
+        """The remedies that apply, the first-ranked first."""
+        return [tuple(a["names"]) for a in self.attempts(cell) if a["status"] != "not applicable"]
+
+    def rescuers(self, cell: Cell) -> list[tuple[str, ...]]:
+        """All that were seen to rescue a cell."""
+        return [tuple(r["names"]) for r in self._of("truth", cell) if r["names"] and r.get("trains")]
 
 
-def train(cells: Iterable[Cell], wanted: list[tuple[str, ...]]) -> None:
-    """The truth of each cell with each of the remedies."""
-    for cell in cells:
-        missing = [names for names in wanted if kept().truth(cell, names) is None]
-        if missing:
-            subject, anatomy = read(cell)
-        for names in missing:
-            start = time.perf_counter()
-            try:
-                row = truth(cell, names, subject, anatomy)
-            except NotApplicable as error:
-                row = {"not_applicable": error.reason}
-            write("truth", cell, names=list(names), seconds=round(time.perf_counter() - start, 1), **row)
-            print(cell.words, names, row, flush=True)
+def kept() -> Kept:
+    """The rows that are there; none where the file is not."""
+    if not FILE.exists():
+        return Kept(())
+    return Kept([json.loads(line) for line in FILE.read_text(encoding="utf-8").splitlines()])
 
 
-def rank(cells: Iterable[Cell]) -> None:
-    """Forecasts of all remedies on the cells that fail, and the truth of what they put first."""
-    for cell in cells:
-        train([cell], [()])
-        if kept().trains(cell, ()):
-            continue
-        if kept().ranking(cell) is None:
-            _forecast(cell)
-        for names in kept().order(cell):  # until one rescues: whether any does decides if the cell counts
-            train([cell], [names])
-            if kept().trains(cell, names):
-                break
+def ranked_now(cell: Cell) -> Rescue:
+    """Forecast every remedy on a cell, whatever the forecast of the unchanged cell."""
+    subject, anatomy = read(cell)
+    before = forecast(subject, anatomy, settings_of(cell))
+    return try_remedies(subject, anatomy, settings_of(cell), before, whatever=True)
 
 
-def _forecast(cell: Cell) -> None:
-    start = time.perf_counter()
-    attempts = [
-        {
-            "names": list(attempt.names),
-            "status": attempt.status,
-            "score": None if attempt.forecast is None else attempt.forecast.score,
-            "reason": attempt.reason,
-        }
-        for attempt in ranked_now(cell).attempts
-    ]
-    write("forecast", cell, seconds=round(time.perf_counter() - start, 1), attempts=attempts)
-    print(cell.words, [(a["names"], a["status"], a["score"]) for a in attempts], flush=True)
+def bench_remedies() -> list[Row]:
+    """Rows of what was measured, the figure, the target and how."""
+    known, cells = kept(), held_out()
+    return [_first(known, cells), *_each(known, [*cells, *seen()]), _again(known, cells)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("train").add_argument("names", nargs="*")
-    commands.add_parser("rank")
-    commands.add_parser("fill")
-    commands.add_parser("tune")
-    options = parser.parse_args()
-    cells = held_out()
-    if options.command == "train":
-        train(cells, [(), *((name,) for name in options.names)])
-    elif options.command == "rank":
-        rank(cells)
-    else:
-        _fill(seen() if options.command == "tune" else cells)
+def _first(known: Kept, cells: Sequence[Cell]) -> Row:
+    """The row for the first-ranked remedy: its share of the failing cells that some remedy rescues."""
+    failing = [cell for cell in cells if known.truth(cell, ()) and not known.trains(cell, ())]
+    ranked = [c for c in failing if known.order(c) and known.truth(c, known.order(c)[0]) is not None]
+    saved = [cell for cell in ranked if known.rescuers(cell)]
+    hits = [cell for cell in saved if known.trains(cell, known.order(cell)[0])]
+    low, high = wilson(len(hits), len(saved))
+    missed = "; ".join(cell.words for cell in saved if cell not in hits)
+    how = f"kept truth, {len(cells)} cells, {len(failing)} fail, {len(ranked)} ranked"
+    return row(
+        "held-out failing cells that some remedy rescues: the first-ranked one does",
+        f"{len(hits)} of {len(saved)} (95 %: {low:.2f} … {high:.2f})",
+        f"≥ {TARGET:g}",
+        how + (f"; missed: {missed}" if missed else ""),
+    )
 
 
-def _fill(cells: list[Cell]) -> None:
-    """Every remedy on every cell that fails."""
-    for cell in cells:
-        train([cell], [()])
-        if not kept().trains(cell, ()):
-            train([cell], [(name,) for name in REMEDIES])
-            if cell.text != "licences" and kept().ranking(cell) is None:
-                _forecast(cell)
+def _each(known: Kept, cells: Sequence[Cell]) -> list[Row]:
+    """A row for each remedy: how often training shows a rescue, and how often its forecast was right."""
+    rows = []
+    for name in REMEDIES:
+        trained = [
+            c for c in cells if not known.trains(c, ()) and (known.truth(c, (name,)) or {}).get("steps")
+        ]
+        rescued = [cell for cell in trained if known.trains(cell, (name,))]
+        told = [(_says(known, cell, name), cell in rescued) for cell in trained]
+        right = [said == came for said, came in told if said is not None]
+        if trained:
+            what = f"{name}: rescues, of the failing cells, held out or seen, it was trained on"
+            how = f"its forecast was right in {sum(right)} of {len(right)}"
+            rows.append(row(what, f"{len(rescued)} of {len(trained)}", "", how))
+    return rows
 
 
-if __name__ == "__main__":
-    main()
+def _says(known: Kept, cell: Cell, name: str) -> bool | None:
+    """Kept forecast of a remedy, True where it predicts a rescue; None where there is none."""
+    found = [a["status"] for a in known.attempts(cell) if a["names"] == [name]]
+    return found[0] == "rescues" if found else None
+
+
+def _again(known: Kept, cells: Sequence[Cell]) -> Row:
+    """The first ranked cell, ranked again now: is the kept ranking that of this code?"""
+    cell = next((cell for cell in cells if known.order(cell)), cells[0])
+    best, before = ranked_now(cell).attempts[0].names, known.order(cell)
+    how = "every remedy forecast in this run; the target is the kept first"
+    return row(
+        f"ranked again now: {cell.words}", " + ".join(best), " + ".join(before[0]) if before else "", how
+    )

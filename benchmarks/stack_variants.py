@@ -1,6 +1,6 @@
 """Ways to step a stack, in milliseconds of processor time a step and replica.
 
-    OMP_NUM_THREADS=1 python benchmarks/stack_variants.py [SPEC] [K …]
+    OMP_NUM_THREADS=1 python -m benchmarks.stack_variants [SPEC] [K …]
 
 The gradient is taken inside vmap (`grad_and_value`) or by one backward of the summed losses outside it; fused
 attention has no batching rule and runs once a replica ("looped"), is replaced by its formula ("math"), or has

@@ -1,7 +1,7 @@
 """Compare the rules' thresholds with the figures of published models and of broken ones.
 
-    python benchmarks/thresholds.py > docs/thresholds.md          (about ten minutes on two cores, 4 GB)
-    python benchmarks/thresholds.py --only gpt2,post
+    python -m benchmarks.thresholds > docs/thresholds.md          (about ten minutes on two cores, 4 GB)
+    python -m benchmarks.thresholds --only gpt2,post
 
 Weights are random, seed 0; no step is taken. A threshold lies beyond every published model's figure and
 within that of the model which is broken in its way.
@@ -10,12 +10,13 @@ within that of the model which is broken in its way.
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
 from normscope.anatomy import read_anatomy
-from normscope.bench.examples import CausalEncoder
+from normscope.demo.examples import CausalEncoder
 from normscope.probes import PROBES, Measurements
 from normscope.rules import Case, judge, verdict
 from normscope.rules import figures as fig
@@ -76,7 +77,7 @@ class Unnormed(nn.Module):
         return self.head(x_BTC)
 
 
-def xavier(gain: float) -> nn.Module:
+def xavier(gain: float) -> Unnormed:
     model = Unnormed(12)
     for weight in model.layers.parameters():
         if weight.dim() > 1:
@@ -109,12 +110,12 @@ class TimesBackward(torch.autograd.Function):
     """x, with a backward that is `factor` of the right one."""
 
     @staticmethod
-    def forward(ctx, x: torch.Tensor, factor: float) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, factor: float) -> torch.Tensor:
         ctx.factor = factor
         return x.clone()
 
     @staticmethod
-    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return ctx.factor * gradient, None
 
 
@@ -286,7 +287,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="parts of names, with commas")
     only = [word for word in parser.parse_args().only.split(",") if word]
     print("# Figures behind the thresholds\n")
-    print("Written by `python benchmarks/thresholds.py > docs/thresholds.md`: random weights, seed 0, 4 × 64")
+    print("Written by `python -m benchmarks.thresholds > docs/thresholds.md`: random weights, seed 0, 4 × 64")
     print("tokens, no step taken. In brackets the rule that compares the figure. Findings without a trial.\n")
     print("| model |", " | ".join(column.title for column in COLUMNS), "| findings | verdict |")
     print("|---|", "---|" * (len(COLUMNS) + 2), sep="")

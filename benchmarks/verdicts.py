@@ -1,6 +1,6 @@
 """Were the verdicts right? Checks the nn.TransformerEncoder cases, then trains each and compares.
 
-    python benchmarks/verdicts.py --text FILE [--threads 2]
+    python -m benchmarks.verdicts --text FILE [--threads 2]
 
 The model is 12 layers of `nn.TransformerEncoderLayer`, d = 256, causal, Xavier weights, bytes of FILE, Adam,
 batches of 4 × 64. "Trains" means: the mean loss of the last 20 steps is at least 0.1 nats under the text's
@@ -15,25 +15,18 @@ from pathlib import Path
 import torch
 
 from normscope import check, load
-from normscope.bench.examples import CausalEncoder
+from normscope.demo.examples import CausalEncoder
 
+EXAMPLES = "normscope.demo.examples"
 CASES = (
-    ("Post-LN", "post", 1e-3),
-    ("Post-LN", "post", 3e-4),
-    ("Post-LN", "post", 1e-4),
-    ("Pre-LN, final norm", "pre", 1e-3),
-    ("Pre-LN, no final norm", "pre_no_final", 1e-3),
+    ("Post-LN", f"{EXAMPLES}:post_ln", 1e-3),
+    ("Post-LN", f"{EXAMPLES}:post_ln", 3e-4),
+    ("Post-LN", f"{EXAMPLES}:post_ln", 1e-4),
+    ("Pre-LN, final norm", f"{EXAMPLES}:pre_ln", 1e-3),
+    ("Pre-LN, no final norm", f"{__file__}:pre_no_final", 1e-3),
 )
 
 LOOKS = (160, 300)
-
-
-def post() -> torch.nn.Module:
-    return CausalEncoder()
-
-
-def pre() -> torch.nn.Module:
-    return CausalEncoder(norm_first=True, final_norm=True)
 
 
 def pre_no_final() -> torch.nn.Module:
@@ -68,8 +61,7 @@ def main() -> None:
     columns = ["model", "rate", "verdict", "forecast", *(f"loss at {n}" for n in LOOKS), "unigram", "trained"]
     print("|", " | ".join([*columns, "right"]), "|")
     print("|---" * (len(columns) + 1) + "|")
-    for title, name, lr in CASES:
-        factory = f"{Path(__file__)}:{name}"
+    for title, factory, lr in CASES:
         report = check(load(factory, text=arguments.text), optimizer="adam", lr=lr)
         losses, unigram = losses_at(factory, lr, arguments.text)
         trained = losses[-1] <= unigram - 0.1

@@ -11,7 +11,7 @@ ROOMS = [
     *("errors", "atomic", "checks", "interrupts", "schemas", "notebook"),
     *("linalg", "kernels", "nn", "subjects", "anatomy"),
     *("train", "probes"),
-    *("forecast", "rules", "report", "pipeline", "testing", "maps", "monitor", "claims", "bench", "cli"),
+    *("forecast", "rules", "report", "pipeline", "testing", "maps", "monitor", "claims", "demo", "cli"),
 ]
 PACKAGE = Path(normscope.__file__).parent
 DOORS = {"__init__.py", "__main__.py"}  # the two ways in stand above all rooms

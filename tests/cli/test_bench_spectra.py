@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from typer.testing import CliRunner
 
-from normscope.bench import BENCHES, spectra, spectra_deep, spectra_rivals
-from normscope.bench.spectra import OURS
-from normscope.bench.spectra_cost import decoder_stack, exponent, point
-from normscope.bench.spectra_rivals import NCV, TOL, curvlinops_operator, our_operator, svds
-from normscope.bench.spectra_stack import Map, gpt2_stack
+from benchmarks import spectra, spectra_deep, spectra_rivals
+from benchmarks.benches import BENCHES
+from benchmarks.spectra import OURS
+from benchmarks.spectra_cost import decoder_stack, exponent, point
+from benchmarks.spectra_rivals import NCV, TOL, curvlinops_operator, our_operator, svds
+from benchmarks.spectra_stack import Map, gpt2_stack
 from normscope.cli.main import app
 from normscope.linalg import JacobianOperator, sigma_max
 

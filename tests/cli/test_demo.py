@@ -16,14 +16,14 @@ import pytest
 import torch
 from rich.console import Console
 
-from normscope.bench import demo
-from normscope.bench.demo import Course, Story
-from normscope.bench.demo_page import render_page
-from normscope.bench.demo_settings import CONDITIONS, Settings
-from normscope.bench.demo_worker import looks_at, shelves, work
 from normscope.cli.demo import tell
 from normscope.cli.demo_view import Lines, picture
 from normscope.cli.plot import Axes, Line, plot
+from normscope.demo import run as demo
+from normscope.demo.page import render_page
+from normscope.demo.run import Course, Story
+from normscope.demo.settings import CONDITIONS, Settings
+from normscope.demo.worker import looks_at, shelves, work
 from normscope.errors import UsageError
 from normscope.probes.signal import diversity
 from normscope.subjects import load
@@ -232,7 +232,7 @@ def test_a_worker_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_ctrl_c_shows_what_there_is(tmp_path: Path) -> None:
     """SIGINT in mid-run: status 130, the table and the page of what was seen, no process left."""
     script = (
-        "import sys\nfrom pathlib import Path\nfrom normscope.bench.demo_settings import Settings\n"
+        "import sys\nfrom pathlib import Path\nfrom normscope.demo.settings import Settings\n"
         "from normscope.cli.demo import tell\n"
         "size = {'depth': 1, 'width': 8, 'batch_size': 2, 'seq_len': 16}\n"
         "settings = Settings(**size, steps=100_000, look=100, seeds=(0,))\n"

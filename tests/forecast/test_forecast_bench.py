@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from normscope.bench import forecast_cells
-from normscope.bench.forecast import Held
-from normscope.bench.forecast_cells import LADDERS, RATES, SEEN, Ladder, kept, licences, name, text_hash
-from normscope.bench.process import wilson
+from benchmarks import forecast_cells
+from benchmarks.forecast import Held
+from benchmarks.forecast_cells import LADDERS, RATES, SEEN, Ladder, kept, licences, name, text_hash
+from benchmarks.process import wilson
 from normscope.forecast import Forecast, LadderForecast
 from normscope.train import MARGIN
 

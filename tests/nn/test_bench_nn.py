@@ -6,7 +6,7 @@ from parity import Table, copy_weights, under
 from test_parity_hf import GPT2_BLOCK
 from test_parity_torch import ATTENTION, FEED_FORWARD
 
-from normscope.bench import nn
+from benchmarks import nn
 
 ENCODER_BLOCK: Table = (
     ATTENTION

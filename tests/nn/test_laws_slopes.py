@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from normscope.bench.slopes import CLAIMS, ENTRIES, Claim, at_entry, exponent, measured
+from benchmarks.slopes import CLAIMS, ENTRIES, Claim, at_entry, exponent, measured
 from normscope.nn import SCHEMES, build
 
 DEEP = [claim for claim in CLAIMS if "at its entry" not in claim.what]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from normscope.bench.examples import CausalEncoder
+from normscope.demo.examples import CausalEncoder
 
 
 class Sublayers(nn.Module):

@@ -10,7 +10,7 @@ from test_probe_jacobian import Block, FeedForward, Model, dense, gpt, ids, reas
 from torch import Tensor, nn
 
 from normscope.anatomy import measuring, read_anatomy
-from normscope.bench.examples import CausalEncoder
+from normscope.demo.examples import CausalEncoder
 from normscope.probes import Budget, Measurements, Spending, measure_jacobian
 from normscope.probes.jacobian.derivative import TOLERANCE
 from normscope.probes.jacobian.one_sequence import one_sequence

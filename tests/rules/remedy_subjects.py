@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.anatomy import Anatomy, read_anatomy
-from normscope.bench.examples import CausalEncoder
+from normscope.demo.examples import CausalEncoder
 from normscope.subjects import Subject, load, make_subject
 from normscope.train import TrialConfig
 

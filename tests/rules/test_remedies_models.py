@@ -10,7 +10,7 @@ from remedy_subjects import CONFIG, SUBJECTS, HandPost, given
 from torch import Tensor, nn
 
 from normscope.anatomy import capture, measuring, read_anatomy
-from normscope.bench.examples import CausalEncoder
+from normscope.demo.examples import CausalEncoder
 from normscope.nn.placement import Where
 from normscope.nn.schemes.deepnorm import alpha, beta
 from normscope.rules.remedies import REMEDIES, NotApplicable

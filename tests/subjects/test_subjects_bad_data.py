@@ -14,7 +14,7 @@ DECODER = "nn:decoder,depth=1,width=16,heads=2"
 BOTH = "nn:encoder-decoder,depth=1,width=16,heads=2"
 GPT2 = "hf:gpt2,n_layer=1,n_embd=16,n_head=2"
 VIT = "hf:vit,hidden_size=16,num_hidden_layers=1,num_attention_heads=2,intermediate_size=16,image_size=32"
-FACTORY = "normscope.bench.examples:post_ln"
+FACTORY = "normscope.demo.examples:post_ln"
 PAIR = {"source": "a", "target": "b"}
 DIGITS = {"images": "digits"}
 

@@ -46,11 +46,6 @@ def blocks_of(model: nn.Module) -> list[Block]:
     return [module for module in model.modules() if isinstance(module, Block)]
 
 
-def last_block(model: nn.Module) -> Block:
-    """The last block of a model."""
-    return blocks_of(model)[-1]
-
-
 def size_of(modules: Iterable[nn.Module]) -> int:
     """The number of parameters of modules."""
     return sum(parameter.numel() for module in modules for parameter in module.parameters())

@@ -26,7 +26,7 @@ from normscope.errors import describe
 from normscope.subjects.text import load_text
 
 PACKAGE = Path(normscope.__file__).parent
-ELSEWHERE = ("cli", "bench", "report", "monitor")
+ELSEWHERE = ("cli", "demo", "report", "monitor")
 """Rooms that no figure of a claim depends on."""
 ROOM = Path(__file__).parent
 SHOWING = ("words.py", "page.py", "plots.py", "kept.py", "run.py", "worker.py", "sentences.py")

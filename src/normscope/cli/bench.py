@@ -1,12 +1,18 @@
 """`normscope bench [NAME…]`: measure ourselves."""
 
 import json
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 from typing import Annotated
 
 import typer
 
+import normscope
 from normscope.cli.options import TextOrJson
 from normscope.cli.progress import quiet_libraries
+from normscope.errors import UsageError
 
 
 def command(
@@ -19,11 +25,10 @@ def command(
     from rich.console import Console
     from rich.table import Table
 
-    from normscope.bench import BENCHES, bench
-
-    for name in names or list(BENCHES):
+    benches = _benches()
+    for name in names or list(benches.BENCHES):
         with quiet_libraries():
-            rows = bench(name)
+            rows = benches.bench(name)
         if format is TextOrJson.JSON:
             print(json.dumps({"bench": name, "rows": rows}, indent=2))
         else:
@@ -31,3 +36,20 @@ def command(
             for row in rows:  # a figure each
                 table.add_row(*map(str, row.values()))
             Console().print(table)
+
+
+def _benches() -> ModuleType:
+    """Module of the benchmarks: beside the sources, or in the current folder; a wheel has none.
+
+    Raises:
+        UsageError: they are in neither place.
+    """
+    for root in (Path(normscope.__file__).parents[2], Path.cwd()):
+        if (root / "benchmarks" / "benches.py").is_file():
+            sys.path.insert(0, str(root))
+            return import_module("benchmarks.benches")
+    raise UsageError(
+        "the installed package holds no benchmarks",
+        "the folder benchmarks/ of normscope's repository",
+        "clone the repository and run normscope bench in its root",
+    )

@@ -10,8 +10,8 @@ import typer
 from normscope.cli.output import emit, require_writable
 
 if TYPE_CHECKING:
-    from normscope.bench.demo import Story
-    from normscope.bench.demo_settings import Settings
+    from normscope.demo.run import Story
+    from normscope.demo.settings import Settings
 
 
 def command(
@@ -24,15 +24,15 @@ def command(
     Loss against the unigram line (what ignoring the context can reach), beside how much the tokens of the
     last hidden state still differ. Ctrl-C shows what there is until then.
     """
-    from normscope.bench.demo_settings import Settings
+    from normscope.demo.settings import Settings
 
     return tell(Settings(), output)
 
 
 def tell(settings: "Settings", output: Path) -> int:
     """Run the demo with these settings, show it, and write its page; the exit status."""
-    from normscope.bench import demo
-    from normscope.bench.demo_page import render_page
+    from normscope.demo.page import render_page
+    from normscope.demo.run import moral
 
     with contextlib.suppress(OSError):
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ def tell(settings: "Settings", output: Path) -> int:
     if story.interrupted:
         print("normscope: interrupted; this is what was seen until then", file=sys.stderr)
     if any(course.losses for course in story.courses.values()):
-        print(demo.moral(story))
+        print(moral(story))
         emit(render_page(story), output, instead=str)  # the table was shown already
         print(f"The page: {output}")
     return 130 if story.interrupted else 0
@@ -52,12 +52,12 @@ def _watched(settings: "Settings") -> "Story":
     from rich.console import Console
     from rich.live import Live
 
-    from normscope.bench import demo
     from normscope.cli.demo_view import picture
+    from normscope.demo.run import run
 
     console = Console()
     with Live(console=console, refresh_per_second=4, vertical_overflow="visible") as live:
-        story = demo.run(settings, lambda story: live.update(picture(story, console.width)))
+        story = run(settings, lambda story: live.update(picture(story, console.width)))
         live.update(picture(story, console.width))
     return story
 
@@ -66,9 +66,9 @@ def _listed(settings: "Settings") -> "Story":
     """Run in a pipe: print a few lines on the way, and the table."""
     from rich.console import Console
 
-    from normscope.bench import demo
     from normscope.cli.demo_view import Lines, table
+    from normscope.demo.run import run
 
-    story = demo.run(settings, Lines())
+    story = run(settings, Lines())
     Console(width=120).print(table(story))
     return story

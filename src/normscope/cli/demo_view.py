@@ -10,7 +10,7 @@ from rich.text import Text
 from normscope.cli.plot import Axes, Line, plot
 
 if TYPE_CHECKING:
-    from normscope.bench.demo import Course, Story
+    from normscope.demo.run import Course, Story
 
 COLOURS = ("red", "yellow", "cyan", "green", "magenta")
 _HEIGHT, _NARROW = 13, 76
@@ -84,7 +84,7 @@ def _log10(value: float) -> float:
 
 def table(story: "Story") -> Table:
     """The conditions with what came of each."""
-    from normscope.bench.demo_settings import CONDITIONS
+    from normscope.demo.settings import CONDITIONS
 
     found = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("", "", "loss", "diversity", ""):
@@ -122,7 +122,7 @@ class Lines:
 
     def __call__(self, story: "Story") -> None:
         """Print what is new."""
-        from normscope.bench.demo_settings import CONDITIONS
+        from normscope.demo.settings import CONDITIONS
 
         for index, condition in enumerate(CONDITIONS):
             step = story.step(index)

@@ -33,8 +33,8 @@ FLATTERED = {
 """Amount subtracted from a remedy's score because its trial looks better than the full run.
 
 The first four hold the loss at the unigram entropy or start there, where its pace tells nothing; the last two
-change only the start, and that effect wears off. Measured on the `seen` cells (bench/remedies_cells.py): of
-the runs that a trial called rescued, 5 of 15 trained with the first four, 6 of 10 with the last two, and 24
+change only the start, and that effect wears off. Measured on the cells of `normscope bench remedies`: of the
+runs that a trial called rescued, 5 of 15 trained with the first four, 6 of 10 with the last two, and 24
 of 28 with a lower learning rate, other norms or DeepNorm's scales."""
 LONGER = 5
 """Factor on the trial's steps when the remedy to be ranked first is tried again. The longer trial detects a

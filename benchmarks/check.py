@@ -13,9 +13,9 @@ from typing import Any, cast
 
 import torch
 
+from benchmarks.process import Row, circumstances, in_fresh_process, row, seconds
+from benchmarks.spectra_stack import MODEL, TOKENS, between, seconds_of_forward, stack_of
 from normscope.anatomy import measuring
-from normscope.bench.process import Row, circumstances, in_fresh_process, row, seconds
-from normscope.bench.spectra_stack import MODEL, TOKENS, between, seconds_of_forward, stack_of
 from normscope.linalg import JacobianOperator, sigma_max
 from normscope.pipeline import check
 from normscope.probes.jacobian import CONFIDENCE

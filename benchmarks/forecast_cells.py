@@ -3,7 +3,7 @@
 No cell of `LADDERS` was used in setting the rule: widths, depths and seeds are others, and more than half of
 the schemes and models were not seen at all. What 300 steps came to is kept in forecast_truth.json, which
 
-    python benchmarks/forecast_grid.py truth
+    python -m benchmarks.forecast_grid truth
 
 makes; a run that differs in the text's bytes cannot be compared with it.
 """

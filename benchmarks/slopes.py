@@ -16,17 +16,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from normscope.bench.process import Row, row
+from benchmarks.process import Row, row
 from normscope.claims.at_start import (
     BATCH,
     TOKENS,
     VOCAB,
     WIDTH,
+    blocks_of,
     decoder,
     down_gradients,
     exponent,
     gradient_norm,
-    last_block,
     stack_of,
 )
 from normscope.nn import SCHEMES, Block, Context, Decoder, build
@@ -78,7 +78,7 @@ def starved(scheme: str, depth: int, seed: int, **options: Any) -> float:
     """‖∂loss/∂W_Q‖ / ‖∂loss/∂W_V‖ of the last attention: rank collapse starves the queries."""
     model, ids, labels = decoder(scheme, depth, seed, **options)
     model(ids, labels).loss.backward()
-    attention = last_block(model).attention
+    attention = blocks_of(model)[-1].attention
     return gradient_norm(attention.q) / gradient_norm(attention.v)
 
 

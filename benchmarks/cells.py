@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from normscope.bench.process import Row, circumstances, in_fresh_process, median_ms, median_ratio, row
+from benchmarks.process import Row, circumstances, in_fresh_process, median_ms, median_ratio, row
 from normscope.maps import Cell, Grid, Store, run_map, train_group
 from normscope.maps.run import num_cores
 from normscope.subjects import load

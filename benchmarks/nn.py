@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normscope.bench.process import (
+from benchmarks.process import (
     Row,
     circumstances,
     in_fresh_process,

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 
-from normscope.bench.demo_settings import CONDITIONS, Settings
-from normscope.bench.demo_worker import shelves
+from normscope.demo.settings import CONDITIONS, Settings
+from normscope.demo.worker import shelves
 from normscope.report.figures.scales import figure
 from normscope.train import trains
 from normscope.train.criterion import last_loss
@@ -150,7 +150,7 @@ def _worker(
     It has a session of its own, as Ctrl-C is for us alone. Yields a function that raises RuntimeError where
     the process failed.
     """
-    words = ["normscope.bench.demo_worker", json.dumps(asdict(settings)), ",".join(map(str, conditions))]
+    words = ["normscope.demo.worker", json.dumps(asdict(settings)), ",".join(map(str, conditions))]
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(
             [sys.executable, "-m", *words],

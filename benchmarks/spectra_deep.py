@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from normscope.bench.process import seconds
+from benchmarks.process import seconds
 from normscope.linalg import (
     Composition,
     JacobianOperator,

@@ -5,8 +5,8 @@ from importlib.resources import files
 
 from markupsafe import Markup
 
-from normscope.bench.demo import Story, moral
-from normscope.bench.demo_settings import CONDITIONS
+from normscope.demo.run import Story, moral
+from normscope.demo.settings import CONDITIONS
 from normscope.report.figures.charts import Curve, Picture, chart
 from normscope.report.figures.scales import figure
 from normscope.train.criterion import LAST, MARGIN
@@ -21,7 +21,7 @@ def render_page(story: Story) -> str:
 
     from normscope.pipeline import versions
 
-    here = files("normscope.bench") / "templates" / "demo.html"
+    here = files("normscope.demo") / "templates" / "demo.html"
     style = files("normscope.report") / "templates" / "page.css"
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True

@@ -8,7 +8,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parents[1]
 
 Row = dict[str, Any]
 """One line of a benchmark's table: what was measured, the figure, its target, and how it was measured."""
@@ -29,7 +32,8 @@ def in_fresh_process(part: Callable[..., Any], *arguments: Any, **environment: s
     Raises:
         RuntimeError: the process failed; the message holds its stderr.
     """
-    code = f"import json, sys; from {part.__module__} import {part.__name__} as part; "
+    code = f"import json, sys; sys.path.insert(0, {str(ROOT)!r}); "
+    code += f"from {part.__module__} import {part.__name__} as part; "
     code += "print(json.dumps(part(*json.loads(sys.argv[1]))))"
     done = subprocess.run(
         [sys.executable, "-c", code, json.dumps(arguments)],

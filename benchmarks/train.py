@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normscope.bench.process import Row, circumstances, in_fresh_process, median_ms, median_ratio, row
+from benchmarks.process import Row, circumstances, in_fresh_process, median_ms, median_ratio, row
 from normscope.subjects.text import load_text
 from normscope.train import RunConfig, Trial, prepared
 from normscope.train.view import Lines

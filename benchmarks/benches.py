@@ -2,15 +2,15 @@
 
 from collections.abc import Callable
 
-from normscope.bench.cells import bench_cells
-from normscope.bench.check import bench_check
-from normscope.bench.forecast import bench_forecast
-from normscope.bench.nn import bench_nn
-from normscope.bench.process import Row
-from normscope.bench.remedies import bench_remedies
-from normscope.bench.slopes import bench_slopes
-from normscope.bench.spectra import bench_spectra
-from normscope.bench.train import bench_train
+from benchmarks.cells import bench_cells
+from benchmarks.check import bench_check
+from benchmarks.forecast import bench_forecast
+from benchmarks.nn import bench_nn
+from benchmarks.process import Row
+from benchmarks.remedies import bench_remedies
+from benchmarks.slopes import bench_slopes
+from benchmarks.spectra import bench_spectra
+from benchmarks.train import bench_train
 from normscope.errors import UsageError, suggest
 
 BENCHES: dict[str, Callable[[], list[Row]]] = {

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.forecast_cells import LADDERS, RATES, Ladder, kept, name, train
+from benchmarks.process import Row, row, wilson
 from normscope.anatomy import read_anatomy
-from normscope.bench.forecast_cells import LADDERS, RATES, Ladder, kept, name, train
-from normscope.bench.process import Row, row, wilson
 from normscope.forecast import LadderForecast, forecast_ladder
 from normscope.train import CRITERION_STEPS, TrialConfig
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from benchmarks.forecast_cells import help_topics, licences
 from normscope.anatomy import Anatomy, read_anatomy
-from normscope.bench.examples import CausalEncoder
-from normscope.bench.forecast_cells import help_topics, licences
+from normscope.demo.examples import CausalEncoder
 from normscope.rules.remedies import apply_all
 from normscope.subjects import Subject, load, make_subject
 from normscope.train import (

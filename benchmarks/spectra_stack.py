@@ -8,8 +8,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from benchmarks.process import Seconds, seconds
 from normscope.anatomy import measuring
-from normscope.bench.process import Seconds, seconds
 from normscope.subjects import Subject, load
 
 MODEL, TOKENS = "hf:gpt2", 128

@@ -12,7 +12,7 @@ from itertools import chain, pairwise
 import torch
 
 from normscope.anatomy import read_anatomy
-from normscope.bench.demo_settings import CONDITIONS, Settings
+from normscope.demo.settings import CONDITIONS, Settings
 from normscope.forecast.evaluator import Evaluator
 from normscope.subjects import load
 from normscope.train import TrialStack
@@ -79,7 +79,7 @@ def train_stack(cells: Sequence[Cell], settings: Settings) -> Iterator[list[Line
 
 
 def main(words: Sequence[str]) -> None:
-    """`python -m normscope.bench.demo_worker SETTINGS CONDITIONS`: JSON, and indices with commas."""
+    """`python -m normscope.demo.worker SETTINGS CONDITIONS`: JSON, and indices with commas."""
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)  # a collapsed run fills with denormals
     for line in work([int(index) for index in words[1].split(",")], Settings(**json.loads(words[0]))):

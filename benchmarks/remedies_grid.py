@@ -1,0 +1,103 @@
+"""Remedies against truth: train failing runs with each remedy for 300 steps, and rank the remedies.
+
+    python -m benchmarks.remedies_grid train pre-ln    # the runs as they are, and with remedies
+    python -m benchmarks.remedies_grid rank            # forecast every remedy, train the first-ranked
+    python -m benchmarks.remedies_grid fill            # train all the rest
+    python -m benchmarks.remedies_grid tune            # the cells that the order was set by, all of it
+
+Rows go to benchmarks/remedies_truth.jsonl; what is there is not done again. `normscope bench remedies` shows
+the results. Before `rank` after a change of the forecast, delete the rows of kind "forecast".
+"""
+
+import argparse
+import dataclasses
+import json
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from benchmarks.remedies import FILE, kept, ranked_now
+from benchmarks.remedies_cells import Cell, held_out, read, seen, truth
+from normscope.rules.remedies import REMEDIES, NotApplicable
+
+
+def write(kind: str, cell: Cell, **row: Any) -> None:
+    """One line more, at once on the disk."""
+    with FILE.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"kind": kind, "cell": dataclasses.asdict(cell), **row}) + "\n")
+
+
+def train(cells: Iterable[Cell], wanted: list[tuple[str, ...]]) -> None:
+    """The truth of each cell with each of the remedies."""
+    for cell in cells:
+        missing = [names for names in wanted if kept().truth(cell, names) is None]
+        if missing:
+            subject, anatomy = read(cell)
+        for names in missing:
+            start = time.perf_counter()
+            try:
+                row = truth(cell, names, subject, anatomy)
+            except NotApplicable as error:
+                row = {"not_applicable": error.reason}
+            write("truth", cell, names=list(names), seconds=round(time.perf_counter() - start, 1), **row)
+            print(cell.words, names, row, flush=True)
+
+
+def rank(cells: Iterable[Cell]) -> None:
+    """Forecasts of all remedies on the cells that fail, and the truth of what they put first."""
+    for cell in cells:
+        train([cell], [()])
+        if kept().trains(cell, ()):
+            continue
+        if kept().ranking(cell) is None:
+            _forecast(cell)
+        for names in kept().order(cell):  # until one rescues: whether any does decides if the cell counts
+            train([cell], [names])
+            if kept().trains(cell, names):
+                break
+
+
+def _forecast(cell: Cell) -> None:
+    start = time.perf_counter()
+    attempts = [
+        {
+            "names": list(attempt.names),
+            "status": attempt.status,
+            "score": None if attempt.forecast is None else attempt.forecast.score,
+            "reason": attempt.reason,
+        }
+        for attempt in ranked_now(cell).attempts
+    ]
+    write("forecast", cell, seconds=round(time.perf_counter() - start, 1), attempts=attempts)
+    print(cell.words, [(a["names"], a["status"], a["score"]) for a in attempts], flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("train").add_argument("names", nargs="*")
+    commands.add_parser("rank")
+    commands.add_parser("fill")
+    commands.add_parser("tune")
+    options = parser.parse_args()
+    cells = held_out()
+    if options.command == "train":
+        train(cells, [(), *((name,) for name in options.names)])
+    elif options.command == "rank":
+        rank(cells)
+    else:
+        _fill(seen() if options.command == "tune" else cells)
+
+
+def _fill(cells: list[Cell]) -> None:
+    """Every remedy on every cell that fails."""
+    for cell in cells:
+        train([cell], [()])
+        if not kept().trains(cell, ()):
+            train([cell], [(name,) for name in REMEDIES])
+            if cell.text != "licences" and kept().ranking(cell) is None:
+                _forecast(cell)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""`normscope bench` finds the benchmarks: beside the sources, in the current folder, and else says so."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from normscope.cli import bench
+from normscope.cli.main import run
+
+BENCHES = """
+BENCHES = {"a": None}
+
+
+def bench(name):
+    return [{"what": name, "figure": "1", "target": "", "how": __file__}]
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current folder; normscope is where a wheel puts it."""
+    monkeypatch.setattr("normscope.__file__", str(tmp_path / "lib" / "site" / "normscope" / "__init__.py"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_they_are_beside_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert bench._benches().__file__ == str(Path(__file__).parents[2] / "benchmarks" / "benches.py")
+
+
+def test_a_wheel_says_where_they_are(installed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (installed / "benchmarks").mkdir()
+    (installed / "benchmarks" / "__init__.py").write_text("raise AssertionError('a folder of the user')")
+    for words in (["bench"], ["bench", "check", "--format", "json"]):
+        assert run(words) == 2
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert said.err == (
+            "normscope: the installed package holds no benchmarks: expected the folder benchmarks/ of "
+            "normscope's repository; clone the repository and run normscope bench in its root.\n"
+        )
+
+
+def test_they_are_found_in_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "benches.py").write_text(BENCHES)
+    code = (
+        "import normscope\nnormscope.__file__ = '/no/such/site/normscope/__init__.py'\n"
+        "from normscope.cli.main import main\nmain(['bench', '--format', 'json'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        cwd=tmp_path,
+        env=os.environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert str(tmp_path / "benchmarks" / "benches.py") in done.stdout
+
+
+def test_a_fresh_process_finds_them_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.process import in_fresh_process, wilson
+
+    monkeypatch.chdir(tmp_path)
+    assert in_fresh_process(wilson, 0, 0) == [0.0, 1.0]
