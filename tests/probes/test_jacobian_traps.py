@@ -312,7 +312,9 @@ def test_a_stack_that_bends_within_the_step_is_not_called_wrong() -> None:
     assert row.how == "not measured: the forward bends within the steps of the finite differences"
 
 
-@pytest.mark.parametrize(("depth", "width", "factor", "seed"), [(8, 64, 12.0, 11), (5, 32, 40.0, 12)])
+@pytest.mark.parametrize(
+    ("depth", "width", "factor", "seed"), [(8, 64, 12.0, 11), (5, 32, 40.0, 12), (12, 64, 50.0, 0)]
+)
 def test_a_saturated_attention_is_no_wrong_derivative(
     depth: int, width: int, factor: float, seed: int
 ) -> None:

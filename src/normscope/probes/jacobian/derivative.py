@@ -7,8 +7,8 @@ h at least as √h (kinks of ReLU). So from the gaps g at a step of 4h and of h,
     (error of the differences at h)² ≤ (g₄ₕ² − gₕ²)/3,        (error of the derivative)² = gₕ² − that
 
 A saturated softmax bends within both steps, and nothing shrinks; a forward with steps (rounding under a
-straight-through gradient) jumps within them. There the two gaps, as vectors, differ about as much as they are
-long, and nothing is judged. A wrong derivative of a smooth forward leaves the same vector at both steps.
+straight-through gradient) jumps within them. Two finer steps are tried before a derivative is called wrong:
+a wrong derivative of a smooth forward leaves the same gap there, as a vector; else nothing is judged.
 
 Tokens are compared one by one and the median decides: a router that flips under the shift moves few tokens, a
 wrong derivative moves all.
@@ -22,13 +22,14 @@ from torch import Tensor
 from normscope.linalg import JacobianOperator
 
 STEPS = (2e-3, 5e-4)  # sizes of the shift, relative to the stream's RMS, the long one first
+FINER = (1.25e-4, 3.1e-5)  # tried where a derivative looks wrong: there the gap must be the same
 
 TOLERANCE = 2e-2
 """Relative error from which a derivative is wrong: as for the first Jv of a function in `normscope.linalg`.
 The differences' own error is taken off before; their rounding is left."""
 
 SAME = 0.5
-"""Largest difference of the gaps at both steps, in gaps, that a wrong derivative leaves.
+"""Largest difference of the gaps at two steps, in gaps, that a wrong derivative leaves.
 
 Where the derivative is right, a gap is the differences' own error, and this is 1 or more by the law above."""
 
@@ -48,15 +49,12 @@ def compare(
         size: the tensor at the target: its round-off is that of the differences.
         eps: ε of the coarsest precision in the forward, where that is not the map's own.
     """
-    jvs = [op.matvec(dx.reshape(-1).to(op.dtype)).double() for dx in source]
-    gaps = [jv.reshape(dy.shape) - dy for jv, dy in zip(jvs, target, strict=True)]
+    gaps = [_gap(op, dx, dy) for dx, dy in zip(source, target, strict=True)]
     (far, far_moved), (gap, moved) = (
         (_at_median_token(off), _at_median_token(dy)) for off, dy in zip(gaps, target, strict=True)
     )
-    pushed = _at_median_token(jvs[1].reshape(target[1].shape))
-    # Both ends of a difference are rounded, and so is what makes them: 8 units in the last place a token.
-    eps = max(eps, torch.finfo(op.dtype).eps)
-    round_off = 8 * eps * float(size.detach().double().norm(dim=-1).median()) / STEPS[1]
+    pushed = _at_median_token(target[1] + gaps[1])
+    round_off = _round_off(op, _at_median_token(size.detach().double()), STEPS[1], eps)
     if far_moved < moved < pushed:
         bends = moved > 1.2 * far_moved
         if bends and gap > TOLERANCE * moved:
@@ -69,14 +67,46 @@ def compare(
         # Rare jumps of a coarse quantiser: the long step meets one, the short one none, and nothing shrinks.
         return "the forward jumps within the steps of the finite differences"
     wrong = max(0.0, sqrt(max(0.0, gap**2 - own)) - round_off)
-    if wrong > TOLERANCE * scale and _at_median_token(gaps[0] - gaps[1]) > SAME * gap:
-        return "the forward bends or jumps within the steps of the finite differences"
     return wrong / scale if scale else 0.0
+
+
+def same_gap(
+    op: JacobianOperator, ends: tuple[Moves, Moves], finer: tuple[Moves, Moves], size: Tensor, eps: float
+) -> bool:
+    """Whether the gap between J and the differences stays the same, as a vector, down to the `FINER` steps.
+
+    Costs three products.
+
+    Args:
+        op, size, eps: as for `compare`.
+        ends, finer: how source and target move, at `STEPS` and at `FINER`.
+    """
+    (_, dx), (_, dy) = ends
+    gap = _gap(op, dx, dy)
+    size_of_token = _at_median_token(size.detach().double())
+    return all(
+        _at_median_token(_gap(op, dx, dy) - gap)
+        <= SAME * _at_median_token(gap) + _round_off(op, size_of_token, step, eps)
+        for dx, dy, step in zip(*finer, FINER, strict=True)
+    )
 
 
 def is_wrong(error: float | str) -> bool:
     """Whether a derivative with this result of `compare` is not that of its forward."""
     return not isinstance(error, str) and error > TOLERANCE
+
+
+def _gap(op: JacobianOperator, dx: Tensor, dy: Tensor) -> Tensor:
+    """J dx − dy, in the shape of dy; float64."""
+    return op.matvec(dx.reshape(-1).to(op.dtype)).double().reshape(dy.shape) - dy
+
+
+def _round_off(op: JacobianOperator, size: float, step: float, eps: float) -> float:
+    """Rounding error of a difference at a step, of a token of length `size`.
+
+    Both ends of the difference are rounded, and so is what makes them: 8 units in the last place.
+    """
+    return 8 * max(eps, torch.finfo(op.dtype).eps) * size / step
 
 
 def _at_median_token(vectors: Tensor) -> float:

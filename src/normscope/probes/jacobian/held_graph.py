@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map_only
 from normscope.anatomy import Anatomy, Block, Site, Stack, capture, named_modules, named_parameters
 from normscope.linalg import NO_PATH, JacobianOperator, TangentError
 from normscope.probes.backward import behind_copy
-from normscope.probes.jacobian.derivative import STEPS, Moves
+from normscope.probes.jacobian.derivative import FINER, STEPS, Moves
 from normscope.probes.jacobian.one_sequence import Feed, sites_of
 from normscope.subjects import Batch, call_model, untouched
 from normscope.subjects.feed import map_tensors
@@ -41,13 +41,20 @@ class HeldGraph:
         entries: entry of a stack → the copy of it that the first block was handed.
         shifted: site → how the tensor moves when the stack's entry is shifted, without graph. Absent for
             stacks whose first block does not take the stream as an argument.
+        shift: `shifted` at other steps; costs four forwards for each stack.
         note: "B = 1", or why it is not.
     """
 
     tensors: Tensors
     entries: Tensors
     shifted: Mapping[Site, Moves]
+    shift: Callable[[tuple[float, float]], Mapping[Site, Moves]]
     note: str
+
+    @cached_property
+    def finer(self) -> Mapping[Site, Moves]:
+        """`shifted` at the steps `FINER`."""
+        return self.shift(FINER)
 
     @cached_property
     def eps(self) -> float:
@@ -97,7 +104,12 @@ def hold(model: nn.Module, anatomy: Anatomy, feed: Feed) -> HeldGraph:
     Costs one forward, and four for each stack with its entry shifted.
     """
     _stream_only(model, anatomy.blocks)
-    shifted = {site: moves for s in anatomy.stacks for site, moves in _shifted(model, feed, s).items()}
+
+    def shift(steps: tuple[float, float]) -> dict[Site, Moves]:
+        stacks = anatomy.stacks
+        return {site: moves for s in stacks for site, moves in _shifted(model, feed, s, steps).items()}
+
+    shifted = shift(STEPS)
     # Floating inputs are roots of the graph too: a model may have no parameter before its first block.
     roots = map_tensors(lambda t: _with_graph(t) if t.is_floating_point() else t, feed.batch)
     entries: Tensors = {}
@@ -108,7 +120,7 @@ def hold(model: nn.Module, anatomy: Anatomy, feed: Feed) -> HeldGraph:
         tensors = _tensors(model, roots, feed, sites_of(anatomy))
     for site, entry in found.items():
         tensors[site] = entry if entry.requires_grad else entries[site]
-    return HeldGraph(tensors, entries, shifted, feed.note)
+    return HeldGraph(tensors, entries, shifted, shift, feed.note)
 
 
 def _handed_on(value: Tensor) -> Tensor:
@@ -135,8 +147,8 @@ def _stream_only(model: nn.Module, blocks: Iterable[Block]) -> None:
         parameter.requires_grad_(parameter.is_floating_point() and not name.startswith(inside))
 
 
-def _shifted(model: nn.Module, feed: Feed, stack: Stack) -> dict[Site, Moves]:
-    """Movement of the tensors of `stack` with its entry, at both steps; empty where it cannot be moved."""
+def _shifted(model: nn.Module, feed: Feed, stack: Stack, steps: tuple[float, float]) -> dict[Site, Moves]:
+    """Movement of the tensors of `stack` with its entry, at two steps; empty where it cannot be moved."""
     first = stack.blocks[0].entry
     if first not in feed.values:
         return {}
@@ -144,7 +156,7 @@ def _shifted(model: nn.Module, feed: Feed, stack: Stack) -> dict[Site, Moves]:
     normal = torch.randn(entry.shape, generator=torch.Generator().manual_seed(7919)).to(entry)
     direction = normal * float(entry.double().square().mean().sqrt())
     moves: list[Tensors] = []
-    for step in STEPS:
+    for step in steps:
         plus, minus = (_moved(model, feed, stack, entry + sign * step * direction) for sign in (1, -1))
         if not (plus and minus):
             return {}

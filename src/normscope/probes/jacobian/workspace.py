@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from normscope.anatomy import Anatomy, Block, Site, Stack, named_parameters
 from normscope.linalg import JacobianOperator, SigmaMax, Status, TangentError, confidence_of_each, sigma_max
 from normscope.probes.jacobian.budget import OverBudget, Spending
-from normscope.probes.jacobian.derivative import compare, is_wrong
+from normscope.probes.jacobian.derivative import FINER, compare, is_wrong, same_gap
 from normscope.probes.jacobian.held_graph import HeldGraph
 from normscope.probes.measurement import EXACT, Measurement, not_measured
 from normscope.subjects.memory import is_out_of_memory
@@ -122,6 +122,9 @@ class Workspace:
                 if self.graph.has_second_way(source, target):
                     reason = "the stream has a second way in, past the first block: differences do not see it"
                     return [not_measured(DERIVATIVE, site, reason)]
+                if not self._same_gap(name, source, target, share):
+                    reason = "the forward bends or jumps within the steps of the finite differences"
+                    return [not_measured(DERIVATIVE, site, reason)]
                 self.refused[site] = (
                     f"its derivative is off by {error:.0%} against finite differences of its forward "
                     "(a part without gradient, a backward of its own, or a wrong reading)"
@@ -130,6 +133,17 @@ class Workspace:
             return [Measurement(DERIVATIVE, site, error, how=how)]
 
         return guarded(self, (DERIVATIVE,), site, measure, decides=True)[0]
+
+    def _same_gap(self, name: str, source: Site, target: Site, share: float) -> bool:
+        """Whether the gap from `source` to `target` is the same at finer steps, which cost forwards once."""
+        graph = self.graph
+        forwards = 0 if "finer" in vars(graph) else 2 * len(FINER) * len(self.anatomy.stacks)
+        self.spending.require(name, forwards + (1 + len(FINER)) * share)
+        self.spending.add(name, forwards)
+        ends, finer = ((moves[source], moves[target]) for moves in (graph.shifted, graph.finer))
+        op = self.operator(source, target)
+        with self.booked(name, op, share):
+            return same_gap(op, ends, finer, graph.tensors[target], graph.eps)
 
     @contextmanager
     def booked(self, name: str, op: JacobianOperator, share: float) -> Iterator[None]:
