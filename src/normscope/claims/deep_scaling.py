@@ -43,8 +43,7 @@ def deep_net(setup: Setup) -> Evidence:
     """DeepNorm's placement as it is read; the exponent of an update; short runs of deep stacks."""
     cases = []
     for read in READ:
-        branches = _branches(read)
-        last, share = branches[0], statistics.fmean(branch.placement == "pre" for branch in branches)
+        last, share = _reading(read)
         where = f"DeepNorm of {read} blocks, read as {last.placement}: share of Pre-LN branches"
         cases.append(Case(None, where, share, share == 1))
     depth, steps = LONG_RUN if setup.long else SHORT_RUN
@@ -68,12 +67,12 @@ def deep_net(setup: Setup) -> Evidence:
     )
 
 
-def _branches(depth: int) -> list[Branch]:
-    """The branches of a DeepNorm model, as its anatomy reads them."""
+def _reading(depth: int) -> tuple[Branch, float]:
+    """The first branch of a DeepNorm model, as its anatomy reads it, and the share that is Pre-LN."""
     torch.manual_seed(0)
     model = build("decoder", scheme="deepnorm", depth=depth, width=32, heads=2, vocab=64, context=16)
-    anatomy = read_anatomy(model, torch.randint(64, (2, 16)))
-    return [branch for block in anatomy.blocks for branch in block.branches]
+    branches = read_anatomy(model, torch.randint(64, (2, 16))).branches
+    return branches[0], statistics.fmean(branch.placement == "pre" for branch in branches)
 
 
 def update(scheme: str, depth: int, seed: int) -> float:
@@ -134,12 +133,10 @@ def residual_scaling(setup: Setup) -> Evidence:
         for seed, end in ends[f"{SCALED[1]}, no factor"].items()
     ]
     medians = {name: statistics.median(by_seed.values()) for name, by_seed in ends.items()}
+    saved_pre = {case.seed: case.value for case in saved if case.where.startswith("pre,")}
     return Evidence(
         [*setup.cases(_start_cases), *saved, *unstable],
-        Figure(
-            f"nats that the factor saves Pre-LN of {TRAINED} blocks",
-            {case.seed: case.value for case in saved if case.where.startswith("pre,")},
-        ),
+        Figure(f"nats that the factor saves Pre-LN of {TRAINED} blocks", saved_pre),
         plots=[losses_plot(f"{TRAINED} blocks of width 16", runs, every=1, log="y")],
         notes=[
             f"{name}: {medians[f'{name}, no factor']:.3g} nats without, {medians[f'{name}, 1/√N']:.3g} with "

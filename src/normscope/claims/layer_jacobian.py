@@ -110,16 +110,10 @@ def post_kernel(setup: Setup) -> Evidence:
     """Both directions, and directions that neither side says it of."""
     cases = setup.cases(_kernel_cases)
     zero = [case for case in cases if "drawn" not in case.where]
-    return Evidence(
-        cases,
-        Figure.largest(
-            "largest ‖Jw‖, or distance of (I + J_F)w from the span, where both are said to be 0", zero
-        ),
-        notes=[
-            "For drawn w the smaller of the two is "
-            f"{min(case.value for case in cases if 'drawn' in case.where):.2g} or more."
-        ],
-    )
+    least = min(case.value for case in cases if "drawn" in case.where)
+    what = "largest ‖Jw‖, or distance of (I + J_F)w from the span, where both are said to be 0"
+    note = f"For drawn w the smaller of the two is {least:.2g} or more."
+    return Evidence(cases, Figure.largest(what, zero), notes=[note])
 
 
 def _kernel_cases(seed: int) -> Iterator[Case]:

@@ -13,7 +13,7 @@ from scipy import stats
 from torch import Tensor
 from torch.nn import functional
 
-from normscope.claims.experiments import gaussian
+from normscope.claims.experiments import gaussian, of_part
 from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, lines_by
 from normscope.claims.half_precision import EPS, TOKENS, off
 from normscope.nn import NORMS
@@ -23,19 +23,13 @@ from normscope.nn import NORMS
 def two_formulas(setup: Setup) -> Evidence:
     """Both over the scale of the input, and their gradients where there is no variance."""
     cases = setup.cases(_formula_cases, _constant_cases)
-    claimed = [case for case in cases if not case.part]
-    plot = Plot(
-        "σ + ε against √(var + ε)",
-        "deviation of the input",
-        "relative difference of the outputs",
-        lines_by(claimed, "deviation", "eps"),
-        "xy",
-        {"allowed": 1e-3},
-    )
+    claimed = of_part(cases)
+    x, y = "deviation of the input", "relative difference of the outputs"
+    lines = lines_by(claimed, "deviation", "eps")
     return Evidence(
         cases,
         Figure.largest("largest relative difference", claimed),
-        plots=[plot],
+        plots=[Plot("σ + ε against √(var + ε)", x, y, lines, "xy", {"allowed": 1e-3})],
         notes=[
             f"The usual embedding, {case.where}: {case.value:.3g}."
             for case in claimed
@@ -89,12 +83,11 @@ def standard_normal(setup: Setup) -> Evidence:
             y_ND = NORMS["layernorm"](LONG, EPS).double()(x_ND).detach()
             moved.append(_kurtosis_moved(x_ND, y_ND))
             cases += _normal_cases(name, x_ND, y_ND, seed)
-    claimed = [case for case in cases if not case.part]
     return Evidence(
         cases,
-        Figure.largest("largest Kolmogorov–Smirnov distance from N(0, 1)", claimed),
+        Figure.largest("largest Kolmogorov–Smirnov distance from N(0, 1)", cases),
         notes=[
-            f"What chance has at d = {LONG} is {1.36 / math.sqrt(LONG):.3g}.",
+            f"What chance has at d = {LONG} is {CHANCE:.3g}.",
             f"The norm is linear but for its statistics: the kurtosis of a token's features moves by at most "
             f"{max(moved):.2g}.",
         ],
@@ -102,6 +95,8 @@ def standard_normal(setup: Setup) -> Evidence:
 
 
 LONG = 1024
+CHANCE = 1.36 / math.sqrt(LONG)
+"""Kolmogorov–Smirnov distance of as many draws of N(0, 1), at the 5 % level."""
 
 
 def distributions(seed: int) -> dict[str, Tensor]:
@@ -122,9 +117,8 @@ def distributions(seed: int) -> dict[str, Tensor]:
 
 
 def _normal_cases(name: str, x_ND: Tensor, y_ND: Tensor, seed: int) -> Iterator[Case]:
-    chance = 1.36 / math.sqrt(x_ND.shape[1])
     met = float(x_ND.var(-1, correction=0).min()) >= 1000 * EPS
-    yield Case.at_most(seed, name, _distance_from_normal(y_ND.numpy()), chance)
+    yield Case.at_most(seed, name, _distance_from_normal(y_ND.numpy()), CHANCE)
     mean = float(y_ND.mean(-1).abs().max())
     variance = float((y_ND.var(-1, correction=0) - 1).abs().max())
     yield Case.at_most(seed, name, max(mean, variance), 1e-3, "moments", met=met)

@@ -7,7 +7,7 @@ import itertools
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -131,8 +131,7 @@ def _trained_cases(setup: Setup) -> Iterator[Case]:
 
 def _met(cases: list[Case], **at: str) -> float:
     """Share of the cases at `at` that meet the hypothesis."""
-    chosen = [case.within for case in cases if at.items() <= case.at.items()]
-    return sum(chosen) / len(chosen) if chosen else 0.0
+    return statistics.fmean([case.within for case in cases if at.items() <= case.at.items()] or [0.0])
 
 
 def _plot(title: str, x: str, key: str, cases: list[Case], **at: int) -> Plot:
@@ -222,17 +221,12 @@ def _product_cases(seed: int) -> Iterator[Case]:
 
 
 def _factor_lists(width: int, count: int, seed: int) -> Iterator[tuple[str, list[Tensor]]]:
-    generator = torch.Generator().manual_seed(seed)
+    generator, eye = torch.Generator().manual_seed(seed), torch.eye(width, dtype=F64)
     draws = [torch.randn(width, width, dtype=F64, generator=generator) for _ in range(count)]
-    eye = torch.eye(width, dtype=F64)
     orthogonal = [torch.linalg.qr(draw)[0] for draw in draws]
-    shapes: dict[str, Callable[[int], Tensor]] = {
-        "orthogonal times a number": lambda i: (1 + i / count) * orthogonal[i],
-        "I + Gaussian/4√d": lambda i: eye + draws[i] / (4 * width**0.5),
-        "I + upper triangle": lambda i: eye + draws[i].triu(1) / width,
-        "a matrix and its inverse, in turns": lambda i: (
-            eye + draws[0] / 10 if i % 2 else torch.linalg.inv(eye + draws[0] / 10)
-        ),
-    }
-    for name, shape in shapes.items():
-        yield name, [shape(i) for i in range(count)]
+    one = eye + draws[0] / 10
+    turns = itertools.cycle((torch.linalg.inv(one), one))
+    yield "orthogonal times a number", [(1 + i / count) * each for i, each in enumerate(orthogonal)]
+    yield "I + Gaussian/4√d", [eye + draw / (4 * width**0.5) for draw in draws]
+    yield "I + upper triangle", [eye + draw.triu(1) / width for draw in draws]
+    yield "a matrix and its inverse, in turns", list(itertools.islice(turns, count))

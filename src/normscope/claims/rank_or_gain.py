@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from normscope.claims.deep_jacobian import num_erased
-from normscope.claims.experiments import gaussian, jacobian
+from normscope.claims.experiments import gaussian, jacobian, of_part
 from normscope.claims.form import Case, Evidence, Figure, Setup, claim, flat
 from normscope.claims.real_blocks import F64, embedded, step_jacobian, walk
 from normscope.claims.training import WARMUP, Outcome, Recipe, curves, trained
@@ -39,11 +39,7 @@ NOT_PREDICTED = ("Post-LN, Xavier, 200 steps of warm-up", "Post-LN with RMSNorm,
 """Interventions about which the text predicts nothing."""
 
 
-@claim(
-    "A16",
-    smallest={"": 0.0, "end": 0.0, "any": 0.0, "gain": 0.0, "tokens": 0.0, "collapse": 0.0},
-    has_long=True,
-)
+@claim("A16", smallest=dict.fromkeys(("", "end", "any", "gain", "tokens", "collapse"), 0.0), has_long=True)
 def null_space_or_not(setup: Setup) -> Evidence:
     """Same kernel, other outcome: each suspect's prediction for each intervention."""
     depth = LONG_DEPTH if setup.long else DEPTH
@@ -56,14 +52,12 @@ def null_space_or_not(setup: Setup) -> Evidence:
         for name, seed, outcome in flat(outcomes)
         for case in _suspects(name, seed, starts[name][seed], outcome)
     ]
-    wrong = [case for case in cases if not case.part and not case.holds]
-    told = [case.holds for case in cases if case.part == "collapse"]
+    wrong = [case.seed for case in of_part(cases) if not case.holds]
+    told = [case.holds for case in of_part(cases, "collapse")]
+    what = f"wrong predictions of the null space, of {len(recipes) - len(NOT_PREDICTED)} interventions"
     return Evidence(
         cases,
-        Figure(
-            f"wrong predictions of the null space, of {len(recipes) - len(NOT_PREDICTED)} interventions",
-            {seed: sum(case.seed == seed for case in wrong) for seed in setup.seeds},
-        ),
+        Figure(what, {seed: wrong.count(seed) for seed in setup.seeds}),
         plots=[curves("Each intervention", outcomes, most=1.0)],
         notes=[
             *(_fate(name, by_seed, starts[name]) for name, by_seed in outcomes.items()),
@@ -112,11 +106,8 @@ def _fate(name: str, by_seed: Mapping[int, Outcome], starts: Mapping[int, Start]
         "/".join(str(count) for count in sorted({getattr(start, of) for start in starts.values()}))
         for of in ("by_layer", "by_stack")
     )
-    trains = sum(outcome.trains for outcome in by_seed.values())
-    return (
-        f"{name}: {layer} directions erased by a layer, {stack} by the stack; trains on {trains} of "
-        f"{len(by_seed)} seeds."
-    )
+    trains = f"trains on {sum(outcome.trains for outcome in by_seed.values())} of {len(by_seed)} seeds"
+    return f"{name}: {layer} directions erased by a layer, {stack} by the stack; {trains}."
 
 
 def start_of(setup: Setup, recipe: Recipe, seed: int) -> Start:

@@ -3,18 +3,18 @@
 import json
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
 import torch.distributed as dist
 
+from normscope.claims.experiments import ROUND_OFF, spread
 from normscope.claims.form import Case, Evidence, Figure, Setup, claim
 from normscope.claims.measure import NotMeasured
 
 WORLDS = (2, 3, 4)
 PROGRAM = "normscope.claims.shards"
-ROUND_OFF = 1e-10
-"""Largest relative error that float64 explains where the statistics are taken well."""
 ANOTHER = 1e-3
 """Relative error from which on it is another function."""
 
@@ -22,10 +22,9 @@ ANOTHER = 1e-3
 @claim("C23")
 def sharded_norm(setup: Setup) -> Evidence:
     """Processes that hold a share of the features each, against the whole norm on one."""
-    rows = run_ranks(setup.seeds)
-    by: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        by.setdefault(row["how"], []).append(row)
+    by: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in run_ranks(setup.seeds):
+        by[row["how"]].append(row)
     triples = zip(by["sums"], by["merging"], by["local"], strict=True)
     cases = [case for three in triples for case in _compared(*three)] + list(map(_overlap, by["overlapped"]))
     local, merged = ([row["error"] for row in by[how]] for how in ("local", "merging"))
@@ -34,7 +33,7 @@ def sharded_norm(setup: Setup) -> Evidence:
         cases,
         Figure.largest("largest relative error with one collective", cases),
         notes=[
-            f"With statistics of each device alone it is off by {min(local):.3g} to {max(local):.3g}.",
+            f"With statistics of each device alone it is off by {spread(local, '.3g')}.",
             f"Merged means and variances are within {max(merged):.1e}, whatever the mean.",
             f"Overlapped by rows: {meanwhile} of {chunks} products began with sums still under way. The "
             "statistics need the product that they are to overlap with: it has to be cut, and each piece "

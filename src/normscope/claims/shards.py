@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +38,11 @@ class Ranks:
     """The collectives of one norm, counted."""
 
     calls: int = 0
-    numbers: list[Tensor] = field(default_factory=list)
 
-    def sum(self, value: Tensor, *, wait: bool = True) -> "dist.Work | None":
-        """All-reduce `value` in place."""
+    def sum(self, value: Tensor) -> "dist.Work":
+        """Begin to all-reduce `value` in place."""
         self.calls += 1
-        work = dist.all_reduce(value, async_op=True)
-        if wait:
-            work.wait()
-            return None
-        return work
+        return dist.all_reduce(value, async_op=True)
 
     def gather(self, value: Tensor) -> Tensor:
         """All ranks' values [world, …]."""
@@ -63,7 +58,7 @@ Statistics = Callable[[Tensor, Ranks], tuple[Tensor, Tensor]]
 def by_sums(x_NS: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
     """Mean and variance [N, 1] by one all-reduce of (Σx, Σx²)."""
     sums = torch.stack((x_NS.sum(-1), x_NS.square().sum(-1)))
-    ranks.sum(sums)
+    ranks.sum(sums).wait()
     mean, square = sums[..., None] / WIDTH
     return mean, square - mean.square()
 
@@ -109,7 +104,7 @@ class ShardedLayerNorm(torch.autograd.Function):
         if ctx.how == "local":
             sums *= dist.get_world_size()
         else:
-            ctx.ranks.sum(sums)
+            ctx.ranks.sum(sums).wait()
         mean, along = sums[..., None] / WIDTH
         to_x = (inner_NS - mean - normal_NS * along) * scale
         return to_x, (g_NS * normal_NS).sum(0), g_NS.sum(0), None, None
@@ -127,9 +122,8 @@ def inputs(seed: int) -> Iterator[tuple[str, Tensor]]:
 def _compared(seed: int) -> Iterator[dict[str, Any]]:
     """Each way of the statistics against the whole norm, forward and backward."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    generator = torch.Generator().manual_seed(seed)
-    gain, bias = (torch.randn(WIDTH, dtype=torch.float64, generator=generator) for _ in range(2))
-    g = torch.randn(ROWS, WIDTH, dtype=torch.float64, generator=generator)
+    drawn = gaussian(seed, 2 + ROWS, WIDTH)
+    gain, bias, g = drawn[0], drawn[1], drawn[2:]
     for name, x in inputs(seed):
         whole = [each.clone().requires_grad_() for each in (x, gain, bias)]
         y = F.layer_norm(whole[0], (WIDTH,), whole[1], whole[2], EPS)
@@ -152,8 +146,7 @@ def _overlapped(seed: int) -> dict[str, Any]:
     The last rank comes late, so that whether the others have gone on meanwhile can be seen.
     """
     rank, world, ranks = dist.get_rank(), dist.get_world_size(), Ranks()
-    generator = torch.Generator().manual_seed(seed)
-    x, weight = (torch.randn(n, WIDTH, dtype=torch.float64, generator=generator) for n in (ROWS, WIDTH))
+    x, weight = gaussian(seed, ROWS + WIDTH, WIDTH).split((ROWS, WIDTH))
     mine = weight.chunk(world, -1)[rank]
     products: list[Tensor] = []
     works: list[tuple[Tensor, Any]] = []
@@ -165,12 +158,11 @@ def _overlapped(seed: int) -> dict[str, Any]:
         sums = torch.stack((products[-1].sum(-1), products[-1].square().sum(-1)))
         if rank == world - 1:
             time.sleep(LATE)
-        works.append((sums, ranks.sum(sums, wait=False)))
+        works.append((sums, ranks.sum(sums)))
     for _, work in works:
         work.wait()
-    statistics = torch.cat([sums for sums, _ in works], 1)[..., None] / WIDTH
-    mean, variance = statistics[0], statistics[1] - statistics[0].square()
-    found = (torch.cat(products) - mean) * (variance + EPS).rsqrt()
+    mean, square = torch.cat([sums for sums, _ in works], 1)[..., None] / WIDTH
+    found = (torch.cat(products) - mean) * (square - mean.square() + EPS).rsqrt()
     truth = F.layer_norm(x @ weight, (WIDTH,), eps=EPS)
     place = {"seed": seed, "world": world, "input": "x W in chunks", "how": "overlapped"}
     error, waiting = _largest(_error(found, truth)), int(_largest(under_way))

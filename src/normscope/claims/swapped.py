@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from normscope.claims.form import Evidence, Figure, Plot, Setup, claim, effect, flat, lines_along, mapped
-from normscope.claims.training import LEVELS, Recipe, subjects, train_models, unigram_losses
+from normscope.claims.training import ABOVE, LEVELS, Recipe, subjects, train_models, unigram_losses
 from normscope.nn import SwapWarning, swap
 from normscope.subjects import Subject
 
@@ -25,6 +25,8 @@ HALF = 0.5
 """Smallest share of what was learnt that counts as a sharp drop."""
 NO_BETTER = -0.05
 """Smallest effect of "at most 0.05 nats better"."""
+LEAST = {"": HALF, "explosion": 1.0, "scratch": NO_BETTER, "reverse": HALF, "reverse scratch": NO_BETTER}
+"""The smallest effects that count, by part."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +46,7 @@ class Moved:
     gradient: float
 
 
-@claim(
-    "C27",
-    smallest={
-        "": HALF,
-        "explosion": 1.0,
-        "scratch": NO_BETTER,
-        "reverse": HALF,
-        "reverse scratch": NO_BETTER,
-    },
-    has_long=True,
-)
+@claim("C27", smallest=LEAST, has_long=True)
 def swap_breaks(setup: Setup) -> Evidence:
     """Train, swap, measure, train on; beside it a new model with the further steps alone."""
     first = replace(FIRST, depth=8, lr=5e-4, warmup=500, steps=1000) if setup.long else FIRST
@@ -62,14 +54,13 @@ def swap_breaks(setup: Setup) -> Evidence:
         "post → pre": _moved(setup, first, "pre"),
         "pre → post": _moved(setup, replace(first, scheme="pre"), "post"),
     }
-    cases = []
+    cases, there = [], ways["post → pre"]
     for way, seed, moved in flat(ways):
         back = "" if way == "post → pre" else "reverse "
         share = (moved.swapped - moved.trained) / max(-moved.trained, 1e-3)
         cases.append(effect(seed, f"{way}, share lost", share, HALF, part=back.strip()))
         behind, part = moved.tuned - moved.scratch, f"{back}scratch"
         cases.append(effect(seed, f"{way}, nats behind a new model", behind, NO_BETTER, part=part))
-    there = ways["post → pre"]
     for seed, moved in there.items():
         decades = math.log10(moved.gradient)
         cases.append(effect(seed, "decades that the gradient grows", decades, 1.0, part="explosion"))
@@ -78,20 +69,13 @@ def swap_breaks(setup: Setup) -> Evidence:
         way: [f"{statistics.median(values):+.2f}" for values in zip(*by_seed.values(), strict=True)]
         for way, by_seed in rows.items()
     }
-    plot = Plot(
-        "Moving the norms of a trained model",
-        f"1 trained, 2 moved, 3 after {AFTER} steps more, 4 a new model with {AFTER} steps",
-        "nats above the byte frequencies, held-out",
-        lines_along(range(1, 5), rows, marks=True),
-        levels=LEVELS,
-    )
+    added = {seed: moved.swapped - moved.trained for seed, moved in there.items()}
+    x = f"1 trained, 2 moved, 3 after {AFTER} steps more, 4 a new model with {AFTER} steps"
+    y, lines = f"{ABOVE}, held-out", lines_along(range(1, 5), rows, marks=True)
     return Evidence(
         cases,
-        Figure(
-            "loss added at once by moving the norms, in nats",
-            {seed: moved.swapped - moved.trained for seed, moved in there.items()},
-        ),
-        plots=[plot],
+        Figure("loss added at once by moving the norms, in nats", added),
+        plots=[Plot("Moving the norms of a trained model", x, y, lines, levels=LEVELS)],
         notes=[
             f"{way}, medians, nats from the byte frequencies: trained {trained}, moved {swapped}, "
             f"{AFTER} steps later {tuned}, a new model after {AFTER} steps {scratch}."

@@ -54,16 +54,14 @@ def needs_warmup(setup: Setup) -> Evidence:
     cold = pre[-1]
     pair = [replace(cold, warmup=warmup), cold]
     cases += effects(setup, pair, lead, str(cold), smallest=LITTLE, part="short")
-    plot = curves(
-        "Post-LN and Pre-LN with and without warm-up", trained(setup, [deep[0], warm[0], post[-2], cold])
-    )
+    shown = trained(setup, [deep[0], warm[0], post[-2], cold])
+    depth, above = deep[-1].depth, {seed: outcome.excess for seed, outcome in outcomes[deep[-1]].items()}
     return Evidence(
         cases,
         Figure(
-            f"Post-LN of {deep[-1].depth} blocks without warm-up ends above the byte frequencies by, in nats",
-            {seed: outcome.excess for seed, outcome in outcomes[deep[-1]].items()},
+            f"Post-LN of {depth} blocks without warm-up ends above the byte frequencies by, in nats", above
         ),
-        plots=[plot],
+        plots=[curves("Post-LN and Pre-LN with and without warm-up", shown)],
         notes=tally(outcomes | trained(setup, warm)),
         of="runs",
     )
@@ -123,16 +121,12 @@ def clipping_rescues(setup: Setup) -> Evidence:
                     cases.append(effect(seed, where, reaches([guarded]), 0.0, part="sgd"))
     cases += effects(setup, [sound, clipped[sound]], lead, smallest=LITTLE, part="harm")
     worst = UNSTABLE[0]
-    plot = curves(
-        "SGD, no norms, 6 blocks", {recipe: outcomes[recipe] for recipe in (worst, clipped[worst])}, most=1.0
-    )
+    shown = {recipe: outcomes[recipe] for recipe in (worst, clipped[worst])}
+    reached = {seed: max(-3.0, -found.excess) for seed, found in shown[clipped[worst]].items()}
     return Evidence(
         cases,
-        Figure(
-            f"nats under the byte frequencies that clipping reaches: {worst}, SGD",
-            {seed: max(-3.0, -found.excess) for seed, found in outcomes[clipped[worst]].items()},
-        ),
-        plots=[plot],
+        Figure(f"nats under the byte frequencies that clipping reaches: {worst}, SGD", reached),
+        plots=[curves("SGD, no norms, 6 blocks", shown, most=1.0)],
         notes=tally(outcomes),
         of="failing runs",
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from normscope.claims.experiments import ROUND_OFF, gaussian
+from normscope.claims.experiments import ROUND_OFF, gaussian, of_part, values
 from normscope.claims.form import Case, Evidence, Figure, Setup, claim
 from normscope.claims.real_blocks import F64
 from normscope.linalg import singular_values, weyl_interval, weyl_lower_bound
@@ -18,16 +18,15 @@ from normscope.linalg import singular_values, weyl_interval, weyl_lower_bound
 def weyl(setup: Setup) -> Evidence:
     """The bound against dense singular values, and the step of its proof that drops two terms."""
     cases = setup.cases(_bound_cases, _pair_cases)
-    own = [case for case in cases if not case.part]
+    own, routes = of_part(cases), of_part(cases, "printed")
     tight = sum(case.value <= ROUND_OFF for case in own)
-    routes = [case for case in cases if case.part == "printed"]
     return Evidence(
         cases,
         Figure.smallest("smallest slack σ_min(I + A) − (1 − ‖A‖), in 1 + ‖A‖", own),
         notes=[
             f"{tight} of {len(own)} matrices attain the bound.",
             f"The printed route fails for {sum(not case.holds for case in routes)} of {len(routes)} pairs, "
-            f"by up to {-min(case.value for case in routes):.3g} of ‖B‖² + ‖C‖².",
+            f"by up to {-min(values(routes, 'printed')):.3g} of ‖B‖² + ‖C‖².",
         ],
     )
 
