@@ -18,6 +18,7 @@ CALLS = {
     "report": ["check", SMALL, *QUICK, "--format", "json"],
     "anatomy": ["anatomy", "nn:encoder-decoder,depth=1,width=16,heads=2", "--format", "json"],
     "schemes": ["schemes", "--format", "json"],
+    "doctor": ["doctor", "--format", "json"],
     "train": ["train", SMALL, "--steps", "2", "--output", "run", "--format", "json"],
     "map": [*MAP, "--seeds", "1", "--store", "map.sqlite", "--output", "map.html", "--format", "json"],
     "claims": ["claims", "A2", "--seeds", "1", "--format", "json"],
