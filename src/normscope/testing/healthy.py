@@ -60,7 +60,7 @@ def assert_healthy(
 def failure(report: "Report", fail_on: str) -> str:
     """The message of a failed check, as plain text: the verdict, what failed with its remedy, the trial."""
     from normscope.report.sites import compress
-    from normscope.report.terminal import forecast_in_words
+    from normscope.report.words import forecast_in_words
 
     lines = [f"{report.model}: {report.verdict}"]
     for finding in report.findings:
