@@ -162,13 +162,3 @@ def test_an_installed_wheel_works(wheel: zipfile.ZipFile, tmp_path: Path) -> Non
     assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["schema"].startswith(
         "normscope."
     )
-
-
-def test_the_citation_names_this_version_and_licence() -> None:
-    """CITATION.cff, read as YAML; its own schema is checked by the tools that cite."""
-    yaml = pytest.importorskip("yaml")
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    assert citation["cff-version"] == "1.2.0"
-    assert citation["version"] == normscope.__version__
-    assert citation["license"] == PROJECT["license"]
-    assert {"title", "message", "authors", "type"} <= set(citation)
