@@ -33,7 +33,7 @@ def validator(name: str) -> jsonschema.Draft202012Validator:
 
 @pytest.fixture(scope="module")
 def documents() -> dict[str, Any]:
-    """What each command prints, in a dict that the first test of a command fills."""
+    """Output of each command, filled in by the first test that runs it."""
     return {}
 
 

@@ -22,7 +22,9 @@ def devices() -> dict[str, Any]:
     """Processors and accelerators, as PyTorch sees them."""
     import torch
 
-    found = [{"device": "cpu", "name": platform.processor() or platform.machine(), "memory_bytes": None}]
+    found: list[dict[str, Any]] = [
+        {"device": "cpu", "name": platform.processor() or platform.machine(), "memory_bytes": None}
+    ]
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             properties = torch.cuda.get_device_properties(index)
