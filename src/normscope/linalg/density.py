@@ -23,7 +23,7 @@ from math import exp, inf, log, nan, sqrt
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import t as student
+from scipy.special import stdtrit  # scipy.stats takes 0.4 s to import
 
 from normscope.linalg.golub_kahan import (
     Bidiagonalisation,
@@ -253,7 +253,7 @@ class _Figures:
         confidence: float,
     ) -> None:
         self.size, self.head, self.gain, self.confidence = size, head, gain, confidence
-        self.quantile = float(student.ppf((1 + confidence) / 2, len(runs) - 1))
+        self.quantile = float(stdtrit(len(runs) - 1, (1 + confidence) / 2))
         self.largest = max(run.largest for run in [first, *runs])
         self.largest_error = first.error(confidence)
         self.eps = round_off_of(op)

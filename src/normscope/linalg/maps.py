@@ -7,15 +7,17 @@ Every map counts its own products, one for each vector; the maps it is made of c
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import scipy.sparse.linalg
 import torch
 from torch import Tensor
 
 from normscope.linalg.golub_kahan import LinearMap, round_off_of
 from normscope.linalg.subspaces import Kernel, Projector, projector
+
+if TYPE_CHECKING:
+    from scipy.sparse.linalg import LinearOperator
 
 
 class BaseMap(ABC):
@@ -80,14 +82,15 @@ class BaseMap(ABC):
             return Composition(self, other)
         return self.matvec(other) if other.dim() == 1 else self.matmat(other.T).T
 
-    def to_scipy(self) -> scipy.sparse.linalg.LinearOperator:
+    def to_scipy(self) -> "LinearOperator":
         """The same map for `scipy.sparse.linalg`, on NumPy arrays."""
+        from scipy.sparse.linalg import LinearOperator
 
         def on_arrays(product: Callable[[Tensor], Tensor]) -> Callable[[np.ndarray], np.ndarray]:
             return lambda a: product(torch.tensor(a, dtype=self.dtype).reshape(-1)).cpu().numpy()
 
         dtype = torch.empty(0, dtype=self.dtype).numpy().dtype
-        return scipy.sparse.linalg.LinearOperator(
+        return LinearOperator(
             self.shape, matvec=on_arrays(self.matvec), rmatvec=on_arrays(self.rmatvec), dtype=dtype
         )
 

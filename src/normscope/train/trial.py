@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -139,7 +138,7 @@ class Trial:
         after_step(self.bare_model)
         if norm is None or not self.keeps_norms:
             return math.nan
-        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
 
 def after_step(model: nn.Module) -> None:

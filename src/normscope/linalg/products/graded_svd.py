@@ -12,7 +12,6 @@ from math import inf, log
 
 import numpy as np
 import torch
-from scipy.linalg import lapack
 from torch import Tensor
 
 from normscope.linalg.products.graded import Graded
@@ -75,6 +74,8 @@ def _group_log_values(rows: Tensor, exponents: Tensor) -> tuple[Tensor, float]:
         return rows.norm(dim=-1).log() + exponents * log(2), 0.0
     middle = ((exponents[0] + exponents[-1]) / 2).round()
     if float(exponents[0] - exponents[-1]) <= LAPACK_BITS:
+        from scipy.linalg import lapack  # not on the way of those who only import us
+
         scaled = (rows * torch.exp2(exponents - middle).unsqueeze(-1)).cpu().numpy().T
         # joba "C": full accuracy for columns of any scale; no U, no V, no transposing
         values, _, _, work, _, info = lapack.dgejsv(scaled, joba=0, jobu=3, jobv=3, jobr=0, jobt=1)
