@@ -21,8 +21,9 @@ demo: setup
 	$(BIN)/normscope check normscope.demo.examples:post_ln --optimizer adam --lr 1e-3 --fail-on never --format html --output out/post_ln.html
 	$(BIN)/normscope check hf:gpt2 --fail-on never --format html --output out/gpt2.html
 
+# Bytecode is kept even where the shell forbids it: else each worker compiles all tests, each process all of src.
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: setup
 	$(BIN)/ruff check .
@@ -52,3 +53,4 @@ mutants: setup
 
 clean:
 	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -18,7 +18,7 @@ torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else min(2, torch
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # `make test &` of a script starts with Ctrl-C ignored
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-gc.disable()  # until the tests are collected: 700,000 objects that stay, a quarter of the time to look for garbage
+gc.disable()  # until the tests are collected: searching their 700,000 objects takes a quarter of that time
 
 
 def pytest_collection_finish() -> None:

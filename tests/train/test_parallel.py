@@ -38,26 +38,27 @@ def curve(folder: Path) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("parallel", "names"),
+    "names_of",
     [
-        ("ddp", ["tied", "halves"]),
-        ("fsdp", ["tied"]),
-        pytest.param("ddp", [*CONFIGS], marks=pytest.mark.slow),
-        pytest.param("fsdp", [*CONFIGS], marks=pytest.mark.slow),
+        {"ddp": ["tied", "halves"], "fsdp": ["tied"]},
+        pytest.param({"ddp": [*CONFIGS], "fsdp": [*CONFIGS]}, marks=pytest.mark.slow),
     ],
 )
 def test_two_processes_step_as_one_and_go_on_to_the_bit(
-    parallel: str, names: list[str], tmp_path: Path
+    names_of: dict[str, list[str]], tmp_path: Path
 ) -> None:
-    done = torchrun("together.py", parallel, str(tmp_path), *names)
+    """All in one torchrun, whose three processes each import PyTorch."""
+    jobs = [f"{parallel}:{','.join(names)}" for parallel, names in names_of.items()]
+    done = torchrun("together.py", str(tmp_path), *jobs)
     assert done.returncode == 0, done.stderr[-3000:]
-    for name in names:
+    for parallel, name in [(parallel, name) for parallel, names in names_of.items() for name in names]:
         config = RunConfig.from_dict(COMMON | CONFIGS[name])
-        train(config, tmp_path / name / "alone", Processes())
-        folders = {part: tmp_path / name / part for part in ("alone", "whole", "resumed")}
+        folder = tmp_path / parallel / name
+        train(config, folder / "alone", Processes())
+        folders = {part: folder / part for part in ("alone", "whole", "resumed")}
         tolerance = 2e-2 if config.trial.precision == "bfloat16" else 2e-5
-        assert curve(folders["whole"]) == pytest.approx(curve(folders["alone"]), rel=tolerance), name
-        assert curve(folders["resumed"]) == curve(folders["whole"]), name
+        assert curve(folders["whole"]) == pytest.approx(curve(folders["alone"]), rel=tolerance), folder
+        assert curve(folders["resumed"]) == curve(folders["whole"]), folder
         weights = {part: load_file(folder / "model/model.safetensors") for part, folder in folders.items()}
         for key, alone in weights["alone"].items():
             assert torch.equal(weights["resumed"][key], weights["whole"][key])
