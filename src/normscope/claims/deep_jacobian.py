@@ -9,7 +9,8 @@ Shapes: T tokens, D width, L layers.
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,8 @@ from torch import Tensor
 
 from normscope.claims.at_start import slope
 from normscope.claims.exact import Exact, as_exact, exact_rank, scaled_norm_jacobian
-from normscope.claims.experiments import ROUND_OFF, distance, gaussian, jacobian, spread, values
-from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, flat, lines_along, mapped
+from normscope.claims.experiments import ROUND_OFF, distance, gaussian, jacobian, of_part, spread, values
+from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, flat, lines_along, lines_by
 from normscope.claims.real_blocks import (
     INITS,
     Layer,
@@ -110,23 +111,16 @@ PRIMES = (2**61 - 1, 2**31 - 1)
 @claim("A14")
 def rank_at_any_depth(setup: Setup) -> Evidence:
     """Exact ranks, float64's numerical ranks, and the range of log σ, by depth."""
-    inits = {INITS[init]: init for init in ("xavier", "normal")}
-    found = setup.by_seed(inits, lambda name, seed: list(_ranks(inits[name], seed)))
-    cases = [
-        case
-        for name, seed, ranks in flat(found)
-        for depth, rank in zip(DEPTHS, ranks, strict=True)
-        for case in _rank_cases(seed, f"{name}, {depth} layers", rank)
-    ]
-    decades = mapped(found, lambda ranks: [rank.decades for rank in ranks])
-    plain = mapped(found, lambda ranks: [rank.plain for rank in ranks])
-    ends = [f"{name} {spread((row[-1] for row in rows.values()), '.0f')}" for name, rows in plain.items()]
-    range_, lines = "log₁₀ σ₁/σ_(d−2)", lines_along(DEPTHS, decades)
-    lost, kept = "Numerical rank of the float64 product", lines_along(DEPTHS, plain)
-    last = {seed: row[-1] for seed, row in decades["Xavier"].items()}
+    cases = setup.cases(partial(_rank_cases, "xavier"), partial(_rank_cases, "normal"))
+    ranks = of_part(cases, "float64")
+    decades = [replace(case, value=float(case.at["decades"])) for case in ranks]
+    range_, lines = "log₁₀ σ₁/σ_(d−2)", lines_by(decades, "depth", "init")
+    lost, kept = "Numerical rank of the float64 product", lines_by(ranks, "depth", "init")
+    deepest = [case for case in decades if case.at["depth"] == DEPTHS[-1] and case.at["init"] == "Xavier"]
+    ends = (f"{line.name} {line.low[-1]:.0f} to {line.high[-1]:.0f}" for line in kept)
     return Evidence(
         cases,
-        Figure(f"{range_} after {DEPTHS[-1]} layers, Xavier", last),
+        Figure.largest(f"{range_} after {DEPTHS[-1]} layers, Xavier", deepest, "float64"),
         plots=[
             Plot("Range of the singular values of Post-LN", "layers", range_, lines, "x", {"float64": 15.7}),
             Plot(lost, "layers", "rank", kept, "x", {"d − 2": KEPT}),
@@ -135,35 +129,28 @@ def rank_at_any_depth(setup: Setup) -> Evidence:
     )
 
 
-@dataclass(frozen=True)
-class Rank:
-    """The rank of one product: exact, and as float64 has it.
-
-    Attributes:
-        exact: rank in exact arithmetic.
-        passed: the largest gain by the product of the two gradients that its last norm erases, beside σ₁.
-        decades: log₁₀ σ₁/σ_(d−2).
-        plain: numerical rank of the float64 product.
-    """
-
-    exact: int
-    passed: float
-    decades: float
-    plain: int
-
-
-def _rank_cases(seed: int, where: str, rank: Rank) -> Iterator[Case]:
-    yield Case(seed, f"{where}, exact rank", rank.exact, rank.exact <= KEPT)
-    yield Case(seed, f"{where}, exact rank", rank.exact, rank.exact == KEPT, "exactly")
-    yield Case(seed, f"{where}, gain of the two gradients erased", rank.passed, rank.passed <= ROUND_OFF)
-    yield Case(seed, where, rank.plain, rank.plain == KEPT, "float64", met=rank.decades < 13)
-
-
-def _ranks(init: str, seed: int) -> Iterator[Rank]:
-    """The rank of the product of the first layers, for each number of `DEPTHS`."""
+def _rank_cases(init: str, seed: int) -> Iterator[Case]:
+    """Rank of the product of the first layers, exact and as float64 has it; gradients past its last norm."""
     model, _ = started("post", init=init, depth=DEPTHS[-1] // 2, width=WIDTH, seed=seed, eps=0)
     layers, _ = one_token(model, WIDTH, seed)
-    factors = [step_jacobian(layer) for layer in layers]
+    factors = torch.stack([step_jacobian(layer) for layer in layers])
+    for depth, exact in zip(DEPTHS, _exact_ranks(layers), strict=True):
+        whole, logs = product(factors[:depth]), product_log_singular_values(factors[:depth]).log_values
+        sigma, end = singular_values(whole), layers[depth - 1](layers[depth - 1].x)[0, -1].detach()
+        erased = left_kernel(end, None, centred=True)[0]
+        passed = float((whole.T @ erased).norm(dim=0).max() / sigma[0])
+        plain = numerical_rank(sigma, WIDTH * 2.3e-16)[0]
+        decades = float(logs[0] - logs[KEPT - 1]) / math.log(10)
+        where = f"{INITS[init]}, {depth} layers"
+        at: dict[str, float | str] = {"init": INITS[init], "depth": depth, "decades": decades}
+        yield Case(seed, f"{where}, exact rank", exact, exact <= KEPT)
+        yield Case(seed, f"{where}, exact rank", exact, exact == KEPT, "exactly")
+        yield Case.at_most(seed, f"{where}, gain of the two gradients erased", passed, ROUND_OFF)
+        yield Case(seed, where, plain, plain == KEPT, "float64", met=decades < 13, at=at)
+
+
+def _exact_ranks(layers: Sequence[Layer]) -> Iterator[int]:
+    """The rank in exact arithmetic of the product of the first layers, for each number of `DEPTHS`."""
     running: dict[int, Exact] = {}
     for number, layer in enumerate(layers, 1):
         # (1/σ)(I − 11ᵀ/d − z̄z̄ᵀ/‖z̄‖²)(I + J_F) is the layer's Jacobian.
@@ -171,22 +158,7 @@ def _ranks(init: str, seed: int) -> Iterator[Rank]:
         for prime in PRIMES:
             running[prime] = _modulo(exact, prime) @ running.get(prime, np.eye(WIDTH, dtype=object)) % prime
         if number in DEPTHS:
-            rank = max(exact_rank(running[prime], prime) for prime in PRIMES)
-            yield _rank_of(rank, factors[:number], layer(layer.x)[0, -1].detach())
-
-
-def _rank_of(exact: int, factors: Sequence[Tensor], end: Tensor) -> Rank:
-    """The rank of J_L ⋯ J_1, whose last norm makes `end` (D,)."""
-    logs = product_log_singular_values(torch.stack(list(factors))).log_values
-    whole = product(factors)
-    sigma = singular_values(whole)
-    basis = left_kernel(end, None, centred=True)[0]
-    return Rank(
-        exact=exact,
-        passed=float((whole.T @ basis).norm(dim=0).max() / sigma[0]),
-        decades=float(logs[0] - logs[KEPT - 1]) / math.log(10),
-        plain=numerical_rank(sigma, WIDTH * 2.3e-16)[0],
-    )
+            yield max(exact_rank(running[prime], prime) for prime in PRIMES)
 
 
 def _modulo(factor: tuple[list[float], list[list[float]]], prime: int) -> Exact:

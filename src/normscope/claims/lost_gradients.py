@@ -84,10 +84,8 @@ def erased_at_each_norm(setup: Setup) -> Evidence:
         shares[seed] += [each.share * width / 2 for each in found]
     final = [crossings("pre", "xavier", 6, 32, seed, setup)[-1].share for seed in setup.seeds]
     title = "What the norms of a Post-LN stack take from the gradient, at the start"
-    lines, y = (
-        lines_by(of_part(cases, "vanishing"), "depth", "stack"),
-        "share of energy erased, all norms together",
-    )
+    y = "share of energy erased, all norms together"
+    lines = lines_by(of_part(cases, "vanishing"), "depth", "stack")
     medians = {seed: statistics.median_low(each) for seed, each in shares.items()}
     return Evidence(
         cases,

@@ -3,7 +3,7 @@
 Shapes: B rows, T tokens, D width.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -128,7 +128,7 @@ def at_last_token(step: Callable[..., Tensor], x_1TD: Tensor) -> tuple[Map, Tens
     return lambda x_1D: step(x_1D[None], Context(cache=Cache(earlier)))[0], x_1TD[:, -1]
 
 
-def product(factors: Sequence[Tensor]) -> Tensor:
+def product(factors: Iterable[Tensor]) -> Tensor:
     """J_L ⋯ J_1 of factors J_1 first."""
     return reduce(lambda whole, factor: factor @ whole, factors)
 
