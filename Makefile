@@ -34,7 +34,7 @@ types: setup
 
 # The site: every warning is an error, every link is checked. The variable silences an advertisement.
 docs: setup
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 dist: setup
 	rm -rf dist

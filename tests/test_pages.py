@@ -3,8 +3,10 @@
 import os
 import re
 import shlex
+import runpy
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,10 +16,15 @@ from normscope.probes import Budget
 
 ROOT = Path(__file__).parents[1]
 # Pages whose commands and Python run here. A translation runs nothing: its code is that of the English page.
-PAGES = ["README.md", "AGENTS.md", "docs/check.md", "docs/models.md"]
-TRANSLATIONS = {"README.zh-CN.md": "README.md"}
+GUIDE = ["docs/index.md", *(f"docs/guide/{path.name}" for path in sorted((ROOT / "docs/guide").glob("*.md")))]
+GUIDE = [page for page in GUIDE if not page.endswith(".zh.md")]
+PAGES = ["README.md", "AGENTS.md", "docs/check.md", "docs/models.md", *GUIDE]
+TRANSLATIONS = {"README.zh-CN.md": "README.md"} | {
+    page.replace(".md", ".zh.md"): page for page in (*GUIDE, "docs/evidence.md")
+}
 # The others run in the process of the tests: a start of Python adds the same to each.
 IN_A_PROCESS_OF_ITS_OWN = "normscope schemes deepnorm"
+DIFFERENCE = runpy.run_path(str(Path(__file__).parent / "linalg" / "pages.py"))["difference"]
 EXPECTED = {"will fail": 1, "at risk": 0, "healthy": 0}
 
 
@@ -66,9 +73,17 @@ def process(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize(
-    ("page", "command"), [(page, command) for page in PAGES for command in commands(page)]
-)
+def to_run() -> Iterator[tuple[str, str]]:
+    """Page and command; a command that another page ran already is left out, unless its output is shown."""
+    seen = set()
+    for page in PAGES:
+        for command, output in commands(page).items():
+            if output.strip() or command not in seen or any(name in command for name in files(page)):
+                yield page, command
+            seen.add(command)
+
+
+@pytest.mark.parametrize(("page", "command"), list(to_run()))
 def test_command_runs_as_printed(page: str, command: str, desks: dict[str, Path], shell) -> None:
     words = shlex.split(command, comments=True)
     assert words[0] == "normscope"
@@ -79,6 +94,10 @@ def test_command_runs_as_printed(page: str, command: str, desks: dict[str, Path]
         if done.stdout.startswith(verdict):
             assert done.returncode == status
     printed = done.stdout.splitlines()
+    if page in GUIDE:
+        rest = map(words_of, printed)  # an iterator: the lines are in this order
+        assert [line for line in map(words_of, shown_lines(page, command)) if line not in rest] == []
+        return
     for line in commands(page)[command].splitlines():
         # Figures differ between machines, and the rest of a line may be wrapped elsewhere.
         head = " ".join(word for word in line.split()[:2] if not word[0].isdigit())
@@ -86,17 +105,34 @@ def test_command_runs_as_printed(page: str, command: str, desks: dict[str, Path]
             assert any(" ".join(other.split()).startswith(head) for other in printed), line
 
 
+def shown_lines(page: str, command: str) -> list[str]:
+    """The lines of output that a page shows under a command, without those that stand for others."""
+    return [line for line in commands(page)[command].splitlines() if line.strip() not in ("…", "")]
+
+
+def words_of(line: str) -> str:
+    """A line without its figures, which differ between machines, and without its spacing."""
+    return " ".join(re.sub(r"[-+−]?\d+(?:\.\d+)?(?:e[-+]?\d+)?", "#", line).split())
+
+
 @pytest.mark.parametrize(
     ("page", "body"), [(page, body) for page in PAGES for body in blocks(page, "python")]
 )
 def test_python_runs_as_printed(
-    page: str, body: str, desks: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    page: str,
+    body: str,
+    desks: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(desks[page])
     monkeypatch.syspath_prepend(desks[page])
     for name in (Path(name).stem for name in files("README.md") | files(page)):
         monkeypatch.delitem(sys.modules, name, raising=False)
     exec(compile(body, page, "exec"), {"__name__": "page"})
+    _, _, after = read(page).partition(f"{body}```\n")
+    if shown := re.match(r"\n```text\n(.*?)```", after, flags=re.DOTALL):
+        assert not DIFFERENCE(capsys.readouterr().out, shown[1])
 
 
 @pytest.mark.parametrize("page", [*PAGES, *TRANSLATIONS, "CONTRIBUTING.md"])
