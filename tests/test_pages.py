@@ -2,8 +2,8 @@
 
 import os
 import re
-import shlex
 import runpy
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -31,11 +31,21 @@ def test_the_command_line_is_whole() -> None:
     assert "[bold]" not in page
 
 
-def test_llms_names_every_page() -> None:
-    """One line a page; the pages of single findings stand behind that of all findings."""
+def pages() -> set[str]:
+    """English pages within docs/, but for those of single findings, which docs/findings.md lists."""
     english = [path for path in DOCS.rglob("*.md") if not path.name.endswith(".zh.md")]
-    pages = {str(path.relative_to(ROOT)) for path in english if path.parent != DOCS / "findings"}
+    return {str(path.relative_to(DOCS)) for path in english if path.parent != DOCS / "findings"}
+
+
+def test_the_navigation_has_every_page() -> None:
+    (nav,) = re.findall(
+        r"^nav:\n(.*)", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+    assert pages() - set(re.findall(r"^ +- (?:.+: )?(\S+\.md)$", nav, re.MULTILINE)) == set()
+
+
+def test_llms_names_every_page() -> None:
     text = (ROOT / "llms.txt").read_text(encoding="utf-8")
     rows = re.findall(r"^- \[.+?\]\(([^)]+)\): \S.*$", text, flags=re.MULTILINE)
     assert len(rows) == len(set(rows))
-    assert pages - set(rows) == set()
+    assert {f"docs/{page}" for page in pages()} - set(rows) == set()
