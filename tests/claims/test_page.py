@@ -178,3 +178,12 @@ def test_a_plot_has_its_text_as_text_and_ids_of_its_own() -> None:
 def test_more_lines_than_colours_can_be_drawn() -> None:
     lines = [Line(f"line {number}", [1.0, 10.0], [number + 1.0, 2.0]) for number in range(12)]
     assert "line 11" in draw(Plot("many", "x", "y", lines, "y"), "many")
+
+
+def test_it_has_a_dark_theme_and_its_pictures_follow_it(page: str) -> None:
+    assert "prefers-color-scheme: dark" in page
+    assert 'content="light dark"' in page
+    drawn = draw(Plot("t", "x", "y", [Line("a", [1.0, 2.0], [1.0, 2.0])], levels={"level": 1.5}), "Z1-0")
+    assert "var(--p0)" in drawn
+    assert "var(--ink)" in drawn
+    assert not re.search(r"(fill|stroke): ?#(?!000000)", drawn)

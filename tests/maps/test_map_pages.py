@@ -12,8 +12,19 @@ from small_maps import EDGE, UNIGRAM, made_up, small_grid
 
 from normscope.cli.map_progress import Clock, duration
 from normscope.maps import Counts, Record, Result
-from normscope.maps.curves import MOST_VERTICES, thinned
-from normscope.maps.draw import DIVERGING, MOST_WIDTH, arrangement, draw_map, palette, scale, style
+from normscope.maps.curves import MOST_VERTICES, rate_colours, thinned
+from normscope.maps.draw import (
+    DIVERGING,
+    MOST_WIDTH,
+    ON_DARK,
+    ON_LIGHT,
+    THEMED,
+    arrangement,
+    draw_map,
+    palette,
+    scale,
+    style,
+)
 from normscope.maps.export import to_dict, to_json, write_parquet
 from normscope.maps.page import Sheet, render_page, render_png
 from normscope.maps.table import Panel, edge, excess, tabulate
@@ -154,7 +165,7 @@ def test_the_page_is_one_file_that_loads_nothing_and_escapes_names(page: str) ->
     assert "&lt;b&gt;its reason" in page
     assert "<b>its reason" not in page
     assert set(re.findall(r'(?:src|href)="(?!#|data:)([^"]*)"', page)) == set()
-    assert "normscope map --text &#39;a &lt;b&gt;.txt&#39;" in page
+    assert "normscope map --text &#39;a &lt;b&gt;.txt&#39;" in re.sub("</?span[^>]*>", "", page)
 
 
 def test_each_cell_of_the_page_tells_its_own_story(page: str) -> None:
@@ -265,3 +276,24 @@ def test_the_time_left_follows_the_work_done(monkeypatch: pytest.MonkeyPatch) ->
     assert "about 90 s left" in clock.line(Counts(waiting=3, done=1, share=0.4, trains=1))
     assert duration(600) == "10 min"
     assert duration(7200) == "2.0 h"
+
+
+def test_the_page_has_a_dark_theme_and_its_pictures_follow_it(page: str) -> None:
+    light, dark = (dict(re.findall(r"--(rate-\d+): (#\w+)", part)) for part in page.split("scheme: dark")[1:])
+    assert light.keys() == dark.keys()
+    assert light != dark
+    assert 'content="light dark"' in page
+    assert "var(--ink)" in page
+    pictures = "".join(re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL))
+    for colour in (*THEMED, *(light for _, light, _ in rate_colours(sheet(CRASHED).table))):
+        assert not re.search(rf"(fill|stroke): ?{colour}", pictures), colour
+    assert set(re.findall(r"var\(--(rate-\d+)\)", pictures)) == light.keys()
+
+
+def test_marks_in_a_cell_keep_their_colour_in_both_themes(page: str) -> None:
+    assert re.search(rf"(fill|stroke): ?({ON_LIGHT}|{ON_DARK})", page)
+
+
+def test_numbers_and_commands_break_at_spaces_only(page: str) -> None:
+    assert re.search(r'<p class="lead">[^<]*<span class="w">[\d.]+e-\d', page)
+    assert '<span class="w">normscope</span> <span class="w">map</span>' in page

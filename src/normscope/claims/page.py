@@ -47,14 +47,13 @@ def render_page(
 
     Every word of a claim is escaped.
     """
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from normscope.report.page import environment
 
-    layout: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
+    layout: dict[str, Any] = {"keep_trailing_newline": True}
     if name.endswith(".md"):
         layout["finalize"] = _on_a_line
-    loader = PackageLoader("normscope.claims")
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, **layout)
-    return environment.get_template(name).render(
+    templates = environment("normscope.claims", **layout)
+    return templates.get_template(name).render(
         words=words,
         plots=_plots,
         kept=lambda each: None if each.long else kept_long(each.claim),

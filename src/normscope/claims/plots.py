@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from normscope.maps.draw import CARD, FAINT, INK, SOFT, style
+from normscope.maps.draw import CARD, FAINT, INK, SOFT, THEMED, style
+from normscope.report.page import themed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -117,7 +118,8 @@ def draw(plot: Plot, name: str) -> str:
         figure.savefig(
             text, format="svg", bbox_inches="tight", pad_inches=0.06, metadata={"Date": None, "Creator": None}
         )
-    return _small(text.getvalue(), name, f"{plot.title}: {plot.y} against {plot.x}")
+    names = {colour: f"p{number}" for number, colour in enumerate(COLOURS)} | THEMED
+    return themed(_small(text.getvalue(), name, f"{plot.title}: {plot.y} against {plot.x}"), names)
 
 
 def drawable(line: Line, log: str) -> list[tuple[float, float, float, float]]:

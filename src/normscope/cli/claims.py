@@ -166,17 +166,20 @@ def _rendered(
 
 def _text(ready: "list[ClaimResult]", to_screen: bool) -> str:
     """The table, or the one claim in full."""
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
     from normscope.claims.words import in_full, table, tally
+    from normscope.report.console import as_text
 
     if not ready:  # interrupted before the first
         return ""
     if len(ready) == 1:
         return "\n".join(in_full(ready[0])) + "\n"
-    console = Console(width=None if to_screen else 120, force_terminal=sys.stdout.isatty() and to_screen)
+    parts: list[RenderableType] = [table(ready), "", tally(ready)]
+    if not (to_screen and sys.stdout.isatty()):
+        return as_text(lambda width: parts, Console().width if to_screen else 120)
+    console = Console(force_terminal=True)
     with console.capture() as captured:
-        console.print(table(ready))
-        console.print()
-        console.print(tally(ready))
+        for part in parts:
+            console.print(part)
     return captured.get()

@@ -68,7 +68,8 @@ def _listed(settings: "Settings") -> "Story":
 
     from normscope.cli.demo_view import Lines, table
     from normscope.demo.run import run
+    from normscope.report.console import show
 
     story = run(settings, Lines())
-    Console(width=120).print(table(story))
+    show(lambda width: [table(story)], Console(width=120))
     return story

@@ -212,6 +212,7 @@ def _print(sheet: "Sheet") -> None:
     from rich.console import Console
 
     from normscope.maps.words import summary, terminal_table, width_of
+    from normscope.report.console import show
 
     needed = width_of(sheet.table)
     console = Console(highlight=False)
@@ -219,4 +220,4 @@ def _print(sheet: "Sheet") -> None:
         console.width = max(console.width, needed)
     for line in summary(sheet.table, sheet.counts, sheet.settings):
         console.print(line, soft_wrap=True)
-    console.print(terminal_table(sheet.table, figures=console.width >= needed))
+    show(lambda width: [terminal_table(sheet.table, figures=width >= needed)], console)

@@ -1,7 +1,6 @@
 """The page of the demo: both curves, the conditions, and what to type. One file, no network, no script."""
 
 import math
-from importlib.resources import files
 
 from markupsafe import Markup
 
@@ -9,33 +8,32 @@ from normscope.demo.run import Story, moral
 from normscope.demo.settings import CONDITIONS
 from normscope.report.figures.charts import Curve, Picture, chart
 from normscope.report.figures.scales import figure
+from normscope.report.page import environment, style_sheet
 from normscope.train.criterion import LAST, MARGIN
 
-COLOURS = ("c-c", "c-d", "c-a", "k-attn", "k-cross")
+COLOURS = ("c-c", "c-ink", "c-a", "k-attn", "c-p7")
+"""A colour for each condition; people who see no red, green or blue can distinguish any two."""
 _CEILING = 1.0  # nats above the unigram entropy: the fall from the start would flatten all else
 
 
 def render_page(story: Story) -> str:
     """The page of a story, also of one that is not at its end."""
-    from jinja2 import Environment, StrictUndefined
-
     from normscope.pipeline import versions
 
-    here = files("normscope.demo") / "templates" / "demo.html"
-    style = files("normscope.report") / "templates" / "page.css"
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.from_string(here.read_text(encoding="utf-8")).render(
-        story=story,
-        settings=story.settings,
-        style=Markup(style.read_text(encoding="utf-8")),
-        moral=moral(story),
-        pictures=[_losses(story), _diversities(story)],
-        rows=[_row(story, index) for index in range(len(CONDITIONS))],
-        versions=", ".join(f"{name} {version}" for name, version in versions().items()),
-        last=LAST,
-        margin=MARGIN,
+    return (
+        environment("normscope.demo")
+        .get_template("demo.html")
+        .render(
+            story=story,
+            settings=story.settings,
+            style=Markup(style_sheet("page.css")),
+            moral=moral(story),
+            pictures=[_losses(story), _diversities(story)],
+            rows=[_row(story, index) for index in range(len(CONDITIONS))],
+            versions=", ".join(f"{name} {version}" for name, version in versions().items()),
+            last=LAST,
+            margin=MARGIN,
+        )
     )
 
 
@@ -56,8 +54,7 @@ def _row(story: Story, index: int) -> dict[str, object]:
         "diversities": [figure(value, 1) for value in story.diversities(index) if not math.isnan(value)],
         "outcome": outcome,
         "verdict": verdict,
-        # An option a part: lines do not break within one.
-        "command": command.replace(" --", "\n--").splitlines(),
+        "command": command,
     }
 
 

@@ -51,10 +51,11 @@ def _ceiling(table: Table) -> float:
 
 
 def _draw_plot(place: "Axes", row: Sequence[Point], table: Table, top: float) -> None:
+    colours = [light for _, light, _ in rate_colours(table)]
     for x, point in enumerate(row):
         for record in point.done:
             assert record.result is not None
-            place.plot(*thinned(record.result.losses), color=_colour(x, table), linewidth=0.9, alpha=0.9)
+            place.plot(*thinned(record.result.losses), color=colours[x], linewidth=0.9, alpha=0.9)
     if table.unigram_entropy is not None:
         place.axhline(table.unigram_entropy, color=INK, linewidth=0.8, linestyle=(0, (4, 2)))
         place.set_ylim(max(0.0, table.unigram_entropy - 1.5), top)
@@ -73,16 +74,23 @@ def thinned(losses: Sequence[float]) -> tuple[list[float], list[float]]:
     return [float(part.mean()) + 1 for part in parts], [float(values[part].mean()) for part in parts]
 
 
-def _colour(x: int, table: Table) -> tuple[float, float, float, float]:
+def rate_colours(table: Table) -> list[tuple[str, str, str]]:
+    """(variable of the style sheet, colour on a light page, colour on a dark one) of each learning rate."""
     from matplotlib import colormaps
+    from matplotlib.colors import to_hex
 
-    return colormaps["plasma"](0.92 * x / max(1, len(table.rates) - 1))
+    def of(share: float) -> str:
+        return to_hex(colormaps["plasma"](share))
+
+    shares = [x / max(1, len(table.rates) - 1) for x in range(len(table.rates))]
+    return [(f"rate-{x}", of(0.88 * share), of(0.35 + 0.63 * share)) for x, share in enumerate(shares)]
 
 
 def _draw_key(figure: "Figure", table: Table) -> None:
     from matplotlib.lines import Line2D
 
-    lines = [Line2D([], [], color=_colour(x, table), label=short(rate)) for x, rate in enumerate(table.rates)]
+    named = zip(rate_colours(table), table.rates, strict=True)
+    lines = [Line2D([], [], color=light, label=short(rate)) for (_, light, _), rate in named]
     if table.unigram_entropy is not None:
         lines.append(Line2D([], [], color=INK, linestyle=(0, (4, 2)), label="unigram entropy"))
     figure.legend(handles=lines, loc="outside lower center", ncols=min(9, len(lines)), frameon=False)

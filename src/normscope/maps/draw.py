@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, SOFT, FAINT, PAPER, CARD = "#1d2127", "#626a75", "#d9d6cf", "#fbfaf7", "#ffffff"
+ON_LIGHT, ON_DARK = "#1d2128", "#fefefe"
+"""Marks in a cell, whose colour is the same in both themes."""
+THEMED = {INK: "ink", SOFT: "soft", FAINT: "faint", PAPER: "paper", CARD: "card"}
+"""The style sheet's variable for each colour, on pages with a dark theme."""
 DIVERGING = (
     *("#08306b", "#1f5fa8", "#4f94cd", "#a3c8e6", "#f1efea"),
     *("#f3c48b", "#e8973e", "#bf5b17", "#7f2704"),
@@ -130,7 +134,7 @@ def _fill(patch: Any, point: Point, colours: "Colormap", norm: "Normalize") -> N
 
 
 def _mark(place: "Axes", x: int, y: int, point: Point, face: Any) -> None:
-    ink = CARD if 0.3 * face[0] + 0.59 * face[1] + 0.11 * face[2] < 0.55 else INK
+    ink = ON_DARK if 0.3 * face[0] + 0.59 * face[1] + 0.11 * face[2] < 0.55 else ON_LIGHT
     how: dict[str, Any] = {"ha": "center", "va": "center", "color": ink, "clip_on": True}
     if point.verdict == "trains":
         place.plot([x], [y], "o", markersize=3.2, color=ink)

@@ -5,16 +5,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from normscope.errors import UsageError
-from normscope.maps.curves import draw_curves
-from normscope.maps.draw import draw_map, style
+from normscope.maps.curves import draw_curves, rate_colours
+from normscope.maps.draw import THEMED, draw_map, style
 from normscope.maps.record import Counts, Record
 from normscope.maps.store import Store
 from normscope.maps.table import Panel, Table, edge, excess, tabulate
 from normscope.maps.words import described, largest, short, signed, told
+from normscope.report.page import environment, themed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -89,32 +89,32 @@ def render_page(sheet: Sheet) -> str:
 
     The same map gives the same text. Every name in it is escaped; it runs no script and loads nothing.
     """
-    from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
     from matplotlib import rc_context
 
     table = sheet.table
     with rc_context(style()):
-        picture = _with_titles(_svg(draw_map(table)), table)
+        picture = _with_titles(_svg(draw_map(table), table), table)
         curves = draw_curves(table)
-        lines = None if curves is None else _svg(curves)
-    source = (files("normscope.maps") / "templates" / "map.html").read_text(encoding="utf-8")
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.from_string(source).render(
-        sheet=sheet,
-        table=table,
-        lead=lead(table, sheet.counts),
-        facts=described(sheet.settings),
-        picture=Markup(picture),
-        curves=None if lines is None else Markup(lines),
-        notes=notes(sheet),
-        edge=edge,
-        excess=excess,
-        largest=largest,
-        short=short,
-        signed=signed,
+        lines = None if curves is None else _svg(curves, table)
+    return (
+        environment("normscope.maps")
+        .get_template("map.html")
+        .render(
+            sheet=sheet,
+            table=table,
+            lead=lead(table, sheet.counts),
+            facts=described(sheet.settings),
+            rates=Markup(rate_style(table)),
+            picture=Markup(picture),
+            curves=None if lines is None else Markup(lines),
+            notes=notes(sheet),
+            edge=edge,
+            excess=excess,
+            largest=largest,
+            short=short,
+            signed=signed,
+        )
     )
 
 
@@ -152,13 +152,20 @@ def _deepest(panel: Panel) -> str:
     return f"{name} {'' if depth is None else f'{depth} blocks '}(at up to {short(rate)})"
 
 
-def _svg(figure: "Figure") -> str:
-    """A figure as an SVG element as wide as the page, but no letter larger than beside it."""
+def _svg(figure: "Figure", table: Table) -> str:
+    """A figure as an SVG element as wide as the page, in its colours, no letter larger than beside it."""
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     _, _, element = text.getvalue().partition("<svg")
     width = f'style="width: 100%; max-width: {MOST_PIXELS * figure.get_size_inches()[0]:.0f}px"'
-    return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', width, "<svg" + element, count=1)
+    element = re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', width, "<svg" + element, count=1)
+    return themed(element, THEMED | {light: name for name, light, _ in rate_colours(table)})
+
+
+def rate_style(table: Table) -> str:
+    """The colour of each learning rate's curves, in either theme."""
+    light, dark = (" ".join(f"--{each[0]}: {each[side]};" for each in rate_colours(table)) for side in (1, 2))
+    return f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
 
 
 def _with_titles(svg: str, table: Table) -> str:

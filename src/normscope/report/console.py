@@ -16,15 +16,22 @@ NOTHING = "–"
 def show(parts: Callable[[int], Iterable[RenderableType]], console: Console | None = None) -> None:
     """Print what `parts(width)` yields; colour and width are the terminal's, plain text in a pipe."""
     console = console or Console(file=sys.stdout, highlight=False)
-    for part in parts(console.width):
-        console.print(part)
+    if console.is_terminal or console.is_jupyter:
+        _print(parts, console)
+    else:
+        console.file.write(as_text(parts, console.width))
 
 
 def as_text(parts: Callable[[int], Iterable[RenderableType]], width: int) -> str:
-    """The same as plain text of `width` columns, for a file."""
+    """The same as plain text of `width` columns, no line of which ends in spaces."""
     buffer = io.StringIO()
-    show(parts, Console(file=buffer, width=width, color_system=None, highlight=False))
+    _print(parts, Console(file=buffer, width=width, color_system=None, force_terminal=False, highlight=False))
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+
+
+def _print(parts: Callable[[int], Iterable[RenderableType]], console: Console) -> None:
+    for part in parts(console.width):
+        console.print(part)
 
 
 def figure_table(*columns: str | Text, figures: Collection[str] = ()) -> Table:

@@ -4,10 +4,8 @@ import base64
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from normscope.anatomy import Stack
@@ -19,6 +17,7 @@ from normscope.report.figures.spectra import spectra
 from normscope.report.figures.tower import draw_towers
 from normscope.report.figures.tracks import draw_tracks
 from normscope.report.figures.trial import forecast_charts, ladder_charts, single_looks
+from normscope.report.page import environment, style_sheet
 from normscope.report.rescue import REACHES, ladder_words, last_figures, outcome_class, way_out
 from normscope.report.sites import compress
 from normscope.report.tables import cell, not_measured, number_sheets, tabulate
@@ -45,51 +44,45 @@ def render_html(report: Any) -> str:
     layout = lay_out(report.anatomy)
     spots = place_findings(report.findings, layout)
     tower, tower_width = draw_towers(layout, ledger, marks(spots))
-    script, style = (
-        files("normscope.report").joinpath("templates", name).read_text(encoding="utf-8")
-        for name in ("page.js", "page.css")
-    )
-    environment = Environment(
-        loader=PackageLoader("normscope.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    page = environment.get_template("page.html").render(
-        report=report,
-        verdict=_CLASSES.get(report.verdict, "fine"),
-        lead=lead_sentence(report),
-        style=Markup(style),
-        script=Markup(script),
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        structure=[(stack.name, describe_stack(stack)) for stack in report.anatomy.stacks],
-        tower=tower if layout.stacks else "",
-        stacks=layout.stacks,
-        tracks=draw_tracks(layout, ledger, _track_width(spots, tower_width)) if layout.stacks else [],
-        rail=draw_rail(spots, layout) if any(spot.places for spot in spots) else "",
-        cards=_cards(spots, layout),
-        by_number=spots,
-        keys=_keys(layout),
-        forecasts=forecast_charts(trial, layout) if trial else [],
-        ladder_charts=ladder_charts(ladder) if ladder else [],
-        ladder_words=sentence(ladder_words(ladder)) if ladder else "",
-        way_out=way_out(remedies.best) if remedies and remedies.best else "",
-        known_remedies=REMEDIES,
-        reaches=REACHES,
-        last_figures=last_figures,
-        outcome_class=outcome_class,
-        looks=single_looks(trial) if trial else [],
-        spectra=spectra(ledger, layout),
-        numbers=number_sheets(report.anatomy, ledger.rows),
-        tables=tabulate(report.anatomy, ledger.rows),
-        gaps=not_measured(ledger.rows),
-        cost=_cost(report.cost),
-        budget=budget_in_words(report.budget) if report.budget else "",
-        total=report.cost.get("total"),
-        cell=cell,
-        trial=ledger.trial,
-        sentence=sentence,
+    script = style_sheet("page.js")
+    page = (
+        environment("normscope.report")
+        .get_template("page.html")
+        .render(
+            report=report,
+            verdict=_CLASSES.get(report.verdict, "fine"),
+            lead=lead_sentence(report),
+            style=Markup(style_sheet("page.css")),
+            script=Markup(script),
+            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+            structure=[(stack.name, describe_stack(stack)) for stack in report.anatomy.stacks],
+            tower=tower if layout.stacks else "",
+            stacks=layout.stacks,
+            tracks=draw_tracks(layout, ledger, _track_width(spots, tower_width)) if layout.stacks else [],
+            rail=draw_rail(spots, layout) if any(spot.places for spot in spots) else "",
+            cards=_cards(spots, layout),
+            by_number=spots,
+            keys=_keys(layout),
+            forecasts=forecast_charts(trial, layout) if trial else [],
+            ladder_charts=ladder_charts(ladder) if ladder else [],
+            ladder_words=sentence(ladder_words(ladder)) if ladder else "",
+            way_out=way_out(remedies.best) if remedies and remedies.best else "",
+            known_remedies=REMEDIES,
+            reaches=REACHES,
+            last_figures=last_figures,
+            outcome_class=outcome_class,
+            looks=single_looks(trial) if trial else [],
+            spectra=spectra(ledger, layout),
+            numbers=number_sheets(report.anatomy, ledger.rows),
+            tables=tabulate(report.anatomy, ledger.rows),
+            gaps=not_measured(ledger.rows),
+            cost=_cost(report.cost),
+            budget=budget_in_words(report.budget) if report.budget else "",
+            total=report.cost.get("total"),
+            cell=cell,
+            trial=ledger.trial,
+            sentence=sentence,
+        )
     )
     return page.encode("utf-8", "backslashreplace").decode("utf-8")
 
