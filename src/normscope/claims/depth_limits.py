@@ -12,8 +12,8 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from normscope.claims.at_start import blocks_of, size_of
-from normscope.claims.experiments import calls_of
+from normscope.claims.at_start import blocks_of, size_of, stack_of
+from normscope.claims.experiments import calls_of, gaussian
 from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, flat, lines_along, mapped
 from normscope.claims.training import (
     WARMUP,
@@ -30,8 +30,6 @@ from normscope.claims.training import (
     trained,
 )
 from normscope.claims.warmup import POST, POST_NORMAL, SLOWER
-from normscope.nn import Block, ModelConfig
-from normscope.nn.placement import Where
 from normscope.nn.schemes.gates import HighwayGate
 from normscope.subjects import Subject
 
@@ -134,21 +132,15 @@ def log_gradients(
     Each block is differentiated alone, in float64, and the gradient scaled to length 1 before the next, which
     changes nothing: it goes through a block linearly. A stream that overflows leaves nan from there on.
     """
-    generator = torch.Generator().manual_seed(seed)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        config = ModelConfig(scheme=scheme, depth=depth, width=width, heads=2)
-        blocks = [Block(config, Where(place, depth), causal=True).double() for place in range(1, depth + 1)]
+    stack = stack_of(scheme, depth, seed, width=width, heads=2).double()
     if gate_bias is not None:
-        for block in blocks:
-            for gate in gates_of(block):
-                nn.init.constant_(gate.transform.bias, gate_bias)
-    start = torch.randn(*SHAPE, width, dtype=torch.float64, generator=generator)
+        for gate in gates_of(stack):
+            nn.init.constant_(gate.transform.bias, gate_bias)
+    start, cotangent = gaussian(seed, 2, *SHAPE, width)
     with torch.no_grad():
-        streams = list(itertools.accumulate(blocks, lambda state, block: block(state), initial=start))
-    cotangent = torch.randn(*SHAPE, width, dtype=torch.float64, generator=generator)
+        streams = list(itertools.accumulate(stack.blocks, lambda state, block: block(state), initial=start))
     logs, cotangent = [0.0], cotangent / cotangent.norm()
-    for block, x_BTD in zip(reversed(blocks), reversed(streams[:-1]), strict=True):
+    for block, x_BTD in zip(reversed(stack.blocks), reversed(streams[:-1]), strict=True):
         x_BTD.requires_grad_(True)
         (gradient,) = torch.autograd.grad(block(x_BTD), x_BTD, cotangent)
         length = float(gradient.norm())

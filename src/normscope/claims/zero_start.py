@@ -125,15 +125,13 @@ def zero_gains(setup: Setup) -> Evidence:
         f"{place}, γ = {gain}": _train_with_gain(setup, place, gain)
         for place, gain in itertools.product(TRAINED, (1, 0))
     }
-    dead = [case.value for case in cases if case.where.startswith("before") and "relu" in case.where]
+    alive = [case.value for case in cases if case.where.startswith("before") and "relu" in case.where]
+    dead = 100 * (1 - max(alive))
     return Evidence(
         [*cases, *setup.cases(lambda seed: _settling_cases(seed, runs))],
         figure,
         plots=[losses_plot("6 blocks from γ = 1 and from γ = 0", runs)],
-        notes=[
-            f"Before a branch with ReLU {100 * (1 - max(dead)):.0f} % of the γ get no gradient, and never "
-            "will."
-        ],
+        notes=[f"Before a branch with ReLU {dead:.0f} % of the γ get no gradient, and never will."],
     )
 
 
