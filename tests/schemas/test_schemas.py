@@ -2,11 +2,13 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
 import pytest
 
+from normscope.cli import bench
 from normscope.cli.main import run
 from normscope.errors import UsageError
 from normscope.schemas import names, schema
@@ -23,7 +25,8 @@ CALLS = {
     "map": [*MAP, "--seeds", "1", "--store", "map.sqlite", "--output", "map.html", "--format", "json"],
     "claims": ["claims", "A2", "--seeds", "1", "--format", "json"],
 }
-"""A command for each JSON output of the command line; losses.jsonl is a file."""
+"""A command for each JSON output of the command line; losses.jsonl is a file, benchmarks take long."""
+BENCH = {"schema": "normscope.bench/1", "bench": "quick", "rows": [{"what": "one", "ratio": 1.5}]}
 IN_FILES = {"losses"}
 
 
@@ -53,7 +56,7 @@ def document(
 
 
 def test_every_schema_has_a_command_or_a_file() -> None:
-    assert set(names()) == set(CALLS) | IN_FILES
+    assert set(names()) == set(CALLS) | IN_FILES | {"bench"}
 
 
 @pytest.mark.parametrize("name", names())
@@ -101,6 +104,16 @@ def test_a_document_that_lacks_a_key_or_has_another_is_refused(name: str, docume
         *({k: v for k, v in head.items() if k != key} for key in required),
     ):
         assert not validator(name).is_valid([changed] if isinstance(document, list) else changed)
+
+
+def test_a_benchmark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    quick = SimpleNamespace(BENCHES=("quick",), bench=lambda name: BENCH["rows"])
+    monkeypatch.setattr(bench, "_benches", lambda: quick)
+    assert run(["bench", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == BENCH
+    validator("bench").validate(BENCH)
+    for wrong in (BENCH | {"rows": []}, BENCH | {"rows": [{"what": [1]}]}, BENCH | {"another": 1}):
+        assert not validator("bench").is_valid(wrong)
 
 
 def test_lines_of_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

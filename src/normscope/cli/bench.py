@@ -11,8 +11,11 @@ import typer
 
 import normscope
 from normscope.cli.options import TextOrJson
+from normscope.cli.output import emit
 from normscope.cli.progress import quiet_libraries
 from normscope.errors import UsageError
+
+SCHEMA = "normscope.bench/1"
 
 
 def command(
@@ -30,7 +33,7 @@ def command(
         with quiet_libraries():
             rows = benches.bench(name)
         if format is TextOrJson.JSON:
-            print(json.dumps({"bench": name, "rows": rows}, indent=2))
+            emit(json.dumps({"schema": SCHEMA, "bench": name, "rows": rows}, indent=2) + "\n", None)
         else:
             table = Table(*rows[0], title=f"bench {name}", title_justify="left")
             for row in rows:  # a figure each
