@@ -172,9 +172,9 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
     mean = statistics.fmean(values)
     if len(values) < 2:
         return -math.inf, mean, math.inf
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
-    quantile = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1))
+    quantile = float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2))
     half = quantile * statistics.stdev(values) / math.sqrt(len(values))
     return mean - half, mean, mean + half
 
