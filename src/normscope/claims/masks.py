@@ -112,7 +112,7 @@ def branch_inputs(setup: Setup) -> Evidence:
 
 def _input_cases(norm: str, setup: Setup) -> Iterator[Case]:
     subjects = [load(f"{MODEL},scheme=pre,norm={norm}", seed=seed, text=setup.text) for seed in setup.seeds]
-    trained = train(subjects) if norm == "layernorm" else [subject.model for subject in subjects]
+    trained = train(subjects, STEPS) if norm == "layernorm" else [subject.model for subject in subjects]
     for seed, subject, model in zip(setup.seeds, subjects, trained, strict=True):
         states = {"at the start": subject.model} | ({} if model is subject.model else {AFTER: model})
         for when, each in states.items():
@@ -148,7 +148,7 @@ def _is_at_start(norm: nn.Module) -> bool:
     return all(bool(((each - start[name]).abs() <= 0.01).all()) for name, each in norm.named_parameters())
 
 
-def train(subjects: Sequence[Subject], steps: int = STEPS) -> list[nn.Module]:
+def train(subjects: Sequence[Subject], steps: int) -> list[nn.Module]:
     """Copies of their models after `steps` steps of AdamW, trained side by side."""
     models = [copy.deepcopy(subject.model) for subject in subjects]
     batches = [subject.batches() for subject in subjects]
