@@ -49,7 +49,7 @@ def _names(option: Any) -> str:
 
 def _default(option: Any) -> str:
     value = option.default
-    if value in (None, "", False) or not option.show_default:
+    if value is None or value is False or value == "" or not option.show_default:
         return ""
     return (
         f"`{option.opts[0]}`"

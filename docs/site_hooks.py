@@ -6,11 +6,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from mkdocs.plugins import get_plugin_logger
+
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 sys.path.insert(0, str(ROOT / "src"))  # the package of this checkout
 
 _ROW_OF_A_CLAIM = re.compile(r"^\| \[(\w+)\]\(claims\.md#(\w+)\)", flags=re.MULTILINE)
+_UNQUOTED = re.compile(r"^(\s*```\w+ )title=([^\s\"]+)$", flags=re.MULTILINE)
+_HAN = "[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef]"
+_BROKEN_CHINESE = re.compile(rf"(?<={_HAN})\n *(?={_HAN})")  # a line break would show as a space
 _TO_CHINESE = re.compile(r"\[([^\]]+)\]\((?:\.\./)*(\w+)\.zh\.md\)")
 
 
@@ -22,12 +27,25 @@ def on_config(config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **others: Any) -> str:
-    """Fill in the pages whose text stands elsewhere, and lead links out of docs/ to pages of the site."""
+    """Fill in the pages whose text stands elsewhere; turn links and titles into those of the site."""
+    markdown = _UNQUOTED.sub(r'\1title="\2"', _text(markdown, page))
+    return _BROKEN_CHINESE.sub("", markdown) if page.file.src_uri.endswith(".zh.md") else markdown
+
+
+def on_page_content(html: str, page: Any, **others: Any) -> None:
+    """Warn of a fence that was not read as one: the build then fails."""
+    if re.search(r"<(p|pre|code)>```", html):
+        get_plugin_logger("site").warning(f"{page.file.src_uri}: a ``` that opens or ends no block of code")
+
+
+def _text(markdown: str, page: Any) -> str:
     match page.file.src_uri:
         case "reference/cli.md":
             return markdown + runpy.run_path(str(DOCS / "command_line.py"))["command_line"]()
         case "reference/contributing.md":
-            return (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+            text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+            text = re.sub(r"^   (?! \S)", " " * 4, text, flags=re.MULTILINE)  # within an item of a list
+            return re.sub(r"\n(?=\d\. )", "\n\n", text)
         case "reference/changelog.md":
             text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
             return _with_chinese(text.replace("](docs/", "](../"), page)

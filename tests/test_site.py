@@ -31,6 +31,15 @@ def test_the_command_line_is_whole() -> None:
     assert "[bold]" not in page
 
 
+def test_a_shared_entry_of_a_docstring_is_written_out() -> None:
+    pytest.importorskip("griffe")
+    ungrouped = runpy.run_path(str(DOCS / "grouped_arguments.py"))["ungrouped"]
+    text = "Args:\n    a, b: words\n        and more\n    c: a, b: no entry\n\nLater, too: nothing"
+    assert ungrouped(text) == text.replace("    a, b: words\n        and more\n", "{}").format(
+        "    a: words\n        and more\n    b: words\n        and more\n"
+    )
+
+
 def pages() -> set[str]:
     """English pages within docs/, but for those of single findings, which docs/findings.md lists."""
     english = [path for path in DOCS.rglob("*.md") if not path.name.endswith(".zh.md")]

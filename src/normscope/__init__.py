@@ -1,13 +1,15 @@
 """normscope: will this deep Transformer train? Where the norms sit, what that does, and why.
 
-import normscope
+The main calls:
 
-report = normscope.check(model)            # the whole way
-print(report.verdict, report.findings)
+    import normscope
 
-anatomy = normscope.read_anatomy(model)    # only the reading
-subject = normscope.load("hf:gpt2,n_layer=24")
-model = normscope.nn.build("decoder", scheme="deepnorm", depth=24)
+    report = normscope.check(model)            # the whole way
+    print(report.verdict, report.findings)
+
+    anatomy = normscope.read_anatomy(model)    # only the reading
+    subject = normscope.load("hf:gpt2,n_layer=24")
+    model = normscope.nn.build("decoder", scheme="deepnorm", depth=24)
 """
 
 from importlib import import_module

@@ -1,7 +1,9 @@
 """Tests of every claim of the five sources.
 
-claims = chosen(["A", "B3"])                  # or chosen([]) for all
-tested = run_claims(claims, Setup())           # each: verdict, figure, parts, plots, seconds
+The main calls:
+
+    claims = chosen(["A", "B3"])                  # or chosen([]) for all
+    tested = run_claims(claims, Setup())           # each: verdict, figure, parts, plots, seconds
 """
 
 from normscope.claims.claim import CLAIMS, Claim, Kind, Sentence, claim

@@ -1,13 +1,15 @@
 """Linear algebra of Jacobians: maps in, figures out, each with a status. Knows nothing of models.
 
-op = JacobianOperator(f, x)        # J = ∂f/∂x at x; or JacobianOperator.on_graph(y, x)
-sigma_max(op, tol=1e-2)            # σ_max by Golub–Kahan–Lanczos, with error, residual and status
-singular_values(dense(op))         # every σ, where the map is small
-restricted_jacobian(op, rows, columns)  # some entries: one token's Jacobian, exact
-numerical_rank(values, tol)        # (rank, gap)
-top_singular(op, 20)               # the k largest, with multiplicity
-sigma_min(op, kernel=…)            # the smallest that is not known to be zero, for κ up to 10–20
-layerwise_sigma_min(layers)        # the same for a product of layers, far beyond
+The main calls:
+
+    op = JacobianOperator(f, x)        # J = ∂f/∂x at x; or JacobianOperator.on_graph(y, x)
+    sigma_max(op, tol=1e-2)            # σ_max by Golub–Kahan–Lanczos, with error, residual and status
+    singular_values(dense(op))         # every σ, where the map is small
+    restricted_jacobian(op, rows, columns)  # some entries: one token's Jacobian, exact
+    numerical_rank(values, tol)        # (rank, gap)
+    top_singular(op, 20)               # the k largest, with multiplicity
+    sigma_min(op, kernel=…)            # the smallest that is not known to be zero, for κ up to 10–20
+    layerwise_sigma_min(layers)        # the same for a product of layers, far beyond
 """
 
 from normscope.linalg.bounds import (

@@ -1,9 +1,11 @@
 """Maps: grids of trials, where they train and where they do not.
 
-grid = Grid(base=RunConfig(model="nn:decoder,width=32", validation=0.0), schemes=["post", "pre"],
-            depths=[4, 8], lrs=[1e-4, 1e-3])
-with Store(Path("map.sqlite")) as store:
-    run_map(store, grid.cells)
+The main calls:
+
+    grid = Grid(base=RunConfig(model="nn:decoder,width=32", validation=0.0), schemes=["post", "pre"],
+                depths=[4, 8], lrs=[1e-4, 1e-3])
+    with Store(Path("map.sqlite")) as store:
+        run_map(store, grid.cells)
 """
 
 from normscope.maps.cell import Cell, Result
