@@ -58,14 +58,14 @@ def _options(source: Source) -> dict[str, Any]:
     return found
 
 
-_VOCABULARY = frozenset(
-    ("vocab_size", "n_vocab", "num_tokens", "ntoken", "ntokens", "n_tokens", "vocab", "num_embeddings")
-    + ("src_vocab_size", "tgt_vocab_size", "src_vocab", "tgt_vocab")
-)
-_LENGTHS = frozenset(
-    ("block_size", "max_seq_len", "max_seq_length", "seq_len", "seq_length", "sequence_length", "context")
-    + ("context_length", "context_size", "max_len", "max_length", "n_ctx", "n_positions")
-)
+_VOCABULARY = {
+    *("vocab_size", "n_vocab", "num_tokens", "ntoken", "ntokens", "n_tokens", "vocab", "num_embeddings"),
+    *("src_vocab_size", "tgt_vocab_size", "src_vocab", "tgt_vocab"),
+}
+_LENGTHS = {
+    *("block_size", "max_seq_len", "max_seq_length", "seq_len", "seq_length", "sequence_length", "context"),
+    *("context_length", "context_size", "max_len", "max_length", "n_ctx", "n_positions"),
+}
 _NEUTRAL = {
     **dict.fromkeys(("dropout", "drop", "p", "embd_pdrop", "resid_pdrop", "attn_pdrop", "dropout_rate"), 0.0),
     **dict.fromkeys(("pad_id", "pad_idx", "pad_token_id", "padding_idx"), 0),
