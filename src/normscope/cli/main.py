@@ -8,20 +8,7 @@ from typing import Any
 
 import typer
 
-from normscope.cli import (
-    anatomy,
-    bench,
-    check,
-    claims,
-    demo,
-    doctor,
-    explain,
-    init,
-    map,
-    schema,
-    schemes,
-    train,
-)
+from normscope.cli import anatomy, bench, check, claims, demo, doctor, explain, map, schema, schemes, train
 from normscope.cli.defaults import read_defaults
 from normscope.cli.output import spell_out
 from normscope.errors import UsageError, describe
@@ -37,7 +24,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _module in (check, anatomy, explain, schemes, train, map, claims, demo, bench, schema, doctor, init):
+for _module in (check, anatomy, explain, schemes, train, map, claims, demo, bench, schema, doctor):
     app.command(name=_module.__name__.rpartition(".")[2])(_module.command)
 
 

@@ -13,8 +13,8 @@ _PARTS = (
 _HEAD = """\
 # Findings
 
-Written from the table of rules by `python -m normscope.rules > docs/findings.md`; `normscope explain CODE`
-says the same of one.
+`python -m normscope.rules > docs/findings.md` writes this page from the rules; `normscope explain CODE` prints
+one section. The name of a finding leads to its page, with a picture of a healthy and a broken model.
 
 Severity: an *error* makes the verdict "will fail", a *warning* "at risk", a *note* leaves it "healthy". In
 place of "healthy" stands "no trial" where no training step could be tried (no loss, `--steps 0`), and
@@ -39,11 +39,14 @@ def explain(code_or_name: str) -> str:
 
 def page() -> str:
     """docs/findings.md: one section a finding."""
-    rows = "\n".join(
-        f"| [{r.code}](#{r.code.lower()}-{r.name}) | {r.name} | {r.summary} |" for r in RULES.values()
-    )
+    rows = "\n".join(map(_row, RULES.values()))
     sections = "\n".join(_section(r, "##") for r in RULES.values())
     return f"{_HEAD}\n| code | name | what it says |\n|---|---|---|\n{rows}\n\n{sections}"
+
+
+def _row(rule: Rule) -> str:
+    names = f"[{rule.code}](#{rule.code.lower()}-{rule.name}) | [{rule.name}](findings/{rule.code}-{rule.name}.md)"
+    return f"| {names} | {rule.summary} |"
 
 
 def _section(rule: Rule, heading: str) -> str:

@@ -1,0 +1,128 @@
+"""Write the page of each finding, in English and Chinese, and the Chinese index docs/findings.zh.md.
+
+    python docs/findings/pages.py
+
+English texts are those of the rules (src/normscope/rules), Chinese ones those of zh.toml.
+"""
+
+import tomllib
+from pathlib import Path
+
+from cases import CASES
+
+from normscope.rules import RULES, Rule
+
+FOLDER = Path(__file__).parent
+CHINESE = tomllib.loads((FOLDER / "zh.toml").read_text(encoding="utf-8"))
+
+ENGLISH_PAGE = """\
+# {code} {name}
+
+{summary}
+
+![{code}: {healthy} beside {broken}](../images/findings/{code}.svg)
+
+Blue: {healthy} (healthy). Orange: {broken} (gets the finding). Width 64, byte-level text, seed 0, CPU.
+
+## What to do
+
+{remedy}{tried}
+
+## Why it matters
+
+{why}
+
+## Threshold
+
+{threshold}
+
+## Source
+
+{source}
+
+`normscope explain {code}` prints this page; [all findings](../findings.md).
+"""
+CHINESE_PAGE = """\
+# {code} {name}
+
+{summary}
+
+![{code}：{healthy}，{broken}](../images/findings/{code}.svg)
+
+蓝色：{healthy}（健康）。橙色：{broken}（得到此诊断）。模型宽度 64，字节级文本，随机种子 0，CPU。
+
+## 怎么办
+
+{remedy}{tried}
+
+## 为什么重要
+
+{why}
+
+## 阈值
+
+{threshold}
+
+## 来源
+
+{source}
+
+`normscope explain {code}` 打印英文说明；[全部诊断结果](../findings.md)。
+"""
+CHINESE_INDEX = """\
+# 诊断结果
+
+严重程度：*错误*（error）使结论为“会失败”（will fail），*警告*（warning）为“有风险”（at risk），
+*提示*（note）不影响“健康”（healthy）。
+无法试训时（没有 loss，或 `--steps 0`）结论为“未试训”（no trial）。仅凭结构最多为警告。
+
+| 代码 | 名称 | 含义 |
+|---|---|---|
+{rows}
+"""
+
+
+def stem(rule: Rule) -> str:
+    """Name of a finding's page, without ending."""
+    return f"{rule.code}-{rule.name}"
+
+
+def english(rule: Rule) -> str:
+    """The English page."""
+    case, tried = CASES[rule.code], ""
+    if rule.remedies:
+        tried = f"\n\n`normscope check MODEL --try-remedies` tries on copies: {', '.join(rule.remedies)}."
+    texts = {
+        field: getattr(rule, field)
+        for field in ("code", "name", "summary", "remedy", "why", "threshold", "source")
+    }
+    return ENGLISH_PAGE.format(healthy=case.healthy, broken=case.broken, tried=tried, **texts)
+
+
+def chinese(rule: Rule) -> str:
+    """The Chinese page."""
+    tried = (
+        f"\n\n`normscope check MODEL --try-remedies` 会在副本上尝试：{'、'.join(rule.remedies)}。"
+        if rule.remedies
+        else ""
+    )
+    return CHINESE_PAGE.format(code=rule.code, name=rule.name, tried=tried, **CHINESE[rule.code])
+
+
+def pages() -> dict[Path, str]:
+    """Path → content of every page."""
+    found = {}
+    for rule in RULES.values():
+        found[FOLDER / f"{stem(rule)}.md"] = english(rule)
+        found[FOLDER / f"{stem(rule)}.zh.md"] = chinese(rule)
+    rows = [
+        f"| [{rule.code}](findings/{stem(rule)}.md) | {rule.name} | {CHINESE[rule.code]['summary']} |"
+        for rule in RULES.values()
+    ]
+    found[FOLDER.parent / "findings.zh.md"] = CHINESE_INDEX.format(rows="\n".join(rows))
+    return found
+
+
+if __name__ == "__main__":
+    for path, content in pages().items():
+        path.write_text(content, encoding="utf-8")

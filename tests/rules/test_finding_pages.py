@@ -1,0 +1,54 @@
+"""docs/findings: each finding has a page and a picture; Chinese texts have the figures of English ones."""
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from normscope.rules import RULES
+
+FOLDER = Path(__file__).parents[2] / "docs" / "findings"
+
+
+@pytest.fixture(scope="module")
+def makers() -> dict:
+    """The namespace of docs/findings/pages.py."""
+    sys.path.insert(0, str(FOLDER))
+    try:
+        return runpy.run_path(str(FOLDER / "pages.py"))
+    finally:
+        sys.path.remove(str(FOLDER))
+        sys.modules.pop("cases", None)
+
+
+def test_the_pages_are_in_step_with_the_rules(makers: dict) -> None:
+    written = {path: path.read_text(encoding="utf-8") if path.exists() else "" for path in makers["pages"]()}
+    assert written == makers["pages"](), "run: python docs/findings/pages.py"
+    assert set(FOLDER.glob("*.md")) <= set(written)
+
+
+def test_every_finding_has_a_case_and_a_picture(makers: dict) -> None:
+    assert set(makers["CASES"]) == set(RULES) == set(makers["CHINESE"])
+    for code in RULES:
+        picture = FOLDER.parent / "images" / "findings" / f"{code}.svg"
+        assert "</svg>" in picture.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("field", ["summary", "why", "threshold", "source", "remedy"])
+@pytest.mark.parametrize("code", RULES)
+def test_the_chinese_text_has_the_figures_of_the_english_one(code: str, field: str, makers: dict) -> None:
+    english, chinese = (
+        set(re.findall(r"\d+(?:\.\d+)?(?:e-?\d+)?", text))
+        for text in (getattr(RULES[code], field), makers["CHINESE"][code][field])
+    )
+    assert english == chinese
+
+
+def test_a_case_gets_its_finding_and_its_twin_does_not(makers: dict) -> None:
+    """All of them: python docs/findings/pictures.py, by hand."""
+    case, checked = makers["CASES"]["NS206"], makers["CASES"]["NS206"].figure.__globals__["checked"]
+    found = [{f.code for f in checked(model, case.options).findings} for model in (case.twin, case.model)]
+    assert "NS206" not in found[0]
+    assert "NS206" in found[1]
