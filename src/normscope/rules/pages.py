@@ -13,8 +13,8 @@ _PARTS = (
 _HEAD = """\
 # Findings
 
-`python -m normscope.rules > docs/findings.md` writes this page from the rules; `normscope explain CODE` prints
-one section. The name of a finding leads to its page, with a picture of a healthy and a broken model.
+`python -m normscope.rules > docs/findings.md` writes this page from the rules; `normscope explain CODE`
+prints one section. The name of a finding leads to its page, with a picture of a healthy and a broken model.
 
 Severity: an *error* makes the verdict "will fail", a *warning* "at risk", a *note* leaves it "healthy". In
 place of "healthy" stands "no trial" where no training step could be tried (no loss, `--steps 0`), and
@@ -45,8 +45,8 @@ def page() -> str:
 
 
 def _row(rule: Rule) -> str:
-    names = f"[{rule.code}](#{rule.code.lower()}-{rule.name}) | [{rule.name}](findings/{rule.code}-{rule.name}.md)"
-    return f"| {names} | {rule.summary} |"
+    name = f"{rule.code}-{rule.name}"
+    return f"| [{rule.code}](#{name.lower()}) | [{rule.name}](findings/{name}.md) | {rule.summary} |"
 
 
 def _section(rule: Rule, heading: str) -> str:
