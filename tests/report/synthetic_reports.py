@@ -257,7 +257,7 @@ def collapse_findings(blocks: tuple[Block, ...]) -> tuple[Finding, ...]:
             "measured: 33 cells, AUC .96 at step 20",
             (
                 "Put the norm before each branch (norm_first=True) and one "
-                "after the last block, or lower the rate to 1e-4."
+                "after the last block, or lower the learning rate to 1e-4."
             ),
         ),
         Finding(

@@ -89,13 +89,13 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
 
 @cache
 def given(name: str) -> tuple[Subject, Anatomy]:
-    """A subject and its reading; nobody may change it."""
+    """A subject and its reading, shared by tests: do not change it."""
     subject = SUBJECTS[name]()
     return subject, read_anatomy(subject)
 
 
 def fingerprint(model: nn.Module) -> dict[str, Any]:
-    """Everything that a remedy could leave changed, and the generators."""
+    """State that a remedy must leave as it was, with the random generators."""
     return {
         "weights": {name: value.clone() for name, value in model.state_dict().items()},
         "identity": [id(p) for p in model.parameters()],
@@ -112,7 +112,7 @@ def fingerprint(model: nn.Module) -> dict[str, Any]:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Bit for bit."""
+    """True where both are equal bit for bit."""
     if isinstance(a, Tensor):
         return torch.equal(a, b)
     if isinstance(a, dict):

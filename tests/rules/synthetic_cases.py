@@ -34,7 +34,7 @@ READING = anatomy()
 
 
 def partly(reading: Anatomy) -> Anatomy:
-    """The same of which a part was not read."""
+    """`reading` with a part that was not read."""
     return Anatomy(tuple(replace(stack, complete=False) for stack in reading.stacks), reading.unread)
 
 
@@ -59,7 +59,7 @@ def trial(outcome: str, **more: Any) -> Forecast:
 
 @dataclass(frozen=True)
 class Pair:
-    """`beyond` raises the finding with this severity, `inside` raises it not at all."""
+    """Two cases: `beyond` raises the finding with this severity, `inside` does not raise it."""
 
     what: str
     severity: Severity

@@ -1,4 +1,4 @@
-"""Codes as users type them, and the page that is written from the table."""
+"""Tests of codes as users type them, and of the page written from the table."""
 
 from pathlib import Path
 

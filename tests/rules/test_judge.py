@@ -1,4 +1,4 @@
-"""Order, verdict, and a broken model: one finding and no flood."""
+"""Tests of order and verdict, and of a broken model: it gives one finding, not many."""
 
 import math
 from itertools import chain
@@ -34,7 +34,7 @@ def test_the_worst_finding_makes_the_verdict(severities: tuple[str, ...], expect
 
 
 @pytest.mark.parametrize(
-    ("diversity", "words"), [(0.95, "0.95): the logits are too small"), (1e-11, "Treat the collapse")]
+    ("diversity", "words"), [(0.95, "0.95): the logits are too small"), (1e-11, "Fix the collapse")]
 )
 def test_starved_queries_are_treated_by_what_starves_them(diversity: float, words: str) -> None:
     starving = PAIRS["NS303"][0].beyond
@@ -107,7 +107,7 @@ def test_remedies_fit_the_case() -> None:
     (half,) = judge(READING, Measurements(), trial("diverges"), "float16")
     (full,) = judge(READING, Measurements(), trial("diverges"))
     assert "float32" in half.remedy
-    assert "Lower the rate" in full.remedy
+    assert "Divide the learning rate" in full.remedy
 
 
 @pytest.mark.parametrize("code", ["NS102", "NS201", "NS204"])

@@ -1,4 +1,4 @@
-"""Laws of all remedies on subjects of every kind: copies are changed, once, and can be trained."""
+"""Laws of all remedies on subjects of every kind: each changes a copy once, and the copy can be trained."""
 
 import pytest
 import torch
@@ -58,7 +58,7 @@ def test_a_remedy_changes_a_copy_once_or_says_why_not(
 
 
 def _learns(subject) -> None:
-    """Every trainable parameter that a loss reached before is reached, and no figure is off."""
+    """Assert that the loss reaches the parameters and that the loss and all gradients are finite."""
     loss = subject.loss()
     loss.backward()
     assert torch.isfinite(loss)

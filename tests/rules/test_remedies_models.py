@@ -1,4 +1,4 @@
-"""Tests of what each remedy of a model promises, against the same thing done by hand."""
+"""Tests of each remedy of a model against the same change made by hand."""
 
 import copy
 import dataclasses

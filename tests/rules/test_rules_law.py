@@ -1,4 +1,4 @@
-"""Laws over the table of rules: a pair around every threshold, a text that says all, frozen names."""
+"""Laws over the table of rules: a pair around every threshold, complete texts, frozen names."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Remedies are tried on the intended run, ranked, and nothing that was tried is lost."""
+"""Tests of remedies tried on the intended run: they are ranked, and no result is lost."""
 
 from collections.abc import Callable
 
@@ -29,7 +29,7 @@ FAILS = said("collapses", -2.0)
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Say], list[TrialConfig]]:
-    """Forecasts by a function of the settings; the list of the settings that were asked for."""
+    """A function that replaces `forecast` and returns the list of settings it was called with."""
     asked: list[TrialConfig] = []
 
     def install(say: Say) -> list[TrialConfig]:

@@ -1,4 +1,4 @@
-"""Findings by what a user types: a code, a prefix of codes, or a name."""
+"""Look up findings by code, by prefix of codes, or by name."""
 
 from collections.abc import Iterable
 
@@ -24,7 +24,7 @@ def parse_codes(codes: str | Iterable[str]) -> tuple[str, ...]:
     """Split the value of `--select` or `--ignore`, "NS101,NS5,post-ln-deep" or a list of those, into codes.
 
     Raises:
-        UsageError: one of them fits no finding.
+        UsageError: a code fits no finding.
     """
     text = codes if isinstance(codes, str) else ",".join(codes)
     parts = tuple(part.strip() for part in text.split(",") if part.strip())
@@ -36,7 +36,7 @@ def parse_codes(codes: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def matches(finding: Finding, code: str) -> bool:
-    """True where `code`, a code, a prefix of codes or a name in any case, speaks of this finding."""
+    """True where `code` (a code, a prefix of codes or a name, in any case) selects this finding."""
     return _fits(finding.code, finding.name, code)
 
 

@@ -1,6 +1,6 @@
-"""The figures that rules compare with their thresholds, where they are not a single row of the table.
+"""Figures that rules compare with their thresholds and that need more than one row of the table.
 
-Each is None where a row it needs was not measured, is not finite, or is zero below a fraction.
+Each is None where a row it needs was not measured or is not finite, or where its denominator is zero.
 """
 
 import math

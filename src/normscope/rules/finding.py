@@ -1,4 +1,4 @@
-"""Finding: the judgement of a rule, and everything a person needs to agree or disagree with it."""
+"""Finding: the judgement of a rule, with its evidence, threshold, source and remedy."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum

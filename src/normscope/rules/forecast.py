@@ -1,4 +1,4 @@
-"""NS6xx: what a few real steps show. Collapse, the seventh outcome, is raised under NS202."""
+"""NS6xx: findings of the trial's training steps. The outcome "collapses" is raised as NS202."""
 
 from collections.abc import Iterator
 
@@ -10,17 +10,17 @@ from normscope.rules.trial import trial_hit
 
 @rule(
     "NS601",
-    summary="After the trial's steps the model has learnt the tokens' frequencies and shows no sign of more.",
+    summary="After the trial's steps the model has learnt only the token frequencies.",
     why="""Every language model first learns the unigram distribution, whose entropy is the loss of a constant
-        output. A model gets off that plateau only while different inputs still give different outputs and
-        while gradients of different batches agree; where neither holds, more steps repeat the last ones.""",
-    threshold="""The forecast's outcome is plateau: under a diversity of 1e-3, a pull (coherence +
-        3·alignment) of less than 0.05. A healthy run that is only slow is told as the outcome "slow" and is
-        no finding.""",
+        output. A model leaves that plateau only while different inputs give different outputs and gradients
+        of different batches agree. Where neither holds, more steps do not help.""",
+    threshold="""The forecast's outcome is plateau: a token diversity under 1e-3 and a pull (coherence +
+        3·alignment) under 0.05. A healthy run that is only slow has the outcome "slow", which is no
+        finding.""",
     source="""Our ladders of learning rates, 300 steps each, tuned on some and reported on others
         (docs/forecast.md).""",
-    remedy="""Warm up over at least 100 steps, lower the rate by 3 to 10 times, or lay the norms inside the
-        branches.""",
+    remedy="""Warm up over at least 100 steps, divide the learning rate by 3 to 10, or put the norms inside
+        the branches.""",
     remedies=("pre-ln", "deepnorm", "small-init", "output-bias", "warm-up", "lower-rate", "much-lower-rate"),
 )
 def plateau(case: Case) -> Iterator[Hit]:
@@ -30,13 +30,13 @@ def plateau(case: Case) -> Iterator[Hit]:
 
 @rule(
     "NS602",
-    summary="At the full rate from the first step the model fails; with a warm-up it does not.",
-    why="""Adam's first steps have nearly the size η whatever the gradient, and all weights move at once: the
-        output of a deep Post-LN stack moves by an amount that grows with depth. A warm-up keeps these steps
-        small until the second moments are estimated and the norms' gains have adapted.""",
-    threshold="The forecast's outcome is needs-warmup: the trial failed without and passed with a warm-up.",
+    summary="The model fails at the full learning rate from the first step; with a warm-up it does not.",
+    why="""Adam's first steps have nearly the size η, whatever the gradient, and all weights move at once. The
+        output of a deep Post-LN stack then moves by an amount that grows with depth. A warm-up keeps these
+        steps small until the second moments are estimated and the norms' gains have adapted.""",
+    threshold="The forecast's outcome is needs-warmup: the trial failed without warm-up and passed with it.",
     source="Xiong et al. 2020, arXiv:2002.04745; Liu et al. 2020 (Admin), arXiv:2004.08249.",
-    remedy="Train with a linear warm-up (--warmup 500 or more), or lower the rate.",
+    remedy="Train with a linear warm-up (--warmup 500 or more), or lower the learning rate.",
     remedies=("warm-up", "lower-rate"),
 )
 def needs_warmup(case: Case) -> Iterator[Hit]:
@@ -46,13 +46,14 @@ def needs_warmup(case: Case) -> Iterator[Hit]:
 
 @rule(
     "NS603",
-    summary="The loss rises, or leaves the finite numbers, within the trial's steps.",
-    why="""A step is stable only while the rate times the largest curvature of the preconditioned loss stays
-        under a constant (38/η for Adam). Beyond it every step overshoots further than the last.""",
-    threshold="The forecast's outcome is diverges; its reason carries the figures.",
+    summary="The loss rises, or becomes NaN or infinite, within the trial's steps.",
+    why="""A step is stable only while the largest curvature of the preconditioned loss stays under a limit
+        that falls with the learning rate η (38/η for Adam). Beyond it every step overshoots further than the
+        last.""",
+    threshold="The forecast's outcome is diverges; its reason gives the figures.",
     source="Cohen et al. 2022 (adaptive edge of stability), arXiv:2207.14484; the trial itself.",
-    remedy="""Lower the rate by 3 to 10 times, or warm up. Clipping the gradient bounds a step of SGD; a step
-        of Adam hardly depends on the gradient's size, and clipping rescued one of the 8 runs that it was
+    remedy="""Divide the learning rate by 3 to 10, or warm up. Clipping the gradient bounds a step of SGD. A
+        step of Adam hardly depends on the gradient's size: clipping rescued one of the 8 runs that it was
         tried on.""",
     remedies=("lower-rate", "much-lower-rate", "warm-up", "clip", "adam-eps", "small-init", "qk-norm"),
 )
@@ -63,12 +64,12 @@ def diverges(case: Case) -> Iterator[Hit]:
 
 
 def _remedy(case: Case) -> str:
-    """The rule's own, but for a model of float16 weights, which no rate keeps from NaN."""
+    """The remedy for float16 weights, which reach NaN at any learning rate; empty for the rule's own."""
     if case.dtype != "float16":
         return ""
     return (
-        "Keep the weights in float32 and run under autocast with loss scaling, or in bfloat16: Adam's ε = "
-        "1e-8 is zero in float16, and a step divides by it."
+        "Keep the weights in float32 and run under autocast with loss scaling, or use bfloat16. In float16 "
+        "Adam's ε = 1e-8 is zero, and a step divides by it."
     )
 
 

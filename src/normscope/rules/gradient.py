@@ -1,4 +1,4 @@
-"""NS3xx: what the backward pass shows."""
+"""NS3xx: findings of the backward pass."""
 
 from collections.abc import Collection, Iterator
 from statistics import median
@@ -12,21 +12,21 @@ from normscope.rules.rule import Case, Hit, figure, note_or_warning, rule
 SPREAD = 1e3
 """Factor between the relative gradients at the two ends of a stack. Published models: under 3."""
 STARVED = 1e-5
-"""RMS gradient of W_Q and W_K over that of W_V under which queries and keys get none to speak of."""
+"""RMS gradient of W_Q and W_K over that of W_V under which queries and keys count as starved."""
 APART = 1e-4
-"""Token diversity from which on starved queries and keys are no matter of collapsed tokens."""
+"""Token diversity from which on starved queries and keys have another cause than collapsed tokens."""
 
 WRONG = TOLERANCE
-"""Relative error against finite differences above which a derivative is wrong, as the probe has it."""
+"""Relative error against finite differences above which a derivative is wrong: the probe's tolerance."""
 
 
 @rule(
     "NS301",
     summary="The loss hardly depends on the lower blocks: their gradient is lost on the way down.",
     why="""The gradient at a block is the product of all Jacobians above it, transposed. It is compared as the
-        relative gradient, ‖∂loss/∂x‖ · RMS(x): what a change of the stream by one percent would do to the
-        loss. A stack without norms and one with them can be compared that way, because rescaling x changes
-        nothing. Adam's division hides a vanishing gradient until it nears Adam's ε or the batch's noise.""",
+        relative gradient, ‖∂loss/∂x‖ · RMS(x), which says how much a change of the stream by one percent
+        changes the loss. Rescaling x does not change it, so stacks with and without norms can be compared.
+        Adam's division hides a vanishing gradient until it nears Adam's ε or the batch's noise.""",
     threshold=f"""Relative gradient at the first block under 1/{SPREAD:g} of that at the last block of the
         stack.""",
     source="""Xiong et al. 2020, arXiv:2002.04745; Wang et al. 2022, arXiv:2203.00555; the figures in
@@ -47,10 +47,10 @@ def gradient_vanish(case: Case) -> Iterator[Hit]:
     summary="The gradient grows on its way down: the lower blocks get all of it.",
     why="""Jacobians of norm above one multiply. A stream that a branch amplifies without a norm, or norms
         that divide by a tiny deviation (their Jacobian is 1/σ), make the relative gradient ‖∂loss/∂x‖ ·
-        RMS(x) grow at every block, and a global clip then takes the upper blocks' step away.""",
+        RMS(x) grow at every block. A global clip then removes the upper blocks' step.""",
     threshold=f"""Relative gradient at the first block above {SPREAD:g} times that at the last block of the
         stack.""",
-    source="""Res-post without QK-norm at 64 blocks: 7e6, with it 14, our measurement; Wang et al. 2022,
+    source="""Our measurement of res-post at 64 blocks: 7e6 without QK-norm, 14 with it; Wang et al. 2022,
         arXiv:2203.00555.""",
     remedy="""Normalise the branches' input, start the branches small (output projections × 1/√(2L)),
         normalise q and k where logits grow. Clipping does not even it out: it scales the gradient of all
@@ -66,19 +66,19 @@ def gradient_explode(case: Case) -> Iterator[Hit]:
 
 @rule(
     "NS303",
-    summary="Queries and keys get no gradient beside values: attention cannot learn where to look.",
+    summary="Queries and keys get almost no gradient compared with values: attention cannot learn.",
     why="""The gradient of W_Q and W_K passes through the differences between the values that attention
-        averages. With token diversity gone these are equal, and the gradient goes with the square root of the
-        diversity, while that of W_V does not. It also has the size of the keys and queries themselves as a
-        factor: with weights of a fixed small deviation on inputs that no norm has brought to unit size, the
-        logits start near zero and hardly move.""",
+        averages. When token diversity is lost the values are equal: this gradient falls with the square root
+        of the diversity, that of W_V does not. The gradient is also proportional to the size of keys and
+        queries. With weights of a fixed small deviation and inputs that no norm has brought to unit size,
+        the logits start near zero and hardly move.""",
     threshold=f"""RMS gradient of W_Q and of W_K both under {STARVED:g} of that of W_V. A note in some
         branches, a warning in half of a model's attention or more.""",
     source="""Noci et al. 2022, arXiv:2206.03126; our measurement for Post-LN: 0.53 at 2 blocks, 9e-8 at 32;
         Pre-LN: 3e-2.""",
-    remedy="""Where the tokens have collapsed, treat that (NS202): placement, a scaled skip, smaller branches
-        at the start. Where they are apart, the logits are too small at the start: larger W_Q and W_K, or a
-        larger input to them.""",
+    remedy="""Where the tokens have collapsed, fix the collapse first (NS202): change the placement, scale the
+        skip, or start the branches smaller. Where the tokens differ, the logits are too small at the start:
+        start W_Q and W_K larger, or enlarge their input.""",
     remedies=("deepnorm", "small-init"),
 )
 def qk_starved(case: Case) -> Iterator[Hit]:
@@ -87,7 +87,9 @@ def qk_starved(case: Case) -> Iterator[Hit]:
     if not sites:
         return
     least = figure(min(shares[site] for site in sites))
-    message = f"W_Q and W_K get down to {least} of W_V's gradient in {len(sites)} of {len(shares)} branches."
+    message = (
+        f"W_Q and W_K get as little as {least} of W_V's gradient in {len(sites)} of {len(shares)} branches."
+    )
     rows = case.rows(sites, *(f"gradient/{role}" for role in "qkv"))
     grave = 2 * len(sites) >= len(shares)
     yield Hit(note_or_warning(grave), sites, message, rows, _remedy_of_starved(case, sites))
@@ -105,12 +107,13 @@ def _remedy_of_starved(case: Case, sites: Collection[str]) -> str:
         return ""
     if median(around) < APART:
         return (
-            "Treat the collapse of the tokens (NS202): placement, a scaled skip, smaller branches at first."
+            "Fix the collapse of the tokens first (NS202): change the placement, scale the skip, or start "
+            "the branches smaller."
         )
     return (
-        f"The tokens are apart (diversity {figure(median(around))}): the logits are too small at the start. "
-        "Give W_Q and W_K more than a fixed deviation of 0.02 (1/√d at small widths), or scale what enters "
-        "them up: a norm in front of the attention, embeddings × √d."
+        f"The tokens differ (diversity {figure(median(around))}): the logits are too small at the start. "
+        "Start W_Q and W_K with more than a fixed deviation of 0.02 (1/√d at small widths), or scale their "
+        "input up: a norm in front of the attention, embeddings × √d."
     )
 
 
@@ -119,13 +122,13 @@ def _remedy_of_starved(case: Case, sites: Collection[str]) -> str:
     summary="A backward does not give the derivative of its forward.",
     why="""A backward written by hand, a detached tensor, a scaled gradient or a straight-through estimate
         makes autograd return something other than the derivative. Training then follows another direction
-        than the loss's gradient, and no figure that rests on the Jacobian is about this forward.""",
+        than the loss's gradient, and figures from the Jacobian do not describe this forward.""",
     threshold=f"""Relative error of Jv against central differences of the forward above {WRONG:g}: a warning,
-        or a note where a part of the model was not read, which may be what the difference comes from.""",
-    source="""Exact mathematics: differences of step h err by h², and by rounding over h; the probe takes its
-        own error off, and torch.autograd.gradcheck is the same test.""",
-    remedy="""Where it is meant (quantisation, gradient scaling), ignore the finding with --ignore NS304. Else
-        compare the named part with torch.autograd.gradcheck in float64, and look for detach(),
+        or a note where a part of the model was not read, because that part may cause the difference.""",
+    source="""Exact mathematics: differences of step h err by h² and by rounding divided by h. The probe
+        subtracts its own error; torch.autograd.gradcheck is the same test.""",
+    remedy="""Where this is intended (quantisation, gradient scaling), ignore the finding with --ignore NS304.
+        Otherwise compare the named part with torch.autograd.gradcheck in float64, and look for detach(),
         torch.no_grad() and custom autograd.Functions in it.""",
 )
 def wrong_derivative(case: Case) -> Iterator[Hit]:
@@ -135,8 +138,8 @@ def wrong_derivative(case: Case) -> Iterator[Hit]:
         return
     worst = max(sites, key=lambda site: errors[site])
     message = (
-        f"The derivative of {len(sites)} of {len(errors)} parts is not that of their forward; "
-        f"that of {worst or 'the whole model'} is off by {figure(100 * errors[worst])} %."
+        f"{len(sites)} of {len(errors)} parts have a wrong derivative; "
+        f"the largest error is {figure(100 * errors[worst])} %, in {worst or 'the whole model'}."
     )
     whole = not case.anatomy.unread and all(stack.complete for stack in case.anatomy.stacks)
     rows = case.rows(sites, "derivative/relative-error")

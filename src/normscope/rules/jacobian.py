@@ -1,4 +1,4 @@
-"""NS4xx: what the Jacobian of a whole stack shows."""
+"""NS4xx: findings of the Jacobian of a whole stack."""
 
 from collections.abc import Iterator
 
@@ -8,20 +8,20 @@ from normscope.rules.finding import Severity
 from normscope.rules.rule import Case, Hit, figure, rule
 
 DECADES = 2.0
-"""Decades of gain, relative to the stream's own change of scale, either way. Published: under 0.4."""
+"""Largest |log10| of the gain relative to the stream's own growth. Published models: under 0.4."""
 
 
 @rule(
     "NS401",
-    summary="The stack as a whole shrinks, or blows up, small differences between inputs.",
+    summary="The stack as a whole shrinks or amplifies small differences between inputs.",
     why="""The stack's Jacobian J maps a change of the embeddings to a change of the last block's stream. Its
         RMS gain over random directions, divided by the factor by which the stream itself grew, says what
-        happens to a difference of one percent: far below one, inputs that differ arrive alike, and the
-        gradient, which travels by Jᵀ, is as small below; far above one, the map is chaotic and so are its
+        happens to a difference of one percent. Far below one, different inputs arrive alike, and the
+        gradient, which passes through Jᵀ, shrinks as much. Far above one, the map is chaotic and so are its
         gradients.""",
-    threshold=f"""log10 of the RMS gain of the stack, less log10 of the stream's growth, outside ±{DECADES:g},
-        in stacks that no token enters with less than 10^-{DECADES:g} of the stream's RMS: for such a token
-        (ViT-MAE's class token starts at 0) every change is a large one.""",
+    threshold=f"""log10 of the RMS gain of the stack, less log10 of the stream's growth, outside ±{DECADES:g}.
+        Stacks that a token enters with less than 10^-{DECADES:g} of the stream's RMS are left out: for such a
+        token (ViT-MAE's class token starts at 0) every change is a large one.""",
     source="""Schoenholz et al. 2017, arXiv:1611.01232 (order and chaos); Dong et al. 2021, arXiv:2103.03404;
         the figures in docs/thresholds.md.""",
     remedy="""Against contraction: fewer Post-LN blocks, or a scaled skip (DeepNorm). Against expansion: norms
@@ -37,8 +37,8 @@ def gain_spread(case: Case) -> Iterator[Hit]:
             continue
         what = "shrinks" if relative < 0 else "amplifies"
         message = (
-            f"{stack.name} {what} small relative differences 10^{abs(relative):.1f} times "
-            f"(log10 of the gain {figure(gains[stack.name])})."
+            f"{stack.name} {what} small relative differences by a factor of 10^{abs(relative):.1f} "
+            f"(log10 of the gain: {figure(gains[stack.name])})."
         )
         rows = case.rows((stack.name,), "jacobian/contraction")
         rows += case.rows((f"{stack.name}.input", stack.blocks[-1].site), "stream/rms")
@@ -46,6 +46,6 @@ def gain_spread(case: Case) -> Iterator[Hit]:
 
 
 def _has_faint_token(case: Case, stack: Stack) -> bool:
-    """True where a token enters the stack so small that equal changes are no small relative ones for it."""
+    """True where a token enters the stack so small that every change of it is a large relative one."""
     least = case.finite("stream/faintest-token").get(f"{stack.name}.input")
     return least is not None and least < 10**-DECADES

@@ -1,4 +1,4 @@
-"""Judge figures: rules turn them into findings, and findings into a verdict."""
+"""Turn figures into findings, and findings into a verdict."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -16,10 +16,10 @@ _RANK = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NOTE: 2}
 def judge(
     anatomy: Anatomy, measurements: Measurements, forecast: Forecast | None, dtype: str = "float32"
 ) -> list[Finding]:
-    """All findings, the gravest first, among equals in the order of depth and then of code.
+    """All findings, ordered by severity, then depth, then code.
 
-    `dtype` is the precision in effect. A quantity that was not measured, or is not finite, silences the rules
-    that need it; what is not finite is itself a finding (NS506).
+    `dtype` is the precision in effect. Rules skip a quantity that was not measured or is not finite; a value
+    that is not finite is itself a finding (NS506).
     """
     case = Case(anatomy, measurements, forecast, dtype)
     found = [finding for rule in RULES.values() for finding in rule.findings(case)]

@@ -16,17 +16,17 @@ _HEAD = """\
 `python -m normscope.rules > docs/findings.md` writes this page from the rules; `normscope explain CODE`
 prints one section. The name of a finding leads to its page, with a picture of a healthy and a broken model.
 
-Severity: an *error* makes the verdict "will fail", a *warning* "at risk", a *note* leaves it "healthy". In
-place of "healthy" stands "no trial" where no training step could be tried (no loss, `--steps 0`), and
-"interrupted" where Ctrl-C came before the end.
-Structure alone is at most a warning. What concerns half precision is a note unless the model or `--dtype` is
-in that precision, or its values would overflow it. The figures that the thresholds were set between are in
+Severity: an *error* makes the verdict "will fail", a *warning* "at risk", a *note* leaves it "healthy".
+Instead of "healthy" the verdict is "no trial" where no training step could be run (no loss, `--steps 0`), and
+"interrupted" where Ctrl-C stopped the check.
+Structure alone is at most a warning. A finding about half precision is a note unless the model or `--dtype`
+uses that precision, or values would overflow it. The measurements behind the thresholds are in
 [thresholds.md](thresholds.md).
 """
 
 
 def explain(code_or_name: str) -> str:
-    """All there is to know about one finding, as Markdown.
+    """Full explanation of one finding, as Markdown.
 
     Args:
         code_or_name: "NS202" or "tokens-collapse", in any case.

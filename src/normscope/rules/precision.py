@@ -1,4 +1,4 @@
-"""NS5xx: what numbers of few bits do to the model, and what is no number at all."""
+"""NS5xx: findings about half precision, and about values that are not finite."""
 
 from collections.abc import Iterator
 
@@ -15,9 +15,9 @@ COSINE = 0.9
 TINY_EPS = 2.0**-25
 """Half of float16's smallest subnormal: an ε up to here is zero in float16."""
 LARGE_EPS = 1.0
-"""ε over the median variance it guards: from here on the norm passes its input's scale on."""
+"""ε over the median variance it guards, above which the output of a norm keeps the input's scale."""
 DROWNED = 100.0
-"""The same where it is a warning, if half of the norms are beyond: they are mere divisions by √ε."""
+"""The same ratio for a warning, where half of the norms exceed it: they only divide by √ε."""
 
 
 def _in(case: Case, dtype: str) -> Severity:
@@ -55,9 +55,9 @@ def float16_overflow(case: Case) -> Iterator[Hit]:
 
 @rule(
     "NS502",
-    summary="A good part of the gradient would be flushed to zero in float16.",
-    why="""Float16 has nothing between 0 and 2^-24 ≈ 6e-8. Gradients are small because the loss is a mean over
-        tokens; what lies below is zero in the backward pass unless the loss is scaled up first.""",
+    summary="A large share of the gradient would be flushed to zero in float16.",
+    why="""Float16 has no number between 0 and 2^-24 ≈ 6e-8. Gradients are small because the loss is a mean
+        over tokens; smaller values become zero in the backward pass unless the loss is scaled up first.""",
     threshold=f"""More than {FLUSHED:g} of the non-zero gradient values rounded to zero (up to 2^-25): a note,
         a warning where the model runs in float16.""",
     source="Micikevicius et al. 2018 (loss scaling), arXiv:1710.03740.",
@@ -121,11 +121,11 @@ def eps_small(case: Case) -> Iterator[Hit]:
     summary="A norm's ε outweighs the variance it guards, so the norm does not normalise.",
     why="""With var ≪ ε the norm is a division by the constant √ε: the output keeps the input's scale, and the
         directions 1 and ẑ that its Jacobian should erase pass with gain ε/(var + ε)^{3/2} beside 1/√(var +
-        ε). What the design expects from a norm, a branch input of unit size, is not there.""",
+        ε). The branch's input then lacks the unit size that the design expects from a norm.""",
     threshold=f"""ε over the median variance (mean square for RMSNorm) of the tokens above {LARGE_EPS:g}: a
         note; above {DROWNED:g} in half of the norms or more: a warning.""",
     source="The closed form of the norm's Jacobian; the figures in docs/thresholds.md.",
-    remedy="Lower ε (1e-6), or scale what enters the norm up: larger embeddings, larger branch outputs.",
+    remedy="Lower ε (1e-6), or scale the norm's input up: larger embeddings, larger branch outputs.",
     remedies=("norm-eps",),
 )
 def eps_large(case: Case) -> Iterator[Hit]:
@@ -142,14 +142,14 @@ def eps_large(case: Case) -> Iterator[Hit]:
 @rule(
     "NS506",
     summary="A value is NaN or infinite.",
-    why="""A NaN reaches everything downstream of it: within one forward all later blocks, within one backward
-        all earlier ones, within one step every parameter. So only the first such value, in forward order,
-        says anything about the cause.""",
+    why="""A NaN reaches everything downstream of it: all later blocks within one forward, all earlier ones
+        within one backward, every parameter within one step. So only the first such value in forward order
+        points to the cause.""",
     threshold="Any weight, activation, loss or gradient that is not finite.",
     source="Exact, no threshold.",
     remedy="""Look at the named module: its weights (a broken checkpoint, an uninitialised torch.empty), an
-        overflow in half precision (NS501), a division by a zero deviation (NS504), a row of attention that is
-        masked throughout.""",
+        overflow in half precision (NS501), a division by a zero deviation (NS504), a fully masked row of
+        attention.""",
 )
 def non_finite(case: Case) -> Iterator[Hit]:
     for row in case.table:

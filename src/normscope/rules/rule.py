@@ -21,7 +21,7 @@ class Case:
     dtype: str = "float32"
 
     def finite(self, quantity: str) -> dict[str, float]:
-        """Site → value of every finite scalar of `quantity`; what is not finite belongs to NS506 alone."""
+        """Site → value of every finite scalar of `quantity`; the others are left to NS506."""
         return {site: float(v) for site, v in self.table.of(quantity).items() if math.isfinite(v)}
 
     @cached_property
@@ -36,7 +36,7 @@ class Case:
         return depth
 
     def in_depth(self, sites: Iterable[str]) -> tuple[str, ...]:
-        """`sites` in the order of depth; what belongs to no block (a final norm) comes last."""
+        """`sites` in the order of depth; a site outside the blocks (a final norm) comes last."""
         return tuple(sorted(sites, key=lambda site: self.depth.get(site, len(self.depth))))
 
     def rows(self, sites: Iterable[str], *quantities: str) -> tuple[Measurement, ...]:
@@ -110,7 +110,7 @@ class Rule:
 
 
 RULES: dict[str, Rule] = {}
-"""Every rule by its code, in the order of the codes. A new rule joins by its decorator."""
+"""Every rule by its code, in the order of the codes; filled by the decorator `rule`."""
 
 
 def rule(code: str, *, remedies: tuple[str, ...] = (), **texts: str) -> Callable[[Judge], Rule]:

@@ -1,4 +1,4 @@
-"""NS2xx: what the forward pass shows."""
+"""NS2xx: findings of the forward pass."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ DECLINE_FALL = 0.1
 ENTROPY = 0.05
 """Attention entropy, as a share of that of uniform attention, under which an attention is saturated."""
 SPREAD = 1.0
-"""Spread of the logits from which on a softmax of Gaussian logits condenses on a few keys."""
+"""Spread above which a softmax of Gaussian logits condenses on a few keys."""
 _HALF, _QUARTER = 4, 8  # fewest blocks for which a half, a quarter of a stack means anything
 
 
@@ -27,9 +27,9 @@ _HALF, _QUARTER = 4, 8  # fewest blocks for which a half, a quarter of a stack m
     "NS201",
     summary="The residual stream grows from block to block faster than independent additions make it grow.",
     why="""Adding L independent normalised branches makes the variance grow like L, so the RMS over the upper
-        half grows by √2; adding the same direction every time makes it grow by 2. More means that a branch's
-        output grows with its input, x ← x + F(x) with F not normalised: a product of L factors above one, and
-        the gradient is multiplied by the same factors on its way down.""",
+        half grows by √2; adding the same direction every time makes it grow by 2. Faster growth means that a
+        branch's output grows with its input, x ← x + F(x) with F not normalised. The stream is then
+        multiplied by L factors above one, and so is the gradient on its way down.""",
     threshold=f"""RMS at the last block over RMS at half depth above {GROWTH:g}, in stacks of {_HALF} blocks
         or more that were read as a whole.""",
     source="""Xiong et al. 2020, arXiv:2002.04745, Lemma 2 (linear variance); the figures in
@@ -55,18 +55,18 @@ def stream_growth(case: Case) -> Iterator[Hit]:
 @rule(
     "NS202",
     summary="All tokens of a sequence end up at the same point.",
-    why="""Token diversity ‖H − h̄‖²/‖H‖² is the share of the stream that tells tokens apart. When it is gone,
-        attention averages equal values whatever its weights, so queries and keys get no gradient, and the
-        head gives every token the same answer: the loss stays at the entropy of the token frequencies. Below
+    why="""Token diversity ‖H − h̄‖²/‖H‖² is the share of the stream in which tokens differ. When it is lost,
+        attention averages equal values whatever its weights, so queries and keys get no gradient. The head
+        gives every token the same answer, and the loss stays at the entropy of the token frequencies. Below
         1e-12 the differences are float32 round-off and no longer carry the input.""",
-    threshold=f"""A warning where a stack keeps less than {UNIFORM:g} of the diversity at its entry at
-        initialisation; an error where the forecast's trial collapses (the level of diversity, and whether
-        batches agree on parting the tokens again; docs/forecast.md has the rule).""",
+    threshold=f"""A warning where a stack at initialisation keeps less than {UNIFORM:g} of the diversity at
+        its entry; an error where the forecast's trial collapses (judged by the diversity and by whether
+        batches agree on separating the tokens again; the rule is in docs/forecast.md).""",
     source="""Dong et al. 2021, arXiv:2103.03404 (rank collapse); Noci et al. 2022, arXiv:2206.03126
-        (gradients of q and k); our runs over 33 models: diversity after 20 steps parts training from stuck
-        ones with AUC 0.96.""",
-    remedy="""Lay the norms inside the branches with one norm at the end (norm_first=True,
-        norm=nn.LayerNorm(d)), or lower the rate by 3 to 10 times, or warm up; beyond 12 Post-LN blocks scale
+        (gradients of q and k); our runs of 33 models: diversity after 20 steps separates those that train
+        from those that are stuck with AUC 0.96.""",
+    remedy="""Put the norms inside the branches with one norm at the end (norm_first=True,
+        norm=nn.LayerNorm(d)), divide the learning rate by 3 to 10, or warm up; beyond 12 Post-LN blocks scale
         the skip as DeepNorm does.""",
     remedies=(
         "pre-ln",
@@ -96,12 +96,12 @@ def tokens_collapse(case: Case) -> Iterator[Hit]:
 
 
 def _remedy(case: Case, forecast: Forecast) -> str:
-    """The rule's own where norms sit on the stream, else what is left to do; with a rate to try."""
-    rate = f"lower the rate (try {figure(forecast.lr / 10)}) or warm up"
+    """The remedy with a learning rate to try; it moves norms only where some sit on the stream."""
+    rate = f"lower the learning rate (try {figure(forecast.lr / 10)}) or warm up"
     if not any(branch.placement == "post" for branch in case.anatomy.branches):
         return f"Start the branches smaller (output projections × 1/√(2L)), or {rate}."
     return (
-        "Lay the norms inside the branches with one norm at the end (norm_first=True, norm=nn.LayerNorm(d)); "
+        "Put the norms inside the branches with one norm at the end (norm_first=True, norm=nn.LayerNorm(d)); "
         f"or {rate}; beyond 12 Post-LN blocks scale the skip as DeepNorm does."
     )
 
@@ -110,9 +110,9 @@ def _remedy(case: Case, forecast: Forecast) -> str:
     "NS203",
     summary="A branch adds nothing to the stream and no step can change that.",
     why="""A branch whose output projection starts at zero is fine: the projection's own gradient is not zero,
-        and after one step the branch speaks. With the output zero and every gradient zero as well (a zero
-        gain in front of a zero projection, a frozen zero, dead ReLUs) the branch's parameters stay what they
-        are, and so does its share of the model's compute.""",
+        and after one step the branch contributes. Where the output and every gradient are zero (a zero gain
+        in front of a zero projection, a frozen zero, dead ReLUs), the branch's parameters never change, and
+        it only costs compute.""",
     threshold="""The branch's output is exactly zero and none of its parameters gets a non-zero gradient. A
         warning; an error where that holds for every branch of a model that was read as a whole.""",
     source="Exact, no threshold; zero initialisations that do learn: ReZero, arXiv:2003.04887.",
@@ -127,18 +127,18 @@ def dead_branch(case: Case) -> Iterator[Hit]:
         return
     total = len(case.anatomy.branches)
     rows = case.rows(sites, "branch/zero-output", "branch/trainable")
-    message = f"{len(sites)} of {total} branches put out zeros and get no gradient."
+    message = f"{len(sites)} of {total} branches output zeros and get no gradient."
     every = len(sites) == total and all(stack.complete for stack in case.anatomy.stacks)
     yield Hit(Severity.ERROR if every else Severity.WARNING, sites, message, rows)
 
 
 @rule(
     "NS204",
-    summary="The deeper a branch sits, the less it writes to the stream; the deepest ones hardly count.",
+    summary="Deeper branches write less to the stream; the deepest ones hardly change it.",
     why="""In Pre-LN every branch adds a term of fixed size to a stream that grows like √l, so its share falls
-        like 1/√l and the deep blocks come close to the identity. A stream that grows faster than that (large
-        embeddings, exponential growth) drowns them: they cost compute, receive gradients scaled by their
-        share, and can be removed with little loss.""",
+        like 1/√l and the deep blocks come close to the identity. In a stream that grows faster (large
+        embeddings, exponential growth) the deep blocks hardly matter: they cost compute, receive gradients
+        scaled by their share, and can be removed with little loss.""",
     threshold=f"""Median update-to-stream ratio of the upper quarter under {DECLINE:g} and under
         {DECLINE_FALL:g} of that of the lower half, in stacks of {_QUARTER} blocks or more that were read as a
         whole.""",
@@ -165,7 +165,7 @@ def branch_decline(case: Case) -> Iterator[Hit]:
 
 @rule(
     "NS205",
-    summary="Attention looks at one key only: its softmax is saturated.",
+    summary="Attention gives nearly all weight to one key: its softmax is saturated.",
     why="""The softmax's Jacobian is diag(p) − ppᵀ: where p is one-hot it is zero, and neither queries nor
         keys get a gradient that could move the choice. Large logits do this, from large q and k weights or
         from a missing 1/√d_h, and they grow during training where nothing bounds them.""",
@@ -197,7 +197,7 @@ def attention_saturated(case: Case) -> Iterator[Hit]:
     summary="Attention logits are spread so widely that a few keys take the weight: 1/√d_h may be missing.",
     why="""Queries and keys of unit size in d_h dimensions have logits of deviation √d_h; dividing by √d_h
         brings it to 1. The softmax of n Gaussian logits of deviation s shares its weight among many keys
-        while s < √(2 log n), and gives it to a few, whatever n, beyond. At the start these few are chosen at
+        while s < √(2 log n); above that it gives the weight to a few, whatever n. At the start these few are
         random: the average over keys is lost, and the gradient goes to the logits that happen to be
         largest.""",
     threshold=f"""Deviation of a query's logits over √(2 log n), n the keys it sees, mean over queries, above
@@ -206,8 +206,8 @@ def attention_saturated(case: Case) -> Iterator[Hit]:
     source="""Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1 (the factor 1/√d_h); Derrida 1981, Phys.
         Rev. B 24, 2613 (the random-energy model condenses at √(2 log n)).""",
     remedy="""Divide the logits by √d_h (the default of scaled_dot_product_attention), or fold the factor into
-        the start of W_Q as T5 does; where it is there, start W_Q and W_K smaller or normalise q and k
-        (QK-norm).""",
+        the start of W_Q as T5 does. Where the factor is present, start W_Q and W_K smaller or normalise q and
+        k (QK-norm).""",
     remedies=("qk-norm", "small-init"),
 )
 def unscaled_attention(case: Case) -> Iterator[Hit]:
@@ -216,7 +216,8 @@ def unscaled_attention(case: Case) -> Iterator[Hit]:
     if not sites:
         return
     message = f"The logits of {len(sites)} of {len(spread)} attentions are spread too widely"
-    message += f" (up to {figure(max(spread[s] for s in sites))} of where a few keys take all the weight)."
+    most = figure(max(spread[s] for s in sites))
+    message += f" (up to {most} times the spread at which a few keys take all the weight)."
     grave = 2 * len(sites) >= len(spread)
     rows = case.rows(sites, "attention/logit-spread")
     yield Hit(note_or_warning(grave), sites, message, rows)

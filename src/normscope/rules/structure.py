@@ -1,4 +1,4 @@
-"""NS1xx: what the reading alone shows. Structure is a risk, never a proof: at most a warning."""
+"""NS1xx: findings of the anatomy alone. Structure is a risk and no proof, so they are at most warnings."""
 
 from collections.abc import Iterator
 from statistics import median
@@ -8,9 +8,9 @@ from normscope.rules.finding import Severity
 from normscope.rules.rule import Case, Hit, figure, note_or_warning, rule
 
 POST_LN_NOTE = 6
-"""Blocks from which on a Post-LN stack gets a note: that many train at the usual rates without warm-up."""
+"""Fewest Post-LN blocks for a note. Six still train at the usual learning rates without warm-up."""
 POST_LN_WARNING = 16
-"""Blocks from which on warm-up alone no longer rescues a Post-LN stack of plain initialisation."""
+"""Fewest Post-LN blocks for a warning. At plain initialisation, warm-up alone no longer rescues them."""
 SMALL_UPDATE = 0.5
 """Median update-to-stream ratio under which a Post-LN stack counts as initialised small."""
 _MOST_REASONS = 3
@@ -22,8 +22,8 @@ POST_LN_REMEDIES = frozenset({"deepnorm", "admin", "b2t", "keel", "residual-dual
     summary="A deep stack normalises the stream after every add (Post-LN) and nothing makes up for it.",
     why="""With x ← N(x + F(x)) every block multiplies the gradient by the norm's Jacobian (1/σ)(I − 11ᵀ/d −
         ẑẑᵀ/d), and no path from the loss to a lower block goes around it. One step of size η then moves the
-        output by an amount that grows with depth, so that the first full-rate Adam steps push all tokens to
-        one point, from which neither queries nor keys receive a gradient.""",
+        output by an amount that grows with depth. Adam's first steps at the full learning rate push all
+        tokens to one point, where neither queries nor keys receive a gradient.""",
     threshold=f"""A note from {POST_LN_NOTE} Post-LN blocks on, a warning from {POST_LN_WARNING}, in stacks
         without a scaled skip (α > 1 or learnt), B2T, KEEL or ResiDual, and without a small initialisation
         (median update-to-stream ratio under {SMALL_UPDATE:g}: BERT's N(0, 0.02)).""",
@@ -93,12 +93,12 @@ def missing_final_norm(case: Case) -> Iterator[Hit]:
             f"{stack.name} ends in {last.branches[-1].placement} blocks and has no norm after the last one."
         )
         if last.site in rms:
-            message += f" What leaves it has RMS {figure(rms[last.site])}."
+            message += f" Its output has RMS {figure(rms[last.site])}."
         yield Hit(Severity.WARNING, (last.site,), message, case.rows((last.site,), "stream/rms"))
 
 
 def _open_stream(stack: Stack) -> bool:
-    """True where the last block leaves the stream as the add made it; a gate forgets the rest (GTrXL)."""
+    """True where the last block returns a plain sum, with no norm on it and no gate that forgets (GTrXL)."""
     branches = stack.blocks[-1].branches if stack.blocks else ()
     return bool(branches) and all(
         branch.placement in ("pre", "res-post", "peri") and branch.join != "gate" for branch in branches
@@ -109,9 +109,9 @@ def _open_stream(stack: Stack) -> bool:
     "NS103",
     summary="Blocks start as copies of one another, bit for bit.",
     why="""Independent blocks add independent terms: the stream's RMS grows like √L. Copies add nearly the
-        same direction every time, so that it grows like L, and the product of L equal Jacobians has the L-th
-        power of one spectrum instead of the averaged one of independent factors. nn.TransformerEncoder
-        deep-copies the layer it is given.""",
+        same direction every time, so it grows like L. The product of L equal Jacobians has the L-th power of
+        one spectrum instead of an average over independent factors. nn.TransformerEncoder deep-copies the
+        layer it is given.""",
     threshold="""Every parameter of a block equals that of the block before it, bit for bit, and is not shared
         with it.""",
     source="""torch.nn.TransformerEncoder's documentation (all layers start with the same parameters); our
@@ -132,10 +132,10 @@ def identical_blocks(case: Case) -> Iterator[Hit]:
 
 @rule(
     "NS104",
-    summary="A part of the model could not be read, so nothing is said about it.",
-    why="""The reading follows the dataflow and never guesses. Where it stops, no site is known, no probe
-        measures, and the verdict rests on the rest of the model and on the forecast.""",
-    threshold="A note where any part was not read; a warning where no branch at all was.",
+    summary="A part of the model could not be read, so it is not judged.",
+    why="""The reading follows the dataflow and never guesses. A part that could not be read has no sites and
+        no measurements; the verdict rests on the rest of the model and on the forecast.""",
+    threshold="A note where a part was not read; a warning where no branch was read.",
     source="normscope's own reading; its reasons are in the report under anatomy, unread.",
     remedy="""Read the reasons; give a batch that runs the part in question, or express the opaque operator in
         PyTorch operators while checking. Rely on the forecast meanwhile.""",
@@ -145,7 +145,7 @@ def unread(case: Case) -> Iterator[Hit]:
     if not case.anatomy.branches:
         yield Hit(Severity.WARNING, (), _listed("No branch of the model could be read", reasons))
     elif reasons:
-        yield Hit(Severity.NOTE, (), _listed(f"Beside {len(blocks)} blocks, a part was not read", reasons))
+        yield Hit(Severity.NOTE, (), _listed(f"{len(blocks)} blocks were read; a part was not", reasons))
 
 
 def _listed(head: str, reasons: tuple[str, ...]) -> str:
