@@ -20,7 +20,10 @@ _TO_CHINESE = re.compile(r"\[([^\]]+)\]\((?:\.\./)*(\w+)\.zh\.md\)")
 
 
 def on_config(config: Any) -> Any:
-    """Forget the anchors of the language that was built before: each has a reference of its own."""
+    """List the pages of findings; forget the anchors of the language that was built before."""
+    pages = [f"findings/{path.name}" for path in sorted((DOCS / "findings").glob("NS*.md"))]
+    (findings,) = (entry["Findings"] for entry in config.nav if "Findings" in entry)
+    findings[1:] = [page for page in pages if not page.endswith(".zh.md")]
     for anchors in ("_primary_url_map", "_secondary_url_map"):
         getattr(config.plugins["autorefs"], anchors).clear()
     return config
