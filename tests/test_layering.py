@@ -8,7 +8,7 @@ import pytest
 import normscope
 
 ROOMS = [
-    *("errors", "atomic", "checks", "interrupts", "schemas", "notebook", "doctor"),
+    *("errors", "atomic", "checks", "interrupts", "schemas", "notebook", "doctor", "starter", "completion"),
     *("linalg", "kernels", "nn", "subjects", "anatomy"),
     *("train", "probes"),
     *("forecast", "rules", "report", "pipeline", "testing", "maps", "monitor", "claims", "demo", "cli"),

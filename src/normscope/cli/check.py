@@ -13,6 +13,7 @@ from normscope.cli import options
 from normscope.cli.options import FailOn, option
 from normscope.cli.output import emit, require_writable
 from normscope.cli.progress import progress_bar, quiet_libraries
+from normscope.completion import complete_codes
 from normscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,7 +30,12 @@ class Format(StrEnum):
 
 
 Codes = Annotated[
-    str, option("Findings by code, prefix or name, with commas: NS101,NS5,post-ln-deep.", metavar="CODES")
+    str,
+    option(
+        "Findings by code, prefix or name, with commas: NS101,NS5,post-ln-deep.",
+        metavar="CODES",
+        autocompletion=complete_codes,
+    ),
 ]
 OF_CHECK = ("optimizer", "lr", "warmup", "steps", "try_remedies", "budget", "seed", "select", "ignore")
 """Options that go to `normscope.check`; those of `options.OF_LOAD` go to `load`."""

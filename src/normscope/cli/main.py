@@ -8,7 +8,21 @@ from typing import Any
 
 import typer
 
-from normscope.cli import anatomy, bench, check, claims, demo, doctor, explain, map, schema, schemes, train
+from normscope.cli import (
+    anatomy,
+    bench,
+    check,
+    claims,
+    demo,
+    doctor,
+    explain,
+    init,
+    map,
+    schema,
+    schemes,
+    train,
+)
+from normscope.cli.completing import as_bash_wants
 from normscope.cli.defaults import read_defaults
 from normscope.cli.output import spell_out
 from normscope.errors import UsageError, describe
@@ -19,12 +33,11 @@ app = typer.Typer(
     help="Will this deep Transformer train? Reads where the norms sit on the residual stream, "
     "measures what that does, and says so before you pay for the run.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _module in (check, anatomy, explain, schemes, train, map, claims, demo, bench, schema, doctor):
+for _module in (check, anatomy, explain, schemes, train, map, claims, demo, bench, schema, doctor, init):
     app.command(name=_module.__name__.rpartition(".")[2])(_module.command)
 
 
@@ -61,7 +74,8 @@ def run(arguments: list[str]) -> int:
     spell_out()
     try:
         command = typer.main.get_command(app)
-        code = command.main(arguments, prog_name="normscope", standalone_mode=False, obj=arguments)
+        with as_bash_wants():
+            code = command.main(arguments, prog_name="normscope", standalone_mode=False, obj=arguments)
     except typer.TyperException as error:
         message = _one_line(error)
         return _refuse(message) if message else 2  # empty: the help was shown

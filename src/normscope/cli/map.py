@@ -15,6 +15,7 @@ from normscope.cli.map_progress import map_progress
 from normscope.cli.options import BatchSize, Device, Format, SeqLen, Text, Traceback, option
 from normscope.cli.output import emit, require_writable
 from normscope.cli.progress import quiet_libraries
+from normscope.completion import complete_schemes
 from normscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,7 +33,9 @@ def command(
     context: typer.Context,
     schemes: Annotated[
         str | None,
-        option("Of `normscope schemes`: post,pre,deepnorm.", metavar="A,B,…"),
+        option(
+            "Of `normscope schemes`: post,pre,deepnorm.", metavar="A,B,…", autocompletion=complete_schemes
+        ),
     ] = None,
     depths: Annotated[str | None, option("Blocks: 4,8,16,32.", metavar="N,N,…")] = None,
     lrs: Annotated[

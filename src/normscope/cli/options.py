@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from normscope.completion import complete_model
 from normscope.errors import UsageError, suggest
 
 if TYPE_CHECKING:
@@ -58,7 +59,10 @@ def option(help: str, **more: Any) -> Any:
     return typer.Option(help=help, show_default=False, **more)
 
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP, show_default=False)]
+Model = Annotated[
+    str,
+    typer.Argument(metavar="MODEL", help=MODEL_HELP, show_default=False, autocompletion=complete_model),
+]
 Seed = Annotated[int, typer.Option(help="Set before the model is built.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Sequences a batch, where normscope makes the batch.")]
 SeqLen = Annotated[int, typer.Option(min=2, help="Tokens a sequence, where normscope makes the batch.")]

@@ -8,6 +8,7 @@ import typer
 
 from normscope.cli.options import Output
 from normscope.cli.output import emit
+from normscope.completion import complete_scheme
 
 
 class Format(StrEnum):
@@ -20,7 +21,8 @@ class Format(StrEnum):
 
 def command(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME…]", help="All when none is named.")
+        list[str] | None,
+        typer.Argument(metavar="[NAME…]", help="All when none is named.", autocompletion=complete_scheme),
     ] = None,
     format: Annotated[Format, typer.Option(help="text, json or markdown.")] = Format.TEXT,
     output: Output = None,

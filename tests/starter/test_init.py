@@ -1,0 +1,171 @@
+"""normscope init: the stub for code as people write it is found without running it, and `check` takes it."""
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import small_projects as projects
+
+from normscope.cli.main import run
+from normscope.errors import UsageError
+from normscope.starter import start
+
+QUICK = ["--steps", "2", "--budget", "fast", "--fail-on", "never", "--format", "json"]
+# Files → the class that is found, and what its stub gives the model.
+RUN = {
+    "nanoGPT": ({"model.py": projects.NANO, "train.py": projects.NANO_TRAIN}, "GPT", "n_layer=3"),
+    "minGPT": (
+        {"mingpt/__init__.py": "", "mingpt/model.py": projects.MINI, "demo.py": projects.MINI_DEMO},
+        "GPT",
+        "config.model_type = 'gpt-nano'",
+    ),
+    "nn.TransformerEncoder": ({"lm.py": projects.ENCODER}, "TransformerModel", "nlayers=2"),
+    "no class": ({"train.py": projects.NO_CLASS}, "TransformerEncoder", "num_layers=2"),
+    "transformers": ({"train.py": projects.HUGGING_FACE}, "GPT2LMHeadModel", "vocab_size=256"),
+    "own config": ({"src/tiny.py": projects.OWN_PRETRAINED}, "TinyModel", "TinyConfig()"),
+}
+
+
+def write(folder: Path, files: dict[str, str]) -> Path:
+    for name, body in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(body, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder; modules that are imported from it are forgotten."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if (
+            str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path))
+            or name == "mingpt"
+        ):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("case", RUN)
+def test_check_takes_the_stub(case: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files, name, given = RUN[case]
+    write(here, files)
+    assert run(["init"]) == 0
+    said = capsys.readouterr().out
+    assert f"Found {name} in " in said
+    assert said.splitlines()[-1] == "Next: normscope check normscope_model.py:build"
+    assert "TODO" not in said
+    assert given in (here / "normscope_model.py").read_text()
+    assert run(["check", "normscope_model.py:build", *QUICK]) == 0, capsys.readouterr().err
+    report = json.loads(capsys.readouterr().out)
+    assert len(report["anatomy"]["blocks"]) in (2, 3)
+    has_loss = case != "no class"
+    assert (report["forecast"]["outcome"] != "not measured") is has_loss
+
+
+@pytest.mark.parametrize(
+    ("body", "line_of", "words"),
+    [
+        (projects.UNKNOWN_DEPTH, "depth=", "TODO: write depth of Net(…)"),
+        (projects.ONE_FILE, "TODO(", "TODO: put the loop of net.py, line 18, under `if __name__"),
+    ],
+    ids=["a depth that is not known", "a file that trains when it is imported"],
+)
+def test_the_error_of_check_points_to_the_todo(
+    body: str, line_of: str, words: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(here, {"net.py": body})
+    assert run(["init"]) == 0
+    lines = (here / "normscope_model.py").read_text().splitlines()
+    number = next(
+        n for n, line in enumerate(lines, start=1) if line.strip().startswith(line_of) and "def" not in line
+    )
+    assert f"TODO  line {number}: " in capsys.readouterr().out
+    assert run(["check", "normscope_model.py:build", *QUICK]) == 2
+    error = capsys.readouterr().err
+    assert f"normscope_model.py, line {number}: {words}" in error
+    assert len(error.splitlines()) == 1
+
+
+def test_a_todo_that_is_written_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(here, {"net.py": projects.UNKNOWN_DEPTH})
+    run(["init"])
+    stub = here / "normscope_model.py"
+    stub.write_text(re.sub(r'depth=TODO\(".*?"\)', "depth=2", stub.read_text()))
+    assert "vocab_size=100" in stub.read_text(), "the script gives it"
+    assert run(["check", "normscope_model.py:build", *QUICK]) == 0, capsys.readouterr().err
+
+
+def test_a_stub_is_not_written_over(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(here, {"net.py": projects.UNKNOWN_DEPTH, "normscope_model.py": "mine"})
+    assert run(["init"]) == 2
+    assert "--force" in capsys.readouterr().err
+    assert (here / "normscope_model.py").read_text() == "mine"
+    assert run(["init", "--force"]) == 0
+    assert "Net" in (here / "normscope_model.py").read_text()
+
+
+def test_a_class_can_be_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(here, {"code/model.py": projects.NANO})
+    assert run(["init", "code", "--class", "Block"]) == 0
+    said = capsys.readouterr().out
+    assert "Found Block" in said
+    assert "Other classes, for --class: GPT" in said
+    assert said.splitlines()[-1] == "Next: normscope check code/normscope_model.py:build"
+    assert run(["init", "code", "--class", "Blok", "--force"]) == 2
+    assert "Block" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({}, "no Python files"),
+        ({"a.py": "print('hello')"}, "1 Python file, no class that derives from nn.Module"),
+        ({"a.py": "print 'hello'"}, "none of which can be parsed"),
+        ({".venv/a.py": projects.NANO, "site-packages/b.py": projects.NANO}, "no Python files"),
+    ],
+    ids=["empty", "no model", "Python 2", "installed code"],
+)
+def test_a_folder_without_a_model_is_refused(
+    files: dict[str, str], words: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(here, files)
+    assert run(["init"]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert "expected a folder with the code of a model" in error
+    assert not (here / "normscope_model.py").exists()
+    assert run(["init", "nowhere"]) == 2
+
+
+def test_a_broken_file_does_not_hide_the_model(here: Path) -> None:
+    write(here, {"model.py": projects.NANO, "old.py": "print 'hello'", "binary.py": "\x00"})
+    assert start(here).name == "GPT"
+
+
+def test_a_file_can_be_named(here: Path) -> None:
+    write(here, {"a.py": projects.UNKNOWN_DEPTH, "b.py": projects.NANO})
+    assert (start(here / "a.py").name, start(here / "b.py").name) == ("Net", "GPT")
+
+
+def test_tests_and_parts_do_not_rank_first(here: Path) -> None:
+    test = projects.UNKNOWN_DEPTH.replace("Net", "ModelUnderTest")
+    found = start(write(here, {"test_model.py": test, "model.py": projects.NANO}))
+    assert found.name == "GPT"
+    assert "ModelUnderTest" in found.others
+    assert found.file == here / "model.py"
+
+
+def test_nothing_is_imported(here: Path) -> None:
+    write(here, {"model.py": "raise SystemExit\n" + projects.NANO})
+    assert start(here).name == "GPT"
+
+
+def test_a_folder_that_is_not_there() -> None:
+    with pytest.raises(UsageError, match="not found"):
+        start(Path("nowhere"))
