@@ -5,6 +5,8 @@ import importlib
 import inspect
 import json
 import re
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,8 +140,19 @@ def _known_options(config_class: Any) -> tuple[set[str], set[str]]:
     return own | set(parts), text
 
 
+def _annotated(base: type) -> Iterable[str]:
+    """Names that a class annotates. From Python 3.14 on reading `__annotations__` evaluates them, which fails
+    where one names what is imported for type checkers alone.
+    """
+    if sys.version_info >= (3, 14):
+        from annotationlib import Format, get_annotations
+
+        return get_annotations(base, format=Format.FORWARDREF)
+    return getattr(base, "__annotations__", {})
+
+
 def _attributes(config_class: Any) -> set[str]:
-    names = {name for base in config_class.__mro__ for name in getattr(base, "__annotations__", {})}
+    names = {name for base in config_class.__mro__ for name in _annotated(base)}
     made = None
     with contextlib.suppress(Exception):  # a composite that needs its parts: what its class declares must do
         made = config_class()
