@@ -157,7 +157,7 @@ OF_NORMAL, OF_GLOROT = "tokens and positions N(0, 0.02²)", "tokens and position
 ENTRIES: dict[str, tuple[float, str]] = {
     **dict.fromkeys(NORMED, (1.0, "the norm behind its embedding")),
     **dict.fromkeys(NORMAL.split(), (0.02 * 2**0.5, OF_NORMAL)),
-    "olmo2": (0.02 * 2**0.5, f"{OF_NORMAL}, as in its code, which has no positions there and no norm"),
+    "olmo2": (0.02 * 2**0.5, f"{OF_NORMAL}, as in its code, which adds neither positions nor a norm there"),
     **dict.fromkeys(GLOROT.split(), ((2 / WIDTH) ** 0.5, OF_GLOROT)),
     "t-fixup": ((2 / WIDTH) ** 0.5 * 36**-0.25, f"{OF_GLOROT}, × (9N)^-¼ of N = 4 blocks"),
     "ngpt": (WIDTH**-0.5, "unit length"),
@@ -183,8 +183,8 @@ def _entries() -> list[Claim]:
 
     return [
         *(rms(name, *ENTRIES[name]) for name in SCHEMES),
-        ratio("peri", 0.95, 1.05, "a norm on either side"),
-        ratio("res-post", 0.95, 1.05, "a norm on either side"),
+        ratio("peri", 0.95, 1.05, "the embedding and the branch both end in a norm"),
+        ratio("res-post", 0.95, 1.05, "the embedding and the branch both end in a norm"),
         ratio("olmo2", 2, 40, "a norm after the branch alone: the first branches outweigh the embedding"),
     ]
 
@@ -241,15 +241,15 @@ def _claims() -> list[Claim]:
         hungry("post", 0, 1e-3),
         hungry("pre", 3e-3, 0.3),
         hungry("deepnorm", 0.05, 0.6),
-        tilted("res-post", 100, 1e8, "attention reads an unnormed stream, its logits grow with it"),
-        tilted("olmo2", 2, 30, "OLMo team 2025, arXiv:2501.00656: the norms on q and k end that"),
+        tilted("res-post", 100, 1e8, "attention reads a stream without a norm, and its logits grow with it"),
+        tilted("olmo2", 2, 30, "OLMo team 2025, arXiv:2501.00656: norms on q and k prevent that growth"),
         tilted("pre", 2, 30, lemma),
         Claim(
-            "post: gradient from exit to entry a block, beside cross-attention to identical tokens",
+            "post: gradient norm at a block's entry over its exit, with cross-attention to identical tokens",
             0.66,
             0.77,
             crossed_decay,
-            "2^-½: the branch passes nothing back, its norm halves the variance",
+            "2^-½: the branch passes no gradient back, and its norm halves the variance",
         ),
         moves("deepnorm", sgd_move, -0.15, 0.15, f"{deepnet}, Theorem 4.2"),
         moves("post", sgd_move, 0.8, 2.0, deepnet),

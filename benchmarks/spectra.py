@@ -75,9 +75,9 @@ def _rivals(f: Map, x: Tensor, seed: int, reference: float) -> dict[str, Callabl
     steps, value = lobpcg_steps(f, x, seed, reference)
     return {
         OURS: lambda: ours(f, x, seed, 0.9),
-        "ours, 99.9 % sure as it comes": lambda: ours(f, x, seed, CONFIDENCE),
+        "ours, 99.9 % sure, its default": lambda: ours(f, x, seed, CONFIDENCE),
         "ours with hindsight": lambda: ours_with_hindsight(f, x, seed, reference),
-        "curvlinops, svds(k=1) as it comes": lambda: svds(curvlinops_operator(f, x), seed, None, 0.0),
+        "curvlinops, svds(k=1), its defaults": lambda: svds(curvlinops_operator(f, x), seed, None, 0.0),
         _RIVAL: lambda: svds(curvlinops_operator(f, x), seed, None, TOLERANCE),
         "curvlinops, svds with hindsight": lambda: svds(curvlinops_operator(f, x), seed, NCV, TOL),
         "our products, svds with hindsight": lambda: svds(our_operator(f, x), seed, NCV, TOL),
@@ -155,7 +155,9 @@ def _ratio_row(runs: list[Row], rival: str, target: str) -> Row:
     mine, theirs = ([run["cpu_s"] for run in runs if run["name"] == name] for name in (OURS, rival))
     ratios = [b / a for a, b in zip(mine, theirs, strict=True)]
     how = f"{min(ratios):.1f} to {max(ratios):.1f} over {len(ratios)} rounds"
-    return row(f"σ_max to 1 %, {rival}: in times {OURS}", f"{statistics.median(ratios):.1f}", target, how)
+    return row(
+        f"σ_max to 1 %, {rival}: time relative to {OURS}", f"{statistics.median(ratios):.1f}", target, how
+    )
 
 
 def dense_rows(measured: dict[str, Any]) -> list[Row]:
@@ -167,7 +169,7 @@ def dense_rows(measured: dict[str, Any]) -> list[Row]:
         f"T = {measured['tokens']}, n = {measured['n']}: {theirs:.2f} s against {mine:.2f} s; at T = 128 the "
         "Jacobian takes 36 GiB: not measured"
     )
-    return [row("torch.func.jacrev and SVD, in times ours", f"{theirs / mine:.1f}", "–", how)]
+    return [row("torch.func.jacrev and SVD, time relative to ours", f"{theirs / mine:.1f}", "–", how)]
 
 
 def log_sigma_rows(measured: dict[str, Any]) -> list[Row]:
@@ -193,7 +195,7 @@ def batched_rows(measured: dict[str, Any]) -> list[Row]:
             f"{1e3 * alone:.1f} ms a vector against {1e3 * together:.1f} ms, {measured['vectors']} vectors, "
             f"T = {measured['tokens']}; they differ by {measured['gap']:.0e}"
         )
-        what = f"1000 layers, d = 64: {product} one by one, in times a batch's"
+        what = f"1000 layers, d = 64: {product} one by one, time relative to a batch's"
         rows.append(row(what, f"{alone / together:.1f}", "≥ 4", how))
     return rows
 
