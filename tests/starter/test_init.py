@@ -169,3 +169,16 @@ def test_nothing_is_imported(here: Path) -> None:
 def test_a_folder_that_is_not_there() -> None:
     with pytest.raises(UsageError, match="not found"):
         start(Path("nowhere"))
+
+
+def test_a_model_inside_another_is_not_the_root(here: Path) -> None:
+    wrapper = """
+class Tagger(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.inner = GPT(config)
+
+    def forward(self, sentences):
+        return self.inner(sentences)[0]
+"""
+    assert start(write(here, {"model.py": projects.NANO + wrapper})).name == "Tagger"
