@@ -1,10 +1,8 @@
-"""`normscope anatomy --expect`: a guard that a norm has not moved, and the pre-commit hook that runs it."""
+"""`normscope anatomy --expect`: a guard that a norm has not moved."""
 
-import shlex
 from pathlib import Path
 
 import pytest
-import yaml
 
 from normscope.anatomy import departures, read_anatomy
 from normscope.cli.main import run
@@ -12,7 +10,6 @@ from normscope.errors import UsageError
 from normscope.nn import SCHEMES
 from normscope.subjects import load
 
-HOOKS = Path(__file__).parents[2] / ".pre-commit-hooks.yaml"
 SMALL = "depth=2,width=16,heads=2"
 MOVED = """
 from normscope.nn import build as decoder
@@ -60,12 +57,3 @@ def test_an_unknown_placement_is_refused(capsys: pytest.CaptureFixture[str]) -> 
         departures(read_anatomy(load(f"nn:decoder,{SMALL}")), "prenorm")
     assert run(["anatomy", f"nn:decoder,{SMALL}", "--expect", "sideways"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_the_hook_passes_and_fails(tmp_path: Path, shell) -> None:
-    (hook,) = yaml.safe_load(HOOKS.read_text(encoding="utf-8"))
-    assert hook["pass_filenames"] is False, "args name the model, not the files that changed"
-    words = [*shlex.split(hook["entry"]), "model.py:build", "--expect", "pre"]
-    for scheme, status in (("pre", 0), ("post", 1)):
-        (tmp_path / "model.py").write_text(MOVED.format(scheme=scheme), encoding="utf-8")
-        assert shell(words, tmp_path).returncode == status

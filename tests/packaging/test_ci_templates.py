@@ -1,9 +1,10 @@
-"""The GitHub Action and the GitLab job: their steps run here, with stand-ins for those services."""
+"""The GitHub Action, the GitLab job and the pre-commit hook run here, with stand-ins for those services."""
 
 import hashlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
+HOOKS = ROOT / ".pre-commit-hooks.yaml"
 TEMPLATE = yaml.safe_load((ROOT / "ci/gitlab/normscope.gitlab-ci.yml").read_text(encoding="utf-8"))
 QUICK = "--steps 0 --budget fast --batch-size 2 --seq-len 16 --select 'post-ln-deep,missing-final-norm'"
 HEALTHY = "nn:decoder,depth=1,width=16,heads=2"
@@ -26,7 +28,7 @@ from normscope.nn import build as decoder
 
 
 def build():
-    return decoder("decoder", scheme="pre", depth=1, width=16, heads=2)
+    return decoder("decoder", scheme="{scheme}", depth=1, width=16, heads=2)
 """
 GH = """#!/usr/bin/env bash
 echo "$*" >> "$GH_CALLS"
@@ -141,7 +143,7 @@ def test_every_step_is_known_and_every_output_is_set() -> None:
 
 
 def test_a_check_with_findings_is_reported_and_fails(tmp_path: Path) -> None:
-    (tmp_path / "model.py").write_text(MODEL_FILE, encoding="utf-8")
+    (tmp_path / "model.py").write_text(MODEL_FILE.format(scheme="pre"), encoding="utf-8")
     flow = Workflow(tmp_path, {"model": "model.py:build", "options": QUICK, "fail-on": "warning"})
     checked = flow.run("check")
     assert checked.returncode == 0, checked.stderr
@@ -264,7 +266,7 @@ def job(home: Path, server: ThreadingHTTPServer | None, **variables: str) -> sub
 
 
 def test_the_job_posts_a_note_and_exits_as_the_check(tmp_path: Path, gitlab: ThreadingHTTPServer) -> None:
-    (tmp_path / "model.py").write_text(MODEL_FILE, encoding="utf-8")
+    (tmp_path / "model.py").write_text(MODEL_FILE.format(scheme="pre"), encoding="utf-8")
     done = job(
         tmp_path,
         gitlab,
@@ -306,3 +308,15 @@ def test_the_job_needs_a_package_and_a_model(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert "NORMSCOPE_PACKAGE" in done.stderr
+
+
+# pre-commit ------------------------------------------------------------------------------------------
+
+
+def test_the_hook_passes_and_fails(tmp_path: Path, shell) -> None:
+    (hook,) = yaml.safe_load(HOOKS.read_text(encoding="utf-8"))
+    assert hook["pass_filenames"] is False, "args name the model, not the files that changed"
+    words = [*shlex.split(hook["entry"]), "model.py:build", "--expect", "pre"]
+    for scheme, status in (("pre", 0), ("post", 1)):
+        (tmp_path / "model.py").write_text(MODEL_FILE.format(scheme=scheme), encoding="utf-8")
+        assert shell(words, tmp_path).returncode == status
