@@ -8,12 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normscope.anatomy import Anatomy, Block, Site, Stack
+from normscope.anatomy import Anatomy, Block, Site, Stack, read_anatomy
 from normscope.forecast import watch
 from normscope.forecast.evaluator import Evaluator, beyond_mean
 from normscope.forecast.one_rate import ForecastInterrupted, _Run, forecast, forecast_measurements
 from normscope.forecast.rule import EXTENSION, Decision
-from normscope.subjects import Subject
+from normscope.subjects import Subject, load
+from normscope.subjects.targets import batch_entropy
 from normscope.train import TrialConfig
 
 VOCABULARY, LENGTH, SEQUENCES = 11, 12, 4
@@ -371,3 +372,16 @@ def test_recent_loss_is_the_mean_of_the_last_training_losses() -> None:
 def test_a_schedule_does_not_fall_within_the_trial() -> None:
     model = Tiny(dropout=0.0)
     assert tried(model, schedule="cosine", steps=8) == tried(model, steps=8)
+
+
+def test_each_training_loss_stands_beside_the_entropy_of_its_own_batch() -> None:
+    subject = load("nn:decoder,depth=1,width=16,heads=2", batch_size=2, seq_len=16)
+    batches = list(itertools.islice(subject.batches(), 15))
+    said = forecast(subject, read_anatomy(subject), TrialConfig(steps=10))
+    assert [step.batch_entropy for step in said.curve] == [
+        None if step.step == 0 else batch_entropy(batches[step.step - 1]) for step in said.curve
+    ]
+    assert len({step.batch_entropy for step in said.curve}) == len(said.curve)
+    subject.unigram_entropy = None
+    said = forecast(subject, read_anatomy(subject), TrialConfig(steps=2))
+    assert {step.batch_entropy for step in said.curve} == {None}

@@ -18,14 +18,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from normscope.anatomy import Anatomy, Site
-from normscope.probes import Measurement
+from normscope.probes import Measurement, Measurements, not_measured
 from normscope.report.figures import charts, scales
 from normscope.report.figures.branches import norm_slots
+from normscope.report.figures.deciding import deciding
+from normscope.report.figures.fold import fold_layout, folds_of
 from normscope.report.figures.layout import lay_out
 from normscope.report.figures.ledger import Ledger
 from normscope.report.figures.rail import place_findings
 from normscope.report.figures.tower import draw_towers
 from normscope.report.figures.tracks import draw_tracks
+from normscope.report.figures.trial import forecast_charts
 from normscope.report.html import describe_stack, lead_sentence, render_html, sentence
 from normscope.report.tables import number_sheets, spread
 from normscope.rules import Finding, Severity
@@ -67,6 +70,13 @@ class Page(HTMLParser):
 
     def with_class(self, css: str) -> list[dict[str, str]]:
         return [a for _, a in self.tags if css in a.get("class", "").split()]
+
+
+def views(html: str) -> tuple[str, str]:
+    """The folded view of the stack, and the one with every block."""
+    stack = html[html.index('<section id="tower">') : html.index('<details class="how-to"')]
+    folded, every = stack.split('<details class="every">')
+    return folded, every
 
 
 @pytest.fixture(params=synthetic.ALL, scope="module")
@@ -253,11 +263,16 @@ def test_a_norm_is_bluer_the_more_it_erases() -> None:
 
 @pytest.mark.parametrize("up", [2, 9])
 def test_cross_attention_is_wired_to_the_encoder(up: int) -> None:
-    page = Page(render_html(synthetic.encoder_decoder(up, 6)))
-    wires = page.with_class("cross-wire")
-    (rail,) = (w for w in wires if w["x1"] == w["x2"])
-    taps = [w for w in wires if w["y1"] == w["y2"]]
-    assert len(taps) == 1 + 6  # the encoder's output, and each block of the decoder
+    (folded, every), taps = views(render_html(synthetic.encoder_decoder(up, 6))), []
+    for view, number in ((folded, 1), (every, 6)):
+        wires = [Page(tag).tags[0][1] for tag in re.findall('<line[^>]*class="cross-wire"/>', view)]
+        (rail,) = (w for w in wires if w["x1"] == w["x2"])
+        taps = [w for w in wires if w["y1"] == w["y2"]]
+        assert len(taps) == 1 + number  # the encoder's output, and each block of the decoder that is drawn
+        assert_taps_meet(rail, taps)
+
+
+def assert_taps_meet(rail: dict[str, str], taps: list[dict[str, str]]) -> None:
     for tap in taps:
         assert rail["x1"] in (tap["x1"], tap["x2"])
         assert float(rail["y1"]) <= float(tap["y1"]) <= float(rail["y2"])
@@ -265,7 +280,7 @@ def test_cross_attention_is_wired_to_the_encoder(up: int) -> None:
 
 def test_findings_stand_beside_their_blocks() -> None:
     report = synthetic.deep()
-    layout = lay_out(report.anatomy)
+    layout = fold_layout(report.anatomy)
     spots = place_findings(report.findings, layout)
     assert [spot.number for spot in spots] == [1, 2]
     assert spots[0].finding.severity == "warning"
@@ -323,13 +338,18 @@ def test_sentences_keep_paths_and_symbols() -> None:
 
 def test_the_tower_shows_the_gradient_after_the_trial() -> None:
     report = synthetic.post_ln()
+    for view in views(render_html(report)):
+        strips = re.findall('class="(after g.)"', view)
+        assert_strips(strips)
     page = Page(render_html(report))
-    strips = [a["class"] for a in page.with_class("after")]
+    assert "step 20" in page.text["text"]
+    assert not Page(render_html(synthetic.one_block())).with_class("after")
+
+
+def assert_strips(strips: list[str]) -> None:
     assert len(strips) == 12
     assert strips[-1] == "after g4"  # the last block is what the others are measured against
     assert strips[0] in ("after g0", "after g1")
-    assert "step 20" in page.text["text"]
-    assert not Page(render_html(synthetic.one_block())).with_class("after")
 
 
 def test_a_stack_in_one_line() -> None:
@@ -384,3 +404,168 @@ def test_names_of_lines_stand_apart_and_above_the_ticks() -> None:
     assert len(heights) == 4
     assert min(b - a for a, b in itertools.pairwise(heights)) >= 12
     assert heights[-1] - 3.5 <= charts.HEIGHT - charts.LOWER
+
+
+def test_the_page_leads_with_the_verdict_and_the_figure_that_decides() -> None:
+    html = render_html(synthetic.post_ln())
+    order = [
+        html.index(part) for part in ("<h1>", 'class="lead"', 'class="decides"', 'id="tower"', 'id="facts"')
+    ]
+    assert order == sorted(order)
+    assert order[-1] < html.index('id="forecast"')
+    assert html.count("<b>Token diversity</b> Do tokens") == 1, "it is drawn once"
+
+
+def decided(report: Any) -> Any:
+    layout = lay_out(report.anatomy)
+    ledger = Ledger(report.measurements)
+    charts = forecast_charts(report.forecast, layout) if report.forecast else []
+    picture, rest = deciding(report, charts, layout, ledger)
+    assert picture not in rest
+    return picture and picture.title
+
+
+@pytest.mark.parametrize(
+    ("outcome", "title"),
+    [
+        *(("collapses", "Token diversity"), ("diverges", "Loss"), ("plateau", "Loss"), ("trains", "Loss")),
+        *(("slow", "Loss"), ("needs-warmup", "Loss"), ("undecided", "Loss")),
+    ],
+)
+def test_the_outcome_of_the_trial_chooses_its_figure(outcome: str, title: str) -> None:
+    report = synthetic.gpt2()
+    report.forecast = replace(report.forecast, outcome=outcome)
+    assert decided(report) == title
+
+
+def test_without_a_failing_trial_the_worst_findings_evidence_decides() -> None:
+    report = synthetic.deep()
+    assert decided(report) == "gradient/stream by block"
+    report.findings = report.findings[1:]  # a note decides nothing
+    assert decided(report) == "Loss"
+    report.forecast = None
+    assert decided(report) is None
+    report = synthetic.deep()
+    report.findings = synthetic.deep().findings
+    assert decided(replace_forecast(report, "trains")) == "gradient/stream by block"
+    assert decided(replace_forecast(report, "collapses")) == "Token diversity", (
+        "a trial that fails goes first"
+    )
+
+
+def replace_forecast(report: Any, outcome: str) -> Any:
+    report.forecast = replace(report.forecast, outcome=outcome)
+    return report
+
+
+def test_identical_blocks_are_folded_with_the_worst_shown() -> None:
+    report = synthetic.post_ln()
+    folded, every = views(render_html(report))
+    assert ">12 ×<" in folded
+    assert "12 × the same block (blocks 0–11), drawn once with the figures of the worst, block 0" in folded
+    assert folded.count('class="box attn"') == 1
+    assert every.count('class="box attn"') == 12
+    assert folded.count('class="rung"') == 12, "the stream and the strips keep every block"
+    assert every.count('class="rung"') == 0
+    ends = [float(re.search(r'<svg viewBox="0 0 [\d.]+ ([\d.]+)"', view)[1]) for view in (folded, every)]
+    assert ends[0] < 0.5 * ends[1]
+
+
+def test_only_neighbours_that_are_identical_are_folded() -> None:
+    first, odd = synthetic.stack("s", 4, "pre"), synthetic.stack("s", 6, "peri")
+    mixed = Anatomy((replace(first, blocks=(*first.blocks, *odd.blocks[4:6])),))
+    layout = fold_layout(mixed)
+    (fold,) = folds_of(layout.stacks[0], Ledger(()), {})
+    assert [place.number for place in fold.blocks] == [0, 1, 2, 3]
+    assert fold.words == "4 × the same block (blocks 0–3), drawn once."
+    assert fold_layout(Anatomy((synthetic.stack("s", 2, "pre"),))) is None
+    html = render_html(synthetic.report(mixed, synthetic.measure(mixed)))
+    assert views(html)[0].count('class="box attn"') == 3
+
+
+@pytest.mark.parametrize(
+    ("values", "flagged", "worst"),
+    [
+        ([1.0, 1.0, 2.0, 1.0], {}, 2),
+        ([1.0, 0.1, 2.0, 1.0], {}, 1),
+        ([1.0, 0.1, math.nan, 1.0], {}, 2),
+        ([0.0, 0.1, 2.0, 1.0], {}, 0),
+        ([1.0, 0.1, 2.0, 1.0], {"h.2": "warning"}, 2),
+        ([1.0, 0.1, 2.0, 1.0], {"h.2": "warning", "h.3": "error"}, 3),
+        ([1.0, 0.1, 2.0, 1.0], dict.fromkeys(("h.0", "h.1", "h.2", "h.3"), "error"), 1),
+    ],
+)
+def test_the_worst_block(values: list[float], flagged: dict[str, str], worst: int) -> None:
+    anatomy = Anatomy((synthetic.stack("s", 4, "pre"),))
+    rows = [Measurement("gradient/stream", f"h.{i}", value) for i, value in enumerate(values)]
+    (fold,) = folds_of(fold_layout(anatomy).stacks[0], Ledger(rows), flagged)
+    assert fold.worst.number == worst
+    if not flagged:
+        assert "the gradient that arrives on the stream is" in fold.words
+
+
+def test_the_training_loss_stands_beside_the_entropy_of_its_batches() -> None:
+    layout = lay_out(synthetic.gpt2().anatomy)
+    trial = synthetic.gpt2().forecast
+
+    def loss(forecast: Any) -> Any:
+        return next(each for each in forecast_charts(forecast, layout) if each.title == "Loss")
+
+    known = loss(replace(trial, curve=tuple(replace(s, batch_entropy=2.9) for s in trial.curve)))
+    assert "each training batch" in known.about
+    assert "that of the whole text is 3.31" in known.about
+    assert 'class="ref"' not in known.drawing
+    assert "unigram  2.9" in known.drawing
+    unknown = loss(trial)
+    assert "of the whole text" in unknown.about
+    assert "each training batch" not in unknown.about
+    assert 'class="ref"' in unknown.drawing
+
+
+def test_one_note_tells_all_that_the_budget_left_out() -> None:
+    report = synthetic.gpt2()
+    why = "--budget standard leaves it out; --budget deep has it"
+    dear = [
+        not_measured("jacobian/rank", "decoder", why),
+        not_measured("jacobian/sigma-min", "h.3", why + "!"),
+    ]
+    report.measurements = Measurements([*report.measurements, *dear, not_measured("x/y", "h.1", "no reason")])
+    report.budget = {
+        "name": "standard",
+        "limit": 640,
+        "forwards": 68,
+        "parts": {},
+        "left_out": {"density": why},
+    }
+    html = render_html(report)
+    gaps = re.findall("<li>(.*?)</li>", html[html.index('<ul class="gaps">') :].split("</ul>")[0], re.DOTALL)
+    assert len(gaps) == 3  # of these, the smallest values that the synthetic report has not
+    assert "jacobian/rank, jacobian/sigma-min" in gaps[-1]
+    words = re.sub("<[^>]*>", "", html)
+    assert words.count("left out by --budget standard: density; a larger --budget measures them") == 1
+    assert words.count("leaves it out") == 0
+
+
+def test_a_name_too_long_for_a_lines_end_stands_in_a_legend() -> None:
+    curves = [charts.Curve(name, "c-ink", [0.0, 1.0], [4.0, 3.0]) for name in ("a", "language_model.layers")]
+    assert charts.legend(curves) == (("1", "a", "c-ink"), ("2", "language_model.layers", "c-ink"))
+    drawn = charts.chart(curves, label="x", x_label="step", log=False)
+    assert re.findall('class="end c-ink">([^<]*)<', drawn) == ["1", "2"]
+    assert charts.legend(curves[:1]) == ()
+
+
+def test_names_stand_in_the_order_of_their_lines() -> None:
+    ends = {"top": 4.0, "middle": 3.02, "bottom": 3.0}
+    curves = [
+        charts.Curve(name, "c-ink", [0.0, 1.0], [5.0, ends[name]]) for name in ("bottom", "top", "middle")
+    ]
+    drawn = charts.chart(curves, label="x", x_label="step", log=False)
+    assert re.findall('class="end c-ink">([^<]*)<', drawn) == ["top", "middle", "bottom"]
+
+
+def test_the_page_has_a_dark_theme_and_cuts_no_legend(html: str) -> None:
+    style = html[html.index("<style>") : html.index("</style>")]
+    assert "prefers-color-scheme: dark" in style
+    head = re.search(r"\n\.head \{([^}]*)\}", style)[1]
+    assert "overflow: hidden" not in head
+    assert "min-height" in head

@@ -1,6 +1,7 @@
 """The charts of spectra: which there are, and that every figure of theirs is on them."""
 
 import math
+import re
 
 import pytest
 import synthetic_reports as synthetic
@@ -61,4 +62,6 @@ def test_the_page_says_the_budget() -> None:
         "parts": {"branches": {"forwards": 12.5, "seconds": 1.0}},
         "left_out": {"density": "no"},
     }
-    assert "deep: 12 of 4000 forwards (branches 12); left out: density" in render_html(report)
+    words = re.sub("</?span[^>]*>", "", render_html(report))
+    assert "deep: 12 of 4000 forwards (branches 12)." in words
+    assert words.count("left out by --budget deep: density<") == 1

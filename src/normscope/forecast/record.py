@@ -23,6 +23,7 @@ class ForecastStep:
         update_ratio: median over weight matrices of RMS(update)/RMS(weight) of the last step.
         gradients: gradient norm by block site, of the last step.
         recent_loss: mean loss of the last 10 training batches, or fewer; None at step 0.
+        batch_entropy: unigram entropy of the targets of the batch of `train_loss`, in nats, where known.
     """
 
     step: int
@@ -34,6 +35,7 @@ class ForecastStep:
     gradients: dict[str, float] = field(default_factory=dict)
     alignment: float | None = None
     recent_loss: float | None = None
+    batch_entropy: float | None = None
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Forecast:
         outcome: the judgement; "not measured" comes with its reason.
         reason: one sentence with the figures it rests on.
         optimizer, lr, warmup, steps: of the run and the trial, as given.
-        unigram_entropy: nats per token, None where the targets are not tokens.
+        unigram_entropy: nats per token of the whole text, None where the targets are not tokens.
         curve: the measurements (of the last attempt, where a warm-up was tried too).
         score: margin by which it trains: over 0 where it does, the larger the surer; None where nothing can
             be said. Ranks forecasts of one text against each other, as changes to one model.

@@ -16,6 +16,7 @@ from normscope.forecast.record import ForecastStep
 from normscope.forecast.rule import DEAD, EXTENSION, TRANSIENT, Decision, decide, last_diversity
 from normscope.subjects import Subject
 from normscope.subjects.feed import tensors_in
+from normscope.subjects.targets import batch_entropy
 from normscope.train import TrialConfig, Trials, UpdateRatio, endless, many_trials, working_copy
 
 Progress = Callable[[int, int], None]
@@ -70,8 +71,15 @@ class WatchedTrial:
                 update_ratio=update_ratio,
                 gradients=gradient_norms(self.model, self.anatomy) if step else {},
                 recent_loss=sum(recent) / len(recent) if recent else None,
+                batch_entropy=self._entropy_of(step - 1) if step else None,
             )
         )
+
+    def _entropy_of(self, number: int) -> float | None:
+        """Unigram entropy of training batch `number`, from 0; None where that of the text is unknown."""
+        if self.subject.unigram_entropy is None:
+            return None
+        return batch_entropy(next(itertools.islice(endless(self.subject.batches), number, None)))
 
     @property
     def hopeless(self) -> bool:

@@ -4,18 +4,21 @@ import base64
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
 
 from normscope.anatomy import Stack
-from normscope.report.figures.branches import describe_join, draw_key
+from normscope.report.figures.branches import draw_key, form
+from normscope.report.figures.deciding import deciding
+from normscope.report.figures.fold import fold_layout, folds_of
 from normscope.report.figures.layout import BlockPlace, Layout, StackPlace, lay_out
 from normscope.report.figures.ledger import Ledger
 from normscope.report.figures.rail import Spot, draw_rail, marks, place_findings
 from normscope.report.figures.spectra import spectra
 from normscope.report.figures.tower import draw_towers
-from normscope.report.figures.tracks import draw_tracks
+from normscope.report.figures.tracks import Track, draw_tracks
 from normscope.report.figures.trial import forecast_charts, ladder_charts, single_looks
 from normscope.report.page import environment, style_sheet
 from normscope.report.rescue import REACHES, ladder_words, last_figures, outcome_class, way_out
@@ -41,50 +44,85 @@ def render_html(report: Any) -> str:
     """
     trial, ladder, remedies = report.forecast, report.ladder, report.remedies
     ledger = Ledger(report.measurements, trial.curve[-1] if trial and trial.curve else None)
-    layout = lay_out(report.anatomy)
+    full = lay_out(report.anatomy)
+    layout = fold_layout(report.anatomy) or full
     spots = place_findings(report.findings, layout)
-    tower, tower_width = draw_towers(layout, ledger, marks(spots))
+    flags = marks(spots)
+    folds = [] if layout is full else [folds_of(stack, ledger, flags) for stack in layout.stacks]
+    tower, tower_width = draw_towers(layout, ledger, flags, folds)
+    width = _track_width(spots, tower_width)
+    charts = forecast_charts(trial, layout) if trial else []
+    decides, charts = deciding(report, charts, layout, ledger)
     script = style_sheet("page.js")
-    page = (
-        environment("normscope.report")
-        .get_template("page.html")
-        .render(
-            report=report,
-            verdict=_CLASSES.get(report.verdict, "fine"),
-            lead=lead_sentence(report),
-            style=Markup(style_sheet("page.css")),
-            script=Markup(script),
-            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-            structure=[(stack.name, describe_stack(stack)) for stack in report.anatomy.stacks],
-            tower=tower if layout.stacks else "",
-            stacks=layout.stacks,
-            tracks=draw_tracks(layout, ledger, _track_width(spots, tower_width)) if layout.stacks else [],
-            rail=draw_rail(spots, layout) if any(spot.places for spot in spots) else "",
-            cards=_cards(spots, layout),
-            by_number=spots,
-            keys=_keys(layout),
-            forecasts=forecast_charts(trial, layout) if trial else [],
-            ladder_charts=ladder_charts(ladder) if ladder else [],
-            ladder_words=sentence(ladder_words(ladder)) if ladder else "",
-            way_out=way_out(remedies.best) if remedies and remedies.best else "",
-            known_remedies=REMEDIES,
-            reaches=REACHES,
-            last_figures=last_figures,
-            outcome_class=outcome_class,
-            looks=single_looks(trial) if trial else [],
-            spectra=spectra(ledger, layout),
-            numbers=number_sheets(report.anatomy, ledger.rows),
-            tables=tabulate(report.anatomy, ledger.rows),
-            gaps=not_measured(ledger.rows),
-            cost=_cost(report.cost),
-            budget=budget_in_words(report.budget) if report.budget else "",
-            total=report.cost.get("total"),
-            cell=cell,
-            trial=ledger.trial,
-            sentence=sentence,
-        )
+    template = environment("normscope.report").get_template("page.html")
+    page = template.render(
+        report=report,
+        verdict=_CLASSES.get(report.verdict, "fine"),
+        lead=lead_sentence(report),
+        style=Markup(style_sheet("page.css")),
+        script=Markup(script),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        structure=[(stack.name, describe_stack(stack)) for stack in report.anatomy.stacks],
+        tower=tower if layout.stacks else "",
+        stacks=layout.stacks,
+        views=_views(layout, full, ledger, spots, tower, width),
+        folds=[
+            (stack.stack.name if len(layout.stacks) > 1 else "", fold.words)
+            for stack, each in zip(layout.stacks, folds, strict=False)
+            for fold in each
+        ],
+        decides=decides,
+        cards=_cards(spots, layout),
+        by_number=spots,
+        keys=_keys(layout),
+        forecasts=charts,
+        ladder_charts=ladder_charts(ladder) if ladder else [],
+        ladder_words=sentence(ladder_words(ladder)) if ladder else "",
+        way_out=way_out(remedies.best) if remedies and remedies.best else "",
+        known_remedies=REMEDIES,
+        reaches=REACHES,
+        last_figures=last_figures,
+        outcome_class=outcome_class,
+        looks=single_looks(trial) if trial else [],
+        spectra=spectra(ledger, layout),
+        numbers=number_sheets(report.anatomy, ledger.rows),
+        tables=tabulate(report.anatomy, ledger.rows),
+        gaps=not_measured(ledger.rows, report.budget),
+        cost=_cost(report.cost),
+        budget=budget_in_words(report.budget, left_out=False) if report.budget else "",
+        total=report.cost.get("total"),
+        cell=cell,
+        trial=ledger.trial,
+        sentence=sentence,
     )
     return page.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+@dataclass(frozen=True)
+class _View:
+    """The tower with its profiles on one depth axis."""
+
+    tower: Markup
+    tracks: list[Track]
+    rail: Markup | str
+
+
+def _views(
+    layout: Layout, full: Layout, ledger: Ledger, spots: Sequence[Spot], tower: Markup, width: float
+) -> list[_View]:
+    """The folded view, and the one with every block where that is another; none without a stack."""
+    if not layout.stacks:
+        return []
+    views = [_View(tower, draw_tracks(layout, ledger, width), _rail(spots, layout))]
+    if full is not layout:
+        placed = place_findings([spot.finding for spot in spots], full)
+        every, _ = draw_towers(full, ledger, marks(placed))
+        views.append(_View(every, draw_tracks(full, ledger, width), _rail(placed, full)))
+    return views
+
+
+def _rail(spots: Sequence[Spot], layout: Layout) -> Markup | str:
+    return draw_rail(spots, layout) if any(spot.places for spot in spots) else ""
 
 
 def lead_sentence(report: Any) -> str:
@@ -174,8 +212,7 @@ def _keys(layout: Layout) -> list[tuple[str, Markup]]:
     kinds: dict[tuple, list[tuple[StackPlace, BlockPlace]]] = {}
     for stack in layout.stacks:
         for place in stack.blocks:
-            form = tuple((b.kind, b.placement, describe_join(b)) for b in place.block.branches)
-            kinds.setdefault(form, []).append((stack, place))
+            kinds.setdefault(form(place.block), []).append((stack, place))
     return [
         (f"{len(members)} × · {_block_numbers(members, layout)}", draw_key(members[0][1].block))
         for members in kinds.values()

@@ -1,8 +1,9 @@
 """All measurements as a few compact tables for the page: one row a site, one column a quantity."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from normscope.anatomy import Anatomy
 from normscope.probes import Measurement
@@ -77,7 +78,7 @@ def number_sheets(
     gains = [
         _line(row, GAINS[row.quantity] + (f", {row.site}" if len(names) > 1 else ""))
         for row in rows
-        if row.quantity in GAINS and row.site in names
+        if row.quantity in GAINS and row.site in names and not over_budget(row)
     ]
     halves = [_line(row, HALVES[row.quantity]) for row in rows if row.quantity in HALVES and row.site == ""]
     about = "From the embedding's output to the last block's, before the final norm."
@@ -94,12 +95,23 @@ def _line(row: Measurement, name: str) -> tuple[str, str, str]:
     return name, figure(row.value) + ("" if row.unit in ("1", "log10") else f" {row.unit}"), ""
 
 
-def not_measured(rows: Iterable[Measurement]) -> list[tuple[str, str, str]]:
-    """Everything without a figure, gathered by reason: (quantities, sites, reason)."""
+def over_budget(row: Measurement) -> bool:
+    """True for a figure that `--budget` left out."""
+    return not row.measured and "--budget" in row.how
+
+
+def not_measured(rows: Sequence[Measurement], budget: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Everything without a figure, gathered by reason: (quantities, sites, reason).
+
+    All that the budget left out is one entry, the last; `budget` is the report's.
+    """
     found: dict[str, list[Measurement]] = {}
     for row in rows:
-        if not row.measured:
+        if not row.measured and not over_budget(row):
             found.setdefault(row.how.removeprefix("not measured:").strip(), []).append(row)
+    dear = [row for row in rows if over_budget(row)]
+    if dear or budget.get("left_out"):
+        found[_left_out(budget)] = dear
     reasons = []
     for why, gaps in found.items():
         # Sites in the order of their quantities.
@@ -111,15 +123,28 @@ def not_measured(rows: Iterable[Measurement]) -> list[tuple[str, str, str]]:
     return reasons
 
 
+def _left_out(budget: Mapping[str, Any]) -> str:
+    """The one note on all that the budget left out."""
+    name = f" {budget['name']}" if budget else ""
+    parts = ", ".join(budget.get("left_out", ()))
+    more = "" if name == " deep" else "; a larger --budget measures them"
+    return f"left out by --budget{name}{': ' if parts else ''}{parts}{more}"
+
+
 def cell(row: Measurement | None) -> Cell:
     """A measurement in a cell: a gap says why it is one."""
     if row is None:
         return Cell("")
     if row.value is None:
-        return Cell("–", "none", row.how)
+        return Cell("–", "none", _how(row))
     if isinstance(row.value, tuple):
         return Cell(spread(row.value), "spread")
     return Cell(figure(row.value), "" if math.isfinite(row.value) else "bad")
+
+
+def _how(row: Measurement) -> str:
+    """How a figure was got, or why there is none; one note says what the budget left out."""
+    return "left out by the budget" if over_budget(row) else row.how
 
 
 def spread(values: Sequence[float]) -> str:
@@ -151,7 +176,7 @@ def _upright(title: str, rows: Sequence[Measurement]) -> Table:
     lines = []
     for row in rows:
         name = f"{row.quantity} @ {row.site}" if row.site else row.quantity
-        lines.append((name, (cell(row), Cell("" if row.unit == "1" else row.unit), Cell(row.how, "how"))))
+        lines.append((name, (cell(row), Cell("" if row.unit == "1" else row.unit), Cell(_how(row), "how"))))
     return Table(title, columns, tuple(lines), ())
 
 

@@ -58,12 +58,12 @@ def cost_in_words(cost: Mapping[str, float]) -> str:
     return f"{total:.1f} s ({parts})" if parts else f"{total:.1f} s"
 
 
-def budget_in_words(budget: Mapping[str, Any]) -> str:
+def budget_in_words(budget: Mapping[str, Any], *, left_out: bool = True) -> str:
     """The cost of a report's Jacobians: "standard: 104 of 480 forwards (branches 24, …); left out: …"."""
     parts = ", ".join(f"{name} {part['forwards']:.0f}" for name, part in budget["parts"].items())
     spent = f"{budget['name']}: {budget['forwards']:.0f} of {budget['limit']} forwards"
-    left_out = ", ".join(budget["left_out"])
-    return spent + (f" ({parts})" if parts else "") + (f"; left out: {left_out}" if left_out else "")
+    missing = ", ".join(budget["left_out"]) if left_out else ""
+    return spent + (f" ({parts})" if parts else "") + (f"; left out: {missing}" if missing else "")
 
 
 def gains_in_words(site: str, measurements: Measurements) -> str:

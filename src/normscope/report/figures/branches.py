@@ -1,5 +1,6 @@
 """One block: its branches as loops beside the stream, with norms, adds and scales in their places."""
 
+import textwrap
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -61,6 +62,11 @@ def norm_slots(branch: Branch) -> dict[str, list[Norm]]:
     return slots
 
 
+def form(block: Block) -> tuple[tuple[str, str, str], ...]:
+    """The properties that two blocks must share to be drawn as one: of each branch kind, norms and join."""
+    return tuple((branch.kind, branch.placement, describe_join(branch)) for branch in block.branches)
+
+
 def draw_key(block: Block) -> Markup:
     """One block drawn large with its parts named: the key to the tower."""
     high, count = 58.0, len(block.branches)
@@ -73,9 +79,9 @@ def draw_key(block: Block) -> Markup:
     parts = [svg.line(STREAM_X, height, STREAM_X, 0, "stream-plain")]
     parts += brush.branches(BlockPlace(block, 0, 4.0, height - 4, places))
     for spot in places:
-        join = svg.clip(describe_join(spot.branch), 34)
-        parts.append(svg.text(BOX_X + 114, spot.y - 2, describe_norms(spot.branch), "label"))
-        parts.append(svg.text(BOX_X + 114, spot.y + 12, join, "label soft"))
+        parts.append(svg.text(BOX_X + 114, spot.y - 8, describe_norms(spot.branch), "label"))
+        for number, line in enumerate(textwrap.wrap(describe_join(spot.branch), 32)[:3]):
+            parts.append(svg.text(BOX_X + 114, spot.y + 5 + 12 * number, line, "label soft"))
     return svg.picture(330, height, *parts, label="One block, its parts named", css="key")
 
 

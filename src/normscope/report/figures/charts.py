@@ -11,6 +11,10 @@ from normscope.report.figures.scales import Scale, figure, fit
 
 WIDTH, HEIGHT = 440.0, 236.0
 LEFT, RIGHT, UPPER, LOWER = 46.0, 76.0, 14.0, 34.0
+LINE = 12.5
+"""Height of a line of labels."""
+MOST_LETTERS = 11
+"""Letters of a name that fit at a line's end."""
 LINES = ("c-ink", "c-a", "c-c", "c-b", "c-d")
 """Classes of the charts' lines, in order."""
 
@@ -32,11 +36,25 @@ class Curve:
 
 @dataclass(frozen=True)
 class Picture:
-    """A chart with its title and what to read from it."""
+    """A chart with its title and what to read from it.
+
+    Attributes:
+        legend: (number, name, CSS class) of each line, where a name is too long for the line's end.
+    """
 
     title: str
     about: str
     drawing: Markup
+    legend: tuple[tuple[str, str, str], ...] = ()
+
+
+def legend(curves: Sequence[Curve]) -> tuple[tuple[str, str, str], ...]:
+    """Number, name and class of each named line, where a name is too long to stand at the line's end."""
+    if all(len(curve.name) <= MOST_LETTERS for curve in curves):
+        return ()
+    return tuple(
+        (str(number), curve.name, curve.css) for number, curve in enumerate(curves, 1) if curve.label
+    )
 
 
 def chart(
@@ -70,13 +88,20 @@ def plot(
     values = [y for curve in curves for y in curve.ys] + ([level[0]] if level else [])
     up = fit(values, HEIGHT - LOWER, upper, log=log)
     parts = [_axes(across, up, x_label)]
-    taken: list[float] = []
+    numbers = {name: number for number, name, _ in legend(curves)}
+    names: list[tuple[float, float, str, str]] = []
     if level is not None:
         y = up(level[0])
         parts.append(svg.line(LEFT, y, WIDTH - RIGHT, y, "ref"))
-        parts.append(svg.text(WIDTH - RIGHT + 6, _free(y, taken) + 3.5, level[1], "label soft"))
+        names.append((WIDTH - RIGHT + 6, y, level[1], "label soft"))
     for curve in curves:
-        parts += _curve(curve, across, up, taken, dots=dots)
+        drawn, end = _curve(curve, across, up, dots=dots)
+        parts += drawn
+        if curve.label and end is not None:
+            names.append((end[0] + 7, end[1], numbers.get(curve.name, curve.name), f"end {curve.css}"))
+    names.sort(key=lambda name: name[1])
+    heights = _apart([y for _, y, *_ in names])
+    parts += [svg.text(x, y + 3.5, name, css) for (x, _, name, css), y in zip(names, heights, strict=True)]
     return parts
 
 
@@ -127,7 +152,10 @@ def _axes(across: Scale, up: Scale, x_label: str) -> Markup:
     return svg.group(*parts)
 
 
-def _curve(curve: Curve, across: Scale, up: Scale, taken: list[float], *, dots: bool) -> list[Markup]:
+def _curve(
+    curve: Curve, across: Scale, up: Scale, *, dots: bool
+) -> tuple[list[Markup], tuple[float, float] | None]:
+    """A curve, and the pixel where it ends; None where nothing of it can be drawn."""
     points = list(zip(curve.xs, curve.ys, strict=True))
     parts = [
         svg.text(across(x), (up.start if y == -math.inf else up.end) + 4, "×", "bad", anchor="middle")
@@ -141,10 +169,7 @@ def _curve(curve: Curve, across: Scale, up: Scale, taken: list[float], *, dots: 
             parts.append(svg.path(each, css))
         if len(each) == 1 or (dots and len(each) <= 64):
             parts += svg.dots(each, 2.4, f"dot {curve.css}")
-    if curve.label and stretches:
-        x, y = stretches[-1][-1]
-        parts.append(svg.text(x + 7, _free(y, taken) + 3.5, svg.clip(curve.name, 11), f"end {curve.css}"))
-    return parts
+    return parts, stretches[-1][-1] if stretches else None
 
 
 def finite_stretches(points: Iterable[tuple[float, float | None]]) -> list[list[tuple[float, float]]]:
@@ -158,13 +183,16 @@ def finite_stretches(points: Iterable[tuple[float, float | None]]) -> list[list[
     return [each for each in stretches if each]
 
 
-def _free(y: float, taken: list[float]) -> float:
-    """A height near `y` that no label has taken, between the axes where there is one."""
-    near = [y + shift for shift in (0, 13, -13, 26, -26, 39, -39, 52, -52)]
-    free = [at for at in near if all(abs(at - other) >= 12 for other in taken)]
-    inside = [at for at in free if at <= HEIGHT - LOWER]  # below are the ticks
-    taken.append((inside or free or near[-1:])[0])
-    return taken[-1]
+def _apart(heights: Sequence[float]) -> list[float]:
+    """Heights of labels in the order of `heights`, ascending, a line apart and above the ticks."""
+    placed: list[float] = []
+    for y in heights:
+        placed.append(max(y, placed[-1] + LINE if placed else y))
+    floor = HEIGHT - LOWER
+    for i in reversed(range(len(placed))):
+        placed[i] = min(placed[i], floor)
+        floor = placed[i] - LINE
+    return placed
 
 
 def _slices(curves: Sequence[Curve], across: Scale, x_label: str) -> list[Markup]:

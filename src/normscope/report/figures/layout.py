@@ -84,13 +84,18 @@ class Layout:
         return found
 
 
-def lay_out(anatomy: Anatomy) -> Layout:
-    """The axis of an anatomy: roomy for few blocks, about 1400 pixels for 96, at least two pixels a block."""
+def lay_out(anatomy: Anatomy, room: float | None = None) -> Layout:
+    """The axis of an anatomy: roomy for few blocks, about 1400 pixels for 96, at least two pixels a block.
+
+    Args:
+        room: height of a block, where it is not to follow from their number.
+    """
     stacks = [stack for stack in anatomy.stacks if stack.blocks]
     depth = max((len(stack.blocks) for stack in stacks), default=0)
     widest = max((len(block.branches) for stack in stacks for block in stack.blocks), default=1) or 1
     total = 1000 + 400 * min(1.0, max(0.0, (depth - 16) / 80))
-    room = max(2.0, min(36.0 * widest + 10, total / depth)) if depth else 0.0
+    if room is None:
+        room = max(2.0, min(36.0 * widest + 10, total / depth)) if depth else 0.0
     gap = 8.0 if room >= 50 else 2.0 if room >= 12 else 0.0
     height = TOP + depth * room + BOTTOM
     places = tuple(_stack_place(stack, i, height - BOTTOM, room, gap) for i, stack in enumerate(stacks))

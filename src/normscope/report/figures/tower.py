@@ -1,14 +1,15 @@
 """The tower: each stack from its input (bottom) to its output (top), branches and norms in their places."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
 from normscope.report.figures import svg
 from normscope.report.figures.branches import BOX_X, STREAM_X, Brush, Pen, describe_join
-from normscope.report.figures.layout import BlockPlace, Layout, StackPlace
+from normscope.report.figures.fold import BRANCH, Fold
+from normscope.report.figures.layout import BlockPlace, BranchPlace, Layout, StackPlace
 from normscope.report.figures.ledger import Ledger
 from normscope.report.figures.scales import erased_class, figure, gradient_class
 
@@ -20,8 +21,15 @@ def stream_width(value: float | None, reference: float | None) -> float:
     return 1.5 if value <= 0 else min(16.0, max(1.5, 8 + 2 * math.log10(value / reference)))
 
 
-def draw_towers(layout: Layout, ledger: Ledger, marks: Mapping[str, str]) -> tuple[Markup, float]:
-    """All towers side by side, and the picture's width; `marks`: block site → worst finding's severity."""
+def draw_towers(
+    layout: Layout, ledger: Ledger, marks: Mapping[str, str], folds: Sequence[Sequence[Fold]] = ()
+) -> tuple[Markup, float]:
+    """All towers side by side, and the picture's width.
+
+    Args:
+        marks: block site → severity of its worst finding.
+        folds: of each stack; a run of identical blocks is drawn as one of them.
+    """
     box = 62.0 if len(layout.stacks) > 1 else 84.0
     width, gap = BOX_X + box + 10, 26.0
     source = cross_source(layout)
@@ -29,11 +37,12 @@ def draw_towers(layout: Layout, ledger: Ledger, marks: Mapping[str, str]) -> tup
     for i, place in enumerate(layout.stacks):
         crossed = source is not None and _is_crossed(place)
         left = i * (width + gap)
-        tower = _Tower(place, Pen(width, box, mirrored=crossed), ledger, layout, marks)
+        folded = tuple(folds[i]) if folds else ()
+        tower = _Tower(place, Pen(width, box, mirrored=crossed), ledger, layout, marks, folded)
         pieces.append(svg.group(tower.draw(), transform=f"translate({svg.number(left)})"))
         if crossed and source is not None:
             start = source.number * (width + gap) + STREAM_X
-            taps.append(_cross(source, place, start, left - gap / 2, left + width - BOX_X - box))
+            taps.append(_cross(source, tower.spots, start, left - gap / 2, left + width - BOX_X - box))
     total = len(layout.stacks) * (width + gap) - gap
     label = "; ".join(f"{place.stack.name}: {len(place.blocks)} blocks" for place in layout.stacks)
     return svg.picture(total, layout.height, *taps, *pieces, label=f"Tower of {label}", css="tower"), total
@@ -49,9 +58,11 @@ def _is_crossed(place: StackPlace) -> bool:
     return any(branch.kind == "cross-attention" for block in place.blocks for branch in block.block.branches)
 
 
-def _cross(source: StackPlace, place: StackPlace, start: float, rail: float, into: float) -> Markup:
-    """The encoder's output carried down between the towers to every cross-attention."""
-    spots = [s for b in place.blocks for s in b.branches if s.branch.kind == "cross-attention"]
+def _cross(
+    source: StackPlace, drawn: Sequence[BranchPlace], start: float, rail: float, into: float
+) -> Markup:
+    """The encoder's output carried down between the towers to every cross-attention that is drawn."""
+    spots = [spot for spot in drawn if spot.branch.kind == "cross-attention"]
     ends = [source.hidden_y, *(spot.y for spot in spots)]
     parts = [
         svg.line(start, source.hidden_y, rail, source.hidden_y, "cross-wire"),
@@ -59,6 +70,18 @@ def _cross(source: StackPlace, place: StackPlace, start: float, rail: float, int
         *(svg.line(rail, spot.y, into, spot.y, "cross-wire") for spot in spots),
     ]
     return svg.group(*parts)
+
+
+def _one_of(fold: Fold) -> BlockPlace:
+    """The worst block of a fold in the middle of its run, as high as one that is drawn in full."""
+    branches = fold.worst.block.branches
+    middle = (fold.blocks[-1].top + fold.blocks[0].bottom) / 2
+    bottom = middle + BRANCH * len(branches) / 2
+    places = tuple(
+        BranchPlace(branch, bottom - (k + 1) * BRANCH, bottom - k * BRANCH)
+        for k, branch in enumerate(branches)
+    )
+    return BlockPlace(fold.worst.block, fold.worst.number, places[-1].top, bottom, places)
 
 
 @dataclass(frozen=True)
@@ -70,15 +93,25 @@ class _Tower:
     ledger: Ledger
     layout: Layout
     marks: Mapping[str, str]
+    folds: tuple[Fold, ...] = ()
+
+    @property
+    def spots(self) -> list[BranchPlace]:
+        """The branches that are drawn: of a fold those of its worst block."""
+        folded = {block.number for fold in self.folds for block in fold.blocks}
+        single = [spot for b in self.place.blocks if b.number not in folded for spot in b.branches]
+        return single + [spot for fold in self.folds for spot in _one_of(fold).branches]
 
     def draw(self) -> Markup:
         """Input, blocks, output."""
         below = self.ledger.scalar("gradient/stream", f"{self.place.stack.name}.input")
-        parts = [self._input(below)]
+        folded = {block.number for fold in self.folds for block in fold.blocks}
+        parts = [*map(self._ground, self.folds), self._input(below)]
         for block in self.place.blocks:
             here = self.ledger.scalar("gradient/stream", block.block.site)
-            parts.append(self._block(block, below, here))
+            parts.append(self._block(block, below, here, is_folded=block.number in folded))
             below = here
+        parts += map(self._fold, self.folds)
         return svg.group(*parts, self._output())
 
     @property
@@ -86,7 +119,27 @@ class _Tower:
         """The gradient on the stream after the last block."""
         return self.ledger.scalar("gradient/stream", self.place.blocks[-1].block.site)
 
-    def _block(self, place: BlockPlace, below: float | None, here: float | None) -> Markup:
+    def _ground(self, fold: Fold) -> Markup:
+        """The panel of a fold, behind its blocks."""
+        top, bottom = fold.blocks[-1].top, fold.blocks[0].bottom
+        return self.pen.rect(30, top + 1, self.pen.width - 32, bottom - top - 2, "panel", rx=6.0)
+
+    def _fold(self, fold: Fold) -> Markup:
+        """The block that stands for a fold: how many there are, and which is drawn."""
+        pen, place = self.pen, _one_of(fold)
+        middle = BOX_X + pen.box_width / 2
+        worst = f"worst: block {fold.worst.number}" if pen.box_width > 80 else f"worst: {fold.worst.number}"
+        return svg.group(
+            svg.tag("title", fold.words),
+            *Brush(pen, self.ledger, BRANCH).branches(place),
+            pen.text(middle, place.top - 7, f"{len(fold.blocks)} ×", "times", "middle"),
+            pen.text(middle, place.bottom + 15, worst if fold.why else "", "num", "middle"),
+            class_="fold",
+        )
+
+    def _block(
+        self, place: BlockPlace, below: float | None, here: float | None, *, is_folded: bool = False
+    ) -> Markup:
         pen, room, high = self.pen, self.layout.block_height, place.bottom - place.top
         gap = 3.0 if room >= 50 else 0.75 if room >= 12 else 0.0
         inner = (place.top + gap, high - 2 * gap)
@@ -96,9 +149,12 @@ class _Tower:
 
         parts = [svg.tag("title", self._block_words(place, here))]
         odd = " odd" if place.number % 2 else ""
-        parts.append(panel(30, pen.width - 32, f"panel{odd}", rx=6.0 if high >= 50 else 0.0))
+        css = "slot" if is_folded else f"panel{odd}"
+        parts.append(panel(30, pen.width - 32, css, rx=6.0 if high >= 50 else 0.0))
         parts.append(self._stream(place, below, here))
-        if room >= 8:
+        if is_folded:
+            pass
+        elif room >= 8:
             parts += Brush(pen, self.ledger, self.layout.branch_height).branches(place)
         else:
             parts.append(pen.rect(BOX_X, place.top, pen.box_width, max(1.0, high - 0.6), "box attn"))
@@ -111,10 +167,10 @@ class _Tower:
             parts.append(panel(30, 4, f"after {gradient_class(self.ledger.trained(site), last)}"))
         if site in self.marks:
             parts.append(panel(2, 3, f"flag {self.marks[site]}"))
-        return self._row(str(place.number), *parts)
+        return self._row(str(place.number), *parts, css="rung" if is_folded else "row")
 
-    def _row(self, name: str, *parts: Markup) -> Markup:
-        return svg.group(*parts, class_="row", data_r=f"{self.place.number}:{name}")
+    def _row(self, name: str, *parts: Markup, css: str = "row") -> Markup:
+        return svg.group(*parts, class_=css, data_r=f"{self.place.number}:{name}")
 
     def _stream(self, place: BlockPlace, below: float | None, here: float | None) -> Markup:
         x, bottom, top = self.pen.x(STREAM_X), place.bottom, place.top

@@ -19,6 +19,7 @@ from normscope.report.figures.charts import (
     Picture,
     chart,
     heat,
+    legend,
     plot,
 )
 from normscope.report.figures.layout import Layout
@@ -45,7 +46,7 @@ STRIP = 16.0
 
 
 def forecast_charts(forecast: Forecast, layout: Layout) -> list[Picture]:
-    """Diversity, loss, update ratio, coherence and gradients by step, as far as they were measured."""
+    """Token diversity, loss, update ratio, coherence and gradients by step, as far as they were measured."""
     curve = forecast.curve
     if not curve:
         return []
@@ -57,14 +58,7 @@ def forecast_charts(forecast: Forecast, layout: Layout) -> list[Picture]:
     ]
     about = "Do tokens still differ at the stack's output? Log axis."
     made = [_by_step("Token diversity", about, diversities, log=True)] if stacks else []
-    losses = [Curve("fixed batch", "c-ink", xs, [step.loss for step in curve])]
-    if any(step.train_loss is not None for step in curve):
-        losses.append(Curve("training", "c-a", xs, [step.train_loss for step in curve]))
-    level, about = None, "Loss."
-    if forecast.unigram_entropy is not None:
-        level = (forecast.unigram_entropy, "unigram")
-        about = "Nats; below the unigram line the model has learnt more than letter frequencies."
-    made.append(_by_step("Loss", about, losses, log=False, level=level))
+    made.append(_losses(forecast, xs))
     for title, about, name, log in STEP_CHARTS:
         seen = _seen(forecast, name)
         if len(seen) > 1:
@@ -73,11 +67,35 @@ def forecast_charts(forecast: Forecast, layout: Layout) -> list[Picture]:
     return [*made, *_gradients_by_step(forecast, layout)]
 
 
+def _losses(forecast: Forecast, xs: Sequence[float]) -> Picture:
+    """Loss by step, and the unigram entropy of the batches trained on, or of the text where it is unknown."""
+    curve, text = forecast.curve, forecast.unigram_entropy
+    losses = [Curve("fixed batch", "c-ink", xs, [step.loss for step in curve])]
+    if any(step.train_loss is not None for step in curve):
+        losses.append(Curve("training", "c-a", xs, [step.train_loss for step in curve]))
+    if any(step.batch_entropy is not None for step in curve):
+        entropies = [step.batch_entropy for step in curve]
+        losses.append(Curve("unigram", "c-a", xs, entropies, dashed=True))
+        about = (
+            "Nats. Dashed: the unigram entropy of each training batch, the least that a model which "
+            "ignores the context can reach on it"
+        )
+        about += "." if text is None else f"; that of the whole text is {figure(text, 3)}."
+        return _by_step("Loss", about, losses, log=False)
+    if text is None:
+        return _by_step("Loss", "Loss of the batches.", losses, log=False)
+    about = (
+        "Nats. Dashed: the unigram entropy of the whole text, which a model that ignores the context "
+        "reaches; a single batch may lie under it."
+    )
+    return _by_step("Loss", about, losses, log=False, level=(text, "unigram"))
+
+
 def _by_step(
     title: str, about: str, curves: Sequence[Curve], *, log: bool, level: tuple[float, str] | None = None
 ) -> Picture:
     drawing = chart(curves, label=f"{title} by step", x_label="step", log=log, level=level)
-    return Picture(title, about, drawing)
+    return Picture(title, about, drawing, legend(curves))
 
 
 def _seen(forecast: Forecast, name: str) -> list[tuple[int, float]]:
@@ -122,6 +140,8 @@ def ladder_charts(ladder: LadderForecast) -> list[Picture]:
     unigram = rungs[0].unigram_entropy
     losses = [rung.curve[-1].loss for rung in rungs]
     about = "Nats at the end of each trial, on the fixed batch; the strip is what each trial says of the run."
+    if unigram is not None:
+        about += " Dashed: the unigram entropy of the whole text."
     made = [Picture("Loss by learning rate", about, _chart(rungs, losses, "loss", log=False, level=unigram))]
     diversities = [list(rung.curve[-1].diversity.values())[-1:] for rung in rungs]
     if all(diversities):

@@ -12,7 +12,7 @@
     return node && node.tip ? node : null;
   };
   const mark = (node) => {
-    const area = node && (node.matches(".track .hit") ? node : node.matches(".row") && node.querySelector(".panel"));
+    const area = node && (node.matches(".track .hit") ? node : node.matches(".row, .rung") && node.querySelector(".panel, .slot"));
     for (const cursor of cursors) {
       cursor.setAttribute("y", area ? area.getAttribute("y") : -9);
       cursor.setAttribute("height", area ? area.getAttribute("height") : 3);
