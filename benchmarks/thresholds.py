@@ -238,18 +238,18 @@ def upper_quarter(case: Case) -> list[float]:
 
 
 COLUMNS = (
-    Column("update ratio, median (101)", rows_of("branch/update-ratio"), median),
+    Column("median update ratio (101)", rows_of("branch/update-ratio"), median),
     Column("growth (201)", by_stack(fig.growth)),
     Column("diversity kept (202)", by_stack(fig.diversity_kept), min),
-    Column("upper quarter's updates (204)", upper_quarter, min),
-    Column("entropy, least (205)", rows_of("attention/entropy"), min),
-    Column("logit spread (206)", rows_of("attention/logit-spread")),
-    Column("gradient, first/last (301, 302)", gradient_ratio, max),
-    Column("q, k share, median (303)", lambda case: list(fig.qk_shares(case).values()), median),
-    Column("derivative's error (304)", rows_of("derivative/relative-error")),
+    Column("update ratio of the upper quarter (204)", upper_quarter, min),
+    Column("smallest entropy of attention (205)", rows_of("attention/entropy"), min),
+    Column("spread of logits (206)", rows_of("attention/logit-spread")),
+    Column("gradient norm, first block over last (301, 302)", gradient_ratio, max),
+    Column("median gradient share of q, k (303)", lambda case: list(fig.qk_shares(case).values()), median),
+    Column("relative error of the derivative (304)", rows_of("derivative/relative-error")),
     Column("relative gain, log10 (401)", by_stack(fig.relative_gain), lambda v: max(v, key=abs)),
     Column("float16 headroom (501)", whole("precision/float16-headroom"), min),
-    Column("flushed (502)", whole("precision/float16-flushed")),
+    Column("gradients flushed to zero in float16 (502)", whole("precision/float16-flushed")),
     Column("bfloat16 cosine (503)", whole("precision/bfloat16-cosine"), min),
     Column("ε ratio, median norm (505)", rows_of("precision/eps-ratio-median"), median),
     Column("ε ratio, worst norm (505)", rows_of("precision/eps-ratio-median"), max),
@@ -274,10 +274,20 @@ def subjects(only: list[str]) -> Iterator[tuple[str, Subject]]:
             yield name, make_subject(build(), spec=name)
 
 
+HEAD = """\
+# Figures behind the thresholds
+
+A threshold must leave the published models healthy and detect the models that are broken on purpose. Each
+column is the figure that a rule compares with its threshold; the rule's code is in brackets. Setting: random
+weights, seed 0, 4 × 64 tokens, no training step, on a CPU. No GPU was measured. The findings are those of a
+check without a trial.
+
+Written by `python -m benchmarks.thresholds > docs/thresholds.md`."""
+
 CLOSING = """\
-NS206 warns above a logit spread of 1: this limit is from theory and was fixed before any model was measured.
-It misses attention without 1/√d_h whose weights are small. NS304 warns above a relative error of 0.02.
-Figures are of one seed on a CPU."""
+NS206 warns above a logit spread of 1. The limit comes from theory and was fixed before any model was
+measured. It does not detect a missing factor 1/√d_h where the weights are small. NS304 warns above a relative
+error of 0.02. All figures are of one seed on a CPU."""
 
 
 def main() -> None:
@@ -286,9 +296,7 @@ def main() -> None:
     )
     parser.add_argument("--only", default="", help="parts of names, with commas")
     only = [word for word in parser.parse_args().only.split(",") if word]
-    print("# Figures behind the thresholds\n")
-    print("Written by `python -m benchmarks.thresholds > docs/thresholds.md`: random weights, seed 0, 4 × 64")
-    print("tokens, no step taken. In brackets the rule that compares the figure. Findings without a trial.\n")
+    print(f"{HEAD}\n")
     print("| model |", " | ".join(column.title for column in COLUMNS), "| findings | verdict |")
     print("|---|", "---|" * (len(COLUMNS) + 2), sep="")
     for name, subject in subjects(only):

@@ -98,7 +98,7 @@ def test_rules_are_said_in_words() -> None:
     assert row.initialisation == (
         "Xavier-normal; o, down × 0.289 at L = 12; q × 0; v × 1 to 0.0833 over 12 blocks; γ of stream = 0.5"
     )
-    assert row.besides == "what a branch reads × 0.289 at L = 12"
+    assert row.besides == "input of a branch × 0.289 at L = 12"
     assert row.inside == "QK-norm: head; norm on v"
     assert row.final_norm
 

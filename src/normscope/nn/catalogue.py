@@ -169,7 +169,7 @@ def _inside_words(inside: Inside) -> str:
 def _besides_words(scheme: Scheme) -> str:
     """Describe what is neither a slot, nor a join, nor inside a branch."""
     entry = _rule_words(scheme.entry_scale)
-    words = [f"what a branch reads {entry}"] if entry else []
+    words = [f"input of a branch {entry}"] if entry else []
     if scheme.depth_exponent is not None:
         words.append(f"learning rates by depth, a = {scheme.depth_exponent:g} (`param_groups`)")
     if scheme.on_sphere:

@@ -11,18 +11,21 @@ from normscope.report.console import as_text, show
 
 _LEGEND = """\
 N is a norm, F a branch (attention or feed-forward), x the stream, l the block or sublayer, L their number.
-Slots: entry is after the embedding, branch_in before a branch, branch_out after it, stream after the add,
-final after the last block.
+Slots of a norm: entry is after the embedding, branch_in before a branch, branch_out after it, stream after
+the addition, final after the last block.
 """
 _HEAD = f"""\
 # Schemes
 
-Drawn from the table `normscope.nn.SCHEMES` by `normscope schemes --format markdown > docs/schemes.md`;
-`normscope schemes` shows the same, `normscope schemes NAME` one of them.
+These are the published ways of placing norms and joining branches that normscope can build, each with its
+formula, initialisation and source. `normscope schemes` prints this table, `normscope schemes NAME` one
+scheme. To build a model: `nn:decoder,scheme=NAME`, or `normscope.nn.build("decoder", scheme="NAME")`.
 
 {_LEGEND}
-Where a norm or a factor depends on depth, what is shown is what {SAMPLE_DEPTH} blocks get. *Read as* is what
-`normscope anatomy` calls a model of that scheme: its own name, or the class whose dataflow it shares.
+Norms and factors that depend on depth are shown for {SAMPLE_DEPTH} blocks. *Read as* is the name that
+`normscope anatomy` gives a model of that scheme: its own name, or the class whose dataflow it shares.
+
+`normscope schemes --format markdown > docs/schemes.md` writes this page from `normscope.nn.SCHEMES`.
 """
 
 
@@ -37,7 +40,7 @@ def text_schemes(rows: Sequence[Row], width: int = 100) -> str:
 
 
 def page_of_schemes(rows: Sequence[Row]) -> str:
-    """docs/schemes.md: a table to look through, then a section a scheme."""
+    """docs/schemes.md: a table of all schemes, then a section for each."""
     lines = ["| name | one sublayer | norms | join | final norm |", "|---|---|---|---|---|"]
     for row in rows:
         # A bar would end the cell.
@@ -82,7 +85,7 @@ def _lines(row: Row, quote: str = "") -> list[tuple[str, str]]:
         ("join", row.join),
         ("weights", row.initialisation),
         ("inside the branches", row.inside or "unchanged"),
-        ("besides", row.besides or "nothing"),
+        ("in addition", row.besides or "nothing"),
         ("ends in a norm", _yes(row.final_norm)),
         ("read as", row.reads_as),
         ("source", row.source),
