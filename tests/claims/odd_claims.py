@@ -34,9 +34,11 @@ def said(
     condition: str = "",
     kind: Kind = Kind.LAW,
     parts: dict[str, Sentence] | None = None,
+    of: str = "",
 ) -> Said:
     """A sentence that no text says."""
-    return Said(sources=sources, sentence=Sentence(says, condition), asks=asks, kind=kind, parts=parts or {})
+    sentence = Sentence(says, condition, of=of)
+    return Said(sources=sources, sentence=sentence, asks=asks, kind=kind, parts=parts or {})
 
 
 def depths(setup: Setup, factor: float = 1.0) -> Plot:
@@ -69,6 +71,7 @@ def it_holds(setup: Setup) -> Evidence:
         asks="half of it",
         condition="x < 1",
         parts={"refuted": Sentence("Besides, this <script>."), "nothing": Sentence("Nobody looked.")},
+        of="real blocks",
     ),
 )
 def it_holds_sometimes(setup: Setup) -> Evidence:
@@ -79,7 +82,6 @@ def it_holds_sometimes(setup: Setup) -> Evidence:
         plots=[depths(setup), depths(setup, 3.0)],
         notes=["A note <b>of</b> 3.14.", "Another."],
         unmeasured=["On a GPU: there is none."],
-        of="real blocks",
     )
 
 

@@ -16,6 +16,7 @@ import pytest
 from planted_runs import STANDS_STILL, planted
 
 from normscope.claims import (
+    CLAIMS,
     Case,
     Claim,
     Evidence,
@@ -40,6 +41,7 @@ from normscope.claims.training import Recipe
 from normscope.claims.worker import Worker
 from normscope.errors import UsageError
 from normscope.maps import Cell, Result
+from normscope.nn import SCHEMES
 
 HOLDS, CONDITION, REFUTED, UNDECIDED, NONE = Verdict
 TWO = Setup(seeds=(0, 1))
@@ -429,7 +431,12 @@ def test_words_are_no_part_of_the_key_but_a_condition_to_confirm_is(odd: dict[st
     claim = odd["Z1"]
     other = replace(claim, sentence=Sentence("Other words.", hypothesis="x > 0"), asks="more")
     assert own_code(other) == own_code(claim)
-    assert own_code(replace(claim, sentence=Sentence("It holds.", "x < 1"))) != own_code(claim)
+    for changed in (
+        {"sentence": Sentence("It holds.", "x < 1")},
+        {"sentence": Sentence("It holds.", smallest=0.1)},
+        {"plots": ({"title": "Another"},)},
+    ):
+        assert own_code(replace(claim, **changed)) != own_code(claim)
 
 
 def test_only_what_shows_is_left_out_of_the_key() -> None:
@@ -468,6 +475,10 @@ def test_what_another_process_trains_comes_last(tmp_path: Path, monkeypatch: pyt
     assert len(found) == 2
 
 
-def test_a_part_may_have_cases_of_its_own_kind() -> None:
-    evidence = Evidence(of="stacks", parts_of={"width": "exponents"})
-    assert [evidence.population(part) for part in ("", "width", "depth")] == ["stacks", "exponents", "stacks"]
+def test_a_part_may_have_a_population_of_its_own() -> None:
+    starts = f"starts of the {len(SCHEMES)} schemes, with Xavier weights and with their own"
+    assert {name: each.of for name, each in CLAIMS["C8"].sentences.items()} == {
+        "": starts,
+        "hundred": "schemes",
+    }
+    assert {each.of for each in CLAIMS["C2"].sentences.values()} == {"stacks"}

@@ -1,6 +1,7 @@
 """Figures, and verdicts in words and JSON, where cases lie outside a hypothesis or no seed draws them."""
 
 import json
+from dataclasses import replace
 
 from normscope.claims import Case, ClaimResult, Evidence, Figure, Sentence, Setup, judge, measure_claim
 from normscope.claims.claim import Claim
@@ -42,9 +43,10 @@ def test_what_no_seed_draws_comes_through_json(odd: dict[str, Claim]) -> None:
 
 
 def test_a_hypothesis_says_how_often_it_is_met() -> None:
-    judged = judge(Sentence("It holds.", hypothesis="‖A‖ < 1"), CASES[2:4])
-    assert verdict_words(judged, "maps") == "holds; its hypothesis, ‖A‖ < 1, is met in 1 of 2 maps"
-    assert verdict_words(judged) == "holds"
+    sentence = Sentence("It holds.", hypothesis="‖A‖ < 1", of="maps")
+    words = verdict_words(judge(sentence, CASES[2:4]))
+    assert words == "holds; its hypothesis, ‖A‖ < 1, is met in 1 of 2 maps"
+    assert verdict_words(judge(replace(sentence, of=""), CASES[2:4])) == "holds"
 
 
 def test_an_effect_in_words() -> None:

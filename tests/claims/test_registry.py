@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import normscope.claims
-from normscope.claims import CLAIMS, TEXTS, Claim, Evidence, chosen, claim, in_order
+from normscope.claims import CLAIMS, TEXTS, Claim, chosen, claim, in_order
 from normscope.claims.registry import MODULES
-from normscope.claims.sentences import read_sentences, sentences
+from normscope.claims.sentences import read_sentences
 from normscope.errors import UsageError
 
 ROWS = [f"A{i}" for i in range(1, 17)] + [f"B{i}" for i in range(1, 16)] + [f"C{i}" for i in range(1, 34)]
@@ -59,12 +59,6 @@ TABLE = 'says = "x"\nzh = "x"\nasks = "x"\n'
 def test_a_table_that_lacks_a_key_or_has_another_is_refused(table: str, words: str) -> None:
     with pytest.raises((TypeError, ValueError), match=words):
         read_sentences(f"[C99]\n{table}")
-
-
-def test_a_smallest_effect_of_no_part_is_refused() -> None:
-    enter = claim("C99", smallest={"": 0.1, "prt": 0.1}, said=sentences()["C4"])
-    with pytest.raises(AssertionError, match="smallest effects of no part of C99"):
-        enter(lambda setup: Evidence())
 
 
 def test_smallest_effects_and_conditions_stand_with_their_sentences() -> None:

@@ -58,13 +58,11 @@ def test_effects_are_paired_by_seed_and_replica() -> None:
         [PLANTED, other],
         lambda outcomes: outcomes[0].excess - outcomes[1].excess,
         "here",
-        smallest=0.35,
         replicas=2,
         part="which",
     )
     assert [(case.seed, case.replica) for case in found] == [(s, r) for r in (0, 1) for s in (0, 1, 2)]
     assert [case.value for case in found[:3]] == pytest.approx([0.5, 0.4, 0.3], abs=1e-3)
-    assert [case.holds for case in found[:3]] == [True, True, False]
     assert {(case.where, case.part) for case in found} == {("here", "which")}
 
 
@@ -76,18 +74,16 @@ class ByReplica(Planted):
 
 
 def test_an_effect_is_that_of_its_replicas_runs() -> None:
-    found = effects(
-        ByReplica(seeds=(0,)), [PLANTED], lambda outcomes: -outcomes[0].excess, smallest=0.1, replicas=3
-    )
+    found = effects(ByReplica(seeds=(0,)), [PLANTED], lambda outcomes: -outcomes[0].excess, replicas=3)
     assert [case.value for case in found] == pytest.approx([0.0, 0.2, 0.4], abs=1e-3)
 
 
 @pytest.mark.parametrize(("end", "value"), [(math.inf, -3.0), (-9.0, 3.0)])
 def test_an_effect_is_bounded_so_that_its_mean_is_finite(end: float, value: float) -> None:
     setup = Planted(seeds=(0,), plan=lambda config: end)
-    found = effects(setup, [PLANTED], lambda outcomes: -outcomes[0].excess, smallest=0.0, replicas=2)
+    found = effects(setup, [PLANTED], lambda outcomes: -outcomes[0].excess, replicas=2)
     assert [(case.where, case.value) for case in found] == [(str(PLANTED), value)] * 2
-    assert effect(0, "x", -value, 0.0, most=2.0).value == math.copysign(2.0, -value)
+    assert effect(0, "x", -value, most=2.0).value == math.copysign(2.0, -value)
 
 
 def a_claim(odd: dict[str, Claim], measured: list[Setup], **sentences: Sentence) -> Claim:
@@ -136,8 +132,6 @@ def test_without_a_condition_nothing_is_measured_twice(odd: dict[str, Claim]) ->
     ("case", "words"),
     [
         (Case(seed=0, where="x", value=math.inf, holds=True), "finite"),
-        (Case(seed=0, where="x", value=0.2, holds=False), "where the effect counts"),
-        (Case(seed=0, where="x", value=0.05, holds=True), "where the effect counts"),
         (Case(seed=0, where="x", value=math.nan, holds=True), "has a figure"),
     ],
 )
@@ -150,3 +144,18 @@ def test_an_effect_that_does_not_fit_its_case_is_an_error(
     result = measure_claim(claim, Setup(seeds=(0,)))
     assert result.error is not None
     assert words in result.error
+
+
+def test_an_effect_holds_from_the_smallest_of_its_sentence_on(odd: dict[str, Claim]) -> None:
+    values = {"": (0.05, 0.1, 0.2), "a": (0.0, 0.2, 0.35)}
+    cases = [effect(0, "x", value, part=part) for part, each in values.items() for value in each]
+    wrong = Case(0, "x", 0.05, holds=True)
+    evidence = Evidence(cases=[*cases, wrong], figure=Figure("x", {0: 1.0}))
+    claim = dataclasses.replace(
+        odd["Z1"],
+        sentence=Sentence("It helps.", smallest=0.1),
+        parts={"a": Sentence("It helps a lot.", smallest=0.35)},
+        measure=lambda setup: evidence,
+    )
+    found = measure_claim(claim, Setup(seeds=(0,))).evidence.cases
+    assert [case.holds for case in found] == [False, True, True, False, False, True, False]

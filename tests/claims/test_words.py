@@ -71,7 +71,7 @@ def test_a_figure_has_its_interval_where_seeds_differ() -> None:
 
 
 def test_a_verdict_says_its_condition_and_on_how_many_seeds(tested: list[Outcome]) -> None:
-    said = [verdict_words(each.judgement, each.evidence.of) for each in tested]
+    said = [verdict_words(each.judgement) for each in tested]
     assert said == [
         "holds",
         "holds under our condition: x < 1; met in 2 of 4 real blocks",
@@ -198,5 +198,5 @@ def test_the_claim_of_contributing_is_a_claim(tmp_path: Path, monkeypatch: pytes
     finally:
         CLAIMS.pop("C99", None)
     assert tested.error is None
-    words = verdict_words(tested.judgement, tested.evidence.of)
+    words = verdict_words(tested.judgement)
     assert words == "holds under our condition: the input's variance is at least 100 ε"

@@ -31,9 +31,7 @@ def acceptance(setup: Setup) -> Evidence:
     sound = [functools.partial(_sound, scheme) for scheme in SOUND]
     faulty = [functools.partial(_faulty, fault) for fault in FAULTS]
     cases = [*setup.cases(*sound, *faulty), *_runs(setup)]
-    return Evidence(
-        cases, Figure.share("% of the models, sound and faulty, judged rightly", cases), of="models"
-    )
+    return Evidence(cases, Figure.share("% of the models, sound and faulty, judged rightly", cases))
 
 
 def model_of(scheme: str, seed: int, kind: str = "decoder") -> Model:

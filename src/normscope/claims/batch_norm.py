@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from normscope.claims.at_start import slope
 from normscope.claims.experiments import distance, gaussian
-from normscope.claims.form import Case, Evidence, Figure, Line, Plot, Setup, claim, lines_by
+from normscope.claims.form import Case, Evidence, Figure, Line, Setup, claim, lines_by, plots_of
 from normscope.nn import NORMS, Decoder, Encoder, ModelConfig
 from normscope.nn.token_norms import BatchNorm
 from normscope.subjects import load
@@ -34,11 +34,10 @@ def batch_size(setup: Setup) -> Evidence:
     where = "exponent of the error of the means"
     cases += [Case(seed, where, p, abs(p + 0.5) <= 0.1, "root") for seed, p in exponents.items()]
     lines = [Line.over_seeds("measured", dict(zip(SIZES, zip(*errors.values(), strict=True), strict=True)))]
-    plot = Plot("Error of BatchNorm's means", "batch size", "RMS error over the deviation", lines, "xy")
     return Evidence(
         cases,
         Figure("exponent of BatchNorm's error in the batch size", exponents),
-        plots=[plot],
+        plots=plots_of("C4", lines),
         notes=[f"A batch of one vector: torch's BatchNorm {_batch_of_one()}."],
     )
 
@@ -111,16 +110,10 @@ def both_modes(setup: Setup) -> Evidence:
     """The same decoder on the same batch in both modes."""
     cases = setup.cases(_mode_cases)
     batch = [case for case in cases if case.at["norm"] == "batchnorm"]
-    plot = Plot(
-        "Train mode against eval mode",
-        "batches that BatchNorm's averages have seen",
-        "relative change of the logits",
-        lines_by(batch, "batches", "norm"),
-        levels={"LayerNorm": 0.0},
-    )
+    plots = plots_of("C6", lines_by(batch, "batches", "norm"))
     seen_100 = [case for case in batch if case.at["batches"] == 100]
     what = "relative change of the logits with BatchNorm, 100 batches seen"
-    return Evidence(cases, Figure.largest(what, seen_100), plots=[plot])
+    return Evidence(cases, Figure.largest(what, seen_100), plots=plots)
 
 
 @torch.no_grad()
@@ -144,16 +137,9 @@ def _mode_cases(seed: int) -> Iterator[Case]:
 def padding(setup: Setup) -> Evidence:
     """The same texts with more and less padding: torch's BatchNorm, ours with a mask, an encoder."""
     cases = setup.cases(_padding_cases, _encoder_cases)
-    plot = Plot(
-        "Effect of padding on the real tokens",
-        "length of the batch over that of the texts",
-        "relative change of their outputs",
-        lines_by((case for case in cases if case.part != "ln"), "padded ×", "norm"),
-        "y",
-        {"disturbed": DISTURBED},
-    )
+    plots = plots_of("C5", lines_by((case for case in cases if case.part != "ln"), "padded ×", "norm"))
     return Evidence(
-        cases, Figure.largest("largest relative change of the real tokens' outputs", cases), plots=[plot]
+        cases, Figure.largest("largest relative change of the real tokens' outputs", cases), plots=plots
     )
 
 

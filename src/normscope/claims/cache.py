@@ -104,7 +104,7 @@ def environment() -> dict[str, str]:
 
 
 def own_code(claim: Claim) -> str:
-    """Digest of what measures `claim`: its module, the claims' modules that this imports, its conditions."""
+    """Digest of what measures `claim`: its module, claims' modules that this imports, criteria, plots."""
     own, found = _claim_files(), set[Path]()
     waiting = [_file(claim)]
     while waiting:
@@ -113,7 +113,8 @@ def own_code(claim: Claim) -> str:
             found.add(file)
             imports = re.findall(r"^from normscope\.claims\.(\w+) import", _text_of(file), re.MULTILINE)
             waiting += [ROOM / f"{name}.py" for name in imports]
-    return _digest([_code_digest(found), claim.conditional])
+    criteria = [[name, bool(each.condition), each.smallest] for name, each in claim.sentences.items()]
+    return _digest([_code_digest(found), criteria, claim.plots])
 
 
 def _claim_files() -> set[Path]:

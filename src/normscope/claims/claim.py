@@ -4,9 +4,8 @@ A claim is one function. It measures and returns `Evidence`; `judge` computes th
 """
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from normscope.claims.sentences import Kind, Said, Sentence, said_of
@@ -45,9 +44,14 @@ class Claim(Said):
         return int(self.id[1:])
 
     @property
+    def sentences(self) -> dict[str, Sentence]:
+        """The claim's own sentence, under "", and its parts."""
+        return {"": self.sentence, **self.parts}
+
+    @property
     def conditional(self) -> list[str]:
-        """Names of the parts with a condition of ours to be confirmed, "" for the claim's own sentence."""
-        return [name for name, part in {"": self.sentence, **self.parts}.items() if part.condition]
+        """Names of the sentences with a condition of ours to be confirmed."""
+        return [name for name, sentence in self.sentences.items() if sentence.condition]
 
     @property
     def code(self) -> str:
@@ -64,18 +68,11 @@ CLAIMS: dict[str, Claim] = {}
 """Every claim by its id; filled as the modules of the room are imported, see `registry`."""
 
 
-def claim(
-    id: str,
-    *,
-    smallest: float | Mapping[str, float] = MappingProxyType({}),
-    has_long: bool = False,
-    said: Said | None = None,
-) -> "Callable[[Measure], Measure]":
+def claim(id: str, *, has_long: bool = False, said: Said | None = None) -> "Callable[[Measure], Measure]":
     """Make the function under it the claim `id` of `sentences.toml`, or of `said`, which no text makes.
 
     Args:
         id: such as A7.
-        smallest: the smallest effect that counts, of the claim's own sentence, or by part with "" for that.
         has_long: whether it has a long form.
         said: instead of a table of the file.
 
@@ -83,17 +80,11 @@ def claim(
         ValueError: no `said`, and no table `id` in `sentences.toml`.
     """
     table = said or said_of(id)
-    least = smallest if isinstance(smallest, Mapping) else {"": smallest}
 
     def enter(measure: "Measure") -> "Measure":
         assert id not in CLAIMS, f"two claims {id}"
         assert table.sources, f"claim {id} has no source"
-        assert least.keys() <= {"", *table.parts}, f"smallest effects of no part of {id}"
-        changed = {
-            "sentence": replace(table.sentence, smallest=least.get("")),
-            "parts": {name: replace(part, smallest=least.get(name)) for name, part in table.parts.items()},
-        }
-        CLAIMS[id] = Claim(**vars(table) | changed, id=id, has_long=has_long, measure=measure)
+        CLAIMS[id] = Claim(**vars(table), id=id, has_long=has_long, measure=measure)
         return measure
 
     return enter

@@ -17,7 +17,19 @@ from torch import Tensor
 
 from normscope.claims.at_start import exponent, stack_of
 from normscope.claims.experiments import of_part, share_held, spread, values
-from normscope.claims.form import Case, Evidence, Figure, Line, Plot, Setup, claim, flat, lines_along, mapped
+from normscope.claims.form import (
+    Case,
+    Evidence,
+    Figure,
+    Line,
+    Plot,
+    Setup,
+    claim,
+    flat,
+    lines_along,
+    mapped,
+    plots_of,
+)
 from normscope.claims.real_blocks import F64, INITS, embedded, one_token, started, step_jacobian, sublayers
 from normscope.linalg import product_log_singular_values, singular_values
 from normscope.nn import Context
@@ -127,7 +139,7 @@ def at_least_one(setup: Setup) -> Evidence:
             f"{1 - share_held(gradients):.0%} of the layers make the gradient shorter, the worst to "
             f"{min(values(cases, 'gradient')):.3g} of what it was.",
         ],
-        plots=[Plot("Smallest singular value of a residual layer", "σ_min", "share of layers below", [line])],
+        plots=plots_of("C1", [line]),
     )
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from normscope.claims.at_start import slope
 from normscope.claims.exact import Exact, as_exact, exact_rank, scaled_norm_jacobian
 from normscope.claims.experiments import ROUND_OFF, distance, gaussian, jacobian, of_part, spread, values
-from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, flat, lines_along, lines_by
+from normscope.claims.form import Case, Evidence, Figure, Setup, claim, flat, lines_along, lines_by, plots_of
 from normscope.claims.real_blocks import (
     INITS,
     Layer,
@@ -61,11 +61,10 @@ def local_linearisation(setup: Setup) -> Evidence:
     kinks = [case for case in cases if not case.within]
     away = [case for case in cases if case.within and "relu" in case.where]
     gelu, relu, kink = (spread(values(each), ".3f") for each in (smooth, away, kinks))
-    lines = lines_along(STEPS, remainders)
     return Evidence(
         [*cases, *setup.cases(_chain_cases)],
         Figure.smallest("smallest exponent of the remainder, GELU", smooth),
-        plots=[Plot("What the linearisation leaves", "‖δx‖", "‖remainder‖", lines, "xy")],
+        plots=plots_of("A13", lines_along(STEPS, remainders)),
         notes=[f"Exponents: GELU {gelu}; ReLU away from kinks {relu}, on one {kink}."],
     )
 
@@ -114,18 +113,16 @@ def rank_at_any_depth(setup: Setup) -> Evidence:
     cases = setup.cases(partial(_rank_cases, "xavier"), partial(_rank_cases, "normal"))
     ranks = of_part(cases, "float64")
     decades = [replace(case, value=float(case.at["decades"])) for case in ranks]
-    range_, lines = "log₁₀ σ₁/σ_(d−2)", lines_by(decades, "depth", "init")
-    lost, kept = "Numerical rank of the float64 product", lines_by(ranks, "depth", "init")
+    kept = lines_by(ranks, "depth", "init")
     deepest = [case for case in decades if case.at["depth"] == DEPTHS[-1] and case.at["init"] == "Xavier"]
     ends = (f"{line.name} {line.low[-1]:.0f} to {line.high[-1]:.0f}" for line in kept)
     return Evidence(
         cases,
-        Figure.largest(f"{range_} after {DEPTHS[-1]} layers, Xavier", deepest, "float64"),
-        plots=[
-            Plot("Range of the singular values of Post-LN", "layers", range_, lines, "x", {"float64": 15.7}),
-            Plot(lost, "layers", "rank", kept, "x", {"d − 2": KEPT}),
+        Figure.largest(f"log₁₀ σ₁/σ_(d−2) after {DEPTHS[-1]} layers, Xavier", deepest, "float64"),
+        plots=plots_of("A14", lines_by(decades, "depth", "init"), kept),
+        notes=[
+            f"Numerical rank of the float64 product after {DEPTHS[-1]} layers: {'; '.join(ends)}, of {KEPT}."
         ],
-        notes=[f"{lost} after {DEPTHS[-1]} layers: {'; '.join(ends)}, of {KEPT}."],
     )
 
 

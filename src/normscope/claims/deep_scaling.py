@@ -23,7 +23,7 @@ from normscope.claims.at_start import (
     variance,
 )
 from normscope.claims.form import Case, Evidence, Figure, Setup, claim, effect, mapped
-from normscope.claims.training import COUNTS, Outcome, Recipe, final_loss, losses_plot, train_changed, trained
+from normscope.claims.training import Outcome, Recipe, final_loss, losses_plot, train_changed, trained
 from normscope.nn import build
 from normscope.nn.joins import WeightedSum
 from normscope.train import MARGIN
@@ -38,7 +38,7 @@ SHORT_RUN, LONG_RUN = (12, 100), (32, 300)
 """Blocks and steps."""
 
 
-@claim("C16", smallest={"better": COUNTS, "deep": 0.0}, has_long=True)
+@claim("C16", has_long=True)
 def deep_net(setup: Setup) -> Evidence:
     """DeepNorm's placement as it is read; the exponent of an update; short runs of deep stacks."""
     cases = []
@@ -99,11 +99,11 @@ def _update_cases(seed: int) -> Iterator[Case]:
 def _end_cases(seed: int, runs: Mapping[str, Mapping[int, Outcome]], depth: int) -> Iterator[Case]:
     ends = {name: by_seed[seed].final for name, by_seed in runs.items()}
     where = f"{depth} blocks, nats that Pre-LN is lower"
-    yield effect(seed, where, ends["deepnorm"] - ends["pre"], COUNTS, part="better")
+    yield effect(seed, where, ends["deepnorm"] - ends["pre"], part="better")
     for name in ("post", "deepnorm"):
         lacks = MARGIN - (runs[name][seed].entropy - ends[name])
         where = f"{name}, {depth} blocks, nats that it lacks to train"
-        yield effect(seed, where, lacks, 0.0, part="deep")
+        yield effect(seed, where, lacks, part="deep")
 
 
 FAR, THIN = 128, 32
@@ -112,7 +112,7 @@ TRAINED, SHORT_STEPS, LONG_STEPS, FEW = 104, 40, 200, 3
 SCALED = ("pre", "residual-no-norm")
 
 
-@claim("C28", smallest=COUNTS, has_long=True)
+@claim("C28", has_long=True)
 def residual_scaling(setup: Setup) -> Evidence:
     """The start of 128 blocks and a short training of 104, with and without the factor."""
     steps = LONG_STEPS if setup.long else SHORT_STEPS
@@ -143,7 +143,6 @@ def residual_scaling(setup: Setup) -> Evidence:
             f"the factor, after {steps} steps."
             for name in SCALED
         ],
-        of="stacks",
     )
 
 
@@ -176,4 +175,4 @@ def _start_cases(seed: int) -> Iterator[Case]:
 def _saving_cases(seed: int, ends: Mapping[str, Mapping[int, float]]) -> Iterator[Case]:
     for name in SCALED:
         saved = ends[f"{name}, no factor"][seed] - ends[f"{name}, 1/√N"][seed]
-        yield effect(seed, f"{name}, {TRAINED} blocks, nats that it saves", saved, COUNTS)
+        yield effect(seed, f"{name}, {TRAINED} blocks, nats that it saves", saved)

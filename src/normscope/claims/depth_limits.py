@@ -14,7 +14,7 @@ from torch import nn
 
 from normscope.claims.at_start import blocks_of, size_of, stack_of
 from normscope.claims.experiments import calls_of, gaussian
-from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, flat, lines_along, mapped
+from normscope.claims.form import Case, Evidence, Figure, Setup, claim, flat, lines_along, mapped, plots_of
 from normscope.claims.training import (
     WARMUP,
     Recipe,
@@ -43,11 +43,9 @@ NORMAL = replace(POST_NORMAL[-1], depth=12, warmup=WARMUP)
 CHAIN_WIDTH = 16
 CHAIN = {"plain": 100, "residual-no-norm": 20, "post": 100, "pre": 1000, "highway": 100}
 """Blocks that a gradient is followed through, by scheme."""
-FARTHER = 0.1
-"""The smallest lag behind Pre-LN that counts as harder, in nats."""
 
 
-@claim("B5", smallest={"harder": FARTHER, "pre": 0.0}, has_long=True)
+@claim("B5", has_long=True)
 def depth_of_post(setup: Setup) -> Evidence:
     """The best of the settings, by initialisation; Pre-LN at the same settings, and of a hundred blocks."""
     xavier, normal, thin = [POST[2], WARM, replace(WARM, lr=SLOWER)], NORMAL, THIN
@@ -64,15 +62,14 @@ def depth_of_post(setup: Setup) -> Evidence:
             cases.append(Case(seed, str(recipe), found.excess, not found.trains, part))
     for post in [] if setup.long else xavier[:2]:
         pair = [post, replace(post, scheme="pre")]
-        cases += effects(setup, pair, lead, smallest=FARTHER, part="harder")
-    cases += effects(setup, [thin], reaches, smallest=0.0, part="pre")
+        cases += effects(setup, pair, lead, part="harder")
+    cases += effects(setup, [thin], reaches, part="pre")
     return Evidence(
         cases,
         Figure.largest("deep Post-LN at its best ends above the byte frequencies by, in nats", cases),
         plots=[curves("Post-LN of 12 blocks", outcomes)],
         notes=tally(outcomes),
         unmeasured=[f"100 blocks: {thin.steps} steps at d = {thin.width} and not 300 at d = 32"],
-        of="seeds",
     )
 
 
@@ -92,15 +89,13 @@ def residuals_carry_depth(setup: Setup) -> Evidence:
     for seed in setup.seeds:
         recipe, found = best({recipe: outcomes[recipe] for recipe in plain}, seed)
         cases.append(Case(seed, str(recipe), found.excess, found.trains, "shallow"))
-    title, y = "The gradient on its way down, at the start", "log10 of its size there over that at the top"
     lines = lines_along(range(1, 101), mapped(chains, lambda logs: logs[1:]))
     lost = {seed: -logs[20] for seed, logs in chains["plain"].items()}
     return Evidence(
         cases,
         Figure("decades that a gradient loses through 20 blocks without residuals", lost),
-        plots=[Plot(title, "blocks below the top", y, lines, "x")],
+        plots=plots_of("C2", lines),
         notes=tally(trainings),
-        of="stacks",
     )
 
 

@@ -62,12 +62,13 @@ def in_words(at: Mapping[str, float | str]) -> str:
     return ", ".join(value if isinstance(value, str) else f"{key} {value:g}" for key, value in at.items())
 
 
-def effect(
-    seed: int, where: str, value: float, smallest: float, *, part: str = "", most: float = 3.0
-) -> Case:
-    """A paired effect; larger ones count as `most`, so that a run that diverges leaves the mean finite."""
+def effect(seed: int, where: str, value: float, *, part: str = "", most: float = 3.0) -> Case:
+    """A paired effect; larger ones count as `most`, so that a run that diverges leaves the mean finite.
+
+    `measure_claim` sets `holds`, by the smallest effect that counts for the sentence.
+    """
     value = 0.0 if math.isnan(value) else max(-most, min(most, value))
-    return Case.at_least(seed, where, value, smallest, part)
+    return Case(seed, where, value, holds=False, part=part)
 
 
 @dataclass(frozen=True)
@@ -136,9 +137,6 @@ class Evidence:
         plots: pictures, the first beside the claim.
         notes: sentences with figures in them, none typed in that was not measured here.
         unmeasured: what could not be measured, and why.
-        of: name of the population that the cases are ("real blocks"), so that "met in N of M" says something;
-            "" where they are only a list of ours.
-        parts_of: the same for parts whose cases are something else, by name.
     """
 
     cases: Sequence[Case] = ()
@@ -147,9 +145,3 @@ class Evidence:
     plots: Sequence[Plot] = ()
     notes: Sequence[str] = ()
     unmeasured: Sequence[str] = ()
-    of: str = ""
-    parts_of: Mapping[str, str] = field(default_factory=dict)
-
-    def population(self, part: str = "") -> str:
-        """Name of the population that the cases of the claim's own sentence, or of a part, are drawn from."""
-        return self.parts_of.get(part, self.of)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from normscope.claims.experiments import gaussian
-from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, lines_by
+from normscope.claims.form import Case, Evidence, Figure, Setup, claim, lines_by, plots_of
 from normscope.nn import NORMS
 
 HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -91,18 +91,11 @@ def float32_statistics(setup: Setup) -> Evidence:
     """Three algorithms in both half precisions."""
     widths = setup.sizes(WIDTHS, FRESH_WIDTHS)
     cases = setup.cases(*(functools.partial(_statistics_cases, width) for width in widths))
-    plot = Plot(
-        "Statistics in half precision, inputs N(0, 1)",
-        "width",
-        "error of the output, in roundings of its precision",
-        lines_by((case for case in cases if not case.part and case.at["mean"] == 0), "width", "dtype"),
-        "xy",
-        {"one rounding": 1.0},
-    )
+    centred = (case for case in cases if not case.part and case.at["mean"] == 0)
     return Evidence(
         cases,
         Figure.largest("largest error with statistics in half precision, in roundings of it", cases),
-        plots=[plot],
+        plots=plots_of("C24", lines_by(centred, "width", "dtype")),
     )
 
 

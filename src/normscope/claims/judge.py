@@ -59,7 +59,7 @@ class Judgement:
             fresh seeds are not in these numbers.
         met: in how many its condition is met.
         outside: how many cases were left out since they do not meet the text's own hypothesis.
-        condition, hypothesis: the sentence's, "" for none.
+        condition, hypothesis, of: the sentence's, "" for none.
         counterexample: a case that meets the condition and that the sentence is not true of; where there is
             none, one that does not meet it.
         effects: the intervals that decided, where the sentence has a smallest effect.
@@ -73,6 +73,7 @@ class Judgement:
     outside: int
     condition: str
     hypothesis: str
+    of: str
     counterexample: Case | None
     effects: tuple[Effect, ...] = ()
 
@@ -110,6 +111,7 @@ def judge(sentence: Sentence, cases: Sequence[Case], kind: Kind = Kind.LAW) -> J
         outside=sum(not case.within and not case.fresh for case in cases),
         condition=sentence.condition,
         hypothesis=sentence.hypothesis,
+        of=sentence.of,
         counterexample=_counterexample(inside),
         effects=cells,
     )

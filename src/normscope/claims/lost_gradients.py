@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from normscope.claims.experiments import ROUND_OFF, calls_of, jacobian, of_part, on_text, spread
-from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, lines_at, lines_by
+from normscope.claims.form import Case, Evidence, Figure, Setup, claim, lines_at, lines_by, plots_of
 from normscope.claims.one_layer import degenerate_layers, layers, pulled_back
 from normscope.linalg import left_kernel, left_kernel_share
 
@@ -83,20 +83,16 @@ def erased_at_each_norm(setup: Setup) -> Evidence:
         cases.append(Case(seed, where, lost, lost >= 0.5, "vanishing", at=at))
         shares[seed] += [each.share * width / 2 for each in found]
     final = [crossings("pre", "xavier", 6, 32, seed, setup)[-1].share for seed in setup.seeds]
-    title = "What the norms of a Post-LN stack take from the gradient, at the start"
-    y = "share of energy erased, all norms together"
-    lines = lines_by(of_part(cases, "vanishing"), "depth", "stack")
     medians = {seed: statistics.median_low(each) for seed, each in shares.items()}
     return Evidence(
         cases,
         Figure("median share erased at a norm, in units of 2/d", medians),
-        plots=[Plot(title, "blocks", y, lines, "x", {"half": 0.5})],
+        plots=plots_of("A7", lines_by(of_part(cases, "vanishing"), "depth", "stack")),
         notes=[
             f"Shares erased at a norm run from {spread(itertools.chain(*shares.values()))} times 2/d.",
             f"Pre-LN's final norm, the one norm on its stream, takes {spread(final, '.1%')} at d = 32, "
             f"where 2/d is {2 / 32:.1%}.",
         ],
-        of="norms of real models at their start",
     )
 
 
@@ -113,13 +109,11 @@ def erased_again(setup: Setup) -> Evidence:
         last.append(shares[-1])
         points += [(f"{start}, d = {width}", index, share) for index, share in enumerate(shares, 1)]
     zero = max(_share_without_branches(seed) for seed in setup.seeds)
-    title = "Share of the gradient that each norm of a Post-LN stack erases, 12 blocks"
-    x, even = "norm, the last one next to the head", {"no preferred direction": 1.0}
     medians = {s: statistics.median(case.value for case in cases if case.seed == s) for s in setup.seeds}
     return Evidence(
         cases,
         Figure("median share erased at a norm below the last, in units of 2/d", medians),
-        plots=[Plot(title, x, "share / (2/d)", lines_at(points), "y", even)],
+        plots=plots_of("A19", lines_at(points)),
         notes=[
             f"The last norm takes {spread(last)} times 2/d.",
             "What one norm takes away is gone before the norm below it, and where the branch adds little the "

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.claims.experiments import calls_of, of_part, values
-from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, lines_by
+from normscope.claims.form import Case, Evidence, Figure, Setup, claim, lines_by, plots_of
 from normscope.claims.training import train_together
 from normscope.errors import UsageError
 from normscope.nn import SCHEMES, Decoder, ModelConfig, Residual
@@ -104,10 +104,8 @@ NEAR = 0.1
 def branch_inputs(setup: Setup) -> Evidence:
     """Mean and variance at the entry of every branch, before and after training."""
     cases = [case for norm in ("layernorm", "rmsnorm") for case in _input_cases(norm, setup)]
-    lines, y = lines_by(of_part(cases), "branch", "when"), "larger of |mean| and |variance − 1|"
     figure = Figure.largest("farthest a branch's input is from mean 0 or variance 1", cases)
-    plot = Plot("What enters each branch", "branch", y, lines, levels={"allowed": NEAR})
-    return Evidence(cases, figure, plots=[plot])
+    return Evidence(cases, figure, plots=plots_of("B11", lines_by(of_part(cases), "branch", "when")))
 
 
 def _input_cases(norm: str, setup: Setup) -> Iterator[Case]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from normscope.claims.claim import Claim
-from normscope.claims.evidence import Evidence
+from normscope.claims.evidence import Case, Evidence
 from normscope.claims.result import ClaimResult
 from normscope.claims.setup import FRESH_SEEDS, Setup
 from normscope.errors import describe
@@ -30,6 +30,7 @@ def measure_claim(claim: Claim, setup: Setup) -> ClaimResult:
         try:
             evidence = _confirmed(claim, claim.measure(setup), setup)
             _require_sound(claim, evidence)
+            evidence = replace(evidence, cases=[_counted(claim, case) for case in evidence.cases])
         except NotMeasured as reason:
             evidence = Evidence(unmeasured=[str(reason)])
         except Exception as failure:  # a claim that breaks must not cost the others; it is shown, and exits 1
@@ -49,9 +50,15 @@ def _confirmed(claim: Claim, evidence: Evidence, setup: Setup) -> Evidence:
     return replace(evidence, cases=[*evidence.cases, *cases])
 
 
+def _counted(claim: Claim, case: Case) -> Case:
+    """The case; an effect holds if it is at least the sentence's smallest."""
+    smallest = claim.sentences[case.part].smallest
+    return case if smallest is None else replace(case, holds=case.value >= smallest)
+
+
 def _require_sound(claim: Claim, evidence: Evidence) -> None:
     """AssertionError for evidence that would be lost or misread."""
-    unknown = {case.part for case in evidence.cases} - {"", *claim.parts}
+    unknown = {case.part for case in evidence.cases} - claim.sentences.keys()
     assert not unknown, f"cases of no part of {claim.id}: {', '.join(sorted(unknown))}"
     assert evidence.figure is not None or not evidence.cases, f"{claim.id} has cases, but no figure"
     for case in evidence.cases:
@@ -63,7 +70,5 @@ def _require_sound(claim: Claim, evidence: Evidence) -> None:
         assert not (case.holds and math.isnan(case.value)), (
             f"{place}: a case that holds has a figure, not NaN"
         )
-        smallest = (claim.parts[case.part] if case.part else claim.sentence).smallest
-        if smallest is not None:
+        if claim.sentences[case.part].smallest is not None:
             assert math.isfinite(case.value), f"{place}: an effect is finite"
-            assert case.holds == (case.value >= smallest), f"{place}: it holds where the effect counts"

@@ -23,7 +23,7 @@ from normscope.claims.experiments import (
     on_text,
     values,
 )
-from normscope.claims.form import Case, Evidence, Figure, Line, Plot, Setup, claim, lines_along
+from normscope.claims.form import Case, Evidence, Figure, Line, Setup, claim, lines_along, plots_of
 from normscope.linalg import layer_norm_jacobian, left_kernel, numerical_rank, right_kernel, singular_values
 
 WIDTHS = (3, 4, 16, 64, 256, 1024)
@@ -116,12 +116,11 @@ def kernel_of_layer_norm(setup: Setup) -> Evidence:
     return Evidence(
         [*kernels, *others, *real],
         Figure.largest("largest share that comes through along 1 or ẑ", kernels),
-        plots=[_scale_plot(by_scale)],
+        plots=plots_of("A2", _scale_lines(by_scale)),
         notes=[
             f"The largest gain of ẑ in a real model is {worst.value:.2g} of that elsewhere: {worst.where}.",
             f"ẑ has the gain ε/(var + ε) beside other directions, to {off:.0e} of it.",
         ],
-        of="norms of real models at their start",
     )
 
 
@@ -191,12 +190,11 @@ def _gains_by_scale(seed: int) -> list[float]:
     return [_gain_along(ratio**0.5 * z, 1.0) for ratio in RATIOS]
 
 
-def _scale_plot(by_scale: Mapping[int, Sequence[float]]) -> Plot:
-    title = "With ε, ẑ is lost only where the variance is large beside it"
-    x, y = "variance of the token / ε", "gain of ẑ / gain of other directions"
+def _scale_lines(by_scale: Mapping[int, Sequence[float]]) -> list[Line]:
+    """Lines of the gain of ẑ by scale, measured and by the formula."""
     measured = lines_along(RATIOS, {"measured": by_scale}, marks=True)
     formula = Line("ε/(var + ε)", RATIOS, [1 / (1 + ratio) for ratio in RATIOS])
-    return Plot(title, x, y, [*measured, formula], "xy", {"1 %": 0.01})
+    return [*measured, formula]
 
 
 def _normalised(z: Tensor) -> Tensor:

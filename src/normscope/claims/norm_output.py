@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from normscope.claims.experiments import gaussian, of_part
-from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, lines_by
+from normscope.claims.form import Case, Evidence, Figure, Setup, claim, lines_by, plots_of
 from normscope.claims.half_precision import EPS, TOKENS, off
 from normscope.nn import NORMS
 
@@ -23,12 +23,10 @@ def two_formulas(setup: Setup) -> Evidence:
     """Both over the scale of the input, and their gradients where there is no variance."""
     cases = setup.cases(_formula_cases, _constant_cases)
     claimed = of_part(cases)
-    x, y = "deviation of the input", "relative difference of the outputs"
-    lines = lines_by(claimed, "deviation", "eps")
     return Evidence(
         cases,
         Figure.largest("largest relative difference", claimed),
-        plots=[Plot("σ + ε against √(var + ε)", x, y, lines, "xy", {"allowed": 1e-3})],
+        plots=plots_of("C34", lines_by(claimed, "deviation", "eps")),
         notes=[
             f"The usual embedding, {case.where}: {case.value:.3g}."
             for case in claimed

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from normscope.claims.at_start import blocks_of, size_of
-from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, lines_by
+from normscope.claims.form import Case, Evidence, Figure, Setup, claim, lines_by, plots_of
 from normscope.claims.measure import NotMeasured
 from normscope.claims.memory import flops, less
 from normscope.nn import build
@@ -33,18 +33,10 @@ def operations_of_rms_norm(setup: Setup) -> Evidence:
         Case(None, f"{said} saving, {end:g} % printed", value, abs(value - end) <= NEAR)
         for said, value, end in zip(("least", "most"), (min(savings), max(savings)), RANGE, strict=True)
     ]
-    plot = Plot(
-        "Operations that RMSNorm saves",
-        "width",
-        "% fewer operations",
-        lines_by(counted, "width", "way"),
-        log="x",
-        levels={"7 %": RANGE[0], "64 %": RANGE[1]},
-    )
     return Evidence(
         [*claimed, *counted],
         Figure("most operations saved, in %", {None: max(savings)}),
-        plots=[plot],
+        plots=plots_of("B13", lines_by(counted, "width", "way")),
         notes=[
             f"The savings span {max(savings) - min(savings):.2g} points; the printed range spans 57. In the "
             "paper of RMSNorm 7 to 64 % are running times of models."
@@ -137,11 +129,10 @@ def residual_cost(setup: Setup) -> Evidence:
     """Operations and parameters of adds and norms, as shares of a training step."""
     cases = [case for width in WIDTHS for case in _shares(width)]
     lines = lines_by((case for case in cases if case.part != "parameters"), "width", "of")
-    plot = Plot("Norms and adds in a training step", "width", "% of the step", lines, "xy", {"1 %": MOST})
     return Evidence(
         cases,
         Figure.largest("norms and adds in a step's operations or the parameters, in %", cases),
-        plots=[plot],
+        plots=plots_of("C22", lines),
         unmeasured=["latency, which the text states for A100 and H100: no GPU here"],
     )
 

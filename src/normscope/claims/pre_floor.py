@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from normscope.claims.experiments import ROUND_OFF, of_part, share_held, spread
-from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, lines_at
+from normscope.claims.form import Case, Evidence, Figure, Line, Setup, claim, lines_at, plots_of
 from normscope.claims.real_blocks import (
     F64,
     INITS,
@@ -59,10 +59,7 @@ def pre_ln_floor(setup: Setup) -> Evidence:
             "Pre-LN branches and blocks with ‖A‖ < 1, in %",
             {seed: 100 * _met([case for case in own if case.seed == seed]) for seed in setup.seeds},
         ),
-        plots=[
-            _plot("‖A‖ of whole Pre-LN blocks, d = 32", "blocks", "depth", whole, width=32),
-            _plot("‖A‖ of a single block by width", "width", "width", whole, depth=1),
-        ],
+        plots=plots_of("A11", _lines("depth", whole, width=32), _lines("width", whole, depth=1)),
         notes=[
             f"‖A‖ < 1 by branch: {by_kind}.",
             f"By initialisation: {by_init}.",
@@ -70,8 +67,6 @@ def pre_ln_floor(setup: Setup) -> Evidence:
             f"training {_met(after):.0%} of those at one token.",
             f"Of {len(needed)} Jacobians with ‖A‖ ≥ 1, {1 - share_held(needed):.0%} have full rank.",
         ],
-        of="maps: four initialisations × widths 32, 128, 256 × depths 1 to 64",
-        parts_of={"trained": "maps: two initialisations × blocks 1, 3, 6, after training"},
     )
 
 
@@ -134,14 +129,14 @@ def _met(cases: list[Case], **at: str) -> float:
     return statistics.fmean([case.within for case in cases if at.items() <= case.at.items()] or [0.0])
 
 
-def _plot(title: str, x: str, key: str, cases: list[Case], **at: int) -> Plot:
+def _lines(key: str, cases: list[Case], **at: int) -> list[Line]:
     """Median ‖A‖ of a seed's cases at `at` by `key`, a line an initialisation."""
     groups = defaultdict(list)
     for case in cases:
         if at.items() <= case.at.items():
             groups[str(case.at["init"]), float(case.at[key]), case.seed].append(case.value)
     points = [(init, value, statistics.median(norms)) for (init, value, _), norms in groups.items()]
-    return Plot(title, x, "median ‖A‖", lines_at(points), "xy", {"‖A‖ = 1": 1.0})
+    return lines_at(points)
 
 
 DEPTHS = (1, 8, 64)
@@ -174,13 +169,12 @@ def floor_of_a_stack(setup: Setup) -> Evidence:
     return Evidence(
         cases,
         _looseness(loose, cases),
-        plots=[Plot("σ_min of Pre-LN stacks and its bound", "layers", "σ_min", lines_at(points), "xy")],
+        plots=plots_of("A15", lines_at(points)),
         notes=[
             f"{name}, {layers} layers: the bound is too low by {spread(gaps.values())} decades "
             f"(seeds: {len(gaps)})."
             for (name, layers), gaps in loose.items()
         ],
-        of="stacks: four starts × 2, 16, 128 layers",
     )
 
 

@@ -39,7 +39,7 @@ NOT_PREDICTED = ("Post-LN, Xavier, 200 steps of warm-up", "Post-LN with RMSNorm,
 """Interventions about which the text predicts nothing."""
 
 
-@claim("A16", smallest=dict.fromkeys(("", "end", "any", "gain", "tokens", "collapse"), 0.0), has_long=True)
+@claim("A16", has_long=True)
 def null_space_or_not(setup: Setup) -> Evidence:
     """Same kernel, other outcome: each suspect's prediction for each intervention."""
     depth = LONG_DEPTH if setup.long else DEPTH

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from normscope.claims.form import Case, Evidence, Figure, Setup, claim, effect, flat
 from normscope.claims.training import (
-    COUNTS,
     RATES,
     WARMUP,
     Outcome,
@@ -59,7 +58,7 @@ def compared(setup: Setup, score: Callable[[Outcome], float], where: str, what: 
 
     chosen = {name: min(outcomes.items(), key=lambda each: mean(each[1])) for name, outcomes in tried.items()}
     post, pre = (by_seed for _, by_seed in chosen.values())
-    cases = [effect(seed, where, score(pre[seed]) - score(post[seed]), COUNTS) for seed in setup.seeds]
+    cases = [effect(seed, where, score(pre[seed]) - score(post[seed])) for seed in setup.seeds]
     return Evidence(
         cases,
         Figure.largest(what, cases),
@@ -68,7 +67,6 @@ def compared(setup: Setup, score: Callable[[Outcome], float], where: str, what: 
             curves("The best setting of each", {name: by_seed for name, (_, by_seed) in chosen.items()}),
         ],
         notes=[f"Best: {recipe}, mean {mean(by_seed):.3f} nats." for recipe, by_seed in chosen.values()],
-        of="seeds",
     )
 
 
@@ -78,21 +76,21 @@ def early(outcome: Outcome) -> float:
     return statistics.fmean(losses) if len(losses) == FIRST else math.inf
 
 
-@claim("B7", smallest=COUNTS, has_long=True)
+@claim("B7", has_long=True)
 def post_ends_better(setup: Setup) -> Evidence:
     """Final losses, both tuned."""
     what = "nats by which Post-LN ends lower than Pre-LN, both tuned"
     return compared(setup, lambda outcome: outcome.final, "4 blocks, at the end", what)
 
 
-@claim("B8", smallest=COUNTS, has_long=True)
+@claim("B8", has_long=True)
 def post_falls_faster(setup: Setup) -> Evidence:
     """Mean losses of the first steps, both tuned for them."""
     what = "nats by which Post-LN's mean loss of the first 100 steps is lower, both tuned"
     return compared(setup, early, "4 blocks, the first 100 steps", what)
 
 
-@claim("C10", smallest=1.0, has_long=True)
+@claim("C10", has_long=True)
 def larger_rates(setup: Setup) -> Evidence:
     """The largest rate that trains, with norms and without."""
     rates = (*RATES, 1e-1) if setup.long else RATES
@@ -108,7 +106,7 @@ def larger_rates(setup: Setup) -> Evidence:
     more = setup.by_seed(found, lambda name, seed: found[name][seed] - bare[seed])
     cases = []
     for name, seed, count in flat(more):
-        case = effect(seed, f"{name}, rungs more than without norms", count, 1.0)
+        case = effect(seed, f"{name}, rungs more than without norms", count)
         cases.append(replace(case, met=name.startswith("pre")))
     return Evidence(
         cases,
@@ -121,7 +119,6 @@ def larger_rates(setup: Setup) -> Evidence:
             f"{name}: {', '.join(map(str, by_seed.values()))} rungs of {len(rates)} train, by seed."
             for name, by_seed in ({NO_NORM.scheme: bare} | found).items()
         ],
-        of="stacks",
     )
 
 
@@ -129,7 +126,7 @@ def _name(base: Recipe) -> str:
     return base.scheme if base.init is None else f"{base.scheme}, {base.init} weights"
 
 
-@claim("C11", smallest={"": FEWER, "norms": FEWER, "deep": FEWER}, has_long=True)
+@claim("C11", has_long=True)
 def fewer_steps(setup: Setup) -> Evidence:
     """Steps to a loss, with both, with residuals alone, with neither."""
     kinds = KINDS
@@ -151,7 +148,6 @@ def fewer_steps(setup: Setup) -> Evidence:
             f"{name}: {', '.join(f'{count:g}' for count in by_seed.values())} steps, by seed."
             for name, by_seed in steps.items()
         ],
-        of="seeds",
     )
 
 
@@ -178,7 +174,7 @@ def _savings(steps: Mapping[str, Mapping[int, float]], seed: int, budget: int) -
         if part == "band":
             yield Case(seed, where, saved, FEWER <= saved <= MOST, part)
         else:
-            yield effect(seed, where, saved, FEWER, part=part)
+            yield effect(seed, where, saved, part=part)
 
 
 def _saved(steps: float, than: float, budget: int) -> float:
@@ -186,7 +182,7 @@ def _saved(steps: float, than: float, budget: int) -> float:
     return 1 - min(steps, budget) / min(than, budget)
 
 
-@claim("C39", smallest={"": 1.0, "weights": COUNTS, "early": 0.1})
+@claim("C39")
 def pre_is_sensitive(setup: Setup) -> Evidence:
     """Rates that train, the spread over weights, and how high the loss rises at first."""
     kinds = {"pre": (PRE, PRE_XAVIER), "post": (POST, POST_NORMAL)}
@@ -196,7 +192,6 @@ def pre_is_sensitive(setup: Setup) -> Evidence:
         cases,
         Figure.largest("settings that train, Post-LN's less Pre-LN's, of 8 each", cases),
         plots=[rates_plot("The end of a run by its rate, over seeds and weights", tried)],
-        of="seeds",
     )
 
 
@@ -208,9 +203,9 @@ def _sensitivity(tried: Mapping[str, Outcomes], seed: int) -> Iterator[Case]:
         trains[name], spread[name] = sum(run.trains for run in runs), abs(one - other)
         rise[name] = max(map(_rise, runs))
     where = "settings of 8 that train, Post-LN's less Pre-LN's"
-    yield effect(seed, where, trains["post"] - trains["pre"], 1.0, most=8.0)
-    yield effect(seed, "spread over weights, nats", spread["pre"] - spread["post"], COUNTS, part="weights")
-    yield effect(seed, "largest rise over the start", rise["pre"] - rise["post"], 0.1, part="early")
+    yield effect(seed, where, trains["post"] - trains["pre"], most=8.0)
+    yield effect(seed, "spread over weights, nats", spread["pre"] - spread["post"], part="weights")
+    yield effect(seed, "largest rise over the start", rise["pre"] - rise["post"], part="early")
 
 
 def _rise(outcome: Outcome) -> float:
@@ -219,7 +214,7 @@ def _rise(outcome: Outcome) -> float:
     return max(first) / first[0]
 
 
-@claim("A23", smallest=0.25)
+@claim("A23")
 def needs_small_rates(setup: Setup) -> Evidence:
     """The rates that train, for both placements and two starts."""
     stacks = {
@@ -234,7 +229,7 @@ def needs_small_rates(setup: Setup) -> Evidence:
     for init in ("xavier", "normal"):
         for seed in setup.seeds:
             decades = math.log10(largest[f"pre, {init}"][seed] / largest[f"post, {init}"][seed])
-            cases.append(Case.at_least(seed, f"{init} weights, decades", decades, 0.25))
+            cases.append(effect(seed, f"{init} weights, decades", decades))
     return Evidence(
         cases,
         Figure("largest rate that trains Post-LN from Xavier weights", largest["post, xavier"]),

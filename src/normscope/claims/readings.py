@@ -53,7 +53,6 @@ def llms_are_pre_with_rmsnorm(setup: Setup) -> Evidence:
         cases,
         Figure.share("% of the models that are Pre-LN with RMSNorm", cases),
         notes=[f"Read as: {'; '.join(case.where for case in cases if not case.part)}."],
-        of="models",
     )
 
 
@@ -80,7 +79,6 @@ def bert_is_pre(setup: Setup) -> Evidence:
             "The family, as read: " + ", ".join(f"{kind} {family[kind]}" for kind in BERTS) + ".",
             "§3.4, §5.2 and the table of §8.5 of the same text call BERT a Post-LN.",
         ],
-        of="models",
     )
 
 
@@ -93,7 +91,6 @@ def t5_and_gpt3_start_at_zero(setup: Setup) -> Evidence:
         cases,
         Figure.largest("largest branch over the stream that it reads, in RMS", cases),
         notes=[f"A zero start of ours adds at most {max(map(max, ours)):.3g} of the stream."],
-        of="models",
     )
 
 

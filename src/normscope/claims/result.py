@@ -53,23 +53,20 @@ class ClaimResult:
         return self.error or "; ".join(self.evidence.unmeasured)
 
     def _judged(self, part: str) -> Judgement:
-        sentence = self.claim.parts[part] if part else self.claim.sentence
+        sentence = self.claim.sentences[part]
         return judge(sentence, [case for case in self.evidence.cases if case.part == part], self.claim.kind)
 
     def to_dict(self) -> dict[str, Any]:
         """The result for `--format json`: sentence, verdict, figure, condition, plots, seconds."""
         claim, evidence = self.claim, self.evidence
-        parts = [
-            {"name": name, **_verdict(part, claim.parts[name], evidence.population(name))}
-            for name, part in self.parts.items()
-        ]
+        parts = [{"name": name, **_verdict(part, claim.parts[name])} for name, part in self.parts.items()]
         given = {
             "id": claim.id,
             "says_zh": claim.says_zh,
             "sources": [dataclasses.asdict(source) for source in claim.sources],
             "asks": claim.asks,
             "kind": str(claim.kind),
-            **_verdict(self.judgement, claim.sentence, evidence.of),
+            **_verdict(self.judgement, claim.sentence),
             "figure": evidence.figure and _figure(evidence.figure),
             "parts": parts,
             "plots": [dataclasses.asdict(plot) for plot in evidence.plots],
@@ -106,15 +103,15 @@ class ClaimResult:
         return cls(claim=claim, evidence=Evidence(**given), **taken, cached=True)
 
 
-def _verdict(judgement: Judgement, sentence: Sentence, of: str) -> dict[str, Any]:
+def _verdict(judgement: Judgement, sentence: Sentence) -> dict[str, Any]:
     counter = judgement.counterexample
-    condition = {"says": judgement.condition, "met": judgement.met, "cases": judgement.cases, "of": of}
+    counts = {name: getattr(judgement, name) for name in ("met", "cases", "of")}
     return {
         "says": sentence.says,
         "verdict": str(judgement.verdict),
         "hypothesis": judgement.hypothesis or None,
         "outside": judgement.outside,
-        "condition": condition if judgement.condition else None,
+        "condition": {"says": judgement.condition, **counts} if judgement.condition else None,
         "smallest": sentence.smallest,
         "effects": [dataclasses.asdict(effect) for effect in judgement.effects],
         "cases": judgement.cases,

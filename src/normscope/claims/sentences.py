@@ -9,6 +9,7 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import Any
 
+from normscope.claims.plots import Line, Plot
 from normscope.claims.sources import Source
 
 
@@ -33,12 +34,15 @@ class Sentence:
         smallest: the smallest effect that counts. Where it is given, each case's value is the effect in the
             sentence's favour, and a cell (the cases of one `where`) is judged by the 95 % interval of the
             mean over seeds.
+        of: name of the population that the cases are ("real blocks"), so that "met in N of M" says something;
+            "" where they are only a list of ours.
     """
 
     says: str
     condition: str = ""
     hypothesis: str = ""
     smallest: float | None = None
+    of: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +56,7 @@ class Said:
         asks: what is measured, and what figure the sentence asks for.
         kind: whether one counter-example refutes it.
         parts: sentences that belong to it and get verdicts of their own, by name.
+        plots: titles, axes and levels of its plots, as `Plot` takes them; see `plots_of`.
     """
 
     sources: tuple[Source, ...]
@@ -60,6 +65,7 @@ class Said:
     asks: str
     kind: Kind = Kind.LAW
     parts: Mapping[str, Sentence] = field(default_factory=lambda: MappingProxyType({}))
+    plots: tuple[Mapping[str, Any], ...] = ()
 
 
 def said_of(id: str) -> Said:
@@ -92,16 +98,23 @@ def _said(
     sources: Sequence[Sequence[str]],
     kind: str = Kind.LAW,
     parts: Mapping[str, str | Mapping[str, Any]] = MappingProxyType({}),
-    condition: str = "",
-    hypothesis: str = "",
+    plots: Sequence[Mapping[str, Any]] = (),
+    of: str = "",
+    **own: Any,
 ) -> Said:
-    """A table's values; a part is its text, or a table with its condition or hypothesis."""
-    named = {name: {"says": part} if isinstance(part, str) else part for name, part in parts.items()}
+    """A table's values; a part is its text, or a table with its condition, hypothesis or smallest effect."""
+    named = {name: {"says": part} if isinstance(part, str) else {**part} for name, part in parts.items()}
     return Said(
         sources=tuple(Source(*place) for place in sources),
-        sentence=Sentence(says, condition, hypothesis),
+        sentence=Sentence(says, of=of, **own),
         says_zh=zh,
         asks=asks,
         kind=Kind(kind),
-        parts=MappingProxyType({name: Sentence(**part) for name, part in named.items()}),
+        parts=MappingProxyType({name: Sentence(**({"of": of} | part)) for name, part in named.items()}),
+        plots=tuple(plots),
     )
+
+
+def plots_of(id: str, *lines: Sequence[Line]) -> list[Plot]:
+    """Plots of the claim `id`, one for each list of lines, under the titles in `sentences.toml`."""
+    return [Plot(lines=each, **words) for words, each in zip(said_of(id).plots, lines, strict=True)]

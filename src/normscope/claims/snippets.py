@@ -191,7 +191,6 @@ def labelled_post(setup: Setup) -> Evidence:
             f"Labelled Post-LN: {', '.join(f'{n} are {kind}' for kind, n in read_as.items())}.",
             f"torch's blocks say the same as the anatomy in {agree} of {len(cases)} cases.",
         ],
-        of="places",
     )
 
 
@@ -222,7 +221,6 @@ def templates(setup: Setup) -> Evidence:
         notes=[
             f"{name} calls its norms {n} times a forward, for two branches." for name, n in counts.items()
         ],
-        of="templates",
     )
 
 

@@ -25,7 +25,7 @@ from normscope.claims.at_start import (
     weight_of,
 )
 from normscope.claims.experiments import spread, values
-from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, flat, lines_along, lines_by
+from normscope.claims.form import Case, Evidence, Figure, Setup, claim, flat, lines_along, lines_by, plots_of
 from normscope.nn import Context
 
 DEPTHS = (2, 4, 8, 16, 32, 64)
@@ -58,13 +58,10 @@ def gradients_of_post_ln(setup: Setup) -> Evidence:
         return Evidence(tilts, figure)
     by_depth = setup.by_seed(PROVED, lambda scheme, s: [of_xiong(scheme, d, s, width=64) for d in DEPTHS])
     depths = [_exponent_case(scheme, seed, slope(DEPTHS, each)) for scheme, seed, each in flat(by_depth)]
-    title, y = "Post-LN at its start: the last block's gradient over the first's", "‖∇W₂‖ last / first"
-    tilt = Plot(title, "blocks", y, lines_by(tilts, "depth", "memory"), "xy", {"equal": 1})
-    lines = lines_along(DEPTHS, by_depth)
     return Evidence(
         [*tilts, *depths, *setup.cases(_width_cases)],
         figure,
-        plots=[tilt, Plot("‖∇W₂‖ of the last block, by depth", "blocks L", "‖∇W₂‖", lines, "xy")],
+        plots=plots_of("B3", lines_by(tilts, "depth", "memory"), lines_along(DEPTHS, by_depth)),
         notes=[
             f"Memory {memory}: last over first {spread(values(found))}, "
             f"diversity {spread(float(case.at['diversity']) for case in found)}."
@@ -164,7 +161,7 @@ def gradients_of_pre_ln(setup: Setup) -> Evidence:
     return Evidence(
         cases,
         Figure.largest("exponent in L of the last block's gradient", last),
-        plots=[Plot("Pre-LN at its start: gradient by block", "block l", "‖∇W₂‖", lines, "xy")],
+        plots=plots_of("B16", lines),
     )
 
 

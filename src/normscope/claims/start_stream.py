@@ -24,7 +24,18 @@ from normscope.claims.at_start import (
     variance,
     weight_of,
 )
-from normscope.claims.form import Case, Evidence, Figure, Line, Plot, Setup, claim, flat, lines_along, mapped
+from normscope.claims.form import (
+    Case,
+    Evidence,
+    Figure,
+    Line,
+    Setup,
+    claim,
+    flat,
+    lines_along,
+    mapped,
+    plots_of,
+)
 from normscope.claims.training import Recipe, effects, lead, train_changed
 from normscope.nn import SCHEMES, Decoder, Slot, Where, build
 
@@ -47,26 +58,16 @@ def stream_of_pre_ln(setup: Setup) -> Evidence:
         cases.append(Case(seed, where, statistics.fmean(inside), all(inside), "law"))
     shares = mapped(streams, _shares)
     blocks = range(1, DEEP + 1)
+    measured = lines_along(blocks, {"Pre-LN": {seed: squares[1:] for seed, squares in lemma.items()}})
+    ends = {"1 + l/2": 1 / 2, "1 + 3l/2": 3 / 2}
+    bounds = [Line(name, blocks, [1 + rise * k for k in blocks]) for name, rise in ends.items()]
     return Evidence(
         cases,
         Figure(
             f"mean square after {DEEP} blocks over that at entry, Xavier weights",
             {seed: squares[-1] / squares[0] for seed, squares in lemma.items()},
         ),
-        plots=[
-            Plot(
-                "The stream of Pre-LN at its start",
-                "block l",
-                "mean square",
-                [
-                    *lines_along(blocks, {"Pre-LN": {seed: squares[1:] for seed, squares in lemma.items()}}),
-                    Line("1 + l/2", blocks, [1 + k / 2 for k in blocks]),
-                    Line("1 + 3l/2", blocks, [1 + 3 * k / 2 for k in blocks]),
-                ],
-                "xy",
-            ),
-            Plot("What a block adds", "block l", "‖Δx‖/‖x‖", lines_along(blocks, shares), "xy"),
-        ],
+        plots=plots_of("B6", [*measured, *bounds], lines_along(blocks, shares)),
         notes=[
             f"The share of the last of {DEEP} blocks is "
             f"{statistics.fmean(found[-1] for found in by_seed.values()):.2g} ({init})."
@@ -121,20 +122,8 @@ def variance_by_block(setup: Setup) -> Evidence:
         ratio = values[-1] / values[0] if math.isfinite(values[-1]) else math.inf
         where = f"{name}, variance after {FAR} blocks over that at entry"
         cases.append(Case(seed, where, ratio, 1e-3 <= ratio <= 1e3, "hundred", within=has_both(name)))
-    plot = Plot(
-        "The stream's variance at the start, Xavier weights",
-        "block",
-        "variance",
-        lines_along(range(0, FAR + 1, 4), mapped(far, lambda values: values[::4])),
-        "y",
-    )
-    return Evidence(
-        cases,
-        figure,
-        plots=[plot],
-        of=f"starts of the {len(SCHEMES)} schemes, with Xavier weights and with their own",
-        parts_of={"hundred": "schemes"},
-    )
+    lines = lines_along(range(0, FAR + 1, 4), mapped(far, lambda values: values[::4]))
+    return Evidence(cases, figure, plots=plots_of("C8", lines))
 
 
 def has_both(name: str) -> bool:
@@ -188,18 +177,10 @@ def scaled_start(setup: Setup) -> Evidence:
         cases.append(Case(seed, where, last, abs(last - 1) <= 0.1, "one"))
     cases += setup.cases(_gradient_cases)
     means = {name: statistics.fmean(grown[-1] for grown in by.values()) for name, by in ends.items()}
-    plot = Plot(
-        "The stream's variance after L Pre-LN blocks",
-        "blocks L",
-        "variance / at entry",
-        lines_along(LENGTHS, ends),
-        "xy",
-        {"kept": 1},
-    )
     return Evidence(
         cases,
         Figure("variance after 12 blocks of GPT-2 over that at entry, d = 256", own[256]),
-        plots=[plot],
+        plots=plots_of("C15", lines_along(LENGTHS, ends)),
         notes=[
             f"Variance after {LENGTHS[-1]} blocks: "
             + ", ".join(f"{mean:.3g} by {name}" for name, mean in means.items())
@@ -245,17 +226,15 @@ def _own_growth(width: int, seed: int) -> float:
     return variance(streams[-1]) / variance(streams[0])
 
 
-SAVES = 0.05
-"""The smallest saving that counts, in nats."""
 FINALS = ("pre", "pre-no-final")
 
 
-@claim("C18", smallest=SAVES)
+@claim("C18")
 def final_norm(setup: Setup) -> Evidence:
     """Paired losses; the output's mean square by depth with and without the final norm."""
     outputs = setup.by_seed(itertools.product(FINALS, INITS[:2]), lambda start, seed: _outputs(*start, seed))
     runs = [Recipe(scheme="pre-no-final", depth=6), Recipe(scheme="pre", depth=6)]
-    cases = effects(setup, runs, lead, "6 blocks, nats that it saves", smallest=SAVES)
+    cases = effects(setup, runs, lead, "6 blocks, nats that it saves")
     saved = Figure.largest("nats that a final norm saves", cases)
     for (scheme, init), seed, squares in flat(outputs):
         p, where = slope(LENGTHS, squares), f"{scheme}, {init} weights, exponent in L"
@@ -264,13 +243,10 @@ def final_norm(setup: Setup) -> Evidence:
         else:
             cases.append(Case(seed, where, p, p >= 0.5, "without"))
     shown = {f"{scheme}, {init}": by_seed for (scheme, init), by_seed in outputs.items()}
-    plot = Plot(
-        "What the head reads, at the start", "blocks L", "mean square", lines_along(LENGTHS, shown), "xy"
-    )
     return Evidence(
         cases,
         saved,
-        plots=[plot],
+        plots=plots_of("C18", lines_along(LENGTHS, shown)),
         unmeasured=["its effect on fine-tuning on another task, of which 004 speaks"],
     )
 

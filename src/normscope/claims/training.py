@@ -45,8 +45,6 @@ MANY = 10**6
 """More steps than any run has."""
 NEVER = math.inf
 """Steps to a loss that was not reached."""
-COUNTS = 0.05
-"""The smallest difference of two losses that counts, in nats."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +171,6 @@ def effects(
     figure: Callable[[Sequence[Outcome]], float],
     where: str = "",
     *,
-    smallest: float,
     replicas: int = 1,
     part: str = "",
 ) -> list[Case]:
@@ -182,14 +179,13 @@ def effects(
     Args:
         figure: given an outcome a recipe, in their order; above zero where it speaks for the sentence.
         where: the case, in words; by default the first recipe.
-        smallest: the smallest effect that counts, as the sentence has it.
     """
     found = []
     for replica in range(replicas):
         outcomes = trained(setup, recipes, replica)
         for seed in setup.seeds:
             value = figure([outcomes[recipe][seed] for recipe in recipes])
-            case = effect(seed, where or str(recipes[0]), value, smallest, part=part)
+            case = effect(seed, where or str(recipes[0]), value, part=part)
             found.append(replace(case, replica=replica))
     return found
 

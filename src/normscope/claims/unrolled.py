@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from normscope.claims.experiments import distance, gaussian, jacobian, spread
-from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, lines_at
+from normscope.claims.form import Case, Evidence, Figure, Setup, claim, lines_at, plots_of
 from normscope.claims.real_blocks import (
     Layer,
     embedded,
@@ -34,7 +34,7 @@ def unrolled_sum(setup: Setup) -> Evidence:
     grid = itertools.product(setup.seeds, ("xavier", "normal", "gpt2"), (1, 8, 64), ROUND_OFF)
     cases = [_sum_case(init, depth, dtype, seed) for seed, init, depth, dtype in grid]
     in_double = [case for case in cases if "float64" in case.where]
-    return Evidence(cases, Figure.largest("largest relative error, float64", in_double), of="stacks")
+    return Evidence(cases, Figure.largest("largest relative error, float64", in_double))
 
 
 def _sum_case(init: str, depth: int, dtype: torch.dtype, seed: int) -> Case:
@@ -65,11 +65,10 @@ def identity_path(setup: Setup) -> Evidence:
         case, share_of_post = _post_case(depth, seed)
         cases += [*whole, *found, case]
         shares += [("Pre-LN", depth, lasts[seed]), ("Post-LN", depth, share_of_post)]
-    ratio = "‖identity path‖ / ‖gradient at x_0‖"
     return Evidence(
         cases,
-        Figure(f"{ratio}, Pre-LN, {DEPTHS[-1]} blocks", lasts),
-        plots=[Plot("Gradient that comes along the identity path", "blocks", ratio, lines_at(shares), "xy")],
+        Figure(f"‖identity path‖ / ‖gradient at x_0‖, Pre-LN, {DEPTHS[-1]} blocks", lasts),
+        plots=plots_of("B2", lines_at(shares)),
     )
 
 

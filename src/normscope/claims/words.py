@@ -70,16 +70,16 @@ def figure_words(figure: Figure | None) -> str:
     return f"{figure.what}: {number(figure.value)}{spread}"
 
 
-def verdict_words(judgement: Judgement, of: str = "", strong: str = "") -> str:
+def verdict_words(judgement: Judgement, strong: str = "") -> str:
     """The verdict, with `strong` around it, its condition or hypothesis, and what does not agree."""
     shaky = shaky_words(judgement)
-    words = f"{strong}{judgement.verdict}{strong}{condition_words(judgement, of)}"
+    words = f"{strong}{judgement.verdict}{strong}{condition_words(judgement)}"
     return words + (f" ({shaky})" if shaky else "")
 
 
-def condition_words(judgement: Judgement, of: str) -> str:
+def condition_words(judgement: Judgement) -> str:
     """`: x < 1; met in 3 of 5 blocks`: the condition or hypothesis that a verdict rests on, and how often."""
-    words = ""
+    words, of = "", judgement.of
     if judgement.verdict is Verdict.CONDITION:
         words += f": {judgement.condition}"
         words += f"; met in {judgement.met} of {judgement.cases} {of}" if of else ""
@@ -194,7 +194,7 @@ def table(tested: Sequence[ClaimResult]) -> "Table":
     rows.add_column("figure", ratio=4)
     for each in tested:
         judgement = each.judgement
-        said = verdict_words(judgement, each.evidence.of) + (f": {each.reason}" if each.reason else "")
+        said = verdict_words(judgement) + (f": {each.reason}" if each.reason else "")
         style = SIGNS[judgement.verdict].style
         chinese = f"\n[dim]{escape(each.claim.says_zh)}[/dim]"
         rows.add_row(
@@ -250,7 +250,7 @@ def facts(tested: ClaimResult, strong: str = "") -> Iterator[tuple[str, str]]:
     claim, evidence = tested.claim, tested.evidence
     yield "said in", "; ".join(map(_source, claim.sources))
     yield "asked", f"{claim.asks} ({claim.kind})"
-    yield "verdict", _judged(tested.judgement, evidence.of, strong)
+    yield "verdict", _judged(tested.judgement, strong)
     if tested.reason:
         yield "why", tested.reason
     if evidence.figure is not None:
@@ -259,7 +259,7 @@ def facts(tested: ClaimResult, strong: str = "") -> Iterator[tuple[str, str]]:
         yield "effect", words
     for name, part in tested.parts.items():
         effects = "; ".join(effects_words(part, claim.parts[name]))
-        words = f"{claim.parts[name].says} {_judged(part, evidence.population(name), strong)}"
+        words = f"{claim.parts[name].says} {_judged(part, strong)}"
         yield "besides", words + (effects and f"; effect: {effects}")
     for note in evidence.notes:
         yield "note", note
@@ -273,9 +273,9 @@ def _source(source: Source) -> str:
     return f"{source.text} {source.where}" + (f" “{source.words}”" if source.words else "")
 
 
-def _judged(judgement: Judgement, of: str, strong: str) -> str:
+def _judged(judgement: Judgement, strong: str) -> str:
     """The verdict, how many cases agree, and the counter-example."""
-    verdict = verdict_words(judgement, of, strong)
+    verdict = verdict_words(judgement, strong)
     if judgement.verdict is Verdict.NOT_MEASURED:
         return verdict
     counter = counter_words(judgement)
