@@ -17,21 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from normscope.claims import real_blocks
 from normscope.claims.at_start import slope
 from normscope.claims.exact import Exact, as_exact, exact_rank, scaled_norm_jacobian
 from normscope.claims.experiments import ROUND_OFF, distance, gaussian, jacobian, of_part, spread, values
 from normscope.claims.form import Case, Evidence, Figure, Setup, claim, flat, lines_along, lines_by, plots_of
-from normscope.claims.real_blocks import (
-    INITS,
-    Layer,
-    at_last_token,
-    one_token,
-    plain_branch_jacobian,
-    product,
-    started,
-    step_jacobian,
-    sublayers,
-)
+from normscope.claims.real_blocks import INITS, Layer, product, started, step_jacobian
 from normscope.linalg import left_kernel, numerical_rank, product_log_singular_values, singular_values
 from normscope.nn import FeedForward
 from normscope.nn.norms import NoNorm
@@ -72,10 +63,10 @@ def local_linearisation(setup: Setup) -> Evidence:
 def _remainders(scheme: str, activation: str, kinked: bool, seed: int) -> list[float]:
     """‖remainder‖ at each of `STEPS`, the larger of both directions."""
     model, ids = started(scheme, init="xavier", depth=1, width=32, seed=seed, activation=activation)
-    layer = sublayers(model, ids)[1]
+    layer = real_blocks.sublayers(model, ids)[1]
     if kinked:
         _put_on_kink(layer)
-    f, x = at_last_token(layer, layer.x)
+    f, x = real_blocks.at_last_token(layer, layer.x)
     direction = torch.nn.functional.normalize(gaussian(seed, *x.shape))
     j_DD, y = jacobian(f, x), f(x)
 
@@ -96,7 +87,7 @@ def _put_on_kink(layer: Layer) -> None:
 def _chain_cases(seed: int) -> Iterator[Case]:
     for scheme, depth in itertools.product(("post", "pre"), (1, 8, 32)):
         model, _ = started(scheme, init="xavier", depth=depth, width=16, seed=seed, final_norm=False)
-        chain = product([step_jacobian(layer) for layer in one_token(model, 16, seed)[0]])
+        chain = product([step_jacobian(layer) for layer in real_blocks.one_token(model, 16, seed)[0]])
         error = distance(chain, jacobian(model.run, gaussian(seed, 1, 1, 16)))
         yield Case(seed, f"{scheme}, {2 * depth} layers", error, error <= ROUND_OFF, "chain")
 
@@ -129,7 +120,7 @@ def rank_at_any_depth(setup: Setup) -> Evidence:
 def _rank_cases(init: str, seed: int) -> Iterator[Case]:
     """Rank of the product of the first layers, exact and as float64 has it; gradients past its last norm."""
     model, _ = started("post", init=init, depth=DEPTHS[-1] // 2, width=WIDTH, seed=seed, eps=0)
-    layers, _ = one_token(model, WIDTH, seed)
+    layers, _ = real_blocks.one_token(model, WIDTH, seed)
     factors = torch.stack([step_jacobian(layer) for layer in layers])
     for depth, exact in zip(DEPTHS, _exact_ranks(layers), strict=True):
         whole, logs = product(factors[:depth]), product_log_singular_values(factors[:depth]).log_values
@@ -151,7 +142,7 @@ def _exact_ranks(layers: Sequence[Layer]) -> Iterator[int]:
     running: dict[int, Exact] = {}
     for number, layer in enumerate(layers, 1):
         # (1/σ)(I − 11ᵀ/d − z̄z̄ᵀ/‖z̄‖²)(I + J_F) is the layer's Jacobian.
-        exact = layer.joined[0, -1].tolist(), plain_branch_jacobian(layer).tolist()
+        exact = layer.joined[0, -1].tolist(), real_blocks.plain_branch_jacobian(layer).tolist()
         for prime in PRIMES:
             running[prime] = _modulo(exact, prime) @ running.get(prime, np.eye(WIDTH, dtype=object)) % prime
         if number in DEPTHS:
@@ -183,7 +174,7 @@ def num_erased(factors: Sequence[Tensor]) -> int:
 def _end_to_end(scheme: str, final: bool | None, depth: int, seed: int) -> Case:
     options: dict[str, Any] = {} if final is None else {"final_norm": final}
     model, _ = started(scheme, init="xavier", depth=depth, width=32, seed=seed, eps=0, **options)
-    layers, end = one_token(model, 32, seed)
+    layers, end = real_blocks.one_token(model, 32, seed)
     lost = num_erased([*map(step_jacobian, layers), jacobian(model.final_norm, end)])
     has_none = isinstance(model.final_norm, NoNorm)
     where = f"{scheme}, {depth} blocks, {'no final norm' if has_none else 'its final norm'}"

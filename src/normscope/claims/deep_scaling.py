@@ -12,16 +12,7 @@ import torch
 from torch import nn
 
 from normscope.anatomy import Branch, read_anatomy
-from normscope.claims.at_start import (
-    blocks_of,
-    decoder,
-    down_gradients,
-    exponent,
-    noise,
-    stack_of,
-    stream_by_block,
-    variance,
-)
+from normscope.claims import at_start
 from normscope.claims.form import Case, Evidence, Figure, Setup, claim, effect, mapped
 from normscope.claims.training import Outcome, Recipe, final_loss, losses_plot, train_changed, trained
 from normscope.nn import build
@@ -77,7 +68,7 @@ def _reading(depth: int) -> tuple[Branch, float]:
 
 def update(scheme: str, depth: int, seed: int) -> float:
     """‖Δlogits‖ by one small SGD step of the blocks' matrices, per unit of the rate."""
-    model, ids, labels = decoder(scheme, depth, seed, width=48)
+    model, ids, labels = at_start.decoder(scheme, depth, seed, width=48)
     model = model.double()
     before = model(ids, labels)
     before.loss.backward()
@@ -92,7 +83,7 @@ def _update_cases(seed: int) -> Iterator[Case]:
     """Exponent in L of the mean update of three models."""
     seeds = [100 * seed + draw for draw in range(3)]
     for name, part in (("pre", "bound"), ("deepnorm", "deepnorm")):
-        p = exponent(lambda depth: statistics.fmean(update(name, depth, each) for each in seeds))  # noqa: B023
+        p = at_start.exponent(lambda depth: statistics.fmean(update(name, depth, each) for each in seeds))  # noqa: B023
         yield Case(seed, f"{name}, exponent in L of an update", p, abs(p) <= STILL, part)
 
 
@@ -148,7 +139,7 @@ def residual_scaling(setup: Setup) -> Evidence:
 
 def scale_branches(module: nn.Module) -> None:
     """Every branch × 1/√N, N the number of blocks."""
-    blocks = blocks_of(module)
+    blocks = at_start.blocks_of(module)
     for block in blocks:
         for _, residual in block.sublayers().values():
             assert isinstance(residual.join, WeightedSum)
@@ -158,13 +149,13 @@ def scale_branches(module: nn.Module) -> None:
 def _start_cases(seed: int) -> Iterator[Case]:
     """With the factor: the variance at the end over that at entry, ‖∇W₂‖ of the first block over the last."""
     for name in SCALED:
-        stack = stack_of(name, FAR, seed, width=THIN, heads=2, init="xavier")
-        model, ids, labels = decoder(name, FAR, seed, width=THIN, heads=2)
+        stack = at_start.stack_of(name, FAR, seed, width=THIN, heads=2, init="xavier")
+        model, ids, labels = at_start.decoder(name, FAR, seed, width=THIN, heads=2)
         scale_branches(stack)
         scale_branches(model)
-        streams = stream_by_block(stack, noise(THIN, seed))
-        gradients = down_gradients(model, ids, labels)
-        grown = variance(streams[-1]) / variance(streams[0])
+        streams = at_start.stream_by_block(stack, at_start.noise(THIN, seed))
+        gradients = at_start.down_gradients(model, ids, labels)
+        grown = at_start.variance(streams[-1]) / at_start.variance(streams[0])
         tilt = gradients[0] / gradients[-1] if gradients[-1] else math.inf
         grown, tilt = (value if math.isfinite(value) else math.inf for value in (grown, tilt))
         where = f"{name}, {FAR} blocks"

@@ -12,23 +12,11 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from normscope.claims import training
 from normscope.claims.at_start import blocks_of, size_of, stack_of
 from normscope.claims.experiments import calls_of, gaussian
 from normscope.claims.form import Case, Evidence, Figure, Setup, claim, flat, lines_along, mapped, plots_of
-from normscope.claims.training import (
-    WARMUP,
-    Recipe,
-    best,
-    curves,
-    effects,
-    ladder,
-    lead,
-    reaches,
-    subjects,
-    tally,
-    train_models,
-    trained,
-)
+from normscope.claims.training import WARMUP, Recipe
 from normscope.claims.warmup import POST, POST_NORMAL, SLOWER
 from normscope.nn.schemes.gates import HighwayGate
 from normscope.subjects import Subject
@@ -54,21 +42,21 @@ def depth_of_post(setup: Setup) -> Evidence:
         xavier, normal = [deep], replace(deep, init="normal")
         thin = replace(THIN, depth=128, steps=200)
     settings = {"": [*xavier, normal], "xavier": xavier, "longer": [] if setup.long else [LONGER]}
-    outcomes = trained(setup, [*settings[""], *settings["longer"]])
+    outcomes = training.trained(setup, [*settings[""], *settings["longer"]])
     cases = []
     for part, recipes in settings.items():
         for seed in setup.seeds if recipes else ():
-            recipe, found = best({recipe: outcomes[recipe] for recipe in recipes}, seed)
+            recipe, found = training.best({recipe: outcomes[recipe] for recipe in recipes}, seed)
             cases.append(Case(seed, str(recipe), found.excess, not found.trains, part))
     for post in [] if setup.long else xavier[:2]:
         pair = [post, replace(post, scheme="pre")]
-        cases += effects(setup, pair, lead, part="harder")
-    cases += effects(setup, [thin], reaches, part="pre")
+        cases += training.effects(setup, pair, training.lead, part="harder")
+    cases += training.effects(setup, [thin], training.reaches, part="pre")
     return Evidence(
         cases,
         Figure.largest("deep Post-LN at its best ends above the byte frequencies by, in nats", cases),
-        plots=[curves("Post-LN of 12 blocks", outcomes)],
-        notes=tally(outcomes),
+        plots=[training.curves("Post-LN of 12 blocks", outcomes)],
+        notes=training.tally(outcomes),
         unmeasured=[f"100 blocks: {thin.steps} steps at d = {thin.width} and not 300 at d = 32"],
     )
 
@@ -77,17 +65,17 @@ def depth_of_post(setup: Setup) -> Evidence:
 def residuals_carry_depth(setup: Setup) -> Evidence:
     """Gradients at the start through up to 1000 blocks, and short trainings."""
     chains = setup.by_seed(CHAIN, lambda name, seed: log_gradients(name, CHAIN[name], CHAIN_WIDTH, seed))
-    deep, plain = [NO_NORM, WARM, NORMAL, THIN], ladder(PLAIN, (1e-3, 3e-3))
+    deep, plain = [NO_NORM, WARM, NORMAL, THIN], training.ladder(PLAIN, (1e-3, 3e-3))
     if setup.long:
         deep = [replace(THIN, steps=300), replace(NO_NORM, lr=1e-3, depth=32)]
-    outcomes = trained(setup, [*deep, *plain])
+    outcomes = training.trained(setup, [*deep, *plain])
     cases = [case for chain in flat(chains) for case in _chain_cases(*chain)]
     trainings = {recipe: outcomes[recipe] for recipe in deep}
     for recipe, seed, found in flat(trainings):
         for part in _parts(recipe.scheme):
             cases.append(Case(seed, str(recipe), found.excess, found.trains, part))
     for seed in setup.seeds:
-        recipe, found = best({recipe: outcomes[recipe] for recipe in plain}, seed)
+        recipe, found = training.best({recipe: outcomes[recipe] for recipe in plain}, seed)
         cases.append(Case(seed, str(recipe), found.excess, found.trains, "shallow"))
     lines = lines_along(range(1, 101), mapped(chains, lambda logs: logs[1:]))
     lost = {seed: -logs[20] for seed, logs in chains["plain"].items()}
@@ -95,7 +83,7 @@ def residuals_carry_depth(setup: Setup) -> Evidence:
         cases,
         Figure("decades that a gradient loses through 20 blocks without residuals", lost),
         plots=plots_of("C2", lines),
-        notes=tally(trainings),
+        notes=training.tally(trainings),
     )
 
 
@@ -186,9 +174,9 @@ def gates_vanish(setup: Setup) -> Evidence:
 
 def _gates(setup: Setup) -> tuple[dict[int, float], dict[int, float], float]:
     """Mean gate of each seed's model before and after training; the gates' share of a block's parameters."""
-    models = subjects(setup, HIGHWAY)
+    models = training.subjects(setup, HIGHWAY)
     before = {seed: _mean_gate(subject) for seed, subject in models.items()}
-    train_models(models, HIGHWAY)
+    training.train_models(models, HIGHWAY)
     after = {seed: _mean_gate(subject) for seed, subject in models.items()}
     model = next(iter(models.values())).model
     gates, blocks = size_of(gates_of(model)), size_of(blocks_of(model))

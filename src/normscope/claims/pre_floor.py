@@ -14,19 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from normscope.claims import real_blocks
 from normscope.claims.experiments import ROUND_OFF, of_part, share_held, spread
 from normscope.claims.form import Case, Evidence, Figure, Line, Setup, claim, lines_at, plots_of
-from normscope.claims.real_blocks import (
-    F64,
-    INITS,
-    Layer,
-    branch_jacobian,
-    one_token,
-    product,
-    started,
-    step_jacobian,
-    sublayers,
-)
+from normscope.claims.real_blocks import F64, INITS, Layer
 from normscope.claims.training import Recipe, train_changed
 from normscope.linalg import (
     JacobianOperator,
@@ -72,8 +63,8 @@ def pre_ln_floor(setup: Setup) -> Evidence:
 
 def _floor_cases(seed: int) -> Iterator[Case]:
     for (init, words), (width, depth) in itertools.product(INITS.items(), SIZES):
-        model, ids = started("pre", init=init, depth=depth, width=width, seed=seed, tokens=TOKENS)
-        found = sublayers(model, ids)
+        model, ids = real_blocks.started("pre", init=init, depth=depth, width=width, seed=seed, tokens=TOKENS)
+        found = real_blocks.sublayers(model, ids)
         for block in sorted({1, (depth + 1) // 2, depth}):
             pair = found[2 * block - 2 : 2 * block]
             where = f"{words}, d = {width}, block {block} of {depth}"
@@ -87,10 +78,10 @@ def _block_cases(
     pair: list[Layer], seed: int, where: str, at: Mapping[str, float | str], part: str = ""
 ) -> Iterator[Case]:
     """Attention, feed-forward and both: ‖A‖ by the closed form, σ_min by autograd of the whole step."""
-    branches = [branch_jacobian(each) for each in pair]
+    branches = [real_blocks.branch_jacobian(each) for each in pair]
     eye = torch.eye(len(branches[0]), dtype=F64)
     both = (eye + branches[1]) @ (eye + branches[0]) - eye
-    steps = [step_jacobian(each) for each in pair]
+    steps = [real_blocks.step_jacobian(each) for each in pair]
     for kind, a, j in zip(KINDS, (*branches, both), (*steps, steps[1] @ steps[0]), strict=True):
         norm = float(torch.linalg.matrix_norm(a, 2))
         values = singular_values(j)
@@ -118,7 +109,7 @@ def _trained_cases(setup: Setup) -> Iterator[Case]:
             assert isinstance(decoder, Decoder)
             unseen = next(itertools.islice(recipe.subject(setup, seed).batches(), recipe.steps, None))
             assert isinstance(unseen, dict)
-            found = sublayers(decoder, unseen["ids"][:1, :TOKENS])
+            found = real_blocks.sublayers(decoder, unseen["ids"][:1, :TOKENS])
             for block in (1, 3, 6):
                 where = f"{INITS[init]}, d = 32, block {block} of 6, 100 steps"
                 yield from _block_cases(found[2 * block - 2 : 2 * block], seed, where, {}, "trained")
@@ -188,10 +179,10 @@ def _looseness(loose: Loose, cases: list[Case]) -> Figure:
 
 def _floors(init: str, own: bool, depth: int, seed: int) -> tuple[float, float, float, float]:
     """ln Π(1 − ‖A‖), ln Π σ_min(I + A), ln σ_min of the stack, and the largest ‖A‖."""
-    model, ids = started("pre", init=init, depth=depth, width=32, seed=seed, tokens=1)
-    layers = sublayers(model, ids) if own else one_token(model, 32, seed)[0]
-    norms = [float(torch.linalg.matrix_norm(branch_jacobian(layer), 2)) for layer in layers]
-    steps = torch.stack([step_jacobian(layer) for layer in layers])
+    model, ids = real_blocks.started("pre", init=init, depth=depth, width=32, seed=seed, tokens=1)
+    layers = real_blocks.sublayers(model, ids) if own else real_blocks.one_token(model, 32, seed)[0]
+    norms = [float(torch.linalg.matrix_norm(real_blocks.branch_jacobian(layer), 2)) for layer in layers]
+    steps = torch.stack([real_blocks.step_jacobian(layer) for layer in layers])
     bound = product_log_lower_bound([max(0.0, weyl_lower_bound(norm)) for norm in norms])
     middle = product_log_lower_bound([float(singular_values(step)[-1]) for step in steps])
     return bound, middle, float(product_log_singular_values(steps).log_values.min()), max(norms)
@@ -207,7 +198,7 @@ def least_of_a_product(setup: Setup) -> Evidence:
 def _product_cases(seed: int) -> Iterator[Case]:
     for width, count in itertools.product((3, 16), (2, 5, 20)):
         for name, factors in _factor_lists(width, count, seed):
-            values = singular_values(product(factors))
+            values = singular_values(real_blocks.product(factors))
             bound = product_log_lower_bound([float(singular_values(f)[-1]) for f in factors])
             slack = float(np.log(values[-1])) - bound
             floor = 1e-8 + width * count * 1e-15 * float(values[0] / values[-1])

@@ -5,20 +5,9 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from normscope.claims import training
 from normscope.claims.form import Case, Evidence, Figure, Setup, claim, effect, flat
-from normscope.claims.training import (
-    RATES,
-    WARMUP,
-    Outcome,
-    Outcomes,
-    Recipe,
-    best,
-    curves,
-    fewest_steps,
-    ladder,
-    rates_plot,
-    trained,
-)
+from normscope.claims.training import RATES, WARMUP, Outcome, Outcomes, Recipe, curves, ladder
 
 POST, PRE = Recipe(scheme="post", depth=4), Recipe(scheme="pre", depth=4)
 POST_NORMAL, PRE_XAVIER = replace(POST, init="normal"), replace(PRE, init="xavier")
@@ -34,7 +23,7 @@ FEWER, MOST = 0.30, 0.50
 
 def _tried(setup: Setup, settings: Mapping[str, Sequence[Recipe]]) -> dict[str, Outcomes]:
     """Outcomes of all recipes, by the names in `settings`."""
-    outcomes = trained(setup, [recipe for recipes in settings.values() for recipe in recipes])
+    outcomes = training.trained(setup, [recipe for recipes in settings.values() for recipe in recipes])
     return {name: {recipe: outcomes[recipe] for recipe in recipes} for name, recipes in settings.items()}
 
 
@@ -63,7 +52,7 @@ def compared(setup: Setup, score: Callable[[Outcome], float], where: str, what: 
         cases,
         Figure.largest(what, cases),
         plots=[
-            rates_plot("The end of a run by its rate, over seeds and weights", tried),
+            training.rates_plot("The end of a run by its rate, over seeds and weights", tried),
             curves("The best setting of each", {name: by_seed for name, (_, by_seed) in chosen.items()}),
         ],
         notes=[f"Best: {recipe}, mean {mean(by_seed):.3f} nats." for recipe, by_seed in chosen.values()],
@@ -114,7 +103,7 @@ def larger_rates(setup: Setup) -> Evidence:
             "rungs (half a decade each) that Pre-LN trains more than without norms, Xavier weights",
             more[_name(PRE_XAVIER)],
         ),
-        plots=[rates_plot("The end of a run by its rate", tried)],
+        plots=[training.rates_plot("The end of a run by its rate", tried)],
         notes=[
             f"{name}: {', '.join(map(str, by_seed.values()))} rungs of {len(rates)} train, by seed."
             for name, by_seed in ({NO_NORM.scheme: bare} | found).items()
@@ -134,9 +123,9 @@ def fewer_steps(setup: Setup) -> Evidence:
         kinds = {name: _longer(recipes, RATES[1]) for name, recipes in KINDS.items()}
     tried = _tried(setup, kinds)
     goals = {name: EARLY if "deep" in name else LATER for name in tried}
-    steps = setup.by_seed(tried, lambda name, seed: fewest_steps(tried[name], seed, goals[name]))
+    steps = setup.by_seed(tried, lambda name, seed: training.fewest_steps(tried[name], seed, goals[name]))
     cases = setup.cases(lambda seed: _savings(steps, seed, 1000 if setup.long else PRE.steps))
-    lowest = setup.by_seed(tried, lambda name, seed: best(tried[name], seed)[1])
+    lowest = setup.by_seed(tried, lambda name, seed: training.best(tried[name], seed)[1])
     return Evidence(
         cases,
         Figure(
@@ -191,7 +180,7 @@ def pre_is_sensitive(setup: Setup) -> Evidence:
     return Evidence(
         cases,
         Figure.largest("settings that train, Post-LN's less Pre-LN's, of 8 each", cases),
-        plots=[rates_plot("The end of a run by its rate, over seeds and weights", tried)],
+        plots=[training.rates_plot("The end of a run by its rate, over seeds and weights", tried)],
     )
 
 
@@ -233,7 +222,7 @@ def needs_small_rates(setup: Setup) -> Evidence:
     return Evidence(
         cases,
         Figure("largest rate that trains Post-LN from Xavier weights", largest["post, xavier"]),
-        plots=[rates_plot("Last losses by rate", tried)],
+        plots=[training.rates_plot("Last losses by rate", tried)],
     )
 
 

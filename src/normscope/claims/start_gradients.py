@@ -13,17 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from normscope.claims.at_start import (
-    blocks_of,
-    decoder,
-    down_gradients,
-    exponent,
-    gradient_norm,
-    noise,
-    slope,
-    stack_of,
-    weight_of,
-)
+from normscope.claims import at_start
+from normscope.claims.at_start import decoder, down_gradients, noise, slope, stack_of
 from normscope.claims.experiments import spread, values
 from normscope.claims.form import Case, Evidence, Figure, Setup, claim, flat, lines_along, lines_by, plots_of
 from normscope.nn import Context
@@ -107,7 +98,7 @@ def post_gradients(memory: str, depth: int, seed: int, width: int) -> tuple[list
                 read = stack_of("post", depth, seed + 2, **how, causal=False).run(read)
     (stack.run(noise(width, seed), Context(memory=read)) * noise(width, seed + 3)).sum().backward()
     diversity = 1.0 if read is None else float(read.var(1, correction=0).mean() / read.square().mean())
-    return [gradient_norm(block.feed_forward.down) for block in blocks_of(stack)], diversity
+    return [at_start.gradient_norm(block.feed_forward.down) for block in at_start.blocks_of(stack)], diversity
 
 
 def of_xiong(
@@ -121,8 +112,8 @@ def of_xiong(
     found = []
     for draw in range(draws):
         model, ids, labels = decoder(scheme, depth, 100 * seed + draw, **how)
-        for block in blocks_of(model):
-            nn.init.zeros_(weight_of(block.attention.q))  # so attention is uniform
+        for block in at_start.blocks_of(model):
+            nn.init.zeros_(at_start.weight_of(block.attention.q))  # so attention is uniform
         if unit_head:
             nn.init.normal_(model.head.weight)
         found += down_gradients(model, ids[:1], labels[:1].index_fill(1, torch.arange(15), -100))[-1:]
@@ -137,7 +128,7 @@ def _width_cases(seed: int) -> Iterator[Case]:
             draws = 4 if width < 1024 else 1
             return of_xiong(scheme, 1, seed, width, unit_head=unit, draws=draws) / math.log(width) ** 0.5
 
-        p = exponent(gradient, WIDTHS)
+        p = at_start.exponent(gradient, WIDTHS)
         yield Case(seed, f"{scheme}, exponent in d beside √(ln d)", p, abs(p - 1) <= NEAR, part)
 
 

@@ -12,18 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normscope.claims.at_start import (
-    blocks_of,
-    decoder,
-    down_gradients,
-    noise,
-    slope,
-    stack_of,
-    stream_by_block,
-    streams_of,
-    variance,
-    weight_of,
-)
+from normscope.claims import at_start
+from normscope.claims.at_start import noise, slope, stack_of, stream_by_block, variance
 from normscope.claims.form import (
     Case,
     Evidence,
@@ -49,7 +39,7 @@ def stream_of_pre_ln(setup: Setup) -> Evidence:
     model = {"scheme": "pre", "depth": DEEP, "width": 96, "vocab": 64}
     streams = setup.by_seed(INITS, lambda init, seed: _own_streams(seed, init=init, **model))
     runs = train_changed(setup, Recipe(scheme="pre", depth=8, steps=60))
-    trained = {"trained": {seed: streams_of(run.model, seed) for seed, run in runs.items()}}
+    trained = {"trained": {seed: at_start.streams_of(run.model, seed) for seed, run in runs.items()}}
     lemma = {seed: _lemma(seed) for seed in setup.seeds}
     cases = [case for each in flat(streams | trained) for case in _growth_cases(*each)]
     for seed, squares in lemma.items():
@@ -89,7 +79,7 @@ def _shares(streams: Sequence[Tensor]) -> list[float]:
 def _own_streams(seed: int, **options: Any) -> list[Tensor]:
     """The stream by block of a model on its own embeddings."""
     torch.manual_seed(seed)
-    return streams_of(build("decoder", heads=4, context=32, **options), seed)
+    return at_start.streams_of(build("decoder", heads=4, context=32, **options), seed)
 
 
 def _growth_cases(name: str, seed: int, streams: Sequence[Tensor]) -> Iterator[Case]:
@@ -192,9 +182,9 @@ def scaled_start(setup: Setup) -> Evidence:
 def divide_last_maps(module: nn.Module, num_branches: int) -> None:
     """The last map of each branch over √N."""
     with torch.no_grad():
-        for block in blocks_of(module):
-            weight_of(block.attention.o).mul_(num_branches**-0.5)
-            weight_of(block.feed_forward.down).mul_(num_branches**-0.5)
+        for block in at_start.blocks_of(module):
+            at_start.weight_of(block.attention.o).mul_(num_branches**-0.5)
+            at_start.weight_of(block.feed_forward.down).mul_(num_branches**-0.5)
 
 
 def _ends(name: str, seed: int) -> list[float]:
@@ -213,9 +203,9 @@ def _gradient_cases(seed: int) -> Iterator[Case]:
     for name, count in COUNTS.items():
         last = []
         for depth in LENGTHS:
-            model, ids, labels = decoder("pre", depth, seed, width=64)
+            model, ids, labels = at_start.decoder("pre", depth, seed, width=64)
             divide_last_maps(model, count * depth)
-            last.append(down_gradients(model, ids, labels)[-1])
+            last.append(at_start.down_gradients(model, ids, labels)[-1])
         p = slope(LENGTHS, last)
         where = f"N = {name}, exponent in L of ‖∇W₂‖"
         yield Case(seed, where, p, abs(p) <= LEVEL, "gradient")

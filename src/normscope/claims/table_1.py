@@ -10,20 +10,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from normscope.claims import real_blocks
 from normscope.claims.experiments import ROUND_OFF, distance, gaussian, jacobian
 from normscope.claims.form import Case, Evidence, Figure, Setup, claim
 from normscope.claims.one_layer import residual
-from normscope.claims.real_blocks import (
-    F64,
-    INITS,
-    Layer,
-    at_last_token,
-    branch_jacobian,
-    plain_branch_jacobian,
-    started,
-    step_jacobian,
-    sublayers,
-)
+from normscope.claims.real_blocks import INITS, Layer
 from normscope.linalg import left_kernel, numerical_rank, singular_values
 
 
@@ -46,8 +37,8 @@ def _table_cases(seed: int) -> Iterator[Case]:
     for width in (16, 64):
         for init, words in INITS.items():
             for scheme, column in (("post", "Post-LN"), ("pre", "Pre-LN")):
-                model, ids = started(scheme, init=init, depth=4, width=width, seed=seed, eps=0)
-                for each in (*sublayers(model, ids)[:2], *sublayers(model, ids)[-2:]):
+                model, ids = real_blocks.started(scheme, init=init, depth=4, width=width, seed=seed, eps=0)
+                for each in (*real_blocks.sublayers(model, ids)[:2], *real_blocks.sublayers(model, ids)[-2:]):
                     where = f"{column}, {words}, d = {width}, {each.name}"
                     yield from _rows(each, seed, where)
         yield from _rows(_cancelling(width, seed), seed, f"Pre-LN, F(u) = −σ(x) u, d = {width}")
@@ -62,11 +53,11 @@ def _cancelling(width: int, seed: int) -> Layer:
 
 def _rows(layer: Layer, seed: int, where: str) -> Iterator[Case]:
     """The five rows of one column."""
-    whole, width = step_jacobian(layer), layer.x.shape[-1]
+    whole, width = real_blocks.step_jacobian(layer), layer.x.shape[-1]
     post = where.startswith("Post-LN")
     form, bare, norm = _post_form(layer) if post else _pre_form(layer)
     met = post or norm < 1
-    identity_path = jacobian(*at_last_token(partial(layer, cut=True), layer.x))
+    identity_path = jacobian(*real_blocks.at_last_token(partial(layer, cut=True), layer.x))
     yield Case.at_most(seed, where, distance(form, whole), ROUND_OFF, "form")
     yield Case.at_most(seed, where, distance(identity_path, bare), ROUND_OFF, "identity")
     values = singular_values(whole)
@@ -86,13 +77,13 @@ def _rows(layer: Layer, seed: int, where: str) -> Iterator[Case]:
 
 def _post_form(layer: Layer) -> tuple[Tensor, Tensor, float]:
     """J_LN(z)(I + J_F), J_LN(z), and ‖J_F‖."""
-    of_branch, of_norm = plain_branch_jacobian(layer), layer.norm_jacobians(layer.joined)[-1]
-    form = of_norm @ (torch.eye(len(of_norm), dtype=F64) + of_branch)
+    of_branch, of_norm = real_blocks.plain_branch_jacobian(layer), layer.norm_jacobians(layer.joined)[-1]
+    form = of_norm @ (torch.eye(len(of_norm), dtype=real_blocks.F64) + of_branch)
     return form, of_norm, float(torch.linalg.matrix_norm(of_branch, 2))
 
 
 def _pre_form(layer: Layer) -> tuple[Tensor, Tensor, float]:
     """I + J_F J_LN(x), I, and ‖A‖."""
-    a = branch_jacobian(layer)
-    eye = torch.eye(len(a), dtype=F64)
+    a = real_blocks.branch_jacobian(layer)
+    eye = torch.eye(len(a), dtype=real_blocks.F64)
     return eye + a, eye, float(torch.linalg.matrix_norm(a, 2))

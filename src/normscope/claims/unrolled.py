@@ -11,17 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from normscope.claims import real_blocks
 from normscope.claims.experiments import distance, gaussian, jacobian, spread
 from normscope.claims.form import Case, Evidence, Figure, Setup, claim, lines_at, plots_of
-from normscope.claims.real_blocks import (
-    Layer,
-    embedded,
-    one_token,
-    plain_branch_jacobian,
-    product,
-    started,
-    walk,
-)
+from normscope.claims.real_blocks import Layer, product, started, walk
 from normscope.nn import Decoder
 
 ROUND_OFF = {torch.float64: 1e-12, torch.float32: 1e-4}
@@ -39,7 +32,7 @@ def unrolled_sum(setup: Setup) -> Evidence:
 
 def _sum_case(init: str, depth: int, dtype: torch.dtype, seed: int) -> Case:
     model, ids = started("pre", init=init, depth=depth, width=32, seed=seed, dtype=dtype)
-    start = embedded(model, ids)
+    start = real_blocks.embedded(model, ids)
     layers, end = walk(model, start)
     total = start
     with torch.no_grad():
@@ -88,7 +81,7 @@ def _gradients(model: Decoder, start: Tensor, cut: bool) -> list[Tensor]:
 
 def _pre_cases(depth: int, final: bool, seed: int) -> tuple[list[Case], float]:
     model, ids = started("pre", init="xavier", depth=depth, width=32, seed=seed, final_norm=final)
-    start = embedded(model, ids)
+    start = real_blocks.embedded(model, ids)
     read, end, *_, cut = _gradients(model, start, cut=True)
     whole = _gradients(model, start, cut=False)
     where = f"{depth} blocks, {'its final norm' if final else 'no final norm'}"
@@ -109,7 +102,7 @@ def _through_branches(layers: Sequence[Layer], gradients: Sequence[Tensor]) -> I
 
 def _post_case(depth: int, seed: int) -> tuple[Case, float]:
     model, ids = started("post", init="xavier", depth=depth, width=32, seed=seed)
-    start = embedded(model, ids)
+    start = real_blocks.embedded(model, ids)
     expected = _gradients(model, start, cut=True)
     path = expected[1]
     for layer in reversed(walk(model, start)[0]):
@@ -138,7 +131,7 @@ def _recursion_cases(seed: int) -> Iterator[Case]:
     eye = torch.eye(16, dtype=torch.float64)
     for depth in (1, 4, 16):
         layers = _layers("post", depth, seed)
-        plain = [eye + plain_branch_jacobian(layer) for layer in layers]
+        plain = [eye + real_blocks.plain_branch_jacobian(layer) for layer in layers]
         norms = [layer.norm_jacobians(layer.joined)[0] for layer in layers]
         for first in sorted({0, depth, 2 * depth - 1}):
             both = [norm @ step for norm, step in zip(norms[first:], plain[first:], strict=True)]
@@ -166,7 +159,7 @@ def _form_case(form: Tensor, layers: Sequence[Layer], seed: int, where: str, par
 def _layers(scheme: str, depth: int, seed: int) -> list[Layer]:
     """The layers of a stack that one token goes through by itself."""
     model, _ = started(scheme, init="xavier", depth=depth, width=16, seed=seed)
-    return one_token(model, 16, seed)[0]
+    return real_blocks.one_token(model, 16, seed)[0]
 
 
 def _normed(layer: Layer, x_BTD: Tensor) -> Tensor:

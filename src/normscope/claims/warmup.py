@@ -3,21 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from normscope.claims import training
 from normscope.claims.form import Case, Evidence, Figure, Setup, claim, effect, flat
 from normscope.claims.measure import NotMeasured
-from normscope.claims.training import (
-    WARMUP,
-    Outcome,
-    Recipe,
-    curves,
-    effects,
-    ladder,
-    lead,
-    misses,
-    reaches,
-    tally,
-    trained,
-)
+from normscope.claims.training import WARMUP, Outcome, Recipe
 from normscope.train import MARGIN
 
 POST = tuple(Recipe(scheme="post", depth=depth) for depth in (4, 8, 12))
@@ -36,31 +25,31 @@ def needs_warmup(setup: Setup) -> Evidence:
         long = Recipe(scheme="post", depth=10, steps=1000)
         post, deep = (long, replace(long, init="normal")), (long,)
         pre, warmup = (replace(long, scheme="pre"),), 500
-    outcomes = trained(setup, [*post, *pre])
+    outcomes = training.trained(setup, [*post, *pre])
     cases = [
         Case(seed, str(recipe), outcome.excess, not outcome.trains)
         for recipe in post
         for seed, outcome in outcomes[recipe].items()
     ]
-    cases += effects(setup, deep[-1:], misses, part="deep")
+    cases += training.effects(setup, deep[-1:], training.misses, part="deep")
     warm = [replace(recipe, warmup=warmup) for recipe in deep]
     for recipe in warm:
         twice = 1 + (recipe is warm[0])  # the outcome of 8 blocks hangs on rounding, that of 12 does not
-        cases += effects(setup, [recipe], reaches, part="cure", replicas=twice)
+        cases += training.effects(setup, [recipe], training.reaches, part="cure", replicas=twice)
     for recipe in pre:
-        cases += effects(setup, [recipe], reaches, part="pre")
+        cases += training.effects(setup, [recipe], training.reaches, part="pre")
     cold = pre[-1]
     pair = [replace(cold, warmup=warmup), cold]
-    cases += effects(setup, pair, lead, str(cold), part="short")
-    shown = trained(setup, [deep[0], warm[0], post[-2], cold])
+    cases += training.effects(setup, pair, training.lead, str(cold), part="short")
+    shown = training.trained(setup, [deep[0], warm[0], post[-2], cold])
     depth, above = deep[-1].depth, {seed: outcome.excess for seed, outcome in outcomes[deep[-1]].items()}
     return Evidence(
         cases,
         Figure(
             f"Post-LN of {depth} blocks without warm-up ends above the byte frequencies by, in nats", above
         ),
-        plots=[curves("Post-LN and Pre-LN with and without warm-up", shown)],
-        notes=tally(outcomes | trained(setup, warm)),
+        plots=[training.curves("Post-LN and Pre-LN with and without warm-up", shown)],
+        notes=training.tally(outcomes | training.trained(setup, warm)),
     )
 
 
@@ -70,7 +59,7 @@ SGD = tuple(Recipe(scheme="post", depth=8, optimizer="sgd", lr=lr) for lr in (0.
 @claim("B17")
 def fails_by_divergence(setup: Setup) -> Evidence:
     """The ends of the runs of Post-LN without warm-up that fail."""
-    outcomes = trained(setup, [*POST, *ladder(POST[0]), *SGD])
+    outcomes = training.trained(setup, [*POST, *training.ladder(POST[0]), *SGD])
     failing = [each for each in flat(outcomes) if not each[-1].trains]
     cases = [case for each in failing for case in _ends(*each)]
     if not any(case.part == "adamw" for case in cases):
@@ -78,8 +67,8 @@ def fails_by_divergence(setup: Setup) -> Evidence:
     return Evidence(
         cases,
         Figure.largest("farthest from the byte frequencies under AdamW, in nats", cases, "adamw"),
-        plots=[curves("Post-LN without warm-up", outcomes, most=1.0)],
-        notes=tally(outcomes),
+        plots=[training.curves("Post-LN without warm-up", outcomes, most=1.0)],
+        notes=training.tally(outcomes),
     )
 
 
@@ -103,9 +92,9 @@ def clipping_rescues(setup: Setup) -> Evidence:
     adamw = [POST[1], Recipe(scheme="residual-no-norm", depth=4, lr=3e-2)]
     if setup.long:
         adamw = [Recipe(scheme="post", depth=12, steps=1000)]
-    bare, sound = [*adamw, SGD[-1], *UNSTABLE], ladder(PRE[0])[-1]
+    bare, sound = [*adamw, SGD[-1], *UNSTABLE], training.ladder(PRE[0])[-1]
     clipped = {recipe: replace(recipe, clip=CLIP) for recipe in (*bare, sound)}
-    outcomes = trained(setup, [*bare, sound, *clipped.values()])
+    outcomes = training.trained(setup, [*bare, sound, *clipped.values()])
     cases = []
     for recipe in bare:
         where = f"{recipe.optimizer}, {clipped[recipe]}"
@@ -114,14 +103,14 @@ def clipping_rescues(setup: Setup) -> Evidence:
             if not outcome.trains:
                 cases.append(Case(seed, where, guarded.excess, guarded.trains))
                 if recipe in UNSTABLE:
-                    cases.append(effect(seed, where, reaches([guarded]), part="sgd"))
-    cases += effects(setup, [sound, clipped[sound]], lead, part="harm")
+                    cases.append(effect(seed, where, training.reaches([guarded]), part="sgd"))
+    cases += training.effects(setup, [sound, clipped[sound]], training.lead, part="harm")
     worst = UNSTABLE[0]
     shown = {recipe: outcomes[recipe] for recipe in (worst, clipped[worst])}
     reached = {seed: max(-3.0, -found.excess) for seed, found in shown[clipped[worst]].items()}
     return Evidence(
         cases,
         Figure(f"nats under the byte frequencies that clipping reaches: {worst}, SGD", reached),
-        plots=[curves("SGD, no norms, 6 blocks", shown, most=1.0)],
-        notes=tally(outcomes),
+        plots=[training.curves("SGD, no norms, 6 blocks", shown, most=1.0)],
+        notes=training.tally(outcomes),
     )
