@@ -33,7 +33,7 @@ from normscope.report.html import describe_stack, lead_sentence, render_html, se
 from normscope.report.tables import number_sheets, spread
 from normscope.rules import Finding, Severity
 
-VOID = {"meta", "br", "input", "img", "link", "hr"}
+VOID = {"meta", "br", "wbr", "input", "img", "link", "hr"}
 LOADING = {"src", "href", "xlink:href", "srcset", "action", "data", "poster", "formaction", "background"}
 
 

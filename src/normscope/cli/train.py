@@ -1,5 +1,6 @@
 """`normscope train CONFIG | MODEL`: one run, to its end or on from where it was."""
 
+import dataclasses
 import json
 import sys
 from contextlib import redirect_stdout
@@ -93,6 +94,8 @@ def command(
 
     On several devices or hosts: `torchrun --nproc-per-node 2 -m normscope train …`.
 
+    The folder of the run holds its page, run.html: verdict, loss, learning rate and gradient norm by step.
+
     Exit status: 0 the run came to its end, 2 it cannot be run, 130 Ctrl-C (a checkpoint is written first).
     """
     config, folder = _asked_for(context)
@@ -155,12 +158,26 @@ def _run(config: "RunConfig", folder: Path, resume: bool, parallel: str | None) 
         if run.interrupted:
             if processes.is_first:
                 print(f'To go on: normscope train "{folder}" --resume', file=sys.stderr)
-            return Summary(run) if processes.is_first else None
+            return _with_page(Summary(run), folder) if processes.is_first else None
         model = whole_model(run)
         if model is None:
             return None
         write_model(model, folder / "model")
-        return Summary(run, folder / "model", sample(model, run.subject, config.trial.seed))
+        written = sample(model, run.subject, config.trial.seed)
+        return _with_page(Summary(run, folder / "model", written), folder)
+
+
+def _with_page(summary: "Summary", folder: Path) -> "Summary":
+    """The same with the run's page written to its folder."""
+    from normscope.atomic import disk_refusals, write_text
+    from normscope.pipeline import versions
+    from normscope.report.train_page import render_train_page
+    from normscope.train.folder import GO_ON, PAGE
+
+    summary = dataclasses.replace(summary, page=folder / PAGE)
+    with disk_refusals(f'folder "{folder}"', GO_ON):
+        write_text(folder / PAGE, render_train_page(summary, versions()))
+    return summary
 
 
 def _show(summary: "Summary", format: TextOrJson) -> None:

@@ -18,7 +18,8 @@ _PAINT = re.compile(r"\b(fill|stroke): ?(#[0-9a-f]{6})\b")
 def environment(room: str, **layout: Any) -> "Environment":
     """The templates of the package `room`: everything is escaped, and nothing may be missing.
 
-    Filters: `whole` keeps numbers and options in one piece, `command` breaks a command at its spaces only.
+    Filters: `whole` keeps numbers and options in one piece, `command` breaks a command at its spaces only,
+    `spec` a MODEL at its commas.
     The global `base` is the style sheet that all pages share.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -31,7 +32,7 @@ def environment(room: str, **layout: Any) -> "Environment":
         lstrip_blocks=True,
         **layout,
     )
-    made.filters |= {"whole": whole, "command": command}
+    made.filters |= {"whole": whole, "command": command, "spec": spec}
     made.globals["base"] = Markup(style_sheet("base.css"))
     return made
 
@@ -55,6 +56,11 @@ def command(words: str) -> Markup:
     return Markup("\n").join(
         Markup(" ").join(_piece(*word.split(",")) for word in line.split(" ")) for line in words.split("\n")
     )
+
+
+def spec(model: str) -> Markup:
+    """A MODEL, escaped, that a line may break at its commas."""
+    return Markup(",<wbr>").join(model.split(","))
 
 
 def _piece(*parts: str) -> Markup:

@@ -1,4 +1,4 @@
-"""The folder of a run: `config.toml`, `losses.jsonl`, `checkpoints/`, and at the end `model/`."""
+"""The folder of a run: `config.toml`, `losses.jsonl`, `checkpoints/`, at the end `model/` and `run.html`."""
 
 import contextlib
 import dataclasses
@@ -20,6 +20,7 @@ from normscope.train.schedule import rate_factor
 from normscope.train.state import State
 
 CONFIG = "config.toml"
+PAGE = "run.html"
 SCHEMA = "normscope.losses/1"
 """Name of the JSON Schema of each line of `losses.jsonl`."""
 _CADENCE = ("validate_every", "checkpoint_every")

@@ -20,11 +20,13 @@ class Summary:
         run: the run.
         model: path of its trained model; None if the run was interrupted.
         sample: a prompt and the model's continuation; None where it generates no text.
+        page: path of the run's HTML page, where one was written.
     """
 
     run: Run
     model: Path | None = None
     sample: Sample | None = None
+    page: Path | None = None
 
     @property
     def written(self) -> Sample | None:
@@ -57,6 +59,7 @@ class Summary:
             "validation": {"step": step, "loss": _finite(validation)} if step is not None else None,
             "tokens_per_second": run.tokens_per_second,
             "folder": None if run.folder is None else str(run.folder.path),
+            "page": None if self.page is None else str(self.page),
             "trained_model": None if self.model is None else str(self.model),
             "sample": None
             if self.written is None
@@ -95,6 +98,8 @@ class Summary:
             lines.append(("speed", f"{found['tokens_per_second']:,.0f} tokens a second"))
         if run.folder is not None:
             lines.append(("folder", str(run.folder.path)))
+        if self.page is not None:
+            lines.append(("page", str(self.page)))
         if self.model is not None:
             lines.append(("weights", str(self.model)))
         if self.written is not None:
