@@ -1,9 +1,10 @@
 # # The null space of LayerNorm
 #
-# LayerNorm takes a vector z of width d, subtracts its mean, divides by its standard deviation. Two things
-# about z are forgotten by that: where its mean was, and how large it was. This page looks at the same fact
-# through the Jacobian: two directions that go in and do not come out. Then it asks what γ and ε change
-# about it.
+# LayerNorm has two input directions that do not reach the output. This page shows them in the Jacobian, and
+# shows how γ and ε change them.
+#
+# LayerNorm takes a vector z of width d, subtracts its mean and divides by its standard deviation. It
+# forgets two things about z: its mean and its size.
 
 import matplotlib.pyplot as plt
 import torch
@@ -26,7 +27,7 @@ def jacobian(v, weight=None, eps=0.0):
 
 # ## Two directions that leave no trace
 #
-# Add a number to all coordinates, or multiply them all by one: the output is the same.
+# Add a number to all coordinates, or multiply them all by a positive number: the output is the same.
 
 z_hat, one = norm(z), torch.ones(d, dtype=torch.float64)
 print(f"LN(z + 3·1) − LN(z)   {(norm(z + 3 * one) - z_hat).norm():.0e}")
@@ -34,13 +35,13 @@ print(f"LN(3·z) − LN(z)       {(norm(3 * z) - z_hat).norm():.0e}")
 assert torch.allclose(norm(z + 3 * one), z_hat)
 assert torch.allclose(norm(3 * z), z_hat)
 
-# The output is flat along 1 and along z. Their span is the span of 1 and ẑ = LN(z), which are orthogonal,
-# so
+# The output does not change along 1 and along z. Their span is the span of 1 and ẑ = LN(z), which are
+# orthogonal, so
 #
 #     J 1 = 0,   J ẑ = 0,   J = (1/σ)(I − 11ᵀ/d − ẑẑᵀ/d).
 #
-# In brackets stands the projector onto what is orthogonal to both. A projector has singular values 1 and 0:
-# d − 2 directions come through with one gain, 1/σ, and two not at all. There is nothing in between.
+# The brackets contain the projector onto the directions that are orthogonal to both. A projector has only
+# the singular values 1 and 0. So d − 2 directions pass with the same gain, 1/σ, and two do not pass at all.
 
 J = layer_norm_jacobian(z, None, 0.0)
 values = singular_values(J)
@@ -53,14 +54,14 @@ print(f"largest, d−2nd value  {values[0]:.4f}, {values[d - 3]:.4f}")
 assert torch.allclose(J, jacobian(z))
 assert rank == d - 2
 
-# ## γ stands on the left
+# ## γ acts on the left
 #
 # A real LayerNorm ends with a gain, y = γ ⊙ LN(z) + β. By the chain rule its Jacobian is diag(γ) J: γ
-# multiplies from the **left**. It acts on what has already come out, so it cannot change what went in
-# without a trace. The *right* kernel {v : Jv = 0} is still span{1, ẑ}.
+# multiplies from the **left**. It acts on the output, so it does not change which inputs leave no trace.
+# The *right* kernel {v : Jv = 0} is still span{1, ẑ}.
 #
-# The *left* kernel {u : uᵀJ = 0} does move. It becomes γ⁻¹ ⊙ span{1, ẑ}. That one is of interest to whoever
-# trains, because a gradient u at the output arrives at the input as Jᵀu; it is the subject of the next
+# The *left* kernel {u : uᵀJ = 0} does change. It becomes γ⁻¹ ⊙ span{1, ẑ}. This kernel matters for
+# training, because a gradient u at the output arrives at the input as Jᵀu. It is the subject of the next
 # page.
 
 gamma = torch.exp(torch.randn(d, dtype=torch.float64) / 2)
@@ -80,12 +81,12 @@ assert (J_gamma.T @ left).norm() < 1e-12
 # ## ε closes one of the two
 #
 # Every implementation divides by s = √(var + ε). Adding a constant still changes nothing, so 1 stays in the
-# kernel. Scaling does change something: a small z comes out smaller than a large one. Along ẑ the gain is
-# then ε/s³ instead of zero.
+# kernel. Scaling does change something: a small z gives a smaller output than a large one. Along ẑ the gain
+# is then ε/s³ instead of zero.
 #
-# Whether that matters depends on the scale of z alone. Where the variance is far above ε the gain is
-# nothing beside the 1/s of all other directions. Where it is far below, ẑ comes through as well as they do,
-# and the rank is d − 1.
+# Whether that matters depends only on the scale of z. If the variance is far above ε, this gain is
+# negligible beside the 1/s of all other directions. If it is far below, ẑ passes as well as they do, and
+# the rank is d − 1.
 
 eps = 1e-5
 scales = torch.logspace(-5, 1, 25, dtype=torch.float64)
@@ -102,9 +103,9 @@ assert torch.allclose(torch.tensor(relative, dtype=torch.float64), formula)
 assert relative[0] > 0.99
 assert relative[-1] < 1e-6
 
-# ## The two in one picture
+# ## Both effects in one picture
 #
-# Left: the singular values of J in order. Right: what ẑ gets through, as z grows.
+# Left: the singular values of J in order. Right: the relative gain of ẑ as z grows.
 
 plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9})
 figure, (first, second) = plt.subplots(1, 2, figsize=(8, 3), layout="constrained")
@@ -119,6 +120,6 @@ second.set(title="gain of ẑ beside the others, ε = 1e-5", xlabel="variance of
 second.legend(frameon=False)
 plt.savefig("01_null_space_of_layernorm.png", dpi=110)  # Fourteen equal values and two zeros; a falling curve
 
-# What this does not say: that anything is wrong with a network that has a LayerNorm in it. A direction that
-# does not come through one norm is lost at that norm. Whether the network misses it is a question about
-# where the norm sits, and what gradients there are along it.
+# This page does not show that a network with LayerNorm has a fault. A direction that does not pass one norm
+# is lost at that norm. Whether the network needs it depends on where the norm is placed, and on the
+# gradients along that direction.

@@ -1,11 +1,14 @@
 # # Where gradients are erased
 #
-# A LayerNorm has two input directions that leave no trace, 1 and ẑ (the page before). Training does not
-# send directions forward, it sends gradients back, and those travel by the transpose: a gradient g at the
-# output arrives as Jᵀg. What is erased on that way is the *left* kernel {u : Jᵀu = 0}, not the right one.
+# At each norm of a Post-LN stack, a part of the gradient is lost. This page measures how large it is. The
+# last norm erases about as much as a random gradient would lose; most of the others erase far less.
+#
+# A LayerNorm has two input directions that leave no trace, 1 and ẑ (previous page). Training sends
+# gradients backward, and they travel by the transpose: a gradient g at the output arrives as Jᵀg. The part
+# that is erased lies in the *left* kernel {u : Jᵀu = 0}, not in the right one.
 #
 # For y = γ ⊙ LN(z) + β the left kernel is γ⁻¹ ⊙ span{1, ẑ}. This page follows real gradients through a
-# Post-LN stack, and asks at each norm what share of their energy lies in there.
+# Post-LN stack and measures at each norm the share of their energy that lies in it.
 
 import matplotlib.pyplot as plt
 import torch
@@ -20,8 +23,8 @@ d = 32
 
 # ## Two directions, and the wrong two
 #
-# Put a gradient along each direction into the backward pass of one norm, and see what comes out. With γ
-# drawn at random the directions 1 and ẑ come through well: it is γ⁻¹ ⊙ 1 and γ⁻¹ ⊙ ẑ that are lost.
+# Put a gradient along each direction into the backward pass of one norm and see what arrives. With a random
+# γ the directions 1 and ẑ pass well. The lost ones are γ⁻¹ ⊙ 1 and γ⁻¹ ⊙ ẑ.
 
 z = torch.randn(d, dtype=torch.float64, requires_grad=True)
 gamma = torch.exp(torch.randn(d, dtype=torch.float64) / 2)
@@ -41,10 +44,10 @@ assert arriving(right[:, 0]).norm() > 0.1
 assert arriving(left[:, 0]).norm() < 1e-12
 assert arriving(left[:, 1]).norm() < 1e-12
 
-# ## What share of a gradient that is
+# ## The share of a random gradient
 #
-# A gradient without a preferred direction has 2 of its d parts in a space of two dimensions: it loses 2/d
-# of its energy. That is the yardstick.
+# A gradient without a preferred direction has 2 of its d parts in a space of two dimensions, so it loses
+# 2/d of its energy. This is the reference value below.
 
 random = torch.randn(2000, d, dtype=torch.float64)
 share = left_kernel_share(random, z_hat.expand_as(random), gamma, centred=True)
@@ -91,15 +94,15 @@ assert relative[-1] > 0.5
 assert middle < 0.25
 assert sum(relative) < len(relative) / 2
 
-# The last norm takes about what a random gradient would lose. Most of the others take far less, and all
-# together do not take anything near two directions each.
+# The last norm erases about as much as a random gradient would lose. Most of the others erase far less. All
+# together they erase much less than two directions each.
 #
-# ## Why the norms below find so little
+# ## Why the norms below erase so little
 #
-# What a norm sends back is orthogonal to 1 and to its own ẑ. The norm below it erases 1 and *its* ẑ. As
-# long as a branch adds little to the stream, ẑ hardly turns between the two, and what the lower norm would
-# erase is already gone. Without a branch between them nothing at all is left to erase; the more a branch
-# adds, the more there is.
+# The gradient that leaves a norm is orthogonal to 1 and to that norm's ẑ. The norm below it erases 1 and
+# *its own* ẑ. If a branch adds little to the stream, ẑ hardly turns between the two norms, and the part
+# that the lower norm would erase is already gone. Without a branch between them, nothing is left to erase.
+# The more a branch adds, the more is erased.
 
 print("branch    share at the lower norm")
 found = []
@@ -116,8 +119,8 @@ assert found[-1] < 0.55  # of the two directions 1 is always gone already
 
 # ## And Pre-LN?
 #
-# In Pre-LN a gradient goes down the stream past all the norms of the branches. There is one norm on the
-# stream all the same, the one before the head, and it takes its share from every gradient there is.
+# In Pre-LN a gradient travels down the stream past the norms of all branches. There is still one norm on
+# the stream, the one before the head. It takes its share from every gradient.
 
 pre = build("decoder", scheme="pre", depth=depth, width=d, heads=2, init="xavier")
 (final,) = shares(pre, ids, labels, "final_norm")
@@ -138,6 +141,6 @@ axes.set(ylabel="share / (2/d)", ylim=(0.008, 3))
 axes.legend(frameon=False, loc="lower right")
 plt.savefig("02_where_gradients_are_erased.png", dpi=110)  # Low shares at all norms of Post-LN but the last
 
-# So the two directions are really lost, at every norm, exactly. But they are few, most of them are the same
-# ones again, and Pre-LN pays as well. If Post-LN is hard to train there must be more to it: the next page
-# takes the rank by itself and asks whether it is the reason.
+# So every norm really erases its two directions, exactly. But two are few, most of them are the same ones
+# again, and Pre-LN loses them as well. The difficulty of training Post-LN needs another explanation. The
+# next page tests whether the rank is the reason.

@@ -1,8 +1,8 @@
 # # Rank is not the reason
 #
-# A Post-LN stack ends in a norm, so its Jacobian loses two directions for each token, at any depth. It is
-# tempting to say: that is why deep Post-LN is hard to train, and Pre-LN, whose stream passes the norms by,
-# is not. The test is simple. Take models that lose the *same* rank, and see whether they train alike.
+# A Post-LN stack ends in a norm, so its Jacobian loses two directions for each token, at any depth. This
+# seems to explain why deep Post-LN is hard to train and Pre-LN, whose stream bypasses the norms, is not.
+# The experiment below contradicts it: models that lose the *same* rank do not train alike.
 
 import matplotlib.pyplot as plt
 import torch
@@ -17,9 +17,9 @@ d, steps = 32, 300
 
 # ## Four models
 #
-# All are decoders on bytes of text. The first is Pre-LN as everybody uses it, with a norm before the head.
-# The other three are one and the same Post-LN stack: as it comes, with smaller weights at the start, and
-# with the learning rate warmed up.
+# All are decoders on bytes of text. The first is Pre-LN in its usual form, with a norm before the head. The
+# other three are the same Post-LN stack: with Xavier weights, with smaller weights at the start, and with a
+# warm-up of the learning rate.
 
 pre = f"nn:decoder,scheme=pre,init=xavier,depth=6,width={d},heads=2"
 post = f"nn:decoder,scheme=post,init=xavier,depth=6,width={d},heads=2"
@@ -39,9 +39,9 @@ def fresh(spec):
 
 # ## They lose the same rank
 #
-# From the first block's input to the head, Pre-LN passes one norm that nothing goes around: the final one.
-# That is enough. Whatever stands before it, Jᵀu = 0 for u in the left kernel of that norm, two dimensions a
-# token. We send these directions back through each model, and beside them as many random ones.
+# From the first block's input to the head, Pre-LN has one norm that nothing bypasses: the final one. That
+# is enough. Whatever comes before it, Jᵀu = 0 for u in the left kernel of that norm, two dimensions a
+# token. We send these directions back through each model, and as many random ones for comparison.
 
 
 def share_that_gets_through(subject):
@@ -74,12 +74,12 @@ for name, (spec, _) in list(MODELS.items())[:3]:
     print(f"  {name:30} {share:.0e}")
     assert share < 1e-3
 
-# The two directions are gone in all of them (what is left is ε's doing). None has full rank.
+# The two directions are gone in all of them; the remainder is due to ε. None of the models has full rank.
 #
 # ## They do not train alike
 #
-# 300 steps of AdamW at a rate of 3e-3. A model that learns nothing but how often each byte occurs ends at
-# the entropy of those frequencies. It "trains" if it gets at least 0.1 nats under that.
+# We train 300 steps of AdamW at a learning rate of 3e-3. A model that learns only how often each byte
+# occurs ends at the entropy of those frequencies. A model "trains" if it gets at least 0.1 nats below that.
 
 
 def train(spec, warmup):
@@ -108,16 +108,16 @@ print(f"{'entropy of the bytes':30} {entropy:.2f} nats")
 trained = {name: trains(losses, entropy) for name, losses in runs.items()}
 assert trained == {name: name != "Post-LN" for name in MODELS}
 
-# Same rank, different fate. And the two rescues of Post-LN do not touch the rank: the norms sit where they
-# sat, the kernel is as large as it was. Smaller weights and a slow start change something else. So the lost
-# rank is neither enough for failure (Pre-LN, and two Post-LN models, train with it) nor what the rescues
-# change.
+# The rank is the same, the outcome is not. The two changes that rescue Post-LN do not touch the rank: the
+# norms are in the same places, and the kernel is as large as before. Smaller weights and a slow start
+# change something else. So the lost rank does not cause the failure by itself, because Pre-LN and two
+# Post-LN models train with it. And the rescues do not change it.
 #
 # ## What does differ
 #
-# Two other suspects are easy to look at. One is gain: how much longer or shorter a random gradient has
-# become when it has come down the stack. The other is diversity: what share of the stream's energy, after
-# the last block, differs from token to token. Where all tokens are alike, a model can learn nothing but
+# Two other candidates are easy to measure. The first is gain: how much longer or shorter a random gradient
+# becomes on its way down the stack. The second is diversity: the share of the stream's energy after the
+# last block that differs from token to token. If all tokens are alike, a model can learn nothing but
 # frequencies.
 
 
@@ -160,10 +160,9 @@ assert before["Post-LN"] > 0.1
 assert ends["Post-LN"] < 1e-3
 assert all(ends[name] > 0.05 for name in MODELS if name != "Post-LN")
 
-# No gradient vanishes here at the start: the gain is above 1 in all four. Nor are the tokens alike yet. It
-# is the first steps that make them so. In the run that fails the last states have become one and the same
-# for all tokens; in the three others they have not. The warmed-up model began at the same weights as the
-# failed one.
+# No gradient vanishes at the start: the gain is above 1 in all four models. Nor are the tokens alike yet;
+# the first steps make them so. In the failed run, the last states of all tokens have become the same. In
+# the other three they have not. The model with warm-up began at the same weights as the failed one.
 
 plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9})
 figure, axes = plt.subplots(figsize=(6.5, 3.2), layout="constrained")
@@ -178,6 +177,6 @@ plt.savefig(
     "03_rank_is_not_the_reason.png", dpi=90
 )  # Three falling curves, and one that stays at the entropy
 
-# All of them come down to the dotted line first: frequencies are learnt before anything else. The question
-# is what comes after, and whether there are still different tokens to learn it from. How they collapse is
-# the subject of the next page, and how a slow start prevents it that of the one after it.
+# All runs first come down to the dotted line, because frequencies are learnt before anything else. The
+# question is what comes after, and whether the tokens still differ enough to learn from. The next page
+# shows how tokens collapse. The page after it shows how a slow start prevents that.

@@ -1,8 +1,8 @@
 # # Tokens collapse
 #
-# In a deep Post-LN stack something is lost that is not in one token at all: the difference between tokens.
-# After enough blocks every position holds the same vector. Such a model can say how often each byte occurs,
-# and nothing else. This page watches it happen, by depth and by step, and asks which part does it.
+# In a deep Post-LN stack the differences between tokens get lost. After enough blocks every position holds
+# the same vector. Such a model can predict how often each byte occurs, and nothing else. This page measures
+# the collapse by depth and by step, and finds the part that causes it.
 
 import matplotlib.pyplot as plt
 import torch
@@ -22,8 +22,8 @@ def diversity(x):
 
 # ## By depth, before any training
 #
-# A random byte sequence goes through 32 blocks with Xavier weights. Diversity is 1 where tokens have nothing
-# in common, 0 where they are all alike.
+# A random byte sequence goes through 32 blocks with Xavier weights. Diversity is 1 if the tokens have
+# nothing in common, and 0 if they are all alike.
 
 
 @torch.no_grad()
@@ -48,10 +48,10 @@ assert diversity(pre[32]) > 5 * diversity(post[32])
 
 # ## Lengths are kept, differences are not
 #
-# The norm sees one token at a time. It brings each to length √d, block after block, so nothing looks wrong
-# from the side of a single token. But an attention with random weights looks at all positions almost
-# equally: it adds nearly the same vector, the mean over tokens, to every one of them. Then the norm shortens
-# the whole. The common part has been added, the own part only shortened. Repeat.
+# The norm sees one token at a time and brings each to length √d, block after block. So nothing looks wrong
+# in a single token. But attention with random weights attends to all positions almost equally: it adds
+# nearly the same vector, the mean over tokens, to every token. Then the norm shortens the sum. The common
+# part has grown, the token's own part has only been shortened. This repeats in every block.
 
 length = torch.stack([x.norm(dim=-1).mean() for x in post[1:]])
 print(
@@ -59,8 +59,8 @@ print(
 )
 assert (length / d**0.5 - 1).abs().max() < 0.01
 
-# To see that it is attention, put each token in a sequence of its own. There is nothing to average then, and
-# the sequences stay apart for much longer.
+# To check that attention is the cause, put each token in a sequence of its own. There is nothing to average
+# then, and the tokens stay different for much longer.
 
 
 @torch.no_grad()
@@ -78,11 +78,11 @@ alone = one_by_one()
 print(f"diversity after 32 blocks: one sequence {diversity(post[32]):.3f}, each token by itself {alone:.3f}")
 assert alone > 3 * diversity(post[32])
 
-# ## Queries and keys starve
+# ## Queries and keys get no gradient
 #
-# Where all tokens are alike, it makes no difference where attention looks: any weights give the same average.
-# So the loss does not depend on queries and keys, and their gradient is nearly zero. They are the only part
-# that could end the averaging, and they are the part that hears nothing.
+# If all tokens are alike, it does not matter which of them attention attends to: any weights give the same
+# average. The loss then does not depend on queries and keys, and their gradient is nearly zero. Only they
+# could end the averaging, and they are the part that receives no signal.
 
 
 def starved(scheme, depth, seed=0):
@@ -105,9 +105,9 @@ assert ratios[32][0] < 0.1 * ratios[32][1]
 
 # ## By step
 #
-# Six blocks do not collapse at the start. Training does the rest: AdamW at 3e-3 without warm-up, on text. The
-# first steps are large, and they make tokens alike within a few dozen of them. After that there is no
-# way back for the reason above.
+# Six blocks do not collapse at the start. Training does the rest: AdamW at 3e-3 without warm-up, on text.
+# The first steps are large, and within a few dozen of them the tokens are alike. After that the model does
+# not recover, for the reason above.
 
 
 def train(scheme, steps=100, every=5):
@@ -142,8 +142,8 @@ assert min(runs["Pre-LN"]) < 0.5 * runs["Pre-LN"][-1]
 
 # ## The picture
 #
-# Left: by depth at the start. Right: by step, six blocks. Pre-LN dips in its first steps too, and comes back;
-# the branch that averages is added to a stream that still has the tokens in it.
+# Left: by depth at the start. Right: by step, six blocks. Pre-LN dips in its first steps too, and recovers,
+# because its averaging branch is added to a stream that still contains the tokens.
 
 plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9})
 figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3.2), layout="constrained")
@@ -155,5 +155,5 @@ right.set(title="in training, by step", xlabel="step")
 left.legend(frameon=False)
 plt.savefig("04_tokens_collapse.png", dpi=95)  # Two falling curves for Post-LN, two that stay for Pre-LN
 
-# What to take along: a norm protects the scale of each token and says nothing about the differences between
-# them. Whoever watches a stack only through norms of activations will not see this. Diversity costs one line.
+# The lesson: a norm protects the scale of each token, but not the differences between tokens. Norms of
+# activations alone do not show this collapse. Diversity shows it, and costs one line of code.

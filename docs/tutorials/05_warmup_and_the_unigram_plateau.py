@@ -1,8 +1,8 @@
 # # Warm-up and the unigram plateau
 #
-# How does a deep Post-LN run fail? Not with a NaN, and not with a loss that climbs. It comes down like any
-# other, stops at a certain value, and stays there. This page says which value that is, and tries four
-# things that are said to help.
+# A deep Post-LN run that fails shows no NaN and no rising loss. Its loss falls like any other, stops at the
+# entropy of the byte frequencies, and stays there. This page reproduces the failure and tries four usual
+# remedies: three rescue the run, gradient clipping does not.
 
 import math
 
@@ -16,11 +16,11 @@ from normscope.train import RunConfig, TrialConfig, last_loss, trains
 torch.set_num_threads(1)
 steps = 300
 
-# ## The value
+# ## The value of the plateau
 #
-# The best that a model can do without looking at any other byte is to predict each by its frequency. Its
-# loss is then the entropy of these frequencies, the *unigram entropy*. If all tokens look alike to the head,
-# there is nothing better.
+# The best that a model can do without seeing any other byte is to predict each byte by its frequency. Its
+# loss is then the entropy of these frequencies, the *unigram entropy*. If all tokens look alike to the
+# head, no lower loss is possible.
 
 subject = RunConfig(model="nn:decoder,depth=1,width=8", seq_len=64, validation=0.0).subject()
 batches = subject.batches()
@@ -35,9 +35,9 @@ assert abs(entropy - estimate) < 0.1
 
 # ## Five runs
 #
-# Six blocks, width 32, AdamW at a rate of 3e-3, 300 steps on the source text of Python's own library. The
-# plain case is Post-LN with Xavier weights at full rate from the first step. The others change
-# one thing each.
+# Six blocks, width 32, AdamW at a learning rate of 3e-3, 300 steps on the source text of Python's own
+# library, one seed. The baseline is Post-LN with Xavier weights at the full learning rate from the first
+# step. The others change one thing each.
 
 POST = "nn:decoder,scheme=post,init=xavier,depth=6,width=32,heads=2"
 SMALL = "nn:decoder,scheme=post,init=normal,depth=6,width=32,heads=2"
@@ -56,7 +56,7 @@ RUNS = {
     "gradients clipped at 1": config(clip=1.0),
 }
 
-# Runs that differ in rate, warm-up and seed alone are trained together, as one stack.
+# Runs that differ only in learning rate, warm-up and seed are trained together, as one stack.
 
 
 def train_all(configs):
@@ -76,9 +76,9 @@ for name, run in losses.items():
 saved = {name for name, run in losses.items() if trains(run, entropy)}
 assert saved == {"200 steps of warm-up", "weights N(0, 0.02²)", "output bias = log frequencies"}
 
-# ## What a failure looks like
+# ## A failed run
 #
-# No run has a loss that is not finite, and none ends far above the entropy. The failing ones sit on it.
+# All losses are finite, and no run ends far above the entropy. The failed runs end at it.
 
 plateaus = {name: run for name, run in losses.items() if name not in saved}
 assert all(math.isfinite(loss) for run in losses.values() for loss in run)
@@ -86,19 +86,19 @@ for name, run in plateaus.items():
     print(f"{name:30} {last_loss(run) - entropy:+.2f} nats from the entropy")
     assert abs(last_loss(run) - entropy) < 0.2
 
-# That is why it is overlooked: such a curve begins like any other, and a run that is watched for NaN alone
-# passes.
+# This is why the failure is easy to miss. Such a curve begins like any other, and a monitor that only looks
+# for NaN raises no alarm.
 #
 # ## Why clipping does not help
 #
-# Clipping shortens long gradients. But AdamW divides each gradient by its own running size, so a factor that
-# is the same in all steps changes nothing. What harms here is not a spike: it is that the first steps
-# of the optimiser have the full length, whatever the gradient. A warm-up shortens exactly these.
+# Clipping shortens long gradients. But AdamW divides each gradient by its own running size, so a factor
+# that is the same in all steps changes nothing. The cause of the failure is not a spike. The first steps of
+# the optimiser have the full length, whatever the gradient. A warm-up shortens exactly these steps.
 #
-# The other two rescues are of the start. Small weights make the branches nearly silent, so that the stream
-# is what the embedding said, and tokens differ. The output bias gives the head the frequencies as a present:
-# the loss starts near the entropy, and the first steps no longer go into learning them. (They go through
-# every layer otherwise, all pulling the tokens in one common direction.)
+# The other two rescues change the start. Small weights make the branches add little, so the stream is still
+# the embedding, and tokens differ. The output bias gives the head the frequencies from the start: the loss
+# begins near the entropy, and the first steps are not spent on learning them. (Otherwise these steps change
+# every layer, and all pull the tokens in one common direction.)
 
 first = {name: run[0] for name, run in losses.items()}
 print(
@@ -120,5 +120,5 @@ axes.set(title="five Post-LN runs", xlabel="step", ylabel="loss, nats", ylim=(2.
 axes.legend(frameon=False, fontsize=8, ncols=2)
 plt.savefig("05_warmup_and_the_unigram_plateau.png", dpi=80)  # Two curves end on a line, three go below
 
-# What to take along: know the unigram entropy of your data before you start. A loss that rests within a tenth
-# of a nat of it, after a few hundred steps, is a model that has stopped telling tokens apart.
+# The lesson: compute the unigram entropy of your data before you start. If the loss stays within a tenth of
+# a nat of it after a few hundred steps, the model no longer distinguishes tokens.

@@ -1,8 +1,9 @@
 # # 1000 layers without underflow
 #
-# What does a stack of 1000 layers do to a gradient? Multiply 1000 Jacobians and look at the singular values:
-# that is one line of code, and its answer is wrong. This page shows how it goes wrong, first quietly and
-# then with zeros, and how to get the logarithms of the singular values without ever forming the product.
+# To see what a stack of 1000 layers does to a gradient, one would multiply 1000 Jacobians and compute the
+# singular values. This takes one line of code, and its result is wrong. This page shows how it fails, first
+# with round-off and then with zeros. It then computes the logarithms of the singular values without ever
+# forming the product.
 
 import math
 
@@ -17,8 +18,8 @@ d, L = 8, 1000
 
 # ## A product whose answer is known
 #
-# Take factors with independent entries N(0, 1/d). Each keeps the length of a vector on average, so there is
-# nothing wild about them. For such a product theory gives the growth a layer of each singular value, in the
+# Take factors with independent entries N(0, 1/d). Each keeps the length of a vector on average, so the
+# factors are harmless. For such a product, theory gives the growth per layer of each singular value in the
 # limit of many layers (Newman 1986): λᵢ = ½(ψ((d − i + 1)/2) + log(2/d)).
 
 factors = torch.randn(L, d, d, dtype=torch.float64) / d**0.5
@@ -42,17 +43,17 @@ def careful(layers):
 
 # ## A depth where both work
 #
-# After ten layers both say the same.
+# After ten layers both give the same result.
 
 for name, way in (("plain", plain), ("careful", careful)):
     print(f"{name:8} {' '.join(f'{x:7.2f}' for x in way(factors[:10]))}")
 assert torch.allclose(plain(factors[:10]), careful(factors[:10]), atol=1e-6)
 
-# ## Wrong, and nothing is said
+# ## Wrong without a warning
 #
-# After a hundred layers the largest values still agree. The small ones do not: in float64 a matrix holds
-# numbers down to about 1e-16 of its largest one, and what is smaller is round-off. The plain product
-# reports that round-off as singular values, without a warning.
+# After a hundred layers the largest values still agree. The small ones do not. In float64 a matrix holds
+# numbers down to about 1e-16 of its largest one; anything smaller is round-off. The plain product reports
+# that round-off as singular values, without a warning.
 
 depth = 100
 wrong, right = plain(factors[:depth]), careful(factors[:depth])
@@ -67,9 +68,9 @@ assert wrong[-1] > floor - 15  # where the plain product has it
 
 # ## Zeros
 #
-# Now let each layer shrink by another factor of 3. After a thousand of them the entries themselves leave the
-# range of float64, which ends at e⁻⁷⁴⁵. All singular values are zero, their logarithms −∞. In float32 it
-# ends at e⁻¹⁰³.
+# Now let each layer shrink by another factor of 3. After a thousand layers the entries themselves leave the
+# range of float64, which ends at e⁻⁷⁴⁵. All singular values are zero, and their logarithms −∞. In float32
+# the range ends at e⁻¹⁰³.
 
 shrinking = factors / 3
 zeros = plain(shrinking)
@@ -80,16 +81,16 @@ assert torch.isinf(zeros).all()
 assert torch.isfinite(values).all()
 assert torch.allclose(values, careful(factors) - L * math.log(3))
 
-# ## How it is done
+# ## The method
 #
-# Keep the product as Q · D · T: Q orthogonal, D diagonal with its exponents kept apart as integers, T well
-# conditioned. A new layer multiplies Q, whose entries are of size 1, and the columns are sorted by size; a QR
-# decomposition gives the new Q and a triangle whose row sizes go into D. Scales are only ever added as
-# exponents, so nothing leaves the range, and a small singular value is never added to a large one. At the
-# end the singular values are read off D · T one scale at a time.
+# Keep the product as Q · D · T: Q is orthogonal, D is diagonal with its exponents stored separately as
+# integers, T is well conditioned. A new layer multiplies Q, whose entries are of size 1, and the columns
+# are sorted by size. A QR decomposition gives the new Q and a triangle whose row sizes go into D. Scales
+# are only ever added as exponents, so nothing leaves the range, and a small singular value is never added
+# to a large one. At the end the singular values are computed from D · T, one scale at a time.
 #
-# The averages of the logarithms on the diagonals of such triangles are the **Lyapunov exponents**. They
-# are cheaper, and here they meet the theory.
+# The averages of the logarithms on the diagonals of these triangles are the **Lyapunov exponents**. They
+# are cheaper, and here they agree with the theory.
 
 measured = lyapunov_exponents(factors)
 per_layer = careful(factors) / L
@@ -99,8 +100,8 @@ for i in range(d):
 assert ((measured.values - theory).abs() < 2 * measured.error + 0.01).all()
 assert (per_layer - theory).abs().max() < 0.1
 
-# They are averages for long stacks, not singular values: a shear [[1, 100], [0, 1]] has exponents 0 and yet
-# stretches a vector a hundredfold.
+# They are averages for long stacks, not singular values. For example, a shear [[1, 100], [0, 1]] has
+# exponents 0 and still stretches a vector a hundredfold.
 
 shear = torch.tensor([[1.0, 100.0], [0.0, 1.0]], dtype=torch.float64)[None]
 print(f"shear: exponent {lyapunov_exponents(shear).values[0]:.1f}, log σ {careful(shear)[0]:.2f}")
@@ -109,9 +110,9 @@ assert abs(careful(shear)[0] - math.log(100)) < 1e-3
 
 # ## A Post-LN stack
 #
-# Now layers as a Post-LN stack has them, for one token and a linear branch: J = J_LN(z) (I + W). Each norm
-# has a kernel of two directions, so two singular values are zero from the first layer on, at any depth: that
-# is log σ = −∞, and it is exact. The plain product has numbers there.
+# Now take layers as in a Post-LN stack, for one token and a linear branch: J = J_LN(z) (I + W). Each norm
+# has a kernel of two directions. So two singular values are zero from the first layer on, at any depth: log
+# σ = −∞, and this is exact. The plain product has numbers there.
 
 z = torch.randn(L, d, dtype=torch.float64) * 2**0.5
 branch = torch.randn(L, d, d, dtype=torch.float64) / d**0.5
@@ -125,9 +126,9 @@ assert torch.isfinite(post[:-2]).all()
 
 # ## The picture
 #
-# Left: what the plain product makes of the Gaussian stack. It follows the true lines down to the round-off
-# of the largest value (dotted), and from there on shows noise. Right: the careful way, with the theory in
-# grey.
+# Left: the plain product of the Gaussian stack. It follows the true lines down to the round-off of the
+# largest value (dotted), and below that it shows noise. Right: the product in logarithms, with the theory
+# in grey.
 
 depths = list(range(5, 201, 5))
 plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9})
@@ -146,5 +147,5 @@ for ax, way, name in zip(axes, (plain, careful), ("the plain product", "the care
 axes[0].set_ylabel("log σ")
 plt.savefig("06_thousand_layers_without_underflow.png", dpi=85)  # Lines that stop falling; lines that do not
 
-# What to take along: a singular value of a deep product needs its own exponent. Where a tool reports the
-# rank or the condition number of a deep stack, ask whether it formed the product.
+# The lesson: a singular value of a deep product needs its own exponent. If a tool reports the rank or the
+# condition number of a deep stack, check whether it formed the product.

@@ -1,12 +1,12 @@
-"""Makes the page of a tutorial out of its script: prose, code, what the code prints, pictures.
+"""Make the page of a tutorial from its script: prose, code, printed output and pictures.
 
     python docs/tutorials/render.py 01_null_space_of_layernorm [FOLDER]
 
-runs the script in FOLDER (default: beside it) and writes the page and its pictures there.
+runs the script in FOLDER (default: its own folder) and writes the page and its pictures there.
 
 A script is plain Python. A run of comment lines with an empty line before and after it is prose, in Markdown;
-everything else is code. `plt.savefig("NAME.png")  # WORDS` puts the picture into the page, with WORDS for
-those who do not see it.
+everything else is code. `plt.savefig("NAME.png")  # WORDS` puts the picture into the page, with WORDS as its
+description.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ def pieces(script: str) -> list[Piece]:
 def page(script: str, name: str) -> str:
     """Run the script here, piece by piece, and write it as Markdown."""
     names: dict[str, object] = {"__name__": "__main__"}
-    version = ".".join(map(str, sys.version_info[:2]))  # whose library is the text that models train on
+    version = ".".join(map(str, sys.version_info[:2]))  # models train on the source of its library
     parts = [f"<!-- made by render.py from {name}.py, with Python {version} -->"]
     for piece in pieces(script):
         if not piece.is_code:
