@@ -143,7 +143,7 @@ def cell(row: Measurement | None) -> Cell:
 
 
 def _how(row: Measurement) -> str:
-    """How a figure was got, or why there is none; one note says what the budget left out."""
+    """Method of measurement, or the reason why there is no figure; one note lists what the budget left out."""
     return "left out by the budget" if over_budget(row) else row.how
 
 
