@@ -143,7 +143,7 @@ def cell(row: Measurement | None) -> Cell:
 
 
 def _how(row: Measurement) -> str:
-    """Method of measurement, or the reason why there is no figure; one note lists what the budget left out."""
+    """Method of measurement, or the reason why there is no figure; one note lists all over budget."""
     return "left out by the budget" if over_budget(row) else row.how
 
 
