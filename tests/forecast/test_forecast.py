@@ -1,4 +1,4 @@
-"""The forecast: each outcome on a case of seconds, its figures by hand, and what it leaves alone."""
+"""Tests of the forecast: each outcome on a small model, its figures by hand, and the state it restores."""
 
 import itertools
 import math
@@ -45,7 +45,7 @@ def norm_output(module: str) -> Site:
 
 
 def anatomy_of(model: Tiny) -> Anatomy:
-    """As the reading says it, written by hand: the forecast is tested without the reader."""
+    """The anatomy of `Tiny`, written by hand so that the forecast is tested without the reader."""
     layers = [f"encoder.layers.{i}" for i in range(len(model.encoder.layers))]
     exits = [norm_output(f"{layer}.norm2") for layer in layers]
     blocks = tuple(Block(layer, 0, (), end, end) for layer, end in zip(layers, exits, strict=True))
@@ -57,7 +57,7 @@ def next_token(output: Tensor, batch: Tensor) -> Tensor:
 
 
 def counting_batches(seed: int = 0):
-    """Each token is the one before it plus one: easy, once tokens are told apart."""
+    """Each token is the one before it plus one: easy once the model distinguishes tokens."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         start = torch.randint(VOCABULARY, (SEQUENCES, 1), generator=generator)
@@ -92,7 +92,7 @@ def test_a_shallow_model_trains() -> None:
 
 
 class Merged(Tiny):
-    """Tokens lose 6 digits of what parts them before the first block, and can never win them back."""
+    """Token differences lose 6 digits before the first block and cannot recover."""
 
     def forward(self, ids_BT: Tensor) -> Tensor:
         self.embedding.weight.data.sub_(self.embedding.weight.data.mean(0)).mul_(0).add_(1.0)
@@ -314,7 +314,7 @@ def test_a_trial_in_doubt_goes_on_once(monkeypatch: pytest.MonkeyPatch, in_doubt
 
 
 class Floats(Tiny):
-    """The same on vectors (B, T, d) instead of token ids."""
+    """`Tiny` on vectors (B, T, d) instead of token ids."""
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return self.encoder(x_BTD)
@@ -334,7 +334,7 @@ def test_a_warmup_longer_than_the_trial_is_tried_without_it_first() -> None:
     assert (said.outcome, said.warmup) == ("trains", 100)
     hot = forecast(subject_of(model), anatomy_of(model), TrialConfig(optimizer="sgd", lr=1e4, warmup=100))
     assert hot.outcome == "diverges"
-    assert hot.reason.startswith("with a ramp over 10 steps as without one")
+    assert hot.reason.startswith("with a warm-up over 10 steps as without one")
 
 
 def test_failing_without_a_warmup_only_is_needs_warmup(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The forecast's benchmark: its figures by hand, and a held-out grid that is held out."""
+"""Tests of the forecast's benchmark: its figures by hand, and no held-out run among those of the rule."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A ladder of rates: the same as forecasts one by one, its edge and its warm-up, and what it leaves alone."""
+"""Tests of a ladder of learning rates against single forecasts: largest rate, warm-up, restored state."""
 
 import importlib
 import math
@@ -111,7 +111,7 @@ def test_rungs_of_a_model_in_eval_mode_train_with_dropout(monkeypatch: pytest.Mo
 
 
 def _said(outcomes: dict[float, str], rescued_by: int | None = None):
-    """A stand-in for trials: what comes of each rate, and of any ramp."""
+    """A replacement for trials that gives each learning rate, and any warm-up, a set outcome."""
 
     def try_all(self, configs) -> None:
         for config in configs:
@@ -150,7 +150,7 @@ def test_a_slow_rate_wants_no_warmup(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rung_of(lr: float, *losses: float, outcome: str = "trains", step: int = 10) -> Forecast:
-    """A rung with a mean loss after each 10 steps."""
+    """A rung with a mean loss after every 10 steps."""
     looks = [ForecastStep(0, None, 5.6, {"x": 0.5})]
     for i, loss in enumerate(losses, start=1):
         looks.append(ForecastStep(step * i, loss, loss, {"x": 0.5}, 0.9, alignment=0.1, recent_loss=loss))
@@ -239,7 +239,7 @@ def test_without_a_loss_or_steps_nothing_is_measured() -> None:
     ladder = forecast_ladder(subject_of(model, None), anatomy_of(model), TrialConfig(), [1e-3, 1e-2])
     assert [rung.outcome for rung in ladder.rungs] == ["not measured"] * 2
     assert (ladder.largest_rate, ladder.warmup_steps) == (None, None)
-    assert laddered(model, steps=0).rungs[0].reason == "no steps were asked for"
+    assert laddered(model, steps=0).rungs[0].reason == "no steps were requested"
 
 
 @pytest.mark.parametrize("stacked", [True, False])

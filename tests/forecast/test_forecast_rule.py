@@ -1,4 +1,4 @@
-"""The rule that decides a forecast: measured states, made-up curves, thresholds from both sides."""
+"""Tests of the rule that decides a forecast: measured states, synthetic curves, both sides of thresholds."""
 
 import math
 import random
@@ -20,7 +20,7 @@ def curve(diversity: float, coherence: float, aligned: float) -> list[ForecastSt
     [
         (1.1e-7, 0.02, 0.009, "collapses"),  # nn.TransformerEncoder, 12 layers, d 256, Adam 3e-4: measured
         (1.1e-14, 0.04, 0.000, "collapses"),  # the same at 1e-3
-        (1.1e-14, 0.90, 0.100, "collapses"),  # beyond float32: nothing is left to agree on
+        (1.1e-14, 0.90, 0.100, "collapses"),  # below float32's resolution: the agreement means nothing
         (9.3e-5, 0.10, 0.016, "trains"),  # the same at 1e-4
         (5.0e-5, 0.38, 0.092, "trains"),  # GPT-2 124M at 3e-4
         (4.3e-5, 0.56, 0.051, "trains"),  # OPT, 12 layers, d 128, Post-LN, 3e-4
@@ -91,7 +91,7 @@ def test_a_second_measurement_settles_a_doubt() -> None:
 
 
 def paced(*excesses: float, steps: int = 40, entropy: float = 3.0) -> list[ForecastStep]:
-    """A healthy run's curve whose loss is so far over the entropy at the start, half way and at the end."""
+    """A healthy run's curve; `excesses` are its loss over the entropy at the start, half way and the end."""
     first, half, last = (entropy + excess for excess in excesses)
     return [
         ForecastStep(0, None, first, {"x": 0.5}),

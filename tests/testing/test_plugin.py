@@ -79,7 +79,7 @@ def test_an_error_fails_in_both_ways() -> None:
 
 
 def test_no_trial_is_a_warning() -> None:
-    with pytest.raises(AssertionError, match="no training step was tried: no steps were asked for"):
+    with pytest.raises(AssertionError, match="no training step was tried: no steps were requested"):
         assert_healthy(GOOD, steps=0)
     assert assert_healthy(GOOD, steps=0, fail_on="error").verdict == "no trial"
     with pytest.raises(AssertionError, match="TransformerEncoder: no trial\n  no training step was tried: "):

@@ -147,7 +147,7 @@ class Branch:
         return at_call(self.path, self.call)
 
     def to_dict(self) -> dict[str, Any]:
-        """The branch as the report's JSON has it."""
+        """The branch as plain data, for the report\'s JSON."""
         keys = ("kind", "placement", "norm", "path", "join", "stream_scale", "branch_scale", "scheme")
         return {key: getattr(self, key) for key in keys}
 
@@ -172,7 +172,7 @@ class Block:
         return at_call(self.path, self.call)
 
     def to_dict(self) -> dict[str, Any]:
-        """The block as the report's JSON has it."""
+        """The block as plain data, for the report\'s JSON."""
         return {"path": self.path, "call": self.call, "branches": [b.to_dict() for b in self.branches]}
 
 
@@ -194,7 +194,7 @@ class LongSkip:
     skip_scale: Scale
 
     def to_dict(self) -> dict[str, Any]:
-        """The long skip as the report's JSON has it."""
+        """The long skip as plain data, for the report\'s JSON."""
         return {"into": self.into, "stream_scale": self.stream_scale, "skip_scale": self.skip_scale}
 
 
@@ -222,7 +222,7 @@ class Stack:
         return tuple(branch for block in self.blocks for branch in block.branches)
 
     def to_dict(self) -> dict[str, Any]:
-        """The stack as the report's JSON has it."""
+        """The stack as plain data, for the report\'s JSON."""
         return {
             "name": self.name,
             "blocks": [b.to_dict() for b in self.blocks],
@@ -262,7 +262,7 @@ class Anatomy:
         return bool(self.stacks) and all(stack.final_norm is not None for stack in self.stacks)
 
     def to_dict(self) -> dict[str, Any]:
-        """The reading as the report's JSON has it."""
+        """The reading as plain data, for the report\'s JSON."""
         return {
             "stacks": [stack.to_dict() for stack in self.stacks],
             "blocks": [block.to_dict() for block in self.blocks],

@@ -1,8 +1,8 @@
-"""Forecasting: the first real steps on a copy of the model, and what they say about the run.
+"""Forecasting: train a copy of the model for a few steps and predict the run from them.
 
 `one_rate` and `ladder` (several learning rates at once) train copies of the model. `watch` steps them and
 measures between steps; `evaluator` takes one measurement, in eval mode on a fixed batch: loss, token
-diversity, gradients. `rule` decides from the measurements; `record` holds the types that come out. The
+diversity, gradients. `rule` decides from the measurements; `record` holds the types of the results. The
 evidence is in docs/forecast.md.
 """
 

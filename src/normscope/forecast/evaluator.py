@@ -67,8 +67,8 @@ class Evaluator:
     def pull(self, batches: Sequence[Batch]) -> tuple[float | None, float | None]:
         """Coherence and alignment over `batches`, see `TokenPull`.
 
-        None each where there is nothing to compare: no stack, no gradient, a gradient that is exactly zero. A
-        repeated batch is compared half its sequences against the other half; one sequence has no coherence.
+        Each is None without a stack, without a gradient, or with a gradient that is exactly zero. Of a
+        repeated batch, one half of the sequences is compared with the other; one sequence has no coherence.
         """
         if len(batches) == 1 or same(batches[0], batches[1]):
             pulls = self.pulls(batches[0], halves=True)
@@ -82,9 +82,9 @@ class Evaluator:
         return _finite_mean(cosines), _finite_mean([pull.alignment for pull in pulls])
 
     def pulls(self, batch: Batch, *, halves: bool = False) -> list["TokenPull"]:
-        """Pull of `batch`, or with `halves` of each half of its sequences, on the tokens' differences.
+        """Pull of `batch` on the tokens' differences; with `halves`, of each half of its sequences.
 
-        Empty where the loss does not reach the weights by way of the hidden state.
+        Empty where the loss does not reach the weights through the hidden state.
         """
         if not self.anatomy.stacks:
             return []
@@ -98,7 +98,7 @@ class Evaluator:
             if hidden is None or not hidden.requires_grad or not flat:
                 return []
             (pull,) = torch.autograd.grad(loss, hidden, retain_graph=True, allow_unused=True)
-            if pull is None:  # the loss runs the model again by itself
+            if pull is None:  # the loss runs the model itself, not on this hidden state
                 return []
             states = self._sequences(hidden.detach(), found, stack)
             parts = self._split(pull, found, stack) if halves else [pull]
@@ -120,14 +120,14 @@ class Evaluator:
 class TokenPull:
     """Pull of the loss on a model beyond the unigram frequencies.
 
-    With G = dLoss/dH at the last hidden state H and ḡ its mean over the tokens that have a gradient, ḡ
-    teaches the frequencies, whatever the tokens are; G − ḡ is what parts tokens.
+    Let G = dLoss/dH at the last hidden state H, and ḡ its mean over the tokens that have a gradient. ḡ
+    teaches the frequencies, whatever the tokens are; G − ḡ separates tokens.
 
     Attributes:
-        gradients: by block and weight of the lower half of the last stack, G − ḡ pulled back. *Coherence* is
-            the cosine of these between batches, mean over blocks: near 0 where token differences reach the
-            lower blocks as batch noise only.
-        alignment: −⟨G, H − h̄⟩ / (‖G‖·‖H − h̄‖), the share of the pull along the token differences of now.
+        gradients: G − ḡ pulled back to the weights of the last stack's lower half, by block and weight.
+            *Coherence* is their cosine between batches, mean over blocks: near 0 where token differences
+            reach the lower blocks as batch noise only.
+        alignment: −⟨G, H − h̄⟩ / (‖G‖·‖H − h̄‖), the share of the pull along the current token differences.
     """
 
     gradients: list[list[Tensor]]

@@ -1,4 +1,4 @@
-"""The forecast over a ladder of learning rates: which of them train, and whether a warm-up helps."""
+"""Forecast over a ladder of learning rates: which of them train, and whether a warm-up helps."""
 
 import dataclasses
 import functools
@@ -15,14 +15,14 @@ from normscope.forecast.watch import RECENT, Progress, train_copies
 from normscope.subjects import Subject, untouched
 from normscope.train import TrialConfig, in_flushed_thread
 
-LADDER_STEPS = 36  # steps of a rung, at least: a pace over 10 of 20 steps is less sure
-RAMPS = (0.5, 1.0)  # warm-ups that are tried where the wanted rate fails, in lengths of the trial
+LADDER_STEPS = 36  # fewest steps of a rung: a pace over 10 of 20 steps is less certain
+RAMPS = (0.5, 1.0)  # warm-ups tried where the wanted learning rate fails, in lengths of the trial
 
 MOST_PARAMETERS = 20_000_000
-"""Limit of all replicas of a stack together: stacking pays in small models; a weight takes 16 bytes each."""
+"""Most parameters of all stacked replicas: stacking pays for small models; a weight takes 16 bytes each."""
 
-FAR = 250.0  # steps to look ahead; a larger learning rate gets a little less far than rate × steps says
-FIRST = 15.0  # step before which a loss tells only of the first steps
+FAR = 250.0  # steps to look ahead; a larger learning rate gets a little less far than rate × steps predicts
+FIRST = 15.0  # step before which the loss still depends on the first steps
 
 
 def forecast_ladder(
@@ -34,16 +34,15 @@ def forecast_ladder(
 ) -> LadderForecast:
     """Forecast `config` at each of `rates`, and whether its own learning rate, `config.lr`, needs a warm-up.
 
-    The rungs are stepped together where they can be stacked and are small, each for `config.steps` steps, at
-    least `LADDER_STEPS`; one that is lost stops earlier. The forecast with the larger `score` trains more
-    surely.
+    Each rung takes `config.steps` steps, at least `LADDER_STEPS`; a rung that fails stops earlier. Rungs that
+    are small and can be stacked are stepped together. A larger `score` means a more certain success.
 
     Args:
         rates: learning rates in any order; each is tried once.
         progress: called as `progress(step, steps)` over the steps of the whole ladder.
 
     Raises:
-        UsageError: no learning rate, or one that is not a positive number; this torch has no Muon.
+        UsageError: a missing or non-positive learning rate; Muon without support in this torch.
         LadderInterrupted: Ctrl-C; its `.ladder` holds the rungs that were tried.
     """
     longer = dataclasses.replace(config, steps=max(config.steps, LADDER_STEPS) if config.steps else 0)
@@ -55,7 +54,7 @@ def forecast_ladder(
         words, steps = ladder.warmup(longer)
     except KeyboardInterrupt as stop:
         tried = sum(rung.outcome != "not measured" for rung in ladder.rungs)
-        words = f"not tried: interrupted after {tried} of {len(configs)} rates"
+        words = f"not tried: interrupted after {tried} of {len(configs)} learning rates"
         raise LadderInterrupted(ladder.result(words, None)) from stop
     return ladder.result(words, steps)
 
@@ -93,16 +92,17 @@ class _Ladder:
                 self.rungs.append(forecast(self.subject, self.anatomy, config, told))
 
     def replicas(self, configs: Sequence[TrialConfig]) -> int:
-        """Number of rungs stepped together; one where a warm-up has to be tried both ways."""
+        """Number of rungs stepped together; one where each has to be tried with and without warm-up."""
         if why_not_tried(self.subject, configs[0]) or any(c.warmup > c.steps for c in configs):
             return 1
         numbers = sum(p.numel() for p in self.subject.model.parameters())
         return max(1, min(len(configs), MOST_PARAMETERS // numbers))
 
     def stacked(self, configs: Sequence[TrialConfig], progress: Progress) -> bool:
-        """Whether forecasts of `configs` could be made side by side.
+        """Whether forecasts of `configs` could be made together.
 
-        A model that cannot be copied, or a copy that does not learn, is left to `forecast`, which says why.
+        A model that cannot be copied, or whose copy does not learn, is left to `forecast`, which gives the
+        reason.
         """
         curves: list[list[ForecastStep]] = [[] for _ in configs]
         decisions: Sequence[Decision] | None = None
@@ -124,7 +124,7 @@ class _Ladder:
         return decisions is not None
 
     def warmup(self, config: TrialConfig) -> tuple[str, int | None]:
-        """Whether `config.lr` needs a warm-up: in words and in steps."""
+        """Result on whether `config.lr` needs a warm-up, as a sentence and in steps."""
         known = [rung for rung in self.rungs if rung.lr == config.lr and rung.warmup == 0]
         bare = dataclasses.replace(config, warmup=0)
         without = known[0] if known else forecast(self.subject, self.anatomy, bare)
@@ -140,11 +140,11 @@ class _Ladder:
             if rung.trains:
                 return f"{rung.warmup} steps: without one, {without.reason}", rung.warmup
         lengths = " or ".join(map(str, ramps))
-        return f"does not help: with a ramp over {lengths} steps the run fails as without", None
+        return f"does not help: the run fails with a warm-up over {lengths} steps too", None
 
 
 def _compared(rung: Forecast, rungs: Sequence[Forecast]) -> Forecast:
-    """The forecast of a rung that is well, judged again with the pace of larger learning rates."""
+    """The forecast of a healthy rung, judged again with the pace of larger learning rates."""
     found = ahead(rung, rungs)
     if rung.outcome not in ("trains", "slow") or found is None:
         return rung
@@ -153,11 +153,11 @@ def _compared(rung: Forecast, rungs: Sequence[Forecast]) -> Forecast:
 
 
 def ahead(rung: Forecast, rungs: Sequence[Forecast]) -> float | None:
-    """Loss of `rung` at the end of a run, as larger learning rates tell it; None where they do not.
+    """Loss that larger learning rates predict for `rung` at the end of a run; None where they do not.
 
-    While a model is well, learning rate × steps says how far it is: at 10 times the rate, step 25 stands for
-    step 250. Takes the smallest rate that has gone far enough, and its loss there, between the mean losses
-    measured. A loss over the rung's own is that of a rate too large to tell.
+    In a healthy run, progress is learning rate × steps: at 10 times the learning rate, step 25 corresponds to
+    step 250. The prediction is the interpolated mean loss at that step, at the smallest learning rate that
+    has reached it. A loss above the rung's own means that this learning rate is too large to predict from.
     """
     own = rung.curve[-1].recent_loss if rung.curve else None
     for other in sorted(rungs, key=lambda each: each.lr):
@@ -171,7 +171,7 @@ def ahead(rung: Forecast, rungs: Sequence[Forecast]) -> float | None:
 
 
 def _between(pairs: Sequence[tuple[float, float]], step: float) -> float | None:
-    """The loss at `step`, on straight lines between `pairs` of step and loss."""
+    """The loss at `step`, interpolated linearly between `pairs` of step and loss."""
     for (start, before), (end, after) in itertools.pairwise(pairs):
         if start <= step <= end:
             return before + (after - before) * (step - start) / (end - start)

@@ -1,4 +1,4 @@
-"""The forecast at one learning rate: the first real steps on a copy of the model, watched and judged."""
+"""Forecast at one learning rate: train a copy of the model for the first steps, measure and judge them."""
 
 import dataclasses
 import functools
@@ -17,26 +17,26 @@ from normscope.subjects.memory import is_out_of_memory
 from normscope.train import TrialConfig, in_flushed_thread
 
 NO_LOSS = "no loss function is known for this model; give one, as loss_fn or from the factory"
-NO_PULL = "the trial did not come to its end, the batches are not tokens, or there is nothing to compare"
-NO_UPDATE = "the trial took no whole step, or the model has no weight matrices"
+NO_PULL = "the trial stopped early, the batches are not tokens, or there are no gradients to compare"
+NO_UPDATE = "the trial completed no step, or the model has no weight matrices"
 
 
 def forecast(
     subject: Subject, anatomy: Anatomy, config: TrialConfig, progress: Progress | None = None
 ) -> Forecast:
-    """Train a copy for `config.steps` steps as the user would, and judge what is seen on the way.
+    """Train a copy for `config.steps` steps as the user would, and judge the measurements.
 
-    The trial runs in a thread that flushes denormals, on a copy, with the modes (dropout) the model comes in,
-    except that a model given in eval mode trains in train mode. Where the warm-up is longer than the trial,
-    the full rate is tried without it, and if that fails a ramp over half the trial: failing only the first is
-    "needs-warmup".
+    The trial runs in a thread that flushes denormals, on a copy in the model's own modes (dropout); a model
+    given in eval mode trains in train mode. Where the warm-up is longer than the trial, the full learning
+    rate is tried without it. If that fails, a warm-up over half the trial is tried; if only the first fails,
+    the outcome is "needs-warmup".
 
     Args:
         progress: called as `progress(step, steps)` before each step and at the end.
 
     Raises:
-        ForecastInterrupted: Ctrl-C; its `.forecast` holds what was seen.
-        UsageError: this torch has no Muon.
+        ForecastInterrupted: Ctrl-C; its `.forecast` holds the measurements until then.
+        UsageError: Muon without support in this torch.
     """
     run = _Run(subject, anatomy, config, progress or (lambda step, steps: None))
     if reason := why_not_tried(subject, config):
@@ -55,7 +55,7 @@ def forecast(
 
 @dataclass
 class _Run:
-    """One forecast on its way."""
+    """One forecast while it runs."""
 
     subject: Subject
     anatomy: Anatomy
@@ -71,16 +71,17 @@ class _Run:
         ramp = max(1, self.config.steps // 2)
         rescued = self.attempt(ramp)
         if rescued.failed:
-            said = f"with a ramp over {ramp} steps as without one, {rescued.reason}"
+            said = f"with a warm-up over {ramp} steps as without one, {rescued.reason}"
             return self.result(dataclasses.replace(rescued, reason=said))
         said = (
-            f"at the full rate from the first step, {decision.reason}; with a ramp over {ramp} steps, "
+            f"at the full learning rate from the first step, {decision.reason}; "
+            f"with a warm-up over {ramp} steps, "
             f"{rescued.reason}"
         )
         return self.result(Decision("needs-warmup", said, score=rescued.score))
 
     def attempt(self, warmup: int) -> Decision:
-        """Train once, from the start, with this warm-up; in the original where a copy does not learn."""
+        """Train once from the start with this warm-up; in the original where a copy does not learn."""
         configs = [dataclasses.replace(self.config, warmup=warmup)]
         train = functools.partial(
             train_copies, self.subject, self.anatomy, configs, [self.curve], self.progress
@@ -121,14 +122,14 @@ def why_not_tried(subject: Subject, config: TrialConfig) -> str | None:
     if subject.loss_fn is None:
         return NO_LOSS
     if config.steps == 0:
-        return "no steps were asked for"
+        return "no steps were requested"
     if not any(p.requires_grad for p in subject.model.parameters()):
         return "no parameter of the model requires a gradient"
     return None
 
 
 def can_be_told(error: Exception) -> bool:
-    """Whether the error means that the model cannot be trained as it is; lack of memory does not."""
+    """Whether the error means that the model cannot be trained as it is; out of memory does not."""
     kinds = (RuntimeError, ValueError, TypeError, LookupError, AttributeError)
     return isinstance(error, kinds) and not isinstance(error, UsageError) and not is_out_of_memory(error)
 
@@ -139,7 +140,7 @@ def interrupted(curve: Sequence[ForecastStep], config: TrialConfig) -> str:
 
 
 def forecast_measurements(forecast: Forecast) -> list[Measurement]:
-    """The forecast as rows of the table: one figure a measurement, in the order of the steps."""
+    """The forecast as rows of the table, in the order of the steps."""
     if not forecast.curve:
         return [not_measured("forecast/loss", "", forecast.reason, "nats")]
     curve = forecast.curve

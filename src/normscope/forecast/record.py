@@ -1,4 +1,4 @@
-"""Forecast of a run from a few real steps: the types."""
+"""Types of a forecast of a run from a few training steps."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -17,9 +17,10 @@ class ForecastStep:
         train_loss: loss of the training batch of this step, dropout on; None at step 0.
         loss: loss of the fixed batch.
         diversity: token diversity of the last hidden state by stack name.
-        coherence: cosine between batches of the gradients of the lower blocks, of the loss's pull on each
-            token beyond their mean (see `evaluator.TokenPull`), where taken.
-        alignment: share of that pull along the token differences that there are, −1..1, where taken.
+        coherence: cosine between batches of the lower blocks' gradients of the loss's pull on each token
+            beyond their mean (see `evaluator.TokenPull`); None where it was not measured.
+        alignment: share of that pull along the current token differences, −1..1; None where it was not
+            measured.
         update_ratio: median over weight matrices of RMS(update)/RMS(weight) of the last step.
         gradients: gradient norm by block site, of the last step.
         recent_loss: mean loss of the last 10 training batches, or fewer; None at step 0.
@@ -45,11 +46,11 @@ class Forecast:
     Attributes:
         outcome: the judgement; "not measured" comes with its reason.
         reason: one sentence with the figures it rests on.
-        optimizer, lr, warmup, steps: of the run and the trial, as given.
+        optimizer, lr, warmup, steps: settings of the run and the trial, as given.
         unigram_entropy: nats per token of the whole text, None where the targets are not tokens.
         curve: the measurements (of the last attempt, where a warm-up was tried too).
-        score: margin by which it trains: over 0 where it does, the larger the surer; None where nothing can
-            be said. Ranks forecasts of one text against each other, as changes to one model.
+        score: margin by which it trains: above 0 where it does, larger is more certain; None where it is
+            unknown. Compare scores only between forecasts on the same text, as for changes to one model.
     """
 
     outcome: Outcome
@@ -73,7 +74,7 @@ class Forecast:
         return self.outcome in ("collapses", "plateau", "diverges")
 
     def to_dict(self) -> dict[str, Any]:
-        """As the report's JSON has it."""
+        """The fields as plain data, for the report's JSON."""
         keys = ("outcome", "reason", "optimizer", "lr", "warmup", "steps", "unigram_entropy", "score")
         return {key: getattr(self, key) for key in keys} | {"curve": [vars(step) for step in self.curve]}
 
@@ -88,13 +89,13 @@ class ForecastInterrupted(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class LadderForecast:
-    """One model over a ladder of learning rates.
+    """Forecasts of one model over a ladder of learning rates.
 
     Attributes:
-        rungs: a forecast a learning rate, ascending; until an interrupt.
+        rungs: one forecast per learning rate, ascending; up to an interrupt.
         largest_rate: the largest learning rate that trains; None where none does.
-        warmup: whether the wanted learning rate needs a warm-up and how long, in words.
-        warmup_steps: 0 where it needs none, None where none was found that helps or nothing was tried.
+        warmup: sentence on whether the wanted learning rate needs a warm-up, and of how many steps.
+        warmup_steps: 0 where no warm-up is needed, None where none helped or none was tried.
     """
 
     rungs: tuple[Forecast, ...]
@@ -103,7 +104,7 @@ class LadderForecast:
     warmup_steps: int | None
 
     def to_dict(self) -> dict[str, Any]:
-        """As the report's JSON has it."""
+        """The fields as plain data, for the report's JSON."""
         words = {"largest_rate": self.largest_rate, "warmup": self.warmup, "warmup_steps": self.warmup_steps}
         return {"rungs": [rung.to_dict() for rung in self.rungs], **words}
 

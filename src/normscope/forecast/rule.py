@@ -1,8 +1,9 @@
 """The decision rule of the forecast, with its thresholds: from a trial's curve to its outcome.
 
-A run trains if it keeps three margins: *pace*, the loss falls towards the unigram entropy fast enough for 300
-steps; *life*, tokens still differ at the stack's output; *pull*, batches agree on parting them further. The
-smallest is its score. See docs/forecast.md for the runs that the thresholds were set on and for others.
+A run trains if three margins are above zero. *Pace*: the loss falls towards the unigram entropy fast enough
+for 300 steps. *Life*: tokens still differ at the stack's output. *Pull*: batches agree on separating them
+further. The smallest margin is the score. docs/forecast.md names the runs that set the thresholds, and those
+that tested them.
 """
 
 import math
@@ -11,32 +12,32 @@ from dataclasses import dataclass
 
 from normscope.forecast.record import ForecastStep, Outcome
 
-EXTENSION = 5  # steps that an undecided trial goes on for, once
-WORSE = 1.5  # times the first loss: the run is going the wrong way
-BLOWN_UP = 10.0  # the same for batches that are not tokens: random labels make a loss rise by themselves
-FEW = 10  # steps under which no run is said to train: the rule was set on measurements after 20 and 40
+EXTENSION = 5  # further steps of an undecided trial, once
+WORSE = 1.5  # loss over the first loss from which the run diverges
+BLOWN_UP = 10.0  # the same for batches that are not tokens: random labels alone make a loss rise
+FEW = 10  # steps below which no run is called trained: the rule was set on measurements after 20 and 40
 LONG = 100  # steps after which a loss at the unigram entropy that has stopped falling is stuck
 LEARNT = 0.1  # nats under the unigram entropy: the model uses its context
-TIME_CONSTANT = 80.0  # steps in which what the loss has over the unigram entropy must fall by a factor of e
-AGREEMENT = 0.3  # of that pace, that a pull of 1 makes up for: what agrees on parting tokens speeds up
-ARRIVED = 1 / 3  # of that excess left: pace tells no more
-NEAR = 0.28  # nats over the unigram entropy, from which a run goes on to get under it
-LEAD = 5.0  # of that pace, a nat that a run at a larger rate is nearer than that,
-MOST_LEAD = 0.5  # and no more: nearer says only that the frequencies are learnt
-BEGUN = 0.5  # nats of that excess at the start, under which there is no pace to be seen
-DEAD = 1e-10  # token diversity that no run came back from; float32 tells tokens apart to about 1e-14
-SUNK = 2e-6  # diversity under which one run of ours in 40 came back (from 7e-7)
-TRANSIENT = 20  # steps in which diversity may fall by decades; later, a fall goes on
-PARTED = 1e-3  # diversity over which tokens need no more parting
-FAINT = 1e-5  # diversity below which a run that does not part its tokens is said to have collapsed
-ALIGNED = 3.0  # what alignment weighs against coherence: the one is small where the other is not
-ENOUGH = 0.03  # pull, coherence + 3·alignment, that parts tokens further: noise has less
-DOUBT = 0.03  # within this of it the trial goes on
+TIME_CONSTANT = 80.0  # steps in which the loss's excess over the unigram entropy must fall by a factor of e
+AGREEMENT = 0.3  # pace that a pull of 1 makes up for: agreement on separating tokens speeds the run up
+ARRIVED = 1 / 3  # share of that excess below which pace is not informative
+NEAR = 0.28  # nats over the unigram entropy from which a run still gets under it
+LEAD = 5.0  # pace gained per nat that a run at a larger learning rate is below `NEAR`
+MOST_LEAD = 0.5  # largest such gain: a smaller loss only shows that the frequencies are learnt
+BEGUN = 0.5  # nats of that excess at the start below which pace cannot be measured
+DEAD = 1e-10  # token diversity from which no run recovered; float32 resolves about 1e-14
+SUNK = 2e-6  # diversity below which one run of ours in 40 recovered (from 7e-7)
+TRANSIENT = 20  # steps in which diversity may fall by decades; a later fall continues
+PARTED = 1e-3  # diversity above which tokens differ enough
+FAINT = 1e-5  # diversity below which a run that does not separate its tokens has collapsed
+ALIGNED = 3.0  # weight of alignment beside coherence: one is small where the other is not
+ENOUGH = 0.03  # pull, coherence + 3·alignment, that separates tokens further: noise has less
+DOUBT = 0.03  # distance from `ENOUGH` within which the trial continues
 
 
 @dataclass(frozen=True)
 class Decision:
-    """An outcome, the sentence that says why, whether a few more steps may settle a doubt, and the score."""
+    """An outcome, its reason as a sentence, whether a few more steps may decide it, and the score."""
 
     outcome: Outcome
     reason: str
@@ -62,11 +63,11 @@ def decide(
     Args:
         curve: the measurements, the first one before the first step.
         unigram_entropy: nats per token of the targets, None where that is unknown.
-        tokens: whether the model is fed token ids. Batches of anything else (noise with random labels, often)
-            need not agree on anything: then "trains" is not claimed, and only a dead end is a failure.
+        tokens: whether the model is fed token ids. Other batches (often noise with random labels) need not
+            agree on anything: then "trains" is never the outcome, and only a collapse is a failure.
         warmup: steps of linear warm-up in the trial.
-        ahead: loss of the same model at a larger learning rate, where it has gone as far as this run will in
-            300 steps, see `ladder.ahead`; None where it is unknown.
+        ahead: loss of the same model at a larger learning rate, at the progress that this run will have after
+            300 steps (see `ladder.ahead`); None where it is unknown.
     """
     first, last = curve[0], curve[-1]
     losses = [last.loss] if last.train_loss is None else [last.loss, last.train_loss]
@@ -87,13 +88,13 @@ def decide(
     return _by_margins(curve, margins, score, tokens)
 
 
-WORST = -3.0  # the lowest score: a run that is lost altogether
+WORST = -3.0  # the lowest score
 
 
 def _margins(
     curve: Sequence[ForecastStep], unigram_entropy: float | None, warmup: int, ahead: float | None
 ) -> dict[str, float]:
-    """Margins that could be measured, each over 0 in a run that trains."""
+    """Margins that could be measured; each is above 0 in a run that trains."""
     margins: dict[str, float] = {}
     seen = [pulled for pulled in map(pull, curve) if pulled is not None]
     mean = sum(seen) / len(seen) if seen else 0.0
@@ -112,8 +113,9 @@ def _margins(
 def pace(curve: Sequence[ForecastStep], unigram_entropy: float | None, warmup: int = 0) -> float | None:
     """e-foldings of the loss's fall towards the unigram entropy in `TIME_CONSTANT` steps; 1 is enough.
 
-    Measured over the second half of the trial, on means over training batches: one batch's own entropy is
-    0.1 nats from the text's. None where the entropy is unknown, where the run begins or has come near it.
+    Measured over the second half of the trial, on means over training batches, because one batch's own
+    entropy differs by 0.1 nats from the text's. None where the entropy is unknown, or where the loss starts
+    or has come near it.
     """
     first, last = curve[0], curve[-1]
     half = min(curve, key=lambda each: abs(each.step - last.step / 2))
@@ -127,13 +129,13 @@ def pace(curve: Sequence[ForecastStep], unigram_entropy: float | None, warmup: i
 
 
 def at_full_rate(steps: int, warmup: int) -> float:
-    """Steps at the full learning rate that the first `steps` of a run with a linear warm-up are worth."""
+    """Number of steps at the full learning rate that equal the first `steps` of a linear warm-up."""
     ramp = min(steps, warmup)
     return steps - ramp + (ramp * (ramp + 1) / (2 * warmup) if warmup else 0.0)
 
 
 def sinking_diversity(curve: Sequence[ForecastStep]) -> float:
-    """The last diversity, less its last fall, once the first transient is over."""
+    """The last diversity, reduced by its last fall once the first transient is over."""
     last, before = curve[-1], curve[-2] if len(curve) > 1 else curve[-1]
     now = last_diversity(last)
     if before.step < TRANSIENT or not before.diversity:
@@ -155,14 +157,14 @@ def pull(step: ForecastStep) -> float | None:
 
 def _collapsed(curve: Sequence[ForecastStep], score: float | None) -> Decision:
     dead = last_diversity(curve[-1]) <= DEAD
-    why = "every token looks the same" if dead else "from there few runs come back"
+    why = "every token looks the same" if dead else "few runs recover from that"
     return Decision("collapses", f"{_figures(curve)}: {why}", score=score)
 
 
 def _by_loss(
     curve: Sequence[ForecastStep], unigram_entropy: float | None, margins: Mapping[str, float]
 ) -> Decision:
-    """Without a reading of the stream, only slowness, and a stop at the unigram entropy, can be seen."""
+    """Decide by the loss alone, where no stack was read: slow, stuck at the unigram entropy, or undecided."""
     last = curve[-1]
     said = f"no stack was read, and the loss is {last.loss:.2f} after {last.step} steps"
     if unigram_entropy is not None and last.step >= LONG:
@@ -173,7 +175,7 @@ def _by_loss(
             return Decision("plateau", f"{said}, {fall:.2f} less than after {before.step}", score=-LEARNT)
     if margins.get("pace", 0.0) < 0:
         return _slow(curve, margins["pace"])
-    return Decision("undecided", f"{said}, which tells nothing yet")
+    return Decision("undecided", f"{said}, which decides nothing yet")
 
 
 def _by_margins(
@@ -181,24 +183,24 @@ def _by_margins(
 ) -> Decision:
     last, diversity = curve[-1], last_diversity(curve[-1])
     if not tokens:
-        said = f"{_figures(curve)}, no dead end; without token ids no more can be told from it"
+        said = f"{_figures(curve)}: no collapse; without token ids nothing more follows from it"
         return Decision("undecided", said)
     if last.step < FEW:
-        return Decision("undecided", f"{_unharmed(curve)}; {FEW} steps or more can tell whether it trains")
+        return Decision("undecided", f"{_unharmed(curve)}; {FEW} steps or more can decide whether it trains")
     if diversity < PARTED and "pull" not in margins:
         return Decision("undecided", f"{_figures(curve)}, and no gradients could be compared")
     mean = margins.get("pull", 1.0) * 2 * ENOUGH + ENOUGH
     scores = f"(pull {mean:.2f}, {ENOUGH:g} needed)"
     if sum(pull(step) is not None for step in curve) == 1 and abs(mean - ENOUGH) < DOUBT:
         return Decision(
-            "undecided", f"{_figures(curve)}; batches hardly agree on parting them {scores}", True
+            "undecided", f"{_figures(curve)}; batches hardly agree on separating the tokens {scores}", True
         )
     if mean < ENOUGH:
-        stuck = f"{_figures(curve)}, and batches do not agree on parting them again {scores}"
+        stuck = f"{_figures(curve)}, and batches do not agree on separating the tokens again {scores}"
         return Decision("collapses" if diversity < FAINT else "plateau", stuck, score=score)
     if margins.get("pace", 0.0) < 0:
         return _slow(curve, margins["pace"])
-    also = f", and batches agree on parting the tokens {scores}" if diversity < PARTED else ""
+    also = f", and batches agree on separating the tokens {scores}" if diversity < PARTED else ""
     return Decision("trains", _unharmed(curve) + also, score=score)
 
 

@@ -1,4 +1,4 @@
-"""Trials that are measured between their steps, and the decision that follows."""
+"""Trials that are measured between their steps, and their decision."""
 
 import contextlib
 import dataclasses
@@ -23,7 +23,7 @@ Progress = Callable[[int, int], None]
 
 COHERENCE_BATCHES = 6
 """Batches whose token gradients are compared; each costs about two thirds of a training step."""
-SPARSE_BATCHES = 4  # the same where many rungs are tried
+SPARSE_BATCHES = 4  # the same in a ladder of many rungs
 
 RECENT = 10  # training losses whose mean is `recent_loss`
 
@@ -33,8 +33,8 @@ class WatchedTrial:
     """One trial and its measurements.
 
     Attributes:
-        curve: one entry a measurement, the first before the first step.
-        batches: number of batches that are compared at the end.
+        curve: the measurements, the first one before the first step.
+        batches: number of batches compared at the end.
     """
 
     subject: Subject
@@ -89,7 +89,7 @@ class WatchedTrial:
 
     @property
     def _fed_tokens(self) -> bool:
-        """Whether the batches are token ids, which have something in common to learn."""
+        """Whether the batches are token ids, so that batches share something to learn."""
         if self.subject.unigram_entropy is not None:
             return True
         first = next(iter(tensors_in(self.subject.batch)), None)
@@ -107,10 +107,10 @@ def train_copies(
     in_place: bool = False,
     sparse: bool = False,
 ) -> list[Decision] | None:
-    """Train a copy of the model under each of `configs`, and measure it into its curve; a decision each.
+    """Train a copy of the model under each of `configs`, measure it into its curve, and decide each.
 
-    The schedules are taken as constant: none has begun to fall within a trial. A model given in eval mode
-    trains in train mode.
+    Schedules are treated as constant, because none falls within a trial. A model given in eval mode trains in
+    train mode.
 
     Args:
         in_place: train the original, see `working_copy`.
@@ -147,7 +147,7 @@ def _watched(
     checkpoint: Callable[[], None],
     progress: Progress,
 ) -> list[Decision] | None:
-    """Step `trials` to their end, those in doubt for `EXTENSION` steps more, and measure on the way."""
+    """Step `trials` to their end, and `EXTENSION` steps more where in doubt; measure between steps."""
     for watch in watches:
         watch.measure(0, (), None)
     steps = watches[0].config.steps
@@ -165,7 +165,7 @@ def _watched(
 
 
 def _advance(trials: Trials, watches: Sequence[WatchedTrial], measure_at: Set[int]) -> bool:
-    """One step, measured when it is time or when the loss is not finite; False: nothing to learn."""
+    """Take one step; measure at `measure_at` or where the loss is not finite. False where nothing learns."""
     stepped, measuring = list(trials.live), trials.step + 1 in measure_at
     ratios = {k: UpdateRatio(watches[k].model) for k in stepped} if measuring else {}
     for ratio in ratios.values():
@@ -185,6 +185,6 @@ def _advance(trials: Trials, watches: Sequence[WatchedTrial], measure_at: Set[in
 
 
 def _measured_steps(steps: int, sparse: bool) -> set[int]:
-    """The steps after which to measure, beside the last: half way, and 5, 10, 20, 40, … or 10 before it."""
+    """Steps after which to measure, besides the last: half way, and 5, 10, … or (`sparse`) 10 before it."""
     often = itertools.takewhile(lambda step: step < steps, (5 * 2**k for k in range(20)))
     return {max(1, steps // 2), *((max(1, steps - 10),) if sparse else often)}

@@ -33,7 +33,7 @@ class Measurement:
         return self.value is not None
 
     def to_dict(self) -> dict[str, Any]:
-        """As the report's JSON has it."""
+        """The fields as plain data, for the report's JSON."""
         return vars(self) | {"value": list(self.value) if isinstance(self.value, tuple) else self.value}
 
 

@@ -113,7 +113,7 @@ class Spending:
         self.add(part, price)
 
     def to_dict(self) -> dict[str, Any]:
-        """As the report's JSON has it."""
+        """The fields as plain data, for the report's JSON."""
         return {
             "name": str(self.budget),
             "limit": self.budget.forwards,
