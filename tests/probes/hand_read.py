@@ -1,4 +1,4 @@
-"""A small Transformer in four placements, read by hand: the probes' tests do not depend on the reader."""
+"""A small Transformer in four placements with a handwritten anatomy, so that tests do not need the reader."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ WIDTH, HEADS, VOCAB, EPS = 8, 2, 11, 1e-5
 
 
 class Attention(nn.Module):
-    """Causal attention with one matmul for v, q and k, in this order: order gives nothing away."""
+    """Causal attention with one matmul for v, q and k, in this order: the order does not reveal the roles."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class FeedForward(nn.Module):
 
 
 class Sublayer(nn.Module):
-    """x + F(x) with norms where the placement has them."""
+    """x + F(x) with norms in the slots of the placement."""
 
     def __init__(self, f: nn.Module, placement: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Traps of Jacobians: which axis counts sequences, state, wrong derivatives, maps that are no product."""
+"""Tests of hard cases for Jacobians: the axis of sequences, state, wrong derivatives, maps with no product."""
 
 import math
 from collections.abc import Callable
@@ -67,7 +67,7 @@ class WithBias(Model):
 
 
 def test_a_bias_as_long_as_the_batch_is_not_cut() -> None:
-    """B = T: its first axis counts queries. That of the padding counts sequences."""
+    """B = T: the first axis of the bias counts queries, that of the padding counts sequences."""
     torch.manual_seed(0)
     model = WithBias(8, lambda: Biased(8, "pre")).double()
     bias, padding = 3 * torch.randn(4, 4).double(), torch.randn(4, 4).double()
@@ -94,7 +94,7 @@ class Gated(nn.Module):
 
 
 class Capacity(Gated):
-    """Each expert takes the tokens of the whole batch that want it the most."""
+    """Each expert takes the tokens of the whole batch with the highest score for it."""
 
     def forward(self, x: Tensor) -> Tensor:
         flat = x.reshape(-1, x.shape[-1])
@@ -134,7 +134,7 @@ def test_experts_that_sequences_compete_for_are_measured_on_the_whole_batch_and_
 
 
 def test_a_cut_of_tokens_is_not_taken_for_one_of_sequences() -> None:
-    """Its attention adds nothing yet, so that a token alone has the value that it has among others."""
+    """The attention adds nothing yet, so a token alone has the same value as among others."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=False)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
@@ -299,7 +299,7 @@ def test_kinks_are_no_wrong_derivative() -> None:
 
 
 def test_a_stack_that_bends_within_the_step_is_not_called_wrong() -> None:
-    """Chaos: its differences do not settle; blocks one by one are compared."""
+    """A chaotic stack: its differences do not settle, so blocks are compared one by one."""
 
     class Steep(Block):
         def forward(self, x: Tensor) -> Tensor:
@@ -318,7 +318,7 @@ def test_a_stack_that_bends_within_the_step_is_not_called_wrong() -> None:
 def test_a_saturated_attention_is_no_wrong_derivative(
     depth: int, width: int, factor: float, seed: int
 ) -> None:
-    """Its softmax bends within the steps of the finite differences, in float32 and in every block."""
+    """The softmax bends within the steps of the finite differences, in float32 and in every block."""
     torch.manual_seed(seed)
     model = CausalEncoder(depth, width, norm_first=True, final_norm=True)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The Jacobian probe's parts one by one, on maps whose figures are known."""
+"""Tests of the Jacobian probe's parts on maps with known figures."""
 
 import math
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def compared(long: Tensor, short: Tensor, *, gain: float = 1.0, size: float = 1.0) -> float | str:
-    """gain · I beside a forward that moves by `long` and `short` when the source moves by ones."""
+    """`compare` of gain · I with a forward that moves by `long` and `short` when the source moves by ones."""
     ones = torch.ones(TOKENS, WIDTH, dtype=torch.float64)
     op = Matrix(gain * torch.eye(TOKENS * WIDTH, dtype=torch.float64))
     return compare(op, (ones, ones), (long, short), size * ones)
@@ -48,7 +48,7 @@ def test_a_derivative_is_wrong_from_two_percent_on(off: float, wrong: bool) -> N
 
 
 def test_the_error_of_the_differences_is_taken_off() -> None:
-    """Kinks: at a quarter of the step they make half of the gap."""
+    """Kinks halve the gap at a quarter of the step."""
     noise = drawn(TOKENS, WIDTH)
     noise *= 0.05 * 2 / noise.norm(dim=-1, keepdim=True)
     found = compared(ONES + 2 * noise, ONES + noise)
@@ -75,7 +75,7 @@ def test_differences_that_grow_towards_a_larger_derivative_do_not_settle() -> No
 
 
 def test_a_jump_that_only_the_long_step_meets_excuses_no_gap() -> None:
-    """A straight-through quantiser: no token moves at the short step, though the derivative says so."""
+    """A straight-through quantiser: no token moves at the short step, although the derivative is not zero."""
     jump = drawn(TOKENS, WIDTH)
     found = compared(ONES + 6 * jump / jump.norm(dim=-1, keepdim=True), 0.76 * ONES)
     assert isinstance(found, str)
@@ -201,12 +201,12 @@ def test_what_is_left_decides_and_not_the_limit() -> None:
     with pytest.raises(OverBudget, match="20 forwards, and 10 of the 160"):
         spending.require("large", 20)
     Spending(Budget.STANDARD).require("part", 1, Budget.STANDARD)
-    with pytest.raises(OverBudget, match="--budget deep has it"):
+    with pytest.raises(OverBudget, match="needs --budget deep"):
         Spending(Budget.STANDARD).require("part", 1, Budget.DEEP)
 
 
 def test_the_contractions_interval_holds_for_rank_one() -> None:
-    """The widest: Σ⟨v, u⟩² of four directions is χ² with four degrees of freedom."""
+    """Rank one has the widest interval: Σ⟨v, u⟩² of four directions is χ² with four degrees of freedom."""
     low, high = contraction_error()
     assert (low, high) == pytest.approx((-0.2225, 0.4585), abs=1e-3)
     means = np.random.default_rng(0).chisquare(4, 4000) / 4

@@ -1,4 +1,4 @@
-"""The attention probe: closed forms, every kind of mask, and plain softmax in every placement."""
+"""Tests of the attention probe: closed forms, every kind of mask, and plain softmax in every placement."""
 
 import dataclasses
 import math
@@ -17,7 +17,7 @@ LENGTH = 4
 
 
 class Softmax(nn.Module):
-    """Logits (B, H, T, S) are the batch; the mask comes as `mask` says."""
+    """A softmax whose batch is its logits (B, H, T, S); `mask` names how they are masked."""
 
     def __init__(self, mask: str) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ def test_an_entropy_worked_out_by_hand() -> None:
     logits = torch.tensor([[0.0, -torch.inf], [math.log(3.0), 0.0]], dtype=torch.float64)
     found = figures(
         logits.reshape(1, 2, 2), "none"
-    )  # no head axis; the first query sees one key and has no say
+    )  # no head axis; the first query sees one key and does not count
     entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
     assert found["entropy"] == pytest.approx(entropy / math.log(2), rel=1e-14)
     spread = math.log(3) / 2 / math.sqrt(2 * math.log(2))
@@ -136,7 +136,7 @@ def test_reasons() -> None:
 
     logits, seen = torch.zeros(1, 1, 2, 2), softmax_anatomy("none")
     assert "not finite" in reason("none", torch.full_like(logits, torch.inf), seen)
-    assert "did not come by" in reason("after", logits, seen)
+    assert "this forward did not run" in reason("after", logits, seen)
     branch = seen.stacks[0].blocks[0].branches[0]
     blind = dataclasses.replace(
         seen.stacks[0].blocks[0], branches=(dataclasses.replace(branch, attention=()),)

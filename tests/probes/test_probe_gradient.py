@@ -1,4 +1,4 @@
-"""The gradient probe against plain autograd, dense left kernels and cases worked out by hand."""
+"""Tests of the gradient probe against plain autograd, dense left kernels and cases worked out by hand."""
 
 import dataclasses
 import math
@@ -225,7 +225,7 @@ def test_a_dead_branch_behind_a_live_one_is_dead_where_the_stream_is_written_in_
     stack = Stack("s", (Block("", 0, tuple(branches), branches[0].entry, total),), None, total)
     rows = measured(subject_of(model, x, summed), Anatomy((stack,)))
     assert rows.of("branch/trainable") == {"first": 1.0}
-    assert "no parameter that trains" in rows.find("branch/trainable", "second").how
+    assert "no parameter of the branch is trained" in rows.find("branch/trainable", "second").how
 
 
 def test_a_dead_branch_beside_a_live_one_is_dead() -> None:
@@ -326,7 +326,7 @@ def test_frozen_parameters_count_only_where_everything_is_frozen() -> None:
     rows = measured(subject, anatomy)
     row = rows.find("gradient/block", "blocks.0")
     assert row is not None
-    assert row.how == "not measured: there is no parameter that trains"
+    assert row.how == "not measured: no parameter here is trained"
     assert rows.of("gradient/block") == {"blocks.1": everything["blocks.1"]}
     assert "blocks.0" in rows.of("gradient/stream"), "gradients still pass"
     subject.model.requires_grad_(False)
@@ -366,7 +366,10 @@ def test_a_site_that_does_not_come_by_and_a_norm_that_is_not_tokenwise_have_reas
     subject, anatomy = toy()
     lost = dataclasses.replace(norm_of("final"), output=Site("final", 0, ADD, 7))
     stack = dataclasses.replace(anatomy.stacks[0], final_norm=lost)
-    assert "did not come by" in measured(subject, Anatomy((stack,))).find("gradient/erased", "final").how
+    assert (
+        "this forward did not run"
+        in measured(subject, Anatomy((stack,))).find("gradient/erased", "final").how
+    )
     stack = dataclasses.replace(anatomy.stacks[0], final_norm=norm_of("final", kind="batchnorm"))
     assert "batchnorm" in measured(subject, Anatomy((stack,))).find("gradient/erased", "final").how
 

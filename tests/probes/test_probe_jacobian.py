@@ -1,4 +1,4 @@
-"""Every Jacobian figure against dense float64; models that have none say why."""
+"""Tests of every Jacobian figure against dense float64, and of the reasons where a model has none."""
 
 import math
 from collections.abc import Callable
@@ -134,7 +134,7 @@ def test_every_figure_is_that_of_the_dense_jacobian(placement: str) -> None:
         assert value(rows, "dimension", site) == d * tokens
         assert value(rows, "sigma-max", site) == pytest.approx(float(values[0]), rel=5e-2)
         for quantity in ("sigma-min", "rank", "condition", "log-sigma", "token-rank"):
-            assert "--budget deep has it" in reason(rows, quantity, site)
+            assert "needs --budget deep" in reason(rows, quantity, site)
         start = block(start).detach()
     whole = dense(model.stack, entry)
     largest = float(torch.linalg.svdvals(whole)[0])
@@ -156,7 +156,7 @@ def test_the_contraction_is_the_decade_of_the_gain() -> None:
 
 
 def symmetric(d: int, num_blocks: int) -> tuple[Model, Tensor]:
-    """A model whose branches are one symmetric matrix, none of whose eigenvalues stands out; and those."""
+    """A model whose branches are one symmetric matrix without an outlying eigenvalue; and its eigenvalues."""
     drawn = torch.randn(d, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     matrix = (drawn + drawn.T) / (4 * (2 * d) ** 0.5)
     model = Model(d, lambda: Block(d, "none"), num_blocks).double()
@@ -168,7 +168,7 @@ def symmetric(d: int, num_blocks: int) -> tuple[Model, Tensor]:
 
 
 def test_bounds_hold_where_branches_reach_them_and_their_norms_are_estimates() -> None:
-    """Products of estimates from below would be under σ_max: here each bound is reached but for errors."""
+    """Each bound is tight up to errors here: products of estimates from below would be under σ_max."""
     model, values = symmetric(130, 2)
     rows = measure(model, ids(4)[:1])
     lowest, highest, error = 1 + float(values[0]), 1 + float(values[-1]), 0.25
@@ -403,7 +403,7 @@ def test_a_model_that_does_not_take_one_sequence_is_measured_on_the_batch() -> N
 
 
 class EncoderDecoder(nn.Module):
-    """Two stacks; the second reads what the first made."""
+    """Two stacks; the second reads the output of the first."""
 
     def __init__(self, d: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A budget's purchases: never more than its limit, all accounted for, every figure that of the dense map."""
+"""Tests of budgets: the limit holds, all costs are recorded, and every figure agrees with the dense map."""
 
 import math
 import re
@@ -81,7 +81,7 @@ def test_what_is_left_out_says_which_budget_has_it() -> None:
     for quantity, budget in (("condition", "deep"), ("token-rank", "deep"), ("sigma-max", "standard")):
         row = rows.find(f"jacobian/{quantity}", "blocks.0")
         assert row is not None
-        assert row.how == f"not measured: --budget fast leaves it out; --budget {budget} has it"
+        assert row.how == f"not measured: --budget fast leaves it out: needs --budget {budget}"
     assert {"whole spectra", "one token", "blocks"} <= set(spending.left_out)
 
 
@@ -102,7 +102,7 @@ def test_a_part_that_costs_more_than_what_is_left_is_left_out_whole(monkeypatch:
 
 @pytest.fixture(scope="module", params=PLACEMENTS)
 def iterative(request: pytest.FixtureRequest) -> tuple[str, Measurements, dict[str, np.ndarray]]:
-    """Placement, the rows of a deep budget that takes nothing whole, and the dense spectra."""
+    """Placement, the rows of a deep budget without dense spectra, and the dense spectra."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(deep, "DENSE_LIMIT", 0)
         torch.manual_seed(0)
@@ -115,7 +115,7 @@ Iterative = tuple[str, Measurements, dict[str, np.ndarray]]
 
 
 def test_a_deep_budget_finds_the_small_end_of_large_maps(iterative: Iterative) -> None:
-    """Taken iteratively here at a size where the dense spectrum is to be had."""
+    """Iterative here, at a size where the dense spectrum can be computed."""
     placement, rows, expected = iterative
     n = 12 * 9
     null = {"post": 2 * 9}.get(placement, 0)
@@ -169,7 +169,7 @@ def test_a_small_spectrum_is_taken_whole(placement: str) -> None:
 
 @pytest.mark.parametrize("scheme", sorted(set(SCHEMES) - {"plain"}))
 def test_bounds_hold_in_every_scheme(scheme: str) -> None:
-    """Small branches, or Weyl's bound would be zero and hold for nothing."""
+    """Branches are small: otherwise Weyl's bound would be zero and hold trivially."""
     model = build("decoder", scheme=scheme, depth=2, width=8, heads=2, vocab=11, context=8).double()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -262,7 +262,7 @@ def test_a_part_that_cannot_be_had_does_not_take_the_others_with_it(monkeypatch:
     [
         ([4.0, 2.0, 1e-9], 0, 2.0),
         ([4.0, 2.0, 1e-6, 1e-12], 1, 3.0),  # the known kernel, not the tolerance
-        ([4.0, 2.0, 1.0, 0.9], 1, 4.0),  # what was called a kernel is none
+        ([4.0, 2.0, 1.0, 0.9], 1, 4.0),  # the assumed kernel is not one
         ([1.0, 3e-5, 1.2e-5, 8e-6, 3e-6], 0, None),  # a continuum across the tolerance
         ([0.0, 0.0], 0, 0.0),
     ],

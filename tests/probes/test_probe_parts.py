@@ -1,4 +1,4 @@
-"""Parts that the probes share, one by one: roles, norms, terms with a factor inside the add, visible keys."""
+"""Tests of parts that probes share: roles, norms, terms with a factor inside the add, visible keys."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""The precision probe: casts, dense cosines, ε by hand, and NaNs put into known places."""
+"""Tests of the precision probe: casts, dense cosines, ε by hand, and NaNs put into known places."""
 
 import dataclasses
 import math
@@ -48,7 +48,7 @@ def test_headroom_flushed_and_cosine_against_plain_torch(placement: str) -> None
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = subject.loss()
     half = torch.autograd.grad(loss, list(model.parameters()))
-    largest = max(seen[:-2])  # not the head's, which is outside of the stack, and not the model's
+    largest = max(seen[:-2])  # without the head's, which is outside of the stack, and the model's
     for dtype in (torch.float16, torch.bfloat16):
         headroom = rows.of(f"precision/{str(dtype).removeprefix('torch.')}-headroom")
         assert headroom[""] >= math.log2(torch.finfo(dtype).max / max(largest, 20.0))
@@ -201,7 +201,7 @@ def test_a_floor_is_no_eps(scheme: str) -> None:
 
 
 class Wrap(nn.Module):
-    """Does something to what a module makes."""
+    """Applies `change` to the output of a module."""
 
     def __init__(self, inner: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
         super().__init__()

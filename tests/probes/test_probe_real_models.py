@@ -1,4 +1,4 @@
-"""Probes through the reader: GPT-2 with its fused Conv1D, PyTorch's encoder with its (T, B, d)."""
+"""Tests of probes with the reader: GPT-2 with its fused Conv1D, PyTorch's encoder with its (T, B, d)."""
 
 import math
 
@@ -31,7 +31,7 @@ def rms(tensor: Tensor) -> float:
 
 
 def diversity(stream: Tensor) -> float:
-    """Statistics of a (B, T, d) stream."""
+    """Token diversity of a (B, T, d) stream."""
     x = stream.detach().double()
     return float(((x - x.mean(1, keepdim=True)).pow(2).sum((1, 2)) / x.pow(2).sum((1, 2))).mean())
 

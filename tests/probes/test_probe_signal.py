@@ -1,4 +1,4 @@
-"""The signal probe against cases worked out by hand, and against plain forward hooks in every placement."""
+"""Tests of the signal probe against cases worked out by hand, and plain forward hooks in every placement."""
 
 import dataclasses
 import math
@@ -63,7 +63,7 @@ def test_diversity_sees_tokens_that_differ_in_the_last_bit() -> None:
     thirds = torch.full((1000, 1), 1 / 3, dtype=torch.float64)
     thirds[0] += (
         2.0**-54
-    )  # one unit in the last place; the rounded mean of 1000 thirds is further off than that
+    )  # one unit in the last place, less than the error of the rounded mean of 1000 thirds
     assert diversity(thirds) == pytest.approx(2.0**-108 * 999 / 1000 / (1000 / 9), rel=1e-6, abs=0)  # 3e-35
     assert diversity(torch.full((7, 3), 0.1)) == 0.0
     assert diversity(torch.zeros(2, 3)) is None
@@ -72,7 +72,7 @@ def test_diversity_sees_tokens_that_differ_in_the_last_bit() -> None:
 def test_diversity_is_taken_within_sequences() -> None:
     constant_in_each = torch.tensor([1.0, -2.0]).reshape(2, 1, 1).expand(2, 5, 3)
     rows = Measurements(measure_signal(subject_of(nn.Identity(), constant_in_each), add_anatomy()))
-    assert not rows.of("stream/diversity"), "no add came by"
+    assert not rows.of("stream/diversity"), "no add ran"
     values = [diversity(sequence) for sequence in sequences(constant_in_each, (2, 5), 5)[0]]
     assert values == [0.0, 0.0]
 
@@ -153,7 +153,7 @@ def test_a_site_that_does_not_come_by_has_a_reason() -> None:
     row = rows.find("stream/rms", "decoder.hidden")
     assert row is not None
     assert row.value is None
-    assert "aten.add.Tensor number 0 of elsewhere did not come by" in row.how
+    assert "this forward did not run aten.add.Tensor number 0 of elsewhere" in row.how
 
 
 def test_a_stream_of_nans_has_a_reason_and_the_blocks_before_it_have_figures() -> None:

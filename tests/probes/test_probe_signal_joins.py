@@ -1,4 +1,4 @@
-"""update/stream is that of what is really added, however the sum is written: against forward hooks."""
+"""Tests of the update-to-stream ratio against forward hooks, for every way to write the sum."""
 
 from collections.abc import Callable
 from typing import Any
@@ -130,7 +130,7 @@ def one_stream(name: str) -> bool:
 
 @pytest.mark.parametrize("name", list(filter(one_stream, SCHEMES)))
 def test_the_share_of_our_own_schemes_is_what_the_sum_is_without_the_branch(name: str) -> None:
-    """Each join is called twice, with its branch and with zero in the branch's place."""
+    """Each join is called twice: with its branch, and with zero instead of it."""
     torch.manual_seed(0)
     model = build("decoder", scheme=name, width=8, heads=2, vocab=16, context=8, depth=2, base_depth=1)
     model = model.double().eval()

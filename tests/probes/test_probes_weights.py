@@ -1,4 +1,4 @@
-"""Copies are found; shared modules and constants are not copies."""
+"""Tests of copied blocks: copies are detected; shared modules and constants are not copies."""
 
 import torch
 from torch import nn

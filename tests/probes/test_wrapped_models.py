@@ -38,7 +38,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 class Wrapper(nn.Module):
-    """As DataParallel holds its model."""
+    """A wrapper that holds its model as DataParallel does."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Measuring: one file a probe."""
+"""Measure a subject: one file per probe."""
 
 from collections.abc import Callable, Iterable
 
@@ -20,7 +20,7 @@ PROBES: dict[str, Callable[[Subject, Anatomy], Iterable[Measurement]]] = {
     "jacobian": measure_jacobian,
     "precision": measure_precision,
 }
-"""The measurements of a check, in this order. A new probe is one entry here."""
+"""The probes of a check, in this order."""
 
 __all__ = [
     "PROBES",

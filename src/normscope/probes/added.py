@@ -16,9 +16,9 @@ def sites_of_added(branch: Branch) -> Iterator[Site]:
 
 
 def added(branch: Branch, captured: Mapping[Site, Tensor]) -> Found:
-    """The term as it enters the sum, in float64 where a factor comes on top; or why there is none."""
+    """The term as it enters the sum, in float64 where a factor is applied; or why there is none."""
     if branch.fused is None:
-        return "the sum makes the term as it adds it (addmm): it is no tensor of its own"
+        return "one op computes and adds the term (addmm): it is no tensor of its own"
     term = at(captured, branch.output)
     for weight in branch.fused:
         if isinstance(term, str):

@@ -1,4 +1,4 @@
-"""Attention: how sharp it is at every attention, and how large its logits are.
+"""Sharpness and size of the logits of every attention.
 
 One forward, in eval mode, under the math backend. Over the keys that a query may see:
 
@@ -11,8 +11,8 @@ One forward, in eval mode, under the math backend. Over the keys that a query ma
     attention/max-probability  the largest probability of a query, mean over heads and queries
 
 A key is masked where its logit is at most -1e4 (masks are added as -inf, the dtype's lowest number, -65504 or
--1e4); where no logit is that low, the mask came another way, and a key is masked where its probability is
-exactly 0 and it lies after its query.
+-1e4). Where no logit is that low, the mask is not in the logits: then a key is masked where its probability
+is exactly 0 and it lies after its query.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,8 +27,8 @@ from normscope.probes.rows import NOT_FINITE, Found, at, captured_without_graph,
 from normscope.probes.sums import exact, is_finite
 from normscope.subjects import Subject
 
-MASKED_LOGIT = -1e4  # a logit this low is a mask's
-PIECE = 1 << 20  # elements that are looked at in one go, in float64
+MASKED_LOGIT = -1e4  # largest logit of a masked key
+PIECE = 1 << 20  # elements processed at once, in float64
 
 ENTROPY, SPREAD = "attention/entropy", "attention/logit-spread"
 LOGIT, PROBABILITY = "attention/max-logit", "attention/max-probability"
@@ -37,7 +37,7 @@ LOGIT, PROBABILITY = "attention/max-logit", "attention/max-probability"
 def measure_attention(subject: Subject, anatomy: Anatomy) -> list[Measurement]:
     """Entropy, logits' spread, largest logit and mean largest probability of every attention; one forward.
 
-    Four rows a branch of kind attention or cross-attention, in the order of the forward.
+    Four rows for each attention or cross-attention branch, in the order of the forward.
     """
     branches = [branch for branch in anatomy.branches if branch.attention or "attention" in branch.kind]
     sites = [site for branch in branches for a in branch.attention for site in (a.logits, a.probabilities)]
@@ -57,7 +57,7 @@ class _Tally:
     logit: float = 0.0
 
     def add(self, logits_QS: Tensor, probabilities_QS: Tensor, visible_QS: Tensor) -> None:
-        """Take in queries Q over keys S."""
+        """Add queries Q over keys S."""
         p = torch.where(visible_QS, exact(probabilities_QS), 0.0)
         num_visible = visible_QS.sum(-1)
         choosing, seeing = num_visible >= 2, num_visible >= 1
@@ -99,7 +99,7 @@ def _rows(branch: Branch, captured: Mapping[Site, Tensor]) -> Iterator[Measureme
 
 
 def _take_in(tally: _Tally, logits: Found, probabilities: Found) -> str:
-    """Add one attention to the tally; the reason where it cannot be looked at, else ""."""
+    """Add one attention to the tally; return the reason where that is not possible, else ""."""
     if isinstance(logits, str):
         return logits
     if isinstance(probabilities, str):
@@ -129,8 +129,8 @@ def _deviation(logits_QS: Tensor, visible_QS: Tensor) -> Tensor:
 def visible(logits: Tensor, probabilities: Tensor, mask_is_added: bool) -> Tensor:
     """Keys that a query may see: bool (N, Q, S), of logits and probabilities (N, Q, S).
 
-    Where the mask is not in the logits, a key behind its query with a probability of exactly 0 is masked; a
-    visible key may round to 0 as well, but not under a causal mask behind its query.
+    Where the mask is not in the logits, a key after its query with a probability of exactly 0 is masked. A
+    visible key may round to 0 too, but under a causal mask no visible key lies after its query.
     """
     if mask_is_added:
         return logits > MASKED_LOGIT

@@ -1,4 +1,4 @@
-"""One backward: gradients of parameters and of sites, and figures of its graph."""
+"""One backward: gradients of parameters and sites, and properties of its graph."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -14,11 +14,11 @@ from normscope.probes.roles import Masks, role_masks
 from normscope.probes.rows import Found, at
 from normscope.subjects.memory import is_out_of_memory
 
-NO_GRADIENT = "no gradient flows there: the loss does not depend on it"
+NO_GRADIENT = "no gradient: the loss does not depend on it"
 
 
 def differentiated(loss: Tensor, inputs: list[Any]) -> tuple[Tensor | None, ...] | str:
-    """∂loss/∂input of every input (tensors or places in the graph), or the reason why the backward fails."""
+    """∂loss/∂input of every input (tensor or graph edge), or the reason why the backward fails."""
     if not loss.requires_grad:
         return (None,) * len(inputs)
     try:
@@ -30,14 +30,14 @@ def differentiated(loss: Tensor, inputs: list[Any]) -> tuple[Tensor | None, ...]
 
 
 class Backward:
-    """Gradients of one loss, taken once; the graph is freed when this is made.
+    """Gradients of one loss; the graph is freed once they are computed.
 
     Attributes:
         captured: the tensors at the sites, without their graph.
         masks: features of a fused projection, by role.
         failure: why the whole backward fails, None where it does not.
-        no_gradient: why there is no gradient where there is none.
-        learnt: ids of the parameters that a branch's output depends on inside the branch, by branch site.
+        no_gradient: reason for a missing gradient.
+        learnt: branch site → ids of the parameters that its output depends on inside the branch.
     """
 
     def __init__(
@@ -85,10 +85,10 @@ class Backward:
 
 
 def behind_copy(tensor: Tensor) -> GradientEdge | None:
-    """Place in the graph of the original of a captured copy; None where the tensor is no copy.
+    """Graph edge of the original of a captured copy; None where the tensor is no copy.
 
     For a tensor that an in-place op (`x += f(x)`) overwrites, `capture` returns a copy that the loss does not
-    depend on; the copy's own graph leads to the original.
+    depend on; the copy's graph leads to the original.
     """
     node = tensor.grad_fn
     if node is None or node.name() != "CloneBackward0":
@@ -100,7 +100,7 @@ def behind_copy(tensor: Tensor) -> GradientEdge | None:
 def _all_masks(
     anatomy: Anatomy, captured: Mapping[Site, Tensor], parameters: Parameters
 ) -> dict[Projection, Masks]:
-    """Masks of every fused projection; blocks that are built alike are looked at once."""
+    """Masks of every fused projection; blocks of the same structure are examined once."""
     masks: dict[Projection, Masks] = {}
     alike: dict[Any, Masks] = {}
     for branch in anatomy.branches:
@@ -117,7 +117,7 @@ def _all_masks(
 
 
 def is_fused(branch: Branch, projection: Projection) -> bool:
-    """Whether the projection's weight makes several roles of its branch, in one matmul or slice by slice."""
+    """Whether the projection's weight has several roles in its branch, in one matmul or by slices."""
     same = (p.roles for p in branch.projections if p.parameter == projection.parameter)
     return len({role for roles in same for role in roles}) > 1
 
@@ -142,7 +142,7 @@ def _all_learnt(
 
 
 def _leaves(output: Tensor, stops: set[Any]) -> Iterator[Tensor]:
-    """Leaf tensors that `output` depends on, or is, not looking behind the graph nodes in `stops`."""
+    """Leaf tensors that `output` depends on, or is, without passing the graph nodes in `stops`."""
     if output.grad_fn is None:
         yield output
     queue: list[Any] = [output.grad_fn]

@@ -1,4 +1,4 @@
-"""Gradient: how much of it reaches each block and each kind of weight, and what the norms erase on the way.
+"""Gradient at each block and each kind of weight, and the share that norms erase.
 
 One forward and one backward of the loss, in eval mode; without a loss, of a random linear functional of the
 output.
@@ -8,7 +8,7 @@ output.
     gradient/total        the same over all parameters, at ""
     gradient/q, k, v, o, up, gate, down    RMS of ∂loss/∂W over the weights W of a kind, at every branch
     gradient/erased       share of ‖∂loss/∂y‖² in the left kernel of the Jacobian of the norm with output y:
-                          what its backward turns into nothing (`normscope.linalg.left_kernel_share`)
+                          its backward sets that share to zero (`normscope.linalg.left_kernel_share`)
     branch/zero-output    1 where the term that is added is zero, or every output projection is; else 0
     branch/trainable      1 where any parameter of the branch gets a non-zero gradient, else 0
 
@@ -53,7 +53,7 @@ def measure_gradient(subject: Subject, anatomy: Anatomy) -> list[Measurement]:
 
 
 def _looked_at(anatomy: Anatomy) -> Iterator[Site]:
-    """Sites whose tensor or graph is wanted."""
+    """Sites whose tensor or graph is needed."""
     yield from (norm.input for norm in norms_of(anatomy).values())
     yield from (block.entry for block in anatomy.blocks)
     for branch in anatomy.branches:
@@ -90,7 +90,7 @@ class _Rows:
 
     def _norm_row(self, quantity: str, site: str, parameters: list[nn.Parameter], how: str) -> Measurement:
         if not parameters:
-            return not_measured(quantity, site, "there is no parameter that trains")
+            return not_measured(quantity, site, "no parameter here is trained")
         gradients = self.backward.of_all(parameters)
         if not gradients:
             return not_measured(quantity, site, self.backward.no_gradient)
@@ -133,9 +133,9 @@ class _Rows:
     def _trainable(self, branch: Branch, how: str) -> Measurement:
         quantity, learnt = "branch/trainable", self.backward.learnt.get(branch.site)
         if learnt is None:
-            return not_measured(quantity, branch.site, "the branch's output did not come by in this forward")
+            return not_measured(quantity, branch.site, "this forward did not compute the branch's output")
         if not learnt:
-            return not_measured(quantity, branch.site, "the branch has no parameter that trains")
+            return not_measured(quantity, branch.site, "no parameter of the branch is trained")
         if self.backward.failure is not None:
             return not_measured(quantity, branch.site, self.backward.failure)
         parameters = [p for p in self.parameters.all() if id(p) in learnt]
@@ -150,7 +150,7 @@ class _Rows:
         if isinstance(entering, str):
             return not_measured(quantity, site, entering)
         if found.kind not in TOKENWISE:
-            return not_measured(quantity, site, f"a {found.kind} has no Jacobian of one token")
+            return not_measured(quantity, site, f"a {found.kind} mixes tokens: no Jacobian per token")
         if is_zero(gradient):
             return not_measured(quantity, site, UNDEFINED)
         gamma = factor(found, self.parameters.by_name)
@@ -158,7 +158,7 @@ class _Rows:
             gamma = gamma.reshape(()).expand(gradient.shape[-1])
         if entering.numel() != gradient.numel() or (gamma is not None and gamma.shape != gradient.shape[-1:]):
             return not_measured(quantity, site, "the norm does not run over the last axis")
-        entering = entering.reshape(gradient.shape)  # (B·T, d) where it comes right out of a matmul
+        entering = entering.reshape(gradient.shape)  # (B·T, d) directly behind a matmul
         centred = found.kind == "layernorm"
         share = left_kernel_share(gradient, normalised(found, entering), gamma, centred)
         return value_row(quantity, site, float(share), self.how)

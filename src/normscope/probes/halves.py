@@ -1,4 +1,4 @@
-"""The same gradient in float32 and in bfloat16, parameter by parameter."""
+"""Comparison of the gradient in float32 and in bfloat16, parameter by parameter."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -49,11 +49,11 @@ def gradients(loss: Tensor, weights: Mapping[int, Tensor]) -> Gradients | str:
 def overlaps(
     subject: Subject, parameters: Iterable[nn.Parameter], own: Gradients
 ) -> dict[int, Overlap] | str:
-    """Float32 against bfloat16, parameter by parameter; the reason where one of them does not run.
+    """Overlap of the float32 and bfloat16 gradients, by parameter; the reason where one does not run.
 
-    A float32 model runs again under bfloat16 autocast. A bfloat16 model is compared with its float32 copy,
-    and of a model in another precision the float32 copy runs both ways. Gradients must flow to every
-    parameter; `own` are the gradients of `parameters` in the model's own precision.
+    A float32 model runs again under bfloat16 autocast. A bfloat16 model is compared with its float32 copy.
+    For another precision, the float32 copy runs both ways. Gradients must flow to every parameter; `own` are
+    the gradients of `parameters` in the model's own precision.
     """
     weights = {id(parameter): parameter for parameter in parameters}
     dtypes = {parameter.dtype for parameter in weights.values()}
@@ -110,6 +110,6 @@ def _overlaps(left: Gradients | str, right: Gradients | str) -> dict[int, Overla
     found = {}
     for key, a in left.items():
         if key in right:
-            b = right[key].to(a.dtype)  # one at a time: all at once would be another copy of the weights
+            b = right[key].to(a.dtype)  # one at a time: casting all at once needs another copy of the weights
             found[key] = Overlap(inner(a, b), energy(a), energy(b))
     return found

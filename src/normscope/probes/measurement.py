@@ -1,4 +1,4 @@
-"""Measurement: one figure with its name, place, unit and method; a table of them."""
+"""Measurement, one figure with its name, site, unit and method; and a table of them."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Measurement:
 
     @property
     def measured(self) -> bool:
-        """Whether there is a figure."""
+        """Whether it has a value."""
         return self.value is not None
 
     def to_dict(self) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def not_measured(quantity: str, site: str, reason: str, unit: str = "1") -> Meas
 
 
 class Measurements:
-    """A tidy table of measurements, in the order they were made."""
+    """A table of measurements, in the order they were made."""
 
     def __init__(self, rows: Iterable[Measurement] = ()) -> None:
         self._rows = list(rows)

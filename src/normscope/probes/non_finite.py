@@ -1,7 +1,7 @@
-"""Birthplace of the first NaN or infinity, searched for only where something is known to be wrong.
+"""Find the origin of the first NaN or infinity, in a subject known to have one.
 
-In this order: a parameter that holds one, the batch, an op of the forward that makes one out of finite
-inputs, and, where loss and forward are finite, the backward.
+Searched in this order: parameters, the batch, ops of the forward that turn finite inputs into one, and, where
+loss and forward are finite, the backward.
 """
 
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ FILLS = {
 """Ops that write the -inf of an attention mask on purpose."""
 
 ROUNDINGS = {"add", "_to_copy", "copy"}
-"""Ops that turn a mask's lowest number into -inf by rounding: not a fault either."""
+"""Ops that turn a mask's lowest number into -inf by rounding; this is not a fault either."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Birth:
         module: path of the innermost running module, with its call; "" outside of any.
         op: the ATen overload.
         kind: "NaN" or "infinity".
-        is_mask: whether it is the -inf of a mask, which is no fault in itself.
+        is_mask: whether it is the -inf of a mask, which is not a fault.
     """
 
     module: str
@@ -74,12 +74,12 @@ def first_non_finite(subject: Subject, parameters: Parameters) -> Measurement:
     birth = scan.origin.get(loss) or scan.first
     if birth is not None:
         where = "" if birth.module else ", outside of every module (the loss)"
-        return _row(birth.module, f"{birth.kind} born in {birth.op}{where}; what it read was finite")
+        return _row(birth.module, f"{birth.kind} born in {birth.op}{where}; its inputs were finite")
     return _in_backward(loss, parameters)
 
 
 def _in_backward(loss: Tensor, parameters: Parameters) -> Measurement:
-    """The last parameter with a bad gradient: the backward begins at the end, so it is next to the birth."""
+    """The last parameter with a non-finite gradient: the backward starts at the end, so it is nearest."""
     weights = parameters.all()
     scan = _Scan(None)
     with scan:
@@ -103,7 +103,7 @@ def _held(model: nn.Module, parameters: Parameters) -> dict[str, Tensor]:
 
 
 class _Scan(TorchDispatchMode):
-    """Examines the output of every op, and traces what is not finite to the op that made it first.
+    """Examines the output of every op, and traces non-finite values to the op that made them first.
 
     Attributes:
         origin: the birth behind every non-finite tensor that is alive.
@@ -153,7 +153,7 @@ class _Scan(TorchDispatchMode):
 
 
 def _is_mask(output: Tensor, func: Any, inputs: list[Tensor]) -> bool:
-    """Whether the infinities of `output` are those of an attention mask: all of them -inf, and put there."""
+    """Whether the infinities of `output` are an attention mask's: all are -inf and written on purpose."""
     if bool((output == torch.inf).any()):
         return False
     name = func.overloadpacket.__name__.rstrip("_") if hasattr(func, "overloadpacket") else str(func)

@@ -15,7 +15,7 @@ TOKENWISE = ("layernorm", "rmsnorm", "l2norm")
 
 
 def norms_of(anatomy: Anatomy) -> dict[str, Norm]:
-    """Every norm on the stream under its site, in the order of the forward; one shared by two branches once.
+    """Site → every norm on the stream, in the order of the forward; a norm shared by branches counts once.
 
     The site is the norm's path, with its call behind it. Norms written inline share the path of their module:
     from the second on they are numbered, "block#2".
@@ -33,7 +33,7 @@ def norms_of(anatomy: Anatomy) -> dict[str, Norm]:
 
 
 def guarded(norm: Norm, entering: Tensor) -> Tensor:
-    """Quantity that ε is added to, token by token (…,): variance, mean square, or sum of squares; float64."""
+    """Quantity that ε is added to, per token (…,): variance, mean square, or sum of squares; float64."""
     x = exact(entering)
     if norm.kind == "layernorm":
         return x.var(-1, correction=0)

@@ -15,14 +15,14 @@ FUNCTIONAL = "exact, of a random linear functional of the output in place of a l
 
 
 def objective_how(subject: Subject) -> str:
-    """`how` of a gradient."""
+    """The `how` of a gradient of this objective."""
     return EXACT if subject.loss_fn is not None else FUNCTIONAL
 
 
 def objective(subject: Subject, batch: Batch | None = None, model: Any = None) -> Tensor:
     """The loss; without one, Σ r·y/√n over the first floating-point tensor y (n,) of the output.
 
-    r is standard normal; `batch` and `model` stand in for the subject's own.
+    r is standard normal; `batch` and `model` replace the subject's own.
 
     Raises:
         ValueError: without a loss, when the output holds no floating-point tensor.
@@ -44,7 +44,7 @@ def objective(subject: Subject, batch: Batch | None = None, model: Any = None) -
 
 @contextmanager
 def everything_requires_grad(model: nn.Module, batch: Batch) -> Iterator[None]:
-    """Let gradients flow to every parameter and every floating-point input, as a frozen model's would not."""
+    """Let gradients flow to every parameter and floating-point input, also in a frozen model."""
     candidates = [*model.parameters(), *tensors_in(batch)]
     frozen = [t for t in candidates if t.is_leaf and not t.requires_grad and t.is_floating_point()]
     for tensor in frozen:

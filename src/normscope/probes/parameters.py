@@ -11,8 +11,8 @@ from normscope.anatomy import Anatomy, Block, named_parameters
 class Parameters:
     """The floating-point parameters of a model, by name and by block.
 
-    A tied parameter has several names and counts once. Where nothing requires a gradient, everything counts
-    as trained, and `are_frozen` says so.
+    A tied parameter has several names and counts once. Where no parameter requires a gradient, all count as
+    trained, and `are_frozen` is True.
     """
 
     def __init__(self, model: nn.Module, anatomy: Anatomy) -> None:

@@ -1,4 +1,4 @@
-"""Precision: what float16 and bfloat16 would do to this model, and where a NaN was born.
+"""Effect of float16 and bfloat16 on the model, and the origin of a NaN.
 
 One forward and backward in the model's own precision and one under bfloat16 autocast, both in eval mode.
 
@@ -47,18 +47,18 @@ _GUARDED = {"layernorm": "variance", "rmsnorm": "mean square", "l2norm": "sum of
 def measure_precision(subject: Subject, anatomy: Anatomy) -> list[Measurement]:
     """Headroom, flushed gradients, a bfloat16 gradient's direction, ε, the first value that is not finite.
 
-    Two forwards and backwards; a third forward or backward under a scan where something is not finite.
+    Two forwards and backwards; where a value is not finite, a third forward or backward under a scan.
     """
     model, batch = subject.model, subject.batch
     parameters = Parameters(model, anatomy)
     weights = {id(parameter): parameter for parameter in parameters.trained()}
     sites = [site for *_, site in _activations(anatomy)] + [n.input for n in norms_of(anatomy).values()]
     with untouched(model), measuring(model), everything_requires_grad(model, batch):
-        with untouched(model):  # what a forward leaves behind, such as a cache of keys, is not the next one's
+        with untouched(model):  # the next forward must not see this one's state, such as a cache of keys
             loss, captured = capture(model, lambda: objective(subject), sites)
             peaks = list(_peaks(anatomy, captured))
             rows = [*_headroom_rows(peaks), *_eps_rows(anatomy, captured, parameters)]
-            del captured  # with the graph, what the backward does not need
+            del captured  # frees the part of the graph that the backward does not need
             own = gradients(loss, weights)
         is_finite_forward = bool(loss.isfinite()) and all(math.isfinite(peak.largest) for peak in peaks)
         with untouched(model):
@@ -69,7 +69,7 @@ def measure_precision(subject: Subject, anatomy: Anatomy) -> list[Measurement]:
 def _gradient_rows(
     subject: Subject, anatomy: Anatomy, parameters: Parameters, own: Gradients | str, forward_is_finite: bool
 ) -> Iterator[Measurement]:
-    """Effect of half precision on the gradients `own`; where something is not finite, where it began."""
+    """Effect of half precision on the gradients `own`, and the origin of a value that is not finite."""
     gradients_are_finite = isinstance(own, str) or all(map(is_finite, own.values()))
     if not (forward_is_finite and gradients_are_finite):
         yield from (not_measured(f"precision/{name}", "", NOT_FINITE) for name in OF_GRADIENTS)
@@ -79,12 +79,12 @@ def _gradient_rows(
     else:
         yield from _flushed_rows(anatomy, parameters, own, objective_how(subject))
         yield from _cosine_rows(anatomy, parameters, overlaps(subject, parameters.trained(), own))
-        if not all(map(is_finite, parameters.by_name.values())):  # a weight that this batch never met
+        if not all(map(is_finite, parameters.by_name.values())):  # a weight that this batch did not use
             yield first_non_finite(subject, parameters)
 
 
 def _activations(anatomy: Anatomy) -> Iterator[tuple[str, str, Site]]:
-    """Every activation that the anatomy names, in forward order: (site in the table, which, where)."""
+    """Every activation that the anatomy names, in forward order: (site in the table, name, its site)."""
     for stack in anatomy.stacks:
         yield f"{stack.name}.input", "stream", stack.blocks[0].entry
         for block in stack.blocks:
@@ -127,7 +127,7 @@ def _peaks(anatomy: Anatomy, captured: Mapping[Site, Tensor]) -> Iterator[_Peak]
 
 def _headroom_rows(peaks: list[_Peak]) -> Iterator[Measurement]:
     worst = max(peaks, key=lambda peak: peak.largest, default=None)
-    reason = "no activation came by in this forward"
+    reason = "this forward computed no activation"
     if worst is not None and worst.largest == 0:
         worst, reason = None, "every activation is zero"
     if not all(math.isfinite(peak.largest) for peak in peaks):
@@ -195,9 +195,9 @@ def _eps_rows(
 
 
 def _no_ratio(norm: Norm, captured: Mapping[Site, Tensor], parameters: Parameters) -> str:
-    """Why ε cannot be compared with anything, or says nothing; "" where it can."""
+    """Why ε cannot be compared with a variance, or the ratio means nothing; "" where it can."""
     if norm.kind not in TOKENWISE:
-        return f"a {norm.kind} guards no variance of one token"
+        return f"a {norm.kind} has no variance per token"
     entering = at(captured, norm.input)
     if isinstance(entering, str):
         return entering

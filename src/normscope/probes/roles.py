@@ -1,8 +1,8 @@
 """Rows of a fused weight that make q, k and v.
 
-GPT-2 makes all three with one matmul, grouped-query attention with unequal parts, and every model interleaves
-them in another way. The graph knows: an output feature belongs to q where the query operand of the attention
-depends on it.
+GPT-2 makes all three with one matmul, grouped-query attention has unequal parts, and models interleave them
+differently. The autograd graph decides: an output feature belongs to q where the query operand of the
+attention depends on it.
 """
 
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ def _features(output: Tensor, weight: Tensor, axis: int) -> Tensor | None:
     """Indices along the weight's feature axis of the output's features.
 
     All of them, in order; or the slice that the matmul used (`nn.MultiheadAttention` multiplies with parts of
-    its in_proj_weight when query and key differ): where the output's gradient in the weight is not zero.
+    its in_proj_weight when query and key differ), found by the non-zero gradient of the output in the weight.
     """
     num_features = weight.shape[axis]
     if output.shape[-1] == num_features:
@@ -63,7 +63,7 @@ def _features(output: Tensor, weight: Tensor, axis: int) -> Tensor | None:
 def _reached(operand: Tensor, output: Tensor) -> Tensor:
     """Features of `output` (…, features) that the operand depends on: bool (features,).
 
-    The cotangent is random: a norm on q would send a constant one to zero.
+    The cotangent is random, because a norm on q would map a constant one to zero.
     """
     generator = torch.Generator().manual_seed(0)
     cotangent = torch.randn(operand.shape, generator=generator).to(operand)

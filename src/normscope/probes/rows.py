@@ -1,4 +1,4 @@
-"""Tensors of one forward, and rows of the table: a figure of a tensor, or the reason why there is none."""
+"""Tensors of one forward, and table rows: a figure of a tensor, or the reason why there is none."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -11,8 +11,8 @@ from normscope.subjects import Subject, untouched
 
 Found = Tensor | str  # a tensor, or the reason why there is none
 
-NOT_FINITE = "the values there are not finite (precision/non-finite says where that began)"
-UNDEFINED = "it is a share of nothing: what it is relative to is exactly zero"
+NOT_FINITE = "the values there are not finite (precision/non-finite names the origin)"
+UNDEFINED = "the value that it is divided by is exactly zero"
 
 
 def captured_without_graph(subject: Subject, sites: Iterable[Site]) -> dict[Site, Tensor]:
@@ -26,7 +26,7 @@ def at(captured: Mapping[Site, Tensor], site: Site) -> Found:
     """The tensor of `site`, or why there is none."""
     if site in captured:
         return captured[site]
-    return f"{site.op} number {site.nth} of {site.module or 'the model'} did not come by in this forward"
+    return f"this forward did not run {site.op} number {site.nth} of {site.module or 'the model'}"
 
 
 def row(

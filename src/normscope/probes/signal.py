@@ -1,4 +1,4 @@
-"""Signal: what the residual stream carries from block to block, and how much each branch adds to it.
+"""Statistics of the residual stream from block to block, and of the term that each branch adds.
 
 One forward, in eval mode. Over all elements x of a stream H (B, T, d), sums in float64:
 
@@ -8,13 +8,12 @@ One forward, in eval mode. Over all elements x of a stream H (B, T, d), sums in 
     stream/kurtosis   mean of (x − mean)⁴ / variance², 3 for a normal distribution
     stream/faintest-token  the least RMS of a token over the RMS of all, where a stack begins
     stream/diversity  ‖H − h̄‖² / ‖H‖², h̄ the mean token of its sequence, mean over the sequences: 1 for
-                      tokens that have nothing in common, 0 after rank collapse (Dong et al. 2021, arXiv
-                      2103.03404)
+                      tokens with mean zero, 0 after rank collapse (Dong et al. 2021, arXiv 2103.03404)
 
 at every block's exit, at "<stack>.input" and at "<stack>.hidden"; and at every branch
 
     branch/rms            RMS of the term that is added, after its own norms and scales
-    branch/update-ratio   that, over the RMS of the stream it is added to, α included
+    branch/update-ratio   branch/rms over the RMS of the stream it is added to, α included
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,7 +33,7 @@ _Axes = tuple[tuple[int, ...], int | None]  # shape of the batch, and tokens of 
 
 
 def measure_signal(subject: Subject, anatomy: Anatomy) -> list[Measurement]:
-    """The stream's and the branches' statistics on the fixed batch; one forward, rows in its order."""
+    """Statistics of the stream and the branches on the fixed batch; one forward, rows in its order."""
     captured = captured_without_graph(subject, _sites(anatomy))
     batch = batch_shape(subject.batch)
     return [row for stack in anatomy.stacks for row in _stack_rows(stack, captured, batch)]
@@ -126,17 +125,17 @@ def _branch_rows(branch: Branch, captured: Mapping[Site, Tensor]) -> Iterator[Me
 
 
 def _stream_rms(branch: Branch, captured: Mapping[Site, Tensor], term: Found) -> tuple[float | str, str]:
-    """RMS of α·x, and how: from the entry where α is a number, else the sum less the term."""
+    """RMS of α·x, and how: from the entry where α is a number, else from the sum minus the term."""
     entry, total = captured.get(branch.entry), captured.get(branch.sum)
     if entry is not None and branch.stream_scale != "learnt" and branch.join in ("add", "scaled"):
         scale = 1.0 if branch.stream_scale is None else float(branch.stream_scale)
         return abs(scale) * rms(entry), EXACT
     if isinstance(term, str) or total is None:
-        return "the stream it is added to did not come by in this forward", EXACT
+        return "this forward did not compute the stream it is added to", EXACT
     if term.numel() != total.numel():
         return f"the sum {tuple(total.shape)} and its term {tuple(term.shape)} differ in shape", EXACT
     difference = exact(total) - exact(term).reshape(total.shape)
-    return rms(difference), "exact; the stream is the sum less the term"
+    return rms(difference), "exact; the stream is the sum minus the term"
 
 
 def mean(tensor: Tensor) -> float:
@@ -157,8 +156,8 @@ def central_moments(tensor: Tensor) -> tuple[float, float]:
 def diversity(sequence: Tensor) -> float | None:
     """‖H − h̄‖²/‖H‖² of one sequence H (T, d), None where H is zero.
 
-    The first token is subtracted from all before their mean, which is exact for tokens that differ in their
-    last digits only: the share is right down to 1e-30, where a rounded mean would leave round-off.
+    The first token is subtracted from all before their mean, which is exact for tokens that differ only in
+    their last digits. The result is correct down to 1e-30; a rounded mean would leave round-off.
     """
     tokens = exact(sequence)
     whole = float(tokens.square().sum())

@@ -1,7 +1,7 @@
 """Sums over large tensors, in float64 and in pieces.
 
-A float32 sum of 40 million squares is off in the third digit and loses squares under 1e-45; a float64 copy of
-the whole would be twice the tensor. Pieces of 2^18 stay in the cache: that is also the fastest.
+A float32 sum of 40 million squares is wrong in the third digit and loses squares under 1e-45. A float64 copy
+of the whole would be twice the tensor. Pieces of 2^18 stay in the cache, which is also fastest.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from torch import Tensor
 PIECE = 1 << 18
 
 FLOAT16_FLUSHED = 2.0**-25
-"""Largest magnitude that float16 turns into 0: half its smallest subnormal 2^-24; the tie goes to even."""
+"""Largest magnitude that float16 turns into 0: half its smallest subnormal 2^-24 (ties go to even)."""
 
 
 def exact(tensor: Tensor) -> Tensor:

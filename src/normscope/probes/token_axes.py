@@ -1,7 +1,7 @@
-"""The axis of a stream that counts tokens.
+"""Find the axis of a stream that counts tokens, for token diversity.
 
-Streams come as (B, T, d), as (T, B, d) (`nn.TransformerEncoder` by default), as (B, H, W, d) (Swin) and
-flattened as (B·T, d). Token diversity needs to know which.
+Streams have the shape (B, T, d), (T, B, d) (`nn.TransformerEncoder` by default), (B, H, W, d) (Swin), or,
+flattened, (B·T, d).
 
     B sequences, T tokens of one, d features
 """
@@ -13,9 +13,9 @@ from normscope.subjects.feed import tensors_in
 
 
 def sequences(stream: Tensor, batch: tuple[int, ...] = (), tokens: int | None = None) -> tuple[Tensor, str]:
-    """View `stream` as (B, T, d), and a remark for `how` on how it lay, "" for (B, T, d).
+    """View `stream` as (B, T, d), and a remark for `how` on its shape, "" for (B, T, d).
 
-    A copy where the axes do not lie that way.
+    A copy is made where a view is not possible.
 
     Args:
         stream: the tensor.
@@ -34,7 +34,7 @@ def sequences(stream: Tensor, batch: tuple[int, ...] = (), tokens: int | None = 
 
 
 def _is_token_major(stream: Tensor, batch: tuple[int, ...], tokens: int | None) -> bool:
-    """Attention runs over the first axis, and the first axis is not plainly the batch's."""
+    """True where attention runs over the first axis, and that axis is not clearly the batch's."""
     first, second = stream.shape[:2]
     if tokens is None or first == second:
         return tokens is None and batch[:1] == (second,) and first != second

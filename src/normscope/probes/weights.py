@@ -1,4 +1,4 @@
-"""Weights: which blocks start as copies of the one before.
+"""Weights: blocks that start as copies of the block before them.
 
 weights/identical   1 where every parameter of a block equals its counterpart in the block before it,
                     bit for bit; else 0
@@ -26,8 +26,8 @@ def measure_weights(subject: Subject, anatomy: Anatomy) -> list[Measurement]:
 def identical_blocks(model: nn.Module, anatomy: Anatomy) -> dict[str, bool]:
     """Block site → whether the block is a copy of the one before it in its stack.
 
-    A module that is called again (ALBERT) shares its weights and is not a copy; nor are two blocks whose
-    weights are all constants (zeros, ones), which are equal without having been drawn.
+    A module that is called again (ALBERT) shares its weights and is not a copy. Blocks whose weights are all
+    constant (zeros, ones) are not copies either: they are equal without having been drawn.
     """
     named = dict(named_parameters(model, remove_duplicate=False))
     return {

@@ -1,17 +1,17 @@
-"""The jacobian probe: how the map from one state of the stream to another treats directions.
+"""The jacobian probe: Jacobians of the maps from one state of the stream to another.
 
-    derivative   whether the backward pass is that of the forward: of branches, blocks, stacks
+    derivative   whether the backward gives the forward's derivative, for branches, blocks and stacks
     branch       A = ∂(term added)/∂(stream read), norm included: ‖A‖ = σ_max(J_F J_N), and Weyl's bound
                  |α| − ‖A‖ ≤ σ_min(αI + A)
     block        σ_max, and a bound of σ_min from the branches' bounds
     stack        from its entry to its last block's exit: gain of random directions, σ_max, bounds
     deep         σ_min, κ, rank, density, the largest few; ∂(one token out)/∂(the same token in)
 
-All are sub-maps of one held graph of one sequence, measured in this order as far as the budget goes
-(`budget.py`); a part beyond it is a row that says so.
+All are sub-maps of one held graph of one sequence, measured in this order within the budget (`budget.py`); a
+part beyond it is a row with that reason.
 
     one_sequence   which axis counts sequences              held_graph   tensors at sites, one graph over them
-    derivative     beside finite differences                workspace    what all parts share
+    derivative     comparison with finite differences       workspace    data that all parts share
 """
 
 import copy
@@ -44,8 +44,8 @@ def measure_jacobian(
     """Jacobian figures of every branch, block and stack of `anatomy`; `spending` is standard by default.
 
     Eval mode, math attention, one sequence (B = 1), float32: a half-precision model is measured in a float32
-    copy. The model comes back as it was. A missing figure has its reason. Rows come as they are measured, so
-    that an interrupted check keeps them.
+    copy. The model is restored. A missing figure has its reason. Rows are yielded as they are measured, so an
+    interrupted check keeps them.
     """
     if not anatomy.stacks:
         return
@@ -82,7 +82,7 @@ def _rows(workspace: Workspace) -> Iterator[Measurement]:
 
 
 def _in_float32(subject: Subject, anatomy: Anatomy) -> tuple[Subject, Anatomy, str]:
-    """The subject, or a float32 copy of a half-precision one, read anew: its ops have no casts."""
+    """The subject, or a float32 copy of a half-precision one, read again because its ops have no casts."""
     half = {p.dtype for p in subject.model.parameters()} & {torch.float16, torch.bfloat16}
     if not half:
         return subject, anatomy, ""

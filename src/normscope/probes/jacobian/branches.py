@@ -26,7 +26,7 @@ NORM, WEYL, BOUND = "jacobian/branch-norm", "jacobian/weyl", "jacobian/lower-bou
 def branch_rows(workspace: Workspace, block: Block) -> Iterator[Measurement]:
     """The derivative's error, ‖A‖ and Weyl's bound of every branch.
 
-    A block with a branch that has no derivative is refused: its graph would lack that branch.
+    A block with a branch without derivative is refused, because its graph would lack that branch.
     """
     share = workspace.share(block) / max(1, len(block.branches))
     for branch in block.branches:
@@ -41,7 +41,7 @@ def branch_rows(workspace: Workspace, block: Block) -> Iterator[Measurement]:
 def _branch_norm(workspace: Workspace, branch: Branch, share: float) -> Measurement:
     factor = _factor(branch)
     if factor is None:
-        reason = "the term is made, or scaled by a tensor, inside the sum: it is no tensor of its own"
+        reason = "the term is computed, or scaled by a tensor, inside the sum: it is no tensor of its own"
         return not_measured(NORM, branch.site, reason)
 
     def measure() -> list[Measurement]:
@@ -56,7 +56,7 @@ def _branch_norm(workspace: Workspace, branch: Branch, share: float) -> Measurem
 
 
 def _factor(branch: Branch) -> float | None:
-    """Number that the sum multiplies the branch's output with; None where that is no number."""
+    """Number that the sum multiplies the branch's output with; None where that is not a number."""
     if branch.fused is None:
         return None
     numbers = [factor for factor in branch.fused if isinstance(factor, float)]
@@ -68,7 +68,7 @@ def _weyl(workspace: Workspace, branch: Branch) -> Measurement:
     if norm is None:
         return not_measured(WEYL, branch.site, f"it needs {NORM}")
     if math.isinf(norm):
-        return not_measured(WEYL, branch.site, f"the error of {NORM} is not known")
+        return not_measured(WEYL, branch.site, f"the error of {NORM} is unknown")
     alpha = _skip(branch)
     if isinstance(alpha, str):
         return not_measured(WEYL, branch.site, alpha)
@@ -80,16 +80,16 @@ def _weyl(workspace: Workspace, branch: Branch) -> Measurement:
 def _skip(branch: Branch) -> float | str:
     """α, or why it is not one number."""
     if branch.join == "streams":
-        return "it is for one stream, and the branch is added to several"
+        return "the bound needs one stream, and the branch is added to several"
     if isinstance(branch.stream_scale, str):
-        return "what scales the stream is learnt: α is not one number"
+        return "the scale of the stream is learnt: α is not one number"
     return 1.0 if branch.stream_scale is None else branch.stream_scale
 
 
 def block_bound(workspace: Workspace, block: Block) -> Measurement:
     """Π (|α| − Σ‖A‖) ≤ σ_min of the block, the sum over branches that read the stream side by side."""
     if any(branch.placement == "post" for branch in block.branches):
-        how = "exact: a norm on the stream has a kernel, and no bound is above zero"
+        how = "exact: a norm on the stream has a kernel, so the bound is zero"
         return Measurement(BOUND, block.site, 0.0, how=how)
     if not block.branches:
         return not_measured(BOUND, block.site, "no branch was read")
@@ -113,7 +113,7 @@ def block_bound(workspace: Workspace, block: Block) -> Measurement:
             holds = is_product(workspace.graph.operator(block.entry, block.exit), pullbacks)
         if not holds:
             return [not_measured(BOUND, block.site, "the block is not the product of its branches' αI + A")]
-        how = f"Π (|α| − ‖A‖) over its branches, zero where one is under it; {FROM_ERRORS}"
+        how = f"Π (|α| − ‖A‖) over its branches, a negative factor counts as zero; {FROM_ERRORS}"
         return [Measurement(BOUND, block.site, bound, how=how)]
 
     return guarded(workspace, (BOUND,), block.site, measure)[0]

@@ -1,8 +1,8 @@
-"""Budget of the jacobian probe: its limit, what each part has cost, and the parts that were left out for it.
+"""Budget of the jacobian probe: its limit, the cost of each part, and the parts left out.
 
-The unit is one forward of the sequence that is fed, through all stacks: a product with a stack's Jacobian
-costs about one, with one of L blocks' about 1/L. A part that may cost more than what is left is left out
-whole, with a reason: the limit is never exceeded.
+The unit is one forward of the sequence through all stacks: a product with a stack's Jacobian costs about one
+unit, a product with one of L blocks about 1/L. A part that may cost more than the rest of the budget is
+skipped whole, with a reason, so the limit is never exceeded.
 """
 
 import time
@@ -28,8 +28,8 @@ class Budget(StrEnum):
 
     @property
     def forwards(self) -> int:
-        """The limit, in forwards of one sequence. `standard` keeps a default check of GPT-2 under 40 training
-        steps (docs/cost.md)."""
+        """The limit, in forwards of one sequence. With `standard`, a default check of GPT-2 costs less than
+        40 training steps (docs/cost.md)."""
         return {Budget.FAST: 160, Budget.STANDARD: 640, Budget.DEEP: 4000}[self]
 
     @classmethod
@@ -50,12 +50,12 @@ class Part:
 
 @dataclass
 class Spending:
-    """The account of one check.
+    """Costs of one check.
 
     Attributes:
         budget: the user's choice.
-        parts: by name, in the order they began.
-        left_out: part → why.
+        parts: name → cost, in the order of the parts.
+        left_out: name → reason.
     """
 
     budget: Budget = Budget.STANDARD
@@ -64,7 +64,7 @@ class Spending:
 
     @property
     def forwards(self) -> float:
-        """Spent so far."""
+        """Forwards spent so far."""
         return sum(part.forwards for part in self.parts.values())
 
     @property
@@ -73,14 +73,14 @@ class Spending:
         return max(0.0, self.budget.forwards - self.forwards)
 
     def require(self, part: str, price: float, least: Budget = Budget.FAST) -> None:
-        """Go on only where `part` costs at most `price` forwards and the budget is at least `least`.
+        """Check that the budget is at least `least` and has `price` forwards left for `part`.
 
         Raises:
-            OverBudget: it is left out, and noted so.
+            OverBudget: it does not; `left_out` records the reason.
         """
         order = list(Budget)
         if order.index(self.budget) < order.index(least):
-            reason = f"--budget {self.budget} leaves it out; --budget {least} has it"
+            reason = f"--budget {self.budget} leaves it out: needs --budget {least}"
         elif price > self.left:
             reason = (
                 f"it may cost {price:.0f} forwards, and {self.left:.0f} of the {self.budget.forwards} of "

@@ -1,4 +1,4 @@
-"""Deep budget only: whole spectra of small maps; both ends and the density of large ones."""
+"""Whole spectra of small maps; both ends and the density of large ones. Needs the deep budget."""
 
 import math
 
@@ -36,15 +36,15 @@ SMALLEST, DENSITY, TOP = "smallest values", "density", "top values"
 SMALL_END = ("jacobian/sigma-min", "jacobian/sigma-min-nonzero", "jacobian/condition", "jacobian/rank")
 SHAPE = ("jacobian/effective-rank", "jacobian/stable-rank", "jacobian/log-sigma")
 
-DENSE_LIMIT = 2048  # largest T·d whose Jacobian is taken whole
+DENSE_LIMIT = 2048  # largest T·d whose Jacobian is computed densely
 
 TOP_PRODUCTS = 160
 DIRECT_PRODUCTS = 150
-"""Golub–Kahan–Lanczos on the map itself: enough for κ up to about 15; solves with its layers do the rest."""
+"""Golub–Kahan–Lanczos products on the map itself: enough for κ up to about 15; a larger κ needs solves."""
 LAYER_PRODUCTS = 300
 PROBES, STEPS = 4, {"block": 16, "stack": 32}
 TOLERANCE = 5e-2
-LEAST = 1e-9  # stands for the quantile at 0, which no singular value is under: the least that was seen
+LEAST = 1e-9  # used in place of quantile 0, to give the least singular value seen
 
 
 def deep_rows(workspace: Workspace, part: Block | Stack) -> list[Measurement]:
@@ -125,7 +125,7 @@ def _small_rows(
 
 
 def condition_error(of_largest: float, of_smallest: float) -> float:
-    """Relative error of κ = σ_max/σ_min, too small by both: σ_max is found from below, σ_min from above."""
+    """Relative error of κ = σ_max/σ_min. κ is underestimated: σ_max from below, σ_min from above."""
     return (1 + of_largest) / (1 - of_smallest) - 1 if of_smallest < 1 else math.inf
 
 
@@ -141,7 +141,7 @@ def _density(workspace: Workspace, part: Block | Stack) -> list[Measurement]:
 
 
 def _density_rows(site: str, null: float, found: LogDensity, workspace: Workspace) -> list[Measurement]:
-    """`null`: share of directions that a norm's known kernel takes."""
+    """Rows of a density; `null` is the share of directions in a norm's known kernel."""
     made = f"stochastic Lanczos quadrature, {PROBES} probes, {found.products} products"
     made = f"{made}; {workspace.conditions}"
     rows = [
@@ -160,7 +160,7 @@ def _density_rows(site: str, null: float, found: LogDensity, workspace: Workspac
 
 def _estimated(quantity: str, site: str, found: Estimate, made: str) -> Measurement:
     if not math.isfinite(found.error) or found.error > found.value:
-        return not_measured(quantity, site, f"its error is larger than it is, after {made}")
+        return not_measured(quantity, site, f"its error exceeds its value after {made}")
     return Measurement(quantity, site, found.value, how=f"± {found.error:.2g} (95 % confidence); {made}")
 
 

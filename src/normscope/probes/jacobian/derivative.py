@@ -1,4 +1,4 @@
-"""Check that a Jacobian is that of its forward: one Jv beside central differences, token by token.
+"""Check that a Jacobian is its forward's: compare one Jv with central differences, token by token.
 
 The stack's entry is shifted by ±hδ at two steps h. Where the derivative is wrong, the gap between Jv and the
 differences does not depend on h; where it is right, the gap is the differences' own error, which shrinks with
@@ -6,9 +6,9 @@ h at least as √h (kinks of ReLU). So from the gaps g at a step of 4h and of h,
 
     (error of the differences at h)² ≤ (g₄ₕ² − gₕ²)/3,        (error of the derivative)² = gₕ² − that
 
-A saturated softmax bends within both steps, and nothing shrinks; a forward with steps (rounding under a
-straight-through gradient) jumps within them. Two finer steps are tried before a derivative is called wrong:
-a wrong derivative of a smooth forward leaves the same gap there, as a vector; else nothing is judged.
+A saturated softmax bends within both steps, and the gap does not shrink. A forward with steps (rounding under
+a straight-through gradient) jumps within them. Two finer steps are tried before a derivative is called wrong:
+a wrong derivative of a smooth forward leaves the same gap there, as a vector. Otherwise nothing is judged.
 
 Tokens are compared one by one and the median decides: a router that flips under the shift moves few tokens, a
 wrong derivative moves all.
@@ -22,16 +22,17 @@ from torch import Tensor
 from normscope.linalg import JacobianOperator
 
 STEPS = (2e-3, 5e-4)  # sizes of the shift, relative to the stream's RMS, the long one first
-FINER = (1.25e-4, 3.1e-5)  # tried where a derivative looks wrong: there the gap must be the same
+FINER = (1.25e-4, 3.1e-5)  # finer steps, where a wrong derivative must leave the same gap
 
 TOLERANCE = 2e-2
-"""Relative error from which a derivative is wrong: as for the first Jv of a function in `normscope.linalg`.
-The differences' own error is taken off before; their rounding is left."""
+"""Relative error from which a derivative is wrong, as for the first Jv of a function in `normscope.linalg`.
+The differences' own error is subtracted before, their rounding is not."""
 
 SAME = 0.5
-"""Largest difference of the gaps at two steps, in gaps, that a wrong derivative leaves.
+"""Largest difference of the gaps at two steps, relative to the gap, for a wrong derivative.
 
-Where the derivative is right, a gap is the differences' own error, and this is 1 or more by the law above."""
+Where the derivative is right, the gap is the differences' own error, and the ratio is at least 1 (see above).
+"""
 
 Moves = tuple[Tensor, Tensor]  # central differences (x₊ − x₋)/2h at one site, at each of `STEPS`; float64
 
@@ -39,15 +40,15 @@ Moves = tuple[Tensor, Tensor]  # central differences (x₊ − x₋)/2h at one s
 def compare(
     op: JacobianOperator, source: Moves, target: Moves, size: Tensor, eps: float = 0.0
 ) -> float | str:
-    """Relative error of J at the median token, beside how `target` moves with `source`, or why it is unknown.
+    """Relative error of J at the median token against finite differences, or why it is unknown.
 
     Costs two products.
 
     Args:
         op: J, from the tensor at the source to the one at the target.
-        source, target: how both move.
-        size: the tensor at the target: its round-off is that of the differences.
-        eps: ε of the coarsest precision in the forward, where that is not the map's own.
+        source, target: their movement under the shift.
+        size: the tensor at the target, whose round-off is that of the differences.
+        eps: ε of the coarsest precision in the forward, where it is above the map's own.
     """
     gaps = [_gap(op, dx, dy) for dx, dy in zip(source, target, strict=True)]
     (far, far_moved), (gap, moved) = (
@@ -64,7 +65,7 @@ def compare(
         return "round-off hides the finite differences"
     own = max(0.0, far**2 - gap**2) / 3
     if far > scale / 2 and 2 * own > gap**2 > (TOLERANCE * scale) ** 2:
-        # Rare jumps of a coarse quantiser: the long step meets one, the short one none, and nothing shrinks.
+        # A coarse quantiser jumps rarely: the long step meets a jump, the short one none.
         return "the forward jumps within the steps of the finite differences"
     wrong = max(0.0, sqrt(max(0.0, gap**2 - own)) - round_off)
     return wrong / scale if scale else 0.0
@@ -102,9 +103,9 @@ def _gap(op: JacobianOperator, dx: Tensor, dy: Tensor) -> Tensor:
 
 
 def _round_off(op: JacobianOperator, size: float, step: float, eps: float) -> float:
-    """Rounding error of a difference at a step, of a token of length `size`.
+    """Rounding error of a difference at a step, for a token of length `size`.
 
-    Both ends of the difference are rounded, and so is what makes them: 8 units in the last place.
+    8 units in the last place: both ends of the difference are rounded, and so are the values they come from.
     """
     return 8 * max(eps, torch.finfo(op.dtype).eps) * size / step
 

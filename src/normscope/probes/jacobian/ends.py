@@ -1,4 +1,4 @@
-"""Blocks and stacks as maps from end to end: the derivative's error, σ_max, random directions, bounds."""
+"""Figures of whole blocks and stacks: the derivative's error, σ_max, gain of random directions, bounds."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -44,8 +44,7 @@ def block_rows(workspace: Workspace, block: Block) -> Iterator[Measurement]:
 
 
 def stack_rows(workspace: Workspace, stack: Stack) -> Iterator[Measurement]:
-    """From the stack's entry to its last block's exit: the derivative's error, the gain of random directions,
-    σ_max."""
+    """The derivative's error, gain of random directions and σ_max, from a stack's entry to its last exit."""
     broken = next((block.site for block in stack.blocks if block.site in workspace.refused), None)
     if broken is not None:
         reason = workspace.refused[broken]
@@ -96,8 +95,8 @@ def _contraction(workspace: Workspace, stack: Stack) -> Measurement:
 def contraction_error() -> tuple[float, float]:
     """Interval of log₁₀ √(‖J‖_F²/n) about its estimate, in decades.
 
-    k random directions give Σ σ_i² χ²_k/k, which spreads the most where J has rank one: so the quantiles of
-    χ²_k/k are an interval for every spectrum.
+    k random directions give Σ σ_i² χ²_k/k. It spreads the most where J has rank one, so the quantiles of
+    χ²_k/k give an interval for every spectrum.
     """
     tail = (1 - CONTRACTION_CONFIDENCE) / 2
     low, high = (2 * float(gammaincinv(NUM_DIRECTIONS / 2, p)) / NUM_DIRECTIONS for p in (1 - tail, tail))
@@ -105,8 +104,8 @@ def contraction_error() -> tuple[float, float]:
 
 
 def bound_rows(workspace: Workspace, stack: Stack, rows: Iterable[Measurement]) -> Iterator[Measurement]:
-    """Bounds of the stack's ends by those of its blocks: Π of upper bounds of the blocks' σ_max is above its
-    σ_max, Π of their `jacobian/lower-bound`, found in `rows`, under σ_min."""
+    """Bounds of the stack's σ_max and σ_min: Π of its blocks' upper bounds of σ_max, and Π of their
+    `jacobian/lower-bound`, found in `rows`."""
     lower = {row.site: row.value for row in rows if row.quantity == BOUND and isinstance(row.value, float)}
     chain = guarded(workspace, (ABOVE,), stack.name, lambda: _chain(workspace, stack))
     for quantity, of_blocks, known in ((ABOVE, LARGEST, workspace.upper), (BELOW, BOUND, lower)):
@@ -115,7 +114,7 @@ def bound_rows(workspace: Workspace, stack: Stack, rows: Iterable[Measurement]) 
         if missing is not None:
             yield not_measured(quantity, stack.name, f"it needs {of_blocks} of {missing}", "log10")
         elif math.inf in values:
-            yield not_measured(quantity, stack.name, f"the error of {of_blocks} is not known", "log10")
+            yield not_measured(quantity, stack.name, f"the error of {of_blocks} is unknown", "log10")
         elif chain:
             yield not_measured(quantity, stack.name, chain[0].how.removeprefix("not measured: "), "log10")
         else:
@@ -125,7 +124,7 @@ def bound_rows(workspace: Workspace, stack: Stack, rows: Iterable[Measurement]) 
 
 
 def _chain(workspace: Workspace, stack: Stack) -> list[Measurement]:
-    """Nothing where the stack's Jacobian is the product of its blocks', else a row that says so."""
+    """Empty where the stack's Jacobian is the product of its blocks', else a row with that reason."""
     with workspace.spending.fixed(BOUNDS, 2 * workspace.share(stack), Budget.STANDARD):
         whole, maps = workspace.ends(stack), [workspace.graph.operator(b.entry, b.exit) for b in stack.blocks]
         holds = fits(whole, maps) and is_product(whole, [each.rmatvec for each in maps])

@@ -1,11 +1,11 @@
 """One held graph of the stream, for one sequence: every Jacobian of the probe is a sub-map of it.
 
-Only the stream needs a graph, so parameters inside blocks do not require grad and those outside (embeddings)
-do: the first block's entry then has a graph, and no activation is saved for a weight's gradient. Where the
-embedding runs under no_grad, the first block is handed a tensor that requires grad.
+Only the stream needs a graph. So parameters inside blocks do not require grad, and those outside (embeddings)
+do: the first block's entry has a graph, and no activation is saved for a weight's gradient. Where the
+embedding runs under no_grad, the first block receives a tensor that requires grad.
 
-Every forward begins with the model's state as it was found; the graph's is the last one, so that nothing that
-it saved is overwritten.
+Every forward starts from the model's original state. The graph's forward is the last one, so that none of its
+saved tensors is overwritten.
 
     B sequences, T tokens, d features
 """
@@ -37,11 +37,11 @@ class HeldGraph:
     """Tensors at sites with one graph over them.
 
     Attributes:
-        tensors: site → tensor, where it came by.
-        entries: entry of a stack → the copy of it that the first block was handed.
-        shifted: site → how the tensor moves when the stack's entry is shifted, without graph. Absent for
+        tensors: site → tensor, where the forward computed it.
+        entries: entry of a stack → the copy of it that the first block received.
+        shifted: site → movement of the tensor when the stack's entry is shifted, without graph. Absent for
             stacks whose first block does not take the stream as an argument.
-        shift: `shifted` at other steps; costs four forwards for each stack.
+        shift: returns `shifted` at other steps; costs four forwards per stack.
         note: "B = 1", or why it is not.
     """
 
@@ -58,14 +58,14 @@ class HeldGraph:
 
     @cached_property
     def eps(self) -> float:
-        """ε of the coarsest precision that came by: a forward under autocast rounds to bfloat16."""
+        """ε of the coarsest precision in the forward: under autocast, bfloat16's."""
         return max(torch.finfo(t.dtype).eps for t in self.tensors.values() if t.is_floating_point())
 
     def operator(self, source: Site, target: Site) -> JacobianOperator:
         """Jacobian of the tensor at `target` by the one at `source`.
 
         Raises:
-            TangentError: a tensor did not come by, is not finite, or no path leads from one to the other.
+            TangentError: a tensor was not computed or is not finite, or no path leads from one to the other.
         """
         x, y = (self._finite(site) for site in (source, target))
         op = JacobianOperator.on_graph(y, x)
@@ -76,7 +76,7 @@ class HeldGraph:
         return op
 
     def has_second_way(self, source: Site, target: Site) -> bool:
-        """Whether the stream also comes to `target` past the first block, as a skip from the embedding does.
+        """Whether the stream also reaches `target` around the first block, for example by a skip.
 
         Finite differences move only the argument of the first block. Costs two products.
         """
@@ -91,7 +91,8 @@ class HeldGraph:
 
     def _finite(self, site: Site) -> Tensor:
         if site not in self.tensors:
-            raise TangentError(f"{site.op} number {site.nth} of {site.module or 'the model'} did not come by")
+            where = site.module or "the model"
+            raise TangentError(f"this forward did not run {site.op} number {site.nth} of {where}")
         tensor = self.tensors[site]
         if not bool(torch.isfinite(tensor.detach()).all()):
             raise TangentError("the values there are not finite")
@@ -110,7 +111,7 @@ def hold(model: nn.Module, anatomy: Anatomy, feed: Feed) -> HeldGraph:
         return {site: moves for s in stacks for site, moves in _shifted(model, feed, s, steps).items()}
 
     shifted = shift(STEPS)
-    # Floating inputs are roots of the graph too: a model may have no parameter before its first block.
+    # Floating-point inputs are roots of the graph too: a model may have no parameter before its first block.
     roots = map_tensors(lambda t: _with_graph(t) if t.is_floating_point() else t, feed.batch)
     entries: Tensors = {}
     found: Tensors = {}
@@ -124,7 +125,7 @@ def hold(model: nn.Module, anatomy: Anatomy, feed: Feed) -> HeldGraph:
 
 
 def _handed_on(value: Tensor) -> Tensor:
-    """A copy behind the tensor in its graph; a root of a graph where there is none."""
+    """A copy that follows the tensor in its graph; a root of a new graph where there is none."""
     return value.clone() if value.requires_grad else _with_graph(value)
 
 
@@ -167,7 +168,7 @@ def _shifted(model: nn.Module, feed: Feed, stack: Stack, steps: tuple[float, flo
 
 
 def _moved(model: nn.Module, feed: Feed, stack: Stack, moved: Tensor) -> Tensors:
-    """Tensors of `stack`, without graph, with `moved` in place of its entry; empty where nothing took it."""
+    """Tensors of `stack`, without graph, with `moved` as its entry; empty where no block took it."""
     entries: Tensors = {}
     with untouched(model), _entering(model, feed, stack, lambda _: _with_graph(moved), entries, {}):
         found = _tensors(model, feed.batch, feed, sites_of(stack))
@@ -186,8 +187,8 @@ def _entering(
 ) -> Iterator[None]:
     """Hand the first block of `stack` a changed entry wherever it takes the stream as an argument.
 
-    `change` makes it, and `entries` takes it: nothing where the first block is no module of its own, or does
-    not take the stream as an argument. `found` takes the entry as it was.
+    `change` makes the entry, and `entries` records it; empty where the first block is not a module of its own
+    or does not take the stream as an argument. `found` records the original entry.
     """
     block = stack.blocks[0]
     modules = dict(named_modules(model))

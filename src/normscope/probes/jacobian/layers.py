@@ -1,4 +1,4 @@
-"""A block or a stack as a product of maps between states of the stream, with the kernels that its norms have.
+"""A block or a stack as a product of maps between states of the stream, with the kernels of its norms.
 
     x → branch → x′ → branch → x″       J = … J₂ J₁,  J_l from one branch's entry to the next one's
 
@@ -14,14 +14,14 @@ from normscope.probes.jacobian.workspace import Workspace, fits, is_product
 from normscope.probes.norms import TOKENWISE, factor, normalised
 
 NULL_GAIN = 1e-3
-"""ẑ is deflated where its gain is under this share of other directions'; its rest counts as an error."""
+"""Gain of ẑ, relative to other directions, below which ẑ is deflated; the rest counts as an error."""
 
 
 def layers_of(workspace: Workspace, part: Block | Stack) -> list[Layer]:
-    """The factors of `part`, the first one first: branch by branch, else block by block.
+    """The factors of `part` in the order of the forward: branch by branch, else block by block.
 
     Raises:
-        TangentError: they do not make up the whole: branches also read what is not on the stream.
+        TangentError: their product is not the whole, because branches read more than the stream.
     """
     blocks = part.blocks if isinstance(part, Stack) else (part,)
     by_branch = [b.entry for block in blocks for b in block.branches]
@@ -36,12 +36,12 @@ def layers_of(workspace: Workspace, part: Block | Stack) -> list[Layer]:
         if fits(whole, maps) and is_product(whole, [each.rmatvec for each in maps]):
             kernels = [_left_kernel(workspace, blocks, state) for state in states[1:]]
             return [Layer(each, kernel) for each, kernel in zip(maps, kernels, strict=True)]
-    raise TangentError("its branches do not make up a chain: they read more than the stream")
+    raise TangentError("its branches are not a chain: they read more than the stream")
 
 
 def kernel_of(workspace: Workspace, part: Block | Stack) -> TokenProjector | None:
-    """The left kernel of the norm on the stream that `part` ends in; None where there is none, or more of it
-    than the closed form."""
+    """The left kernel of the norm on the stream at the end of `part`; None where there is none, or where it
+    is larger than the closed form."""
     blocks = part.blocks if isinstance(part, Stack) else (part,)
     try:
         return _left_kernel(workspace, blocks, blocks[-1].exit)

@@ -1,8 +1,8 @@
-"""One sequence of the batch, which the jacobian probe feeds: cut off the batch and compared with the whole.
+"""Cut one sequence out of the batch for the jacobian probe, and compare it with the whole batch.
 
-A tensor does not tell which of its axes counts sequences: a mask (T, T) is as long as a batch of B = T. So
-cuts are tried, and one is taken where the first and the last sequence, run alone, have the values that they
-have in the batch.
+The shape of a tensor does not show which axis counts sequences: a mask (T, T) is as long as a batch of B = T.
+So cuts are tried. A cut is accepted where the first and the last sequence, run alone, have the same values as
+in the batch.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,21 +18,21 @@ from normscope.subjects import Batch, call_model, untouched
 from normscope.subjects.feed import map_tensors, tensors_in
 from normscope.subjects.memory import is_out_of_memory
 
-MAX_CUTS = 8  # ways to cut that are tried along one axis; four tensors, three of them cut or not, have eight
+MAX_CUTS = 8  # most cuts tried along one axis; four tensors, three of them cut or not, have eight
 
 SAME, GROWTH = 1e-3, 100.0
-"""Relative distance up to which values are those of the batch, or so many times that of a site before:
-rounding differs between a batch of one and one of four, and a deep stack may amplify it step by step."""
+"""Largest relative distance from the values of the batch; and its largest growth from one site to the next.
+Rounding differs between batches of one and four, and a deep stack may amplify it step by step."""
 
 
 @dataclass(frozen=True)
 class Feed:
-    """One sequence, and how the sites are called when it runs.
+    """One sequence, and the names of the sites in its forward.
 
     Attributes:
         batch: the sequence.
-        names: site of the anatomy → site in a forward of this batch. A batch of one takes other views than a
-            batch of four, and sites count ops, so the model is read again.
+        names: site of the anatomy → site in a forward of this batch. The model is read again, because a batch
+            of one has other views than a batch of four, and sites count ops.
         values: the stream at the ends of blocks, by the sites of the anatomy; without a graph.
         note: "B = 1", or why it is not.
     """
@@ -44,11 +44,11 @@ class Feed:
 
 
 class OtherValues(Exception):
-    """A cut batch does not give what the whole batch gives; the message says what was seen."""
+    """A cut batch has other values than the whole batch; the message names the difference."""
 
 
 def one_sequence(model: nn.Module, batch: Batch, anatomy: Anatomy) -> Feed:
-    """The first sequence of `batch`; the whole batch where the model does something else on one alone."""
+    """The first sequence of `batch`; the whole batch where one sequence alone gives other values."""
     names = {site: site for site in sites_of(anatomy)}
     whole = _values(model, batch, anatomy, names)
     if _length(batch, 0) == 1:
@@ -94,7 +94,7 @@ def _length(batch: Batch, axis: int) -> int:
 
 
 def _cuts(batch: Batch, axis: int) -> Iterator[partial[Batch]]:
-    """Ways to cut `batch` down to one sequence, the likely ones first: functions of the sequence's number.
+    """Cuts of `batch` to one sequence, the likely ones first: functions of the sequence's number.
 
     The main tensor is cut along `axis`; every other tensor along an axis of the same length, or not at all.
     """
@@ -123,11 +123,11 @@ def _cut(batch: Batch, axes: tuple[int | None, ...], index: int) -> Batch:
 def _verified(
     model: nn.Module, anatomy: Anatomy, cut: partial[Batch], whole: Mapping[Site, Tensor], length: int
 ) -> Feed:
-    """The first sequence, where it and the last one run alone as in the batch; else an `OtherValues`."""
+    """The first sequence, where it and the last one alone have the batch's values; else `OtherValues`."""
     fed = cut(0)
     again = read_anatomy(model, fed)
     if _shape(again) != _shape(anatomy):
-        raise OtherValues("it reads otherwise there")
+        raise OtherValues("one sequence alone has another anatomy")
     names = dict(zip(sites_of(anatomy), sites_of(again), strict=True))
     first, last = (_values(model, each, anatomy, names) for each in (fed, cut(-1)))
     _require_same(whole, first, 0, length)
@@ -136,15 +136,15 @@ def _verified(
 
 
 def _shape(anatomy: Anatomy) -> list[list[tuple[str, str]]]:
-    """Structure that two readings must share for their sites to be the same places."""
+    """Structure that two readings must share for their sites to correspond."""
     return [[(branch.site, branch.placement) for branch in block.branches] for block in anatomy.blocks]
 
 
 def _values(
     model: nn.Module, batch: Batch, anatomy: Anatomy, names: Mapping[Site, Site]
 ) -> dict[Site, Tensor]:
-    """The stream at the ends of blocks, and the first attention; the model's state comes back as it was, or a
-    cache of keys would hold what an earlier forward left."""
+    """The stream at the ends of blocks, and the first attention. The model's state is restored, because a
+    cache of keys would keep an earlier forward's."""
     wanted = {site for block in anatomy.blocks for site in (block.entry, block.exit)}
     wanted |= set(_first_attention(anatomy))
     with untouched(model):
@@ -160,22 +160,22 @@ def _first_attention(anatomy: Anatomy) -> list[Site]:
 def _require_same(
     whole: Mapping[Site, Tensor], alone: Mapping[Site, Tensor], index: int, length: int
 ) -> None:
-    """`OtherValues` at the first site where a sequence alone differs from number `index` of the batch."""
+    """Raise `OtherValues` at the first site where a sequence alone differs from sequence `index`."""
     worst = 0.0
     for site, of_batch in whole.items():
         if site not in alone:
-            raise OtherValues("it takes another path there")
+            raise OtherValues("one sequence alone takes another path")
         gaps = [_distance(alone[site], share) for share in _shares(of_batch, alone[site], index, length)]
         if not gaps:
             shapes = f"{tuple(alone[site].shape)} for {tuple(of_batch.shape)} of {length}"
-            raise OtherValues(f"a tensor there is not one sequence's: {shapes}")
+            raise OtherValues(f"a tensor does not have the shape of one sequence: {shapes}")
         if not min(gaps) <= max(SAME, GROWTH * worst):
-            raise OtherValues(f"a sequence alone has other values than in the batch: off by {min(gaps):.1%}")
+            raise OtherValues(f"a sequence alone has other values than in the batch: {min(gaps):.1%} apart")
         worst = max(worst, min(gaps))
 
 
 def _shares(of_batch: Tensor, alone: Tensor, index: int, length: int) -> Iterator[Tensor]:
-    """Places where sequence `index` may lie in the batch's tensor: an axis of its own, or folded into one."""
+    """Slices of the batch's tensor that may be sequence `index`: along an axis, or folded into one."""
     if of_batch.ndim != alone.ndim or of_batch.numel() != length * alone.numel():
         return
     longer = [a for a in range(alone.ndim) if of_batch.shape[a] != alone.shape[a]]

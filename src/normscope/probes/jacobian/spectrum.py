@@ -1,4 +1,4 @@
-"""Whole spectra: of a Jacobian that is small enough, and of ∂(one token out)/∂(the same token in)."""
+"""Dense spectra of small Jacobians, and of ∂(one token out)/∂(the same token in)."""
 
 from dataclasses import replace
 from math import inf
@@ -24,13 +24,13 @@ from normscope.probes.measurement import Measurement, not_measured
 
 WHOLE, TOKEN = "whole spectra", "one token"
 RANK_TOLERANCE = 1e-5  # singular values above this share of the largest count
-PLAIN = 10.0  # a rank is plain where the least value that counts is so many times the next
+PLAIN = 10.0  # least gap, as a ratio of singular values, that shows a rank
 
 QUANTILES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 """Shares of the singular values at which the distribution of log σ is given."""
 
 BATCHED = 0.5
-"""Cost of a VJP among many at once, in forwards, with its share of the SVD; measured at T·d = 512: 0.4."""
+"""Cost of one of many batched VJPs, in forwards, with its share of the SVD; measured at T·d = 512: 0.4."""
 
 LARGEST_FEW = "jacobian/top-singular-values"
 NUM_TOP = 20
@@ -41,7 +41,7 @@ TOKEN_VALUES, TOKEN_RANK, TOKEN_CONDITION = (
 
 
 def whole_rows(workspace: Workspace, part: Block | Stack, price: float) -> list[Measurement]:
-    """The figures of every singular value of a block's or stack's Jacobian."""
+    """Figures from all singular values of a block's or stack's Jacobian."""
     with workspace.spending.fixed(WHOLE, price, Budget.DEEP):
         values = singular_values(dense(workspace.ends(part)))
     kernel = kernel_of(workspace, part)
@@ -50,7 +50,7 @@ def whole_rows(workspace: Workspace, part: Block | Stack, price: float) -> list[
 
 
 def token_rows(workspace: Workspace, part: Block | Stack) -> list[Measurement]:
-    """The spectrum of the last token, the other tokens' entries fixed, by batched VJPs of the sequence."""
+    """Spectrum of the last token with the other tokens' entries fixed, by batched VJPs of the sequence."""
     site = site_of(part)
 
     def measure() -> list[Measurement]:
@@ -72,21 +72,23 @@ def token_rows(workspace: Workspace, part: Block | Stack) -> list[Measurement]:
 
 
 def _sizes(workspace: Workspace, part: Block | Stack) -> tuple[tuple[int, int], int]:
-    """d where `part` begins and where it ends, and T."""
+    """Widths d at the entry and the exit of `part`, and T."""
     tensors = workspace.graph.tensors
     if any(site not in tensors for site in ends_of(part)):
-        raise TangentError("where it begins or ends did not come by")
+        raise TangentError("this forward did not compute its entry or its exit")
     entry, end = (tensors[site] for site in ends_of(part))
     counts = {tensor.numel() // tensor.shape[-1] for tensor in (entry, end)}
     if len(counts) > 1 or any(tensor.ndim > 3 and tensor.shape[0] > 1 for tensor in (entry, end)):
-        raise TangentError(f"no token is told in a stream of {tuple(entry.shape)} to {tuple(end.shape)}")
+        raise TangentError(
+            f"no axis of tokens in a stream of shape {tuple(entry.shape)} to {tuple(end.shape)}"
+        )
     return (entry.shape[-1], end.shape[-1]), counts.pop()
 
 
 def spectrum_rows(site: str, values: np.ndarray, null: int, how: str) -> list[Measurement]:
-    """The figures of all singular values (k,), descending; `null` is the dimension of the known kernel.
+    """Figures from all singular values (k,), descending; `null` is the dimension of the known kernel.
 
-    "Non-zero" and κ are on the complement of the kernel: over the values that count for the rank.
+    "Non-zero" and κ use the complement of the kernel: the values that count for the rank.
     """
     return [
         Measurement("jacobian/sigma-min", site, float(values[-1]), how=how),
@@ -107,7 +109,7 @@ def ranked_rows(site: str, values: np.ndarray, null: int, how: str) -> list[Meas
             not_measured(quantity, site, "the map is zero") for quantity in quantities[1:]
         ]
     if gap < PLAIN:
-        reason = f"the values about {RANK_TOLERANCE:g} σ₁ are a continuum, none {PLAIN:g} times the next"
+        reason = f"no gap in the values around {RANK_TOLERANCE:g} σ₁: none is {PLAIN:g} times the next"
         return [not_measured(quantity, site, reason) for quantity in quantities]
     counted = f"{where}, gap {gap:.3g}; {how}"
     figures = (float(rank), float(values[rank - 1]), condition_number(values, rank=rank))

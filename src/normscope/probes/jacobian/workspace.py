@@ -1,4 +1,4 @@
-"""Shared by every part of the probe: the held graph, its conditions, the account, missing figures."""
+"""Data that all parts of the probe share: the held graph, its conditions, the costs, missing figures."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -21,10 +21,10 @@ from normscope.subjects.memory import is_out_of_memory
 DERIVATIVE = "derivative/relative-error"
 
 CONFIDENCE = {"part": 0.95, "stack": 0.8}
-"""Confidence of an iterative figure's error. At 0.999 the stack would cost half as much again; actual errors
+"""Confidence of an iterative figure's error. At 0.999 the stack would cost half as much again. Actual errors
 are mostly far smaller."""
 
-BOUND_CONFIDENCE = 0.95  # of all bounds of one report together: each σ_max has its error at a share of this
+BOUND_CONFIDENCE = 0.95  # of all bounds of one report together; each σ_max gets a share of it
 
 FROM_ERRORS = f"from estimates and their errors, all bounds together at {BOUND_CONFIDENCE:.0%} confidence"
 
@@ -32,22 +32,22 @@ TOLERANCE = {"part": 5e-2, "stack": 1e-2}  # relative error of σ_max, for branc
 
 MAX_PRODUCTS = {"part": 24, "stack": 40}
 
-SET_UP = 1  # products that the first Jv of a map costs besides: the graph of u ↦ Jᵀu
-COMPARISON = 2  # products that holding a derivative against finite differences costs
+SET_UP = 1  # additional cost of the first Jv of a map, in products: the graph of u ↦ Jᵀu
+COMPARISON = 2  # cost of comparing a derivative with finite differences, in products
 CHAIN_TOLERANCE = 1e-3  # relative distance up to which a product of maps is the whole map
 
 
 @dataclass
 class Workspace:
-    """One sequence under observation.
+    """State of the probe on one sequence.
 
     Attributes:
         model, anatomy: the model and its reading.
         graph: tensors at the sites, with the graph over them.
-        conditions: mode, kernels and precision of the figures, in words.
-        spending: the account.
-        refused: site → why it has no Jacobian here.
-        norms: site of a branch → an upper bound of ‖A‖ of the term as it is added, where it was measured.
+        conditions: mode, kernels and precision of the figures, for `how`.
+        spending: the costs.
+        refused: site → reason why its Jacobian is not measured.
+        norms: site of a branch → an upper bound of ‖A‖ of the added term, where it was measured.
         largest: site of a block or stack → σ_max, where it was measured.
         errors: the same site → its relative error, at `CONFIDENCE`.
         upper: the same site → an upper bound of σ_max, at `bound_confidence`.
@@ -75,24 +75,24 @@ class Workspace:
         return (len(part.blocks) if isinstance(part, Stack) else 1) / max(1, len(self.anatomy.blocks))
 
     def operator(self, source: Site, target: Site) -> JacobianOperator:
-        """The map from one site to another, or a `TangentError`; the last one is kept with its graphs."""
+        """The map from one site to another, or a `TangentError`; the last map is cached with its graphs."""
         if self._last is None or self._last[0] != (source, target):
             self._last = None
             self._last = ((source, target), self.graph.operator(source, target))
         return self._last[1]
 
     def ends(self, part: Block | Stack) -> JacobianOperator:
-        """The map from where `part` begins to where it ends; `TangentError` where it has none."""
+        """The map from the entry of `part` to its exit; `TangentError` where it has none."""
         return self.operator(*ends_of(part))
 
     @property
     def bound_confidence(self) -> float:
-        """Confidence to ask of each estimate, so that all bounds of blocks and branches hold together."""
+        """Confidence of each estimate with which all bounds of blocks and branches hold together."""
         blocks = self.anatomy.blocks
         return confidence_of_each(BOUND_CONFIDENCE, len(blocks) + sum(len(b.branches) for b in blocks))
 
     def sigma_max(self, op: JacobianOperator, kind: str) -> tuple[SigmaMax, str]:
-        """σ_max as exactly as `kind` ("part", "stack") wants it, and how."""
+        """σ_max to the tolerance of `kind` ("part", "stack"), and how."""
         found = sigma_max(
             op, tol=TOLERANCE[kind], max_products=MAX_PRODUCTS[kind], confidence=CONFIDENCE[kind]
         )
@@ -105,13 +105,13 @@ class Workspace:
     def derivative_row(self, name: str, site: str, source: Site, target: Site, share: float) -> Measurement:
         """Error of the derivative from `source` to `target`; the site is refused where it is wrong.
 
-        `name` is the part of the account, and a forward through the map is `share` of one through all stacks.
+        `name` is the part that pays, and a forward through the map costs `share` of one through all stacks.
         """
 
         def measure() -> list[Measurement]:
             moves = self.graph.shifted
             if source not in moves or target not in moves:
-                return [not_measured(DERIVATIVE, site, "the stream is no argument of the first block")]
+                return [not_measured(DERIVATIVE, site, "the stream is not an argument of the first block")]
             self.spending.require(name, (COMPARISON + SET_UP) * share)
             op = self.operator(source, target)
             with self.booked(name, op, share):
@@ -120,22 +120,22 @@ class Workspace:
                 return [not_measured(DERIVATIVE, site, error)]
             if is_wrong(error):
                 if self.graph.has_second_way(source, target):
-                    reason = "the stream has a second way in, past the first block: differences do not see it"
+                    reason = "the stream has a second way in, around the first block: differences miss it"
                     return [not_measured(DERIVATIVE, site, reason)]
                 if not self._same_gap(name, source, target, share):
                     reason = "the forward bends or jumps within the steps of the finite differences"
                     return [not_measured(DERIVATIVE, site, reason)]
                 self.refused[site] = (
                     f"its derivative is off by {error:.0%} against finite differences of its forward "
-                    "(a part without gradient, a backward of its own, or a wrong reading)"
+                    "(caused by a part without gradient, a custom backward, or a wrong reading)"
                 )
-            how = f"Jv beside central differences, at the median token; {self.conditions}"
+            how = f"Jv against central differences, at the median token; {self.conditions}"
             return [Measurement(DERIVATIVE, site, error, how=how)]
 
         return guarded(self, (DERIVATIVE,), site, measure, decides=True)[0]
 
     def _same_gap(self, name: str, source: Site, target: Site, share: float) -> bool:
-        """Whether the gap from `source` to `target` is the same at finer steps, which cost forwards once."""
+        """Whether the gap from `source` to `target` is the same at finer steps; their forwards run once."""
         graph = self.graph
         forwards = 0 if "finer" in vars(graph) else 2 * len(FINER) * len(self.anatomy.stacks)
         self.spending.require(name, forwards + (1 + len(FINER)) * share)
@@ -174,7 +174,7 @@ def drawn(op: JacobianOperator, count: int, size: int) -> Tensor:
 
 
 def is_product(whole: JacobianOperator, pullbacks: Iterable[Callable[[Tensor], Tensor]]) -> bool:
-    """Whether a product of maps does to one random cotangent what `whole` does; False where shapes differ.
+    """Whether a product of maps and `whole` agree on one random cotangent; False where shapes differ.
 
     `pullbacks` are the factors' u ↦ Jᵀu, in the order of the forward.
     """
@@ -187,7 +187,7 @@ def is_product(whole: JacobianOperator, pullbacks: Iterable[Callable[[Tensor], T
 
 
 def fits(whole: JacobianOperator, maps: list[JacobianOperator]) -> bool:
-    """Whether `maps`, in the order of the forward, can be multiplied to a map of the shape of `whole`."""
+    """Whether the product of `maps`, in the order of the forward, exists and has the shape of `whole`."""
     ends = (maps[-1].shape[0], maps[0].shape[1])
     return ends == whole.shape and all(a.shape[0] == b.shape[1] for a, b in pairwise(maps))
 
@@ -202,7 +202,7 @@ def guarded(
 ) -> list[Measurement]:
     """Rows of `measure`, or the reason why there are none, for each of `quantities`.
 
-    With `decides`, a site that has no derivative here is refused from then on.
+    With `decides`, a site without derivative is refused from then on.
     """
     reason = workspace.refused.get(site, "")
     if not reason:
@@ -214,7 +214,7 @@ def guarded(
             reason = str(error)
         except FloatingPointError:
             reason = "a product with the Jacobian is not finite"
-        except (TypeError, ValueError, RuntimeError) as error:  # a hook or a backward of the model's own
+        except (TypeError, ValueError, RuntimeError) as error:  # a hook or a custom backward of the model
             if is_out_of_memory(error):
                 raise
             reason = f"the backward fails ({type(error).__name__}): {' '.join(str(error).split())[:200]}"
