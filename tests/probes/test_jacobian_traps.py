@@ -1,4 +1,4 @@
-"""Tests of hard cases for Jacobians: the axis of sequences, state, wrong derivatives, maps with no product."""
+"""Tests of hard cases for Jacobians: axis of sequences, state, wrong derivatives, maps with no product."""
 
 import math
 from collections.abc import Callable

@@ -273,4 +273,4 @@ def test_a_rank_is_plain_or_none(values: list[float], null: int, rank: float | N
     nonzero = rows["jacobian/sigma-min-nonzero"].value
     assert nonzero == (values[int(rank) - 1] if rank else None)
     if rank is None:
-        assert "continuum" in rows["jacobian/condition"].how
+        assert "no gap" in rows["jacobian/condition"].how

@@ -1,4 +1,4 @@
-"""Linear algebra of Jacobians: maps in, figures out, each with a status. Knows nothing of models.
+"""Linear algebra of Jacobians: figures of linear maps, each with a status. Independent of models.
 
 The main calls:
 
@@ -8,8 +8,8 @@ The main calls:
     restricted_jacobian(op, rows, columns)  # some entries: one token's Jacobian, exact
     numerical_rank(values, tol)        # (rank, gap)
     top_singular(op, 20)               # the k largest, with multiplicity
-    sigma_min(op, kernel=…)            # the smallest that is not known to be zero, for κ up to 10–20
-    layerwise_sigma_min(layers)        # the same for a product of layers, far beyond
+    sigma_min(op, kernel=…)            # the smallest outside the known kernel, for κ up to 10–20
+    layerwise_sigma_min(layers)        # the same for a product of layers, of any κ
 """
 
 from normscope.linalg.bounds import (

@@ -1,8 +1,8 @@
-"""Figures of a whole spectrum in one number, and bounds of a map by those of its parts.
+"""Summaries of a spectrum in one number, and bounds of a map from bounds of its parts.
 
-An iterative σ_max is an estimate from below: Π of such estimates is no upper bound of a product, and |α| less
-one is no lower bound of a sum. Each bound here therefore takes the estimates' relative errors too, and then
-holds with a probability: that of the estimates, all together (`joint_confidence`). None costs a product.
+An iterative σ_max is an estimate from below. A product of such estimates is no upper bound of a product of
+maps, and |α| minus one is no lower bound of a sum. So each bound here also takes the estimates' relative
+errors. It holds with the probability that all estimates hold (`joint_confidence`). None costs a product.
 
 Sources: Weyl 1912 (sums); Horn 1950 (products); Roy & Vetterli 2007 (effective rank); Rudelson & Vershynin
 2007 (stable rank); Bonferroni 1936 (`joint_confidence`).
@@ -32,12 +32,12 @@ def joint_confidence(confidences: Sequence[float]) -> float:
 
 
 def confidence_of_each(together: float, count: int) -> float:
-    """1 − (1 − c)/k: the confidence to ask of each of k estimates, so that all together hold at c.
+    """1 − (1 − c)/k: the confidence of each of k estimates with which all hold at confidence c.
 
     Costs no product.
 
     Args:
-        together: c, the confidence that the bound is to have.
+        together: c, the confidence of the bound.
         count: k, at least 1.
 
     Examples:
@@ -79,7 +79,7 @@ def weyl_interval(singular_values: np.ndarray, change: float) -> tuple[np.ndarra
 
     Args:
         singular_values: of A (k,), in any order.
-        change: ‖B‖, the largest singular value of what is added, or its Frobenius norm.
+        change: ‖B‖, the largest singular value of the added B, or its Frobenius norm.
 
     Returns:
         The lower and the upper ends (k,), descending.
@@ -147,7 +147,7 @@ def stable_rank(singular_values: np.ndarray) -> float:
 def product_log_upper_bound(largest: Sequence[float], *, errors: Sequence[float] | None = None) -> float:
     """ln of the bound σ_max(J_L … J_1) ≤ Π σ_max(J_l) (Horn 1950): a sum of logs, which does not overflow.
 
-    Costs no product. Of iterative estimates the bound is Π σ_max(1 + error), at their `joint_confidence`.
+    Costs no product. For iterative estimates the bound is Π σ_max(1 + error), at their `joint_confidence`.
 
     Args:
         largest: σ_max (L,) of the factors; the result is −inf where one is zero.
@@ -164,10 +164,9 @@ def product_log_upper_bound(largest: Sequence[float], *, errors: Sequence[float]
 def product_log_lower_bound(smallest: Sequence[float], *, errors: Sequence[float] | None = None) -> float:
     """ln of the bound σ_min(J_L … J_1) ≥ Π σ_min(J_l) (Horn 1950), for factors square or tall.
 
-    A wide factor has a kernel: its σ_min is 0 here, whatever the least of its min(m, n) singular values. The
-    least *non-zero* value of a product has no such bound: what one factor lets through may lie near the
-    kernel of the next. Costs no product. Of iterative estimates, which are from above, the bound is Π σ_min(1
-    − error), at their `joint_confidence`.
+    A wide factor has a kernel, so its σ_min counts as 0. The least *non-zero* value of a product has no such
+    bound: the output of one factor may lie near the kernel of the next. Costs no product. For iterative
+    estimates, which are from above, the bound is Π σ_min(1 − error), at their `joint_confidence`.
 
     Args:
         smallest: σ_min (L,) of the factors; the result is −inf where one is zero.

@@ -4,8 +4,8 @@
     RMSNorm     y = γ ⊙ z/s + β,        s = √(ms + ε):    J = diag(γ) (1/s) (I − ẑẑᵀ/d)
 
 with ẑ the normalised input before γ. The direction 1 is exactly null; ẑ keeps the gain ε/(var + ε)^{3/2},
-null only while var ≫ ε. γ multiplies from the left: the right kernel does not see it, the left kernel does.
-Gradients travel by Jᵀ, so training loses the *left* kernel.
+null only while var ≫ ε. γ multiplies from the left: it changes the left kernel, not the right one. Gradients
+pass through Jᵀ, so training loses the *left* kernel.
 
 Shapes: d features last; leading axes (…) are tokens. Source: Xu et al. 2019 (arXiv 1911.07013) for the
 backward; Zhang & Sennrich 2019 (arXiv 1910.07467) for RMSNorm; the kernels by hand, checked against autograd.
@@ -120,7 +120,7 @@ def left_kernel(
     inverse = torch.where(zeros, 0.0, gamma[~zeros].abs().min() / gamma) if bool((~zeros).any()) else gamma
     first = _unit(inverse * one)
     second = inverse * scaled
-    for _ in range(2):  # twice is enough (Parlett): γ⁻¹ may bring 1 and ẑ close to one another
+    for _ in range(2):  # twice is enough (Parlett): γ⁻¹ may make 1 and ẑ nearly parallel
         second = second - first * (first * second).sum(-1, keepdim=True)
     return torch.stack((first, _unit(second, (inverse * scaled).norm(dim=-1, keepdim=True))), -1), zeros
 
@@ -165,7 +165,7 @@ def _vanishing_at(zeros: Tensor, one: Tensor, z: Tensor) -> tuple[Tensor, Tensor
 
 
 def _unit(vector: Tensor, scale: Tensor | None = None) -> Tensor:
-    """`vector` at length 1, or zero where it is round-off beside `scale`."""
+    """`vector` at length 1, or zero where it is round-off relative to `scale`."""
     norm = vector.norm(dim=-1, keepdim=True)
     floor = 1e-6 * (norm if scale is None else scale)
     return torch.where(norm > floor, vector / norm.clamp_min(torch.finfo(norm.dtype).tiny), 0.0)

@@ -1,8 +1,8 @@
 """Batches of products by copies of x: k products are one VJP of f on a batch of k copies.
 
-A product with a small map is all overhead: hundreds of small kernels. vmap over a held graph splits the
-backward of LayerNorm and GELU into elementwise ops and gains little; f's own kernels on k copies gain the
-whole overhead. It pays while x is small; the graph of the copies is held.
+A product with a small map is mostly the overhead of hundreds of small kernels. vmap over a held graph splits
+the backward of LayerNorm and GELU into elementwise ops and saves little; f's own kernels on k copies save the
+whole overhead. This pays while x is small. The graph of the copies is held.
 """
 
 import torch
@@ -11,11 +11,11 @@ from torch import Tensor
 from normscope.linalg.function import MeasuredFunction
 from normscope.linalg.graph import KeptGraph, TangentError
 
-MOST_ELEMENTS = 2**15  # elements of all copies together: what they hold is bounded, and nothing is won beyond
+MOST_ELEMENTS = 2**15  # elements of all copies together: bounds their memory; more copies save no time
 
 
 class Copies:
-    """The held graph of f on copies of x, made when first asked for.
+    """The held graph of f on copies of x, made at the first product.
 
     Args:
         f: the function, which must treat a leading axis row by row; that is checked.
@@ -55,7 +55,7 @@ class Copies:
     def _held(self, num_rows: int) -> KeptGraph:
         num = min(num_rows, MOST_ELEMENTS // self._x.numel())
         if self._graph is None or num > self._num:
-            self._graph, self._num = None, num  # the old one is let go first
+            self._graph, self._num = None, num  # free the old graph first
             outputs, inputs = self._f.with_graph(self._batch([self._x] * num))
             self._require_rows(outputs, [self._y] * num)
             self._graph = KeptGraph(outputs, inputs, inputs, lean=True)
@@ -68,10 +68,10 @@ class Copies:
         return torch.cat(rows) if self._joined else torch.stack(rows)
 
     def _joins(self) -> bool:
-        """Whether rows go along x's own leading axis: f of x beside another row is then f of each.
+        """Whether rows can be joined along x's own leading axis: f then treats each row alone.
 
         Raises:
-            TangentError: where a new axis does not do either.
+            TangentError: a new axis is not possible either.
         """
         generator = torch.Generator().manual_seed(0)
         other = torch.randn(self._x.shape, generator=generator, dtype=torch.float64).to(self._x)

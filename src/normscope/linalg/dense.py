@@ -1,4 +1,4 @@
-"""The whole Jacobian as a matrix, for maps that are small; and ranks with their tolerance."""
+"""Dense Jacobians of small maps, and ranks at a tolerance."""
 
 from math import inf
 
@@ -66,7 +66,7 @@ def restricted_jacobian(
 def singular_values(matrix: Tensor) -> np.ndarray:
     """Singular values (min(m, n),), descending, by a float64 SVD. Costs O(m n min(m, n)), no product.
 
-    Errors are round-off beside σ₁, ε σ₁: smaller values are not distinguished from zero.
+    Errors are round-off, ε σ₁: smaller values are not distinguished from zero.
 
     Args:
         matrix: J [m, n].
@@ -86,8 +86,8 @@ def numerical_rank(singular_values: np.ndarray, tol: float) -> tuple[int, float]
         tol: values above tol · σ₁ count.
 
     Returns:
-        rank r, and σ_r / σ_{r+1}: large where the rank is plain, near 1 where the tolerance cuts a
-        continuum; inf for a full rank, for a zero map, and where σ_{r+1} is exactly zero.
+        rank r, and the gap σ_r / σ_{r+1}: large where the rank is clear, near 1 where the tolerance cuts
+        through a continuum; inf for a full rank, for a zero map, and where σ_{r+1} is exactly zero.
 
     Raises:
         ValueError: singular values that are negative or not finite.

@@ -4,13 +4,13 @@ k steps of Golub–Kahan from v₁, uniform on the sphere, give nodes and weight
 values of B_k and the squares of the first entries of its right singular vectors, with E ⟨v₁, v_i⟩² = 1/n.
 The mean over probes is the distribution of σ.
 
-Few probes weigh a few large values badly: a stable rank would come out too small, even under 1. So a first
-run finds the largest values, which count once each, and the probes see only the rest (deflation, the idea of
-Hutch++). Errors have two parts: the probes' spread (jackknife, Student's t), and what further steps would
-change, from the changes between k/4, k/2 and k steps (Aitken).
+Few probes weight a few large values badly: the stable rank would be too small, even under 1. So a first run
+finds the largest values, which count once each, and the probes see only the rest (deflation, the idea of
+Hutch++). Errors have two parts: the probes' spread (jackknife, Student's t), and the change that further
+steps would make, extrapolated from the changes between k/4, k/2 and k steps (Aitken).
 
 With B̂ [k, k+1] in place of B there is a node at zero (Gauss–Radau), whose weight bounds that of the kernel
-from above. A weight at rest is the kernel's; one that still falls is an error of truncation.
+from above. A weight that no longer changes is the kernel's; one that still falls is an error of truncation.
 
 Sources: Ubaru, Chen & Saad 2017, "Fast estimation of tr(f(A)) via stochastic Lanczos quadrature"; Meyer et
 al. 2021, "Hutch++"; Golub & Meurant 2010, ch. 6; effective rank: Roy & Vetterli 2007.
@@ -40,13 +40,13 @@ from normscope.linalg.subspaces import Kernel, Projector
 Floats = NDArray[np.float64]
 
 AT_REST = 0.1
-"""Largest change still to come, as a share of itself, of a weight at zero that counts as a kernel."""
+"""Largest relative change that further steps may make in a weight at zero that counts as a kernel."""
 
-CONVERGED = 1e-3  # largest residual, as a share of it, of a node that counts as a singular value
+CONVERGED = 1e-3  # largest relative residual of a node that counts as a singular value
 
 R_SAFETY, R_LEAST, R_CURVE = 1.2, 0.25, 0.7
-"""Changes shrink by r a doubling of steps: 1.2 times the observed r, and at least 1/4; at least 0.7 for whole
-distributions, whose part between nodes and below the lowest shrinks about as 1/k."""
+"""Changes shrink by r per doubling of steps. r is 1.2 times the observed one, and at least 1/4; at least 0.7
+for whole distributions, whose part between nodes and below the lowest shrinks about as 1/k."""
 
 SHARES = (np.arange(400) + 0.5) / 400
 """Points at which quantile functions are compared: their mean distance is W₁."""
@@ -59,7 +59,7 @@ class Estimate:
     Attributes:
         value: the figure.
         sampling: half-width of its interval at the stated confidence, from the spread between probes.
-        truncation: change that further Lanczos steps could still make; inf where that cannot be seen.
+        truncation: change that further Lanczos steps could still make; inf where that is unknown.
     """
 
     value: float
@@ -68,15 +68,15 @@ class Estimate:
 
     @property
     def error(self) -> float:
-        """Both together."""
+        """Sum of both errors."""
         return self.sampling + self.truncation
 
 
 @dataclass(frozen=True)
 class Measure:
-    """Weights (k,) at nodes log σ (k,), ascending; the weight that is missing to 1 is at σ = 0.
+    """Weights (k,) at nodes log σ (k,), ascending; the weight missing to 1 is at σ = 0.
 
-    A node that is `sharp` (k,) is a singular value itself; another stands for a stretch of the spectrum.
+    A node that is `sharp` (k,) is a singular value itself; the others represent parts of the spectrum.
     """
 
     nodes: Floats
@@ -130,12 +130,13 @@ class LogDensity:
             bound where no kernel was found.
         effective_rank: exp of the entropy of σ_i/Σσ (Roy & Vetterli); from 1 to `size`.
         stable_rank: Σσ²/σ_max²; from 1 to `size`.
-        distance: W₁ in nats from `measure` to the truth, outside the kernel: an upper estimate, of value 0.
-        kernel_gain: gain that a random vector of the named kernels had; it enters the errors.
+        distance: W₁ in nats from `measure` to the truth, outside the kernel: value 0, and an upper estimate
+            as its error.
+        kernel_gain: gain of a random vector in the named kernels; it enters the errors.
         confidence: of all sampling errors.
         products: Jv and Jᵀu spent.
-        status: CONVERGED where the truncation of `distance` is ≤ tol · std, or round-off: then more probes
-            help. NOT_CONVERGED: more steps.
+        status: CONVERGED where the truncation of `distance` is ≤ tol · std, or round-off: then only more
+            probes help. NOT_CONVERGED: more steps help.
         measure: nodes and weights of all probes together.
     """
 
@@ -171,16 +172,16 @@ def log_density(
 ) -> LogDensity:
     """Distribution of the log σ of `op` [m, n] outside its known kernels.
 
-    Costs 2 · (`num_probes` + 1) · `steps` products, and one for each kernel that is named.
+    Costs 2 · (`num_probes` + 1) · `steps` products, and one for each named kernel.
 
     Args:
         op: the map; probes are drawn on the side that is smaller without the kernels.
         kernel, left_kernel: as in `sigma_min`.
-        num_probes: random starts beside the first run, at least 2.
+        num_probes: random starts after the first run, at least 2.
         steps: Golub–Kahan steps of each, at least 4; fewer where the Krylov space is exhausted before.
         tol: truncation error, as a share of the std of log σ, up to which the status is CONVERGED.
         confidence: of the sampling errors.
-        seed: of the first run; the probes count on from it.
+        seed: of the first run; the probes use the following ones.
 
     Raises:
         ValueError: too few probes or steps; a confidence outside (0, 1); a kernel of another size, not
@@ -263,7 +264,7 @@ class _Figures:
         self.levels = self._levels(runs)
 
     def _levels(self, runs: list[Bidiagonalisation]) -> list[list[Measure]]:
-        """Measures of all probes after k/4, k/2 and k steps, with a node at zero where its weight rests."""
+        """Measures of all probes after k/4, k/2 and k steps; a node at zero where its weight has settled."""
         if all(run.exhausted for run in runs):
             return [[self._rule(run, len(run.alpha), 1) for run in runs]] * 3
         count = [[(run, max(1, len(run.alpha) // part)) for run in runs] for part in (4, 2, 1)]
@@ -344,7 +345,7 @@ class _Figures:
         return Estimate(found.value, found.sampling, found.truncation + above)
 
     def _distance(self, round_off: float) -> Estimate:
-        """W₁: between the probes' quantile functions, and what is still to come of the changes by level."""
+        """W₁ between the probes' quantile functions, and the extrapolated change of further steps."""
         measures = [[self.together([rule]) for rule in level] for level in self.levels]
         curves = np.array([[m.quantiles(SHARES * m.weights.sum()) for m in level] for level in measures])
         if not np.isfinite(curves).all():
@@ -361,7 +362,7 @@ def still_to_come(changes: Floats, settled: float = 1e-10, least: float = R_LEAS
     inf where they do not shrink, unless the last is no more than `settled`.
     """
     before, last = changes
-    with np.errstate(over="ignore"):  # after no change at all, any change is no shrinking
+    with np.errstate(over="ignore"):  # after a change of zero, any change means no shrinking
         r = np.maximum(least, R_SAFETY * last / np.maximum(before, np.finfo(float).tiny))
     r = np.minimum(r, 1.0)
     rest = np.where(r < 1, last * r / np.maximum(1 - r, sqrt(np.finfo(float).eps)), np.inf)

@@ -3,7 +3,7 @@
     Jv ≈ (f(x + hv) − f(x − hv)) / 2h,   h = ε^(1/3) · RMS(x) / RMS(v)
 
 The error is about ε^(2/3) of ‖f‖·‖v‖/‖x‖ (2e-5 in float32, 4e-11 in float64): truncation, h²·f′′′/6, and
-round-off, ε·f/h, are then of one size. Source: Press et al. 1992, "Numerical Recipes", 5.7.
+round-off, ε·f/h, then have the same size. Source: Press et al. 1992, "Numerical Recipes", 5.7.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Map = Callable[[Tensor], Tensor]
 
 TOLERANCE = 2e-2  # relative gap between Jv and finite differences from which they are not the same
 KINKED = 5 * TOLERANCE  # the same where the gap shrinks with the step
-LONGEST = 0.1  # the longest step, beside x
+LONGEST = 0.1  # the longest step, relative to x
 
 HIDDEN = "tangent not compared with finite differences: f's round-off hides it"
 
@@ -39,10 +39,9 @@ def step(x: Tensor, v: Tensor, *, power: float = 1 / 3) -> float:
 def require_tangent(f: Map, x: Tensor, v: Tensor, jv: Tensor, y: Tensor) -> str:
     """Check that Jv is that of finite differences along v, to 2 %. One forward or more.
 
-    The first difference is from x to one side, the next are to both sides, at two steps. The shorter is for
-    kinks: those of ReLU that lie between f(x + hv) and f(x − hv) make a gap ∝ √h. Where it halves the gap, 10
-        %
-    are enough: the gap of a wrong derivative does not shrink with h.
+    The first difference is one-sided, the next are central, at two steps. The shorter step detects kinks:
+    those of ReLU between f(x + hv) and f(x − hv) make a gap ∝ √h, while the gap of a wrong derivative does
+    not shrink with h. So where the shorter step halves the gap, a gap of 10 % is accepted.
 
     The round-off of f, ε·‖f‖/h, is allowed for. Where it is above 2 % of both Jv and the difference (f has a
     large offset, or a small gain), it would hide any Jv: then longer steps, up to a tenth of x, are tried.
@@ -51,10 +50,10 @@ def require_tangent(f: Map, x: Tensor, v: Tensor, jv: Tensor, y: Tensor) -> str:
         y: f(x).
 
     Returns:
-        A note that round-off hides the tangent at those steps too; else nothing.
+        A note where round-off hides the tangent at those steps too; else "".
 
     Raises:
-        TangentError: Jv is another one; the message says the gap.
+        TangentError: Jv differs; the message gives the gap.
     """
     jv, h = jv.double().reshape(-1), step(x, v)
     with torch.no_grad():
@@ -76,7 +75,7 @@ def require_tangent(f: Map, x: Tensor, v: Tensor, jv: Tensor, y: Tensor) -> str:
 
 @dataclass(frozen=True)
 class _Comparison:
-    """Jv beside finite differences at one step, as norms."""
+    """Norms from a comparison of Jv with finite differences at one step."""
 
     gap: float
     scale: float
@@ -85,13 +84,13 @@ class _Comparison:
 
     @property
     def agrees(self) -> bool:
-        """The gap is small, and a wrong Jv would make a larger one."""
+        """True where the gap is small, and a wrong Jv would make a larger one."""
         telling = self.round_off <= TOLERANCE * max(self.scale, self.jv)
         return self.gap <= TOLERANCE * self.scale + (self.round_off if telling else 0.0)
 
     @property
     def hidden(self) -> bool:
-        """The gap is one that round-off makes, whatever Jv is."""
+        """True where round-off alone explains the gap, whatever Jv is."""
         return not self.agrees and self.gap <= TOLERANCE * self.scale + self.round_off
 
 
@@ -133,6 +132,6 @@ def _wrong(f: Map, x: Tensor, seen: _Comparison) -> TangentError:
     if not float((once - again).norm()) <= torch.finfo(x.dtype).eps ** 0.5 * float(once.norm()):
         return TangentError(f"f is not the same at each call: it changes or is random; {gap}")
     return TangentError(
-        f"the tangent is not that of the function: {gap}; a backward on the way is not the derivative of its "
+        f"the tangent is not that of the function: {gap}; a backward in f is not the derivative of its "
         "forward, or f has a kink at x (ReLU at 0)"
     )

@@ -1,10 +1,10 @@
 """The k largest singular values with true-error bounds, counted with multiplicity.
 
-A Krylov space of one start sees each value once, whatever its multiplicity, and a residual says nothing about
-what the start has missed. So a second process starts at random in what the first has left over, and so on.
-Only converged triples are kept of a process that is given up: the others would be coupled to what is left
-over, and count as one more large value. On the bases U, V that are kept, M = UᵀJV and R = UᵀJ(I − VVᵀ) are
-known without another product, (I − UUᵀ)JV = 0, and with J₂ = (I − UUᵀ) J (I − VVᵀ)
+A Krylov space of one start finds each value once, whatever its multiplicity, and a residual does not show
+what the start has missed. So a second process starts at random in the complement of the first, and so on.
+Only converged triples of a finished process are kept: the others would be coupled to the complement and count
+as one more large value. On the kept bases U, V, M = UᵀJV and R = UᵀJ(I − VVᵀ) are known without another
+product, (I − UUᵀ)JV = 0, and with J₂ = (I − UUᵀ) J (I − VVᵀ)
 
     JJᵀ ≼ diag(MMᵀ + (1 + ε) RRᵀ, (1 + 1/ε) s² I)    for any ε > 0 and s ≥ ‖J₂‖  (2|xy| ≤ ε|x|² + |y|²/ε),
 
@@ -45,7 +45,7 @@ class TopSingular:
         errors: upper estimates (k,) of the relative errors (σ_i(J) − σ_i)/σ_i.
         round_off: absolute; a value below it is given as 0, with the error 0 where the map was exhausted.
         products: Jv and Jᵀu spent.
-        starts: random starts: more than two where values are repeated or were missed.
+        starts: number of random starts: more than two where values are repeated or were missed.
         status: EXACT where the map was exhausted, CONVERGED where all errors are ≤ tol.
         left, right: U [m, k] and V [n, k], orthonormal columns; in a cluster they span its subspace. Fewer
             columns where fewer values were found.
@@ -77,8 +77,8 @@ def top_singular(
 ) -> TopSingular:
     """The k largest singular values of `op`, counted with multiplicity, and their vectors.
 
-    Costs about 2–7 products a value, up to 17 where values are close, and 4–40 in all to see that none was
-    missed: about 145 for the 20 largest of a deep stack to 1 % (`normscope bench spectra`).
+    Costs about 2–7 products per value, up to 17 where values are close, and 4–40 in all to prove that none
+    was missed: about 145 for the 20 largest of a deep stack to 1 % (`normscope bench spectra`).
 
     Args:
         op: the map J [m, n].
@@ -111,26 +111,26 @@ def top_singular(
 
 
 SETTLED = 1e-2
-"""Largest value that the couplings of what is kept allow, at any tolerance, when a new process starts."""
+"""Largest error from the couplings of kept triples, at any tolerance, when a new process starts."""
 
 KEPT = 0.02
-"""Coupling, beside σ_k, up to which a triple is kept for the next processes. What is coupled more would count
-as one value more beside what is left over; it is found again."""
+"""Largest coupling, relative to σ_k, of a triple that is kept for the next processes. A more strongly coupled
+one would count as an additional value; the next process finds it again."""
 
-LEAST_STEPS = 4  # of a process that is given up for the next: each start costs all bounds anew
+LEAST_STEPS = 4  # fewest steps before the next process starts: each start recomputes all bounds
 
 _EPSILONS = np.geomspace(1e-4, 1e8, 37)
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Knowledge of J on two bases: JV = UM and JᵀU = VMᵀ + Σ_f rest_f weights_fᵀ.
+    """J on two bases: JV = UM and JᵀU = VMᵀ + Σ_f rest_f weights_fᵀ.
 
     Attributes:
         left, right: U [p, m] and V [q, n] as rows.
         matrix: M (p, q).
-        weights: (p, F), a column for each process that could have gone on.
-        rests: F vectors [n] outside of V, float64: the next directions of those.
+        weights: (p, F), a column for each process that was not exhausted.
+        rests: F vectors [n] outside of V, float64: the next directions of those processes.
     """
 
     left: Tensor
@@ -170,15 +170,15 @@ class _Part:
 
 
 class _Search:
-    """Processes one after another, each in what those before have left over; and the bounds."""
+    """Processes one after another, each in the complement of those before; and the bounds."""
 
     def __init__(self, op: LinearMap, k: int, seed: int, confidence: float, tol: float) -> None:
         self.op, self.k, self.seed, self.confidence, self.tol = op, k, seed, confidence, tol
         self.starts, self._products, self._scale = 1, 0, 0.0
         left, right = (torch.zeros(0, size, dtype=op.dtype, device=op.device) for size in op.shape)
         self.done = _Part(left, right, np.zeros((0, 0)), np.zeros((0, 0)), [])
-        self._inside = np.zeros((0, 0))  # coordinates of the rests of `done` in the rows of V that are new
-        self._rests: list[Tensor] = []  # what of them is outside
+        self._inside = np.zeros((0, 0))  # coordinates of the rests of `done` in the new rows of V
+        self._rests: list[Tensor] = []  # the parts of the rests outside of these rows
         self.now = Bidiagonalisation(op, seed=seed)
         self.is_exhausted = self._left_over_is_zero = False
         self._bounds = np.zeros((len(_EPSILONS), k))  # √λ_i(ε) of the part that is done
@@ -189,7 +189,7 @@ class _Search:
         return self._products + self.now.products
 
     def half_step(self) -> None:
-        """One product; of a new process where the one that runs has come to its end."""
+        """One product, of a new process where the running one is exhausted."""
         if self.now.exhausted:
             self.start_anew()
         if not self.now.exhausted:
@@ -201,7 +201,7 @@ class _Search:
             self.is_exhausted = float(np.linalg.norm(self.done.coupling())) <= self.floor
 
     def start_anew(self) -> None:
-        """Keep what has converged of the running process; start the next at random in what is left over."""
+        """Keep the converged triples of the running process; start the next at random in the complement."""
         part = self._known()
         self.done = part if self.now.exhausted else part.converged(self._most, self.k)
         for row, epsilon in enumerate(_EPSILONS):
@@ -220,7 +220,7 @@ class _Search:
         self.starts += 1
 
     def is_hopeless(self) -> bool:
-        """Whether even the lower bound of what is left over is too large to prove anything by it."""
+        """Whether even the lower bound of ‖J₂‖ is too large to prove the values."""
         if not self.now.alpha or self._values[-1] == 0:
             return False
         allowed = self._values * (1 + self.tol)
@@ -230,10 +230,10 @@ class _Search:
         return not len(feasible) or self.now.largest * sqrt(1 + 1 / feasible[-1]) > allowed[-1]
 
     def is_time_to_start(self) -> bool:
-        """Whether a new process proves the k values sooner than it would after more steps of this one.
+        """Whether a new process proves the k values sooner now than after more steps of this one.
 
-        What is left over is as large as the largest value that has not converged. To prove that it is r times
-        smaller than what is allowed takes about ln(4n/δ²)/(2 arcosh r) products.
+        ‖J₂‖ is the largest value that has not converged. Proving that it is r times smaller than allowed
+        takes about ln(4n/δ²)/(2 arcosh r) products.
         """
         if self.now.is_half_way or len(self.now.alpha) < LEAST_STEPS:
             return False
@@ -247,7 +247,7 @@ class _Search:
         return settled > 0 and self._is_best_now(part, most / sqrt(1 + 1 / _EPSILONS[settled - 1]))
 
     def _is_best_now(self, part: _Part, most: float) -> bool:
-        """Whether to prove that what is left over is under `most` now, or when more has converged."""
+        """Whether to prove ‖J₂‖ ≤ `most` now, rather than after more values have converged."""
         ratios = np.maximum(most / part.left_over(self._most, self.k), 1)
         reach = log(4 * self.op.shape[1] / least_component(self.confidence) ** 2) / 2
         with np.errstate(divide="ignore"):
@@ -261,7 +261,7 @@ class _Search:
         return KEPT * float(self._values[-1])
 
     def errors(self) -> np.ndarray:
-        """Relative errors (k,) of the values in hand."""
+        """Relative errors (k,) of the current values."""
         values = self._values
         upper = values if self.is_exhausted else np.maximum(self._upper(), values)
         relative = np.divide(upper - values, values, out=np.full(self.k, inf), where=values > 0)
@@ -271,13 +271,13 @@ class _Search:
 
     @property
     def floor(self) -> float:
-        """Round-off beside the largest value: that of a sum, and that which ends a process."""
+        """Round-off relative to the largest value: of a sum, and the one that ends a process."""
         size = len(self.done.matrix) + len(self.now.alpha)
         units = max(8 * size, 10 * sqrt(self.op.shape[1]) if self.is_exhausted else 0)
         return units * round_off_of(self.op) * float(self._values[0])
 
     def _upper(self) -> np.ndarray:
-        """Upper bounds (k,) of the k largest; where nothing is done, ‖J‖ is all that is known."""
+        """Upper bounds (k,) of the k largest; the bound of ‖J‖ before the first process is finished."""
         if not self.now.alpha or (self.starts == 1 and self.is_hopeless()):
             return np.full(self.k, inf)
         rest = self.now.largest * (1 + self.now.error(self.confidence))
@@ -286,7 +286,7 @@ class _Search:
         return least_upper(self._bounds, rest)
 
     def result(self, status: Status) -> TopSingular:
-        """The values and vectors in hand."""
+        """The current values and vectors."""
         part = self._known()
         left, _, right = np.linalg.svd(part.matrix, full_matrices=False)
         return TopSingular(
@@ -301,21 +301,21 @@ class _Search:
         )
 
     def _follow(self) -> None:
-        """Split the rests of what is done by the rows of V that are new."""
+        """Split the rests of the finished part by the new rows of V."""
         for row in self.now.known_right[self._inside.shape[1] :].double():
             weights = [float(row @ rest) for rest in self._rests]
             self._rests = [rest - weight * row for rest, weight in zip(self._rests, weights, strict=True)]
             self._inside = np.concatenate((self._inside, np.array(weights).reshape(-1, 1)), 1)
 
     def _matrix(self) -> np.ndarray:
-        """M of what is done and of the process that runs."""
+        """M of the finished part and the running process."""
         block = self.now.known
         upper = np.concatenate((self.done.matrix, self.done.weights @ self._inside), 1)
         lower = np.concatenate((np.zeros((len(block), self.done.matrix.shape[1])), block), 1)
         return np.concatenate((upper, lower))
 
     def _known(self) -> _Part:
-        """The done part and the running process, together; after a whole step."""
+        """The finished part and the running process together; after a whole step."""
         count = len(self.now.alpha)
         weights = np.concatenate((self.done.weights, np.zeros((count, len(self._rests)))))
         rests = list(self._rests)
@@ -330,17 +330,17 @@ class _Search:
 
 
 def least_upper(bounds: np.ndarray, rest: float) -> np.ndarray:
-    """Upper bounds (k,) of the σ_i: the best over ε of √λ_i(ε) (E, k) of what is done, and s = `rest`."""
+    """Upper bounds (k,) of the σ_i, the best over ε, from √λ_i(ε) (E, k) of the finished part and `rest`."""
     floors = rest * np.sqrt(1 + 1 / _EPSILONS)
     return np.maximum(bounds, floors[:, None]).min(0)
 
 
 def _onto(rows: Tensor) -> Projector:
-    """Projector onto orthonormal rows, in float64: what is left over is small, and found again."""
+    """Projector onto orthonormal rows, in float64 because the complement is small."""
     exact = rows.double()
     return lambda v: ((v.double() @ exact.T) @ exact).to(v.dtype)
 
 
 def _first(values: np.ndarray, k: int) -> np.ndarray:
-    """The first k, zeros after the last."""
+    """The first k values, padded with zeros."""
     return np.pad(values[:k], (0, max(0, k - len(values))))

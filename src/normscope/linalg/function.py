@@ -1,11 +1,11 @@
-"""A user's function, called so that its Jacobian can be measured, and everything left as it was found.
+"""Call a user's function so that its Jacobian can be measured, and restore all state.
 
-- Random generators start from the same state each time, so dropout has one mask, and the caller's state
-  stays.
-- Parameters are held off while the graph is made: nothing is saved for a weight's gradient.
+- Random generators start from the same state each time, so dropout has one mask. The caller's state is
+  restored.
+- Parameters do not require grad while the graph is made: nothing is saved for a weight's gradient.
 - Attention runs under the math backend: the fused kernels have no double backward.
 - Buffers of a module, and of modules that a function calls, are copied for each call: batch statistics and
-  spectral norms' vectors do not move.
+  spectral norms' vectors do not change.
 - A module in half precision is measured in a float32 copy.
 """
 
@@ -25,19 +25,19 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 class MeasuredFunction:
-    """f as it is measured.
+    """The function f in the state in which it is measured.
 
     Args:
         f: a module, or any function of one tensor.
         x: the point; where it is in half precision, f must be a module.
 
     Attributes:
-        x: the point, detached, in the precision it is measured in.
-        note: changes that were made; empty where there were none.
+        x: the point, detached, in the precision of the measurement.
+        note: changes that were made, or "".
 
     Raises:
-        TypeError: x is no tensor.
-        ValueError: x is not floating, has no elements, or is in half precision where f is no module.
+        TypeError: x is not a tensor.
+        ValueError: x is not floating-point, has no elements, or is in half precision while f is no module.
     """
 
     def __init__(self, f: Callable[[Tensor], Tensor], x: Tensor) -> None:
@@ -49,14 +49,14 @@ class MeasuredFunction:
             self.note = f"measured in a float32 copy of the {_names(held & set(HALF))} module"
         elif x.dtype in HALF:
             raise ValueError(
-                f"x of dtype {x.dtype} for a function that is no module, which cannot be copied to float32: "
+                f"x of dtype {x.dtype} for a function that is not a module and cannot be copied to float32: "
                 "expected float32 or float64, and f in the same precision"
             )
         self._devices = [x.device] if x.is_cuda else []
         self._states = torch.get_rng_state(), [torch.cuda.get_rng_state(device) for device in self._devices]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """f(x), the generators as they were at construction and afterwards as before the call."""
+        """f(x) with the generators' state at construction; their state before the call is restored."""
         with copied_buffers(self._f), torch.random.fork_rng(devices=self._devices):
             torch.set_rng_state(self._states[0])
             for device, state in zip(self._devices, self._states[1], strict=True):
@@ -70,9 +70,9 @@ class MeasuredFunction:
         return y
 
     def with_graph(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(f(x), x) with the graph between them, and with nothing held for other gradients.
+        """(f(x), x) with the graph between them, and nothing saved for other gradients.
 
-        A second forward where f closes over parameters: they are known only from the graph of the first.
+        Where f closes over parameters, a second forward runs: only the graph of the first shows them.
         """
         known: list[Tensor] = list(self._f.parameters()) if isinstance(self._f, nn.Module) else []
         y, inputs = self._graph(x, known)
@@ -109,16 +109,16 @@ def require_point(name: str, x: Any) -> None:
 
 @contextmanager
 def copied_buffers(f: Callable[..., Any]) -> Iterator[None]:
-    """Modules work on copies of their buffers inside; afterwards they have their own, which did not move.
+    """Let modules work on copies of their buffers inside; afterwards they have their own again, unchanged.
 
-    The modules are f's where it is a module, else every one that is called inside. Nothing is written into
-    their own buffers: a graph may hold them.
+    The modules are f's where f is a module, else every module called inside. Their own buffers are never
+    written, because a graph may hold them.
     """
     own: dict[nn.Module, dict[str, Tensor | None]] = {}
-    copies: dict[int, Tensor] = {}  # a buffer that two parts share stays one
+    copies: dict[int, Tensor] = {}  # a buffer that two modules share stays shared
 
     def enter(module: nn.Module, _: Any = None) -> None:
-        if torch.compiler.is_compiling():  # the module around the compiled region has come by before
+        if torch.compiler.is_compiling():  # the module around the compiled region was entered before
             return
         for part in module.modules():
             if part not in own:
@@ -141,7 +141,7 @@ def copied_buffers(f: Callable[..., Any]) -> Iterator[None]:
 
 @contextmanager
 def held_off(tensors: list[Tensor]) -> Iterator[None]:
-    """None of the tensors requires grad inside; afterwards each requires it as before."""
+    """Turn `requires_grad` of the tensors off inside, and restore it afterwards."""
     on = [tensor for tensor in tensors if tensor.requires_grad]
     try:
         for tensor in on:
@@ -153,7 +153,7 @@ def held_off(tensors: list[Tensor]) -> Iterator[None]:
 
 
 def math_attention() -> Any:
-    """Attention that has a double backward and a forward mode; as it is inside a compiled region."""
+    """Select attention with double backward and forward mode; no effect inside a compiled region."""
     return nullcontext() if torch.compiler.is_compiling() else sdpa_kernel(SDPBackend.MATH)
 
 

@@ -1,15 +1,17 @@
 """Golub–Kahan–Lanczos bidiagonalisation with full reorthogonalisation, and bounds of the outermost values.
 
 After k steps from a random unit v₁:  J V_k = U_k B_k,  Jᵀ U_k = V_{k+1} B̂_kᵀ,  B_k upper bidiagonal, and
-σ_max(B̂_k) is a lower bound of σ_max(J). The residual says nothing about what v₁ has missed, so an *upper*
-bound decides when to stop: v₁ has the mass ω = ⟨v₁, v_max⟩² on σ_max² = λ, and the Christoffel function of
-the Lanczos polynomials p̂_j (three-term recurrence of B̂_kᵀB̂_k) bounds it:
+σ_max(B̂_k) is a lower bound of σ_max(J). The residual does not show what v₁ has missed, so an *upper* bound
+decides when to stop. v₁ has the mass ω = ⟨v₁, v_max⟩² on σ_max² = λ, and the Christoffel function of the
+Lanczos polynomials p̂_j (three-term recurrence of B̂_kᵀB̂_k) bounds it:
 
     ω · Σ_{j≤k} p̂_j(λ)² ≤ 1
 
 For a random v₁ in n dimensions ω ≥ δ²/n with probability P(|N(0,1)| ≥ δ); the bound is the λ at which the
 sum reaches n/δ². After half a step, with Jv_{k+1} but not the next Jᵀu, the same holds for the polynomials of
-B_{k+1}B_{k+1}ᵀ and the measure of u₁ = Jv₁/α₁, in which λ has the mass ωλ/α₁². Every product may be the last.
+B_{k+1}B_{k+1}ᵀ and the measure of u₁ = Jv₁/α₁, in which λ has the mass ωλ/α₁². So it may stop after any
+product.
+
 Sources: Golub & Kahan 1965; Hochstenbach 2013, "Probabilistic upper bounds for the matrix two-norm".
 """
 
@@ -24,11 +26,11 @@ from torch import Tensor
 
 from normscope.linalg.subspaces import Projector
 
-CONFIDENCE = 0.999  # probability that v₁ is no worse than assumed; the bound fails for the rest
+CONFIDENCE = 0.999  # probability that v₁ is at least as good as assumed, and so that the bound holds
 
 
 class LinearMap(Protocol):
-    """A map J [m, n] as the algorithms need it; `JacobianOperator` is one."""
+    """Interface of a map J [m, n] for the algorithms; `JacobianOperator` implements it."""
 
     shape: tuple[int, int]
     dtype: torch.dtype
@@ -42,7 +44,7 @@ class LinearMap(Protocol):
 
 
 def round_off_of(op: LinearMap) -> float:
-    """Relative error of a product, beside ‖J‖: the map's own `round_off`, else ε of its dtype."""
+    """Error of a product relative to ‖J‖: the map's own `round_off`, else ε of its dtype."""
     return float(getattr(op, "round_off", torch.finfo(op.dtype).eps))
 
 
@@ -55,13 +57,13 @@ class Status(StrEnum):
 
 
 def check_confidence(confidence: float) -> None:
-    """ValueError for a confidence that is no probability between 0 and 1."""
+    """Raise ValueError for a confidence that is not a probability between 0 and 1."""
     if not 0 < confidence < 1:
         raise ValueError(f"confidence={confidence}: expected a probability between 0 and 1")
 
 
 def check_budget(max_products: float, confidence: float) -> None:
-    """ValueError for a budget or a confidence that no iteration can work with."""
+    """Raise ValueError for a budget under 2 products or an invalid confidence."""
     if max_products < 2:
         raise ValueError(f"max_products={max_products}: expected at least 2, one Jv and one Jᵀu")
     check_confidence(confidence)
@@ -75,15 +77,15 @@ class Bidiagonalisation:
         seed: of the random start.
         start: v₁ [n], of any length, instead of a random one; the bounds hold for random ones.
         image: J·start [m] where it is known; it saves the first product.
-        within: projectors of inputs and outputs onto the subspaces to stay in; default all. Every vector is
-            projected: round-off would bring back what is left out.
-        scale: size of the map that `op` is a part of: what is round-off beside it counts as zero.
+        within: projectors of inputs and outputs onto the subspaces of the iteration; default all. Every
+            vector is projected, because round-off would bring back the complement.
+        scale: size of the map that `op` is a part of: round-off relative to it counts as zero.
 
     Attributes:
         alpha, beta: diagonal and superdiagonal of B̂.
-        exhausted: the Krylov space is invariant: the singular values of B̂ are singular values of J.
+        exhausted: True where the Krylov space is invariant: singular values of B̂ are singular values of J.
         products: Jv and Jᵀu spent.
-        noise: size of a product's error, as the recurrence shows it: parts of a map may cancel.
+        noise: size of a product's error in the recurrence; it is larger where parts of a map cancel.
     """
 
     def __init__(
@@ -198,8 +200,8 @@ class Bidiagonalisation:
         return sqrt(_edge(is_possible, lower, upper) / lower) - 1
 
     def error_below(self, confidence: float = CONFIDENCE) -> float:
-        """Relative distance from the smallest Ritz value down to the lower bound of all singular values that
-        the start can see, found as in `error`; 1 where they may reach zero."""
+        """Relative distance from the smallest Ritz value down to the lower bound of the singular values,
+        found as in `error`; 1 where they may reach zero."""
         if self.exhausted:
             return 0.0
         lower = (float(self.ritz_values()[-1]) / self.alpha[0]) ** 2
@@ -217,7 +219,7 @@ class Bidiagonalisation:
         at_ritz_value = self._most_mass(ritz_square, 0.0)
         if at_ritz_value <= least:
             # No more mass lies beyond the Ritz value (Chebyshev-Markov-Stieltjes), so v₁ is worse than
-            # assumed. Given that much, it is above the share 1 − confidence of it.
+            # assumed. Of that mass, at least the share 1 − confidence is then assumed.
             least = at_ritz_value * (1 - confidence) ** 2
         return lambda point: self._most_mass(point, least) > least
 
@@ -227,9 +229,9 @@ class Bidiagonalisation:
         if not self.is_half_way:
             diagonal = alpha**2 + np.append(0.0, beta[:-1] ** 2)  # of BᵀB, and the next coupling
             return 1 / _christoffel(point, diagonal, alpha * beta, 1 / least if least else inf)
-        if point == 0:  # BBᵀ tells nothing about the kernel
+        if point == 0:  # BBᵀ does not show the kernel
             return 1.0
-        share = point / alpha[0] ** 2  # u₁ has so many times the mass of v₁ on λ
+        share = point / alpha[0] ** 2  # mass of u₁ on λ over that of v₁
         diagonal, enough = alpha[:-1] ** 2 + beta**2, 1 / (share * least) if least else inf
         return 1 / (share * _christoffel(point, diagonal, beta * alpha[1:], enough))
 
@@ -252,7 +254,7 @@ class Bidiagonalisation:
             rest = _length(weights[:-1]) * sqrt(len(vector) / (len(weights) - 1))
             self.noise = max(self.noise, rest)
         vector = basis.kept(vector - weights @ basis.rows)
-        # Classical Gram–Schmidt twice; a dot product of 1e5 numbers in float32 is off by 1e-5.
+        # Classical Gram–Schmidt twice: a dot product of 1e5 numbers in float32 has an error of 1e-5.
         weights = (basis.rows.double() @ vector.double()).to(vector.dtype)
         vector = basis.kept(vector - weights @ basis.rows)
         norm = _length(vector)
@@ -263,7 +265,7 @@ class Bidiagonalisation:
 
 
 class _Basis:
-    """Rows in one block of memory that doubles: two matrix-vector products orthogonalise against all."""
+    """Rows in one growing block of memory: two matrix-vector products orthogonalise against all."""
 
     def __init__(self, size: int, like: LinearMap, keep: Projector | None) -> None:
         self._block = torch.empty(8, size, dtype=like.dtype, device=like.device)
@@ -285,7 +287,7 @@ class _Basis:
 
 
 def _edge(is_possible: Callable[[float], bool], inside: float, outside: float) -> float:
-    """The point where `is_possible` ends, between one that is possible and one that is not; its far side."""
+    """Bisect for the edge of `is_possible` between `inside` and `outside`; return the outer side."""
     for _ in range(40):
         middle = (inside + outside) / 2
         if is_possible(middle):

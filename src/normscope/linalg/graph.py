@@ -1,4 +1,4 @@
-"""The graph that autograd holds: products with it, its leaves, refusals in our words."""
+"""Autograd's graph: products with it, its leaves, and its errors as exceptions of ours."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -13,11 +13,11 @@ NO_PATH = "no path leads from the inputs to the outputs in the graph"
 
 
 class TangentError(RuntimeError):
-    """The derivative cannot be had, or is not the function's; the message says what was seen."""
+    """The derivative cannot be computed, or is not the function's; the message gives the finding."""
 
 
 class NoPath(TangentError):
-    """The outputs do not depend on the inputs, as autograd sees it."""
+    """The outputs do not depend on the inputs in autograd's graph."""
 
     def __init__(self) -> None:
         super().__init__(NO_PATH)
@@ -36,9 +36,9 @@ class KeptGraph:
         outputs: y.
         inputs: x, in its shape and precision.
         source: place of x in the graph: a tensor, or an edge.
-        lean: drop what the graph of u ↦ Jᵀu saves and Jv does not need: values that depend on u, as a linear
-            map's derivative does not (a backward that is not linear then gives a wrong Jv), and values that
-            the first Jv does not ask for, which are there for derivatives by x.
+        lean: free the tensors that the graph of u ↦ Jᵀu saves and Jv does not need. These are values that
+            depend on u, because a linear map's derivative does not (a backward that is not linear then gives
+            a wrong Jv), and values that the first Jv does not use, which serve derivatives by x.
     """
 
     def __init__(
@@ -66,10 +66,10 @@ class KeptGraph:
         return _rows(self.outputs, self.source, cotangents)
 
     def push_rows(self, tangents: Tensor) -> Tensor:
-        """`push` with a leading axis, in the same way."""
+        """`push` with a leading axis, batched in the same way."""
         try:
             pushed = _rows(*self._double_graph(), tangents)
-        except NoPath:  # Jᵀu is zero, or constant for autograd; the adjoint test tells which
+        except NoPath:  # Jᵀu is zero, or constant for autograd; the adjoint test decides
             return self.outputs.new_zeros(len(tangents), *self.outputs.shape)
         for saved in self._saved:
             if not saved.used:
@@ -90,7 +90,7 @@ class KeptGraph:
         return pulled.detach()
 
     def is_once_differentiable(self) -> bool:
-        """Whether Jᵀu was made by a function marked so: autograd passes it over where it should refuse."""
+        """Whether a function marked once-differentiable made Jᵀu: autograd skips it instead of refusing."""
         pulled, _ = self._double_graph()
         return pulled.requires_grad and any(node.name().endswith("Error") for node, _ in _edges(pulled))
 
@@ -133,7 +133,7 @@ def first_line(error: Exception) -> str:
 
 
 def leaves(y: Tensor) -> list[Tensor]:
-    """Tensors that y was computed from and that gather a gradient: parameters, mostly."""
+    """Leaves that y was computed from and that require grad, mostly parameters."""
     return [node.variable for node, _ in _edges(y) if hasattr(node, "variable")] if y.requires_grad else []
 
 
@@ -156,7 +156,7 @@ def _rows(y: Tensor, x: Tensor | GradientEdge, cotangents: Tensor) -> Tensor:
 
 @dataclass
 class _Saved:
-    """Tensor that a node of the graph saved, until it is known that no product asks for it."""
+    """Tensor that a node of the graph saved; freed once no product needs it."""
 
     tensor: Tensor | None
     used: bool = False
@@ -164,13 +164,13 @@ class _Saved:
 
 def _used(saved: _Saved) -> Tensor:
     if saved.tensor is None:
-        raise RuntimeError("a product needs another part of the graph than the first one did")
+        raise RuntimeError("this product needs a part of the graph that the first product did not")
     saved.used = True
     return saved.tensor
 
 
 class _Lean:
-    """Hook that keeps what does not depend on u, and only the shape of what does. Walks each node once."""
+    """Hook that keeps tensors that do not depend on u, and only the shape of others. Visits nodes once."""
 
     def __init__(self, u: Tensor) -> None:
         self._u = u

@@ -28,8 +28,8 @@ class SigmaMax:
         value: σ, a lower bound of σ_max(J) up to round-off.
         error: upper estimate of the relative error (σ_max − σ)/σ; inf where nothing is known.
         residual: ‖Jv − σu‖/σ of the vectors (Jᵀu = σv by construction), or ‖Jᵀu − σv‖/σ where the last
-            product was a Jv; with the largest coupling so far in place of the next one, which takes a product
-            more.
+            product was a Jv. Uses the largest coupling so far instead of the next one, which would cost one
+            more product.
         products: Jv and Jᵀu spent.
         status: EXACT where the Krylov space was exhausted, CONVERGED where `error` ≤ tol.
         confidence: probability that `error` holds; 1 where the space was exhausted.
@@ -50,8 +50,7 @@ class SigmaMax:
     def upper(self, confidence: float | None = None) -> float:
         """σ(1 + error) ≥ σ_max(J) at `confidence`, by default that of `error`; no product.
 
-        Build upper bounds from this, not from `value`; for a bound of several, ask each at
-        `confidence_of_each`.
+        Build upper bounds from this, not from `value`; for a bound from several, use `confidence_of_each`.
         """
         error = self.error if confidence is None else _error(self.process, confidence)
         return self.value * (1 + error) if self.value else 0.0
@@ -65,7 +64,7 @@ def sigma_max(
     seed: int | None = None,
     confidence: float = CONFIDENCE,
 ) -> SigmaMax:
-    """σ_max of `op` and its vectors. Costs 15–50 products for 1 %: fewer where one value stands out.
+    """σ_max of `op` and its vectors. Costs 15–50 products for 1 %: fewer where one value is much larger.
 
     Args:
         op: the map J [m, n].
@@ -73,7 +72,7 @@ def sigma_max(
         max_products: budget of Jv and Jᵀu together; at least 2.
         seed: of the random start; by default the vector that a `JacobianOperator` was checked with, whose
             product is known, else 0.
-        confidence: probability that the start has the component along v_max that the error assumes.
+        confidence: probability that the start's component along v_max is as large as the error assumes.
 
     Raises:
         ValueError: a budget under 2; a confidence outside (0, 1).
@@ -100,14 +99,14 @@ def sigma_max(
 
 
 def _error(process: Bidiagonalisation, confidence: float) -> float:
-    """Relative error of the largest Ritz value: that of the bound, and what round-off amounts to."""
+    """Relative error of the largest Ritz value: the bound's error plus round-off."""
     noise = 3 * process.noise / process.largest if process.largest else 0.0
     count = 1 if process.exhausted else len(process.alpha)
     return max(process.error(confidence), 8 * round_off_of(process.op) * count, noise)
 
 
 def _result(process: Bidiagonalisation, status: Status, error: float, confidence: float) -> SigmaMax:
-    """The largest triple of B̂ as it stands."""
+    """The largest triple of the current B̂."""
     op = process.op
     spent = process.products
     if not process.alpha:  # J v₁ = 0 for a random v₁: the map is zero

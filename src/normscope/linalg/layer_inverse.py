@@ -1,24 +1,25 @@
-"""The inverse of a stack J = J_L … J_1 from solves with its layers, each far better conditioned than J.
+"""Inverse of a stack J = J_L … J_1 from solves with its layers, each far better conditioned than J.
 
     J⁻¹u = J_1⁻¹ (J_2⁻¹ (… J_L⁻¹ u)).
 
-Golub–Kahan–Lanczos on J needs about κ(J) products to see σ_min; on J⁻¹ it needs as few as for any σ_max, and
-each of its products costs the solves: a few products with each layer, as a Pre-LN layer is I + A.
+Golub–Kahan–Lanczos on J needs about κ(J) products for σ_min. On J⁻¹ it needs as few as for any σ_max. Each of
+its products costs the solves: a few products with each layer, because a Pre-LN layer is I + A.
 
-Layers with kernels (Post-LN: N′(I + A) with the left kernel of N′ known in closed form): pseudo-inverses do
-not multiply in general; they do for full-rank factors: (BC)⁺ = C⁺B⁺ for B of full column rank and C of full
-row rank. So with P_l the projector onto range(J_l), each layer but the first is inverted *between* ranges,
+In Post-LN, layers N′(I + A) have kernels, and the left kernel of N′ is known in closed form. Pseudo-inverses
+do not multiply in general; they do for full-rank factors: (BC)⁺ = C⁺B⁺ for B of full column rank and C of
+full row rank. So with P_l the projector onto range(J_l), each layer but the first is inverted *between*
+ranges,
 
     J⁺ = J_1⁺ (P_2 J_2 P_1)⁺ … (P_L J_L P_{L−1})⁺,
 
-which is right if and only if no layer loses what the layers before it pass on:
+which holds if and only if no layer maps a vector of the previous range to zero:
 
     rank J_1 = … = rank J_L =: r,  and  range(J_l) ∩ kernel(J_{l+1}) = {0}  for every l.
 
 The ranks are compared at the start. The second condition holds where (P_{l+1} J_{l+1} P_l) x = u has a
 solution for a random u in range(J_{l+1}); otherwise the residual of the solve stays above its tolerance.
 
-Cost: one product with one of L layers counts 1/L of a product with J.
+Cost: a product with one of L layers counts as 1/L of a product with J.
 
 Sources: Ben-Israel & Greville, "Generalized inverses" (full-rank factors); Simoncini & Szyld 2003 (inexact
 Krylov methods); Saad & Schultz 1986.
@@ -38,19 +39,19 @@ from normscope.linalg.solve import Solver
 from normscope.linalg.subspaces import Kernel, dimension
 
 LOOSE = 1e-2
-"""Tolerance of the solves that only estimate an error. A layer's nearly lost direction is a small part of a
-random vector, a larger one of a solve's residual, and has to be found there.
+"""Tolerance of the solves that only estimate an error. A nearly lost direction of a layer is a small part of
+a random vector but a larger part of a solve's residual, so it must be resolved there.
 """
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One factor of a stack, with the kernels that are known.
+    """One factor of a stack, with its known kernels.
 
     Attributes:
         map: J_l [m, n].
-        left_kernel: {u : J_lᵀu = 0}, all of it: an orthonormal basis (m, r), or the projector onto it.
-        kernel: {v : J_l v = 0}, all of it; needed of the first layer only, where it makes the solves cheaper.
+        left_kernel: the whole {u : J_lᵀu = 0}: an orthonormal basis (m, r), or the projector onto it.
+        kernel: the whole {v : J_l v = 0}; only the first layer's is used, to make solves cheaper.
     """
 
     map: LinearMap
@@ -61,7 +62,7 @@ class Layer:
 class LayerwiseInverse(BaseMap):
     """J⁺ [n, m] of J = layers[-1] … layers[0], the first layer first.
 
-    A product costs a solve with each layer: some products of J, fewer as the solves learn.
+    A product costs a solve with each layer: some products of J, fewer as the solves recycle directions.
 
     Args:
         layers: maps, or `Layer`s where kernels are known.
@@ -72,13 +73,13 @@ class LayerwiseInverse(BaseMap):
     Attributes:
         shape: (n, m), of J⁺.
         cost: product-equivalents of J spent.
-        worst: the largest relative residual of a solve that should have had none.
+        worst: the largest relative residual of a solve whose exact residual is zero.
         first_error: relative error of the first J⁺u, as `error_of` estimates it; None before that.
         is_spent: whether a solve was cut short by `budget`.
         leak: the largest gain found along a named left kernel, relative to the layer's.
-        carried: those gains behind all layers, relative to u, in the latest J⁺u of `error_of`.
-        first_carried: the same of the first J⁺u.
-        gain: length behind all layers of what the first leaks of a random vector [n]; None before it is
+        carried: those gains after all layers, relative to u, in the latest J⁺u of `error_of`.
+        first_carried: the same for the first J⁺u.
+        gain: length, after all layers, of the first layer's leak of a random vector [n]; None before it is
             measured.
         obstacle: why the product of inverses is not J⁺, else empty.
 
@@ -130,31 +131,31 @@ class LayerwiseInverse(BaseMap):
 
     @property
     def round_off(self) -> float:
-        """Relative error of a product, as far as it was seen: that of the solves; inf where `blocked`."""
+        """Observed relative error of a product, from the solves; inf where `blocked`."""
         if self.blocked:
             return inf
         return max(torch.finfo(self.dtype).eps, self.tol, self.worst, self.first_error or 0.0)
 
     @property
     def _is_open_ended(self) -> bool:
-        """Whether the first layer has a right kernel that is not known: solutions are of least norm then."""
+        """Whether the first layer has an unknown right kernel, so that solutions have least norm."""
         first = self.layers[0]
         return first.kernel is None and (
             first.left_kernel is not None or first.map.shape[0] < first.map.shape[1]
         )
 
     def tighten(self, factor: float) -> None:
-        """Solve so many times as well from now on, and forget how well it was before."""
+        """Divide the solves' tolerance by `factor` from now on, and reset the observed errors."""
         self.tol /= factor
         self.worst, self.first_error = 0.0, None
 
     def error_of(self, u: Tensor) -> tuple[Tensor, float]:
         """x ≈ J⁺u, and an estimate of ‖x − J⁺u‖/‖x‖; inf where the budget is spent.
 
-        The residual of each solve is computed anew from the layers, and carried through the inverse of the
-        layers before it. What a layer leaves in its left kernel is carried through the layers after it, to
-        `carried`. Costs one product of J (two where left kernels are named) and one application with loose
-        solves more.
+        The residual of each solve is recomputed from the layers, and carried through the inverse of the
+        layers before it. The part of a layer's output in its left kernel is carried through the layers after it, to
+        `carried`. Costs one product of J (two where left kernels are named) and another application with
+        loose solves.
         """
         passed = [self.between[-1].keep_left(u)]
         for index in reversed(range(len(self.layers))):
@@ -172,8 +173,8 @@ class LayerwiseInverse(BaseMap):
         return passed[0], (1 + LOOSE) ** 2 * float(error.double().norm()) / length if known else inf
 
     def measure_gain(self, seed: int = 0) -> None:
-        """Set `gain`, once. Costs one product of J; none where no left kernel is named, or the first layer's
-        own kernel is."""
+        """Set `gain`, once. Costs one product of J; none without named left kernels, or where the kernel of
+        the first layer is named."""
         first = self.layers[0]
         if self.gain is not None or first.left_kernel is None or first.kernel is not None:
             return
@@ -183,7 +184,7 @@ class LayerwiseInverse(BaseMap):
         self.gain = self._behind([leak] + [None] * (len(self.layers) - 1))
 
     def _behind(self, leaks: list[Tensor | None]) -> float:
-        """Length behind the last layer of what the layers leave in their left kernels."""
+        """Length, after the last layer, of the parts that the layers leave in their left kernels."""
         carried: Tensor | None = None
         for index, leak in enumerate(leaks):
             after = None if carried is None else self._through(index, carried)
@@ -197,7 +198,7 @@ class LayerwiseInverse(BaseMap):
         return torch.stack([self._inverse_transposed(row) for row in rows])
 
     def _inverse(self, u: Tensor) -> Tensor:
-        if self.first_error is None:  # measured once, before there is much to remember
+        if self.first_error is None:  # measured once, before the solves have many directions to recycle
             x, self.first_error = self.error_of(u)
             self.first_carried = max(self.first_carried, self.carried)
             return x
@@ -216,7 +217,7 @@ class LayerwiseInverse(BaseMap):
         self, index: int, b: Tensor, tol: float, *, adjoint: bool = False, required: bool = True
     ) -> Tensor:
         solver = (self._adjoints if adjoint else self._solvers)[index]
-        # Jᵀ of the first layer may have a right side outside its range: then the least residual is meant.
+        # Jᵀ of the first layer may have a right side outside its range: then the least residual is wanted.
         may_be_outside = adjoint and index == 0 and self._is_open_ended
         least_tol = tol if may_be_outside else 0.0
         left = max(0.0, self.budget - self.cost) * len(self.layers)
@@ -263,13 +264,15 @@ def _require_meeting(layers: Sequence[Layer]) -> None:
 
 
 def _ranks_differ(layers: Sequence[Layer]) -> str:
-    """The first layer whose rank, by its kernels, is not that of the first one; empty where there is none."""
+    """Message on the first layer whose rank, by its kernels, differs from the first layer's; else ""."""
     ranks = []
     for number, layer in enumerate(layers, 1):
         (m, n), like = layer.map.shape, (layer.map.dtype, layer.map.device)
         rank = m - dimension(layer.left_kernel, m, *like)
         if rank > n or (layer.kernel is not None and rank != n - dimension(layer.kernel, n, *like)):
-            return f"layer {number} of shape {(m, n)} has not the rank {rank} that its left kernel leaves it"
+            return (
+                f"layer {number} of shape {(m, n)} cannot have the rank {rank} that its left kernel implies"
+            )
         ranks.append(rank)
     if len(set(ranks)) > 1:
         other = next(index for index, rank in enumerate(ranks) if rank != ranks[0])

@@ -23,11 +23,11 @@ from normscope.linalg.smallest import LEAK_MARGIN, Side, SigmaMin, side_of
 SOLVE_SHARE = 0.1  # tolerance of the solves, as a share of that of σ_min
 
 PROCESS_SHARES = (0.6, 0.3)
-"""Shares of the tolerance for Golub–Kahan–Lanczos, first and second try; solves have the rest."""
+"""Shares of the tolerance for Golub–Kahan–Lanczos, first and second try; solves get the rest."""
 
 FIRST_SHARE = 0.1
-"""Error of the first J⁺u, as a share of the tolerance, that the solves are made tight enough for. Errors of
-many layers and products add up, and a later new start costs the whole iteration.
+"""Largest error of the first J⁺u, as a share of the tolerance: solves are tightened until it is met. Errors
+of many layers and products add up, and a later restart costs the whole iteration.
 """
 
 
@@ -41,7 +41,7 @@ def layerwise_sigma_min(
 ) -> SigmaMin:
     """The smallest non-zero singular value of J = layers[-1] … layers[0], as 1/σ_max(J⁺).
 
-    Costs some tens to a few hundred products of J, whatever its κ: one with one of L layers counts 1/L.
+    Costs some tens to a few hundred products of J, whatever its κ; a product with one of L layers counts 1/L.
 
     Args:
         layers: maps, or `Layer`s where kernels are known; the first layer first.
@@ -49,9 +49,9 @@ def layerwise_sigma_min(
         tol, seed, confidence: as in `sigma_min`.
 
     Returns:
-        As `sigma_min`. The error is that of Golub–Kahan–Lanczos on J⁺, that of the solves, measured at the
-        last vector, and the leak into a named left kernel behind the whole stack, beside σ. NOT_CONVERGED
-        where a solve is above its tolerance, and where pseudo-inverses do not multiply; `note` says it.
+        As `sigma_min`. The error is the sum of three: Golub–Kahan–Lanczos on J⁺, the solves (measured at the
+        last vector), and the leak into a named left kernel after the whole stack, relative to σ.
+        NOT_CONVERGED where a solve misses its tolerance or pseudo-inverses do not multiply; `note` says so.
 
     Raises:
         ValueError: as `LayerwiseInverse`; a budget under 2; a confidence outside (0, 1).
@@ -67,7 +67,7 @@ def layerwise_sigma_min(
     _started(inverse, seed).half_step()
     if (by := _excess(inverse, tol)) > 1:
         inverse.tighten(by)
-        seed += 1  # the error is to be measured at what is not remembered
+        seed += 1  # measure the error at a vector outside the recycled directions
     while True:
         process = _started(inverse, seed)
         for share in PROCESS_SHARES:
@@ -79,7 +79,7 @@ def layerwise_sigma_min(
                 return found  # tighter solves do not help
         if inverse.tol < 100 * torch.finfo(inverse.dtype).eps:
             return found
-        inverse.tighten(4)  # the solves are what is left; what they have learnt is kept
+        inverse.tighten(4)  # the rest of the error is the solves'; their directions are kept
         seed += 1
 
 
@@ -115,7 +115,7 @@ def _result(inverse: LayerwiseInverse, process: Bidiagonalisation, confidence: f
     if not inverse.is_spent:
         preimage, solve_error = inverse.error_of(left)
         inverse.measure_gain()
-    if inverse.is_spent:  # before, or by that
+    if inverse.is_spent:  # before that call, or in it
         preimage = largest * right
     length = float(preimage.double().norm())
     solve_error = max(solve_error, inverse.first_error or 0.0, inverse.worst)
@@ -141,9 +141,9 @@ def _result(inverse: LayerwiseInverse, process: Bidiagonalisation, confidence: f
 def _leaking(inverse: LayerwiseInverse, sigma: float) -> float:
     """Relative change of σ_min by D, the part that the layers leave in their named left kernels.
 
-    From below σ(1 − ‖DJ⁺‖), from above √(σ²(1 + ‖DJ⁺‖)² + ‖D restricted to J's kernel‖²), by min–max. The
-    first J⁺u was of a random u, which shows at least 1/LEAK_MARGIN of ‖DJ⁺‖/√m in nine cases of ten; the last
-    is of the vector where J⁺ is largest. `inverse.gain` is of a random vector, too.
+    By min–max, σ_min is at least σ(1 − ‖DJ⁺‖) and at most √(σ²(1 + ‖DJ⁺‖)² + ‖D restricted to J's kernel‖²).
+    The first J⁺u has a random u, which shows at least 1/LEAK_MARGIN of ‖DJ⁺‖/√m in nine cases of ten; the
+    last has the vector where J⁺ is largest. `inverse.gain` is of a random vector, too.
     """
     relative = max(LEAK_MARGIN * sqrt(inverse.shape[1]) * inverse.first_carried, inverse.carried)
     return relative + hypot(1.0, LEAK_MARGIN * (inverse.gain or 0.0) / sigma) - 1
@@ -164,10 +164,10 @@ def _note(inverse: LayerwiseInverse) -> str:
         return f"the budget of {inverse.budget:g} products is spent"
     if inverse.blocked:
         return (
-            f"a solve has {inverse.worst:.1g} of its right side left over: a layer has a kernel that was not "
-            "named, or loses what the layers before it pass on"
+            f"a solve leaves a residual of {inverse.worst:.1g}: a layer has a kernel that was not named, or "
+            "maps part of the range of the layers before it to zero"
         )
-    return f"what was called a left kernel has a gain of {inverse.leak:.2g}" if inverse.leak > 1e-6 else ""
+    return f"a named left kernel has a gain of {inverse.leak:.2g}" if inverse.leak > 1e-6 else ""
 
 
 def _side(layers: Sequence[Layer]) -> Side:

@@ -1,7 +1,7 @@
 """Maps made of maps: dense matrices, compositions, restrictions, shifts, projections, deflations.
 
-All take and are a `LinearMap`. Batches are rows: matmat maps [k, n] to [k, m], rmatmat [k, m] to [k, n].
-Every map counts its own products, one for each vector; the maps it is made of count theirs.
+Each takes a `LinearMap` and is one. Batches are rows: matmat maps [k, n] to [k, m], rmatmat [k, m] to [k, n].
+Every map counts its own products, one per vector; its parts count theirs.
 """
 
 from abc import ABC, abstractmethod
@@ -26,8 +26,8 @@ class BaseMap(ABC):
     Attributes:
         shape: (m, n).
         products: Jv and Jᵀu spent on this map itself.
-        round_off: relative error of a product, beside the sizes of the parts: theirs together, else ε of the
-            dtype. Where parts cancel it is more beside ‖J‖; `sigma_max` sees that in its recurrence.
+        round_off: error of a product relative to the sizes of the parts: the sum of theirs, else ε of the
+            dtype. Where parts cancel, it is larger relative to ‖J‖; `sigma_max` detects that.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class BaseMap(ABC):
 
     @property
     def round_off(self) -> float:
-        """Relative error of a product, beside the sizes of the parts."""
+        """Error of a product relative to the sizes of the parts."""
         return sum(map(round_off_of, self._parts)) if self._parts else torch.finfo(self.dtype).eps
 
     @abstractmethod
@@ -165,10 +165,10 @@ class Composition(BaseMap):
     """J = maps[0] @ maps[1] @ …: the last one acts first. A product costs one product of each map.
 
     Args:
-        maps: of shapes that meet, (m, k), (k, n), …
+        maps: maps of matching shapes, (m, k), (k, n), …
 
     Raises:
-        ValueError: the shapes of two neighbours do not meet.
+        ValueError: the shapes of two neighbours do not match.
 
     Examples:
         >>> twice = Matrix(2 * torch.eye(2))
@@ -273,8 +273,8 @@ class Projected(BaseMap):
 
     Args:
         of: the map J [m, n].
-        left: the subspace of outputs that is kept: an orthonormal basis (m, r), or a callable that projects
-            the last axis of (…, m) onto it; default all.
+        left: the kept subspace of outputs: an orthonormal basis (m, r), or a callable that projects the last
+            axis of (…, m) onto it; default all.
         right: the same for inputs.
 
     Attributes:
@@ -305,8 +305,8 @@ class Projected(BaseMap):
 class Deflated(Projected):
     """(I − P_left) J (I − P_right): J without its known kernels, projected at every product.
 
-    A kernel that is projected only once comes back by round-off. A product costs one product of J and two
-    projections, O(n r) for bases.
+    A kernel that is projected out only once returns through round-off. A product costs one product of J and
+    two projections, O(n r) for bases.
 
     Args:
         of: the map J [m, n].

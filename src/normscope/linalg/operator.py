@@ -3,18 +3,18 @@
     Jᵀu  [m] → [n]   one VJP over the graph of y = f(x)
     Jv   [n] → [m]   one VJP over the graph of u ↦ Jᵀu ("double backward"); that graph is built once and held
 
-Each costs about one forward of f; set-up costs about two more, and the check of the tangent one. Where there
-is no double backward, Jv comes by forward mode, or by central differences: see `tangents`.
+Each costs about one forward of f; set-up costs about two more, and the check of the tangent one. Without a
+double backward, Jv uses forward mode or central differences: see `tangents`.
 
-Both graphs together hold no more than the forward of a training step with the same kernels, parameters
-apart: see `function` and `KeptGraph`. The T×T probabilities of attention are held here; a training step with
-fused attention does not hold them.
+Without parameters, both graphs together hold no more than the forward of a training step with the same
+kernels: see `function` and `KeptGraph`. The T×T probabilities of attention are held here; a training step
+with fused attention does not hold them.
 
 A hand-written backward may be wrong, or constant for autograd, and Jv is then silently wrong or zero. So each
 Jv is compared with Jᵀu of one random u (two dot products), and where f is known, the first tangent with
-finite differences. A backward may also be no linear function of its gradient (guided backpropagation), which
-that one u does not show. So each Jᵀu is compared with the first Jv, and where there is none yet, a batch with
-a random sum of its rows (one VJP). A failed check raises `TangentError` rather than return a wrong figure.
+finite differences. A backward may also be a non-linear function of its gradient (guided backpropagation),
+which one u does not show. So each Jᵀu is compared with the first Jv; before there is one, a batch is compared
+with a random sum of its rows (one VJP). A failed check raises `TangentError`.
 
 Source: Townsend 2017, "A new trick for calculating Jacobian vector products"; Pearlmutter 1994.
 """
@@ -49,32 +49,32 @@ class JacobianOperator(BaseMap):
     f may be random: it starts from one state of the generators each time, so dropout has one mask. Attention
     runs under the math backend, which has a double backward; the fused kernels have none.
 
-    Cost: a product about one forward of f, in batches of small maps less (`matmat`, `rmatmat`; they hold as
-    many copies of the activations as there are rows, up to 2¹⁵ elements of x); set-up about two products and
-    two or three forwards, one more where f closes over parameters that require grad.
+    A product costs about one forward of f, less in batches of small maps (`matmat`, `rmatmat`; these hold a
+    copy of the activations per row, up to 2¹⁵ elements of x). Set-up costs about two products and two or
+    three forwards, one more where f closes over parameters that require grad.
 
     Args:
         f: the function of one tensor; a module, or anything callable. A module in half precision is measured
             in a float32 copy.
         x: the point, a tensor of any shape, n elements.
         method: of Jv: "double backward", "forward mode" or "central differences"; by default the first that
-            PyTorch does not refuse. Jᵀu is a VJP always.
-        seed: of the random vectors that the checks use.
+            PyTorch does not refuse. Jᵀu is always a VJP.
+        seed: of the random vectors for the checks.
 
     Attributes:
         shape: (m, n).
         products: Jv and Jᵀu spent so far, without set-up.
         method: the `Method` in use.
-        round_off: relative error of a product, beside ‖J‖: ε of the precision; for central differences the
-            largest that was measured so far. The algorithms claim nothing below it.
+        round_off: error of a product relative to ‖J‖: ε of the precision; for central differences the largest
+            error measured so far. The algorithms resolve nothing below it.
         note: changes made to measure f, refused methods, and whether f's round-off hides the tangent from
-            finite differences, as under a large offset: Jv is then only compared with Jᵀu, which a wrong
-            backward may pass. Else empty.
+            finite differences, as under a large offset. Jv is then only compared with Jᵀu, a check that a
+            wrong backward may pass. Else "".
 
     Raises:
-        TypeError: x is no tensor.
-        ValueError: no such method; x or f(x) not floating, or empty; half precision in a function that is no
-            module; f writes into x.
+        TypeError: x is not a tensor.
+        ValueError: unknown method; x or f(x) is empty or not floating-point; half precision in a function
+            that is not a module; f writes into x.
         TangentError: Jv differs from finite differences by over 2 % (a backward that is not the derivative of
             its forward or is no function of its gradient, a straight-through estimator, a part without
             gradient), Jv contradicts Jᵀu, or PyTorch refuses every method.
@@ -124,10 +124,10 @@ class JacobianOperator(BaseMap):
             seed: of the random cotangent that every Jv is checked with.
 
         Raises:
-            TypeError: an argument is no tensor.
-            ValueError: tensors that are not floating, or empty.
-            TangentError: at the first product, where no path leads from `inputs` to `outputs`, where the
-                graph has no second derivative, where Jv contradicts Jᵀu, and where Jᵀu is not linear in u.
+            TypeError: an argument is not a tensor.
+            ValueError: a tensor is empty or not floating-point.
+            TangentError: raised by the first product, where no path leads from `inputs` to `outputs`, the
+                graph has no second derivative, Jv contradicts Jᵀu, or Jᵀu is not linear in u.
 
         Examples:
             >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
@@ -148,12 +148,12 @@ class JacobianOperator(BaseMap):
 
     @property
     def known_product(self) -> tuple[Tensor, Tensor] | None:
-        """(v [n], Jv [m]) of the random v that the tangent was checked with; None where none was."""
+        """(v [n], Jv [m]) of the random v that checked the tangent; None without a check."""
         return self._tangent
 
     @property
     def round_off(self) -> float:
-        """Relative error of a product, beside ‖J‖."""
+        """Error of a product relative to ‖J‖."""
         found = self._tangents
         return found.round_off if isinstance(found, CentralDifferences) else self._graph.eps
 
@@ -167,12 +167,12 @@ class JacobianOperator(BaseMap):
         self._tangents: ForwardMode | CentralDifferences | None = None  # none: double backward
         self._copies = copies
         self._generator = torch.Generator().manual_seed(seed)
-        self._adjoint: tuple[Tensor, Tensor] | None = None  # (u, Jᵀu), every Jv is held against it
+        self._adjoint: tuple[Tensor, Tensor] | None = None  # (u, Jᵀu), compared with every Jv
         self._tangent: tuple[Tensor, Tensor] | None = None  # (v, Jv) of the random v of the set-up
-        self._witness: tuple[Tensor, Tensor] | None = None  # (v, Jv), every Jᵀu is held against it
+        self._witness: tuple[Tensor, Tensor] | None = None  # (v, Jv), compared with every Jᵀu
 
     def _use(self, method: Method, function: MeasuredFunction) -> None:
-        """Take one method; its first product is compared with finite differences."""
+        """Use one method; compare its first product with finite differences."""
         self.method, self._witness, v = method, None, self._draw(self.shape[1])
         if method is Method.CENTRAL_DIFFERENCES:
             self._tangents = self._differences(function, v)
@@ -186,30 +186,32 @@ class JacobianOperator(BaseMap):
         except Refused:
             raise
         except TangentError as error:
-            if method is Method.DOUBLE_BACKWARD and self._graph.lean:  # something is saved past the hooks
+            if method is Method.DOUBLE_BACKWARD and self._graph.lean:  # an op saves tensors without the hooks
                 self._graph.lean, self._adjoint = False, None
                 self._use(method, function)
                 return
             if method is Method.DOUBLE_BACKWARD and self._graph.is_once_differentiable():
-                raise Refused("a function on the way is marked once_differentiable") from error
+                raise Refused("a function in the graph is marked once_differentiable") from error
             raise TangentError(f"{error}; {self._remedy(function, v)}") from error
         self._tangent = self._witness = (v, jv)
 
     def _differences(self, function: MeasuredFunction, v: Tensor) -> CentralDifferences:
-        """Central differences, where Jᵀu agrees with them along v; else a `TangentError`."""
+        """Central differences, where Jᵀu agrees with them along v; else raise `TangentError`."""
         cotangents = torch.stack([self._draw(self.shape[0]) for _ in range(NUM_COTANGENTS)])
         found = CentralDifferences(function, self._graph, cotangents)
         found.require_agreement(v.reshape(self._graph.inputs.shape))
         return found
 
     def _remedy(self, function: MeasuredFunction, v: Tensor) -> str:
-        """Advice where a tangent is wrong, after a check whether Jᵀu is right."""
+        """Advice for a wrong tangent, after checking whether Jᵀu is right."""
         try:
             self._differences(function, v)
         except TangentError:
             return "Jᵀu contradicts finite differences too: no method can measure this function"
         other = Method.CENTRAL_DIFFERENCES
-        return f'Jᵀu agrees with finite differences: method="{other}" measures Jv without that derivative'
+        return (
+            f'Jᵀu agrees with finite differences: use method="{other}", which does not need this derivative'
+        )
 
     def _forward(self, rows: Tensor) -> Tensor:
         self._require_path()
@@ -241,7 +243,7 @@ class JacobianOperator(BaseMap):
             self._witness = (v.detach() * scale, jv * scale)
 
     def _pull_linearly(self, rows: Tensor) -> Tensor:
-        """Rows Jᵀu; Jᵀ of a random sum of the rows must be that sum of Jᵀu."""
+        """Rows Jᵀu, after checking that Jᵀ of a random sum of the rows is the sum of their Jᵀu."""
         generator = torch.Generator().manual_seed(len(rows))
         weights = torch.randn(len(rows), generator=generator, dtype=torch.float64).to(rows)
         *_, found = pulled = self._pull(torch.cat((rows, (weights @ rows).unsqueeze(0))))
@@ -251,7 +253,7 @@ class JacobianOperator(BaseMap):
         if not gap <= LINEAR * size:
             raise TangentError(
                 f"Jᵀu is not linear in u: off by {gap:.2g} at size {size:.2g} for a sum of {len(rows)} rows; "
-                "a backward on the way is no linear function of its gradient"
+                "a backward in f is not a linear function of its gradient"
             )
         return pulled
 
@@ -277,7 +279,7 @@ class JacobianOperator(BaseMap):
     def _by_copies(
         self, product: Callable[[Tensor], Tensor], rows: Tensor, known: tuple[Tensor, Tensor] | None
     ) -> Tensor | None:
-        """Rows of a batch, checked with a known product; None where f does not treat copies alike."""
+        """Rows of a batch, checked with a known product; None where f treats copies differently."""
         assert self._copies is not None
         if len(rows) == 1 or not self._copies.usable:
             return None
@@ -291,7 +293,7 @@ class JacobianOperator(BaseMap):
         return found
 
     def _known_adjoint(self) -> tuple[Tensor, Tensor]:
-        """(u, Jᵀu) of one random u, flat; by double backward its graph is the one that Jv needs."""
+        """(u, Jᵀu) of one random u, flat; with double backward its graph is the one that Jv needs."""
         if self._adjoint is None:
             y = self._graph.outputs
             u = self._draw(self.shape[0]).to(y)

@@ -1,11 +1,11 @@
-"""The smallest singular value that is not known to be zero, by long Golub–Kahan–Lanczos.
+"""Smallest singular value outside the known kernels, by long Golub–Kahan–Lanczos.
 
-The smallest Ritz value is an upper bound of σ_min. The lower bound is found as the upper one of `sigma_max`:
-a random start in n dimensions has the mass ω ≥ δ²/n on σ_min², and no more mass than 1/Σ p̂_j(λ)² fits at λ
-(Christoffel), so σ_min² is at least the λ at which that sum reaches n/δ².
+The smallest Ritz value is an upper bound of σ_min. The lower bound is found like the upper one of
+`sigma_max`: a random start in n dimensions has the mass ω ≥ δ²/n on σ_min², and the mass at λ is at most 1/Σ
+p̂_j(λ)² (Christoffel), so σ_min² is at least the λ at which that sum reaches n/δ².
 
-A known kernel is projected out of the start and of every vector after it: projected once, it comes back by
-round-off, and the result is 1e-17. For stacks of layers with a large κ see `layerwise_sigma_min`.
+A known kernel is projected out of the start and of every later vector: projected out only once, it returns
+through round-off, and the result is 1e-17. For stacks of layers with a large κ see `layerwise_sigma_min`.
 
 Sources: Golub & Kahan 1965; Hochstenbach 2013, "Probabilistic upper bounds for the matrix two-norm".
 """
@@ -51,9 +51,9 @@ class SigmaMin:
         products: Jv and Jᵀu spent; for a stack of layers, products of the whole.
         status: EXACT where the space was exhausted, CONVERGED where `error` ≤ tol.
         deflated: the kernels that were projected out.
-        kernel_gain: gain that a random vector of those kernels had; it should be round-off beside σ.
-        largest: the largest Ritz value, a lower bound of σ_max, for κ; nan where it is not known.
-        note: why it did not converge, or that a kernel leaks; else empty.
+        kernel_gain: gain of a random vector in those kernels; it should be round-off relative to σ.
+        largest: the largest Ritz value, a lower bound of σ_max, for κ; nan where it is unknown.
+        note: why it did not converge, or that a kernel leaks; else "".
         left, right: u [m] and v [n], of length 1.
     """
 
@@ -82,11 +82,11 @@ def sigma_min(
 ) -> SigmaMin:
     """The smallest singular value of `op` on the complement of its known kernels.
 
-    Costs about 4·κ·ln(n) products to 5 %, κ = σ_max/σ_min of what is left: the default budget is enough for κ
-    up to about 20 at n = 200, 10 at n = 1000. Beyond it the status is NOT_CONVERGED.
+    Costs about 4·κ·ln(n) products to 5 %, with κ = σ_max/σ_min outside the kernels: the default budget is
+    enough for κ up to about 20 at n = 200, 10 at n = 1000. For a larger κ the status is NOT_CONVERGED.
 
     Args:
-        op: the map J [m, n]; of its min(m, n) singular values those of the kernels are left out.
+        op: the map J [m, n]; the kernels' singular values are left out of its min(m, n).
         kernel: {v : Jv = 0}: an orthonormal basis (n, r), or the projector onto it (…, n) → (…, n).
         left_kernel: {u : Jᵀu = 0}, likewise. One side is enough.
         tol, max_products, confidence: as in `sigma_max`.
@@ -113,10 +113,10 @@ def sigma_min(
 
 
 def without_kernels(op: LinearMap, kernel: Kernel | None, left_kernel: Kernel | None) -> tuple[Deflated, int]:
-    """`op` without its kernels, or its transpose where that has fewer inputs; dimension of what is left.
+    """`op` without its kernels, or its transpose where that has fewer inputs; and the remaining dimension.
 
     Raises:
-        ValueError: nothing is left.
+        ValueError: no dimension remains.
     """
     n = op.shape[1] - dimension(kernel, op.shape[1], op.dtype, op.device)
     m = op.shape[0] - dimension(left_kernel, op.shape[0], op.dtype, op.device)
@@ -142,9 +142,9 @@ def _iterate(
 
 
 def _error(process: Bidiagonalisation, confidence: float, gain: float) -> float:
-    """Relative error: the bound's, and what round-off and the kernel's own gain amount to beside σ."""
+    """Relative error: the bound's, plus round-off and the kernel's gain relative to σ."""
     if _is_singular(process):
-        return inf  # J v = 0 for a v that was reached
+        return inf  # J v = 0 for a v in the Krylov space
     values = process.ritz_values()
     smallest, condition = float(values[-1]), float(values[0] / values[-1]) if values[-1] > 0 else inf
     if condition == inf:
@@ -172,7 +172,7 @@ def kernel_gain(deflated: Deflated, seed: int) -> tuple[float, int]:
 
 
 def _is_singular(process: Bidiagonalisation) -> bool:
-    """Whether the map is singular to working precision: J takes a v that was reached to zero."""
+    """Whether the map is singular to working precision: J maps a v in the Krylov space to zero."""
     return not process.alpha or (process.exhausted and len(process.right) > len(process.alpha))
 
 
@@ -188,14 +188,14 @@ def _result(
     value, residual, left, right = process.triple(-1)
     note = ""
     if gain * LEAK_MARGIN > 1e-2 * value:
-        note = f"what was called a kernel has a gain of {gain:.2g}"
+        note = f"a named kernel has a gain of {gain:.2g}"
     elif status is Status.NOT_CONVERGED:
         note = f"σ_max/σ_min is {largest / value:.1g} or more" if value else "σ_min is round-off"
     return SigmaMin(value, error, residual, products, status, side, gain, largest, note, left, right)
 
 
 def side_of(right: bool, left: bool) -> Side:
-    """Name of the kernels that were named."""
+    """`Side` of the kernels that were given."""
     if right and left:
         return Side.BOTH
     return Side.RIGHT if right else Side.LEFT if left else Side.NONE

@@ -1,10 +1,10 @@
-"""Solving Mx = b again and again with one map: minimal residuals, recycled directions.
+"""Solve Mx = b repeatedly with one map: minimal residuals, recycled directions.
 
-Directions p with images c = Mp, the images orthonormal, are kept from one right side to the next. The part of
-b in their span costs no product. For the rest the residual is the next direction (as in GMRES: one product),
-or Mᵀr where that stagnates or M is not square (as in CGLS: two); each solution minimises ‖b − Mx‖ over all
-directions ever taken. With Mᵀr alone x stays in the range of Mᵀ: the solution of least norm. Otherwise M has
-to be injective.
+Directions p with orthonormal images c = Mp are kept from one right side to the next. The part of b in the
+span of the images costs no product. For the rest the residual is the next direction (as in GMRES: one
+product), or Mᵀr where that stagnates or M is not square (as in CGLS: two). Each solution minimises ‖b − Mx‖
+over all kept directions. With Mᵀr alone x stays in the range of Mᵀ and is the solution of least norm.
+Otherwise M must be injective.
 
 Sources: Eisenstat, Elman & Schultz 1983 (GCR); de Sturler 1996 (recycling); Hestenes & Stiefel 1952 (CGLS).
 """
@@ -19,12 +19,12 @@ from normscope.linalg.maps import Transposed
 from normscope.linalg.subspaces import Projector
 
 STAGNATION = 0.3
-"""A direction that takes less than this share off the residual's square makes Mᵀr the next one."""
+"""Share of the residual's square: after a direction that removes less, Mᵀr is the next direction."""
 
 
 @dataclass(frozen=True)
 class Solution:
-    """x, and ‖b − Mx‖/‖b‖; `least` says that Mᵀr is zero as told: no x leaves less."""
+    """x, and ‖b − Mx‖/‖b‖; `least` is True where Mᵀr is zero to its tolerance, so no x has a smaller one."""
 
     x: Tensor
     residual: float
@@ -38,8 +38,8 @@ class Solver:
     Args:
         op: M.
         by_residual: whether residuals may be directions: M square and injective on `domain`.
-        domain: projects directions to where solutions are looked for; default everywhere.
-        memory: bytes for directions and images; it forgets all when they are more.
+        domain: projects directions onto the subspace of solutions; default the whole space.
+        memory: bytes for directions and images; all are dropped when they need more.
     """
 
     _images: Tensor
@@ -56,8 +56,8 @@ class Solver:
         self._forget()
 
     def solve(self, b: Tensor, *, tol: float, least_tol: float = 0.0, max_products: int = 200) -> Solution:
-        """x with ‖b − Mx‖ ≤ tol·‖b‖, or ‖Mᵀr‖ ≤ least_tol·‖M‖·‖r‖ (round-off at least), or as far as the
-        budget goes."""
+        """x with ‖b − Mx‖ ≤ tol·‖b‖, or ‖Mᵀr‖ ≤ least_tol·‖M‖·‖r‖ (at least round-off), or the best x within
+        the budget."""
         scale = float(b.double().norm())
         x = torch.zeros(self.op.shape[1], dtype=b.dtype, device=b.device)
         if scale == 0:

@@ -1,7 +1,7 @@
-"""Known kernels: an orthonormal basis, or a projector, made into a projector; their dimension.
+"""Known kernels, given as an orthonormal basis or a projector: their projector and dimension.
 
-A kernel of a map on T tokens of width d is mostly one for each token; `TokenProjector` takes such a basis
-(T, d, r) as `left_kernel` and `right_kernel` of the closed forms give it, at cost O(n·r) a vector.
+The kernel of a map on T tokens of width d is mostly a product of one kernel per token. `TokenProjector` takes
+the basis (T, d, r) that `left_kernel` and `right_kernel` of the closed forms return, at cost O(n·r) a vector.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ Kernel = Tensor | Projector  # a subspace: an orthonormal basis (n, r), or the p
 
 
 class TokenProjector:
-    """The projector onto a subspace that is one for each token; callable on (…, n), n = tokens · d.
+    """Projector onto a product of one subspace per token; callable on (…, n), n = tokens · d.
 
     A projection costs O(n r), no product.
 

@@ -66,10 +66,10 @@ class ForwardMode:
 
 
 class CentralDifferences:
-    """(f(x + hv) − f(x − hv)) / 2h, its error measured by Jᵀ at every product.
+    """(f(x + hv) − f(x − hv)) / 2h, with its error measured by Jᵀ at every product.
 
-    For random u, E⟨u, d − Jv⟩² = ‖d − Jv‖², and ⟨u, Jv⟩ = ⟨Jᵀu, v⟩ costs a dot product once Jᵀu is known. The
-    step is made smaller where that error is large (two more forwards each time), and the best is kept.
+    For random u, E⟨u, d − Jv⟩² = ‖d − Jv‖², and ⟨u, Jv⟩ = ⟨Jᵀu, v⟩ costs a dot product once Jᵀu is known.
+    Where that error is large, smaller steps are tried (two more forwards each), and the best is kept.
     """
 
     def __init__(self, f: Map, graph: KeptGraph, cotangents: Tensor) -> None:
@@ -82,7 +82,7 @@ class CentralDifferences:
 
     @property
     def round_off(self) -> float:
-        """The largest error of a product so far, beside the largest gain."""
+        """The largest error of a product so far, relative to the largest gain."""
         if not self._gain:
             return inf if self._worst else self._eps
         return max(self._eps, self._worst / self._gain)
@@ -100,7 +100,7 @@ class CentralDifferences:
             if error <= GOOD * self._eps ** (2 / 3) * float(best.norm()):
                 break
             other, other_error = self._tried(v, shrunk * step(self._x, v))
-            if not error <= other_error:  # where it is NaN, too
+            if not error <= other_error:  # also where it is NaN
                 best, error = other, other_error
         self._worst = max(self._worst, SAFETY * error / length)
         self._gain = max(self._gain, float(best.norm()) / length)
@@ -117,8 +117,8 @@ class CentralDifferences:
         if not self._worst <= SAFETY * (TOLERANCE * self._gain + noise):
             raise TangentError(
                 f"Jᵀu contradicts finite differences: off by {self._worst / SAFETY:.2g} at gain "
-                f"{self._gain:.2g}; a backward on the way is not the derivative of its forward, or f has a "
-                "kink at x (ReLU at 0)"
+                f"{self._gain:.2g}; a backward in f is not the derivative of its forward, or f has a kink "
+                "at x (ReLU at 0)"
             )
 
     def _tried(self, v: Tensor, h: float) -> tuple[Tensor, float]:
@@ -131,7 +131,7 @@ def require_adjoint(cotangents: Tensor, pulled: Tensor, v: Tensor, jv: Tensor) -
     """Check ⟨u, Jv⟩ = ⟨Jᵀu, v⟩ of one u and rows of v and Jv, to 1 % and beyond round-off.
 
     Raises:
-        TangentError: it does not hold; the message has the worst row's gap.
+        TangentError: it does not hold; the message gives the worst row's gap.
     """
     eps = torch.finfo(pulled.dtype).eps
     u, w, v, jv = (t.detach().double() for t in (cotangents, pulled, v, jv))
@@ -144,6 +144,6 @@ def require_adjoint(cotangents: Tensor, pulled: Tensor, v: Tensor, jv: Tensor) -
     if not float(beyond[worst]) <= 0:
         raise TangentError(
             f"Jv contradicts Jᵀu: ⟨u, Jv⟩ and ⟨Jᵀu, v⟩ differ by {float(gaps[worst]):.2g} at size "
-            f"{float(sizes[worst]):.2g}; a backward on the way is not differentiable (autograd.Function, "
+            f"{float(sizes[worst]):.2g}; a backward in f is not differentiable (autograd.Function, "
             "custom op, compiled region)"
         )

@@ -1,6 +1,6 @@
 """Log singular values and Lyapunov exponents of products of a thousand factors, without over- or underflow.
 
-The claims about deep Jacobians, the benchmarks and the tutorials use them; no probe does.
+Used by the claims about deep Jacobians, the benchmarks and the tutorials.
 """
 
 from normscope.linalg.products.lyapunov import LyapunovExponents, lyapunov_exponents

@@ -1,11 +1,12 @@
 """Graded matrices Q · diag(2^e) · T: products whose scales are hundreds of nats apart, without overflow.
 
-Multiplying from the left by a factor J keeps the form (UDT, also "stratification"): the columns of
-(J Q) diag(2^e) are sorted by size, J Q Π = Q′ R by Householder QR, and of R diag(2^e) Π each row gives its
-size to e′ and its shape to T′ = W Πᵀ T, with |W| ≤ 1. All scales are powers of two and are kept as exponents,
-so that scaling is exact; T stays well conditioned, and small singular values keep their relative accuracy.
+Multiplying from the left by a factor J keeps the form (UDT, also "stratification"). The columns of
+(J Q) diag(2^e) are sorted by size, and J Q Π = Q′ R by Householder QR. The size of each row of R diag(2^e) Π
+goes to e′, its shape to T′ = W Πᵀ T, with |W| ≤ 1. All scales are powers of two and are kept as exponents, so
+scaling is exact; T stays well conditioned, and small singular values keep their relative accuracy.
 
-A column of J Q whose part beside the earlier ones is only round-off belongs to a kernel; it gets e = −∞.
+A column of J Q whose part orthogonal to the earlier ones is only round-off belongs to a kernel; it gets e =
+−∞.
 
 Shapes: B matrices at once, d×d each. Source: Loh et al. 1989, "Stable matrix-multiplication algorithms for
 low-temperature numerical simulations of fermions"; Stewart 1997, "On graded QR decompositions of products
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 SLACK_BITS = 5.0
-"""A row may exceed its diagonal by 2⁵ before the columns are sorted anew: T′ stays that well conditioned."""
+"""A row may exceed its diagonal by 2⁵ before the columns are sorted again, so T′ stays well conditioned."""
 
 MAX_SORTS = 4
 
@@ -32,8 +33,8 @@ class Graded:
         q: orthogonal [B, d, d].
         exponents: e [B, d], whole numbers in float64; −inf for a zero row.
         t: [B, d, d], rows of largest entry in [1/2, 1).
-        kept: least size of a diagonal of R beside the round-off it could be taken for [B]; large is safe.
-        dropped: largest such size that was taken for round-off [B]; 0 where there was none.
+        kept: least ratio of a diagonal of R to its round-off [B]; large is safe.
+        dropped: largest such ratio that was treated as round-off [B]; 0 where there was none.
     """
 
     q: Tensor
@@ -44,7 +45,7 @@ class Graded:
 
     @classmethod
     def of(cls, q: Tensor) -> "Graded":
-        """Q [B, d, d] orthogonal, times e = 0 and T = Q⁻¹ left away: the product starts here."""
+        """Start of a product from an orthogonal Q [B, d, d]: e = 0, and T = Q⁻¹ is left out."""
         batch, d, _ = q.shape
         eye = torch.eye(d, dtype=q.dtype, device=q.device).expand(batch, d, d)
         kept, dropped = q.new_full((batch,), inf), q.new_zeros(batch)
@@ -79,7 +80,7 @@ class Graded:
         )
 
     def transposed(self) -> "Graded":
-        """Qᵀ left away: Tᵀ diag(2^e) in graded form, of the same singular values and nearer to diagonal."""
+        """Tᵀ diag(2^e) in graded form, without Qᵀ: it has the same singular values, nearer to diagonal."""
         eye = torch.eye(self.t.shape[-1], dtype=self.t.dtype, device=self.t.device).expand_as(self.t)
         turned = replace(self, q=eye, t=eye).times(self.t.transpose(-1, -2), 0.0)
         return replace(turned, kept=self.kept, dropped=self.dropped)
@@ -97,7 +98,7 @@ def _descending(sizes: Tensor) -> Tensor:
 
 
 def _dominant(r: Tensor, exponents: Tensor, sizes: Tensor) -> bool:
-    """Whether each row of R diag(2^e) is about as large as its diagonal, and what is dead comes last."""
+    """Whether each row of R diag(2^e) is about as large as its diagonal, and zero rows come last."""
     rows = (r.abs().log2() + exponents.unsqueeze(-2)).amax(-1)
     alive = sizes > -inf
     in_order = bool((alive[..., :-1] | ~alive[..., 1:]).all())

@@ -1,9 +1,9 @@
 """Log singular values of a graded matrix diag(2^e) T with relative accuracy.
 
-Three stages. QR steps: (diag(2^e) T)ᵀ in graded form has the same σ and couples rows i < j by (σ_j/σ_i)² less
-each time. Where two groups of rows are orthogonal to round-off they are apart for good, whatever their
-scales. What stays together goes to LAPACK's preconditioned one-sided Jacobi (dgejsv) while its scales fit
-into float64, else to `jacobi.py`, which has no such limit. Cost: O(d³).
+First, QR steps: (diag(2^e) T)ᵀ in graded form has the same σ, and each step reduces the coupling of rows
+i < j by (σ_j/σ_i)². Then rows are split into groups that are orthogonal to round-off. Each group goes to
+LAPACK's preconditioned one-sided Jacobi (dgejsv) where its scales fit into float64, else to `jacobi.py`,
+which has no such limit. Cost: O(d³).
 
 Source: Drmač & Veselić 2008, "New fast and accurate Jacobi SVD algorithm" I, II.
 """
@@ -74,7 +74,7 @@ def _group_log_values(rows: Tensor, exponents: Tensor) -> tuple[Tensor, float]:
         return rows.norm(dim=-1).log() + exponents * log(2), 0.0
     middle = ((exponents[0] + exponents[-1]) / 2).round()
     if float(exponents[0] - exponents[-1]) <= LAPACK_BITS:
-        from scipy.linalg import lapack  # not on the way of those who only import us
+        from scipy.linalg import lapack  # imported late: it is slow to import
 
         scaled = (rows * torch.exp2(exponents - middle).unsqueeze(-1)).cpu().numpy().T
         # joba "C": full accuracy for columns of any scale; no U, no V, no transposing

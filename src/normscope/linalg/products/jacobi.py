@@ -5,8 +5,8 @@ values. Only ratios ρ = |g_j|/|g_i| ≤ 1 and cosines enter a rotation,
 
     tan θ = 2cρ / ((1 − ρ²) + √((1 − ρ²)² + 4c²ρ²)),
 
-and tan θ/ρ, which the smaller row needs, is as harmless, so that nothing under- or overflows. d/2 disjoint
-pairs turn at once (round robin). Cost: about 10·r²·d a sweep of r rows, 3–8 sweeps.
+and tan θ/ρ, which the smaller row needs, is bounded too, so nothing under- or overflows. d/2 disjoint pairs
+are rotated at once (round robin). Cost: about 10·r²·d per sweep of r rows, 3–8 sweeps.
 
 Source: Hestenes 1958; Demmel & Veselić 1992, "Jacobi's method is more accurate than QR"; Drmač & Veselić
 2008.
@@ -42,8 +42,8 @@ def jacobi_log_lengths(t: Tensor, exponents: Tensor) -> tuple[Tensor, float]:
 
 
 def _round_robin(d: int, device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    """Disjoint pairs, round by round, that meet all of d players: the circle method."""
-    players = list(range(d + d % 2))  # where d is odd, who meets player d sits out
+    """Rounds of disjoint pairs that cover all pairs of d players: the circle method."""
+    players = list(range(d + d % 2))  # where d is odd, the player paired with player d sits out
     rounds = []
     for _ in range(d - 1 + d % 2 if d > 1 else 0):
         met = zip(players[: len(players) // 2], reversed(players), strict=False)
@@ -54,7 +54,7 @@ def _round_robin(d: int, device: torch.device) -> list[tuple[Tensor, Tensor]]:
 
 
 def _rotate(t: Tensor, exponents: Tensor, pairs: tuple[Tensor, Tensor]) -> float:
-    """Turn all pairs of rows by their angle, in place; the largest cosine there was."""
+    """Rotate all pairs of rows by their angle, in place; return the largest cosine before."""
     first, second = pairs
     x, y = t[..., first, :], t[..., second, :]
     ex, ey = exponents[..., first], exponents[..., second]

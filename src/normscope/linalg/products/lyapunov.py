@@ -20,7 +20,7 @@ from torch import Tensor
 from normscope.linalg.golub_kahan import LinearMap, check_confidence
 from normscope.linalg.products.spectrum import dense_factors, factor_sizes
 
-BLOCKS = 10  # averages over so many runs of layers give the error: neighbouring layers are not independent
+BLOCKS = 10  # number of runs of layers whose averages give the error: neighbouring layers are not independent
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,9 @@ class LyapunovExponents:
 
     Attributes:
         values: λ [..., d], descending; −inf where some R_ii is zero.
-        error: half-width of the interval for the limit L → ∞ at the confidence asked for [..., d], from the
-            spread between runs of layers; it holds for stationary factors. inf below two layers a run.
+        error: half-width of the interval for the limit L → ∞ at the given confidence [..., d], from the
+            spread between runs of layers; it holds for stationary factors. inf with fewer than two layers
+            per run.
         products: products with the factors spent; 0 for dense factors.
     """
 

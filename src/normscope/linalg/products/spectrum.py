@@ -1,13 +1,13 @@
 """Log singular values of products of many square factors, J = J_L ⋯ J_1: a deep stack's Jacobian.
 
 The plain product loses every σ below ε σ_max, and soon over- or underflows. Here the product is kept graded,
-Q diag(2^e) T (`graded.py`), and one-sided Jacobi on diag(2^e) T (`graded_svd.py`) ends it. Singular values
-that are exactly zero (a norm's kernel) come out as log σ = −∞.
+Q diag(2^e) T (`graded.py`), and one-sided Jacobi on diag(2^e) T (`graded_svd.py`) gives σ. Singular values
+that are exactly zero (a norm's kernel) give log σ = −∞.
 
-No residual tells the error: σ of a product is as sensitive to an error in the middle as the factors on both
-sides cancel one another. So the product is taken again, from a random rotation of the input (σ does not
-change) and with a random relative error in every entry of every factor, of the size it is known to. The
-change of the σ is the error estimate (stochastic arithmetic).
+No residual shows the error: an error in the middle of a product changes σ more, the more the factors on both
+sides cancel. So the product is repeated from a random rotation of the input (σ does not change), with a
+random relative error in every entry of every factor, of the size of its own error. The change of σ is the
+error estimate (stochastic arithmetic).
 
 Sources: Vignes 1993, for the errors; those of `graded.py` and `graded_svd.py`.
 """
@@ -26,12 +26,12 @@ from normscope.linalg.products.graded import Graded
 from normscope.linalg.products.graded_svd import log_singular_values
 
 SAFETY = 20.0
-"""The error is so many times the largest change seen at a σ or its neighbours: the samples are few."""
+"""Error over the largest change seen at a σ or its neighbours: large, because the samples are few."""
 
-NEIGHBOURS = 2  # how many σ on each side lend their changes
+NEIGHBOURS = 2  # number of σ on each side whose changes count
 
 KERNEL_ROUND_OFF = 4.0
-"""In units of d ε: what is smaller than this beside the terms it is the sum of counts as zero."""
+"""In units of d ε: a sum that is smaller than this, relative to its terms, counts as zero."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class ProductSpectrum:
         error: estimate of |error of log σ| in nats [..., d]; 0 in the kernel, inf where a repetition did not
             agree about the kernel.
         rank: number of finite log σ [...].
-        gap: least |R_ii| that counted beside the largest that was taken for round-off, both relative to the
-            round-off to be expected [...]; inf without a kernel, and a rank in doubt near 1.
+        gap: ratio of the least |R_ii| that counted to the largest treated as round-off, both relative to the
+            expected round-off [...]; inf without a kernel; near 1 the rank is uncertain.
         products: products with the factors spent; 0 for dense factors.
         status: CONVERGED where all errors are ≤ tol.
     """
@@ -66,14 +66,14 @@ def product_log_singular_values(
 ) -> ProductSpectrum:
     """log σ of J_L ⋯ J_1, of each of a batch of products.
 
-    Costs three QR decompositions and four matrix products a factor (six below d = 4, where fewer σ show the
-    error), O(L d³); of a `LinearMap` d products (`dense`).
+    Costs three QR decompositions and four matrix products per factor (six below d = 4, where fewer σ show the
+    error), O(L d³); a `LinearMap` also costs d products (`dense`).
 
     Args:
         factors: dense, [..., L, d, d] with J_1 first, or L square maps, J_1 first, one made dense at a time.
         tol: error in nats up to which the status is CONVERGED.
-        factor_error: relative error to which the factors' entries are known; by default ε of their dtype. A
-            column that is under 4 d times this error beside the others counts as a kernel.
+        factor_error: relative error of the factors' entries; by default ε of their dtype. A column under 4 d
+            times this error, relative to the others, counts as a kernel.
         seed: of the repetitions.
 
     Raises:
@@ -86,7 +86,7 @@ def product_log_singular_values(
         tensor([-1386.2944, -2772.5887], dtype=torch.float64)
     """
     lead, d, length = factor_sizes(factors)
-    repetitions = 2 if d >= 4 else 5  # of few σ, fewer lend their changes
+    repetitions = 2 if d >= 4 else 5  # few σ have few neighbours
     if factor_error is None:
         factor_error = torch.finfo(factors.dtype if isinstance(factors, Tensor) else factors[0].dtype).eps
     generator = torch.Generator().manual_seed(seed)
