@@ -1,4 +1,4 @@
-"""Maps of known spectra that every algorithm is tried on: random rotations of chosen singular values."""
+"""Maps of known spectra for every algorithm: random rotations of chosen singular values."""
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ def orthogonal(n: int, seed: int = 0) -> Tensor:
 
 
 def rotated(values: Tensor, *, shape: tuple[int, int] | None = None, seed: int = 0) -> Matrix:
-    """U diag(σ) Vᵀ [m, n] with random rotations; square unless said otherwise."""
+    """U diag(σ) Vᵀ [m, n] with random rotations; square by default."""
     m, n = shape or (len(values), len(values))
     diagonal = torch.zeros(m, n, dtype=torch.float64)
     diagonal[range(len(values)), range(len(values))] = values.double()
@@ -25,7 +25,7 @@ def rotated(values: Tensor, *, shape: tuple[int, int] | None = None, seed: int =
 
 
 def spectra(n: int) -> dict[str, Tensor]:
-    """Singular values (n,), in any order, of the kinds that make trouble."""
+    """Difficult sets of singular values (n,), in any order."""
     uniform = torch.rand(n, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     cluster = 0.5 + 0.01 * uniform
     cluster[n // 3] = 0.6

@@ -1,4 +1,4 @@
-"""Maps with their inputs, in float64, that every operator and algorithm is tried on; the dense reference."""
+"""Maps with their inputs, in float64, for every operator and algorithm; the dense reference."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -108,7 +108,7 @@ class ConstantBackward(torch.autograd.Function):
 
 
 class StraightThrough(ConstantBackward):
-    """Linear in the gradient, so the adjoint test passes; only the function itself gives it away."""
+    """Linear in the gradient, so the adjoint test passes; only comparison with the function detects it."""
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> Tensor:

@@ -32,15 +32,15 @@ F64 = torch.float64
 orthogonal = cache(new_orthogonal)
 
 N = 28
-"""Singular values that are not outside of a projection."""
+"""Singular values inside a projection."""
 
 SMALL = 1e-12
-"""Share of σ_max that the dense reference takes for zero."""
+"""Share of σ_max up to which the dense reference counts a value as zero."""
 
 
 @dataclass(frozen=True)
 class Factor:
-    """An operator and the matrix it should be, with the kernels as that matrix has them."""
+    """An operator and its expected matrix, with the kernels of that matrix."""
 
     op: LinearMap
     dense: Tensor
@@ -55,7 +55,7 @@ class Factor:
 
     @property
     def layer(self) -> Layer:
-        """As a factor of a stack, its kernels named where it has any."""
+        """The subject as a factor of a stack, with its kernels."""
         left = self.left_kernel if self.left_kernel.shape[1] else None
         return Layer(self.op, left_kernel=left, kernel=self.kernel if self.kernel.shape[1] else None)
 
@@ -69,7 +69,7 @@ class Subject:
 
     @property
     def whole(self) -> Factor:
-        """The first map, which the algorithms for one map are run on."""
+        """The first map, used by the algorithms for one map."""
         return self.factors[0]
 
     @property
@@ -113,7 +113,7 @@ def _restriction(matrix: Tensor, junk: Tensor) -> LinearMap:
 
 
 def _between(matrix: Tensor, junk: Tensor) -> tuple[Tensor, Tensor]:
-    """A larger matrix [m + 5, n + 5] that is `matrix` on a subspace; and what of it is outside."""
+    """A larger matrix [m + 5, n + 5] that equals `matrix` on a subspace; and its part outside."""
     m, n = matrix.shape
     left, right = orthogonal(m + 5, seed=21), orthogonal(n + 5, seed=22)
     inside = left[:, :m] @ matrix @ right[:, :n].T
@@ -190,7 +190,7 @@ def synthetic(operator: str, spectrum: str, *, depth: int = 3) -> Subject:
 
 
 def real_blocks(scheme: str, *, depth: int = 3, eps: float = 1e-15) -> Subject:
-    """The blocks of a small decoder whose weights have left their start; several streams count as one."""
+    """The blocks of a small decoder with changed weights; several streams count as one."""
     torch.manual_seed(1)
     model = build(
         "decoder", scheme=scheme, depth=depth, width=8, heads=2, hidden=16, context=4, vocab=16, eps=eps

@@ -1,4 +1,4 @@
-"""Runs the Python of a page of docs/ and holds what it prints against what the page shows."""
+"""Run the Python code of a page of docs/ and compare its output with the page."""
 
 import contextlib
 import io
@@ -12,12 +12,12 @@ _SHOWN = re.compile(r"```text\n(.*?)```|^(\|.*?\|)$(?!\n\|)", flags=re.DOTALL | 
 _NUMBER = re.compile(r"[-+−]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
 ROUND_OFF, HUGE = 1e-9, 1e9
-"""Beyond these a figure is one of round-off, and need only be beyond them too."""
+"""Figures below and above these are round-off: the other one must only be outside too."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A block of code, what it prints, and what the page shows under it."""
+    """A block of code, its output, and the output that the page shows."""
 
     code: str
     printed: str
@@ -39,7 +39,7 @@ def run(page: str) -> list[Piece]:
 
 
 def difference(printed: str, shown: str) -> str:
-    """Differences of two texts beyond rounding: words not the same, numbers not to 5 %; else empty."""
+    """Differences of two texts beyond rounding: other words, or numbers more than 5 % apart; else empty."""
     lines = printed.strip().splitlines(), shown.strip().splitlines()
     if len(lines[0]) != len(lines[1]):
         return f"{len(lines[0])} lines printed, {len(lines[1])} shown"

@@ -1,4 +1,4 @@
-"""Figures of a spectrum, and bounds of products, against dense matrices."""
+"""Tests of figures of a spectrum and bounds of products against dense matrices."""
 
 import doctest
 from math import exp, inf, isnan, log
@@ -52,7 +52,7 @@ def test_weyl_holds_for_every_singular_value() -> None:
 
 
 def semicircle(n: int = 1024) -> torch.Tensor:
-    """Eigenvalues in (−1/2, 1/2) of a random symmetric branch: none stands out, so iterations end early."""
+    """Eigenvalues in (−1/2, 1/2) of a random symmetric branch: none is isolated, so iterations end early."""
     share = (torch.arange(n, dtype=torch.float64) + 0.5) / n
     edge = torch.linspace(-1, 1, 20001, dtype=torch.float64)
     below = 0.5 + (edge * (1 - edge**2).sqrt() + edge.asin()) / torch.pi

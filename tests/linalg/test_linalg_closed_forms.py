@@ -1,4 +1,4 @@
-"""Closed forms of the norms against autograd in float64."""
+"""Tests of the norms' closed forms against autograd in float64."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Densities of log σ against the dense SVD: error bars that cover, heavy heads, kernels, W₁."""
+"""Tests of densities of log σ against the dense SVD: coverage of errors, large values, kernels, W₁."""
 
 from math import inf, nan
 
@@ -91,7 +91,7 @@ def test_a_rank_that_chance_puts_under_one_is_one(seed: int) -> None:
 
 
 def test_the_largest_values_count_once_and_not_by_chance() -> None:
-    """Probes alone weigh the head of a power law anew each time: 40 % off; here the rank is known to 3 %."""
+    """Probes alone have an error of 40 % on a power law; with deflation the rank has an error of 3 %."""
     values = smooth()["power law"]
     expected = exact(values.numpy())["stable_rank"]
     for seed in range(0, 50, 5):
@@ -158,14 +158,14 @@ def test_a_spectrum_that_no_forty_steps_can_see_is_not_converged() -> None:
     assert found.status is Status.NOT_CONVERGED
     assert found.mean.error > abs(found.mean.value - np.log(1e-9) / 2)
     assert found.kernel.value == pytest.approx(0, abs=1e-12)
-    assert found.kernel.truncation > 0.5  # that much might be zero, for all that was seen
+    assert found.kernel.truncation > 0.5  # so much might be zero
 
 
 def test_a_kernel_is_told_apart_and_left_out_of_the_density() -> None:
     values = smooth()["kernel"]
     found = log_density(DiagonalMap(values), num_probes=8, steps=30)
     assert found.kernel.value == pytest.approx(1 / 6, abs=found.kernel.error)
-    assert 0 < found.kernel.error < 0.1  # it is known that there is one
+    assert 0 < found.kernel.error < 0.1  # the kernel is detected
     assert found.quantile(0.5 * found.kernel.value) == -inf
     assert found.quantile(1.0) == pytest.approx(float(values.max().log()), abs=0.02)
     assert found.quantile(0.5) == pytest.approx(float(values.log().sort().values[N // 2]), abs=0.2)

@@ -1,4 +1,4 @@
-"""Exports of `normscope.linalg` are documented, and its examples and the code of its pages run as shown."""
+"""Tests that exports of `normscope.linalg` are documented, and that examples and pages run as shown."""
 
 import dataclasses
 import doctest
@@ -23,7 +23,7 @@ CLASSES = {name: each for name, each in EXPORTS.items() if inspect.isclass(each)
 RECORDS = {name: each for name, each in CLASSES.items() if dataclasses.is_dataclass(each)}
 MAPS = {name: each for name, each in CLASSES.items() if issubclass(each, BaseMap)}
 WORKING = FUNCTIONS | MAPS | {"TokenProjector": linalg.TokenProjector}
-"""Exports that compute: with cost and example. The rest are records, enums, protocols and aliases."""
+"""Exports that compute; they need a cost and an example. The rest are records, enums, protocols, aliases."""
 
 
 def doc(each: object) -> str:

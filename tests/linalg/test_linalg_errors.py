@@ -1,4 +1,4 @@
-"""The stated errors themselves, against what they are by definition: a dense reference for each part."""
+"""Tests of the stated errors against their definitions: a dense reference for each part."""
 
 from math import inf, sqrt
 

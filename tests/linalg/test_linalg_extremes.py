@@ -1,4 +1,4 @@
-"""The k largest singular values and the smallest, against dense float64: values, vectors, honest statuses."""
+"""Tests of the k largest and the smallest singular values against dense float64: values, vectors, status."""
 
 from math import inf
 
@@ -29,7 +29,7 @@ N = 80
 
 
 def assert_honest(found: TopSingular, values: Tensor, tol: float) -> None:
-    """Every value within its stated error of the true one; vectors that belong to them."""
+    """Assert that every value is within its stated error, and that the vectors belong to the values."""
     k = len(found.values)
     true = values.sort(descending=True).values[:k].numpy()
     if found.status is Status.CONVERGED:

@@ -1,4 +1,4 @@
-"""σ_max against dense float64: value, vectors, and a status that does not flatter."""
+"""Tests of σ_max against dense float64: value, vectors and status."""
 
 from math import inf
 

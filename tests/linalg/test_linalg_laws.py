@@ -36,7 +36,7 @@ SLACK = 1e-13
 
 @dataclass(frozen=True)
 class Claim:
-    """An algorithm's result for one figure, and the truth; errors are absolute."""
+    """An algorithm's result for one figure, and the true value; errors are absolute."""
 
     what: str
     status: Status
@@ -47,7 +47,7 @@ class Claim:
 
     @property
     def holds(self) -> bool:
-        """The law."""
+        """Assert the law."""
         return self.status is Status.NOT_CONVERGED or abs(self.value - self.true) <= self.stated + self.slack
 
 

@@ -1,4 +1,4 @@
-"""The inverse of a stack from solves with its layers, against dense float64; conditions that are not met."""
+"""Tests of the inverse of a stack from solves with its layers against dense float64; unmet conditions."""
 
 from dataclasses import replace
 from math import inf
@@ -125,7 +125,7 @@ def test_no_status_flatters(kind, depth, tokens, d, scale, tol, budget, seed) ->
         )
     whole = product(layers)
     true = least(whole, 2 * tokens if kind == "post" else 0)
-    known = 1e-13 * float(torch.linalg.matrix_norm(whole, 2)) / true  # what the dense figure is good for
+    known = 1e-13 * float(torch.linalg.matrix_norm(whole, 2)) / true  # error of the dense figure
     found = layerwise_sigma_min(layers, tol=tol, max_products=budget, seed=seed)
     assert found.products <= budget + 1e-9  # a sum of 1/L
     if found.status is not Status.NOT_CONVERGED:
@@ -209,7 +209,7 @@ def test_a_layer_that_loses_what_the_one_before_passes_on_is_seen() -> None:
     ]
     found = layerwise_sigma_min(layers)
     assert found.status is Status.NOT_CONVERGED
-    assert "left over" in found.note
+    assert "leaves a residual" in found.note
 
 
 def test_kernels_that_were_not_named_are_seen() -> None:

@@ -1,4 +1,4 @@
-"""Maps made of maps against their dense matrices; shapes that do not fit are told."""
+"""Tests of maps made of maps against their dense matrices; mismatched shapes are reported."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ EYE = torch.eye(6, dtype=torch.float64)
 
 
 class Bare:
-    """A map that has what the protocol asks for and no more."""
+    """A map with the members of the protocol only."""
 
     def __init__(self, matrix: Tensor) -> None:
         self.matrix, self.shape = matrix, tuple(matrix.shape)

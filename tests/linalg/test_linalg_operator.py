@@ -1,4 +1,4 @@
-"""Laws × operators against the dense Jacobian in float64; refusals of silently wrong derivatives."""
+"""Tests of operators against the dense Jacobian in float64; silently wrong derivatives are refused."""
 
 import numpy as np
 import pytest
@@ -109,7 +109,7 @@ def test_wrong_sizes_and_dtypes_are_told() -> None:
 
 
 class HalfBackward(ConstantBackward):
-    """A backward half of which leaves autograd: Jv is silently too small."""
+    """A backward that leaves autograd by half: Jv is silently too small."""
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Batches by copies of x: what f is called with, and what happens where f does not treat copies alike."""
+"""Tests of batches by copies of x: the calls of f, and functions that treat copies differently."""
 
 import pytest
 import torch
@@ -132,5 +132,5 @@ def test_what_was_let_go_is_told_when_it_is_asked_for() -> None:
     torch.testing.assert_close(graph.push(x.detach()), x.detach().cos() * x.detach())
     graph = KeptGraph(Looks.apply(x), x, x, lean=True)
     graph.push(torch.zeros_like(x))
-    with pytest.raises(TangentError, match="another part of the graph"):
+    with pytest.raises(TangentError, match="a part of the graph that the first product did not"):
         graph.push(torch.ones_like(x))

@@ -1,4 +1,4 @@
-"""The comparison with finite differences: what round-off hides, what kinks do, what it costs."""
+"""Tests of the comparison with finite differences: round-off, kinks, cost."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Inputs: points and outputs that cannot be measured are reported; f and its module stay as they were."""
+"""Tests of inputs: unusable points and outputs are reported; f and its module are restored."""
 
 from copy import deepcopy
 
@@ -68,7 +68,7 @@ WAYS = {
     "a function that calls it": lambda module: lambda x: 2 * module(x),
     "its forward, a part of it": lambda module: nn.Sequential(nn.Identity(), module).forward,
 }
-"""Ways in which a module gets into the measured function."""
+"""Ways to use a module in the measured function."""
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)

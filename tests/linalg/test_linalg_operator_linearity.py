@@ -1,4 +1,4 @@
-"""A backward that is homogeneous and not linear agrees with Jv at the one u that its graph was built at."""
+"""Tests of homogeneous, non-linear backwards, which agree with Jv at the u that built the graph."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from normscope.linalg import JacobianOperator, Status, TangentError, dense, sigm
 
 
 class Guided(torch.autograd.Function):
-    """Identity; the backward lets positive gradients pass alone, as guided backpropagation does."""
+    """Identity; the backward passes positive gradients only, as guided backpropagation does."""
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:

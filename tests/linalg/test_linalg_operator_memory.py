@@ -1,4 +1,4 @@
-"""An operator over a stack holds no more than the forward of one training step of it, parameters apart."""
+"""Test that an operator over a stack holds no more than the forward of a training step without parameters."""
 
 import gc
 from collections.abc import Callable
@@ -16,7 +16,7 @@ T, D, L = 24, 32, 3
 
 
 def held(make: Callable[[], object]) -> int:
-    """Bytes that are allocated while `make` runs and still there afterwards, by the allocator's own count."""
+    """Bytes that `make` allocates and does not free, by the allocator's count."""
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         kept = make()

@@ -1,4 +1,4 @@
-"""log σ of products against multi-precision SVDs and against factors that telescope; honest errors."""
+"""Tests of log σ of products against multi-precision SVDs and telescoping factors; their stated errors."""
 
 from math import inf, log
 
@@ -34,7 +34,7 @@ def telescope(diagonals: Tensor, seed: int = 0) -> Stack:
 
 
 def multiprecision(factors: Stack, digits: int = 900) -> Tensor:
-    """log σ of the product in exact arithmetic up to `digits`; what is under half of those is a kernel."""
+    """log σ of the product in arithmetic of `digits` digits; values under half of those are a kernel."""
     with mpmath.workdps(digits):
         product = mpmath.eye(factors.shape[-1])
         for factor in factors.double().tolist():
@@ -46,7 +46,7 @@ def multiprecision(factors: Stack, digits: int = 900) -> Tensor:
 
 
 def assert_within(found: Tensor, expected: Tensor, error: Tensor | float) -> None:
-    """Same kernel, and everywhere else no further apart than `error`."""
+    """Assert the same kernel, and values within `error` elsewhere."""
     assert torch.equal(found.isfinite(), expected.isfinite())
     gap = torch.where(expected.isfinite(), (found - expected).abs(), 0.0)
     assert bool((gap <= error).all()), f"{gap} above {error}"

@@ -1,4 +1,4 @@
-"""`restricted_jacobian`: some rows and columns, against the whole Jacobian by autograd in float64."""
+"""Tests of `restricted_jacobian` against rows and columns of autograd's Jacobian in float64."""
 
 import pytest
 import torch

@@ -153,9 +153,9 @@ class LayerwiseInverse(BaseMap):
         """x ≈ J⁺u, and an estimate of ‖x − J⁺u‖/‖x‖; inf where the budget is spent.
 
         The residual of each solve is recomputed from the layers, and carried through the inverse of the
-        layers before it. The part of a layer's output in its left kernel is carried through the layers after it, to
-        `carried`. Costs one product of J (two where left kernels are named) and another application with
-        loose solves.
+        layers before it. The part of a layer's output in its left kernel is carried through the layers after
+        it, to `carried`. Costs one product of J (two where left kernels are named) and another application
+        with loose solves.
         """
         passed = [self.between[-1].keep_left(u)]
         for index in reversed(range(len(self.layers))):
