@@ -43,7 +43,7 @@ def _engine_row(measured: dict[str, Any]) -> Row:
     cells, ours, lone = measured["cells"], measured["ours"], measured["lone"]
     an_hour, lone_an_hour = (f"{3600 * cells / each['wall_s']:.0f}" for each in (ours, lone))
     return row(
-        "cells an hour at d = 32 on the CPU, in those of one process for each cell",
+        "cells an hour at d = 32 on the CPU, relative to one process for each cell",
         f"{lone['wall_s'] / ours['wall_s']:.2f}",
         "≥ 1.4",
         f"{an_hour} against {lone_an_hour} an hour; CPU seconds a cell {ours['cpu_s'] / cells:.2f} against "
@@ -56,8 +56,8 @@ def _warm_row(measured: dict[str, Any], target: str) -> Row:
     stacked, lone, size = measured["stacked"], measured["lone"], measured["size"]
     figure, quartiles = median_ratio(lone, stacked)
     return row(
-        f"stacking alone: a step of {size} lone trials, in steps of their stack, d = {measured['width']} on "
-        f"{measured['device']}",
+        f"stacking alone: a step of {size} single trials, relative to a step of their stack, "
+        f"d = {measured['width']} on {measured['device']}",
         figure,
         target,
         f"{quartiles}; a step and cell {median_ms([s / size for s in stacked], 2)} against "
@@ -69,7 +69,7 @@ def _warm_row(measured: dict[str, Any], target: str) -> Row:
 def _gpu_row() -> Row:
     if torch.cuda.is_available():
         return _warm_row(in_fresh_process(warm, 32, 64, "cuda"), "≥ 10")
-    what = "stacking alone: a step of 32 lone trials, in steps of their stack, d = 64 on a GPU"
+    what = "stacking alone: a step of 32 single trials, relative to a step of their stack, d = 64 on a GPU"
     return row(what, "—", "≥ 10", "not measured: no GPU")
 
 

@@ -85,16 +85,16 @@ def _accuracies(held: Sequence[Held]) -> list[Row]:
     new = [ladder for ladder in held if ladder.ladder.new]
     tuned = [ladder for ladder in held if not ladder.ladder.new]
     return [
-        _accuracy("cells said right, trains or not", held, "≥ 93 %"),
-        _accuracy("of schemes and models that were not tuned on", new, ""),
-        _accuracy("of schemes that were, at other widths, depths and starts", tuned, ""),
+        _accuracy("cells predicted correctly, trains or not", held, "≥ 93 %"),
+        _accuracy("the same, for schemes and models that the rule was not set on", new, ""),
+        _accuracy("the same, for schemes that it was set on, at other widths, depths and starts", tuned, ""),
     ]
 
 
 def _accuracy(what: str, held: Iterable[Held], target: str) -> Row:
     right = [(outcome == "trains") == truth for ladder in held for outcome, truth in ladder.pairs]
     if not right:
-        return row(what, "not measured", target, "no such ladder was kept")
+        return row(what, "not measured", target, "no such ladder is stored")
     low, high = wilson(sum(right), len(right))
     how = f"{sum(right)} of {len(right)}; 95 % interval {100 * low:.0f} to {100 * high:.0f} %"
     return row(what, f"{100 * sum(right) / len(right):.1f} %", target, how)
@@ -108,7 +108,9 @@ def _edges(held: Sequence[Held]) -> Row:
     ]
     right = len(held) - len(wrong)
     how = f"{right} of {len(held)} ladders" + (f"; not {'; '.join(wrong)}" if wrong else "")
-    return row("largest rate that trains within ×2", f"{100 * right / len(held):.0f} %", "≥ 95 %", how)
+    return row(
+        "largest learning rate that trains, within ×2", f"{100 * right / len(held):.0f} %", "≥ 95 %", how
+    )
 
 
 def _rate(rate: float | None) -> str:
@@ -121,18 +123,25 @@ def _cost(held: Sequence[Held]) -> Row:
     shares = [forecast / lone for forecast, lone in timed]
     whole = sum(forecast for forecast, _ in timed) / sum(lone for _, lone in timed)
     how = f"{len(shares)} ladders, each beside a lone run: " + ", ".join(f"{100 * s:.0f} %" for s in shares)
-    return row(f"time a rate, of {CRITERION_STEPS} lone steps", f"{100 * whole:.1f} %", "≤ 15 %", how)
+    return row(
+        f"time for a learning rate, as a share of {CRITERION_STEPS} steps of one run",
+        f"{100 * whole:.1f} %",
+        "≤ 15 %",
+        how,
+    )
 
 
 def _again(held: Sequence[Held]) -> Row:
     same = [ladder.same for ladder in held if ladder.same is not None]
     how = f"at {WANTED:g}, on one thread or many; all others are as kept in forecast_truth.json"
-    return row("kept truths that came out the same, trained now", f"{sum(same)} of {len(same)}", "all", how)
+    return row(
+        "stored cells with the same outcome when trained again", f"{sum(same)} of {len(same)}", "all", how
+    )
 
 
 def _confusion(held: Sequence[Held]) -> list[Row]:
     counts = Counter(pair for ladder in held for pair in ladder.pairs)
     return [
-        row(f"said: {each}", f"{counts[each, True]} / {counts[each, False]}", "", "trained / did not")
+        row(f"forecast: {each}", f"{counts[each, True]} / {counts[each, False]}", "", "trained / did not")
         for each in sorted({outcome for outcome, _ in counts})
     ]

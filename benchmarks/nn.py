@@ -31,9 +31,9 @@ from normscope.nn import build
 DEPTH, WIDTH, HEADS, VOCAB, BATCH, TOKENS = 6, 384, 6, 256, 4, 256
 ROUNDS = 15
 _TITLES = {
-    "gpt2": "in Hugging Face GPT-2's",
-    "gpt2-as-it-comes": "in GPT-2's as it comes (gelu_new written out)",
-    "encoder": "in nn.TransformerEncoder's",
+    "gpt2": "relative to Hugging Face GPT-2",
+    "gpt2-as-it-comes": "relative to GPT-2 with its default gelu_new",
+    "encoder": "relative to nn.TransformerEncoder",
 }
 
 

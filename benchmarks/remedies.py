@@ -92,7 +92,7 @@ def _first(known: Kept, cells: Sequence[Cell]) -> Row:
     missed = "; ".join(cell.words for cell in saved if cell not in hits)
     how = f"kept truth, {len(cells)} cells, {len(failing)} fail, {len(ranked)} ranked"
     return row(
-        "held-out failing cells that some remedy rescues: the first-ranked one does",
+        "failing held-out cells that a remedy rescues: share rescued by the first-ranked one",
         f"{len(hits)} of {len(saved)} (95 %: {low:.2f} … {high:.2f})",
         f"≥ {TARGET:g}",
         how + (f"; missed: {missed}" if missed else ""),
@@ -123,10 +123,8 @@ def _says(known: Kept, cell: Cell, name: str) -> bool | None:
 
 
 def _again(known: Kept, cells: Sequence[Cell]) -> Row:
-    """The first ranked cell, ranked again now: is the kept ranking that of this code?"""
+    """The first ranked cell, ranked again: is the kept ranking that of this code?"""
     cell = next((cell for cell in cells if known.order(cell)), cells[0])
     best, before = ranked_now(cell).attempts[0].names, known.order(cell)
     how = "every remedy forecast in this run; the target is the kept first"
-    return row(
-        f"ranked again now: {cell.words}", " + ".join(best), " + ".join(before[0]) if before else "", how
-    )
+    return row(f"ranked again: {cell.words}", " + ".join(best), " + ".join(before[0]) if before else "", how)

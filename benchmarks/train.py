@@ -39,7 +39,7 @@ def bench_train() -> list[Row]:
 def _row(measured: dict[str, Any]) -> Row:
     ours, plain = measured["ours"], measured["plain"]
     figure, quartiles = median_ratio(ours, plain, 3)
-    what = f"training step of {measured['model']}, in steps of a plain PyTorch loop"
+    what = f"training step of {measured['model']}, relative to a plain PyTorch loop"
     how = f"{quartiles}; medians {median_ms(ours, 2)} against {median_ms(plain, 2)}"
     return row(what, figure, "≤ 1.05", f"{how}; {measured['threads']} thread, {measured['allocator']}")
 

@@ -36,8 +36,8 @@ assert abs(entropy - estimate) < 0.1
 # ## Five runs
 #
 # Six blocks, width 32, AdamW at a learning rate of 3e-3, 300 steps on the source text of Python's own
-# library, one seed. The baseline is Post-LN with Xavier weights at the full learning rate from the first
-# step. The others change one thing each.
+# library, one seed. The baseline ("as it comes") is Post-LN with Xavier weights at the full learning rate
+# from the first step. The others change one thing each.
 
 POST = "nn:decoder,scheme=post,init=xavier,depth=6,width=32,heads=2"
 SMALL = "nn:decoder,scheme=post,init=normal,depth=6,width=32,heads=2"
