@@ -161,10 +161,10 @@ def test_an_error_of_ours_is_not_blamed_on_the_model(
 
     monkeypatch.setattr("normscope.nn.catalogue.catalogue", broken)
     monkeypatch.setattr("normscope.subjects.load", broken)
-    for call, more in ((["schemes"], ""), (["check", SMALL], "; --traceback shows more")):
+    for call, more in ((["schemes"], ""), (["check", SMALL], ", with the output of --traceback")):
         assert run(call) == 2
         err = capsys.readouterr().err
-        assert f"an error in normscope, not in the call. Please report it{more}.\n" in err
+        assert f": a bug in normscope. Please report it{more}.\n" in err
         assert f"(in {call[0]}.py, line " in err
         assert "a model that can be read" not in err
 

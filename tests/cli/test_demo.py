@@ -254,7 +254,7 @@ def test_ctrl_c_shows_what_there_is(tmp_path: Path) -> None:
         out, err = running.communicate(timeout=60)
     assert "step 100" in first
     assert running.returncode == 130, err
-    assert "this is what was seen until then" in err
+    assert "interrupted; these are the results so far" in err
     assert "Traceback" not in err
     assert "not at its end yet" in out
     assert "interrupted" in (tmp_path / "demo.html").read_text()

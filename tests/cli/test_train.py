@@ -224,7 +224,7 @@ def test_ctrl_c_says_how_to_go_on(here: Path) -> None:
     out, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
     assert "Traceback" not in err
-    assert 'To go on: normscope train "run" --resume' in err
+    assert 'To continue: normscope train "run" --resume' in err
     assert out.startswith("interrupted after ")
     checkpoint = max((here / "run/checkpoints").iterdir())
     step = int(checkpoint.name.removeprefix("step-"))

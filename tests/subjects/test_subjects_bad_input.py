@@ -109,8 +109,12 @@ CASES: list[Case] = [
     ("no such module", lambda p: "no_such_package.models:make", ("no_such_package", "no module")),
     ("no such factory", lambda p: f"{_factories(p)}:modle", ('"modle"', 'the nearest name is "model"')),
     ("not a function", lambda p: f"{_factories(p)}:not_a_function", ("int", "a function")),
-    ("raises", lambda p: f"{_factories(p)}:raises", ("KeyError: 'no such", "--traceback shows it")),
-    ("exits", lambda p: f"{_factories(p)}:exits", ("SystemExit", "--traceback shows it")),
+    (
+        "raises",
+        lambda p: f"{_factories(p)}:raises",
+        ("KeyError: 'no such", "add --traceback to see where it failed"),
+    ),
+    ("exits", lambda p: f"{_factories(p)}:exits", ("SystemExit", "add --traceback to see where it failed")),
     ("syntax error", lambda p: f"{_written(p, 'bad.py', 'def (')[3:]}:make", ("SyntaxError", "imported")),
     ("missing import", lambda p: f"{_written(p, 'bad2.py', 'import absent_x')[3:]}:make", ("absent_x",)),
     (

@@ -123,7 +123,7 @@ def test_an_endless_iterator_is_kept_to_a_bound(monkeypatch: pytest.MonkeyPatch)
         return [int(batch[0][0, 0]) for batch in itertools.islice(batches, count)]
 
     replay = Replay(endless())
-    assert replay.notes == ("of the iterator, the first 3 batches are kept: a second pass repeats them",)
+    assert replay.notes == ("only the iterator's first 3 batches are kept: a second pass repeats them",)
     assert firsts(replay(), 200) == list(range(200))
     assert alive <= 3 + 2, "those that are kept, and what the loops hold"
     assert firsts(replay(), 7) == [0, 1, 2, 0, 1, 2, 0]

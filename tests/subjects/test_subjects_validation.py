@@ -125,7 +125,7 @@ def test_a_validation_part_that_is_too_short(spec: str, build: Callable[..., Sub
 def test_batches_of_the_users_keep_nothing_and_the_report_says_so(build: Callable[..., Subject]) -> None:
     subject = build("{folder}/factories.py:own_batch", validation=0.2)
     assert subject.validation is None
-    assert any("nothing is kept for validation" in note for note in subject.notes)
+    assert any("nothing is held out for validation" in note for note in subject.notes)
 
 
 @pytest.mark.parametrize("share", [-0.1, 1, 1.5, float("nan"), "a tenth", True])

@@ -1,4 +1,4 @@
-"""`normscope anatomy MODEL`: only the reading."""
+"""`normscope anatomy MODEL`: the anatomy of a model, without measurements."""
 
 import json
 import sys
@@ -23,22 +23,27 @@ def command(
     seed: options.Seed = 0,
     device: options.Device = "cpu",
     dtype: options.DType = None,
-    format: Annotated[options.TextOrJson, typer.Option(help="How to show it.")] = options.TextOrJson.TEXT,
+    format: Annotated[
+        options.TextOrJson, typer.Option(help="Format of the anatomy.")
+    ] = options.TextOrJson.TEXT,
     output: options.Output = None,
     expect: Annotated[
         str | None,
         options.option(
-            "pre, post, res-post, peri, none or a scheme: exit 1 where a branch differs or part is unread.",
+            "Exit with status 1 if a branch has another placement, or a part cannot be read: pre, post, "
+            "res-post, peri, none, or the name of a scheme.",
             metavar="PLACEMENT",
         ),
     ] = None,
     traceback: options.Traceback = False,
 ) -> int:
-    """Show where the norms sit: stacks, blocks, branches and what could not be read. Nothing is measured.
+    """Show where the norms sit: stacks, blocks, branches, and parts that cannot be read. Nothing is measured.
 
-    A model that does not fit into memory is read without its weights being made.
+    Example: normscope anatomy hf:gpt2,n_layer=24 --expect pre
 
-    Exit status: 0; 1 where --expect is not met; 2 the call or the model cannot be used.
+    Weights that do not fit into memory are not created.
+
+    Exit status: 0 done; 1 --expect is not met; 2 the call or the model cannot be used.
     """
     from normscope.anatomy import departures, read_anatomy, require_residual_stream
     from normscope.report import print_anatomy, text_anatomy

@@ -1,4 +1,4 @@
-"""`normscope bench [NAME…]`: measure ourselves."""
+"""`normscope bench [NAME…]`: benchmarks of normscope against its alternatives."""
 
 import json
 import sys
@@ -20,11 +20,15 @@ SCHEMA = "normscope.bench/1"
 
 def command(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME…]", help="All when none is named.")
+        list[str] | None,
+        typer.Argument(metavar="[NAME…]", help="Benchmarks to run, such as spectra or train. Default: all."),
     ] = None,
-    format: Annotated[TextOrJson, typer.Option(help="How to show it.")] = TextOrJson.TEXT,
+    format: Annotated[TextOrJson, typer.Option(help="Format of the results.")] = TextOrJson.TEXT,
 ) -> None:
-    """Measure normscope against what a user would pick instead, as ratios in one run."""
+    """Benchmark normscope against its alternatives. Needs a clone of the repository.
+
+    Figures are ratios of times that were measured in turns, in one run on this machine.
+    """
     from rich.console import Console
     from rich.table import Table
 
@@ -36,16 +40,16 @@ def command(
             emit(json.dumps({"schema": SCHEMA, "bench": name, "rows": rows}, indent=2) + "\n", None)
         else:
             table = Table(*rows[0], title=f"bench {name}", title_justify="left")
-            for row in rows:  # a figure each
+            for row in rows:
                 table.add_row(*map(str, row.values()))
             Console().print(table)
 
 
 def _benches() -> ModuleType:
-    """Module of the benchmarks: beside the sources, or in the current folder; a wheel has none.
+    """Import the benchmarks from the repository that holds the sources, or from the current folder.
 
     Raises:
-        UsageError: they are in neither place.
+        UsageError: neither place has them; an installed package has none.
     """
     for root in (Path(normscope.__file__).parents[2], Path.cwd()):
         if (root / "benchmarks" / "benches.py").is_file():

@@ -1,4 +1,4 @@
-"""`normscope check MODEL`: the whole way, to a verdict."""
+"""`normscope check MODEL`: anatomy, probes, forecast and verdict."""
 
 import shlex
 import sys
@@ -29,10 +29,18 @@ class Format(StrEnum):
     MARKDOWN = "markdown"
 
 
-Codes = Annotated[
+Select = Annotated[
     str,
     option(
-        "Findings by code, prefix or name, with commas: NS101,NS5,post-ln-deep.",
+        "Report only these findings, by code, prefix or name: NS101,NS5,post-ln-deep.",
+        metavar="CODES",
+        autocompletion=complete_codes,
+    ),
+]
+Ignore = Annotated[
+    str,
+    option(
+        "Leave out these findings, by code, prefix or name: NS301,NS5.",
         metavar="CODES",
         autocompletion=complete_codes,
     ),
@@ -47,28 +55,34 @@ def command(
     context: typer.Context,
     model: options.Model,
     optimizer: Annotated[
-        str, typer.Option(help="adamw, adam, sgd (momentum 0.9) or muon: what the run will use.")
+        str, typer.Option(help="Optimiser of the intended run: adamw, adam, sgd (momentum 0.9) or muon.")
     ] = "adamw",
-    lr: Annotated[float, typer.Option(help="The learning rate of the intended run.")] = 3e-4,
-    warmup: Annotated[int, typer.Option(min=0, help="Its linear warm-up, in steps.")] = 0,
-    steps: Annotated[int, typer.Option(min=0, help="Real steps to try on a copy; 0: no forecast.")] = 20,
+    lr: Annotated[float, typer.Option(help="Learning rate of the intended run.")] = 3e-4,
+    warmup: Annotated[int, typer.Option(min=0, help="Linear warm-up of the intended run, in steps.")] = 0,
+    steps: Annotated[
+        int, typer.Option(min=0, help="Training steps to try on a copy of the model; 0 skips the forecast.")
+    ] = 20,
     forecast: Annotated[
         bool,
-        typer.Option("--forecast", help="Try other learning rates too, and whether warm-up helps."),
+        typer.Option("--forecast", help="Also try other learning rates, and whether warm-up helps."),
     ] = False,
     rates: Annotated[
         str | None,
         option(
-            "Its rungs: 1e-5:3e-2:8 (first:last:count) or 1e-4,3e-4; by default nine around --lr.",
+            "Learning rates to try; implies --forecast. 1e-4,3e-4, or FIRST:LAST:COUNT on a log scale: "
+            "1e-5:3e-2:8. Default: nine around --lr.",
             metavar="RATES",
         ),
     ] = None,
     try_remedies: Annotated[
         bool,
-        typer.Option("--try-remedies", help="Where the run will fail, try the remedies and rank them."),
+        typer.Option("--try-remedies", help="If the forecast fails, try the remedies and rank them."),
     ] = False,
     budget: Annotated[
-        options.Budget, typer.Option(help="What Jacobians may cost: seconds, a few training steps, minutes.")
+        options.Budget,
+        typer.Option(
+            help="Jacobian analysis: fast (seconds), standard (a few training steps), deep (minutes)."
+        ),
     ] = options.Budget.STANDARD,
     batch_size: options.BatchSize = 4,
     seq_len: options.SeqLen = 64,
@@ -80,21 +94,23 @@ def command(
     device: options.Device = "cpu",
     dtype: options.DType = None,
     format: Annotated[
-        Format, typer.Option(help="text; json; html, the page; markdown, 60 lines at most.")
+        Format, typer.Option(help="Format of the report; markdown has at most 60 lines.")
     ] = Format.TEXT,
     output: options.Output = None,
-    fail_on: Annotated[FailOn, typer.Option(help="Exit 1 from this severity on.")] = FailOn.ERROR,
-    select: Codes = "",
-    ignore: Codes = "",
+    fail_on: Annotated[FailOn, typer.Option(help="Minimum severity for exit status 1.")] = FailOn.ERROR,
+    select: Select = "",
+    ignore: Ignore = "",
     traceback: options.Traceback = False,
 ) -> int:
-    """Will MODEL train? Reads it, measures it, takes a few real steps on a copy, and judges.
+    """Predict whether MODEL will train: read its norms, measure, try a few steps on a copy, report findings.
 
-    Exit status: 0 clean, 1 findings at or above --fail-on, 2 the call or the model cannot be used, 130 Ctrl-C
-    (what was measured until then is shown). The verdict "no trial" (no loss, or --steps 0: nothing was tried
-    that could fail) counts as a warning: status 1 with --fail-on warning, else 0.
+    Example: normscope check nn:decoder,scheme=post,depth=24 --optimizer adam --lr 1e-3
 
-    Defaults of these options may stand in the table \\[tool.normscope] of pyproject.toml.
+    Exit status: 0 no finding at or above --fail-on; 1 such a finding; 2 the call or the model cannot be used;
+    130 Ctrl-C, after the measurements so far were shown. The verdict "no trial" (the model has no loss, or
+    --steps 0) counts as a warning.
+
+    The table \\[tool.normscope] of pyproject.toml can set defaults of these options.
     """
     import normscope
     from normscope.subjects import load
@@ -114,13 +130,13 @@ def command(
             )
         except normscope.CheckInterrupted as stop:
             report, interrupted = stop.report, True
-            print("normscope: interrupted; this is what was measured until then", file=sys.stderr)
+            print("normscope: interrupted; the report has the measurements so far", file=sys.stderr)
     show(report, format, output, command_of(context))
     return 130 if interrupted else exit_status(report, fail_on)
 
 
 def _rungs(wanted: bool, given: str | None, lr: float) -> list[float]:
-    """The ladder's rates: those that were given, else some around `lr`; none where not wanted."""
+    """The learning rates to try: the given ones, else some around `lr`; none unless wanted."""
     if given is not None:
         from normscope.maps.grid import rates
 
@@ -129,18 +145,18 @@ def _rungs(wanted: bool, given: str | None, lr: float) -> list[float]:
 
 
 def ladder_around(lr: float) -> list[float]:
-    """`lr` and four rates on each side, 10^⅓ apart, as far as they lie between 1e-5 and 3e-2 or `lr`."""
+    """`lr` and up to four rates on each side, 10^⅓ apart, none below 1e-5 or above 3e-2 but for `lr`."""
     around = [float(f"{lr * 10 ** (step / 3):.3g}") for step in range(-4, 5) if step]
     low, high = min(1e-5, lr), max(3e-2, lr)
     return sorted([lr, *(rate for rate in around if low <= rate <= high)])
 
 
 def show(report: "Report", format: Format, output: Path | None, command: str | None = None) -> None:
-    """The report in `format`, on stdout or in a file; `command` made it."""
+    """Write the report in `format` to stdout or a file; `command` is the call that made it."""
     from normscope.report import print_report, text_report
 
     if format is Format.HTML and output is None and sys.stdout.isatty():
-        output = Path("normscope.html")  # a page in a terminal helps nobody
+        output = Path("normscope.html")  # a terminal cannot show a page
     if format is Format.HTML:
         emit(report.to_html(), output, instead=lambda: text_report(report))
     elif format is Format.JSON:
@@ -156,7 +172,7 @@ def show(report: "Report", format: Format, output: Path | None, command: str | N
 
 
 def command_of(context: typer.Context) -> str:
-    """The command that measures the same again, with the options that pyproject.toml sets too."""
+    """The command that repeats the measurements; it includes options set by pyproject.toml."""
     words = ["normscope", "check"]
     for parameter in context.command.params:
         name, value = str(parameter.name), context.params.get(str(parameter.name))
@@ -168,7 +184,7 @@ def command_of(context: typer.Context) -> str:
 
 
 def exit_status(report: "Report", fail_on: FailOn) -> int:
-    """1 where a finding is as severe as `fail_on` asks, else 0; "no trial" counts as a warning."""
+    """1 if a finding is at least as severe as `fail_on`, else 0; "no trial" counts as a warning."""
     failing = {FailOn.ERROR: ("error",), FailOn.WARNING: ("error", "warning"), FailOn.NEVER: ()}[fail_on]
     severities = {str(finding.severity) for finding in report.findings}
     if report.verdict == "no trial":

@@ -18,7 +18,7 @@ from normscope.errors import UsageError
 if TYPE_CHECKING:
     from normscope.claims import Claim, ClaimResult, Setup
 
-LEAST_TEXT = 10_000  # bytes; in less, the sequences that claims train on are the same ones again
+LEAST_TEXT = 10_000  # bytes; a shorter text would repeat the same training sequences
 
 
 class Format(StrEnum):
@@ -36,43 +36,41 @@ def command(
         list[str] | None,
         typer.Argument(
             metavar="[ID…]",
-            help="A7; B3-B6; a group: A (the proof), B (Pre-LN against Post-LN), C (the long article); "
-            "a text: 000 … 004. All when none is named.",
+            help="Claims to test: one (A7), a range (B3-B6), a group (A: the proof, B: Pre-LN against "
+            "Post-LN, C: the long article) or an article (000 … 004). Default: all.",
             show_default=False,
         ),
     ] = None,
     long: Annotated[
         bool,
-        typer.Option("--long", help="The long form, deeper and longer; without ids, of all that have one."),
+        typer.Option(
+            "--long", help="Test deeper models with more steps. Without ids: every claim with a long form."
+        ),
     ] = False,
-    seeds: Annotated[
-        int, typer.Option(min=1, max=100, help="Seeds 0 to N-1; each gives cases of its own.")
-    ] = 3,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes of one thread each.")] = 2,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what was measured before.")] = False,
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="Number of seeds, from 0; each adds cases.")] = 3,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes to run at once, one thread each.")] = 2,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again; do not read the cache.")] = False,
     text: Text = None,
-    list_only: Annotated[bool, typer.Option("--list", help="Only say which claims there are.")] = False,
+    list_only: Annotated[bool, typer.Option("--list", help="List the claims and exit.")] = False,
     format: Annotated[
         Format,
         typer.Option(
-            help="text; json; html, the page; markdown, with ids only the table; markdown-zh, in Chinese."
+            help="Format of the results. markdown: with ids, only the table. markdown-zh: in Chinese."
         ),
     ] = Format.TEXT,
     output: Output = None,
 ) -> int:
     """Test the claims of five articles about norms and residuals.
 
-    Each claim is a small function that measures. Its verdict is computed from
-    the cases it finds: it holds, holds under a condition of ours, is refuted
-    (with a counter-example), is undecided, or is not measured, and why. One id
-    shows the claim in full.
+    Verdicts are computed from the measurements: a claim holds, holds under a
+    condition, is refuted (with a counter-example), is undecided, or is not
+    measured. One id shows that claim in full: normscope claims B7
 
-    With five seeds all of them take about 15 minutes on two cores, as in
-    docs/claims.md. Claims that the same code measured in the same environment
-    are read from the cache.
+    All claims with five seeds take about 15 minutes on two CPU cores. Results
+    of the same code in the same environment are read from the cache.
 
-    Exit status: 0; 1 where a claim broke; 2 where the call cannot be used; 130
-    on Ctrl-C, after what is ready was shown.
+    Exit status: 0 done; 1 the code of a claim raised an error; 2 the call
+    cannot be used; 130 Ctrl-C, after the results so far were shown.
     """
     from normscope.claims import Setup, chosen, run_claims
     from normscope.claims.cache import default_folder
@@ -117,7 +115,7 @@ def command(
 
 
 def _counted(progress: Callable[[str, int, int], None]) -> Callable[[str, int, int], None]:
-    """`12 of 75 done, A7 B3 running` beside the bar."""
+    """A callback that shows `12 of 75 done, A7 B3 running` beside the bar."""
 
     def show(running: str, done: int, total: int) -> None:
         progress(f"{done} of {total} done" + (f", {running} running" if running else ""), done, total)
@@ -126,7 +124,7 @@ def _counted(progress: Callable[[str, int, int], None]) -> Callable[[str, int, i
 
 
 def _require_text(text: Path) -> None:
-    """UsageError, before the long work, for a text that cannot be trained on."""
+    """Raise UsageError if the text is too short to train on."""
     from normscope.subjects.text import load_text
 
     size = len(load_text(text))
@@ -152,7 +150,7 @@ def _rendered(
     seconds: float,
     whole: bool,
 ) -> str:
-    """The results that are ready, and the ids of those that are not; `whole` where no ids were given."""
+    """Render the ready results and the missing ids; `whole` if no ids were given."""
     typed = shlex.join(["normscope", *sys.argv[1:]])
     if format is Format.JSON:
         from normscope.claims.words import to_json
@@ -165,7 +163,7 @@ def _rendered(
 
 
 def _text(ready: "list[ClaimResult]", to_screen: bool) -> str:
-    """The table, or the one claim in full."""
+    """The table; the claim in full if there is only one."""
     from rich.console import Console, RenderableType
 
     from normscope.claims.words import in_full, table, tally

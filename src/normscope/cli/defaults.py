@@ -1,4 +1,4 @@
-"""Defaults of the options from `[tool.normscope]` in the pyproject.toml of this folder or of one above."""
+"""Defaults of the options: `[tool.normscope]` in the pyproject.toml of this folder or of one above."""
 
 import re
 import tomllib
@@ -20,7 +20,7 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     **dict.fromkeys(("format", "fail_on", "budget", "rates"), (str, "a string")),
 }
 KEYS = tuple(_KINDS)
-"""Options of `check` that may stand in the file. --output and --traceback belong to one call, MODEL too."""
+"""Options of `check` that the file may set: all but MODEL, --output and --traceback."""
 ANATOMY_KEYS = ("seed", "batch_size", "seq_len", "text", "device", "dtype")
 
 
@@ -30,7 +30,7 @@ class Defaults:
 
     Attributes:
         values: option → value, for a Click default map.
-        path: path of the file; None where there is none.
+        path: path of the file; None if there is none.
     """
 
     values: dict[str, Any]
@@ -52,8 +52,8 @@ def read_defaults(folder: Path | None = None) -> Defaults:
     """The defaults of the nearest pyproject.toml; none without a `[tool.normscope]` table.
 
     Raises:
-        UsageError: the file is no TOML, a key is unknown (with the nearest known one), or a value
-            has another type.
+        UsageError: the file is not TOML, a key is unknown (the error names the nearest known one), or a
+            value has the wrong type.
     """
     path = _nearest_file(folder)
     if path is None:
@@ -77,12 +77,12 @@ def _nearest_file(folder: Path | None) -> Path | None:
         here = (folder or Path.cwd()).resolve()
         files = (place / "pyproject.toml" for place in (here, *here.parents))
         return next((path for path in files if path.is_file()), None)
-    except OSError:  # the folder is gone, or may not be looked into: it has no defaults to give
+    except OSError:  # the folder is gone or cannot be read
         return None
 
 
 def _checked(path: Path, key: str, value: Any) -> Any:
-    """`value` as the command line would hold it."""
+    """Convert `value` to the form that the command line uses."""
     name = key.replace("-", "_")
     if name not in KEYS:
         known = [each.replace("_", "-") for each in KEYS]
@@ -105,7 +105,7 @@ def _quoted(path: Path, key: str, value: Any) -> str:
 
 
 def _line(path: Path, key: str) -> int | None:
-    """The line of a key in the table, None where it is written in another way."""
+    """Line number of a key in the table; None if the key is written in a form not searched for."""
     name = re.escape(key).replace("_", "[-_]").replace(r"\-", "[-_]")
     inside = False
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):

@@ -16,13 +16,15 @@ if TYPE_CHECKING:
 
 def command(
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="PATH", help="Where the page goes.")
+        Path, typer.Option("--output", "-o", metavar="PATH", help="Write the HTML page to this file.")
     ] = Path("out/demo.html"),
 ) -> int:
-    """A deep Transformer that does not train, why not, and what rescues it: 15 small runs, then a page.
+    """Show a deep Transformer that fails to train, why, and what rescues it: 15 runs in about two minutes.
 
-    Loss against the unigram line (what ignoring the context can reach), beside how much the tokens of the
-    last hidden state still differ. Ctrl-C shows what there is until then.
+    Two plots: the loss, with the unigram entropy (the best loss of a model that ignores the context), and the
+    token diversity of the last hidden state (0: all tokens are equal). Ctrl-C writes the results so far.
+
+    Exit status: 0 done; 2 the page cannot be written; 130 Ctrl-C.
     """
     from normscope.demo.settings import Settings
 
@@ -30,7 +32,7 @@ def command(
 
 
 def tell(settings: "Settings", output: Path) -> int:
-    """Run the demo with these settings, show it, and write its page; the exit status."""
+    """Run the demo, show it and write its page; return the exit status."""
     from normscope.demo.page import render_page
     from normscope.demo.run import moral
 
@@ -39,16 +41,16 @@ def tell(settings: "Settings", output: Path) -> int:
     require_writable(output)
     story = _watched(settings) if sys.stdout.isatty() else _listed(settings)
     if story.interrupted:
-        print("normscope: interrupted; this is what was seen until then", file=sys.stderr)
+        print("normscope: interrupted; these are the results so far", file=sys.stderr)
     if any(course.losses for course in story.courses.values()):
         print(moral(story))
         emit(render_page(story), output, instead=str)  # the table was shown already
-        print(f"The page: {output}")
+        print(f"Page: {output}")
     return 130 if story.interrupted else 0
 
 
 def _watched(settings: "Settings") -> "Story":
-    """Run on a terminal: a picture that is redrawn while the runs train, and stays."""
+    """Run on a terminal, with a picture that is redrawn during training."""
     from rich.console import Console
     from rich.live import Live
 
@@ -63,7 +65,7 @@ def _watched(settings: "Settings") -> "Story":
 
 
 def _listed(settings: "Settings") -> "Story":
-    """Run in a pipe: print a few lines on the way, and the table."""
+    """Run in a pipe: print progress lines, then the table."""
     from rich.console import Console
 
     from normscope.cli.demo_view import Lines, table

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 COLOURS = ("red", "yellow", "cyan", "green", "magenta")
 _HEIGHT, _NARROW = 13, 76
-_DEEPEST = -16  # what float32 leaves of a difference
+_DEEPEST = -16  # log10 of the smallest diversity that is drawn
 _EVERY = 100  # steps between two lines in a pipe
 
 
 def picture(story: "Story", width: int) -> Group:
-    """Loss against the unigram line, beside it token diversity, under both the conditions."""
+    """Plots of loss and token diversity, side by side if there is room, above the table of conditions."""
     beside = width >= _NARROW
     each = (width - 3) // 2 if beside else width
     panels = [_losses(story, each), _diversities(story, each)]
@@ -70,7 +70,7 @@ def _diversities(story: "Story", width: int) -> Group:
 
 
 def _from_below(story: "Story") -> list[tuple[int, "Course"]]:
-    """Conditions with their runs, the first one last: it is drawn over the others."""
+    """Conditions with their runs in reverse order, so that the first is drawn on top."""
     return [(index, course) for (index, _), course in reversed(story.courses.items())]
 
 
@@ -83,7 +83,7 @@ def _log10(value: float) -> float:
 
 
 def table(story: "Story") -> Table:
-    """The conditions with what came of each."""
+    """Table of the conditions: loss, token diversity and outcome."""
     from normscope.demo.settings import CONDITIONS
 
     found = Table(box=None, padding=(0, 2, 0, 0))
@@ -101,7 +101,7 @@ def table(story: "Story") -> Table:
 
 
 def figures(values: list[float], form: str) -> str:
-    """One figure a seed; nothing before there is one."""
+    """One figure per seed; "" before the first."""
     return " ".join(form.format(value) for value in values if not math.isnan(value))
 
 
@@ -115,7 +115,7 @@ def outcome(story: "Story", index: int) -> Text:
 
 
 class Lines:
-    """Printer for a pipe: a line for each condition at every hundredth step, and at its end."""
+    """Printer for a pipe: a line per condition every 100 steps and at its last step."""
 
     def __init__(self) -> None:
         self._said: dict[int, int] = {}

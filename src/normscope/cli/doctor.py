@@ -1,4 +1,4 @@
-"""`normscope doctor`: what this machine has."""
+"""`normscope doctor`: versions, devices and missing parts of this installation."""
 
 import json
 from typing import Annotated
@@ -10,13 +10,14 @@ from normscope.cli.output import emit, require_writable
 
 
 def command(
-    format: Annotated[TextOrJson, typer.Option(help="How to show it.")] = TextOrJson.TEXT,
+    format: Annotated[TextOrJson, typer.Option(help="Format of the diagnosis.")] = TextOrJson.TEXT,
     output: Output = None,
 ) -> int:
-    """Show what this machine has: versions, devices, what is missing and what that disables.
+    """List versions, devices and missing packages, and say what each missing one disables.
 
-    Exit status: 0, or 1 where something that normscope needs is missing or broken. Nothing is installed,
-    downloaded or changed.
+    Nothing is installed, downloaded or changed.
+
+    Exit status: 0 normscope can run; 1 something that it needs is missing or broken.
     """
     from normscope.doctor import diagnose, text_diagnosis
 

@@ -1,4 +1,4 @@
-"""`normscope explain CODE`: what a finding means."""
+"""`normscope explain CODE`: the meaning of a finding."""
 
 from typing import Annotated
 
@@ -11,7 +11,9 @@ def command(
     code: Annotated[
         str,
         typer.Argument(
-            metavar="CODE", help="A code or a name: NS101, post-ln-deep.", autocompletion=complete_code
+            metavar="CODE",
+            help="Code or name of a finding: NS101, post-ln-deep.",
+            autocompletion=complete_code,
         ),
     ],
 ) -> None:

@@ -1,4 +1,4 @@
-"""The application: its commands, and how errors leave it (one line, exit 2; never a traceback)."""
+"""The application: its commands and its error handling (one line, exit status 2, no traceback)."""
 
 import sys
 import traceback
@@ -30,8 +30,8 @@ from normscope.interrupts import only_once
 
 app = typer.Typer(
     name="normscope",
-    help="Will this deep Transformer train? Reads where the norms sit on the residual stream, "
-    "measures what that does, and says so before you pay for the run.",
+    help="Predict whether a deep Transformer will train: read where the norms sit on the residual stream, "
+    "measure what that does to signals and gradients, and report findings before you pay for the run.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -65,12 +65,12 @@ def _start(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 clean, 1 findings at or above --fail-on, 2 unusable, 130 on Ctrl-C."""
-    with only_once():  # to the end of the process: a second Ctrl-C would cost the report of the first
+    with only_once():  # to the end of the process: a second Ctrl-C would lose the report
         sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))
 
 
 def run(arguments: list[str]) -> int:
-    """The command line without the exit: its status (see `main`)."""
+    """Run the command line without exiting; return its status (see `main`)."""
     spell_out()
     try:
         command = typer.main.get_command(app)
@@ -84,16 +84,16 @@ def run(arguments: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         print("normscope: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # `normscope check … | head`: the reader has left, there is nothing to say
+    except BrokenPipeError:  # `normscope check … | head`: the reader has left
         sys.stderr.close()
         return 1
-    except Exception as error:  # whatever a model can throw: still one line, and the way to see more
+    except Exception as error:  # a model can raise anything: still one line, and how to see more
         return _refuse(_unexpected(error, arguments), show_traceback="--traceback" in arguments)
     return code if isinstance(code, int) else 0
 
 
 def _one_line(error: typer.TyperException) -> str:
-    """One line for an error of Typer, with where to read on; empty where it showed the help."""
+    """One line for an error of Typer, with the help to read; empty if Typer showed the help."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "normscope"
     message = error.format_message() if hasattr(error, "format_message") else str(error)
@@ -112,17 +112,19 @@ def _in_file(error: typer.TyperException, context: Any) -> str | None:
 
 
 def _unexpected(error: Exception, arguments: Sequence[str]) -> str:
-    """One line for an error that nobody expected: the model's where its forward raised it, else ours."""
+    """One line for an unexpected error: the model's if its forward raised it, else normscope's."""
     places = [(Path(f.f_code.co_filename), line) for f, line in traceback.walk_tb(error.__traceback__)]
     has_traceback = _takes_traceback(arguments)
     if any(file.parts[-4:] == ("torch", "nn", "modules", "module.py") for file, _ in places):
-        more = "--traceback shows where it broke" if has_traceback else "change the model, or its options"
+        more = (
+            "add --traceback to see where it failed" if has_traceback else "change the model or its options"
+        )
         return str(UsageError(describe(error), "a model that can be read and run", more))
     home = Path(__file__).resolve().parents[1]
     ours = [f"{file.name}, line {line}" for file, line in places if home in file.parents]
     place = ours[-1] if ours else "normscope"
-    more = "; --traceback shows more" if has_traceback else ""
-    return f"{describe(error)} (in {place}): an error in normscope, not in the call. Please report it{more}."
+    more = ", with the output of --traceback" if has_traceback else ""
+    return f"{describe(error)} (in {place}): a bug in normscope. Please report it{more}."
 
 
 def _takes_traceback(arguments: Sequence[str]) -> bool:

@@ -1,4 +1,4 @@
-"""`normscope map`: a grid of trials, where it trains and where not."""
+"""`normscope map`: train a grid of models and draw which of them train."""
 
 import shlex
 import sys
@@ -34,61 +34,90 @@ def command(
     schemes: Annotated[
         str | None,
         option(
-            "Of `normscope schemes`: post,pre,deepnorm.", metavar="A,B,…", autocompletion=complete_schemes
+            "Schemes, listed by `normscope schemes`: post,pre,deepnorm.",
+            metavar="A,B,…",
+            autocompletion=complete_schemes,
         ),
     ] = None,
-    depths: Annotated[str | None, option("Blocks: 4,8,16,32.", metavar="N,N,…")] = None,
+    depths: Annotated[str | None, option("Numbers of blocks: 4,8,16,32.", metavar="N,N,…")] = None,
     lrs: Annotated[
         str | None,
-        option("1e-4,3e-4, or 1e-4:3e-2:8, eight from 1e-4 to 3e-2, each times the same.", metavar="RATES"),
+        option(
+            "Learning rates: 1e-4,3e-4, or FIRST:LAST:COUNT on a log scale: 1e-4:3e-2:8. Default: 3e-4.",
+            metavar="RATES",
+        ),
     ] = None,
     warmups: Annotated[str, typer.Option(metavar="N,N,…", help="Steps of linear warm-up: 0,200.")] = "0",
-    seeds: Annotated[str, typer.Option(metavar="N", help="How many; or seeds with commas: 0,7.")] = "1",
+    seeds: Annotated[
+        str, typer.Option(metavar="N", help="Number of seeds, from 0 (3), or a list of seeds (0,7).")
+    ] = "1",
     inits: Annotated[
-        str | None, option("Initialisations other than the schemes' own.", metavar="A,B,…")
+        str | None, option("Initialisations, such as xavier. Default: each scheme's own.", metavar="A,B,…")
     ] = None,
     model: Annotated[
-        str, typer.Option(metavar="MODEL", help="What the grid is built on; any MODEL of `check`.")
+        str, typer.Option(metavar="MODEL", help="Model that the grid varies; any MODEL of `check`.")
     ] = DEFAULT_MODEL,
-    width: Annotated[int | None, option("Of a model of ours.", min=1)] = None,
-    heads: Annotated[int | None, option("Of a model of ours.", min=1)] = None,
-    optimizer: Annotated[str, typer.Option(help="adamw, adam, sgd (momentum 0.9) or muon.")] = "adamw",
-    steps: Annotated[int, typer.Option(min=1, help="Of each cell.")] = 300,
+    width: Annotated[int | None, option("Width of an nn: model. Default: that of --model.", min=1)] = None,
+    heads: Annotated[
+        int | None, option("Attention heads of an nn: model. Default: those of --model.", min=1)
+    ] = None,
+    optimizer: Annotated[
+        str, typer.Option(help="Optimiser: adamw, adam, sgd (momentum 0.9) or muon.")
+    ] = "adamw",
+    steps: Annotated[int, typer.Option(min=1, help="Training steps per cell.")] = 300,
     batch_size: BatchSize = 4,
     seq_len: SeqLen = 64,
     text: Text = None,
     device: Device = "cpu",
-    store: Annotated[Path, typer.Option(metavar="FILE", help="Where the cells are kept.")] = DEFAULT_STORE,
-    engine: Annotated[str, typer.Option(help="local (processes here) or ray (a cluster).")] = "local",
+    store: Annotated[
+        Path, typer.Option(metavar="FILE", help="SQLite file that keeps the results.")
+    ] = DEFAULT_STORE,
+    engine: Annotated[
+        str, typer.Option(help="local (processes on this machine) or ray (a Ray cluster).")
+    ] = "local",
     workers: Annotated[
-        int | None, option("Processes; by default as many as cores, on a GPU at most 4.", min=1)
+        int | None, option("Number of processes. Default: one per core; on a GPU at most 4.", min=1)
     ] = None,
     stack: Annotated[
-        int | None, option("Cells trained at once in a process; measured by default.", min=1)
+        int | None,
+        option("Cells that a process trains at once. Default: measured in the first seconds.", min=1),
     ] = None,
-    ray_address: Annotated[str | None, option("Of the Ray cluster.")] = None,
+    ray_address: Annotated[str | None, option("Address of the Ray cluster; with --engine ray.")] = None,
     early_stop: Annotated[
-        bool, typer.Option("--early-stop/--no-early-stop", help="Stop cells that are certain to fail.")
+        bool,
+        typer.Option("--early-stop/--no-early-stop", help="Stop cells as soon as they are certain to fail."),
     ] = True,
     retry_crashed: Annotated[
-        bool, typer.Option("--retry-crashed", help="Try the cells again that crashed before.")
+        bool, typer.Option("--retry-crashed", help="Train again the cells that crashed.")
     ] = False,
-    format: Annotated[Format, typer.Option(help="On stdout: text, json, or html, the page.")] = Format.TEXT,
+    format: Annotated[Format, typer.Option(help="Format of the output on stdout.")] = Format.TEXT,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="The page.", show_default=False),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="HTML page. Default: the path of --store with the ending .html.",
+            show_default=False,
+        ),
     ] = None,
-    png: Annotated[Path | None, option("The picture alone.", metavar="FILE")] = None,
-    parquet: Annotated[Path | None, option("Cells and curves (extra: parquet).", metavar="FILE")] = None,
+    png: Annotated[Path | None, option("Also write the picture to this PNG file.", metavar="FILE")] = None,
+    parquet: Annotated[
+        Path | None,
+        option("Also write cells and loss curves here; needs normscope\\[parquet].", metavar="FILE"),
+    ] = None,
     traceback: Traceback = False,
 ) -> int:
-    """Train every combination of scheme, depth, rate, warm-up and seed, and draw where they train.
+    """Train every combination of scheme, depth, learning rate, warm-up and seed; draw which of them train.
 
-    Each cell is trained once. Run the same command again after a Ctrl-C, a crash or a reboot, and it goes
-    on; run it twice at once, and the two share the cells; give more values, and it trains what is new.
-    Without any of these it shows what --store has. The page goes to --output, beside the store by default.
+    Example: normscope map --schemes post,pre --depths 4,8,16 --lrs 1e-4:3e-2:6 --seeds 2
 
-    A run trains when the mean loss of its last 20 steps is 0.1 nats under the unigram entropy of the text.
+    Each combination (a cell) is trained once. The same command continues after Ctrl-C, a crash or a reboot.
+    Two such commands at once share the cells. With more values, only the new cells are trained. Without
+    --schemes, --depths, --lrs, --warmups, --seeds or --inits it shows the results in --store.
+
+    A run trains if the mean loss of its last 20 steps is at least 0.1 nats below the unigram entropy of the
+    text: the best loss of a model that ignores the context.
     """
     given = SimpleNamespace(**context.params)
     given.output = store.with_suffix(".html") if output is None else output
@@ -103,7 +132,7 @@ def command(
 
 
 def _train(given: SimpleNamespace) -> int:
-    """Train what the store does not have and show it; the exit status. No store is made for a bad call."""
+    """Train the missing cells and show the map; return the exit status. A bad call creates no store."""
     from normscope.maps import Store, run_map
     from normscope.maps.run import require_engine, settings
 
@@ -121,7 +150,7 @@ def _train(given: SimpleNamespace) -> int:
                 run_map(kept, cells, common=common, progress=progress, **options)
         except KeyboardInterrupt:
             interrupted = True
-            print("normscope: interrupted; the same command goes on from here", file=sys.stderr)
+            print("normscope: interrupted; run the same command to continue", file=sys.stderr)
         if kept.note("settings") is not None:
             kept.remember("command", shlex.join(["normscope", *sys.argv[1:]]))
             _show(kept, given)
@@ -156,10 +185,10 @@ def _cells(given: SimpleNamespace) -> "tuple[Cell, ...]":
 
 
 def _has_grid(context: typer.Context) -> bool:
-    """True if there is something to train; else the store is shown.
+    """True if the options name a grid to train; else the store is shown.
 
     Raises:
-        UsageError: there is not, but an option says how to train it.
+        UsageError: no grid is named, but an option that affects training is given.
     """
     sources = {name: context.get_parameter_source(name) for name in context.params}
     typed = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
@@ -170,13 +199,13 @@ def _has_grid(context: typer.Context) -> bool:
         raise UsageError(
             f"--{wrong} without a grid",
             "one of --" + ", --".join(AXES),
-            "repeat those of the map, or leave this out to see what the store has",
+            f"name the grid, or leave --{wrong} out to show the results in the store",
         )
     return False
 
 
 def _require_files(paths: Mapping[str, Path | None]) -> None:
-    """Raise UsageError, before the long work, where a file cannot be written or is named twice."""
+    """Raise UsageError before the training if a file cannot be written or is named twice."""
     if paths["--parquet"] is not None:
         from normscope.maps.export import require_pyarrow
 
@@ -185,15 +214,17 @@ def _require_files(paths: Mapping[str, Path | None]) -> None:
     for flag, path in paths.items():
         if path is None:
             continue
-        if flag != "--store":  # opened as a store, which says what is wrong with it
+        if flag != "--store":  # Store checks its own file
             require_writable(path, flag)
         other = taken.setdefault(path.resolve(), flag)
         if other != flag:
-            raise UsageError(f"{flag} {path}, which is {other} too", "a file for each", "name another")
+            raise UsageError(
+                f"{flag} {path}, which is {other} too", "a different file for each", "name another file"
+            )
 
 
 def _show(store: "Store", given: SimpleNamespace) -> None:
-    """Show what the store has: on stdout in the format asked for, and in the files."""
+    """Write the results in the store to stdout, in the chosen format, and to the files."""
     from normscope.maps.export import to_json, write_parquet
     from normscope.maps.page import render_page, render_png, sheet_of
 
@@ -203,12 +234,12 @@ def _show(store: "Store", given: SimpleNamespace) -> None:
     page = render_page(sheet)
     if given.format is not Format.TEXT:
         emit(to_json(sheet) + "\n" if given.format is Format.JSON else page, None)
-    emit(page, given.output, instead=str)  # the store has it all, and shows it again
+    emit(page, given.output, instead=str)  # nothing is lost if this fails: the store keeps the results
     if given.png is not None:
         emit(render_png(sheet), given.png, option="--png")
     if given.parquet is not None:
         write_parquet(sheet, given.parquet)
-    print(f"The page: {given.output}", file=sys.stderr)
+    print(f"Page: {given.output}", file=sys.stderr)
 
 
 def _print(sheet: "Sheet") -> None:

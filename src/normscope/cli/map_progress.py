@@ -1,4 +1,4 @@
-"""Progress of a map: a bar on a terminal, a line now and then in a pipe."""
+"""Progress of a map: a bar on a terminal, a line every 30 s in a pipe."""
 
 import sys
 import time
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from normscope.maps import Counts
 
 LINE_SECONDS = 30.0  # between two lines in a pipe
-LEAST_SHARE = 0.02  # of the work, before it says how long the rest takes: workers start slowly
+LEAST_SHARE = 0.02  # share of the work before the time left is estimated: workers start slowly
 
 
 @contextmanager
 def map_progress() -> Iterator[Callable[["Counts"], None]]:
-    """A `progress(counts)`: cells done, of how many, their outcomes, time left."""
+    """A `progress(counts)` that shows cells done, outcomes and time left."""
     clock = Clock()
     if not sys.stderr.isatty():
         yield _in_lines(clock)
@@ -47,14 +47,14 @@ class Clock:
 
 
 def duration(seconds: float) -> str:
-    """40 s, 12 min, 3.5 h."""
+    """A time as "40 s", "12 min" or "3.5 h"."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _in_lines(clock: Clock) -> Callable[["Counts"], None]:
-    """A line on stderr at the start, at the end, and now and then between."""
+    """Print a line on stderr at the start, every 30 s and at the end."""
     said = -LINE_SECONDS
 
     def show(counts: "Counts") -> None:

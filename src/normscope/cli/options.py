@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 MODEL_HELP = (
-    "[bold]hf:gpt2,n_layer=24[/bold] (a Hugging Face model type with options, random weights, never the "
-    "network), [bold]hf:PATH[/bold] (a config.json, or a folder with model.safetensors), "
-    "[bold]nn:decoder,scheme=post,depth=24,width=256[/bold] (ours; encoder, encoder-decoder and vision too), "
-    "[bold]nn:PATH[/bold] (a folder that save_model wrote), [bold]path/to/file.py:factory[/bold] or "
-    "[bold]package.module:factory[/bold] (yours; this runs your code, as `python file.py` would)."
+    "[bold]hf:gpt2,n_layer=24[/bold]: a Hugging Face model type with options of its config; random weights, "
+    "nothing is downloaded. [bold]hf:PATH[/bold]: a config.json, or a folder with model.safetensors. "
+    "[bold]nn:decoder,scheme=post,depth=24,width=256[/bold]: a model of normscope's; also encoder, "
+    "encoder-decoder and vision. [bold]nn:PATH[/bold]: a folder that save_model wrote. "
+    "[bold]path/to/file.py:factory[/bold] or [bold]package.module:factory[/bold]: your function that returns "
+    "the model; this runs your code, as `python file.py` would."
 )
 
 
@@ -39,7 +40,7 @@ class TextOrJson(StrEnum):
 
 
 class Budget(StrEnum):
-    """Names of the limits on what a check may spend on Jacobians."""
+    """Names of the limits on a check's Jacobian analysis."""
 
     FAST = "fast"
     STANDARD = "standard"
@@ -63,32 +64,43 @@ Model = Annotated[
     str,
     typer.Argument(metavar="MODEL", help=MODEL_HELP, show_default=False, autocompletion=complete_model),
 ]
-Seed = Annotated[int, typer.Option(help="Set before the model is built.")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Sequences a batch, where normscope makes the batch.")]
-SeqLen = Annotated[int, typer.Option(min=2, help="Tokens a sequence, where normscope makes the batch.")]
+Seed = Annotated[int, typer.Option(help="Random seed of weights, batches and dropout.")]
+BatchSize = Annotated[
+    int, typer.Option(min=1, help="Sequences per batch; unused if your model brings its own batches.")
+]
+SeqLen = Annotated[
+    int, typer.Option(min=2, help="Tokens per sequence; unused if your model brings its own batches.")
+]
 Text = Annotated[
     Path | None,
     option(
-        "Real text as input, a file or a folder of any size; the default is Python's standard library.",
+        "Text to feed the model: a file or a folder of any size. Default: the source of Python's standard "
+        "library.",
         metavar="PATH",
     ),
 ]
 Source = Annotated[
-    Path | None, option("What an encoder-decoder reads, line by line; with --target.", metavar="FILE")
+    Path | None,
+    option("Input lines of an encoder-decoder, for example en.txt; needs --target.", metavar="FILE"),
 ]
 Target = Annotated[
-    Path | None, option("What it should write: line i belongs to line i of --source.", metavar="FILE")
+    Path | None,
+    option("Output lines of an encoder-decoder: line i answers line i of --source.", metavar="FILE"),
 ]
 Images = Annotated[
     str | None,
-    option("digits: small real images (scikit-learn's) for a model of images; the default is noise."),
+    option("Images for a vision model: digits (8x8 pixels, from scikit-learn). Default: random noise."),
 ]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")]
-DType = Annotated[str | None, option("float32, bfloat16, float16 or float64; the model's own by default.")]
+Device = Annotated[str, typer.Option(help="Device to run on: cpu, cuda, cuda:1, …")]
+DType = Annotated[
+    str | None,
+    option("Floating-point type: float32, bfloat16, float16 or float64. Default: the model's own."),
+]
 Output = Annotated[
-    Path | None, typer.Option("--output", "-o", metavar="PATH", help="Write there instead of the terminal.")
+    Path | None,
+    typer.Option("--output", "-o", metavar="PATH", help="Write the result to this file. Default: stdout."),
 ]
-Traceback = Annotated[bool, typer.Option("--traceback", help="Show the whole traceback of an error.")]
+Traceback = Annotated[bool, typer.Option("--traceback", help="Show the full Python traceback of an error.")]
 
 
 OF_LOAD = ("seed", "batch_size", "seq_len", "text", "source", "target", "images", "device", "dtype")

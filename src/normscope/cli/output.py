@@ -1,4 +1,4 @@
-"""Output of the command line: text in any encoding, and files that may turn out not to be writable."""
+"""Output of the command line: text in any encoding, and files."""
 
 import codecs
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 from normscope.errors import UsageError
 
 ERRORS = "normscope"
-"""Name of the codec error handler that spells out characters which the terminal's encoding does not have."""
+"""Name of the codec error handler that spells out characters which the terminal's encoding lacks."""
 _SPELLED = {
     **dict.fromkeys("‐‑‒–—―−", "-"), **dict.fromkeys("‘’‚′", "'"), **dict.fromkeys("“”„″«»", '"'),
     **dict.fromkeys("●•·⋅", "*"), **dict.fromkeys("━─═", "-"), **dict.fromkeys("│┃", "|"),
@@ -22,7 +22,7 @@ _SPELLED = {
 
 
 def _spell(error: UnicodeError) -> tuple[str, int]:
-    """ASCII in place of what cannot be encoded: "->" for an arrow, "sigma" for σ, "?" for the rest."""
+    """Replace characters that cannot be encoded: "->" for an arrow, "sigma" for σ, "?" for the rest."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return "".join(map(_spelled, error.object[error.start : error.end])), error.end
@@ -42,15 +42,15 @@ codecs.register_error(ERRORS, _spell)
 
 
 def spell_out() -> None:
-    """Let stdout and stderr take any character, whatever their encoding is."""
+    """Let stdout and stderr take any character in any encoding."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:  # a stream that a caller put there may have none
+        if reconfigure is not None:  # a caller's own stream may have none
             reconfigure(errors=ERRORS)
 
 
 def require_writable(path: Path | None, option: str = "--output") -> None:
-    """Raise UsageError, before the long work, where `path` cannot be written; opens it to find out."""
+    """Raise UsageError if `path` cannot be written, by opening it; call this before the long work."""
     if path is None:
         return
     try:
@@ -58,7 +58,7 @@ def require_writable(path: Path | None, option: str = "--output") -> None:
             raise UsageError(f"{option} {path} (a folder)", "a file", "name a file in it")
         if not path.resolve().parent.is_dir():
             raise UsageError(
-                f"{option} {path}", "a file in a folder that exists", f"make {path.parent} first"
+                f"{option} {path}", "a file in a folder that exists", f"create {path.parent} first"
             )
         existed = path.exists()
         if path.is_file() or not existed:  # opening a pipe would wait for its reader
@@ -76,16 +76,16 @@ def emit(
     option: str = "--output",
     instead: Callable[[], str] | None = None,
 ) -> None:
-    """Write to the file `output`, or to stdout where it is None.
+    """Write to the file `output`, or to stdout if it is None.
 
     Args:
         rendered: the text, or the bytes of a file.
         output: the file.
-        option: the option that named it.
-        instead: makes the text that goes to stdout where the file cannot be written; `rendered` by default.
+        option: the option that named the file, for the error.
+        instead: makes the text for stdout if the file cannot be written; `rendered` by default.
 
     Raises:
-        UsageError: the file could not be written, and stdout has the text.
+        UsageError: the file could not be written; the text went to stdout.
     """
     if output is None:
         _to_stdout(rendered)
@@ -105,7 +105,7 @@ def _unwritable(path: Path, option: str, error: OSError, do: str) -> UsageError:
 
 
 def _to_stdout(text: str | bytes) -> None:
-    """JSON and HTML keep every character in any encoding: JSON escapes them, a page says that it is UTF-8."""
+    """Write to stdout. JSON escapes characters that the encoding lacks; a page is written as UTF-8."""
     assert isinstance(text, str)
     encoding = codecs.lookup(getattr(sys.stdout, "encoding", None) or "utf-8").name
     if encoding == "utf-8" or text.isascii():

@@ -1,4 +1,4 @@
-"""Line charts in a terminal, two by four dots a character."""
+"""Line charts in a terminal, with 2 × 4 braille dots per character."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # by row, then
 
 @dataclass(frozen=True)
 class Line:
-    """Points (x, y) to be joined, in a colour of rich."""
+    """Points (x, y) that a line joins, and its colour in rich's names."""
 
     points: Sequence[tuple[float, float]]
     colour: str
@@ -20,7 +20,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Axes:
-    """Ranges of x and y that the plot shows, y on its own scale; points outside are left out."""
+    """Ranges of x and y that the plot shows; points outside are left out."""
 
     left: float
     right: float
@@ -31,10 +31,10 @@ class Axes:
 def plot(
     lines: Sequence[Line], axes: Axes, width: int, height: int, ticks: Sequence[tuple[float, str, str]] = ()
 ) -> list[Text]:
-    """`height` rows of `width` characters.
+    """Draw the lines as `height` rows of `width` characters.
 
     Args:
-        ticks: (y, words in the margin, colour of a dotted line there or "").
+        ticks: (y, label in the margin, colour of a dotted line at y or "" for none).
     """
     margin = max((len(words) for _, words, _ in ticks), default=0)
     across = max(1, width - margin - 2)
@@ -69,7 +69,7 @@ def plot(
 
 
 def _joined(points: Sequence[tuple[float, float]]) -> list[tuple[int, int]]:
-    """The dots of the straight lines from point to point; a point that is not finite breaks them."""
+    """Dots of the straight lines between the points; a point that is not finite breaks the line."""
     dots: list[tuple[int, int]] = []
     for i, (x, y) in enumerate(points):
         if not (math.isfinite(x) and math.isfinite(y)):

@@ -1,4 +1,4 @@
-"""A progress bar on a terminal, nothing in a pipe; and the chatter of libraries kept off the screen."""
+"""A progress bar for terminals, and a filter for the warnings of libraries."""
 
 import logging
 import sys
@@ -10,7 +10,7 @@ from typing import Any
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A `progress(stage, done, total)` that draws on stderr when that is a terminal."""
+    """A `progress(stage, done, total)` that draws on stderr; it does nothing if stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield lambda stage, done, total: None
         return
@@ -22,7 +22,7 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
 
 @contextmanager
 def bar(first: str, *columns: Any) -> Iterator[Callable[[str, float, float], None]]:
-    """A bar on stderr that is gone at the end; it says `first` until something is done."""
+    """A bar on stderr that disappears at the end; its text is `first` until the first call."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
@@ -34,7 +34,7 @@ def bar(first: str, *columns: Any) -> Iterator[Callable[[str, float, float], Non
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Warnings and log lines of the libraries a model is built with are not what the user asked for."""
+    """Silence warnings and log lines of libraries during the block."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -13,12 +13,12 @@ def command(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]", help="report, or normscope.report/1. Lists them when none is named."
+            metavar="[NAME]", help="Name of a schema: report or normscope.report/1. Default: list all names."
         ),
     ] = None,
     output: Output = None,
 ) -> None:
-    """Print the JSON Schema (draft 2020-12) of an output; each document names its own under "schema"."""
+    """Print the JSON Schema (draft 2020-12) of an output. The key "schema" of an output names it."""
     from normscope.schemas import names, schema
 
     if name is not None:

@@ -1,4 +1,4 @@
-"""`normscope schemes [NAME…]`: the catalogue."""
+"""`normscope schemes [NAME…]`: the catalogue of schemes."""
 
 import json
 from enum import StrEnum
@@ -22,12 +22,19 @@ class Format(StrEnum):
 def command(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME…]", help="All when none is named.", autocompletion=complete_scheme),
+        typer.Argument(
+            metavar="[NAME…]",
+            help="Schemes to show: pre deepnorm. Default: all.",
+            autocompletion=complete_scheme,
+        ),
     ] = None,
-    format: Annotated[Format, typer.Option(help="text, json or markdown.")] = Format.TEXT,
+    format: Annotated[Format, typer.Option(help="Format of the catalogue.")] = Format.TEXT,
     output: Output = None,
 ) -> None:
-    """The catalogue: every way to place norms and join branches; one of them in full by its name."""
+    """List the schemes of nn: models: where each places norms and how it joins branches.
+
+    With one name, show that scheme in full: normscope schemes deepnorm
+    """
     from normscope.nn.catalogue import catalogue
     from normscope.report import page_of_schemes, print_schemes, text_schemes
 

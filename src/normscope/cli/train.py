@@ -1,4 +1,4 @@
-"""`normscope train CONFIG | MODEL`: one run, to its end or on from where it was."""
+"""`normscope train CONFIG | MODEL | FOLDER`: train one model, or resume a run."""
 
 import dataclasses
 import json
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from normscope.train import RunConfig
     from normscope.train.summary import Summary
 
-OF_RUN = "The run"
-OF_DATA = "What it trains on"
+OF_RUN = "Training"
+OF_DATA = "Data"
 
 
 def _option(help: str, panel: str = OF_RUN, **more: Any) -> Any:
@@ -33,81 +33,101 @@ def command(
         str,
         typer.Argument(
             metavar="CONFIG|MODEL|FOLDER",
-            help="A TOML file whose keys are the options below and [bold]model[/bold]; or a MODEL as "
-            "`normscope check` takes it; or, with --resume, the folder of a run.",
+            help="A TOML file whose keys are the options below and [bold]model[/bold]; or a MODEL as in "
+            "`normscope check`, such as nn:decoder,depth=4; or, with --resume, the folder of a run.",
             show_default=False,
         ),
     ],
-    optimizer: Annotated[str | None, _option("adamw (default), adam, sgd (momentum 0.9) or muon.")] = None,
-    lr: Annotated[float | None, _option("The learning rate after warm-up; 3e-4.")] = None,
-    warmup: Annotated[int | None, _option("Steps of linear warm-up; 0.")] = None,
+    optimizer: Annotated[
+        str | None, _option("Optimiser: adamw, adam, sgd (momentum 0.9) or muon. Default: adamw.")
+    ] = None,
+    lr: Annotated[float | None, _option("Learning rate after warm-up. Default: 3e-4.")] = None,
+    warmup: Annotated[int | None, _option("Steps of linear warm-up. Default: 0.")] = None,
     schedule: Annotated[
         str | None,
-        _option("constant (default), cosine, or wsd (constant, then falling over the last steps)."),
+        _option(
+            "Learning rate after warm-up: constant, cosine, or wsd (constant, then a linear decay). "
+            "Default: constant."
+        ),
     ] = None,
     lr_end: Annotated[
-        float | None, _option("Share of the learning rate at the end of cosine and wsd; 0.1.")
+        float | None,
+        _option("Final learning rate of cosine and wsd, as a fraction of --lr. Default: 0.1."),
     ] = None,
-    decay_steps: Annotated[int | None, _option("Steps over which wsd falls; a fifth of the run.")] = None,
-    steps: Annotated[int | None, _option("Steps of the optimiser; 300.")] = None,
-    accumulation: Annotated[int | None, _option("Batches whose mean loss makes a step; 1.")] = None,
-    clip: Annotated[float | None, _option("Largest norm of all gradients together; none.")] = None,
+    decay_steps: Annotated[int | None, _option("Steps of wsd's decay. Default: a fifth of --steps.")] = None,
+    steps: Annotated[int | None, _option("Optimiser steps. Default: 300.")] = None,
+    accumulation: Annotated[
+        int | None, _option("Batches per step; their gradients are averaged. Default: 1.")
+    ] = None,
+    clip: Annotated[
+        float | None, _option("Clip the norm of all gradients together to this. Default: no clipping.")
+    ] = None,
     precision: Annotated[
-        str | None, _option("float32 (default), or autocast to bfloat16 or float16 (with a scaled loss).")
+        str | None,
+        _option(
+            "float32, or autocast to bfloat16 or float16 (with loss scaling). Default: float32, which keeps "
+            "the model's own type."
+        ),
     ] = None,
-    eps: Annotated[float | None, _option("Adam's ε; its own.")] = None,
-    beta1: Annotated[float | None, _option("Adam's decay rate of the mean; 0.9.")] = None,
-    beta2: Annotated[float | None, _option("Adam's decay rate of the squares; 0.999.")] = None,
-    weight_decay: Annotated[float | None, _option("The optimiser's own.")] = None,
-    seed: Annotated[int | None, _option("Of weights, batches and dropout; 0.")] = None,
-    device: Annotated[str | None, _option("cpu (default), cuda, cuda:1, …")] = None,
+    eps: Annotated[float | None, _option("Adam's ε. Default: the optimiser's own.")] = None,
+    beta1: Annotated[float | None, _option("Adam's decay rate of the mean. Default: 0.9.")] = None,
+    beta2: Annotated[float | None, _option("Adam's decay rate of the squares. Default: 0.999.")] = None,
+    weight_decay: Annotated[float | None, _option("Weight decay. Default: the optimiser's own.")] = None,
+    seed: Annotated[int | None, _option("Random seed of weights, batches and dropout. Default: 0.")] = None,
+    device: Annotated[str | None, _option("Device to run on: cpu, cuda, cuda:1, … Default: cpu.")] = None,
     parallel: Annotated[
         str | None,
-        _option("Under torchrun: ddp (default) copies the model to each process, fsdp shards it."),
+        _option("With torchrun: ddp copies the model to each process, fsdp shards it. Default: ddp."),
     ] = None,
     text: options.Text = None,
     source: options.Source = None,
     target: options.Target = None,
     images: options.Images = None,
-    batch_size: Annotated[int | None, _option("Sequences a batch, over all processes; 4.", OF_DATA)] = None,
-    seq_len: Annotated[int | None, _option("Tokens a sequence; 64.", OF_DATA)] = None,
+    batch_size: Annotated[
+        int | None, _option("Sequences per batch, over all processes. Default: 4.", OF_DATA)
+    ] = None,
+    seq_len: Annotated[int | None, _option("Tokens per sequence. Default: 64.", OF_DATA)] = None,
     validation: Annotated[
-        float | None, _option("The last share of the data, kept from training; 0.1.", OF_DATA)
+        float | None,
+        _option("Fraction of the data, at its end, held out for validation. Default: 0.1.", OF_DATA),
     ] = None,
     validate_every: Annotated[
-        int | None, _option("Steps between two validation losses; a tenth of the run.")
+        int | None, _option("Steps between two validation losses. Default: a tenth of --steps.")
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FOLDER", help="Where the run is kept; runs/NAME by default."),
+        typer.Option("--output", "-o", metavar="FOLDER", help="Folder of the run. Default: runs/NAME-HASH."),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the last checkpoint, or begin where there is none.")
+        bool,
+        typer.Option("--resume", help="Continue from the last checkpoint; start if there is none."),
     ] = False,
     checkpoint_every: Annotated[
-        str | None, _option("Steps (100) or seconds (60s) between two checkpoints; 60s.")
+        str | None, _option("Steps (100) or seconds (60s) between two checkpoints. Default: 60s.")
     ] = None,
-    format: Annotated[TextOrJson, typer.Option(help="How to show it.")] = TextOrJson.TEXT,
+    format: Annotated[TextOrJson, typer.Option(help="Format of the summary.")] = TextOrJson.TEXT,
     traceback: options.Traceback = False,
 ) -> int:
-    """Train one model; killed at any point, it goes on with --resume as if nothing had been.
+    """Train one model, with checkpoints; after a kill or a crash, --resume continues the same run.
+
+    Example: normscope train nn:decoder,scheme=pre,depth=4,width=64 --lr 3e-3 --output runs/pre
 
     On several devices or hosts: `torchrun --nproc-per-node 2 -m normscope train …`.
 
     The folder of the run holds its page, run.html: verdict, loss, learning rate and gradient norm by step.
 
-    Exit status: 0 the run came to its end, 2 it cannot be run, 130 Ctrl-C (a checkpoint is written first).
+    Exit status: 0 the run is complete; 2 it cannot be run; 130 Ctrl-C, after a checkpoint was written.
     """
     config, folder = _asked_for(context)
     with redirect_stdout(sys.stderr), quiet_libraries():
         summary = _run(config, folder, resume, parallel)
-    if summary is not None:  # of several processes one speaks
+    if summary is not None:  # only the first process prints
         _show(summary, format)
     return 130 if summary is not None and summary.run.interrupted else 0
 
 
 def _asked_for(context: typer.Context) -> tuple["RunConfig", Path]:
-    """The config with the options on top, and the folder of the run. Paths in it are absolute."""
+    """The config, with absolute paths, and the folder of the run. Options override the config."""
     from normscope.train import RunConfig
     from normscope.train.folder import CONFIG, default_folder
     from normscope.train.run_config import KEYS, read_table
@@ -118,10 +138,12 @@ def _asked_for(context: typer.Context) -> tuple["RunConfig", Path]:
     if path.is_dir():
         if not resume:
             raise UsageError(
-                f'folder "{what}" without --resume', "a CONFIG or a MODEL", "go on with --resume"
+                f'folder "{what}" without --resume', "a CONFIG or a MODEL", "add --resume to continue the run"
             )
         if not (path / CONFIG).exists():
-            raise UsageError(f'folder "{what}" without a {CONFIG}', "the folder of a run", "name another")
+            raise UsageError(
+                f'folder "{what}" without a {CONFIG}', "the folder of a run", "name another folder"
+            )
         table = read_table(path / CONFIG)
     elif path.suffix == ".toml":
         table = {key.replace("-", "_"): value for key, value in read_table(path).items()}
@@ -136,7 +158,7 @@ def _asked_for(context: typer.Context) -> tuple["RunConfig", Path]:
 
 
 def _run(config: "RunConfig", folder: Path, resume: bool, parallel: str | None) -> "Summary | None":
-    """Train, and write the model of a run that came to its end; None in all processes but the first."""
+    """Train, and write the model of a complete run; None in all processes but the first."""
     from normscope.train.finish import sample, whole_model, write_model
     from normscope.train.prepare import prepared
     from normscope.train.processes import joined
@@ -157,7 +179,7 @@ def _run(config: "RunConfig", folder: Path, resume: bool, parallel: str | None) 
             print(f"normscope: interrupted after step {run.trial.step}", file=sys.stderr)
         if run.interrupted:
             if processes.is_first:
-                print(f'To go on: normscope train "{folder}" --resume', file=sys.stderr)
+                print(f'To continue: normscope train "{folder}" --resume', file=sys.stderr)
             return _with_page(Summary(run), folder) if processes.is_first else None
         model = whole_model(run)
         if model is None:

@@ -1,4 +1,4 @@
-"""Loading: MODEL specs and bare modules → `Subject`; texts → batches."""
+"""Subjects: models loaded from MODEL specs or bare modules, with batches and a loss."""
 
 from normscope.subjects.bare import make_subject
 from normscope.subjects.fake import fake_mode_of

@@ -1,4 +1,4 @@
-"""Make the Subject from a model and the ways of feeding it: the first way whose forward runs is taken."""
+"""Make a Subject from a model and possible feeds: the first feed whose forward runs is used."""
 
 import contextlib
 import sys
@@ -25,11 +25,11 @@ _NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, Unsu
 
 
 class AttemptError(UsageError):
-    """The model cannot be built, fed or judged this way; another way may do."""
+    """The model cannot be built, fed or judged this way; another way may work."""
 
 
 def shorter(portions: Portions) -> Iterator[tuple[Portions, tuple[str, ...]]]:
-    """`portions`, then those with shorter sequences, each with the notes that go with it."""
+    """Yield `portions`, then the same with shorter sequences, each with notes for the report."""
     yield portions, ()
     for length in _SHORTER:
         if length < portions.seq_len:
@@ -38,7 +38,7 @@ def shorter(portions: Portions) -> Iterator[tuple[Portions, tuple[str, ...]]]:
 
 
 def first_that_runs(model: nn.Module, feeds: Iterable[Feed], *, seed: int, spec: str) -> Subject:
-    """The Subject of the first feed whose forward and loss run; the first error where none does."""
+    """The Subject of the first feed whose forward and loss run; the first error if none does."""
     first: AttemptError | None = None
     for feed in feeds:
         try:
@@ -53,7 +53,7 @@ def first_that_runs(model: nn.Module, feeds: Iterable[Feed], *, seed: int, spec:
 
 
 def assemble(model: nn.Module, feed: Feed, *, seed: int, spec: str) -> Subject:
-    """The Subject of one feed, after one forward in eval mode; AttemptError where that fails."""
+    """Make the Subject of one feed and run one forward in eval mode; AttemptError if that fails."""
     device, dtype = where_and_what(model)
     mode = fake_mode_of(model)
     feed = feed.map(lambda each: placed(to_fake(each, mode), device, dtype))
@@ -70,7 +70,7 @@ def assemble(model: nn.Module, feed: Feed, *, seed: int, spec: str) -> Subject:
         validation=feed.validation,
     )
     if feed.validation is not None:
-        next(feed.validation())  # a part too short for one sequence is told now, not in mid-training
+        next(feed.validation())  # a part too short for one sequence fails now, not during training
     try_forward(model, subject.batch, feed.loss_fn, given=f'"{spec}" on {feed.input}')
     return subject
 
@@ -87,7 +87,7 @@ def looking(model: nn.Module) -> Iterator[None]:
     """Context for a trial forward: eval mode, no graph, no fused encoder, prints to stderr; all restored."""
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
-    eager = torch.compiler.set_stance("force_eager")  # a look is not worth a compilation
+    eager = torch.compiler.set_stance("force_eager")  # one forward is not worth a compilation
     try:
         with untouched(model), torch.no_grad(), eager, contextlib.redirect_stdout(sys.stderr):
             model.eval()
@@ -97,7 +97,7 @@ def looking(model: nn.Module) -> Iterator[None]:
 
 
 def try_forward(model: nn.Module, batch: Batch, loss_fn: LossFn | None, *, given: str) -> None:
-    """One forward and loss. AttemptError where one fails, UsageError where memory does."""
+    """Run one forward and loss; AttemptError if one fails, UsageError if memory runs out."""
     mode = fake_mode_of(model)
     if mode is None:
         require_room_for_batch(model, batch, given)
@@ -105,7 +105,7 @@ def try_forward(model: nn.Module, batch: Batch, loss_fn: LossFn | None, *, given
         try:
             output = call_model(model, batch)
         except _NEEDS_VALUES:
-            return  # a fake forward that has to look at values: nothing can be said
+            return  # the forward depends on values, which fake tensors lack
         except Exception as error:
             if is_out_of_memory(error):
                 raise
@@ -132,7 +132,7 @@ def _try_loss(loss_fn: LossFn, output: Any, batch: Batch, given: str) -> None:
 
 
 def shapes(batch: Any) -> str:
-    """The batch's tensors as "int64 (4, 64)", by name where they have one."""
+    """Describe the batch's tensors, such as "int64 (4, 64)", with names if they have them."""
     if isinstance(batch, Tensor):
         return f"{str(batch.dtype).removeprefix('torch.')} {tuple(batch.shape)}"
     if isinstance(batch, dict):

@@ -1,4 +1,4 @@
-"""`make_subject`: a module that is already built, with or without a batch → a Subject."""
+"""`make_subject`: make a Subject of a module that is already built, with or without a batch."""
 
 import dataclasses
 import itertools
@@ -50,22 +50,22 @@ def make_subject(
     text: Path | None = None,
     spec: str | None = None,
 ) -> Subject:
-    """A Subject of a bare module, after one forward in eval mode to see that module and batch go together.
+    """Make a Subject of a bare module; one forward in eval mode checks that module and batch fit together.
 
-    Without a batch, the module gets byte ids (B, T) of the text; where it wants floats, standard normal noise
-    (B, T, d) or (B, C, H, W). Without a loss, its own is used (a scalar in its output), else the next-token
-    loss where the output is (B, T, V) logits and no token sees a later one; else `loss_fn` is None and a note
-    says why.
+    Without a batch, the module gets byte ids (B, T) of the text, or, if it takes floats, standard normal
+    noise (B, T, d) or (B, C, H, W). Without a `loss_fn`, the model's own loss is used (a scalar in its
+    output). If it has none, next-token loss is used, provided that the output is (B, T, V) logits and no
+    token sees a later one. Else the Subject's `loss_fn` is None, and a note gives the reason.
 
     Args:
-        model: left as it is found.
+        model: the module; it is not changed.
         batch: a tensor, a tuple of arguments, a mapping of keyword arguments, or an iterable of those.
         loss_fn: `loss_fn(output, batch)` → scalar.
         seed, batch_size, seq_len, text: settings of the batches that are made when none is given.
         spec: name of the model; by default its class.
 
     Raises:
-        UsageError: the forward or the loss fails on the batch, or they do not fit the memory.
+        UsageError: the forward or the loss fails on the batch, or needs too much memory.
     """
     if not isinstance(model, nn.Module):
         raise UsageError(
@@ -84,14 +84,14 @@ def make_subject(
 def subject_of(
     model: nn.Module, batch: Any, loss_fn: LossFn | None, *, portions: Portions, data: Data, spec: str
 ) -> Subject:
-    """`make_subject` with the data at hand."""
-    hf = sys.modules.get("transformers")  # not imported: then it is none of theirs
+    """`make_subject` with data that are already loaded."""
+    hf = sys.modules.get("transformers")  # a model of transformers has imported it
     is_of_transformers = hf is not None and isinstance(model, hf.PreTrainedModel)
     is_fed_by_head = batch is None and loss_fn is None and is_of_transformers
     if not is_fed_by_head and (data.pairs is not None or data.images is not None):
         raise UsageError(
             f'"{spec}" with {"--images" if data.pairs is None else "--source and --target"}',
-            "a model of nn: or hf:, of which it is known where such data go",
+            "a model of nn: or hf:, whose inputs are known",
             "let the factory return (module, batches, loss_fn)",
         )
     if is_fed_by_head:
@@ -135,7 +135,7 @@ def _given_feed(batch: Any, loss_fn: LossFn | None, spec: str) -> Feed:
 
 
 def _feeds(model: nn.Module, portions: Portions, text: Text) -> Iterator[Feed]:
-    """Ids where the module looks something up, else images where it convolves, else floats."""
+    """Yield feeds of ids if the module has an embedding, else of images if it convolves, else of floats."""
     arguments = arguments_of(model)
     vocabulary = _vocabulary(model, arguments, portions)
     if vocabulary is not None:
@@ -150,7 +150,7 @@ def _feeds(model: nn.Module, portions: Portions, text: Text) -> Iterator[Feed]:
     if not found:
         raise UsageError(
             f'model of class "{type(model).__name__}"',
-            "a module with an embedding, a norm or a linear map, from which its input can be told",
+            "a module with an embedding, a norm or a linear map, which show the shape of its input",
             "give a batch: let the factory return (module, batch)",
         )
     for shape in found:
@@ -158,7 +158,7 @@ def _feeds(model: nn.Module, portions: Portions, text: Text) -> Iterator[Feed]:
 
 
 def _vocabulary(model: nn.Module, arguments: Arguments, portions: Portions) -> int | None:
-    if fake_mode_of(model) is not None:  # fake ids have no values to be known by
+    if fake_mode_of(model) is not None:  # a lookup of fake ids cannot be recognised by their values
         return next((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), None)
     device, _ = where_and_what(model)
     for short, _ in shorter(portions):
@@ -193,7 +193,7 @@ def _labelled_feeds(
     with looking(model):
         try:
             output = call_model(model, {first: ids, name: ids})
-        except Exception:  # it does not take such labels; it goes without
+        except Exception:  # the model does not take such labels
             return
     if own_loss(output) is None:
         return

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Source(ABC):
-    """The items [begin, end) of some data: those that are trained on, or those kept for validation.
+    """Items [begin, end) of a data set: the training items or the validation items.
 
     Attributes:
         size: number of all items.
-        validation: the share kept for validation, at the end.
-        is_held_out: whether these are the items kept.
+        validation: fraction of the items, at the end, that is held out for validation.
+        is_held_out: whether these are the validation items.
     """
 
     size: int
@@ -37,12 +37,12 @@ class Source(ABC):
 
     @property
     def begin(self) -> int:
-        """The first of the items."""
+        """Index of the first item."""
         return self._num_trained if self.is_held_out else 0
 
     @property
     def end(self) -> int:
-        """The place after the last of the items."""
+        """Index after the last item."""
         return self.size if self.is_held_out else self._num_trained
 
     @property
@@ -51,29 +51,29 @@ class Source(ABC):
 
     @property
     def held_out(self) -> Self | None:
-        """The items kept for validation, or None where none are."""
+        """The validation items, or None if none are held out."""
         return dataclasses.replace(self, is_held_out=True) if self.validation else None
 
     @functools.cached_property
     @abstractmethod
     def counts(self) -> np.ndarray:
-        """Number of occurrences of each target among the items, (V,) int64, up to the largest that occurs."""
+        """Occurrences of each target among the items, (V,) int64, up to the largest that occurs."""
 
     @property
     def unigram_entropy(self) -> float:
-        """Entropy of the targets' frequencies in nats: what a model that ignores its input can reach."""
+        """Entropy of the targets' frequencies in nats: the best loss of a model that ignores its input."""
         shares = self.counts[self.counts > 0] / self.counts.sum()
-        return max(0.0, float(-(shares * np.log(shares)).sum()))  # of one symbol it would be -0.0
+        return max(0.0, float(-(shares * np.log(shares)).sum()))  # one symbol would give -0.0
 
 
 @dataclass(frozen=True, eq=False)
 class Corpus(Source):
-    """A text as ids (N,) int64, made where they are needed.
+    """A text as ids (N,) int64, made when they are read.
 
     Attributes:
         text: source of the ids.
-        row: its symbols: bytes, or the tokens of a tokenizer.
-        table: the id of each symbol.
+        row: symbols of the text: bytes, or the tokens of a tokenizer.
+        table: id of each symbol.
         how: description of the ids, for the report.
     """
 
@@ -84,7 +84,7 @@ class Corpus(Source):
 
     @classmethod
     def of(cls, text: Text, row: "Text | Tokens", table: np.ndarray, how: str) -> "Corpus":
-        """The part of `row` that is trained on."""
+        """Corpus of the training part of `row`."""
         return cls(text, row, table, how, size=len(row), validation=text.validation)
 
     def __str__(self) -> str:
@@ -94,7 +94,7 @@ class Corpus(Source):
         return self.end - self.begin
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """The ids [start, stop) of this stretch."""
+        """The ids [start, stop), counted from the begin of this part."""
         return self.table[self.row.read(self.begin + start, self.begin + stop)]
 
     @functools.cached_property
@@ -102,7 +102,7 @@ class Corpus(Source):
         return counts_of(self.table, self.row.counts(self.begin, self.end))
 
     def windows(self, num_sequences: int, length: int, seed: int) -> Iterator[Tensor]:
-        """Endless batches (num_sequences, length) of stretches from random places; `seed` fixes all."""
+        """Endless batches (num_sequences, length) of windows at random positions, determined by `seed`."""
         last = len(self) - length
         if last < 0:
             part = f"{'' if self.is_held_out else 'without '}its validation part, " if self.validation else ""
@@ -119,26 +119,26 @@ class Corpus(Source):
 
 
 def counts_of(table: np.ndarray, symbol_counts: np.ndarray) -> np.ndarray:
-    """Counts of ids, where `table` says which symbols become which."""
+    """Counts of ids from counts of symbols; `table` maps symbols to ids."""
     counts = np.zeros(int(table.max()) + 1, dtype=np.int64)
     np.add.at(counts, table[: len(symbol_counts)], symbol_counts)
     return counts
 
 
 def encode(text: Text, vocabulary: int, reserved: Collection[int] = ()) -> Corpus:
-    """Byte ids for a model of `vocabulary` ids, see `byte_table`."""
+    """Byte ids for a model with `vocabulary` ids, see `byte_table`."""
     table, how = byte_table(text.counts, vocabulary, reserved)
     return Corpus.of(text, text, table, how)
 
 
 def byte_table(counts: Any, vocabulary: int, reserved: Collection[int]) -> tuple[np.ndarray, str]:
-    """The id of each byte (256,) for a model of `vocabulary` ids, and words for it.
+    """The id of each byte (256,) for a model with `vocabulary` ids, and a description.
 
     With 256 or more, id = byte. With fewer, a byte's id is its rank by frequency, skipping `reserved` ids
-    (padding, mask); the rarest bytes share the last one.
+    (padding, mask); the rarest bytes share the last id.
 
     Args:
-        counts: gives how often each byte occurs, (256,); asked where it matters.
+        counts: function that returns the occurrences of each byte, (256,); called only if needed.
     """
     if vocabulary >= 256:
         return np.arange(256), "byte ids"

@@ -1,4 +1,4 @@
-"""Data that `load` is asked to feed a model: a text, pairs of lines, or images."""
+"""Data for a model: a text, pairs of lines, or images."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +14,14 @@ CLASSIFIERS = "a model of images with classes for --images"
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """A text, and what was asked for in its place.
+    """A text, or the pairs or images that replace it.
 
     Attributes:
-        text: the user's, else the standard library's source.
-        pairs: parallel texts, for an encoder–decoder alone.
-        images: real images, for a model of images alone.
-        tokens: the folder for the tokens of all that a model's own tokenizer reads; None tokenises only the
-            first part of it.
+        text: the user's text, else the standard library's source.
+        pairs: parallel texts; only for encoder–decoders.
+        images: real images; only for vision models.
+        tokens: folder for the tokens of the whole text, for models with a tokenizer; None tokenises only the
+            first part of the text, in memory.
     """
 
     text: Text
@@ -41,7 +41,8 @@ def gather(
     """The data that these options of `load` name.
 
     Raises:
-        UsageError: one of two parallel texts, options that exclude one another, or data that cannot be used.
+        UsageError: only one of two parallel texts is given, options exclude one another, or data cannot be
+            used.
     """
     if (source is None) != (target is None):
         raise UsageError(
@@ -61,7 +62,7 @@ def gather(
 
 
 def _lines(option: str, path: Path, validation: float) -> Text:
-    """A text whose lines count: where the files of a folder meet, two lines could become one."""
+    """Load a text from one file: at the border of two files of a folder, two lines could become one."""
     text = load_text(path, validation)
     if Path(path).is_dir():
         raise UsageError(f'--{option} "{path}" (a folder)', "one file of lines", "put its files into one")

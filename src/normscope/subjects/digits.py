@@ -1,4 +1,4 @@
-"""Small real images: the 1797 digits of 8 × 8 pixels that scikit-learn brings along (extra `vision`).
+"""Small real images: the 1797 digits of 8 × 8 pixels in scikit-learn (extra `vision`).
 
 Shapes: N images, B images of a batch, C channels, H × W pixels.
 """
@@ -37,7 +37,7 @@ class Images(Source):
         return np.bincount(self.labels[self.begin : self.end])
 
     def batches(self, num_images: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Endless images (B, 8, 8) and classes (B,); `seed` fixes all."""
+        """Endless images (B, 8, 8) and classes (B,), determined by `seed`."""
         if self.begin == self.end:
             raise UsageError(f"{self} (none left for it)", "at least one image", "keep a larger share")
         generator = np.random.default_rng(seed)
@@ -47,7 +47,7 @@ class Images(Source):
 
 
 def load_images(name: str, validation: float = 0.0) -> Images:
-    """The images called `name`; UsageError where there are none of that name, or scikit-learn is missing."""
+    """The images called `name`; UsageError if the name is unknown or scikit-learn is missing."""
     if name not in IMAGES:
         raise UsageError(f'images "{name}"', " or ".join(IMAGES), "leave --images out for noise")
     SHARE.require("validation", validation)
@@ -76,7 +76,7 @@ def resized(images: Tensor, channels: int, height: int, width: int) -> Tensor:
 
 
 def require_classes(num_classes: int, given: str, option: str) -> None:
-    """UsageError where a model has too few outputs for the ten digits."""
+    """Raise UsageError if a model has too few outputs for the ten digits."""
     if num_classes < CLASSES:
         raise UsageError(
             f"{given} with {num_classes} classes",

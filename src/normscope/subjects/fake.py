@@ -1,4 +1,4 @@
-"""Models of fake tensors: shapes without values, so that a model of any size can be read."""
+"""Models of fake tensors: shapes without values, which make a model of any size readable."""
 
 import logging
 import warnings
@@ -16,7 +16,7 @@ from normscope.subjects.subject import Batch
 
 @contextmanager
 def faking() -> Iterator[FakeTensorMode]:
-    """A mode for fake tensors, without PyTorch's own remarks on what it meets there."""
+    """A mode for fake tensors, with PyTorch's warnings about them silenced."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -30,19 +30,19 @@ def faking() -> Iterator[FakeTensorMode]:
 
 
 def fake_mode_of(model: nn.Module) -> FakeTensorMode | None:
-    """The mode that a model of fake tensors was built in, None for a real one. Run its forwards inside it."""
+    """The mode that a fake model was built in, and that its forwards need; None for a real model."""
     return next((p.fake_mode for p in model.parameters() if isinstance(p, FakeTensor)), None)
 
 
 def to_fake(batch: Batch, mode: FakeTensorMode | None) -> Batch:
-    """`batch` in fake tensors, where there is a mode for it."""
+    """`batch` in fake tensors; unchanged if `mode` is None."""
     if mode is None:
         return batch
     return map_tensors(lambda t: t if isinstance(t, FakeTensor) else mode.from_tensor(t), batch)
 
 
 def moved(model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> nn.Module:
-    """`model.to(device, dtype)`. PyTorch cannot do that to fake tensors: they are replaced where they are."""
+    """`model.to(device, dtype)`, also for fake tensors, which PyTorch cannot move: they are replaced."""
     if fake_mode_of(model) is None:
         return model.to(device, dtype)
     if dtype is None:
@@ -51,13 +51,13 @@ def moved(model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> 
 
 
 def fake_from_meta(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
-    """A model that was built on the meta device, with fake tensors on the CPU in place of its own."""
+    """Replace the tensors of a model that was built on the meta device by fake tensors on the CPU."""
     with mode:
         return _replaced(model, lambda t: torch.empty_like(t, device="cpu"))
 
 
 def _replaced(model: nn.Module, make: Callable[[Tensor], Tensor]) -> nn.Module:
-    """`model` with `make(tensor)` in the place of each parameter and buffer; tied ones stay tied."""
+    """Replace each parameter and buffer by `make(tensor)`; tied ones stay tied."""
     put(
         model,
         {path: make(t.detach()).requires_grad_(t.requires_grad) for path, t in tensors_of(model).items()},

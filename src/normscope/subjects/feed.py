@@ -1,4 +1,4 @@
-"""Endless, deterministic batches, and words for them."""
+"""Endless, deterministic batches and their descriptions."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from normscope.subjects.corpus import Source
 
 BLOCK = 1024
-"""Batches drawn from one generator. Another value would change every batch after the first `BLOCK`."""
+"""Number of batches drawn from one generator. Another value changes every batch after the first `BLOCK`."""
 
 KEPT_BYTES = 2**28
 """Size of a user's batches that are kept for a second pass."""
@@ -31,7 +31,7 @@ _SIZE = count(1, "a whole number from 1", "change it")
 
 @dataclass(frozen=True)
 class Portions:
-    """Size of the batches, and the seed that they are drawn from."""
+    """Size of the batches, and their seed."""
 
     batch_size: int
     seq_len: int
@@ -43,7 +43,7 @@ class Portions:
         SEED.require("seed", self.seed)
 
     def for_validation(self) -> "Portions":
-        """The same from a generator of its own: runs of other seeds are judged on the same batches."""
+        """The same with a fixed seed, so that runs of all seeds are validated on the same batches."""
         return dataclasses.replace(self, seed=0)
 
     def of_block(self, block: int) -> "Portions":
@@ -69,12 +69,12 @@ class Feed:
     """Batches with their description.
 
     Attributes:
-        batches: a fresh iterator at each call, always over the same batches, from any of them on.
-        input: description of what is fed.
+        batches: returns a fresh iterator over the same batches at each call, from any index.
+        input: description of the input.
         unigram_entropy: entropy of the targets, in nats, or None.
         notes: remarks for the reader of the report.
-        loss_fn: loss of a model's output on a batch, or None where none is known.
-        validation: as `batches`, of what those never hold; None where nothing is kept for it.
+        loss_fn: loss of a model's output on a batch, or None if none is known.
+        validation: like `batches`, over held-out data; None if nothing is held out.
     """
 
     batches: Batches
@@ -93,7 +93,7 @@ class Feed:
         words: str,
         loss_fn: LossFn | None = None,
     ) -> "Feed":
-        """Batches that `make` cuts from `data`, and from what `data` keeps for validation."""
+        """A feed of the batches that `make` cuts from `data` and from its validation items."""
         held_out = data.held_out
         validation = None
         if held_out is not None:
@@ -116,9 +116,9 @@ class Feed:
 
 
 def in_blocks(make: Callable[[Portions], Iterator[Batch]], portions: Portions) -> Batches:
-    """The batches of `make(portions)`, drawn `BLOCK` by `BLOCK`, each block from a seed of its own.
+    """The batches of `make(portions)`, in blocks of `BLOCK` batches, each block with its own seed.
 
-    So a run that goes on at batch n draws at most `BLOCK` batches again, however large n is.
+    A run that is resumed at batch n therefore draws at most `BLOCK` batches again.
     """
 
     def batches(start: int = 0) -> Iterator[Batch]:
@@ -143,17 +143,17 @@ class Replay:
     """Make an iterable of batches endless and repeatable, in bounded memory.
 
     The first batches are kept, up to `KEPT_BYTES` and at least one. The first pass takes the others from the
-    source as they come; another pass, or one that goes on after the end, repeats those that are kept.
+    source. A second pass, and a pass beyond the end of the source, repeats the kept batches.
     """
 
     def __init__(self, source: Iterable[Batch]) -> None:
-        self._is_held = isinstance(source, Sequence)  # by the caller: keeping it costs nothing
+        self._is_held = isinstance(source, Sequence)  # the caller holds all batches anyway
         self._source = iter(source)
         self._kept: list[Batch] = []
         self._room, self._num_drawn = KEPT_BYTES, 0
 
     def __call__(self, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches from number `start` on; nothing where the source is empty."""
+        """Yield the batches from index `start` on; nothing if the source is empty."""
         for index in itertools.count(start):
             batch = self._drawn(index)
             if batch is _GONE and not self._kept:
@@ -162,15 +162,15 @@ class Replay:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes for the report on a source whose first batches fill the memory that it may use."""
+        """Notes for the report if not all batches of the source were kept."""
         first = next(self(), None)
         few = KEPT_BYTES // max(1, num_bytes(first))
         if self._is_held or few >= _FEW_BATCHES:
             return ()
-        return (f"of the iterator, the first {max(1, few)} batches are kept: a second pass repeats them",)
+        return (f"only the iterator's first {max(1, few)} batches are kept: a second pass repeats them",)
 
     def _drawn(self, index: int) -> Any:
-        """Batch `index` where the source has not gone beyond it yet; `_GONE` where it has, or has ended."""
+        """Batch `index` of the source; `_GONE` if the source is beyond it or has ended."""
         batch: Any = _GONE
         while self._num_drawn <= index:
             batch = next(self._source, _GONE)
@@ -184,7 +184,7 @@ class Replay:
 
 
 def num_bytes(batch: Any) -> int:
-    """Size of the tensors of a batch."""
+    """Size of a batch's tensors in bytes."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(batch))
 
 
@@ -201,7 +201,7 @@ def tensors_in(batch: Any) -> list[Tensor]:
 
 
 def fingerprint(batches: Iterable[Batch]) -> str:
-    """A hash of the values in some batches: the same text, cut the same way, has the same."""
+    """A hash of the values in some batches; equal texts, cut in the same way, have equal hashes."""
     digest = hashlib.sha256()
     for tensor in itertools.chain.from_iterable(map(tensors_in, batches)):
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
@@ -220,7 +220,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
 
 
 def placed(batch: Batch, device: torch.device, dtype: torch.dtype | None) -> Batch:
-    """`batch` on `device`, its floating tensors in `dtype` (None: as they are)."""
+    """`batch` on `device`, with floating tensors in `dtype` (None: unchanged)."""
 
     def move(tensor: Tensor) -> Tensor:
         return tensor.to(device, dtype if tensor.is_floating_point() else None)

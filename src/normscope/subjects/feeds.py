@@ -1,4 +1,4 @@
-"""Feeds that models of ours and of transformers share: masked, continued and parallel texts, and images."""
+"""Feeds for normscope's and transformers' models: masked, continued and parallel texts, and images."""
 
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ MASKED_SHARE = 0.15
 
 
 def masked_feed(corpus: Corpus, portions: Portions, name: str, mask_id: int) -> Feed:
-    """Masked language modelling: 15 % of the tokens are hidden, and the loss is on them alone."""
+    """Masked language modelling: 15 % of the tokens are hidden, and only they count in the loss."""
     batches = functools.partial(masked_batches, mask_id=mask_id, ids_name=name, labels_name="labels")
     return Feed.of(corpus, portions, batches, f"{corpus}, {portions}, 15 % masked", output_loss)
 
@@ -26,9 +26,9 @@ def masked_feed(corpus: Corpus, portions: Portions, name: str, mask_id: int) -> 
 def masked_batches(
     corpus: Corpus, portions: Portions, mask_id: int, ids_name: str, labels_name: str
 ) -> Iterator[Batch]:
-    """Endless batches {ids_name: (B, T), labels_name: (B, T)} with labels −100 where nothing is hidden.
+    """Endless batches {ids_name: (B, T), labels_name: (B, T)}; labels are −100 at tokens that are not hidden.
 
-    As many tokens of each sequence are hidden, at least one.
+    Each sequence has the same number of hidden tokens, at least one.
     """
     num_hidden = max(1, round(MASKED_SHARE * portions.seq_len))
     generator = torch.Generator().manual_seed(portions.seed)
@@ -42,7 +42,7 @@ def masked_batches(
 
 
 def continued_feed(corpus: Corpus, portions: Portions, name: str, other: str, goal: str) -> Feed:
-    """Sequences under `name`, and those that follow them in the text under `other`; labels give a loss."""
+    """Feed of sequences under `name` and of their continuations under `other`, with labels for a loss."""
 
     def batches(corpus: Corpus, portions: Portions) -> Iterator[Batch]:
         for ids in corpus.windows(portions.batch_size, 2 * portions.seq_len, portions.seed):

@@ -1,4 +1,4 @@
-"""Files as one long row of bytes, memory-mapped: a text larger than the memory can be used."""
+"""Files as one long row of bytes, memory-mapped, so that a text may be larger than the memory."""
 
 import codecs
 import functools
@@ -15,7 +15,7 @@ _MAPS = 64  # a folder may hold more files than a process may keep open
 
 @dataclass(frozen=True)
 class FileState:
-    """A file as it was when it was first looked at: another size or time is another text."""
+    """A file, identified by path, size and time: a changed file is another text."""
 
     path: str
     size: int
@@ -24,7 +24,7 @@ class FileState:
 
 @dataclass(frozen=True)
 class Files:
-    """Files one after another as bytes (N,). Only the stretches that are asked for are read."""
+    """Concatenated files as bytes (N,); only the requested ranges are read."""
 
     files: tuple[FileState, ...]
 
@@ -55,7 +55,7 @@ class Files:
         total = np.zeros(256, dtype=np.int64)
         for file in self.files:
             counts = text_counts(file)
-            assert counts is not None, "only files of text are put together"
+            assert counts is not None, "all files are text"
             total += counts
         return total
 
@@ -63,20 +63,20 @@ class Files:
 @functools.lru_cache(maxsize=_MAPS)
 def _mapped(file: FileState) -> np.ndarray:
     mapped = np.memmap(file.path, dtype=np.uint8, mode="r", shape=(file.size,))
-    return mapped.view(np.ndarray)  # slices of a plain array are made faster
+    return mapped.view(np.ndarray)  # slicing a plain array is faster
 
 
 def state_of(path: Path) -> FileState:
-    """The file at `path` as it is now. OSError where it is none."""
+    """The current state of the file at `path`; OSError if it cannot be read."""
     found = path.stat()
     return FileState(str(path.resolve()), found.st_size, found.st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=2**14)
 def text_counts(file: FileState) -> np.ndarray | None:
-    """Count each byte, (256,); None where the file is no UTF-8 text. One pass, once a process.
+    """Count each byte, (256,); None if the file is not UTF-8 text. The result is cached.
 
-    The last character may be cut, as `head -c` leaves it.
+    The last character may be incomplete, as `head -c` leaves it.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
     counts = np.zeros(256, dtype=np.int64)
@@ -94,7 +94,7 @@ def text_counts(file: FileState) -> np.ndarray | None:
 
 
 def files_under(folder: Path) -> list[Path]:
-    """The files in `folder` and its folders, by path; what is hidden (begins with a dot) is left out."""
+    """The files in `folder` and its subfolders, sorted by path, without hidden ones (.name)."""
     found = []
     for here, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]

@@ -1,4 +1,4 @@
-"""Choice of a subject's loss where the user gave none."""
+"""Choice of a loss for a subject whose user gave none."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -14,10 +14,10 @@ from normscope.subjects.subject import Batch, Subject, call_model
 
 
 def with_found_loss(subject: Subject) -> Subject:
-    """`subject` with the model's own loss, else the next-token loss where that means something, else none.
+    """Give `subject` the model's own loss, else next-token loss if it is meaningful, else none.
 
-    Next-token loss asks for logits (B, T, V) over the vocabulary that the ids look up, and for earlier
-    outputs that another last token leaves alone: a model that sees the answer would only learn to copy it.
+    Next-token loss needs logits (B, T, V) over the vocabulary of the ids, and a causal model: a model that
+    sees later tokens would only learn to copy them.
     """
     with looking(subject.model):
         output = subject.forward()
@@ -45,9 +45,9 @@ def with_found_loss(subject: Subject) -> Subject:
 
 
 def _is_meant(loss: Tensor | None, output: Any, batch: Batch) -> bool:
-    """True if a scalar is the loss of the batch: by name, by being all there is, or because there are labels.
+    """True if a scalar is the batch's loss: it is named so, is the only output, or the batch has labels.
 
-    (logits, auxiliary loss) of a mixture of experts without labels is none.
+    The auxiliary loss in (logits, auxiliary loss) of a mixture of experts without labels is not.
     """
     if loss is None or loss is output or not isinstance(output, tuple | list) or hasattr(output, "loss"):
         return loss is not None
@@ -57,7 +57,7 @@ def _is_meant(loss: Tensor | None, output: Any, batch: Batch) -> bool:
 
 
 def _with_own_loss(subject: Subject, places: list[tuple[Ids, int]]) -> Subject:
-    """The model's own loss; not with labels of ours where the model sees the answer."""
+    """Use the model's own loss, unless normscope made the labels and the model sees later tokens."""
     ours = isinstance(subject.batch, Mapping) and subject.unigram_entropy is not None
     if ours and places:
         with looking(subject.model):
@@ -69,7 +69,7 @@ def _with_own_loss(subject: Subject, places: list[tuple[Ids, int]]) -> Subject:
 
 
 def _places_of_ids(subject: Subject) -> list[tuple[Ids, int]]:
-    """Places in the batch of ids (·, ·) that index a table, each with the number of the table's rows."""
+    """Places in the batch that hold ids (·, ·) for a table, each with the table's number of rows."""
     batch, found = subject.batch, []
     entries: Iterable[tuple[int | str | None, Any]] = [(None, batch)]
     if not isinstance(batch, Tensor):
@@ -83,8 +83,8 @@ def _places_of_ids(subject: Subject) -> list[tuple[Ids, int]]:
 
 
 def _turned(subject: Subject) -> Subject:
-    """Ours were (B, T): the model wants time first."""
-    if subject.unigram_entropy is None:  # the user's own batch is as the user wants it
+    """Feed normscope's ids as (T, B), to a model that expects time first."""
+    if subject.unigram_entropy is None:  # the batch is the user's: keep it
         return subject
 
     def transposed(batch: Batch) -> Tensor:
@@ -92,12 +92,12 @@ def _turned(subject: Subject) -> Subject:
         return batch.T.contiguous()
 
     subject.batches, subject.batch = mapped(transposed, subject.batches), transposed(subject.batch)
-    subject.notes = (*subject.notes, "ids are fed as (T, B), as the model has time first")
+    subject.notes = (*subject.notes, "ids are fed as (T, B), because the model expects time first")
     return subject
 
 
 def without_loss(subject: Subject, why: str) -> Subject:
-    """`subject` without a loss, and a note that says why."""
+    """Remove the loss of `subject` and note the reason."""
     subject.loss_fn, subject.unigram_entropy = None, None
     subject.notes = (*subject.notes, f"no loss: {why}")
     return subject

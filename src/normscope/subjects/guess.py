@@ -1,4 +1,4 @@
-"""Inputs that a bare module takes, found by inspecting it and by trial forwards."""
+"""Guesses of the inputs of a bare module, from inspection and trial forwards."""
 
 import inspect
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ _MOST_WIDTHS = 6
 
 @dataclass(frozen=True)
 class Arguments:
-    """Arguments of a forward: the number of tensors without a default, and the name of its labels if any."""
+    """Arguments of a forward: the number of those without a default, the first's name, the labels' name."""
 
     num_inputs: int
     first: str
@@ -44,23 +44,23 @@ def arguments_of(model: nn.Module) -> Arguments:
 
 
 def pattern_ids(length: int, device: torch.device) -> Tensor:
-    """Ids (2, length) of zeros and ones that no positions and no segments look like."""
+    """Ids (2, length) of zeros and ones that differ from all positions and segments."""
     return torch.tensor([0, 1, 1, 0, 1], device=device).repeat(length)[: 2 * length].view(2, length)
 
 
 def vocabulary_of(model: nn.Module, batch: Batch, ids: Tensor) -> int | None:
-    """Rows of the table that `ids` look up in a forward on `batch`, or None where they look nothing up."""
+    """Rows of the table that a forward on `batch` indexes with `ids`, or None if it indexes none."""
     lookups = _Lookups(ids)
     with looking(model), lookups:
         try:
             call_model(model, batch)
-        except Exception:  # it may have looked up before it failed, and the real attempt tells the user why
+        except Exception:  # the lookup may come before the failure; the real attempt reports the error
             return lookups.rows
     return lookups.rows
 
 
 class _Lookups(TorchDispatchMode):
-    """Remembers how many rows the table has that is looked up by `pattern`."""
+    """Mode that records the number of rows of the table indexed with `pattern`."""
 
     def __init__(self, pattern: Tensor) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class _Lookups(TorchDispatchMode):
 
 
 def float_widths(model: nn.Module) -> list[int]:
-    """Sizes d that inputs (B, T, d) may have: of the norms and linear maps, in the order they stand in."""
+    """Candidates for d of inputs (B, T, d): the sizes of norms and linear maps, in the module's order."""
     widths: dict[int, None] = {}
     for module in model.modules():
         if isinstance(module, nn.LayerNorm | nn.RMSNorm) and module.normalized_shape:
@@ -98,7 +98,7 @@ def float_widths(model: nn.Module) -> list[int]:
 
 
 def image_shapes(model: nn.Module, portions: Portions) -> list[tuple[int, ...]]:
-    """(B, C, H, W) for a model with a two-dimensional convolution, the likeliest side first; else nothing."""
+    """Candidates (B, C, H, W) for a model with a 2-D convolution, the likeliest first; else none."""
     convolution = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
     if convolution is None:
         return []
@@ -117,7 +117,7 @@ def _declared_sides(model: nn.Module) -> Iterator[int]:
 
 
 def _sides_of_positions(model: nn.Module, patches: nn.Conv2d) -> Iterator[int]:
-    """The side that has as many patches, with or without a class token, as there are positions (1, N, d)."""
+    """Image sides whose number of patches, with or without a class token, matches the positions (1, N, d)."""
     for parameter in model.parameters():
         if parameter.ndim == 3 and parameter.shape[0] == 1:
             for num_patches in (parameter.shape[1], parameter.shape[1] - 1):

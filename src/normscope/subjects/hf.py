@@ -1,4 +1,4 @@
-"""`hf:` specs → subjects. Never the network, never remote code, never a pickle."""
+"""Subjects of `hf:` specs, without network access, remote code or pickles."""
 
 import os
 import warnings
@@ -31,12 +31,12 @@ from normscope.subjects.subject import Subject
 def load_hf(
     spec: Spec, portions: Portions, data: Data, device: torch.device, dtype: torch.dtype | None, fake: bool
 ) -> Subject:
-    """The model that `spec` names with the first head that can be built and run."""
+    """Load the model of `spec` with the first head that can be built and run."""
     with offline():
         made = configured(spec)
         refusals: list[UsageError] = []
         for head in heads_of(made.config):
-            # Grouped matmul, which experts use, knows fakes in bfloat16 alone: they get a second try.
+            # Grouped matmul (mixtures of experts) takes fake tensors only in bfloat16: try that next.
             for each in (dtype, torch.bfloat16) if fake and dtype is None else (dtype,):
                 try:
                     with seeded(portions.seed):
@@ -49,7 +49,7 @@ def load_hf(
         raise refusals[0]
     raise UsageError(
         f'"{spec.text}" ({type(made.config).__name__})',
-        "a text, vision or speech model that transformers can build by itself",
+        "a text, vision or speech model that transformers can build from its config",
         "wrap it in a factory, file.py:factory",
     )
 
@@ -79,7 +79,7 @@ def _build(spec: Spec, head: Head, made: Configured, device: torch.device, fake:
 
 
 def _fake(head: Head, config: Any) -> Any:
-    """The model in fake tensors. A few look at values while they are built: those are built on meta first."""
+    """Build the model in fake tensors; a model whose construction needs values is built on meta first."""
     try:
         return head.build(config)
     except DataDependentOutputException:
@@ -111,7 +111,7 @@ def _with_weights(head: Head, config: Any, folder: Path, given: str) -> Built:
 
 
 def _require_room(head: Head, config: Any, given: str, device: torch.device) -> None:
-    """Counts parameters on the meta device, where they need no memory."""
+    """Raise UsageError if the model needs too much memory; it is built on the meta device to count."""
     try:
         with torch.device("meta"):
             model = head.build(config)
@@ -124,8 +124,8 @@ def _require_room(head: Head, config: Any, given: str, device: torch.device) -> 
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """No network, and none of transformers' advice, inside."""
-    os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is first imported: stays for the process
+    """Block network access and silence transformers' advice during the block."""
+    os.environ["HF_HUB_OFFLINE"] = "1"  # huggingface_hub reads it on import, so it stays for the process
     try:
         from transformers.utils import logging
     except ImportError as error:

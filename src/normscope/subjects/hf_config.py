@@ -1,4 +1,4 @@
-"""`hf:` names → a configuration of transformers, without the network and without remote code."""
+"""Configurations of `hf:` names, without network access or remote code."""
 
 import contextlib
 import importlib
@@ -15,12 +15,12 @@ from normscope.errors import UsageError, describe, suggest
 from normscope.subjects.spec import Spec
 
 _FOR_ALL = frozenset({"pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "num_labels"})
-"""Options that any model may have, declared or not."""
+"""Options that every model accepts, whether its configuration declares them or not."""
 
 
 @dataclass(frozen=True)
 class Configured:
-    """A configuration of transformers, the folder whose safetensors it goes with (or None), and notes."""
+    """A configuration of transformers, the folder with its weights (or None), and notes."""
 
     config: Any
     folder: Path | None
@@ -28,7 +28,7 @@ class Configured:
 
 
 def configured(spec: Spec) -> Configured:
-    """Configuration that `spec` asks for; the text part where it is composite (Gemma 3)."""
+    """Configuration of `spec`; the text part if it is composite (Gemma 3)."""
     path = _path_of(spec)
     values = _read_json(path) if path else {"model_type": spec.name}
     config_class = _config_class(spec, path, values)
@@ -36,7 +36,7 @@ def configured(spec: Spec) -> Configured:
     text = _text_part(config)
     notes = []
     if text is not config:
-        notes.append(f"only the text part ({text.model_type}) of {config.model_type} is looked at")
+        notes.append(f"only the text part ({text.model_type}) of {config.model_type} is analysed")
     stored = values.get("dtype", values.get("torch_dtype"))
     if stored not in (None, "float32"):
         notes.append(f"{path} says {stored}; built in float32 unless --dtype says otherwise")
@@ -44,9 +44,9 @@ def configured(spec: Spec) -> Configured:
 
 
 def _path_of(spec: Spec) -> Path | None:
-    """The config.json that is meant, or None where the name is a model type."""
+    """Path of the config.json, or None if the name is a model type."""
     path = Path(spec.name).expanduser()
-    if spec.name in _config_mapping():  # a folder of that name is meant by ./name
+    if spec.name in _config_mapping():  # ./name means a folder of that name
         return None
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -89,7 +89,7 @@ def _config_class(spec: Spec, path: Path | None, values: dict[str, Any]) -> Any:
     if "auto_map" in values:
         raise UsageError(
             f'"{path}" (model type "{model_type}", code by auto_map)',
-            "a model type that transformers has itself, as remote code is never run",
+            "a model type of transformers itself, because remote code is never run",
             "wrap the model in a factory, file.py:factory",
         )
     raise UsageError(
@@ -106,7 +106,7 @@ def _config_mapping() -> Any:
 
 
 def _with_options(spec: Spec, config_class: Any, values: dict[str, Any]) -> Any:
-    """The configuration of `values` and the options. An option of the text part alone goes there."""
+    """The configuration of `values` and the options; an option that only the text part has is set there."""
     own, text = _known_options(config_class)
     values = {key: value for key, value in values.items() if key not in ("model_type", "auto_map")}
     for key, value in spec.options.items():
@@ -122,7 +122,7 @@ def _with_options(spec: Spec, config_class: Any, values: dict[str, Any]) -> Any:
             )
     try:
         return config_class.from_dict(values)
-    except Exception as error:  # whatever the checks of a configuration raise
+    except Exception as error:  # a configuration's checks may raise anything
         raise UsageError(
             f'"{spec.text}" ({describe(error)})', f"values that {config_class.__name__} takes", "change them"
         ) from error
@@ -135,7 +135,7 @@ def _known_options(config_class: Any) -> tuple[set[str], set[str]]:
     parts = getattr(config_class, "sub_configs", None) or {}
     text_class = parts.get("text_config")
     text = _attributes(text_class) if hasattr(text_class, "model_type") else set()
-    # What both have by inheritance (use_cache …) is the whole's; what describes a stack is the part's.
+    # Inherited options (use_cache …) belong to the whole; options that describe a stack belong to the part.
     own = _attributes(config_class) - (text - _attributes(PreTrainedConfig))
     return own | set(parts), text
 
@@ -154,7 +154,9 @@ def _annotated(base: type) -> Iterable[str]:
 def _attributes(config_class: Any) -> set[str]:
     names = {name for base in config_class.__mro__ for name in _annotated(base)}
     made = None
-    with contextlib.suppress(Exception):  # a composite that needs its parts: what its class declares must do
+    with contextlib.suppress(
+        Exception
+    ):  # a composite may need its parts: then the class's own names are used
         made = config_class()
     if made is not None:
         names |= set(made.to_dict()) | set(vars(made))
@@ -163,7 +165,7 @@ def _attributes(config_class: Any) -> set[str]:
 
 
 def _is_read_in_code(key: str, config_class: Any) -> bool:
-    """True if the type's code asks for an option that its configuration does not declare.
+    """True if the type's code reads an option that its configuration does not declare.
 
     Qwen 2's model reads `config.head_dim`; ModernBERT's configuration turns older names into newer ones.
     """
@@ -182,7 +184,7 @@ def _source(module: str) -> str:
 
 
 def _text_part(config: Any) -> Any:
-    """The language model of a composite configuration, where it is one that can stand by itself."""
+    """The language model of a composite configuration, if transformers can build it alone."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     text = getattr(config, "text_config", None)
@@ -191,10 +193,10 @@ def _text_part(config: Any) -> Any:
 
 
 def _ready(config: Any, spec: Spec) -> Any:
-    """Set what a training run would set anyway, except where an option of `spec` sets it.
+    """Set the options that training needs, unless `spec` sets them.
 
-    No key-value cache; a token for the decoder to start with; a type that is only ever a decoder (BERT
-    generation) is one.
+    These are: no key-value cache, a start token for decoders, and `is_decoder` for types that are always
+    decoders (BERT generation).
     """
     from transformers.models.auto import modeling_auto as auto
 
@@ -213,7 +215,7 @@ def _ready(config: Any, spec: Spec) -> Any:
 
 
 def _weights_folder(spec: Spec, path: Path | None) -> Path | None:
-    """The folder that was named, where it holds safetensors; None for random weights."""
+    """The folder of `spec` if it holds safetensors; None for random weights."""
     if path is None or not Path(spec.name).expanduser().is_dir():
         return None
     if any(path.parent.glob("*.safetensors")):

@@ -1,4 +1,4 @@
-"""Inputs of a transformers model, chosen by its head."""
+"""Inputs for a model of transformers, by its head."""
 
 import dataclasses
 import inspect
@@ -27,16 +27,16 @@ from normscope.subjects.tokens import tokenised, tokenised_pairs
 
 _FEW_SEQUENCES, _FEW_TOKENS = 2, 16
 _NO_HEAD = ("no loss: the model has no head",)
-_NOT_CAUSAL = "the model sees later tokens, and its own loss is for models that do not"
+_NOT_CAUSAL = "the model sees later tokens, and its own loss assumes that it does not"
 
 
 @dataclass(frozen=True)
 class Feeder:
-    """A model of transformers, its head, and the text for it (None where it has no vocabulary).
+    """A model of transformers, its head, and its text (None if it has no vocabulary).
 
     Attributes:
-        pairs, images: data that was asked for in the place of text.
-        mask: the id that stands for a hidden token: the model's own, else one that no byte uses.
+        pairs, images: data that replace the text.
+        mask: the id of a hidden token: the model's own, else one that no byte uses.
     """
 
     model: Any
@@ -49,7 +49,7 @@ class Feeder:
 
     @property
     def main(self) -> str:
-        """The model's name for what it eats first; some declare one that their forward does not have."""
+        """Name of the model's main input; some models declare one that their forward does not take."""
         declared = getattr(self.model, "main_input_name", "input_ids")
         taken = inspect.signature(self.model.forward).parameters
         return next((name for name in (declared, "input_ids", *FLOAT_INPUTS) if name in taken), declared)
@@ -61,7 +61,7 @@ class Feeder:
 
 
 def feeder_of(model: Any, kind: HeadKind, portions: Portions, data: Data, folder: Path | None) -> Feeder:
-    """All that a feed is made of; the text in the model's own tokens where `folder` has a tokenizer.json."""
+    """Collect what a feed needs; the text uses the model's own tokens if `folder` has a tokenizer.json."""
     _require_fitting(Feeder(model, kind, portions, None), data)
     vocabulary = _vocabulary(model)
     if vocabulary is None:
@@ -83,7 +83,7 @@ def feeder_of(model: Any, kind: HeadKind, portions: Portions, data: Data, folder
 
 
 def _require_fitting(feeder: Feeder, data: Data) -> None:
-    """AttemptError where the data that was asked for is not for this model; another head may do."""
+    """Raise AttemptError if the chosen data do not fit this model; another head may fit."""
     given = f"{type(feeder.model).__name__} ({feeder.kind})"
     reads_text = feeder.kind == "seq2seq" and feeder.two_stacks and feeder.main not in FLOAT_INPUTS
     if data.pairs is not None and not reads_text:
@@ -95,7 +95,7 @@ def _require_fitting(feeder: Feeder, data: Data) -> None:
 
 
 def _vocabulary(model: Any) -> int | None:
-    """Number of ids; None for images and sounds, 256 where ids are characters of any kind (CANINE)."""
+    """Number of ids; None for images and sounds, 256 if ids are Unicode characters (CANINE)."""
     size = getattr(model.config.get_text_config(), "vocab_size", None)
     if not isinstance(size, int):
         return 256 if "input_ids" in inspect.signature(model.forward).parameters else None
@@ -107,7 +107,7 @@ def _vocabulary(model: Any) -> int | None:
 
 
 def hf_subject(feeder: Feeder, spec: str, notes: tuple[str, ...] = ()) -> Subject:
-    """The Subject of the first way of feeding `feeder` that its forward takes."""
+    """The Subject of the first feed that the model's forward takes."""
     subject = _first(feeder, spec, notes)
     if feeder.kind != "causal" or fake_mode_of(feeder.model) is not None or _is_causal(subject):
         return subject
@@ -197,7 +197,7 @@ def _float_feed(feeder: Feeder, name: str, shape: tuple[int, ...]) -> Feed:
 
 
 def _everything(feeder: Feeder) -> Iterator[Feed]:
-    """Ways to feed models with several inputs at once (CLIP): all known inputs that their forward names."""
+    """Feeds for models with several inputs (CLIP): all known inputs that their forward names."""
     names = inspect.signature(feeder.model.forward).parameters
     floats = [name for name in FLOAT_INPUTS if name in names]
     corpus, portions = feeder.corpus, feeder.portions

@@ -1,4 +1,4 @@
-"""Choice of the transformers head for a configuration, in the order in which heads are tried."""
+"""Heads of transformers for a configuration, in the order in which they are tried."""
 
 import itertools
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ HeadKind = Literal["causal", "seq2seq", "masked", "image-classification", "base"
 
 @dataclass(frozen=True)
 class Head:
-    """A head, and the auto class that builds it."""
+    """A head and the auto class that builds it."""
 
     kind: HeadKind
     auto: Any
@@ -20,14 +20,14 @@ class Head:
         """The model with random weights in float32, in train mode."""
         classes = self.auto._model_mapping[type(config)]
         if isinstance(classes, tuple | list) and not getattr(config, "architectures", None):
-            config.architectures = [classes[0].__name__]  # of several classes, transformers wants one named
+            config.architectures = [classes[0].__name__]  # transformers needs one name among several classes
         return self.auto.from_config(config, dtype=torch.float32, trust_remote_code=False).train()
 
 
 def heads_of(config: Any) -> list[Head]:
     """The heads that `config` can have: causal, seq2seq, masked, image classification, base.
 
-    Types that can be both, as BERT and BART, get the head that they are for: seq2seq for an encoder-decoder,
+    Types with several heads, such as BERT and BART, get their main one: seq2seq for an encoder-decoder,
     masked unless `is_decoder` is set.
     """
     import transformers as hf
@@ -50,7 +50,7 @@ def heads_of(config: Any) -> list[Head]:
 
 
 def head_kind_of(model: Any) -> HeadKind:
-    """The head of a model that somebody else built, by its class."""
+    """The head of a model that is already built, by its class."""
     from transformers.models.auto import modeling_auto as auto
 
     name = type(model).__name__

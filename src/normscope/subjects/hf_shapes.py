@@ -1,4 +1,4 @@
-"""Shapes of the inputs of transformers' models that are not text, read from their configurations."""
+"""Shapes of image and sound inputs, from the configurations of transformers' models."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ Shape = tuple[int, ...]
 
 
 def float_shapes(name: str, config: Any, portions: Portions) -> list[Shape]:
-    """Shapes to try for the input `name`, the likeliest first."""
+    """Candidate shapes for the input `name`, the likeliest first."""
     batch = portions.batch_size
     if name.startswith("pixel_values"):
         return _images(config, batch)
@@ -39,7 +39,7 @@ def _features(config: Any, portions: Portions) -> list[Shape]:
     batch, length = portions.batch_size, portions.seq_len
     mels = _first_int(config, _MEL_NAMES, 80)
     positions = _first_int(config, ("max_source_positions",), 1500)
-    # Whisper wants two frames for each position, features first; the others want features last.
+    # Whisper takes two frames per position, features first; the others take features last.
     return [(batch, mels, 2 * positions), (batch, 4 * length, mels), (batch, 4 * length, 160)]
 
 

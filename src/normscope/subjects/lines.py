@@ -1,4 +1,4 @@
-"""Lines of a text by where they stand, and what ids they become.
+"""Lines of a text, by their positions, and their ids.
 
 Shapes: N lines, V ids.
 """
@@ -18,11 +18,11 @@ _CHUNK = 2**20
 
 @dataclass(frozen=True, eq=False)
 class Lines:
-    """The lines of a text; none is read before it is asked for.
+    """The lines of a text, read on demand.
 
     Attributes:
         text: the text that was split.
-        start, stop: (N,) int64, the first byte of each and the one after its last, its end left out.
+        start, stop: (N,) int64, positions of each line's first byte and after its last, without line ends.
     """
 
     text: Text
@@ -31,7 +31,7 @@ class Lines:
 
     @classmethod
     def of(cls, text: Text) -> "Lines":
-        """Split after \\n or \\r\\n; the last line may end without."""
+        """Split at \\n or \\r\\n; the last line may lack its end."""
         ends, returns = [np.empty(0, np.int64)], [np.empty(0, bool)]
         for place in range(0, len(text), _CHUNK):
             data = text.read(place, min(place + _CHUNK, len(text)))
@@ -57,7 +57,7 @@ class Lines:
         return dataclasses.replace(self, start=self.start[kept], stop=self.stop[kept])
 
     def is_blank(self) -> np.ndarray:
-        """(N,) whether a line has nothing but white space in it."""
+        """Whether each line is only white space, (N,)."""
         blank = np.empty(len(self), dtype=bool)
         for begin, first, last, data in self.blocks(0, len(self)):
             seen = np.append(0, np.cumsum(~np.isin(data, BLANK)))
@@ -65,8 +65,10 @@ class Lines:
         return blank
 
     def blocks(self, first: int, last: int) -> Iterator[tuple[int, int, int, np.ndarray]]:
-        """(place of the bytes, first line, line after the last, bytes) over the lines [first, last), in
-        portions of a MiB and never less than one line."""
+        """Yield (position of the bytes, first line, line after the last, bytes) over the lines [first, last).
+
+        A block has about 1 MiB, and at least one line.
+        """
         while first < last:
             begin = int(self.start[first])
             until = max(first + 1, int(np.searchsorted(self.start[:last], begin + _CHUNK)))
@@ -76,7 +78,7 @@ class Lines:
 
 @dataclass(frozen=True, eq=False)
 class ByteLines:
-    """Byte ids; a line ends in that of its newline, from which a decoder learns when to stop."""
+    """Byte ids; each line ends with the id of a newline, from which a decoder learns to stop."""
 
     lines: Lines
     table: np.ndarray
@@ -86,7 +88,7 @@ class ByteLines:
         return self.table[np.append(self.lines.read(line), np.uint8(_NEWLINE))]
 
     def lengths(self) -> np.ndarray:
-        """(N,), how many each line has."""
+        """Number of ids of each line, (N,)."""
         return self.lines.stop - self.lines.start + 1
 
     def counts(self, first: int, last: int, limit: int) -> np.ndarray:

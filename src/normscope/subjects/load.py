@@ -1,4 +1,4 @@
-"""`load`: a MODEL spec → a Subject."""
+"""`load`: make a Subject from a MODEL spec."""
 
 import contextlib
 from pathlib import Path
@@ -41,29 +41,29 @@ def load(
     dtype: torch.dtype | None = None,
     fake: bool = False,
 ) -> Subject:
-    """Build what `spec` names and something to feed it, and run one forward to see that they go together.
+    """Build the model of `spec` and its batches, and run one forward to check that they fit together.
 
-    The global generators (torch, NumPy, random) start from `seed` before anything is built, and come back as
-    they were. A factory of the user is run as `python file.py` would; its prints go to stderr.
+    The global generators (torch, NumPy, random) start from `seed` and are restored at the end. A user's
+    factory runs as `python file.py` would run it; its prints go to stderr.
 
     Args:
         spec: MODEL: `nn:decoder,scheme=post`, `hf:gpt2,n_layer=24`, `hf:PATH`, `file.py:factory` or
             `package.module:factory`; option values are JSON.
         seed: seed of the weights and of the batches.
-        batch_size, seq_len: sequences of a batch, and tokens of a sequence.
-        text: a file of UTF-8 text or a folder of such; None is the Python standard library's source.
+        batch_size, seq_len: sequences per batch, and tokens per sequence.
+        text: a file of UTF-8 text, or a folder of them; None is the Python standard library's source.
         source, target: parallel texts for an encoder–decoder: line i of one belongs to line i of the other.
-        images: "digits", the small real images of scikit-learn, for a model of images; None is noise.
-        validation: the share at the end of the data that is kept from training, for `Subject.validation`.
-        tokens: a folder that keeps the tokens of the whole text for an `hf:PATH` with a tokenizer.json; None
+        images: "digits" feeds scikit-learn's digits to a vision model; None feeds noise.
+        validation: fraction of the data, at its end, that is held out for `Subject.validation`.
+        tokens: folder for the tokens of the whole text, for an `hf:PATH` with a tokenizer.json; None
             tokenises the first 256 KiB (4,096 pairs) in memory.
         device: device of model and batches.
-        dtype: type of the model's floating-point tensors; None leaves them as they are built.
-        fake: build from fake tensors, which have shapes and no values: a model of any size can be read.
-            Run its forwards inside `fake_mode_of(model)`.
+        dtype: type of the model's floating-point tensors; None keeps the model's own.
+        fake: build from fake tensors, which have shapes but no values, so that a model of any size can be
+            read. Run its forwards inside `fake_mode_of(model)`.
 
     Raises:
-        UsageError: for whatever cannot be used, on one line.
+        UsageError: an argument, the model or the data cannot be used.
     """
     parsed = parse(spec)
     portions = Portions(batch_size, seq_len, seed)
@@ -78,12 +78,15 @@ def load(
         else:
             subject = _load_python(parsed, portions, data, place, dtype)
     if validation and subject.validation is None:
-        subject.notes = (*subject.notes, "nothing is kept for validation: the batches are not cut from data")
+        subject.notes = (
+            *subject.notes,
+            "nothing is held out for validation: the batches are not cut from data",
+        )
     return subject
 
 
 def load_to_read(spec: str, *, batch_size: int = 1, **options: Any) -> Subject:
-    """`load` for those who only read: a model that would not fit the memory comes in fake tensors.
+    """`load` for reading only: a model that does not fit into memory is built from fake tensors.
 
     Args:
         spec, batch_size, options: as in `load`, without `fake`.
@@ -92,7 +95,7 @@ def load_to_read(spec: str, *, batch_size: int = 1, **options: Any) -> Subject:
         return load(spec, batch_size=batch_size, **options)
     except NoRoomError:
         subject = load(spec, batch_size=batch_size, **options, fake=True)
-        subject.notes = (*subject.notes, "read without making its weights: it would not fit the memory")
+        subject.notes = (*subject.notes, "read without creating its weights, which would not fit into memory")
         return subject
 
 
@@ -116,6 +119,6 @@ def _device(device: str | torch.device) -> torch.device:
         raise UsageError(
             f'device "{device}" ({describe(error).partition(".")[0]})',
             "a device that this machine and this PyTorch have",
-            "leave --device out for the CPU",
+            "leave --device out to use the CPU",
         ) from error
     return place

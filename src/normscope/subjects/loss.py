@@ -1,4 +1,4 @@
-"""Losses of a model's outputs, and what a model must be like for the next-token loss to mean something.
+"""Losses of a model's outputs, and tests of whether next-token loss is meaningful.
 
 Shapes: B sequences, T tokens, V vocabulary.
 """
@@ -16,14 +16,14 @@ from normscope.subjects.subject import Batch, call_model
 
 
 def own_loss(output: Any) -> Tensor | None:
-    """The loss in a model's output: `.loss`, an output that is a scalar, or the only scalar of a tuple."""
+    """The loss in a model's output: `.loss`, a scalar output, or the only scalar of a tuple."""
     found = [c for c in _parts(output, "loss") if isinstance(c, Tensor) and c.is_floating_point()]
     scalars = [candidate for candidate in found if candidate.numel() == 1]
     return scalars[0] if len(scalars) == 1 else None
 
 
 def _parts(output: Any, name: str) -> list[Any]:
-    """The part of an output that is called `name`, else all of its parts in order."""
+    """The part of an output called `name`, else all parts in order."""
     named = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
     if named is not None:
         return [named]
@@ -33,12 +33,12 @@ def _parts(output: Any, name: str) -> list[Any]:
 def output_loss(output: Any, batch: Batch) -> Tensor:
     """The loss that the model itself computed from the labels in its batch."""
     loss = own_loss(output)
-    assert loss is not None, "a model that gave a loss when it was loaded gives none now"
+    assert loss is not None, "the model gave a loss when it was loaded, but not now"
     return loss.reshape(())
 
 
 def logits_of(output: Any, vocabulary: int | None = None) -> Tensor | None:
-    """The first floating tensor (·, ·, V) of an output; with `vocabulary`, V must be it."""
+    """The first floating-point tensor (·, ·, V) of an output; `vocabulary` requires that V."""
     parts = _parts(output, "logits")
     if isinstance(output, Mapping) and not isinstance(parts[0], Tensor):
         parts = list(output.values())
@@ -54,7 +54,7 @@ class Ids:
     """Place of the token ids in a batch: (B, T) or, with `time_axis` 0, (T, B).
 
     Attributes:
-        key: None for a batch that is the tensor itself, else an index of the tuple or a name of the mapping.
+        key: None if the batch is the tensor itself, else an index of the tuple or a name of the mapping.
     """
 
     key: int | str | None
@@ -75,7 +75,7 @@ class Ids:
 
 @dataclass(frozen=True)
 class NextToken:
-    """Mean cross-entropy in nats of each token given those before it: logits at t, the id at t + 1."""
+    """Mean cross-entropy in nats of the logits at t and the id at t + 1."""
 
     ids: Ids
 
@@ -94,9 +94,9 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 @torch.no_grad()
 def time_axis_of(model: nn.Module, batch: Batch, ids: Ids) -> int | None:
-    """Time axis of the ids: 1 where rows do not affect one another, 0 where columns do not.
+    """Time axis of the ids: 1 if rows do not affect one another, 0 if columns do not.
 
-    None where both mix, or the output has no features for each token. `model` must be in eval mode.
+    None if both mix, or the output has no features for each token. `model` must be in eval mode.
     """
     for axis in (1, 0):
         if _leaves_alone(model, batch, ids, axis=1 - axis, changed=0, kept=slice(1, None)):
@@ -106,12 +106,12 @@ def time_axis_of(model: nn.Module, batch: Batch, ids: Ids) -> int | None:
 
 @torch.no_grad()
 def is_causal(model: nn.Module, batch: Batch, ids: Ids) -> bool:
-    """True if another last token leaves the output at earlier tokens alone. `model` must be in eval mode."""
+    """True if a change of the last token changes no earlier output. `model` must be in eval mode."""
     return _leaves_alone(model, batch, ids, axis=ids.time_axis, changed=-1, kept=slice(0, -1))
 
 
 def _leaves_alone(model: nn.Module, batch: Batch, ids: Ids, *, axis: int, changed: int, kept: slice) -> bool:
-    """True if other ids at `changed` along `axis` leave the output at `kept` as it was."""
+    """True if other ids at `changed` along `axis` do not change the output at `kept`."""
     given = ids.read(batch)
     before = logits_of(call_model(model, batch))
     if before is None or before.shape[:2] != given.shape:
@@ -124,12 +124,12 @@ def _leaves_alone(model: nn.Module, batch: Batch, ids: Ids, *, axis: int, change
     index = (slice(None),) * axis + (kept,)
     largest = before[before.isfinite()].abs().amax() if before.isfinite().any() else before.new_zeros(())
     tolerance = 16 * torch.finfo(before.dtype).eps * float(largest)
-    # A model that gives NaN is judged by what else it gives.
+    # NaN in both outputs is not a change.
     return torch.allclose(before[index], after[index], rtol=0.0, atol=tolerance, equal_nan=True)
 
 
 def _another(ids: Tensor) -> Tensor:
-    """Other ids, all of them in use: each one more than before, the largest becomes the smallest."""
+    """Replace each id by the next larger one in use, and the largest by the smallest."""
     top, bottom = int(ids.max()), int(ids.min())
     if top == bottom:
         return torch.full_like(ids, top - 1 if top else 1)
@@ -138,14 +138,14 @@ def _another(ids: Tensor) -> Tensor:
 
 @torch.no_grad()
 def shifts_labels(output: Any, labels: Tensor) -> bool | None:
-    """True if its own loss compares logits at t with the label at t + 1; False: at t; None: neither."""
+    """True if the model's loss compares logits at t with the label at t + 1; False: at t; None: neither."""
     loss, logits = own_loss(output), logits_of(output)
     if loss is None or logits is None or logits.shape[:2] != labels.shape:
         return None
     aligned = float(cross_entropy(logits, labels))
     shifted = float(cross_entropy(logits[:, :-1], labels[:, 1:]))
     off_aligned, off_shifted = abs(float(loss) - aligned), abs(float(loss) - shifted)
-    # At the start all logits are alike, so that the two lie close together: the nearer one is right.
+    # At initialisation all logits are similar, so both candidates are close: take the nearer one.
     if off_aligned == off_shifted or not min(off_aligned, off_shifted) <= 1e-3 * abs(float(loss)):
         return None
     return off_shifted < off_aligned

@@ -1,4 +1,4 @@
-"""Room: what the machine has, what a model and a batch need, and one clear line where it is not enough."""
+"""Memory: the free memory of the machine, the needs of a model and a batch, and errors if they exceed it."""
 
 import itertools
 import os
@@ -20,18 +20,18 @@ from normscope.subjects.untouched import untouched
 
 
 class NoRoomError(UsageError):
-    """The model or the batch does not fit the memory."""
+    """The model or the batch does not fit into memory."""
 
 
 COPIES = 5
 """Weights, gradients, two Adam moments, and the copy that the forecast trains."""
-_FAR_BEYOND = 2.0  # a forward writes about twice what training keeps: under this, let the machine say
+_FAR_BEYOND = 2.0  # a forward writes about twice what training keeps: refuse only above this ratio
 _SMALL_IDS, _SMALL_FLOATS = 2**13, 2**21
 _CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Bytes that can still be had on `device`; None where it is unknown."""
+    """Free bytes on `device`; None if unknown."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     if device.type != "cpu":
@@ -52,7 +52,7 @@ def _machine_bytes() -> int | None:
 
 
 def _cgroup_bytes() -> int | None:
-    """The tightest limit of this process's control groups, less what they use and cannot drop."""
+    """The tightest limit of this process's control groups, minus what they use and cannot free."""
     rooms = []
     for folder, limit_name, used_name, cache_name in _cgroup_folders():
         limit, used = _number(folder / limit_name), _number(folder / used_name)
@@ -81,7 +81,7 @@ def _cgroup_folders() -> Iterator[tuple[Path, str, str, str]]:
 def _number(path: Path) -> int | None:
     try:
         return int(path.read_text())
-    except (OSError, ValueError):  # not there, or "max": no limit
+    except (OSError, ValueError):  # no file, or "max": no limit
         return None
 
 
@@ -94,11 +94,11 @@ def _cache(path: Path, name: str) -> int:
 def require_room_for_model(
     parameters: Iterable[Tensor], given: str, device: torch.device, *, built: bool = False
 ) -> None:
-    """UsageError where training in float32 would need more than `device` has left.
+    """Raise UsageError if training in float32 would need more memory than `device` has free.
 
     Args:
-        parameters: may be on meta.
-        built: the weights are there already and need no more room.
+        parameters: the model's parameters, possibly on the meta device.
+        built: whether the weights are in memory already.
     """
     count = sum(parameter.numel() for parameter in parameters)
     needed, room = 4 * count * (COPIES - built), available_bytes(device)
@@ -111,7 +111,7 @@ def require_room_for_model(
 
 
 def require_room_for_ids(batch_size: int, seq_len: int) -> None:
-    """UsageError where the ids of one batch alone would fill the memory."""
+    """Raise UsageError if the ids of one batch alone exceed the free memory."""
     needed, room = 8 * batch_size * seq_len, available_bytes(torch.device("cpu"))
     if room is not None and 4 * needed > room:
         raise NoRoomError(
@@ -122,10 +122,9 @@ def require_room_for_ids(batch_size: int, seq_len: int) -> None:
 
 
 def require_room_for_batch(model: nn.Module, batch: Batch, given: str) -> None:
-    """UsageError where one forward on `batch` would write far more than the device has.
+    """Raise UsageError if one forward on `batch` would write far more than the device has.
 
-    Runs the forward under FakeTensorMode; costs nothing for batches that are small, and says nothing where a
-    model cannot be run so.
+    The forward runs under FakeTensorMode. Small batches, and models that cannot run so, are not checked.
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     room = available_bytes(device)
@@ -141,7 +140,7 @@ def require_room_for_batch(model: nn.Module, batch: Batch, given: str) -> None:
 
 
 def bytes_written(model: nn.Module, batch: Batch) -> int | None:
-    """Bytes of all tensors one forward makes, views left out; None where a fake forward is impossible."""
+    """Bytes of all tensors that one forward creates, without views; None if a fake forward is impossible."""
     counter = _Written()
     with untouched(model):
         model.eval()
@@ -152,13 +151,13 @@ def bytes_written(model: nn.Module, batch: Batch) -> int | None:
                 given = arguments_in(to_fake(batch, mode))
                 with counter:
                     torch.func.functional_call(model, stand_ins, *given)
-        except Exception:  # a forward that looks at values cannot be estimated; the real one will say
+        except Exception:  # the forward depends on values: no estimate
             return None
     return counter.bytes
 
 
 class _Written(TorchDispatchMode):
-    """Counts the bytes of new tensors."""
+    """Mode that counts the bytes of new tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -189,7 +188,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def memory_refusals(given: str) -> Iterator[None]:
-    """Refused memory inside becomes a UsageError about `given`."""
+    """Turn an out-of-memory error in the block into a UsageError about `given`."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -197,11 +196,11 @@ def memory_refusals(given: str) -> Iterator[None]:
             raise
         raise NoRoomError(
             f"{given} (out of memory)",
-            "a model and a batch that fit the device's memory",
+            "a model and a batch that fit into the device's memory",
             "lower --batch-size or --seq-len, or make the model smaller",
         ) from error
 
 
 def gigabytes(count: float) -> str:
-    """Bytes for people."""
+    """A number of bytes as "1.5 GiB"."""
     return f"{count / 2**30:,.1f} GiB"

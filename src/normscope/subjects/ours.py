@@ -1,4 +1,4 @@
-"""`nn:` specs → subjects of our own models."""
+"""Subjects of `nn:` specs."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +29,7 @@ _CONTEXT = 1024
 def load_ours(
     spec: Spec, portions: Portions, data: Data, device: torch.device, dtype: torch.dtype | None, fake: bool
 ) -> Subject:
-    """The model `spec` names, on batches of `data`, or of noise for one that sees images."""
+    """Load the model of `spec`, with batches of `data`, or of noise for a vision model without images."""
     folder = None if spec.name in MODELS else _folder(spec)
     name, options = (spec.name, dict(spec.options)) if folder is None else read_config(folder)
     if folder is None and name != "vision":
@@ -52,12 +52,12 @@ def load_ours(
 
 
 def _folder(spec: Spec) -> Path:
-    """The folder that `spec` names instead of a model, as save_model wrote it."""
+    """The folder of `spec`, written by save_model."""
     folder, known = Path(spec.name), f"one of {', '.join(MODELS)}, or a folder that save_model wrote"
     if not folder.is_dir():
         raise UsageError(f'model "nn:{spec.name}"', known, suggest(spec.name, MODELS, "choose one of these"))
     for key in spec.options:
-        raise UsageError(f'option "{key}" of "{spec.text}"', "no options beside a folder", "leave it out")
+        raise UsageError(f'option "{key}" of "{spec.text}"', "no options with a folder", "leave it out")
     return folder
 
 
@@ -74,7 +74,7 @@ Encoded = Corpus | ParallelCorpus | Images | None
 
 
 def _encoded(name: str, config: ModelConfig, data: Data, seq_len: int) -> Encoded:
-    """The data in ids, but for the one that stands for a hidden token or the decoder's start; None: noise."""
+    """The data as ids that leave the mask's or the start token's id free; None: noise."""
     if name == "vision":
         return data.images
     if name == "decoder":

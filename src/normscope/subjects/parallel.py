@@ -29,12 +29,12 @@ Side: TypeAlias = "ByteLines | TokenLines"
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Two texts of as many lines.
+    """Two texts with the same number of lines.
 
     Attributes:
-        source, target: lines where neither side is blank.
-        num_blank: pairs left out for a blank side.
-        validation: the share at the end that training never sees.
+        source, target: the lines of pairs without a blank side.
+        num_blank: number of pairs left out because a side is blank.
+        validation: fraction of the pairs, at the end, that is held out for validation.
     """
 
     source: Lines
@@ -44,12 +44,12 @@ class Pairs:
 
     @classmethod
     def of(cls, source: Text, target: Text) -> "Pairs":
-        """Line i with line i; UsageError where the texts have not as many lines, or no pair has words."""
+        """Pair line i with line i; UsageError if the numbers of lines differ, or no pair has words."""
         sides = Lines.of(source), Lines.of(target)
         if len(sides[0]) != len(sides[1]):
             raise UsageError(
                 f"{len(sides[0])} lines in {source.name} and {len(sides[1])} in {target.name}",
-                "as many lines in both, line i of one with line i of the other",
+                "the same number of lines in both, line i of one for line i of the other",
                 "fix the files",
             )
         blank = sides[0].is_blank() | sides[1].is_blank()
@@ -57,13 +57,13 @@ class Pairs:
         if not len(both):
             raise UsageError(
                 f"source {source.name} and target {target.name} (no line with words on both sides)",
-                "lines that belong together",
-                "check that the files do",
+                "at least one such pair of lines",
+                "check that the files belong together",
             )
         return cls(sides[0].take(both), sides[1].take(both), int(blank.sum()), source.validation)
 
     def first(self, count: int) -> "Pairs":
-        """The first `count` of them."""
+        """The first `count` pairs."""
         return dataclasses.replace(
             self, source=self.source.take(np.arange(count)), target=self.target.take(np.arange(count))
         )
@@ -76,13 +76,13 @@ class Pairs:
 
 @dataclass(frozen=True, eq=False)
 class ParallelCorpus(Source):
-    """Pairs as ids, each side cut to `limit` and padded to a length that never changes.
+    """Pairs as ids, each side cut to `limit` tokens and padded to a fixed length.
 
     Attributes:
-        pairs: source of the ids.
-        source, target: their ids.
+        pairs: the pairs of lines.
+        source, target: ids of the two sides.
         how: description of the ids, for the report.
-        limit: the most tokens of a line.
+        limit: largest number of tokens of a line.
     """
 
     pairs: Pairs
@@ -93,7 +93,7 @@ class ParallelCorpus(Source):
 
     @classmethod
     def of(cls, pairs: Pairs, source: Side, target: Side, how: str, limit: int) -> "ParallelCorpus":
-        """Corpus of those of `pairs` that are trained on."""
+        """Corpus of the training part of `pairs`."""
         size, validation = len(pairs.source), pairs.validation
         return cls(pairs, source, target, how, limit, size=size, validation=validation)
 
@@ -108,7 +108,7 @@ class ParallelCorpus(Source):
         return self.target.counts(self.begin, self.end, self.limit)
 
     def batches(self, num_pairs: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Endless ids (B, S) and labels (B, T), −100 where a line has ended; `seed` fixes all."""
+        """Endless ids (B, S) and labels (B, T), −100 after a line's end, determined by `seed`."""
         if self.begin == self.end:
             raise UsageError(
                 f"{self.pairs} (none left for it)", "at least one pair", "give more lines or a larger share"
@@ -141,7 +141,7 @@ def encode_pairs(pairs: Pairs, vocabulary: int, limit: int, reserved: Collection
 def masked_pairs(
     corpus: ParallelCorpus, portions: Portions, ids_name: str, pad: int, decoder_mask: str | None = None
 ) -> Iterator[Batch]:
-    """Batches {ids_name, "attention_mask", "labels"} with masks that are zero where there is padding."""
+    """Batches {ids_name, "attention_mask", "labels"}; the mask is zero at padding."""
     for ids, labels in corpus.batches(portions.batch_size, portions.seed):
         real = ids != IGNORED
         batch = {ids_name: ids.masked_fill(~real, pad), "attention_mask": real.long(), "labels": labels}

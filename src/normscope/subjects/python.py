@@ -18,14 +18,14 @@ from normscope.subjects.spec import GRAMMAR, Spec
 from normscope.subjects.subject import LossFn
 
 RETURNS = "a module, (module, batch) or (module, batch, loss_fn)"
-_TRACEBACK = "--traceback shows it"
+_TRACEBACK = "add --traceback to see where it failed"
 
 
 def call_factory(spec: Spec) -> tuple[nn.Module, Any, LossFn | None]:
     """Import and call the user's factory; its prints go to stderr.
 
-    Options of the spec are keyword arguments of the factory. Returns the module, its batch (or iterator of
-    batches, or None) and its loss function (or None).
+    Options of the spec are keyword arguments of the factory. The result is the module, its batch (or iterator
+    of batches, or None) and its loss function (or None).
     """
     with contextlib.redirect_stdout(sys.stderr):
         module = _import(spec)
@@ -63,13 +63,13 @@ def _import_file(spec: Spec) -> ModuleType:
     path = Path(spec.name).expanduser()
     if not path.is_file():
         raise UsageError(f'"{spec.name}" of "{spec.text}" (not found)', "a Python file", "check the path")
-    _first_on_path(path.resolve().parent)  # as `python file.py` has it
-    # Its own name would shadow a library where the file is called torch.py.
+    _first_on_path(path.resolve().parent)  # like `python file.py`
+    # The file's own name could shadow a library: it may be torch.py.
     found = importlib.util.spec_from_file_location(f"normscope_subject_{path.stem}", path)
     if found is None or found.loader is None:
         raise UsageError(f'"{spec.name}" of "{spec.text}"', "a file that ends in .py", "rename it")
     module = importlib.util.module_from_spec(found)
-    sys.modules[found.name] = module  # dataclasses look their module up
+    sys.modules[found.name] = module  # dataclasses need their module there
     try:
         found.loader.exec_module(module)
     except BaseException:
@@ -84,8 +84,8 @@ def _import_module(spec: Spec) -> ModuleType:
         return importlib.import_module(spec.name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{spec.name}.".startswith(f"{error.name}."):
-            raise  # the module is there, something that it imports is not
-        best = suggest(spec.name, ("hf", "nn"), "check the name, and that you are in the right folder")
+            raise  # the module exists; an import inside it failed
+        best = suggest(spec.name, ("hf", "nn"), "check the name and the current folder")
         raise UsageError(f'MODEL "{spec.text}" (no module "{error.name}")', GRAMMAR, best) from error
 
 
@@ -114,13 +114,13 @@ def _find(spec: Spec, module: ModuleType) -> Callable[..., Any]:
         wrong = next((key for key in spec.options if key not in known), None)
         raise UsageError(
             f'factory "{spec.text}" ({error})',
-            "a factory that can be called with the options given and no others",
+            "a factory that takes exactly the given options",
             suggest(wrong, known, "change the options")
             if wrong
             else "give the arguments as options, key=value",
         ) from error
     except ValueError:
-        pass  # no signature to be had: let the call itself say
+        pass  # no signature: the call itself will fail if the options are wrong
     return factory
 
 

@@ -1,4 +1,4 @@
-"""The global random generators: seed them for a while, keep their state, and give it back."""
+"""The global random generators: seed them for a block, save their state and restore it."""
 
 import random
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Torch (CPU and CUDA), NumPy and `random` come back in the state they were in, also on an exception."""
+    """Restore the generators of torch (CPU and CUDA), NumPy and `random` after the block."""
     states = _states()
     try:
         yield
@@ -22,7 +22,7 @@ def generators_kept() -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """All global generators start from `seed` inside and come back as they were."""
+    """Start all global generators from `seed` in the block and restore them after it."""
     with generators_kept():
         torch.manual_seed(seed)  # all devices
         np.random.seed(seed % 2**32)  # noqa: NPY002 -- the generator that users' code draws from
@@ -43,7 +43,7 @@ def take_random_state() -> dict[str, Tensor]:
 
 
 def put_random_state(states: dict[str, Tensor]) -> None:
-    """Put the generators where `take_random_state` saw them, on the devices that are here."""
+    """Restore the states of `take_random_state`, on the devices of this machine."""
     has_gauss, gauss, cached = states["gauss"].tolist()
     *keys, position, has_cached = states["numpy"].tolist()
     legacy = ("MT19937", np.array(keys, dtype=np.uint32), position, has_cached, cached)
@@ -53,7 +53,7 @@ def put_random_state(states: dict[str, Tensor]) -> None:
 
 
 def _states() -> tuple[Tensor, list[Tensor], Any, Any]:
-    # Asking for CUDA states would initialise CUDA, which a run on the CPU has no business to do.
+    # Reading CUDA states would initialise CUDA, which a run on the CPU must not do.
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     return torch.get_rng_state(), cuda, np.random.get_state(), random.getstate()  # noqa: NPY002
 

@@ -34,7 +34,7 @@ class Spec:
 
 
 def parse(text: str) -> Spec:
-    """Read a MODEL; UsageError where it is none."""
+    """Parse a MODEL; UsageError if it is not one."""
     prefix, colon, rest = text.partition(":")
     if prefix in ("nn", "hf") and colon:
         name, options = _split_options(rest, text)
@@ -86,7 +86,7 @@ _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|.', re.DOTALL)
 
 
 def _split_commas(text: str) -> list[str]:
-    """Split at commas that stand outside of JSON brackets and strings."""
+    """Split at commas outside of JSON brackets and strings."""
     parts, depth = [""], 0
     for token in _TOKEN.findall(text):
         depth += (token in "[{") - (token in "]}")

@@ -17,29 +17,28 @@ class Batches(Protocol):
     """Source of batches: each call gives the same endless sequence of them."""
 
     def __call__(self, start: int = 0) -> Iterator[Batch]:
-        """The batches from number `start` on, which costs about the same for every `start`."""
+        """The batches from index `start` on, at about the same cost for every `start`."""
 
 
 @dataclass
 class Subject:
-    """Model with its batch, loss and data, as all analyses take it.
+    """Model with its batch, loss and data: the input of all analyses.
 
-    Made by `load` or `make_subject`, never by hand.
+    Make one with `load` or `make_subject`, never by hand.
 
     Attributes:
-        model: the module, on its device, in the mode it was given in.
+        model: the module, on its device, in the mode in which it was given.
         batch: the fixed batch that every probe measures on.
-        loss_fn: scalar loss of (output, batch), or None where none is known (`notes` says why).
-        batches: a fresh, deterministic, endless iterator over training batches at each call; the first one is
-            `batch`.
-        seed: seed that the generators were set to before the model was built.
+        loss_fn: scalar loss of (output, batch), or None if none is known (`notes` gives the reason).
+        batches: returns a fresh, deterministic, endless iterator over training batches at each call; the
+            first one is `batch`.
+        seed: seed of the generators before the model was built.
         spec: source of the model, as the user wrote it, or the class name of a bare module.
-        input: description of what is fed, for the report.
-        unigram_entropy: nats per target of the targets' frequencies (tokens, or classes of real images):
-            the loss that a model that ignores its input can reach; None where targets are random or no ids.
+        input: description of the input, for the report.
+        unigram_entropy: entropy in nats of the targets' frequencies (tokens, or classes of real images):
+            the best loss of a model that ignores its input; None if targets are random or not ids.
         notes: remarks for the reader of the report ("a single batch is repeated").
-        validation: like `batches`, but from the part kept from training, the same at every seed; None where
-            nothing was kept.
+        validation: like `batches`, over held-out data, the same at every seed; None if nothing is held out.
     """
 
     model: nn.Module
@@ -54,12 +53,12 @@ class Subject:
     validation: Batches | None = None
 
     def forward(self, batch: Batch | None = None, model: nn.Module | None = None) -> Any:
-        """The model's output on `batch` (default: the fixed one); `model` lets a copy stand in."""
+        """The model's output on `batch` (default: the fixed one); `model` replaces the model by a copy."""
         return call_model(self.model if model is None else model, self.batch if batch is None else batch)
 
     def loss(self, batch: Batch | None = None, model: nn.Module | None = None) -> Tensor:
-        """Scalar loss on `batch` (default: the fixed one). Only for subjects with a `loss_fn`."""
-        assert self.loss_fn is not None, "ask `subject.loss_fn is not None` first"
+        """Scalar loss on `batch` (default: the fixed one), for subjects with a `loss_fn`."""
+        assert self.loss_fn is not None, "check `subject.loss_fn is not None` first"
         batch = self.batch if batch is None else batch
         return self.loss_fn(self.forward(batch, model), batch)
 

@@ -1,4 +1,4 @@
-"""Texts: bytes of a file, of a folder or of the standard library, and the part kept for validation."""
+"""Texts: the bytes of a file, of a folder or of the standard library, with a part held out for validation."""
 
 import dataclasses
 import functools
@@ -16,17 +16,17 @@ STANDARD_LIBRARY = "the Python standard library's source"
 _DEFAULT_BYTES = 2**20
 _CHUNK = 2**20
 BLANK = np.frombuffer(b" \t\n\r\x0b\x0c", dtype=np.uint8)
-_EXPECTED, _DO = "a file of UTF-8 text, or a folder of such", "give the path of one"
+_EXPECTED, _DO = "a file of UTF-8 text, or a folder of them", "give the path of one"
 
 
 @dataclass(frozen=True)
 class Text:
-    """Bytes of a text, and what to call it in the report.
+    """Bytes of a text, with its name.
 
     Attributes:
-        name: in words.
-        data: in memory, or in files that are read where they are needed.
-        validation: the share at the end that training never sees.
+        name: name of the text in the report.
+        data: the bytes, in memory or in files that are read on demand.
+        validation: fraction of the text, at its end, that is held out for validation.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Text:
         """Number of occurrences of each byte in [start, stop), (256,)."""
         size = len(self)
         stop = size if stop is None else stop
-        if isinstance(self.data, Files) and start == 0:  # known since the files were first looked at
+        if isinstance(self.data, Files) and start == 0:  # counted when the files were first read
             whole = self.data.counts()
             return whole if stop == size else whole - self.counts(stop, size)
         total = np.zeros(256, dtype=np.int64)
@@ -61,29 +61,29 @@ class Text:
 SHARE = number(
     lambda value: 0 <= value < 1, "a share from 0, under 1", "0.1 keeps the last tenth of the data"
 )
-"""Requirement on the share kept for validation: it must leave data to train on."""
+"""Requirement on the held-out fraction: it must leave data to train on."""
 
 
 def kept(validation: float, what: str) -> str:
-    """Words for the share of `what` that is kept for validation, to be added to a name; empty without one."""
+    """Suffix of a name that states the part held out for validation; "" if nothing is held out."""
     return f", the last {100 * validation:.3g} % of {what} kept for validation" if validation else ""
 
 
 def load_text(path: Path | None = None, validation: float = 0.0) -> Text:
-    """The text of the file or folder `path`, or the standard library's source; UsageError for no text."""
+    """The text of the file or folder `path`, or the standard library's source; UsageError if not text."""
     if path is None:
         return dataclasses.replace(standard_library(), validation=validation)
     path = Path(path)
     try:
         is_folder = path.is_dir()
-    except OSError as error:  # a name too long, a folder that may not be entered
+    except OSError as error:  # a name too long, or no permission
         raise UsageError(f'text "{path}" ({error.strerror})', _EXPECTED, _DO) from error
     return _folder(path, validation) if is_folder else _file(path, validation)
 
 
 @functools.cache
 def standard_library() -> Text:
-    """The first MiB of the standard library's top-level modules by name: real text on every machine."""
+    """The first MiB of the standard library's top-level modules, sorted by name."""
     folder = Path(sysconfig.get_path("stdlib"))
     data = bytearray()
     for path in sorted(folder.glob("*.py")):
@@ -122,9 +122,9 @@ def _folder(path: Path, validation: float) -> Text:
         try:
             state = state_of(each)
             is_text = text_counts(state) is not None
-        except OSError:  # counted below, as what is no text
+        except OSError:  # counted below as left out
             is_text = False
-        if is_text and state.size and state not in kept:  # what a link shows again is not two texts
+        if is_text and state.size and state not in kept:  # a link does not add a text again
             kept[state] = None
         left_out += not is_text
     without = f", {left_out} without UTF-8 text left out" if left_out else ""

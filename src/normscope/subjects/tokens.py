@@ -1,4 +1,4 @@
-"""Texts in the tokens of a model's own `tokenizer.json`: the first part in memory, or all of it in a file.
+"""Texts as tokens of a model's own `tokenizer.json`: the first part in memory, or the whole in a file.
 
 Shapes: M tokens, N lines.
 """
@@ -19,7 +19,7 @@ from normscope.subjects.parallel import Pairs, ParallelCorpus
 from normscope.subjects.text import Text
 
 FIRST_BYTES, FIRST_PAIRS = 2**18, 2**12
-"""Bytes and pairs that are tokenised to check a model; a training run tokenises all."""
+"""Numbers of bytes and pairs that are tokenised to check a model; a training run tokenises the whole text."""
 
 _PIECE, _LINES = 2**20, 2**12
 _NEWLINE = 10
@@ -49,7 +49,7 @@ class Tokens:
 
 @dataclass(frozen=True, eq=False)
 class TokenLines:
-    """Lines as ids: (M,) of all lines, and the place (N,) after the last one of each."""
+    """Lines as ids: the ids (M,) of all lines, and the position (N,) after each line's last."""
 
     row: np.ndarray
     ends: np.ndarray
@@ -59,7 +59,7 @@ class TokenLines:
         return self.row[self.ends[line - 1] if line else 0 : self.ends[line]].astype(np.int64)
 
     def lengths(self) -> np.ndarray:
-        """(N,), how many each line has."""
+        """Number of ids of each line, (N,)."""
         return np.diff(self.ends, prepend=0)
 
     def counts(self, first: int, last: int, limit: int) -> np.ndarray:
@@ -75,14 +75,14 @@ class TokenLines:
 
 
 def _counted(total: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """`total` with the occurrences of `ids` added, of which some may be larger than any before."""
+    """Add the occurrences of `ids` to `total`, which grows if an id is larger than all before."""
     counts = np.bincount(ids, minlength=len(total)).astype(np.int64)
     counts[: len(total)] += total
     return counts
 
 
 def tokenised(text: Text, tokenizer: Path, vocabulary: int, folder: Path | None = None) -> Corpus:
-    """The text in tokens: all of it, kept in a file of `folder`; without a folder its first 256 KiB."""
+    """The text as tokens: the whole, kept in a file of `folder`; without a folder its first 256 KiB."""
     reader, is_part = _Tokenizer(tokenizer, vocabulary), folder is None and len(text) > FIRST_BYTES
     if folder is None:
         ids = reader.ids(text.read(0, min(len(text), FIRST_BYTES)))
@@ -96,7 +96,7 @@ def tokenised(text: Text, tokenizer: Path, vocabulary: int, folder: Path | None 
 def tokenised_pairs(
     pairs: Pairs, tokenizer: Path, vocabulary: int, limit: int, folder: Path | None = None
 ) -> ParallelCorpus:
-    """The pairs in tokens: all, kept in files of `folder`; without a folder the first few thousand."""
+    """The pairs as tokens: all, kept in files of `folder`; without a folder the first 4,096."""
     reader, how = _Tokenizer(tokenizer, vocabulary), _HOW
     if folder is None and len(pairs.source) > FIRST_PAIRS:
         how += f" (the first of {len(pairs.source)} pairs)"
@@ -124,7 +124,7 @@ def tokenised_pairs(
 
 
 class _Tokenizer:
-    """The tokenizer of a file, and the ids that a model has."""
+    """The tokenizer of a file, and the size of the model's vocabulary."""
 
     def __init__(self, path: Path, vocabulary: int) -> None:
         from tokenizers import Tokenizer  # comes with transformers
@@ -132,12 +132,12 @@ class _Tokenizer:
         self._path, self._vocabulary = path, vocabulary
         try:
             self._tokenizer: Any = Tokenizer.from_file(str(path))
-        except Exception as error:  # tokenizers raises nothing narrower
+        except Exception as error:  # tokenizers raises no narrower class
             do = "fix or remove the file"
             raise UsageError(f'"{path}" ({describe(error)})', "a tokenizer", do) from error
 
     def ids(self, data: np.ndarray) -> np.ndarray:
-        """Bytes → ids."""
+        """The ids of a text's bytes."""
         text = data.tobytes().decode("utf-8", errors="ignore")
         return self._checked(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
@@ -150,7 +150,7 @@ class _Tokenizer:
                 yield self._checked(encoded.ids)
 
     def digest(self, blocks: Iterable[bytes]) -> str:
-        """A name for the ids of a text: another text or tokenizer has another."""
+        """A hash of the tokenizer and a text, which names the file of its ids."""
         found = hashlib.sha256(self._path.read_bytes())
         for block in blocks:
             found.update(block)
@@ -164,7 +164,7 @@ class _Tokenizer:
 
 
 def _kept(path: Path, make: Callable[[], Iterable[np.ndarray]]) -> np.ndarray:
-    """The array in a file, memory-mapped; written first where it is not there."""
+    """The memory-mapped array in a file, which is written first if it does not exist."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
 
@@ -185,7 +185,7 @@ def _blocks(text: Text) -> Iterator[bytes]:
 
 
 def _pieces(text: Text) -> Iterator[np.ndarray]:
-    """The text in pieces of about a MiB that end with a line, or between two characters."""
+    """The ids of the text in pieces of about 1 MiB that end at a line's end, or between two characters."""
     start = 0
     while start < len(text):
         data = text.read(start, min(start + _PIECE, len(text)))

@@ -1,4 +1,4 @@
-"""`untouched`: whatever happens inside, the model comes out as it went in."""
+"""`untouched`: restore a model after a block, whatever the block did."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,12 +12,12 @@ from normscope.subjects.rng import generators_kept
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[nn.Module]:
-    """Give `model` back as it was found, also on an exception.
+    """Restore `model` after the block, also on an exception.
 
-    What comes back: hooks, `requires_grad`, train/eval mode of every submodule, buffers, dtype and device,
-    `.grad`, plain attributes of every submodule (caches that a forward leaves behind), and the global RNG
-    states. Inside, every `.grad` is None, so that nothing adds to the caller's gradients. The *values* of
-    parameters are not copied: train on a copy.
+    Restored are hooks, `requires_grad`, the train/eval mode of every submodule, buffers, dtype and device,
+    `.grad`, plain attributes of every submodule (such as caches of a forward), and the global RNG states.
+    Inside, every `.grad` is None, so that nothing adds to the caller's gradients. The *values* of parameters
+    are not restored: train on a copy.
     """
     modules = [(module, _attributes(module)) for module in model.modules()]
     # Scripted modules keep their mode elsewhere.
@@ -35,7 +35,7 @@ def untouched(model: nn.Module) -> Iterator[nn.Module]:
             for module, attributes in modules:
                 _restore_attributes(module, attributes)
             for parameter, data, requires_grad, grad in parameters:
-                parameter.grad = None  # a gradient of another dtype would forbid the next line
+                parameter.grad = None  # the next line refuses a gradient of another dtype
                 parameter.data = data
                 parameter.requires_grad_(requires_grad)
                 parameter.grad = grad
@@ -45,11 +45,11 @@ def untouched(model: nn.Module) -> Iterator[nn.Module]:
 
 
 Attributes = dict[str, tuple[Any, Any]]
-"""Name → (the object, a shallow copy of its contents where it is a container)."""
+"""Name → (the object, a shallow copy of its contents if it is a container)."""
 
 
 def _attributes(module: nn.Module) -> Attributes:
-    # A module keeps its hooks, buffers, parameters and children in its __dict__: one look takes them all.
+    # A module keeps its hooks, buffers, parameters and children in its __dict__.
     return {
         name: (value, value.copy() if isinstance(value, dict | list | set) else None)
         for name, value in vars(module).items()
@@ -62,7 +62,7 @@ def _restore_attributes(module: nn.Module, attributes: Attributes) -> None:
         del current[name]
     for name, (value, contents) in attributes.items():
         current[name] = value
-        # The container itself stays: handles of the user's hooks point to it.
+        # Keep the container itself: handles of the user's hooks point to it.
         if isinstance(value, list) and value != contents:
             value[:] = contents
         elif isinstance(value, dict | set):
