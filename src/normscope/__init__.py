@@ -1,13 +1,13 @@
-"""normscope: will this deep Transformer train? Where the norms sit, what that does, and why.
+"""normscope: predict whether a deep Transformer will train, from its norms, measurements and trial steps.
 
 The main calls:
 
     import normscope
 
-    report = normscope.check(model)            # the whole way
+    report = normscope.check(model)            # anatomy, probes, forecast, verdict
     print(report.verdict, report.findings)
 
-    anatomy = normscope.read_anatomy(model)    # only the reading
+    anatomy = normscope.read_anatomy(model)    # only the norms and branches, without measurements
     subject = normscope.load("hf:gpt2,n_layer=24")
     model = normscope.nn.build("decoder", scheme="deepnorm", depth=24)
 """
@@ -52,7 +52,7 @@ _HOME = {
 }
 
 
-if not TYPE_CHECKING:  # a type checker knows the names from the imports above, and a misspelt one is an error
+if not TYPE_CHECKING:  # a type checker reads the imports above, so that a misspelt name is an error
 
     def __getattr__(name: str) -> Any:
         """Import on first use: `normscope --help` and `import normscope` do not wait for torch."""

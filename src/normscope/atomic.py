@@ -1,4 +1,4 @@
-"""Files and folders that are there whole or not at all, also after a kill or a power cut."""
+"""Atomic writes of files and folders: a kill or a power cut leaves a whole one or none."""
 
 import os
 import shutil
@@ -12,12 +12,12 @@ from normscope.errors import UsageError, describe
 
 
 def write_text(path: Path, text: str) -> None:
-    """Put `text` in the place of what `path` held."""
+    """Replace the content of `path` by `text`."""
     write_file(path, lambda half: half.write_text(text, encoding="utf-8"))
 
 
 def write_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Put a file that `write` writes in the place of what was at `path`, in one rename."""
+    """Replace `path` by the file that `write` writes, in one rename."""
     half = _half(path)
     try:
         write(half)
@@ -29,9 +29,9 @@ def write_file(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def write_folder(path: Path, fill: Callable[[Path], object]) -> None:
-    """Put a folder that `fill` fills in the place of what was at `path`.
+    """Replace `path` by the folder that `fill` fills.
 
-    A new one appears in one rename; between an old one and its successor there is a moment with neither.
+    A new folder appears in one rename. While an old one is replaced, there is a moment without either.
     """
     half = _half(path)
     shutil.rmtree(half, ignore_errors=True)
@@ -50,14 +50,14 @@ def write_folder(path: Path, fill: Callable[[Path], object]) -> None:
 
 
 def remove_halves(folder: Path) -> None:
-    """Take away what writers that were killed have left in `folder`."""
+    """Remove unfinished files and folders that killed writers left in `folder`."""
     for path in folder.glob(".half-*"):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 @contextmanager
 def disk_refusals(what: str, do: str) -> Iterator[None]:
-    """A disk that is full, read-only or gone becomes a UsageError about `what`."""
+    """Turn errors of the disk (full, read-only or gone) in the block into a UsageError about `what`."""
     try:
         yield
     except (OSError, SafetensorError) as error:

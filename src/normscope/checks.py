@@ -1,4 +1,4 @@
-"""Rules for the values that users give: what a value must be, and what to do where it is not."""
+"""Rules for the values that users give, with the advice for an invalid one."""
 
 import math
 from collections.abc import Callable
@@ -14,7 +14,7 @@ class Rule:
 
     Attributes:
         is_met: whether a value is valid.
-        expected: the same in words.
+        expected: description of a valid value.
         do: what to do about an invalid value.
         optional: whether None is valid too.
     """
@@ -25,7 +25,7 @@ class Rule:
     optional: bool = False
 
     def require(self, name: str, value: Any) -> None:
-        """Raise UsageError where `value`, given for `name`, is invalid."""
+        """Raise UsageError if `value`, given for `name`, is invalid."""
         if (self.optional and value is None) or self.is_met(value):
             return
         do = self.do if isinstance(self.do, str) else self.do(value)
@@ -46,7 +46,7 @@ def number(
 
 
 def count(least: int, expected: str, do: str, *, optional: bool = False) -> Rule:
-    """A whole number from `least`."""
+    """A whole number of at least `least`."""
     return number(lambda value: value >= least, expected, do, whole=True, optional=optional)
 
 

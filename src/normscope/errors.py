@@ -1,4 +1,4 @@
-"""The one error a user sees: what was given, what was expected, what to do."""
+"""Errors for users: what was given, what was expected, what to do."""
 
 import difflib
 from collections.abc import Iterable
@@ -7,16 +7,16 @@ _LONGEST_QUOTE = 300
 
 
 class NormscopeError(Exception):
-    """Base of every error normscope raises on purpose."""
+    """Base class of normscope's errors."""
 
 
 class UsageError(NormscopeError, ValueError):
     """The call or the model cannot be used; the command line prints it as one line and exits 2.
 
     Args:
-        given: what the user gave, quoted where it is a value.
-        expected: what would have been accepted.
-        do: what to do now.
+        given: what the user gave, quoted if it is a value.
+        expected: what is accepted.
+        do: what the user can do.
     """
 
     def __init__(self, given: str, expected: str, do: str) -> None:
@@ -25,9 +25,9 @@ class UsageError(NormscopeError, ValueError):
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:
-    """The choice most like `name`, or None where nothing is like it.
+    """The choice most similar to `name`, or None if none is similar.
 
-    A choice that `name` goes on from comes first: "prenorm" means "pre", though "deepnorm" is as near.
+    A choice that `name` begins with is preferred: "prenorm" means "pre", though "deepnorm" is as similar.
     """
     by_lower = {choice.lower(): choice for choice in choices}
     begun = [choice for choice in by_lower if len(choice) > 2 and name.lower().startswith(choice)]
@@ -38,13 +38,13 @@ def nearest(name: str, choices: Iterable[str]) -> str | None:
 
 
 def suggest(name: str, choices: Iterable[str], otherwise: str) -> str:
-    """Advice on a mistyped `name`: the nearest of `choices`, or `otherwise` if none is near."""
+    """Advice for a mistyped `name`: the nearest of `choices`, or `otherwise` if none is near."""
     best = nearest(name, choices)
     return otherwise if best is None else f'the nearest name is "{best}"'
 
 
 def describe(error: BaseException) -> str:
-    """`Type: message` of an exception on one line, cut where it is very long."""
+    """`Type: message` of an exception on one line, shortened to about 300 characters."""
     message = " ".join(str(error).split())
     if len(message) > _LONGEST_QUOTE:
         message = message[:_LONGEST_QUOTE] + "…"

@@ -1,7 +1,7 @@
-"""Ctrl-C that cannot break what must come to its end: several may come at once, from a terminal or `timeout`.
+"""Protection of code that must finish from Ctrl-C, which a terminal or `timeout` may send several times.
 
-Python raises KeyboardInterrupt between any two instructions, in a handler of the last one too. These blocks
-stand in its way; off the main thread, and where the caller ignores SIGINT, they do nothing.
+Python can raise KeyboardInterrupt between any two instructions, also while the last one is handled. These
+blocks prevent that. They do nothing off the main thread, or if the caller ignores SIGINT.
 """
 
 import signal
@@ -16,10 +16,10 @@ Handler = Callable[[int, FrameType | None], Any]
 
 @contextmanager
 def only_once() -> Iterator[None]:
-    """Let the first Ctrl-C in the block raise KeyboardInterrupt, and drop all that follow it there.
+    """Let the first Ctrl-C in the block raise KeyboardInterrupt, and ignore all later ones in the block.
 
-    What handles the first (putting a model back, writing a report) is then left in peace. A handler that is
-    not Python's own stays as it is: within another such block, nothing changes.
+    Code that handles the first (restoring a model, writing a report) can therefore finish. A handler that is
+    not Python's own is kept, so a nested block changes nothing.
     """
     if not _in_main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
@@ -41,7 +41,7 @@ def only_once() -> Iterator[None]:
 
 @contextmanager
 def postponed(tell: Callable[[], None]) -> Iterator[None]:
-    """Postpone Ctrl-C to the end of the block; `tell()` is called at once."""
+    """Postpone Ctrl-C to the end of the block, and call `tell()` at once."""
     previous = signal.getsignal(signal.SIGINT)
     if not _in_main_thread() or not callable(previous):
         yield

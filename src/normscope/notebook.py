@@ -1,4 +1,4 @@
-"""HTML fragments for notebook cells: styles stand inline, so that none reaches the notebook's own page.
+"""HTML fragments for notebook cells, with inline styles, so that none affects the notebook's own page.
 
 Colours follow the notebook's theme: text inherits its colour, lines are translucent, and a badge brings its
 own background. Every text is escaped; there is no script, no style sheet and no link to the network.
@@ -16,7 +16,7 @@ _HEAD = f"{_CELL};font-weight:400;opacity:.7"
 
 
 class Html(str):
-    """A piece of HTML; any other text is escaped where it is put in."""
+    """A piece of HTML; plain strings are escaped when they are inserted."""
 
     __slots__ = ()
 
@@ -36,7 +36,7 @@ def fragment(*children: str) -> str:
 
 
 def badge(words: str, tone: str) -> Html:
-    """Words on a coloured ground: "error", "warning", "note" or "fine"."""
+    """Words on a coloured background; `tone` is "error", "warning", "note" or "fine"."""
     style = f"display:inline-block;padding:0 8px;border-radius:9px;background:{_TONES[tone]};color:#fff"
     return tag("span", words, style=f"{style};font-weight:600;white-space:nowrap")
 
@@ -47,7 +47,7 @@ def line(*children: str, soft: bool = False) -> Html:
 
 
 def code(words: str) -> Html:
-    """Words in a fixed width."""
+    """Words in a fixed-width font."""
     return tag("code", words, style="color:inherit;background:none;padding:0")
 
 
@@ -82,7 +82,7 @@ def picture(png: bytes, words: str, size: Mapping[str, str]) -> Html:
 
     Args:
         png: its bytes.
-        words: what it shows, for those who do not see it.
+        words: its alternative text.
         size: CSS properties such as width.
     """
     source = "data:image/png;base64," + base64.b64encode(png).decode("ascii")

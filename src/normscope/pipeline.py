@@ -1,4 +1,4 @@
-"""The whole way, Subject to Report: read, probe, forecast, judge."""
+"""The pipeline from a Subject to a Report: anatomy, probes, forecast, findings."""
 
 import dataclasses
 import platform
@@ -47,7 +47,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class CheckInterrupted(KeyboardInterrupt):
-    """Ctrl-C in the middle of a check; `report` holds what was measured so far."""
+    """Ctrl-C during a check; `report` holds the measurements so far."""
 
     def __init__(self, report: Report) -> None:
         super().__init__("interrupted")
@@ -89,7 +89,7 @@ class _Run:
 
     @property
     def tried(self) -> bool:
-        """True where a trial was run that could have failed."""
+        """True if a trial ran that could have failed."""
         return self.forecast is not None and self.forecast.outcome != "not measured"
 
     def report(self) -> Report:
@@ -134,26 +134,28 @@ def check(
     progress: Progress | None = None,
     reraise: bool = False,
 ) -> Report:
-    """Read, measure and judge a model; leave it as it was found.
+    """Read, measure and judge a model, and restore it afterwards.
 
     Args:
         model_or_subject: a module, or a `Subject` from `normscope.load`.
-        batch: tensor, tuple of arguments, dict of keyword arguments, or an iterator of those; made when None.
+        batch: tensor, tuple of arguments, dict of keyword arguments, or an iterator of those; None makes one.
         loss_fn: `loss_fn(output, batch)` → scalar.
-        optimizer: "adamw", "adam", "sgd" or "muon", for the forecast.
-        lr, warmup, steps: the intended learning rate and linear warm-up, and how many real steps to take.
-        forecast_rates: forecast the run at each of these learning rates too, and whether it needs a warm-up.
-        try_remedies: where the forecast fails, forecast the run with each remedy and rank what rescues it.
-        budget: what Jacobians may cost: "fast", "standard" or "deep"; the report accounts for it.
-        seed: of the batches and the dropout.
-        batch_size, seq_len, text: of the input that is made when `batch` is None.
+        optimizer: optimiser of the intended run: "adamw", "adam", "sgd" or "muon".
+        lr, warmup: learning rate and linear warm-up (in steps) of the intended run.
+        steps: training steps to try on a copy of the model; 0 skips the forecast.
+        forecast_rates: other learning rates to try; also tests whether the run needs warm-up.
+        try_remedies: if the forecast fails, forecast the run with each remedy and rank them.
+        budget: amount of Jacobian analysis: "fast", "standard" or "deep"; the report says what was spent.
+        seed: seed of the batches and of dropout.
+        batch_size, seq_len, text: sequences per batch, tokens per sequence, and text of the input that is
+            made if `batch` is None.
         select, ignore: codes, prefixes ("NS5") or names of findings to keep or to drop.
         progress: called as `progress(stage, done, total)`.
-        reraise: let a probe's error through instead of reporting it as "not measured".
+        reraise: raise a probe's error instead of reporting it as "not measured".
 
     Raises:
         UsageError: the model, the batch or an option cannot be used.
-        CheckInterrupted: Ctrl-C; its `.report` holds what was measured.
+        CheckInterrupted: Ctrl-C; its `.report` holds the measurements so far.
     """
     account = Budget.of(budget)
     config = TrialConfig(optimizer=optimizer, lr=lr, warmup=warmup, steps=steps, seed=seed)
@@ -161,8 +163,8 @@ def check(
         if batch is not None or loss_fn is not None:
             raise UsageError(
                 "a Subject together with a batch or a loss_fn",
-                "one or the other",
-                "pass the module itself, or a Subject alone",
+                "either a Subject, or a module with its batch and loss_fn",
+                "pass the module itself, or the Subject alone",
             )
         subject = model_or_subject
     else:
@@ -171,7 +173,7 @@ def check(
         )
     rates = tuple(forecast_rates)
     _require_steps(steps, rates, try_remedies)
-    for rate in rates:  # UsageError before the long work
+    for rate in rates:  # an invalid rate is refused before the long work
         dataclasses.replace(config, lr=rate)
     run = _Run(
         subject, config, Spending(account), parse_codes(select), parse_codes(ignore), rates, try_remedies
@@ -183,13 +185,13 @@ def check(
         except KeyboardInterrupt as stop:
             _keep(run, stop)
             run.interrupted = True
-            run.notes.append("interrupted: what follows is what was measured until then")
+            run.notes.append("interrupted: the report has the measurements so far")
             raise CheckInterrupted(run.report()) from stop
         return run.report()
 
 
 def _require_steps(steps: int, rates: tuple[float, ...], remedies: bool) -> None:
-    """UsageError before the long work where trials are asked for and not to take a step."""
+    """Raise UsageError if rates or remedies are to be tried in trials of 0 steps."""
     if steps == 0 and (rates or remedies):
         what = "forecast_rates" if rates else "try_remedies"
         raise UsageError(f"{what} with steps=0", "real steps to try", "use steps=20, the default")
@@ -221,7 +223,7 @@ def _measure(run: _Run, progress: Progress, reraise: bool) -> None:
 
 
 def _try_out(run: _Run, progress: Progress, done: int, total: int) -> None:
-    """The trials: the run as it is intended, then other rates, then remedies."""
+    """Run the trials: the intended run, then other learning rates, then remedies."""
     given = (run.subject, run.anatomy, run.config)
 
     def stepping(stage: str, at: int) -> Callable[[int, int], None]:
@@ -232,7 +234,7 @@ def _try_out(run: _Run, progress: Progress, done: int, total: int) -> None:
         run.forecast = forecast(*given, stepping("forecast", done))
         run.measurements.extend(forecast_measurements(run.forecast))
     if run.rates and run.forecast.outcome == "not measured":
-        run.notes.append(f"no other rates were tried: {run.forecast.reason}")
+        run.notes.append(f"no other learning rates were tried: {run.forecast.reason}")
     elif run.rates:
         done += 1
         with run.timed("rates"):
@@ -250,8 +252,10 @@ def _try_out(run: _Run, progress: Progress, done: int, total: int) -> None:
 def _probed(
     name: str, probe: Callable[[Subject, Anatomy], Iterable[Measurement]], run: _Run, reraise: bool
 ) -> Iterator[Measurement]:
-    """One probe's rows. A probe that breaks on this model is a row and a note that say so, with the reason:
-    the other probes, the forecast and the verdict do not depend on it."""
+    """Yield one probe's measurements; if it fails, a "not measured" row and a note give the reason.
+
+    The other probes, the forecast and the verdict do not depend on it.
+    """
     try:
         yield from probe(run.subject, run.anatomy)
     except Exception as error:
@@ -263,7 +267,7 @@ def _probed(
 
 
 def _dtype(model: nn.Module) -> str:
-    """The precision that most of the model's floating-point weights are in, "float32"."""
+    """The dtype of most of the model's floating-point weights, such as "float32"."""
     sizes: Counter[torch.dtype] = Counter()
     for parameter in model.parameters():
         if parameter.is_floating_point():
@@ -272,6 +276,6 @@ def _dtype(model: nn.Module) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of normscope, PyTorch and Python that made the figures."""
+    """Versions of normscope, PyTorch and Python."""
     ours, torchs = normscope.__version__, str(torch.__version__)
     return {"normscope": ours, "torch": torchs, "python": platform.python_version()}

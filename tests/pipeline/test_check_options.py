@@ -43,7 +43,7 @@ def test_an_unknown_code_is_refused(option: str) -> None:
 
 def test_a_subject_brings_its_own_batch() -> None:
     subject = normscope.load("nn:decoder,depth=1,width=32")
-    with pytest.raises(normscope.UsageError, match="one or the other"):
+    with pytest.raises(normscope.UsageError, match="either a Subject, or a module"):
         normscope.check(subject, torch.zeros(1))
 
 

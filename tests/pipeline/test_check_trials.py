@@ -139,7 +139,7 @@ def test_without_a_loss_the_report_says_that_nothing_was_tried() -> None:
     report = normscope.check(model, BATCH, steps=2, budget="fast", forecast_rates=[1e-3], try_remedies=True)
     assert report.verdict == "no trial"
     assert report.ladder is None
-    assert any("no other rates were tried" in note and "loss" in note for note in report.notes)
+    assert any("no other learning rates were tried" in note and "loss" in note for note in report.notes)
     assert report.remedies is not None
     assert report.remedies.attempts == ()
     assert "no forecast" in report.remedies.reason

@@ -1,4 +1,4 @@
-"""Building: norms, schemes, attention, feed-forward, models one reads from top to bottom."""
+"""Building blocks and models: norms, schemes, attention, feed-forward, decoders, encoders."""
 
 from normscope.nn.attention import Attention
 from normscope.nn.block import Block

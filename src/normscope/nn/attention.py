@@ -30,13 +30,13 @@ class Attention(nn.Module):
         cross: whether keys and values come from `context.memory`.
         rope_base: base of the rotary positions of q and k, None for none.
         softcap: c, None for none (Gemma 2).
-        scale: of the logits; by default 1/√K, or what belongs to the kind of QK-norm.
-        dropout: of the attention weights, in train mode.
-        inside: what the scheme changes in here.
-        make_norm: maker of the norms that `inside` asks for, of their width.
+        scale: factor on the logits; by default 1/√K, or the default of the QK-norm.
+        dropout: dropout rate of the attention weights, in train mode.
+        inside: changes by the scheme.
+        make_norm: maker of the norms in `inside`, called with their width.
 
     Raises:
-        UsageError: heads that do not divide, an odd head with rotary positions.
+        UsageError: heads do not divide the width, or heads with rotary positions have an odd width.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class Attention(nn.Module):
         if rope_base is not None and self.head_width % 2:
             raise UsageError(
                 f"rotary positions with heads {self.head_width} wide",
-                "an even width of a head",
-                "change heads",
+                "heads of an even width",
+                "change the number of heads",
             )
         self.causal, self.cross, self.rope_base = causal, cross, rope_base
         self.softcap, self.dropout = softcap, dropout
@@ -133,7 +133,7 @@ class Attention(nn.Module):
         return rotation(position_1T, self.head_width, self.rope_base or 0.0, x_BTD.dtype)
 
     def _remember(self, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """All keys and values up to now, the earlier ones from the cache."""
+        """All keys and values so far, with the earlier ones from the cache."""
         if context.cache is None:
             return k, v
         if self in context.cache:
@@ -143,9 +143,9 @@ class Attention(nn.Module):
         return k, v
 
     def _memory(self, context: Context) -> tuple[Tensor, Tensor]:
-        """Keys and values of the memory, which a cache holds from the first token on."""
+        """Keys and values of the memory; a cache holds them from the first token on."""
         if context.memory is None:
-            raise UsageError("cross-attention without memory", "context.memory (B, S, D)", "give the memory")
+            raise UsageError("cross-attention without memory", "context.memory (B, S, D)", "set the memory")
         if context.cache is not None and self in context.cache:
             return context.cache[self]
         memory = context.memory
@@ -166,7 +166,7 @@ def attend(
     softcap: float | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """(B, H, T, K): what each query reads. A query that may see nothing reads zeros, with zero gradients."""
+    """The attention's output (B, H, T, K). A query with no visible key gives zeros, with zero gradients."""
     num_queries, num_keys = q_BHTK.shape[-2], k_BGSK.shape[-2]
     mask = None if mask is None else _broadcast(mask, q_BHTK, num_keys)
     # One new token after a cache sees everything; SDPA's own flag would align it with the first key.
@@ -195,7 +195,7 @@ def _attend_capped(
     softcap: float,
     dropout: float,
 ) -> Tensor:
-    """The same step by step: no fused kernel caps its logits."""
+    """`attend` with a soft cap, step by step, because no fused kernel caps logits."""
     repeats = q_BHTK.shape[1] // k_BGSK.shape[1]
     k_BHSK, v_BHSK = (t.repeat_interleave(repeats, dim=1) for t in (k_BGSK, v_BGSK))
     # q is scaled before the product, or float16 may overflow.
@@ -205,7 +205,7 @@ def _attend_capped(
     if mask.dtype != torch.bool:
         added, mask = mask, mask > float("-inf")
         logits_BHTS = logits_BHTS + added.masked_fill(~mask, 0.0)
-    # A row with nothing visible would be 0/0: let it see everything, then erase what it saw.
+    # A row without visible keys would give 0/0: let it see everything, then set its output to 0.
     some_BHT1 = mask.any(dim=-1, keepdim=True)
     logits_BHTS = logits_BHTS.masked_fill(~mask & some_BHT1, float("-inf"))
     weights_BHTS = logits_BHTS.softmax(-1).masked_fill(~some_BHT1, 0.0)
@@ -213,7 +213,7 @@ def _attend_capped(
 
 
 def _with_causality(mask: Tensor | None, num_queries: int, num_keys: int, device: torch.device) -> Tensor:
-    """`mask`, and no later keys; queries are the last of the keys."""
+    """`mask` without later keys; the queries are the last T of the keys."""
     earlier = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).tril(num_keys - num_queries)
     if mask is None:
         return earlier
@@ -221,7 +221,7 @@ def _with_causality(mask: Tensor | None, num_queries: int, num_keys: int, device
 
 
 def _broadcast(mask: Tensor, q_BHTK: Tensor, num_keys: int) -> Tensor:
-    """`mask` with four axes, checked: (B, T, S) stands for all heads."""
+    """Check `mask` and give it four axes; (B, T, S) applies to all heads."""
     batch, heads, num_queries, _ = q_BHTK.shape
     wide = mask[:, None] if mask.dim() == 3 else mask
     full = (batch, heads, num_queries, num_keys)

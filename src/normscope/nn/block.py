@@ -1,4 +1,4 @@
-"""`Block`: attention, cross-attention where there is a memory, feed-forward; each with its residual.
+"""`Block`: attention, optional cross-attention and feed-forward, each with its residual.
 
 Shapes: B batch, T tokens, D width.
 """
@@ -21,12 +21,12 @@ from normscope.nn.schemes import scheme_named
 
 
 class Block(nn.Module):
-    """One block of a stack, with the scheme's starting weights.
+    """One block of a stack, with the scheme's initial weights.
 
     Args:
         config: widths, heads, norms and so on.
-        where: its place, `Where(3, depth=24)`; the depth may be left out where the scheme's numbers do not
-            depend on it.
+        where: place of the block, such as `Where(3, depth=24)`; the depth may be left out if the scheme does
+            not depend on it.
         causal: whether a token sees only itself and earlier ones.
         cross: whether there is cross-attention to `context.memory`.
     """
@@ -39,7 +39,7 @@ class Block(nn.Module):
         if causal and (config.norm or scheme.norm) in LEAKING:
             raise UsageError(
                 f'norm="{config.norm or scheme.norm}" in a causal stack',
-                "a norm by which a token does not see later ones",
+                "a norm whose statistics do not include later tokens",
                 "choose another norm, or an encoder",
             )
 
@@ -91,7 +91,7 @@ class Block(nn.Module):
             )
 
     def forward(self, state: State, context: Context = NOTHING) -> State:
-        """The next state; where the scheme keeps one stream, (B, T, D) → (B, T, D)."""
+        """The next state; with one stream, (B, T, D) → (B, T, D)."""
         state = self.attention_residual(state, lambda x: self.attention(x, context), context.real)
         if self.cross is not None and self.cross_residual is not None:
             cross = self.cross

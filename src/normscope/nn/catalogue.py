@@ -1,6 +1,6 @@
-"""The schemes in words: what `normscope schemes` and docs/schemes.md show, drawn from `SCHEMES` alone.
+"""Descriptions of the schemes for `normscope schemes` and docs/schemes.md, made from `SCHEMES` alone.
 
-What a rule gives is asked of the rule, in a stack of `SAMPLE_DEPTH` blocks: nothing here falls out of step.
+The numbers of a rule are computed by the rule, for a stack of `SAMPLE_DEPTH` blocks.
 """
 
 import dataclasses
@@ -40,14 +40,14 @@ SCHEMA = "normscope.schemes/1"
 
 @dataclass(frozen=True)
 class Row:
-    """One scheme in words.
+    """Description of one scheme.
 
     Attributes:
         slots: every slot that holds a norm anywhere in the stack, in the order of `Slot`.
-        placement: the same in words, with the blocks and kinds where they differ.
+        placement: the slots in words, with blocks and kinds if they differ.
         join: `Join.kind`.
-        norm: the kind of norm that belongs to the scheme; None where any will do.
-        inside, besides: changes inside the branches, and what else the scheme asks for; empty for nothing.
+        norm: the kind of norm that belongs to the scheme; None if any can be used.
+        inside, besides: changes inside the branches, and other properties; "" for none.
     """
 
     name: str
@@ -69,10 +69,10 @@ class Row:
 
 
 def catalogue(names: Iterable[str] = ()) -> list[Row]:
-    """The rows of `names`, of every scheme where none is named.
+    """The rows of `names`, or of every scheme.
 
     Raises:
-        UsageError: no scheme of that name; says the nearest one.
+        UsageError: no scheme has that name; the error gives the nearest one.
     """
     return [row_of(scheme_named(name)) for name in tuple(names) or SCHEMES]
 
@@ -98,7 +98,7 @@ def row_of(scheme: Scheme) -> Row:
 
 
 def _placement_words(held: Mapping[Where, Placement]) -> str:
-    """ "branch_in, final", or which sublayers have what: "branch_in (blocks 4–12 of 12), …"."""
+    """The slots, with blocks if they differ: "branch_in, final" or "branch_in (blocks 4–12 of 12), …"."""
     words = []
     for slot in Slot:
         places = [where for where, placement in held.items() if slot in placement]
@@ -117,7 +117,7 @@ def _places_words(places: list[Where]) -> str:
 
 
 def _blocks_words(blocks: list[int]) -> str:
-    """Nothing for all, else the first to the last, or each where there are gaps."""
+    """Block numbers in words: "" for all, a range, or a list if there are gaps."""
     if len(blocks) == SAMPLE_DEPTH:
         return ""
     if len(blocks) == 1:
@@ -141,7 +141,7 @@ def _initialisation_words(initialisation: Initialisation) -> str:
 
 
 def _rule_words(rule: Rule, kind: Kind = "attention") -> str:
-    """Factor of a rule: "× 0", "× 0.319 at L = 12", "× 1 to 0.289 over 12 blocks"; "" where it is 1."""
+    """Factor of a rule: "× 0", "× 0.319 at L = 12", "× 1 to 0.289 over 12 blocks"; "" if it is 1."""
 
     def ask(block: int, depth: int) -> float:
         return rule(Where(block, depth, kind, KINDS.index(kind)))
@@ -156,7 +156,7 @@ def _rule_words(rule: Rule, kind: Kind = "attention") -> str:
 
 
 def _inside_words(inside: Inside) -> str:
-    """The fields that are not at their defaults."""
+    """Describe the fields that differ from their defaults."""
     words = []
     for field in dataclasses.fields(Inside):
         value = getattr(inside, field.name)
@@ -167,7 +167,7 @@ def _inside_words(inside: Inside) -> str:
 
 
 def _besides_words(scheme: Scheme) -> str:
-    """Describe what is neither a slot, nor a join, nor inside a branch."""
+    """Describe properties other than slots, join and the inside of branches."""
     entry = _rule_words(scheme.entry_scale)
     words = [f"input of a branch {entry}"] if entry else []
     if scheme.depth_exponent is not None:

@@ -1,4 +1,4 @@
-"""`ModelConfig`: what a model of ours is made of, checked when it is made."""
+"""`ModelConfig`: configuration of the models, checked on creation."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -18,39 +18,39 @@ POSITIONS = ("learnt", "rotary", "sinusoidal", "none")
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Configuration of a Normscope model.
+    """Configuration of a normscope model.
 
     Attributes:
         scheme: a name of `SCHEMES`.
         depth: number of blocks; 12 by default, except for schemes whose formula depends on it.
-        encoder_depth: blocks of the encoder of an encoder–decoder, whose decoder has `depth`, the default.
+        encoder_depth: blocks of an encoder–decoder's encoder; `depth` by default.
         width: D.
-        heads: attention heads; by default one for each 64 of the width.
+        heads: attention heads; by default one per 64 features.
         kv_heads, head_width: as for `Attention`.
-        hidden: width inside the feed-forward; by default 4·width, two thirds of that where it is gated.
+        hidden: width inside the feed-forward; by default 4·width, or two thirds of that if it is gated.
         vocab: number of token ids.
-        context: largest number of tokens of a sequence with learnt positions.
+        context: largest number of tokens in a sequence with learnt positions.
         image, patch: side of an image and of its patches, in pixels.
         channels, classes: numbers of channels and of classes of the images.
-        norm: a kind of `NORMS`; the scheme's own, else "layernorm", by default.
+        norm: a kind of `NORMS`; by default the scheme's own, else "layernorm".
         eps: the norms' ε.
         positions, rope_base: one of `POSITIONS`; base of the rotary angles.
         activation: a name of `ACTIVATIONS` or `GATED`.
         qk_norm: as in `Inside`; the scheme's by default.
-        softcap, output_softcap: c of c·tanh(logit/c), in the attention and for the output; None for none.
+        softcap, output_softcap: c of c·tanh(logit/c), for attention logits and output logits; None for none.
         attention_scale: scale of the attention logits; 1/√head_width by default.
         dropout: dropout rate after the embedding, in the attention and on each branch.
         bias: whether the linear maps have a bias.
-        output_bias: a bias of the output logits: true, false, or "unigram", the log frequencies of a text.
+        output_bias: bias of the output logits: true, false, or "unigram" (the log frequencies of a text).
         tie: whether the head shares the embedding's weights.
-        init: weights other than the scheme's own, a name of `WEIGHTS`.
-        entry_norm, final_norm: whether a norm stands before the first block, and after the last one; the
+        init: initialisation, a name of `WEIGHTS`; the scheme's own by default.
+        entry_norm, final_norm: whether there is a norm before the first block, and after the last one; the
             scheme's own by default.
-        checkpoint: keep the blocks' inputs alone for the backward pass and run each block twice.
-        base_depth, base_width: depth and width at which a μP model's learning rate was found.
+        checkpoint: keep only the blocks' inputs for the backward pass, and run each block twice.
+        base_depth, base_width: depth and width at which a μP model's learning rate was tuned.
 
     Raises:
-        UsageError: a value that no model can have.
+        UsageError: a value is invalid.
     """
 
     scheme: str = "pre"
@@ -94,34 +94,34 @@ class ModelConfig:
 
     @property
     def num_blocks(self) -> int:
-        """The depth, 12 where none was given."""
+        """The depth, by default 12."""
         return DEFAULT_DEPTH if self.depth is None else self.depth
 
     @property
     def num_heads(self) -> int:
-        """The heads; where none were given one for each 64 of the width, or the next fewer that divide it."""
+        """The number of heads; by default one per 64 features, or the next smaller divisor of the width."""
         if self.heads is not None:
             return self.heads
         return next(heads for heads in range(max(1, self.width // 64), 0, -1) if self.width % heads == 0)
 
     @property
     def mup(self) -> bool:
-        """True for a model of μP."""
+        """True for a model in μP."""
         return WEIGHTS[self.init or scheme_named(self.scheme).initialisation.weights].mup
 
     @property
     def width_multiplier(self) -> float:
-        """μP's width/base_width, 1 in other models."""
+        """μP's width/base_width; 1 in other models."""
         return self.width / self.base_width if self.mup else 1.0
 
     def logit_scale(self, inside: Inside) -> float | None:
-        """Scale of the attention logits: the one asked for, μP's 1/K, or None for the default."""
+        """Scale of the attention logits: the configured one, μP's 1/K, or None for the default."""
         if self.attention_scale is not None or not self.mup or inside.qk_norm in ("cosine", "unit"):
             return self.attention_scale
         return 1 / (self.head_width or self.width // self.num_heads)
 
     def inside(self) -> Inside:
-        """The scheme's changes to the branches, with the QK-norm that was asked for."""
+        """The scheme's changes to the branches, with the configured QK-norm."""
         inside = scheme_named(self.scheme).inside
         return inside if self.qk_norm is None else dataclasses.replace(inside, qk_norm=self.qk_norm)
 
@@ -159,4 +159,4 @@ RULES: Mapping[str, Rule] = {
     "qk_norm": _named(get_args(QKNorm)),
     "init": _named(WEIGHTS),
 }
-"""Field of `ModelConfig` → what its values must be."""
+"""Field of `ModelConfig` → rule for its values."""

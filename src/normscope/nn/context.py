@@ -1,4 +1,4 @@
-"""`Context`: what a block needs beside the stream."""
+"""`Context`: inputs of a block besides the stream."""
 
 from typing import NamedTuple
 
@@ -6,22 +6,22 @@ from torch import Tensor, nn
 
 
 class Cache(dict[nn.Module, tuple[Tensor, Tensor]]):
-    """Keys and values (B, H, S, K) that each attention has seen, for generation token by token."""
+    """Keys and values (B, H, S, K) of each attention so far, for generation token by token."""
 
     length: int = 0
-    """Tokens seen by now."""
+    """Number of tokens so far."""
 
 
 class Context(NamedTuple):
-    """Inputs of every block of a stack beside the stream; all of them optional.
+    """Optional inputs of every block of a stack besides the stream.
 
     Attributes:
-        mask: who may be seen: (T, S), (B, T, S) or (B, H, T, S), bool (True: visible) or float (added to the
+        mask: attention mask (T, S), (B, T, S) or (B, H, T, S), bool (True: visible) or float (added to the
             logits). A causal attention stays causal under any mask.
         rotation: cos and sin (B or 1, 1, T, K/2) of rotary positions.
-        real: (B, T) bool, which tokens are not padding; for norms whose statistics run over tokens.
-        memory: (B, S, D), what cross-attention reads.
-        memory_mask: as `mask`, for cross-attention.
+        real: (B, T) bool, False at padding; for norms whose statistics run over tokens.
+        memory: (B, S, D), input of cross-attention.
+        memory_mask: like `mask`, for cross-attention.
         cache: keys and values of earlier tokens.
     """
 

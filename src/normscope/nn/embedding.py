@@ -1,6 +1,6 @@
 """Embedding of ids into the stream, with positions: learnt, rotary (RoPE) or sinusoidal.
 
-Shapes: B batch, T tokens, S tokens with those in the cache, D width, H heads, K width of a head.
+Shapes: B batch, T tokens, S tokens including those in the cache, D width, H heads, K width of a head.
 """
 
 import torch
@@ -43,11 +43,11 @@ class Positioned(nn.Module):
     """Adds learnt or sinusoidal positions, then dropout; gives the attention its rotary angles.
 
     Args:
-        config: which kind of positions, and D.
-        num_positions: rows of the table of learnt ones.
+        config: kind of positions, and D.
+        num_positions: rows of the table of learnt positions.
 
     Raises:
-        UsageError: an odd width with sinusoidal positions.
+        UsageError: sinusoidal positions have an odd width.
     """
 
     def __init__(self, config: ModelConfig, num_positions: int) -> None:
@@ -71,14 +71,14 @@ class Positioned(nn.Module):
         return self.dropout(x_BTD)
 
     def rotation(self, position_BT: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-        """The angles of rotary positions, once for all blocks."""
+        """cos and sin of rotary positions, for all blocks; None with other positions."""
         if self.config.positions != "rotary":
             return None
         head_width = self.config.head_width or self.config.width // self.config.num_heads
         return rotation(position_BT, head_width, self.config.rope_base, dtype)
 
     def require_room(self, num_tokens: int) -> None:
-        """UsageError for a sequence that learnt positions do not reach."""
+        """Raise UsageError if a sequence is longer than the table of learnt positions."""
         if self.positions is not None and num_tokens > self.positions.num_embeddings:
             raise UsageError(
                 f"a sequence of {num_tokens} tokens",
@@ -91,8 +91,8 @@ class Embedding(Positioned):
     """Token embedding with positions.
 
     Args:
-        config: what to build.
-        tokens: the token table of another embedding, to share it.
+        config: configuration of the model.
+        tokens: token table of another embedding, to share.
     """
 
     def __init__(self, config: ModelConfig, tokens: nn.Embedding | None = None) -> None:
@@ -106,11 +106,11 @@ class Embedding(Positioned):
     def context(
         self, ids: Tensor, attention_mask: Tensor | None, cache: Cache | None = None
     ) -> tuple[Context, Tensor]:
-        """Inputs of the blocks beside the stream, and the positions (B or 1, T) of `ids`.
+        """Inputs of the blocks besides the stream, and the positions (B or 1, T) of `ids`.
 
         Args:
             ids: (B, T).
-            attention_mask: (B, S), the tokens in the cache first; positions count its real tokens.
+            attention_mask: (B, S), tokens in the cache first; positions count its real tokens.
         """
         require_ids(ids)
         seen = 0 if cache is None else cache.length
@@ -127,13 +127,13 @@ class Embedding(Positioned):
 
 
 def require_ids(ids: Tensor) -> None:
-    """UsageError for ids of another shape than (B, T)."""
+    """Raise UsageError if the shape of the ids is not (B, T)."""
     if ids.dim() != 2:
         raise UsageError(f"ids of shape {tuple(ids.shape)}", "(B, T)", "use ids[None] for one sequence")
 
 
 def require_mask(attention_mask: Tensor, ids: Tensor, seen: int = 0) -> None:
-    """UsageError for a mask of another shape than (B, S), or a row without a token where that can be seen."""
+    """Raise UsageError if a mask's shape is not (B, S), or, if it has values, a row is without a token."""
     expected = (ids.shape[0], seen + ids.shape[1])
     if tuple(attention_mask.shape) != expected:
         one_each = "one entry for each id" + (", those in the cache first" if seen else "")
@@ -152,7 +152,7 @@ def require_mask(attention_mask: Tensor, ids: Tensor, seen: int = 0) -> None:
 
 
 def require_left_padding(attention_mask: Tensor) -> None:
-    """UsageError for a prompt that ends in padding: the next token would follow on that."""
+    """Raise UsageError if a prompt ends in padding, after which the next token would be generated."""
     if _has_values(attention_mask) and not attention_mask[:, -1].all():
         raise UsageError(
             "prompts padded on the right", "attention_mask that ends in 1", "pad them on the left"

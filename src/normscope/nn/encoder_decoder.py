@@ -1,4 +1,4 @@
-"""`EncoderDecoder`: one stack reads, another writes.
+"""`EncoderDecoder`: an encoder, and a decoder that attends to its output.
 
 Shapes: B batch, S tokens read, T tokens written, D width, V vocabulary.
 """
@@ -21,20 +21,20 @@ from normscope.nn.sphere import WholeModel
 from normscope.nn.stack import Stack
 
 START = 0
-"""The id that the decoder starts from, as T5's padding does."""
+"""The id that the decoder starts from: 0, as in T5."""
 
 
 class EncoderDecoder(WholeModel):
     """An encoder of `config.encoder_depth` blocks and a decoder of `config.depth` that attends to its output.
 
-    Both look their tokens up in one table (Vaswani et al. 2017, arXiv:1706.03762, §3.4), which with
-    `config.tie` is the head's too; learnt positions are each stack's own.
+    Both share one token table (Vaswani et al. 2017, arXiv:1706.03762, §3.4), which with `config.tie` is also
+    the head's. Each stack has its own learnt positions.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         depth, encoder_depth = config.num_blocks, config.encoder_depth or config.num_blocks
-        given = config.depth is not None  # else a scheme whose numbers depend on the depths refuses
+        given = config.depth is not None  # else schemes that depend on the depths raise an error
 
         def stack(half: Literal["encoder", "decoder"], own: int, other: int) -> Stack:
             place: dict[str, Any] = {"stack": half, "other_depth": other, "base_depth": config.base_depth}
@@ -61,19 +61,19 @@ class EncoderDecoder(WholeModel):
         """Logits for each token of the decoder, and with labels the loss.
 
         Args:
-            ids: (B, S) int64, what the encoder reads.
-            labels: (B, T), what the decoder should say; −100 where it does not count.
-            decoder_ids: (B, T), what the decoder has said; by default the labels one place later, after the
-                id `START`.
-            attention_mask, decoder_attention_mask: (B, S) and (B, T), zero where a token is padding.
+            ids: (B, S) int64, input of the encoder.
+            labels: (B, T), targets of the decoder; −100 at positions that do not count.
+            decoder_ids: (B, T), input of the decoder; by default the labels shifted by one, after the id
+                `START`.
+            attention_mask, decoder_attention_mask: (B, S) and (B, T), zero at padding.
 
         Raises:
-            UsageError: neither labels nor decoder_ids; otherwise as for `Decoder`.
+            UsageError: neither labels nor decoder_ids are given; otherwise as for `Decoder`.
         """
         if decoder_ids is None:
             if labels is None:
                 raise UsageError(
-                    "an encoder-decoder with ids alone", "labels or decoder_ids", "say what the decoder reads"
+                    "an encoder-decoder with ids alone", "labels or decoder_ids", "give one of them"
                 )
             decoder_ids = shifted(labels)
         memory_BSD = self.encode(ids, attention_mask)
@@ -81,7 +81,7 @@ class EncoderDecoder(WholeModel):
         return with_loss(logits_BTV, labels)
 
     def encode(self, ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """(B, S) ids → (B, S, D), what the decoder attends to."""
+        """(B, S) ids → the memory (B, S, D) that the decoder attends to."""
         context, position_BS = self.embedding.context(ids, attention_mask)
         return self.encoder.run(self.embedding(ids, position_BS), context)
 
@@ -96,7 +96,7 @@ class EncoderDecoder(WholeModel):
         """(B, T) ids → logits (B, T, V).
 
         Args:
-            memory_BSD: of `encode`; `attention_mask` is its.
+            memory_BSD: output of `encode`, with its `attention_mask`.
             cache: keys and values of earlier tokens and of the memory.
         """
         context, position_BT = self.decoder_embedding.context(decoder_ids, decoder_attention_mask, cache)
@@ -125,11 +125,12 @@ class EncoderDecoder(WholeModel):
         Args:
             ids: (B, S), padded on either side.
             temperature, top_k, generator: as for `Decoder.generate`.
-            attention_mask: (B, S), zero where `ids` are padding.
+            attention_mask: (B, S), zero at padding.
             decoder_ids: (B, T), ids that the decoder continues instead of `START`.
 
         Raises:
-            UsageError: more tokens than learnt positions, a mask of another shape, a row without a token.
+            UsageError: there are more tokens than learnt positions, or the mask has another shape or a row
+                without a token.
         """
         if decoder_ids is None:
             decoder_ids = ids.new_full((ids.shape[0], 1), START)
@@ -149,7 +150,7 @@ class EncoderDecoder(WholeModel):
 
 
 def shifted(labels_BT: Tensor) -> Tensor:
-    """The labels one place later, `START` first and where a label does not count."""
+    """The labels shifted by one, with `START` first and at labels that do not count."""
     ids_BT = labels_BT.roll(1, dims=1)
     ids_BT[:, 0] = START
     return ids_BT.clamp(min=START)

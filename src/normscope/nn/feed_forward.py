@@ -17,18 +17,18 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {"gelu": F.gelu, "gelu-tanh": partial(F.gelu, approximate="tanh"), "relu": F.relu, "silu": F.silu}
 )
 GATED: Mapping[str, str] = MappingProxyType({"swiglu": "silu", "geglu": "gelu", "geglu-tanh": "gelu-tanh"})
-"""Gated feed-forward → the activation of its gate (Shazeer 2020, arXiv:2002.05202)."""
+"""Name of a gated feed-forward → activation of its gate (Shazeer 2020, arXiv:2002.05202)."""
 
 
 class FeedForward(nn.Module):
-    """down(σ(up(x))), or gated down(σ(gate(x)) ⊙ up(x)), on each token by itself.
+    """down(σ(up(x))), or gated down(σ(gate(x)) ⊙ up(x)), on each token.
 
     Args:
         width: D.
         hidden: F.
         activation: a name of `ACTIVATIONS` or `GATED`.
-        gained: whether each hidden unit, and each of its gate, has a learnt gain, times √D (nGPT).
-        inner_norm: a norm before `down`, None for none.
+        gained: whether each unit of `up` and of `gate` has a learnt gain, times √D (nGPT).
+        inner_norm: norm before `down`; None for none.
         linear: a name of `LINEARS`.
     """
 
@@ -66,5 +66,5 @@ class FeedForward(nn.Module):
 
 
 def default_hidden(width: int, activation: str) -> int:
-    """4·width; two thirds of that, rounded up to a multiple of 8, where a gate adds a third matrix."""
+    """4·width; with a gate, which adds a third matrix, two thirds of that, rounded up to a multiple of 8."""
     return -(-8 * width // 24) * 8 if activation in GATED else 4 * width

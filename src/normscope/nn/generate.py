@@ -1,4 +1,4 @@
-"""Writing on, token by token.
+"""Generation, token by token.
 
 Shapes: B batch, T tokens of the prompt, V vocabulary.
 """
@@ -13,7 +13,7 @@ from normscope.errors import UsageError
 from normscope.nn.tensors import wide
 
 Step = Callable[[Tensor], Tensor]
-"""The tokens not seen yet (B, any) → logits (B, any, V) of each of them."""
+"""Function that maps new tokens (B, any) to the logits (B, any, V) after each."""
 
 
 @torch.no_grad()
@@ -26,7 +26,7 @@ def write_on(
     top_k: int | None,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """(B, T) → (B, T + max_new_tokens): `ids` and what follows them."""
+    """Continue `ids`: (B, T) → (B, T + max_new_tokens)."""
     _require_choice(ids, max_new_tokens, temperature, top_k)
     unseen = ids
     for _ in range(max_new_tokens):
@@ -38,7 +38,7 @@ def write_on(
 def choose(
     logits_BV: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None
 ) -> Tensor:
-    """(B, 1): the likeliest id at temperature 0, else a draw from softmax(logits/temperature)."""
+    """Ids (B, 1): the likeliest at temperature 0, else draws from softmax(logits/temperature)."""
     if temperature == 0:
         return logits_BV.argmax(dim=-1, keepdim=True)
     if top_k is not None and top_k < logits_BV.shape[-1]:
@@ -49,7 +49,7 @@ def choose(
 
 @contextlib.contextmanager
 def resting(model: nn.Module) -> Iterator[None]:
-    """Eval mode inside; afterwards each submodule in the mode it was in."""
+    """Put the model into eval mode in the block; restore each submodule's mode after it."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -62,7 +62,7 @@ def resting(model: nn.Module) -> Iterator[None]:
 def _require_choice(ids: Tensor, max_new_tokens: int, temperature: float, top_k: int | None) -> None:
     if ids.dim() != 2 or ids.shape[1] == 0:
         raise UsageError(
-            f"a prompt of shape {tuple(ids.shape)}", "(B, T) with at least one token", "give it a start"
+            f"a prompt of shape {tuple(ids.shape)}", "(B, T) with at least one token", "give a first token"
         )
     if max_new_tokens < 0:
         raise UsageError(f"max_new_tokens={max_new_tokens}", "a whole number from 0", "change it")

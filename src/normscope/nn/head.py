@@ -16,11 +16,11 @@ from normscope.nn.linear import Gain
 from normscope.nn.schemes import scheme_named
 
 SMOOTHING = 1.0
-"""Added to each count, so that an id which the text lacks keeps a probability."""
+"""Added to each count, so that ids that do not occur keep a probability."""
 
 
 class Head(nn.Linear):
-    """W x (+ b), soft-capped where `config.output_softcap` says so.
+    """W x (+ b), with the soft cap `config.output_softcap`.
 
     μP divides W x by width/base_width (Yang et al. 2022, arXiv:2203.03466); nGPT has a learnt scale s_z for
     each logit, from 1 (Loshchilov et al. 2024, arXiv:2410.01131).
@@ -28,7 +28,7 @@ class Head(nn.Linear):
     Args:
         config: width, bias and soft cap.
         num_outputs: V.
-        tied: the embedding whose weights W is; None for weights of its own.
+        tied: embedding that shares W; None for a separate W.
     """
 
     def __init__(self, config: ModelConfig, num_outputs: int, tied: nn.Embedding | None = None) -> None:
@@ -52,18 +52,19 @@ class Head(nn.Linear):
 
 @torch.no_grad()
 def set_output_bias(model: nn.Module, counts: Tensor | Sequence[float]) -> None:
-    """Set the bias of the head to log((counts + 1)/Σ(counts + 1)); makes the bias where there is none.
+    """Set the bias of the head to log((counts + 1)/Σ(counts + 1)); add a bias if there is none.
 
-    The first loss is then the text's unigram entropy: a model learns these frequencies first, and this saves
-    it those steps (Karpathy 2019, "A recipe for training neural networks"). Under a soft cap c the bias is
-    c·artanh(log f/c), which comes out as log f.
+    The initial loss is then the text's unigram entropy, which saves the steps in which a model learns these
+    frequencies (Karpathy 2019, "A recipe for training neural networks"). Under a soft cap c the bias is
+    c·artanh(log f/c), so that the capped logits are log f.
 
     Args:
-        model: of ours, with a head.
-        counts: (V,), how often each id occurs.
+        model: a normscope model with a head.
+        counts: (V,), number of occurrences of each id.
 
     Raises:
-        UsageError: no head, counts of another shape or negative, a soft cap below the spread of the logs.
+        UsageError: the model has no head, the counts have another shape or are negative, or the soft cap is
+            below the spread of the log frequencies.
     """
     head = next((module for module in model.modules() if isinstance(module, Head)), None)
     if head is None:
@@ -78,7 +79,7 @@ def set_output_bias(model: nn.Module, counts: Tensor | Sequence[float]) -> None:
         head.bias.copy_(bias_V)
     config = getattr(model, "config", None)
     if isinstance(config, ModelConfig):
-        # The bias is a weight from here on: a model loaded from its files needs no counts.
+        # From now on the bias is a weight: a model loaded from its files needs no counts.
         model.config = dataclasses.replace(config, output_bias=True)  # type: ignore[assignment]
 
 

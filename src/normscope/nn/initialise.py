@@ -1,4 +1,4 @@
-"""Starting weights of the branches and of what stands outside the blocks."""
+"""Initial weights of the branches, and of the modules outside the blocks."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -26,17 +26,18 @@ def initialise_block(
     weights: str | None = None,
     hidden_scale: float = 1.0,
 ) -> None:
-    """Draw the maps of each branch from the global generator, times the gains of its place; what norms and
-    joins hold stays as it is, except for the γ that the initialisation names.
+    """Draw the maps of each branch from the global generator, and multiply them by the gains of its place.
+
+    Parameters of norms and joins are not changed, except for the γ that the initialisation names.
 
     Args:
         sublayers: each branch with its residual.
-        places: where each is.
-        weights: a name of `WEIGHTS` other than the initialisation's; its gains belong to the scheme and stay.
-        hidden_scale: one more factor on all maps, μP's.
+        places: place of each branch.
+        weights: a name of `WEIGHTS` that replaces the initialisation's; the scheme's gains still apply.
+        hidden_scale: another factor on all maps, from μP.
 
     Raises:
-        UsageError: branches that shall start as zero where their maps are divided by their σ.
+        UsageError: a branch is to start at zero, but its maps are divided by their σ (σReparam).
     """
     draw, gains = _way(initialisation, weights)
     for kind, (branch, residual) in sublayers.items():
@@ -59,16 +60,16 @@ def initialise_block(
 def initialise_ends(
     model: nn.Module, first: Where, initialisation: Initialisation, weights: str | None = None
 ) -> None:
-    """Draw what `model` holds outside its blocks: embeddings, patches, head.
+    """Draw the weights of `model` outside its blocks: embeddings, patches, head.
 
     Args:
-        model: holds its blocks in modules called `blocks`.
-        first: the first stack's place, which decides for embeddings that two stacks share.
+        model: a model with its blocks in modules called `blocks`.
+        first: place of the first stack, which determines embeddings that two stacks share.
         weights: as for `initialise_block`.
     """
     draw, _ = _way(initialisation, weights)
     gain = initialisation.embedding(first.starting)
-    # A tied head keeps what the embedding draws.
+    # A tied head keeps the embedding's weights.
     tied = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     for name, module in model.named_modules():
         if "blocks" in name.split("."):
@@ -117,7 +118,7 @@ def _multiply(linear: nn.Linear, factor: float) -> None:
         return
     if isinstance(linear, SigmaLinear):
         raise UsageError(
-            "σReparam with branches that start as zero",
+            "σReparam with branches that start at zero",
             "weights with a σ(W) over 0",
             "choose another init or scheme",
         )
@@ -126,7 +127,7 @@ def _multiply(linear: nn.Linear, factor: float) -> None:
 
 
 def _fill_norms(residual: Residual, values: Mapping[Slot, float]) -> None:
-    """γ of the slots that the initialisation names."""
+    """Set γ of the slots that the initialisation names."""
     for slot, value in values.items():
         norm = residual.norms[slot.value] if slot in residual.norms else None
         weight = getattr(norm, "weight", None)

@@ -1,9 +1,9 @@
 """Joins of a branch with the stream.
 
-`Join` is the type; `Scaled`, the plain sum, is here, the modules of the others beside their schemes.
+`Join` is the base class. `Scaled`, the plain sum, is here; the other joins are next to their schemes.
 
-Shapes: B batch, T tokens, D width. A State is what travels between sublayers: the stream (B, T, D), or, where
-a scheme keeps several, a tuple of such or one tensor (B, T, streams, D).
+Shapes: B batch, T tokens, D width. A State is passed from sublayer to sublayer: the stream (B, T, D), or, for
+schemes with several streams, a tuple of them or one tensor (B, T, streams, D).
 """
 
 from abc import ABC, abstractmethod
@@ -18,14 +18,14 @@ from normscope.nn.placement import Rule, Where, one, zero
 
 State = Tensor | tuple[Tensor, ...]
 Update = Callable[[Tensor], Tensor]
-"""The branch with its own norms, F of the formulas: (B, T, D) → (B, T, D)."""
+"""The branch with its own norms, F in the formulas: (B, T, D) → (B, T, D)."""
 Norm = Callable[[Tensor], Tensor]
-"""The norm on the stream, the identity where the placement has none."""
+"""The norm on the stream; the identity if the placement has none."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """Data that a join may need to build its module: its place, D, and how norms are made."""
+    """Inputs for building a join's module: its place, D, and a maker of norms."""
 
     where: Where
     width: int
@@ -33,10 +33,10 @@ class Site:
 
 
 class Join(ABC):
-    """Join of a branch with the stream, as data; `build` makes the module.
+    """Description of how a branch joins the stream; `build` makes the module.
 
     A join with several streams also defines how the embedding becomes the first state (`enter`) and how the
-    last state becomes what the head reads (`leave`).
+    last state becomes the input of the head (`leave`).
     """
 
     kind: str
@@ -44,20 +44,20 @@ class Join(ABC):
 
     @abstractmethod
     def build(self, site: Site) -> nn.Module:
-        """A module whose `forward(state, update, norm)` gives the next state."""
+        """Make a module whose `forward(state, update, norm)` returns the next state."""
 
     def enter(self, x_BTD: Tensor, entry_norm: Norm) -> State:
-        """The first state of a stack, from what the embedding gives."""
+        """The first state of a stack, from the embedding's output."""
         return entry_norm(x_BTD)
 
     def leave(self, state: State, final_norm: Norm) -> Tensor:
-        """(B, T, D) of the last state, through the final norm."""
+        """The last state after the final norm, (B, T, D)."""
         return final_norm(one_stream(state))
 
 
 @dataclass(frozen=True)
 class Built(Join):
-    """A join of one stream, whose module `make(site)` gives."""
+    """A join of one stream, whose module is `make(site)`."""
 
     kind: str
     make: Callable[[Site], nn.Module]
@@ -69,10 +69,10 @@ class Built(Join):
 
 @dataclass(frozen=True)
 class TwoStreams(Built):
-    """A join of two streams (B, T, D), which both start at the embedding; the head reads x + N(y).
+    """A join of two streams x and y (B, T, D), which both start at the embedding; the head reads x + N(y).
 
     Attributes:
-        normed: whether the entry norm is on the second one too.
+        normed: whether the entry norm also applies to y.
     """
 
     normed: bool
@@ -90,11 +90,11 @@ class TwoStreams(Built):
 
 @dataclass(frozen=True)
 class Copies(Join):
-    """A join of n streams in one state (B, T, n, D), at first n copies of the embedding.
+    """A join of n streams in one state (B, T, n, D), which starts as n copies of the embedding.
 
     Attributes:
-        make: maker of the module, from its site and n.
-        mean: whether the head reads the mean of the streams, not their sum.
+        make: maker of the module, called with its site and n.
+        mean: whether the head reads the mean of the streams instead of their sum.
         num_streams: n.
     """
 
@@ -118,7 +118,7 @@ class Copies(Join):
 
 
 def one_stream(state: State) -> Tensor:
-    """The stream of a state that has only one; a TypeError tells that a join forgot its `leave`."""
+    """The stream of a state that has only one; TypeError if a join with several lacks its `leave`."""
     if not isinstance(state, Tensor):
         raise TypeError(f"one stream expected, got {len(state)}")
     return state
@@ -128,7 +128,7 @@ def two_streams(state: State) -> tuple[Tensor, Tensor]:
     """Both streams of a state that has two.
 
     Raises:
-        UsageError: a single tensor, which a batch of two would unpack into its sequences.
+        UsageError: the state is a single tensor; with a batch of two it would unpack into sequences.
     """
     if isinstance(state, Tensor):
         raise _not_entered(state)
@@ -146,8 +146,8 @@ def streams_in_one(state: State, num_streams: int) -> Tensor:
 
 def _not_entered(state: Tensor) -> UsageError:
     return UsageError(
-        f"a stream of shape {tuple(state.shape)} for a scheme whose state is more than that",
-        "the state of the sublayer before, at first scheme.join.enter(x, entry_norm)",
+        f"a stream of shape {tuple(state.shape)} for a scheme with several streams",
+        "the state that the sublayer before returned, at first scheme.join.enter(x, entry_norm)",
         "end with scheme.join.leave(state, final_norm)",
     )
 
@@ -165,13 +165,13 @@ class Scaled(Join):
 
     @property
     def kind(self) -> str:  # type: ignore[override]  # read-only here: it follows from the rules
-        """ "add" where neither side is scaled, "none" where the stream does not come through."""
+        """ "add" if neither side is scaled, "none" if the stream is dropped, else "scaled"."""
         if self.stream_scale is zero:
             return "none"
         return "add" if self.stream_scale is one and self.branch_scale is one else "scaled"
 
     def build(self, site: Site) -> nn.Module:
-        """The module, with its two numbers settled."""
+        """The module, with both scales computed for its place."""
         return WeightedSum(self.stream_scale(site.where), self.branch_scale(site.where))
 
 
@@ -194,5 +194,5 @@ class WeightedSum(nn.Module):
 
 
 def scaled(x: Tensor, scale: float) -> Tensor:
-    """scale·x, without the multiplication by 1."""
+    """scale·x; x itself if `scale` is 1."""
     return x if scale == 1 else scale * x

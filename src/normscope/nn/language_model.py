@@ -1,6 +1,6 @@
 """`Decoder` and `Encoder`: one stack from ids to logits.
 
-Shapes: B batch, T tokens, S tokens with those in the cache, V vocabulary.
+Shapes: B batch, T tokens, S tokens including those in the cache, V vocabulary.
 """
 
 import dataclasses
@@ -43,14 +43,14 @@ class LanguageModel(Stack, WholeModel):
 
         Args:
             ids: (B, T) int64.
-            labels: (B, T), what each position should say; −100 where it does not count. A decoder's are the
-                next ids: unlike Hugging Face's, they are not shifted in here.
-            attention_mask: (B, S), zero where a token is padding; positions count the real tokens.
-            cache: keys and values of the S − T earlier tokens, which `ids` go on from.
+            labels: (B, T), target of each position; −100 at positions that do not count. A decoder's labels
+                are the next ids: unlike Hugging Face's, they are not shifted here.
+            attention_mask: (B, S), zero at padding; positions count the real tokens.
+            cache: keys and values of the S − T earlier tokens, which `ids` continue.
 
         Raises:
-            UsageError: more tokens than learnt positions, a mask or labels of another shape, a row without a
-                token.
+            UsageError: there are more tokens than learnt positions, a mask or labels have another shape, or a
+                row has no token.
         """
         context, position_BT = self.embedding.context(ids, attention_mask, cache)
         logits_BTV = self.head(self.run(self.embedding(ids, position_BT), context))
@@ -74,19 +74,21 @@ class Decoder(LanguageModel):
         generator: torch.Generator | None = None,
         attention_mask: Tensor | None = None,
     ) -> Tensor:
-        """`ids` with `max_new_tokens` more at their end, (B, T + max_new_tokens).
+        """Continue `ids` by `max_new_tokens` tokens: (B, T + max_new_tokens).
 
         Runs in eval mode, without gradients, with a cache of keys and values.
 
         Args:
-            ids: (B, T), the prompts; shorter ones padded on the left.
-            temperature: of the draws; 0 takes the likeliest token.
-            top_k: draw from the k likeliest alone.
-            generator: of the draws; the global one by default.
-            attention_mask: (B, T), zero where a prompt is padding.
+            ids: (B, T), the prompts; shorter ones are padded on the left.
+            max_new_tokens: number of tokens to generate.
+            temperature: temperature of the draws; 0 takes the likeliest token.
+            top_k: number of likeliest tokens to draw from; None draws from all.
+            generator: random generator of the draws; the global one by default.
+            attention_mask: (B, T), zero at padding.
 
         Raises:
-            UsageError: more tokens than learnt positions, an empty prompt, padding on the right.
+            UsageError: there are more tokens than learnt positions, a prompt is empty, or padding is on the
+                right.
         """
         require_ids(ids)
         self.embedding.require_room(ids.shape[1] + max_new_tokens)
@@ -108,6 +110,6 @@ class Decoder(LanguageModel):
 
 
 class Encoder(LanguageModel):
-    """Masked language model: every token sees every other, labels are the ids under the masks."""
+    """Masked language model: every token sees all others; labels are the masked ids."""
 
     causal = False

@@ -12,15 +12,15 @@ from normscope.nn.tensors import unit, wide
 
 
 class Gain(nn.Module):
-    """A learnt tensor that starts at `start` and is held as `held`: its value is weight·start/held.
+    """A learnt tensor with the value weight·start/held; the weight starts at `held`.
 
     Adam moves each weight by about the learning rate; with a small `held` that is a large part of the value
-    (nGPT, Loshchilov et al. 2024, arXiv:2410.01131, §2.5, holds its gains at 1/√D).
+    (nGPT, Loshchilov et al. 2024, arXiv:2410.01131, §2.5, has held = 1/√D).
 
     Args:
-        shape: of the gain.
-        start: its value at the start.
-        held: what the weight is at the start.
+        shape: shape of the gain.
+        start: initial value of the gain.
+        held: initial value of the weight.
     """
 
     def __init__(self, shape: tuple[int, ...], *, start: float, held: float) -> None:
@@ -36,8 +36,8 @@ class Gain(nn.Module):
 class SigmaLinear(nn.Linear):
     """x Ŵᵀ + b, Ŵ = (γ/σ(W)) W, γ one learnt number from 1 (Zhai et al. 2023, arXiv:2303.06296).
 
-    σ(W) = uᵀ W v with the top singular vectors u (out) and v (in) held in buffers, through which no gradient
-    flows; they start exact (`settle`), and each forward in train mode takes one step of power iteration.
+    σ(W) = uᵀ W v, with the top singular vectors u (out) and v (in) in buffers, through which no gradient
+    flows. They start exact (`settle`); each forward in train mode makes one step of power iteration.
     """
 
     def __init__(self, in_features: int, out_features: int, **options: Any) -> None:
@@ -54,13 +54,13 @@ class SigmaLinear(nn.Linear):
         if self.training:
             self._step()
         weight = wide(self.weight)
-        # Copies: the next forward moves the buffers on, and the backward of this one needs what it read.
+        # Copies: the next forward changes the buffers, but this one's backward needs their current values.
         sigma = wide(self.u.clone()) @ weight @ wide(self.v.clone())
         return F.linear(x, (wide(self.gain) / sigma * weight).to(x.dtype), self.bias)
 
     @torch.no_grad()
     def settle(self) -> None:
-        """Find u and v exactly: for weights that were drawn or changed otherwise than by training."""
+        """Compute u and v exactly, for weights that were drawn or changed other than by training."""
         weight = wide(self.weight)
         # The smaller Gram matrix is several times cheaper than an SVD.
         if self.in_features <= self.out_features:

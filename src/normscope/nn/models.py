@@ -1,4 +1,4 @@
-"""The models by name, and `build`."""
+"""The models by name, and `build`, which makes one."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -25,14 +25,14 @@ _OF_TEXT = ("vocab", "context", "tie")
 
 
 def build(name: str, *, counts: Tensor | Sequence[float] | None = None, **options: object) -> Model:
-    """The model `name` of `MODELS` with options of `ModelConfig`.
+    """Build the model `name` of `MODELS` with options of `ModelConfig`.
 
     Args:
-        counts: (V,), how often each id occurs in a text, for `output_bias="unigram"`.
+        counts: (V,), number of occurrences of each id in a text, for `output_bias="unigram"`.
 
     Raises:
-        UsageError: an unknown name, an option that this model does not have, a value that it cannot have;
-            counts without the output bias that needs them, or that without counts.
+        UsageError: the name, an option or a value is invalid, or only one of counts and
+            `output_bias="unigram"` is given.
     """
     config = config_of(name, **options)
     if (config.output_bias == "unigram") != (counts is not None):
@@ -65,7 +65,7 @@ def config_of(name: str, **options: object) -> ModelConfig:
 
 
 def options_of(name: str) -> list[str]:
-    """The fields of `ModelConfig` that mean something to the model `name`."""
+    """The fields of `ModelConfig` that the model `name` uses."""
     foreign = {*(_OF_TEXT if name == "vision" else _OF_IMAGES)}
     if name != "encoder-decoder":
         foreign.add("encoder_depth")

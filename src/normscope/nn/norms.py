@@ -1,8 +1,7 @@
-"""The norms a slot can hold; `token_norms.py` has those whose statistics run over tokens.
+"""Norms for the slots of a scheme; `token_norms.py` has the norms with statistics over tokens.
 
-Each maps (…, D) to (…, D) and is called as `norm(x_BTD, real_BT=None)`: `real_BT` says which tokens are not
-padding, for the norms whose statistics run over tokens. Statistics are taken in float32 where the input is in
-half precision.
+Each norm maps (…, D) to (…, D) and is called as `norm(x_BTD, real_BT=None)`. `real_BT` is False at padding;
+only norms with statistics over tokens use it. Inputs in half precision get statistics in float32.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,14 +35,14 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, x: Tensor, real_BT: Tensor | None = None) -> Tensor:
         if x.dtype == self.weight.dtype:
             return super().forward(x)
-        return super().forward(x.to(self.weight.dtype)).to(x.dtype)  # autocast: x alone is in half precision
+        return super().forward(x.to(self.weight.dtype)).to(x.dtype)  # autocast: only x is in half precision
 
 
 class RMSNormPlusOne(nn.Module):
     """(1 + γ) x/√(mean x² + ε), γ from 0, so that weight decay pulls the gain to 1 (Gemma)."""
 
     base = 1.0
-    """The gain where the weight is 0."""
+    """The gain at weight 0."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -51,7 +50,7 @@ class RMSNormPlusOne(nn.Module):
         self.weight = nn.Parameter(torch.zeros(width))
 
     def forward(self, x: Tensor, real_BT: Tensor | None = None) -> Tensor:
-        # 1 + γ in half precision would lose a small γ.
+        # In half precision 1 + γ would lose a small γ.
         x_wide, gain = wide(x), self.base + wide(self.weight)
         return nn.functional.rms_norm(x_wide, self.weight.shape, gain, self.eps).to(x.dtype)
 
@@ -69,7 +68,7 @@ class ScaleNorm(nn.Module):
 
 
 class UnitNorm(nn.Module):
-    """x/‖x‖, nothing learnt (nGPT, Loshchilov et al. 2024, arXiv:2410.01131); zero stays zero."""
+    """x/‖x‖ without parameters (nGPT, Loshchilov et al. 2024, arXiv:2410.01131); zero stays zero."""
 
     def forward(self, x: Tensor, real_BT: Tensor | None = None) -> Tensor:
         return unit(wide(x)).to(x.dtype)
@@ -119,13 +118,13 @@ NORMS: Mapping[str, Callable[[int, float], nn.Module]] = MappingProxyType(
 """Kind → maker of (width, eps)."""
 
 OVER_TOKENS = frozenset({"batchnorm", "groupnorm"})
-"""Kinds whose statistics run over tokens: a slot can hold them, the inside of a branch or a join cannot."""
+"""Kinds with statistics over tokens: a slot can hold them; the inside of a branch or a join cannot."""
 LEAKING = frozenset({"groupnorm"})
-"""Kinds by which a token sees later ones even in eval mode."""
+"""Kinds whose statistics include later tokens, even in eval mode."""
 
 
 def norm_named(kind: str) -> Callable[[int, float], nn.Module]:
-    """The maker of norms of a kind; UsageError with the nearest kind where there is none."""
+    """The maker of norms of a kind; UsageError with the nearest kind if it is unknown."""
     if kind not in NORMS:
         known = ", ".join(NORMS)
         raise UsageError(f'norm="{kind}"', f"one of {known}", suggest(kind, NORMS, "choose one of these"))

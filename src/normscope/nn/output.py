@@ -23,7 +23,7 @@ class Output(NamedTuple):
 
 
 def with_loss(logits: Tensor, labels: Tensor | None) -> Output:
-    """The output; UsageError for labels of another shape than the logits'."""
+    """The output with its loss; UsageError if labels and logits have different shapes."""
     if labels is None:
         return Output(logits, None)
     if labels.shape != logits.shape[:-1]:
@@ -36,5 +36,5 @@ def with_loss(logits: Tensor, labels: Tensor | None) -> Output:
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean over the labelled positions, in nats, NaN where there is none; in float32 at least."""
+    """Mean over the labelled positions in nats, at least in float32; NaN if no position has a label."""
     return F.cross_entropy(wide(logits).flatten(0, -2), labels.flatten(), ignore_index=IGNORED)

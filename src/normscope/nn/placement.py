@@ -1,4 +1,4 @@
-"""Slots that a norm may take, and places of sublayers in a model: the vocabulary of schemes."""
+"""Slots for norms, and places of sublayers in a model."""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from normscope.errors import UsageError
 
 
 class Slot(StrEnum):
-    """A place for a norm: after the embedding, before a branch, after it, after the add, at the end."""
+    """Position of a norm: after the embedding, before a branch, after it, after the add, or at the end."""
 
     ENTRY = "entry"
     BRANCH_IN = "branch_in"
@@ -20,7 +20,7 @@ class Slot(StrEnum):
 
 
 class NeedsDepth(Exception):
-    """A rule asks for the depth where none was given."""
+    """A rule needs the depth, but none was given."""
 
 
 Kind = Literal["attention", "cross-attention", "feed-forward"]
@@ -28,18 +28,18 @@ Kind = Literal["attention", "cross-attention", "feed-forward"]
 
 @dataclass(frozen=True)
 class Where:
-    """A sublayer's place in its model; counted from 1, as in the papers.
+    """Place of a sublayer in its model; counted from 1, as in the papers.
 
     Attributes:
         block: 1 … num_blocks.
-        depth: number of blocks of the stack; None for a block on its own.
-        kind: what the branch does.
-        index: of the branch in its block, 0 first.
-        per_block: branches a block.
-        stack: "single", or which half of an encoder–decoder.
+        depth: number of blocks of the stack; None for a single block.
+        kind: kind of the branch.
+        index: index of the branch in its block, from 0.
+        per_block: branches per block.
+        stack: "single", or the half of an encoder–decoder.
         other_depth: number of blocks of the other half.
-        base_depth: the depth whose learning rate is kept, for depth-μP.
-        default_depth: the depth that starting weights go by where none was said.
+        base_depth: depth at which the learning rate was tuned, for depth-μP.
+        default_depth: depth for the initial weights if none is given.
     """
 
     block: int
@@ -60,21 +60,21 @@ class Where:
 
     @property
     def num_blocks(self) -> int:
-        """L. NeedsDepth for a block on its own: a scheme's number would be a guess."""
+        """L; NeedsDepth for a single block, whose L is unknown."""
         if self.depth is None:
             raise NeedsDepth
         return self.depth
 
     @property
     def num_other_blocks(self) -> int:
-        """L of the other half of an encoder–decoder. NeedsDepth where it was not given."""
+        """L of the other half of an encoder–decoder; NeedsDepth if it was not given."""
         if self.other_depth is None:
             raise NeedsDepth
         return self.other_depth
 
     @property
     def starting(self) -> "Where":
-        """The place as the starting weights see it."""
+        """The place with the default depth, for the initial weights."""
         return dataclasses.replace(self, depth=self.default_depth if self.depth is None else self.depth)
 
     @property
@@ -93,12 +93,12 @@ Rule = Callable[[Where], float]
 
 
 def one(where: Where) -> float:
-    """The rule that scales nothing."""
+    """The rule with factor 1."""
     return 1.0
 
 
 def zero(where: Where) -> float:
-    """The rule that leaves nothing."""
+    """The rule with factor 0."""
     return 0.0
 
 

@@ -1,4 +1,4 @@
-"""Learnt scales of the logits that QK-norms add to the norm.
+"""Learnt scales of the attention logits, by kind of QK-norm.
 
 Shapes: B batch, T queries, S keys, H heads, G groups of keys, K width of a head.
 """
@@ -15,19 +15,19 @@ LOG_MAX = math.log(100)
 
 
 class PlainScale(nn.Module):
-    """Nothing learnt; the logits are multiplied by 1/√K."""
+    """No parameters; the logits are multiplied by 1/√K."""
 
     def __init__(self, head_width: int) -> None:
         super().__init__()
         self.default = head_width**-0.5
 
     def forward(self, q_BHTK: Tensor, k_BGSK: Tensor) -> tuple[Tensor, Tensor]:
-        """q and k as they are."""
+        """q and k, unchanged."""
         return q_BHTK, k_BGSK
 
 
 class Temperature(nn.Module):
-    """exp(min(log τ, ln 100)) of each head on its unit q, τ from 10 (Swin v2, arXiv:2111.09883)."""
+    """exp(min(log τ, ln 100)) times unit q, with one τ per head from 10 (Swin v2, arXiv:2111.09883)."""
 
     default = 1.0
 
@@ -41,7 +41,7 @@ class Temperature(nn.Module):
 
 
 class SphereGain(nn.Module):
-    """s_qk on the features of unit q and k, from 1 (nGPT, arXiv:2410.01131); the logits times √K.
+    """s_qk times the features of unit q and k, from 1 (nGPT, arXiv:2410.01131); the logits are scaled by √K.
 
     Heads that share keys share s_qk.
     """
@@ -53,13 +53,13 @@ class SphereGain(nn.Module):
         self.gain = Gain((kv_heads, 1, head_width), start=1.0, held=width**-0.5)
 
     def forward(self, q_BHTK: Tensor, k_BGSK: Tensor) -> tuple[Tensor, Tensor]:
-        """Both scaled."""
+        """q and k, both scaled."""
         gain_G1K = self.gain()
         return q_BHTK * gain_G1K.repeat_interleave(self.sharing, dim=0), k_BGSK * gain_G1K
 
 
 def logit_scale(kind: QKNorm | None, heads: int, kv_heads: int, head_width: int, width: int) -> nn.Module:
-    """The module for a kind of QK-norm; `default` is what its logits are multiplied by."""
+    """The module for a kind of QK-norm; its `default` is the factor on the logits."""
     if kind == "cosine":
         return Temperature(heads)
     if kind == "unit":

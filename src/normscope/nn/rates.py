@@ -1,4 +1,4 @@
-"""Learning rates that belong to a parametrisation: μP and depth-μP."""
+"""Learning rates of the parametrisations μP and depth-μP."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from normscope.nn.stack import Stack
 def param_groups(
     model: nn.Module, lr: float, *, optimizer: str = "adamw", eps: float = 1e-8, weight_decay: float = 0.0
 ) -> list[dict[str, Any]]:
-    """Parameter groups for an optimiser, each with its rate, ε and weight decay.
+    """Parameter groups for an optimiser, each with its learning rate, ε and weight decay.
 
     With the width multiplier m_N = width/base_width (`init="mup"`, else 1), the depth multiplier
     m_L = depth/base_depth and exponent a (scheme `depth-mup`, else m_L = 1), as in the authors' code
@@ -28,22 +28,25 @@ def param_groups(
     and ε · m_L^-a / m_N for all: the gradients of the blocks' matrices shrink by that.
     Yang et al. 2022 (arXiv:2203.03466), Dey et al. 2025 (arXiv:2505.01618). Others get lr and ε as given.
 
-    Muon's matrices have √m_N in place of m_N: at the update RMS of AdamW, σ_max of an orthogonal update grows
-    as √width, and it is what should stay (Yang et al. 2023, arXiv:2310.17813). SGD's step shrinks with the
-    gradient, which the branches' m_L^-a makes smaller: m_L^(2a−1) in place of m_L^(a−1).
+    Muon's matrices use √m_N instead of m_N: σ_max of the update should not depend on the width (Yang et al.
+    2023, arXiv:2310.17813), but at the update RMS of AdamW σ_max of an orthogonal update grows as √width.
+    SGD's step shrinks with the gradient, to which the branches add a factor m_L^-a, so SGD uses m_L^(2a−1)
+    instead of m_L^(a−1).
 
     Args:
-        model: a model of ours.
-        lr: at base_width and base_depth.
+        model: a normscope model.
+        lr: learning rate at base_width and base_depth.
         optimizer: "adamw", "adam", "sgd", or "muon" for the matrices of the blocks with AdamW for the rest.
 
     Raises:
-        UsageError: not a model of ours; SGD at another width than μP's base.
+        UsageError: it is not a normscope model, or SGD is used at another width than μP's base.
     """
     config = getattr(model, "config", None)
     if not isinstance(config, ModelConfig):
         raise UsageError(
-            f"param_groups of a {type(model).__name__}", "a model of normscope.nn", "set its rates by hand"
+            f"param_groups of a {type(model).__name__}",
+            "a model of normscope.nn",
+            "set its learning rates yourself",
         )
     m_width, sgd = config.width_multiplier, optimizer == "sgd"
     if sgd and m_width != 1:
@@ -72,7 +75,7 @@ def param_groups(
 
 
 def has_own_rates(model: nn.Module) -> bool:
-    """True for a model of ours in a parametrisation with learning rates of its own: μP or depth-μP."""
+    """True for a normscope model in μP or depth-μP, which set learning rates."""
     config = getattr(model, "config", None)
     if not isinstance(config, ModelConfig):
         return False
@@ -80,7 +83,7 @@ def has_own_rates(model: nn.Module) -> bool:
 
 
 def block_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """Weights of the linear maps in the blocks of our models: both of their ends grow with the width."""
+    """Weights of the linear maps in the blocks, whose two dimensions both grow with the width."""
     maps = (m for block in _blocks(model) for m in block.modules() if isinstance(m, nn.Linear))
     return list({id(m.weight): m.get_parameter("weight") for m in maps}.values())
 

@@ -18,13 +18,13 @@ from normscope.nn.schemes import scheme_named
 class Residual(nn.Module):
     """Residual connection of one branch with the stream: `state = residual(state, branch)`.
 
-    Works around any branch, a user's own too: `branch` maps (B, T, D) to (B, T, D).
+    It takes any branch that maps (B, T, D) to (B, T, D), also a user's own.
 
     Args:
-        scheme: the scheme to build, or its name.
+        scheme: the scheme or its name.
         where: the sublayer's place, for numbers that depend on it.
         width: D.
-        norm: a name of `NORMS`; the scheme's own, else LayerNorm, by default.
+        norm: a name of `NORMS`; by default the scheme's own, else LayerNorm.
         eps: ε of the norms.
         dropout: dropout rate of the branch's output.
     """
@@ -56,11 +56,10 @@ class Residual(nn.Module):
         """The next state.
 
         Args:
-            state: the stream (B, T, D); where the scheme keeps several, what the sublayer before gave, at
-                first `scheme.join.enter(x, entry_norm)`; `scheme.join.leave(state, final_norm)` makes one
-                of them again.
+            state: the stream (B, T, D). With several streams, the state that the sublayer before returned, at
+                first `scheme.join.enter(x, entry_norm)`; `scheme.join.leave(state, final_norm)` merges them.
             branch: the sublayer without its norms.
-            real_BT: which tokens are not padding, for norms whose statistics run over tokens.
+            real_BT: False at padding, for norms with statistics over tokens.
         """
 
         def update(x_BTD: Tensor) -> Tensor:
@@ -74,15 +73,15 @@ class Residual(nn.Module):
 
 
 def norm_maker(scheme: Scheme, norm: str | None, eps: float) -> Callable[[int], nn.Module]:
-    """Maker of norms of a width: the kind asked for, else the scheme's own, else LayerNorm."""
+    """Maker of norms by width: of kind `norm`, else the scheme's own, else LayerNorm."""
     make = norm_named(norm or scheme.norm or "layernorm")
     return lambda width: make(width, eps)
 
 
 def inner_norm_maker(scheme: Scheme, norm: str | None, eps: float) -> Callable[[int], nn.Module]:
-    """The same for the inside of a branch or a join; it refuses kinds whose statistics run over tokens.
+    """Maker of norms inside branches or joins; it refuses kinds with statistics over tokens.
 
-    A norm in there is not told which tokens are padding, and may take heads or streams for tokens.
+    A norm there does not know which tokens are padding, and an axis of heads or streams could pass as tokens.
     """
     kind = norm or scheme.norm or "layernorm"
 

@@ -1,4 +1,4 @@
-"""Models on disk: a folder with one `model.safetensors`, whose metadata hold the model's config."""
+"""Models on disk: a folder with a `model.safetensors` whose metadata hold the model's config."""
 
 import json
 from pathlib import Path
@@ -18,19 +18,19 @@ from normscope.nn.tensors import put, tensors_of
 FORMAT = "normscope.model/1"
 WEIGHTS, KEY = "model.safetensors", "normscope"
 OLD_CONFIG = "config.json"
-"""Name of the old file of the config, which is now in the metadata; such folders are still read."""
+"""Name of the config file in older folders, which are still read; today the config is in the metadata."""
 
 _MOST_NAMES = 3
 _DO = "give a folder that save_model wrote"
 
 
 def save_model(model: Model, folder: str | Path) -> None:
-    """Write `model` into `folder`, which is made where it is not there; a model in it is replaced.
+    """Write `model` into `folder`, which is created if needed; a model in it is replaced.
 
-    One file is written under another name and renamed: a call that is cut short leaves the old model whole.
+    The file is written under another name and renamed, so an interrupted call leaves the old model intact.
 
     Raises:
-        UsageError: a model that is not of `MODELS`, a folder that cannot be written.
+        UsageError: the model is not one of `MODELS`, or the folder cannot be written.
     """
     model = bare(model)
     kind = name_of(model)
@@ -44,10 +44,11 @@ def save_model(model: Model, folder: str | Path) -> None:
 
 
 def load_model(folder: str | Path) -> Model:
-    """The model that `save_model` wrote, on the CPU, in train mode; the global generators stay as they are.
+    """Load a model that `save_model` wrote, on the CPU, in train mode; global generators are not changed.
 
     Raises:
-        UsageError: no such folder or file, a config of another tool, weights that do not fit it.
+        UsageError: the folder or file does not exist, the config is another tool's, or the weights do not
+            fit it.
     """
     folder = Path(folder)
     kind, options = read_config(folder)
@@ -58,7 +59,7 @@ def load_model(folder: str | Path) -> Model:
 
 
 def read_config(folder: str | Path) -> tuple[str, dict[str, Any]]:
-    """Name and options of the model in `folder`, checked but for what `build` checks."""
+    """Name and options of the model in `folder`; `build` checks the options."""
     path = Path(folder) / WEIGHTS
     if not path.is_file():
         raise UsageError(f'folder "{folder}" without {WEIGHTS}', WEIGHTS, _DO)
@@ -76,7 +77,7 @@ def read_config(folder: str | Path) -> tuple[str, dict[str, Any]]:
 
 
 def _metadata(path: Path) -> dict[str, Any] | None:
-    """The config in a file of weights; None in one that has none."""
+    """The config in the metadata of a file of weights; None if it has none."""
     try:
         with safe_open(path, "pt") as file:
             config = json.loads((file.metadata() or {}).get(KEY, "null"))
@@ -86,9 +87,11 @@ def _metadata(path: Path) -> dict[str, Any] | None:
 
 
 def _old_config(path: Path) -> dict[str, Any]:
-    """The config in a file of its own."""
+    """The config of an older folder, from its own file."""
     if not path.is_file():
-        raise UsageError(f'"{path.with_name(WEIGHTS)}" without a config in its metadata', "our own", _DO)
+        raise UsageError(
+            f'"{path.with_name(WEIGHTS)}" without a config in its metadata', "a model of normscope", _DO
+        )
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -115,5 +118,5 @@ def _read_weights(path: Path, own: dict[str, Tensor]) -> dict[str, Tensor]:
             "the weights of the model in its config",
             "check that they belong together, or save it again",
         )
-    # Cloned: out of the file's mapping, and aligned as the tensors of a build are.
+    # Clones are independent of the file's mapping, and aligned like the tensors of a new model.
     return {name: tensor.clone().requires_grad_(own[name].requires_grad) for name, tensor in found.items()}

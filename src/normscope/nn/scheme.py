@@ -1,4 +1,4 @@
-"""`Scheme`: placement + join + initialisation under a name, and what it asks of the branches' insides."""
+"""`Scheme`: placement, join and initialisation under a name, with changes inside the branches."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ class Initialisation:
 
     Attributes:
         weights: a name of `WEIGHTS`.
-        gains: factor on the weights of a role, by place; a rule that gives 0 makes them start at zero.
+        gains: factor on the weights of a role, by place; factor 0 makes them start at zero.
         embedding: factor on the embeddings.
         norms: initial value of γ in a slot; 1 elsewhere.
     """
@@ -36,14 +36,14 @@ class Inside:
     """Changes that a scheme makes inside the branches.
 
     Attributes:
-        qk_norm: None, "head" (a norm of each head's q and k), "full" (of all heads at once, OLMo 2), "cosine"
+        qk_norm: None, "head" (a norm on each head's q and k), "full" (one over all heads, OLMo 2), "cosine"
             (unit q and k, learnt temperature ≤ 100, Swin v2), or "unit" (nGPT).
-        v_norm: a norm on each head's v, with q and k's (HybridNorm).
+        v_norm: a norm on each head's v, together with those on q and k (HybridNorm).
         before_o: a norm before the output projection of self-attention (Sub-LN).
         before_down: a norm before `down` in the feed-forward (Sub-LN, NormFormer).
         head_gain: a learnt gain for each head (NormFormer).
         hidden_gain: a learnt gain for each hidden unit of the feed-forward, times √width (nGPT).
-        linear: a name of `LINEARS`: what the maps of the branches are made of.
+        linear: class of the branches' linear maps, a name of `LINEARS`.
     """
 
     qk_norm: QKNorm | None = None
@@ -57,17 +57,17 @@ class Inside:
 
 @dataclass(frozen=True)
 class Scheme:
-    """Placement + Join + Initialisation under a name.
+    """Placement, join and initialisation under a name.
 
     Attributes:
-        formula: one sublayer's update; N a norm, F the branch, l the block, L their number.
+        formula: update of one sublayer; N is a norm, F the branch, l the block, L the number of blocks.
         placement: the slots, or a rule for schemes that change with depth or kind.
-        norm: the kind of norm that belongs to the scheme, None where any will do.
-        entry_scale: factor on what a branch reads, after its norm (LayerNorm Scaling).
-        depth_exponent: a of depth-μP, by which `param_groups` sets rates; None elsewhere.
+        norm: the kind of norm that belongs to the scheme; None if any can be used.
+        entry_scale: factor on a branch's input, after its norm (LayerNorm Scaling).
+        depth_exponent: a of depth-μP, with which `param_groups` sets learning rates; None for other schemes.
         on_sphere: whether vectors along the width have unit length (nGPT): the model's `after_step`
-            normalises its matrices, its logits have a learnt scale.
-        reads_as: what the anatomy calls it: its own name, or the name of the class whose dataflow it shares.
+            normalises its matrices, and its logits have a learnt scale.
+        reads_as: name in an anatomy: the scheme's own, or that of the class with the same dataflow.
     """
 
     name: str
@@ -89,16 +89,16 @@ class Scheme:
 
     @contextmanager
     def asking_for_depth(self) -> Iterator[None]:
-        """UsageError where a rule of the scheme asks for a depth that nobody gave."""
+        """Raise UsageError if a rule of the scheme needs a depth and none was given."""
         try:
             yield
         except NeedsDepth:
             raise UsageError(
                 f'scheme "{self.name}" without depth',
-                "depth, the number of blocks, which it depends on",
-                "say depth=24, or what it will be",
+                "depth, the number of blocks, because the scheme depends on it",
+                "set depth, for example depth=24",
             ) from None
 
     def placement_at(self, where: Where) -> Placement:
-        """The slots of one sublayer (and, at the last one, of the stack's end)."""
+        """The slots of one sublayer; at the last one, also the slot at the stack's end."""
         return self.placement if isinstance(self.placement, Placement) else self.placement(where)

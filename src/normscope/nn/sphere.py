@@ -1,4 +1,4 @@
-"""Base of the models; nGPT's weights on the unit sphere (Loshchilov et al. 2024, arXiv:2410.01131)."""
+"""Base class of the models, with nGPT's unit sphere (Loshchilov et al. 2024, arXiv:2410.01131)."""
 
 import torch
 from torch import Tensor, nn
@@ -16,25 +16,25 @@ from normscope.nn.tensors import unit, wide
 
 
 class WholeModel(nn.Module):
-    """Base of the models: blocks, and what stands outside them."""
+    """Base class of the models: blocks, and the modules outside them."""
 
     def _finish(self, config: ModelConfig, first: Where) -> None:
-        """Draw what stands outside the blocks, embeddings by the place `first`; a constructor's last call."""
+        """Draw the weights outside the blocks, with embeddings for the place `first`; ends a constructor."""
         initialise_ends(self, first, scheme_named(config.scheme).initialisation, config.init)
         onto_sphere(self)
         remember(self)
 
     def after_step(self) -> None:
-        """Put nGPT's matrices back onto the sphere; call it after each step of the optimiser."""
+        """Normalise nGPT's matrices; call this after each optimiser step."""
         onto_sphere(self)
 
 
 @torch.no_grad()
 def onto_sphere(model: nn.Module) -> None:
-    """Give every vector along the width unit length, in models whose scheme says `on_sphere`.
+    """Give every vector along the width unit length, if the model's scheme is `on_sphere`.
 
-    These are the rows of the embedding, of the head and of the maps that read the stream, and the columns of
-    the maps that write to it.
+    These vectors are the rows of the embedding, of the head and of the maps that read the stream, and the
+    columns of the maps that write to it.
     """
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
     if not any(stack.scheme.on_sphere for stack in stacks):

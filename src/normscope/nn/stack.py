@@ -1,4 +1,4 @@
-"""`Stack`: blocks of one scheme, from the embedding to what the head reads.
+"""`Stack`: blocks of one scheme, from the embedding to the head's input.
 
 Shapes: B batch, T tokens, D width.
 """
@@ -23,18 +23,18 @@ from normscope.nn.schemes import scheme_named
 
 
 class Stack(nn.Module):
-    """`config.depth` blocks with the norms before the first and after the last one.
+    """`config.depth` blocks, with the norms before the first and after the last one.
 
     Args:
-        config: what the blocks are made of.
-        first: where the first block is; its stack and the depths are those of all.
+        config: configuration of the blocks.
+        first: place of the first block; all blocks share its stack and depths.
         causal, cross: as for `Block`.
     """
 
     def __init__(self, config: ModelConfig, first: Where, *, causal: bool, cross: bool = False) -> None:
         super().__init__()
         scheme = scheme_named(config.scheme)
-        # Without a depth in `first` a scheme whose numbers depend on it refuses.
+        # Without a depth in `first`, a scheme that depends on it raises an error.
         first = dataclasses.replace(first, default_depth=config.num_blocks)
         places = [dataclasses.replace(first, block=index) for index in range(1, config.num_blocks + 1)]
         self.blocks = nn.ModuleList(Block(config, where, causal=causal, cross=cross) for where in places)
@@ -50,13 +50,13 @@ class Stack(nn.Module):
 
     @property
     def scheme(self) -> Scheme:
-        """Scheme of the blocks; looked up by name, so that a stack can be copied and pickled."""
+        """The scheme of the blocks, looked up by name, so that a stack can be copied and pickled."""
         return scheme_named(self.scheme_name)
 
     def run(self, x_BTD: Tensor, context: Context = NOTHING) -> Tensor:
         """(B, T, D) → (B, T, D), through the norms at both ends.
 
-        With `config.checkpoint` each block keeps its input alone and is run again in the backward pass.
+        With `config.checkpoint` each block keeps only its input and runs again in the backward pass.
         """
         state: State = self.scheme.join.enter(x_BTD, lambda x: self.entry_norm(x, context.real))
         for block in self.blocks:
@@ -68,14 +68,14 @@ class Stack(nn.Module):
 
 
 def _run_again_later(block: nn.Module, state: State, context: Context) -> State:
-    """`block(state, context)`, whose backward runs it again; dropout draws the same both times.
+    """`block(state, context)` with activation checkpointing (Chen et al. 2016, arXiv:1604.06174).
 
-    Activation checkpointing: the block keeps its input alone (Chen et al. 2016, arXiv:1604.06174).
+    The block keeps only its input and runs again in the backward pass, with the same dropout draws.
     """
     if not any(True for _ in block.buffers()):
         return checkpoint(block, state, context, use_reentrant=False)
     if torch.compiler.is_compiling():
-        # A compiled region cannot restore buffers, and the compiler chooses itself what to compute twice.
+        # A compiled region cannot restore buffers, and the compiler itself chooses what to recompute.
         return block(state, context)
     before = _Before(block)
     return checkpoint(
@@ -84,8 +84,10 @@ def _run_again_later(block: nn.Module, state: State, context: Context) -> State:
 
 
 class _Before:
-    """Inside, the block has the buffers of now: running statistics and power iterations move on once a step,
-    and the second run sees what the first one saw."""
+    """Restore the block's current buffers in a context, so that its second run sees the same as its first.
+
+    Running statistics and power iterations thus advance once per step.
+    """
 
     def __init__(self, block: nn.Module) -> None:
         self.values = [

@@ -1,4 +1,4 @@
-"""`swap`: another scheme in a model of ours, and what that does to its output.
+"""`swap`: replace the scheme of a model, and measure the change of its output.
 
 Shapes: B batch, T tokens, V vocabulary or classes.
 """
@@ -25,13 +25,13 @@ _SEQUENCES, _TOKENS = 4, 32
 
 
 class SwapWarning(UserWarning):
-    """The weights were trained with another scheme, and the model no longer says what it said.
+    """Warning that the weights were trained with another scheme, so that the model's output has changed.
 
     Attributes:
         relative_change: ‖new logits − old‖ / ‖old‖.
-        kl: KL(old ‖ new) of the predictions, nats a token (an image).
-        dropped, new: tensors of the old model that are gone, and of the new one that start afresh; block
-            numbers as `*`.
+        kl: KL(old ‖ new) of the predictions, in nats per token (or image).
+        dropped, new: paths of the old model's tensors that were dropped, and of the new model's tensors that
+            were drawn; block numbers are written as `*`.
     """
 
     def __init__(
@@ -40,31 +40,31 @@ class SwapWarning(UserWarning):
         self.relative_change, self.kl, self.dropped, self.new = relative_change, kl, dropped, new
         super().__init__(
             f"{words}: the weights were trained; the logits change by {relative_change:.0%}, "
-            f"KL(old ‖ new) is {kl:.2g} nats a prediction. Train it further, or from new weights. "
+            f"KL(old ‖ new) is {kl:.2g} nats per prediction. Train it further, or from new weights. "
             f"Dropped: {_listed(dropped)}. New: {_listed(new)}."
         )
 
 
 def swap(model: Model, scheme: str, ids: Tensor | None = None) -> Model:
-    """A model of the same config with another scheme; weights are kept where path and shape fit.
+    """Build a model of the same config with another scheme; weights whose path and shape fit are kept.
 
-    What does not fit starts afresh, as in `build`. `model` and the global generators stay as they are.
+    The other weights are drawn, as in `build`. `model` and the global generators are not changed.
 
-    Norms do not just move: a Post-LN decoder of 6 blocks that 100 steps brought to 2.63 nats a byte is at
-    3.56 as Pre-LN, over the 3.16 of bare byte frequencies; 100 steps more bring it to 2.44 (docs/swap.md has
-    the script). So trained weights get a warning that says how far the output moved.
+    A swap changes what trained weights compute. A Post-LN decoder of 6 blocks with a loss of 2.63 nats per
+    byte after 100 steps has 3.56 as Pre-LN, above the unigram entropy of 3.16; 100 more steps bring it to
+    2.44 (docs/swap.md has the script). Trained weights therefore cause a warning with the size of the change.
 
     Args:
         model: one of `MODELS`.
         scheme: a name of `SCHEMES`.
-        ids: (B, T), what the change is measured on; for `Vision`, images (B, C, H, W). By default always the
-            same random ones.
+        ids: (B, T), input for measuring the change; for `Vision`, images (B, C, H, W). The default is random,
+            but always the same.
 
     Warns:
-        SwapWarning: the weights were trained (are no longer what the build drew) and the output changes.
+        SwapWarning: the weights were trained (they differ from their initial values) and the output changes.
 
     Raises:
-        UsageError: an unknown scheme, a model that is not of `MODELS`.
+        UsageError: the scheme is unknown, or the model is not one of `MODELS`.
     """
     model = bare(model)
     other = _built(model, scheme)
@@ -92,7 +92,7 @@ def swap(model: Model, scheme: str, ids: Tensor | None = None) -> Model:
 
 
 def _built(model: Model, scheme: str) -> Model:
-    """Build the model with `scheme` on the CPU, in fake tensors where `model` is; keeps global generators."""
+    """Build the model with `scheme` on the CPU, from fake tensors if `model` is; keep global generators."""
     kind = MODELS[name_of(model)]
     config = dataclasses.replace(model.config, scheme=scheme)
     mode = next((p.fake_mode for p in model.parameters() if isinstance(p, FakeTensor)), None)
@@ -105,7 +105,7 @@ def _clone(tensor: Tensor) -> Tensor:
 
 
 def _alike(tensor: Tensor, first: Tensor) -> Tensor:
-    """`tensor` where the old model is and in its precision."""
+    """`tensor` on the old model's device and in its dtype."""
     dtype = first.dtype if tensor.is_floating_point() else tensor.dtype
     return tensor.detach().to(first.device, dtype).requires_grad_(tensor.requires_grad)
 

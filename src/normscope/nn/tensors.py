@@ -1,4 +1,4 @@
-"""Tensors in float32 or of unit length; the tensors of a model by their paths, and others in their place."""
+"""Helpers for tensors: float32, unit length, and reading and replacing a model's tensors by path."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 def wide(x: Tensor) -> Tensor:
-    """x in float32 where it is in half precision."""
+    """x, in float32 if it is in half precision."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -17,14 +17,14 @@ def unit(x: Tensor, eps: float = 1e-12) -> Tensor:
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by path; a tensor that two modules share comes once, under its first path."""
+    """Parameters and buffers by path; a shared tensor occurs once, under its first path."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def put(model: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Make the tensors at these paths of `tensors_of(model)` be `values`, in their dtype and on their device.
+    """Replace tensors by path (see `tensors_of`) by `values`, with the values' dtype and device.
 
-    What is shared stays shared; a value that requires no gradient makes a parameter that requires none.
+    Shared tensors stay shared; a value that requires no gradient makes a parameter that requires none.
     """
     paths = {id(tensor): path for path, tensor in tensors_of(model).items()}
     made: dict[str, Tensor] = {}

@@ -1,6 +1,6 @@
-"""Norms whose statistics run over tokens; padding has no part in them. Statistics are in float32 at least.
+"""Norms with statistics over tokens, without padding, at least in float32.
 
-Without padding, and in a BatchNorm's eval mode, they are torch's own kernels.
+If there is no padding, and in BatchNorm's eval mode, torch's own kernels are used.
 
 Shapes: B batch, T tokens, N = B·T, D width, G groups, C channels of a group.
 """
@@ -18,9 +18,9 @@ class BatchNorm(nn.Module):
     """γ (x − mean)/√(var + ε) + β for each feature over all tokens of the batch (Ioffe and Szegedy 2015,
     arXiv:1502.03167; Shen et al. 2020, arXiv:2003.07845, on Transformers).
 
-    As `nn.BatchNorm1d`: in train mode the statistics are the batch's, later tokens' too, so that even a
-    causal model looks ahead; running ones follow them by `momentum`, with the unbiased variance. In eval mode
-    the running ones are used, and a causal model is causal.
+    As in `nn.BatchNorm1d`, train mode uses the statistics of the batch. These include later tokens, so that
+    even a causal model sees them. Running statistics follow by `momentum`, with the unbiased variance. Eval
+    mode uses the running statistics, and a causal model is then causal.
     """
 
     def __init__(self, width: int, eps: float, momentum: float = 0.1) -> None:
@@ -42,18 +42,18 @@ class BatchNorm(nn.Module):
             y = (wide(x_BTD) - mean_D) * torch.rsqrt(var_D + self.eps)
             return (wide(self.weight) * y + wide(self.bias)).to(x_BTD.dtype)
         mean_D, var_D = wide(self.running_mean), wide(self.running_var)
-        # As (N, D): of (B, D, T) torch's kernels would make a copy.
+        # As (N, D): torch's kernels would copy (B, D, T).
         x_ND, gain_D, shift_D = wide(x_BTD).flatten(0, 1), wide(self.weight), wide(self.bias)
         y_ND = F.batch_norm(x_ND, mean_D, var_D, gain_D, shift_D, self.training, self.momentum, self.eps)
         if self.training:
-            if mean_D.dtype != self.running_mean.dtype:  # in half precision `wide` made copies
+            if mean_D.dtype != self.running_mean.dtype:  # `wide` copies half precision
                 self.running_mean.copy_(mean_D)
                 self.running_var.copy_(var_D)
             self.num_batches_tracked.add_(1)
         return y_ND.view_as(x_BTD).to(x_BTD.dtype)
 
     def _statistics(self, x_BTD: Tensor, real_BT: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the batch; the running ones are moved towards them."""
+        """Mean and variance of the batch; updates the running statistics."""
         mean_11D, var_11D, count = masked_moments(x_BTD, real_BT, (0, 1))
         mean_D, var_D, count = mean_11D[0, 0], var_11D[0, 0], count[0, 0]
         with torch.no_grad():
@@ -68,8 +68,8 @@ class GroupNorm(nn.Module):
     """γ (x − mean)/√(var + ε) + β, the statistics over all tokens of a sequence and the channels of a group
     (Wu and He 2018, arXiv:1803.08494).
 
-    Groups have 16 channels, that paper's second setting; one group where 16 does not divide the width.
-    A token sees every other in its statistics, later ones too: causal models refuse it.
+    Groups have 16 channels, the paper's second setting; there is one group if 16 does not divide the width.
+    The statistics of a token include later ones, so causal models refuse this norm.
     """
 
     def __init__(self, width: int, eps: float) -> None:
@@ -91,7 +91,7 @@ class GroupNorm(nn.Module):
 
 
 def masked_moments(x: Tensor, real_BT: Tensor | None, dims: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, biased variance and number of the entries of `x` (B, T, …) at real tokens; `dims` stay as 1."""
+    """Mean, biased variance and number of entries of `x` (B, T, …) at real tokens; `dims` are kept as 1."""
     weight = x.new_ones(x.shape[:2]) if real_BT is None else real_BT.to(x.dtype)
     weight = weight[(...,) + (None,) * (x.dim() - 2)].expand_as(x)
     # A sequence without a real token keeps a finite mean of 0.

@@ -1,4 +1,4 @@
-"""`Vision`: images in patches, an encoder, the mean of its tokens, classes.
+"""`Vision`: a Transformer that classifies images cut into patches.
 
 Shapes: B batch, C channels, H × W pixels, P side of a patch, T patches, D width, V classes.
 """
@@ -23,7 +23,7 @@ class Vision(Stack, WholeModel):
     """Vision Transformer (Dosovitskiy et al. 2021, arXiv:2010.11929) that pools by the mean.
 
     Raises:
-        UsageError: patches that do not divide the image.
+        UsageError: the patches do not divide the image.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -38,7 +38,7 @@ class Vision(Stack, WholeModel):
         """Logits (B, V) for images (B, C, H, W), and with labels (B,) the loss.
 
         Raises:
-            UsageError: images or labels of another shape.
+            UsageError: images or labels have another shape.
         """
         x_BTD = self.patches(images)
         position_1T = torch.arange(x_BTD.shape[1], device=x_BTD.device)[None]

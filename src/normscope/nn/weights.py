@@ -1,7 +1,7 @@
-"""Ways to draw the starting weights, by name.
+"""Initialisations by name.
 
-A way is a rule for the standard deviation of a linear map and of an embedding, with factors for the maps of
-the branches; those of the scheme (DeepNorm's β) come on top.
+An initialisation gives the standard deviation of linear maps and of embeddings, and factors on the maps of
+the branches. The scheme's own factors (DeepNorm's β) apply in addition.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,15 +29,15 @@ class Draw:
 
 @dataclass(frozen=True)
 class Weights:
-    """A way to start.
+    """An initialisation.
 
     Attributes:
-        words: the way in a few words, for the catalogue.
-        draw: how weights are drawn; "torch" leaves what PyTorch's modules draw by themselves, "scheme" what
-            the scheme says.
-        gains: factor on the weights of a role, by place; where a rule gives 0 the bias starts at zero too.
-        mup: whether the maps of the branches start smaller, by √(base_width/width), and the logits are
-            divided by width/base_width, the attention's by K, as μP says.
+        words: short description for the catalogue.
+        draw: distribution of the weights; "torch" keeps the initialisation of PyTorch's modules, "scheme"
+            uses the scheme's.
+        gains: factor on the weights of a role, by place; with factor 0 the bias starts at zero too.
+        mup: whether μP applies: the maps of the branches are scaled by √(base_width/width), output logits
+            are divided by width/base_width, and attention logits by K.
     """
 
     words: str
@@ -82,12 +82,12 @@ WEIGHTS: Mapping[str, Weights] = MappingProxyType(
         "torch": Weights("as PyTorch draws them", "torch"),
     }
 )
-"""Name → way.
+"""Name → initialisation.
 
 - "xavier", "xavier-uniform": variance 2/(in + out), embeddings N(0, 1/width) (Glorot and Bengio 2010).
 - "gpt2": "normal" (GPT, BERT) with `o` and `down` × 1/√N, N = 2L branches (Radford et al. 2019; Megatron-LM).
 - "small": variance 2/(5d), that of a Xavier map between d and 4d (Nguyen and Salazar 2019, arXiv:1910.05895).
-- "fan-in": variance 1/in, embeddings N(0, 1): a unit in gives a unit out.
+- "fan-in": variance 1/in, embeddings N(0, 1): inputs of unit variance give outputs of unit variance.
 - "mup": "normal" at base_width, scaled from there by Yang et al. 2022 (arXiv:2203.03466); see `param_groups`.
-- "zero-output": the scheme's weights, the last map of each branch zero: every branch starts as nothing.
+- "zero-output": the scheme's weights with the last map of each branch zero, so that branches add nothing.
 """

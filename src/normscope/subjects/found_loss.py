@@ -32,7 +32,7 @@ def with_found_loss(subject: Subject) -> Subject:
             ids = dataclasses.replace(ids, time_axis=1 if axis is None else axis)
             causal = is_causal(subject.model, subject.batch, ids)
         if axis is None or not causal:
-            return without_loss(subject, "the next-token loss means nothing where tokens see later ones")
+            return without_loss(subject, "next-token loss is meaningless because tokens see later ones")
         if ids.read(subject.batch).shape[axis] < 2:
             return without_loss(subject, "a sequence of one token has no next token")
         if axis == 0 and ids.key is None:
@@ -63,7 +63,7 @@ def _with_own_loss(subject: Subject, places: list[tuple[Ids, int]]) -> Subject:
         with looking(subject.model):
             has_logits = logits_of(call_model(subject.model, subject.batch)) is not None
             if has_logits and not is_causal(subject.model, subject.batch, places[0][0]):
-                return without_loss(subject, "the next-token loss means nothing where tokens see later ones")
+                return without_loss(subject, "next-token loss is meaningless because tokens see later ones")
     subject.loss_fn = output_loss
     return subject
 

@@ -1,4 +1,4 @@
-"""The catalogue: every scheme by its name. A new one is an entry in a file beside this, and a line here."""
+"""The catalogue of schemes by name. To add one, add an entry to a file in this folder and a line here."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -68,7 +68,7 @@ SCHEMES: Mapping[str, Scheme] = MappingProxyType({scheme.name: scheme for scheme
 
 
 def scheme_named(name: str) -> Scheme:
-    """The scheme called `name`; UsageError with the nearest name where there is none."""
+    """The scheme called `name`; UsageError with the nearest name if it is unknown."""
     if name not in SCHEMES:
         known = ", ".join(SCHEMES)
         raise UsageError(f'scheme "{name}"', f"one of {known}", suggest(name, SCHEMES, "choose one of these"))

@@ -1,4 +1,4 @@
-"""Admin (Liu et al. 2020, arXiv:2004.08249): Post-LN whose skip outweighs the branches at the start.
+"""Admin (Liu et al. 2020, arXiv:2004.08249): Post-LN whose skip initially outweighs the branches.
 
 Shapes: B batch, T tokens, D width.
 """
@@ -19,13 +19,13 @@ from normscope.nn.tensors import wide
 
 
 def closed_form(where: Where) -> float:
-    """ω = √((n+1)/ln(n+1) − 1) for n branches: an output change of O(log n) (the authors' admin-torch)."""
+    """ω = √((n+1)/ln(n+1) − 1) for n branches; the output then changes by O(log n) (authors' admin-torch)."""
     n = where.num_sublayers
     return math.sqrt((n + 1) / math.log(n + 1) - 1)
 
 
 class AdminSum(nn.Module):
-    """N(ω⊙x + F(x)), ω a learnt vector from `start`; `profile_admin` measures where it should start."""
+    """N(ω⊙x + F(x)), with a learnt vector ω from `start`; `profile_admin` measures a better start."""
 
     def __init__(self, width: int, start: float, stack: str) -> None:
         super().__init__()
@@ -41,20 +41,22 @@ def profile_admin(model: nn.Module, batch: Tensor | tuple[Any, ...] | Mapping[st
     """Set every ω of `model` from one forward pass of real data: ω_i² = 1 + Σ_{j<i} Var F_j.
 
     The sum runs over the earlier branches of the same stack, the variance over all entries of a branch's
-    output. Each ω is in place before the next branch is measured, as in the authors' Transformer-Clinic; they
-    take the variance of ω_i⊙x in place of ω_i², which is the same where x has just been normed. To be called
-    after the weights are drawn, before training; the pass runs in the mode the model is in.
+    output. Each ω is set before the next branch is measured, as in the authors' Transformer-Clinic. (They use
+    the variance of ω_i⊙x instead of ω_i², which is the same if x has just been normed.) Call this after the
+    weights are drawn and before training. The forward pass runs in the model's current mode.
 
     Args:
         model: a model, or any module, with joins of the scheme "admin".
-        batch: what the model is called with: one argument, a tuple of them, or a mapping of keywords.
+        batch: arguments of the model: one argument, a tuple of them, or a mapping of keywords.
 
     Raises:
-        UsageError: a model without such joins, a branch whose output is not finite.
+        UsageError: the model has no such joins, or a branch's output is not finite.
     """
     joins = [module for module in model.modules() if isinstance(module, AdminSum)]
     if not joins:
-        raise UsageError("a model without Admin's ω", 'one of scheme "admin"', "say scheme=admin")
+        raise UsageError(
+            "a model without Admin's ω", 'a model of scheme "admin"', "build it with scheme=admin"
+        )
     before = [join.omega.clone() for join in joins]
     total: dict[str, Tensor | float] = defaultdict(lambda: 1.0)
     handles = [join.register_forward_pre_hook(_measure(total)) for join in joins]
@@ -66,14 +68,14 @@ def profile_admin(model: nn.Module, batch: Tensor | tuple[Any, ...] | Mapping[st
     if not all(torch.as_tensor(variance).isfinite() for variance in total.values()):
         for join, omega in zip(joins, before, strict=True):
             join.omega.copy_(omega)
-        raise UsageError("a branch whose output is not finite", "finite outputs", "look at the weights")
+        raise UsageError("a branch whose output is not finite", "finite outputs", "check the weights")
 
 
 Hook = Callable[[nn.Module, tuple[Tensor, Update, Norm]], tuple[Tensor, Update, Norm]]
 
 
 def _measure(total: dict[str, Tensor | float]) -> Hook:
-    """A hook that runs the branch once, sets ω from the earlier ones, and adds this one's variance."""
+    """A hook that runs the branch once, sets ω from the earlier branches, and adds this branch's variance."""
 
     def measure(join: nn.Module, args: tuple[Tensor, Update, Norm]) -> tuple[Tensor, Update, Norm]:
         assert isinstance(join, AdminSum)

@@ -1,4 +1,4 @@
-"""Joins that remember what entered the block: B2T and parallel branches.
+"""Joins that keep the block's input: B2T and parallel branches.
 
 Shapes: B batch, T tokens, D width.
 """
@@ -11,7 +11,7 @@ from normscope.nn.scheme import Initialisation, Scheme
 
 
 class BlockEntry(nn.Module):
-    """Inside a block the state is (x, entry): the stream, and what entered the block; between blocks, x."""
+    """Base class: inside a block the state is (x, entry), the stream and the block's input; else it is x."""
 
     def __init__(self, site: Site) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class BlockEntry(nn.Module):
         return two_streams(state)
 
     def close(self, x_BTD: Tensor, entry_BTD: Tensor) -> State:
-        """x alone after the block's last branch."""
+        """(x, entry); only x after the block's last branch."""
         return x_BTD if self.last else (x_BTD, entry_BTD)
 
 
@@ -43,7 +43,7 @@ class BottomToTopSum(BlockEntry):
 
 
 class ParallelSum(BlockEntry):
-    """x + F(entry): every branch reads the block's entry. A stream norm follows the last one."""
+    """x + F(entry): every branch reads the block's input. A stream norm follows the last branch."""
 
     def forward(self, state: State, update: Update, norm: Norm) -> State:
         """The next state."""

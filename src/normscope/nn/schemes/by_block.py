@@ -1,4 +1,4 @@
-"""Schemes whose norms sit elsewhere from block to block or from branch to branch."""
+"""Schemes whose norm placement depends on the block or the branch."""
 
 from normscope.nn.joins import Scaled
 from normscope.nn.placement import Placement, Slot, Where, norms_at
@@ -44,7 +44,7 @@ KEEL = Scheme(
 
 
 def _hybridnorm(where: Where) -> Placement:
-    # Between attention and feed-forward alone: what the feed-forward adds to is normed, its sum is not.
+    # The only stream norm is between attention and feed-forward; the sum after the feed-forward has none.
     return norms_at(Slot.FINAL) if where.kind == "feed-forward" else norms_at(Slot.STREAM, Slot.FINAL)
 
 

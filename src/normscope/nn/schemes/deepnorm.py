@@ -8,7 +8,7 @@ from normscope.nn.scheme import Initialisation, Scheme
 
 
 def alpha(where: Where) -> float:
-    """α of the paper's table: (2L)^¼ for one stack; .81 (N⁴M)^1/16 and (3M)^¼ for encoder N, decoder M."""
+    """α of the paper's table: (2L)^¼ for one stack; .81 (N⁴M)^1/16 and (3M)^¼ for N and M blocks of two."""
     if where.stack == "encoder":
         return 0.81 * _both(where) ** (1 / 16)
     return (3 * where.num_blocks) ** 0.25 if where.stack == "decoder" else (2 * where.num_blocks) ** 0.25

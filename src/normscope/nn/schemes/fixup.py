@@ -1,4 +1,4 @@
-"""Deep stacks without norms, by their starting weights alone: Fixup and T-Fixup.
+"""Deep stacks without norms, by their initial weights alone: Fixup and T-Fixup.
 
 Shapes: B batch, T tokens, D width.
 """
@@ -29,7 +29,7 @@ class FixupSum(nn.Module):
 
 
 def num_branches(where: Where) -> int:
-    """L of Fixup: branches on the way from input to output, those of the other stack too."""
+    """L of Fixup: number of branches between input and output, including the other stack's."""
     if where.stack == "single":
         return where.num_sublayers
     # Two branches in an encoder's block, three in a decoder's.
@@ -42,7 +42,7 @@ def attention_gain(where: Where) -> float:
 
 
 def feed_forward_gain(where: Where) -> float:
-    """L^(-1/(2m-2)) for m = 2 maps: up, down. A gate counts as an activation."""
+    """L^(-1/(2m-2)) for m = 2 maps: up, down. A gate counts as part of the activation."""
     return num_branches(where) ** (-1 / 2)
 
 
@@ -51,7 +51,7 @@ def _by_9n(where: Where) -> float:
 
 
 def t_fixup_gain(where: Where) -> float:
-    """.67 N^-¼ without cross-attention, as the paper's encoder; (9N)^-¼ with it, as its decoder."""
+    """.67 N^-¼ without cross-attention, as in the paper's encoder; (9N)^-¼ with it, as in its decoder."""
     return _by_9n(where) if where.per_block == 3 else 0.67 * where.num_blocks**-0.25
 
 

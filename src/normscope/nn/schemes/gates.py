@@ -1,4 +1,4 @@
-"""Gates in place of the add: Highway and GTrXL's GRU.
+"""Gates instead of the add: Highway and GTrXL's GRU.
 
 Shapes: B batch, T tokens, D width.
 """
@@ -12,7 +12,7 @@ from normscope.nn.scheme import Initialisation, Scheme
 
 
 class HighwayGate(nn.Module):
-    """N(t⊙F(x) + (1−t)⊙x), t = σ(W x + b); W as PyTorch draws it, b from −2 (in the paper −1, −3)."""
+    """N(t⊙F(x) + (1−t)⊙x), t = σ(W x + b), with PyTorch's initial W and b from −2 (the paper: −1, −3)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class HighwayGate(nn.Module):
 
     def forward(self, x_BTD: Tensor, update: Update, norm: Norm) -> Tensor:
         t_BTD = torch.sigmoid(self.transform(x_BTD))
-        # Not lerp: under autocast the branch is in half precision and the stream is not.
+        # Not lerp: under autocast only the branch is in half precision.
         return norm((1 - t_BTD) * x_BTD + t_BTD * update(x_BTD))
 
 
@@ -29,7 +29,7 @@ class GRUGate(nn.Module):
     """N((1−z)⊙x + z⊙h), a GRU whose state is the stream and whose input is y = ReLU(F(x)).
 
     r = σ(W_r y + U_r x), z = σ(W_z y + U_z x − b), h = tanh(W_h y + U_h (r⊙x)). `of_update` holds W_r, W_z,
-    W_h; `of_stream` U_r and U_z; `of_reset` U_h. b starts at 2: the stream passes.
+    W_h; `of_stream` U_r and U_z; `of_reset` U_h. b starts at 2, so that the stream passes.
     """
 
     def __init__(self, width: int) -> None:

@@ -1,4 +1,4 @@
-"""n streams and learnt ways between them: Hyper-Connections, and mHC with doubly stochastic mixing.
+"""n streams with learnt connections: Hyper-Connections, and mHC with doubly stochastic mixing.
 
 Shapes: B batch, T tokens, n streams, D width.
 """
@@ -13,7 +13,7 @@ from normscope.nn.scheme import Scheme
 from normscope.nn.tensors import wide
 
 DYNAMIC_SCALE = 0.01
-"""Start of the learnt factors on what depends on the input."""
+"""Initial value of the learnt factors on the input-dependent weights."""
 SINKHORN_STEPS = 20
 
 
@@ -24,7 +24,7 @@ class HyperConnection(nn.Module):
     start W_a, w_b = 0, A_m = e_{k mod n}, A_r = I and b = 1: each stream is then the stream of Pre-LN.
 
     Args:
-        first: the stream that is read at the start, k mod n for sublayer k, from 0.
+        first: the stream that is read initially, k mod n for sublayer k, from 0.
     """
 
     def __init__(self, width: int, num_streams: int, first: int) -> None:
@@ -66,7 +66,7 @@ class ManifoldConnection(nn.Module):
         self.num_streams = num_streams
         num_out = num_streams * (2 + num_streams)
         weight = nn.init.xavier_uniform_(torch.empty(num_out, num_streams * width))
-        # No nn.Linear: its outputs do not grow with the width, so that neither μP nor Muon may take it.
+        # No nn.Linear: its outputs do not grow with the width, so neither μP nor Muon applies.
         self.weights = nn.ParameterDict({"weight": weight, "bias": torch.zeros(num_out)})
         self.scales = nn.Parameter(torch.full((3,), DYNAMIC_SCALE))
 
@@ -78,7 +78,7 @@ class ManifoldConnection(nn.Module):
         return norm(mix_BTnn @ h_BTnD + write_BTn1 * f_BTD.unsqueeze(-2))
 
     def connections(self, h_BTnD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """p (B, T, 1, n), q (B, T, n, 1) and R (B, T, n, n), taken in float32 at least."""
+        """p (B, T, 1, n), q (B, T, n, 1) and R (B, T, n, n), computed at least in float32."""
         n, dtype = self.num_streams, h_BTnD.dtype
         x_BTX = wide(h_BTnD).flatten(-2)
         raw_BTW = F.linear(F.rms_norm(x_BTX, x_BTX.shape[-1:], eps=1e-6), wide(self.weights["weight"]))
@@ -94,7 +94,7 @@ class ManifoldConnection(nn.Module):
 def sinkhorn(logits: Tensor, num_steps: int) -> Tensor:
     """exp(logits), (…, n, n), with its columns, then its rows, divided by their sums, `num_steps` times.
 
-    Tends to a doubly stochastic matrix (Sinkhorn and Knopp 1967). In logarithms: no large logit overflows.
+    It converges to a doubly stochastic matrix (Sinkhorn and Knopp 1967). Logarithms avoid overflow.
     """
     for _ in range(num_steps):
         logits = logits.log_softmax(dim=-2).log_softmax(dim=-1)

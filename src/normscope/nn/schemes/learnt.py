@@ -14,7 +14,7 @@ from normscope.nn.scheme import Initialisation, Inside, Scheme
 
 
 def learnt(start: Rule, *, per_feature: bool = False) -> Built:
-    """x ← N(x + α⊙F(x)), α learnt from `start`: a vector (D,) where `per_feature`, else one number."""
+    """x ← N(x + α⊙F(x)), α learnt from `start`: a vector (D,) if `per_feature`, else one number."""
     return Built("learnt", lambda site: LearntSum(start(site.where), site.width if per_feature else 1))
 
 
@@ -30,7 +30,7 @@ class LearntSum(nn.Module):
 
 
 class PreservingScale(nn.Module):
-    """y − SiLU(g)·sg(y), y = N(x + F(x)), g learnt from 0: values shrink by 1 − SiLU(g), gradients do not."""
+    """y − SiLU(g)·sg(y), y = N(x + F(x)), g learnt from 0: scales values by 1 − SiLU(g), gradients not."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class PreservingScale(nn.Module):
 
 
 class StepTowards(nn.Module):
-    """N(h + |α| (F(h) − h)), α one number a feature from 0.05."""
+    """N(h + |α| (F(h) − h)), with one α per feature, from 0.05."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class StepTowards(nn.Module):
 
 
 def by_depth(where: Where) -> float:
-    """CaiT's start: 0.1 up to 18 blocks, 1e-5 up to 24, 1e-6 beyond."""
+    """CaiT's initial value: 0.1 up to 18 blocks, 1e-5 up to 24, 1e-6 beyond."""
     if where.num_blocks <= 18:
         return 0.1
     return 1e-5 if where.num_blocks <= 24 else 1e-6

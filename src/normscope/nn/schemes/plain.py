@@ -41,7 +41,7 @@ PRE_NO_FINAL = Scheme(
     "x + F(N(x)), no norm at the end",
     norms_at(Slot.BRANCH_IN),
     "torch.nn.TransformerEncoder(norm_first=True) without `norm`",
-    reads_as="pre",  # a reading tells it from Pre-LN by `final_norm`
+    reads_as="pre",  # an anatomy distinguishes it from Pre-LN by `final_norm`
 )
 GPT2 = Scheme(
     "gpt2",

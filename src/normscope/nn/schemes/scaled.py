@@ -1,4 +1,4 @@
-"""Sums whose two sides are scaled by depth: LayerNorm Scaling, DeepScaleLM, depth-μP, unit scaling."""
+"""Sums scaled by depth: LayerNorm Scaling, DeepScaleLM, depth-μP, unit scaling."""
 
 import math
 from types import MappingProxyType
@@ -25,12 +25,12 @@ def dslm_beta(where: Where) -> float:
 
 
 def dslm_lambda(where: Where) -> float:
-    """λ: λ² = 1 − β², so that the variance of the stream stays."""
+    """λ: λ² = 1 − β², which keeps the variance of the stream."""
     return math.sqrt(1 - 2 / where.num_sublayers)
 
 
 def _correlation(where: Where) -> float:
-    """r of two tokens of the stream at a branch's entry: .221 at the first, then by the paper's moments."""
+    """Correlation r of two tokens at a branch's input: .221 at the first, then by the paper's moments."""
     beta = 2 / where.num_sublayers
     r = 0.221
     for index in range(where.sublayer - 1):
@@ -50,9 +50,9 @@ DSLM = Scheme(
         "fan-in",
         MappingProxyType(
             {
-                # Attention averages tokens of correlation r to a variance r; v and o give that back.
+                # Attention averages tokens of correlation r to a variance r; v and o compensate for that.
                 **dict.fromkeys(("v", "o"), lambda where: _correlation(where) ** -0.25),
-                # Both maps of the feed-forward have variance √½/d: half is lost in the ReLU.
+                # Both maps of the feed-forward have variance √½/d, because the ReLU loses half.
                 **dict.fromkeys(("up", "gate"), lambda where: 2**-0.25),
                 "down": lambda where: 2 * 2**-0.25,
             }
@@ -63,10 +63,10 @@ DSLM = Scheme(
 
 
 def depth_mup(exponent: float = 1.0) -> Scheme:
-    """Depth-μP with a = `exponent`: the branches × m^-a, m = depth/base_depth; the table holds a = 1.
+    """Depth-μP with a = `exponent`: branches × m^-a, m = depth/base_depth; `SCHEMES` has a = 1.
 
-    a = ½ is depth-μP (Yang et al. 2023, arXiv:2310.02244), a = 1 CompleteP. Rates and ε of Adam belong to it:
-    `param_groups`.
+    a = ½ is depth-μP (Yang et al. 2023, arXiv:2310.02244), a = 1 CompleteP. It needs the learning rates and
+    Adam's ε of `param_groups`.
     """
 
     def branch_scale(where: Where) -> float:
@@ -86,7 +86,7 @@ DEPTH_MUP = depth_mup()
 
 
 def tau(where: Where) -> float:
-    """τ = 1/√(L + i − 1) at branch i: at the end embedding, attentions and feed-forwards weigh alike."""
+    """τ = 1/√(L + i − 1) at branch i: embedding, attentions and feed-forwards then have equal weights."""
     return (where.num_sublayers / 2 + where.sublayer - 1) ** -0.5
 
 

@@ -10,7 +10,7 @@ from normscope.nn.scheme import Initialisation, Inside, Scheme
 def gain(where: Where) -> float:
     """√ln 2L for one stack; √(⅓ ln 3M ln 2N) and √ln 3M for encoder N, decoder M; 1 for cross-attention.
 
-    The authors' code (torchscale) leaves cross-attention as it was, without the inner norm too.
+    The authors' code (torchscale) does not change cross-attention, which has no inner norm either.
     """
     if where.kind == "cross-attention":
         return 1.0

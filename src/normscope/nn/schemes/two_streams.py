@@ -11,7 +11,7 @@ from normscope.nn.scheme import Initialisation, Scheme
 
 
 class DualSum(nn.Module):
-    """(N(x + F(x)), r + F(x)); x and r start at the embedding, the head reads x + N(r)."""
+    """(N(x + F(x)), r + F(x)); x and r start at the embedding, and the head reads x + N(r)."""
 
     def forward(self, state: State, update: Update, norm: Norm) -> State:
         """Two streams (B, T, D) → two."""
@@ -23,8 +23,8 @@ class DualSum(nn.Module):
 class SiameseSum(nn.Module):
     """o = F(X + N(Y)); X ← N(X + o/√(2l)), Y ← Y + o, l the block; the head reads X + N(Y).
 
-    1/√(2l) as in the authors' code, the same for both branches of a block. That code norms X before a branch
-    reads it where ours does after the add: its first norm is the one at the entry here, which only X passes.
+    1/√(2l) is as in the authors' code, the same for both branches of a block. That code norms X before a
+    branch, and this one after the add: its first norm is the entry norm here, which only X passes.
     """
 
     def __init__(self, site: Site) -> None:
