@@ -197,7 +197,7 @@ def test_after_ctrl_c_nothing_runs_nothing_is_held_and_the_page_is_there(tmp_pat
         process.send_signal(signal.SIGINT)
         shown, said = process.communicate(timeout=240)
         assert process.returncode == 130, said
-    assert "the same command goes on" in said
+    assert "run the same command to continue" in said
     assert "Traceback" not in said
     assert "of 4 done" in shown
     assert "<svg" in (tmp_path / "map.html").read_text()

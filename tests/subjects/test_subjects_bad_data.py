@@ -33,7 +33,12 @@ CASES: list[Case] = [
     ("unknown images", "nn:vision", {"images": "cats"}, ('"cats"', "digits")),
     ("too few classes", "nn:vision,classes=9", DIGITS, ("9 classes", "add classes=10")),
     ("too few classes of theirs", VIT, DIGITS, ("2 classes", "add num_labels=10")),
-    ("other numbers of lines", BOTH, {"source": "a", "target": "long"}, ("2 lines in", "3 in", "as many")),
+    (
+        "other numbers of lines",
+        BOTH,
+        {"source": "a", "target": "long"},
+        ("2 lines in", "3 in", "the same number of lines in both"),
+    ),
     ("a folder of lines", BOTH, {"source": "a", "target": "texts"}, ('--target "', "one file of lines")),
     ("a name too long", DECODER, {"text": 300 * "a"}, ("File name too long",)),
     (

@@ -230,7 +230,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_with_a_warning(damage
         Checkpoints(tmp_path).save(small_state(step))
     damage(tmp_path / "step-00000002")
     checkpoints = Checkpoints(tmp_path)
-    with pytest.warns(UserWarning, match="going on from the checkpoint of step 1"):
+    with pytest.warns(UserWarning, match="continuing from the checkpoint of step 1"):
         found = checkpoints.read()
     assert found is not None
     assert torch.equal(found.tensors["model.w"], torch.ones(3))

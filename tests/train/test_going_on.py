@@ -163,7 +163,7 @@ def test_a_damaged_checkpoint_is_said_and_the_run_comes_to_the_same_end(tmp_path
     with pytest.warns(UserWarning, match="step 2"):
         run = gone(tmp_path, {}, resume=True)
     assert run.began_at == 2
-    assert "going on from the checkpoint of step 2" in run.notes[0]
+    assert "continuing from the checkpoint of step 2" in run.notes[0]
     assert run.trial.losses == whole.trial.losses
 
 

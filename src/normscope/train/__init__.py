@@ -1,4 +1,4 @@
-"""Stepping: one trial, its configuration, its optimiser."""
+"""Training: trials, their configuration and optimisers, and whole runs."""
 
 from normscope.train.config import OPTIMIZERS, PRECISIONS, SCHEDULES, Every, TrialConfig
 from normscope.train.copying import working_copy

@@ -1,4 +1,4 @@
-"""Facts about batches that a run needs: number of ids, shares of processes, labels."""
+"""Helpers for batches: number of ids, shares of processes, labels."""
 
 from collections.abc import Mapping
 from typing import cast
@@ -13,24 +13,24 @@ from normscope.subjects.feed import map_tensors, tensors_in
 
 
 def num_ids(batch: Batch) -> int | None:
-    """Tokens of a batch: entries of its first tensor, where that holds ids."""
+    """Number of tokens of a batch: the entries of its first tensor; None if that holds no ids."""
     first = next(iter(tensors_in(batch)), None)
     return None if first is None or first.is_floating_point() else first.numel()
 
 
 def require_share(batch: Batch, size: int) -> None:
-    """UsageError for a batch that `size` processes cannot share evenly."""
+    """Raise UsageError if `size` processes cannot share a batch evenly."""
     rows = _num_rows(batch)
     if rows % size:
         raise UsageError(
             f"a batch of {rows} sequences for {size} processes",
-            "as many sequences for each",
+            "the same number of sequences for each process",
             f"make --batch-size a multiple of {size}",
         )
 
 
 def share_of(batch: Batch, rank: int, size: int) -> Batch:
-    """The `rank`-th of `size` parts of the sequences; a tensor of another length is for all of them."""
+    """Part `rank` of `size` of the sequences; a tensor of another length is not divided."""
     rows = _num_rows(batch)
     part = rows // size
 
@@ -41,11 +41,11 @@ def share_of(batch: Batch, rank: int, size: int) -> Batch:
 
 
 def with_a_label(batch: Batch, share: Batch, size: int) -> tuple[Batch, float]:
-    """`share`, and the weight of its mean loss, so that the mean over all shares is that of all labels.
+    """`share` and the weight of its mean loss, so that the mean over all shares is the mean over all labels.
 
-    A share without a label that counts has no mean loss: 0/0, which times a weight of zero would still be
-    nan. It gets labels, and the weight zero. Labels under another name than "labels", or of floats, count
-    alike.
+    A share without labels that count would have the mean loss 0/0 = nan, even times a weight of zero. It
+    therefore gets labels, and weight zero. If the labels are floats or are not called "labels", each share
+    has the same weight.
     """
     labels, own = _labels(batch), _labels(share)
     if labels is None or own is None:
@@ -57,7 +57,7 @@ def with_a_label(batch: Batch, share: Batch, size: int) -> tuple[Batch, float]:
 
 
 def _num_rows(batch: Batch) -> int:
-    """Sequences of a batch: the rows of its first tensor."""
+    """Number of sequences of a batch: the rows of its first tensor."""
     return len(tensors_in(batch)[0])
 
 

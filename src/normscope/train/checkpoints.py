@@ -24,12 +24,12 @@ _TENSORS, _VALUES = "state.safetensors", "state.json"
 
 @dataclass
 class Checkpoints:
-    """The last two checkpoints in a folder. A new one is written beside them, and the oldest goes then.
+    """The last two checkpoints in a folder. The oldest is removed after a new one is written.
 
     Attributes:
         folder: folder of the checkpoints.
-        known: the step of the one that was last written or read here, and is whole.
-        warning: warning of the last reading.
+        known: step of the last checkpoint that was written or read here without damage.
+        warning: warning of the last read.
     """
 
     folder: Path
@@ -37,15 +37,15 @@ class Checkpoints:
     warning: str | None = None
 
     def save(self, state: State) -> None:
-        """Write `state`; a call that is cut short leaves the last one as it was.
+        """Write `state`; an interrupted call leaves the last checkpoint intact.
 
         Raises:
             UsageError: the disk is full, or the folder cannot be written.
         """
         step = state.values["step"]
         last = self.last_step()
-        kept = "there is none yet" if last is None else f"that of step {last} is whole"
-        do = f"make room, or choose another folder, and go on with --resume: {kept}"
+        kept = "no checkpoint exists yet" if last is None else f"the checkpoint of step {last} is intact"
+        do = f"free space or choose another folder, then continue with --resume ({kept})"
         if self.known == step:
             return
         with disk_refusals(f'checkpoint of step {step} in "{self.folder}"', do):
@@ -54,18 +54,18 @@ class Checkpoints:
             self.known = step
             before = [other for other in self._steps() if other < step]
             for other in self._steps():
-                if other not in (step, *before[:1]):  # those ahead are of a run that was not gone on with
+                if other not in (step, *before[:1]):  # later ones belong to an abandoned run
                     shutil.rmtree(self._of(other))
 
     def last_step(self) -> int | None:
-        """Steps taken at the last checkpoint."""
+        """Step of the last checkpoint."""
         return next(iter(self._steps()), None)
 
     def read(self) -> State | None:
-        """The last one that is whole; None where there is none at all. Warns of those that are damaged.
+        """Read the last undamaged checkpoint and warn about damaged ones; None if there are no checkpoints.
 
         Raises:
-            UsageError: all are damaged, or of another version.
+            UsageError: all checkpoints are damaged, or have another format.
         """
         damage: UsageError | None = None
         for step in self._steps():
@@ -75,7 +75,7 @@ class Checkpoints:
                 damage = damage or error
                 continue
             if damage is not None:
-                self.warning = f"{damage.given}: going on from the checkpoint of step {step}"
+                self.warning = f"{damage.given}: continuing from the checkpoint of step {step}"
                 warnings.warn(self.warning, stacklevel=2)
             self.known = step
             return state
@@ -87,7 +87,7 @@ class Checkpoints:
         return self.folder / f"step-{step:08d}"
 
     def _steps(self) -> list[int]:
-        """Steps of the checkpoints in the folder, the last one first."""
+        """Steps of the checkpoints in the folder, in descending order."""
         names = [path.name.removeprefix("step-") for path in self.folder.glob("step-*")]
         return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
 
@@ -117,12 +117,12 @@ def _read(folder: Path) -> State:
     found = values.get("format") if isinstance(values, Mapping) else None
     if found != FORMAT:
         given = f'checkpoint "{folder}" of format {found!r}'
-        raise UsageError(given, f"format {FORMAT}", f"take its own normscope, or {do}")
+        raise UsageError(given, f"format {FORMAT}", f"use the normscope that wrote it, or {do}")
     try:
         tensors: dict[str, Tensor] = load_file(folder / _TENSORS)
     except (OSError, SafetensorError) as error:
         raise UsageError(f'"{folder / _TENSORS}" ({describe(error)})', "a safetensors file", do) from error
     if values.get("crc32") != _checksum(folder, values):
         raise UsageError(f'checkpoint "{folder}", which is damaged', "the bytes that were written", do)
-    # Copied: nothing of the run may hang on the file's mapping.
+    # Copies: the run must not depend on the file's mapping.
     return State({name: torch.clone(tensor) for name, tensor in tensors.items()}, dict(values))

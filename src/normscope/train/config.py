@@ -18,9 +18,9 @@ _RULES = {
     "precision": one_of(PRECISIONS),
     "lr": number(lambda value: value > 0, "a positive number", "try 3e-4"),
     "warmup": count(0, "0 or more steps", "use 0 for none"),
-    "steps": count(0, "0 or more steps", "0 tries nothing"),
+    "steps": count(0, "0 or more steps", "use 0 to try nothing"),
     "seed": SEED,
-    "accumulation": count(1, "1 or more batches a step", "use 1"),
+    "accumulation": count(1, "1 or more batches per step", "use 1"),
     "weight_decay": number(lambda value: value >= 0, "a number from 0", _DEFAULT, optional=True),
     "clip": number(
         lambda value: value > 0, "a positive gradient norm", "leave it out for no clipping", optional=True
@@ -28,7 +28,7 @@ _RULES = {
     "eps": number(lambda value: value > 0, "a positive number", _DEFAULT, optional=True),
     "beta1": _BETA,
     "beta2": _BETA,
-    "lr_end": number(lambda value: 0 <= value <= 1, "a share of the learning rate, 0 to 1", "use 0.1"),
+    "lr_end": number(lambda value: 0 <= value <= 1, "a fraction of the learning rate, 0 to 1", "use 0.1"),
     "decay_steps": count(1, "1 or more steps", "leave it out for a fifth of the run", optional=True),
 }
 _OF_ADAM = ("eps", "beta1", "beta2")
@@ -41,24 +41,24 @@ class TrialConfig:
 
     Attributes:
         optimizer: "adamw", "adam", "sgd" (momentum 0.9) or "muon", see `build_optimizers`.
-        lr: the learning rate after warm-up.
+        lr: learning rate after warm-up.
         warmup: steps of linear warm-up; 0 is none.
         steps: optimiser steps to take; 0 tries nothing.
-        seed: seed of the global generators while the trial runs (dropout).
-        weight_decay: None takes the optimiser's own default.
+        seed: seed of the global generators during the trial (dropout).
+        weight_decay: weight decay; None takes the optimiser's default.
         schedule: learning rate after the warm-up: "constant", "cosine", or "wsd" (warm-up, stable, decay:
             constant until the last `decay_steps`, then linear); see `rate_factor`.
-        clip: the largest norm of all gradients together; longer ones are scaled to it. None does not clip.
-        precision: "float32" leaves the model's own; "bfloat16" and "float16" autocast to it, the latter with
-            the loss scaled.
-        accumulation: batches of a step; their mean loss is stepped on.
-        eps: Adam's ε; None takes the optimiser's own.
-        beta1, beta2: Adam's decay rates of the two moments; None takes the optimiser's own.
-        lr_end: the share of `lr` that "cosine" and "wsd" have at the last of `steps`.
-        decay_steps: number of steps of the last part of "wsd"; None is a fifth of `steps`.
+        clip: largest norm of all gradients together; larger norms are scaled to it. None does not clip.
+        precision: "float32" keeps the model's own type; "bfloat16" and "float16" use autocast, the latter
+            with loss scaling.
+        accumulation: batches per step; the step is on their mean loss.
+        eps: Adam's ε; None takes the optimiser's default.
+        beta1, beta2: Adam's decay rates of the two moments; None takes the optimiser's defaults.
+        lr_end: fraction of `lr` that "cosine" and "wsd" reach at the last of `steps`.
+        decay_steps: number of steps in the decay of "wsd"; None is a fifth of `steps`.
 
     Raises:
-        UsageError: a value that no trial can run with.
+        UsageError: a value is invalid.
     """
 
     optimizer: str = "adamw"
@@ -98,10 +98,10 @@ class Every:
 
     @staticmethod
     def parse(text: str) -> "Every":
-        """Read an interval: "100" is in steps, "60s" in seconds.
+        """Parse an interval: "100" is in steps, "60s" in seconds.
 
         Raises:
-            UsageError: neither of them.
+            UsageError: the text is neither.
         """
         number = text.removesuffix("s")
         try:
@@ -110,5 +110,5 @@ class Every:
             if number == text and int(number) > 0:
                 return Every(steps=int(number))
         except ValueError:
-            pass  # said below
+            pass  # the error is raised below
         raise UsageError(f'checkpoint every "{text}"', "steps or seconds", "write 100 or 60s")

@@ -1,4 +1,4 @@
-"""A model to train on that is not the user's."""
+"""Copies of the user's model for training."""
 
 import contextlib
 import copy
@@ -12,11 +12,11 @@ from normscope.subjects import untouched
 
 @contextlib.contextmanager
 def working_copy(model: nn.Module, *, in_place: bool = False) -> Iterator[nn.Module]:
-    """A deep copy of `model` to train, without gradients; the original where it cannot be copied.
+    """Give a deep copy of `model` for training, without gradients.
 
-    Where `copy.deepcopy` raises, or with `in_place` (a loss that holds on to the original would never reach a
-    copy), the original itself is handed out, see `untouched`, and its parameters are written back at the end,
-    also after an exception.
+    If `copy.deepcopy` raises, or with `in_place` (for a loss that holds the original and would never reach a
+    copy), the original itself is given, see `untouched`. Its parameters are then restored at the end, also
+    after an exception.
     """
     twin = None
     if not in_place:

@@ -1,4 +1,4 @@
-"""The criterion of a trained run, used by maps, forecasts, remedies and `normscope train` alike."""
+"""The criterion for a trained run, for maps, forecasts, remedies and `normscope train`."""
 
 import math
 from collections.abc import Sequence
@@ -7,23 +7,23 @@ CRITERION_STEPS = 300
 """Steps after which the criterion is applied."""
 
 LAST = 20
-"""Number of last losses whose mean is taken: a single one is noisy."""
+"""Number of last losses that are averaged, because a single one is noisy."""
 
 MARGIN = 0.1
-"""Nats that the loss must lie below the unigram entropy, which a model that ignores the context reaches."""
+"""Nats by which the loss must be below the unigram entropy, the best loss of a model without context."""
 
 FALL, FALL_STEPS = 0.3, 60
 """A loss that fell by `FALL` nats in the last `FALL_STEPS` steps is still falling."""
 
 
 def last_loss(losses: Sequence[float]) -> float:
-    """The mean of the last `LAST` losses, or of all where there are fewer; nan where there are none."""
+    """The mean of the last `LAST` losses, or of all if there are fewer; nan if there are none."""
     last = losses[-LAST:]
     return sum(last) / len(last) if last else math.nan
 
 
 def trains(losses: Sequence[float], unigram_entropy: float) -> bool:
-    """True if the mean of the last `LAST` losses is finite and at least `MARGIN` under `unigram_entropy`.
+    """True if the mean of the last `LAST` losses is finite and at least `MARGIN` below `unigram_entropy`.
 
     Args:
         losses: losses of a run of `CRITERION_STEPS`, in nats.
@@ -34,9 +34,9 @@ def trains(losses: Sequence[float], unigram_entropy: float) -> bool:
 
 
 def outcome(losses: Sequence[float], unigram_entropy: float) -> str:
-    """`trains` in words, for a run of any length: "trained", "not yet trained" or "did not train".
+    """The outcome of a run of any length: "trained", "not yet trained" or "did not train".
 
-    A finite loss is "not yet trained" where fewer than `CRITERION_STEPS` were taken, or where it still falls.
+    A run with a finite loss is "not yet trained" before `CRITERION_STEPS` steps, or if its loss still falls.
     """
     if trains(losses, unigram_entropy):
         return "trained"

@@ -1,7 +1,7 @@
 """Several processes of torchrun: DDP copies the model to each, FSDP2 shards it over all.
 
-Every process makes every batch and takes its share of the sequences, so that all together step on the batch
-that one process alone would step on.
+Every process makes every batch and takes its share of the sequences, so that together they step on the same
+batch as one process alone.
 """
 
 import os
@@ -21,7 +21,7 @@ from normscope.train.processes import Processes
 
 
 class Distributed(Processes):
-    """This process among several of one run; see `Processes` for its methods."""
+    """One of several processes of a run; see `Processes` for the methods."""
 
     def __init__(self, parallel: str, device: str) -> None:
         self._parallel = parallel
@@ -32,7 +32,7 @@ class Distributed(Processes):
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def device(self, wanted: str) -> str:
-        return str(self._device)  # a device of its own: `cuda` is all of the machine's
+        return str(self._device)  # each process has its own GPU, but `cuda` names none in particular
 
     def wrapped(self, subject: Subject) -> nn.Module:
         require_share(subject.batch, self.size)
@@ -67,7 +67,7 @@ class Distributed(Processes):
 
 
 def _leaves_some_out(subject: Subject) -> bool:
-    """True if the loss does not reach some parameter, which DDP must be told."""
+    """True if the loss does not reach some parameter; DDP needs to know this."""
     parameters = [p for p in subject.model.parameters() if p.requires_grad]
     with untouched(subject.model), torch.enable_grad():
         subject.loss().backward()
@@ -75,7 +75,7 @@ def _leaves_some_out(subject: Subject) -> bool:
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
-    """The parts that are sharded one by one: the blocks of our models, of Hugging Face's and of PyTorch's."""
+    """The modules that are sharded one by one: blocks of normscope's, Hugging Face's or PyTorch's models."""
     names = set(getattr(model, "_no_split_modules", None) or [])
     kinds = (Block, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
     return [m for m in model.modules() if isinstance(m, kinds) or type(m).__name__ in names]

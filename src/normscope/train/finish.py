@@ -22,13 +22,13 @@ from normscope.train.run import Run
 from normscope.train.state import whole
 
 PROMPT, NEW = 24, 120
-"""Tokens of a sample: given, and written."""
+"""Numbers of tokens of a sample: in the prompt, and generated."""
 
 TEMPERATURE = 0.8
 
 
 def whole_model(run: Run) -> nn.Module | None:
-    """The trained model in one piece, in the first process; None in the others. Every process calls this."""
+    """The whole trained model, in the first process; None in the others. Every process must call this."""
     model = run.trial.bare_model
     if not any(hasattr(tensor, "full_tensor") for tensor in tensors_of(model).values()):
         return model if run.processes.is_first else None
@@ -44,7 +44,7 @@ def whole_model(run: Run) -> nn.Module | None:
 
 
 def write_model(model: nn.Module, folder: Path) -> None:
-    """Ours and those of Hugging Face so that `load` reads them again; the tensors of any other.
+    """Write a model of nn: or hf: in the form that `load` reads; of any other model write the tensors.
 
     Raises:
         UsageError: the folder cannot be written.
@@ -53,7 +53,7 @@ def write_model(model: nn.Module, folder: Path) -> None:
         if type(model) in MODELS.values():
             save_model(model, folder)  # type: ignore[arg-type]
         elif hasattr(model, "save_pretrained"):
-            with offline():  # without its progress bar
+            with offline():  # silences its progress bar
                 write_folder(folder, cast(Any, model).save_pretrained)
         else:
             tensors = {name: whole(tensor) for name, tensor in tensors_of(model).items()}
@@ -62,7 +62,7 @@ def write_model(model: nn.Module, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Sample:
-    """A prompt and how the model goes on, or why it cannot: a model that diverged draws from nan."""
+    """A prompt and the model's continuation, or the reason of a failure: diverged models draw from nan."""
 
     prompt: str
     text: str
@@ -70,7 +70,7 @@ class Sample:
 
 
 def sample(model: nn.Module, subject: Subject, seed: int = 0) -> Sample | None:
-    """A prompt of the text and how `model` goes on; None for a model that writes no bytes."""
+    """A prompt from the text and its continuation by `model`; None for a model that generates no bytes."""
     batch = next((subject.validation or subject.batches)())
     ids = batch.get("ids", batch.get("input_ids")) if isinstance(batch, Mapping) else None
     is_of_bytes = "byte ids" in subject.input and "byte ids by frequency" not in subject.input
@@ -81,13 +81,13 @@ def sample(model: nn.Module, subject: Subject, seed: int = 0) -> Sample | None:
         with torch.no_grad(), generators_kept(), resting(model):
             torch.manual_seed(seed)
             written = _written(model, prompt)
-    except Exception as error:  # the model is on disk by now, and the run is worth its summary
+    except Exception as error:  # the model is saved already: still show the summary
         return Sample(_text(prompt[0]), "", describe(error))
     return None if written is None else Sample(_text(prompt[0]), _text(written[0, prompt.shape[1] :]))
 
 
 def _written(model: Any, prompt: Tensor) -> Tensor | None:
-    """(1, T) → (1, T + new); None where `model` cannot write, or its context has no room for more."""
+    """(1, T) → (1, T + new); None if `model` cannot generate, or its context is too short."""
     if isinstance(model, Decoder):
         new = min(NEW, model.config.context - prompt.shape[1])
         return model.generate(prompt, new, temperature=TEMPERATURE) if new > 0 else None
@@ -104,5 +104,5 @@ def _written(model: Any, prompt: Tensor) -> Tensor | None:
 
 
 def _text(ids: Tensor) -> str:
-    """Bytes as UTF-8; what is none becomes �, as do ids over 255."""
+    """Decode bytes as UTF-8; invalid bytes and ids over 255 become �."""
     return bytes(b if b < 256 else 0xFF for b in ids.tolist()).decode("utf-8", errors="replace")

@@ -25,7 +25,7 @@ SCHEMA = "normscope.losses/1"
 """Name of the JSON Schema of each line of `losses.jsonl`."""
 _CADENCE = ("validate_every", "checkpoint_every")
 _MAY_CHANGE = ("steps", "device", *_CADENCE, "text", "source", "target")
-"""Keys that may change when a run goes on; of the data the fingerprint is compared, not the place."""
+"""Keys that may change when a run is resumed; data are compared by fingerprint, not by path."""
 
 
 Validations = list[tuple[int, float]]
@@ -33,7 +33,7 @@ Validations = list[tuple[int, float]]
 
 Figures = Mapping[str, float]
 
-GO_ON = "make room, or choose another folder, and go on with --resume"
+GO_ON = "free space or choose another folder, then continue with --resume"
 
 
 class RunFolder:
@@ -48,10 +48,10 @@ class RunFolder:
 
     @contextlib.contextmanager
     def claimed(self, *, resume: bool) -> Iterator[None]:
-        """This process alone writes here, and what a killed run has left half written is gone.
+        """Lock the folder for this process, and remove unfinished files of a killed run.
 
         Raises:
-            UsageError: a run is here and `resume` is not asked for, another process is writing, or the
+            UsageError: the folder holds a run and `resume` is false, another process is writing, or the
                 folder cannot be written.
         """
         self.require_free(resume=resume)
@@ -60,12 +60,14 @@ class RunFolder:
             lock = (self.path / ".lock").open("w")
         with lock:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel frees it with the process
+                fcntl.flock(
+                    lock, fcntl.LOCK_EX | fcntl.LOCK_NB
+                )  # the kernel releases it when the process ends
             except BlockingIOError as error:
                 raise UsageError(
                     f'folder "{self.path}", which another process is training in',
                     "one process at a time",
-                    "wait for it, or choose another with --output",
+                    "wait for it, or choose another folder with --output",
                 ) from error
             with disk_refusals(f'folder "{self.path}"', GO_ON):
                 for folder in (self.path, self.tokens, self.model, self.checkpoints.folder):
@@ -76,13 +78,13 @@ class RunFolder:
                 self.history.close()
 
     def begin(self, config: RunConfig, steps: Sequence[Figures], validations: Validations) -> None:
-        """Put down what is run, and the figures of its steps until now."""
+        """Write the config, and the figures of the steps so far."""
         with disk_refusals(f'folder "{self.path}"', GO_ON):
             write_text(self.path / CONFIG, config.to_toml())
         self.history.start(steps, validations)
 
     def require_free(self, *, resume: bool) -> None:
-        """UsageError where a run is here that `resume` does not ask for, or where no folder can be."""
+        """Raise UsageError if the folder holds a run and `resume` is false, or if the path is a file."""
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f'"{self.path}", a file', "a folder", "choose another with --output")
         has_run = (self.path / CONFIG).exists() or self.checkpoints.last_step() is not None
@@ -90,16 +92,16 @@ class RunFolder:
             raise UsageError(
                 f'folder "{self.path}", which holds a run',
                 "a new folder",
-                "go on with --resume, or choose another with --output",
+                "continue it with --resume, or choose another folder with --output",
             )
 
 
 class History:
     """The file of losses of a run.
 
-    Each line is `{"step": n, "loss": x, "lr": r, "gradient_norm": g}`, the loss before the n-th step from 0,
-    its learning rate and its gradients' norm before clipping; or `{"step": n, "validation": x}`, after n
-    steps. A figure that is not finite is null.
+    A line is either `{"step": n, "loss": x, "lr": r, "gradient_norm": g}`: the loss before step n (from 0),
+    its learning rate and the norm of its gradients before clipping; or `{"step": n, "validation": x}`: the
+    validation loss after n steps. A figure that is not finite is null.
     """
 
     def __init__(self, path: Path) -> None:
@@ -107,7 +109,7 @@ class History:
         self._file: FileIO | None = None
 
     def start(self, steps: Sequence[Figures], validations: Validations) -> None:
-        """Make the file hold these and nothing else, whatever a killed run has appended."""
+        """Replace the content by these figures, also if a killed run has appended others."""
         lines = [(step, 1, _line(step, figures)) for step, figures in enumerate(steps)]
         lines += [(step, 0, _line(step, {"validation": loss})) for step, loss in validations]
         with disk_refusals(f'"{self.path}"', GO_ON):
@@ -147,13 +149,13 @@ def require_same(config: RunConfig, state: State) -> None:
 def _changed(key: str, then: Any, now: Any) -> UsageError:
     return UsageError(
         f"{key.replace('_', '-')} = {now!r} for a checkpoint of {then!r}",
-        "the config that the run began with",
+        "the config of the run",
         "leave the option out, or choose another folder with --output",
     )
 
 
 def default_folder(config: RunConfig, name: str | None = None) -> Path:
-    """`runs/NAME-HASH`: the same for the same config, whatever its number of steps; another for another."""
+    """The folder `runs/NAME-HASH`; the hash depends on the config, but not on its number of steps."""
     values = {k: v for k, v in config.identity().items() if k not in ("steps", *_CADENCE)}
     digest = hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()[:8]
     slug = re.sub(r"[^\w.=]+", "-", name or config.model).strip("-")[:60]

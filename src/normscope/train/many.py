@@ -1,4 +1,4 @@
-"""Many trials side by side: the interface, and the trials that are stepped one after another."""
+"""Several trials side by side: the interface, and trials that are stepped one after another."""
 
 import math
 from abc import ABC, abstractmethod
@@ -13,12 +13,13 @@ from normscope.train.trial import Trial
 
 
 class Trials(ABC):
-    """K trials under training; replica k is `models[k]`, which may be looked at between two steps.
+    """K trials in training; replica k is `models[k]`, which may be read between two steps.
 
     Attributes:
-        models: the replicas, stepped in place.
-        live: replicas that are still stepped, ascending; one whose loss is not finite leaves.
-        losses: the losses of each replica's steps, each before its step.
+        models: the replicas, trained in place.
+        live: replicas that are still trained, in ascending order; a replica whose loss is not finite is
+            removed.
+        losses: losses of each replica, each before its step.
         step: number of steps taken.
     """
 
@@ -29,9 +30,9 @@ class Trials(ABC):
         self.step = 0
 
     def advance(self) -> list[float]:
-        """One step of the live replicas; their losses before it, in the order of `live` at the call.
+        """Take one step of the live replicas; return their losses before it, in the order of `live`.
 
-        A replica whose loss is not finite is not stepped on, keeps its weights, and is live no more.
+        A replica whose loss is not finite keeps its weights and is removed from `live`.
         """
         if not self.live:
             return []
@@ -45,7 +46,7 @@ class Trials(ABC):
         return losses
 
     def drop(self, k: int) -> None:
-        """Step replica `k` no more; its model keeps what it has."""
+        """Stop training replica `k`; its model keeps its weights."""
         self._keep([other for other in self.live if other != k])
 
     def export(self, k: int, model: nn.Module) -> None:
@@ -53,12 +54,12 @@ class Trials(ABC):
         model.load_state_dict(self.models[k].state_dict())
 
     def share_gradients(self, k: int) -> None:
-        """Let the parameters of live replica `k` show the last step's gradients in `.grad`."""
+        """Put the last step's gradients into `.grad` of the parameters of live replica `k`."""
         assert k in self.live
 
     @abstractmethod
     def _backward(self) -> list[float]:
-        """The losses of the live replicas, with their gradients."""
+        """Compute the losses and gradients of the live replicas; return the losses."""
 
     @abstractmethod
     def _update(self) -> None:
@@ -69,7 +70,7 @@ class Trials(ABC):
 
 
 class LoneTrials(Trials):
-    """K trials stepped one after another, as `TrialStack` steps them together. Takes the same arguments."""
+    """K trials that are stepped one after another; takes the arguments of `TrialStack`."""
 
     def __init__(
         self,
@@ -86,4 +87,4 @@ class LoneTrials(Trials):
         return [self._trials[k].advance() for k in self.live]
 
     def _update(self) -> None:
-        """Nothing to do: the trials have stepped, and their gradients are in place."""
+        """Do nothing: `_backward` has stepped the trials already."""

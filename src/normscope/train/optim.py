@@ -1,4 +1,4 @@
-"""The optimisers a trial knows, by name."""
+"""The optimisers by name."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,24 +12,28 @@ from normscope.nn import Residual, block_matrices, has_own_rates, param_groups
 from normscope.train.config import TrialConfig
 
 SGD_MOMENTUM = 0.9
-ADAM_EPS, ADAM_BETAS = 1e-8, (0.9, 0.999)  # PyTorch's own
+ADAM_EPS, ADAM_BETAS = 1e-8, (0.9, 0.999)  # PyTorch's defaults
 
 
 def build_optimizers(model: nn.Module, config: TrialConfig) -> list[Optimizer]:
     """The optimisers that together step every trainable parameter of `model`, once each.
 
-    One of them for adamw, adam and sgd (momentum 0.9). Muon (kellerjordan.github.io/posts/muon) steps the
-    `hidden_matrices` by updates of AdamW's size (`match_rms_adamw`: Liu et al. 2025, arXiv:2502.16982), AdamW
-    the rest. Models of ours under μP or depth-μP get the rates, decays and ε of `param_groups`.
-    Each parameter group keeps its full rate under "full_lr", for the schedule.
+    There is one for adamw, adam and sgd (momentum 0.9). Muon (kellerjordan.github.io/posts/muon) steps the
+    `hidden_matrices` by updates of AdamW's size (`match_rms_adamw`: Liu et al. 2025, arXiv:2502.16982), and
+    AdamW the rest. normscope's models in μP or depth-μP get the learning rates, decays and ε of
+    `param_groups`. Each parameter group keeps its full learning rate under "full_lr", for the schedule.
 
     Raises:
         UsageError: the model has nothing to train or nothing for Muon, this torch has no Muon, or μP has no
-            rates for the optimiser.
+            learning rates for the optimiser.
     """
     trainable = [p for p in model.parameters() if p.requires_grad]
     if not trainable:
-        raise UsageError("the model", "at least one parameter that requires a gradient", "unfreeze some")
+        raise UsageError(
+            "a model without trainable parameters",
+            "at least one parameter that requires a gradient",
+            "unfreeze some",
+        )
     optimizers: list[Optimizer]
     if config.optimizer == "muon":
         optimizers = _muon(model, trainable, config)
@@ -45,7 +49,7 @@ def build_optimizers(model: nn.Module, config: TrialConfig) -> list[Optimizer]:
 
 
 def set_rate(optimizers: Iterable[Optimizer], factor: float) -> None:
-    """Set every group's rate to `factor` times its full one."""
+    """Set every group's learning rate to `factor` times its full one."""
     for group in (g for optimizer in optimizers for g in optimizer.param_groups):
         group["lr"] = group["full_lr"] * factor
 
@@ -53,10 +57,11 @@ def set_rate(optimizers: Iterable[Optimizer], factor: float) -> None:
 def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
     """The trained 2-D weights between the embeddings and the output layer.
 
-    Of our models these are the linear maps in the blocks. Of others they are all but the embeddings, what a
-    `Residual` holds, and the output layer: what `get_output_embeddings` names; else what is tied to an
-    embedding; else each `nn.Linear` as wide as an embedding has rows, in no list of layers; else the
-    last `nn.Linear`, where it is as wide.
+    In normscope's models these are the linear maps in the blocks. In other models these are all matrices but
+    the embeddings, the parameters of a `Residual`, and the output layer. The output layer is the module that
+    `get_output_embeddings` names; else modules tied to an embedding; else each `nn.Linear`, outside lists of
+    layers, whose number of outputs is an embedding's number of rows; else the last `nn.Linear` with that
+    number.
     """
     matrices = block_matrices(model)
     if not matrices:
@@ -75,7 +80,7 @@ def _outer(model: nn.Module) -> set[int]:
     heads = (
         [m for m in named if m is not None]
         or [m for m in linears.values() if id(m.weight) in tables]
-        or [m for path, m in wide.items() if not any(map(str.isdigit, path.split(".")))]  # in no list
+        or [m for path, m in wide.items() if not any(map(str.isdigit, path.split(".")))]  # outside lists
         or [m for path, m in wide.items() if path == list(linears)[-1]]
     )
     joins = [m.join for m in modules.values() if isinstance(m, Residual)]
@@ -85,7 +90,7 @@ def _outer(model: nn.Module) -> set[int]:
 def _groups(
     model: nn.Module, params: list[nn.Parameter], config: TrialConfig, default_decay: float
 ) -> list[dict[str, Any]]:
-    """`params`, in groups with rates of their own where the model's parametrisation has such."""
+    """`params` in groups, with the learning rates of the model's parametrisation if it sets them."""
     decay = default_decay if config.weight_decay is None else config.weight_decay
     eps = ADAM_EPS if config.eps is None else config.eps
     if not has_own_rates(model):
@@ -104,14 +109,14 @@ def _muon(model: nn.Module, trainable: list[nn.Parameter], config: TrialConfig) 
         raise UsageError(given, "weights that Muon can step", "use adamw")
     matrices = _among(_groups(model, trainable, config, 0.1), lambda p: id(p) in taken)
     for group in matrices:
-        del group["eps"]  # Muon's own is for another purpose
+        del group["eps"]  # Muon's ε has another meaning
     rest = _among(_groups(model, trainable, config, 0.01), lambda p: id(p) not in taken)
     muon = torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw")
     return [muon, torch.optim.AdamW(rest, betas=betas(config))] if rest else [muon]
 
 
 def _among(groups: list[dict[str, Any]], keep: Callable[[nn.Parameter], bool]) -> list[dict[str, Any]]:
-    """`groups` with the parameters to keep, without those that are left empty."""
+    """`groups` with only the parameters to keep, without empty groups."""
     kept = [group | {"params": [p for p in group["params"] if keep(p)]} for group in groups]
     return [group for group in kept if group["params"]]
 

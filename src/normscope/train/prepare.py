@@ -1,4 +1,4 @@
-"""Making a run ready to go: model, folder, checkpoint."""
+"""Preparation of a run: model, folder, checkpoint."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -27,26 +27,26 @@ def prepared(
     observers: Sequence[Observer] = (),
     processes: Processes | None = None,
 ) -> Iterator[Run]:
-    """A run that is ready to `go`; the global generators are its own inside, and the caller's again after.
+    """Give a run that is ready to `go`; the caller's global generators are restored after the block.
 
     Args:
-        folder: folder of the run, see `RunFolder`; None keeps nothing.
-        resume: go on from the last checkpoint in `folder`, from the start where there is none.
+        folder: folder of the run, see `RunFolder`; None writes nothing.
+        resume: continue from the last checkpoint in `folder`; start if there is none.
         observers: called with the trial after each step.
         processes: processes that train together; one by default.
 
     Raises:
-        UsageError: whatever cannot be used.
+        UsageError: the model, the data, the folder or the checkpoint cannot be used.
     """
     processes = processes or Processes()
     place = None if folder is None else RunFolder(folder)
     if place is not None and processes.is_first:
-        place.require_free(resume=resume)  # before the model is built, which takes long
+        place.require_free(resume=resume)  # before the slow build of the model
     with contextlib.ExitStack() as stack:
         tokens = place.tokens if place is not None else Path(stack.enter_context(TemporaryDirectory()))
         subject = config.subject(processes.device(config.device), tokens)
         if subject.loss_fn is None:
-            do = "return one from a factory"
+            do = "return one from the factory"
             raise UsageError(f'model "{config.model}" without a loss', "a loss to train on", do)
         stack.enter_context(seeded(config.trial.seed))
         trial = _trial(config, subject, observers, processes)
@@ -56,7 +56,9 @@ def prepared(
         if place is not None:
             processes.means([0.0])  # wait: `claimed` removes token files that others may still be writing
             if processes.is_first:
-                stack.enter_context(place.claimed(resume=resume))  # a run that cannot be leaves no folder
+                stack.enter_context(
+                    place.claimed(resume=resume)
+                )  # a run that fails before this leaves no folder
             if resume and (state := place.checkpoints.read()) is not None:
                 run.resume(state)
             if place.checkpoints.warning is not None:
@@ -70,7 +72,7 @@ def _trial(config: RunConfig, subject: Subject, observers: Sequence[Observer], p
     if not subject.model.training:
         subject.model.train()
     model = processes.wrapped(subject)
-    torch.manual_seed(config.trial.seed + processes.rank)  # dropout of its own in each process
+    torch.manual_seed(config.trial.seed + processes.rank)  # each process draws its own dropout
     return Trial(
         model,
         endless(subject.batches),

@@ -1,7 +1,4 @@
-"""The processes that train one model together: what differs between one of them and several.
-
-`Processes` is one process alone, where everything is trivial; `distributed.py` has several.
-"""
+"""The processes that train one model together: `Processes` is a single one, `distributed.py` has several."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -17,22 +14,22 @@ PARALLELS = ("ddp", "fsdp")
 
 
 class Processes:
-    """One process alone."""
+    """A single process."""
 
     rank: int = 0
     size: int = 1
 
     @property
     def is_first(self) -> bool:
-        """True if this is the one that writes and speaks."""
+        """True if this process writes files and prints."""
         return self.rank == 0
 
     def device(self, wanted: str) -> str:
-        """Device on which this process computes when the run is on `wanted`."""
+        """Device of this process in a run on `wanted`."""
         return wanted
 
     def wrapped(self, subject: Subject) -> nn.Module:
-        """The subject's model, ready to be trained together."""
+        """The subject's model, wrapped for joint training."""
         return subject.model
 
     def loss(self, subject: Subject, model: nn.Module, batch: Batch) -> Tensor:
@@ -40,7 +37,7 @@ class Processes:
         return subject.loss(batch, model)
 
     def means(self, values: Sequence[float]) -> list[float]:
-        """The means of some numbers over all processes, in one exchange."""
+        """The mean of each number over all processes, in one exchange."""
         return list(values)
 
     def gathered(self, tensor: Tensor) -> list[Tensor]:
@@ -48,20 +45,20 @@ class Processes:
         return [tensor]
 
     def take_device(self) -> None:
-        """Make this process's device the current one of the thread that asks."""
+        """Make this process's device the current one of the calling thread."""
         if torch.cuda.is_initialized():
             torch.cuda.set_device(torch.cuda.current_device())
 
 
 @contextmanager
 def joined(parallel: str | None, device: str) -> Iterator[Processes]:
-    """This process among those of torchrun, or alone where it did not start it.
+    """This process among those of torchrun, or a single one without torchrun.
 
     Args:
-        parallel: "ddp" (also where None) or "fsdp".
+        parallel: "ddp" (also for None) or "fsdp".
 
     Raises:
-        UsageError: an unknown name, or a name without torchrun.
+        UsageError: the name is unknown, or is given without torchrun.
     """
     if parallel is not None and parallel not in PARALLELS:
         do = suggest(parallel, PARALLELS, "choose one")
@@ -70,7 +67,7 @@ def joined(parallel: str | None, device: str) -> Iterator[Processes]:
     if size == 1:
         if parallel is not None:
             do = "start it as `torchrun --nproc-per-node 2 -m normscope train …`"
-            raise UsageError(f"--parallel {parallel} in one process", "several, from torchrun", do)
+            raise UsageError(f"--parallel {parallel} in one process", "several processes of torchrun", do)
         yield Processes()
         return
     from torch import distributed as dist

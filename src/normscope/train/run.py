@@ -1,4 +1,4 @@
-"""One run from its config to its end: trained, watched, kept on disk, and gone on with after a kill."""
+"""One training run: steps, validation, checkpoints, and continuation after a kill."""
 
 import itertools
 import math
@@ -25,27 +25,27 @@ from normscope.train.thread import Stopped, in_flushed_thread
 from normscope.train.trial import Trial
 
 VALIDATIONS = 10
-"""Number of validation losses of a run by default."""
+"""Default number of validation losses in a run."""
 
 BATCHES = 8
-"""Validation batches whose mean loss is taken, always the same ones."""
+"""Number of validation batches, always the same ones, whose mean loss is taken."""
 
 
 @dataclass
 class Run:
-    """A run under way; observers may look at all of it between two steps.
+    """A run in progress; observers may read all of it between two steps.
 
     Attributes:
-        config: its settings.
-        subject: its model, batches and loss.
-        trial: takes the steps.
+        config: settings of the run.
+        subject: model, batches and loss.
+        trial: the trial that takes the steps.
         processes: processes that train together.
-        folder: folder of the run; None keeps nothing.
+        folder: folder of the run; None writes nothing.
         validations: validation losses so far.
         notes: remarks for the reader of the result.
-        began_at: the step of the checkpoint that was gone on from; 0 for a new run.
-        seconds: spent in steps by this process.
-        interrupted: whether Ctrl-C ended it.
+        began_at: step of the checkpoint that the run continued from; 0 for a new run.
+        seconds: time that this process spent in steps, in seconds.
+        interrupted: whether Ctrl-C ended the run.
     """
 
     config: RunConfig
@@ -66,29 +66,29 @@ class Run:
 
     @property
     def outcome(self) -> str | None:
-        """See `criterion.outcome`; None where no unigram entropy is known."""
+        """See `criterion.outcome`; None if no unigram entropy is known."""
         entropy = self.subject.unigram_entropy
         return None if entropy is None else outcome(self.trial.losses, entropy)
 
     @property
     def trained(self) -> bool | None:
-        """True if the run trained; None where no unigram entropy is known."""
+        """True if the run trained; None if no unigram entropy is known."""
         return None if self.outcome is None else self.outcome == "trained"
 
     @property
     def validate_every(self) -> int:
-        """Steps from one validation loss to the next."""
+        """Steps between two validation losses."""
         return self.config.validate_every or max(1, self.config.trial.steps // VALIDATIONS)
 
     @property
     def hopeless(self) -> bool:
-        """True if the last losses are all not finite: no later one will be finite."""
+        """True if none of the last losses is finite, so that no later one will be."""
         last = self.trial.losses[-LAST:]
         return len(last) == LAST and not any(map(math.isfinite, last))
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens per second of the steps alone, over all processes; None without a step or without ids."""
+        """Tokens per second of the steps alone, over all processes; None without steps or without ids."""
         steps = self.trial.step - self.began_at
         tokens = num_ids(self.subject.batch)
         if tokens is None or steps == 0:
@@ -122,7 +122,7 @@ class Run:
 
         self._wishes = lambda: (is_stopped(), self._is_late())
         try:
-            if not self.validations:  # the first of them is before the first step
+            if not self.validations:  # the first validation is before the first step
                 self._validate()
             while self.trial.step < self.config.trial.steps and not self.hopeless:
                 stop, is_late = self._wishes() if self.processes.size == 1 else self._agreed
@@ -162,14 +162,14 @@ class Run:
         return figures | {"gradient_norm": self.trial.gradient_norms[step]}
 
     def share_loss(self, loss: float) -> float:
-        """The mean loss of all processes; what each of them wants to do next goes with it."""
+        """The mean loss of all processes; the same exchange shares what each process will do next."""
         mean, *wishes = self.processes.means([loss, *map(float, self._wishes())])
         stop, is_late = (share > 0 for share in wishes)
         self._agreed = (stop, is_late)
         return mean
 
     def _is_due(self) -> bool:
-        """True if a checkpoint is due by its step, which all processes know alike."""
+        """True if a checkpoint is due by the step, which is the same in all processes."""
         new = self.trial.step != self.began_at
         return self.every.steps is not None and new and self.trial.step % self.every.steps == 0
 
@@ -196,22 +196,22 @@ class Run:
         return State(state.tensors, state.values | values)
 
     def _data(self) -> str:
-        """The first batch, and by its entropy the whole text."""
+        """Fingerprint of the data: a hash of the first batch, and the unigram entropy of the whole text."""
         entropy = self.subject.unigram_entropy
         return f"{fingerprint([self.subject.batch])} {'' if entropy is None else f'{entropy:.10f}'}"
 
     def resume(self, state: State) -> None:
-        """Go on from a checkpoint, to the bit where the number of processes and threads is the same.
+        """Continue from a checkpoint, bit by bit the same if the numbers of processes and threads are.
 
         Raises:
-            UsageError: it is of another config, model or text.
+            UsageError: the checkpoint has another config, model or text.
         """
         require_same(self.config, state)
         if state.values["data"] != self._data():
             raise UsageError(
-                "other data than that of the checkpoint",
-                f"the same text ({self.subject.input})",
-                "bring the text back as it was, or start a new run",
+                f"data that differ from the checkpoint's ({self.subject.input})",
+                "the data that the run began with",
+                "restore the data, or start a new run",
             )
         put_state(self.trial, self.trial.bare_model, state)
         self.began_at = self.trial.step
@@ -220,14 +220,14 @@ class Run:
         self.trial.batches = self.subject.batches(taken)
         prefix = f"random.{self.processes.rank}."
         own = {k.removeprefix(prefix): v for k, v in state.tensors.items() if k.startswith(prefix)}
-        if own:  # a process more than the checkpoint had keeps its fresh generators
+        if own:  # a process that the checkpoint did not have keeps its fresh generators
             put_random_state(own)
 
 
 def validation_loss(subject: Subject, trial: Trial, processes: Processes) -> float | None:
     """Mean loss on the validation data, in eval mode and the trial's precision; None without such data.
 
-    The state of the trial is left as it was.
+    The state of the trial is not changed.
     """
     if subject.validation is None:
         return None

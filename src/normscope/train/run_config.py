@@ -1,4 +1,4 @@
-"""RunConfig: all that one run of `normscope train` is made of, flat in a TOML file."""
+"""RunConfig: the settings of a run of `normscope train`, as a flat TOML file."""
 
 import dataclasses
 import json
@@ -28,7 +28,7 @@ _RULES = {
     "validate_every": count(1, "a number of steps from 1", "leave it out for a tenth", optional=True),
 }
 _LATER = ("validate_every", "checkpoint_every", "beta1", "beta2", "lr_end", "decay_steps")
-"""Keys that came after stores of maps did: at their defaults they are no part of what a run is known by."""
+"""Keys that older stores of maps lack; at their defaults they are not part of a run's identity."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,15 +40,15 @@ class RunConfig:
         text: a file or folder of text; None is the Python standard library's source.
         source, target: parallel texts for an encoder–decoder, line by line.
         images: "digits" for a model of images.
-        batch_size, seq_len: sequences of a batch, and tokens of a sequence.
-        validation: the last share of the data, which is not trained on; 0 keeps none.
+        batch_size, seq_len: sequences per batch, and tokens per sequence.
+        validation: fraction of the data, at its end, that is held out for validation; 0 holds out none.
         device: "cpu", "cuda", …
-        validate_every: steps from one validation loss to the next; None is a tenth of the run.
-        checkpoint_every: steps ("100") or seconds ("60s") from one checkpoint to the next, see `Every`.
+        validate_every: steps between two validation losses; None is a tenth of the run.
+        checkpoint_every: steps ("100") or seconds ("60s") between two checkpoints, see `Every`.
         trial: optimiser, learning rate, schedule, steps, …; its seed is also that of weights and batches.
 
     Raises:
-        UsageError: a value that no run can have.
+        UsageError: a value is invalid.
     """
 
     model: str
@@ -79,7 +79,8 @@ class RunConfig:
         """The config of `to_dict`, or of a table with dashes or underscores in its keys.
 
         Raises:
-            UsageError: an unknown key (with the nearest known one), no model, a value that no run can have.
+            UsageError: a key is unknown (the error names the nearest known one), the model is missing, or a
+                value is invalid.
         """
         given: dict[str, Any] = {}
         for key, value in flat.items():
@@ -102,29 +103,29 @@ class RunConfig:
         return {name: getattr(self, name) for name in _OF_RUN} | dataclasses.asdict(self.trial)
 
     def identity(self) -> dict[str, Any]:
-        """`to_dict` without the keys that were added later, where they have their defaults."""
+        """`to_dict` without newer keys that are at their defaults."""
         return {k: v for k, v in self.to_dict().items() if k not in _LATER or v != _DEFAULTS[k]}
 
     def replace(self, **changes: Any) -> "RunConfig":
-        """The same with other values, by their flat names."""
+        """A copy with other values, by their flat names."""
         return self.from_dict(self.to_dict() | changes)
 
     def to_toml(self) -> str:
         """A TOML file with every value that is set."""
         given = {_dashed(name): value for name, value in self.to_dict().items() if value is not None}
         lines = (f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in given.items())
-        return "".join(lines).replace("\x7f", "\\u007f")  # beside what JSON escapes, TOML wants DEL escaped
+        return "".join(lines).replace("\x7f", "\\u007f")  # TOML also needs DEL escaped, which JSON does not
 
     def paths(self) -> dict[str, Path | None]:
-        """Text, source and target."""
+        """Paths of text, source and target."""
         values = {name: getattr(self, name) for name in _PATHS}
         return {name: None if value is None else Path(value) for name, value in values.items()}
 
     def subject(self, device: str | None = None, tokens: Path | None = None) -> Subject:
-        """Model, batches and loss, as `load` makes them; on `device` rather than the config's.
+        """Load model, batches and loss; `device` overrides the config's.
 
         Args:
-            tokens: the folder for the tokens of the whole text, see `load`.
+            tokens: folder for the tokens of the whole text, see `load`.
         """
         own = ("batch_size", "seq_len", "images", "validation")
         given: dict[str, Any] = {**self.paths(), **{name: getattr(self, name) for name in own}}
@@ -135,14 +136,14 @@ _OF_RUN = tuple(f.name for f in dataclasses.fields(RunConfig) if f.name != "tria
 _OF_TRIAL = tuple(f.name for f in dataclasses.fields(TrialConfig))
 _DEFAULTS = {f.name: f.default for cls in (RunConfig, TrialConfig) for f in dataclasses.fields(cls)}
 KEYS = (*_OF_RUN, *_OF_TRIAL)
-"""Every key of a flat config."""
+"""All keys of a flat config."""
 
 
 def read_table(path: Path) -> dict[str, Any]:
-    """The flat table of a TOML file, for `RunConfig.from_dict`, which looks at its keys.
+    """Read the flat table of a TOML file, for `RunConfig.from_dict`, which checks the keys.
 
     Raises:
-        UsageError: no such file, or no TOML.
+        UsageError: the file does not exist or is not TOML.
     """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))

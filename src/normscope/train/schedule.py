@@ -6,19 +6,19 @@ from normscope.train.config import TrialConfig
 
 
 def warmup_factor(step: int, warmup: int) -> float:
-    """Share of the full rate at 0-based `step` under linear warm-up: min(1, (step + 1) / warmup).
+    """Fraction of the full learning rate at 0-based `step` in linear warm-up: min(1, (step + 1) / warmup).
 
-    The first step has rate lr/warmup, not zero: a step that does nothing would tell nothing.
+    The first step has the learning rate lr/warmup, not zero, so that no step is wasted.
     """
     return 1.0 if warmup == 0 else min(1.0, (step + 1) / warmup)
 
 
 def rate_factor(config: TrialConfig, step: int) -> float:
-    """Share of the full rate at 0-based `step` of a trial.
+    """Fraction of the full learning rate at 0-based `step` of a trial.
 
-    After the warm-up, a cosine falls from the full rate to `config.lr_end` at the last of `config.steps`.
-    Under "wsd" (Hu et al. 2024, arXiv:2404.06395) the rate is constant and then falls in a straight line to
-    `lr_end` at the last step. Both stay there after it.
+    After the warm-up, "cosine" falls from 1 to `config.lr_end` at the last of `config.steps`. "wsd" (Hu et
+    al. 2024, arXiv:2404.06395) is constant and then falls linearly to `lr_end` at the last step. Later steps
+    keep that value.
     """
     last, begin = config.steps - 1, config.warmup
     if config.schedule == "wsd":

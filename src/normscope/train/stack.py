@@ -1,4 +1,4 @@
-"""A stack of trials: K replicas that share a shape, stepped together."""
+"""A stack of trials: K replicas of the same shape, stepped together."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -19,21 +19,21 @@ from normscope.train.trial import after_step
 
 
 class TrialStack(Trials):
-    """K trials that share a shape, each with its own weights, batches, rate, warm-up, decay and clipping.
+    """K trials of the same shape, each with its own weights, batches, learning rate, decay and clipping.
 
-    A step costs less than K lone ones where the operations are small: one call of each does all replicas.
-    Each replica follows a lone `Trial` up to rounding, whatever its neighbours do. Dropout draws for each
-    replica alone, but not what a lone trial would draw, and its draws depend on the size of the stack; the
-    caller seeds the global generators, as for a trial.
+    If operations are small, a step costs less than K single ones, because each call serves all replicas. Each
+    replica equals a single `Trial` up to rounding, whatever its neighbours do. Dropout is independent for
+    each replica, but differs from a single trial's, and depends on the size of the stack. The caller seeds
+    the global generators, as for a trial.
 
-    The models stay usable: their parameters and buffers are views of the stack, so that a look between two
-    steps sees what has been trained. Their `.grad` is not filled, see `share_gradients`.
+    The models stay usable: their parameters and buffers are views of the stack, so they show the trained
+    values between two steps. Their `.grad` is not filled, see `share_gradients`.
 
     Args:
-        models: stepped in place; alike but for their values (`why_not_stackable` and `unlike` say why not).
-        batches: batches of each; must not end.
-        loss: scalar of (model, batch); must call the model that it is handed.
-        configs: settings of each; optimiser and accumulation are the same in all.
+        models: trained in place; they may differ only in values (see `why_not_stackable` and `unlike`).
+        batches: batches of each replica; must not end.
+        loss: scalar of (model, batch); must call the model that it is given.
+        configs: settings of each replica, with the same optimiser and accumulation in all.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class TrialStack(Trials):
         loss: LossOf,
         configs: Sequence[TrialConfig],
     ) -> None:
-        assert len(models) == len(batches) == len(configs) > 0, "one of each a replica"
+        assert len(models) == len(batches) == len(configs) > 0, "one of each per replica"
         reason = unlike(models, configs)
         if reason is not None:
             raise ValueError(f"these replicas cannot be stacked: {reason}")
@@ -62,7 +62,7 @@ class TrialStack(Trials):
             parameter.grad = None if stacked is None else stacked[row]
 
     def _backward(self) -> list[float]:
-        """Each live replica's loss, the mean over the accumulated batches; gradients are stacked."""
+        """Compute each live replica's loss, the mean over accumulated batches, and the stacked gradients."""
         for parameter in self._parameters.values():
             parameter.grad = None
         num = self.configs[0].accumulation
@@ -82,13 +82,13 @@ class TrialStack(Trials):
             after_step(self.models[k])
 
     def _keep(self, live: list[int]) -> None:
-        """Shrink the stack to `live`; those that leave keep weights of their own."""
+        """Shrink the stack to `live`; the removed replicas keep copies of their weights."""
         if live == self.live:
             return
         gone = [k for k in self.live if k not in live]
         device = next(iter(self._parameters.values())).device
         rows = torch.tensor([self.live.index(k) for k in live], dtype=torch.long, device=device)
-        for k in gone:  # a view would keep all of the old stack in memory
+        for k in gone:  # a view would keep the whole old stack in memory
             for tensor in tensors_of(self.models[k]).values():
                 tensor.data = tensor.data.clone()
         self._parameters = {name: _rows(p, rows) for name, p in self._parameters.items()}
@@ -119,9 +119,9 @@ def many_trials(
     loss: LossOf,
     configs: Sequence[TrialConfig],
 ) -> Trials:
-    """The trials as a `TrialStack` where they can be stacked, else as `LoneTrials`; a lone one is never.
+    """The trials as a `TrialStack` if they can be stacked, else as `LoneTrials`, as is a single trial.
 
-    Takes the first batch of each iterator for the test, and hands it out again.
+    The test uses the first batch of each iterator, which is not lost for training.
     """
     if len(models) < 2 or unlike(models, configs) is not None:
         return LoneTrials(models, batches, loss, configs)

@@ -1,6 +1,6 @@
 """The loss of K replicas at once: one model's code under `torch.vmap`, on stacked weights.
 
-Shapes: K replicas, then whatever a lone model has.
+Shapes: K replicas, then the axes of a single model.
 """
 
 import itertools
@@ -24,8 +24,8 @@ State = dict[str, Tensor]
 class StackedLoss:
     """Losses (K,) of K replicas that share the code of `skeleton`.
 
-    The graph is that of plain tensors with K in front, so the backward of their sum is an ordinary one, and
-    each replica's weights get the gradient of its own loss: replicas never meet in an operation.
+    The graph has plain tensors with K as first axis, so the backward of the losses' sum is an ordinary one.
+    Replicas do not interact, so each replica's weights get the gradient of its own loss.
 
     Args:
         skeleton: the model whose code runs; its own weights are not read.
@@ -37,7 +37,7 @@ class StackedLoss:
         self._places = _places(self._called)
 
     def __call__(self, parameters: State, buffers: State, batch: Any) -> Tensor:
-        """(K,); buffers (K, …) are moved on as the model's forward moves them."""
+        """Compute the losses (K,) and update the buffers (K, …) as the model's forward does."""
         axes = tree_map(lambda part: 0 if isinstance(part, Tensor) else None, batch)  # of K
         stacked = torch.vmap(self.lone, in_dims=(0, 0, axes), randomness="different")
         with _FoldedAttention():
@@ -48,7 +48,7 @@ class StackedLoss:
         return losses
 
     def lone(self, parameters: State, buffers: State, batch: Any) -> tuple[Tensor, State]:
-        """The loss of one replica, and the buffers that its forward replaced instead of writing to them."""
+        """The loss of one replica, and the buffers that its forward replaced (not changed in place)."""
         tensors = parameters | buffers
         state = {place: tensors[name] for place, name in self._places.items()}
         loss, after = functional_call(self._called, state, (batch,), tie_weights=False)
@@ -56,7 +56,7 @@ class StackedLoss:
 
 
 class _Called(nn.Module):
-    """A loss as a module's forward: what `functional_call` can call, with the buffers as it left them."""
+    """A loss as the forward of a module, for `functional_call`; it also returns the final buffers."""
 
     def __init__(self, model: nn.Module, loss: LossOf) -> None:
         super().__init__()
@@ -68,10 +68,9 @@ class _Called(nn.Module):
 
 
 def _places(called: _Called) -> dict[str, str]:
-    """Every place that holds a tensor, by path, and the name under which the model lists the tensor.
+    """Every path that holds a tensor, with the name under which the model lists the tensor.
 
-    `functional_call` would tie weights by itself, but it does not put back the weights of a module that has
-    two paths.
+    `functional_call` can tie weights, but it does not restore the weights of a module that has two paths.
     """
     name_of = {id(tensor): name for name, tensor in tensors_of(called.model).items()}
     places: dict[tuple[int, str], tuple[str, str]] = {}
@@ -83,10 +82,10 @@ def _places(called: _Called) -> dict[str, str]:
 
 
 def stack_batches(batches: Sequence[Any]) -> Any:
-    """One batch whose tensors have K in front, of K batches of the same form.
+    """Stack K batches of the same form into one, whose tensors have K as first axis.
 
     Raises:
-        ValueError: they differ in form, in the shape or type of a tensor or in something that is no tensor.
+        ValueError: the batches differ in form, in the shape or dtype of a tensor, or in another value.
     """
     first = batches[0]
     forms = {_form(batch) for batch in batches}
@@ -104,7 +103,7 @@ def stack_batches(batches: Sequence[Any]) -> Any:
 
 
 def _form(batch: Any) -> str:
-    """Description of the form that batches of a stack must have in common."""
+    """Description of a batch's form, which all batches of a stack must share."""
     if isinstance(batch, Tensor):
         return f"the shape {tuple(batch.shape)} in {batch.dtype}"
     if isinstance(batch, Mapping):
@@ -115,12 +114,12 @@ def _form(batch: Any) -> str:
 
 
 class _FoldedAttention(TorchFunctionMode):
-    """Fused attention has no batching rule and would run once a replica: fold K into the batch instead."""
+    """Mode that folds K into the batch for fused attention, which would else run once per replica."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention:
             return _attend(*args, **(kwargs or {}))
-        if func is F.multi_head_attention_forward:  # what it calls in turn does not come by here
+        if func is F.multi_head_attention_forward:  # its inner calls do not reach this mode
             with sdpa_kernel(SDPBackend.MATH):
                 return func(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
@@ -142,7 +141,7 @@ def _attend(
 
 
 class _Attend(torch.autograd.Function):
-    """Scaled dot-product attention whose rule under vmap is its fused self on (K·B, …)."""
+    """Scaled dot-product attention whose rule under vmap is fused attention on (K·B, …)."""
 
     @staticmethod
     def forward(
@@ -152,7 +151,7 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing to keep: what `vmap` calls is differentiated by itself."""
+        """Save nothing: autograd differentiates the call in `vmap`."""
 
     @staticmethod
     def vmap(
@@ -175,12 +174,12 @@ class _Attend(torch.autograd.Function):
 
 
 def _in_front(tensor: Tensor, axis: int | None, num: int) -> Tensor:
-    """(K, …), whether or not `tensor` has the axis of K."""
+    """`tensor` as (K, …), whether or not it has an axis for K."""
     return tensor.expand(num, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
 
 
 def _fold_mask(mask: Tensor | None, axis: int | None, num: int, query: Tensor) -> Tensor | None:
-    """The mask for a query (K·B, …): as it is where it is the same for all, else with K folded in."""
+    """The mask for a query (K·B, …): unchanged if it is the same for all replicas, else with K folded in."""
     if mask is None or (axis is None and mask.dim() < query.dim()):
         return mask
     mask = _in_front(mask, axis, num)

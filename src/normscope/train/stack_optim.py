@@ -1,4 +1,4 @@
-"""AdamW, Adam and SGD for K replicas at once, each with its own rate, decay, ε and clipping.
+"""AdamW, Adam and SGD for K replicas at once, each with its own learning rate, decay, ε and clipping.
 
 Shapes: K replicas, then a parameter's own shape.
 """
@@ -21,7 +21,7 @@ Betas = tuple[float, float]
 
 @dataclass
 class _Settings:
-    """Settings of the replicas' optimisers for a group of parameters, each (K,)."""
+    """Optimiser settings for a group of parameters, each (K,)."""
 
     full_rate: Tensor
     decay: Tensor
@@ -31,7 +31,7 @@ class _Settings:
 
 @dataclass
 class _Entry:
-    """A stacked parameter, the settings it shares with others, and what its optimiser keeps of it."""
+    """A stacked parameter, the settings it shares with others, and its optimiser state."""
 
     parameter: Tensor
     settings: _Settings
@@ -40,10 +40,10 @@ class _Entry:
 
 
 class StackedOptimizer:
-    """Steps stacked parameters as each replica's own torch optimiser would.
+    """Optimiser that steps stacked parameters as each replica's torch optimiser would.
 
-    Rates, decays and ε are read from the optimisers that `build_optimizers` makes for each model, so a
-    parametrisation with rates of its own (μP) keeps them.
+    Learning rates, decays and ε come from the optimisers that `build_optimizers` makes for each model, so
+    that those of a parametrisation (μP) are kept.
 
     Args:
         parameters: name → (K, …), with `requires_grad` as in the models.
@@ -72,7 +72,7 @@ class StackedOptimizer:
 
     @torch.no_grad()
     def step(self, factors: Sequence[float]) -> None:
-        """One step of every replica, at its share of its full rate; a parameter without gradient stays."""
+        """Step every replica at its fraction of the full learning rate; skip parameters without gradient."""
         stepped = [(entry, g) for entry in self._entries if (g := entry.parameter.grad) is not None]
         if not stepped:
             return
@@ -86,7 +86,7 @@ class StackedOptimizer:
         self._rule(entries, gradients)
 
     def keep(self, rows: Tensor, parameters: dict[str, Tensor]) -> None:
-        """Go on with the replicas at `rows` alone, whose weights are now `parameters`."""
+        """Continue with only the replicas at `rows`, whose weights are now `parameters`."""
         trained = [parameter for parameter in parameters.values() if parameter.requires_grad]
         for entry, parameter in zip(self._entries, trained, strict=True):
             entry.parameter = parameter
@@ -98,7 +98,7 @@ class StackedOptimizer:
 
 
 def _group_of_each(model: nn.Module, config: TrialConfig) -> dict[str, dict[str, Any]]:
-    """Name → the group of the optimiser that steps it."""
+    """Parameter name → its optimiser group."""
     (optimizer,) = build_optimizers(model, config)
     group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     return {name: group_of[id(p)] for name, p in model.named_parameters() if id(p) in group_of}
@@ -109,12 +109,12 @@ def _column(values: Sequence[float], device: torch.device) -> Tensor:
 
 
 def _wide(numbers: Tensor, like: Tensor) -> Tensor:
-    """(K,) as (K, 1, …), to meet a stacked tensor."""
+    """(K,) as (K, 1, …), to broadcast with a stacked tensor."""
     return numbers.to(like.dtype).view(-1, *(1,) * (like.dim() - 1))
 
 
 def _columns(entries: list[_Entry], number: Callable[[_Settings, int], Tensor]) -> list[Tensor]:
-    """`number(settings, steps)` as a column for each entry, made once for those that share it."""
+    """`number(settings, steps)` as a column for each entry, computed once for entries that share it."""
     made: dict[tuple[int, int, int], Tensor] = {}
     columns = []
     for entry in entries:
@@ -127,14 +127,14 @@ def _columns(entries: list[_Entry], number: Callable[[_Settings, int], Tensor]) 
 
 @torch.no_grad()
 def clip_each(gradients: Sequence[Tensor], limits: Tensor) -> None:
-    """Scale each replica's gradients to its limit (K,) where their norm together is longer; inf leaves them.
+    """Clip the norm of each replica's gradients to its limit (K,); inf does not clip.
 
-    As `torch.nn.utils.clip_grad_norm_`, replica by replica.
+    For each replica this equals `torch.nn.utils.clip_grad_norm_`.
     """
     norms = [torch.linalg.vector_norm(gradient.reshape(len(limits), -1), dim=1) for gradient in gradients]
     norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)
     factor = (limits / (norm + 1e-6)).clamp(max=1.0)
-    # inf/inf is no number, and who does not clip keeps what gradients are finite.
+    # inf/inf is nan; without clipping the finite gradients must be kept.
     factor = torch.where(limits.isinf(), 1.0, factor)
     torch._foreach_mul_(list(gradients), [_wide(factor, gradient) for gradient in gradients])
 
@@ -150,7 +150,7 @@ def _adam(betas: Betas, entries: list[_Entry], gradients: list[Tensor]) -> None:
 
 
 def _move(betas: Betas, entries: list[_Entry], gradients: list[Tensor]) -> None:
-    """Kingma and Ba 2015 (arXiv:1412.6980), Algorithm 1, its two corrections folded into the rate and ε."""
+    """Adam (Kingma and Ba 2015, arXiv:1412.6980, Algorithm 1), with bias corrections in step size and ε."""
     means, squares = _states(entries, 2)
     beta1, beta2 = betas
 
@@ -178,7 +178,7 @@ def _sgd(betas: Betas, entries: list[_Entry], gradients: list[Tensor]) -> None:
 
 
 def _decayed(entries: list[_Entry], gradients: list[Tensor]) -> list[Tensor]:
-    """Gradients with the decay in them; the gradients themselves where there is none."""
+    """Gradients plus weight decay; the gradients themselves if there is none."""
     if not any(bool(entry.settings.decay.any()) for entry in entries):
         return gradients
     decays = _columns(entries, lambda settings, _: settings.decay)
@@ -187,7 +187,7 @@ def _decayed(entries: list[_Entry], gradients: list[Tensor]) -> list[Tensor]:
 
 
 def _states(entries: list[_Entry], num: int) -> list[list[Tensor]]:
-    """Optimiser state as `num` lists with a tensor for each parameter, zero at first."""
+    """Optimiser state as `num` lists with a tensor for each parameter, initially zero."""
     for entry in entries:
         if not entry.state:
             entry.state = [torch.zeros_like(entry.parameter) for _ in range(num)]

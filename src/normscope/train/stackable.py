@@ -1,4 +1,4 @@
-"""Reasons why trials cannot be stacked, detected before they are."""
+"""Tests of whether trials can be stacked, with the reason if not."""
 
 import dataclasses
 import math
@@ -16,14 +16,14 @@ from normscope.train.stack_optim import STACKED_OPTIMIZERS
 
 _DTYPES = (torch.float32, torch.float64)
 _TOLERANCE = 1e-3
-"""Tolerance for losses and gradients in single precision; errors of vmap are larger."""
+"""Relative tolerance for losses and gradients in single precision; errors of vmap are larger."""
 
 
 def why_not_stackable(model: nn.Module, batch: Any, loss: LossOf, config: TrialConfig) -> str | None:
-    """Why trials of models like this cannot be stacked, in words; None if they can.
+    """The reason why trials of such models cannot be stacked; None if they can.
 
-    Runs a stack of two for one backward, on copies, and compares it with the model alone (where nothing is
-    drawn): a model that decides by the values of its tensors, or is changed by `vmap`, is detected.
+    One backward of a stack of two copies is compared with the single model's, unless it draws random numbers.
+    This detects models that branch on values of tensors, or that `vmap` changes.
     """
     if config.optimizer not in STACKED_OPTIMIZERS:
         return f"the optimizer {config.optimizer} steps whole matrices"
@@ -45,17 +45,17 @@ def _tried(model: nn.Module, batch: Any, loss: LossOf) -> str | None:
     try:
         losses = called(parameters, buffers, stack_batches([batch, batch]))
         losses.sum().backward()
-    except Exception as error:  # whatever the model's code raises under vmap: its words are the answer
+    except Exception as error:  # the model's code may raise anything under vmap; report its message
         return f"{type(error).__name__} under torch.vmap: {str(error).strip().splitlines()[0]}"
     if all(p.grad is None for p in parameters.values()):
-        return "its loss does not reach the weights of the model that it is handed"
+        return "its loss does not reach the weights of the given model"
     gradient = torch.cat([_gradient(p)[0].flatten() for p in parameters.values() if p.requires_grad])
     (loss_alone, gradient_alone), (again, _) = _alone(called, model, batch), _alone(called, model, batch)
     if not torch.equal(loss_alone, again):
         return None  # dropout: nothing to compare
     if _close(losses[0].detach(), loss_alone) and _close(gradient, gradient_alone):
         return None
-    return "its loss or gradient is another under torch.vmap"
+    return "its loss or gradient differs under torch.vmap"
 
 
 def _alone(called: StackedLoss, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
@@ -79,7 +79,7 @@ def _close(one: Tensor, other: Tensor) -> bool:
 
 
 def unlike(models: Sequence[nn.Module], configs: Sequence[TrialConfig]) -> str | None:
-    """Describe a difference in what replicas of a stack must share; None if there is none."""
+    """Describe a difference in a property that replicas of a stack must share; None if there is none."""
     for name in ("optimizer", "accumulation", "precision", "beta1", "beta2"):
         values = {getattr(config, name) for config in configs}
         if len(values) > 1:
@@ -90,7 +90,7 @@ def unlike(models: Sequence[nn.Module], configs: Sequence[TrialConfig]) -> str |
     for model in models[1:]:
         other = _shape(model)
         if other.keys() != first.keys():
-            return f"{min(first.keys() ^ other.keys())} is in some alone"
+            return f"{min(first.keys() ^ other.keys())} is not in all"
         for key, value in first.items():
             if not _same(value, other[key]):
                 return f"{key} is not the same in all"
@@ -98,7 +98,7 @@ def unlike(models: Sequence[nn.Module], configs: Sequence[TrialConfig]) -> str |
 
 
 def _shape(model: nn.Module) -> dict[str, Any]:
-    """Types, shapes and plain attributes by name: what a replica's code depends on besides its values."""
+    """Types, shapes and plain attributes by name, on which a model's code depends besides its values."""
     shape: dict[str, Any] = {}
     for path, module in model.named_modules():
         at = f"{path}." if path else ""
@@ -110,7 +110,7 @@ def _shape(model: nn.Module) -> dict[str, Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    """True for values that can be compared: numbers, words, tensors, frozen records, rows of those."""
+    """True for values that can be compared: numbers, strings, tensors, frozen dataclasses, rows of these."""
     if isinstance(value, list | tuple):
         return all(_is_plain(part) for part in value)
     frozen = dataclasses.is_dataclass(value) and value.__dataclass_params__.frozen  # type: ignore[union-attr]

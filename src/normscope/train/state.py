@@ -1,8 +1,8 @@
-"""All that a trial's next step depends on, as named tensors and plain values; and putting it back.
+"""Saving and restoring of a trial's state, as named tensors and plain values.
 
-The parameter groups are not in it: rates, ε and decay follow from the config and the step. Tensors that are
-sharded over processes (FSDP2) are gathered on the way out and sharded again on the way in, so every process
-calls these functions.
+Parameter groups are not saved, because learning rates, ε and decay follow from the config and the step.
+Tensors that are sharded over processes (FSDP2) are gathered when saved and sharded again when restored, so
+every process must call these functions.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ _MOST_NAMES = 3
 
 @dataclass(frozen=True)
 class State:
-    """Tensors by name, on the CPU, and values that JSON holds."""
+    """Tensors by name, on the CPU, and values for JSON."""
 
     tensors: dict[str, Tensor]
     values: dict[str, Any]
@@ -32,7 +32,7 @@ def take_state(trial: Trial, model: nn.Module, *, is_kept: bool = True) -> State
     """Weights, buffers, optimisers, loss scale, step and losses of `trial`, whose bare model is `model`.
 
     Args:
-        is_kept: False in a process that only helps to gather: it copies nothing, and its tensors are empty.
+        is_kept: False in a process that only helps to gather; its result has empty tensors.
     """
     tensors = {f"model.{name}": whole(tensor, is_kept) for name, tensor in tensors_of(model).items()}
     optimizer: dict[str, Any] = {}
@@ -50,10 +50,10 @@ def take_state(trial: Trial, model: nn.Module, *, is_kept: bool = True) -> State
 
 @torch.no_grad()
 def put_state(trial: Trial, model: nn.Module, state: State) -> None:
-    """Make `trial` go on where `take_state` saw it.
+    """Restore `trial` to the state of `take_state`.
 
     Raises:
-        UsageError: the state is of another model.
+        UsageError: the state belongs to another model.
     """
     own = tensors_of(model)
     weights = {k.removeprefix("model."): v for k, v in state.tensors.items() if k.startswith("model.")}
@@ -69,7 +69,7 @@ def put_state(trial: Trial, model: nn.Module, state: State) -> None:
         if path.startswith("optimizer."):
             name, _, key = path.removeprefix("optimizer.").rpartition(".")
             parameter, states = slots[name]
-            is_counter = key == "step"  # torch's optimisers keep it on the CPU
+            is_counter = key == "step"  # stays on the CPU in torch's optimisers
             states[parameter][key] = tensor.clone() if is_counter else _like(parameter, tensor)
     for name, values in state.values["optimizer"].items():
         parameter, states = slots[name]
@@ -82,7 +82,7 @@ def put_state(trial: Trial, model: nn.Module, state: State) -> None:
 
 
 def _optimizer_slots(optimizers: list[Optimizer]) -> Iterator[tuple[str, nn.Parameter, Any]]:
-    """A name for each parameter of each optimiser, the parameter, and the optimiser's states."""
+    """Yield a name for each parameter of each optimiser, the parameter, and the optimiser's states."""
     for number, optimizer in enumerate(optimizers):
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         for index, parameter in enumerate(parameters):
@@ -90,7 +90,7 @@ def _optimizer_slots(optimizers: list[Optimizer]) -> Iterator[tuple[str, nn.Para
 
 
 def whole(tensor: Tensor, is_kept: bool = True) -> Tensor:
-    """A copy of `tensor` on the CPU, gathered where it is sharded; where it is not kept, only gathered."""
+    """A copy of `tensor` on the CPU, gathered if it is sharded; an empty tensor unless `is_kept`."""
     tensor = tensor.detach()
     if hasattr(tensor, "full_tensor"):
         tensor = tensor.full_tensor()
@@ -98,7 +98,7 @@ def whole(tensor: Tensor, is_kept: bool = True) -> Tensor:
 
 
 def _as(value: Tensor, tensor: Tensor) -> Tensor:
-    """`value` on the device of `tensor`, and sharded as it."""
+    """`value` on the device of `tensor`, and sharded like it."""
     value = value.to(tensor.device)
     if not hasattr(tensor, "full_tensor"):
         return value
@@ -109,5 +109,5 @@ def _as(value: Tensor, tensor: Tensor) -> Tensor:
 
 
 def _like(parameter: nn.Parameter, value: Tensor) -> Tensor:
-    """An optimiser's tensor beside its parameter, laid out as one of its own."""
+    """An optimiser's tensor on its parameter's device, with the layout that the optimiser would use."""
     return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(_as(value, parameter))

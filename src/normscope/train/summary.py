@@ -19,8 +19,8 @@ class Summary:
     Attributes:
         run: the run.
         model: path of its trained model; None if the run was interrupted.
-        sample: a prompt and the model's continuation; None where it generates no text.
-        page: path of the run's HTML page, where one was written.
+        sample: a prompt and the model's continuation; None if it generates no text.
+        page: path of the run's HTML page; None if none was written.
     """
 
     run: Run
@@ -30,7 +30,7 @@ class Summary:
 
     @property
     def written(self) -> Sample | None:
-        """The sample, where there is one."""
+        """The sample, or None if there is none or it failed."""
         return None if self.sample is None or self.sample.failure else self.sample
 
     @property
@@ -81,7 +81,7 @@ class Summary:
         if entropy is None:
             return f"{ends}; it began at {trial.losses[0]:.4g}"
         where = f"{abs(entropy - loss):.3g} nats {'under' if loss < entropy else 'over'} the unigram entropy"
-        need = "" if run.trained else f", and {MARGIN} under it after {CRITERION_STEPS} steps is what counts"
+        need = "" if run.trained else f"; the criterion is {MARGIN} under it after {CRITERION_STEPS} steps"
         return f"{run.outcome}: {ends}, {where} of {entropy:.4g}{need}"
 
     def lines(self) -> list[tuple[str, str]]:
@@ -95,7 +95,7 @@ class Summary:
             words = "not finite" if loss is None else f"{loss:.4g}"
             lines.append(("validation", f"{words} after {found['validation']['step']} steps"))
         if found["tokens_per_second"] is not None:
-            lines.append(("speed", f"{found['tokens_per_second']:,.0f} tokens a second"))
+            lines.append(("speed", f"{found['tokens_per_second']:,.0f} tokens per second"))
         if run.folder is not None:
             lines.append(("folder", str(run.folder.path)))
         if self.page is not None:
@@ -103,7 +103,7 @@ class Summary:
         if self.model is not None:
             lines.append(("weights", str(self.model)))
         if self.written is not None:
-            lines += [("prompt", repr(self.written.prompt)), ("goes on", repr(self.written.text))]
+            lines += [("prompt", repr(self.written.prompt)), ("generates", repr(self.written.text))]
         return lines + [("note", note) for note in self.notes]
 
 

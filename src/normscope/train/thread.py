@@ -1,8 +1,7 @@
-"""Run a trial in a thread of its own, with denormals flushed to zero.
+"""Run a trial in a separate thread, with denormals flushed to zero.
 
-`torch.set_flush_denormal` reaches the thread that calls it and those it starts later, so a fresh thread sets
-it for itself and leaves the caller's setting alone. A collapsed run fills with denormals and is ten times
-slower without it.
+`torch.set_flush_denormal` affects the calling thread and those that it starts later, so a new thread does not
+change the caller's setting. Without it, a collapsed run, which has many denormals, is ten times slower.
 """
 
 import threading
@@ -16,20 +15,20 @@ from normscope.interrupts import postponed
 
 T = TypeVar("T")
 
-POLL_SECONDS = 0.2  # how long a Ctrl-C may wait before the thread is told
+POLL_SECONDS = 0.2  # longest delay of a Ctrl-C
 
 
 class Stopped(Exception):
-    """Raised inside the thread, between two steps, after the caller was interrupted."""
+    """The caller was interrupted; raised inside the thread, between two steps."""
 
 
 def in_flushed_thread(work: Callable[[Callable[[], None]], T]) -> T:
     """Run `work(checkpoint)` in a new thread that flushes denormals, and return its result.
 
-    `work` calls `checkpoint()` between two steps: it raises `Stopped` there once the caller has been
-    interrupted. An exception of `work` is raised again here. Ctrl-C, once or often, reaches the caller only
-    after the thread has ended, so that nothing changes the model any more. A Python that ends while the
-    thread is in a kernel would unwind it through C++ and abort.
+    `work` calls `checkpoint()` between two steps, which raises `Stopped` after the caller was interrupted. An
+    exception of `work` is raised again here. Every Ctrl-C reaches the caller only after the thread has ended,
+    so that the model does not change any more. (If Python ended while the thread is in a kernel, it would
+    unwind the thread through C++ and abort.)
     """
     future: Future[T] = Future()
     stop = threading.Event()
@@ -42,24 +41,24 @@ def in_flushed_thread(work: Callable[[Callable[[], None]], T]) -> T:
 
     def body() -> None:
         torch.set_flush_denormal(True)
-        torch.set_num_threads(workers)  # OpenMP's own default is per thread too
+        torch.set_num_threads(workers)  # OpenMP's default is per thread too
         try:
-            with torch.set_grad_enabled(grad):  # thread-local: a fresh thread would start with True
+            with torch.set_grad_enabled(grad):  # thread-local: a new thread starts with True
                 future.set_result(work(checkpoint))
         except BaseException as error:
             future.set_exception(error)
 
-    thread = threading.Thread(target=body, name="normscope-trial")  # no daemon: Python waits for it
+    thread = threading.Thread(target=body, name="normscope-trial")  # not a daemon: Python waits for it
     with postponed(stop.set):
         try:
             thread.start()
             while thread.is_alive():
                 thread.join(POLL_SECONDS)
-        except BaseException:  # of a signal that is not SIGINT
+        except BaseException:  # from a signal other than SIGINT
             stop.set()
             thread.join()
             raise
     try:
         return future.result()
-    except Stopped:  # by a Ctrl-C whose own handler lets the program go on
+    except Stopped:  # after a Ctrl-C whose handler does not raise
         raise KeyboardInterrupt from None

@@ -1,4 +1,4 @@
-"""One trial: real optimiser steps on a model that may be spoiled."""
+"""One trial: optimiser steps on a model."""
 
 import contextlib
 import math
@@ -19,21 +19,21 @@ from normscope.train.schedule import rate_factor
 
 @dataclass
 class Trial:
-    """A model under training. `advance` takes steps; everything between two calls may look at it.
+    """A model in training. `advance` takes steps; the model may be read between two calls.
 
     Attributes:
-        model: stepped in place, in the mode (train, eval) that each of its submodules has; its method
-            `after_step`, where it has one, is called after each step of the optimiser.
+        model: trained in place, in the mode (train, eval) of each submodule; its method `after_step`, if it
+            has one, is called after each optimiser step.
         batches: batches of the next steps; must not end.
         loss: scalar of (model, batch).
-        config: optimiser, rate, warm-up and schedule, clipping, precision, accumulation.
+        config: optimiser, learning rate, warm-up and schedule, clipping, precision, accumulation.
         observers: each called with the trial after each step.
-        shared_loss: the loss of all processes from the loss of this one, where several train together.
-        keeps_norms: whether `gradient_norms` is kept, which costs one pass over the gradients.
+        shared_loss: maps this process's loss to the loss of all processes that train together.
+        keeps_norms: whether `gradient_norms` is recorded, which costs one pass over the gradients.
         step: steps taken.
-        losses: loss of the batch of each step taken, before the step; of several batches, their mean.
-        gradient_norms: norm of all gradients of each step together, before clipping; nan where the loss was
-            not finite.
+        losses: loss before each step, the mean over its batches.
+        gradient_norms: norm of all gradients of each step together, before clipping; nan if the loss was not
+            finite.
     """
 
     model: nn.Module
@@ -66,9 +66,9 @@ class Trial:
         return bool(self.losses) and not math.isfinite(self.losses[-1])
 
     def advance(self) -> float:
-        """Take one step; the loss before it. Gradients stay in `.grad` until the next step.
+        """Take one step and return the loss before it. Gradients stay in `.grad` until the next step.
 
-        A loss that is not finite is recorded and not stepped on; it leaves no gradients.
+        If the loss is not finite, it is recorded, but no step is taken and no gradients are left.
         """
         self._forget_gradients()
         self.losses.append(self._differentiated())
@@ -98,7 +98,7 @@ class Trial:
             optimizer.zero_grad(set_to_none=True)
 
     def _differentiated(self) -> float:
-        """The mean loss of the step's batches, its gradient in `.grad`. Only the end waits for the device."""
+        """Compute the mean loss of the step's batches, and gradients; wait for the device only at the end."""
         losses: list[Tensor] = []
         parts = self.config.accumulation
         for part in range(parts):
@@ -112,15 +112,15 @@ class Trial:
         return value if parts == 1 else value / parts
 
     def _exchanging(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
-        """Gradients of copies (DDP) go to the other processes once a step, after its last batch."""
+        """Context in which DDP exchanges gradients only for the last batch of a step."""
         if isinstance(self.model, DistributedDataParallel) and not is_last:
             return self.model.no_sync()
         return contextlib.nullcontext()
 
     def _stepped(self) -> float:
-        """One step of every optimiser on the gradients, unscaled and clipped; a scaled overflow skips it.
+        """Step every optimiser on unscaled, clipped gradients; skip the step if scaled gradients overflow.
 
-        Returns the norm of all gradients together where it was asked for, else nan.
+        Returns the norm of all gradients together if `keeps_norms`, else nan.
         """
         scaler = self.scaler
         if scaler is not None:
@@ -142,20 +142,20 @@ class Trial:
 
 
 def after_step(model: nn.Module) -> None:
-    """Call the model's `after_step`, which for nGPT puts the matrices back onto the sphere."""
+    """Call the model's `after_step`, which normalises nGPT's matrices."""
     own = getattr(model, "after_step", None)
     if callable(own):
         own()
 
 
 Observer = Callable[[Trial], None]
-"""Called after each step; may look at everything and must change nothing."""
+"""Callable for after each step; may read everything and must change nothing."""
 
 
 class UpdateRatio:
     """RMS(update)/RMS(weight) of the weight matrices over the step between `before` and `after`.
 
-    Looks at about `SAMPLE` entries of a matrix, evenly spaced: that costs no second copy of the model.
+    About `SAMPLE` evenly spaced entries of each matrix are used, to avoid a second copy of the model.
     """
 
     SAMPLE = 4096
@@ -165,11 +165,11 @@ class UpdateRatio:
         self._kept: list[Tensor] = []
 
     def before(self) -> None:
-        """Remember the weights."""
+        """Store the weights."""
         self._kept = [self._sample(p).clone() for p in self._matrices]
 
     def after(self) -> float | None:
-        """Median over the matrices; None without matrices or before a step was remembered."""
+        """Median over the matrices; None without matrices or without a call of `before`."""
         pairs = zip(self._matrices, self._kept, strict=False)
         ratios: Sequence[float] = sorted(
             float((self._sample(p) - old).norm() / old.norm().clamp_min(1e-30)) for p, old in pairs
@@ -183,10 +183,10 @@ class UpdateRatio:
 
 
 def endless(batches: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-    """The batches of `batches()`, from the start again each time they end.
+    """The batches of `batches()`, repeated from the start each time they end.
 
     Raises:
-        ValueError: it has none at all.
+        ValueError: there are no batches.
     """
     while True:
         empty = True

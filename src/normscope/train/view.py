@@ -1,4 +1,4 @@
-"""A run as it goes: a bar with the loss on a terminal, a line now and then in a pipe."""
+"""Progress of a run: a bar with the loss curve on a terminal, twenty lines in a pipe."""
 
 import sys
 import time
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
     from normscope.train.trial import Trial
 
 LINES = 20
-"""Lines of a whole run in a pipe."""
+"""Number of lines of a whole run in a pipe."""
 
 REDRAW_SECONDS = 0.1
 CURVE, SHORT_CURVE = 24, 8
-"""Most bars of the curve, and fewest."""
+"""Largest and smallest number of bars of the curve."""
 
 WORDS, WIDE = 65, 110
-"""Columns that the figures take beside the curve; of a terminal with room for a bar too."""
+"""Columns of the figures beside the curve, and of a terminal that has room for a progress bar too."""
 _LEVELS = "▁▂▃▄▅▆▇█"
 
 
 class View:
-    """View of a process that prints nothing: of several processes, the first one does."""
+    """Silent view, for all processes but the first."""
 
     run: "Run"
 
     def watch(self, run: "Run") -> None:
-        """Set the run that is shown from now on."""
+        """Set the run to show."""
         self.run = run
 
     def __call__(self, trial: "Trial") -> None:
@@ -40,7 +40,7 @@ class View:
 
 
 class Lines(View):
-    """A line each twentieth of the run, on stderr."""
+    """A line on stderr for each twentieth of the run."""
 
     def __call__(self, trial: "Trial") -> None:
         steps = trial.config.steps
@@ -60,14 +60,14 @@ class Bar(View):
     def __call__(self, trial: "Trial") -> None:
         now, steps = time.monotonic(), trial.config.steps
         if now - self._drawn < REDRAW_SECONDS and trial.step != steps:
-            return  # a bar for each step would cost as much as a small step
+            return  # drawing at each step would cost as much as a small step
         self._drawn = now
         words = f"{trial.step}/{steps}  {curve(trial.losses, self._bars)}  {state_of(self.run)}"
         self._progress.update(self._task, description=words, completed=trial.step, total=steps)
 
 
 def state_of(run: "Run") -> str:
-    """Loss, unigram entropy and validation loss in a line."""
+    """Loss, unigram entropy and validation loss on one line."""
     parts = [f"loss {last_loss(run.trial.losses):.3f}"]
     if run.subject.unigram_entropy is not None:
         parts.append(f"unigram {run.subject.unigram_entropy:.3f}")
@@ -77,12 +77,12 @@ def state_of(run: "Run") -> str:
 
 
 def num_bars(columns: int) -> int:
-    """Bars of a curve that leaves room for the figures, and on a wide terminal for the progress bar."""
+    """Number of bars of the curve: leaves room for the figures and, on a wide terminal, the progress bar."""
     return CURVE if columns >= WIDE else max(SHORT_CURVE, min(CURVE, columns - WORDS))
 
 
 def curve(losses: Sequence[float], bars: int = CURVE) -> str:
-    """The losses as so many bars, each the mean of its stretch; × where it is no finite number."""
+    """The losses as `bars` bars, each the mean of its part; × if it is not finite."""
     width = max(1, -(-len(losses) // bars))
     means = [sum(part) / len(part) for part in (losses[i : i + width] for i in range(0, len(losses), width))]
     finite = [mean for mean in means if abs(mean) < float("inf")]
@@ -93,7 +93,7 @@ def curve(losses: Sequence[float], bars: int = CURVE) -> str:
 
 @contextmanager
 def watching(speaks: bool) -> Iterator[View]:
-    """The view that fits where stderr goes."""
+    """The view for stderr: a bar on a terminal, lines in a pipe, silent unless `speaks`."""
     if not speaks:
         yield View()
         return
