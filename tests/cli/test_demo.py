@@ -150,7 +150,7 @@ def test_the_page_and_the_picture_of_what_there_is_so_far(losses: dict[int, floa
     story = Story.of(TINY)
     for index, loss in losses.items():
         story.courses[index, 0] = Course([loss] * 4, [(0, 1.0), (4, 0.0)])
-    assert "not at its end yet" in render_page(story)
+    assert "not finished yet" in render_page(story)
     console = Console(file=io.StringIO(), width=100)
     console.print(picture(story, 100))
 
@@ -256,7 +256,7 @@ def test_ctrl_c_shows_what_there_is(tmp_path: Path) -> None:
     assert running.returncode == 130, err
     assert "interrupted; these are the results so far" in err
     assert "Traceback" not in err
-    assert "not at its end yet" in out
+    assert "not finished yet" in out
     assert "interrupted" in (tmp_path / "demo.html").read_text()
     assert len(children) == demo.WORKERS
     deadline = time.monotonic() + 10

@@ -69,7 +69,7 @@ def test_a_full_disk_is_said_and_what_was_finished_stays(store: Store) -> None:
     pages = store._connection.execute("PRAGMA page_count").fetchone()[0]
     store._connection.execute(f"PRAGMA max_page_count = {pages}")
     long = [result(cell, losses=(0.5,) * 10**5) for cell in other.cells]
-    with pytest.raises(UsageError, match="room on its disk"):
+    with pytest.raises(UsageError, match="free space on its disk"):
         store.finish(owner, other, long)
     assert store.counts().done == 4  # all or nothing: no cell of the crew is half there
     store.close()

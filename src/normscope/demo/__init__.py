@@ -1,1 +1,1 @@
-"""The effect in two minutes (`normscope demo`), and models to try `normscope check` on (`examples`)."""
+"""`normscope demo`, which takes about two minutes, and models for trying `normscope check` (`examples`)."""

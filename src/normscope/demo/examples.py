@@ -1,4 +1,4 @@
-"""PyTorch's own encoder, as people first build a language model of it: Post-LN, and fixed."""
+"""A language model of PyTorch's encoder layers as commonly built, with Post-LN, and a fixed version."""
 
 import torch
 from torch import Tensor, nn
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 class CausalEncoder(nn.Module):
     """Byte-level language model around `nn.TransformerEncoder` with a causal mask.
 
-    Every matrix gets Xavier-uniform weights, as `nn.Transformer` does by itself.
+    Every matrix gets Xavier-uniform weights, as in `nn.Transformer`.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class CausalEncoder(nn.Module):
 
 
 def post_ln() -> nn.Module:
-    """12 layers of `nn.TransformerEncoderLayer` as it comes, Post-LN: pytorch/pytorch#55270."""
+    """12 layers of `nn.TransformerEncoderLayer` with its default, Post-LN (pytorch/pytorch#55270)."""
     return CausalEncoder()
 
 

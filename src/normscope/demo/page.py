@@ -1,4 +1,4 @@
-"""The page of the demo: both curves, the conditions, and what to type. One file, no network, no script."""
+"""The page of the demo: both plots, the conditions, and commands. One file, no network, no script."""
 
 import math
 
@@ -12,12 +12,12 @@ from normscope.report.page import environment, style_sheet
 from normscope.train.criterion import LAST, MARGIN
 
 COLOURS = ("c-c", "c-ink", "c-a", "k-attn", "c-p7")
-"""A colour for each condition; people who see no red, green or blue can distinguish any two."""
-_CEILING = 1.0  # nats above the unigram entropy: the fall from the start would flatten all else
+"""A colour for each condition; people with any colour blindness can distinguish them."""
+_CEILING = 1.0  # nats above the unigram entropy; higher initial losses are cut off
 
 
 def render_page(story: Story) -> str:
-    """The page of a story, also of one that is not at its end."""
+    """The page of a story, also of an unfinished one."""
     from normscope.pipeline import versions
 
     return (
@@ -68,8 +68,8 @@ def _losses(story: Story) -> Picture:
     line = None if level is None else (level, "unigram")
     drawing = chart(curves, label="Loss by step", x_label="step", log=False, level=line, dots=False)
     about = (
-        f"Nats a byte, means of {story.settings.look} steps, each seed a line. Under the unigram line a "
-        "model has learnt more than how frequent each byte is."
+        f"Nats per byte, means of {story.settings.look} steps, a line per seed. Below the unigram line a "
+        "model has learnt more than the frequency of each byte."
     )
     return Picture("Loss", about, drawing)
 
@@ -78,14 +78,14 @@ def _diversities(story: Story) -> Picture:
     curves = [_curve(story, index, seed, course.looks) for (index, seed), course in story.courses.items()]
     drawing = chart(curves, label="Token diversity by step", x_label="step", log=True, dots=False)
     about = (
-        "How much the tokens of one sequence still differ in the last hidden state: the share of its energy "
-        "that is not in their mean. Near 0 they are all the same, and attention cannot distinguish them."
+        "Difference between the tokens of a sequence in the last hidden state: the share of its energy that "
+        "is not in their mean. Near 0 all tokens are the same, and attention cannot distinguish them."
     )
     return Picture("Token diversity", about, drawing)
 
 
 def _curve(story: Story, index: int, seed: int, points: list[tuple[int, float]]) -> Curve:
-    """One seed's line; the middle one of its condition carries the name."""
+    """One seed's line; the middle seed's line carries the name of the condition."""
     seeds = story.settings.seeds
     return Curve(
         CONDITIONS[index].name,

@@ -1,4 +1,4 @@
-"""The effect in two minutes: a deep Transformer that does not train, and what rescues it."""
+"""The demo's runs: a deep Transformer that does not train, and changes that rescue it."""
 
 import contextlib
 import json
@@ -20,13 +20,13 @@ from normscope.train import trains
 from normscope.train.criterion import last_loss
 
 WORKERS = 2
-_POLL_SECONDS = 0.2  # how long a Ctrl-C may wait
-_EARLY = 25  # steps in which it is decided
+_POLL_SECONDS = 0.2  # longest delay of a Ctrl-C
+_EARLY = 25  # steps after which tokens have collapsed in runs that fail
 
 
 @dataclass
 class Course:
-    """One run as far as it has come: its losses, and token diversity by step."""
+    """One run so far: its losses, and token diversity by step."""
 
     losses: list[float] = field(default_factory=list)
     looks: list[tuple[int, float]] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Story:
         return cls(settings, {cell: Course() for cell in cells})
 
     def of_condition(self, index: int) -> list[Course]:
-        """Its runs, by seed."""
+        """The runs of a condition, by seed."""
         return [self.courses[index, seed] for seed in self.settings.seeds]
 
     def step(self, index: int) -> int:
@@ -68,7 +68,7 @@ class Story:
         return min(len(course.losses) for course in self.of_condition(index))
 
     def verdicts(self, index: int) -> list[bool] | None:
-        """Verdict on each run of a condition, True where it trains; None before all have ended."""
+        """Whether each run of a condition trains; None before all have ended."""
         if self.unigram_entropy is None or self.step(index) < self.settings.steps:
             return None
         return [trains(course.losses, self.unigram_entropy) for course in self.of_condition(index)]
@@ -82,7 +82,7 @@ class Story:
         return [course.looks[-1][1] if course.looks else math.nan for course in self.of_condition(index)]
 
     def hear(self, line: dict) -> None:
-        """Take in one line of a worker."""
+        """Add the results of one line of a worker."""
         if "unigram_entropy" in line:
             self.unigram_entropy = line["unigram_entropy"]
             return
@@ -92,9 +92,9 @@ class Story:
 
 
 def run(settings: Settings, show: Callable[[Story], None]) -> Story:
-    """Train all conditions in `WORKERS` processes of one thread each; `show` is called as results come in.
+    """Train all conditions in `WORKERS` processes of one thread each, and call `show` on new results.
 
-    Ctrl-C ends the processes; the story then keeps what it has.
+    Ctrl-C ends the processes; the story keeps the results so far.
 
     Raises:
         RuntimeError: a process failed; the message holds its output.
@@ -118,7 +118,7 @@ def run(settings: Settings, show: Callable[[Story], None]) -> Story:
 
 
 def _lines(news: "queue.Queue[str | None]", running: int) -> Iterator[str]:
-    """Yield the lines that `running` processes print until all have ended; "" after a time without a line."""
+    """Yield the lines of `running` processes until all have ended; "" after some time without a line."""
     while running:
         try:
             line = news.get(timeout=_POLL_SECONDS)
@@ -145,10 +145,10 @@ def _shares(settings: Settings) -> list[list[int]]:
 def _worker(
     conditions: Sequence[int], settings: Settings, news: "queue.Queue[str | None]"
 ) -> Iterator[Callable[[], None]]:
-    """A process that trains `conditions`; its lines go to `news`, then None. It is killed at the end.
+    """Start a process that trains `conditions`, and kill it at the end; its lines go to `news`, then None.
 
-    It has a session of its own, as Ctrl-C is for us alone. Yields a function that raises RuntimeError where
-    the process failed.
+    It has its own session, so that only this process gets Ctrl-C. Yields a function that raises RuntimeError
+    if the process failed.
     """
     words = ["normscope.demo.worker", json.dumps(asdict(settings)), ",".join(map(str, conditions))]
     with tempfile.TemporaryFile("w+") as said:
@@ -192,7 +192,7 @@ def moral(story: Story) -> str:
     ]
     who = f"A Post-LN Transformer of {settings.depth} layers with Xavier weights at AdamW {settings.lr:g}"
     if verdicts[0] is None or not early:
-        return f"{who}: not at its end yet."
+        return f"{who}: not finished yet."
     first = (
         f"{who} trains with {sum(verdicts[0])} of {len(settings.seeds)} seeds: within {_EARLY} steps the "
         f"token diversity of its last hidden state falls to {figure(max(early), 1)} or less."

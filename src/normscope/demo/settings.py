@@ -36,11 +36,11 @@ class Settings:
 
 @dataclass(frozen=True)
 class Condition:
-    """One way of training it.
+    """One condition of the demo.
 
     Attributes:
         name: short name, for the end of a line.
-        change: the difference from the first condition, in words that may name the settings.
+        change: the difference from the first condition, as a format string of the settings.
         options: options of the model, besides its size.
         warms_up, clips: whether it uses the settings' warm-up and clipping.
     """
@@ -52,11 +52,11 @@ class Condition:
     clips: bool = False
 
     def words(self, settings: Settings) -> str:
-        """The change in words, with the figures of the settings."""
+        """The change, with the values of the settings."""
         return self.change.format(settings=settings)
 
     def model(self, settings: Settings) -> str:
-        """MODEL of `normscope train`."""
+        """The MODEL for `normscope train`."""
         size = f"depth={settings.depth},width={settings.width},heads={settings.heads}"
         return f"nn:decoder,{self.options},{size}"
 
@@ -86,4 +86,4 @@ CONDITIONS = (
     Condition("Pre-LN", "the norms inside the branches (Pre-LN)", "scheme=pre,init=xavier"),
     Condition("small init", "weights from N(0, 0.02²)", "scheme=post,init=normal"),
 )
-"""All conditions; each changes one thing in the first."""
+"""All conditions; each differs from the first in one thing."""

@@ -1,7 +1,7 @@
 """One process of the demo: trains conditions, those of one shape as one stack, and prints lines of JSON.
 
-Each line is a stretch of one run: {"condition", "seed", "losses", "diversity"}; before those of its stack
-comes {"unigram_entropy"}.
+Each line has a part of one run: {"condition", "seed", "losses", "diversity"}. The first line of a stack is
+{"unigram_entropy"}.
 """
 
 import json
@@ -23,7 +23,7 @@ Line = dict[str, object]
 
 
 def looks_at(settings: Settings) -> list[int]:
-    """Steps after which token diversity is measured: densely in the first steps, which decide the run."""
+    """Steps after which token diversity is measured, with most of them early, when it falls."""
     early = [step for step in (0, 1, 2, 5) if step < settings.look]
     return [step for step in early if step < settings.steps] + [
         *range(settings.look, settings.steps, settings.look),
@@ -32,7 +32,7 @@ def looks_at(settings: Settings) -> list[int]:
 
 
 def shelves(conditions: Sequence[int], settings: Settings) -> list[list[Cell]]:
-    """The runs of `conditions`, those of one model together."""
+    """The runs of `conditions`, grouped by model."""
     by_model: dict[str, list[Cell]] = {}
     for index in conditions:
         cells = by_model.setdefault(CONDITIONS[index].model(settings), [])
@@ -41,7 +41,7 @@ def shelves(conditions: Sequence[int], settings: Settings) -> list[list[Cell]]:
 
 
 def work(conditions: Sequence[int], settings: Settings) -> Iterator[Line]:
-    """All lines of the runs of `conditions`, whose stacks go forward side by side."""
+    """Yield all lines of the runs of `conditions`; their stacks advance in turns."""
     for lines in zip(*(train_stack(cells, settings) for cells in shelves(conditions, settings)), strict=True):
         yield from chain(*lines)
 
@@ -49,7 +49,7 @@ def work(conditions: Sequence[int], settings: Settings) -> Iterator[Line]:
 def train_stack(cells: Sequence[Cell], settings: Settings) -> Iterator[list[Line]]:
     """Train runs of one shape as one stack.
 
-    Yields the unigram entropy, then at each look a line for each run.
+    Yields the unigram entropy, then, at each measurement, a line per run.
     """
     batch, tokens = settings.batch_size, settings.seq_len
     subjects = [
@@ -71,7 +71,7 @@ def train_stack(cells: Sequence[Cell], settings: Settings) -> Iterator[list[Line
             stack.advance()
         lines: list[Line] = []
         for (index, seed), evaluator, losses in zip(cells, evaluators, stack.losses, strict=True):
-            # A run with a loss that is not finite stops; its last loss then stands for the later steps.
+            # A run stops at a loss that is not finite; that loss is repeated for the later steps.
             new = (losses + losses[-1:] * (now - len(losses)))[before:]
             diversity = next(iter(evaluator.state()[1].values()))
             lines.append({"condition": index, "seed": seed, "losses": new, "diversity": diversity})
@@ -81,7 +81,7 @@ def train_stack(cells: Sequence[Cell], settings: Settings) -> Iterator[list[Line
 def main(words: Sequence[str]) -> None:
     """`python -m normscope.demo.worker SETTINGS CONDITIONS`: JSON, and indices with commas."""
     torch.set_num_threads(1)
-    torch.set_flush_denormal(True)  # a collapsed run fills with denormals
+    torch.set_flush_denormal(True)  # collapsed runs have many denormals, which are slow
     for line in work([int(index) for index in words[1].split(",")], Settings(**json.loads(words[0]))):
         print(json.dumps(line), flush=True)
 

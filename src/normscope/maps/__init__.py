@@ -1,4 +1,4 @@
-"""Maps: grids of trials, where they train and where they do not.
+"""Maps: grids of training runs that show which of them train.
 
 The main calls:
 

@@ -1,4 +1,4 @@
-"""Cell and Result: one training run of a map, and what came of it."""
+"""Cell and Result: one training run of a map, and its outcome."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ from normscope.subjects.spec import Spec, parse
 from normscope.train import RunConfig
 
 OWN = ("lr", "warmup", "seed")
-"""Settings in which cells of one shape may differ; such cells can be trained as one stack."""
+"""Settings in which cells of one shape may differ; these cells can be trained as one stack."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Cell:
     """One run of a map.
 
     Attributes:
-        config: all that the run is made of; nothing else decides its result.
+        config: all settings of the run; nothing else affects its result.
     """
 
     config: RunConfig
@@ -32,7 +32,7 @@ class Cell:
 
     @cached_property
     def shared(self) -> dict[str, Any]:
-        """Settings that all cells of one shape have."""
+        """Settings that all cells of one shape share."""
         return {name: value for name, value in self.config.identity().items() if name not in OWN}
 
     @cached_property
@@ -46,22 +46,22 @@ class Cell:
 
     @property
     def scheme(self) -> str:
-        """The scheme of a model of ours, else the MODEL itself."""
+        """The scheme of an nn: model, else the MODEL itself."""
         return self._spec.options.get("scheme", "pre") if self._spec.kind == "nn" else self.config.model
 
     @property
     def init(self) -> str | None:
-        """The initialisation, None where it is the scheme's own."""
+        """The initialisation; None if it is the scheme's own."""
         return self._spec.options.get("init") if self._spec.kind == "nn" else None
 
     @property
     def depth(self) -> int | None:
-        """The blocks of a model of ours."""
+        """Number of blocks of an nn: model, else None."""
         return self._spec.options.get("depth", DEFAULT_DEPTH) if self._spec.kind == "nn" else None
 
     @property
     def lr(self) -> float:
-        """The rate after warm-up."""
+        """The learning rate after warm-up."""
         return self.config.trial.lr
 
     @property
@@ -80,15 +80,15 @@ class Result:
     """Result of training a cell.
 
     Attributes:
-        losses: the loss before each step taken; the last one is not finite where the run diverged.
+        losses: the loss before each step; the last one is not finite if the run diverged.
         unigram_entropy: unigram entropy of the text, in nats.
         verdict: "trains" or "fails", see `normscope.train.trains`; a run that was stopped fails.
-        certain_at: the step after which the run was certain to fail, None where it never was.
-        certain: why, in words.
-        stopped: whether it was stopped there; if not, it was trained to the end.
-        seconds: its share of the time that its stack took.
+        certain_at: the step after which the run was certain to fail; None if it never was.
+        certain: the reason for that, in words.
+        stopped: whether the run was stopped at that step.
+        seconds: the run's share of the time that its stack took, in seconds.
         stack: number of cells that were trained together.
-        versions: versions of the software that it was trained with.
+        versions: versions of the software used.
     """
 
     losses: tuple[float, ...]
@@ -103,6 +103,6 @@ class Result:
 
 
 def digest(value: Any) -> str:
-    """SHA-256 of a JSON value in its one canonical form."""
+    """SHA-256 of a JSON value in canonical form."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()

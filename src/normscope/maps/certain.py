@@ -1,7 +1,6 @@
 """Conditions under which a run is certain to fail, so that its remaining steps can be skipped.
 
-There are two: a loss that is not finite, and a last hidden state whose tokens are all alike. How often the
-second was wrong, on runs that went on to the end, is in docs/maps.md.
+There are two: a loss that is not finite, and a last hidden state whose tokens are all equal.
 """
 
 from torch import nn
@@ -11,12 +10,12 @@ from normscope.errors import NormscopeError
 from normscope.forecast.evaluator import Evaluator
 from normscope.subjects import Subject
 
-EVERY = 25  # steps between two looks; one costs about a third of a step
-ALIKE = 1e-10  # token diversity of the last hidden state; float32 tells tokens apart to about 1e-14
+EVERY = 25  # steps between two checks; one costs about a third of a step
+ALIKE = 1e-10  # token diversity of the last hidden state; float32 distinguishes tokens to about 1e-14
 
 
 def diversity(subject: Subject, anatomy: Anatomy | None, model: nn.Module) -> float | None:
-    """Token diversity of `model`'s last hidden state on the subject's batch; None where none is read."""
+    """Token diversity of `model`'s last hidden state on the subject's batch; None if it cannot be read."""
     if anatomy is None or not anatomy.stacks:
         return None
     _, found = Evaluator(subject, anatomy, model).state()
@@ -24,15 +23,15 @@ def diversity(subject: Subject, anatomy: Anatomy | None, model: nn.Module) -> fl
 
 
 def all_alike(diversity: float | None, alike: float = ALIKE) -> str | None:
-    """Why a run with this token diversity is certain to fail, None where it is not."""
-    if diversity is None or not diversity <= alike:  # not a number: left to the loss
+    """The reason why a run with this token diversity is certain to fail; None if it is not."""
+    if diversity is None or not diversity <= alike:  # nan: the loss will show it
         return None
     return f"token diversity {diversity:.1e}: every token looks the same"
 
 
 def anatomy_of(subject: Subject) -> Anatomy | None:
-    """Anatomy of all models of the subject's shape; None where it cannot be read."""
+    """Anatomy of all models of the subject's shape; None if it cannot be read."""
     try:
         return read_anatomy(subject)
     except NormscopeError:
-        return None  # what cannot be read is trained to the end
+        return None  # such models are trained to the end

@@ -1,4 +1,4 @@
-"""Grouping of cells into crews that train together; the best number at once is measured."""
+"""Grouping of cells into crews that train together, and measurement of the best crew size."""
 
 import itertools
 import time
@@ -14,13 +14,13 @@ from normscope.train import in_flushed_thread
 
 SIZES = (1, 4, 8, 16)
 SIZES_ON_GPU = (1, 8, 32, 64)
-ROUNDS = 4  # steps of each size, in turn; the fastest counts, for the machine may be busy
-WORTH = 0.95  # a larger stack must take this share of the time at most: it also fails as one
-MOST_NUMBERS = 2**24  # parameters of a stack: beyond, the matrices are large enough by themselves
+ROUNDS = 4  # steps per size, in turns; the fastest counts, because the machine may be busy
+WORTH = 0.95  # largest share of the time for which a larger stack, which also fails as one, is worth it
+MOST_NUMBERS = 2**24  # parameters of a stack; larger matrices gain nothing from stacking
 
 
 def measured_stack(cells: Sequence[Cell]) -> dict[str, Any]:
-    """Seconds a step and cell in stacks of several sizes, of the smallest shape, and the size to take."""
+    """Measure seconds per step and cell in stacks of several sizes, of the smallest shape; choose a size."""
     cell = min(cells, key=lambda cell: (cell.depth or 0, cell.key))
     known = SIZES if cell.config.device == "cpu" else SIZES_ON_GPU
     most = min(len(cells), room(cell.config.model))
@@ -42,7 +42,7 @@ def _seconds(cell: Cell, sizes: Sequence[int]) -> dict[int, float]:
     subject = loaded(cell)
     stacks = {size: stack_of([cell] * size, {cell.seed: subject}) for size in sizes}
     for stack in stacks.values():
-        stack.advance()  # the first step makes the optimiser's state
+        stack.advance()  # the first step also creates the optimiser's state
     times: dict[int, list[float]] = {size: [] for size in sizes}
     for _, size in itertools.product(range(ROUNDS), sizes):
         began = time.perf_counter()
@@ -57,10 +57,10 @@ def room(model: str) -> int:
 
 
 def crews(cells: Sequence[Cell], size: int, workers: int = 1) -> list[list[Cell]]:
-    """`cells` in crews of one shape and at most `size`, about as large as one another, shallow ones first.
+    """Divide `cells` into crews of one shape, at most `size` and about equally large, shallow ones first.
 
-    Rates of a crew lie beside one another, so that those that fail early fail together. No crew is so large
-    that some of the `workers` have nothing to do.
+    The cells of a crew have neighbouring learning rates, so that cells that fail early fail together. Crews
+    are small enough that each of the `workers` has one.
     """
     size = min(size, -(-len(cells) // workers)) if cells else size
     shapes: dict[str, list[Cell]] = {}

@@ -1,4 +1,4 @@
-"""Every loss curve of a map: a small plot a scheme, warm-up and depth, a line a cell, the rate as colour."""
+"""Loss curves of a map: a small plot for each scheme, warm-up and depth, a line per cell, rate as colour."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_PLOTS = 80  # beyond, the page would take longer to draw than people would look at it
-MOST_VERTICES = 60  # of a curve, each the mean of the steps about it
+MOST_PLOTS = 80  # more would take too long to draw
+MOST_VERTICES = 60  # per curve; each is the mean of nearby steps
 
 
 def draw_curves(table: Table) -> "Figure | None":
-    """The figure, within `rc_context(style())`; None where there is nothing to draw, or too much."""
+    """The figure, for use within `rc_context(style())`; None if there are no curves, or too many."""
     from matplotlib.figure import Figure
 
     plots = len(table.panels) * len(table.depths)
@@ -66,7 +66,7 @@ def _draw_plot(place: "Axes", row: Sequence[Point], table: Table, top: float) ->
 
 
 def thinned(losses: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Steps and means of stretches of a curve, few enough to draw; what is not finite is left out."""
+    """Steps and means of parts of a curve, few enough to draw; values that are not finite are left out."""
     values = np.asarray(losses, dtype=float)
     values = values[np.isfinite(values)]
     parts = np.array_split(np.arange(len(values)), min(MOST_VERTICES, max(1, len(values))))

@@ -1,4 +1,4 @@
-"""The SQLite file under a store: its tables, its version, and its errors in plain words."""
+"""The SQLite file of a store: tables, version, and error messages."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -9,11 +9,11 @@ from typing import Any
 from normscope.errors import UsageError
 
 FORMAT = 1
-APPLICATION = 0x6E736D70  # "nsmp": tells our files from other SQLite files
-PATIENCE_SECONDS = 60.0  # how long a writer waits for another one
+APPLICATION = 0x6E736D70  # "nsmp": distinguishes stores from other SQLite files
+PATIENCE_SECONDS = 60.0  # longest wait for another writer
 OURS, ANOTHER = "a store that normscope map wrote", "name another --store"
 
-# A worker writes from the thread that trains while the one that opened the store waits for it.
+# A worker writes from the training thread, while the thread that opened the store waits for it.
 _HOW: dict[str, Any] = {"timeout": PATIENCE_SECONDS, "isolation_level": None, "check_same_thread": False}
 
 TABLES = """
@@ -44,10 +44,11 @@ CREATE TABLE results (
 
 
 def connect(path: Path, *, reading: bool = False) -> sqlite3.Connection:
-    """A connection to the store at `path`, which is made where there is none, unless for `reading` alone.
+    """Connect to the store at `path`; create it if it does not exist, unless only for `reading`.
 
     Raises:
-        UsageError: no file (for reading), no store, a store of another version, no right to write.
+        UsageError: the file does not exist (for reading), is not a store, has another version, or cannot be
+            written.
     """
     with in_words(path):
         if reading:
@@ -55,7 +56,7 @@ def connect(path: Path, *, reading: bool = False) -> sqlite3.Connection:
         connection = sqlite3.connect(path, **_HOW)
         try:
             if not _is_empty(connection):
-                _require_ours(connection, path)  # before anything is written into somebody else's file
+                _require_ours(connection, path)  # never write into another program's file
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA foreign_keys = ON")
@@ -77,7 +78,7 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
         raise UsageError(
             f'store "{path}" (not found)',
             OURS,
-            "name one, or give --schemes, --depths and --lrs to make it",
+            "name one, or create it with --schemes, --depths and --lrs",
         )
     location = path.resolve().as_uri()
     try:
@@ -85,7 +86,7 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
     except sqlite3.OperationalError:
         if Path(f"{path}-wal").exists():
             raise
-        # Without a log beside it nobody writes now; such a file can be read where no log can be made.
+        # Without a log file nobody is writing; then the file can be read even where no log can be created.
         return _opened(f"{location}?immutable=1", path)
 
 
@@ -101,20 +102,20 @@ def _opened(location: str, path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """All or nothing; the lock on writing is taken at the start, so that what is read stays true."""
+    """Transaction that takes the write lock at the start, so that values read in it stay valid."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
         connection.execute("COMMIT")
     except BaseException:
-        if connection.in_transaction:  # SQLite itself rolls back where the disk is full
+        if connection.in_transaction:  # on a full disk SQLite itself has rolled back
             connection.execute("ROLLBACK")
         raise
 
 
 @contextmanager
 def snapshot(connection: sqlite3.Connection) -> Iterator[None]:
-    """All that is read within it is of one moment; it may stand within another one."""
+    """Context in which all reads see the same state; may be nested."""
     if connection.in_transaction:
         yield
         return
@@ -127,7 +128,7 @@ def snapshot(connection: sqlite3.Connection) -> Iterator[None]:
 
 @contextmanager
 def in_words(path: Path) -> Iterator[None]:
-    """Turn an error of SQLite into a one-line UsageError that says what to do."""
+    """Turn an error of SQLite into a UsageError with advice."""
     try:
         yield
     except sqlite3.DatabaseError as error:
@@ -139,20 +140,20 @@ def in_words(path: Path) -> Iterator[None]:
 
 
 _AGAIN = "run the same command again"
-_INTACT = "what was finished is safe"
+_INTACT = "finished cells are safe"
 _WORDS = {
     "SQLITE_NOTADB": (OURS, ANOTHER),
     "SQLITE_CORRUPT": (OURS, ANOTHER),
     "SQLITE_READONLY": (
         "a file and a folder that can be written",
-        "copy it, or leave the grid out to show what is there",
+        "copy it, or leave the grid out to show the results in it",
     ),
     "SQLITE_CANTOPEN": ("a file in a folder that exists and can be written", ANOTHER),
     "SQLITE_PERM": ("a file that can be written", ANOTHER),
     "SQLITE_AUTH": ("a file that can be written", ANOTHER),
-    "SQLITE_FULL": ("room on its disk", f"make room and {_AGAIN}; {_INTACT}"),
-    "SQLITE_IOERR": ("a disk that takes it", f"look at the disk and {_AGAIN}; {_INTACT}"),
-    "SQLITE_BUSY": ("a turn to write within a minute", f"{_AGAIN}: another process holds it"),
+    "SQLITE_FULL": ("free space on its disk", f"free space and {_AGAIN}; {_INTACT}"),
+    "SQLITE_IOERR": ("a disk without errors", f"check the disk and {_AGAIN}; {_INTACT}"),
+    "SQLITE_BUSY": ("the write lock within a minute", f"{_AGAIN}: another process holds the lock"),
 }
 
 

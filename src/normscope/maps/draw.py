@@ -1,8 +1,8 @@
-"""The picture of a map: one panel a scheme and warm-up, rate across, depth up, loss as colour.
+"""The picture of a map: a panel for each scheme and warm-up, with learning rate, depth, and loss as colour.
 
-Blue is under the unigram entropy, orange above: readable for people who see no red or no green too. What
-matters does not hang on colour: a dot says that every seed trains, a fraction how many, a cross that the loss
-was not finite, and the line is the largest rate that trains.
+Blue is below the unigram entropy, orange above it; both are readable without red-green vision. The main
+results do not depend on colour: a dot means that every seed trains, a fraction how many do, a cross that the
+loss was not finite, and the line is the largest learning rate that trains.
 """
 
 import itertools
@@ -23,13 +23,13 @@ INK, SOFT, FAINT, PAPER, CARD = "#1d2127", "#626a75", "#d9d6cf", "#fbfaf7", "#ff
 ON_LIGHT, ON_DARK = "#1d2128", "#fefefe"
 """Marks in a cell, whose colour is the same in both themes."""
 THEMED = {INK: "ink", SOFT: "soft", FAINT: "faint", PAPER: "paper", CARD: "card"}
-"""The style sheet's variable for each colour, on pages with a dark theme."""
+"""Variable of the style sheet for each colour, so that pages can have a dark theme."""
 DIVERGING = (
     *("#08306b", "#1f5fa8", "#4f94cd", "#a3c8e6", "#f1efea"),
     *("#f3c48b", "#e8973e", "#bf5b17", "#7f2704"),
 )
 FONTS = ["DejaVu Sans"]
-MOST_WIDTH = 11.0  # inches; a wider figure has letters too small on the page
+MOST_WIDTH = 11.0  # inches; in a wider figure letters would be too small on the page
 CELL_INCHES = (0.42, 0.42)
 LEAST_WIDTH = 6.8  # inches, for the words under the scale
 
@@ -45,7 +45,7 @@ def style() -> Any:
 
 
 def draw_map(table: Table) -> "Figure":
-    """The figure; within `rc_context(style())`. Cells have the ids cell-0, cell-1, …, by panel and row."""
+    """The figure, for use within `rc_context(style())`; cells have the ids cell-0, …, by panel and row."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -70,10 +70,10 @@ def draw_map(table: Table) -> "Figure":
 
 
 def arrangement(panels: Sequence[Panel], width: float) -> tuple[int, int, list[int]]:
-    """Rows, columns and each panel's place: a warm-up has rows of its own, under those of the one before.
+    """Rows, columns and each panel's place; each warm-up starts a new row.
 
     Args:
-        panels: warm-up by warm-up.
+        panels: panels, ordered by warm-up.
         width: width of a panel, in inches.
     """
     groups = [list(group) for _, group in itertools.groupby(panels, lambda panel: panel.warmup)]
@@ -92,7 +92,7 @@ def palette() -> "Colormap":
 
 
 def scale(points: Sequence[Point]) -> "Normalize":
-    """Centred on the unigram entropy; each side as long as the losses need, within bounds."""
+    """Colour scale centred on the unigram entropy; each side extends as far as the losses, within bounds."""
     from matplotlib.colors import TwoSlopeNorm
 
     found = [point.excess for point in points if math.isfinite(point.excess)] or [0.0]
@@ -147,7 +147,7 @@ def _mark(place: "Axes", x: int, y: int, point: Point, face: Any) -> None:
 
 
 def _draw_edge(place: "Axes", panel: Panel) -> None:
-    """A line to the right of the largest rate that trains, depth by depth, where anything is known."""
+    """Draw a line to the right of the largest learning rate that trains, for each depth with results."""
     xs: list[float] = []
     ys: list[float] = []
     for y, row in enumerate(panel.points):
@@ -175,7 +175,7 @@ def _draw_scale(figure: "Figure", axes: Any, mappable: Any, table: Table) -> Non
     entropy = table.unigram_entropy
     said = "" if entropy is None else f" ({entropy:.2f} nats)"
     bar.set_label(
-        f"loss at the end less the unigram entropy{said}; dashed: {MARGIN:g} under it, where a run trains\n"
+        f"final loss minus the unigram entropy{said}; dashed: {MARGIN:g} below it, where a run trains\n"
         "● every seed trains · 1/2 one of two does · × not finite · hatched: missing, or ! crashed\n"
-        "thick line: the largest rate that trains"
+        "thick line: largest learning rate that trains"
     )

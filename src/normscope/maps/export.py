@@ -42,12 +42,12 @@ def to_dict(sheet: Sheet) -> dict[str, Any]:
 
 
 def to_json(sheet: Sheet) -> str:
-    """`to_dict` as text; what is not finite is null."""
+    """`to_dict` as text; values that are not finite are null."""
     return json.dumps(to_dict(sheet), indent=1, ensure_ascii=False, allow_nan=False)
 
 
 def write_parquet(sheet: Sheet, path: Path) -> None:
-    """Every cell with its curve, its config as JSON, and the versions it was trained with.
+    """Write every cell with its curve, its config as JSON, and the versions of the software.
 
     Raises:
         UsageError: pyarrow is not installed, or the file cannot be written.
@@ -69,7 +69,9 @@ def write_parquet(sheet: Sheet, path: Path) -> None:
     try:
         pyarrow.parquet.write_table(table, path)
     except OSError as error:
-        raise UsageError(f"--parquet {path} ({error})", "a file to write", "name another") from error
+        raise UsageError(
+            f"--parquet {path} ({error})", "a file that can be written", "name another file"
+        ) from error
 
 
 def require_pyarrow() -> None:
@@ -92,7 +94,7 @@ _TYPES = {
 
 
 def _row(record: Record) -> dict[str, Any]:
-    """The values of `_TYPES`; None for those that a cell without a result does not have."""
+    """The values of `_TYPES`; None for values that a cell without a result lacks."""
     cell, result = record.cell, record.result
     row: dict[str, Any] = {"state": record.state, "reason": record.reason}
     row |= {name: getattr(cell, name) for name in _TYPES if hasattr(cell, name)}

@@ -1,4 +1,4 @@
-"""Grid: which cells a map has, and the grammar that names them on the command line."""
+"""Grid: the cells of a map, and the grammar that names them on the command line."""
 
 import functools
 import itertools
@@ -20,23 +20,23 @@ from normscope.train import RunConfig
 
 T = TypeVar("T")
 MOST_CELLS = 100_000
-_LARGEST = 2**63 - 1  # of SQLite's whole numbers
+_LARGEST = 2**63 - 1  # SQLite's largest integer
 _PLAIN = re.compile(r"[A-Za-z_][\w.+-]*")
 AXES = ("scheme", "depth", "init")
-"""Options of a model of ours that a grid may vary; the others are the same in all its cells."""
+"""Options of an nn: model that a grid may vary; the others are the same in all its cells."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """Every combination of the values given, each value once, in the order given.
+    """Every combination of the given values, each value once, in the given order.
 
     Attributes:
-        base: settings that all cells share, but for those that an axis names.
-        schemes, depths, inits: options of a model of ours; empty leaves the base's own.
+        base: settings that all cells share, except for the axes.
+        schemes, depths, inits: options of an nn: model; empty keeps the base's own.
         lrs, warmups, seeds: settings of the trial.
 
     Raises:
-        UsageError: no cell, too many, or a model that cannot be built.
+        UsageError: there are no cells or too many, or a model cannot be built.
     """
 
     base: RunConfig
@@ -53,8 +53,8 @@ class Grid:
             if getattr(self, name) and not _is_ours(spec):
                 raise UsageError(
                     f"--{name} with --model {self.base.model}",
-                    "a model of ours (nn:decoder, …), whose scheme, depth and initialisation can be chosen",
-                    f"leave --{name} out; rates, warm-ups and seeds go with every model",
+                    "an nn: model (nn:decoder, …), whose scheme, depth and initialisation can be chosen",
+                    f"leave --{name} out; --lrs, --warmups and --seeds work with every model",
                 )
         for name in ("lrs", "warmups", "seeds"):
             if not getattr(self, name):
@@ -63,18 +63,18 @@ class Grid:
         if number > MOST_CELLS:
             raise UsageError(f"{number} cells", f"at most {MOST_CELLS}", "give fewer values")
         for model in self.models:
-            parameters_of(model)  # UsageError where it cannot be made; no weights are
+            parameters_of(model)  # raises UsageError if it cannot be built; creates no weights
 
     @property
     def cells(self) -> tuple[Cell, ...]:
-        """The cells, those of one shape beside one another."""
+        """The cells, grouped by shape."""
         values = itertools.product(self.models, _once(self.warmups), _once(self.lrs), _once(self.seeds))
         names = ("model", "warmup", "lr", "seed")
         return tuple(Cell(self.base.replace(**dict(zip(names, each, strict=True)))) for each in values)
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The MODEL of each combination of scheme, initialisation and depth, in one spelling."""
+        """The MODEL of each combination of scheme, initialisation and depth, in canonical spelling."""
         spec = parse(self.base.model)
         if not _is_ours(spec):
             return (self.base.model,)
@@ -91,26 +91,26 @@ def _is_ours(spec: Spec) -> bool:
 
 
 def with_options(model: str, **options: Any) -> str:
-    """`model` with these options of a model of ours; those that are None stay as they are.
+    """`model` with these options of an nn: model; options that are None are not changed.
 
     Raises:
-        UsageError: it is not a model of ours.
+        UsageError: it is not an nn: model.
     """
     given = {name: value for name, value in options.items() if value is not None}
     spec = parse(model)
     if given and not _is_ours(spec):
         raise UsageError(
-            f"--{next(iter(given))} with --model {model}", "a model of ours (nn:decoder, …)", "leave it out"
+            f"--{next(iter(given))} with --model {model}", "an nn: model (nn:decoder, …)", "leave it out"
         )
     return spell(spec.name, spec.options | given) if given else model
 
 
 @functools.cache
 def parameters_of(model: str) -> int:
-    """Numbers of a model of ours, without making them; 0 for others, which cannot be had so cheaply.
+    """Number of parameters of an nn: model, without creating them; 0 for other models, which would be built.
 
     Raises:
-        UsageError: no such model can be made.
+        UsageError: the model cannot be built.
     """
     spec = parse(model)
     if not _is_ours(spec):
@@ -120,7 +120,7 @@ def parameters_of(model: str) -> int:
 
 
 def spell(name: str, options: dict[str, Any]) -> str:
-    """`nn:NAME,key=value…`, options by name, those that are None left out."""
+    """The MODEL `nn:NAME,key=value…`, with options sorted by name, without those that are None."""
     words = [
         f"{key}={value if isinstance(value, str) and _PLAIN.fullmatch(value) else json.dumps(value)}"
         for key, value in sorted(options.items(), key=lambda item: (item[0] not in AXES, item[0]))
@@ -130,12 +130,12 @@ def spell(name: str, options: dict[str, Any]) -> str:
 
 
 def rates(text: str, option: str = "--lrs") -> list[float]:
-    """`1e-4,3e-4` or `1e-4:3e-2:8`: eight rates from 1e-4 to 3e-2, each times the same from the one before.
+    """Learning rates from `1e-4,3e-4`, or from `1e-4:3e-2:8`: eight from 1e-4 to 3e-2 on a log scale.
 
     Rates of a range are rounded to three digits, so that ranges that share a rate share its cells.
 
     Raises:
-        UsageError: no such list, or a rate that is not positive.
+        UsageError: the text has another form, or a rate is not positive.
     """
     found: list[float] = []
     for part in words(option, text):
@@ -144,7 +144,7 @@ def rates(text: str, option: str = "--lrs") -> list[float]:
             found.append(_positive(option, first, text))
             continue
         if len(rest) != 2:
-            raise UsageError(f'{option} "{text}"', "FIRST:LAST:COUNT in a range", "write 1e-4:3e-2:8")
+            raise UsageError(f'{option} "{text}"', "a range FIRST:LAST:COUNT", "write 1e-4:3e-2:8")
         low, high = (_positive(option, word, text) for word in (first, rest[0]))
         count = _count(option, rest[1], text, 2, MOST_CELLS)
         found += [float(f"{low * (high / low) ** (i / (count - 1)):.3g}") for i in range(count)]
@@ -152,27 +152,27 @@ def rates(text: str, option: str = "--lrs") -> list[float]:
 
 
 def counts(option: str, text: str, least: int = 0) -> list[int]:
-    """Whole numbers with commas.
+    """Whole numbers from a text with commas.
 
     Raises:
-        UsageError: something else, or one under `least`.
+        UsageError: a part is not a whole number, or is below `least`.
     """
     return [_count(option, part, text, least) for part in words(option, text)]
 
 
 def seeds(text: str) -> list[int]:
-    """`3`: 0, 1 and 2; `0,7`: these."""
+    """Seeds from a text: `3` gives 0, 1 and 2; `0,7` gives 0 and 7."""
     found = counts("--seeds", text)
     if "," in text:
         return found
     if not 1 <= found[0] <= MOST_CELLS:
-        expected = f"how many, up to {MOST_CELLS}, or seeds with commas"
+        expected = f"the number of seeds, up to {MOST_CELLS}, or seeds with commas"
         raise UsageError(f'--seeds "{text}"', expected, f"give 1 or more, or write {found[0]},")
     return list(range(found[0]))
 
 
 def words(option: str, text: str) -> list[str]:
-    """Words with commas; UsageError where there is none."""
+    """Words from a text with commas; UsageError if there are none."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
         raise UsageError(f'{option} "{text}"', "values with commas", "give at least one, or leave it out")

@@ -1,4 +1,4 @@
-"""The local engine: worker processes of one thread each, watched by this one, which trains nothing."""
+"""The local engine: worker processes of one thread each, watched by this process, which does not train."""
 
 import contextlib
 import os
@@ -18,15 +18,15 @@ from normscope.maps.store import Store
 from normscope.maps.worker import REFUSED
 
 POLL_SECONDS = 0.25
-SEARCH_SECONDS = 2.0  # between two looks for cells whose holder is gone
-GRACE_SECONDS = 60.0  # what a worker may take for the step it is in
+SEARCH_SECONDS = 2.0  # between two searches for cells whose holder is gone
+GRACE_SECONDS = 60.0  # time for a worker to finish its current step
 _START = "import sys; from normscope.maps.worker import main; sys.exit(main(sys.argv[1:]))"
-MOST_FALSE_STARTS = 3  # workers in a row that died without a cell: something else is broken
+MOST_FALSE_STARTS = 3  # successive workers that died without a cell; more mean another problem
 
 
 @dataclass
 class WorkerProcess:
-    """A worker, under the name by which it holds cells."""
+    """A worker process, with the name by which it holds cells."""
 
     process: subprocess.Popen
     owner: Owner
@@ -47,10 +47,10 @@ def run_local(
     early_stop: bool = True,
     progress: Callable[[Counts], None] = lambda counts: None,
 ) -> None:
-    """Train what waits in `store` with `workers` processes, until every cell is done or given up.
+    """Train the waiting cells of `store` with `workers` processes, until every cell is done or crashed.
 
-    Cells that another live process holds are waited for. On Ctrl-C, or whatever else ends this, the workers
-    finish the step they are in and let go of their cells.
+    Cells that another live process holds are waited for. On Ctrl-C or an error, the workers finish their
+    current step and release their cells.
 
     Raises:
         UsageError: the store or a cell cannot be used.
@@ -75,7 +75,7 @@ def run_local(
 
 
 def _reap(store: Store, worker: WorkerProcess) -> bool:
-    """Write down what became of a worker that has ended; whether it had held a cell at all."""
+    """Record the end of a worker; return whether it had held a cell."""
     status = worker.process.returncode
     if status == REFUSED:
         raise RefusedError(worker.last_line)
@@ -87,7 +87,7 @@ def _reap(store: Store, worker: WorkerProcess) -> bool:
 
 
 class RefusedError(UsageError):
-    """One-line error message of a worker, unchanged."""
+    """Error of a worker, with its one-line message unchanged."""
 
     def __init__(self, line: str) -> None:
         NormscopeError.__init__(self, line)
@@ -95,7 +95,7 @@ class RefusedError(UsageError):
 
 @contextlib.contextmanager
 def _pool(store: Store, early_stop: bool) -> Iterator[tuple[list[WorkerProcess], Callable[[], None]]]:
-    """The workers, and what starts one more; none is left at the end, and nothing is held."""
+    """Give the workers, and a function that starts one more; at the end, stop all and release their cells."""
     pool: list[WorkerProcess] = []
     me = Process.of(os.getpid())
 
@@ -108,7 +108,7 @@ def _pool(store: Store, early_stop: bool) -> Iterator[tuple[list[WorkerProcess],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=stderr,
-            process_group=0,  # the terminal's Ctrl-C is for the keeper
+            process_group=0,  # only the keeper gets the terminal's Ctrl-C
             env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
         )
         pool.append(WorkerProcess(process, Owner(Process.of(process.pid), me, id=name), stderr))
@@ -125,6 +125,6 @@ def _pool(store: Store, early_stop: bool) -> Iterator[tuple[list[WorkerProcess],
             except subprocess.TimeoutExpired:
                 worker.process.kill()
                 worker.process.wait()
-            with contextlib.suppress(UsageError):  # the store may be why we end; its claims lapse with us
+            with contextlib.suppress(UsageError):  # the store may have failed; its claims expire anyway
                 store.release(worker.owner)
             worker.stderr.close()

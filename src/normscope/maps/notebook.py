@@ -1,4 +1,4 @@
-"""A map in a notebook cell: the sentence that matters, the picture, the largest rates."""
+"""A map in a notebook cell: the main result, the picture, the largest learning rates."""
 
 import sqlite3
 
@@ -13,7 +13,7 @@ _WIDTH = {"max-width": "100%", "width": "44em", "border-radius": "4px"}
 
 
 def map_html(sheet: Sheet) -> str:
-    """The map without its page, which `normscope map --output` writes."""
+    """The map as an HTML fragment; `normscope map --output` writes the whole page."""
     found, counts = sheet.table, sheet.counts
     words = lead(found, counts)
     crashed = f", {counts.crashed} crashed" if counts.crashed else ""
@@ -33,7 +33,7 @@ def map_html(sheet: Sheet) -> str:
 
 
 def store_html(store: Store) -> str:
-    """The map that a store has; a sentence where it has none, or is closed."""
+    """The map in a store, or a message if it has none or is closed."""
     try:
         return map_html(sheet_of(store))
     except UsageError as error:

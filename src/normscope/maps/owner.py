@@ -1,7 +1,8 @@
 """Process that holds a cell, and the check whether it still runs.
 
-A process on this machine is known by its id and its start time (ids are used again). Its keeper, the process
-that started it, marks what it held when it dies, so that others only take cells whose keeper is gone too.
+A process on this machine is identified by its id and its start time, because ids are reused. Its keeper is
+the process that started it. When a process dies, its keeper releases its cells; others take cells only if the
+keeper is gone too.
 """
 
 import os
@@ -11,30 +12,30 @@ import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 
-LEASE_SECONDS = 120.0  # without a heartbeat, a process that cannot be seen from here counts as gone
+LEASE_SECONDS = 120.0  # a process on another machine counts as gone after this time without a heartbeat
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process of a host: its id, and its start time in the kernel's words where it has them."""
+    """A process of a host: its id, and its start time as the kernel gives it, if it does."""
 
     pid: int
     started: str
 
     @classmethod
     def of(cls, pid: int) -> "Process":
-        """The process that has this id now."""
+        """The process that currently has this id."""
         return cls(pid, _started(pid))
 
     @property
     def is_alive(self) -> bool:
-        """True if it still runs: one that has died and waits for its parent does not."""
+        """True if it still runs; a zombie does not."""
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
             return False
         except PermissionError:
-            pass  # somebody else's, alive
+            pass  # alive, but another user's
         started = _started(self.pid)
         return started != "dead" and started == self.started
 
@@ -44,10 +45,10 @@ class Owner:
     """A process that claims cells.
 
     Attributes:
-        process: itself.
-        keeper: who tells the store when it dies; itself where nobody else does.
+        process: the process.
+        keeper: the process that tells the store when it dies; itself if there is no other.
         host: its machine, with the namespace of its process ids.
-        id: name of this owner, unique among all that ever were.
+        id: name of this owner, never used twice.
     """
 
     process: Process
@@ -62,14 +63,14 @@ class Owner:
         return cls(me, me)
 
     def is_gone(self, heartbeat: float) -> bool:
-        """True if nobody will tell the store what becomes of its cells."""
+        """True if neither it nor its keeper can report on its cells any more."""
         if self.host != _host():
             return time.time() - heartbeat > LEASE_SECONDS
         return not (self.process.is_alive or self.keeper.is_alive)
 
 
 def _host() -> str:
-    """This machine's name; containers of one name count their processes apart."""
+    """This machine's name, with the namespace of process ids, which differs between containers."""
     try:
         return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
@@ -77,7 +78,7 @@ def _host() -> str:
 
 
 def _started(pid: int) -> str:
-    """Start time of a process, "dead" for one that has ended, "" where the system does not report it."""
+    """Start time of a process; "dead" if it has ended, "" if the system does not report it."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:

@@ -19,20 +19,20 @@ from normscope.report.page import environment, themed
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PNG_DOTS = 180  # an inch
-MOST_PIXELS = 120  # an inch of a figure on the page
+PNG_DOTS = 180  # per inch
+MOST_PIXELS = 120  # per inch of a figure on the page
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """All that is shown of a map.
+    """Contents of a map's page.
 
     Attributes:
         records: records of the cells.
         settings: settings that the cells share.
         counts: progress of the map.
         stack: number of cells trained at once, and the cost measured for it.
-        command: commands that make the same map, line by line, or "".
+        command: commands that make the same map, one per line, or "".
     """
 
     records: Sequence[Record]
@@ -43,7 +43,7 @@ class Sheet:
 
     @property
     def table(self) -> Table:
-        """The cells by place."""
+        """The cells by scheme, warm-up, depth and learning rate."""
         return tabulate(self.records)
 
     def _repr_html_(self) -> str:
@@ -54,13 +54,13 @@ class Sheet:
 
     @property
     def versions(self) -> list[str]:
-        """Versions of all software that cells were trained with."""
+        """Versions of the software that the cells were trained with."""
         found = (record.result.versions for record in self.records if record.result)
         return sorted({", ".join(f"{name} {version}" for name, version in each.items()) for each in found})
 
 
 def sheet_of(store: Store) -> Sheet:
-    """Everything that a store has at this moment.
+    """The current contents of a store.
 
     Raises:
         UsageError: the store has no map yet.
@@ -69,12 +69,14 @@ def sheet_of(store: Store) -> Sheet:
         settings, counts, records = store.note("settings"), store.counts(), store.records()
         stack, commands = store.note("stack"), store.note("command") or ""
     if settings is None:
-        raise UsageError(f'store "{store.path}" (empty)', "a map that was begun", "give --schemes and --lrs")
+        raise UsageError(
+            f'store "{store.path}" (empty)', "a store with cells", "name a grid, for example with --schemes"
+        )
     return Sheet(records, settings, counts, stack, commands)
 
 
 def render_png(sheet: Sheet, dots: int = PNG_DOTS) -> bytes:
-    """The picture, with `dots` pixels to an inch."""
+    """The picture as PNG, with `dots` pixels per inch."""
     from matplotlib import rc_context
 
     with rc_context(style()):
@@ -85,9 +87,9 @@ def render_png(sheet: Sheet, dots: int = PNG_DOTS) -> bytes:
 
 
 def render_page(sheet: Sheet) -> str:
-    """The page: picture with what is known of each cell under the pointer, edges, curves, table.
+    """The page: picture (each cell's details under the pointer), largest learning rates, curves, table.
 
-    The same map gives the same text. Every name in it is escaped; it runs no script and loads nothing.
+    The same map gives the same text. Every name is escaped; the page has no script and loads nothing.
     """
     from markupsafe import Markup
     from matplotlib import rc_context
@@ -129,11 +131,11 @@ def notes(sheet: Sheet) -> list[str]:
             f"Stopping early would have been wrong for {wrong} of the {went_on} cells that went on "
             "after they were certain to fail."
         )
-    return [*found, "A cell's losses depend on the other cells of its stack by rounding only."]
+    return [*found, "A cell's losses depend on the other cells of its stack only by rounding."]
 
 
 def lead(table: Table, counts: Counts) -> str:
-    """The one sentence that matters: how deep each scheme trains at any of the rates."""
+    """The main result: the depth to which each scheme trains at any learning rate."""
     if not counts.done:
         return "No cell is done yet."
     begun = [panel for panel in table.panels if any(point.done for row in panel.points for point in row)]
@@ -143,7 +145,7 @@ def lead(table: Table, counts: Counts) -> str:
 
 
 def _deepest(panel: Panel) -> str:
-    """A panel's name, and the depth to which something in it trains, with the largest rate there."""
+    """A panel's name, the largest depth that trains, and the largest learning rate that trains there."""
     name = panel.title + (f" with {panel.subtitle}" if panel.warmup else "")
     found = [(row[0].depth, rate) for row in panel.points if (rate := edge(row)) is not None]
     if not found:
@@ -153,7 +155,7 @@ def _deepest(panel: Panel) -> str:
 
 
 def _svg(figure: "Figure", table: Table) -> str:
-    """A figure as an SVG element as wide as the page, in its colours, no letter larger than beside it."""
+    """A figure as an SVG element in the page's colours, with letters no larger than the page's text."""
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     _, _, element = text.getvalue().partition("<svg")
@@ -163,13 +165,13 @@ def _svg(figure: "Figure", table: Table) -> str:
 
 
 def rate_style(table: Table) -> str:
-    """The colour of each learning rate's curves, in either theme."""
+    """Style sheet with the colour of each learning rate's curves, in both themes."""
     light, dark = (" ".join(f"--{each[0]}: {each[side]};" for each in rate_colours(table)) for side in (1, 2))
     return f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
 
 
 def _with_titles(svg: str, table: Table) -> str:
-    """Each cell with what is known of it, which a browser shows under the pointer."""
+    """Add each cell's details, which a browser shows under the pointer."""
     words = [told(panel, point) for panel in table.panels for row in panel.points for point in row]
 
     def titled(match: re.Match) -> str:

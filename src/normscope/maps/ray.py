@@ -1,7 +1,7 @@
-"""The Ray engine: crews as tasks of a Ray cluster, claimed and written down by this process alone.
+"""The Ray engine: crews as tasks of a Ray cluster; only this process claims crews and writes results.
 
-Workers read no store and need no shared disk, only normscope and the text under the same path. A worker that
-dies takes its crew back into the store, which has it tried again.
+Workers do not read the store and need no shared disk, only normscope, and the text under the same path. If a
+worker dies, its crew returns to the store and is tried again.
 """
 
 import contextlib
@@ -26,12 +26,12 @@ from normscope.maps.training import loaded, train_group
 POLL_SECONDS = 0.5
 CONNECT_SECONDS = 10.0
 GPU_SHARE = 0.25
-"""Share of a GPU for each task; a small stack waits for Python, not for the device."""
+"""Share of a GPU for each task; small stacks are limited by Python, not by the device."""
 
 
 @dataclass(frozen=True)
 class _Outcome:
-    """Outcome of a task: results, or one line on why there are none."""
+    """Outcome of a task: results, or one line with the reason why there are none."""
 
     results: tuple[Result, ...] = ()
     refused: str | None = None
@@ -45,14 +45,14 @@ def run_ray(
     address: str | None = None,
     progress: Callable[[Counts], None] = lambda counts: None,
 ) -> None:
-    """Train what waits in `store` on a Ray cluster, until every cell is done or given up.
+    """Train the waiting cells of `store` on a Ray cluster, until every cell is done or crashed.
 
     Args:
-        address: address of the cluster; None for RAY_ADDRESS, else the one that `ray start --head` started
-            here, else a cluster of this machine's cores that ends with the map.
+        address: address of the cluster. None takes RAY_ADDRESS; else the cluster that `ray start --head`
+            started here; else a cluster of this machine's cores that ends with the map.
 
     Raises:
-        UsageError: Ray is not installed, no cluster is there, or the store or a cell cannot be used.
+        UsageError: Ray is not installed, no cluster answers, or the store or a cell cannot be used.
     """
     owner = Owner.here()
     with _cluster(address) as ray:
@@ -71,14 +71,14 @@ def run_ray(
 
 
 def _fill(ray: Any, store: Store, owner: Owner, tasks: dict[Any, Crew], early_stop: bool) -> None:
-    """Submit crews for every place of the cluster, and one more: a cluster that grows looks at what waits."""
+    """Submit crews for every place of the cluster, and one more, because waiting tasks let a cluster grow."""
     on_gpu = bool(tasks) and _on_gpu(next(iter(tasks.values())))
     while len(tasks) <= _places(ray, on_gpu):
         crew = store.claim(owner)
         if crew is None:
             return
         on_gpu = _on_gpu(crew)
-        # A dead worker's crew goes back to the store, which counts: Ray itself does not try again.
+        # A dead worker's crew returns to the store, which counts attempts: Ray must not retry.
         options = {"num_cpus": 1, "num_gpus": GPU_SHARE if on_gpu else 0, "max_retries": 0}
         remote = ray.remote(train_crew).options(**options)
         data = (store.note("settings") or {}).get("data")
@@ -87,15 +87,15 @@ def _fill(ray: Any, store: Store, owner: Owner, tasks: dict[Any, Crew], early_st
 
 
 def _gather(ray: Any, store: Store, owner: Owner, tasks: dict[Any, Crew]) -> None:
-    """Write down what has ended within `POLL_SECONDS`."""
-    if not tasks:  # others hold what is left
+    """Write the results of tasks that end within `POLL_SECONDS`."""
+    if not tasks:  # other processes hold the remaining cells
         time.sleep(POLL_SECONDS)
         return
     for task in ray.wait(list(tasks), num_returns=1, timeout=POLL_SECONDS)[0]:
         crew = tasks.pop(task)
         try:
             outcome: _Outcome = ray.get(task)
-        except ray.exceptions.NodeDiedError:  # nothing that the cells can help
+        except ray.exceptions.NodeDiedError:  # not caused by the cells
             store.release(owner, crew)
             continue
         except ray.exceptions.RayError as error:
@@ -110,13 +110,13 @@ def _gather(ray: Any, store: Store, owner: Owner, tasks: dict[Any, Crew]) -> Non
 
 
 def train_crew(cells: Sequence[Cell], early_stop: bool, folder: str, data: str | None = None) -> _Outcome:
-    """Train a crew in a worker of the cluster, in the driver's folder where the worker has it too.
+    """Train a crew in a worker of the cluster, in the driver's folder if the worker has it.
 
     Args:
         cells: cells of the crew.
         early_stop: whether cells that are certain to fail are stopped.
         folder: folder of the driver.
-        data: description in the store of the data of its cells; a worker with other data refuses.
+        data: the store's description of the cells' data; a worker with other data refuses.
     """
     import torch
 
@@ -129,12 +129,12 @@ def train_crew(cells: Sequence[Cell], early_stop: bool, folder: str, data: str |
         return _Outcome(results=tuple(train_group(cells, early_stop=early_stop)))
     except UsageError as error:
         return _Outcome(refused=str(error))
-    except Exception as error:  # whatever a model can throw: the map goes on without the cell
+    except Exception as error:  # a model may raise anything; the map continues without the cell
         return _Outcome(failed=describe(error))
 
 
 def _require_data(cell: Cell, data: str) -> None:
-    """Raise UsageError where this machine reads something else than the cells of the store did."""
+    """Raise UsageError if this machine's data differ from those of the store's cells."""
     here = data_of(loaded(Cell(cell.config.replace(seed=0))))
     if here != data:
         given = f"the data on {socket.gethostname()} ({here})"
@@ -159,7 +159,7 @@ def _cluster(address: str | None) -> Iterator[Any]:
     _require_listener(address)
     try:
         ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, ValueError) as error:  # nobody there, or no address at all
+    except (ConnectionError, ValueError) as error:  # no cluster answers, or the address is invalid
         raise _no_cluster(address, error) from error
     try:
         yield ray
@@ -168,7 +168,7 @@ def _cluster(address: str | None) -> Iterator[Any]:
 
 
 def _require_listener(address: str | None) -> None:
-    """Ray itself would ask an address where nobody answers for minutes."""
+    """Raise UsageError if nothing answers at `address`; Ray itself would wait for minutes."""
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     if not (host and port.isdigit()):
         if address not in (None, "auto", "local") and "://" not in address:
@@ -182,15 +182,15 @@ def _require_listener(address: str | None) -> None:
 
 def _no_cluster(address: str | None, error: BaseException) -> UsageError:
     cause = f"{type(error.__cause__).__name__} {error.__cause__}"  # Ray may quote it in another error's text
-    if "AuthenticationError" in cause:  # it asks for the token where an address is given
+    if "AuthenticationError" in cause:  # with an address, Ray requires the token
         do = "set RAY_AUTH_MODE=token, with the cluster's token in ~/.ray/auth_token"
         return UsageError(f"Ray address {address!r}", "the token of the cluster there", do)
     do = "start one with `ray start --head`, or leave the address out"
-    return UsageError(f"Ray address {address!r}", "a cluster that answers there", do)
+    return UsageError(f"Ray address {address!r}", "a Ray cluster that answers there", do)
 
 
 def require_ray() -> Any:
-    """The `ray` package, quiet and without telemetry.
+    """Import `ray`, quiet and without telemetry.
 
     Raises:
         UsageError: it is not installed.

@@ -32,7 +32,7 @@ class Counts:
     Attributes:
         waiting, claimed, done, crashed: cells by state.
         trains, fails: cells that are done, by verdict.
-        share: share of the work that is done; a cell is weighted by its number of blocks.
+        share: fraction of the work that is done; cells are weighted by their number of blocks.
     """
 
     waiting: int = 0
@@ -45,18 +45,18 @@ class Counts:
 
     @property
     def total(self) -> int:
-        """All cells."""
+        """Number of all cells."""
         return self.waiting + self.claimed + self.done + self.crashed
 
     @property
     def is_finished(self) -> bool:
-        """True if no cell has anything left to do."""
+        """True if every cell is done or crashed."""
         return self.waiting == self.claimed == 0
 
 
 @dataclass(frozen=True)
 class Record:
-    """A cell, where it stands, and its result where it is done."""
+    """A cell with its state, and its result if it is done."""
 
     cell: Cell
     state: str
@@ -65,7 +65,7 @@ class Record:
 
 
 def row_of(cell: Cell, result: Result) -> dict[str, Any]:
-    """A result as the table `results` has it."""
+    """A result as a row of the table `results`."""
     losses = np.asarray(result.losses, dtype="<f8").tobytes()
     versions = json.dumps(dict(result.versions))
     return vars(result) | {

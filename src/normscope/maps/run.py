@@ -1,4 +1,4 @@
-"""`run_map`: the cells of a grid, into a store, by an engine."""
+"""`run_map`: train the cells of a grid with an engine and store the results."""
 
 import itertools
 import os
@@ -19,7 +19,7 @@ from normscope.subjects.spec import parse
 
 ENGINES = ("local", "ray")
 PER_GPU = 4
-"""Processes on one GPU: a small stack waits for Python, not for the device (not measured on one)."""
+"""Processes on one GPU: small stacks are limited by Python, not by the device. No GPU was measured."""
 FINGERPRINTED = 8  # batches
 Settings = Mapping[str, Any]
 
@@ -36,21 +36,21 @@ def run_map(
     common: Settings | None = None,
     progress: Callable[[Counts], None] = lambda counts: None,
 ) -> None:
-    """Train those of `cells` that `store` does not have, and whatever else waits in it.
+    """Train the `cells` that `store` does not have, and all other cells that wait in it.
 
     Args:
-        store: gets the results, and says which cells are done.
+        store: store of the results.
         cells: cells of one `Grid`, or of grids with the same base.
-        engine: "local", processes of this machine; "ray", a Ray cluster.
-        workers: processes of the local engine; by default as many as there are cores, on a GPU at most 4.
-        stack: cells trained at once in one process; measured by default, once for each store.
-        early_stop: whether cells that are certain to fail are stopped there.
-        ray_address: address of the cluster.
-        common: `settings(cells)`, where the caller has them.
-        progress: told where the map stands, a few times a second.
+        engine: "local" for processes on this machine, "ray" for a Ray cluster.
+        workers: processes of the local engine; by default one per core, on a GPU at most 4.
+        stack: cells that a process trains at once; by default measured, once for each store.
+        early_stop: whether to stop cells as soon as they are certain to fail.
+        ray_address: address of the Ray cluster.
+        common: `settings(cells)`, if the caller has them.
+        progress: called with the progress of the map, a few times per second.
 
     Raises:
-        UsageError: cells that cannot be trained, a store that cannot be used or is of another map.
+        UsageError: a cell cannot be trained, or the store cannot be used or belongs to another map.
     """
     require_engine(engine, ray_address)
     workers = workers or default_workers(cells[0].config.device)
@@ -64,7 +64,7 @@ def run_map(
 
 
 def require_engine(engine: str, ray_address: str | None) -> None:
-    """Raise UsageError for an engine that is not there, or an address that it does not take."""
+    """Raise UsageError if the engine is unknown or not installed, or takes no address but one is given."""
     if engine not in ENGINES:
         raise UsageError(f"engine {engine!r}", " or ".join(ENGINES), suggest(engine, ENGINES, "choose one"))
     if engine == "ray":
@@ -82,7 +82,7 @@ def default_workers(device: str) -> int:
 
 
 def num_cores() -> int:
-    """The cores that this process may use; all of the machine where the system does not say which (macOS)."""
+    """Number of cores that this process may use; all of the machine's if the system does not say (macOS)."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -91,7 +91,7 @@ def num_cores() -> int:
 def prepare(
     store: Store, cells: Sequence[Cell], *, stack: int | None, workers: int, common: Settings | None = None
 ) -> None:
-    """Make the store one of these cells: settings, stack, and the crews of those it does not have."""
+    """Write settings, stack size, and crews of the missing cells into the store."""
     common = settings(cells) if common is None else common
     store.require_settings(common)
     if missing := store.missing(cells):
@@ -102,9 +102,9 @@ def prepare(
 
 
 def settings(cells: Sequence[Cell]) -> dict[str, Any]:
-    """Settings that all cells of a map share, with a fingerprint of the data they read."""
+    """Settings that all cells of a map share, with a fingerprint of their data."""
     common = [_common(cell) for cell in cells]
-    assert all(other == common[0] for other in common), "the cells are of one base"
+    assert all(other == common[0] for other in common), "the cells have one base"
     cell = min(cells, key=lambda cell: (cell.depth or 0, cell.key))
     subject = loaded(Cell(cell.config.replace(seed=0)))
     return common[0] | {"data": data_of(subject), "unigram entropy": subject.unigram_entropy}
@@ -117,7 +117,7 @@ def data_of(subject: Subject) -> str:
 
 
 def _common(cell: Cell) -> dict[str, Any]:
-    """Settings of the cell that no axis of a grid changes."""
+    """Settings of the cell that are not axes of a grid."""
     spec = parse(cell.config.model)
     if spec.kind != "nn":
         return dict(cell.shared)

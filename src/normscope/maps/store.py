@@ -1,8 +1,8 @@
-"""Store: the cells of a map and what came of them, in one SQLite file that many processes share.
+"""Store: the cells of a map and their results, in one SQLite file that many processes share.
 
-A cell waits, is claimed, and is done or crashed. Cells that are trained as one stack are a crew: they are
-claimed together, and their results are written together, in one transaction, so that a crew that was killed
-starts again as the same stack and comes to the same floats.
+A cell is waiting, claimed, done or crashed. Cells that are trained as one stack form a crew. A crew is
+claimed in one transaction, and its results are written in one. A crew that was killed therefore starts again
+as the same stack and gives the same floats.
 """
 
 import json
@@ -19,11 +19,11 @@ from normscope.maps.owner import Owner, Process
 from normscope.maps.record import COLUMNS, Counts, Crew, Record, record_of, row_of
 from normscope.train import RunConfig
 
-MOST_CRASHES = 2  # of a crew, whose cells then go on one by one, or of a cell alone, which is given up
+MOST_CRASHES = 2  # after these, a crew is split into single cells, and a single cell is marked as crashed
 
 
 class Store:
-    """The cells of one map. Each method is one transaction; a store is for one thread at a time."""
+    """The cells of one map. Each method is one transaction; use a store from one thread at a time."""
 
     def __init__(self, path: Path, *, reading: bool = False) -> None:
         self.path = Path(path)
@@ -36,32 +36,32 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._connection.close()
 
     def _repr_html_(self) -> str:
-        """The map in a notebook cell, as far as it is trained."""
+        """The map in a notebook cell, with the results so far."""
         from normscope.maps.notebook import store_html  # it reads Store: imported where it is needed
 
         return store_html(self)
 
-    # What is there ------------------------------------------------------------------------------------
+    # Reading ------------------------------------------------------------------------------------------
 
     def note(self, name: str) -> Any:
-        """A note of the map (its settings, its stack), None where there is none."""
+        """A note on the map (its settings, its stack); None if there is none."""
         row = self._one("SELECT value FROM meta WHERE name = ?", name)
         return None if row is None else json.loads(row[0])
 
     def missing(self, cells: Iterable[Cell]) -> list[Cell]:
-        """Cells of `cells` that the store does not have."""
+        """The `cells` that the store does not have."""
         known = {key for (key,) in self._all("SELECT key FROM cells")}
         return [cell for cell in cells if cell.key not in known]
 
     def require_settings(self, settings: Mapping[str, Any]) -> None:
-        """Hold `settings` against those of the map; it has none before its first cell.
+        """Compare `settings` with those of the map; it has none before its first cell.
 
         Raises:
-            UsageError: the map has others.
+            UsageError: the map has other settings.
         """
         before = self.note("settings") or settings
         for name in sorted(before.keys() | settings.keys()):
@@ -70,7 +70,7 @@ class Store:
                 raise UsageError(
                     f"{name} {now!r} for store {str(self.path)!r}",
                     f"{was!r}, which its cells were trained with",
-                    "give that, or name another --store",
+                    "give that value, or name another --store",
                 )
 
     @contextmanager
@@ -94,35 +94,35 @@ class Store:
         return Counts(**states, **verdicts, share=(behind + begun) / whole if whole else 0.0)
 
     def records(self) -> list[Record]:
-        """Every cell in the order in which the cells came."""
+        """Every cell, in the order of enrolment."""
         rows = self._all(f"SELECT {COLUMNS} FROM cells LEFT JOIN results USING (key) ORDER BY number")
         return [record_of(row) for row in rows]
 
     def attempts(self) -> list[tuple[str, str | None]]:
-        """Key and outcome of every time that a cell was begun; None where that is not known yet."""
+        """Key and outcome of every attempt at a cell; the outcome is None while it is unknown."""
         return self._all("SELECT key, outcome FROM attempts ORDER BY id")
 
-    # What changes it ----------------------------------------------------------------------------------
+    # Writing ------------------------------------------------------------------------------------------
 
     def settle(self, name: str, value: Any) -> Any:
-        """Write the note `name` where there is none; what the note says then."""
+        """Write the note `name` if there is none; return the note."""
         with self._writing():
             statement = "INSERT INTO meta VALUES (?, ?) ON CONFLICT DO NOTHING"
             self._connection.execute(statement, (name, json.dumps(value)))
             return self.note(name)
 
     def remember(self, name: str, line: str) -> None:
-        """Add a line to the note `name` where it does not have it."""
+        """Add a line to the note `name` unless it has it."""
         with self._writing():
             lines = (self.note(name) or "").splitlines()
             self._write(name, "\n".join(dict.fromkeys([*lines, line])))
 
     def enrol(self, crews: Iterable[Sequence[Cell]], settings: Mapping[str, Any] | None = None) -> None:
-        """Add cells, each crew as one; a cell that is there already stays as it is.
+        """Add cells, crew by crew; cells that the store already has are not changed.
 
         Args:
             crews: crews of new cells.
-            settings: settings that they share, which the map's cells must have too.
+            settings: settings of these cells, which must equal those of the map.
         """
         with self._writing():
             if settings is not None:
@@ -142,7 +142,7 @@ class Store:
             )
 
     def claim(self, owner: Owner) -> Crew | None:
-        """The next crew, now `owner`'s; None where none waits. Cells of the dead wait again first."""
+        """Claim the next crew for `owner`, after releasing cells of dead owners; None if no crew waits."""
         with self._writing():
             self._free_orphans()
             (crew,) = self._one("SELECT min(crew) FROM cells WHERE state = 'waiting'")
@@ -168,14 +168,14 @@ class Store:
             return Crew(crew, tuple(Cell(RunConfig.from_dict(config)) for config in configs))
 
     def beat(self, owner: Owner, step: int = 0) -> None:
-        """Say that `owner` lives, and at which step it is."""
+        """Record that `owner` is alive, and its current step."""
         with self._writing():
             self._connection.execute(
                 "UPDATE owners SET heartbeat = ?, step = ? WHERE id = ?", (time.time(), step, owner.id)
             )
 
     def finish(self, owner: Owner, crew: Crew, results: Sequence[Result]) -> None:
-        """Write the results of a crew; those of cells that are no longer `owner`'s are dropped."""
+        """Write the results of a crew, except for cells that are no longer `owner`'s."""
         with self._writing():
             held = self._held(owner)
             for cell, result in zip(crew.cells, results, strict=True):
@@ -186,21 +186,21 @@ class Store:
                     self._leave(cell.key, "done", "done")
 
     def release(self, owner: Owner, crew: Crew | None = None) -> None:
-        """Let what `owner` holds, or the one crew of it, wait again."""
+        """Set the cells of `owner`, or only its `crew`, to waiting."""
         with self._writing():
             for key in self._held(owner, crew):
                 self._leave(key, "waiting", "released")
 
     def recover(self) -> None:
-        """Let cells wait again whose holder is gone."""
+        """Set cells whose holder is gone to waiting."""
         with self._writing():
             self._free_orphans()
 
     def crash(self, owner: Owner, reason: str, crew: Crew | None = None) -> int:
-        """`owner` died, or could not go on: what it held, or the one crew of it, is tried once more.
+        """Record that `owner` died or failed, and set its cells, or only its `crew`, to waiting again.
 
-        A crew that crashes twice goes on as single cells, so that the guilty one stands alone; a cell that
-        crashed twice or more and stands alone is given up. Returns how many cells it held.
+        A crew that crashes twice is split into single cells, to isolate the faulty one. A single cell that
+        crashed twice or more is marked as crashed. Returns the number of cells that the owner held.
         """
         with self._writing():
             held = self._held(owner, crew)
@@ -215,7 +215,7 @@ class Store:
             return len(held)
 
     def retry_crashed(self) -> None:
-        """Let cells that were given up wait again."""
+        """Set crashed cells to waiting."""
         with self._writing():
             self._connection.execute(
                 "UPDATE cells SET state = 'waiting', crashes = 0, reason = NULL WHERE state = 'crashed'"

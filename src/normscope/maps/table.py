@@ -1,4 +1,4 @@
-"""Table of a map: cells by scheme, warm-up, depth and learning rate, over seeds; the edge of each depth."""
+"""Table of a map: cells by scheme, warm-up, depth and learning rate, and the largest rate that trains."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -11,12 +11,12 @@ from normscope.train import last_loss
 
 @dataclass(frozen=True)
 class Point:
-    """One depth and rate of a panel, with all its seeds.
+    """One depth and learning rate of a panel, with all its seeds.
 
     Attributes:
-        depth: blocks, None for a model whose depth is not ours to say.
-        lr: the rate.
-        records: records of its seeds; none where the store has no such cell.
+        depth: number of blocks; None for models other than nn:.
+        lr: learning rate.
+        records: records of its seeds; empty if the store has no such cell.
     """
 
     depth: int | None
@@ -30,12 +30,12 @@ class Point:
 
     @property
     def trained(self) -> int:
-        """Seeds that train."""
+        """Number of seeds that train."""
         return sum(record.result.verdict == "trains" for record in self.done if record.result)
 
     @property
     def verdict(self) -> str:
-        """trains (every seed), mixed (some do, the others do not or not yet), fails, crashed, or missing."""
+        """ "trains" (every seed), "mixed" (some seeds do), "fails", "crashed" or "missing"."""
         if not self.done:
             crashed = self.records and all(record.state == "crashed" for record in self.records)
             return "crashed" if crashed else "missing"
@@ -45,13 +45,13 @@ class Point:
 
     @cached_property
     def excess(self) -> float:
-        """Loss at the end less the unigram entropy, in nats, mean over seeds; inf where one diverged."""
+        """Final loss minus unigram entropy in nats, mean over seeds; inf if one diverged."""
         found = [excess(record) for record in self.done]
         return sum(found) / len(found) if found else math.nan
 
 
 def excess(record: Record) -> float:
-    """Mean of the last losses less the unigram entropy, inf where that is not finite."""
+    """Mean of the last losses minus the unigram entropy, in nats; inf if it is not finite."""
     assert record.result is not None
     loss = last_loss(record.result.losses)
     return loss - record.result.unigram_entropy if math.isfinite(loss) else math.inf
@@ -62,7 +62,7 @@ class Panel:
     """One scheme, initialisation and warm-up.
 
     Attributes:
-        points: for each depth, ascending, those of all the map's rates, ascending.
+        points: for each depth, a point for each learning rate of the map; both in ascending order.
     """
 
     scheme: str
@@ -72,7 +72,7 @@ class Panel:
 
     @property
     def title(self) -> str:
-        """The scheme, and its initialisation where that is not its own."""
+        """The scheme, with the initialisation if it is not the scheme's own."""
         return self.scheme if self.init is None else f"{self.scheme}, {self.init}"
 
     @property
@@ -82,7 +82,7 @@ class Panel:
 
 
 def edge(row: Iterable[Point]) -> float | None:
-    """The largest rate that trains with every seed, None where none does."""
+    """The largest learning rate that trains with every seed; None if there is none."""
     rates = [point.lr for point in row if point.verdict == "trains"]
     return max(rates, default=None)
 
@@ -92,9 +92,9 @@ class Table:
     """A whole map.
 
     Attributes:
-        panels: panels by scheme, initialisation and warm-up, in the order in which the cells came.
-        rates, depths: values of any panel, ascending.
-        seeds: seeds of any cell.
+        panels: panels by scheme, initialisation and warm-up, in the order of the cells.
+        rates, depths: all values in the map, in ascending order.
+        seeds: all seeds in the map.
     """
 
     panels: tuple[Panel, ...]
@@ -104,7 +104,7 @@ class Table:
 
     @property
     def points(self) -> list[Point]:
-        """All of them."""
+        """All points of all panels."""
         return [point for panel in self.panels for row in panel.points for point in row]
 
     @property
@@ -115,7 +115,7 @@ class Table:
 
     @property
     def stops_that_were_wrong(self) -> tuple[int, int]:
-        """Counts of the cells that went on after they were certain to fail: those that train, and all."""
+        """Among cells that continued after they were certain to fail: how many train, and their number."""
         went_on = [
             record.result
             for point in self.points

@@ -1,4 +1,4 @@
-"""`train_group`: cells of one shape, trained as one stack."""
+"""`train_group`: train cells of one shape as one stack."""
 
 import copy
 import platform
@@ -26,20 +26,20 @@ def train_group(
     prepare: Callable[[Cell, nn.Module], None] = lambda cell, model: None,
     alike: float = ALIKE,
 ) -> list[Result]:
-    """Train `cells` together and say what came of each, in their order.
+    """Train `cells` together and return their results, in order.
 
-    Weights and batches of a cell come from its config alone, and each has its own rate and warm-up: what else
-    is in the stack changes its losses by rounding only. The same cells in the same order give the same bits.
+    A cell's weights, batches, learning rate and warm-up depend only on its config, so the other cells of the
+    stack change its losses only by rounding. The same cells in the same order give the same bits.
 
     Args:
         cells: cells of one `shape`.
-        early_stop: stop a cell once it is certain to fail, see `maps.certain`.
-        on_step: told the number of steps taken, after each; what it raises ends the training.
-        prepare: given each cell and its model before the first step.
+        early_stop: whether to stop a cell once it is certain to fail, see `maps.certain`.
+        on_step: called with the number of steps taken, after each step; an exception in it ends the training.
+        prepare: called with each cell and its model before the first step.
         alike: token diversity at which a run counts as certain to fail.
 
     Raises:
-        UsageError: the models have no loss, or no entropy to compare it with.
+        UsageError: the models have no loss, or no unigram entropy to compare it with.
     """
     assert len({cell.shape for cell in cells}) == 1, "a stack has one shape"
 
@@ -50,7 +50,7 @@ def train_group(
 
         return _train(cells, early_stop, after_step, prepare, alike)
 
-    with seeded(cells[0].seed):  # dropout; it draws otherwise in another stack
+    with seeded(cells[0].seed):  # dropout; its draws depend on the stack
         return in_flushed_thread(train)
 
 
@@ -63,7 +63,7 @@ class _Fate:
     certain_at: int | None = None
 
     def seal(self, reason: str | None, step: int) -> None:
-        """Note why the cell is certain to fail, if it is; the first reason stays."""
+        """Record the first reason why the cell is certain to fail, if there is one."""
         if self.certain is None and reason is not None:
             self.certain, self.certain_at = reason, step
 
@@ -127,7 +127,7 @@ def loaded(cell: Cell) -> Subject:
     """The cell's model and batches.
 
     Raises:
-        UsageError: it has no loss, or nothing to compare a loss with.
+        UsageError: the model has no loss, or no unigram entropy to compare it with.
     """
     subject = cell.config.subject()
     if subject.loss_fn is None:
@@ -137,11 +137,11 @@ def loaded(cell: Cell) -> Subject:
 
 
 def entropy_of(subject: Subject) -> float:
-    """Unigram entropy of the subject's targets, in nats; UsageError where there is none."""
+    """Unigram entropy of the subject's targets, in nats; UsageError if there is none."""
     if subject.unigram_entropy is None:
         raise UsageError(
             f"model {subject.spec!r}, whose targets are not tokens",
-            "targets with an entropy: a run trains when its loss falls under that",
+            "token targets, whose unigram entropy the criterion for a trained run needs",
             "map a model of text",
         )
     return subject.unigram_entropy

@@ -1,4 +1,4 @@
-"""A map in words: numbers short, settings in one line, the table of a terminal."""
+"""A map as text: short numbers, settings on one line, a table for terminals."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def short(rate: float) -> str:
-    """A rate as people write it: 3e-4, 2.6e-3, 3e-2, 0.5."""
+    """A learning rate in short form: 3e-4, 2.6e-3, 3e-2, 0.5."""
     if rate >= 0.1:
         return f"{rate:.2g}"
     mantissa, exponent = f"{rate:.1e}".split("e")
@@ -22,7 +22,7 @@ def short(rate: float) -> str:
 
 
 def signed(nats: float) -> str:
-    """Nats above or under the unigram entropy."""
+    """Nats above (+) or below (−) the unigram entropy."""
     return f"{nats:+.2f}".replace("-", "−") if math.isfinite(nats) else "not finite"
 
 
@@ -34,7 +34,7 @@ def described(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
     extras = {
         "weight_decay": (None, "weight decay {}"), "clip": (None, "gradients clipped at {}"),
         "eps": (None, "ε {}"), "schedule": ("constant", "{} schedule"), "precision": ("float32", "{}"),
-        "accumulation": (1, "{} batches a step"),
+        "accumulation": (1, "{} batches per step"),
     }  # fmt: skip
     for name, (usual, words) in extras.items():
         if settings.get(name, usual) != usual:
@@ -46,7 +46,7 @@ def described(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
 def told(panel: Panel, point: Point) -> str:
     """Description of a point's results, seed by seed."""
     depth = "" if point.depth is None else f", {point.depth} blocks"
-    lines = [f"{panel.title}{depth}, rate {short(point.lr)}, {panel.subtitle}: {point.verdict}"]
+    lines = [f"{panel.title}{depth}, learning rate {short(point.lr)}, {panel.subtitle}: {point.verdict}"]
     for record in point.records:
         if record.result is None:
             why = f": {record.reason}" if record.state == "crashed" else ""
@@ -60,17 +60,17 @@ def told(panel: Panel, point: Point) -> str:
 
 
 def width_of(table: Table) -> int:
-    """Columns of a terminal that the figures of `terminal_table` need."""
+    """Width in columns that the figures of `terminal_table` need."""
     names = max((len(panel.title) for panel in table.panels), default=0)
     return max(len("scheme"), names) + len("  warm-up  depth  largest") + 9 * len(table.rates)
 
 
 def terminal_table(table: Table, *, figures: bool = True) -> "RichTable":
-    """Panels and depths down, rates across: nats from the unigram entropy, and the largest rate.
+    """Table with a row per panel and depth, a column per learning rate, and the largest rate that trains.
 
     Args:
         table: table of the map.
-        figures: whether the nats stand behind the marks; a narrow terminal has no room for them.
+        figures: whether to show nats from the unigram entropy beside the marks; needs a wide terminal.
     """
     from rich.table import Table as RichTable
 
@@ -95,7 +95,7 @@ def terminal_table(table: Table, *, figures: bool = True) -> "RichTable":
 
 
 def largest(row: Sequence[Point]) -> str:
-    """The largest rate that trains with every seed, in words; a dot where nothing is known yet."""
+    """The largest learning rate that trains with every seed, as text; a dot before the first result."""
     rate = edge(row)
     if rate is None:
         return "none" if any(point.done for point in row) else "·"
@@ -125,6 +125,6 @@ def summary(table: Table, counts: "Counts", settings: Mapping[str, Any]) -> list
     return [
         *lines,
         f"{'cells':<9} {done}{crashed}; seeds {', '.join(map(str, table.seeds))}",
-        f"{'figures':<9} nats from the unigram entropy{entropy}; ● trains, ◐ some seeds do, ○ fails",
+        f"{'figures':<9} loss minus unigram entropy{entropy}, in nats; ● trains, ◐ some seeds do, ○ fails",
         "",
     ]

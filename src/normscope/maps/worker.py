@@ -1,7 +1,7 @@
-"""A worker process of the local engine: claims crews and trains them until none waits.
+"""A worker process of the local engine, which claims and trains crews until none waits.
 
-Started by `maps.local`, which reads its exit status: 0 all is well, 3 the store or the cells cannot be used
-(one line on stderr says why), anything else is a crash.
+`maps.local` starts it and reads its exit status: 0 is success; 3 means that the store or the cells cannot be
+used (one line on stderr has the reason); anything else is a crash.
 """
 
 import os
@@ -17,7 +17,7 @@ BEAT_SECONDS = 1.0
 
 
 class _Leave(Exception):
-    """Raised between two steps: the keeper asked for it, or is gone."""
+    """The keeper asked to stop, or is gone; raised between two steps."""
 
 
 @dataclass
@@ -27,8 +27,8 @@ class Worker:
     Attributes:
         path: path of the store.
         name: name under which it holds cells.
-        keeper: the process that started it and watches it; None where there is none.
-        early_stop: whether cells that are certain to fail are stopped.
+        keeper: the process that started it and watches it; None if there is none.
+        early_stop: whether to stop cells that are certain to fail.
     """
 
     path: Path
@@ -39,12 +39,12 @@ class Worker:
     beaten: float = field(default=0.0)
 
     def stop(self, number: int, frame: FrameType | None) -> None:
-        """Come to an end after this step."""
+        """Stop after the current step."""
         self.is_stopping = True
 
     @property
     def must_leave(self) -> bool:
-        """True if nobody waits for the results any more."""
+        """True if it was asked to stop, or its keeper is gone."""
         return self.is_stopping or self.keeper not in (None, os.getppid())
 
     def work(self) -> None:
@@ -77,18 +77,18 @@ class Worker:
                 except UsageError:
                     store.release(owner)
                     raise
-                except Exception as error:  # whatever a model can throw: the map goes on without the cell
+                except Exception as error:  # a model may raise anything; the map continues without the cell
                     store.crash(owner, describe(error))
                 else:
                     store.finish(owner, crew, results)
 
 
 def main(arguments: list[str]) -> int:
-    """Work for the keeper; the exit status."""
+    """Run the worker; return the exit status."""
     path, name, keeper, early_stop = arguments
     worker = Worker(Path(path), name, int(keeper), early_stop == "early-stop")
     signal.signal(signal.SIGTERM, worker.stop)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the keeper's, which asks us to stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the keeper handles Ctrl-C and asks workers to stop
     import torch
 
     from normscope.errors import UsageError
