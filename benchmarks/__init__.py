@@ -1,5 +1,5 @@
-"""Measure normscope against what a user would pick instead.
+"""Benchmarks of normscope against its alternatives.
 
-`normscope bench [NAME…]` runs the functions in benches.py. What takes longer, or writes a page of docs/, is a
-script: `python -m benchmarks.NAME` in the repository's root.
+`normscope bench [NAME…]` runs the functions in benches.py. Benchmarks that take longer, or that write a page
+of docs/, are scripts: `python -m benchmarks.NAME` in the repository's root.
 """

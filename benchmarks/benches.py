@@ -1,4 +1,4 @@
-"""Every benchmark by name, and how they are run."""
+"""The benchmarks by name."""
 
 from collections.abc import Callable
 
@@ -26,7 +26,7 @@ BENCHES: dict[str, Callable[[], list[Row]]] = {
 
 
 def bench(name: str) -> list[Row]:
-    """Run one benchmark; UsageError where none has that name."""
+    """Run one benchmark; UsageError if the name is unknown."""
     if name not in BENCHES:
         known = ", ".join(BENCHES)
         raise UsageError(

@@ -1,10 +1,10 @@
-"""`normscope bench cells`: cells of a map an hour, against one process for each cell.
+"""`normscope bench cells`: cells of a map per hour, against one process for each cell.
 
-The cells are runs of 300 steps of one shape (Post-LN decoder, depth 6, d = 32), four rates by four seeds,
-none stopped early. Ours is the local engine of `normscope map` with everything it does: measuring the stack,
-starting its workers, writing the store. Theirs is a fresh process of one thread for each cell, as many at
-once as there are cores, each training one cell as the map would. Stacking alone is shown too: K replicas in
-one warm process, one step of the stack in turn with one step of K lone trials.
+The cells are runs of 300 steps of one shape (Post-LN decoder, depth 6, d = 32), four learning rates by four
+seeds, without early stop. normscope is the local engine of `normscope map` with all its work: measuring the
+stack, starting workers, writing the store. The alternative is a new process of one thread for each cell, as
+many at once as there are cores, each training one cell as the map would. Stacking is also measured alone: in
+one process, a step of a stack of K replicas takes turns with a step of K single trials.
 """
 
 import itertools
@@ -31,7 +31,7 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 def bench_cells() -> list[Row]:
-    """Rows of the engine, of stacking alone, and of a GPU where there is one."""
+    """Rows for the engine, for stacking alone, and for a GPU if there is one."""
     return [
         _engine_row(in_fresh_process(engine, **_ONE_THREAD)),
         *(_warm_row(in_fresh_process(warm, size, 32, "cpu", **_ONE_THREAD), "—") for size in (4, 8, 16)),
@@ -74,7 +74,7 @@ def _gpu_row() -> Row:
 
 
 def engine() -> dict[str, Any]:
-    """Seconds of the map's engine, and of a process for each cell."""
+    """Time of the map's engine, and of a process for each cell, in seconds."""
     base = RunConfig(model="nn:decoder,width=32,heads=2", validation=0.0, trial=TrialConfig(steps=STEPS))
     cells = Grid(base=base, schemes=["post"], depths=[6], lrs=RATES, seeds=SEEDS).cells
     workers = num_cores()
@@ -96,7 +96,7 @@ def train_cell(config: dict[str, Any]) -> str:
 
 
 def _spent(work: Callable[[], object]) -> dict[str, float]:
-    """Seconds by the clock, and of all processors, children included."""
+    """Wall-clock time and processor time of `work`, including child processes, in seconds."""
     wall, cpu = time.perf_counter(), _cpu()
     work()
     return {"wall_s": time.perf_counter() - wall, "cpu_s": _cpu() - cpu}
@@ -108,10 +108,10 @@ def _cpu() -> float:
 
 
 def warm(size: int, width: int, device: str) -> dict[str, Any]:
-    """Seconds a step of a stack and of as many lone trials, which take turns."""
+    """Seconds per step of a stack and of the same number of single trials, which take turns."""
     torch.set_num_threads(1)
     stack, lone = (_trials(make, size, width, device) for make in (TrialStack, LoneTrials))
-    for _ in range(3):  # the first ones make states and choose kernels
+    for _ in range(3):  # the first steps create states and choose kernels
         stack.advance()
         lone.advance()
     pairs = [(_step(stack, device), _step(lone, device)) for _ in range(ROUNDS)]
@@ -128,7 +128,7 @@ def warm(size: int, width: int, device: str) -> dict[str, Any]:
 def _trials(make: Any, size: int, width: int, device: str) -> Any:
     spec = f"nn:decoder,scheme=post,depth=6,width={width},heads=2"
     subjects = [load(spec, seed=seed, device=device) for seed in range(size)]
-    # The same four batches again and again: cutting the text is no part of a step.
+    # The same four batches are repeated, because cutting the text is not part of a step.
     batches = [itertools.cycle(list(itertools.islice(subject.batches(), 4))) for subject in subjects]
     configs = [TrialConfig(lr=1e-4 * (1 + k)) for k in range(size)]
     models = [subject.model for subject in subjects]
@@ -136,8 +136,8 @@ def _trials(make: Any, size: int, width: int, device: str) -> Any:
 
 
 def _step(trials: Any, device: str) -> float:
-    """Seconds of a step: of the processor for one thread of a busy machine, by the clock for a GPU."""
+    """Seconds of a step: processor time for one thread on a busy machine, wall-clock time for a GPU."""
     clock = time.process_time if device == "cpu" else time.perf_counter
     began = clock()
-    trials.advance()  # ends with its losses on the host
+    trials.advance()  # returns the losses, so the device has finished
     return clock() - began

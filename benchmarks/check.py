@@ -1,9 +1,9 @@
-"""`normscope bench check`: what a check costs, in steps of the run that it saves.
+"""`normscope bench check`: cost of a check, in training steps of the model.
 
 The model is GPT-2 124M (Hugging Face, random weights) on 4 × 64 tokens. Time and peak memory of the whole
-default check, forecast included, are given against a float32 AdamW training step of that model on that batch;
-σ_max of the 12-layer stack at T = 128 against forwards of that stack. Times are medians of steps taken
-before and after the check; memory is the peak resident set of a fresh process, less what the imports take.
+default check, including the forecast, are relative to a float32 AdamW training step of that model on that
+batch. σ_max of the 12-layer stack at T = 128 is relative to forwards of that stack. Times are medians of
+steps before and after the check; memory is the peak resident set of a new process minus that of the imports.
 """
 
 import resource
@@ -26,7 +26,7 @@ REFERENCE_PRODUCTS = 200
 
 
 def bench_check() -> list[Row]:
-    """Rows of figure and target, each from a fresh process."""
+    """Rows with figures and targets, each from a new process."""
     timed, step, whole, sigma = map(
         in_fresh_process, (time_of_check, peak_of_steps, peak_of_check, sigma_cost)
     )
@@ -79,9 +79,9 @@ def _training_step() -> Callable[[], None]:
 
 
 def time_of_check() -> dict[str, Any]:
-    """The check between two rows of training steps, so that a slow spell of the machine falls on both."""
+    """Time a check between two series of training steps, so that a slow phase of the machine affects it."""
     step = _training_step()
-    step()  # the first one makes Adam's moments
+    step()  # the first step creates Adam's moments
     steps = [seconds(step).wall for _ in range(STEPS_EACH_SIDE)]
     subject = load(MODEL)
     check_s = seconds(lambda: check(subject)).wall
@@ -106,8 +106,8 @@ def peak_of_check() -> float:
 
 
 def _peak(run: Callable[[], object]) -> float:
-    """Peak resident memory of `run` in MiB, over what the imported libraries already take."""
-    import transformers.models.gpt2.modeling_gpt2  # noqa: F401  (the import is the point: it counts as baseline)
+    """Peak resident memory of `run` in MiB, minus that of the imported libraries."""
+    import transformers.models.gpt2.modeling_gpt2  # noqa: F401  (imported to be part of the baseline)
 
     baseline = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     run()
@@ -115,7 +115,7 @@ def _peak(run: Callable[[], object]) -> float:
 
 
 def sigma_cost() -> dict[str, Any]:
-    """σ_max from nothing (graphs, finite differences, products) between rows of plain forwards."""
+    """Time of σ_max, including all set-up, between two series of plain forwards."""
     subject = load(MODEL, batch_size=1, seq_len=TOKENS)
     with measuring(subject.model):
         stack, entry = stack_of(subject)

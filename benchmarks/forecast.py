@@ -1,8 +1,9 @@
-"""`normscope bench forecast`: is the forecast right, on models, rates and a text that it was not set on?
+"""`normscope bench forecast`: accuracy of the forecast on held-out models, learning rates and text.
 
 Every ladder of `LADDERS` is forecast now and compared with the result of 300 training steps. Those results
-are kept (see forecast_cells.py); some are trained again now, which also gives the time of a lone run. All the
-time of a forecast is counted: steps, measurements, and the ramps that are tried where the wanted rate fails.
+are kept (see forecast_cells.py). Some are trained again now, which also gives the time of a single run. The
+time of a forecast includes everything: steps, measurements, and warm-ups that are tried if the wanted rate
+fails.
 """
 
 import time
@@ -18,15 +19,15 @@ from normscope.forecast import LadderForecast, forecast_ladder
 from normscope.train import CRITERION_STEPS, TrialConfig
 
 WANTED = 1e-3
-"""The rate whose warm-up is asked for, on every ladder."""
+"""The learning rate for which warm-up is forecast, on every ladder."""
 
 AGAIN = 5
-"""On every fifth ladder one cell is trained again, alone."""
+"""One cell of every fifth ladder is trained again, alone."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """A ladder's forecast and its truth; `lone_s` is the time of a lone run of 300 steps, where measured."""
+    """A ladder's forecast and its truth; `lone_s` is the time of a single run of 300 steps, if measured."""
 
     ladder: Ladder
     said: LadderForecast
@@ -42,12 +43,12 @@ class Held:
 
     @property
     def edge(self) -> float | None:
-        """The largest rate that trained."""
+        """The largest learning rate that trained."""
         return max((rate for rate, truth in zip(RATES, self.trained, strict=True) if truth), default=None)
 
     @property
     def edge_is_right(self) -> bool:
-        """True where the forecast's largest rate is within a factor of 2 of the trained one."""
+        """True if the forecast's largest learning rate is within a factor of 2 of the trained one."""
         said, edge = self.said.largest_rate, self.edge
         if said is None or edge is None:
             return said is edge
@@ -55,7 +56,7 @@ class Held:
 
 
 def bench_forecast() -> list[Row]:
-    """Rows of figure and target."""
+    """Rows with figures and targets."""
     truths = kept()
     held = [
         _held(ladder, truths, again=i % AGAIN == 0)
@@ -118,7 +119,7 @@ def _rate(rate: float | None) -> str:
 
 
 def _cost(held: Sequence[Held]) -> Row:
-    """The row for a forecast's time per learning rate, as a share of the time of a lone run of 300 steps."""
+    """The row for a forecast's time per learning rate, as a fraction of a single run of 300 steps."""
     timed = [(ladder.seconds / len(RATES), ladder.lone_s) for ladder in held if ladder.lone_s]
     shares = [forecast / lone for forecast, lone in timed]
     whole = sum(forecast for forecast, _ in timed) / sum(lone for _, lone in timed)

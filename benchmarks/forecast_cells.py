@@ -1,11 +1,11 @@
-"""The held-out grid of `normscope bench forecast`: models, rates, text, and what training them came to.
+"""The held-out grid of `normscope bench forecast`: models, learning rates, text, and training results.
 
-No cell of `LADDERS` was used in setting the rule: widths, depths and seeds are others, and more than half of
-the schemes and models were not seen at all. What 300 steps came to is kept in forecast_truth.json, which
+No cell of `LADDERS` was used to tune the rule: widths, depths and seeds differ, and more than half of the
+schemes and models are new. The results of 300 training steps are kept in forecast_truth.json. To make it:
 
     python -m benchmarks.forecast_grid truth
 
-makes; a run that differs in the text's bytes cannot be compared with it.
+Results are only comparable on the same bytes of text.
 """
 
 import copy
@@ -39,7 +39,7 @@ RATES = (5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2)
 
 
 def licences() -> Path:
-    """The licences that PyTorch comes with, a third of a MiB of legal English: held out from the rule."""
+    """The licences in PyTorch's wheel, a third of a MiB of legal English, which were not used for tuning."""
     files = importlib.metadata.files("torch") or []
     found = [
         file for file in files if str(file).endswith("licenses/LICENSE") and "third_party" not in str(file)
@@ -50,15 +50,15 @@ def licences() -> Path:
 
 
 def help_topics() -> Path:
-    """Python's own help on its language: what `SEEN` was trained on."""
+    """Python's help on its language, the training text of `SEEN`."""
     return Path(sysconfig.get_path("stdlib")) / "pydoc_data" / "topics.py"
 
 
 @dataclass(frozen=True)
 class Ladder:
-    """One model and how it is trained, at each of `RATES`; `new` where the rule was not set on the scheme.
+    """One model and its training settings, at each of `RATES`; `new` if the rule was not tuned on the scheme.
 
-    `text` gives what it is trained on; None is the standard library's source.
+    `text` returns the training text; None is the standard library's source.
     """
 
     model: str
@@ -72,7 +72,7 @@ class Ladder:
         return load(self.model, seed=self.seed, text=None if self.text is None else self.text())
 
     def config(self, lr: float) -> TrialConfig:
-        """The settings with which the truth was trained."""
+        """The training settings of the truth."""
         return TrialConfig(optimizer=self.optimizer, lr=lr, seed=self.seed, steps=CRITERION_STEPS)
 
 
@@ -119,13 +119,12 @@ SEEN: tuple[Ladder, ...] = (
     Ladder(_ours("deepnorm", 11), "adamw", 113, text=help_topics),
     Ladder(_ours("pre", 10, width=96, init="xavier"), "adam", 115, text=help_topics),
 )
-"""Ladders that were held out first, on another text, and later used in setting the rule:
-its part on larger learning rates comes from them."""
+"""Ladders that were first held out, on another text, and later used to tune the rule for larger rates."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Result of one learning rate of a ladder; `gap` is the run's last loss less the unigram entropy."""
+    """Result of one learning rate of a ladder; `gap` is the run's last loss minus the unigram entropy."""
 
     lr: float
     gap: float
@@ -134,7 +133,7 @@ class Cell:
 
 
 def text_hash() -> str:
-    """Hash of the held-out text; shows whether a kept truth is of this text."""
+    """Hash of the held-out text, which shows whether a kept truth belongs to this text."""
     found = hashlib.sha256()
     for file in sorted(path for path in licences().rglob("*") if path.is_file()):
         found.update(file.read_bytes())
@@ -142,7 +141,7 @@ def text_hash() -> str:
 
 
 def train(ladder: Ladder, rates: Sequence[float]) -> list[Cell]:
-    """Train for 300 steps at each rate, stacked where that can be, as `trains` wants them."""
+    """Train for 300 steps at each learning rate, as a stack if possible."""
     subject = ladder.subject()
     assert subject.unigram_entropy is not None
     started = time.perf_counter()
@@ -170,12 +169,12 @@ def _losses(ladder: Ladder, subject: Subject, rates: Sequence[float]) -> list[li
 
 
 def keep(cells: dict[str, dict[str, Any]], path: Path = KEPT) -> None:
-    """Write what was trained so far; a gap that is not a number is null."""
+    """Write the results so far; a gap that is nan is null."""
     path.write_text(json.dumps({"text": text_hash(), "cells": cells}, indent=1) + "\n")
 
 
 def kept(path: Path = KEPT) -> dict[str, dict[str, Any]]:
-    """The kept cells by `name`, or nothing where they are of another text."""
+    """The kept cells by `name`; empty if they belong to another text."""
     if not path.exists():
         return {}
     found = json.loads(path.read_text())
@@ -188,6 +187,6 @@ def name(ladder: Ladder, lr: float) -> str:
 
 
 def row(cell: Cell) -> dict[str, Any]:
-    """A cell as it is kept."""
+    """The JSON object of a kept cell."""
     gap = round(cell.gap, 3) if math.isfinite(cell.gap) else None
     return {"gap": gap, "trains": cell.trains, "seconds": round(cell.seconds, 2)}

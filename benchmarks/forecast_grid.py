@@ -1,11 +1,11 @@
-"""Make the ladders that the forecast's rule was set on, and the truth that it is tested on.
+"""Make the ladders on which the forecast's rule was tuned, and the truth on which it is tested.
 
     python -m benchmarks.forecast_grid truth                                  # the held-out grid, kept
     python -m benchmarks.forecast_grid tuning --text FILE --output tuning.jsonl
     python -m benchmarks.forecast_grid table tuning.jsonl
 
-`truth` trains the cells of forecast_cells.py that are not kept yet. `tuning` forecasts and
-trains the ladders that the rule was set on; their accuracy is no evidence. Both continue an interrupted run.
+`truth` trains the cells of forecast_cells.py that are not kept yet. `tuning` forecasts and trains the ladders
+on which the rule was tuned; their accuracy is not evidence. Both continue an interrupted run.
 """
 
 import argparse
@@ -66,7 +66,7 @@ TUNING: tuple[tuple[str, str, int, bool, tuple[float, ...]], ...] = (
 
 
 def truth() -> None:
-    """Train what is not kept, ladder by ladder."""
+    """Train the cells that are not kept, ladder by ladder."""
     cells = forecast_cells.kept()
     for ladder in LADDERS:
         todo = [rate for rate in RATES if forecast_cells.name(ladder, rate) not in cells]
@@ -77,7 +77,7 @@ def truth() -> None:
 
 
 def tuned(text: Path) -> Iterator[tuple[Ladder, tuple[float, ...]]]:
-    """The ladders of the rule's setting, with their texts."""
+    """The ladders on which the rule was tuned, with their learning rates."""
     for model, optimizer, seed, other, rates in TUNING:
         yield Ladder(model, optimizer, seed, text=(lambda: text) if other else None), rates
     for ladder in SEEN:
@@ -85,7 +85,7 @@ def tuned(text: Path) -> Iterator[tuple[Ladder, tuple[float, ...]]]:
 
 
 def tuning(text: Path, output: Path) -> None:
-    """Forecast and train the ladders of the rule's setting."""
+    """Forecast and train the ladders on which the rule was tuned."""
     known = (
         {json.loads(line)["model"] for line in output.read_text().splitlines()} if output.exists() else set()
     )
@@ -107,7 +107,7 @@ def tuning(text: Path, output: Path) -> None:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Counts of forecast outcomes against training results, in words."""
+    """Counts of forecast outcomes against training results, as text."""
     pairs = [
         (s["outcome"], t["trains"]) for row in rows for s, t in zip(row["said"], row["truth"], strict=True)
     ]

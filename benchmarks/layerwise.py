@@ -1,9 +1,9 @@
 """The table of `layerwise_sigma_min` on stacks of the size of GPT-2-small, in docs/linalg.md.
 
-    python -m benchmarks.layerwise               # prints it; some minutes on one core
+    python -m benchmarks.layerwise               # prints the table; takes some minutes on one core
 
-Random weights, float32, one sequence; a factor of the stack is what lies between two branches' entries. κ is
-σ_max over the value, an upper bound of σ_min: where that has not converged κ is larger.
+Random weights, float32, one sequence. A factor of the stack is the part between the inputs of two branches. κ
+is σ_max divided by an upper bound of σ_min; if that has not converged, the true κ is larger.
 """
 
 import os
@@ -55,7 +55,7 @@ def row(spec: str, tokens: int) -> str:
 
 
 def main() -> None:
-    """Prints the table and its circumstances."""
+    """Print the table, with date and machine."""
     torch.set_num_threads(1)
     print("| stack | factors | products | status | σ_min | error | κ | CPU seconds (by the clock) |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")

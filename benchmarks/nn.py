@@ -1,10 +1,10 @@
-"""`normscope bench nn`: our decoder against the same model as others wrote it.
+"""`normscope bench nn`: normscope's decoder against the same model in other libraries.
 
 A float32 AdamW training step of a 6-layer Pre-LN decoder (d = 384, 6 heads, GELU, 4 × 256 byte ids, no
 dropout), in `normscope.nn`, in Hugging Face GPT-2 (SDPA) and in `nn.TransformerEncoder` (`norm_first`,
-causal): the same sums on the same batch, in turns, so that a slow spell of the machine falls on all. The
-figure is the median over the rounds of the ratio of two steps of a round. Compiled means `torch.compile` as
-it comes (Inductor), from an empty cache.
+causal). All do the same computation on the same batch, in turns, so that a slow phase of the machine affects
+all. The figure is the median over rounds of the ratio of two steps of a round. Compiled means `torch.compile`
+with its defaults (Inductor), from an empty cache.
 
 Shapes: B batch, T tokens, D width, V vocabulary.
 """
@@ -38,12 +38,12 @@ _TITLES = {
 
 
 def bench_nn() -> list[Row]:
-    """Rows of figure and target: eager and compiled, each from a fresh process."""
+    """Rows with figures and targets: eager and compiled, each from a new process."""
     eager = _ratios("eager", in_fresh_process(measure, "eager"))
     with tempfile.TemporaryDirectory() as empty:
         try:
             compiled = in_fresh_process(measure, "compiled", TORCHINDUCTOR_CACHE_DIR=empty)
-        except RuntimeError as error:  # no C++ compiler, as on many laptops
+        except RuntimeError as error:  # for example without a C++ compiler
             reason = str(error).strip().splitlines()[-1]
             return [*eager, row("compiled training steps", "not measured", "", reason)]
     first_s: dict[str, float] = compiled["first_s"]
@@ -53,7 +53,7 @@ def bench_nn() -> list[Row]:
 
 
 def _ratios(mode: str, measured: dict[str, Any]) -> list[Row]:
-    """A row for each rival: our steps in its steps."""
+    """A row for each rival: the time of our step divided by that of its step."""
     spent: dict[str, list[float]] = measured["seconds"]
     ours = spent.pop("ours")
     where = f"{measured['device']}, {measured['threads']} threads, {measured['allocator']}"
@@ -70,7 +70,7 @@ def _ours() -> nn.Module:
 
 
 def _gpt2(**options: Any) -> nn.Module:
-    """Hugging Face's GPT-2, without the cache that training does not need."""
+    """Hugging Face's GPT-2 without its cache, which training does not need."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     options |= {"n_layer": DEPTH, "n_embd": WIDTH, "n_head": HEADS}
@@ -111,7 +111,7 @@ ONLY_EAGER: dict[str, Callable[[], nn.Module]] = {"gpt2-as-it-comes": _gpt2}
 
 
 def _training_step(model: nn.Module, ids: Tensor) -> Callable[[], None]:
-    """Next-token cross-entropy by the same function for all, AdamW as PyTorch has it."""
+    """A training step with next-token cross-entropy, the same for all, and PyTorch's AdamW."""
     inputs, labels = ids[:, :-1].contiguous(), ids[:, 1:].flatten()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
 
@@ -128,7 +128,7 @@ def _training_step(model: nn.Module, ids: Tensor) -> Callable[[], None]:
 
 
 def measure(mode: str, rounds: int = ROUNDS) -> dict[str, Any]:
-    """Seconds of each step of each model, and of the first one."""
+    """Seconds of each step of each model, and of the first step."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     ids = torch.randint(VOCAB, (BATCH, TOKENS + 1), device=device)
@@ -143,7 +143,7 @@ def measure(mode: str, rounds: int = ROUNDS) -> dict[str, Any]:
     spent: dict[str, list[float]] = {name: [] for name in steps}
     names = list(steps)
     for _ in range(rounds):
-        names = [*names[1:], names[0]]  # none is always the first
+        names = [*names[1:], names[0]]  # rotate, so that none is always first
         for name in names:
             spent[name].append(seconds(steps[name]).wall)
     return {"device": device, "seconds": spent, "first_s": first_s, **circumstances()}

@@ -1,4 +1,4 @@
-"""Benchmarks' common tools: fresh processes, clocks, and the rows of a table."""
+"""Tools for benchmarks: new processes, clocks, and rows of a table."""
 
 import json
 import math
@@ -23,11 +23,11 @@ def row(what: str, figure: str, target: str, how: str) -> Row:
 
 
 def in_fresh_process(part: Callable[..., Any], *arguments: Any, **environment: str) -> Any:
-    """`part(*arguments)`, called in a new process; arguments and result travel as JSON.
+    """Call `part(*arguments)` in a new process; arguments and result are passed as JSON.
 
     Args:
-        part: a function of a module, found there by its name.
-        environment: variables of the new process, besides ours.
+        part: a function that its module holds under its name.
+        environment: additional environment variables of the new process.
 
     Raises:
         RuntimeError: the process failed; the message holds its stderr.
@@ -48,7 +48,7 @@ def in_fresh_process(part: Callable[..., Any], *arguments: Any, **environment: s
 
 
 def circumstances() -> dict[str, Any]:
-    """The settings that a time depends on besides the code: threads and allocator."""
+    """Settings on which a time depends besides the code: threads and allocator."""
     import torch
 
     allocator = os.path.basename(os.environ.get("LD_PRELOAD", "")) or "the C library's allocator"
@@ -56,7 +56,7 @@ def circumstances() -> dict[str, Any]:
 
 
 class Seconds(NamedTuple):
-    """Wall-clock and processor time of a call. Other processes on the machine stretch the first alone."""
+    """Wall-clock and processor time of a call, in seconds; other processes affect only the former."""
 
     wall: float
     cpu: float
@@ -70,19 +70,19 @@ def seconds(run: Callable[[], object]) -> Seconds:
 
 
 def median_ratio(above: Sequence[float], below: Sequence[float], digits: int = 2) -> tuple[str, str]:
-    """Median over the rounds of the ratio of two times of a round; its quartiles in words."""
+    """Median over the rounds of the ratio of two times of a round, and its quartiles, as text."""
     ratios = [a / b for a, b in zip(above, below, strict=True)]
     low, median, high = (f"{figure:.{digits}f}" for figure in statistics.quantiles(ratios, n=4))
     return median, f"quartiles {low} and {high} of {len(ratios)} rounds"
 
 
 def median_ms(times: Sequence[float], digits: int = 0) -> str:
-    """Median of some seconds, in milliseconds."""
+    """Median of times in seconds, as text in milliseconds."""
     return f"{1e3 * statistics.median(times):.{digits}f} ms"
 
 
 def wilson(hits: int, trials: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share."""
+    """Wilson's 95 % interval of a proportion."""
     if trials == 0:
         return 0.0, 1.0
     z, share = 1.96, hits / trials

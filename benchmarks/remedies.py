@@ -1,10 +1,10 @@
-"""`normscope bench remedies`: does the first-ranked remedy rescue a run? By 300 real steps, held out.
+"""`normscope bench remedies`: how often the first-ranked remedy rescues a held-out run in 300 training steps.
 
-What training came to is kept in remedies_truth.jsonl, with the ranking of each cell as it was then, which
+The training results, and the ranking of each cell at that time, are kept in remedies_truth.jsonl. To make it:
 
     python -m benchmarks.remedies_grid rank
 
-makes. One cell is ranked again now.
+One cell is ranked again now.
 """
 
 import json
@@ -19,8 +19,7 @@ from normscope.forecast import forecast
 from normscope.rules.remedies import REMEDIES, Rescue, try_remedies
 
 FILE = Path(__file__).parent / "remedies_truth.jsonl"
-"""Rows of kind "truth" (300 steps of a cell with some remedies, none of them: as it is) and "forecast" (the
-ranking)."""
+"""Rows of kind "truth" (300 steps of a cell with some remedies or none) and "forecast" (the ranking)."""
 TARGET = 0.85
 
 
@@ -34,12 +33,12 @@ class Kept:
         return [row for row in self.rows if row["kind"] == kind and Cell(**row["cell"]) == cell]
 
     def truth(self, cell: Cell, names: Iterable[str]) -> dict[str, Any] | None:
-        """Result of 300 steps with these remedies; None where that was not run."""
+        """Result of 300 steps with these remedies; None if they were not run."""
         found = [row for row in self._of("truth", cell) if row["names"] == list(names)]
         return found[-1] if found else None
 
     def trains(self, cell: Cell, names: Iterable[str]) -> bool:
-        """True where the cell trains with these remedies; as it is where there are none."""
+        """True if the cell trains with these remedies (or, for no names, unchanged)."""
         row = self.truth(cell, names)
         return row is not None and row.get("trains", False)
 
@@ -49,21 +48,21 @@ class Kept:
         return found[-1] if found else None
 
     def attempts(self, cell: Cell) -> list[dict[str, Any]]:
-        """The remedies in the forecast row of a cell, the first-ranked first; none without a row."""
+        """The remedies in the forecast row of a cell, by rank; empty without a row."""
         row = self.ranking(cell)
         return [] if row is None else list(row["attempts"])
 
     def order(self, cell: Cell) -> list[tuple[str, ...]]:
-        """The remedies that apply, the first-ranked first."""
+        """The remedies that apply, by rank."""
         return [tuple(a["names"]) for a in self.attempts(cell) if a["status"] != "not applicable"]
 
     def rescuers(self, cell: Cell) -> list[tuple[str, ...]]:
-        """All that were seen to rescue a cell."""
+        """All remedies that rescued a cell in training."""
         return [tuple(r["names"]) for r in self._of("truth", cell) if r["names"] and r.get("trains")]
 
 
 def kept() -> Kept:
-    """The rows that are there; none where the file is not."""
+    """The rows of the file; empty if it does not exist."""
     if not FILE.exists():
         return Kept(())
     return Kept([json.loads(line) for line in FILE.read_text(encoding="utf-8").splitlines()])
@@ -77,7 +76,7 @@ def ranked_now(cell: Cell) -> Rescue:
 
 
 def bench_remedies() -> list[Row]:
-    """Rows of what was measured, the figure, the target and how."""
+    """Rows with figures and targets."""
     known, cells = kept(), held_out()
     return [_first(known, cells), *_each(known, [*cells, *seen()]), _again(known, cells)]
 
@@ -100,7 +99,7 @@ def _first(known: Kept, cells: Sequence[Cell]) -> Row:
 
 
 def _each(known: Kept, cells: Sequence[Cell]) -> list[Row]:
-    """A row for each remedy: how often training shows a rescue, and how often its forecast was right."""
+    """A row for each remedy: how often it rescues a run in training, and how often its forecast is right."""
     rows = []
     for name in REMEDIES:
         trained = [
@@ -117,13 +116,13 @@ def _each(known: Kept, cells: Sequence[Cell]) -> list[Row]:
 
 
 def _says(known: Kept, cell: Cell, name: str) -> bool | None:
-    """Kept forecast of a remedy, True where it predicts a rescue; None where there is none."""
+    """The kept forecast of a remedy: True if it predicts a rescue, None if there is no forecast."""
     found = [a["status"] for a in known.attempts(cell) if a["names"] == [name]]
     return found[0] == "rescues" if found else None
 
 
 def _again(known: Kept, cells: Sequence[Cell]) -> Row:
-    """The first ranked cell, ranked again: is the kept ranking that of this code?"""
+    """Rank the first ranked cell again, to check that the kept ranking is that of this code."""
     cell = next((cell for cell in cells if known.order(cell)), cells[0])
     best, before = ranked_now(cell).attempts[0].names, known.order(cell)
     how = "every remedy forecast in this run; the target is the kept first"

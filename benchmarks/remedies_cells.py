@@ -1,4 +1,4 @@
-"""Runs that fail, to try remedies on: other widths and another text than the forecast was tuned on."""
+"""Runs that fail, for trying remedies: their widths and text were not used to tune the forecast."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ TEXTS: dict[str, Callable[[], Path | None]] = {
 
 
 def held_out() -> list[Cell]:
-    """Runs at rates where most fail; nothing was set by this text, these widths or these runs."""
+    """Runs at learning rates where most fail; nothing was tuned on this text, these widths or these runs."""
     return [Cell(model, lr, optimizer, seed) for model, lr, optimizer, seed in _held_out()]
 
 
@@ -75,7 +75,7 @@ def _held_out() -> Iterable[tuple[str, float, str, int]]:
 
 
 def seen() -> list[Cell]:
-    """Runs that the order was set by. Those on the help topics were held out first, and missed the target."""
+    """Runs on which the order was tuned; those on the help topics were first held out and missed the target."""
     return [
         *(Cell(model, lr, optimizer, seed, "library") for model, lr, optimizer, seed in _first()),
         *(Cell(model, lr, optimizer, seed, "help") for model, lr, optimizer, seed in _second()),
@@ -128,7 +128,7 @@ def settings_of(cell: Cell) -> TrialConfig:
 
 
 def truth(cell: Cell, names: Iterable[str], subject: Subject, anatomy: Anatomy) -> dict[str, Any]:
-    """`CRITERION_STEPS` real steps of a cell with these remedies; NotApplicable where one is not."""
+    """Train a cell with these remedies for `CRITERION_STEPS` steps; NotApplicable if one does not apply."""
     changed, settings = apply_all(names, subject, anatomy, settings_of(cell))
     losses = in_flushed_thread(lambda checkpoint: _train(changed, settings, checkpoint))
     assert changed.unigram_entropy is not None
@@ -153,6 +153,6 @@ def _train(subject: Subject, settings: TrialConfig, checkpoint: Any) -> list[flo
 
 
 def read(cell: Cell) -> tuple[Subject, Anatomy]:
-    """The cell's subject and its reading."""
+    """The cell's subject and its anatomy."""
     subject = subject_of(cell)
     return subject, read_anatomy(subject)

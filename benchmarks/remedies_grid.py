@@ -3,10 +3,10 @@
     python -m benchmarks.remedies_grid train pre-ln    # the runs as they are, and with remedies
     python -m benchmarks.remedies_grid rank            # forecast every remedy, train the first-ranked
     python -m benchmarks.remedies_grid fill            # train all the rest
-    python -m benchmarks.remedies_grid tune            # the cells that the order was set by, all of it
+    python -m benchmarks.remedies_grid tune            # all of this on the cells that tuned the order
 
-Rows go to benchmarks/remedies_truth.jsonl; what is there is not done again. `normscope bench remedies` shows
-the results. Before `rank` after a change of the forecast, delete the rows of kind "forecast".
+Rows are appended to benchmarks/remedies_truth.jsonl; existing rows are not computed again. `normscope bench
+remedies` shows the results. After a change of the forecast, delete the rows of kind "forecast" before `rank`.
 """
 
 import argparse
@@ -22,13 +22,13 @@ from normscope.rules.remedies import REMEDIES, NotApplicable
 
 
 def write(kind: str, cell: Cell, **row: Any) -> None:
-    """One line more, at once on the disk."""
+    """Append a line to the file at once."""
     with FILE.open("a", encoding="utf-8") as file:
         file.write(json.dumps({"kind": kind, "cell": dataclasses.asdict(cell), **row}) + "\n")
 
 
 def train(cells: Iterable[Cell], wanted: list[tuple[str, ...]]) -> None:
-    """The truth of each cell with each of the remedies."""
+    """Train each cell with each of the remedies."""
     for cell in cells:
         missing = [names for names in wanted if kept().truth(cell, names) is None]
         if missing:
@@ -44,14 +44,14 @@ def train(cells: Iterable[Cell], wanted: list[tuple[str, ...]]) -> None:
 
 
 def rank(cells: Iterable[Cell]) -> None:
-    """Forecasts of all remedies on the cells that fail, and the truth of what they put first."""
+    """Forecast all remedies on the cells that fail, and train with the first-ranked."""
     for cell in cells:
         train([cell], [()])
         if kept().trains(cell, ()):
             continue
         if kept().ranking(cell) is None:
             _forecast(cell)
-        for names in kept().order(cell):  # until one rescues: whether any does decides if the cell counts
+        for names in kept().order(cell):  # until one rescues: the cell counts only if one does
             train([cell], [names])
             if kept().trains(cell, names):
                 break
@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def _fill(cells: list[Cell]) -> None:
-    """Every remedy on every cell that fails."""
+    """Train every cell that fails with every remedy."""
     for cell in cells:
         train([cell], [()])
         if not kept().trains(cell, ()):

@@ -1,8 +1,8 @@
-"""`normscope bench slopes`: what each scheme does at initialisation, by depth, against its paper.
+"""`normscope bench slopes`: figures of each scheme at initialisation, by depth, against its paper.
 
-Each row is a figure over three seeds and the interval that it should lie in. Weights are Xavier-normal with
-the scheme's gains; ReLU, γ = 1, random ids. An exponent is the slope of a straight line through
-log figure against log depth. The stream's RMS at its entry is taken with the scheme's own weights.
+Each row has a figure, the mean of three seeds, and the interval in which it should lie. Weights are
+Xavier-normal with the scheme's gains; ReLU, γ = 1, random ids. An exponent is the slope of a straight line
+through log figure against log depth. The stream's RMS at its entry is measured with the scheme's own weights.
 
 Shapes: B batch, T tokens, D width.
 """
@@ -53,7 +53,7 @@ def last_map_gradient(scheme: str, depth: int, seed: int, **options: Any) -> flo
 
 
 def first_over_last(scheme: str, depth: int, seed: int) -> float:
-    """‖∂loss/∂W₂‖ of the first block over that of the last."""
+    """‖∂loss/∂W₂‖ of the first block divided by that of the last."""
     gradients = down_gradients(*decoder(scheme, depth, seed))
     return gradients[0] / gradients[-1]
 
@@ -75,7 +75,7 @@ def _draw_xavier(stack: Stack) -> None:
 
 
 def starved(scheme: str, depth: int, seed: int, **options: Any) -> float:
-    """‖∂loss/∂W_Q‖ / ‖∂loss/∂W_V‖ of the last attention: rank collapse starves the queries."""
+    """‖∂loss/∂W_Q‖ / ‖∂loss/∂W_V‖ of the last attention, which rank collapse makes small."""
     model, ids, labels = decoder(scheme, depth, seed, **options)
     model(ids, labels).loss.backward()
     attention = blocks_of(model)[-1].attention
@@ -100,7 +100,7 @@ def sgd_move(scheme: str, depth: int, seed: int, **options: Any) -> float:
 
 @torch.no_grad()
 def noise_move(scheme: str, depth: int, seed: int, **options: Any) -> float:
-    """Mean square change of the logits under weights that are 1 % off (Liu et al. 2020, arXiv:2004.08249)."""
+    """Mean square change of the logits under 1 % weight noise (Liu et al. 2020, arXiv:2004.08249)."""
     model, ids, _ = decoder(scheme, depth, seed, **options)
     model = model.double()
     before = model(ids).logits
@@ -112,8 +112,9 @@ def noise_move(scheme: str, depth: int, seed: int, **options: Any) -> float:
 
 
 def crossed_decay(seed: int, depth: int = 32) -> float:
-    """Gradient norm of the stream from a Post-LN block's exit to its entry, where each block also reads a
-    memory of identical tokens: such a branch adds the same to every token, and only its norm acts.
+    """Gradient norm of the stream at a Post-LN block's entry over its exit, with cross-attention.
+
+    The memory has identical tokens: such a branch adds the same to every token, and only its norm acts.
     """
     stack = stack_of("post", depth, seed, activation="relu", bias=False, cross=True)
     _draw_xavier(stack)
@@ -164,7 +165,7 @@ ENTRIES: dict[str, tuple[float, str]] = {
     "unit-scaling": (2**0.5, "tokens and positions N(0, 1)"),
     "dslm": (1.0, "tokens and positions N(0, ½)"),
 }
-"""Scheme → RMS of the stream at its entry, by its source; and why."""
+"""Scheme → RMS of the stream at its entry by its source, and the reason."""
 
 
 def _entries() -> list[Claim]:
@@ -267,7 +268,7 @@ def measured(claim: Claim, seeds: Sequence[int] = SEEDS) -> float:
 
 
 def bench_slopes() -> list[Row]:
-    """Rows of claim, figure, interval and source."""
+    """Rows with claim, figure, interval and source."""
     return [
         row(claim.what, f"{measured(claim):.3g}", f"{claim.low:.3g} … {claim.high:.3g}", claim.source)
         for claim in CLAIMS

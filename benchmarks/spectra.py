@@ -1,10 +1,10 @@
-"""`normscope bench spectra`: what singular values of a Jacobian cost, with us and without.
+"""`normscope bench spectra`: cost of a Jacobian's singular values, with normscope and with alternatives.
 
 The map is GPT-2-small's stack (Hugging Face, random weights, float32, math attention) on one sequence of 128
 tokens, from the embedding's output to the last block's. A forward-equivalent is a plain forward of that
-stack, timed before and after each run; times are the processor's, so that others on the machine do not count,
-and the clock's stand beside them. The runs are in turns, a start each round, and the figures are medians
-over the rounds. "With hindsight" means: stopped by the true error, which no user knows.
+stack, timed before and after each run. Times are processor times, which other processes do not affect;
+wall-clock times are also given. The methods take turns, each round has another start, and figures are medians
+over the rounds. "With hindsight" means stopped by the true error, which a user does not know.
 """
 
 import statistics
@@ -42,11 +42,11 @@ NUM_TOP = 20
 ROUNDS = 3
 FORWARDS_EACH_TIME = 3
 DENSE_TOKENS = 2
-"""Tokens that `jacrev` is affordable for: at 128 the Jacobian of the stack takes 36 GiB."""
+"""Tokens for which `jacrev` is affordable: at 128 the Jacobian of the stack takes 36 GiB."""
 
 
 def bench_spectra() -> list[Row]:
-    """Rows of figure and target, each part from a fresh process."""
+    """Rows with figures and targets, each part from a new process."""
     return [
         *sigma_rows(in_fresh_process(sigma)),
         *dense_rows(in_fresh_process(dense)),
@@ -57,9 +57,9 @@ def bench_spectra() -> list[Row]:
 
 
 def sigma(rounds: int = ROUNDS, model: str = MODEL, tokens: int = TOKENS) -> dict[str, Any]:
-    """σ_max of the stack by all, in turns, each between plain forwards and from another start each round."""
+    """σ_max of the stack by all methods in turns, each between plain forwards and from a new start."""
     with gpt2_stack(model, tokens) as (f, x):
-        # The largest values from a long run, ten times better than what is asked of the others.
+        # Reference: the largest values from a long run, ten times more accurate than the others' tolerance.
         num_top = min(NUM_TOP, x.numel())
         truth = top_singular(JacobianOperator(f, x), num_top, tol=TOLERANCE / 10, max_products=400)
         reference = float(truth.values[0])
@@ -106,7 +106,7 @@ def _top(f: Map, x: Tensor, truth: TopSingular) -> dict[str, Any]:
 
 
 def dense(model: str = MODEL, tokens: int = DENSE_TOKENS, rounds: int = ROUNDS) -> dict[str, Any]:
-    """`jacrev` and an SVD against ours, where the sequence is short enough for it."""
+    """`jacrev` and an SVD against normscope, on a sequence that is short enough for them."""
     with gpt2_stack(model, tokens) as (f, x):
         reference, spent = jacrev_svd(f, x).value, []
         for seed in range(rounds):
@@ -117,7 +117,7 @@ def dense(model: str = MODEL, tokens: int = DENSE_TOKENS, rounds: int = ROUNDS) 
 
 
 def sigma_rows(measured: dict[str, Any]) -> list[Row]:
-    """σ_max by everyone, ours against curvlinops, and the top 20."""
+    """Rows for σ_max by all methods, normscope against curvlinops, and the 20 largest values."""
     missing = [run["missing"] for run in measured["rows"] if "missing" in run]
     runs = [run for run in measured["rows"] if "missing" not in run]
     names = list(dict.fromkeys(run["name"] for run in runs))
@@ -151,7 +151,7 @@ def _rival_row(name: str, runs: list[Row], measured: dict[str, Any]) -> Row:
 
 
 def _ratio_row(runs: list[Row], rival: str, target: str) -> Row:
-    """Their time in ours, round by round."""
+    """A rival's time divided by normscope's, round by round."""
     mine, theirs = ([run["cpu_s"] for run in runs if run["name"] == name] for name in (OURS, rival))
     ratios = [b / a for a, b in zip(mine, theirs, strict=True)]
     how = f"{min(ratios):.1f} to {max(ratios):.1f} over {len(ratios)} rounds"
@@ -161,7 +161,7 @@ def _ratio_row(runs: list[Row], rival: str, target: str) -> Row:
 
 
 def dense_rows(measured: dict[str, Any]) -> list[Row]:
-    """The whole Jacobian against ours, where it can be had."""
+    """The row for the whole Jacobian against normscope."""
     mine, theirs = (
         _median_cpu([run for run in measured["rows"] if run["name"] == name]) for name in ("ours", "jacrev")
     )
@@ -173,7 +173,7 @@ def dense_rows(measured: dict[str, Any]) -> list[Row]:
 
 
 def log_sigma_rows(measured: dict[str, Any]) -> list[Row]:
-    """Errors of log σ of a thousand factors."""
+    """Rows for the errors of log σ of a thousand factors."""
     return [
         row(
             f"log σ of 1000 {name}: largest error in nats",
@@ -187,7 +187,7 @@ def log_sigma_rows(measured: dict[str, Any]) -> list[Row]:
 
 
 def batched_rows(measured: dict[str, Any]) -> list[Row]:
-    """Products in a batch against products one by one."""
+    """Rows for products in a batch against products one by one."""
     rows = []
     for product in ("Jv", "Jᵀu"):
         alone, together = (measured["seconds"][f"{product} {way}"] for way in ("one by one", "in a batch"))
@@ -201,7 +201,7 @@ def batched_rows(measured: dict[str, Any]) -> list[Row]:
 
 
 def inverse_rows(measured: dict[str, Any]) -> list[Row]:
-    """σ_min by solves with the layers, and by a long process on J."""
+    """Rows for σ_min by solves with the layers, and by a long process on J."""
     rows = []
     for name, found in (("layer-wise inverse", measured["layers"]), ("Golub–Kahan", measured["plain"])):
         how = (

@@ -1,4 +1,4 @@
-"""Growth of the cost of σ_max: our Pre-LN decoder over width, depth and length, one at a time.
+"""Growth of the cost of σ_max: normscope's Pre-LN decoder over width, depth and length, one at a time.
 
 An exponent is the slope of a straight line through log seconds against log size, with its 95 % interval.
 """
@@ -35,7 +35,7 @@ class Point:
 
     Attributes:
         n: T·d, rows and columns of the Jacobian.
-        seconds: processor time of `sigma_max` to 1 %, set-up included.
+        seconds: processor time of `sigma_max` to 1 %, including set-up.
         forwards: the same time as a number of plain forwards.
         products: number of products Jv and Jᵀu.
     """
@@ -59,7 +59,7 @@ def decoder_stack(width: int, depth: int, length: int) -> tuple[Map, Tensor]:
 
 
 def point(width: int, depth: int, length: int, starts: int = STARTS) -> Point:
-    """σ_max of one size, between forwards."""
+    """Measure σ_max of one size, between forwards."""
     f, x = decoder_stack(width, depth, length)
     found, spent, forwards = [], [], []
     with sdpa_kernel(SDPBackend.MATH):
@@ -77,7 +77,7 @@ def _sigma(f: Map, x: Tensor, seed: int) -> SigmaMax:
 
 
 def points() -> Iterator[tuple[str, Point]]:
-    """Along each axis from the base."""
+    """Yield the points along each axis from the base."""
     for axis, values in SIZES.items():
         for value in values:
             yield axis, point(**(BASE | {axis: value}))

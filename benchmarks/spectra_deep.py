@@ -44,7 +44,7 @@ class Layer(nn.Module):
 
 
 def layers(width: int, depth: int, dtype: torch.dtype = torch.float32) -> list[Layer]:
-    """`depth` of them from seed 0, parameters without gradient."""
+    """`depth` layers from seed 0, whose parameters require no gradient."""
     torch.manual_seed(0)
     return [Layer(width).to(dtype).requires_grad_(False) for _ in range(depth)]
 
@@ -60,7 +60,7 @@ def layer_jacobians(width: int, depth: int) -> Tensor:
 
 
 def log_sigma(width: int = 8, depth: int = 1000) -> dict[str, Any]:
-    """Largest error of log σ over the spectrum, in nats, against multi-precision: ours and float64's own."""
+    """Largest error of log σ in nats, against multi-precision, for normscope and for plain float64."""
     torch.manual_seed(0)
     kinds = {
         "Gaussian factors": torch.randn(depth, width, width, dtype=F64) / width**0.5,
@@ -93,7 +93,7 @@ def multiprecision(factors: Tensor) -> Tensor:
 
 
 def batched(width: int = 64, depth: int = 1000, tokens: int = 1, vectors: int = 64, rounds: int = 5) -> Any:
-    """Processor seconds a vector of Jv and Jᵀu on held graphs, in batches and one by one, in turns."""
+    """Processor seconds per vector of Jv and Jᵀu on kept graphs, in batches and one by one, in turns."""
     f, x = nn.Sequential(*layers(width, depth)), torch.randn(tokens, width)
     op = JacobianOperator(f, x)
     rows = torch.randn(vectors, x.numel())
@@ -104,7 +104,7 @@ def batched(width: int = 64, depth: int = 1000, tokens: int = 1, vectors: int = 
         "Jᵀu in a batch": (lambda: op.rmatmat(rows), len(rows)),
         "Jᵀu one by one": (lambda: torch.stack([op.rmatvec(row) for row in alone]), len(alone)),
     }
-    gaps = []  # ‖a − b‖/‖b‖: a batch must give what its vectors give
+    gaps = []  # ‖a − b‖/‖b‖: a batch must give the same as its single vectors
     for product in ("Jv", "Jᵀu"):
         together, one_by_one = ways[f"{product} in a batch"][0](), ways[f"{product} one by one"][0]()
         gaps.append(float((together[: len(alone)] - one_by_one).norm() / one_by_one.norm()))
@@ -145,7 +145,7 @@ def _sigma_min_row(found: Any, true: float) -> dict[str, Any]:
 
 
 def _block_maps(width: int, tokens: int, depth: int, gain: float) -> Sequence[JacobianOperator]:
-    """Each block's Jacobian at its own input; matrices are Xavier's times `gain`."""
+    """Each block's Jacobian at its own input, with Xavier matrices times `gain`."""
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"depth": depth, "width": width, "heads": 2, "vocab": 16, "context": tokens}
     model = build("decoder", scheme="pre", **sizes).to(F64).eval().requires_grad_(False)
@@ -160,7 +160,7 @@ def _block_maps(width: int, tokens: int, depth: int, gain: float) -> Sequence[Ja
 
 
 def _product(matrices: Sequence[Tensor]) -> Tensor:
-    """Matrices, the first acts first."""
+    """Product of the matrices, of which the first acts first."""
     whole = matrices[0]
     for matrix in matrices[1:]:
         whole = matrix @ whole

@@ -1,12 +1,12 @@
-"""Everything in docs/spectra.md that is measured: its tables, and its picture.
+"""The measurements in docs/spectra.md: its tables and its picture.
 
     pip install -c constraints.txt -e ".[docs]"
     python -m benchmarks.spectra_page            # bench, growth and picture: about 20 minutes on 2 cores
-    python -m benchmarks.spectra_page bench      # the first table alone
+    python -m benchmarks.spectra_page bench      # only the first table
     python -m benchmarks.spectra_page growth     # the second and the picture
 
-Writes between the markers of docs/spectra.md, with the date and the load of the machine, and leaves the words
-to people.
+The results, with the date and the load of the machine, replace the text between the markers of
+docs/spectra.md.
 """
 
 import argparse
@@ -31,7 +31,7 @@ AXES = {"width": "width d", "depth": "blocks L", "length": "tokens T"}
 
 
 def circumstances(load_before: float) -> str:
-    """Date and machine of the run, in a line."""
+    """Date and machine of the run, on one line."""
     return (
         f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()}-core {platform.machine()} CPU, "
         f"torch threads: {torch.get_num_threads()}, torch {torch.__version__.split('+')[0]} (CPU), "
@@ -54,7 +54,7 @@ def put(name: str, text: str) -> None:
 
 
 def bench() -> None:
-    """The first table."""
+    """Write the first table."""
     load = os.getloadavg()[0]
     rows: list[dict[str, Any]] = bench_spectra()
     text = table(["what", "figure", "target", "measured"], [[str(v) for v in row.values()] for row in rows])
@@ -62,7 +62,7 @@ def bench() -> None:
 
 
 def growth() -> None:
-    """The second table, and the picture."""
+    """Write the second table and the picture."""
     load, found = os.getloadavg()[0], list(points())
     along = {axis: [point for name, point in found if name == axis] for axis in SIZES}
     rows = [_growth_row(axis, each) for axis, each in along.items()]

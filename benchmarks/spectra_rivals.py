@@ -1,9 +1,9 @@
-"""σ_max as we take it, and as one would take it without us: each from nothing but f and x, set-up included.
+"""σ_max by normscope and by alternatives, each from f and x alone, including set-up.
 
-Ours stops by its own estimate. The rivals have the advantage of hindsight, by the true error, which no user
-knows: LOBPCG and the power iteration are stopped as soon as they are within the tolerance; ARPACK has, beside
-its defaults, the setting that takes the fewest products of those that came within it for each of two starts
-(ncv of 3 to 20, tol of 0.3 and 0.1).
+normscope stops by its own estimate. The rivals have the advantage of hindsight: they are stopped by the true
+error, which a user does not know. LOBPCG and the power iteration stop as soon as they are within the
+tolerance. ARPACK runs with its defaults, and with the setting with the fewest products among those within the
+tolerance from each of two starts (ncv of 3 to 20, tol of 0.3 and 0.1).
 """
 
 import warnings
@@ -19,7 +19,7 @@ from benchmarks.spectra_stack import Map
 from normscope.linalg import Bidiagonalisation, JacobianOperator, sigma_max
 
 TOLERANCE = 1e-2
-"""True relative error of σ_max that all are held to."""
+"""True relative error of σ_max that all methods must reach."""
 
 
 NCV, TOL = 10, 0.3
@@ -27,20 +27,20 @@ NCV, TOL = 10, 0.3
 
 
 class Found(NamedTuple):
-    """σ_max by someone, and the products with J and Jᵀ that it took."""
+    """σ_max by one method, and the number of products with J and Jᵀ that it took."""
 
     value: float
     products: int
 
 
 def ours(f: Map, x: Tensor, seed: int, confidence: float) -> Found:
-    """`sigma_max` to its own 1 %, which it is so sure of."""
+    """`sigma_max` with its own estimate of 1 % error at this confidence."""
     found = sigma_max(JacobianOperator(f, x, seed=seed), tol=TOLERANCE, confidence=confidence)
     return Found(found.value, found.products)
 
 
 def ours_with_hindsight(f: Map, x: Tensor, seed: int, reference: float) -> Found:
-    """The same process stopped as the rivals are: what is more in `ours` is for its error estimate."""
+    """The same process, stopped like the rivals; the rest of the cost of `ours` is its error estimate."""
     process = Bidiagonalisation(JacobianOperator(f, x), seed=seed)
     value = 0.0
     while abs(value - reference) > TOLERANCE * reference and not process.exhausted:
@@ -59,15 +59,15 @@ def svds(op: LinearOperator, seed: int, ncv: int | None, tol: float) -> Found:
 
 
 def our_operator(f: Map, x: Tensor) -> LinearOperator:
-    """∂f/∂x by our products."""
+    """∂f/∂x by normscope's products."""
     return JacobianOperator(f, x).to_scipy()
 
 
 def lobpcg(f: Map, x: Tensor, seed: int, steps: int, value: float) -> Found:
-    """scipy's LOBPCG on JᵀJ from one random start, our products, for so many steps that end at `value`.
+    """scipy's LOBPCG on JᵀJ from one random start, with normscope's products, for `steps` steps.
 
-    Stopped early, scipy hands back the step with the least absolute residual, which is the start, and cuts
-    the history there; so the value is that of a longer run at the same step.
+    If it is stopped early, scipy returns the step with the least absolute residual, which is the start, and
+    cuts the history there. `value` is therefore that of a longer run at the same step.
     """
     op = Counted(our_operator(f, x))
     _lobpcg(op, seed, steps)
@@ -75,7 +75,7 @@ def lobpcg(f: Map, x: Tensor, seed: int, steps: int, value: float) -> Found:
 
 
 def lobpcg_steps(f: Map, x: Tensor, seed: int, reference: float) -> tuple[int, float]:
-    """The first step, of 20, at which LOBPCG is within the tolerance of `reference`, and its value there."""
+    """The first of 20 steps at which LOBPCG is within the tolerance of `reference`, and its value there."""
     history = _lobpcg(our_operator(f, x), seed, 20)
     reached = (each for each in enumerate(history) if abs(each[1] - reference) <= TOLERANCE * reference)
     return next(reached, (20, history[-1]))
@@ -88,7 +88,7 @@ def _lobpcg(op: LinearOperator, seed: int, steps: int) -> list[float]:
     )
     start = np.random.default_rng(seed).standard_normal((op.shape[1], 1)).astype(op.dtype)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that it stops before a tolerance of its own is meant
+        warnings.simplefilter("ignore", UserWarning)  # it stops before its own tolerance on purpose
         *_, history = scipy.sparse.linalg.lobpcg(
             square, start, maxiter=steps, tol=1e-5, largest=True, retLambdaHistory=True
         )
@@ -96,7 +96,7 @@ def _lobpcg(op: LinearOperator, seed: int, steps: int) -> list[float]:
 
 
 def power_iteration(f: Map, x: Tensor, seed: int, reference: float) -> Found:
-    """v ← JᵀJv, our products, stopped as soon as ‖Jv‖ is within the tolerance of `reference`."""
+    """v ← JᵀJv with normscope's products, stopped as soon as ‖Jv‖ is within the tolerance of `reference`."""
     op = JacobianOperator(f, x)
     v = torch.randn(x.numel(), generator=torch.Generator().manual_seed(seed)).to(x.device, x.dtype)
     value = 0.0
@@ -116,7 +116,7 @@ def jacrev_svd(f: Map, x: Tensor) -> Found:
 
 
 class Counted(LinearOperator):
-    """An operator that counts the vectors it is given."""
+    """An operator that counts the vectors to which it is applied."""
 
     def __init__(self, of: LinearOperator) -> None:
         super().__init__(of.dtype, of.shape)
@@ -132,7 +132,7 @@ class Counted(LinearOperator):
 
 
 class _AtInput(nn.Module):
-    """f with its input as the only parameter: curvlinops differentiates by parameters."""
+    """f with its input as the only parameter, because curvlinops differentiates by parameters."""
 
     def __init__(self, f: Map, x: Tensor) -> None:
         super().__init__()
@@ -143,13 +143,13 @@ class _AtInput(nn.Module):
 
 
 def curvlinops_operator(f: Map, x: Tensor) -> LinearOperator:
-    """∂f/∂x by curvlinops, without its own checks and counts: those would cost it forwards.
+    """∂f/∂x by curvlinops, without its own checks and counts, which would cost it forwards.
 
     Raises:
         ModuleNotFoundError: curvlinops is not installed.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of what it imports
+        warnings.simplefilter("ignore", DeprecationWarning)  # from its imports
         from curvlinops import JacobianLinearOperator
     module, ignored = _AtInput(f, x), torch.zeros(len(x), 1)
     operator = JacobianLinearOperator(

@@ -1,4 +1,4 @@
-"""The subject of `bench spectra`: GPT-2-small's stack as a function of its entry, with random weights."""
+"""The subject of `bench spectra`: GPT-2-small's stack as a function of its input, with random weights."""
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +19,7 @@ Map = Callable[[Tensor], Tensor]
 
 @contextmanager
 def gpt2_stack(model: str = MODEL, tokens: int = TOKENS) -> Iterator[tuple[Map, Tensor]]:
-    """`stack_of` a GPT-2; eval mode, float32, math attention while the context is open."""
+    """`stack_of` a GPT-2 in eval mode and float32, with math attention in the context."""
     subject = load(model, batch_size=1, seq_len=tokens)
     with measuring(subject.model):
         yield stack_of(subject)
@@ -42,16 +42,16 @@ def stack_of(subject: Subject) -> tuple[Map, Tensor]:
 
 
 def seconds_of_forward(f: Map, x: Tensor, times: int) -> Seconds:
-    """Medians of one plain forward, without a graph."""
+    """Median times of one plain forward, without a graph."""
     with torch.no_grad():
         spent = [seconds(lambda: f(x)) for _ in range(times)]
     return Seconds(*(statistics.median(each) for each in zip(*spent, strict=True)))
 
 
 def between(run: Callable[[], Any], f: Map, x: Tensor, times: int) -> tuple[Any, dict[str, float]]:
-    """Result of a call, with its seconds and those of a forward.
+    """Result of a call, with its time and that of a forward, in seconds.
 
-    Forwards run before and after the call: a slow spell of the machine falls on both.
+    Forwards run before and after the call, so that a slow phase of the machine affects both.
     """
     result = []
     before = seconds_of_forward(f, x, times)

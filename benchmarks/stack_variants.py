@@ -1,10 +1,11 @@
-"""Ways to step a stack, in milliseconds of processor time a step and replica.
+"""Variants of a stack's step, in milliseconds of processor time per step and replica.
 
     OMP_NUM_THREADS=1 python -m benchmarks.stack_variants [SPEC] [K …]
 
-The gradient is taken inside vmap (`grad_and_value`) or by one backward of the summed losses outside it; fused
-attention has no batching rule and runs once a replica ("looped"), is replaced by its formula ("math"), or has
-K folded into its batch ("folded", what `TrialStack` does). The optimiser is left out. The ways take turns.
+The gradient is taken inside vmap (`grad_and_value`), or outside it by one backward of the summed losses.
+Fused attention has no batching rule; it runs once per replica ("looped"), is replaced by its formula
+("math"), or has K folded into its batch ("folded", as in `TrialStack`). The optimiser is left out. The
+variants take turns.
 """
 
 import contextlib
@@ -76,7 +77,7 @@ def _within(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def milliseconds(steps: dict[str, Callable[[], None]]) -> dict[str, float]:
-    """Median of each, the ways in turn."""
+    """Median time of each step in milliseconds, measured in turns."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(ROUNDS):
         for name, step in steps.items():
@@ -87,7 +88,7 @@ def milliseconds(steps: dict[str, Callable[[], None]]) -> dict[str, float]:
 
 
 def main(spec: str = SPEC, *sizes: str) -> None:
-    """Print a table."""
+    """Print the table."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", message=".*batching rule")
     subject = load(spec)

@@ -1,10 +1,10 @@
-"""Compare the rules' thresholds with the figures of published models and of broken ones.
+"""Compare the rules' thresholds with the figures of published models and of broken models.
 
     python -m benchmarks.thresholds > docs/thresholds.md          (about ten minutes on two cores, 4 GB)
     python -m benchmarks.thresholds --only gpt2,post
 
-Weights are random, seed 0; no step is taken. A threshold lies beyond every published model's figure and
-within that of the model which is broken in its way.
+Weights are random, seed 0; no step is taken. A threshold should lie beyond the figure of every published
+model, but not beyond that of the model that is broken in this respect.
 """
 
 import argparse
@@ -50,7 +50,7 @@ Change = Callable[[CausalEncoder], None]
 
 
 def encoder(depth: int = 12, change: Change | None = None, **options: bool) -> nn.Module:
-    """A causal nn.TransformerEncoder, Pre-LN with a final norm unless `options` say otherwise, changed."""
+    """A causal nn.TransformerEncoder, by default Pre-LN with a final norm, after `change`."""
     model = CausalEncoder(depth, 128, **{"norm_first": True, "final_norm": True} | options)
     if change:
         with torch.no_grad():
@@ -86,7 +86,7 @@ def xavier(gain: float) -> Unnormed:
 
 
 class TwoHeads(nn.Module):
-    """Pre-LN attention alone, 4 blocks of two heads of width 128, PyTorch's own weights; logits × `scale`."""
+    """Pre-LN attention without feed-forward: 4 blocks, two heads of width 128, logits × `scale`."""
 
     def __init__(self, scale: float):
         super().__init__()
@@ -107,7 +107,7 @@ class TwoHeads(nn.Module):
 
 
 class TimesBackward(torch.autograd.Function):
-    """x, with a backward that is `factor` of the right one."""
+    """x, with a backward that is `factor` times the right one."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, factor: float) -> torch.Tensor:
@@ -120,14 +120,14 @@ class TimesBackward(torch.autograd.Function):
 
 
 def backward_times(factor: float) -> nn.Module:
-    """The stack without norms; the second branch has a wrong backward."""
+    """The stack without norms, in which the second branch has a wrong backward."""
     model = xavier(1.0)
     model.layers[1].register_forward_hook(lambda module, given, out: TimesBackward.apply(out, factor))
     return model
 
 
 def scaled(pattern: str, factor: float) -> Change:
-    """Multiply every parameter whose name holds `pattern`."""
+    """Multiply every parameter whose name contains `pattern`."""
 
     def change(model: CausalEncoder) -> None:
         for name, weight in model.named_parameters():
@@ -201,7 +201,7 @@ OURS: dict[str, Callable[[], nn.Module]] = {
 
 @dataclass(frozen=True)
 class Column:
-    """One figure of a model, and how it is printed."""
+    """One figure of a model, and its title in the table."""
 
     title: str
     of: Callable[[Case], list[float]]
@@ -294,7 +294,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", default="", help="parts of names, with commas")
+    parser.add_argument("--only", default="", help="parts of model names, with commas: gpt2,post")
     only = [word for word in parser.parse_args().only.split(",") if word]
     print(f"{HEAD}\n")
     print("| model |", " | ".join(column.title for column in COLUMNS), "| findings | verdict |")

@@ -1,10 +1,10 @@
 """`normscope bench train`: a step of `normscope train` against a plain PyTorch loop with the same model.
 
-Ours is a whole turn of `Run.go`: the batch, the step in `Trial`, the line in `losses.jsonl`, the checks for
-Ctrl-C and for a checkpoint that is due, the view of a pipe. Theirs is what one writes by hand: a batch of
-random windows, `zero_grad`, forward, loss, `backward`, AdamW, `loss.item()`. They take turns in one process,
-one thread, so that a slow spell of the machine falls on both; the figure is the median over the rounds of the
-ratio of two steps of a round.
+A step of normscope is a whole turn of `Run.go`: the batch, the step in `Trial`, the line in `losses.jsonl`,
+the checks for Ctrl-C and for a checkpoint that is due, the view of a pipe. The plain loop has a batch of
+random windows, `zero_grad`, forward, loss, `backward`, AdamW and `loss.item()`. They take turns in one
+process and one thread, so that a slow phase of the machine affects both. The figure is the median over rounds
+of the ratio of two steps of a round.
 """
 
 import tempfile
@@ -28,7 +28,7 @@ SIZES = ((128, 6, 240), (256, 12, 60))
 """Width, depth and rounds."""
 BATCH, TOKENS = 4, 64
 WARM = 10
-"""Steps not counted."""
+"""First steps, which are not counted."""
 
 
 def bench_train() -> list[Row]:
@@ -45,7 +45,7 @@ def _row(measured: dict[str, Any]) -> Row:
 
 
 def plain_loop(model: nn.Module, data: Tensor) -> Callable[[], float]:
-    """A step as one writes it by hand."""
+    """A step of a plain PyTorch loop."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
 
     def step() -> float:
@@ -63,7 +63,7 @@ def plain_loop(model: nn.Module, data: Tensor) -> Callable[[], float]:
 
 
 class Turns:
-    """An observer that takes a plain step after each of ours, and the time of both."""
+    """An observer that takes a plain step after each step of normscope, and times both."""
 
     def __init__(self, plain: Callable[[], float]) -> None:
         self._plain = plain
@@ -72,7 +72,7 @@ class Turns:
         self._left = 0.0
 
     def __call__(self, trial: Trial) -> None:
-        """The time since the last call is our step's."""
+        """Record the time since the last call, which is normscope's step, then time a plain step."""
         came = time.perf_counter()
         self._plain()
         ended = time.perf_counter()
@@ -83,7 +83,7 @@ class Turns:
 
 
 def measure(width: int, depth: int, rounds: int) -> dict[str, Any]:
-    """Seconds of each step, ours and plain, on one thread."""
+    """Seconds of each step, normscope's and plain, on one thread."""
     torch.set_num_threads(1)
     model = f"nn:decoder,width={width},depth={depth}"
     config = RunConfig.from_dict({"model": model, "validation": 0.0, "steps": WARM + rounds})

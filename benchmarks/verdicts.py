@@ -1,10 +1,10 @@
-"""Were the verdicts right? Checks the nn.TransformerEncoder cases, then trains each and compares.
+"""Test of the verdicts: check the nn.TransformerEncoder cases, then train each and compare.
 
     python -m benchmarks.verdicts --text FILE [--threads 2]
 
 The model is 12 layers of `nn.TransformerEncoderLayer`, d = 256, causal, Xavier weights, bytes of FILE, Adam,
-batches of 4 × 64. "Trains" means: the mean loss of the last 20 steps is at least 0.1 nats under the text's
-unigram entropy, after 300 steps; the loss at 160 stands beside it. Prints a Markdown table, as kept in
+batches of 4 × 64. "Trains" means that after 300 steps the mean loss of the last 20 is at least 0.1 nats below
+the text's unigram entropy; the loss at step 160 is also given. The output is the Markdown table of
 docs/verdicts.md.
 """
 
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    torch.set_flush_denormal(True)  # collapsed runs fill with denormals, ten times slower
+    torch.set_flush_denormal(True)  # denormals make collapsed runs ten times slower
     columns = ["model", "rate", "verdict", "forecast", *(f"loss at {n}" for n in LOOKS), "unigram", "trained"]
     print("|", " | ".join([*columns, "right"]), "|")
     print("|---" * (len(columns) + 1) + "|")

@@ -164,7 +164,7 @@ def test_a_checkpoint_of_another_config_or_text_is_one_line(
         "pack my box with five dozen liquor jugs, said he. " * 40, encoding="utf-8"
     )
     assert run([*words, "--resume"]) == 2
-    assert "other data" in capsys.readouterr().err
+    assert "data that differ from the checkpoint" in capsys.readouterr().err
     text = "the quick brown fox jumps over the lazy dog. " * 40
     for place in range(
         100, 1500, 200

@@ -99,7 +99,7 @@ def test_a_text_that_was_moved_and_another_device_go_on_to_the_bit(home: Path) -
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({}, "other data"),
+        ({}, "data that differ from the checkpoint"),
         ({"lr": 2e-2}, "lr = 0.02 for a checkpoint of 0.01"),
         ({"beta2": 0.95}, "beta2 = 0.95 for a checkpoint of None"),
         ({"batch_size": 1}, "batch-size = 1"),
@@ -118,7 +118,7 @@ def test_other_data_or_another_recipe_is_refused(home: Path, changed: dict, word
 def test_words_in_another_order_are_other_data(home: Path) -> None:
     """The counts of letters, so the entropy, are the same; the batches are not."""
     (home / "text.txt").write_text(TEXT.replace("quick brown", "brown quick"), encoding="utf-8")
-    with pytest.raises(UsageError, match="other data"):
+    with pytest.raises(UsageError, match="data that differ from the checkpoint"):
         gone(home / "run", {"text": str(home / "text.txt")}, resume=True)
 
 

@@ -66,7 +66,7 @@ def frozen(model: nn.Module) -> nn.Module:
         (nn.Linear(3, 2).bfloat16(), CONFIG, "bfloat16"),
         (frozen(nn.Linear(3, 2)), CONFIG, "nothing to train"),
         (Deciding(3, 2), CONFIG, "vmap"),
-        (Rounding(3, 2), CONFIG, "another under torch.vmap"),
+        (Rounding(3, 2), CONFIG, "differs under torch.vmap"),
     ],
 )
 def test_reasons(model: nn.Module, config: TrialConfig, words: str) -> None:
@@ -128,7 +128,7 @@ def scaled(scale: object) -> nn.Module:
         (
             build("decoder", depth=1, width=16),
             build("decoder", depth=1, width=16, scheme="ngpt"),
-            "in some alone",
+            "not in all",
         ),
         (build("decoder", depth=1, width=16), build("decoder", depth=1, width=16, eps=1e-3), "config"),
     ],
