@@ -190,7 +190,7 @@ def _run(config: "RunConfig", folder: Path, resume: bool, parallel: str | None) 
 
 
 def _with_page(summary: "Summary", folder: Path) -> "Summary":
-    """The same with the run's page written to its folder."""
+    """Write the page of the run into its folder; return the summary with its path."""
     from normscope.atomic import disk_refusals, write_text
     from normscope.pipeline import versions
     from normscope.report.train_page import render_train_page
