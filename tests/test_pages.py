@@ -18,13 +18,14 @@ ROOT = Path(__file__).parents[1]
 # Pages whose commands and Python run here. A translation runs nothing: its code is that of the English page.
 GUIDE = ["docs/index.md", *(f"docs/guide/{path.name}" for path in sorted((ROOT / "docs/guide").glob("*.md")))]
 GUIDE = [page for page in GUIDE if not page.endswith(".zh.md")]
-PAGES = ["README.md", "AGENTS.md", "docs/check.md", "docs/models.md", *GUIDE]
+PAGES = ["README.md", "AGENTS.md", *GUIDE, "docs/check.md", "docs/models.md"]
 TRANSLATIONS = {"README.zh-CN.md": "README.md"} | {
     page.replace(".md", ".zh.md"): page for page in (*GUIDE, "docs/evidence.md")
 }
 # The others run in the process of the tests: a start of Python adds the same to each.
 IN_A_PROCESS_OF_ITS_OWN = "normscope schemes deepnorm"
 DIFFERENCE = runpy.run_path(str(Path(__file__).parent / "linalg" / "pages.py"))["difference"]
+GOES_ON = re.compile(r"--resume|--store map.sqlite$")
 EXPECTED = {"will fail": 1, "at risk": 0, "healthy": 0}
 
 
@@ -73,18 +74,35 @@ def process(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def to_run() -> Iterator[tuple[str, str]]:
-    """Page and command; a command that another page ran already is left out, unless its output is shown."""
+def to_run() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Page and command, with those that go on where it ended: one test, because workers share no folder.
+
+    A command that another page ran already is left out, unless its output is shown.
+    """
     seen = set()
     for page in PAGES:
-        for command, output in commands(page).items():
-            if output.strip() or command not in seen or any(name in command for name in files(page)):
-                yield page, command
-            seen.add(command)
+        groups: list[list[str]] = []
+        for command in commands(page):
+            if GOES_ON.search(command):
+                groups[-1].append(command)
+            else:
+                groups.append([command])
+        for group in groups:
+            shown = any(commands(page)[command].strip() for command in group)
+            if shown or not seen.issuperset(group) or any(name in group[0] for name in files(page)):
+                yield page, tuple(group)
+            seen.update(group)
 
 
-@pytest.mark.parametrize(("page", "command"), list(to_run()))
-def test_command_runs_as_printed(page: str, command: str, desks: dict[str, Path], shell) -> None:
+@pytest.mark.parametrize(
+    ("page", "group"), list(to_run()), ids=lambda value: value[0] if isinstance(value, tuple) else value
+)
+def test_commands_run_as_printed(page: str, group: tuple[str, ...], desks: dict[str, Path], shell) -> None:
+    for command in group:
+        runs_as_printed(page, command, desks, shell)
+
+
+def runs_as_printed(page: str, command: str, desks: dict[str, Path], shell) -> None:
     words = shlex.split(command, comments=True)
     assert words[0] == "normscope"
     done = (process if command == IN_A_PROCESS_OF_ITS_OWN else shell)(words, desks[page])
