@@ -283,7 +283,7 @@ class HalfRaw(Block):
 
 def test_a_branch_that_reads_the_stream_normed_and_raw_is_said() -> None:
     anatomy = read_anatomy(Tower(HalfRaw(), HalfRaw()), token_ids())
-    assert any("both normed and as it is" in line for line in anatomy.unread)
+    assert any("both with and without a norm" in line for line in anatomy.unread)
     assert [b.placement for b in anatomy.branches] == 2 * ["none", "pre"]
     assert not anatomy.stacks[0].complete
 

@@ -1,4 +1,4 @@
-"""Reading: the residual stream of any Transformer, from its dataflow."""
+"""Read the residual stream of any Transformer from its dataflow."""
 
 from normscope.anatomy.capture import capture
 from normscope.anatomy.expecting import PLACEMENTS, departures

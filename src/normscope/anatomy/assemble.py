@@ -1,7 +1,7 @@
-"""From the graph to the `Anatomy`: stacks of blocks of branches, with their sites.
+"""Build the `Anatomy` from the graph: stacks of blocks of branches, with their sites.
 
-The last add of a stack takes the placement of its peers: a norm after it is the stream's in a Post-LN stack,
-and the final norm otherwise.
+The last add of a stack takes the placement of its peers: a norm after it is on the stream in a Post-LN stack,
+and is the final norm otherwise.
 """
 
 import traceback
@@ -40,12 +40,14 @@ NO_RESIDUAL_SUM = "no residual sum was found: no add whose one term is read by a
 
 
 def assemble(graph: Graph) -> Anatomy:
-    """The anatomy of a recorded forward; a reading that fails reports its error in `unread`."""
+    """The anatomy of a recorded forward; where the reading fails, `unread` reports the error."""
     try:
         return _assemble(graph)
-    except Exception as error:  # whatever a model does, its reading ends in words
+    except Exception as error:  # any model must get a result
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        words = f"our rule {frame.name} ({Path(frame.filename).name}:{frame.lineno}) cannot follow this model"
+        words = (
+            f"normscope's {frame.name} ({Path(frame.filename).name}:{frame.lineno}) cannot read this model"
+        )
         return Anatomy(
             (), (f"{words}: {type(error).__name__}: {error}. Please report it.",), graph.written_bytes
         )
@@ -85,7 +87,7 @@ def _assemble(graph: Graph) -> Anatomy:
 
 
 def _sums(graph: Graph, attentions: list[Attention]) -> tuple[list[Sum], list[Rejoin]]:
-    """The sums that add a branch to the stream, one for each branch, and those that add none."""
+    """The sums that add a branch to the stream, one per branch, and the sums that add none."""
     mixed, shared = mixed_sums(graph), shared_terms(graph)
     found = mixed + find_sums(graph, attentions, {s.op for s in mixed})
     found.sort(key=lambda s: s.value.index)
@@ -96,7 +98,7 @@ def _sums(graph: Graph, attentions: list[Attention]) -> tuple[list[Sum], list[Re
 
 
 def _find_stream_norms(stack: list[Group]) -> None:
-    """Find the norms between each sum and the next; for the last sum, what its peers have."""
+    """Find the norms between each sum and the next; the last sum gets those of its peers."""
     indices = {s: n - len(group.sums) for group in stack for n, s in enumerate(group.sums)}
     sums = list(indices)
     followed = {link(s).before: link(s) for s in sums[1:] if link(s).direct}
@@ -110,10 +112,10 @@ def _find_stream_norms(stack: list[Group]) -> None:
 
 
 def _as_peers(last: Sum, direct: list[Sum], indices: dict[Sum, int]) -> list[FoundNorm]:
-    """The norm on the last sum of a stage, where its peers have one; alone, where nothing else is normed.
+    """The norm on the last sum of a stage where its peers have one; a sum without peers keeps a sole norm.
 
-    Peers are joined alike (KEEL's and Mix-LN's first blocks are not), and have the same index in their
-    blocks where there are such.
+    Peers have the same join (KEEL's and Mix-LN's first blocks do not), and where possible the same index in
+    their blocks.
     """
     like = [s for s in direct if _form(s) == _form(last)] or direct
     peers = [s for s in like if indices[s] == indices[last]] or like
@@ -145,7 +147,7 @@ def _stack(stack: list[Group], name: str, sums: list[Sum], rejoins: list[Rejoin]
 
 
 def _is_within(rejoin: Rejoin, stack: list[Group]) -> bool:
-    """True where a rejoin is on the way through a stack or right behind it."""
+    """True where a rejoin is inside a stack or directly after it."""
     sums = {s for group in stack for s in group.sums}
     return not sums.isdisjoint(nearest(rejoin.later.value))
 
@@ -163,7 +165,7 @@ def _long_skip(rejoin: Rejoin, stack: list[Group]) -> LongSkip:
 
 
 def _hidden(final: FoundNorm, leaving: Value) -> Value:
-    """The value behind the final norm; where it is that of a second stream, the sum with the first."""
+    """The value after the final norm; where that norm is on a second stream, the sum with the first."""
     joined = (v for v in final.output.successors if v.base == "add" and leaving in v.inputs)
     return next(joined, final.output)
 
@@ -203,7 +205,7 @@ def _branch(group: Group, branch: FoundBranch) -> Branch:
 
 
 def _entry(branch: FoundBranch) -> Value:
-    """The stream as the branch reads it; of several streams, what is made of them for it to read."""
+    """The stream as the branch reads it; with several streams, the value that the branch reads of them."""
     total = branch.sum
     if total.several == "beside" and branch.normed:
         return branch.norms_in[0].input
@@ -211,7 +213,7 @@ def _entry(branch: FoundBranch) -> Value:
 
 
 def _kind(branch: FoundBranch) -> Kind:
-    """Keys from an earlier, longer state of the same stream (Funnel pools its queries) are no other."""
+    """Kind of the branch. Keys from an earlier, longer state of the stream (Funnel) are self-attention."""
     before = link(branch.sum).before
     if branch.kind != "cross-attention" or before is None:
         return branch.kind
@@ -220,7 +222,7 @@ def _kind(branch: FoundBranch) -> Kind:
 
 
 def _path(group: Group, branch: FoundBranch) -> tuple[str, int]:
-    """The innermost module that holds the branch's matmuls; the last one's where that is the block itself."""
+    """The innermost module that holds the branch's matmuls; where that is the block, the last matmul's."""
     paths, (block, nth) = owners(branch), group.holder
     if not paths:
         return branch.mixers[-1].call.path, branch.mixers[-1].call.nth

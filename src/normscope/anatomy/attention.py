@@ -1,6 +1,6 @@
-"""Find attention: a softmax whose input is a product of two activations, and where its operands are.
+"""Find attention, a softmax whose input is a product of two activations, and its operands.
 
-Also classify what a branch does with tokens: softmax attention; two chained products of activations (linear
+Also classify how a branch mixes tokens: softmax attention; two chained products of activations (linear
 attention); convolution, FFT or scan. A branch without any of them is a feed-forward.
 """
 
@@ -74,7 +74,7 @@ def _product_before(logits: Value) -> Op | None:
 
 
 def _product_after(probabilities: Value) -> tuple[Op, Value] | None:
-    """The matmul that takes the probabilities to the values, and its operand that they are."""
+    """The matmul of the probabilities with the values, and its operand for the probabilities."""
 
     def step(value: Value) -> Iterable[Value]:
         return (v for v in value.successors if v.base in _AFTER_SOFTMAX)
@@ -104,8 +104,8 @@ def has_linear_attention(region: list[Value]) -> bool:
 
 
 def mixes_tokens(region: list[Value]) -> bool:
-    """True where these mix tokens: a convolution (wider than one), an FFT, a scan, a loop over positions, a
-    recurrent op, or a matmul over another axis than the features'.
+    """True where these mix tokens: by a convolution (wider than one), an FFT, a scan, a loop over positions,
+    a recurrent op, or a matmul over another axis than the features'.
     """
     for value in region:
         op, weight = value.op, weight_of(value.op)
@@ -123,7 +123,7 @@ def mixes_tokens(region: list[Value]) -> bool:
 
 
 def _steps(value: Value) -> int:
-    """Number of different positions along one axis that are taken out of a value one by one."""
+    """Number of different positions along one axis that are selected from a value one by one."""
     taken = {(op.arg(1, "dim"), op.arg(2, "index")) for op in value.users if op.base == "select"}
     return max(Counter(axis for axis, _ in taken).values(), default=0)
 
@@ -149,7 +149,7 @@ def projections_into(attention: Attention) -> list[Op]:
 
 
 def logits_of(ops: list[Op]) -> set[Value]:
-    """Everything elementwise in front of a softmax: scores, biases and masks are no stream."""
+    """Values that reach a softmax elementwise: scores, biases and masks are not the stream."""
 
     def step(value: Value) -> Iterable[Value]:
         return (v for v in value.inputs if v.floating) if value.base in _BEFORE_SOFTMAX else ()

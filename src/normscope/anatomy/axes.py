@@ -1,8 +1,8 @@
 """Name what each axis of a tensor counts: sequences of the batch, tokens, or features.
 
-An axis is a list of factors (what, size), so that a reshape which merges (B, H) and takes them apart again
-loses nothing. The model's input is (batch, tokens, …, features), an image (batch, features, tokens, tokens);
-the first learnt map makes the features, whatever its input called so. A learnt map over features gives
+An axis is a list of factors (what, size), so a reshape that merges (B, H) and splits them again loses
+nothing. The model's input is (batch, tokens, …, features), an image (batch, features, tokens, tokens). The
+output of the first learnt map counts as features, whatever its input was. A learnt map over features gives
 features, one over tokens alone gives tokens (MLP-Mixer).
 """
 
@@ -22,7 +22,7 @@ _REDUCING = op_set(
 
 
 def name_axes(values: Iterable[Value]) -> None:
-    """Fill in `axes` of every value, in the order they came to be."""
+    """Fill in `axes` of every value, in the order in which values were computed."""
     for value in values:
         value.axes = _axes_of_leaf(value) if value.op is None else _axes(value.op, value)
 
@@ -54,7 +54,7 @@ def contracted(op: Op, weight: Value) -> tuple[Value, int] | None:
 
 
 def source_axis(op: Op, axis: int) -> int:
-    """The axis of a view's input that `axis` of its output was; of several, the last."""
+    """The axis of a view's input that became `axis` of its output; the last of several."""
     order = permutation(op)
     if order is not None:
         return order[axis]
@@ -127,7 +127,7 @@ def _axes(op: Op, out: Value) -> tuple[Axis, ...]:
 
 
 def _reshaped(axes: Iterable[Axis], shape: tuple[int, ...]) -> list[Axis] | None:
-    """The factors of `axes`, in order, dealt out to the sizes of `shape`; None where they do not fit."""
+    """The factors of `axes`, in order, distributed to the sizes of `shape`; None where they do not fit."""
     factors = [factor for axis in axes for factor in axis][::-1]
     found: list[Axis] = []
     for n in shape:
@@ -170,9 +170,7 @@ def _made(value: Value, axis: int, n: int) -> Axis:
 
 
 def _tokens_if_first(value: Value, rows: list[Axis]) -> list[Axis]:
-    """The other axes of a learnt map's input: features that the first map leaves alone are tokens from there
-    on.
-    """
+    """The other axes of a learnt map's input: features that the first map keeps become tokens."""
     if value.learnt:
         return rows
     return [tuple(("token" if what == "feature" else what, n) for what, n in axis) for axis in rows]

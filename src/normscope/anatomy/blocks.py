@@ -1,10 +1,10 @@
 """Group sums into blocks: the smallest repeated module call that holds the adds.
 
-A sum may be held by the module calls around all of it, and by the containers in their paths that are never
+Holders of a sum are the module calls around all of it, and the containers in their paths that are never
 called themselves (an `nn.ModuleList`). A holder is repeated when another holder of the same pattern (digits
-replaced) holds a sum, too. Adds in a loop of the root belong to the layer that holds their parameters.
-Single-sum blocks of different kinds inside one repeated holder (T5's sublayers) make that holder the block;
-inside a root loop (`attns[i]`, `ffs[i]`) they are joined as long as kinds differ.
+replaced) also holds a sum. Adds in a loop of the root belong to the layer that holds their parameters. Where
+single-sum blocks of different kinds are inside one repeated holder (T5's sublayers), that holder is the
+block. Inside a root loop (`attns[i]`, `ffs[i]`) they are joined as long as their kinds differ.
 """
 
 import itertools
@@ -63,7 +63,7 @@ def group_sums(sums: list[Sum]) -> list[Group]:
 
 
 def _called(total: Sum) -> list[Holder]:
-    """Holders around the add and all that its branches mix with, innermost first."""
+    """Holders around the add and all mixing ops of its branches, innermost first."""
     calls = [total.op.call, *(op.call for branch in total.branches for op in branch.mixers)]
     common = next(call for call in calls[0].around() if all(call in c.around() for c in calls))
     holders: list[Holder] = []
@@ -83,7 +83,7 @@ def _prefixes(path: str) -> Iterable[str]:
 
 
 def _owned(total: Sum) -> list[Holder]:
-    """Containers of the modules whose parameters the branches mix with."""
+    """Containers of the modules whose parameters the branches use."""
     paths = [path for branch in total.branches for path in owners(branch)]
     return [(path, 0) for path in _prefixes(common_path(paths)) if _is_element(path)] if paths else []
 
@@ -100,7 +100,7 @@ def common_path(paths: list[str]) -> str:
 
 
 def _repeated(holders: Iterable[list[Holder]]) -> set[Holder]:
-    """Holders of whose pattern there are several; an element of a list counts as one of several."""
+    """Holders whose pattern occurs several times; an element of a list counts as one of several."""
     found = {holder for each in holders for holder in each}
     counts = Counter(pattern(path) for path, _ in found)
     return {h for h in found if counts[pattern(h[0])] > 1 or _is_element(h[0])}
@@ -112,7 +112,7 @@ def _around(total: Sum, held: dict[Sum, Holder], holders: dict[Sum, list[Holder]
 
 
 def _widen(held: dict[Sum, Holder], holders: dict[Sum, list[Holder]]) -> None:
-    """A holder inside another sum's holder gives way to it (BERT: attention has a module of its own)."""
+    """Replace a holder inside another sum's holder by that one (BERT's attention is a module of its own)."""
     for s in held:
         wider = [h for h in _around(s, held, holders) if h in held.values()]
         if wider:
@@ -120,7 +120,7 @@ def _widen(held: dict[Sum, Holder], holders: dict[Sum, list[Holder]]) -> None:
 
 
 def _climb(held: dict[Sum, Holder], holders: dict[Sum, list[Holder]], repeated: set[Holder]) -> None:
-    """Single sums of different kinds side by side: the smallest repeated holder around them is the block."""
+    """Make the smallest repeated holder around neighbouring single sums of different kinds the block."""
     inside: dict[Holder, dict[Holder, list[Sum]]] = defaultdict(lambda: defaultdict(list))
     outer = {s: [h for h in _around(s, held, holders) if h in repeated] for s in held}
     for s, holder in held.items():
@@ -146,7 +146,7 @@ def _join_loop(groups: list[Group], looped: set[Sum]) -> list[Group]:
 
 
 def _is_next_sublayer(group: Group, last: Group, looped: set[Sum]) -> bool:
-    """True where a single sum continues `last`, from another list, with another kind of branch."""
+    """True where a single sum continues `last` with another kind of branch from another list."""
     first = group.sums[0]
     loose = len(group.sums) == 1 and first in looped and last.sums[0] in looped
     if not loose or last.pattern == group.pattern or _kind(first) in map(_kind, last.sums):
@@ -155,7 +155,7 @@ def _is_next_sublayer(group: Group, last: Group, looped: set[Sum]) -> bool:
 
 
 def _join_periods(groups: list[Group]) -> list[Group]:
-    """A flat list of sublayers, attention, feed-forward, attention, …: its period is the block."""
+    """Make the period of a flat list of sublayers (attention, feed-forward, attention, …) the block."""
     joined: list[Group] = []
     for _, run in itertools.groupby(groups, lambda g: g.pattern):
         members = list(run)
@@ -173,7 +173,7 @@ def _is_period(kinds: list[str], period: int) -> bool:
 
 
 def _by_kind(sums: list[Sum], holders: dict[Sum, list[Holder]]) -> list[Group]:
-    """No module is repeated: a new block begins where a kind comes again."""
+    """Groups without repeated modules: a new block begins where a kind repeats."""
     groups: list[Group] = []
     for s in sums:
         if groups and _kind(s) not in map(_kind, groups[-1].sums):

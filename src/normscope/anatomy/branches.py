@@ -1,8 +1,8 @@
-"""Find the branches of a sum: what each does and where its norms sit.
+"""Find the branches of a sum, their kinds and the placement of their norms.
 
-From the skip, walk forward until a norm or something learnt is met: when norms come first on every way, the
-branch is normed at its entry. From the branch's end, walk back through views and scales: a norm met there is
-at its output. Whether a norm follows the sum is seen by the next sum (`streams`).
+The search goes forward from the skip to the first norm or learnt op on every path. Where all paths meet a
+norm first, the branch is normed at its entry. From the branch's end the search goes back through views and
+scales: a norm found there is at the output. A norm after the sum is found from the next sum (`streams`).
 """
 
 from dataclasses import dataclass
@@ -27,13 +27,13 @@ class FoundBranch:
     """A branch while it is being read.
 
     Attributes:
-        output: the term as it is added; `factors` are all on it, `fused` those it has not met yet.
-        region: all values between the stream and the output; `mixers` are the ops that mix in it.
+        output: the added term; `factors` are all of its factors, `fused` those that the add applies.
+        region: all values between the stream and the output; `mixers` are the mixing ops in it.
         norms_in, norm_out: the norms at its two ends.
-        raw_entry: whether something learnt reads the stream without a norm.
+        raw_entry: whether a learnt op reads the stream without a norm.
         parallel: whether the sum has several branches.
         recurrent: whether its gate is a GRU.
-        vector: whether its learnt scale has an entry a feature (LayerScale) rather than one (ReZero).
+        vector: whether its learnt scale has one entry per feature (LayerScale) rather than one (ReZero).
         scheme: its catalogue name; see `schemes`.
     """
 
@@ -55,12 +55,12 @@ class FoundBranch:
 
     @property
     def normed(self) -> bool:
-        """True where a norm stands at its entry."""
+        """True where a norm is at its entry."""
         return bool(self.norms_in) and not self.raw_entry
 
     @property
     def placement(self) -> Placement:
-        """Name of the slots that hold norms. A norm on the stream wins: B2T and KEEL read as "post"."""
+        """Name of the slots that hold norms. A norm on the stream decides: B2T and KEEL are "post"."""
         if self.sum.norms_behind:
             return "post"
         if self.norm_out is not None:
@@ -121,7 +121,7 @@ def _branch(total: Sum, term: Term, attentions: list[Attention]) -> FoundBranch 
         term, added = Term(total.spread, term.factors), term.value
     end, (factors, norm_out) = term.value, _end(term, inside, gated)
     behind_gate, recurrent = let_through(term.value, total.skip, inside) if gated else (term.value, False)
-    if behind_gate is not term.value:  # the maps of the gate are not the branch's
+    if behind_gate is not term.value:  # the gate's maps are not part of the branch
         region = between(total.skip, behind_gate)
         inside = {total.skip, *region}
         norm_out = behind_gate.norm
@@ -136,7 +136,7 @@ def _branch(total: Sum, term: Term, attentions: list[Attention]) -> FoundBranch 
     vector = _is_vector(end)
     while end.op is not None and end.op.virtual and (scaled := scale_step(end)) is not None:
         fused = (step_weight(end, scaled), *fused)
-        end = scaled[0]  # addcmul adds a product that is no tensor of its own
+        end = scaled[0]  # the product that addcmul adds is no tensor of its own
     output = end if added is None else added
     norms_in, raw = _entry(total.start, inside)
     return FoundBranch(
@@ -157,7 +157,7 @@ def _branch(total: Sum, term: Term, attentions: list[Attention]) -> FoundBranch 
 
 
 def _from_elsewhere(a: Attention, inside: set[Value], start: Value) -> list[Op]:
-    """The maps that make keys and values of a second stream; not those of an earlier block, mixed in."""
+    """The maps that make keys and values from a second stream; without values of an earlier block."""
     own = a.key in inside or a.value in inside
     return [op for op in projections_into(a) if not own or op.outputs[0].index > start.index]
 
@@ -210,13 +210,13 @@ def _end(term: Term, inside: set[Value], gated: bool) -> tuple[tuple[Factor, ...
 
 
 def _is_shift(value: Value) -> bool:
-    """True where a learnt number is all that is added (Fixup)."""
+    """True where only a learnt number is added (Fixup)."""
     bias = value.inputs[1] if value.base == "add" and len(value.inputs) == 2 else None
     return bias is not None and bias.is_weight and bias.numel == 1
 
 
 def _entry(skip: Value, inside: set[Value]) -> tuple[list[FoundNorm], bool]:
-    """Norms met first on the ways in, and whether something learnt is met without one."""
+    """Norms met first on the paths from the skip, and whether a learnt op is met without one."""
 
     def norms_at(value: Value) -> list[FoundNorm]:
         return [norm for norm in value.norms_behind if norm.output in inside]

@@ -1,8 +1,8 @@
-"""The module call that is running: the frame of reference of every `Site`.
+"""Track the running module call, which every `Site` refers to.
 
-Recording and capturing must count alike, so both use this one class. Module hooks keep a stack of calls;
-every op is counted in the innermost call by its name. Wrappers (`torch.compile`, DDP, FSDP) and modules that
-the model does not own are transparent: their ops count in the call around them.
+Recording and capturing must count in the same way, so both use this class. Module hooks keep a stack of
+calls; every op is counted in the innermost call by its name. Wrappers (`torch.compile`, DDP, FSDP) and
+modules that the model does not own are transparent: their ops count in the call around them.
 """
 
 from collections import Counter
@@ -33,7 +33,7 @@ class Call:
             call = call.parent
 
     def count(self, op: str) -> int:
-        """Count an op; its index among those of its name in this call."""
+        """Count an op; return its index among ops of that name in this call."""
         nth = self.ops[op]
         self.ops[op] = nth + 1
         return nth
@@ -53,11 +53,11 @@ class ModuleCalls:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Follow module calls for the time of the context; leaves no hook behind."""
+        """Follow module calls inside the context; all hooks are removed afterwards."""
         handles = []
         for module in self._model.modules():
             if id(module) in self._paths:
-                # By the base class: a traced module refuses its own method, but runs the hooks.
+                # Registered through the base class: a traced module refuses its own method, but runs hooks.
                 handles.append(nn.Module.register_forward_pre_hook(module, self._enter))
                 handles.append(nn.Module.register_forward_hook(module, self._leave, always_call=True))
         try:

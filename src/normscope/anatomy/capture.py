@@ -1,4 +1,4 @@
-"""Tensors at sites, with their autograd graph: what every probe measures on."""
+"""Capture tensors at sites, with their autograd graph, for the probes."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -19,7 +19,7 @@ _Key = tuple[str, int, str, int]
 
 
 class _Catcher(TorchDispatchMode):
-    """Counts ops as the recorder does and keeps those that are wanted."""
+    """Counts ops as the recorder does and keeps the tensors at `sites`."""
 
     supports_higher_order_operators = True
 
@@ -51,7 +51,7 @@ class _Catcher(TorchDispatchMode):
         return result
 
     def _save_overwritten(self, tensors: list[Tensor]) -> None:
-        """Before an in-place op: copy what was caught in the storage it is about to write."""
+        """Copy the captured tensors of a storage before an in-place op writes into it."""
         storages = {t.untyped_storage()._cdata for t in tensors}
         for site, tensor in self.found.items():
             if tensor.untyped_storage()._cdata in storages:
@@ -60,12 +60,11 @@ class _Catcher(TorchDispatchMode):
 
 
 def capture(model: nn.Module, run: Callable[[], T], sites: Iterable[Site]) -> tuple[T, dict[Site, Tensor]]:
-    """Run `run()` once, with grad enabled, and hand back its result and the tensors at `sites`.
+    """Run `run()` once, with grad enabled, and return its result and the tensors at `sites`.
 
-    Call it inside `measuring(model)`: sites are named after the ops of that state. The tensors are those of
-    the autograd graph, so `torch.autograd.grad(loss, tensors)` works. A tensor that a later in-place op
-    overwrites is handed back as a copy from before; the loss does not depend on that copy. Sites that did not
-    come by are absent.
+    Call it inside `measuring(model)`: sites name the ops of that state. The tensors are those of the autograd
+    graph, so `torch.autograd.grad(loss, tensors)` works. A tensor that a later in-place op overwrites is
+    returned as an earlier copy, on which the loss does not depend. Sites that did not run are absent.
     """
     catcher = _Catcher(model, sites)
     with catcher.calls.watching(), torch.enable_grad(), catcher:

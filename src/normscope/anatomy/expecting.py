@@ -1,4 +1,4 @@
-"""Comparison of a reading with the placement that a model is meant to have."""
+"""Comparison of a reading with the intended placement."""
 
 from typing import get_args
 
@@ -10,11 +10,11 @@ PLACEMENTS: tuple[str, ...] = get_args(Placement)
 
 
 def departures(anatomy: Anatomy, expected: str) -> list[str]:
-    """A line for each branch that is placed otherwise, and for each part that could not be read.
+    """A line for each branch with another placement, and for each part that could not be read.
 
     Args:
         expected: a placement (pre, post, res-post, peri, none), or a scheme of the catalogue. A scheme is
-            compared by the name that its dataflow reads as.
+            compared by the name that the reading gives it.
 
     Raises:
         UsageError: `expected` is neither.

@@ -1,4 +1,4 @@
-"""Report parts that were not read, and the stacks that they are missing from."""
+"""Report parts that were not read, and the stacks that lack them."""
 
 from collections.abc import Iterable
 
@@ -15,7 +15,7 @@ def opaque_ops(graph: Graph) -> list[Gap]:
     calls = {op.name: [o for o in graph.opaque if o.name == op.name] for op in graph.opaque}
     return [
         Gap(
-            f"{name} in {module_of(ops[0])} is opaque ({len(ops)} calls): what it does is not seen",
+            f"{name} in {module_of(ops[0])} is opaque ({len(ops)} calls): its function is unknown",
             op.outputs[0],
         )
         for name, ops in calls.items()
@@ -24,7 +24,7 @@ def opaque_ops(graph: Graph) -> list[Gap]:
 
 
 def dropped_sums(dropped: list[Sum], kept: list[Sum]) -> list[Gap]:
-    """Sums of no block. One before the first block belongs to the embedding, unless it attends."""
+    """Sums outside of blocks. A sum before the first block belongs to the embedding, unless it attends."""
     first = min((s.value.index for s in kept), default=0)
     return [
         Gap(f"a residual sum outside any repeated module, in {module_of(s.value.op)}", s.value)
@@ -38,9 +38,9 @@ def unseen_ends(branch: FoundBranch, path: str) -> list[Gap]:
     found: list[Gap] = []
     made_by = branch.output.op
     if branch.norms_in and branch.raw_entry:
-        found.append(Gap(f"{path} reads the stream both normed and as it is", branch.output))
+        found.append(Gap(f"{path} reads the stream both with and without a norm", branch.output))
     if made_by is not None and made_by.virtual and made_by.base != "alias":
-        words = f"{made_by.name} adds the branch of {path} as it makes it: no output of its own"
+        words = f"{made_by.name} computes and adds the branch of {path} in one op: it has no output tensor"
         found.append(Gap(words, branch.output))
     return found
 
@@ -57,12 +57,12 @@ def lost_parts(sums: list[Sum], attentions: list[Attention]) -> list[Gap]:
         attends = any(a.output in way for a in attentions)
         if attends or (start.shape == total.skip.shape and mixes_between(start, total.skip)):
             ends = f"{module_of(start.op)} and {module_of(total.value.op)}"
-            found.append(Gap(f"what lies between {ends} is in no residual sum", total.skip))
+            found.append(Gap(f"the part between {ends} is in no residual sum", total.skip))
     return found
 
 
 def missing_from(gaps: Iterable[Gap], ways: list[set[Value]]) -> set[int]:
-    """The stacks, by the values on their ways, that a gap is in; one on no stack's way is in all."""
+    """Numbers of the stacks, given by their values, that a gap is in; all stacks where it is in none."""
     missing: set[int] = set()
     for gap in gaps:
         holding = {number for number, way in enumerate(ways) if gap.at in way}
@@ -71,5 +71,5 @@ def missing_from(gaps: Iterable[Gap], ways: list[set[Value]]) -> set[int]:
 
 
 def module_of(op: Op | None) -> str:
-    """The module in which an op ran, in words."""
+    """Name of the module in which an op ran, for messages."""
     return (op.call.path if op is not None else "") or "the root module"

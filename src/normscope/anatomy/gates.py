@@ -1,7 +1,7 @@
-"""Find the branch that a gate lets through, without the gate's own maps.
+"""Find the branch behind a gate, without the gate's own maps.
 
-highway   t ⊙ F(x)                           lets F(x) through
-GTrXL     z ⊙ tanh(W y + U (r ⊙ x))          is a GRU of the stream: it lets y through
+highway   t ⊙ F(x)                           passes F(x)
+GTrXL     z ⊙ tanh(W y + U (r ⊙ x))          is a GRU of the stream: it passes y
 """
 
 from normscope.anatomy.graph import Value

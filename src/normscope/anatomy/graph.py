@@ -1,8 +1,8 @@
 """The recorded forward as a graph: values (tensors at one moment) and the ops between them.
 
-Values are numbered in the order they came to be, so inputs always have smaller numbers than outputs. That
-makes "what lies between x and y" a cheap question: walk back from y and never below x. An in-place op gives
-its tensor a new value. Each step of the reading writes what it finds onto the values: axes, norms, sums.
+Values are numbered in the order of computation, so inputs have smaller numbers than outputs. Finding the
+values between x and y is cheap: walk back from y, and stop below x. An in-place op gives its tensor a new
+value. Each step of the reading writes its results onto the values: axes, norms, sums.
 """
 
 import math
@@ -67,10 +67,10 @@ class Value:
         live: depends on the model's input.
         learnt: depends on a parameter.
         number: the value of a one-valued tensor that depends on neither.
-        looks_normed: kind of the norm that an opaque op's output turned out to be, compared on real tensors.
+        looks_normed: kind of norm that an opaque op's output equals, by comparison on real tensors.
         causal: whether everything above the diagonal of a square softmax is zero.
         axes: what each axis counts.
-        norm, norms_behind: the norm that ends here; those that start here.
+        norm, norms_behind: the norm that ends here; the norms that start here.
         sum: the residual sum that ends here.
         goes_on: the latest term of a sum of points of one stream; see `long_skips`.
     """
@@ -152,7 +152,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Gap:
-    """A part that could not be read, in words, and a value in it."""
+    """Description of a part that could not be read, and a value in it."""
 
     words: str
     at: Value
@@ -191,9 +191,7 @@ def comes_from(value: Value, start: Value) -> bool:
 
 
 def between(start: Value, end: Value) -> list[Value]:
-    """Values on the ways from `start` to `end`, in order, with `end` and without `start`; empty without a
-    way.
-    """
+    """Values on the paths from `start` to `end`, in order, with `end` and without `start`; may be empty."""
     reached = {start}
     for value in sorted(ancestors([end], start.index), key=lambda v: v.index):
         if not reached.isdisjoint(value.inputs):

@@ -1,4 +1,4 @@
-"""Look inside a branch: norms on q, k, v and before its last map, scalar biases, reparametrised maps."""
+"""Details inside a branch: norms on q, k, v and before its last map, scalar biases, reparametrised maps."""
 
 from typing import Literal
 
@@ -55,7 +55,7 @@ def _passed(operand: Value, branch: FoundBranch) -> list[tuple[FoundNorm, Op]]:
 
 
 def inner_norm(branch: FoundBranch) -> bool:
-    """True where the last matmul reads a norm other than the entry's (Sub-LN); not for other kinds."""
+    """True where the last matmul reads a norm other than the entry's (Sub-LN); False for other kinds."""
     if branch.kind == "other" or len(branch.mixers) < 2:
         return False
     last = max(branch.mixers, key=lambda op: op.outputs[0].index)
@@ -64,7 +64,7 @@ def inner_norm(branch: FoundBranch) -> bool:
 
 
 def scalar_bias(branch: FoundBranch) -> bool:
-    """True where a learnt number is added somewhere on the way (Fixup)."""
+    """True where a learnt number is added somewhere in the branch (Fixup)."""
     sums = (v for v in (*branch.region, branch.sum.value) if v.base == "add")
     return any(bias.is_weight and bias.numel == 1 for v in sums for bias in v.inputs)
 

@@ -4,7 +4,7 @@
     x ← x + x_i         a U-net: what an earlier block left
     x ← x − c·x_i       nanochat: a share of the middle is taken out before the head
 
-Such a sum adds no branch: the stream goes on from its later term, and the earlier one is a long skip.
+Such a sum adds no branch: the stream continues from its later term, and the earlier term is a long skip.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from normscope.anatomy.terms import Term, core, direct_terms
 
 @dataclass(frozen=True)
 class Rejoin:
-    """A sum of points of one stream: the later one is a term, the earlier ones are values."""
+    """A sum of points of one stream: the latest as a term, the earlier ones as values."""
 
     total: Sum
     later: Term
@@ -25,7 +25,7 @@ class Rejoin:
 
 
 def find_rejoins(sums: list[Sum]) -> list[Rejoin]:
-    """The rejoins among `sums`, in order; marks what goes on in each, which is no residual sum any more."""
+    """The rejoins among `sums`, in order. Their values are marked as no residual sum (`Value.goes_on`)."""
     found: list[Rejoin] = []
     for total in sums:
         later = total.terms[0]
@@ -40,7 +40,7 @@ def find_rejoins(sums: list[Sum]) -> list[Rejoin]:
 
 
 def _leads_back(point: Value, earlier: Value) -> bool:
-    """True where the stream at `point`, a sum or what goes on from one, was once `earlier`."""
+    """True where the stream at `point`, a sum or its continuation, passed through `earlier`."""
     while point.goes_on is not None:
         point = core(point.goes_on)
     total = point.sum

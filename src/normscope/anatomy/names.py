@@ -1,7 +1,7 @@
-"""Names of modules and parameters without the names that wrappers put into them.
+"""Names of modules and parameters without the parts that wrappers add.
 
-`torch.compile`, DDP, FSDP and checkpoint wrappers hold the model as a child of a fixed name. Only a wrapper's
-child loses its name: a child of a model's own that is called `module` keeps it, so that names stay unique.
+`torch.compile`, DDP, FSDP and checkpoint wrappers hold the model as a child with a fixed name, which is left
+out. A model's own child called `module` keeps its name, so names stay unique.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ def plain_paths(model: nn.Module) -> dict[str, str]:
 
 
 def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Plain path and module of every module that is no wrapper; a shared one under each of its names."""
+    """Plain path and module of every module except wrappers; a shared module under each of its names."""
     return ((plain, module) for _, plain, module, is_wrapper in _walk(model) if not is_wrapper)
 
 
@@ -47,7 +47,7 @@ def _walk(model: nn.Module) -> Iterator[tuple[str, str, nn.Module, bool]]:
 def _wrapped_child(module: nn.Module, outermost: bool) -> str | None:
     """Name of the child that a wrapper wraps; None where the module is no wrapper.
 
-    A class that torch does not have counts as a wrapper around the whole model only: `outermost`.
+    A class from outside torch counts as a wrapper only around the whole model (`outermost`).
     """
     children = [name for name, _ in module.named_children()]
     if len(children) != 1:

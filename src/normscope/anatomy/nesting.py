@@ -1,7 +1,7 @@
-"""Keep the sums of the stream apart from sums inside a branch and from sums around many blocks.
+"""Separate the sums of the stream from sums inside a branch and from sums around many blocks.
 
 A sum inside another's branch is part of that branch: a Mamba mixer adds D·x, a convolution module its input.
-When the inner sums form a stream of their own, there are two cases, and `unread` names both:
+Where the inner sums form a stream of their own, there are two cases, both reported in `unread`:
 
     the outer sums follow one another   they are the stream, the inner ones nested residuals (MobileBERT)
     an outer sum stands alone           it is a long skip around the inner ones (Funnel's decoder)
@@ -15,7 +15,7 @@ from normscope.anatomy.streams import link, norms_on
 
 
 def untangle(sums: list[Sum]) -> tuple[list[Sum], list[Gap]]:
-    """The sums of the stream, and what was left out, in words."""
+    """The sums of the stream, and the gaps left out."""
     inner = _inner(sums)
     outer_of = {s: o for o, members in inner.items() for s in members}
     outers = {o for o in inner if _is_stream(inner[o])}
@@ -33,7 +33,7 @@ def untangle(sums: list[Sum]) -> tuple[list[Sum], list[Gap]]:
         unread.append(Gap(words, outer.value))
     paths = list(dict.fromkeys(module_of(outer.op) for outer in nested))
     listed = ", ".join(paths[:2]) + (f" and {len(paths) - 2} more" if len(paths) > 2 else "")
-    words = f"residual sums are nested in the branches that {listed} add: what lies inside is not read"
+    words = f"residual sums are nested in the branches that {listed} add: the inner ones are not read"
     unread += [Gap(words, outer.value) for outer in nested]
     return without(sums, dropped), unread
 
@@ -50,12 +50,12 @@ def _inner(sums: list[Sum]) -> dict[Sum, list[Sum]]:
 
 
 def _is_stream(members: list[Sum]) -> bool:
-    """One add without norms is a detail of a branch; several, or a normed one, are a stream of their own."""
+    """True for several adds, or one with norms; a single add without norms is a detail of a branch."""
     return len(members) > 1 or any(norms_on(v) for v in (members[0].skip, members[0].value))
 
 
 def _is_chained(outer: Sum, outers: set[Sum], sums: list[Sum]) -> bool:
-    """True where a sum right before or after it is also an outer one, or stands in the same layer."""
+    """True where the sum before or after it is also an outer one, or is in the same layer."""
     alike = outers | {s for s in sums if pattern(s.op.call.path) == pattern(outer.op.call.path)}
     before = link(outer)
     if before.direct and before.before in alike:

@@ -1,15 +1,15 @@
-"""Recognise a norm by what it computes: a native op, or a·s with s made of a statistic of a.
+"""Recognise a norm by its computation: a native op, or a·s with s computed from a statistic of a.
 
-A written-out norm is a product (or quotient) whose one factor, seen through casts, roots, ε and clamps, is a
-reduction (mean, var, norm, …) of the other, seen through casts, squares and centring. γ, β and (1 + γ) behind
-it are absorbed as long as nothing else reads what lies between, and so is a γ in front of the division. Which
-statistic it is gives the kind:
+A written-out norm is a product (or quotient). One factor, through casts, roots, ε and clamps, is a reduction
+(mean, var, norm, …) of the other, through casts, squares and centring. A following γ, β or (1 + γ) is
+absorbed where nothing else reads the values between, and so is a γ before the division. The statistic gives
+the kind:
 
     (a − mean a) / √(var a + ε)   layernorm        a / √(mean a² + ε)   rmsnorm        a / ‖a‖   l2norm
 
-and a / ‖a‖ times √d is an rmsnorm again. These names are kept for norms over all features of a token. A
-statistic over tokens (an instance norm, a norm over [T, d]) or over groups of features makes a groupnorm of
-them, one over the batch a batchnorm.
+and a / ‖a‖ times √d is an rmsnorm again. These names are for norms over all features of a token. With a
+statistic over tokens (an instance norm, a norm over [T, d]) or over groups of features the kind is groupnorm;
+with one over the batch, batchnorm.
 """
 
 import math
@@ -54,7 +54,7 @@ _SQUASHES = {"tanh": "dyt", "erf": "derf"}
 
 @dataclass(eq=False)
 class FoundNorm:
-    """A norm in the graph: from `input` to `output`, its γ and β absorbed, and the op that makes it one.
+    """A norm in the graph: from `input` to `output`, with its γ and β absorbed, and its defining op.
 
     `over` is the value and the axes of its statistic; None where the kind implies them.
     """
@@ -83,7 +83,7 @@ def find_norms(ops: list[Op]) -> None:
 
 
 def _kind_over(norm: FoundNorm) -> str:
-    """The kind of a norm in view of the axes that its statistic is taken over."""
+    """The kind of a norm, given the axes of its statistic."""
     if norm.over is None:
         return norm.kind
     value, axes = norm.over
@@ -178,7 +178,7 @@ def _kind(statistic: Statistic, centred: bool, squared_centred: bool) -> str:
 
 
 def _gain(norm: FoundNorm, statistic: Statistic) -> float:
-    """The constant in a·c/‖a‖, from factors on the norm and right behind it."""
+    """The constant in a·c/‖a‖, from factors on the norm and directly after it."""
     gain = 1 / statistic.gain if norm.core.base == "div" else statistic.gain
     value = norm.output
     while value is not norm.core.outputs[0]:
@@ -192,7 +192,7 @@ def _gain(norm: FoundNorm, statistic: Statistic) -> float:
 
 
 def _absorb(norm: FoundNorm) -> FoundNorm:
-    """Take casts, γ and β behind the norm into it."""
+    """Absorb the casts, γ and β that follow the norm."""
     while True:
         users = [op for op in norm.output.users if op.outputs]
         if len(users) != 1:

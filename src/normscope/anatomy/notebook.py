@@ -1,4 +1,4 @@
-"""An anatomy in a notebook cell."""
+"""HTML of an anatomy for a notebook cell."""
 
 from normscope.anatomy.rows import COLUMNS, folded_rows, headline
 from normscope.anatomy.types import Anatomy, Block, Stack
@@ -6,7 +6,7 @@ from normscope.notebook import Html, badge, fragment, line, table
 
 
 def anatomy_html(anatomy: Anatomy) -> str:
-    """Each stack with its blocks, equal neighbours in one row, and what could not be read."""
+    """Each stack with its blocks, equal neighbours in one row, and the parts that could not be read."""
     stacks = [_stack(stack) for stack in anatomy.stacks] or [line("no residual stream was read")]
     return fragment(*stacks, *(line(badge("unread", "warning"), " ", words) for words in anatomy.unread))
 

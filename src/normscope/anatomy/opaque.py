@@ -13,8 +13,8 @@ def which_norm(args: Any, output: Any) -> str | None:
     """ "layernorm" or "rmsnorm" where the output is that norm of the first tensor, times an operand of its
     width.
 
-    Compared in float64 on the real tensors to 1 %, since ε is not known; None for fake tensors and for
-    anything else.
+    Compared in float64 on the real tensors to 1 %, because ε is unknown. None for other outputs and for fake
+    tensors.
     """
     tensors = [a for a in tree_leaves(args) if isinstance(a, Tensor) and a.is_floating_point()]
     if not tensors or not isinstance(output, Tensor) or isinstance(output, FakeTensor):

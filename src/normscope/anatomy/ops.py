@@ -1,4 +1,4 @@
-"""The vocabulary: which ATen ops only move data, which scale it, which mix features.
+"""Sets of ATen ops: those that only move data, those that scale it, those that mix features.
 
 Names are op packets without the in-place underscore: `add` stands for add.Tensor, add_.Tensor, add.Scalar.
 """
@@ -23,12 +23,12 @@ VIEWS = op_set(
 )
 DROPOUTS = op_set("native_dropout dropout feature_dropout alpha_dropout")
 SAME = CASTS | VIEWS | DROPOUTS
-"""Every element of the input comes out once (or repeated), in the input's value."""
+"""Ops that output every element of the input unchanged, once or repeatedly."""
 PARTS = op_set(
     "slice select index index_select split split_with_sizes chunk unbind narrow gather roll constant_pad_nd "
     "pad cat stack repeat tile flip"
 )
-"""Moves data, but some of it only, or together with other data."""
+"""Ops that move a part of the data, or join it with other data."""
 MATMULS = op_set(
     "mm bmm addmm baddbmm matmul linear mv addmv addbmm einsum _grouped_mm _scaled_mm _scaled_grouped_mm "
     "_addmm_activation _int_mm _trilinear"
@@ -79,7 +79,7 @@ def weight_of(op: Op | None) -> Value | None:
 
 
 def mixes_between(start: Value, end: Value) -> bool:
-    """True where `end` comes from `start` by way of something learnt."""
+    """True where `end` comes from `start` through a learnt op."""
     region = between(start, end)
     inside = {start, *region}
     return any(is_mixing(v.op, inside) for v in region)

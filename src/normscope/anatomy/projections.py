@@ -1,9 +1,9 @@
-"""Name the parameterised matmuls of a branch by where their outputs go: q, k, v, o, up, gate, down.
+"""Name the parameterised matmuls of a branch by the use of their outputs: q, k, v, o, up, gate, down.
 
 A matmul makes queries when its output reaches the query operand of an attention with no other parameterised
-matmul on the way; a fused one reaches several. Behind the attention it is the output projection. In a feed-
-forward the last one is `down`; of those before it, the one whose output passes a nonlinearity and is then
-multiplied is the `gate`.
+matmul between; a fused one reaches several operands. After the attention it is the output projection. In a
+feed-forward the last one is `down`. Among those before, the one whose output passes a nonlinearity and is
+then multiplied is the `gate`.
 """
 
 from collections.abc import Iterable
@@ -81,7 +81,7 @@ def _role(op: Op, branch: FoundBranch, after: tuple[set[Value], set[Op]], ends: 
 
 
 def _reached(op: Op, branch: FoundBranch) -> tuple[set[Value], set[Op]]:
-    """Values the op's output comes to before the next parameterised matmul, and those matmuls."""
+    """Values that the op's output reaches before the next parameterised matmul, and those matmuls."""
     last = branch.output.index
 
     def step(value: Value) -> Iterable[Value]:
@@ -138,7 +138,7 @@ def _plain_source(value: Value) -> Value:
 
 
 def _reshaped(value: Value) -> Value:
-    """A linear layer multiplies a flattened (B·T, d): its output is the view that follows."""
+    """The view after a linear layer's flattened (B·T, d) output, where there is one."""
     while len(value.users) == 1 and value.users[0].base in {"view", "_unsafe_view", "add"}:
         user = value.users[0]
         if not user.outputs or user.outputs[0].shape[-1:] != value.shape[-1:]:

@@ -1,9 +1,9 @@
-"""`read_anatomy`: from a model to its anatomy, one step a file.
+"""`read_anatomy`: read the anatomy of a model; one file per step.
 
 record     one forward → a graph of ops              (record, graph, calls, opaque)
 norms      which ops are norms                       (norms)
 residual   which adds are residual sums              (residual, several)
-branches   what each branch does, norms at its ends  (branches, gates, attention, projections)
+branches   kind of each branch, norms at its ends    (branches, gates, attention, projections)
 streams    which sum follows which, norms between    (streams, nesting)
 blocks     which sums make a block                   (blocks)
 schemes    catalogue names, of a branch, of a stack  (schemes, inside)
@@ -34,15 +34,15 @@ def read_anatomy(model_or_subject: nn.Module | Subject, batch: Batch | None = No
 
     Args:
         model_or_subject: any module, or a subject (whose batch is used unless one is given).
-        batch: a tensor, a tuple of arguments, or a mapping of keyword arguments; `make_subject` makes one
-            where it is None.
+        batch: a tensor, a tuple of arguments, or a mapping of keyword arguments; None for one made by
+            `make_subject`.
 
     Raises:
         UsageError: no batch can be made.
         Exception: whatever the model's forward raises on this batch.
 
-    The model comes back as it was. A model without residual adds gives an anatomy without stacks and a line
-    in `unread`. Parameters made under a `FakeTensorMode` are read without memory for them.
+    The model is restored. A model without residual adds gives an anatomy without stacks and a line in
+    `unread`. A model with parameters made under a `FakeTensorMode` is read without memory for them.
     """
     if isinstance(model_or_subject, Subject):
         model, batch = model_or_subject.model, model_or_subject.batch if batch is None else batch
@@ -56,7 +56,7 @@ def read_anatomy(model_or_subject: nn.Module | Subject, batch: Batch | None = No
 
 
 def record_forward(model: nn.Module, batch: Batch) -> Graph:
-    """The graph of one forward of `model` on `batch`; buffers and random state come back as they were."""
+    """The graph of one forward of `model` on `batch`; buffers and random state are restored."""
     with _same_world(model, batch) as here, untouched(model), measuring(model):
         return record(model, lambda: call_model(model, here), here)
 
@@ -78,7 +78,7 @@ def _same_world(model: nn.Module, batch: Any) -> Iterator[Any]:
 
 
 def require_residual_stream(anatomy: Anatomy, given: str) -> None:
-    """UsageError where a model plainly has no residual stream; one that could not be read is let through."""
+    """Raise UsageError for a model without a residual stream; accept a model that could not be read."""
     if anatomy.unread == (NO_RESIDUAL_SUM,) and not anatomy.stacks:
         raise UsageError(
             f"{given} ({NO_RESIDUAL_SUM})",

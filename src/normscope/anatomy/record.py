@@ -1,12 +1,12 @@
 """Record one forward: a `TorchDispatchMode` under module hooks writes every ATen op into a `Graph`.
 
-A tensor is known by its storage and its geometry in it, not by the Python object: that survives autograd's
-view wrapping, checkpointing and `.data`. Storages are held weakly, which frees their memory but not their
-identity, so no address is taken for another. An in-place op rebinds its tensor to a new value; other views of
-the storage are stale from then on and get a virtual `alias` op from the writes when they are read next.
+A tensor is identified by its storage and its geometry there, not by the Python object: that survives
+autograd's view wrapping, checkpointing and `.data`. Storages are held weakly, which frees their memory but
+not their identity, so addresses are never confused. An in-place op rebinds its tensor to a new value. Other
+views of the storage become stale and get a virtual `alias` op from the writes when they are read next.
 
-Custom ops are opaque. Where real tensors are at hand, their output is compared with the norms of their first
-input: a fused norm kernel is recognised by what it does.
+Custom ops are opaque. On real tensors their output is compared with the norms of their first input, so a
+fused norm kernel is recognised by its result.
 """
 
 from collections.abc import Callable
@@ -33,14 +33,14 @@ _PRODUCTS = {"addcmul": "mul", "addcdiv": "div", "addmm": "mm", "baddbmm": "bmm"
 
 @dataclass
 class _Storage:
-    """One storage: its weak handle, its views, and who wrote into it since they were bound."""
+    """One storage: its weak handle, its views, and the writes into it since they were bound."""
 
     keep: Any
     views: dict[_Geometry, tuple[Value, int]] = field(default_factory=dict)
     writes: list[tuple[Value, range]] = field(default_factory=list)
 
     def written(self, since: int, tensor: Tensor) -> list[tuple[Value, range]]:
-        """The writes from number `since` on that may have changed `tensor`, with the bytes that they span."""
+        """The writes from number `since` on that may have changed `tensor`, with the bytes they span."""
         span = _span(tensor)
         return [write for write in self.writes[since:] if _overlap(write[1], span)]
 
@@ -66,7 +66,7 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run the op and write it down."""
+        """Run the op and record it."""
         kwargs = kwargs or {}
         read_args = tree_map_only(Tensor, self._read, args)
         read_kwargs = tree_map_only(Tensor, self._read, kwargs)
@@ -121,7 +121,7 @@ class Recorder(TorchDispatchMode):
         storage, fresh = self._storage(tensor)
         bound = storage.views.get(_geometry(tensor))
         if not written and bound is not None and bound[1] == len(storage.writes):
-            return  # detach, or a view that changes nothing: still the tensor it was
+            return  # detach, or a view that changes nothing: the same tensor
         value = self._value(op, index, tuple(tensor.shape), tensor.is_floating_point())
         if written:
             storage.writes.append((value, _span(tensor)))
@@ -158,7 +158,7 @@ class Recorder(TorchDispatchMode):
         return value
 
     def _alias(self, old: Value, writes: list[tuple[Value, range]], tensor: Tensor) -> Op:
-        """A virtual op from what was there and what was written over it; a full write hides the old."""
+        """A virtual op from the old value and the writes over it; a full write hides the old value."""
         values = [value for value, _ in writes]
         is_full = bool(writes) and writes[-1][1] == _span(tensor) and values[-1].numel == tensor.numel()
         inputs = (values[-1],) if is_full else (old, *values)
@@ -194,8 +194,8 @@ class Recorder(TorchDispatchMode):
 
 
 def _simplified(op: Op) -> Op:
-    """x + 0 is x (Python's `sum` begins with it), what is copied hides what was there, and a tensor like
-    another does not come from it.
+    """The op with fewer inputs: x + 0 is x (Python's `sum` begins with 0), a copy hides the old value, and a
+    tensor made like another does not depend on it.
     """
     if op.base in {"add", "sub"} and len(op.inputs) == 1 and op.args[1:2] in [(0,), (0.0,)]:
         op.base = "clone"
@@ -222,7 +222,7 @@ def op_identity(func: Any) -> tuple[str, str, bool]:
 
 
 def changed_by(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
-    """Tensors among the arguments that an op writes into, as its schema says."""
+    """Tensors among the arguments that an op writes into, by its schema."""
     given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
     wrote = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     return [t for t in tree_leaves([given.get(name) for name in wrote]) if isinstance(t, Tensor)]
@@ -266,7 +266,7 @@ def _number(tensor: Tensor) -> float | None:
 
 
 def _is_causal(tensor: Tensor) -> bool | None:
-    """True where a square attention gives nothing to later tokens; None where that cannot be seen."""
+    """True where a square attention gives later tokens no weight; None where that is unknown."""
     is_square = tensor.dim() > 1 and tensor.shape[-1] == tensor.shape[-2] > 1
     if not is_square or not _is_real(tensor):
         return None

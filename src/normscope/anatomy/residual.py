@@ -1,8 +1,8 @@
-"""Find the residual sums: adds one of whose terms is an ancestor of another by way of something learnt.
+"""Find the residual sums: adds with a term that is an ancestor of another term through a learnt op.
 
 One term of the sum (`terms`), seen through views, casts, dropout, scales, gates and (last) norms, must be
-read by another term *with a parameterised matmul, convolution, FFT or scan on the way*. That rules out rotary
-embeddings, GELU's tanh form, masks and position adds, where nothing learnt lies between.
+read by another term *through a parameterised matmul, convolution, FFT or scan*. That excludes rotary
+embeddings, GELU's tanh form, masks and position adds, which have no learnt op between.
 """
 
 from collections.abc import Iterator, Set
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from normscope.anatomy.branches import FoundBranch
 
 Several = Literal["", "beside", "mixed", "stochastic"]
-"""One stream; a second beside it; a state of streams that mix, the last by doubly stochastic matrices."""
+"""One stream; a second stream beside it; a state of mixed streams; mixed by doubly stochastic matrices."""
 
 
 @dataclass(eq=False)
@@ -28,15 +28,15 @@ class Sum:
 
     Attributes:
         skip: the stream as the branches read it.
-        entry: the same in the shape of the sum, where the skip was found as a flattened view of it.
+        entry: the skip in the shape of the sum, where it was found as a flattened view.
         terms: the terms that are branches.
         skip_norm: a norm that the skip passes and the branches do not (nGPT).
         long_skips: further terms that the branches come from (B2T, dense connections).
-        shrunk: whether a learnt share of the sum is taken away right behind it (GPAS).
-        several: how its streams are kept where there are several, "" for one; see `several`.
-        read, spread: what the branch reads of such a state, and its output before it is spread over it.
-        beside: what else the branch's output is added to make.
-        branches, norms_behind: what is found later: the branches, and the norms on the stream behind the sum.
+        shrunk: whether a learnt share of the sum is subtracted directly after it (GPAS).
+        several: kind of several streams, "" for one; see `several`.
+        read, spread: value that the branch reads of several streams, and its output before it is spread.
+        beside: other sums that the branch's output is a term of.
+        branches, norms_behind: found later: the branches, and the norms on the stream after the sum.
     """
 
     value: Value
@@ -57,12 +57,12 @@ class Sum:
 
     @property
     def start(self) -> Value:
-        """The value where the branches start: the skip, or what is read of several streams."""
+        """The value where the branches start: the skip, or the value read of several streams."""
         return self.skip if self.read is None else self.read
 
     @property
     def leaving(self) -> Value:
-        """The stream behind the sum and its norms."""
+        """The stream after the sum and its norms."""
         return self.norms_behind[-1].output if self.norms_behind else self.value
 
     def region(self, term: Term) -> list[Value]:
@@ -72,7 +72,7 @@ class Sum:
 
 @dataclass
 class _Candidate:
-    """A value that a term may be the skip of, with the factors between them."""
+    """A value that may be the skip behind a term, with the factors between them."""
 
     value: Value
     factors: tuple[Factor, ...]
@@ -96,7 +96,7 @@ def find_sums(graph: Graph, attentions: list[Attention], known: Set[Op] = frozen
         found = _as_sum(op, tree)
         is_doubled = found is not None and len(found.stream_factors) + len(found.long_skips) > 1
         if is_doubled and any(add.call is not op.call for add in _adds(tree)):
-            # What another module summed, and an earlier point of the stream on top: that is a sum of its own.
+            # Another module's sum plus an earlier point of the stream is a sum of its own.
             tree = Term(op.outputs[0], (), terms_of(op, op.call))
             found = _as_sum(op, tree)
         if found is not None:
@@ -106,16 +106,16 @@ def find_sums(graph: Graph, attentions: list[Attention], known: Set[Op] = frozen
 
 
 def without(sums: list[Sum], dropped: Set[Sum]) -> list[Sum]:
-    """`sums` without the `dropped` ones, which their values forget."""
+    """`sums` without the `dropped` ones, whose values no longer refer to them."""
     for total in dropped:
         total.value.sum = None
     return [total for total in sums if total not in dropped]
 
 
 def _is_read_by_attention_alone(value: Value, operands: set[Value]) -> bool:
-    """True where a value ends in operands of attentions, with no learnt map between.
+    """True where a value reaches only operands of attentions, with no learnt map between.
 
-    Values that are mixed with those of the first layer are no stream.
+    Such values, mixed with those of the first layer, are not the stream.
     """
 
     def step(here: Value) -> Iterator[Value]:
@@ -229,7 +229,7 @@ def _as_sum(op: Op, tree: Term) -> Sum | None:
 
 
 def _before_views(read: _Candidate, more: Iterator[_Candidate]) -> _Candidate:
-    """The last candidate that `read` is a view of: a gate reads a view of what the branch reads."""
+    """The last candidate that `read` is a view of: a gate reads a view of the branch's input."""
     views = set(read.value.through(SAME))
     return [read, *(candidate for candidate in more if candidate.value in views)][-1]
 
@@ -262,7 +262,7 @@ def _inner_sum(tree: Term, skip: Value, skips: list[Term], others: list[Term]) -
 
 
 def _reads(start: Value, term: Term, behind: set[Value]) -> bool:
-    """True where `term` comes from `start` by way of something learnt."""
+    """True where `term` comes from `start` through a learnt op."""
     return start in behind and start is not term.value and mixes_between(start, term.value)
 
 

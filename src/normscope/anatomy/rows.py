@@ -1,4 +1,4 @@
-"""An anatomy as rows of a table: equal neighbours folded into one."""
+"""Table rows of an anatomy: equal neighbours are folded into one."""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -21,7 +21,7 @@ def formula(stream_scale: Scale, branch_scale: Scale, branch: str = "F") -> str:
 
 
 def headline(stack: Stack) -> str:
-    """The line above its table: "layers: 12 blocks, final norm: layernorm at norm"."""
+    """Line above a stack's table: "layers: 12 blocks, final norm: layernorm at norm"."""
     final, ends = stack.final_norm, "no final norm"
     if final is not None:
         ends = f"final norm: {final.kind} at {final.path or 'the root module'}"

@@ -1,8 +1,8 @@
 """Name the scheme of each branch, by its own dataflow or by that of its whole stack.
 
-None where no name is decided: then the placement is the name (initialisation alone tells GPT-2 from Pre-LN).
-Only a whole stack shows that Mix-LN's first blocks are no plain Post-LN and KEEL's first no plain Pre-LN, and
-only the number of the block tells LayerNorm Scaling's factor.
+Where the dataflow does not decide, the scheme is None and the placement is the name (GPT-2 differs from
+Pre-LN only in its initialisation). Some schemes need the whole stack: Mix-LN's first blocks look like
+Post-LN, KEEL's first block like Pre-LN, and LayerNorm Scaling's factor depends on the number of the block.
 """
 
 import math
@@ -23,10 +23,10 @@ WITHOUT_NORMS = "residual-no-norm"
 
 
 def name_schemes(blocks: Blocks, complete: bool) -> None:
-    """Name every branch: as its stack where one rule holds for all of it, else by itself.
+    """Name every branch: by its stack where one rule holds for the whole stack, else by itself.
 
     Args:
-        complete: whether everything could be read; where not, nothing is called free of norms.
+        complete: whether everything was read; otherwise no stack is called free of norms.
     """
     for branch in _all(blocks):
         branch.scheme = next((name for name, holds in BRANCH_RULES if holds(branch)), None)
@@ -99,7 +99,7 @@ BRANCH_RULES: tuple[tuple[str, Callable[[FoundBranch], bool]], ...] = (
     ("layernorm-scaling", lambda b: b.placement == "pre" and 0 < (entry_scale(b) or 0) < 1),
     ("sub-ln", lambda b: b.placement == "pre" and inner_norm(b)),
 )
-"""Name → what a branch must be, in the order of precedence."""
+"""Name → condition on a branch, in the order of precedence."""
 
 
 def _is_mix_ln(blocks: Blocks) -> bool:
@@ -203,4 +203,4 @@ STACK_RULES: tuple[tuple[str, Callable[[Blocks], bool]], ...] = (
     ("depth-mup", _is_depth_mup),
     (WITHOUT_NORMS, _is_without_norms),
 )
-"""Name → what a stack must be, in the order of precedence."""
+"""Name → condition on a stack, in the order of precedence."""

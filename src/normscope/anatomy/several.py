@@ -1,13 +1,13 @@
 """Schemes that keep several streams, each fed by the same branches.
 
-A branch's output that is a term of two sums feeds two streams (ResiDual, SiameseNorm): the sums of the one
-that the next branch reads are kept, those of the other noted beside them. A branch's output that is spread
-over an axis of the state by weights, and added to the state mixed along that axis, feeds all of a state's
-streams at once (Hyper-Connections, mHC):
+A branch whose output is a term of two sums feeds two streams (ResiDual, SiameseNorm): the sums of the stream
+that the next branch reads are kept, the others are recorded with them (`beside`). In Hyper-Connections and
+mHC, the output is spread over an axis of the state by weights and added to the state mixed along that axis,
+so it feeds all streams at once:
 
     H ← A_rᵀH + B⊗F(z), z = A_mᵀH      H (B, T, n, D), z and F(z) (B, T, D)
 
-There the skip is H, and z, the one value that everything in F comes from, is what the branch reads.
+There the skip is H, and the branch reads z, the one value that everything in F comes from.
 """
 
 from collections import defaultdict
@@ -98,7 +98,7 @@ def _state(value: Value, like: Value) -> tuple[Value, Value] | None:
 
 
 def _read(state: Value, branch: Value) -> Value | None:
-    """The first value in the shape of the branch's output that all ways from the state to it pass."""
+    """The first value with the shape of the branch's output on all paths from the state to it."""
     if not mixes_between(state, branch):
         return None
     region = between(state, branch)
@@ -118,12 +118,12 @@ def _read(state: Value, branch: Value) -> Value | None:
 
 
 def _is_stochastic(mixing: Value, state: Value) -> bool:
-    """True where the mixing matrix is normed over and over (Sinkhorn's steps)."""
+    """True where the mixing matrix is normalised repeatedly (Sinkhorn's steps)."""
     return sum(v.base in _NORMALISERS for v in ancestors([mixing], state.index)) > 2
 
 
 def shared_terms(graph: Graph) -> set[Value]:
-    """Branches' outputs that are terms of several sums: read in none of them by another term."""
+    """Branch outputs that are terms of several sums, and that no other term of these sums reads."""
     added: dict[Value, list[Value]] = defaultdict(list)
     by_op = {op: direct_terms(op) for op in graph.ops}
     within = {term.add for terms in by_op.values() for term in terms}  # b − a of a + z·(b − a)
@@ -165,7 +165,7 @@ def one_stream(sums: list[Sum], shared: set[Value]) -> list[Sum]:
 
 
 def _beside(branch: Value, kept: Sum) -> list[Value]:
-    """The other sums that the branch is added to make."""
+    """The other sums that the branch is a term of."""
 
     def step(value: Value) -> Iterable[Value]:
         return (v for v in value.successors if v.base in SAME or scale_step(v) is not None)

@@ -1,4 +1,4 @@
-"""The statistic a scale is made of, seen through roots, ε, clamps, constant factors, casts and views."""
+"""Find the statistic behind a scale, through roots, ε, clamps, constant factors, casts and views."""
 
 from dataclasses import dataclass
 
@@ -15,9 +15,9 @@ _POWERS = {"rsqrt": -0.5, "sqrt": 0.5, "reciprocal": -1.0}
 
 @dataclass
 class Statistic:
-    """A scale factor taken apart: gain · (reduction + ε)^power.
+    """Parts of a scale factor: gain · (reduction + ε)^power.
 
-    An ε outside of the root is not kept, nor is a floor, max(·, ε).
+    An ε outside of the root is dropped, and so is a floor, max(·, ε).
     """
 
     reduced: Value
@@ -27,7 +27,7 @@ class Statistic:
 
 
 def find_statistic(scale: Value) -> Statistic | None:
-    """The reduction a scale is made of, through roots, ε, clamps and constant factors; None without one."""
+    """The reduction behind a scale, through roots, ε, clamps and constant factors; None without one."""
     eps, gain, power, rooted = None, 1.0, 1.0, False
     for _ in range(12):
         op = scale.op
@@ -100,7 +100,7 @@ def unsquared(value: Value) -> Value:
 
 
 def uncentred(value: Value) -> tuple[Value, bool]:
-    """a for a − mean(a), and whether it was that."""
+    """a and True for a − mean(a), else the value and False."""
     centred = same(value)
     if centred.base != "sub" or len(centred.inputs) != 2:
         return value, False

@@ -1,8 +1,7 @@
-"""Chain sums into streams: which sum the skip of the next one comes from, and through which norms.
+"""Chain sums into streams: find the sum that each skip comes from, and the norms between.
 
-A skip that is the last sum, or its norm, continues the stream. A skip that comes from it some other way
-(patch merging, pooling, an activation) opens a new stage. A skip that comes from no sum at all opens a new
-stream.
+A skip that is the last sum, or its norm, continues the stream. A skip that comes from it through other ops
+(patch merging, pooling, an activation) starts a new stage. A skip that comes from no sum starts a new stream.
 """
 
 from collections.abc import Iterator
@@ -31,7 +30,7 @@ def link(total: Sum) -> Link:
     """The link from `total` back to the sum before it."""
     value: Value | None = total.skip
     passed = [total.skip_norm] if total.skip_norm is not None else []
-    # A norm on the skip itself (nGPT) is computed from the skip value, after whatever came before it.
+    # A norm on the skip itself (nGPT) is computed from the skip value.
     while value is not None:
         if value.sum is not None:
             return Link(value.sum, passed)
@@ -48,7 +47,7 @@ def link(total: Sum) -> Link:
 
 
 def step_back(value: Value) -> Value | None:
-    """One step back through what leaves a stream as it is: views, casts, dropout, scales, shifts, rejoins."""
+    """One step back through ops that keep a stream: views, casts, dropout, scales, shifts, rejoins."""
     if value.op is None or value.goes_on is not None:
         return value.goes_on
     if value.base in SAME:

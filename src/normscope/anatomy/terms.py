@@ -1,8 +1,8 @@
-"""Take a sum apart into terms with factors.
+"""Split a sum into terms with factors.
 
 A sum is an add, add(alpha), sub, lerp, stack + sum, or an n-ary chain of adds that nothing else reads, with
 the scales in front of it. A factor is a number, a parameter ("learnt") or an activation ("gate"). `fused`
-names the factors that a term meets behind its tensor, in the add itself or behind an inner add.
+lists the factors applied after a term's tensor, in the add itself or after an inner add.
 """
 
 import math
@@ -16,7 +16,7 @@ from normscope.anatomy.types import Fused, Scale, Site
 Factor = float | str
 """A number, "learnt" or "gate"."""
 Weights = tuple[float | Fused, ...]
-"""Numbers, and tensors by their site, that a term is multiplied with."""
+"""Factors of a term: numbers, and tensors by their site."""
 _SQUASHED = SOFTMAX | op_set("sigmoid hardsigmoid tanh")
 
 
@@ -25,8 +25,8 @@ class Term:
     """One term of a sum: a value times factors.
 
     Attributes:
-        inner: the terms that it is itself the plain sum of; `add` is the op that sums them.
-        fused: the factors that `value` has not met yet.
+        inner: the terms that it is the plain sum of; `add` is the op that sums them.
+        fused: the factors not yet applied to `value`.
     """
 
     value: Value
@@ -65,7 +65,7 @@ def _added(op: Op) -> list[Term]:
 
 
 def _gru(op: Op) -> list[Term]:
-    """(1 − z)·a and z·b of a + z·(b − a), as a GRU is written; empty for anything else."""
+    """(1 − z)·a and z·b of a + z·(b − a), the form of a GRU; empty for anything else."""
     if op.base != "add" or len(op.inputs) != 2 or op.kwargs.get("alpha", 1) != 1:
         return []
     for a, product in (op.inputs, op.inputs[::-1]):
@@ -108,7 +108,7 @@ def _stacked(op: Op) -> list[Term]:
 
 
 def terms_of(op: Op, within: Call | None = None) -> list[Term]:
-    """`direct_terms`, chains of adds that nothing else reads taken apart (those of one module call only)."""
+    """`direct_terms`, with chains of adds that nothing else reads split (within one module call only)."""
     terms = direct_terms(op)
     for term in terms:
         _take_apart(term, within)
@@ -167,12 +167,12 @@ def scale_step(value: Value) -> tuple[Value, Factor] | None:
         return None
     for mask, carrier in ((a, b), (b, a)):
         if carrier.learnt and not mask.learnt and mask.numel < carrier.numel:
-            return carrier, 1.0  # made of the input alone: a padding mask
+            return carrier, 1.0  # computed from the input alone: a padding mask
     return (b, "gate") if _is_gate(a) and not _is_gate(b) else (a, "gate")
 
 
 def _inverse(op: Op, number: float) -> float:
-    """The factor of a product or quotient; a division by zero is left as it is."""
+    """The factor of a product or quotient, `number` or its inverse; zero is not inverted."""
     return 1 / number if op.base == "div" and number else number
 
 

@@ -6,15 +6,15 @@ from typing import Any, Literal
 Placement = Literal["pre", "post", "res-post", "peri", "none"]
 Kind = Literal["attention", "cross-attention", "feed-forward", "other"]
 Scale = float | Literal["learnt"] | None
-"""A number, "learnt" (a parameter or an activation sets it), or None where nothing scales."""
+"""A number, "learnt" (set by a parameter or an activation), or None without a scale."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """One tensor of a forward, named so that a later forward finds it again.
+    """Name of one tensor of a forward, by which a later forward finds it again.
 
     An op is counted among the ops of its name that one call of the innermost module runs itself; ops of child
-    modules do not count. So a mixture of experts that routes differently does not shift its neighbours.
+    modules do not count. So a mixture of experts that routes differently does not change other sites.
 
     Attributes:
         module: path of the innermost running module, wrappers stripped; "" is the root.
@@ -33,11 +33,11 @@ class Site:
 
 @dataclass(frozen=True)
 class Fused:
-    """A tensor w that a term meets on its way into the sum, with no tensor of the product (addcmul, lerp).
+    """A tensor w that multiplies a term inside the sum, without a tensor of the product (addcmul, lerp).
 
     Attributes:
-        site: where w is.
-        how: the term comes in as w·F, F/w, or (1 − w)·F.
+        site: site of w.
+        how: form of the added term: w·F, F/w, or (1 − w)·F.
     """
 
     site: Site
@@ -46,14 +46,14 @@ class Fused:
 
 @dataclass(frozen=True)
 class Norm:
-    """A normalisation found in the dataflow, whatever it is made of.
+    """A normalisation found in the dataflow, as an op or written out.
 
     Attributes:
         kind: "layernorm", "rmsnorm", "l2norm", "batchnorm", "groupnorm", or a replacement of norms: "dyt",
             "derf".
         path: module that holds it, wrappers stripped (the enclosing module when it is written inline).
         input, output: the tensor before, and after γ and β.
-        eps: the ε added inside the root, None where none was seen; the floor of max(‖x‖, ε) is none.
+        eps: the ε added inside the root, None where there is none; the floor in max(‖x‖, ε) does not count.
         weight: parameter name of γ, None without one.
         weight_offset: 1.0 where the factor is (1 + γ), as in Gemma, else 0.0.
     """
@@ -73,7 +73,7 @@ class Projection:
 
     Attributes:
         parameter: name of the weight, as in `named_parameters()` with wrappers stripped.
-        roles: what it makes: ("q",), ("k",), ("v",), ("o",), ("up",), ("gate",), ("down",), or several when
+        roles: its outputs: ("q",), ("k",), ("v",), ("o",), ("up",), ("gate",), ("down",), or several when
             fused, ("q", "k", "v") in GPT-2; ("other",) where none fits.
         output: its output, with the features last.
         feature_axis: which axis of the weight counts the output features (0 for nn.Linear, 1 for Conv1D).
@@ -87,9 +87,9 @@ class Projection:
 
 @dataclass(frozen=True)
 class AttentionSites:
-    """The tensors of one attention: q (…, T, d_h), k, v as they meet, logits and probabilities (…, T, S).
+    """The tensors of one attention: q (…, T, d_h), k, v as multiplied, logits and probabilities (…, T, S).
 
-    Read under the math backend, so a fused SDPA is here as its matmuls and softmax.
+    Read under the math backend, so a fused SDPA appears as its matmuls and softmax.
     """
 
     query: Site
@@ -104,8 +104,8 @@ class Branch:
     """One sublayer that reads the stream and is added back to it.
 
     Attributes:
-        kind: what it does.
-        placement: where its norms sit (design: pre, post, res-post, peri, none).
+        kind: attention, cross-attention, feed-forward or other.
+        placement: position of its norms: pre, post, res-post, peri or none.
         norm: kind of those norms ("layernorm", "rmsnorm", …), "none" without.
         path: the innermost module that holds the branch's parameterised matmuls; where that is the block
             itself, the last of their modules. Unique in the anatomy together with `call`.
@@ -113,15 +113,15 @@ class Branch:
         join: "add", "scaled", "learnt", "gate", or "streams" where the branch is added to several.
         stream_scale, branch_scale: α and β of `α·x + β·F(x)`.
         scheme: a catalogue name where the dataflow of the branch or of its stack decides it, else None.
-        entry: the stream as the branch reads it (before a branch_in norm); what is made of several for it to
-            read (Hyper-Connections' A_mᵀH).
-        output: the term that is added, after its own norms and scales but for those in `fused`.
-        sum: the result of the add: of several streams the whole state (B, T, n, D), or the stream that has a
-            norm behind it (ResiDual's and SiameseNorm's Post-LN one).
-        norms: the norms in the slots, those at the entry first, then output, then stream.
-        fused: what `output` is multiplied with as it is added; None where it is no tensor of its own and the
-            site is that of something else (addmm).
-        projections, attention: what the gradient and attention probes look at.
+        entry: the stream as the branch reads it (before a branch_in norm); with several streams, the value
+            computed from them (Hyper-Connections' A_mᵀH).
+        output: the added term, after its own norms and scales except those in `fused`.
+        sum: the result of the add; with several streams, the whole state (B, T, n, D), or the stream with a
+            norm after it (ResiDual's and SiameseNorm's Post-LN one).
+        norms: the norms in the slots: at the entry first, then output, then stream.
+        fused: factors that the add applies to `output`; None where the term is no tensor of its own and the
+            site is that of another tensor (addmm).
+        projections, attention: used by the gradient and attention probes.
     """
 
     kind: Kind
@@ -156,8 +156,9 @@ class Branch:
 class Block:
     """The smallest repeated module call that holds the adds.
 
-    `entry` is the stream as the block receives it, `exit` as it hands it on (after a stream norm in Post-LN).
-    Of several streams it is the one that the branches' `sum` is: so the block's Jacobian keeps its skip.
+    `entry` is the stream that the block receives, `exit` the one that it returns (after a stream norm in
+    Post-LN). With several streams it is the one of the branches' `sum`, so the block's Jacobian keeps its
+    skip.
     """
 
     path: str
@@ -181,7 +182,7 @@ class LongSkip:
     """An earlier point of the stream, added again between two blocks or behind the last: x ← α·x + β·x_i.
 
     Attributes:
-        into: name of the block that reads the sum, "" behind the last.
+        into: name of the block that reads the sum, "" after the last.
         source: the earlier point, x_i.
         sum: the result.
         stream_scale, skip_scale: α and β.
@@ -203,9 +204,9 @@ class Stack:
     """An encoder or a decoder: blocks in order, and the norm after the last of them.
 
     Attributes:
-        hidden: what leaves the stack (after the final norm where there is one).
-        long_skips: the sums that are no branch's, in order.
-        complete: whether all of its residual stream was read; else `Anatomy.unread` lists what was not, and
+        hidden: the output of the stack (after the final norm where there is one).
+        long_skips: the sums without a branch, in order.
+        complete: whether its whole residual stream was read. Otherwise `Anatomy.unread` lists the gaps, and
             `final_norm` and the number of blocks describe the part that was read.
     """
 
@@ -234,12 +235,13 @@ class Stack:
 
 @dataclass(frozen=True)
 class Anatomy:
-    """The whole reading.
+    """The reading of a whole model.
 
     Attributes:
-        stacks: encoder before decoder.
-        unread: what could not be read, in words; a reading never guesses.
-        activation_bytes: bytes that one recorded forward wrote (an upper bound on what training would hold).
+        stacks: the stacks, encoder before decoder.
+        unread: messages on parts that could not be read; a reading never guesses.
+        activation_bytes: bytes written by one recorded forward, an upper bound of a training step's
+            activations.
     """
 
     stacks: tuple[Stack, ...]
@@ -271,7 +273,7 @@ class Anatomy:
         }
 
     def __repr__(self) -> str:
-        """Each stack in a line, for a prompt: the whole would fill pages."""
+        """One line per stack."""
         from normscope.anatomy.rows import headline  # it reads Stack
 
         unread = [f"{len(self.unread)} unread"] if self.unread else []
