@@ -45,7 +45,9 @@ def licences() -> Path:
         file for file in files if str(file).endswith("licenses/LICENSE") and "third_party" not in str(file)
     ]
     if not found:
-        raise UsageError("no licences beside this PyTorch", "a wheel of it with its licences", "install one")
+        raise UsageError(
+            "a PyTorch without its licence files", "PyTorch installed from a wheel", "install one"
+        )
     return Path(str(found[0].locate())).parent
 
 

@@ -1,4 +1,4 @@
-"""`normscope bench` finds the benchmarks: beside the sources, in the current folder, and else says so."""
+"""`normscope bench` finds the benchmarks beside the sources or in the current folder, else gives an error."""
 
 import os
 import subprocess

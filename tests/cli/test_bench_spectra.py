@@ -1,4 +1,4 @@
-"""`bench spectra` measures what it says: every figure of its parts, at a tiny size, against dense float64."""
+"""Figures of `bench spectra`, at a tiny size, against dense float64."""
 
 import re
 from math import log

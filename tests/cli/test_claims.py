@@ -1,4 +1,4 @@
-"""`normscope claims`: which claims, in which form, and what its exit status says."""
+"""`normscope claims`: choice of claims, forms and exit status."""
 
 import json
 import os
@@ -22,13 +22,13 @@ FORMATS = ("text", "json", "html", "markdown")
 
 @pytest.fixture(scope="module")
 def tested() -> Outcome:
-    """A1, with one seed."""
+    """Claim A1, with one seed."""
     return measure_claim(chosen(["A1"])[0], ONE)
 
 
 @pytest.fixture
 def known(tested: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Outcome:
-    """The same; it is in the cache."""
+    """The same claim again, from the cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     Cache(default_folder()).write(tested, ONE)
     return tested
@@ -153,7 +153,7 @@ def test_the_bar_says_what_runs_and_how_many_are_done() -> None:
 
 
 def test_what_is_known_needs_neither_matplotlib_nor_a_worker(tmp_path: Path) -> None:
-    """Runs in a process of its own: this one has imported everything."""
+    """Runs in a new process, because this one has imported everything."""
     script = (
         "import sys\n"
         "from normscope.claims import Setup, chosen, measure_claim\n"

@@ -1,4 +1,4 @@
-"""The command line: exit codes, one-line errors, JSON and nothing else, defaults from pyproject.toml."""
+"""The command line: exit statuses, one-line errors, pure JSON, defaults from pyproject.toml."""
 
 import json
 import subprocess
@@ -65,7 +65,7 @@ def test_fail_on_and_ignore_decide_the_status(here: Path) -> None:
 
 
 def test_nothing_tried_is_no_trial(capsys: pytest.CaptureFixture[str]) -> None:
-    """It counts as a warning for --fail-on."""
+    """ "No trial" counts as a warning for --fail-on."""
     untried = ["check", SMALL, *QUICK[2:], "--steps", "0", "--budget", "fast"]
     for fail_on, status in (("error", 0), ("warning", 1), ("never", 0)):
         assert run([*untried, "--fail-on", fail_on]) == status
@@ -219,7 +219,7 @@ def test_help_is_quick_and_complete(command: list[str], capsys: pytest.CaptureFi
 
 
 def test_help_keeps_the_name_of_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    """Square brackets are markup there."""
+    """Rich treats square brackets as markup."""
     run(["check", "--help"])
     assert "[tool.normscope]" in capsys.readouterr().out
 

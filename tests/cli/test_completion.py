@@ -1,4 +1,4 @@
-"""Completion in the shell: what is offered, in the words of bash, and quickly."""
+"""Completion in the shell: the words offered, bash's splitting, and speed."""
 
 import os
 import shutil

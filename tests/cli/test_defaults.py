@@ -1,4 +1,4 @@
-"""`[tool.normscope]` of a pyproject.toml: what it gives, and how it is refused."""
+"""`[tool.normscope]` of a pyproject.toml: its defaults and its errors."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The demo: its figures against lone trials, its lines, its picture, its page, and Ctrl-C."""
+"""The demo: figures against single trials, lines, picture, page, and Ctrl-C."""
 
 import dataclasses
 import io
@@ -33,7 +33,7 @@ TINY = Settings(depth=2, width=8, batch_size=2, seq_len=16, steps=12, look=4, se
 
 
 def finished(losses: dict[int, float], settings: Settings = TINY) -> Story:
-    """A story that has come to its end: each condition's seeds at the loss given for it."""
+    """A finished story, with the given loss for each condition."""
     story = Story.of(settings)
     story.unigram_entropy = 3.0
     for (index, seed), course in story.courses.items():
@@ -43,7 +43,7 @@ def finished(losses: dict[int, float], settings: Settings = TINY) -> Story:
 
 
 def test_the_worker_tells_what_lone_trials_tell() -> None:
-    """Every condition and seed: losses of a lone `Trial`, and diversity of what its head reads."""
+    """For every condition and seed, losses of a single `Trial`, and token diversity of the head's input."""
     story = Story.of(TINY)
     for line in work(range(len(CONDITIONS)), TINY):
         story.hear(json.loads(json.dumps(line)))
@@ -178,7 +178,7 @@ def dots_of(rows: list, margin: int) -> set[tuple[int, int]]:
 
 
 def test_a_plot_by_dots() -> None:
-    """A diagonal, and a level: against the dots put down by hand."""
+    """A diagonal and a horizontal line, against dots set by hand."""
     rows = plot([Line([(0, 0), (1, 1)], "red")], Axes(0, 1, 0, 1), width=2 + 4, height=2)
     assert dots_of(rows, 2) == {(k, 7 - k) for k in range(8)}
     level = plot([], Axes(0, 1, 0, 1), width=6 + 1, height=2, ticks=[(1.0, "x", "white")])
@@ -196,7 +196,7 @@ def test_lines_say_each_stretch_once(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_runs_whose_loss_is_not_finite_come_to_their_end() -> None:
-    """Each step is told once, and the verdict is there."""
+    """Each step is printed once, and the verdict is shown."""
     settings = dataclasses.replace(TINY, lr=1e30, seeds=(0,))
     story = Story.of(settings)
     for line in work([0], settings):
@@ -230,7 +230,7 @@ def test_a_worker_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_ctrl_c_shows_what_there_is(tmp_path: Path) -> None:
-    """SIGINT in mid-run: status 130, the table and the page of what was seen, no process left."""
+    """SIGINT during the runs: status 130, table and page of the results so far, no process left."""
     script = (
         "import sys\nfrom pathlib import Path\nfrom normscope.demo.settings import Settings\n"
         "from normscope.cli.demo import tell\n"

@@ -1,4 +1,4 @@
-"""`normscope schemes`: the catalogue in three forms, all drawn from the table."""
+"""`normscope schemes`: the catalogue in three formats, all made from the table."""
 
 import dataclasses
 import json

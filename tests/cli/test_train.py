@@ -1,4 +1,4 @@
-"""`normscope train`: its ways in, what it prints and leaves, and one line for what cannot be run."""
+"""`normscope train`: its arguments, its output and files, and one-line errors."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""Maps small enough to train many of them."""
+"""Small maps that train quickly."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ def small_grid(**axes: Any) -> Grid:
 
 
 def in_crews(cells: Sequence[Cell], size: int) -> list[Sequence[Cell]]:
-    """Cells in crews of `size`, as they come."""
+    """Cells in crews of `size`, in order."""
     return [cells[i : i + size] for i in range(0, len(cells), size)]
 
 
@@ -51,7 +51,7 @@ def made_up(cell: Cell, state: str = "done") -> Record:
 
 
 def result(cell: Cell, **other) -> Result:
-    """A result that tells whose it is, with losses that only exact storage keeps."""
+    """A result that identifies its cell, with losses that only exact storage keeps."""
     losses = (cell.lr / 3, math.pi * cell.seed, math.inf)
     made = {
         "losses": losses, "unigram_entropy": 1 / 3, "verdict": "fails", "certain_at": 2, "certain": "why",

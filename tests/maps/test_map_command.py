@@ -1,4 +1,4 @@
-"""`normscope map` on made-up results: what it shows, what it refuses."""
+"""`normscope map` on made-up results: its output and its errors."""
 
 import json
 import os

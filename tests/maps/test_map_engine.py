@@ -1,4 +1,4 @@
-"""The local engine: kill -9 at any moment, two maps on one store, Ctrl-C, workers that die."""
+"""The local engine: kill -9 at random moments, two maps on one store, Ctrl-C, workers that die."""
 
 import contextlib
 import multiprocessing
@@ -83,7 +83,7 @@ def has_begun(path: Path) -> bool:
 
 
 def killed_and_resumed(path: Path, kills: int, seed: int) -> int:
-    """Kill workers at random moments, then let one come to the end; how many were in the middle of a crew."""
+    """Kill workers at random moments, then let one finish; return how many were training a crew."""
     draw, hit = random.Random(seed), 0
     for _ in range(kills):
         with Store(path) as store:
@@ -154,7 +154,7 @@ MAP = ["map", "--schemes", "pre", "--depths", "1", "--lrs", "1e-3,1e-2", "--seed
 
 @contextlib.contextmanager
 def running_map(folder: Path, *more: str) -> Iterator[subprocess.Popen]:
-    """`normscope map` in `folder`, under way in a worker, with Ctrl-C as a terminal gives it."""
+    """`normscope map` in `folder`, with a worker in training, and Ctrl-C as from a terminal."""
     process = subprocess.Popen(
         [sys.executable, "-m", "normscope", *MAP, *more],
         cwd=folder,
@@ -327,7 +327,7 @@ def test_an_error_in_the_model_is_told_and_the_rest_goes_on(tmp_path: Path) -> N
 def test_a_store_that_fails_in_the_worker_is_told_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The text is gone by the time that the worker reads it."""
+    """The text is deleted before the worker reads it."""
     text = tmp_path / "text.txt"
     text.write_text("a rose is a rose " * 20)
     cells = small_grid(base=small_base().replace(text=str(text)), schemes=["pre"], lrs=[1e-3]).cells

@@ -1,4 +1,4 @@
-"""Grids: the grammar, the cells it names, what it refuses."""
+"""Grids: the grammar, the cells, and errors."""
 
 import itertools
 import subprocess

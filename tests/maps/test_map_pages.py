@@ -100,7 +100,7 @@ def test_what_is_missing_or_crashed_is_told_apart_from_what_fails() -> None:
 
 
 def test_losses_under_and_over_the_unigram_entropy_differ_for_every_eye() -> None:
-    """Luminance, and blue against red-and-green, are what a person without red or green cones still sees."""
+    """A person without red or green cones still sees luminance, and blue against red and green."""
     colours, norm = palette(), scale(tabulate(RECORDS).points)
     assert norm(0.0) == pytest.approx(0.5)
     under, over = colours(norm(-0.3)), colours(norm(0.3))

@@ -1,4 +1,4 @@
-"""The store: each cell once, whoever asks, whoever dies."""
+"""The store: each cell is trained once, whichever processes ask or die."""
 
 import contextlib
 import dataclasses
@@ -232,7 +232,7 @@ def test_a_note_remembers_a_line_once(store: Store) -> None:
 
 
 def test_whoever_changes_the_store_keeps_others_from_changing_it_from_the_start(store: Store) -> None:
-    """Else two would read that a crew waits before either of them writes."""
+    """The lock is taken first; else two processes could claim the same crew."""
     with contextlib.closing(sqlite3.connect(store.path, timeout=0, isolation_level=None)) as other:
         with transaction(store._connection), pytest.raises(sqlite3.OperationalError, match="locked"):
             other.execute("BEGIN IMMEDIATE")

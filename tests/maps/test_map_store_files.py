@@ -1,4 +1,4 @@
-"""Stores as files: those that are none, that cannot be written, that are of another map."""
+"""Stores as files: other files, files that cannot be written, stores of another map."""
 
 import contextlib
 import json
@@ -167,7 +167,7 @@ def test_a_map_that_was_given_up_before_its_first_cell_leaves_no_settings(
 def test_of_two_maps_that_begin_at_once_only_one_gives_the_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other one comes while this one measures."""
+    """Another process enrols cells while this one measures."""
     path = tmp_path / "map.sqlite"
 
     def other_comes(cells):

@@ -1,4 +1,4 @@
-"""Training of cells: the result depends on the config alone, not on the stack; and early stopping."""
+"""Training of cells, whose result depends on the config and not on the stack, and early stopping."""
 
 import copy
 import math
@@ -16,7 +16,7 @@ from normscope.train import Trial, last_loss, trains
 
 
 def alone(cell: Cell) -> list[float]:
-    """The cell's losses by a plain trial: the reference."""
+    """Reference: the cell's losses by a plain trial."""
     subject = cell.config.subject()
     trial = Trial(subject.model, subject.batches(), lambda m, b: subject.loss(b, m), cell.config.trial)
     for _ in range(cell.config.trial.steps):
@@ -85,7 +85,7 @@ def test_a_loss_that_is_not_finite_ends_the_cell_and_nothing_else() -> None:
 
 
 def collapsed() -> tuple[Cell, ...]:
-    """Deep Post-LN at rates that make all tokens alike at once, and one that does not."""
+    """Deep Post-LN at learning rates that make all tokens equal at once, and at one that does not."""
     base = small_base("nn:decoder,width=8,heads=1", steps=2 * EVERY)
     return small_grid(base=base, schemes=["post"], depths=[8], lrs=[1e-7, 3.0]).cells
 

@@ -39,7 +39,7 @@ def enrolled(path: Path, grid: Grid) -> Path:
 
 
 def driver(path: Path, *, address: str = "", **variables: str) -> subprocess.Popen:
-    """A process of its own that runs the engine, as `normscope map` does."""
+    """A separate process that runs the engine, like `normscope map`."""
     code = (
         "import sys; from pathlib import Path; from normscope.maps import Store; "
         "from normscope.maps.ray import run_ray; "
@@ -54,7 +54,7 @@ def driver(path: Path, *, address: str = "", **variables: str) -> subprocess.Pop
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """Processes under `pid`, by the parents that the kernel tells."""
+    """Descendants of `pid`, by the kernel's parent ids."""
     parents: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -212,7 +212,7 @@ def await_listener(port: int) -> None:
 def test_an_address_without_a_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: bool, address: str
 ) -> None:
-    """Nobody may listen at port 1, and the others are no addresses."""
+    """Nothing listens at port 1, and the others are not addresses."""
     if variable:
         monkeypatch.setenv("RAY_ADDRESS", address)
     with Store(enrolled(tmp_path / "map.sqlite", grid(steps=1))) as store:

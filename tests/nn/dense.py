@@ -1,4 +1,4 @@
-"""Branches and norms written out, dense and in float64, from the formulas; of ours only parameters are read.
+"""Dense float64 references of branches and norms, from the formulas; normscope gives only the parameters.
 
 Shapes: B batch, T tokens, D width, H heads, K width of a head.
 """
@@ -42,7 +42,7 @@ def linear(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def attention(module: nn.Module, x_BTD: Tensor, *, causal: bool = True) -> Tensor:
-    """Row by row: each query looks at the keys up to its own."""
+    """Causal attention row by row: each query sees the keys up to its own position."""
     batch, tokens, _ = x_BTD.shape
     q, k, v = (linear(m, x_BTD) for m in (module.q, module.k, module.v))
     if module.qk_norm == "full":

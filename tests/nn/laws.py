@@ -18,7 +18,7 @@ LABELS = {"labels": torch.randint(11, (2, 7), generator=torch.Generator().manual
 
 
 def unsettled(name: str, kind: str = "decoder", **options: Any) -> LanguageModel:
-    """A float64 model with no parameter at its start: a γ of 1 or a gate of 0 hides mistakes."""
+    """A float64 model with no parameter at its initial value: a γ of 1 or a gate of 0 would hide mistakes."""
     model = build(kind, scheme=name, **{**SMALL, **options}).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -31,7 +31,7 @@ def ids_of(batch: int = 2, tokens: int = 7) -> Tensor:
 
 
 def never_leaks(name: str, tokens: int, at: int, **options: Any) -> None:
-    """The id at `at` in the first row moves its own logits and later ones of that row, and nothing else."""
+    """The id at `at` in the first row changes only its own and later logits of that row."""
     model = unsettled(name, **options)
     ids = ids_of(2, tokens)
     other = ids.clone()
@@ -43,7 +43,7 @@ def never_leaks(name: str, tokens: int, at: int, **options: Any) -> None:
 
 
 def padding_changes_nothing(name: str, kind: str, left: bool, **options: Any) -> None:
-    """Real tokens come out as without the padding, on whichever side it stands."""
+    """Padding, on either side, does not change the outputs of real tokens."""
     model = unsettled(name, kind, **options)
     ids, pad = ids_of(1, 5), ids_of(1, 3)
     whole = torch.cat([pad, ids] if left else [ids, pad], dim=1)
@@ -54,7 +54,7 @@ def padding_changes_nothing(name: str, kind: str, left: bool, **options: Any) ->
 
 
 def survives_its_state_dict(name: str) -> None:
-    """A model built from other draws says the same once it has the weights; so does a deep copy."""
+    """A model with other initial weights gives the same after loading the weights; so does a deep copy."""
     model, other = unsettled(name), unsettled(name)
     ids = ids_of()
     logits = model(ids).logits
@@ -65,7 +65,7 @@ def survives_its_state_dict(name: str) -> None:
 
 
 def runs_in_half_precision(name: str, dtype: torch.dtype) -> None:
-    """Forward and backward are finite, and near what float32 says."""
+    """Forward and backward are finite, and close to those in float32."""
     model = build("decoder", scheme=name, **SMALL).train()
     half = copy.deepcopy(model).to(dtype)
     ids, labels = ids_of(), LABELS["labels"]
@@ -143,7 +143,7 @@ def gradients_are_right(name: str) -> None:
 
 
 def block_map(name: str, width: int, block: int = 3) -> tuple[nn.Module, Any]:
-    """A block of its own in float64, and the map of one token's stream through it."""
+    """A single block in float64, and the map of one token's stream through it."""
     config = ModelConfig(scheme=name, depth=4, width=width, heads=1, eps=1e-14)
     torch.manual_seed(0)
     model = Block(config, Where(block, depth=4), causal=True).double().eval()

@@ -1,4 +1,4 @@
-"""Ours against others' code: weights copied over by a table, then outputs and gradients compared."""
+"""Comparison with other implementations: copy weights by a table, then compare outputs and gradients."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ Table = Mapping[str, str | Part]
 
 
 def under(ours: str, theirs: str, table: Table) -> dict[str, Part]:
-    """The same table one floor down: `ours.name` ↔ `theirs.path`."""
+    """The same table for submodules: `ours.name` ↔ `theirs.path`."""
     parts = {name: part if isinstance(part, Part) else Part(part) for name, part in table.items()}
     return {
         f"{ours}.{name}": Part(f"{theirs}.{part.path}", part.third, part.transposed)
@@ -41,7 +41,7 @@ def under(ours: str, theirs: str, table: Table) -> dict[str, Part]:
 
 
 def _pairs(ours: nn.Module, theirs: nn.Module, table: Table) -> Iterator[tuple[str, Tensor, Tensor, Part]]:
-    """Each parameter of ours with theirs; every parameter of both must be in the table."""
+    """Pairs of parameters of both models; the table must have every parameter of both."""
     held, left = dict(theirs.named_parameters()), {name for name, _ in theirs.named_parameters()}
     for name, parameter in ours.named_parameters():
         module, _, leaf = name.rpartition(".")
@@ -55,7 +55,7 @@ def _pairs(ours: nn.Module, theirs: nn.Module, table: Table) -> Iterator[tuple[s
 
 @torch.no_grad()
 def copy_weights(ours: nn.Module, theirs: nn.Module, table: Table) -> None:
-    """Theirs into ours, after shaking γ, β and the biases, which start at values that hide mistakes."""
+    """Copy their weights into ours, after changing γ, β and biases, whose initial values hide mistakes."""
     for parameter in theirs.parameters():
         if parameter.dim() == 1:
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -72,7 +72,7 @@ def assert_parity(
     inputs: Sequence[Tensor] = (),
     tolerance: float = 1e-5,
 ) -> None:
-    """The same output, gradients of each input and gradients of each weight.
+    """Require equal outputs, gradients of inputs and gradients of weights.
 
     Args:
         run_ours, run_theirs: from `inputs` to an output.

@@ -1,6 +1,6 @@
-"""Every scheme written out, five lines of float64 each, from the papers.
+"""References of every scheme from the papers, five lines of float64 each.
 
-x is what the embedding gives, l the block from 1, L their number, F a branch, N a norm of the branch's own
+x is the embedding's output, l the block from 1, L their number, F a branch, N a norm of the branch's own
 slots; `entry` and `final` are the stack's norms at its ends.
 """
 
@@ -35,7 +35,7 @@ REFERENCES: dict[str, Reference] = {}
 
 
 def reference(*names: str) -> Callable[[Reference], Reference]:
-    """Register a function as what `names` should give; each name once."""
+    """Register a function as the reference of `names`; each name once."""
 
     def keep(function: Reference) -> Reference:
         assert not REFERENCES.keys() & set(names), names

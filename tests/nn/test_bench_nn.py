@@ -1,4 +1,4 @@
-"""`bench nn` compares like with like: the three models are one function, and the rows say what was timed."""
+"""`bench nn` compares the same function in three models, and its rows state what was timed."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""CONTRIBUTING's scheme is a scheme: its two blocks run, and what they make obeys the laws over the table."""
+"""The scheme in CONTRIBUTING: its two code blocks run, and it obeys the laws for all schemes."""
 
 import re
 import sys
@@ -23,7 +23,7 @@ NAME = "running-mean"
 
 
 def _run(title: str, names: dict[str, object]) -> dict[str, object]:
-    """The block of that title, run among `names`."""
+    """Run the code block of that title with `names`."""
     exec(compile(textwrap.dedent(BLOCKS[title]), title, "exec"), names)
     return names
 

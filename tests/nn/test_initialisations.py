@@ -1,4 +1,4 @@
-"""Starting weights: what is drawn, what the schemes scale, what μP keeps, what the output bias knows."""
+"""Initial weights: distributions, factors of the schemes, μP, and the output bias."""
 
 import math
 from typing import Any
@@ -166,7 +166,7 @@ def test_zero_output_keeps_the_rest_of_the_scheme() -> None:
 
 
 def test_zero_output_leaves_no_bias_of_torchs() -> None:
-    """The biases need zeroing where the scheme keeps PyTorch's initialisation: there they are not zero."""
+    """With PyTorch's initialisation biases are not zero, so that they must be set to zero."""
     model = build("decoder", depth=1, width=16, vocab=11, init="torch")
     assert model.blocks[0].attention.o.bias.any()
     places = sublayer_places(Where(1, 1), cross=False)
@@ -384,7 +384,7 @@ def test_every_way_trains_a_step(init: str) -> None:
 
 
 def test_a_block_on_its_own_starts_as_its_scheme_says() -> None:
-    """DeepNorm's β and GPT-2's 1/√(2L) are there without a model around the block."""
+    """DeepNorm's β and GPT-2's 1/√(2L) also apply to a single block."""
     config = ModelConfig(scheme="deepnorm", width=WIDTH)
     block = Block(config, Where(3, depth=8), causal=True)
     assert block.attention.q.weight.detach().std() == pytest.approx(PLAIN, rel=0.02)

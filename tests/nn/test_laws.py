@@ -1,4 +1,4 @@
-"""Laws over all schemes of the table; `laws.py` says what each asks."""
+"""Laws for all schemes; `laws.py` defines them."""
 
 import pytest
 import torch
@@ -75,7 +75,7 @@ def test_compiled_by_inductor(name: str) -> None:
 
 
 def expected_rank(name: str) -> int:
-    """d−2 where a LayerNorm stands on the only stream, d−1 where it is a unit norm, else d."""
+    """d−2 if a LayerNorm is on the only stream, d−1 if it is a unit norm, else d."""
     scheme = SCHEMES[name]
     on_stream = any(
         Slot.STREAM in scheme.placement_at(Where(3, 4, kind=kind))  # type: ignore[arg-type]
@@ -97,7 +97,7 @@ def test_a_norm_on_the_stream_costs_the_jacobian_two_directions(name: str) -> No
     + [(name, 0) for name in ("pre", "peri", "res-post", "residual-dual", "siamesenorm", "mix-ln", "gpas")],
 )
 def test_the_ranks_that_the_papers_make_one_expect(name: str, missing: int) -> None:
-    """The same figures written out, so that a wrong placement in the table cannot agree with itself."""
+    """The same figures as literals, so that a wrong placement cannot agree with itself."""
     assert rank(name, WIDTH) == WIDTH - missing
 
 

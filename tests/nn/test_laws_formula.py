@@ -1,4 +1,4 @@
-"""Every scheme is its formula: the references of references.py, on the dense branches of dense.py."""
+"""Every scheme equals its formula: references.py, on the dense branches of dense.py."""
 
 import dataclasses
 from functools import partial
@@ -32,7 +32,7 @@ def test_no_scheme_is_without_a_reference() -> None:
 
 @pytest.mark.parametrize("name", sorted(SCHEMES))
 def test_a_scheme_is_its_formula(name: str) -> None:
-    """And the reference can tell a mistake: a branch whose features are in another order shows."""
+    """The comparison detects a mistake: a branch whose features are in another order."""
     model = unsettled(name)
     ids = ids_of(1, 4)
     x = model.embedding(ids, torch.arange(4)[None])

@@ -55,7 +55,7 @@ def test_the_ends_of_a_stack_can_be_asked_for(name: str) -> None:
 
 
 def test_padding_has_no_part_in_the_norm_at_the_entry() -> None:
-    """A norm over the tokens has the statistics of the real ones alone."""
+    """A norm over tokens uses only the statistics of real tokens."""
     model = build("encoder", scheme="peri", norm="batchnorm", depth=1, width=8, heads=1, vocab=11).train()
     ids = torch.randint(11, (2, 6), generator=torch.Generator().manual_seed(0))
     mask = torch.tensor([[1] * 6, [1] * 4 + [0] * 2])

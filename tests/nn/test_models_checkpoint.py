@@ -1,4 +1,4 @@
-"""Activation checkpointing: the same to the last bit, and less to keep."""
+"""Activation checkpointing gives the same bits and keeps less memory."""
 
 from typing import Any
 
@@ -55,7 +55,7 @@ def test_other_checkpointed_models_train_the_same(kind: str, name: str) -> None:
 
 
 def _saved_bytes(kind: str, model: nn.Module) -> int:
-    """Bytes of the storages that autograd keeps, weights left out."""
+    """Bytes of the storages that autograd keeps, without weights."""
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     storages: dict[int, int] = {}
     held: list[Tensor] = []  # so that no address is used twice

@@ -1,4 +1,4 @@
-"""Generation: with the cache as without, on either side of padding, for every scheme."""
+"""Generation gives the same with and without cache, with padding on either side, for every scheme."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ names = pytest.mark.parametrize("name", sorted(SCHEMES))
 
 
 def _model(kind: str, name: str, **options: object) -> Decoder | EncoderDecoder:
-    """Model in float64, with all parameters moved from their start, so that no branch gives zero."""
+    """Model in float64 with all parameters changed from their initial values: no branch gives zero."""
     model = build(kind, scheme=name, **{**SMALL, **options}).double()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -26,7 +26,7 @@ def _model(kind: str, name: str, **options: object) -> Decoder | EncoderDecoder:
 
 
 def _greedy(logits: Callable[[Tensor], Tensor], ids: Tensor, steps: int) -> Tensor:
-    """Everything anew for each token."""
+    """Generate without a cache: compute everything again for each token."""
     for _ in range(steps):
         ids = torch.cat([ids, logits(ids)[:, -1].argmax(-1, keepdim=True)], dim=1)
     return ids

@@ -1,4 +1,4 @@
-"""`EncoderDecoder` and `Vision`: what goes where, and options that no model has."""
+"""`EncoderDecoder` and `Vision`: their data flow, and invalid options."""
 
 import math
 from typing import Any
@@ -18,7 +18,7 @@ IMAGES: dict[str, Any] = {**SMALL, "image": 12, "patch": 4, "channels": 2, "clas
 
 
 def test_deepnorm_knows_both_depths() -> None:
-    """α and β of the paper's table for N encoder and M decoder blocks; three branches a decoder block."""
+    """α and β of the paper's table for N encoder and M decoder blocks (three branches per decoder block)."""
     model = build("encoder-decoder", scheme="deepnorm", depth=3, encoder_depth=5, width=256)
     assert isinstance(model, EncoderDecoder)
     assert (len(model.encoder.blocks), len(model.decoder.blocks)) == (5, 3)

@@ -27,7 +27,7 @@ def _float(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _visible() -> Tensor:
-    """(B, 1, T, S) with a query that sees nothing in the first row, and one that sees little."""
+    """A mask (B, 1, T, S) whose first row has a query without visible keys, and one with few."""
     visible = torch.rand(2, 1, 5, 7) > 0.3
     visible[:, 0, 0, 0] = True
     visible[0, 0, 2] = False
@@ -37,7 +37,7 @@ def _visible() -> Tensor:
 
 
 def _reference(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, softcap: float | None) -> Tensor:
-    """Query by query, over the visible keys alone."""
+    """Attention query by query, over the visible keys only."""
     y = torch.zeros_like(q)
     group = q.shape[1] // k.shape[1]
     for b, h, t in torch.cartesian_prod(*map(torch.arange, q.shape[:3])).tolist():
@@ -168,7 +168,7 @@ def test_an_encoder_decoder_does_not_see_padding(left: bool, positions: str) -> 
 
 
 def test_gradients_of_a_padded_batch_are_finite() -> None:
-    """Left padding under a causal mask: the padded queries see nothing."""
+    """With left padding and a causal mask, the padded queries see no key."""
     for softcap in (None, 2.0):
         model = build("decoder", softcap=softcap, **SMALL)
         ids, mask = torch.randint(11, (2, 5)), torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])

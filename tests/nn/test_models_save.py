@@ -1,4 +1,4 @@
-"""Models on disk: what is written comes back, and what is not ours or broken is refused in one line."""
+"""Models on disk: a saved model is loaded unchanged; other or broken files give a one-line error."""
 
 import copy
 import json
@@ -110,7 +110,7 @@ def test_a_save_that_is_cut_short_leaves_the_old_model(
 def test_a_save_that_is_killed_leaves_weights_and_config_of_one_model(
     call: tuple[Any, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Even where the shapes are alike and the config alone tells them apart."""
+    """The config distinguishes them even if all shapes are equal."""
     old, new = (build("decoder", scheme=scheme, **SMALL) for scheme in ("pre", "post"))
     save_model(old, tmp_path)
     real, made = getattr(*call), 0

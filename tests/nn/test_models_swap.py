@@ -1,4 +1,4 @@
-"""Another scheme in a model of ours: what is kept, what is told, what is left alone."""
+"""`swap`: the weights that are kept, the warning, and the state that is not changed."""
 
 import copy
 import re
@@ -42,7 +42,7 @@ def _inputs(kind: str) -> tuple[Tensor, ...]:
 
 
 def _trained(kind: str = "decoder", **options: Any) -> Any:
-    """One small step of SGD: no more than that makes weights trained."""
+    """One small step of SGD is enough for weights to count as trained."""
     model = build(kind, **{**SMALL, **options})
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     output = model(*_inputs(kind))
@@ -120,7 +120,7 @@ def test_every_scheme_from_pre_and_back(name: str) -> None:
 
 
 def test_a_tensor_of_the_same_path_and_another_shape_starts_afresh() -> None:
-    """ReZero's one number is no LayerScale's vector."""
+    """ReZero's single number does not become LayerScale's vector."""
     other = swap(build("decoder", scheme="rezero", **SMALL), "layerscale")
     assert torch.equal(other.blocks[0].attention_residual.join.scale, torch.full((16,), 0.1))
 
@@ -145,7 +145,7 @@ def test_the_same_dataflow_is_no_change() -> None:
 
 
 def test_sigma_of_kept_weights() -> None:
-    """σReparam's singular vectors are of the weights that were kept, not of those drawn and dropped."""
+    """σReparam's singular vectors belong to the kept weights, not to the dropped initial ones."""
     other = swap(build("decoder", scheme="pre", **SMALL), "sigma-reparam")
     linears = [module for module in other.modules() if isinstance(module, SigmaLinear)]
     assert linears
@@ -212,7 +212,7 @@ def test_trips_do_not_train(trip: str, kind: str) -> None:
 
 
 def _larger_step(kind: str) -> nn.Module:
-    """A step that half precision can see."""
+    """A step that is large enough for half precision."""
     model = build(kind, **SMALL)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -1,4 +1,4 @@
-"""Models of ours: each scheme against five lines in float64, masks that never leak, starting weights."""
+"""Models: each scheme against five lines in float64, masks without leaks, initial weights."""
 
 import math
 from collections.abc import Callable

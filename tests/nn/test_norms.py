@@ -18,7 +18,7 @@ REAL = torch.tensor([[True] * 6, [True] * 4 + [False] * 2, [False] + [True] * 5]
 
 
 def _norm(kind: str, width: int = WIDTH) -> nn.Module:
-    """Every parameter away from its start."""
+    """Every parameter changed from its initial value."""
     norm = NORMS[kind](width, EPS).double()
     with torch.no_grad():
         for parameter in norm.parameters():
@@ -32,7 +32,7 @@ def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _reference(kind: str, norm: nn.Module, x: Tensor, real: Tensor) -> Tensor:
-    """Token by token and feature by feature; padding comes out as anything."""
+    """Reference by token and feature; outputs at padding are arbitrary."""
     gain = getattr(norm, "weight", torch.ones(()))
     shift = getattr(norm, "bias", torch.zeros(()))
     out = x.clone()
@@ -76,7 +76,7 @@ def test_a_norm_is_its_formula(kind: str) -> None:
 
 @kinds
 def test_padding_has_no_part(kind: str) -> None:
-    """Neither in what real tokens become, nor in their gradients, nor in running statistics."""
+    """Padding affects neither outputs of real tokens, nor gradients, nor running statistics."""
     norm = _norm(kind)
     other = copy.deepcopy(norm)
     x = torch.randn(3, 6, WIDTH, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Blocks and models of ours are those of Hugging Face `transformers`: outputs and gradients."""
+"""Blocks and models equal those of Hugging Face `transformers` in outputs and gradients."""
 
 from typing import Any
 
@@ -208,7 +208,7 @@ def test_gemma2_block(backend: str, softcap: float | None) -> None:
 
 
 def _assert_rotary_parity(ours: Block, theirs: Any, table: Table, rotary: Any) -> None:
-    """Each with its own angles."""
+    """Each layer has its own rotary angles."""
     x_BTD = torch.randn(B, T, D)
     turn = rotary(x_BTD, torch.arange(T)[None])
     mask = _added(EARLIER_TT[None, None])

@@ -1,4 +1,4 @@
-"""`Block` is `nn.TransformerEncoderLayer` and `nn.TransformerDecoderLayer`: outputs and gradients."""
+"""`Block` equals `nn.TransformerEncoderLayer` and `nn.TransformerDecoderLayer` in outputs and gradients."""
 
 import pytest
 import torch

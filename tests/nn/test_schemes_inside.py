@@ -75,7 +75,7 @@ def test_unit_queries_do_not_see_the_size_of_their_map(kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["head", "cosine", "unit"])
 def test_shared_keys_are_repeated_keys(kind: Any) -> None:
-    """Grouped heads say what whole ones say with the keys' maps, and gains, written out twice."""
+    """Grouped heads equal ungrouped ones whose key maps and gains are repeated."""
     inside = Inside(qk_norm=kind)
     grouped = _shaken(Attention(12, 4, kv_heads=2, causal=True, inside=inside))
     whole = Attention(12, 4, causal=True, inside=inside).double()
@@ -313,7 +313,7 @@ def test_keels_first_block_is_pre() -> None:
 
 
 def test_the_share_of_a_stream_in_unit_scaling() -> None:
-    """The embedding, attentions and feed-forwards each hold a third of a variance of 1 at the end."""
+    """Embedding, attentions and feed-forwards each have a third of the final variance of 1."""
     depth = 6
     shares = [1.0]
     for block in range(1, depth + 1):

@@ -51,7 +51,7 @@ def _seed() -> None:
 
 
 def shaken(module: nn.Module) -> nn.Module:
-    """Float64, every parameter away from its start."""
+    """Float64, with every parameter changed from its initial value."""
     module.double()
     with torch.no_grad():
         for parameter in module.parameters():
@@ -104,7 +104,7 @@ def test_a_join_is_its_formula_beside_cross_attention(name: str) -> None:
 
 @names
 def test_a_reference_sees_each_parameter_of_the_join(name: str) -> None:
-    """Or a parameter that does nothing would pass."""
+    """Every parameter has an effect; else a useless one would pass."""
     _, residuals, subs = chain(name)
     x = torch.randn(2, 3, WIDTH, dtype=torch.float64)
     before = REFERENCES[name](subs, x, same, same)
@@ -129,7 +129,7 @@ def test_between_blocks_a_single_stream_is_a_tensor(name: str) -> None:
 
 @names
 def test_every_parameter_learns(name: str) -> None:
-    """A zero start may hide some from the first step; by the third all have moved but the key's bias."""
+    """Zero initial values may hide parameters in the first step; by the third all but the key's bias move."""
     model = build("decoder", scheme=name, depth=2, **SMALL)
     start = copy.deepcopy(model.state_dict())
     ids, labels = torch.randint(11, (2, 7)), torch.randint(11, (2, 7))
@@ -153,7 +153,7 @@ def test_a_block_with_closed_branches_is_the_identity(name: str) -> None:
     "name", ["residual-dual", "siamesenorm", "b2t", "parallel", "hyper-connections", "mhc"]
 )
 def test_one_stream_is_not_taken_for_several(name: str) -> None:
-    """A batch of two would unpack into its sequences, four tokens would pass for four streams."""
+    """Else a batch of two would unpack into sequences, and four tokens would pass as four streams."""
     residual = Residual(scheme_named(name), Where(1, depth=4, index=1), WIDTH)
     with pytest.raises(UsageError, match=r"stream of shape \(2, 4, 6\).*join.enter"):
         residual(torch.randn(2, 4, WIDTH), nn.Linear(WIDTH, WIDTH))
@@ -204,7 +204,7 @@ def test_mhc_starts_as_pre() -> None:
 
 
 def test_what_hangs_on_the_input_starts_small() -> None:
-    """s = 0.01 in both papers, or the first steps would mix the streams by the input alone."""
+    """s = 0.01 as in both papers; else the first steps would mix the streams by the input alone."""
     hyper, manifold = (Residual(name, Where(1, depth=2), WIDTH).join for name in ("hyper-connections", "mhc"))
     scales = torch.cat([hyper.mix_scale, hyper.write_scale, manifold.scales])
     assert torch.equal(scales, torch.full((5,), 0.01))
@@ -227,7 +227,7 @@ def test_sinkhorn_bears_large_logits() -> None:
 
 
 def test_mhc_weighs_streams_in_float32_under_half_precision() -> None:
-    """Only what comes out is rounded: the steps of Sinkhorn are not."""
+    """Only the result is rounded, not the steps of Sinkhorn."""
     half = scheme_named("mhc").join.build(Site(Where(1, depth=2), 16, nn.LayerNorm)).bfloat16()
     nn.init.normal_(half.scales)
     h = torch.randn(2, 3, 4, 16).bfloat16()
@@ -238,7 +238,7 @@ def test_mhc_weighs_streams_in_float32_under_half_precision() -> None:
 
 @pytest.mark.parametrize("name", ["highway", "gtrxl"])
 def test_a_gate_starts_open_for_the_stream(name: str) -> None:
-    """Most of the stream passes, and with it the gradient."""
+    """Most of the stream passes, and so does the gradient."""
     residual = Residual(scheme_named(name), Where(1, depth=2), 64)
     x, f = torch.randn(8, 4, 64, requires_grad=True), torch.randn(8, 4, 64)
     out = residual(x, lambda _: f)

@@ -1,4 +1,4 @@
-"""Small models of every placement, for the tests that run the whole way. Each trains in milliseconds."""
+"""Small models of every placement, for tests of the whole pipeline. Each trains in milliseconds."""
 
 from collections.abc import Callable
 

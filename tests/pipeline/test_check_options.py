@@ -1,4 +1,4 @@
-"""`normscope.check`: what its options do and refuse."""
+"""`normscope.check`: effects and errors of its options."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""`check(…, forecast_rates=…, try_remedies=True)`: trials beside the intended run, and what they leave."""
+"""`check(…, forecast_rates=…, try_remedies=True)`: trials besides the intended run, and side effects."""
 
 import copy
 import json
@@ -30,7 +30,7 @@ def checked(**options: Any) -> normscope.Report:
 
 @pytest.fixture
 def trials(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Stand-ins for the trials; what they were asked for."""
+    """Stand-ins for the trials, which record their arguments."""
     asked: dict[str, Any] = {}
 
     def ladder(subject, anatomy, config, rates, progress):

@@ -1,4 +1,4 @@
-"""A check leaves the model, the generators and the global switches as it found them."""
+"""A check does not change the model, the generators or global switches."""
 
 import random
 from typing import Any
@@ -66,7 +66,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def worn(model: nn.Module) -> nn.Module:
-    """A model as it is met in the wild: half in eval mode, something frozen, a hook, a gradient."""
+    """A model with mixed state: half in eval mode, a frozen part, a hook, a gradient."""
     modules = list(model.modules())
     model.train()
     modules[len(modules) // 2].eval()

@@ -1,4 +1,4 @@
-"""Data that cannot be used, or not by this model: one line that says what to do."""
+"""Unusable data, or data that do not fit the model, give a one-line error with advice."""
 
 from collections.abc import Callable
 from pathlib import Path

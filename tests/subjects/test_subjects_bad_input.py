@@ -1,4 +1,4 @@
-"""Whatever cannot be used gives one line that says what was given, what was expected and what to do."""
+"""Unusable input gives a one-line error: what was given, what was expected and what to do."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Bare modules and factories: what they are fed, and which loss they get."""
+"""Bare modules and factories: their inputs and losses."""
 
 import itertools
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ class Model(nn.Module):
 
 
 class WithTargets(Model):
-    """`forward(ids, targets=None)`, as in nanoGPT: logits of the last token alone where there are none."""
+    """`forward(ids, targets=None)`, as in nanoGPT: without targets only the last token's logits."""
 
     def forward(self, ids: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
         logits = super().forward(ids)

@@ -1,4 +1,4 @@
-"""The small real images."""
+"""The digits of scikit-learn."""
 
 import itertools
 import math

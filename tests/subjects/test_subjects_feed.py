@@ -1,4 +1,4 @@
-"""Batches: any of them can be had without those before it, and a user's iterator stays in bounded memory."""
+"""Batches: each can be made without those before it; a user's iterator needs bounded memory."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ def pairs(folder: Path) -> dict[str, Path]:
 
 
 class Map(nn.Module):
-    """Wants floats."""
+    """A module that takes floats."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Map(nn.Module):
 
 
 def numbers(count: int) -> Iterator[torch.Tensor]:
-    """Batches that tell their number."""
+    """Batches that hold their index."""
     return (torch.full((2, 4), float(n)) for n in range(count))
 
 
@@ -103,7 +103,7 @@ def test_an_endless_iterator_is_kept_to_a_bound(monkeypatch: pytest.MonkeyPatch)
     alive = 0
 
     class Counted:
-        """Counts itself as long as it lives."""
+        """A batch that counts its living instances."""
 
         def __init__(self, tensor: torch.Tensor) -> None:
             nonlocal alive

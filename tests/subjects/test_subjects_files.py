@@ -1,4 +1,4 @@
-"""Files and folders as one text, against the same bytes in memory; nothing is read that was not asked for."""
+"""Files and folders as one text, against the same bytes in memory; only requested bytes are read."""
 
 import itertools
 import os
@@ -23,7 +23,7 @@ WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=
 
 
 def plain_windows(data: bytes, size: int, length: int, seed: int) -> list[list[list[int]]]:
-    """The windows as they are defined: slices at the places that the generator names."""
+    """The windows by definition: slices at the generator's positions."""
     generator = np.random.default_rng(seed)
     batches = []
     for _ in range(3):
@@ -173,7 +173,7 @@ print(len(corpus))
 
 @pytest.mark.slow
 def test_two_gib_are_not_read_into_memory(tmp_path: Path) -> None:
-    """A file of 2 GiB: the process grows by less than 40 MiB of memory of its own."""
+    """With a file of 2 GiB the process's own memory grows by less than 40 MiB."""
     path = tmp_path / "large"
     with path.open("wb") as file:
         for _ in range(2048):

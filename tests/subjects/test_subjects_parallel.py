@@ -1,4 +1,4 @@
-"""Parallel texts against pairs put together by hand."""
+"""Parallel texts against pairs made by hand."""
 
 import itertools
 import math

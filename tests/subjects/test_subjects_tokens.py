@@ -1,4 +1,4 @@
-"""Tokens of a tokenizer.json: the whole text in a file for a run, the first part for a look; each said."""
+"""Tokens of a tokenizer.json: the whole text for a run, the first part for a check, both described."""
 
 from pathlib import Path
 from typing import Any

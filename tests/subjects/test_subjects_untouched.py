@@ -1,4 +1,4 @@
-"""`untouched`: whatever happens inside, the model and the generators come out as they went in."""
+"""`untouched` restores the model and the generators, whatever happens in the block."""
 
 import random
 from collections.abc import Callable
@@ -54,7 +54,7 @@ def _backward_hook(module: nn.Module, grad: object) -> None: ...
 
 
 def _state(model: nn.Module) -> dict[str, object]:
-    """Everything that must come back, by value where it has one and by identity where that matters."""
+    """Everything that must be restored, by value, or by identity if that matters."""
     state: dict[str, object] = {}
     for name, module in model.named_modules():
         state[f"{name} training"] = module.training
@@ -125,7 +125,7 @@ def test_everything_comes_back(names: list[str], raises: bool) -> None:
 
 @pytest.mark.parametrize("name", sorted(DEEDS))
 def test_every_deed_would_be_seen(name: str) -> None:
-    """The comparison above is worth something: without `untouched`, each deed shows."""
+    """The comparison above detects each change if `untouched` is left out."""
     model = _model()
     state, generators = _state(model), _generators()
     DEEDS[name](model)

@@ -1,4 +1,4 @@
-"""Every way of feeding text keeps the end of it from training, and judges all seeds on the same of it."""
+"""Every feed of text holds out its end, and validates all seeds on the same batches."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -66,7 +66,7 @@ def build(tmp_path: Path) -> Callable[..., Subject]:
 
 
 def letters(batches: Iterator[Any]) -> set[int]:
-    """Bytes of lower-case letters in a few batches: masks, padding and starts are none."""
+    """Bytes of lower-case letters in a few batches, without masks, padding and start tokens."""
     found: set[int] = set()
     for batch in itertools.islice(batches, 30):
         tensors = (

@@ -1,4 +1,4 @@
-"""A factory whose batches have labels in one half alone, in turns: the other process's share has none."""
+"""A factory whose batches have labels in only one half, in turns, so that one process's share has none."""
 
 import itertools
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ def batches() -> Iterator[dict[str, Tensor]]:
 
 
 class Model(nn.Module):
-    """Gives the mean loss of the labels that count, as most do."""
+    """A model that returns the mean loss of the labels that count."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Checkpoints: a trial put back goes on to the bit; whatever breaks while one is written leaves one whole."""
+"""Checkpoints: a restored trial continues bit by bit; an interrupted write leaves the last one intact."""
 
 import errno
 import itertools
@@ -44,7 +44,7 @@ def steps(trial: Trial, number: int) -> None:
 
 
 def goes_on_to_the_bit(scheme: str, config: TrialConfig, folder: Path, **options: object) -> None:
-    """A trial that goes on, and another of other weights that gets its checkpoint, take the same steps."""
+    """A trial, and another with other weights that gets its checkpoint, take the same steps."""
     first = trial_of(scheme, config, **options)
     steps(first, HALF)
     if first.scaler is not None:
@@ -135,7 +135,7 @@ FILE_SYSTEM = [
 
 
 def calls_of_a_save(folder: Path, monkeypatch: pytest.MonkeyPatch, fail_at: int, error: BaseException) -> int:
-    """Save step 2 over step 1, with the `fail_at`-th call into the file system raising; the calls made."""
+    """Save step 2 after step 1 while call `fail_at` to the file system raises; return the calls made."""
     made = 0
 
     def failing(real):

@@ -1,4 +1,4 @@
-"""The criterion by which a run "trains"."""
+"""The criterion for a trained run."""
 
 import math
 

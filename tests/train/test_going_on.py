@@ -1,4 +1,4 @@
-"""A run that goes on: what may change, what it says, what it costs, and what stands in `losses.jsonl`."""
+"""Resumed runs: allowed changes, messages, cost, and the contents of `losses.jsonl`."""
 
 import json
 import math
@@ -27,7 +27,7 @@ SMALL = {
 
 
 def gone(folder: Path | None, config: dict[str, Any], every: int = 3, **options: Any) -> Run:
-    """The run of a config, to its end."""
+    """Run a config to its end."""
     often = {"checkpoint_every": every}
     with prepared(RunConfig.from_dict(SMALL | often | config), folder=folder, **options) as run:
         run.go()
@@ -40,7 +40,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of three steps on a text of its own."""
+    """A run of three steps on its own text."""
     home = tmp_path_factory.mktemp("stopped")
     (home / "text.txt").write_text(TEXT, encoding="utf-8")
     gone(home / "run", {"steps": 3, "text": str(home / "text.txt"), "validate_every": 2})
@@ -116,7 +116,7 @@ def test_other_data_or_another_recipe_is_refused(home: Path, changed: dict, word
 
 
 def test_words_in_another_order_are_other_data(home: Path) -> None:
-    """The counts of letters, so the entropy, are the same; the batches are not."""
+    """The counts of letters, and so the entropy, are the same, but the batches differ."""
     (home / "text.txt").write_text(TEXT.replace("quick brown", "brown quick"), encoding="utf-8")
     with pytest.raises(UsageError, match="data that differ from the checkpoint"):
         gone(home / "run", {"text": str(home / "text.txt")}, resume=True)
@@ -141,7 +141,7 @@ def test_accumulated_batches_are_counted_when_a_run_goes_on(tmp_path: Path) -> N
 def test_more_steps_are_taken_where_those_before_stay_as_they_were(
     schedule: dict, refused: bool, tmp_path: Path
 ) -> None:
-    """The first two steps of a run of six; eight would have been another cosine."""
+    """The first two steps of a run of six; with eight the cosine would differ."""
 
     def stop(trial: Trial) -> None:
         if trial.step == 3:

@@ -1,4 +1,4 @@
-"""kill -9 at random moments, a full disk, Ctrl-C: a run goes on to the bit as one that was never stopped."""
+"""After kill -9 at random moments, a full disk or Ctrl-C, a run continues bit by bit as if undisturbed."""
 
 import multiprocessing
 import os
@@ -30,7 +30,7 @@ FILES = ("losses.jsonl", "config.toml", "checkpoints/step-00000024/state.safeten
 
 
 def train_here(config: dict, folder: str, every: int) -> None:
-    """A whole `normscope train --resume`, but for the command line."""
+    """A whole `normscope train --resume`, without the command line."""
     config = SMALL | config | {"checkpoint_every": every}
     with prepared(RunConfig.from_dict(config), folder=Path(folder), resume=True) as run:
         run.go()
@@ -38,7 +38,7 @@ def train_here(config: dict, folder: str, every: int) -> None:
 
 @pytest.fixture(scope="module")
 def processes() -> multiprocessing.context.ForkServerContext:
-    """Fresh processes that have the imports behind them."""
+    """New processes that have finished their imports."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["normscope.train.prepare", "normscope.nn", "transformers"])
     return context
@@ -58,7 +58,7 @@ def finished(process: BaseProcess) -> None:
 def killed_and_gone_on_with(
     processes, config: dict, tmp_path: Path, kills: int, every: int, seed: int
 ) -> int:
-    """Number of kills that met the run alive; the finished run is compared with one that was left alone."""
+    """Number of kills that hit a living run; the finished run is compared with an undisturbed one."""
     draw = random.Random(seed)
     finished(begun(processes, config, tmp_path / "warm", every))
     start = time.monotonic()
@@ -126,7 +126,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(processe
 
 
 def train_and_interrupt(config: dict, folder: str, every: int) -> None:
-    """Ctrl-C after the twelfth step; exit status 130 when it has come out."""
+    """Ctrl-C after the twelfth step; exit status 130 at the end."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with prepared(
         RunConfig.from_dict(SMALL | config | {"checkpoint_every": every}),

@@ -26,7 +26,7 @@ def test_muon_gets_the_matrices_of_the_branches_and_of_gates(name: str) -> None:
 
 
 class Foreign(nn.Module):
-    """A model of someone else's: positions as many as hidden units, ids as many as features."""
+    """Another library's model, with as many positions as hidden units and as many ids as features."""
 
     def __init__(self, *, tied: bool = False, named: bool = False) -> None:
         super().__init__()

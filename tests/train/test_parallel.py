@@ -1,4 +1,4 @@
-"""Two processes of torchrun (gloo, CPU) take the steps that one takes, copied (DDP) or sharded (FSDP2)."""
+"""Two processes of torchrun (gloo, CPU) take the same steps as one, copied (DDP) or sharded (FSDP2)."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""RunConfig: TOML in, TOML out, and what cannot be run said in one line."""
+"""RunConfig: reading and writing TOML, and one-line errors."""
 
 from pathlib import Path
 
@@ -87,7 +87,7 @@ def test_what_cannot_be_run_is_said_in_one_line(flat: dict, words: str) -> None:
 
 
 def test_keys_that_came_later_count_only_where_they_are_set() -> None:
-    """Stores of maps that were made before keep their cells."""
+    """Older stores of maps keep their cells."""
     plain = RunConfig.from_dict({"model": MODEL})
     later = {"validate_every": 5, "checkpoint_every": "7", "beta1": 0.8, "beta2": 0.9, "lr_end": 0.2}
     assert not plain.identity().keys() & (later.keys() | {"decay_steps"})

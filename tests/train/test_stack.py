@@ -1,4 +1,4 @@
-"""A replica of a stack follows the lone trial of its config: schemes, optimisers, settings, models."""
+"""A replica of a stack equals a single trial of its config: schemes, optimisers, settings, models."""
 
 import copy
 import itertools

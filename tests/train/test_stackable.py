@@ -1,4 +1,4 @@
-"""Tests that models that cannot be stacked are reported with the reason, and trained all the same."""
+"""Models that cannot be stacked are reported with the reason, and trained one after another."""
 
 import copy
 import dataclasses
@@ -22,7 +22,7 @@ def squared(model: nn.Module, x: Tensor) -> Tensor:
 
 
 class Deciding(nn.Linear):
-    """Looks at a value to decide what to do."""
+    """A model that branches on a value."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x)
@@ -30,7 +30,7 @@ class Deciding(nn.Linear):
 
 
 class Rounded(torch.autograd.Function):
-    """Another function under vmap than without."""
+    """A model that computes another function under vmap."""
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
@@ -187,7 +187,7 @@ UNLIKE_BATCHES = (
 
 @pytest.mark.parametrize("batches", UNLIKE_BATCHES)
 def test_batches_that_differ_in_form_are_no_stack(batches: tuple[object, object]) -> None:
-    """Nothing is dropped or turned into another type; trained one after another they need not be alike."""
+    """No batch is dropped or converted; trials that are trained one after another may differ."""
 
     def loss(model: nn.Module, batch: object) -> Tensor:
         tensors = [tensor for tensor in tensors_in(batch) if tensor.is_floating_point()]

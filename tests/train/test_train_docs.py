@@ -1,4 +1,4 @@
-"""docs/train.md is true: its table is the config's, its TOML and its Python run, its commands exist."""
+"""docs/train.md is correct: its table is the config's, its TOML and Python run, its commands exist."""
 
 import re
 import shlex

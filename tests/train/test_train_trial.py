@@ -1,4 +1,4 @@
-"""Stepping: against a hand-written loop, and what it leaves alone."""
+"""Trials against a hand-written loop, and the state that they do not change."""
 
 import itertools
 import math
@@ -120,7 +120,7 @@ def test_an_exception_in_the_thread_reaches_the_caller() -> None:
 
 
 def test_an_interrupt_waits_for_the_thread_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interrupt comes while the caller waits; nothing runs behind its back afterwards."""
+    """The interrupt comes while the caller waits; no thread runs afterwards."""
     steps: list[int] = []
 
     def work(checkpoint) -> None:

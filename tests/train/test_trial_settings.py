@@ -1,4 +1,4 @@
-"""Schedule, clipping, precision, accumulation, ε and observers: each against a loop written by hand."""
+"""Schedule, clipping, precision, accumulation, ε and observers, each against a hand-written loop."""
 
 import itertools
 import math
@@ -73,7 +73,7 @@ def test_steps_are_those_written_by_hand(
 
 
 def test_every_setting_changes_the_steps() -> None:
-    """Else the comparison above compares nothing."""
+    """Without this, the comparison above would compare nothing."""
     model, _ = pair()
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     curves = []
@@ -96,7 +96,7 @@ def test_accumulated_equal_batches_are_one_large_batch() -> None:
 
 
 def test_a_batch_whose_loss_is_not_finite_takes_the_others_of_its_step_along() -> None:
-    """So that the place in the data stays steps × accumulation."""
+    """The position in the data stays steps × accumulation."""
     model, _ = pair()
     taken = iter(BATCHES)
     trial = Trial(model, taken, lambda m, b: squared(m, b) * math.nan, TrialConfig(accumulation=3))

@@ -1,4 +1,4 @@
-"""The validation loss, and what a step asks of the processes that take it together."""
+"""The validation loss, and the exchanges between processes in a step."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ from normscope.train.state import take_state
 
 
 class Noisy(nn.Module):
-    """Draws in train mode, and keeps a running mean there."""
+    """A model that draws and updates a running mean in train mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Noisy(nn.Module):
 
 
 def numbers(start: int = 0) -> Iterator[Tensor]:
-    """Batches by their number."""
+    """Batches that hold their index."""
     for n in itertools.count(start):
         yield torch.full((4, 3), float(n)) + torch.arange(4.0)[:, None]
 
@@ -66,7 +66,7 @@ def test_the_validation_loss_is_that_of_eval_mode_and_moves_nothing() -> None:
 
 
 class Two(Processes):
-    """Two processes that are alike, as one of them sees it; counts what they exchange."""
+    """Stand-in for two equal processes, which counts exchanges."""
 
     size = 2
 

@@ -1,4 +1,4 @@
-"""The view of a run: the curve, and which view stands where."""
+"""The view of a run: the curve, and the view for terminals and pipes."""
 
 import math
 import sys

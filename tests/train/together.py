@@ -35,11 +35,11 @@ CONFIGS["halves"] = {
 
 
 class Stop(Exception):
-    """The run ends here, as if it had been killed in every process at once."""
+    """Raised to end the run, as if every process had been killed at once."""
 
 
 def sharded(model: nn.Module) -> bool:
-    """Whether the weights are spread over the processes."""
+    """Whether the weights are sharded over the processes."""
     return all(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
@@ -67,7 +67,7 @@ def train(
 
 
 def main(folder: Path, jobs: list[str]) -> None:
-    """Each config at a stretch, and in two runs."""
+    """Train each config in one run, and in two."""
     with joined("ddp", "cpu") as processes:  # once: torchrun's store hangs where the same process joins again
         assert processes.size == 2
         for job in jobs:

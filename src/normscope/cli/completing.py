@@ -1,4 +1,4 @@
-"""The shell's completions: Typer gives them, in the words that bash has."""
+"""Completions of the shell, from Typer, with words split as bash splits them."""
 
 import io
 import os

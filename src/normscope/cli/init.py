@@ -1,4 +1,4 @@
-"""`normscope init [PATH]`: the factory for the model that is found."""
+"""`normscope init [PATH]`: write a factory for the model in the user's code."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,17 +11,20 @@ from normscope.errors import UsageError
 
 def command(
     path: Annotated[
-        Path, typer.Argument(metavar="[PATH]", help="A folder with Python files, or one.")
+        Path, typer.Argument(metavar="[PATH]", help="Python file, or a folder of them. Default: this folder.")
     ] = Path(),
     class_: Annotated[
         str | None,
-        typer.Option("--class", metavar="NAME", help="The class to take; the likeliest by default."),
+        typer.Option(
+            "--class", metavar="NAME", help="Class of the model, such as MyModel. Default: the likeliest."
+        ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write over a stub that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing normscope_model.py.")] = False,
 ) -> None:
     """Find the model in your code and write normscope_model.py, a factory that `normscope check` takes.
 
-    Your files are read, not imported or run. A value that the code does not give stands in the stub as TODO.
+    Your files are read, but not imported or run. The stub has a TODO for each value that the code does not
+    show.
     """
     from normscope.starter import start
 

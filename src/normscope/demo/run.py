@@ -184,7 +184,7 @@ def _worker(
 
 
 def moral(story: Story) -> str:
-    """The demo's conclusion in words, from the figures so far."""
+    """The demo's conclusion, from the figures so far."""
     settings, verdicts = story.settings, [story.verdicts(index) for index in range(len(CONDITIONS))]
     # The last token diversity measured in the early steps of each run.
     early = [

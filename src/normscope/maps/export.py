@@ -80,7 +80,7 @@ def require_pyarrow() -> None:
         import pyarrow  # noqa: F401
     except ImportError as error:
         raise UsageError(
-            "--parquet without pyarrow", "pyarrow beside normscope", 'pip install "normscope[parquet]"'
+            "--parquet without pyarrow", "pyarrow to be installed", 'pip install "normscope[parquet]"'
         ) from error
 
 

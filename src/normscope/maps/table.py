@@ -77,7 +77,7 @@ class Panel:
 
     @property
     def subtitle(self) -> str:
-        """The warm-up in words."""
+        """The warm-up as text."""
         return f"warm-up {self.warmup}" if self.warmup else "no warm-up"
 
 

@@ -78,7 +78,7 @@ def catalogue(names: Iterable[str] = ()) -> list[Row]:
 
 
 def row_of(scheme: Scheme) -> Row:
-    """`scheme` in words."""
+    """Describe `scheme`."""
     held = {where: scheme.placement_at(where) for where in SUBLAYERS}
     used = {slot for placement in held.values() for slot in placement.slots}
     return Row(

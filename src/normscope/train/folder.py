@@ -117,13 +117,13 @@ class History:
             self._file = FileIO(self.path, "a")
 
     def append(self, step: int, figures: Figures) -> None:
-        """One more line, out of this process at once."""
+        """Append a line, unbuffered."""
         assert self._file is not None, "start first"
         with disk_refusals(f'"{self.path}"', GO_ON):
             self._file.write(_line(step, figures).encode())
 
     def close(self) -> None:
-        """No more lines."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
 
@@ -134,7 +134,7 @@ def _line(step: int, figures: Figures) -> str:
 
 
 def require_same(config: RunConfig, state: State) -> None:
-    """UsageError where the checkpoint is of a config under which its steps would have been others."""
+    """Raise UsageError if the steps of the checkpoint depend on a setting that `config` changes."""
     then, now = state.values["config"], config.to_dict()
     for key in now:
         if key not in _MAY_CHANGE and then.get(key) != now[key]:

@@ -1,4 +1,4 @@
-"""Summary of a finished run, in figures and in words."""
+"""Summary of a finished run, as JSON and as text."""
 
 import math
 from dataclasses import dataclass
