@@ -17,15 +17,16 @@ import torch
 from torch import nn
 
 from benchmarks.process import Row, row
+from normscope.claims import at_start
 from normscope.claims.at_start import (
     BATCH,
+    DEPTHS,
     TOKENS,
     VOCAB,
     WIDTH,
     blocks_of,
     decoder,
     down_gradients,
-    exponent,
     gradient_norm,
     stack_of,
 )
@@ -34,6 +35,11 @@ from normscope.nn.stack import Stack
 
 SEEDS = (0, 1, 2)
 SMALL_RATE, NOISE = 1e-5, 1e-2
+
+
+def exponent(figure: Callable[[int], float], sizes: Sequence[int] = DEPTHS) -> float:
+    """Exponent p of figure ≈ c·size^p, by least squares in logarithms."""
+    return at_start.slope(sizes, [figure(size) for size in sizes])
 
 
 @dataclass(frozen=True)

@@ -52,9 +52,9 @@ def test_a_hypothesis_says_how_often_it_is_met() -> None:
 def test_an_effect_in_words() -> None:
     sentence = Sentence("It helps.", smallest=0.1)
     cases = [Case(seed=seed, where="6 blocks", value=v, holds=True) for seed, v in enumerate((0.2, 0.3, 0.4))]
-    (words,) = effects_words(judge(sentence, cases), sentence)
+    (words,) = effects_words(judge(sentence, cases))
     assert words == "6 blocks: 0.3 (95 % 0.0516 … 0.548, 3 seeds), counts from 0.1"
-    assert effects_words(judge(Sentence("It is."), cases), Sentence("It is.")) == []
+    assert effects_words(judge(Sentence("It is."), cases)) == []
 
 
 def test_a_case_without_words_is_named_by_its_figures() -> None:

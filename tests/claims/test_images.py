@@ -48,4 +48,3 @@ def test_a_lead_is_in_points_and_turned_round_for_the_cnn():
     found |= {("CNN", "layernorm"): {0: 0.9}, ("CNN", "batchnorm"): {0: 0.8}}
     assert images._case(found, "ViT", 0).value == pytest.approx(10)
     assert images._case(found, "CNN", 0).value == pytest.approx(-10)
-    assert not images._case(found, "CNN", 0).holds

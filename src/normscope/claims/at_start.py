@@ -3,7 +3,7 @@
 Shapes: B batch, T tokens, D width.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,13 +17,8 @@ DEPTHS = (4, 8, 16, 32)
 WIDTH, VOCAB, BATCH, TOKENS = 96, 64, 4, 16
 
 
-def exponent(figure: Callable[[int], float], sizes: Sequence[int] = DEPTHS) -> float:
-    """p of figure ≈ c·size^p, by least squares in logarithms."""
-    return slope(sizes, [figure(size) for size in sizes])
-
-
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Slope of the straight line through log y against log x, by least squares."""
+    """Exponent p of y ≈ c·x^p, by least squares in logarithms."""
     return float(np.polyfit(np.log(x), np.log(y), 1)[0])
 
 

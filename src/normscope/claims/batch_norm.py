@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from normscope.claims.at_start import slope
 from normscope.claims.experiments import distance, gaussian
-from normscope.claims.form import Case, Evidence, Figure, Line, Setup, claim, lines_by, plots_of
+from normscope.claims.form import Case, Evidence, Figure, Setup, claim, lines_along, lines_by, plots
 from normscope.nn import NORMS, Decoder, Encoder, ModelConfig
 from normscope.nn.token_norms import BatchNorm
 from normscope.subjects import load
@@ -33,11 +33,10 @@ def batch_size(setup: Setup) -> Evidence:
     exponents = {seed: slope(SIZES[1:], found[1:]) for seed, found in errors.items()}
     where = "exponent of the error of the means"
     cases += [Case(seed, where, p, abs(p + 0.5) <= 0.1, "root") for seed, p in exponents.items()]
-    lines = [Line.over_seeds("measured", dict(zip(SIZES, zip(*errors.values(), strict=True), strict=True)))]
     return Evidence(
         cases,
         Figure("exponent of BatchNorm's error in the batch size", exponents),
-        plots=plots_of("C4", lines),
+        plots=plots("C4", lines_along(SIZES, {"measured": errors})),
         notes=[f"A batch of one vector: torch's BatchNorm {_batch_of_one()}."],
     )
 
@@ -110,10 +109,10 @@ def both_modes(setup: Setup) -> Evidence:
     """The same decoder on the same batch in both modes."""
     cases = setup.cases(_mode_cases)
     batch = [case for case in cases if case.at["norm"] == "batchnorm"]
-    plots = plots_of("C6", lines_by(batch, "batches", "norm"))
+    lines = lines_by(batch, "batches", "norm")
     seen_100 = [case for case in batch if case.at["batches"] == 100]
     what = "relative change of the logits with BatchNorm, 100 batches seen"
-    return Evidence(cases, Figure.largest(what, seen_100), plots=plots)
+    return Evidence(cases, Figure.largest(what, seen_100), plots=plots("C6", lines))
 
 
 @torch.no_grad()
@@ -137,10 +136,9 @@ def _mode_cases(seed: int) -> Iterator[Case]:
 def padding(setup: Setup) -> Evidence:
     """The same texts with more and less padding: torch's BatchNorm, ours with a mask, an encoder."""
     cases = setup.cases(_padding_cases, _encoder_cases)
-    plots = plots_of("C5", lines_by((case for case in cases if case.part != "ln"), "padded ×", "norm"))
-    return Evidence(
-        cases, Figure.largest("largest relative change of the real tokens' outputs", cases), plots=plots
-    )
+    lines = lines_by((case for case in cases if case.part != "ln"), "padded ×", "norm")
+    figure = Figure.largest("largest relative change of the real tokens' outputs", cases)
+    return Evidence(cases, figure, plots=plots("C5", lines))
 
 
 def _padding_cases(seed: int) -> Iterator[Case]:

@@ -15,20 +15,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normscope.claims.at_start import exponent, stack_of
+from normscope.claims.at_start import slope, stack_of
 from normscope.claims.experiments import of_part, share_held, spread, values
 from normscope.claims.form import (
     Case,
     Evidence,
     Figure,
     Line,
-    Plot,
     Setup,
     claim,
     flat,
     lines_along,
     mapped,
-    plots_of,
+    plots,
 )
 from normscope.claims.real_blocks import F64, INITS, embedded, one_token, started, step_jacobian, sublayers
 from normscope.linalg import product_log_singular_values, singular_values
@@ -66,11 +65,9 @@ def _ratio(norms: Sequence[float]) -> float:
     return math.log(max(norms[0], smallest) / max(norms[-1], smallest))
 
 
-def _plot(norms: Norms) -> Plot:
+def _lines(norms: Norms) -> list[Line]:
     at = range(0, DEPTH + 1, 4)
-    rows = mapped(norms, lambda found: [found[block] / found[-1] for block in at])
-    x, y = "block (0: what enters the first)", "‖∂x_l‖ / ‖∂x_L‖"
-    return Plot("Gradient by depth at the start", x, y, lines_along(at, rows), "y")
+    return lines_along(at, mapped(norms, lambda found: [found[block] / found[-1] for block in at]))
 
 
 @claim("B10")
@@ -79,6 +76,7 @@ def explode_or_vanish(setup: Setup) -> Evidence:
     stacks = itertools.product(("post", "pre"), ("xavier", "normal"))
     norms = setup.by_seed(stacks, lambda stack, seed: stream_gradients(*stack, seed=seed))
     gains = mapped(norms, _ratio)
+    named = {f"{scheme}, {INITS[init]}": found for (scheme, init), found in norms.items()}
     cases = [case for stack, seed, gain in flat(gains) for case in _factor_cases(*stack, gain, seed)]
     cases += setup.cases(_single_number_cases)
     for init, seed in itertools.product(("xavier", "normal"), setup.seeds):
@@ -90,7 +88,7 @@ def explode_or_vanish(setup: Setup) -> Evidence:
     return Evidence(
         cases,
         Figure("ln ‖∂x_0‖/‖∂x_64‖, Post-LN, Xavier", gains["post", "xavier"]),
-        plots=[_plot({f"{scheme}, {INITS[init]}": found for (scheme, init), found in norms.items()})],
+        plots=plots("B10", _lines(named)),
     )
 
 
@@ -121,7 +119,8 @@ def _range_slope(init: str, seed: int) -> float:
         logs = product_log_singular_values(factors[:depth]).log_values
         return float(logs[0] - logs[13])
 
-    return exponent(log_range, (8, 16, 32, 64))
+    depths = (8, 16, 32, 64)
+    return slope(depths, [log_range(depth) for depth in depths])
 
 
 @claim("C1")
@@ -139,7 +138,7 @@ def at_least_one(setup: Setup) -> Evidence:
             f"{1 - share_held(gradients):.0%} of the layers make the gradient shorter, the worst to "
             f"{min(values(cases, 'gradient')):.3g} of what it was.",
         ],
-        plots=plots_of("C1", [line]),
+        plots=plots("C1", [line]),
     )
 
 
@@ -196,7 +195,7 @@ def decay_with_depth(setup: Setup) -> Evidence:
     return Evidence(
         cases,
         Figure(f"gradient's factor a block, Post-LN with {memory}", rates[f"Post-LN, Xavier, {memory}"]),
-        plots=[_plot(norms)],
+        plots=plots("C17", _lines(norms)),
         notes=[f"{name}: {spread(by_seed.values(), '.3f')} a block" for name, by_seed in rates.items()],
     )
 

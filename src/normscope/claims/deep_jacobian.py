@@ -21,7 +21,7 @@ from normscope.claims import real_blocks
 from normscope.claims.at_start import slope
 from normscope.claims.exact import Exact, as_exact, exact_rank, scaled_norm_jacobian
 from normscope.claims.experiments import ROUND_OFF, distance, gaussian, jacobian, of_part, spread, values
-from normscope.claims.form import Case, Evidence, Figure, Setup, claim, flat, lines_along, lines_by, plots_of
+from normscope.claims.form import Case, Evidence, Figure, Setup, claim, flat, lines_along, lines_by, plots
 from normscope.claims.real_blocks import INITS, Layer, product, started, step_jacobian
 from normscope.linalg import left_kernel, numerical_rank, product_log_singular_values, singular_values
 from normscope.nn import FeedForward
@@ -55,7 +55,7 @@ def local_linearisation(setup: Setup) -> Evidence:
     return Evidence(
         [*cases, *setup.cases(_chain_cases)],
         Figure.smallest("smallest exponent of the remainder, GELU", smooth),
-        plots=plots_of("A13", lines_along(STEPS, remainders)),
+        plots=plots("A13", lines_along(STEPS, remainders)),
         notes=[f"Exponents: GELU {gelu}; ReLU away from kinks {relu}, on one {kink}."],
     )
 
@@ -110,7 +110,7 @@ def rank_at_any_depth(setup: Setup) -> Evidence:
     return Evidence(
         cases,
         Figure.largest(f"log₁₀ σ₁/σ_(d−2) after {DEPTHS[-1]} layers, Xavier", deepest, "float64"),
-        plots=plots_of("A14", lines_by(decades, "depth", "init"), kept),
+        plots=plots("A14", lines_by(decades, "depth", "init"), kept),
         notes=[
             f"Numerical rank of the float64 product after {DEPTHS[-1]} layers: {'; '.join(ends)}, of {KEPT}."
         ],

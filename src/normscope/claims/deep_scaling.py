@@ -83,7 +83,8 @@ def _update_cases(seed: int) -> Iterator[Case]:
     """Exponent in L of the mean update of three models."""
     seeds = [100 * seed + draw for draw in range(3)]
     for name, part in (("pre", "bound"), ("deepnorm", "deepnorm")):
-        p = at_start.exponent(lambda depth: statistics.fmean(update(name, depth, each) for each in seeds))  # noqa: B023
+        updates = [statistics.fmean(update(name, depth, each) for each in seeds) for depth in at_start.DEPTHS]
+        p = at_start.slope(at_start.DEPTHS, updates)
         yield Case(seed, f"{name}, exponent in L of an update", p, abs(p) <= STILL, part)
 
 

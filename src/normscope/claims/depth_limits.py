@@ -15,7 +15,7 @@ from torch import nn
 from normscope.claims import training
 from normscope.claims.at_start import blocks_of, size_of, stack_of
 from normscope.claims.experiments import calls_of, gaussian
-from normscope.claims.form import Case, Evidence, Figure, Setup, claim, flat, lines_along, mapped, plots_of
+from normscope.claims.form import Case, Evidence, Figure, Setup, claim, flat, lines_along, mapped, plots
 from normscope.claims.training import WARMUP, Recipe
 from normscope.claims.warmup import POST, POST_NORMAL, SLOWER
 from normscope.nn.schemes.gates import HighwayGate
@@ -82,7 +82,7 @@ def residuals_carry_depth(setup: Setup) -> Evidence:
     return Evidence(
         cases,
         Figure("decades that a gradient loses through 20 blocks without residuals", lost),
-        plots=plots_of("C2", lines),
+        plots=plots("C2", lines),
         notes=training.tally(trainings),
     )
 

@@ -10,8 +10,7 @@ from normscope.claims.plots import Plot as Plot
 from normscope.claims.plots import lines_along as lines_along
 from normscope.claims.plots import lines_at as lines_at
 from normscope.claims.plots import lines_by as lines_by
-from normscope.claims.plots import lines_of as lines_of
-from normscope.claims.sentences import plots_of as plots_of
+from normscope.claims.sentences import plots as plots
 from normscope.claims.setup import Setup as Setup
 from normscope.claims.setup import flat as flat
 from normscope.claims.setup import mapped as mapped

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from normscope.claims.experiments import gaussian
-from normscope.claims.form import Case, Evidence, Figure, Setup, claim, lines_by, plots_of
+from normscope.claims.form import Case, Evidence, Figure, Setup, claim, lines_by, plots
 from normscope.nn import NORMS
 
 HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -76,11 +76,6 @@ def off(found: Tensor, truth: Tensor) -> float:
     return error if math.isfinite(error) else math.inf
 
 
-def unit_of(dtype: torch.dtype) -> float:
-    """Largest relative error of rounding to `dtype`."""
-    return torch.finfo(dtype).eps / 2
-
-
 def tokens(width: int, offset: float, dtype: torch.dtype, seed: int) -> Tensor:
     """(N, D) of variance 1 about `offset`, rounded to `dtype`: what the truth is computed of, too."""
     return (gaussian(seed, TOKENS, width) + offset).to(dtype)
@@ -95,13 +90,13 @@ def float32_statistics(setup: Setup) -> Evidence:
     return Evidence(
         cases,
         Figure.largest("largest error with statistics in half precision, in roundings of it", cases),
-        plots=plots_of("C24", lines_by(centred, "width", "dtype")),
+        plots=plots("C24", lines_by(centred, "width", "dtype")),
     )
 
 
 def _statistics_cases(width: int, seed: int) -> Iterator[Case]:
     for name, dtype in HALVES.items():
-        unit = unit_of(dtype)
+        unit = torch.finfo(dtype).eps / 2  # the largest relative error of rounding
         for mean in OFFSETS:
             x_ND = tokens(width, mean, dtype, seed)
             truth = exact_norm(x_ND)

@@ -5,15 +5,14 @@ Shapes: B images, C channels, H × W pixels.
 
 import itertools
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normscope.claims.evidence import effect
-from normscope.claims.form import Case, Evidence, Figure, Plot, Setup, claim, lines_of
+from normscope.claims.form import Case, Evidence, Figure, Setup, claim, effect, flat, lines_at, plots
 from normscope.claims.measure import NotMeasured
 from normscope.claims.training import train_together
 from normscope.errors import UsageError
@@ -24,7 +23,6 @@ from normscope.train import TrialConfig
 STEPS, BATCH = 300, 32
 KEPT = 0.2
 """The share of the digits that is not trained on: the last ones, which other people wrote."""
-Batch = Mapping[str, Tensor]
 
 
 def small_cnn(norm: str) -> nn.Module:
@@ -69,10 +67,11 @@ def norms_of_images(setup: Setup) -> Evidence:
     images = _images()
     found = {(kind, norm): _best(setup, kind, norm, images) for kind in MODELS for norm in NORMS}
     cases = [_case(found, kind, seed) for kind in MODELS for seed in setup.seeds]
+    points = [(norm, list(MODELS).index(kind) + 1.0, share) for (kind, norm), _, share in flat(found)]
     return Evidence(
         cases,
         Figure.largest("LayerNorm's lead over BatchNorm in a ViT, in points of accuracy", cases),
-        plots=[_plot(found)],
+        plots=plots("C32", lines_at(points, marks=True)),
         notes=[
             f"{kind} with {norm}: {statistics.fmean(by_seed.values()):.1%} on average."
             for (kind, norm), by_seed in found.items()
@@ -87,13 +86,6 @@ def _case(found: Found, kind: str, seed: int) -> Case:
     mine, theirs = found[kind, own][seed], found[kind, other][seed]
     where, part = f"{kind}: points of accuracy that {own} is ahead", "" if kind == "ViT" else "cnn"
     return effect(seed, where, 100 * (mine - theirs), part=part, most=100.0)
-
-
-def _plot(found: Found) -> Plot:
-    kinds = list(enumerate(MODELS, 1))
-    points = {norm: {float(x): list(found[kind, norm].values()) for x, kind in kinds} for norm in NORMS}
-    lines = lines_of(points, marks=True)
-    return Plot("Digits not trained on", "1 ViT, 2 CNN", "share classified rightly", lines)
 
 
 def _images() -> Images:
@@ -112,7 +104,7 @@ def _best(setup: Setup, kind: str, norm: str, images: Images) -> dict[int, float
 def _accuracies(setup: Setup, kind: str, norm: str, lr: float, images: Images) -> dict[int, float]:
     """Share of the kept digits classified rightly after training, in eval mode, by seed."""
     models = [_model(kind, norm, seed) for seed in setup.seeds]
-    batches = [_batches(images, seed) for seed in setup.seeds]
+    batches = [images.batches(BATCH, seed) for seed in setup.seeds]
     configs = [TrialConfig(lr=lr, steps=STEPS, seed=seed, schedule="cosine") for seed in setup.seeds]
     train_together(models, batches, _loss, configs)
     return {seed: _accuracy(model.eval(), images) for seed, model in zip(setup.seeds, models, strict=True)}
@@ -124,13 +116,9 @@ def _model(kind: str, norm: str, seed: int) -> nn.Module:
         return MODELS[kind](norm)
 
 
-def _batches(images: Images, seed: int) -> Iterator[Batch]:
-    for pixels, labels in images.batches(BATCH, seed):
-        yield {"images": pixels[:, None], "labels": labels}
-
-
-def _loss(model: nn.Module, batch: Batch) -> Tensor:
-    return F.cross_entropy(logits_of(model, batch["images"]), batch["labels"])
+def _loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    pixels, labels = batch
+    return F.cross_entropy(logits_of(model, pixels[:, None]), labels)
 
 
 @torch.no_grad()

@@ -53,27 +53,25 @@ class Judgement:
     """A verdict and what it rests on.
 
     Attributes:
+        sentence: what is judged.
         verdict: of all seeds together.
         by_seed: of each seed alone; empty where nothing was drawn by a seed, and for effects.
         cases, held: how many cases there are, and for how many the sentence is true. Confirming cases on
             fresh seeds are not in these numbers.
         met: in how many its condition is met.
         outside: how many cases were left out since they do not meet the text's own hypothesis.
-        condition, hypothesis, of: the sentence's, "" for none.
         counterexample: a case that meets the condition and that the sentence is not true of; where there is
             none, one that does not meet it.
         effects: the intervals that decided, where the sentence has a smallest effect.
     """
 
+    sentence: Sentence
     verdict: Verdict
     by_seed: dict[int, Verdict]
     cases: int
     held: int
     met: int
     outside: int
-    condition: str
-    hypothesis: str
-    of: str
     counterexample: Case | None
     effects: tuple[Effect, ...] = ()
 
@@ -103,15 +101,13 @@ def judge(sentence: Sentence, cases: Sequence[Case], kind: Kind = Kind.LAW) -> J
         if kind is Kind.TENDENCY and by_seed and verdict is not Verdict.NOT_MEASURED:
             verdict = _agreed(list(by_seed.values()), verdict)
     return Judgement(
+        sentence=sentence,
         verdict=verdict,
         by_seed={seed: each for seed, each in by_seed.items() if seed in {case.seed for case in usual}},
         cases=len(usual),
         held=sum(case.holds for case in usual),
         met=sum(case.met for case in usual),
         outside=sum(not case.within and not case.fresh for case in cases),
-        condition=sentence.condition,
-        hypothesis=sentence.hypothesis,
-        of=sentence.of,
         counterexample=_counterexample(inside),
         effects=cells,
     )

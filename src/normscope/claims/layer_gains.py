@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from normscope.claims.experiments import jacobian
-from normscope.claims.form import Case, Evidence, Figure, Setup, claim, lines_by, plots_of
+from normscope.claims.form import Case, Evidence, Figure, Setup, claim, lines_by, plots
 from normscope.claims.one_layer import NO_EPS, layers, pulled_back, residual
 from normscope.claims.real_blocks import F64, Layer
 from normscope.linalg import numerical_rank, singular_values
@@ -78,7 +78,7 @@ def norm_of_one(setup: Setup) -> Evidence:
             f"{min(case.value for case in cases if case.met):.1e}.",
             f"A Pre-LN layer can have ‖A‖ = 1: {real.where}.",
         ],
-        plots=plots_of("A17", lines),
+        plots=plots("A17", lines),
     )
 
 

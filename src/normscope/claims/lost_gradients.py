@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from normscope.claims.experiments import ROUND_OFF, calls_of, jacobian, of_part, on_text, spread
-from normscope.claims.form import Case, Evidence, Figure, Setup, claim, lines_at, lines_by, plots_of
+from normscope.claims.form import Case, Evidence, Figure, Setup, claim, lines_at, lines_by, plots
 from normscope.claims.one_layer import degenerate_layers, layers, pulled_back
 from normscope.linalg import left_kernel, left_kernel_share
 
@@ -87,7 +87,7 @@ def erased_at_each_norm(setup: Setup) -> Evidence:
     return Evidence(
         cases,
         Figure("median share erased at a norm, in units of 2/d", medians),
-        plots=plots_of("A7", lines_by(of_part(cases, "vanishing"), "depth", "stack")),
+        plots=plots("A7", lines_by(of_part(cases, "vanishing"), "depth", "stack")),
         notes=[
             f"Shares erased at a norm run from {spread(itertools.chain(*shares.values()))} times 2/d.",
             f"Pre-LN's final norm, the one norm on its stream, takes {spread(final, '.1%')} at d = 32, "
@@ -113,7 +113,7 @@ def erased_again(setup: Setup) -> Evidence:
     return Evidence(
         cases,
         Figure("median share erased at a norm below the last, in units of 2/d", medians),
-        plots=plots_of("A19", lines_at(points)),
+        plots=plots("A19", lines_at(points)),
         notes=[
             f"The last norm takes {spread(last)} times 2/d.",
             "What one norm takes away is gone before the norm below it, and where the branch adds little the "

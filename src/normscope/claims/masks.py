@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.claims.experiments import calls_of, of_part, values
-from normscope.claims.form import Case, Evidence, Figure, Setup, claim, lines_by, plots_of
+from normscope.claims.form import Case, Evidence, Figure, Setup, claim, lines_by, plots
 from normscope.claims.training import train_together
 from normscope.errors import UsageError
 from normscope.nn import SCHEMES, Decoder, ModelConfig, Residual
@@ -105,7 +105,7 @@ def branch_inputs(setup: Setup) -> Evidence:
     """Mean and variance at the entry of every branch, before and after training."""
     cases = [case for norm in ("layernorm", "rmsnorm") for case in _input_cases(norm, setup)]
     figure = Figure.largest("farthest a branch's input is from mean 0 or variance 1", cases)
-    return Evidence(cases, figure, plots=plots_of("B11", lines_by(of_part(cases), "branch", "when")))
+    return Evidence(cases, figure, plots=plots("B11", lines_by(of_part(cases), "branch", "when")))
 
 
 def _input_cases(norm: str, setup: Setup) -> Iterator[Case]:

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from normscope.claims.allocations import cuda_peak_bytes, kept_for_backward, num_bytes, peak_bytes
 from normscope.claims.at_start import blocks_of
 from normscope.claims.experiments import calls_of
-from normscope.claims.form import Case, Evidence, Figure, Setup, claim, lines_by, plots_of
+from normscope.claims.form import Case, Evidence, Figure, Setup, claim, lines_by, plots
 from normscope.nn import Block, build
 from normscope.nn.models import Model
 
@@ -53,7 +53,7 @@ def memory_of_placements(setup: Setup) -> Evidence:
     return Evidence(
         cases,
         Figure.largest("Pre-LN's best saving of peak memory, in %", cases),
-        plots=plots_of("B12", lines),
+        plots=plots("B12", lines),
         notes=[
             f"Pre-LN keeps at least {min(kept_inputs):.3g} % of the inputs of its norms for the backward "
             "pass.",

@@ -12,18 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from normscope.claims import experiments
 from normscope.claims.exact import as_exact, exact_rank, scaled_norm_jacobian
-from normscope.claims.experiments import (
-    ROUND_OFF,
-    calls_of,
-    distance,
-    gaussian,
-    jacobian,
-    of_part,
-    on_text,
-    values,
-)
-from normscope.claims.form import Case, Evidence, Figure, Line, Setup, claim, lines_along, plots_of
+from normscope.claims.experiments import ROUND_OFF, distance, gaussian, of_part, values
+from normscope.claims.form import Case, Evidence, Figure, Line, Setup, claim, lines_along, plots
 from normscope.linalg import layer_norm_jacobian, left_kernel, numerical_rank, right_kernel, singular_values
 
 WIDTHS = (3, 4, 16, 64, 256, 1024)
@@ -94,7 +86,7 @@ def inputs(width: int, seed: int) -> Iterator[tuple[str, Tensor]]:
 
 def by_autograd(z: Tensor, eps: float, gain: Tensor | None = None) -> Tensor:
     """∂LN(z)/∂z [D, D], with γ where it is given."""
-    return jacobian(lambda v: functional.layer_norm(v, v.shape, weight=gain, eps=eps), z)
+    return experiments.jacobian(lambda v: functional.layer_norm(v, v.shape, weight=gain, eps=eps), z)
 
 
 def _line_14(z: Tensor) -> Tensor:
@@ -116,7 +108,7 @@ def kernel_of_layer_norm(setup: Setup) -> Evidence:
     return Evidence(
         [*kernels, *others, *real],
         Figure.largest("largest share that comes through along 1 or ẑ", kernels),
-        plots=plots_of("A2", _scale_lines(by_scale)),
+        plots=plots("A2", _scale_lines(by_scale)),
         notes=[
             f"The largest gain of ẑ in a real model is {worst.value:.2g} of that elsewhere: {worst.where}.",
             f"ẑ has the gain ε/(var + ε) beside other directions, to {off:.0e} of it.",
@@ -170,10 +162,10 @@ def _eps_cases(seed: int, setup: Setup) -> Iterator[Case]:
 
 def entering_norms(spec: str, seed: int, setup: Setup) -> dict[str, Tensor]:
     """Inputs (B, T, D) of each LayerNorm of a model at its start, on text; float64, by the norm's path."""
-    subject = on_text(spec, seed, setup)
+    subject = experiments.on_text(spec, seed, setup)
     named = subject.model.named_modules()
     names: dict[nn.Module, str] = {m: name for name, m in named if isinstance(m, nn.LayerNorm)}
-    with torch.no_grad(), calls_of(names) as calls:
+    with torch.no_grad(), experiments.calls_of(names) as calls:
         subject.forward()
     return {names[norm]: z_BTD.double() for norm, z_BTD, _ in calls}
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from normscope.claims.experiments import gaussian, of_part
-from normscope.claims.form import Case, Evidence, Figure, Setup, claim, lines_by, plots_of
+from normscope.claims.form import Case, Evidence, Figure, Setup, claim, lines_by, plots
 from normscope.claims.half_precision import EPS, TOKENS, off
 from normscope.nn import NORMS
 
@@ -26,7 +26,7 @@ def two_formulas(setup: Setup) -> Evidence:
     return Evidence(
         cases,
         Figure.largest("largest relative difference", claimed),
-        plots=plots_of("C34", lines_by(claimed, "deviation", "eps")),
+        plots=plots("C34", lines_by(claimed, "deviation", "eps")),
         notes=[
             f"The usual embedding, {case.where}: {case.value:.3g}."
             for case in claimed

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from normscope.claims.at_start import blocks_of, size_of
-from normscope.claims.form import Case, Evidence, Figure, Setup, claim, lines_by, plots_of
+from normscope.claims.form import Case, Evidence, Figure, Setup, claim, lines_by, plots
 from normscope.claims.measure import NotMeasured
 from normscope.claims.memory import flops, less
 from normscope.nn import build
@@ -36,7 +36,7 @@ def operations_of_rms_norm(setup: Setup) -> Evidence:
     return Evidence(
         [*claimed, *counted],
         Figure("most operations saved, in %", {None: max(savings)}),
-        plots=plots_of("B13", lines_by(counted, "width", "way")),
+        plots=plots("B13", lines_by(counted, "width", "way")),
         notes=[
             f"The savings span {max(savings) - min(savings):.2g} points; the printed range spans 57. In the "
             "paper of RMSNorm 7 to 64 % are running times of models."
@@ -132,7 +132,7 @@ def residual_cost(setup: Setup) -> Evidence:
     return Evidence(
         cases,
         Figure.largest("norms and adds in a step's operations or the parameters, in %", cases),
-        plots=plots_of("C22", lines),
+        plots=plots("C22", lines),
         unmeasured=["latency, which the text states for A100 and H100: no GPU here"],
     )
 

@@ -54,17 +54,12 @@ class Line:
         return cls(name, xs, middle, low, high, marks)
 
 
-def lines_of(points: Mapping[str, Mapping[float, Sequence[float]]], *, marks: bool = False) -> list[Line]:
-    """A line of each name, over the seeds' values at each x."""
-    return [Line.over_seeds(name, each, marks=marks) for name, each in points.items()]
-
-
 def lines_at(points: Iterable[tuple[str, float, float]], *, marks: bool = False) -> list[Line]:
     """A line of each name, over the values at each x of points (name, x, value)."""
     found: dict[str, dict[float, list[float]]] = {}
     for name, x, value in points:
         found.setdefault(name, {}).setdefault(x, []).append(value)
-    return lines_of(found, marks=marks)
+    return [Line.over_seeds(name, each, marks=marks) for name, each in found.items()]
 
 
 def lines_by(cases: "Iterable[Case]", x: str, name: str = "") -> list[Line]:

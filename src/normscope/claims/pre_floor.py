@@ -14,20 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from normscope import linalg
 from normscope.claims import real_blocks
 from normscope.claims.experiments import ROUND_OFF, of_part, share_held, spread
-from normscope.claims.form import Case, Evidence, Figure, Line, Setup, claim, lines_at, plots_of
+from normscope.claims.form import Case, Evidence, Figure, Line, Setup, claim, lines_at, plots
 from normscope.claims.real_blocks import F64, INITS, Layer
 from normscope.claims.training import Recipe, train_changed
-from normscope.linalg import (
-    JacobianOperator,
-    numerical_rank,
-    product_log_lower_bound,
-    product_log_singular_values,
-    sigma_max,
-    singular_values,
-    weyl_lower_bound,
-)
+from normscope.linalg import numerical_rank, singular_values, weyl_lower_bound
 from normscope.nn import Decoder
 
 SIZES = ((32, 1), (32, 4), (32, 16), (32, 64), (128, 1), (128, 8), (256, 1))
@@ -50,7 +43,7 @@ def pre_ln_floor(setup: Setup) -> Evidence:
             "Pre-LN branches and blocks with ‖A‖ < 1, in %",
             {seed: 100 * _met([case for case in own if case.seed == seed]) for seed in setup.seeds},
         ),
-        plots=plots_of("A11", _lines("depth", whole, width=32), _lines("width", whole, depth=1)),
+        plots=plots("A11", _lines("depth", whole, width=32), _lines("width", whole, depth=1)),
         notes=[
             f"‖A‖ < 1 by branch: {by_kind}.",
             f"By initialisation: {by_init}.",
@@ -97,8 +90,8 @@ def _block_cases(
 
 def _sequence_norm(layer: Layer) -> float:
     """‖A‖ of the map of all tokens, to 5 %."""
-    branch = JacobianOperator(lambda x: layer(x) - x, layer.x)
-    return sigma_max(branch, tol=0.05).value
+    branch = linalg.JacobianOperator(lambda x: layer(x) - x, layer.x)
+    return linalg.sigma_max(branch, tol=0.05).value
 
 
 def _trained_cases(setup: Setup) -> Iterator[Case]:
@@ -160,7 +153,7 @@ def floor_of_a_stack(setup: Setup) -> Evidence:
     return Evidence(
         cases,
         _looseness(loose, cases),
-        plots=plots_of("A15", lines_at(points)),
+        plots=plots("A15", lines_at(points)),
         notes=[
             f"{name}, {layers} layers: the bound is too low by {spread(gaps.values())} decades "
             f"(seeds: {len(gaps)})."
@@ -183,9 +176,9 @@ def _floors(init: str, own: bool, depth: int, seed: int) -> tuple[float, float, 
     layers = real_blocks.sublayers(model, ids) if own else real_blocks.one_token(model, 32, seed)[0]
     norms = [float(torch.linalg.matrix_norm(real_blocks.branch_jacobian(layer), 2)) for layer in layers]
     steps = torch.stack([real_blocks.step_jacobian(layer) for layer in layers])
-    bound = product_log_lower_bound([max(0.0, weyl_lower_bound(norm)) for norm in norms])
-    middle = product_log_lower_bound([float(singular_values(step)[-1]) for step in steps])
-    return bound, middle, float(product_log_singular_values(steps).log_values.min()), max(norms)
+    bound = linalg.product_log_lower_bound([max(0.0, weyl_lower_bound(norm)) for norm in norms])
+    middle = linalg.product_log_lower_bound([float(singular_values(step)[-1]) for step in steps])
+    return bound, middle, float(linalg.product_log_singular_values(steps).log_values.min()), max(norms)
 
 
 @claim("A22")
@@ -199,7 +192,7 @@ def _product_cases(seed: int) -> Iterator[Case]:
     for width, count in itertools.product((3, 16), (2, 5, 20)):
         for name, factors in _factor_lists(width, count, seed):
             values = singular_values(real_blocks.product(factors))
-            bound = product_log_lower_bound([float(singular_values(f)[-1]) for f in factors])
+            bound = linalg.product_log_lower_bound([float(singular_values(f)[-1]) for f in factors])
             slack = float(np.log(values[-1])) - bound
             floor = 1e-8 + width * count * 1e-15 * float(values[0] / values[-1])
             yield Case(seed, f"d = {width}, {count} factors, {name}", slack, bool(slack >= -floor))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from normscope.claims.claim import Claim, Sentence
+from normscope.claims.claim import Claim
 from normscope.claims.evidence import Case, Evidence, Figure
 from normscope.claims.judge import Judgement, judge
 from normscope.claims.plots import Line, Plot
@@ -59,14 +59,14 @@ class ClaimResult:
     def to_dict(self) -> dict[str, Any]:
         """The result for `--format json`: sentence, verdict, figure, condition, plots, seconds."""
         claim, evidence = self.claim, self.evidence
-        parts = [{"name": name, **_verdict(part, claim.parts[name])} for name, part in self.parts.items()]
+        parts = [{"name": name, **_verdict(part)} for name, part in self.parts.items()]
         given = {
             "id": claim.id,
             "says_zh": claim.says_zh,
             "sources": [dataclasses.asdict(source) for source in claim.sources],
             "asks": claim.asks,
             "kind": str(claim.kind),
-            **_verdict(self.judgement, claim.sentence),
+            **_verdict(self.judgement),
             "figure": evidence.figure and _figure(evidence.figure),
             "parts": parts,
             "plots": [dataclasses.asdict(plot) for plot in evidence.plots],
@@ -103,15 +103,20 @@ class ClaimResult:
         return cls(claim=claim, evidence=Evidence(**given), **taken, cached=True)
 
 
-def _verdict(judgement: Judgement, sentence: Sentence) -> dict[str, Any]:
-    counter = judgement.counterexample
-    counts = {name: getattr(judgement, name) for name in ("met", "cases", "of")}
+def _verdict(judgement: Judgement) -> dict[str, Any]:
+    sentence, counter = judgement.sentence, judgement.counterexample
+    condition = {
+        "says": sentence.condition,
+        "met": judgement.met,
+        "cases": judgement.cases,
+        "of": sentence.of,
+    }
     return {
         "says": sentence.says,
         "verdict": str(judgement.verdict),
-        "hypothesis": judgement.hypothesis or None,
+        "hypothesis": sentence.hypothesis or None,
         "outside": judgement.outside,
-        "condition": {"says": judgement.condition, **counts} if judgement.condition else None,
+        "condition": condition if sentence.condition else None,
         "smallest": sentence.smallest,
         "effects": [dataclasses.asdict(effect) for effect in judgement.effects],
         "cases": judgement.cases,

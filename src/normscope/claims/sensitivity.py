@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normscope.claims.at_start import blocks_of
 from normscope.claims.experiments import distance, gaussian, jacobian
-from normscope.claims.form import Case, Evidence, Figure, Setup, claim, flat, lines_of, plots_of
+from normscope.claims.form import Case, Evidence, Figure, Setup, claim, flat, lines_at, plots
 from normscope.claims.norm_jacobian import by_autograd
 from normscope.claims.training import Recipe, train_changed
 from normscope.linalg import layer_norm_jacobian
@@ -178,14 +178,11 @@ def gradient_by_scale(setup: Setup) -> Evidence:
             for part, own, bare in zip(("flat", "even"), found[name], found["none"], strict=True):
                 cases.append(Case(seed, where, own / bare, own / bare < 1, part))
     names = ("none", *NORMED)
-    sharpest = {
-        name: {scale: [found[name][0] for found in by.values()] for scale, by in bowls.items()}
-        for name in names
-    }
+    sharpest = [(name, scale, found[name][0]) for name in names for scale, _, found in flat(bowls)]
     return Evidence(
         cases,
         Figure.largest("largest relative error", cases),
-        plots=plots_of("C9", lines_of(sharpest)),
+        plots=plots("C9", lines_at(sharpest)),
         notes=[
             f"Xavier weights × {scale:g}, without norms, Pre-LN, Post-LN: {figure} "
             + ", ".join(f"{statistics.fmean(found[n][k] for found in by_seed.values()):.3g}" for n in names)

@@ -56,7 +56,7 @@ class Said:
         asks: what is measured, and what figure the sentence asks for.
         kind: whether one counter-example refutes it.
         parts: sentences that belong to it and get verdicts of their own, by name.
-        plots: titles, axes and levels of its plots, as `Plot` takes them; see `plots_of`.
+        plots: titles, axes and levels of its plots, as `Plot` takes them; see `plots`.
     """
 
     sources: tuple[Source, ...]
@@ -115,6 +115,6 @@ def _said(
     )
 
 
-def plots_of(id: str, *lines: Sequence[Line]) -> list[Plot]:
+def plots(id: str, *lines: Sequence[Line]) -> list[Plot]:
     """Plots of the claim `id`, one for each list of lines, under the titles in `sentences.toml`."""
     return [Plot(lines=each, **words) for words, each in zip(said_of(id).plots, lines, strict=True)]

@@ -199,9 +199,8 @@ def main(settings: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for world in given["worlds"]:
             store = Path(folder, f"store-{world}").as_uri()
-            with ProcessPoolExecutor(
-                world, mp_context=context
-            ) as pool:  # a rank a process: each waits for all
+            # A process for each rank, as each waits for all the others.
+            with ProcessPoolExecutor(world, mp_context=context) as pool:
                 ranks = [pool.submit(_rank, rank, world, given["seeds"], store) for rank in range(world)]
                 found += ranks[0].result()
     print(json.dumps(found))

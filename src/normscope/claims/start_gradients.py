@@ -16,7 +16,7 @@ from torch import nn
 from normscope.claims import at_start
 from normscope.claims.at_start import decoder, down_gradients, noise, slope, stack_of
 from normscope.claims.experiments import spread, values
-from normscope.claims.form import Case, Evidence, Figure, Setup, claim, flat, lines_along, lines_by, plots_of
+from normscope.claims.form import Case, Evidence, Figure, Setup, claim, flat, lines_along, lines_by, plots
 from normscope.nn import Context
 
 DEPTHS = (2, 4, 8, 16, 32, 64)
@@ -52,7 +52,7 @@ def gradients_of_post_ln(setup: Setup) -> Evidence:
     return Evidence(
         [*tilts, *depths, *setup.cases(_width_cases)],
         figure,
-        plots=plots_of("B3", lines_by(tilts, "depth", "memory"), lines_along(DEPTHS, by_depth)),
+        plots=plots("B3", lines_by(tilts, "depth", "memory"), lines_along(DEPTHS, by_depth)),
         notes=[
             f"Memory {memory}: last over first {spread(values(found))}, "
             f"diversity {spread(float(case.at['diversity']) for case in found)}."
@@ -123,12 +123,11 @@ def of_xiong(
 def _width_cases(seed: int) -> Iterator[Case]:
     heads = {"width": False, "width, unit head": True}
     for scheme, (part, unit) in itertools.product(("post", "pre"), heads.items()):
-
-        def gradient(width: int, scheme: str = scheme, unit: bool = unit) -> float:
-            draws = 4 if width < 1024 else 1
-            return of_xiong(scheme, 1, seed, width, unit_head=unit, draws=draws) / math.log(width) ** 0.5
-
-        p = at_start.exponent(gradient, WIDTHS)
+        gradients = []
+        for width in WIDTHS:
+            found = of_xiong(scheme, 1, seed, width, unit_head=unit, draws=4 if width < 1024 else 1)
+            gradients.append(found / math.log(width) ** 0.5)
+        p = slope(WIDTHS, gradients)
         yield Case(seed, f"{scheme}, exponent in d beside √(ln d)", p, abs(p - 1) <= NEAR, part)
 
 
@@ -152,7 +151,7 @@ def gradients_of_pre_ln(setup: Setup) -> Evidence:
     return Evidence(
         cases,
         Figure.largest("exponent in L of the last block's gradient", last),
-        plots=plots_of("B16", lines),
+        plots=plots("B16", lines),
     )
 
 

@@ -24,7 +24,7 @@ from normscope.claims.form import (
     flat,
     lines_along,
     mapped,
-    plots_of,
+    plots,
 )
 from normscope.claims.training import Recipe, effects, lead, train_changed
 from normscope.nn import SCHEMES, Decoder, Slot, Where, build
@@ -57,7 +57,7 @@ def stream_of_pre_ln(setup: Setup) -> Evidence:
             f"mean square after {DEEP} blocks over that at entry, Xavier weights",
             {seed: squares[-1] / squares[0] for seed, squares in lemma.items()},
         ),
-        plots=plots_of("B6", [*measured, *bounds], lines_along(blocks, shares)),
+        plots=plots("B6", [*measured, *bounds], lines_along(blocks, shares)),
         notes=[
             f"The share of the last of {DEEP} blocks is "
             f"{statistics.fmean(found[-1] for found in by_seed.values()):.2g} ({init})."
@@ -113,7 +113,7 @@ def variance_by_block(setup: Setup) -> Evidence:
         where = f"{name}, variance after {FAR} blocks over that at entry"
         cases.append(Case(seed, where, ratio, 1e-3 <= ratio <= 1e3, "hundred", within=has_both(name)))
     lines = lines_along(range(0, FAR + 1, 4), mapped(far, lambda values: values[::4]))
-    return Evidence(cases, figure, plots=plots_of("C8", lines))
+    return Evidence(cases, figure, plots=plots("C8", lines))
 
 
 def has_both(name: str) -> bool:
@@ -170,7 +170,7 @@ def scaled_start(setup: Setup) -> Evidence:
     return Evidence(
         cases,
         Figure("variance after 12 blocks of GPT-2 over that at entry, d = 256", own[256]),
-        plots=plots_of("C15", lines_along(LENGTHS, ends)),
+        plots=plots("C15", lines_along(LENGTHS, ends)),
         notes=[
             f"Variance after {LENGTHS[-1]} blocks: "
             + ", ".join(f"{mean:.3g} by {name}" for name, mean in means.items())
@@ -236,7 +236,7 @@ def final_norm(setup: Setup) -> Evidence:
     return Evidence(
         cases,
         saved,
-        plots=plots_of("C18", lines_along(LENGTHS, shown)),
+        plots=plots("C18", lines_along(LENGTHS, shown)),
         unmeasured=["its effect on fine-tuning on another task, of which 004 speaks"],
     )
 

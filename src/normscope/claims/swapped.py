@@ -83,7 +83,8 @@ def _moved(setup: Setup, first: Recipe, scheme: str) -> dict[int, Moved]:
     later, seen = replace(first, scheme=scheme, steps=AFTER, warmup=0), first.steps + AFTER
 
     def above(models: dict[int, Subject]) -> dict[int, float]:
-        return {s: _held_out(model, seen) - _bytes_alone(setup, s, seen) for s, model in models.items()}
+        unigram = {seed: unigram_losses(setup.text, seed, seen + HELD_OUT)[seen:] for seed in models}
+        return {s: _held_out(model, seen) - statistics.fmean(unigram[s]) for s, model in models.items()}
 
     olds = subjects(setup, first)
     train_models(olds, first)
@@ -115,10 +116,6 @@ def _held_out(subject: Subject, skip: int) -> float:
     """Mean loss of the batches after the first `skip`."""
     batches = itertools.islice(subject.batches(), skip, skip + HELD_OUT)
     return statistics.fmean(float(subject.loss(batch)) for batch in batches)
-
-
-def _bytes_alone(setup: Setup, seed: int, skip: int) -> float:
-    return statistics.fmean(unigram_losses(setup.text, seed, skip + HELD_OUT)[skip:])
 
 
 def _gradient(subject: Subject) -> float:

@@ -16,21 +16,13 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from normscope import train
 from normscope.claims.evidence import effect
 from normscope.claims.form import Case, Plot, Setup, flat, lines_along, lines_at, mapped
 from normscope.subjects import Subject
 from normscope.subjects.corpus import encode
 from normscope.subjects.text import load_text
-from normscope.train import (
-    CRITERION_STEPS,
-    LAST,
-    MARGIN,
-    RunConfig,
-    TrialConfig,
-    in_flushed_thread,
-    last_loss,
-    many_trials,
-)
+from normscope.train import CRITERION_STEPS, LAST, MARGIN, RunConfig, TrialConfig, last_loss
 from normscope.train.stack_forward import LossOf
 
 BATCH, LENGTH = 4, 32
@@ -252,14 +244,14 @@ def train_together(
     configs: Sequence[TrialConfig],
 ) -> list[list[float]]:
     """Train `models` in place, side by side, for the steps of the first config; the losses of each."""
-    trials = many_trials([copy.deepcopy(model) for model in models], batches, loss, configs)
+    trials = train.many_trials([copy.deepcopy(model) for model in models], batches, loss, configs)
 
     def run(checkpoint: Callable[[], None]) -> None:
         for _ in range(configs[0].steps):
             checkpoint()
             trials.advance()
 
-    in_flushed_thread(run)
+    train.in_flushed_thread(run)
     for k, model in enumerate(models):
         trials.export(k, model)
     return trials.losses

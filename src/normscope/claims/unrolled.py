@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from normscope.claims import real_blocks
 from normscope.claims.experiments import distance, gaussian, jacobian, spread
-from normscope.claims.form import Case, Evidence, Figure, Setup, claim, lines_at, plots_of
+from normscope.claims.form import Case, Evidence, Figure, Setup, claim, lines_at, plots
 from normscope.claims.real_blocks import Layer, product, started, walk
 from normscope.nn import Decoder
 
@@ -61,7 +61,7 @@ def identity_path(setup: Setup) -> Evidence:
     return Evidence(
         cases,
         Figure(f"‖identity path‖ / ‖gradient at x_0‖, Pre-LN, {DEPTHS[-1]} blocks", lasts),
-        plots=plots_of("B2", lines_at(shares)),
+        plots=plots("B2", lines_at(shares)),
     )
 
 

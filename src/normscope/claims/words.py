@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import normscope
 from normscope.claims.cache import environment, own_code
-from normscope.claims.claim import Sentence
 from normscope.claims.evidence import Figure
 from normscope.claims.judge import Effect, Judgement, Verdict
 from normscope.claims.kept import Kept, kept_long
@@ -79,13 +78,13 @@ def verdict_words(judgement: Judgement, strong: str = "") -> str:
 
 def condition_words(judgement: Judgement) -> str:
     """`: x < 1; met in 3 of 5 blocks`: the condition or hypothesis that a verdict rests on, and how often."""
-    words, of = "", judgement.of
+    words, sentence, of = "", judgement.sentence, judgement.sentence.of
     if judgement.verdict is Verdict.CONDITION:
-        words += f": {judgement.condition}"
+        words += f": {sentence.condition}"
         words += f"; met in {judgement.met} of {judgement.cases} {of}" if of else ""
     if judgement.outside and of:
         whole = judgement.cases + judgement.outside
-        words += f"; its hypothesis, {judgement.hypothesis}, is met in {judgement.cases} of {whole} {of}"
+        words += f"; its hypothesis, {sentence.hypothesis}, is met in {judgement.cases} of {whole} {of}"
     return words
 
 
@@ -104,9 +103,9 @@ def effect_words(effect: Effect, smallest: float) -> str:
     return f"{effect.where}: {number(effect.mean)} ({spread}{fresh}), counts from {number(smallest)}"
 
 
-def effects_words(judgement: Judgement, sentence: Sentence) -> list[str]:
+def effects_words(judgement: Judgement) -> list[str]:
     """The interval of each cell; none for a sentence without a smallest effect."""
-    smallest = sentence.smallest
+    smallest = judgement.sentence.smallest
     return [] if smallest is None else [effect_words(effect, smallest) for effect in judgement.effects]
 
 
@@ -255,11 +254,11 @@ def facts(tested: ClaimResult, strong: str = "") -> Iterator[tuple[str, str]]:
         yield "why", tested.reason
     if evidence.figure is not None:
         yield "figure", figure_words(evidence.figure)
-    for words in effects_words(tested.judgement, claim.sentence):
+    for words in effects_words(tested.judgement):
         yield "effect", words
-    for name, part in tested.parts.items():
-        effects = "; ".join(effects_words(part, claim.parts[name]))
-        words = f"{claim.parts[name].says} {_judged(part, strong)}"
+    for part in tested.parts.values():
+        effects = "; ".join(effects_words(part))
+        words = f"{part.sentence.says} {_judged(part, strong)}"
         yield "besides", words + (effects and f"; effect: {effects}")
     for note in evidence.notes:
         yield "note", note
