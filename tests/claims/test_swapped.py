@@ -1,5 +1,7 @@
 """Moving the norms of a model that was trained a little."""
 
+import dataclasses
+
 import pytest
 
 from normscope.claims import CLAIMS, Setup, Verdict, measure_claim, swapped
@@ -33,6 +35,6 @@ def test_half_of_what_was_learnt_is_a_sharp_drop(after, tuned, drops, no_better,
 def test_a_swap_changes_the_loss_and_leaves_the_old_model_alone():
     subject = Recipe(scheme="post", depth=1, width=8).config(0).subject()
     before = swapped._held_out(subject, 0)
-    moved = swapped.replace_model(subject, swapped._swapped(subject.model, "pre"))
+    moved = dataclasses.replace(subject, model=swapped._swapped(subject.model, "pre"))
     assert swapped._held_out(moved, 0) != before
     assert swapped._held_out(subject, 0) == before

@@ -17,18 +17,7 @@ from torch import Tensor
 
 from normscope.claims.at_start import slope, stack_of
 from normscope.claims.experiments import of_part, share_held, spread, values
-from normscope.claims.form import (
-    Case,
-    Evidence,
-    Figure,
-    Line,
-    Setup,
-    claim,
-    flat,
-    lines_along,
-    mapped,
-    plots,
-)
+from normscope.claims.form import Case, Evidence, Figure, Line, Setup, claim, flat, lines_along, mapped, plots
 from normscope.claims.real_blocks import F64, INITS, embedded, one_token, started, step_jacobian, sublayers
 from normscope.linalg import product_log_singular_values, singular_values
 from normscope.nn import Context

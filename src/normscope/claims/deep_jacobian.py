@@ -32,7 +32,6 @@ STEPS = [float(size) for size in np.logspace(-2.5, -5.5, 7)]
 LINEAR = 1.5
 """Slope of the remainder between that of a kink, 1, and that of a curve, 2."""
 
-
 LAYERS = {
     f"{scheme}, {activation}{', x₀ on a kink' if kinked else ''}": (scheme, activation, kinked)
     for scheme in ("post", "pre")

@@ -138,8 +138,6 @@ def gates_of(module: nn.Module) -> list[HighwayGate]:
 
 
 HIGHWAY = Recipe(scheme="highway", depth=8, steps=100)
-
-
 BIASES, HELD_OUT_BIASES = (0.0, -2.0, -4.0), (-1.0, -3.0)
 """Gate biases: those of the paper (Srivastava et al. 2015) are -1 to -4."""
 LOST = 3.0

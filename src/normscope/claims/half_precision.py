@@ -103,11 +103,10 @@ def _statistics_cases(width: int, seed: int) -> Iterator[Case]:
             half = {key: off(norm_by(how, x_ND, dtype), truth) / unit for key, how in METHODS.items()}
             wide = off(norm_by(two_pass, x_ND, torch.float32), truth) / unit
             theirs = off(NORMS["layernorm"](width, EPS).to(dtype)(x_ND).detach(), truth) / unit
-            better = half["Welford"] < half["one-pass"]
             for part, value, holds, met in (
                 ("", half["two-pass"], half["two-pass"] > 10 and wide <= 2, width * unit > 1),
                 ("welford", half["Welford"], half["Welford"] <= 10, True),
-                ("better", half["Welford"], better, mean >= 10),
+                ("better", half["Welford"], half["Welford"] < half["one-pass"], mean >= 10),
                 ("robust", theirs, theirs <= 2, True),
             ):
                 at: dict[str, float | str] = {"dtype": name, "width": width, "mean": mean}

@@ -37,7 +37,6 @@ def _gain_cases(seed: int) -> Iterator[Case]:
         if layer.x.numel() > 64:
             continue
         u, values, vh = torch.linalg.svd(jacobian(layer, layer.x))
-
         changes = torch.stack([_change(layer, v) for v in vh])
         errors = {
             "": changes.norm(dim=1) - values,

@@ -64,11 +64,7 @@ def _require_sound(claim: Claim, evidence: Evidence) -> None:
     for case in evidence.cases:
         place = f"{claim.id}: {case.where}"
         flags = (case.holds, case.met, case.within)
-        assert all(type(flag) is bool for flag in flags), (
-            f"{place}: holds, met and within are Python's own bool"
-        )
-        assert not (case.holds and math.isnan(case.value)), (
-            f"{place}: a case that holds has a figure, not NaN"
-        )
+        assert all(type(flag) is bool for flag in flags), f"{place}: holds, met and within are bool"
+        assert not (case.holds and math.isnan(case.value)), f"{place}: a case that holds has a figure"
         if claim.sentences[case.part].smallest is not None:
             assert math.isfinite(case.value), f"{place}: an effect is finite"

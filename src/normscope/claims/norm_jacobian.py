@@ -3,7 +3,7 @@
 Shapes: D width.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
@@ -104,11 +104,13 @@ def kernel_of_layer_norm(setup: Setup) -> Evidence:
     real = setup.cases(lambda seed: _eps_cases(seed, setup))
     worst = max(real, key=lambda case: case.value)
     by_scale = {seed: _gains_by_scale(seed) for seed in setup.seeds}
+    measured = lines_along(RATIOS, {"measured": by_scale}, marks=True)
+    formula = Line("ε/(var + ε)", RATIOS, [1 / (1 + ratio) for ratio in RATIOS])
     off = np.abs(np.array(list(by_scale.values())) * (1 + np.array(RATIOS)) - 1).max()
     return Evidence(
         [*kernels, *others, *real],
         Figure.largest("largest share that comes through along 1 or ẑ", kernels),
-        plots=plots("A2", _scale_lines(by_scale)),
+        plots=plots("A2", [*measured, formula]),
         notes=[
             f"The largest gain of ẑ in a real model is {worst.value:.2g} of that elsewhere: {worst.where}.",
             f"ẑ has the gain ε/(var + ε) beside other directions, to {off:.0e} of it.",
@@ -180,13 +182,6 @@ def _gains_by_scale(seed: int) -> list[float]:
     """The gain of ẑ at each of `RATIOS`."""
     z = _normalised(gaussian(seed, 16))
     return [_gain_along(ratio**0.5 * z, 1.0) for ratio in RATIOS]
-
-
-def _scale_lines(by_scale: Mapping[int, Sequence[float]]) -> list[Line]:
-    """Lines of the gain of ẑ by scale, measured and by the formula."""
-    measured = lines_along(RATIOS, {"measured": by_scale}, marks=True)
-    formula = Line("ε/(var + ε)", RATIOS, [1 / (1 + ratio) for ratio in RATIOS])
-    return [*measured, formula]
 
 
 def _normalised(z: Tensor) -> Tensor:

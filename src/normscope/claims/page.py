@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from normscope.claims import words
-from normscope.claims.kept import kept_long, machine_words
+from normscope.claims.kept import machine_words
 from normscope.claims.plots import draw
 from normscope.claims.result import ClaimResult
 from normscope.claims.setup import Setup
@@ -56,7 +56,7 @@ def render_page(
     return templates.get_template(name).render(
         words=words,
         plots=_plots,
-        kept=lambda each: None if each.long else kept_long(each.claim),
+        kept=words.kept_beside,
         tested=tested,
         sections=sections(tested),
         signs=[(words.SIGNS[verdict], number) for verdict, number in words.counts(tested).items()],

@@ -198,16 +198,11 @@ def _snippet_case(printed: Printed) -> Case:
     model = model_of(printed, 0)
     found = placement_of(read(model))
     x_BTD = torch.randn(BATCH, TOKENS, WIDTH)
-    far = distance(model.stream(x_BTD), _by_torch(model, printed.label, x_BTD))
+    by_torch = nn.Sequential(*(torch_block(block, printed.label) for block in model.blocks))  # type: ignore[arg-type]
+    far = distance(model.stream(x_BTD), by_torch(x_BTD))
     part = "others" if printed.text != "004" else "" if printed.label == "post" else "pre"
     where = f"{printed.text} {printed.where} is {found}, its distance from {printed.label} of torch"
     return Case(None, where, far, found == printed.label, part, at={"read": found})
-
-
-def _by_torch(model: PrintedModel, label: str, x_BTD: Tensor) -> Tensor:
-    for block in model.blocks:
-        x_BTD = torch_block(block, label)(x_BTD)  # type: ignore[arg-type]
-    return x_BTD
 
 
 @claim("B18")

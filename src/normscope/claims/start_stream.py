@@ -14,18 +14,7 @@ from torch import Tensor, nn
 
 from normscope.claims import at_start
 from normscope.claims.at_start import noise, slope, stack_of, stream_by_block, variance
-from normscope.claims.form import (
-    Case,
-    Evidence,
-    Figure,
-    Line,
-    Setup,
-    claim,
-    flat,
-    lines_along,
-    mapped,
-    plots,
-)
+from normscope.claims.form import Case, Evidence, Figure, Line, Setup, claim, flat, lines_along, mapped, plots
 from normscope.claims.training import Recipe, effects, lead, train_changed
 from normscope.nn import SCHEMES, Decoder, Slot, Where, build
 

@@ -1,6 +1,5 @@
 """Cost of moving the norms of a trained model, and recovery by further training."""
 
-import copy
 import itertools
 import math
 import statistics
@@ -88,7 +87,7 @@ def _moved(setup: Setup, first: Recipe, scheme: str) -> dict[int, Moved]:
 
     olds = subjects(setup, first)
     train_models(olds, first)
-    news = {seed: replace_model(old, _swapped(old.model, scheme)) for seed, old in olds.items()}
+    news = {seed: replace(old, model=_swapped(old.model, scheme)) for seed, old in olds.items()}
     trained, swapped = above(olds), above(news)
     gradients = {seed: _gradient(news[seed]) / _gradient(olds[seed]) for seed in setup.seeds}
     train_models(news, later, skip=first.steps)
@@ -96,13 +95,6 @@ def _moved(setup: Setup, first: Recipe, scheme: str) -> dict[int, Moved]:
     train_models(fresh, later, skip=first.steps)
     tuned, scratch = above(news), above(fresh)
     return {s: Moved(trained[s], swapped[s], tuned[s], scratch[s], gradients[s]) for s in setup.seeds}
-
-
-def replace_model(subject: Subject, model: nn.Module) -> Subject:
-    """The subject with another model."""
-    other = copy.copy(subject)
-    other.model = model
-    return other
 
 
 def _swapped(model: nn.Module, scheme: str) -> nn.Module:

@@ -61,11 +61,8 @@ def figure_words(figure: Figure | None) -> str:
     """`largest error: 3e-16 (2e-16 … 5e-16)`."""
     if figure is None:
         return ""
-    spread = (
-        ""
-        if number(figure.low) == number(figure.high)
-        else f" ({number(figure.low)} … {number(figure.high)})"
-    )
+    low, high = number(figure.low), number(figure.high)
+    spread = "" if low == high else f" ({low} … {high})"
     return f"{figure.what}: {number(figure.value)}{spread}"
 
 
@@ -120,10 +117,8 @@ def kept_words(kept: Kept) -> str:
     result = kept.result
     said, figure = result["verdict"], result["figure"]
     if said == Verdict.CONDITION and (condition := result["condition"]):
-        said = (
-            f"{said}: {condition['says']}; met in {condition['met']} of {condition['cases']} "
-            f"{condition['of']}"
-        )
+        met = f"met in {condition['met']} of {condition['cases']} {condition['of']}"
+        said = f"{said}: {condition['says']}; {met}"
     if figure is not None:
         by_seed = {int(seed): float(value) for seed, value in figure["by_seed"].items()}
         said += f": {figure_words(Figure(figure['what'], by_seed))}"
@@ -164,11 +159,14 @@ def to_json(
         "texts": [dataclasses.asdict(text) for text in TEXTS.values()],
         "interrupted_before": list(missing),
         "tally": {str(verdict): count for verdict, count in counts(tested).items()},
-        "claims": [
-            each.to_dict() | {"digest": own_code(each.claim), "kept_long": _kept(each)} for each in tested
-        ],
+        "claims": [_entry(each) for each in tested],
     }
     return json.dumps(given, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _entry(tested: ClaimResult) -> dict[str, Any]:
+    kept = kept_beside(tested)
+    return tested.to_dict() | {"digest": own_code(tested.claim), "kept_long": kept and kept.to_dict()}
 
 
 def text_words(setup: Setup) -> str:
@@ -176,9 +174,9 @@ def text_words(setup: Setup) -> str:
     return "the Python standard library's source" if setup.text is None else setup.text.name
 
 
-def _kept(tested: ClaimResult) -> dict[str, Any] | None:
-    kept = None if tested.long else kept_long(tested.claim)
-    return None if kept is None else kept.to_dict()
+def kept_beside(tested: ClaimResult) -> Kept | None:
+    """The kept long result of a claim that was tested in its short form."""
+    return None if tested.long else kept_long(tested.claim)
 
 
 def table(tested: Sequence[ClaimResult]) -> "Table":
@@ -218,9 +216,8 @@ def tally(tested: Sequence[ClaimResult]) -> str:
     parts = ", ".join(
         f"{numbers[verdict]} {_verb(verdict, numbers[verdict])}" for verdict in Verdict if numbers[verdict]
     )
-    note = (
-        f"; {', '.join(broken)} broke" if (broken := [each.claim.id for each in tested if each.error]) else ""
-    )
+    broken = [each.claim.id for each in tested if each.error]
+    note = f"; {', '.join(broken)} broke" if broken else ""
     return f"{len(tested)} claim{'s' if len(tested) != 1 else ''}: {parts}{note}"
 
 
@@ -264,7 +261,7 @@ def facts(tested: ClaimResult, strong: str = "") -> Iterator[tuple[str, str]]:
         yield "note", note
     for words in evidence.unmeasured if evidence.cases else ():
         yield "not measured", words
-    if not tested.long and (kept := kept_long(claim)):
+    if kept := kept_beside(tested):
         yield "long form", f"{kept_words(kept)} ({kept.where})"
 
 
