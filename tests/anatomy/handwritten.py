@@ -1,4 +1,4 @@
-"""All hand-written cases: each module puts its rows into the one table as it is imported."""
+"""All handwritten cases: each module adds its rows to one table when it is imported."""
 
 from importlib import import_module
 

@@ -1,4 +1,4 @@
-"""Hand-written models: the many ways to write one residual stream, and the reading each must have."""
+"""Handwritten models: many ways to write a residual stream, each with its expected reading."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ def token_ids() -> Tensor:
 
 
 def case(name: str, build: Callable[[], nn.Module], *stacks: StackReading, **more: Any) -> None:
-    """One more row of the table."""
+    """Add a row to the table."""
     CASES.append(Case(name, build, stacks, more.pop("batch", token_ids), **more))
 
 
@@ -69,7 +69,7 @@ class FeedForward(nn.Sequential):
 
 
 class Block(nn.Module):
-    """Parts of one block; a case says in `forward` how they are put together. As written: Pre-LN."""
+    """Parts of one block; a case joins them in its `forward`. Pre-LN by default."""
 
     def __init__(self, attention: nn.Module | None = None, feed_forward: nn.Module | None = None) -> None:
         super().__init__()

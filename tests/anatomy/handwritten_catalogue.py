@@ -1,4 +1,4 @@
-"""Schemes of the catalogue that only their own dataflow or the view of the whole stack tells apart."""
+"""Schemes of the catalogue that are recognised by their own dataflow or by the whole stack."""
 
 import math
 from collections.abc import Callable
@@ -200,7 +200,7 @@ class DynamicHyperConnections(HyperConnections):
 
 
 class MeanHyperConnections(HyperConnections):
-    """The reading depends on the mean of the streams, which is no branch's entry."""
+    """The read weights depend on the mean of the streams, which is no branch's entry."""
 
     def connect(self, i: int, h: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
         read = self.read[i] + torch.tanh(self.maps[i](h.mean(-2)))[..., : self.n]
@@ -235,7 +235,7 @@ def weighted(stream: float, branch: float, block: type[Block] = Block) -> Callab
 
 
 def alternating() -> Tower:
-    """The branches weigh less from block to block."""
+    """The branches' weights fall from block to block."""
     model = pre_tower(Block)
     for index, block in enumerate(model.blocks):
         beta = 0.6 / (index + 1)
@@ -244,7 +244,7 @@ def alternating() -> Tower:
 
 
 def keel_tower(n: int) -> Tower:
-    """The first block plain Pre-LN."""
+    """KEEL, whose first block is plain Pre-LN."""
     return Tower(Block(), *(Keel() for _ in range(n - 1)), final=nn.Identity())
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 def joined(join: Callable[[Tensor, Tensor], Tensor], block: type[Block] = Block) -> Callable[[], nn.Module]:
-    """A Pre-LN tower whose two branches meet the stream by `join`."""
+    """A Pre-LN tower whose two branches are added to the stream by `join`."""
 
     def build() -> nn.Module:
         model = pre_tower(block)
@@ -24,7 +24,7 @@ def joined(join: Callable[[Tensor, Tensor], Tensor], block: type[Block] = Block)
 
 
 def iadd(x: Tensor, y: Tensor) -> Tensor:
-    """In place: autograd's version counter moves, the storage stays."""
+    """In-place add: autograd's version counter moves, the storage stays."""
     x += y
     return x
 

@@ -1,4 +1,4 @@
-"""LayerNorm, RMSNorm and the L2 norm made by hand."""
+"""LayerNorm, RMSNorm and the L2 norm written by hand."""
 
 import math
 from collections.abc import Callable
@@ -78,7 +78,7 @@ case(
 
 
 class GammaFirst(nn.Module):
-    """γ·(x − μ)/(σ + ε) + β, as The Annotated Transformer writes it: γ stands in front of the division."""
+    """γ·(x − μ)/(σ + ε) + β, as in The Annotated Transformer: γ is applied before the division."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Ways to run one model: checkpointing, tracing, compiling, custom functions, fused adds."""
+"""Ways to run a model: checkpointing, tracing, compiling, custom functions, fused adds."""
 
 from typing import Any
 
@@ -72,7 +72,7 @@ class DataDependent(Block):
 
 
 class Fused(Block):
-    """The residual rides in the addmm of the output projection."""
+    """The addmm of the output projection adds the residual."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Fused(Block):
 
 
 class Carrying(Block):
-    """Hands (hidden, residual) on, as the fused add+norm kernels do: the add is at the next block's head."""
+    """Returns (hidden, residual), as for fused add+norm kernels: the next block starts with the add."""
 
     def forward(self, pair: Any) -> Any:
         hidden, residual = pair if isinstance(pair, tuple) else (pair, None)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 
 class Wrapper(nn.Module):
-    """As DataParallel holds its model."""
+    """A wrapper that holds its model as DataParallel does."""
 
     def __init__(self, module: nn.Module, wrap: Callable[[Tensor], Any] = lambda out: out) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class FlatList(Tower):
 
 
 class ResidualWrapper(nn.Module):
-    """lucidrains' PreNorm/Residual style: the add is in a module of its own around every branch."""
+    """lucidrains' PreNorm/Residual style: a module around every branch does the add."""
 
     def __init__(self, branch: nn.Module) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class ResidualWrapper(nn.Module):
 
 
 class LongSkips(Tower):
-    """A U-net: the last half adds what the first half left."""
+    """A U-net: the last half adds the outputs of the first half."""
 
     def run(self, x: Tensor) -> Tensor:
         skips = []
@@ -133,7 +133,7 @@ class ConvolutionBehind(Block):
 
 
 class TwoStreams(Tower):
-    """Pegasus-X: a few global tokens with a stream of their own, in the same blocks and feed-forwards."""
+    """Pegasus-X: a few global tokens have their own stream in the same blocks and feed-forwards."""
 
     def run(self, x: Tensor) -> Tensor:
         g = self.positions.weight[None, :2].expand(len(x), -1, -1)
@@ -203,7 +203,7 @@ class Patches(Tower):
 
 
 class TorchEncoder(nn.Module):
-    """torch.nn.TransformerEncoder as people call it, causal mask and all."""
+    """torch.nn.TransformerEncoder as it is usually called, with a causal mask."""
 
     def __init__(self, norm_first: bool, final: bool) -> None:
         super().__init__()
@@ -219,7 +219,7 @@ class TorchEncoder(nn.Module):
 
 
 def oddly_named() -> nn.Module:
-    """Paths that say nothing, or the wrong thing."""
+    """A model whose module names are meaningless or misleading."""
     model = pre_tower(Block)
     for block in model.blocks:
         block.mlp = block.attention
@@ -228,7 +228,7 @@ def oddly_named() -> nn.Module:
 
 
 def pair_of_ids() -> tuple[Tensor, Tensor]:
-    """A source and a target of another length."""
+    """A source and a target of different lengths."""
     return torch.randint(0, VOCABULARY, (2, 8)), torch.randint(0, VOCABULARY, (2, 6))
 
 
@@ -264,7 +264,7 @@ case("nested", lambda: pre_tower(Nested), unread=True)
 case(
     "nn.Transformer-post",
     lambda: EncoderDecoder(False),
-    # nn.Transformer puts one more norm behind each stack, Post-LN or not
+    # nn.Transformer adds another norm after each stack, Post-LN or not
     stack(*2 * ["A.post F.post"], final=True),
     stack(*2 * ["A.post X.post F.post"], final=True),
     batch=pair_of_ids,

@@ -1,4 +1,4 @@
-"""Hugging Face model types with tiny configs, and what a reader of their modelling code would say of them.
+"""Hugging Face model types with tiny configs, and the expected reading from their modelling code.
 
 Every expectation was taken from the `forward` of the model's own file in transformers, not from our reader.
 Where a model departs from its family, the comment says what the source does.
@@ -19,7 +19,7 @@ VOCABULARY = 260
 
 @dataclass(frozen=True)
 class HFModel:
-    """A model type, its options, what it eats, and its reading.
+    """A model type, its options, its inputs, and its expected reading.
 
     Attributes:
         name: unique, the test's id.
@@ -47,7 +47,7 @@ class HFModel:
 
 
 def _head(config: Any) -> Any:
-    """The class with a head where there is one: an encoder-decoder is asked for both its stacks."""
+    """The class with a head where there is one: an encoder-decoder then runs both stacks."""
     both = (
         modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
         modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
@@ -171,7 +171,7 @@ def _text(
 def _same(
     types: str, options: Mapping[str, Any], stacks: tuple[StackReading, ...], **more: Any
 ) -> list[HFModel]:
-    """Types whose configs share the family's names and whose readings are the same."""
+    """Add types whose configs share the family's names and whose readings are the same."""
     return [_text(model_type, options, stacks, **more) for model_type in types.split()]
 
 
@@ -394,7 +394,7 @@ ENCODERS = [
         {**BERT, "num_hidden_layers": 3, "local_attention": 8, "global_attn_every_n_layers": 3},
         (stack("A.none F.pre", "A.pre F.pre", "A.pre F.pre", norm="layernorm", final=True),),
     ),
-    # the decoder starts from upsample(deep) + first block: a long skip, which is said
+    # the decoder starts from upsample(deep) + first block: a long skip, which is reported
     _text(
         "funnel",
         {
@@ -477,7 +477,7 @@ VISION = [
     *_same("vit deit vit_msn", VIT, pre(), inputs="image"),
     _text("ijepa", VIT, pre(), inputs="image"),
     _text("clip_vision_model", VIT, pre(), inputs="image"),
-    # the pooling head has a residual of its own after the last norm; whether it is mentioned is left open
+    # the pooling head has its own residual after the last norm; it may be reported or not
     _text("siglip_vision_model", VIT, pre(), inputs="image", unread=None),
     *_same("dinov2 dinov2_with_registers", VIT, pre(join="learnt", branch_scale="learnt"), inputs="image"),
     *_same("beit data2vec-vision", VIT, pre(join="learnt", branch_scale="learnt"), inputs="image"),
@@ -489,7 +489,7 @@ VISION = [
         inputs="image",
         scheme="swin-v2",
     ),
-    # pos_conv_embed(x) + x sits before the blocks; whether it is mentioned is left open
+    # pos_conv_embed(x) + x is before the blocks; it may be reported or not
     *_same("wav2vec2 hubert unispeech", WAVEFORM, post(), inputs="waveform", unread=None),
     _text(
         "wav2vec2",

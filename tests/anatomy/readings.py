@@ -24,7 +24,7 @@ class StackReading:
     branch_scale: float | str | None = None
 
     def lines(self) -> list[str]:
-        """The reading, one line a block, as `lines_of` writes that of an anatomy."""
+        """The reading, one line per block, in the form of `lines_of`."""
         scales = _scales(self.join, self.stream_scale, self.branch_scale)
         blocks = [
             " ".join(
@@ -37,7 +37,7 @@ class StackReading:
 
 
 def lines_of(anatomy: Anatomy) -> list[list[str]]:
-    """An anatomy as the table writes it: a list of lines for every stack."""
+    """An anatomy in the notation of the table: a list of lines for every stack."""
     return [
         [
             *(" ".join(_branch(branch) for branch in block.branches) for block in stack.blocks),
@@ -62,7 +62,7 @@ def _scales(join: str, stream: float | str | None, branch: float | str | None) -
 
 
 def stack(*blocks: str, norm: str = "layernorm", final: bool, **scales: Any) -> StackReading:
-    """A stack of the blocks as written."""
+    """A stack of the given blocks."""
     return StackReading(blocks, norm, final, **scales)
 
 

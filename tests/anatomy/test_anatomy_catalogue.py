@@ -1,4 +1,4 @@
-"""The reading of a model of ours names its scheme back, or the class whose dataflow it shares."""
+"""Tests that the reading of our models names their scheme, or the class with the same dataflow."""
 
 import math
 from typing import Any
@@ -32,13 +32,13 @@ def read(model: str, name: str, depth: int, **options: Any) -> Anatomy:
 
 
 def ids(model: str) -> Any:
-    """Arguments of the model's call: two texts, of different lengths, for two stacks."""
+    """Arguments of the model's call; for two stacks, two texts of different lengths."""
     text = torch.randint(0, 16, (2, 5))
     return (text, text[:, :4]) if model == "encoder-decoder" else text
 
 
 def names(anatomy: Anatomy) -> set[str]:
-    """Names of the branches: by their scheme, where none is decided by their placement."""
+    """Names of the branches: their scheme, or else their placement."""
     return {branch.scheme or branch.placement for branch in anatomy.branches}
 
 
@@ -120,13 +120,13 @@ def test_sites_are_found_again(name: str) -> None:
 
 
 def _assert_flows_on(anatomy: Anatomy, found: dict[Site, torch.Tensor]) -> None:
-    """A block's output is the next one's input."""
+    """Assert that a block's output is the next one's input."""
     for before, after in zip(anatomy.blocks, anatomy.blocks[1:], strict=False):
         torch.testing.assert_close(found[before.exit], found[after.entry])
 
 
 def assert_reaches(loss: torch.Tensor, tensors: list[torch.Tensor]) -> None:
-    """The logits depend on every branch's output."""
+    """Assert that the logits depend on every branch's output."""
     gradients = torch.autograd.grad(loss.sum(), tensors, allow_unused=True)
     assert all(gradient is not None for gradient in gradients)
 

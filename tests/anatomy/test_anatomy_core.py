@@ -1,4 +1,4 @@
-"""The reading's foundations: recording, capture, measuring, and three models read to the last site."""
+"""Tests of recording, capture and measuring, and of every site of three models."""
 
 import pytest
 import torch
@@ -178,7 +178,7 @@ def test_a_stream_that_autograd_saves_is_captured_with_its_graph() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 5, 16), (5, 16)])
 def test_scores_with_a_learnt_bias_of_the_first_layer_are_no_stream(shape: tuple[int, ...]) -> None:
-    """A bias that the first attention has read is an ancestor of every later score (T5, ALiBi).
+    """A bias that the first attention reads is an ancestor of every later score (T5, ALiBi).
 
     Without a batch axis, the attention's value is the stream itself and no view of it.
     """
@@ -201,7 +201,7 @@ def test_scores_with_a_learnt_bias_of_the_first_layer_are_no_stream(shape: tuple
 
 
 class InPlace(nn.Module):
-    """x += f(x), twice a block, without norms: the tensor is one object all the way."""
+    """x += f(x), twice per block, without norms: the stream is one tensor object throughout."""
 
     def __init__(self) -> None:
         super().__init__()

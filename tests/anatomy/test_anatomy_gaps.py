@@ -1,4 +1,4 @@
-"""Parts that could not be read are reported, and their stacks are not called complete."""
+"""Tests that parts that could not be read are reported, and their stacks are not complete."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from normscope.report import text_anatomy
 
 
 class Skipless(Block):
-    """A block in the middle of a stack whose attention is not added to anything."""
+    """A block in the middle of a stack whose attention is not added to the stream."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.attention(self.norm1(x))
@@ -26,7 +26,7 @@ class Straight(Block):
 
 
 class Hidden(nn.Module):
-    """A feed-forward with an op that hides what it computes."""
+    """A feed-forward with an opaque op."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Hidden(nn.Module):
 
 
 class Pair(nn.Module):
-    """An encoder and a decoder of torch, the encoder's feed-forward hidden or not."""
+    """An encoder and a decoder of torch, the encoder's feed-forward opaque or not."""
 
     def __init__(self, hidden: bool) -> None:
         super().__init__()

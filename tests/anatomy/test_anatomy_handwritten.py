@@ -1,4 +1,4 @@
-"""The reading of every model in `handwritten`."""
+"""Tests of the reading of every model in `handwritten`."""
 
 import pytest
 import torch

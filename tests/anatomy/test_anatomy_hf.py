@@ -1,4 +1,4 @@
-"""The reading of every model type in `hf_models`, against what its source says."""
+"""Tests of the reading of every model type in `hf_models` against its source."""
 
 import pytest
 from hf_models import MODELS, HFModel
@@ -8,7 +8,7 @@ from normscope.anatomy import read_anatomy
 
 
 @pytest.mark.parametrize("entry", MODELS, ids=[entry.name for entry in MODELS])
-@pytest.mark.filterwarnings("ignore")  # transformers' own deprecations are not ours to judge
+@pytest.mark.filterwarnings("ignore")  # deprecations inside transformers
 def test_reads_what_the_source_says(entry: HFModel) -> None:
     model, batch = entry.build()
 

@@ -1,4 +1,4 @@
-"""Sums of two points of the stream: the stream goes on from the later one, the earlier one is a long skip."""
+"""Tests of sums of two points of the stream: it continues from the later; the earlier is a long skip."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def rms(x: Tensor) -> Tensor:
 
 
 class SmallBlock(nn.Module):
-    """Pre-LN without weights in its norms, squared ReLU, a value embedding behind a gate of its own."""
+    """Pre-LN without weights in its norms, squared ReLU, a gated value embedding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Speedrun(nn.Module):
 
 
 class UNet(Tower):
-    """The second half adds what the first half left, each by a share of its own."""
+    """The second half adds the outputs of the first half, each with its own share."""
 
     def __init__(self, depth: int, learnt: bool) -> None:
         super().__init__(*(Block() for _ in range(depth)))
@@ -84,7 +84,7 @@ class UNet(Tower):
 
 
 class Dense(Tower):
-    """DenseFormer: behind each block a learnt mean of everything before."""
+    """DenseFormer: after each block, a learnt mean of all earlier states."""
 
     def __init__(self, depth: int) -> None:
         super().__init__(*(Block() for _ in range(depth)))
@@ -106,7 +106,7 @@ class Whole(Tower):
 
 
 def adds_up(model: nn.Module, anatomy: Anatomy, ids: Tensor) -> None:
-    """The captured sum of a long skip is a combination of its source and the stream."""
+    """Assert that the captured sum of a long skip is a combination of its source and the stream."""
     sites = [site for s in anatomy.stacks for skip in s.long_skips for site in (skip.source, skip.sum)]
     with measuring(model):
         _, got = capture(model, lambda: model(ids), sites)

@@ -1,4 +1,4 @@
-"""Plain names: wrappers lose theirs, a model's own child called `module` does not."""
+"""Tests of plain names: wrappers' parts are left out; a model's own child called `module` keeps its name."""
 
 import copy
 
@@ -11,7 +11,7 @@ from normscope.anatomy import named_modules, named_parameters, read_anatomy
 
 
 class Residual(nn.Module):
-    """x + module(x), the child really called `module`, beside nothing else."""
+    """x + module(x), with a single child that is called `module`."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class Residual(nn.Module):
 
 
 class Sums(nn.Module):
-    """A block with a child called `module` and a branch of its own beside it, both with a `weight`."""
+    """A block with a child called `module` and another branch, both with a `weight`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Sums(nn.Module):
 
 
 class Wrapper(nn.Module):
-    """A wrapper as training libraries write them."""
+    """A wrapper in the style of training libraries."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Readings of ops that are opaque, of tensors that hold no data, and with memory."""
+"""Tests of readings with opaque ops, with tensors without data, and of memory."""
 
 import gc
 import weakref
@@ -103,7 +103,7 @@ def test_recording_keeps_no_activation_alive() -> None:
 
 
 def test_every_branch_adds_up_on_gpt2() -> None:
-    """The captured terms of each sum give the captured sum: sites name what they say."""
+    """Assert that the captured terms of each sum add up to the captured sum: the sites are right."""
     torch.manual_seed(0)
     model, ids = gpt2(), torch.randint(0, 260, (2, 12))
     anatomy = read_anatomy(model, ids)

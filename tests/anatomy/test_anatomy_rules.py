@@ -1,4 +1,4 @@
-"""Single rules of the reading, each on the smallest model that needs it."""
+"""Tests of single rules of the reading, each on the smallest model that needs it."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ from normscope.anatomy.reading import record_forward
 
 
 class Sublayer(nn.Module):
-    """T5: the add is in a module of its own, one for each branch of a block."""
+    """T5: each branch of a block has a module that also does its add."""
 
     def __init__(self, branch: nn.Module) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class InBlocks(nn.Module):
 
 
 class AddedInside(nn.Module):
-    """BERT: the attention's add is in a module of the block, the feed-forward's in the block."""
+    """BERT: the attention's add is in a submodule of the block, the feed-forward's in the block itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ def weights_behind(module: nn.Module, x: Tensor, op: str) -> set[str]:
 
 
 class Overwrites(nn.Module):
-    """Writes one row, or all rows, of what another map has made."""
+    """Overwrites one row, or all rows, of another map's output."""
 
     def __init__(self, rows: slice, view: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ def test_a_write_beside_a_view_does_not_change_it() -> None:
 
 
 class Only(nn.Module):
-    """One function as a model; its last value is what is looked at."""
+    """One function as a model; tests examine its last value."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -231,7 +231,7 @@ def test_the_axis_of_a_weight_that_an_axis_of_its_view_was(
 
 
 class SometimesNormed(Tower):
-    """Blocks without norms, and a norm on the stream behind every second one and behind the last."""
+    """Blocks without norms, and a norm on the stream after every second one and after the last."""
 
     def __init__(self, depth: int) -> None:
         super().__init__(*(NoNorm() for _ in range(depth)), final=nn.Identity())
@@ -274,7 +274,7 @@ def test_the_norm_behind_a_single_sum_is_the_stream_s_where_the_branch_has_none(
 
 
 class HalfRaw(Block):
-    """Keys and values of the stream as it is, queries of its norm."""
+    """Attention with keys and values of the bare stream and queries of its norm."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x), x)
@@ -296,7 +296,7 @@ def test_an_image_is_features_then_tokens() -> None:
 
 
 class Steps(nn.Module):
-    """A step for each of a few linear layers, with a learnt number, vector and vector a token beside them."""
+    """One step per linear layer, with a learnt number, a learnt vector and a learnt vector per token."""
 
     def __init__(self, step: Callable[["Steps", Tensor, nn.Module], Tensor], depth: int = 2) -> None:
         super().__init__()
@@ -364,7 +364,7 @@ def test_a_product_of_another_shape_is_no_gamma() -> None:
 
 
 def test_tokens_mixed_twice_are_still_tokens() -> None:
-    """The norm behind a map of the tokens is one of features, since that map makes no features."""
+    """The norm after a map over tokens is over features, because that map makes no features."""
 
     class Mixer(Block):
         def forward(self, x: Tensor) -> Tensor:
@@ -379,7 +379,7 @@ def test_tokens_mixed_twice_are_still_tokens() -> None:
 
 
 def test_the_first_learnt_map_makes_the_features() -> None:
-    """Series that come as (B, T, variates) and are embedded along T: the variates are tokens then."""
+    """Series of shape (B, T, variates), embedded along T: the variates are the tokens."""
 
     class Inverted(Steps):
         def __init__(self) -> None:
@@ -497,7 +497,7 @@ def test_a_flat_list_without_a_period_is_one_block_a_branch() -> None:
 
 
 class Memory(nn.Module):
-    """A stack without attention of its own, and one that attends to it through a norm of its own."""
+    """A stack without attention, and one that attends to it through its own norm."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""One model, attention and feed-forward under five placements, written in many styles: all read alike.
+"""Tests of one model, attention and feed-forward in five placements, written in many styles: equal readings.
 
 A style says how a block multiplies, norms and adds, or how its blocks are run; the labels come from the
 placement alone. Every reading must be whole, and equal to the label.
@@ -23,7 +23,7 @@ STYLES: dict[str, type["Block"]] = {}
 
 
 class Block(nn.Module):
-    """The parts of a block. A style overrides one or two of the ways in which they are put together."""
+    """The parts of a block. A style overrides one or two of the methods that join them."""
 
     def __init__(self, placement: str) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class Einops(Block):
 
 
 class WeightFirst(Block):
-    """W x with the features in the last axis but one."""
+    """W x with the features in the second-last axis."""
 
     def times(self, x: Tensor, name: str) -> Tensor:
         return (self.weights[name].T @ x.permute(0, 2, 1)).permute(0, 2, 1)
@@ -138,7 +138,7 @@ class Addmm(Block):
 
 
 class Baddbmm(Block):
-    """The mask and the scale ride in the product of queries and keys."""
+    """The product of queries and keys (baddbmm) includes the mask and the scale."""
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (x.flatten(0, 1) for x in (q, k, v))
@@ -165,7 +165,7 @@ class InPlace(Block):
 
 
 class OutArgument(Block):
-    """The sum is written into a buffer made before."""
+    """The sum is written into an existing buffer."""
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         out = torch.empty_like(x)
@@ -260,7 +260,7 @@ class SequenceFirst(Block):
 
 
 class Rows(Block):
-    """The stream is (B·T, d); the attention alone knows of sequences."""
+    """The stream is (B·T, d); only the attention separates sequences."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.flatten(0, 1)).unflatten(0, (B, T))
@@ -297,7 +297,7 @@ class Autocast(Block):
 
 
 class Alpha(Block):
-    """torch.add with its factor, the terms the other way round."""
+    """torch.add with its factor, the terms swapped."""
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         return torch.add(y, x, alpha=1)
@@ -341,7 +341,7 @@ def ids() -> Tensor:
 
 
 def check(model: nn.Module, placement: str) -> None:
-    """The reading equals the label, and all of it was read."""
+    """Assert that the reading equals the label and is complete."""
     anatomy = read_anatomy(model, ids())
     assert anatomy.unread == ()
     (stack,) = anatomy.stacks
@@ -382,7 +382,7 @@ def test_a_scripted_model_is_read(norm_first: bool) -> None:
 
 
 def models() -> Iterator[tuple[str, nn.Module]]:
-    """Feed-forward stacks that nothing else stands in, one for each style."""
+    """Stacks of feed-forwards only, one for each style."""
     for name, style in STYLES.items():
         if style.feed is not Block.feed or style.times is not Block.times:
             yield name, style("pre")

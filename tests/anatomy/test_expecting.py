@@ -1,4 +1,4 @@
-"""`normscope anatomy --expect`: a guard that a norm has not moved."""
+"""Tests of `normscope anatomy --expect`, which detects a moved norm."""
 
 from pathlib import Path
 

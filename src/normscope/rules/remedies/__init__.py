@@ -1,4 +1,4 @@
-"""Remedies: each a function that changes a Subject or the settings of its run, and the trial of them all."""
+"""Remedies: functions that change a Subject or the settings of its run, and their trials."""
 
 # The families enter their remedies into REMEDIES, in the order in which they are tried.
 from normscope.rules.remedies import run, start, head, placement, scaling, qk_norm, norms  # noqa: F401, I001

@@ -1,4 +1,4 @@
-"""The remedy of the head: its bias at the log frequencies of the targets, so that nothing has to learn them.
+"""Remedy of the head: its bias starts at the log frequencies of the targets, which need no learning then.
 
 Shapes: N rows of logits, V classes or vocabulary.
 """
@@ -20,7 +20,7 @@ from normscope.train import endless
 COUNTED_BATCHES = 16
 """Batches whose targets are counted; each costs a forward."""
 SMOOTHED = 0.05
-"""Share of the counts that the ids which were not seen may get at most."""
+"""Largest share of the counts for ids that were not seen."""
 CLOSE = 0.02
 """Largest difference from the log frequencies at which a bias counts as set, standard deviation in nats."""
 
@@ -29,7 +29,7 @@ CLOSE = 0.02
     "output-bias",
     summary="The output layer's bias starts at the log frequencies of the targets.",
     code="head.bias.data = torch.log((counts + 1) / (counts + 1).sum())  # how often each id occurs",
-    cost="nothing a step; one pass over a part of the text, once",
+    cost="nothing per step; one pass over a part of the text, once",
     source='Karpathy 2019, "A recipe for training neural networks"; it rescues 6 to 8 Post-LN blocks',
     reach=1,
 )
@@ -58,7 +58,7 @@ def find_head(subject: Subject) -> nn.Linear:
     """The linear map that makes the logits: the last one that runs before the loss.
 
     Raises:
-        NotApplicable: none does, or several places use it.
+        NotApplicable: there is none, or it is used several times.
     """
     called: list[nn.Linear] = []
     with contextlib.ExitStack() as hooks, torch.no_grad():
@@ -74,10 +74,10 @@ def find_head(subject: Subject) -> nn.Linear:
 
 
 def count_targets(subject: Subject, head: nn.Linear) -> Tensor:
-    """(V,) how often each output of `head` is a target in the first batches.
+    """Counts (V,) of each output of `head` as a target in the first batches.
 
-    The gradient of a cross-entropy in a row of logits is w·(softmax − target): its one negative entry says
-    the target, wherever the labels are kept and however they are shifted or masked.
+    The gradient of a cross-entropy in a row of logits is w·(softmax − target). Its one negative entry is the
+    target, wherever the labels are stored and however they are shifted or masked.
     """
     counts_V = torch.zeros(head.out_features, dtype=torch.float64)
     for batch in itertools.islice(endless(subject.batches), COUNTED_BATCHES):

@@ -1,4 +1,4 @@
-"""Remedies of the norms themselves: a final one, their ε, float32 inside a model of half precision."""
+"""Remedies of the norms: a final norm, their ε, float32 inside a model of half precision."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -19,7 +19,7 @@ from normscope.subjects import Subject
 EPS = 1e-5
 TINY, LARGE = 1e-8, 1e-4
 EPS_NAMES = ("eps", "variance_epsilon", "epsilon")
-"""Names of the attribute in which modules keep their ε."""
+"""Names of the attribute that holds a module's ε."""
 HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -55,7 +55,7 @@ def set_eps(module: nn.Module, eps: float) -> bool:
     "norms-float32",
     summary="The norms' weights and arithmetic in float32, the rest of the model in its half precision.",
     code="norm.float()  # and norm(x.float()).to(x.dtype) where it is called; or train under torch.autocast",
-    cost="two casts a norm",
+    cost="two casts per norm",
     source="Micikevicius et al. 2018, arXiv:1710.03740, section 3.3",
     reach=2,
 )
@@ -105,7 +105,7 @@ def _narrow(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tenso
     "final-norm",
     summary="A norm after the last block of a stack that ends without one.",
     code="nn.TransformerEncoder(layer, num_layers, norm=nn.LayerNorm(d))  # or x = self.final_norm(x)",
-    cost="one norm more",
+    cost="one more norm",
     source="Xiong et al. 2020, arXiv:2002.04745",
     reach=2,
 )
@@ -126,7 +126,7 @@ def final_norm(subject: Subject, anatomy: Anatomy) -> Subject:
 
 
 def end_in_norm(subject: Subject, block: nn.Module) -> None:
-    """Put a LayerNorm behind a block; its width is what the block puts out."""
+    """Put a LayerNorm after a block, of the width of its output."""
     widths: list[Tensor] = []
     with (
         block.register_forward_hook(lambda module, inputs, output: widths.append(first_tensor(output))),
@@ -147,8 +147,8 @@ def _normed(module: nn.Module, inputs: Any, output: Any) -> Any:
 
 
 def first_tensor(output: Any) -> Tensor:
-    """The tensor that a block hands on: its output, or the first of several."""
+    """The tensor that a block returns: its output, or the first of several."""
     first = output[0] if isinstance(output, tuple) else output
     if not isinstance(first, Tensor):
-        raise NotApplicable(f"a block puts out a {type(first).__name__}, not a tensor")
+        raise NotApplicable(f"a block returns a {type(first).__name__}, not a tensor")
     return first

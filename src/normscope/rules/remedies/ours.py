@@ -1,4 +1,4 @@
-"""Models of normscope.nn under another scheme or with other options: built again, as the user would."""
+"""Rebuild models of normscope.nn under another scheme or with other options, as the user would."""
 
 import dataclasses
 import warnings
@@ -25,10 +25,10 @@ def is_ours(model: nn.Module) -> bool:
 def rebuilt(subject: Subject, **options: Any) -> Subject:
     """The subject with its model built again from the same seed with other options of its config.
 
-    Trained weights are kept, through `swap`, where a scheme alone is another.
+    Trained weights are kept, through `swap`, where only the scheme changes.
 
     Raises:
-        NotApplicable: the options do not go together, or other options than the scheme of trained weights.
+        NotApplicable: incompatible options, or trained weights and a change of more than the scheme.
     """
     model: Any = subject.model
     try:
@@ -43,7 +43,7 @@ def _swapped(model: Any, options: dict[str, Any]) -> nn.Module:
     if set(options) != {"scheme"}:
         raise NotApplicable("the weights were trained, and only another scheme can take them over")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the output moves is what is wanted
+        warnings.simplefilter("ignore")  # the output is meant to change
         return swap(model, options["scheme"])
 
 
@@ -62,7 +62,7 @@ def _built(subject: Subject, options: dict[str, Any]) -> nn.Module:
 
 @torch.no_grad()
 def _keep_output_bias(model: nn.Module, other: nn.Module) -> None:
-    """A bias at the frequencies of a text is set from data, not drawn."""
+    """Copy the output bias: it is set from the text's frequencies, not drawn."""
     biases = [m.bias for m in model.modules() if isinstance(m, Head) and m.bias is not None]
     heads = [m for m in other.modules() if isinstance(m, Head) and m.bias is not None]
     for bias, head in zip(biases, heads, strict=True):

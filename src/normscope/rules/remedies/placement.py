@@ -1,4 +1,4 @@
-"""The remedy that moves the norms: Pre-LN with a final norm, on ours, PyTorch's and any Post-LN model."""
+"""Remedy that moves the norms: Pre-LN with a final norm, for our models, PyTorch's and any Post-LN model."""
 
 import copy
 from typing import Any
@@ -29,7 +29,7 @@ ENTRIES = ("q", "k", "v", "up", "gate")
     summary="Every norm inside its branch, x + F(N(x)), and one norm at the end of the stack.",
     code="nn.TransformerEncoderLayer(…, norm_first=True), nn.TransformerEncoder(…, norm=nn.LayerNorm(d)); "
     'nn:…,scheme=pre; normscope.nn.swap(model, "pre")',
-    cost="one norm more; at the same loss a trained Post-LN is sometimes a little better",
+    cost="one more norm; at the same loss a trained Post-LN is sometimes a little better",
     source="Xiong et al. 2020, arXiv:2002.04745",
     reach=2,
 )
@@ -57,7 +57,7 @@ TORCH_LAYERS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
 
 def _turn(subject: Subject, anatomy: Anatomy, layers: list[Any]) -> None:
-    """PyTorch's own layers know how; the stack gets the norm at its end, where it has none."""
+    """Set `norm_first` of PyTorch's layers; give the stack a norm at its end where it has none."""
     for layer in layers:
         layer.norm_first = True
     modules = modules_of(subject.model)
@@ -67,7 +67,7 @@ def _turn(subject: Subject, anatomy: Anatomy, layers: list[Any]) -> None:
 
 
 def _require_moved(subject: Subject) -> None:
-    """Read the changed model back: what the remedy promises must be there."""
+    """Read the changed model again and check that it is Pre-LN with a final norm."""
     found = read_anatomy(subject)
     placements = sorted({branch.placement for branch in found.branches})
     if placements != ["pre"] or not found.final_norm:
@@ -75,7 +75,7 @@ def _require_moved(subject: Subject) -> None:
 
 
 def _move(subject: Subject, anatomy: Anatomy) -> None:
-    """Post-LN by hand: each norm goes in front of its branch's first maps, a copy of the last one stays."""
+    """Move each norm of a handwritten Post-LN before its branch's first maps; a copy of the last stays."""
     modules = modules_of(subject.model)
     for stack in anatomy.stacks:
         for branch in stack.branches:
@@ -97,7 +97,7 @@ def _only_norm(branch: Branch, modules: dict[str, nn.Module]) -> nn.Module:
 
 
 def _normalise_entry(model: nn.Module, branch: Branch, norm: nn.Module) -> None:
-    """Normalise what enters the maps that read the stream; of cross-attention that is the query's alone."""
+    """Normalise the input of the maps that read the stream; in cross-attention that is only the query's."""
     roles = ("q",) if branch.kind == "cross-attention" else ENTRIES
     entries = [projection for _, projection in projections((branch,), *roles, whole=False)]
     if not entries or not {role for p in entries for role in p.roles} <= set(roles):
@@ -105,14 +105,14 @@ def _normalise_entry(model: nn.Module, branch: Branch, norm: nn.Module) -> None:
     for projection in entries:
         module, _ = holder(model, projection.parameter)
         if "norm_before" not in dict(module.named_children()):
-            module.register_module("norm_before", norm)  # one norm, which several maps hold
+            module.register_module("norm_before", norm)  # one norm, shared by several maps
             module.register_forward_pre_hook(_normalised, with_kwargs=True)
 
 
 def _normalised(
     module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Norm the stream, wherever it is among the arguments; leave the other arguments as they are."""
+    """Normalise the stream among the arguments; keep the other arguments."""
     stream = inputs[0] if inputs else next(iter(options.values()))
     normed = module.get_submodule("norm_before")(stream)
     return (

@@ -1,4 +1,4 @@
-"""The remedy of the logits: a norm on each head's queries and keys.
+"""Remedy of the logits: a norm on each head's queries and keys.
 
 Shapes: H heads or groups, K width of a head.
 """
@@ -19,7 +19,7 @@ from normscope.subjects import Subject
     summary="A norm on each head's queries and keys, so that the attention's logits are bounded.",
     code="q, k = q_norm(q), k_norm(k)  # nn.RMSNorm(head_width) on (…, heads, tokens, head_width); "
     "nn:…,qk_norm=head",
-    cost="two norms an attention",
+    cost="two norms per attention",
     source="Henry et al. 2020, arXiv:2010.04245; Dehghani et al. 2023 (ViT-22B), arXiv:2302.05442",
     reach=2,
 )
@@ -46,10 +46,10 @@ def qk_norm(subject: Subject, anatomy: Anatomy) -> Subject:
 
 
 def _head_widths(subject: Subject, makers: list[tuple[Branch, Projection]]) -> Mapping[Site, int]:
-    """K at each attention's query; NotApplicable where a norm stands on its way already, or none is found.
+    """K at each attention's query; NotApplicable where it is normed already, or the query is not found.
 
-    What is not seen cannot be normed by head: the attention's query must be the projection's output, turned
-    and split, up to a rotation and a scale.
+    To be normed by head, the attention's query must be the projection's output, transposed and split, up to a
+    rotation and a scale.
     """
     queries = [branch.attention[0].query for branch, _ in makers if branch.attention]
     if not queries:
@@ -70,7 +70,7 @@ def _head_widths(subject: Subject, makers: list[tuple[Branch, Projection]]) -> M
 
 
 def _is_normed(query: Tensor) -> bool:
-    """True where all queries have one length, as behind a norm that has learnt nothing yet."""
+    """True where all queries have the same length, as after an untrained norm."""
     lengths = query.detach().float().norm(dim=-1)
     return bool(lengths.std() < 1e-3 * lengths.mean())
 
@@ -82,7 +82,7 @@ def _norm_heads(module: nn.Linear, head_width: int) -> None:
 
 
 def _normed_heads(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-    """(…, H·K) → (…, H·K), each head normed."""
+    """Normalise each head: (…, H·K) → (…, H·K)."""
     norm = module.get_submodule("head_norm")
     assert isinstance(norm, nn.RMSNorm)
     return norm(output.unflatten(-1, (-1, *norm.normalized_shape))).flatten(-2)

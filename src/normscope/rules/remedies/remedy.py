@@ -1,4 +1,4 @@
-"""Remedy: a way out of a run that fails, as data and as a function on a Subject; and what the ways share."""
+"""Remedy: a repair of a failing run, as data and as a function on a Subject; and helpers of remedies."""
 
 import copy
 import dataclasses
@@ -31,13 +31,13 @@ class Remedy:
 
     Attributes:
         name: stable name, "warm-up".
-        summary: its change, in words.
+        summary: description of its change.
         code: the code or option that a user writes.
-        cost: its cost to the run, in words.
+        cost: description of its cost to the run.
         source: the paper or measurement it comes from.
-        reach: the thing it changes: 0 the run's settings, 1 the starting weights, 2 the model itself.
-        apply: function that returns the changed subject and settings. The subject's model is a copy wherever
-            it is changed; raises `NotApplicable`.
+        reach: 0 where it changes the run's settings, 1 the starting weights, 2 the model itself.
+        apply: function that returns the changed subject and settings. A changed model is a copy. Raises
+            `NotApplicable`.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Remedy:
 
 
 REMEDIES: dict[str, Remedy] = {}
-"""Every remedy by its name. A new one joins by its decorator."""
+"""Every remedy by its name, entered by the decorators below."""
 
 
 def run_remedy(name: str, **texts: str) -> Callable[[OfRun], OfRun]:
@@ -66,7 +66,7 @@ def run_remedy(name: str, **texts: str) -> Callable[[OfRun], OfRun]:
 def model_remedy(name: str, *, reach: int, **texts: str) -> Callable[[OfModel], OfModel]:
     """Enter the decorated function, from a subject to a changed copy, into `REMEDIES`, with its texts.
 
-    It is refused on a subject that it has already changed.
+    It is not applicable to a subject that it has already changed.
     """
     mark = f"changed by the remedy {name}"
 
@@ -92,7 +92,7 @@ def _enter(
 
 
 def with_copy(subject: Subject) -> Subject:
-    """The subject with a copy of its model, free to be changed; gradients stay behind."""
+    """The subject with a copy of its model, without gradients, that may be changed."""
     try:
         twin = copy.deepcopy(subject.model)
     except (TypeError, RuntimeError, NotImplementedError, AttributeError, ValueError) as error:
@@ -126,7 +126,7 @@ def put_module(model: nn.Module, path: str, module: nn.Module) -> None:
 def projections(
     branches: tuple[Branch, ...], *roles: str, whole: bool = True
 ) -> Iterator[tuple[Branch, Projection]]:
-    """The projections that make one of `roles`; `whole` leaves out those that also make something else."""
+    """The projections with one of `roles`; `whole` leaves out those that also have another role."""
     for branch in branches:
         for projection in branch.projections:
             wanted = set(projection.roles) & set(roles)
@@ -135,7 +135,7 @@ def projections(
 
 
 def require_blocks(anatomy: Anatomy) -> None:
-    """NotApplicable where no block was read."""
+    """Raise `NotApplicable` where no block was read."""
     if not anatomy.branches:
         raise NotApplicable("no block of the model was read")
 

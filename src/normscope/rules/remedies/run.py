@@ -1,4 +1,4 @@
-"""Remedies that leave the model alone: the run's rate, warm-up, clipping and ε."""
+"""Remedies that do not change the model: learning rate, warm-up, clipping and Adam's ε."""
 
 import dataclasses
 
@@ -6,7 +6,7 @@ from normscope.rules.remedies.remedy import NotApplicable, run_remedy
 from normscope.train import TrialConfig
 
 WARMUP = 100
-"""Steps of warm-up that are advised."""
+"""Steps of the suggested warm-up."""
 CLIP = 1.0
 ADAM_EPS = 1e-6
 
@@ -28,8 +28,8 @@ def warm_up(config: TrialConfig) -> TrialConfig:
     "lower-rate",
     summary="A third of the learning rate.",
     code="lr = lr / 3",
-    cost="slower progress a step, up to 3 times",
-    source="stability asks for rate × curvature under a constant: Cohen et al. 2022, arXiv:2207.14484",
+    cost="slower progress per step, up to 3 times",
+    source="stability needs learning rate × curvature under a constant: Cohen et al. 2022, arXiv:2207.14484",
 )
 def lower_rate(config: TrialConfig) -> TrialConfig:
     return dataclasses.replace(config, lr=config.lr / 3)
@@ -39,7 +39,7 @@ def lower_rate(config: TrialConfig) -> TrialConfig:
     "much-lower-rate",
     summary="A tenth of the learning rate.",
     code="lr = lr / 10",
-    cost="slower progress a step, up to 10 times",
+    cost="slower progress per step, up to 10 times",
     source="as lower-rate",
 )
 def much_lower_rate(config: TrialConfig) -> TrialConfig:
@@ -50,7 +50,7 @@ def much_lower_rate(config: TrialConfig) -> TrialConfig:
     "clip",
     summary=f"Gradients clipped to norm {CLIP:g}.",
     code=f"torch.nn.utils.clip_grad_norm_(model.parameters(), {CLIP:g})  # before optimizer.step()",
-    cost="one pass over the gradients a step",
+    cost="one pass over the gradients per step",
     source="Pascanu et al. 2013, arXiv:1211.5063; Adam's step hardly depends on the gradient's size",
 )
 def clip(config: TrialConfig) -> TrialConfig:
@@ -61,7 +61,7 @@ def clip(config: TrialConfig) -> TrialConfig:
 
 @run_remedy(
     "adam-eps",
-    summary=f"Adam's ε at {ADAM_EPS:g}, which does not step on gradients of that size.",
+    summary=f"Adam's ε at {ADAM_EPS:g}, so that gradients of that size make only small steps.",
     code=f"torch.optim.AdamW(model.parameters(), lr=lr, eps={ADAM_EPS:g})",
     cost="nothing",
     source="1e-8 is zero in float16; Wortsman et al. 2023, arXiv:2309.14322, on ε beside small gradients",

@@ -1,7 +1,7 @@
-"""The remedy of the scales: DeepNorm's α and β on any Post-LN model.
+"""Remedy of the scales: DeepNorm's α and β on any Post-LN model.
 
-N(αx + F(x)) is N(x + F(x)/α) with α² times the ε: a norm does not see the scale of what it is given. So the
-branches' last maps are divided by α, as a factor that no step changes, and nothing else has to move.
+N(αx + F(x)) is N(x + F(x)/α) with ε/α² as its ε, because a norm does not depend on the scale of its input. So
+the branches' last maps are divided by α, as a factor that no step changes, and nothing else is changed.
 """
 
 from typing import Any
@@ -35,7 +35,7 @@ from normscope.subjects import Subject
     summary="Post-LN with DeepNorm's scales: N(αx + F(x)), the weights of v, o and the feed-forward × β.",
     code="x = norm(alpha * x + branch(x)), alpha = (2 * L) ** 0.25; w.data.mul_((8 * L) ** -0.25) for v, o, "
     'up and down; nn:…,scheme=deepnorm; normscope.nn.swap(model, "deepnorm")',
-    cost="one multiplication a branch",
+    cost="one multiplication per branch",
     source="Wang et al. 2022 (DeepNet), arXiv:2203.00555",
     reach=2,
 )
@@ -54,7 +54,7 @@ def deepnorm(subject: Subject, anatomy: Anatomy) -> Subject:
 
 
 def scale_as_deepnorm(subject: Subject, anatomy: Anatomy) -> None:
-    """Put α and β into a model, whose weights are those of Post-LN."""
+    """Put α and β into a model with Post-LN weights."""
     values = _value_rows(subject, anatomy)
     parameters = parameters_of(subject.model)
     last_maps: dict[int, tuple[nn.Module, float]] = {}
@@ -78,7 +78,7 @@ def scale_as_deepnorm(subject: Subject, anatomy: Anatomy) -> None:
 
 
 def _where(stack: Stack, anatomy: Anatomy) -> Where:
-    """Key into DeepNorm's table: the stack's depth, and for two stacks which of them it is."""
+    """Key into DeepNorm's table: the stack's depth, and for two stacks its position."""
     depth = len(stack.blocks)
     if len(anatomy.stacks) == 1:
         return Where(1, depth)
@@ -121,7 +121,7 @@ def _multiply_rows(weight: nn.Parameter, rows: tuple[int, Tensor], factor: float
 
 
 class Times(nn.Module):
-    """W·c with a number c that is not learnt."""
+    """W·c with a constant c."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class Times(nn.Module):
 
 
 def _always_times(module: nn.Module, factor: float) -> None:
-    """Put a factor on what a linear map puts out, which no step of the optimiser changes."""
+    """Multiply the output of a linear map by a factor that the optimiser does not change."""
     names = [name for name in ("weight", "bias") if isinstance(getattr(module, name, None), nn.Parameter)]
     if "weight" not in names:
         raise NotApplicable(f"the last map of a branch is a {type(module).__name__} without a plain weight")

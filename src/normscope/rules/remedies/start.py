@@ -18,7 +18,7 @@ from normscope.subjects import Subject
 from normscope.train.trial import after_step
 
 NEAR = 1.1
-"""Factor within which weights count as started that small already."""
+"""Factor within which weights count as small already."""
 
 
 @model_remedy(
@@ -82,7 +82,7 @@ def _deviation(parameter: nn.Parameter) -> float:
 
 
 def _settle(model: nn.Module) -> None:
-    """Maps that are divided by their σ find it again; models on a sphere go back onto it."""
+    """Recompute σ of maps that are divided by it, and renormalise models on a sphere."""
     for module in model.modules():
         settle = getattr(module, "settle", None)
         if callable(settle):

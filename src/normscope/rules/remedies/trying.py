@@ -1,4 +1,4 @@
-"""Remedies, tried: what each does to the forecast of the intended run, and which of them to take first."""
+"""Try remedies: the effect of each on the forecast of the intended run, and their ranking."""
 
 import dataclasses
 import time
@@ -19,7 +19,7 @@ Status = Literal["rescues", "fails", "slow", "undecided", "not applicable"]
 
 WARM_UP = "warm-up"
 COMBINED = ("deepnorm", "small-init", "output-bias")
-"""Remedies that people combine with a warm-up; tried where no remedy alone rescues the run."""
+"""Remedies that are combined with a warm-up where no remedy alone rescues the run."""
 ALIKE = 0.5
 """Scores within this of each other count as the same, and the smaller change comes first."""
 FLATTERED = {
@@ -32,15 +32,15 @@ FLATTERED = {
 }
 """Amount subtracted from a remedy's score because its trial looks better than the full run.
 
-The first four hold the loss at the unigram entropy or start there, where its pace tells nothing; the last two
-change only the start, and that effect wears off. Measured on the cells of `normscope bench remedies`: of the
-runs that a trial called rescued, 5 of 15 trained with the first four, 6 of 10 with the last two, and 24
+The first four keep the loss at the unigram entropy or start there, where its pace is not informative; the
+last two change only the start, and that effect fades. Measured on the cells of `normscope bench remedies`: of
+the runs that a trial called rescued, 5 of 15 trained with the first four, 6 of 10 with the last two, and 24
 of 28 with a lower learning rate, other norms or DeepNorm's scales."""
 LONGER = 5
 """Factor on the trial's steps when the remedy to be ranked first is tried again. The longer trial detects a
 run that the remedy only lets fail later."""
 MOST_LONGER = 4
-"""Longer trials at most, one after another until one holds."""
+"""Most longer trials, one after another until one holds."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ class Rescue:
     """All attempts, the best first.
 
     Attributes:
-        attempts: ranked: first what rescues in a longer trial too (one, where any does), then what rescues by
-            how surely it does and how little it changes, then what does not, last what is not applicable.
+        attempts: ranked. First the one that also rescues in a longer trial, if any; then the others that
+            rescue, by certainty and smaller change; then those that do not; last those not applicable.
         reason: why nothing was tried, or why not all; empty where all were.
     """
 
@@ -135,7 +135,7 @@ class Rescue:
 
 
 class RemediesInterrupted(KeyboardInterrupt):
-    """Ctrl-C while remedies were tried; `rescue` holds what was tried until then."""
+    """Ctrl-C while remedies were tried; `rescue` holds the attempts until then."""
 
     def __init__(self, rescue: Rescue) -> None:
         self.rescue = rescue
@@ -143,7 +143,7 @@ class RemediesInterrupted(KeyboardInterrupt):
 
 
 def needs_rescue(before: Forecast) -> bool:
-    """True where the forecast of the intended run is one that a remedy could better."""
+    """True where a remedy could improve the forecast of the intended run."""
     return before.failed or before.outcome == "needs-warmup"
 
 
@@ -164,11 +164,11 @@ def try_remedies(
         before: forecast of the unchanged run; where it does not fail, nothing is tried.
         progress: called as `progress(words, done, total)` before each trial and at each of its steps.
         names: names of `REMEDIES` to try; None tries all.
-        whatever: try them also where `before` does not fail.
+        whatever: try them even where `before` does not fail.
 
     Raises:
-        UsageError: a name that is no remedy.
-        RemediesInterrupted: Ctrl-C; its `.rescue` holds what was tried.
+        UsageError: a name that is not a remedy.
+        RemediesInterrupted: Ctrl-C; its `.rescue` holds the attempts until then.
     """
     plan = [(name,) for name in _known(names)]
     if not (whatever or needs_rescue(before)):
@@ -234,8 +234,8 @@ class _Tries:
     ) -> Attempt:
         """Apply the remedies one after another to a copy, and forecast.
 
-        A remedy that breaks on this model is not applicable, with the error for a reason: the others do not
-        depend on it.
+        A remedy that raises an error on this model is not applicable, with the error as its reason. The
+        others are tried all the same.
         """
 
         def step(taken: int, steps: int) -> None:
@@ -270,7 +270,7 @@ def apply_all(names: Iterable[str], subject: Subject, anatomy: Anatomy, config: 
 
 
 def _short(settings: TrialConfig, config: TrialConfig) -> TrialConfig:
-    """The settings as a trial can try them: a new warm-up longer than it is compressed into it."""
+    """The settings for a trial: a new warm-up that is longer than the trial is compressed into it."""
     if settings.warmup == config.warmup or settings.warmup < settings.steps:
         return settings
     return dataclasses.replace(settings, warmup=config.steps, steps=config.steps + config.steps // 2)
