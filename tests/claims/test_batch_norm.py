@@ -22,7 +22,7 @@ def test_error_falls_as_the_root_of_the_batch() -> None:
     assert found.parts["vectors"].verdict is Verdict.HOLDS
 
 
-def test_padding_is_nothing_to_a_norm_that_is_told() -> None:
+def test_padding_is_nothing_to_a_norm_that_is_reported() -> None:
     found = measured("C5")
     assert found.judgement.verdict is Verdict.HOLDS
     assert found.parts["told"].verdict is Verdict.REFUTED

@@ -17,7 +17,7 @@ def test_one_collective_forward_and_one_backward(monkeypatch: pytest.MonkeyPatch
     assert found.parts["backward"].verdict is Verdict.REFUTED
 
 
-def test_ranks_that_fail_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_fail_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharded_norm, "PROGRAM", "normscope.no_such_program")
     found = measure_claim(CLAIMS["C23"], Setup(seeds=(0,)))
     assert found.error is not None

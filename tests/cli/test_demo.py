@@ -220,7 +220,7 @@ def test_a_page_that_cannot_be_written_is_known_before_the_runs(
         tell(TINY, tmp_path / path)
 
 
-def test_a_worker_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_fails_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = tmp_path / "python"
     failing.write_text("#!/bin/sh\necho out of luck >&2\nexit 3\n")
     failing.chmod(0o755)

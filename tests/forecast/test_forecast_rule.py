@@ -68,7 +68,7 @@ def test_a_few_steps_do_not_tell_that_a_run_trains(step: int) -> None:
         assert not said.in_doubt
 
 
-def test_without_token_ids_nothing_but_a_dead_end_is_told() -> None:
+def test_without_token_ids_nothing_but_a_dead_end_is_reported() -> None:
     assert decide(curve(1e-6, 0.0, 0.0), None, tokens=False).outcome == "undecided"
     assert decide(curve(0.5, 0.9, 0.1), None, tokens=False).outcome == "undecided"
     assert decide(curve(1e-12, 0.9, 0.1), None, tokens=False).outcome == "collapses"

@@ -161,7 +161,7 @@ def test_figures_do_not_depend_on_scale_and_order(figure) -> None:
             figure(wrong)
 
 
-def test_a_rank_that_is_not_there_is_told() -> None:
+def test_a_rank_that_is_not_there_is_reported() -> None:
     with pytest.raises(ValueError, match="rank=4 of 3"):
         condition_number(np.ones(3), rank=4)
 

@@ -256,7 +256,7 @@ def test_a_map_that_is_exhausted_and_singular_has_no_smallest_value(values: list
     assert found.note.startswith("singular") or not any(values)
 
 
-def test_what_is_called_a_kernel_and_is_none_is_told() -> None:
+def test_what_is_called_a_kernel_and_is_none_is_reported() -> None:
     wrong = sigma_min(rotated(torch.linspace(1, 2, N).double()), kernel=orthogonal(N)[:, :3])
     assert wrong.status is Status.NOT_CONVERGED
     assert wrong.kernel_gain > 0.5
@@ -273,7 +273,7 @@ def test_beyond_what_the_budget_reaches_it_says_so() -> None:
     assert tiny.products <= 2
 
 
-def test_bad_arguments_are_told() -> None:
+def test_bad_arguments_are_reported() -> None:
     op = rotated(torch.ones(6).double())
     for k in (0, 7):
         with pytest.raises(ValueError, match=f"k={k} for a map"):

@@ -172,7 +172,7 @@ def test_float32_does_not_claim_what_it_cannot_hold() -> None:
     assert found.value == pytest.approx(float(values.max()), rel=1e-3)
 
 
-def test_bad_arguments_and_values_are_told() -> None:
+def test_bad_arguments_and_values_are_reported() -> None:
     with pytest.raises(ValueError, match="max_products=1"):
         sigma_max(DiagonalMap(torch.ones(3)), max_products=1)
     with pytest.raises(ValueError, match="confidence=1"):

@@ -88,7 +88,7 @@ def smallest_with_kernels_unnamed(subject: Subject) -> Iterator[Claim]:
 
 def smallest_of_a_stack(subject: Subject) -> Iterator[Claim]:
     rank = min(len(nonzero(values_of(factor.dense))) for factor in subject.factors)
-    true = values_of(subject.product)[:rank]  # zero is told from small in a factor, not in a product
+    true = values_of(subject.product)[:rank]  # a factor shows which values are zero, a product does not
     found = layerwise_sigma_min([factor.layer for factor in subject.factors], max_products=300)
     yield Claim("σ_min", found.status, found.value, found.error * found.value, true[-1], SLACK * true[0])
 

@@ -219,7 +219,7 @@ def test_kernels_that_were_not_named_are_seen() -> None:
     assert "kernel that was not named" in found.note
 
 
-def test_what_is_called_a_left_kernel_and_is_none_is_told() -> None:
+def test_what_is_called_a_left_kernel_and_is_none_is_reported() -> None:
     layers = [replace(layer, left_kernel=orthogonal(16, seed=3)[:, :1]) for layer in pre(3, 16, 0.3)]
     found = layerwise_sigma_min(layers)
     assert found.status is Status.NOT_CONVERGED
@@ -272,7 +272,7 @@ def test_a_leak_that_is_small_beside_the_stack_converges() -> None:
     assert abs(1 - least(product(layers), 1) / found.value) <= found.error
 
 
-def test_layers_that_do_not_meet_are_told() -> None:
+def test_layers_that_do_not_meet_are_reported() -> None:
     with pytest.raises(ValueError, match="no layers"):
         LayerwiseInverse([])
     with pytest.raises(ValueError, match=r"shape \(5, 7\) after one of shape \(6, 5\)"):

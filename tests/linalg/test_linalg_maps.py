@@ -119,7 +119,7 @@ def test_wrong_shapes_are_told_with_both_shapes(build, dense: Tensor) -> None:
     assert op.products == 0
 
 
-def test_maps_that_do_not_fit_are_told() -> None:
+def test_maps_that_do_not_fit_are_reported() -> None:
     a, b = Matrix(A), Matrix(B)
     with pytest.raises(ValueError, match=r"shape \(7, 5\) after one of shape \(4, 7\)"):
         Composition(a, b)

@@ -98,7 +98,7 @@ def test_submap_of_a_held_graph_from_an_edge_before_an_in_place_op() -> None:
     torch.testing.assert_close(dense(op), jacobian)
 
 
-def test_wrong_sizes_and_dtypes_are_told() -> None:
+def test_wrong_sizes_and_dtypes_are_reported() -> None:
     op = held(CASES[0])
     with pytest.raises(ValueError, match=r"Jv: a tensor of shape \(3,\).*expected \(24,\)"):
         op @ random(3)

@@ -77,7 +77,7 @@ def test_kinks_are_named_where_they_may_be_the_cause() -> None:
         JacobianOperator(torch.relu, torch.zeros(8), method="central differences")
 
 
-def test_functions_that_are_another_at_each_call_are_told() -> None:
+def test_functions_that_are_another_at_each_call_are_reported() -> None:
     calls: list[int] = []
 
     def other_each_time(x: Tensor) -> Tensor:

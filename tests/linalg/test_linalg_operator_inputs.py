@@ -22,13 +22,13 @@ WRONG_OUTPUTS = {
 
 
 @pytest.mark.parametrize(("x", "kind", "words"), WRONG_POINTS.values(), ids=WRONG_POINTS)
-def test_points_that_cannot_be_measured_are_told(x, kind, words) -> None:
+def test_points_that_cannot_be_measured_are_reported(x, kind, words) -> None:
     with pytest.raises(kind, match=words):
         JacobianOperator(torch.sin, x)
 
 
 @pytest.mark.parametrize(("f", "words"), WRONG_OUTPUTS.values(), ids=WRONG_OUTPUTS)
-def test_outputs_that_cannot_be_measured_are_told(f, words) -> None:
+def test_outputs_that_cannot_be_measured_are_reported(f, words) -> None:
     with pytest.raises(ValueError, match=words):
         JacobianOperator(f, torch.randn(3))
 
@@ -41,13 +41,13 @@ def test_tensors_on_a_graph_are_held_to_the_same() -> None:
         JacobianOperator.on_graph(x[:0], x)
 
 
-def test_no_rows_at_once_is_told() -> None:
+def test_no_rows_at_once_is_reported() -> None:
     with pytest.raises(ValueError, match="chunk=0: expected at least 1"):
         dense(JacobianOperator(torch.sin, torch.randn(3)), chunk=0)
 
 
 @pytest.mark.parametrize("f", [lambda x: x.mul_(2).sin(), lambda x: x[..., :2].mul_(2).sin()])
-def test_functions_that_write_into_their_input_are_told(f) -> None:
+def test_functions_that_write_into_their_input_are_reported(f) -> None:
     x = torch.randn(4)
     before = x.clone()
     with pytest.raises(ValueError, match=r"f writes into x: expected .* \(lambda x: f\(x\.clone\(\)\)\)"):

@@ -210,7 +210,7 @@ def test_parameters_want_their_gradient_again_after_an_exception() -> None:
     assert module.weight.requires_grad
 
 
-def test_weights_that_change_under_a_held_graph_are_told() -> None:
+def test_weights_that_change_under_a_held_graph_are_reported() -> None:
     module = nn.Linear(6, 6)
     op = JacobianOperator(module, torch.randn(6))
     with torch.no_grad():

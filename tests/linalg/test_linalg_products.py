@@ -145,7 +145,7 @@ def test_no_error_is_understated(d: int, length: int, decades: float, zeros: int
     exponents[:, d - min(zeros, d - 1) :] = -inf
     u, v = rotations(length, d, seed), rotations(length, d, seed + 1)
     factors = u @ torch.diag_embed(10**exponents) @ v
-    # the factors as floats have a rank of their own; what was meant has the one that the diagonals give
+    # rounding changes the rank of the factors; the diagonals give the intended rank
     found = product_log_singular_values(factors, tol=1e-7, seed=seed)
     expected = multiprecision_of_meant(u, exponents, v)
     honest = torch.isinf(found.error) | (found.log_values == expected)
@@ -274,7 +274,7 @@ def test_lyapunov_exponents_are_not_log_singular_values() -> None:
     assert float(log_values.sum()) == pytest.approx(0, abs=1e-12)
 
 
-def test_a_confidence_that_is_none_is_told() -> None:
+def test_a_confidence_that_is_none_is_reported() -> None:
     with pytest.raises(ValueError, match="confidence=95"):
         lyapunov_exponents(torch.eye(2).expand(40, 2, 2), confidence=95)
 

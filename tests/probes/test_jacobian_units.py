@@ -61,7 +61,7 @@ def test_one_token_that_flips_is_no_wrong_derivative() -> None:
     assert compared(moved, moved) == pytest.approx(0, abs=1e-6)
 
 
-def test_what_round_off_hides_is_not_told() -> None:
+def test_a_difference_hidden_by_round_off_is_not_judged() -> None:
     found = compared(ONES, ONES, size=1e12)
     assert isinstance(found, str)
     assert "round-off" in found

@@ -125,7 +125,7 @@ def _as_peers(last: Sum, direct: list[Sum], indices: dict[Sum, int]) -> list[Fou
 
 
 def _form(s: Sum) -> tuple[object, ...]:
-    """Shape of a sum and its branches, without a norm behind it."""
+    """Form of a sum and its branches, without a norm after it."""
     ends = [(bool(branch.norms_in), branch.norm_out is not None) for branch in s.branches]
     return combine(s.stream_factors), len(s.long_skips), ends
 

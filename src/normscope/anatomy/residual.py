@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from normscope.anatomy.branches import FoundBranch
 
 Several = Literal["", "beside", "mixed", "stochastic"]
-"""One stream; a second stream beside it; a state of mixed streams; mixed by doubly stochastic matrices."""
+"""One stream; two streams side by side; a state of mixed streams; mixed by doubly stochastic matrices."""
 
 
 @dataclass(eq=False)

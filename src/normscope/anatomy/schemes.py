@@ -121,7 +121,7 @@ def _is_b2t(blocks: Blocks) -> bool:
 
 
 def _is_layernorm_scaling(blocks: Blocks) -> bool:
-    """1/√l behind the norm in every block l from the second on."""
+    """1/√l after the norm in every block l from the second on."""
     return len(blocks) > 1 and all(
         b.placement == "pre" and math.isclose(entry_scale(b) or 1.0, number**-0.5, rel_tol=1e-3)
         for number, block in enumerate(blocks, start=1)
@@ -145,7 +145,7 @@ def _is_normformer(blocks: Blocks) -> bool:
 
 
 def _is_hybridnorm(blocks: Blocks) -> bool:
-    """Norms on q, k and v, none at the entries, one on the stream behind the attention."""
+    """Norms on q, k and v, none at the entries, one on the stream after the attention."""
     attentions = [b for b in _all(blocks) if b.kind != "feed-forward"]
     return bool(attentions) and all(
         not b.normed and value_normed(b) and qk_norm(b) in ("head", "full") for b in attentions

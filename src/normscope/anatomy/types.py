@@ -179,7 +179,7 @@ class Block:
 
 @dataclass(frozen=True)
 class LongSkip:
-    """An earlier point of the stream, added again between two blocks or behind the last: x ← α·x + β·x_i.
+    """An earlier point of the stream, added again between two blocks or after the last: x ← α·x + β·x_i.
 
     Attributes:
         into: name of the block that reads the sum, "" after the last.
@@ -287,5 +287,5 @@ class Anatomy:
 
 
 def at_call(path: str, call: int) -> str:
-    """`path`, with `@call` behind it from the second call on (ALBERT runs one module twelve times)."""
+    """`path`, followed by `@call` from the second call on (ALBERT runs one module twelve times)."""
     return path if call == 0 else f"{path}@{call}"

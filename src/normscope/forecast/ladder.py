@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from normscope.anatomy import Anatomy
 from normscope.errors import UsageError
-from normscope.forecast.one_rate import as_forecast, can_be_told, forecast, interrupted, why_not_tried
+from normscope.forecast.one_rate import as_forecast, is_model_error, forecast, interrupted, why_not_tried
 from normscope.forecast.record import Forecast, ForecastStep, LadderForecast, LadderInterrupted
 from normscope.forecast.rule import Decision, decide
 from normscope.forecast.watch import RECENT, Progress, train_copies
@@ -113,7 +113,7 @@ class _Ladder:
             with untouched(self.subject.model):
                 decisions = in_flushed_thread(train)
         except Exception as error:
-            if not can_be_told(error):
+            if not is_model_error(error):
                 raise
         except KeyboardInterrupt:
             decisions = [Decision("not measured", reason) for reason in map(interrupted, curves, configs)]

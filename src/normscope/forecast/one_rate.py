@@ -45,7 +45,7 @@ def forecast(
         with untouched(subject.model):
             return run.judged()
     except Exception as error:
-        if not can_be_told(error):
+        if not is_model_error(error):
             raise
         words = " ".join(str(error).split())[:300]
         return run.unmeasured(f"a training step raised {type(error).__name__}: {words}")
@@ -128,7 +128,7 @@ def why_not_tried(subject: Subject, config: TrialConfig) -> str | None:
     return None
 
 
-def can_be_told(error: Exception) -> bool:
+def is_model_error(error: Exception) -> bool:
     """Whether the error means that the model cannot be trained as it is; out of memory does not."""
     kinds = (RuntimeError, ValueError, TypeError, LookupError, AttributeError)
     return isinstance(error, kinds) and not isinstance(error, UsageError) and not is_out_of_memory(error)

@@ -126,8 +126,8 @@ class LogDensity:
     Attributes:
         size: number of those singular values; the map's rank is at most this.
         mean, std: of log σ outside the kernel, in nats; nan where all is kernel.
-        kernel: share of `size` that is zero beside the named kernels. Its truncation reaches up to the Radau
-            bound where no kernel was found.
+        kernel: share of `size` that is zero in addition to the named kernels. Its truncation reaches up to
+            the Radau bound where no kernel was found.
         effective_rank: exp of the entropy of σ_i/Σσ (Roy & Vetterli); from 1 to `size`.
         stable_rank: Σσ²/σ_max²; from 1 to `size`.
         distance: W₁ in nats from `measure` to the truth, outside the kernel: value 0, and an upper estimate
@@ -218,7 +218,7 @@ def _run(op: LinearMap, within: _Within, steps: int, seed: int, scale: float = 0
 
 
 def _floor(op: LinearMap) -> float:
-    """Largest value that may be only round-off, beside σ_max."""
+    """Largest value, relative to σ_max, that may be only round-off."""
     return max(max(op.shape) * torch.finfo(op.dtype).eps, round_off_of(op))
 
 

@@ -196,7 +196,7 @@ class _Search:
             self.now.half_step()
             self._follow()
         self._values = _first(np.linalg.svd(self._matrix(), compute_uv=False), self.k)
-        if self.now.exhausted and not self.now.alpha:  # J₂ = 0: all that is left over is in R
+        if self.now.exhausted and not self.now.alpha:  # J₂ = 0: the rest of J is in R
             self._left_over_is_zero = True
             self.is_exhausted = float(np.linalg.norm(self.done.coupling())) <= self.floor
 

@@ -31,7 +31,7 @@ WRONG = TOLERANCE
         stack.""",
     source="""Xiong et al. 2020, arXiv:2002.04745; Wang et al. 2022, arXiv:2203.00555; the figures in
         docs/thresholds.md.""",
-    remedy="""Give the gradient a path beside the norms (Pre-LN, or DeepNorm's α on the skip), and check that
+    remedy="""Give the gradient a path around the norms (Pre-LN, or DeepNorm's α on the skip), and check that
         no gain or gate starts at zero between stream and loss.""",
     remedies=("pre-ln", "deepnorm"),
 )

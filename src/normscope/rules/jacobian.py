@@ -25,7 +25,7 @@ DECADES = 2.0
     source="""Schoenholz et al. 2017, arXiv:1611.01232 (order and chaos); Dong et al. 2021, arXiv:2103.03404;
         the figures in docs/thresholds.md.""",
     remedy="""Against contraction: fewer Post-LN blocks, or a scaled skip (DeepNorm). Against expansion: norms
-        at the branches' entry, smaller initial output projections, and an ε that is small beside the
+        at the branches' entry, smaller initial output projections, and an ε that is far below the
         variances it guards (NS505).""",
     remedies=("deepnorm", "branch-scale", "norm-eps"),
 )

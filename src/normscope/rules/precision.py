@@ -120,7 +120,7 @@ def eps_small(case: Case) -> Iterator[Hit]:
     "NS505",
     summary="A norm's ε outweighs the variance it guards, so the norm does not normalise.",
     why="""With var ≪ ε the norm is a division by the constant √ε: the output keeps the input's scale, and the
-        directions 1 and ẑ that its Jacobian should erase pass with gain ε/(var + ε)^{3/2} beside 1/√(var +
+        direction ẑ that its Jacobian should erase passes with gain ε/(var + ε)^{3/2}, others with 1/√(var +
         ε). The branch's input then lacks the unit size that the design expects from a norm.""",
     threshold=f"""ε over the median variance (mean square for RMSNorm) of the tokens above {LARGE_EPS:g}: a
         note; above {DROWNED:g} in half of the norms or more: a warning.""",
