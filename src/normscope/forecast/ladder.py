@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from normscope.anatomy import Anatomy
 from normscope.errors import UsageError
-from normscope.forecast.one_rate import as_forecast, is_model_error, forecast, interrupted, why_not_tried
+from normscope.forecast.one_rate import as_forecast, forecast, interrupted, is_model_error, why_not_tried
 from normscope.forecast.record import Forecast, ForecastStep, LadderForecast, LadderInterrupted
 from normscope.forecast.rule import Decision, decide
 from normscope.forecast.watch import RECENT, Progress, train_copies
