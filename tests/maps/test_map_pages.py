@@ -21,6 +21,7 @@ from normscope.maps.draw import (
     THEMED,
     arrangement,
     draw_map,
+    key_words,
     palette,
     scale,
     style,
@@ -297,3 +298,19 @@ def test_marks_in_a_cell_keep_their_colour_in_both_themes(page: str) -> None:
 def test_numbers_and_commands_break_at_spaces_only(page: str) -> None:
     assert re.search(r'<p class="lead">[^<]*<span class="w">[\d.]+e-\d', page)
     assert '<span class="w">normscope</span> <span class="w">map</span>' in page
+
+
+def test_a_narrow_page_has_pictures_of_its_own_width(page: str) -> None:
+    ids = re.findall(r'\bid="([^"]*)"', page)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'(?:url\(|href=")#([^")]*)', page)) <= set(ids)
+    widths = [
+        int(px) for px in re.findall(r"max-width: (\d+)px\" ?", "".join(re.findall("<svg[^>]*>", page)))
+    ]
+    assert len(widths) == 4
+    assert widths[1] < 0.8 * widths[0]
+    assert widths[1] <= 120 * 4.2
+    cells = re.findall(r'id="((?:narrow-)?)cell-\d+"', page)
+    assert cells.count("") == cells.count("narrow-") > 0
+    for words in key_words(sheet(CRASHED).table).splitlines():
+        assert words[1:] in page, "the key is text: it wraps, and nothing of it is cut"

@@ -1,5 +1,6 @@
 """Loss curves of a map: a small plot for each scheme, warm-up and depth, a line per cell, rate as colour."""
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -17,14 +18,20 @@ MOST_PLOTS = 80  # more would take too long to draw
 MOST_VERTICES = 60  # per curve; each is the mean of nearby steps
 
 
-def draw_curves(table: Table) -> "Figure | None":
-    """The figure, for use within `rc_context(style())`; None if there are no curves, or too many."""
+def draw_curves(table: Table, most_width: float = math.inf) -> "Figure | None":
+    """The figure, for use within `rc_context(style())`; None if there are no curves, or too many.
+
+    Args:
+        table: table of the map.
+        most_width: inches that the plots may take side by side; they get narrower, down to an inch.
+    """
     from matplotlib.figure import Figure
 
     plots = len(table.panels) * len(table.depths)
     if plots > MOST_PLOTS or not any(point.done for point in table.points):
         return None
-    size = (0.8 + 1.9 * len(table.panels), 0.9 + 1.35 * len(table.depths))
+    width = min(1.9, max(1.0, (most_width - 0.8) / max(1, len(table.panels))))
+    size = (0.8 + width * len(table.panels), 0.9 + 1.35 * len(table.depths))
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(len(table.depths), len(table.panels), squeeze=False, sharex=True, sharey=True)
     top = _ceiling(table)
@@ -35,7 +42,7 @@ def draw_curves(table: Table) -> "Figure | None":
         axes[-1, column].set_xlabel("step")
     for y, depth in enumerate(reversed(table.depths)):
         axes[y, 0].set_ylabel("loss" if depth is None else f"{depth} blocks\nloss")
-    _draw_key(figure, table)
+    _draw_key(figure, table, columns=max(2, int(size[0] / 1.2)))
     return figure
 
 
@@ -86,11 +93,11 @@ def rate_colours(table: Table) -> list[tuple[str, str, str]]:
     return [(f"rate-{x}", of(0.88 * share), of(0.35 + 0.63 * share)) for x, share in enumerate(shares)]
 
 
-def _draw_key(figure: "Figure", table: Table) -> None:
+def _draw_key(figure: "Figure", table: Table, columns: int) -> None:
     from matplotlib.lines import Line2D
 
     named = zip(rate_colours(table), table.rates, strict=True)
     lines = [Line2D([], [], color=light, label=short(rate)) for (_, light, _), rate in named]
     if table.unigram_entropy is not None:
         lines.append(Line2D([], [], color=INK, linestyle=(0, (4, 2)), label="unigram entropy"))
-    figure.legend(handles=lines, loc="outside lower center", ncols=min(9, len(lines)), frameon=False)
+    figure.legend(handles=lines, loc="outside lower center", ncols=min(9, columns, len(lines)), frameon=False)

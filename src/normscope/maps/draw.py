@@ -31,6 +31,7 @@ DIVERGING = (
 FONTS = ["DejaVu Sans"]
 MOST_WIDTH = 11.0  # inches; in a wider figure letters would be too small on the page
 CELL_INCHES = (0.42, 0.42)
+SCALE_INCHES = 4.2  # of the scale, where the figure is as wide
 LEAST_WIDTH = 6.8  # inches, for the words under the scale
 
 
@@ -44,15 +45,24 @@ def style() -> Any:
     }  # fmt: skip
 
 
-def draw_map(table: Table) -> "Figure":
-    """The figure, for use within `rc_context(style())`; cells have the ids cell-0, …, by panel and row."""
+def draw_map(table: Table, most_width: float = MOST_WIDTH, *, key: bool = True) -> "Figure":
+    """The figure, for use within `rc_context(style())`; cells have the ids cell-0, …, by panel and row.
+
+    Args:
+        table: table of the map.
+        most_width: inches from which on panels go below each other.
+        key: whether the words of `key_words` stand under the scale.
+    """
     from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     inner = (CELL_INCHES[0] * max(4, len(table.rates)), CELL_INCHES[1] * max(2, len(table.depths)))
-    rows, columns, places = arrangement(table.panels, inner[0] + 0.35)
-    size = (max(LEAST_WIDTH, 0.75 + columns * (inner[0] + 0.35)), 1.1 + rows * (inner[1] + 0.95))
+    rows, columns, places = arrangement(table.panels, inner[0] + 0.35, most_width)
+    size = (
+        max(LEAST_WIDTH if key else 0.0, 0.75 + columns * (inner[0] + 0.35)),
+        1.1 + rows * (inner[1] + 0.95),
+    )
     figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(wspace=0.03, hspace=0.06))
     axes = figure.subplots(rows, columns, squeeze=False, sharey=True)
     colours, norm = palette(), scale(table.points)
@@ -65,20 +75,23 @@ def draw_map(table: Table) -> "Figure":
     for place in axes[:, 0]:
         if table.depths != (None,):
             place.set_ylabel("depth (blocks)")
-    _draw_scale(figure, axes, ScalarMappable(norm, colours), table)
+    _draw_scale(figure, axes, ScalarMappable(norm, colours), key_words(table) if key else "")
     return figure
 
 
-def arrangement(panels: Sequence[Panel], width: float) -> tuple[int, int, list[int]]:
+def arrangement(
+    panels: Sequence[Panel], width: float, most_width: float = MOST_WIDTH
+) -> tuple[int, int, list[int]]:
     """Rows, columns and each panel's place; each warm-up starts a new row.
 
     Args:
         panels: panels, ordered by warm-up.
         width: width of a panel, in inches.
+        most_width: width of all of them side by side.
     """
     groups = [list(group) for _, group in itertools.groupby(panels, lambda panel: panel.warmup)]
     most = max(map(len, groups), default=1)
-    lines = -(-most // max(1, int(MOST_WIDTH / width)))
+    lines = -(-most // max(1, int(most_width / width)))
     columns = -(-most // lines)
     places = [g * lines * columns + i for g, group in enumerate(groups) for i in range(len(group))]
     return max(1, len(groups)) * lines, columns, places
@@ -161,21 +174,26 @@ def _draw_edge(place: "Axes", panel: Panel) -> None:
     place.plot(xs, ys, color=INK, linewidth=2.2, solid_joinstyle="miter", clip_on=False, zorder=5)
 
 
-def _draw_scale(figure: "Figure", axes: Any, mappable: Any, table: Table) -> None:
-    bar = figure.colorbar(
-        mappable, ax=axes, location="bottom", shrink=0.55, aspect=42, extend="max", pad=0.03, fraction=0.05
-    )
-    low, high = bar.norm.vmin or -1.0, bar.norm.vmax or 1.0
-    ticks = [low, low / 2, 0.0, high / 2, high]
-    bar.set_ticks(ticks, labels=[signed(value) if value else "0" for value in ticks])
-    bar.ax.axvline(0.0, color=INK, linewidth=1.8)
-    bar.ax.axvline(-MARGIN, color=INK, linewidth=0.9, linestyle=(0, (2, 1.5)))
-    bar.outline.set_visible(False)
-    bar.ax.tick_params(length=2)
-    entropy = table.unigram_entropy
-    said = "" if entropy is None else f" ({entropy:.2f} nats)"
-    bar.set_label(
+def key_words(table: Table) -> str:
+    """Words that explain the scale and the marks, in lines."""
+    said = "" if table.unigram_entropy is None else f" ({table.unigram_entropy:.2f} nats)"
+    return (
         f"final loss minus the unigram entropy{said}; dashed: {MARGIN:g} below it, where a run trains\n"
         "● every seed trains · 1/2 one of two does · × not finite · hatched: missing, or ! crashed\n"
         "thick line: largest learning rate that trains"
     )
+
+
+def _draw_scale(figure: "Figure", axes: Any, mappable: Any, words: str) -> None:
+    length = min(1.0, SCALE_INCHES / figure.get_size_inches()[0])
+    bar = figure.colorbar(
+        mappable, ax=axes, location="bottom", shrink=length, aspect=42, extend="max", pad=0.03, fraction=0.05
+    )
+    low, high = bar.norm.vmin or -1.0, bar.norm.vmax or 1.0
+    ticks = [low, low / 2, 0.0, high / 2, high]
+    bar.set_ticks(ticks, labels=[signed(value) if value else "0" for value in ticks])
+    bar.ax.axvline(0.0, color=ON_LIGHT, linewidth=1.8)
+    bar.ax.axvline(-MARGIN, color=ON_LIGHT, linewidth=0.9, linestyle=(0, (2, 1.5)))
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(length=2)
+    bar.set_label(words)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from normscope.errors import UsageError
 from normscope.maps.curves import draw_curves, rate_colours
-from normscope.maps.draw import THEMED, draw_map, style
+from normscope.maps.draw import THEMED, draw_map, key_words, style
 from normscope.maps.record import Counts, Record
 from normscope.maps.store import Store
 from normscope.maps.table import Panel, Table, edge, excess, tabulate
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 PNG_DOTS = 180  # per inch
 MOST_PIXELS = 120  # per inch of a figure on the page
+NARROW = 3.9  # inches of the figures on a phone
 
 
 @dataclass(frozen=True)
@@ -96,9 +97,9 @@ def render_page(sheet: Sheet) -> str:
 
     table = sheet.table
     with rc_context(style()):
-        picture = _with_titles(_svg(draw_map(table), table), table)
-        curves = draw_curves(table)
-        lines = None if curves is None else _svg(curves, table)
+        wide = _pictures(table, draw_map(table, key=False), draw_curves(table))
+        narrow = _pictures(table, draw_map(table, NARROW, key=False), draw_curves(table, NARROW))
+    narrow = [picture and _with_ids(picture, "narrow-") for picture in narrow]
     return (
         environment("normscope.maps")
         .get_template("map.html")
@@ -108,8 +109,9 @@ def render_page(sheet: Sheet) -> str:
             lead=lead(table, sheet.counts),
             facts=described(sheet.settings),
             rates=Markup(rate_style(table)),
-            picture=Markup(picture),
-            curves=None if lines is None else Markup(lines),
+            pictures=[Markup(wide[0]), Markup(narrow[0])],
+            curves=[Markup(each) for each in (wide[1], narrow[1]) if each],
+            key=key_words(table),
             notes=notes(sheet),
             edge=edge,
             excess=excess,
@@ -162,6 +164,20 @@ def _svg(figure: "Figure", table: Table) -> str:
     width = f'style="width: 100%; max-width: {MOST_PIXELS * figure.get_size_inches()[0]:.0f}px"'
     element = re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', width, "<svg" + element, count=1)
     return themed(element, THEMED | {light: name for name, light, _ in rate_colours(table)})
+
+
+def _pictures(table: Table, picture: "Figure", curves: "Figure | None") -> list[str]:
+    """The map with what is known of each cell, and the curves, "" where none are drawn."""
+    return [
+        _with_titles(_svg(picture, table), table),
+        "" if curves is None else _with_ids(_svg(curves, table), "curves-"),
+    ]
+
+
+def _with_ids(svg: str, prefix: str) -> str:
+    """The same with `prefix` before each id, so that two pictures share none."""
+    svg = re.sub(r'\bid="', f'id="{prefix}', svg)
+    return re.sub(r'(url\(|href=")#', rf"\1#{prefix}", svg)
 
 
 def rate_style(table: Table) -> str:
