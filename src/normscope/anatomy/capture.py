@@ -43,7 +43,8 @@ class _Catcher(TorchDispatchMode):
                 tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
                 self.found.setdefault(site, tensors[-1 - site.output])
         changed = changed_by(func, args, kwargs) if mutable else []
-        self._save_overwritten(changed)
+        if changed:
+            self._save_overwritten(changed)
         result = func(*args, **kwargs)
         for site in sites:
             if site.output >= 0:
