@@ -125,7 +125,7 @@ def _is_read_by_attention_alone(value: Value, operands: set[Value]) -> bool:
 
     if not operands or not value.users:
         return False
-    ends = [v for v in search([value], step) if v in operands or not v.users or _is_mapped(v)]
+    ends = (v for v in search([value], step) if v in operands or not v.users or _is_mapped(v))
     return all(v in operands and not _is_mapped(v) for v in ends)
 
 
