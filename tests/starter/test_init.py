@@ -182,3 +182,28 @@ class Tagger(nn.Module):
         return self.inner(sentences)[0]
 """
     assert start(write(here, {"model.py": projects.NANO + wrapper})).name == "Tagger"
+
+
+def test_objects_that_the_code_constructs_are_arguments(here: Path) -> None:
+    script = """
+from torch import nn
+from model import GPT, GPTConfig
+
+class Wrapped(nn.Module):
+    def __init__(self, inner, norm, width, vocab_size):
+        super().__init__()
+        self.inner, self.norm, self.heads = inner, norm, nn.ModuleList([nn.Linear(width, vocab_size)])
+
+depth = 2
+gpt = GPT(GPTConfig(n_layer=depth))
+width = args.width
+parser.add_argument("--width", default=8 * depth)
+model = Wrapped(gpt, nn.LayerNorm(width), width, len(vocabulary))
+model = nn.DataParallel(model)
+"""
+    text = start(write(here, {"model.py": projects.NANO, "run.py": script}), "Wrapped").text
+    assert "config = GPTConfig(n_layer=2)" in text
+    given = "inner=GPT(config=config), norm=nn.LayerNorm(16), width=16, vocab_size=256"
+    assert f"model = Wrapped({given})" in text
+    assert "# Neutral values for what the code does not give: vocab_size=256" in text
+    assert "TODO" not in text

@@ -24,5 +24,5 @@ def command(
     require_writable(output)
     diagnosis = diagnose()
     as_json = format is TextOrJson.JSON
-    emit(json.dumps(diagnosis.to_dict(), indent=2) + "\n" if as_json else text_diagnosis(diagnosis), output)
-    return int(bool(diagnosis.problems))
+    emit(json.dumps(diagnosis, indent=2) + "\n" if as_json else text_diagnosis(diagnosis), output)
+    return int(bool(diagnosis["problems"]))

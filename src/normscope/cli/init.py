@@ -42,4 +42,4 @@ def command(
     print(f"Wrote {found.path}")
     for line, what in found.todo:
         print(f"TODO  line {line}: {what}")
-    print(f"Next: normscope check {found.model}")
+    print(f"Next: normscope check {found.path}:build")

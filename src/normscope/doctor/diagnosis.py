@@ -1,107 +1,95 @@
 """The diagnosis: packages and machine together, and what is wrong."""
 
+import platform
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import normscope
 from normscope.doctor import machine
-from normscope.doctor.packages import NEEDED, OPTIONAL, Found, look_up
+from normscope.doctor.packages import PACKAGES, look_up
 from normscope.errors import describe
 
-SCHEMA = "normscope.doctor/1"
-LEAST_PYTHON = (3, 11)
 
+def diagnose() -> dict[str, Any]:
+    """This machine, in the schema "normscope.doctor/1". Nothing is installed, downloaded or changed.
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """All that `normscope doctor` says.
-
-    Attributes:
-        python: version, executable and platform.
-        packages: those that are needed first, then the optional ones.
-        devices: processors and accelerators; None where PyTorch cannot be imported.
-        flush_denormal: whether the processor can flush denormals; None as above.
-        terminal: encoding of the output.
-        fonts: font of the pictures; None where matplotlib cannot be imported.
-        folders: folders that are written to.
-        problems: needed things that are missing or broken, each with what to do.
+    `problems` are needed things that are missing or broken, each with what to do; `devices` is None where
+    PyTorch cannot be asked.
     """
-
-    python: dict[str, Any]
-    packages: tuple[Found, ...]
-    devices: dict[str, Any] | None
-    flush_denormal: bool | None
-    terminal: dict[str, Any]
-    fonts: dict[str, Any] | None
-    folders: list[dict[str, Any]]
-    problems: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The diagnosis as plain data, in the schema "normscope.doctor/1"."""
-        return {
-            "schema": SCHEMA,
-            "normscope": normscope.__version__,
-            **vars(self),
-            "packages": [found.to_dict() for found in self.packages],
-            "problems": list(self.problems),
-        }
-
-
-def diagnose() -> Diagnosis:
-    """Look at this machine. Nothing is installed, downloaded or changed."""
-    found = tuple(map(look_up, (*NEEDED, *OPTIONAL)))
-    works = {each.package.name for each in found if each.status == "ok"}
+    packages = [look_up(package) for package in PACKAGES]
     problems = [
-        *_of_python(),
-        *(_in_words(each) for each in found if each.status != "ok" and not each.package.extra),
+        f"{each['name']} {_package(each)}" for each in packages if each["needed"] and each["status"] != "ok"
     ]
-    folders = machine.folders()
-    for folder in folders:
-        if folder["use"] == "temporary files" and not folder["writable"]:
-            problems.append(
-                f"temporary files cannot be written to {folder['path']}: set TMPDIR to another folder"
-            )
-    return Diagnosis(
-        python=machine.python(),
-        packages=found,
-        devices=_asked(machine.devices, "torch" in works, problems),
-        flush_denormal=_asked(machine.flushes_denormals, "torch" in works, problems),
-        terminal=machine.terminal(),
-        fonts=_asked(machine.fonts, "matplotlib" in works, problems),
-        folders=folders,
-        problems=tuple(problems),
-    )
-
-
-def _of_python() -> list[str]:
-    if sys.version_info >= LEAST_PYTHON:
-        return []
-    wanted = ".".join(map(str, LEAST_PYTHON))
-    return [
-        f"Python {sys.version.split()[0]}: expected {wanted} or newer; make an environment with a newer one"
-    ]
-
-
-def _in_words(found: Found) -> str:
-    package = found.package
-    given = f"{package.name} {found.version or 'is missing'}"
-    wrong = {
-        "too old": f": expected {package.minimum} or newer",
-        "broken": f" cannot be imported ({found.reason})",
+    if (temporary := machine.temporary()) is None:
+        problems.append("temporary files cannot be written: set TMPDIR to a folder that can be")
+    devices = None
+    if any(each["name"] == "torch" and each["status"] == "ok" for each in packages):
+        try:
+            devices = machine.devices()
+        except Exception as error:  # a driver that does not fit, a device that is gone
+            problems.append(f"devices cannot be read ({describe(error)}): check the drivers")
+    python = {
+        "version": platform.python_version(),
+        "executable": sys.executable,
+        "platform": platform.platform(),
     }
-    return f"{given}{wrong.get(found.status, '')}: {package.install}"
+    return {
+        "schema": "normscope.doctor/1",
+        "normscope": normscope.__version__,
+        "python": python,
+        "packages": packages,
+        "devices": devices,
+        "terminal": machine.terminal(),
+        "temporary": temporary,
+        "problems": problems,
+    }
 
 
-def _asked(question: Callable[[], Any], can_be_asked: bool, problems: list[str]) -> Any:
-    """The answer of a library, or None and a problem where it breaks on the question."""
-    if not can_be_asked:
-        return None
-    try:
-        return question()
-    except Exception as error:  # a driver that does not fit, a device that is gone
-        problems.append(
-            f"{question.__name__.replace('_', ' ')} cannot be read ({describe(error)}): check the drivers"
-        )
-        return None
+def text_diagnosis(diagnosis: dict[str, Any]) -> str:
+    """The diagnosis as plain text: packages, machine, and the result at the end."""
+    python, packages, problems = diagnosis["python"], diagnosis["packages"], diagnosis["problems"]
+    lines = [f"normscope {diagnosis['normscope']}, Python {python['version']} on {python['platform']}"]
+    lines.append(f"({python['executable']})")
+    sections = {
+        "needed": [(each["name"], _package(each)) for each in packages if each["needed"]],
+        "optional": [(each["name"], _package(each)) for each in packages if not each["needed"]],
+        "machine": list(_machine(diagnosis)),
+    }
+    for title, rows in sections.items():
+        lines += ["", title, *(f"  {label:<14}{words}" for label, words in rows)]
+    absent = [each["name"] for each in packages if each["status"] != "ok"]
+    result = "Everything is there."
+    if problems:
+        result = "normscope cannot be used until the problems above are fixed."
+    elif absent:
+        result = f"Everything needed is there; without {', '.join(absent)}, see above."
+    return "\n".join([*lines, "", *(f"problem: {each}" for each in problems), result]) + "\n"
+
+
+def _package(package: dict[str, Any]) -> str:
+    """The version, or what is wrong, what that disables and the command that repairs it."""
+    status = package["status"]
+    if status == "ok":
+        return str(package["version"])
+    state = status if package["version"] is None else f"{package['version']}, {status}"
+    why = {"too old": f" (expected {package['minimum']} or newer)", "broken": f" ({package['reason']})"}
+    disabled = f"; without it: no {package['disables']}" if package["disables"] else ""
+    return f"{state}{why.get(status, '')}{disabled}; {package['install']}"
+
+
+def _machine(diagnosis: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    devices, terminal = diagnosis["devices"], diagnosis["terminal"]
+    if devices is not None:
+        yield "PyTorch", f"{devices['build']} build, {devices['threads']} threads"
+        yield "CPU", f"{devices['cpus']} cores ({devices['usable_cpus']} usable)"
+        for device in devices["found"][1:]:
+            size = f", {device['memory_bytes'] / 2**30:.0f} GiB" if device["memory_bytes"] else ""
+            yield device["device"], f"{device['name']}{size}. {devices['measured']}"
+        if len(devices["found"]) == 1:
+            yield "GPU", f"none that PyTorch can use. {devices['measured']}"
+        slow = "not supported: forecasts of collapsed runs are slower"
+        yield "denormals", "flushed to zero in forecasts" if devices["flush_denormal"] else slow
+    spelled = "" if terminal["unicode"] else ": signs that it lacks are spelled out (-> for →)"
+    yield "terminal", f"{terminal['encoding']}{spelled}"
+    yield "temporary", diagnosis["temporary"] or "no folder can be written"

@@ -1,180 +1,189 @@
-"""The call that constructs a class, with the values that the code gives."""
+"""The code that constructs a model, with the values that the user's code gives."""
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
 
-from normscope.starter.rank import Candidate
-from normscope.starter.scan import Argument, Class, Source, called
-from normscope.starter.values import UNKNOWN, is_length, is_vocabulary, neutral, value_of
+from normscope.starter.scan import Call, Class, Project, Source, assignments, called
+from normscope.starter.values import UNKNOWN, assigned_to, neutral, value_of
 
 _CONFIGS = {"config", "cfg", "conf", "args", "hparams", "params", "configuration", "model_args", "hp"}
-_CONFIG_NAME = re.compile(r"Config|Args|Arguments|HParams|Params|Options$")
+_CONFIG_CLASS = re.compile(r".*(Config|Args|Arguments|HParams|Params|Options)")
+_STARTERS = {"main", "train", "run", "fit", "backward", "step"}  # calls that start the work of a script
+_LONGEST = 96  # characters of a line
+Given = defaultdict[str, list[tuple[Source, ast.expr]]]
+"""Argument → expressions that the code gives for it, each with its file."""
 
 
-@dataclass
 class Construction:
-    """Lines of code that construct the model.
+    """Lines of code that construct a model.
 
     Attributes:
         lines: the lines, of which the last binds `model`.
-        classes: classes to import.
-        vocabulary, length: size of the vocabulary and longest sequence, where they are known.
-        unknown: arguments that are left to do.
+        imports: lines that import what they use.
+        guessed: neutral values, "vocab_size=256", for what the code does not give.
     """
 
-    lines: list[str] = field(default_factory=list)
-    classes: list[Class] = field(default_factory=list)
-    vocabulary: int | None = None
-    length: int | None = None
-    unknown: list[str] = field(default_factory=list)
+    def __init__(self, source: Source, node: ast.ClassDef | ast.Call, project: Project, folder: Path) -> None:
+        self.lines: list[str] = []
+        self.imports: list[str] = []
+        self.guessed: list[str] = []
+        self._project, self._folder = project, folder
+        self._open: list[ast.Call] = []
+        if isinstance(node, ast.Call):
+            self._bind("model", self._of_library(node, source))
+        else:
+            self._bind("model", self._of_class(project.classes[node.name], project.calls[node.name]))
+
+    def _bind(self, name: str, call: ast.Call) -> None:
+        """Add `name = call`; an argument on each line where one is to do or the line gets long."""
+        whole = f"{name} = {ast.unparse(call)}"
+        if len(whole) <= _LONGEST and "TODO(" not in whole:
+            self.lines.append(whole)
+        else:
+            arguments = [f"    {ast.unparse(each)}," for each in (*call.args, *call.keywords)]
+            self.lines += [f"{name} = {ast.unparse(call.func)}(", *arguments, ")"]
+
+    def _of_class(self, root: Class, calls: Sequence[Call]) -> ast.Call:
+        """The call of a class of the folder, without arguments that have defaults and are given nowhere."""
+        self.imports += _imports(root, self._folder)
+        given = _given(calls, [each.arg for each, _ in root.arguments])
+        keywords = []
+        for argument, default in root.arguments:
+            name = argument.arg
+            value: ast.expr | None = ast.Name("config")
+            if (config := self._config_of(argument, default, root)) is not None:
+                self._add_config(config)
+            elif name in _CONFIGS and (method := root.method("get_default_config")) is not None:
+                self._add_default_config(root, method, calls)
+            elif (value := self._known(given, name)) is None and default is None:
+                value = self._guess(name, f"{root.name}(…)")
+            if value is not None:
+                keywords.append(ast.keyword(name, value))
+        return ast.Call(ast.Name(root.name), [], keywords)
+
+    def _of_library(self, call: ast.Call, source: Source) -> ast.Call:
+        """The call of a class of a library, with the arguments that it has in the code."""
+        self.imports.append(source.libraries[_first_name(call.func)])
+
+        of = f"{called(call)}(…)"
+
+        def put(node: ast.expr, name: str | None) -> ast.expr:
+            return self._resolved(node, source) or self._guess(name or ast.unparse(node), of)
+
+        keywords = [ast.keyword(each.arg, put(each.value, each.arg)) for each in call.keywords]
+        return ast.Call(call.func, [put(each, None) for each in call.args], keywords)
+
+    def _known(self, given: Given, name: str) -> ast.expr | None:
+        """The first expression for an argument that the stub can have too."""
+        resolved = (self._resolved(node, source) for source, node in given[name])
+        return next((each for each in resolved if each is not None), None)
+
+    def _guess(self, name: str, of: str) -> ast.expr:
+        """A neutral value, or TODO."""
+        value = neutral(name)
+        if value is UNKNOWN:
+            words = f"write {name} of {of}".replace('"', "'")
+            return ast.Name(f'TODO("{words}")')
+        self.guessed.append(f"{name}={value!r}")
+        return ast.Constant(value)
+
+    def _resolved(self, node: ast.expr, source: Source) -> ast.expr | None:
+        """An expression that means the same in the stub, or None."""
+        value = value_of(node, source)
+        if value is not UNKNOWN:
+            return ast.Constant(value)
+        for each in (node, *assigned_to(node, source)):
+            if isinstance(each, ast.Call) and each not in self._open:  # model = DataParallel(model) is open
+                self._open.append(each)
+                found = self._resolved_call(each, source)
+                self._open.pop()
+                if found is not None:
+                    return found
+        if isinstance(node, ast.Call) or _first_name(node) not in source.libraries:
+            return None
+        self.imports.append(source.libraries[_first_name(node)])  # torch.float32
+        return node
+
+    def _resolved_call(self, call: ast.Call, source: Source) -> ast.Call | None:
+        if _first_name(call.func) in source.libraries:
+            return self._of_library(call, source)
+        root = self._project.classes.get(called(call))
+        return None if root is None else self._of_class(root, [(source, call)])
+
+    def _config_of(self, argument: ast.arg, default: ast.expr | None, root: Class) -> Class | None:
+        """The class of a configuration that an argument takes: by its annotation, else by its name."""
+        classes = self._project.classes
+        for name in re.findall(r"\w+", ast.unparse(argument.annotation) if argument.annotation else ""):
+            if name in classes and name not in self._project.modules:
+                return classes[name]
+        if argument.arg not in _CONFIGS or default is not None:
+            return None
+        configs = [each for name, each in classes.items() if _CONFIG_CLASS.fullmatch(name) and each != root]
+        own = f"{root.name}Config"
+        return min(configs, key=lambda c: (c.name != own, c.source is not root.source), default=None)
+
+    def _add_config(self, config: Class) -> None:
+        """Add `config = Config(…)` with what the code gives; a comment lists the defaults that remain."""
+        call = self._of_class(config, self._project.calls[config.name])
+        given = {keyword.arg for keyword in call.keywords}
+        left = [f"{a.arg}={ast.unparse(d)}" for a, d in config.arguments if d and a.arg not in given]
+        if left:
+            self.lines.append(f"# {config.name} has the defaults {', '.join(left)}")
+            self.lines.append("# Write the values of your run where it has others.")
+        self._bind("config", call)
+
+    def _add_default_config(self, root: Class, method: ast.FunctionDef, calls: Sequence[Call]) -> None:
+        """Add `config = Model.get_default_config()` with what scripts set on it, as minGPT has it."""
+        variables = {ast.unparse(each).split(".")[-1] for _, call in calls for each in call.args[:1]}
+        given: Given = defaultdict(list)
+        for source in self._project.sources:
+            for target, values in assignments(source.tree).items():
+                if set(target.split(".")[-2:-1]) & variables:
+                    given[target.split(".")[-1]] += [(source, value) for value in values]
+        self.lines.append(f"config = {root.name}.get_default_config()")
+        for target, (default, *_) in assignments(method).items():
+            name = target.split(".")[-1]
+            value = self._known(given, name)
+            is_set = ast.unparse(default) != "None" or ("model_type" in given and neutral(name) is UNKNOWN)
+            if "." in target and (value is not None or not is_set):
+                value = value or self._guess(name, f"the config of {root.name}")
+                self.lines.append(f"config.{name} = {ast.unparse(value)}")
 
 
-def construct(candidate: Candidate, sources: Sequence[Source]) -> Construction:
-    """The construction of a candidate; arguments that have defaults and are given nowhere are left out."""
-    root = candidate.root
-    made = Construction(classes=[root])
-    given = _given(candidate.made_at, root.arguments)
-    arguments = []
-    for argument in root.arguments:
-        config = _config_of(argument, root, sources)
-        if config is not None:
-            _add_config(made, config, sources)
-            arguments.append("config" if argument == root.arguments[0] else f"{argument.name}=config")
-        elif argument.name in _CONFIGS and root.method("get_default_config") is not None:
-            _add_default_config(made, candidate)
-            arguments.append("config")
-        elif (words := _argument(made, argument, given, f"{root.name}(…)")) is not None:
-            arguments.append(words)
-    made.lines += _call("model = ", root.name, arguments)
-    return made
+def _imports(root: Class, folder: Path) -> list[str]:
+    """The import of a class; before it a TODO where importing would train, and the folder if need be."""
+    path, lines = root.source.path, list[str]()
+    for node in root.source.tree.body:
+        call = node.value if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
+        if isinstance(node, ast.For | ast.While) or (call is not None and called(call) in _STARTERS):
+            loop = f"the loop of {path.relative_to(folder)}, line {node.lineno}"
+            do = f"put {loop}, under `if __name__ == '__main__':`, then delete this line"
+            lines.append(f'TODO("{do}")')
+            break
+    top = path.parent
+    while (top / "__init__.py").is_file() and top != folder:
+        top = top.parent
+    if top != folder:
+        inner = top.relative_to(folder).as_posix()
+        lines.append(f"sys.path.insert(0, str(Path(__file__).resolve().parent / {inner!r}))")
+    module = ".".join(path.relative_to(top).with_suffix("").parts).removesuffix(".__init__")
+    return [*lines, f"from {module} import {root.name}"]
 
 
-def _argument(made: Construction, argument: Argument, given: dict[str, Any], of: str) -> str | None:
-    """`name=value`, or a call of TODO where no value is known; None where the default will do."""
-    value = given.get(argument.name, UNKNOWN)
-    if value is UNKNOWN and argument.default is not None:
-        _remember(made, argument.name, _literal(argument.default))
-        return None
-    comment = ""
-    if value is UNKNOWN:
-        value, comment = neutral(argument.name), "  # not found in the code"
-    if value is UNKNOWN:
-        made.unknown.append(argument.name)
-        return f'{argument.name}=TODO("write {argument.name} of {of}"),'
-    _remember(made, argument.name, value)
-    return f"{argument.name}={value!r},{comment}"
-
-
-def _remember(made: Construction, name: str, value: Any) -> None:
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        if is_vocabulary(name) and made.vocabulary is None:
-            made.vocabulary = value
-        if is_length(name) and made.length is None:
-            made.length = value
-
-
-def _literal(default: str) -> Any:
-    try:
-        return ast.literal_eval(default)
-    except (ValueError, SyntaxError):
-        return UNKNOWN
-
-
-def _call(bound: str, name: str, arguments: Sequence[str]) -> list[str]:
-    """`bound name(arguments)`, on one line where every argument is a bare name."""
-    if all(argument.isidentifier() or re.fullmatch(r"\w+=config", argument) for argument in arguments):
-        return [f"{bound}{name}({', '.join(arguments)})"]
-    inside = [f"    {argument}" + ("" if "," in argument else ",") for argument in arguments]
-    return [f"{bound}{name}(", *inside, ")"]
-
-
-def _given(calls: Sequence[tuple[Source, ast.Call]], arguments: Sequence[Argument]) -> dict[str, Any]:
-    """Values that the calls give, by argument; the first that is known."""
-    found: dict[str, Any] = {}
+def _given(calls: Sequence[Call], names: Sequence[str]) -> Given:
+    """Expressions that the calls give, by argument."""
+    found: Given = defaultdict(list)
     for source, call in calls:
-        positional = [(a.name, value) for a, value in zip(arguments, call.args, strict=False)]
-        if any(isinstance(value, ast.Starred) for value in call.args):
-            positional = []
-        named = [(keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg is not None]
-        for name, expression in [*positional, *named]:
-            value = value_of(expression, source)
-            if value is not UNKNOWN:
-                found.setdefault(name, value)
+        is_starred = any(isinstance(value, ast.Starred) for value in call.args)
+        for name, value in zip(names, () if is_starred else call.args, strict=False):
+            found[name].append((source, value))
+        for keyword in call.keywords:
+            found[keyword.arg or ""].append((source, keyword.value))
     return found
 
 
-def _config_of(argument: Argument, root: Class, sources: Sequence[Source]) -> Class | None:
-    """The class of a configuration that an argument takes: by its annotation, else by its name."""
-    classes = [each for source in sources for each in source.classes]
-    annotated = re.findall(r"\w+", argument.annotation)
-    if (found := next((each for each in classes if each.name in annotated), None)) is not None:
-        return found
-    if argument.name not in _CONFIGS or argument.default is not None:
-        return None
-    configs = [each for each in classes if _CONFIG_NAME.search(each.name) and each.name != root.name]
-    order = sorted(configs, key=lambda c: (c.name != f"{root.name}Config", c.source is not root.source))
-    near = [each for each in order if each.name == f"{root.name}Config" or each.source is root.source]
-    return near[0] if near else order[0] if len(order) == 1 else None
-
-
-def _add_config(made: Construction, config: Class, sources: Sequence[Source]) -> None:
-    """`config = Config(…)` with what the code gives; the defaults that remain stand in a comment."""
-    calls = [(s, c) for s in sources for c in s.calls_outside if called(c) == config.name]
-    given = _given(calls, config.arguments)
-    arguments = [
-        words
-        for each in config.arguments
-        if (words := _argument(made, each, given, f"{config.name}(…)")) is not None
-    ]
-    left = [
-        f"{each.name}={each.default}" for each in config.arguments if each.default and each.name not in given
-    ]
-    if left:
-        made.lines.append(f"# {config.name} has the defaults {', '.join(left)}")
-        made.lines.append("# Write the values of your run where it has others.")
-    made.classes.append(config)
-    made.lines += _call("config = ", config.name, arguments)
-
-
-def _add_default_config(made: Construction, candidate: Candidate) -> None:
-    """`config = Model.get_default_config()` with what scripts set on it, as minGPT has it."""
-    root = candidate.root
-    method = root.method("get_default_config")
-    assert method is not None
-    defaults = {name: value for name, value, _ in _set_on(ast.walk(method), root.source)}
-    given: dict[str, Any] = {}
-    for source, call in candidate.made_at:
-        variable = ast.unparse(call.args[0]) if call.args else ""
-        for name, value, target in _set_on(ast.walk(source.tree), source):
-            if target.split(".")[-1] == variable.split(".")[-1] and value is not UNKNOWN:
-                given.setdefault(name, value)
-    made.lines.append(f"config = {root.name}.get_default_config()")
-    whole = "model_type" in defaults and isinstance(given.get("model_type"), str)
-    for name, default in defaults.items():
-        value = given.get(name, default)
-        _remember(made, name, value)
-        if name in given:
-            made.lines.append(f"config.{name} = {given[name]!r}")
-        elif default is None and (guess := neutral(name)) is not UNKNOWN:
-            _remember(made, name, guess)
-            made.lines.append(f"config.{name} = {guess!r}  # not found in the code")
-        elif default is None and not whole:
-            made.unknown.append(name)
-            made.lines.append(f'config.{name} = TODO("write {name} of the config of {root.name}")')
-
-
-def _set_on(nodes: Any, source: Source) -> list[tuple[str, Any, str]]:
-    """(attribute, value or `UNKNOWN`, object) of each assignment to an attribute."""
-    found = []
-    for node in nodes:
-        if (
-            isinstance(node, ast.Assign)
-            and len(node.targets) == 1
-            and isinstance(node.targets[0], ast.Attribute)
-        ):
-            target = node.targets[0]
-            found.append((target.attr, value_of(node.value, source), ast.unparse(target.value)))
-    return found
+def _first_name(node: ast.expr) -> str:
+    return ast.unparse(node).split(".")[0]

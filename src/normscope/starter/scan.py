@@ -1,85 +1,24 @@
-"""Python files as syntax trees: the classes they define, and what importing them would run."""
+"""Python files as syntax trees: their classes, calls, assignments and imports of libraries."""
 
 import ast
+import os
+import re
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from itertools import islice
 from pathlib import Path
 
 from normscope.errors import UsageError
 
 _SKIPPED = frozenset({"venv", "env", "site-packages", "node_modules", "build", "dist", "__pycache__"})
-MOST_FILES = 2000
-MOST_BYTES = 1_000_000
-_STARTERS = frozenset({"main", "train", "run", "fit", "backward", "step"})
-"""Names of calls that start the work of a script."""
-
-
-@dataclass(frozen=True)
-class Argument:
-    """One argument of a function, or one field of a dataclass.
-
-    Attributes:
-        name: its name.
-        default: source of its default; None where it has none.
-        annotation: source of its annotation; "" without one.
-    """
-
-    name: str
-    default: str | None
-    annotation: str
-
-
-@dataclass(frozen=True)
-class Class:
-    """A class of a file."""
-
-    node: ast.ClassDef
-    source: "Source"
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        return self.node.name
-
-    @property
-    def bases(self) -> list[str]:
-        """Its bases as they are written, "nn.Module"."""
-        return [ast.unparse(base) for base in self.node.bases]
-
-    @property
-    def is_dataclass(self) -> bool:
-        """True with a decorator that makes the constructor from the fields."""
-        return any("dataclass" in ast.unparse(each) for each in self.node.decorator_list)
-
-    def method(self, name: str) -> ast.FunctionDef | None:
-        """The method of that name, which is defined here."""
-        found = (node for node in self.node.body if isinstance(node, ast.FunctionDef) and node.name == name)
-        return next(found, None)
-
-    @cached_property
-    def arguments(self) -> list[Argument]:
-        """Arguments of the constructor, without `self`; the fields of a dataclass."""
-        if (init := self.method("__init__")) is not None:
-            return arguments_of(init)
-        if not (
-            self.is_dataclass or {"NamedTuple", "BaseModel"} & {base.split(".")[-1] for base in self.bases}
-        ):
-            return []
-        return [
-            Argument(
-                node.target.id,
-                None if node.value is None else ast.unparse(node.value),
-                ast.unparse(node.annotation),
-            )
-            for node in self.node.body
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-        ]
-
-    @cached_property
-    def calls(self) -> set[str]:
-        """Last names of all that its methods call: {"Embedding", "ModuleList", "Block"}."""
-        return {called(node) for node in ast.walk(self.node) if isinstance(node, ast.Call)}
+_MOST_FILES = 2000
+_OF_LIBRARIES = re.compile(r"(from|import) (torch|transformers)\b")
+_MODULE = re.compile(
+    r"(\w+\.)*(Module|LightningModule|\w*PreTrainedModel|\w+LMHeadModel|\w+For[A-Z]\w+)|(torch\.)?nn\.\w+"
+)
+"""Bases that make a class a module."""
 
 
 @dataclass(frozen=True)
@@ -90,86 +29,128 @@ class Source:
     tree: ast.Module
 
     @cached_property
-    def classes(self) -> list[Class]:
-        """Classes at its top level."""
-        return [Class(node, self) for node in self.tree.body if isinstance(node, ast.ClassDef)]
-
-    @cached_property
-    def work(self) -> int | None:
-        """The line of the first loop or call that would start work on import; None where nothing would."""
-        for node in self.tree.body:
-            call = node.value if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
-            if isinstance(node, ast.For | ast.While) or (call is not None and called(call) in _STARTERS):
-                return node.lineno
-        return None
-
-    @cached_property
-    def calls_outside(self) -> list[ast.Call]:
-        """Calls that are not in a class."""
-        found: list[ast.Call] = []
-        waiting: list[ast.AST] = [node for node in self.tree.body if not isinstance(node, ast.ClassDef)]
-        while waiting:
-            node = waiting.pop(0)
-            found += [node] if isinstance(node, ast.Call) else []
-            waiting += ast.iter_child_nodes(node)
+    def libraries(self) -> dict[str, str]:
+        """Name → the import that binds it, of PyTorch and transformers."""
+        found = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import | ast.ImportFrom) and _OF_LIBRARIES.match(ast.unparse(node)):
+                start = f"from {node.module} import " if isinstance(node, ast.ImportFrom) else "import "
+                for alias in node.names:
+                    found[alias.asname or alias.name.split(".")[0]] = start + ast.unparse(alias)
         return found
 
 
-def called(call: ast.expr) -> str:
-    """The last name of what a call calls: "Module" of `nn.Module()`; "" where it has none."""
-    function = call.func if isinstance(call, ast.Call) else call
-    return {ast.Name: "id", ast.Attribute: "attr"}.get(type(function), "") and ast.unparse(function).split(
-        "."
-    )[-1]
+Call = tuple[Source, ast.Call]
+"""A call, and the file in which its names mean something."""
 
 
-def arguments_of(function: ast.FunctionDef) -> list[Argument]:
-    """Named arguments of a method, without the first."""
-    given = function.args
-    named = [*given.posonlyargs, *given.args]
-    defaults: list[ast.expr | None] = [None] * (len(named) - len(given.defaults)) + list(given.defaults)
-    pairs = [
-        *list(zip(named, defaults, strict=True))[1:],
-        *zip(given.kwonlyargs, given.kw_defaults, strict=True),
-    ]
-    return [
-        Argument(
-            a.arg,
-            None if d is None else ast.unparse(d),
-            "" if a.annotation is None else ast.unparse(a.annotation),
-        )
-        for a, d in pairs
-    ]
+@dataclass(frozen=True)
+class Class:
+    """A class at the top level of a file; `bases` are as they are written, "nn.Module"."""
+
+    name: str
+    bases: list[str]
+    source: Source
+    node: ast.ClassDef
+
+    def method(self, name: str) -> ast.FunctionDef | None:
+        """The method of that name, which is defined here."""
+        found = (node for node in self.node.body if isinstance(node, ast.FunctionDef) and node.name == name)
+        return next(found, None)
+
+    @cached_property
+    def arguments(self) -> list[tuple[ast.arg, ast.expr | None]]:
+        """Arguments of the constructor and their defaults; the annotated fields of a class that has none."""
+        if (init := self.method("__init__")) is None:
+            fields = [node for node in self.node.body if isinstance(node, ast.AnnAssign)]
+            return [(ast.arg(ast.unparse(each.target), each.annotation), each.value) for each in fields]
+        given = init.args
+        named = [*given.posonlyargs, *given.args]
+        defaults = [*[None] * (len(named) - len(given.defaults)), *given.defaults, *given.kw_defaults]
+        return list(zip([*named, *given.kwonlyargs], defaults, strict=True))[1:]  # without self
+
+    @cached_property
+    def calls(self) -> set[str]:
+        """Last names of all that its methods call: {"Embedding", "ModuleList", "Block"}."""
+        return {called(call) for call in calls_in(self.node)}
 
 
-def scan(path: Path) -> list[Source]:
-    """All Python files under a folder, or the one file, that can be parsed.
+class Project:
+    """The files of a folder.
+
+    Attributes:
+        classes: name → class; of two with the same name the first.
+        modules: those that derive from nn.Module, over other classes of the folder too.
+        calls: last name of what is called → calls outside of modules: in scripts, functions and trainers.
+    """
+
+    def __init__(self, sources: list[Source]) -> None:
+        self.sources = sources
+        self.classes: dict[str, Class] = {}
+        self.modules: dict[str, Class] = {}
+        self.calls: defaultdict[str, list[Call]] = defaultdict(list)
+        statements = [(source, node) for source in sources for node in source.tree.body]
+        for source, node in statements:
+            if isinstance(node, ast.ClassDef):
+                bases = [ast.unparse(base) for base in node.bases]
+                self.classes.setdefault(node.name, Class(node.name, bases, source, node))
+        size = -1
+        while len(self.modules) > size:  # the base of a module may be found after it
+            size = len(self.modules)
+            for name, each in self.classes.items():
+                if any(_MODULE.fullmatch(base) or base.split(".")[-1] in self.modules for base in each.bases):
+                    self.modules[name] = each
+        for source, node in statements:
+            if not isinstance(node, ast.ClassDef) or node.name not in self.modules:
+                for call in calls_in(node):
+                    self.calls[called(call)].append((source, call))
+
+
+def calls_in(tree: ast.AST) -> list[ast.Call]:
+    """All calls in a syntax tree."""
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+
+
+def called(call: ast.Call) -> str:
+    """The last name of what a call calls: "Module" of `nn.Module()`."""
+    return ast.unparse(call.func).split(".")[-1]
+
+
+@cache
+def assignments(tree: ast.AST) -> dict[str, list[ast.expr]]:
+    """Values of assignments ("n_layer", "config.n_layer") and defaults of argparse ("n_layer") by target."""
+    found = defaultdict(list)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                found[ast.unparse(target)].append(node.value)
+        elif isinstance(node, ast.Call) and called(node) == "add_argument" and node.args:
+            option = ast.unparse(node.args[-1]).strip("'-").replace("-", "_")
+            found[option] += [keyword.value for keyword in node.keywords if keyword.arg == "default"]
+    return found
+
+
+def scan(path: Path, *, without: Path) -> Project:
+    """All Python files under a folder, or the one file, that can be parsed; the file `without` is left out.
 
     Raises:
         UsageError: there is no such folder or file, or no Python file in it.
     """
     if not path.exists():
         raise UsageError(f'"{path}" (not found)', "a folder or a Python file", "check the path")
-    files = list(_files(path)) if path.is_dir() else [path]
+    files = list(islice(_files(path), _MOST_FILES)) if path.is_dir() else [path]
     sources = [source for file in files if (source := _parsed(file)) is not None]
     if not sources:
         found = f"{len(files)} Python files, none of which can be parsed" if files else "no Python files"
         raise UsageError(f'"{path}" ({found})', "a folder with the code of a model", "name that folder")
-    return sources
+    return Project([source for source in sources if source.path != without])
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Python files, those near the top first."""
-    waiting, count = [folder], 0
-    while waiting and count < MOST_FILES:
-        place = waiting.pop(0)
-        for entry in sorted(place.iterdir(), key=lambda entry: entry.name):
-            if entry.is_dir() and not entry.is_symlink():
-                if not entry.name.startswith(".") and entry.name not in _SKIPPED:
-                    waiting.append(entry)
-            elif entry.suffix == ".py" and entry.is_file() and entry.stat().st_size <= MOST_BYTES:
-                count += 1
-                yield entry
+    """Python files, without those that are hidden or installed."""
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(each for each in folders if each[0] != "." and each not in _SKIPPED)
+        yield from (Path(place, name) for name in sorted(names) if name.endswith(".py"))
 
 
 def _parsed(path: Path) -> Source | None:

@@ -86,7 +86,9 @@ def subject_of(
 ) -> Subject:
     """`make_subject` with data that are already loaded."""
     hf = sys.modules.get("transformers")  # a model of transformers has imported it
-    is_of_transformers = hf is not None and isinstance(model, hf.PreTrainedModel)
+    # a class of the user's own that derives from PreTrainedModel alone has none of the heads of transformers
+    has_head = any(each.__module__.startswith("transformers.models.") for each in type(model).__mro__)
+    is_of_transformers = hf is not None and isinstance(model, hf.PreTrainedModel) and has_head
     is_fed_by_head = batch is None and loss_fn is None and is_of_transformers
     if not is_fed_by_head and (data.pairs is not None or data.images is not None):
         raise UsageError(
