@@ -26,7 +26,7 @@ def candidates(project: Project) -> dict[str, tuple[Source, ast.ClassDef | ast.C
 
 
 def _score(root: Class, project: Project, is_child: bool) -> int:
-    """How likely a class is the model that is trained: constructed by a script, contained in no other."""
+    """Likelihood that a class is the model that is trained: a script constructs it, no other contains it."""
     parts = _parts(root, project.modules, {})
     calls = set().union(*(part.calls for part in parts.values()))
     path = root.source.path
