@@ -182,6 +182,8 @@ class Tagger(nn.Module):
         return self.inner(sentences)[0]
 """
     assert start(write(here, {"model.py": projects.NANO + wrapper})).name == "Tagger"
+    inspect = "from model import GPT, GPTConfig\n\nprint(GPT(GPTConfig()))\n"
+    assert start(write(here, {"inspect_gpt.py": inspect})).name == "Tagger", "though a script constructs GPT"
 
 
 def test_objects_that_the_code_constructs_are_arguments(here: Path) -> None:
