@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal
+DOCS_TESTS := tests/test_pages.py tests/test_site.py tests/test_notebooks.py tests/test_tutorials.py
+DIST_TESTS := tests/packaging
 
 .PHONY: setup demo test lint types docs dist bench claims mutants clean
 
@@ -22,8 +25,9 @@ demo: setup
 	$(BIN)/normscope check hf:gpt2 --fail-on never --format html --output out/gpt2.html
 
 # Bytecode is kept even where the shell forbids it: else each worker compiles all tests, each process all of src.
+# What the documentation shows and what a release holds is tested by `make docs` and `make dist`.
 test: setup
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal
+	$(PYTEST) $(addprefix --ignore=,$(DOCS_TESTS) $(DIST_TESTS))
 
 lint: setup
 	$(BIN)/ruff check .
@@ -35,12 +39,13 @@ types: setup
 # The site: every warning is an error, every link is checked. The variable silences an advertisement.
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(PYTEST) $(DOCS_TESTS)
 
 dist: setup
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation --outdir dist .
 	$(BIN)/python -m twine check --strict dist/*
-	NORMSCOPE_DIST=dist $(BIN)/python -m pytest tests/packaging/test_dist.py
+	NORMSCOPE_DIST=dist $(PYTEST) $(DIST_TESTS)
 
 bench: setup
 	$(BIN)/normscope bench
