@@ -12,6 +12,7 @@ The main calls:
     model = normscope.nn.build("decoder", scheme="deepnorm", depth=24)
 """
 
+import random
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,11 @@ if not TYPE_CHECKING:  # a type checker reads the imports above, so that a missp
             return import_module("normscope.nn")
         if name not in _HOME:
             raise AttributeError(f"module 'normscope' has no attribute {name!r}")
-        return getattr(import_module(f"normscope.{_HOME[name]}"), name)
+        state = random.getstate()  # rich draws from Python's generator when it is imported
+        try:
+            return getattr(import_module(f"normscope.{_HOME[name]}"), name)
+        finally:
+            random.setstate(state)
 
 
 def __dir__() -> list[str]:

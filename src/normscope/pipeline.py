@@ -54,6 +54,10 @@ class CheckInterrupted(KeyboardInterrupt):
         self.report = report
 
 
+NOTHING_READ = Anatomy(())
+"""The reading of a check that was interrupted before it had one."""
+
+
 @dataclass
 class _Run:
     """Results of one check so far; `report()` may be called at any time."""
@@ -65,7 +69,7 @@ class _Run:
     ignore: tuple[str, ...]
     rates: tuple[float, ...]
     try_remedies: bool
-    anatomy: Anatomy = field(default_factory=lambda: Anatomy(()))
+    anatomy: Anatomy = NOTHING_READ
     measurements: Measurements = field(default_factory=Measurements)
     forecast: Forecast | None = None
     ladder: LadderForecast | None = None
@@ -83,6 +87,8 @@ class _Run:
             self.cost[stage] = round(time.perf_counter() - start, 4)
 
     def findings(self) -> list[Finding]:
+        if self.anatomy is NOTHING_READ:
+            return []
         found = judge(self.anatomy, self.measurements, self.forecast, _dtype(self.subject.model))
         kept = [f for f in found if not self.select or any(matches(f, code) for code in self.select)]
         return [f for f in kept if not any(matches(f, code) for code in self.ignore)]

@@ -5,6 +5,7 @@ from hf_models import MODELS, HFModel
 from readings import lines_of
 
 from normscope.anatomy import read_anatomy
+from normscope.subjects import load
 
 
 @pytest.mark.parametrize("entry", MODELS, ids=[entry.name for entry in MODELS])
@@ -28,3 +29,22 @@ def test_reads_what_the_source_says(entry: HFModel) -> None:
 def test_the_table_is_long_enough_and_its_names_are_unique() -> None:
     assert len({entry.name for entry in MODELS}) == len(MODELS)
     assert len({entry.model_type for entry in MODELS}) >= 100
+
+
+@pytest.mark.parametrize(
+    ("spec", "norm"),
+    [
+        ("hf:t5,num_layers=2,d_model=96,d_ff=64,num_heads=4,d_kv=16,vocab_size=300", "rmsnorm"),
+        (
+            "hf:bart,d_model=32,encoder_layers=1,decoder_layers=2,encoder_attention_heads=2,"
+            "decoder_attention_heads=2,encoder_ffn_dim=64,decoder_ffn_dim=64,vocab_size=300",
+            "layernorm",
+        ),
+    ],
+)
+def test_a_decoder_whose_ids_are_shifted_labels_has_the_norms_of_its_encoder(spec: str, norm: str) -> None:
+    """The model writes the labels into a tensor of zeros, which has tokens on its last axis."""
+    anatomy = read_anatomy(load(spec, batch_size=3, seq_len=20))
+    norms = {branch.norm for block in anatomy.blocks for branch in block.branches}
+    assert norms == {norm}
+    assert anatomy.final_norm is not None

@@ -27,6 +27,14 @@ def test_heavy_packages_are_not_loaded(call: str) -> None:
     assert done.stdout.splitlines()[-1] == "loaded:"
 
 
+def test_first_use_leaves_the_random_generator_alone() -> None:
+    """A package that is imported on first use draws from Python's generator."""
+    code = (
+        "import random, normscope; was = random.getstate(); normscope.check; assert was == random.getstate()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_dir_lists_all_public_names() -> None:
     assert set(normscope.__all__) | {"__version__", "__doc__"} <= set(dir(normscope))
     assert dir(normscope) == sorted(dir(normscope))

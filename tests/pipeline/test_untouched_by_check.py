@@ -126,3 +126,16 @@ def test_the_fingerprint_sees_each_kind_of_change() -> None:
         before = fingerprint(model)
         change(model)
         assert not same(before[key], fingerprint(model)[key]), key
+
+
+def test_a_check_interrupted_while_it_reads_judges_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that was not read is not one in which no branch could be read (NS104)."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("normscope.pipeline.read_anatomy", interrupted)
+    with pytest.raises(normscope.CheckInterrupted) as caught:
+        normscope.check(nn.Sequential(nn.Embedding(256, 8), nn.Linear(8, 256)), steps=0)
+    report = caught.value.report
+    assert (report.verdict, report.findings) == ("interrupted", ())

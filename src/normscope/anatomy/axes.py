@@ -122,7 +122,7 @@ def _axes(op: Op, out: Value) -> tuple[Axis, ...]:
             dim = op.arg(1, "dim", 0) % len(shape)
             found = [*source.axes[:dim], _axis("copy", shape[dim]), *source.axes[dim:]]
     if found is None or [math.prod(n for _, n in axis) for axis in found] != list(shape):
-        found = [_broadcast(op, shape, i - len(shape)) for i in range(len(shape))]
+        found = [_broadcast(op, out, i - len(shape)) for i in range(len(shape))]
     return tuple(found)
 
 
@@ -176,12 +176,13 @@ def _tokens_if_first(value: Value, rows: list[Axis]) -> list[Axis]:
     return [tuple(("token" if what == "feature" else what, n) for what, n in axis) for axis in rows]
 
 
-def _broadcast(op: Op, shape: tuple[int, ...], axis: int) -> Axis:
-    """An axis, numbered from the right, by the first input that has it; live inputs come first."""
-    n = shape[axis]
+def _broadcast(op: Op, out: Value, axis: int) -> Axis:
+    """An axis of `out`, numbered from the right, by the first input that has it; live inputs come first."""
+    n = out.shape[axis]
     have = [v for v in op.inputs if len(v.shape) >= -axis and v.axes[axis]]
     have.sort(key=lambda v: (v.shape[axis] != n, not v.live))
     if n == 1 or not have:
-        return _axis("feature" if axis == -1 and not op.inputs else "copy", n)
+        made = "copy" if op.inputs or axis < -1 else "feature" if out.floating else "token"  # such as ids
+        return _axis(made, n)
     found = have[0].axes[axis]
     return found if math.prod(size for _, size in found) == n else _axis(found[0][0], n)
