@@ -378,3 +378,27 @@ def test_one_token_has_no_next_one() -> None:
     subject = make_subject(Model(), torch.randint(0, 256, (2, 1)))
     assert subject.loss_fn is None
     assert "a sequence of one token has no next token" in " ".join(subject.notes)
+
+
+class LastLogits(nn.Module):
+    """A language model that gives every logit only beside its loss, as nanoGPT does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(256, 8), nn.Linear(8, 256)
+
+    def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        logits = self.head(self.table(idx))
+        if targets is None:
+            return logits[:, [-1]], None
+        return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+@pytest.mark.parametrize(
+    "wrap", [nn.Identity, nn.DataParallel, lambda model: torch.compile(model, backend="eager")]
+)
+def test_labels_are_found_through_wrappers(wrap) -> None:
+    model = LastLogits() if wrap is nn.Identity else wrap(LastLogits())
+    subject = make_subject(model)
+    assert "the next ids as targets" in subject.input
+    assert subject.loss_fn is not None

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from normscope.subjects.assemble import looking
@@ -28,10 +29,18 @@ class Arguments:
     labels: str | None
 
 
+def _wrapped(model: nn.Module) -> nn.Module:
+    """The module inside `torch.compile`, DataParallel and DDP, whose own forwards take any arguments."""
+    if isinstance(model, DataParallel | DistributedDataParallel):
+        return _wrapped(model.module)
+    inner = getattr(model, "_orig_mod", None)
+    return model if inner is None else _wrapped(inner)
+
+
 def arguments_of(model: nn.Module) -> Arguments:
-    """Read the signature of `model.forward`."""
+    """Read the signature of `model.forward`, or of the module that torch's wrappers around it call."""
     try:
-        parameters = list(inspect.signature(model.forward).parameters.values())
+        parameters = list(inspect.signature(_wrapped(model).forward).parameters.values())
     except ValueError:  # a scripted module has none
         return Arguments(1, "", None)
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
