@@ -16,6 +16,7 @@ _ROW_OF_A_CLAIM = re.compile(r"^\| \[(\w+)\]\(claims\.md#(\w+)\)", flags=re.MULT
 _UNQUOTED = re.compile(r"^(\s*```\w+ )title=([^\s\"]+)$", flags=re.MULTILINE)
 _HAN = "[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef]"
 _BROKEN_CHINESE = re.compile(rf"(?<={_HAN})\n *(?={_HAN})")  # a line break would show as a space
+_BETWEEN_CHINESE = re.compile(r"(\]\((?!https?:)[^)#\s]+)\.zh\.md(?=[)#])")  # the site has one name for both
 _TO_CHINESE = re.compile(r"\[([^\]]+)\]\((?:\.\./)*(\w+)\.zh\.md\)")
 
 
@@ -32,7 +33,9 @@ def on_config(config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, **others: Any) -> str:
     """Fill in the pages whose text stands elsewhere; turn links and titles into those of the site."""
     markdown = _UNQUOTED.sub(r'\1title="\2"', _text(markdown, page))
-    return _BROKEN_CHINESE.sub("", markdown) if page.file.src_uri.endswith(".zh.md") else markdown
+    if page.file.src_uri.endswith(".zh.md"):
+        return _BETWEEN_CHINESE.sub(r"\1.md", _BROKEN_CHINESE.sub("", markdown))
+    return markdown
 
 
 def on_page_content(html: str, page: Any, **others: Any) -> None:

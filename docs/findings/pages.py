@@ -47,9 +47,9 @@ CHINESE_PAGE = """\
 
 {summary}
 
-![{code}：{healthy}，{broken}](../images/findings/{code}.svg)
+![{code}：{healthy}与{broken}的对比](../images/findings/{code}.svg)
 
-蓝色：{healthy}（健康）。橙色：{broken}（得到此诊断）。模型宽度 64，字节级文本，随机种子 0，CPU。
+蓝色：{healthy}（健康）。橙色：{broken}（触发此诊断）。模型宽度 64，字节级文本，随机种子 0，CPU。
 
 ## 怎么办
 
@@ -67,14 +67,17 @@ CHINESE_PAGE = """\
 
 {source}
 
-`normscope explain {code}` 打印英文说明；[全部诊断结果](../findings.md)。
+`normscope explain {code}` 打印英文说明；[全部诊断结果](../findings.zh.md)。
 """
 CHINESE_INDEX = """\
 # 诊断结果
 
 严重程度：*错误*（error）使结论为“会失败”（will fail），*警告*（warning）为“有风险”（at risk），
 *提示*（note）不影响“健康”（healthy）。
-无法试训时（没有 loss，或 `--steps 0`）结论为“未试训”（no trial）。仅凭结构最多为警告。
+若无法试训（没有损失，或 `--steps 0`），结论不是“健康”而是“未试训”（no trial）；
+用 Ctrl-C 中断检查时为“已中断”（interrupted）。
+仅凭结构最多为警告。关于半精度的诊断结果只是提示，除非模型或 `--dtype` 使用该精度，或者数值在该精度下会溢出。
+阈值所依据的测量见 [thresholds.md](thresholds.md)（英文）。
 
 | 代码 | 名称 | 含义 |
 |---|---|---|
@@ -116,7 +119,7 @@ def pages() -> dict[Path, str]:
         found[FOLDER / f"{stem(rule)}.md"] = english(rule)
         found[FOLDER / f"{stem(rule)}.zh.md"] = chinese(rule)
     rows = [
-        f"| [{rule.code}](findings/{stem(rule)}.md) | {rule.name} | {CHINESE[rule.code]['summary']} |"
+        f"| [{rule.code}](findings/{stem(rule)}.zh.md) | {rule.name} | {CHINESE[rule.code]['summary']} |"
         for rule in RULES.values()
     ]
     found[FOLDER.parent / "findings.zh.md"] = CHINESE_INDEX.format(rows="\n".join(rows))
