@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from normscope.forecast import Forecast
+from normscope.forecast.rule import ENOUGH, PARTED
 from normscope.rules.finding import Severity
 from normscope.rules.rule import Case, Hit, rule
 from normscope.rules.trial import trial_hit
@@ -14,8 +15,8 @@ from normscope.rules.trial import trial_hit
     why="""Every language model first learns the unigram distribution, whose entropy is the loss of a constant
         output. A model leaves that plateau only while different inputs give different outputs and gradients
         of different batches agree. Where neither holds, more steps do not help.""",
-    threshold="""The forecast's outcome is plateau: a token diversity under 1e-3 and a pull (coherence +
-        3·alignment) under 0.05. A healthy run that is only slow has the outcome "slow", which is no
+    threshold=f"""The forecast's outcome is plateau: a token diversity under {PARTED:g} and a pull (coherence
+        + 3·alignment) under {ENOUGH:g}. A healthy run that is only slow has the outcome "slow", which is no
         finding.""",
     source="""Our ladders of learning rates, 300 steps each, tuned on some and reported on others
         (docs/forecast.md).""",
