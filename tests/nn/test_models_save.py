@@ -248,8 +248,8 @@ def test_a_spec_names_a_folder(kind: str, tmp_path: Path) -> None:
 def test_a_folder_with_a_short_context_gets_shorter_sequences(tmp_path: Path) -> None:
     save_model(build("decoder", context=40, **SMALL), tmp_path)
     subject = normscope.load(f"nn:{tmp_path}")
-    assert subject.batch["ids"].shape == (4, 32)  # type: ignore[index, call-overload]
-    assert "sequences of 32 tokens, as the model cannot take 64" in subject.notes
+    assert subject.batch["ids"].shape == (4, 40)  # type: ignore[index, call-overload]
+    assert "4 sequences of 40 tokens (the model cannot take 64)" in subject.input
 
 
 def test_a_folder_takes_no_options(tmp_path: Path) -> None:

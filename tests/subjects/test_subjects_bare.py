@@ -80,12 +80,31 @@ def test_a_small_vocabulary_is_found_and_gets_ranks() -> None:
     assert isinstance(subject.loss_fn, NextToken)
 
 
-@pytest.mark.parametrize(("context", "length"), [(50, 32), (20, 16)])
-def test_shorter_where_the_context_ends(context: int, length: int) -> None:
-    subject = make_subject(Model(context=context))
+class Positions(nn.Embedding):
+    """Learnt positions in a parameter, whose size is not that of an embedding."""
+
+    def __init__(self, context: int, width: int) -> None:
+        super().__init__(1, 1)
+        self.table = nn.Parameter(torch.randn(1, context, width))
+
+    def forward(self, positions: Tensor) -> Tensor:
+        return self.table[0][positions]
+
+
+@pytest.mark.parametrize(
+    ("context", "asked", "is_table", "length"),
+    [(50, 64, True, 50), (128, 4096, True, 128), (700, 4096, False, 512), (20, 64, False, 16)],
+)
+def test_the_longest_sequences_where_the_context_ends(
+    context: int, asked: int, is_table: bool, length: int
+) -> None:
+    model = Model(context=context)
+    if not is_table:
+        model.positions = Positions(context, 16)
+    subject = make_subject(model, seq_len=asked)
     assert isinstance(subject.batch, Tensor)
     assert subject.batch.shape == (4, length)
-    assert any(f"{length} tokens" in note for note in subject.notes)
+    assert f"4 sequences of {length} tokens (the model cannot take {asked})" in subject.input
 
 
 def test_no_loss_where_later_tokens_are_seen() -> None:
@@ -402,3 +421,61 @@ def test_labels_are_found_through_wrappers(wrap) -> None:
     subject = make_subject(model)
     assert "the next ids as targets" in subject.input
     assert subject.loss_fn is not None
+
+
+class MaskAdded(Model):
+    """`forward(src, src_mask)` of PyTorch's tutorial: the mask (T, T) is added to the scores."""
+
+    def forward(self, src: Tensor, src_mask: Tensor) -> Tensor:  # type: ignore[override]
+        return self.head(self.layers(self.tokens(src), mask=src_mask))
+
+
+class MaskTrue(nn.Module):
+    """`forward(x, mask)` of the Annotated Transformer: the mask is true where a token may look."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.query, self.head = nn.Embedding(256, 16), nn.Linear(16, 16), nn.Linear(16, 256)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        x = self.table(x)
+        scores = (self.query(x) @ x.mT).masked_fill(mask == 0, -1e9)
+        return self.head(x + scores.softmax(-1) @ x)
+
+
+class MaskOfPadding(Model):
+    """`forward(input_ids, attention_mask)`: causal by itself, the mask (B, T) is 1 at every token."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:  # type: ignore[override]
+        mask = nn.Transformer.generate_square_subsequent_mask(input_ids.shape[1])
+        padded = torch.zeros(attention_mask.shape).masked_fill(attention_mask == 0, float("-inf"))
+        return self.head(self.layers(self.tokens(input_ids), mask=mask, src_key_padding_mask=padded))
+
+
+@pytest.mark.parametrize(
+    ("model", "ids", "masks", "words"),
+    [
+        (MaskAdded(), (4, 64), (64, 64), "src_mask: a causal mask that is added"),
+        (MaskAdded(batch_first=False), (64, 4), (64, 64), "src_mask: a causal mask that is added"),
+        (MaskTrue(), (4, 64), (64, 64), "mask: a causal mask that is true"),
+        (MaskOfPadding(), (4, 64), (4, 64), "attention_mask: ones"),
+    ],
+    ids=["added", "added, time first", "true", "of padding"],
+)
+def test_a_required_mask_makes_the_model_causal(
+    model: nn.Module, ids: tuple[int, int], masks: tuple[int, int], words: str
+) -> None:
+    subject = make_subject(model)
+    assert [tuple(part.shape) for part in subject.batch] == [ids, masks]
+    assert words in subject.input
+    assert isinstance(subject.loss_fn, NextToken)
+    assert subject.loss().isfinite()
+
+
+def test_the_error_names_the_arguments_that_could_not_be_made() -> None:
+    class Two(Model):
+        def forward(self, src: Tensor, tgt: Tensor, tgt_mask: Tensor) -> Tensor:  # type: ignore[override]
+            return self.layers(self.tokens(src), mask=tgt_mask)
+
+    with pytest.raises(UsageError, match=r"with the batch \(src, tgt, tgt_mask\)"):
+        make_subject(Two())

@@ -130,8 +130,8 @@ def test_noise_takes_the_models_dtype() -> None:
 
 def test_a_short_context_gets_shorter_sequences() -> None:
     subject = load(f"{GPT2},n_positions=40")
-    assert _ids(subject).shape == (4, 32)
-    assert "sequences of 32 tokens, as the model cannot take 64" in subject.notes
+    assert _ids(subject).shape == (4, 40)
+    assert "4 sequences of 40 tokens (the model cannot take 64)" in subject.input
 
 
 def test_a_small_vocabulary_gets_ranks() -> None:

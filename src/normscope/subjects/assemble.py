@@ -20,7 +20,8 @@ from normscope.subjects.memory import is_out_of_memory, memory_refusals, require
 from normscope.subjects.subject import Batch, LossFn, Subject, call_model
 from normscope.subjects.untouched import untouched
 
-_SHORTER = (32, 16)
+_LENGTHS = tuple(2**power for power in range(4, 21))
+_SHORTEST_CONTEXT = 8
 _NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 
 
@@ -28,13 +29,15 @@ class AttemptError(UsageError):
     """The model cannot be built, fed or judged this way; another way may work."""
 
 
-def shorter(portions: Portions) -> Iterator[tuple[Portions, tuple[str, ...]]]:
-    """Yield `portions`, then the same with shorter sequences, each with notes for the report."""
-    yield portions, ()
-    for length in _SHORTER:
-        if length < portions.seq_len:
-            note = f"sequences of {length} tokens, as the model cannot take {portions.seq_len}"
-            yield portions.of_length(length), (note,)
+def shorter(portions: Portions, model: nn.Module) -> Iterator[Portions]:
+    """Yield `portions`, then the same with shorter sequences, the longest first.
+
+    Lengths are powers of two from 16, and the sizes of the model's embeddings: one may hold positions.
+    """
+    yield portions
+    rows = {each.num_embeddings for each in model.modules() if isinstance(each, nn.Embedding)}
+    lengths = {*_LENGTHS, *(size for size in rows if size >= _SHORTEST_CONTEXT)}
+    yield from (portions.shortened(each) for each in sorted(lengths, reverse=True) if each < portions.seq_len)
 
 
 def first_that_runs(model: nn.Module, feeds: Iterable[Feed], *, seed: int, spec: str) -> Subject:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from normscope.errors import UsageError
 from normscope.subjects.assemble import (
+    AttemptError,
     assemble,
     first_that_runs,
     looking,
@@ -32,6 +33,7 @@ from normscope.subjects.guess import (
     vocabulary_of,
 )
 from normscope.subjects.loss import own_loss, shifts_labels
+from normscope.subjects.masks import masked_feeds
 from normscope.subjects.subject import Batch, LossFn, Subject, call_model
 from normscope.subjects.text import Text
 
@@ -105,7 +107,12 @@ def subject_of(
         subject = assemble(model, _given_feed(batch, loss_fn, spec), seed=portions.seed, spec=spec)
     else:
         feeds = (dataclasses.replace(feed, loss_fn=loss_fn) for feed in _feeds(model, portions, data.text))
-        subject = first_that_runs(model, feeds, seed=portions.seed, spec=spec)
+        try:
+            subject = first_that_runs(model, feeds, seed=portions.seed, spec=spec)
+        except AttemptError as error:
+            required = ", ".join(arguments_of(model).required)
+            do = f"let a factory return (module, batch), with the batch ({required})"
+            raise AttemptError(error.given, error.expected, do if "," in required else error.do) from error
     if loss_fn is not None or fake_mode_of(model) is not None or _NOISE in subject.notes:
         return subject
     return with_found_loss(subject)
@@ -142,10 +149,13 @@ def _feeds(model: nn.Module, portions: Portions, text: Text) -> Iterator[Feed]:
     vocabulary = _vocabulary(model, arguments, portions)
     if vocabulary is not None:
         corpus = encode(text, vocabulary)
-        for short, notes in shorter(portions):
+        for short in shorter(portions, model):
             if arguments.labels is not None:
-                yield from (feed.noting(*notes) for feed in _labelled_feeds(model, arguments, corpus, short))
-            yield _ids_feed(corpus, short, arguments.num_inputs).noting(*notes)
+                yield from _labelled_feeds(model, arguments, corpus, short)
+            if arguments.masks:
+                yield from masked_feeds(model, arguments.masks, corpus, short)
+            else:
+                yield _ids_feed(corpus, short, arguments.num_inputs)
         return
     found = image_shapes(model, portions)
     found += [(portions.batch_size, portions.seq_len, width) for width in float_widths(model)]
@@ -163,7 +173,7 @@ def _vocabulary(model: nn.Module, arguments: Arguments, portions: Portions) -> i
     if fake_mode_of(model) is not None:  # a lookup of fake ids cannot be recognised by their values
         return next((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), None)
     device, _ = where_and_what(model)
-    for short, _ in shorter(portions):
+    for short in shorter(portions, model):
         ids = pattern_ids(short.seq_len, device)
         rows = vocabulary_of(model, (ids,) * arguments.num_inputs, ids)
         if rows is not None:

@@ -31,11 +31,12 @@ _SIZE = count(1, "a whole number from 1", "change it")
 
 @dataclass(frozen=True)
 class Portions:
-    """Size of the batches, and their seed."""
+    """Size of the batches, and their seed; `refused` is a longer length that the model does not take."""
 
     batch_size: int
     seq_len: int
     seed: int
+    refused: int | None = None
 
     def __post_init__(self) -> None:
         _SIZE.require("batch size", self.batch_size)
@@ -53,12 +54,18 @@ class Portions:
         (state,) = np.random.SeedSequence([self.seed, block]).generate_state(1, np.uint64)
         return dataclasses.replace(self, seed=int(state >> np.uint64(1)))
 
-    def of_length(self, length: int) -> "Portions":
-        """The same with sequences of another length."""
-        return dataclasses.replace(self, seq_len=length)
+    def shortened(self, length: int) -> "Portions":
+        """The same with shorter sequences, because the model does not take these."""
+        return dataclasses.replace(self, seq_len=length, refused=self.seq_len)
+
+    @property
+    def length(self) -> str:
+        """The length in words, for the report."""
+        refused = "" if self.refused is None else f" (the model cannot take {self.refused})"
+        return f"{self.seq_len} tokens{refused}"
 
     def __str__(self) -> str:
-        return f"{self.batch_size} sequences of {self.seq_len} tokens"
+        return f"{self.batch_size} sequences of {self.length}"
 
 
 DataT = TypeVar("DataT", bound="Source")

@@ -59,7 +59,7 @@ def pairs_feed(
     """Parallel texts, each line cut to the portions' length; see `masked_pairs`."""
     pairs = dataclasses.replace(pairs, limit=portions.seq_len)
     batches = functools.partial(masked_pairs, ids_name=name, pad=pad, decoder_mask=decoder_mask)
-    words = f"{pairs}, {portions.batch_size} pairs of up to {portions.seq_len} tokens a side"
+    words = f"{pairs}, {portions.batch_size} pairs of up to {portions.length} a side"
     return Feed.of(pairs, portions, batches, words, output_loss)
 
 

@@ -12,6 +12,8 @@ from normscope.subjects.guess import LABEL_NAMES, vocabulary_of
 from normscope.subjects.loss import Ids, NextToken, is_causal, logits_of, output_loss, own_loss, time_axis_of
 from normscope.subjects.subject import Batch, Subject, call_model
 
+TIME_FIRST = "ids are fed as (T, B), because the model expects time first"
+
 
 def with_found_loss(subject: Subject) -> Subject:
     """Give `subject` the model's own loss, else next-token loss if it is meaningful, else none.
@@ -92,7 +94,7 @@ def _turned(subject: Subject) -> Subject:
         return batch.T.contiguous()
 
     subject.batches, subject.batch = mapped(transposed, subject.batches), transposed(subject.batch)
-    subject.notes = (*subject.notes, "ids are fed as (T, B), because the model expects time first")
+    subject.notes = (*subject.notes, TIME_FIRST)
     return subject
 
 

@@ -22,11 +22,28 @@ _MOST_WIDTHS = 6
 
 @dataclass(frozen=True)
 class Arguments:
-    """Arguments of a forward: the number of those without a default, the first's name, the labels' name."""
+    """Arguments of a forward.
 
-    num_inputs: int
+    Attributes:
+        required: names of those without a default.
+        first: name of the first.
+        labels: name of the labels, if nothing else follows the first.
+    """
+
+    required: tuple[str, ...]
     first: str
     labels: str | None
+
+    @property
+    def num_inputs(self) -> int:
+        """Number of inputs to make."""
+        return max(1, len(self.required))
+
+    @property
+    def masks(self) -> tuple[str, ...]:
+        """Names of the required arguments after the first, if all of them are masks."""
+        others = self.required[1:]
+        return others if all("mask" in name for name in others) else ()
 
 
 def _wrapped(model: nn.Module) -> nn.Module:
@@ -42,14 +59,12 @@ def arguments_of(model: nn.Module) -> Arguments:
     try:
         parameters = list(inspect.signature(_wrapped(model).forward).parameters.values())
     except ValueError:  # a scripted module has none
-        return Arguments(1, "", None)
+        return Arguments((), "", None)
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     named = [p for p in parameters if p.kind in kinds]
-    required = [p for p in named if p.default is p.empty]
+    required = tuple(p.name for p in named if p.default is p.empty)
     labels = next((p.name for p in named[1:] if p.name in LABEL_NAMES and p.default is None), None)
-    return Arguments(
-        max(1, len(required)), named[0].name if named else "", labels if len(required) == 1 else None
-    )
+    return Arguments(required, named[0].name if named else "", labels if len(required) == 1 else None)
 
 
 def pattern_ids(length: int, device: torch.device) -> Tensor:

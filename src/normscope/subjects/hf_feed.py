@@ -138,8 +138,8 @@ def _is_causal(subject: Subject) -> bool:
 
 def _feeds(feeder: Feeder) -> Iterator[Feed]:
     if feeder.main not in FLOAT_INPUTS and feeder.corpus is not None:
-        for short, notes in shorter(feeder.portions):
-            yield _text_feed(dataclasses.replace(feeder, portions=short), feeder.corpus).noting(*notes)
+        for short in shorter(feeder.portions, feeder.model):
+            yield _text_feed(dataclasses.replace(feeder, portions=short), feeder.corpus)
     if feeder.main in FLOAT_INPUTS:
         for shape in float_shapes(feeder.main, feeder.model.config, feeder.portions):
             yield _float_feed(feeder, feeder.main, shape)

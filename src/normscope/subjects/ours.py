@@ -47,7 +47,7 @@ def load_ours(
             _set_bias(model, encoded, given)
         moved(model, device, dtype)
     notes = ("its weights were not read",) if folder is not None and fake else ()
-    feeds = (_feed(model, short, encoded).noting(*notes, *note) for short, note in shorter(portions))
+    feeds = (_feed(model, short, encoded).noting(*notes) for short in shorter(portions, model))
     return first_that_runs(model, feeds, seed=portions.seed, spec=spec.text)
 
 
