@@ -1,5 +1,6 @@
 """Claims are judged by their cases, measured by workers that may die, in a cache that may be gone."""
 
+import ast
 import dataclasses
 import fcntl
 import json
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ from normscope.claims import (
     Evidence,
     Figure,
     Kind,
+    Plot,
     Runs,
     Sentence,
     Setup,
@@ -406,12 +409,21 @@ def test_other_seeds_forms_and_texts_have_other_keys(odd: dict[str, Claim], tmp_
     assert cache._path(odd["Z1"], Setup(seeds=[0, 1])) in paths
 
 
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "from normscope.claims.lender import ONE\nfrom normscope.claims.shared import TWO\n",
+        "from normscope.claims import lender, shared\n",
+        "from normscope.claims import (\n    lender,\n    shared,\n)\n",
+        "def later():\n    from normscope.claims.lender import ONE\n",
+    ],
+)
 def test_a_change_of_code_is_a_change_of_key_but_a_comment_or_docstring_is_not(
-    odd: dict[str, Claim], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    odd: dict[str, Claim], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imports: str
 ) -> None:
     lender, borrower = tmp_path / "lender.py", tmp_path / "borrower.py"
     lender.write_text("ONE = 1\n")
-    borrower.write_text("from normscope.claims.lender import ONE\nfrom normscope.claims.shared import TWO\n")
+    borrower.write_text(imports)
     (tmp_path / "shared.py").write_text("TWO = 2\n")
     monkeypatch.setattr(cache_module, "ROOM", tmp_path)
     monkeypatch.setattr(cache_module, "_claim_files", lambda: {lender, borrower})
@@ -429,20 +441,64 @@ def test_a_change_of_code_is_a_change_of_key_but_a_comment_or_docstring_is_not(
 
 def test_words_are_no_part_of_the_key_but_a_condition_to_confirm_is(odd: dict[str, Claim]) -> None:
     claim = odd["Z1"]
-    other = replace(claim, sentence=Sentence("Other words.", hypothesis="x > 0"), asks="more")
+    words = {"asks": "more", "plots": ({"title": "Another"},)}
+    other = replace(claim, sentence=Sentence("Other words.", hypothesis="x > 0"), **words)
     assert own_code(other) == own_code(claim)
-    for changed in (
-        {"sentence": Sentence("It holds.", "x < 1")},
-        {"sentence": Sentence("It holds.", smallest=0.1)},
-        {"plots": ({"title": "Another"},)},
-    ):
-        assert own_code(replace(claim, **changed)) != own_code(claim)
+    for sentence in (Sentence("It holds.", "x < 1"), Sentence("It holds.", smallest=0.1)):
+        assert own_code(replace(claim, sentence=sentence)) != own_code(claim)
+
+
+def test_a_kept_plot_has_the_claims_present_words(odd: dict[str, Claim], tmp_path: Path) -> None:
+    cache, result = Cache(tmp_path), measure_claim(odd["Z1"], TWO)
+    cache.write(result, TWO)
+    words = {"title": "Another", "x": "blocks", "y": "gain", "levels": {"one": 1.0}}
+    found = cache.read(replace(odd["Z1"], plots=(words,)), TWO)
+    assert found is not None
+    assert found.evidence.plots == [Plot(lines=result.evidence.plots[0].lines, **words)]
 
 
 def test_only_what_shows_is_left_out_of_the_key() -> None:
     room = cache_module.ROOM
     assert all((room / name).is_file() for name in cache_module.SHOWING)
     assert not {"judge.py", "evidence.py", "claim.py", "setup.py", "runs.py"} & set(cache_module.SHOWING)
+
+
+def test_no_claim_imports_a_room_that_is_left_out_of_the_key() -> None:
+    package, room = cache_module.PACKAGE, cache_module.ROOM
+    assert all((package / name).exists() for name in cache_module.ELSEWHERE)
+    left_out = {room / name for name in (*cache_module.SHOWING, "__init__.py", "cache.py")}
+    left_out |= {package / "__init__.py", package / "maps" / "page.py"}  # import on first use; draws
+    waiting, seen = set(room.glob("*.py")) - left_out, set[Path]()
+    while waiting:
+        seen.add(file := waiting.pop())
+        waiting |= imported_files(file, package) - seen - left_out
+    rooms = {path.relative_to(package).parts[0] for path in seen}
+    assert {"linalg", "nn", "train"} <= rooms
+    assert not rooms & set(cache_module.ELSEWHERE)
+
+
+def imported_files(file: Path, package: Path) -> set[Path]:
+    """Files of the package that a file imports, anywhere in it."""
+    names = set[str]()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            names |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+    ours = (package.parent.joinpath(*name.split(".")) for name in names if name.startswith("normscope."))
+    return {
+        file for path in ours for file in (path / "__init__.py", path.with_suffix(".py")) if file.is_file()
+    }
+
+
+def test_a_folder_called_transformers_that_is_not_installed_has_no_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def version(package: str) -> str:
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setattr(cache_module, "version", version)
+    assert cache_module.environment()["transformers"] == "none"
 
 
 def test_trained_runs_are_kept_by_their_text(tmp_path: Path) -> None:

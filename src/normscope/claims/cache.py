@@ -7,10 +7,9 @@ import hashlib
 import json
 import os
 import platform
-import re
 import sys
-from importlib.metadata import version
-from importlib.util import find_spec
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,9 @@ from normscope.errors import describe
 from normscope.subjects.text import load_text
 
 PACKAGE = Path(normscope.__file__).parent
-ELSEWHERE = ("cli", "demo", "report", "monitor")
+ELSEWHERE = (
+    *("cli", "completion.py", "demo", "doctor", "pipeline.py", "report", "rules", "starter", "testing"),
+)
 """Rooms that no figure of a claim depends on."""
 ROOM = Path(__file__).parent
 SHOWING = ("words.py", "page.py", "plots.py", "kept.py", "run.py", "worker.py", "sentences.py")
@@ -96,25 +97,40 @@ def environment() -> dict[str, str]:
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "transformers": version("transformers") if find_spec("transformers") else "none",
+        "transformers": _version("transformers"),
         "machine": f"{platform.system()} {platform.machine()}",
         "cores": str(os.cpu_count()),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
     }
 
 
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # a folder of that name can be imported without being installed
+        return "none"
+
+
 def own_code(claim: Claim) -> str:
-    """Digest of what measures `claim`: its module, claims' modules that this imports, criteria, plots."""
+    """Digest of what measures `claim`: its module, claims' modules that this imports, and its criteria."""
     own, found = _claim_files(), set[Path]()
     waiting = [_file(claim)]
     while waiting:
         file = waiting.pop()
         if file not in found and (file in own or not found):
             found.add(file)
-            imports = re.findall(r"^from normscope\.claims\.(\w+) import", _text_of(file), re.MULTILINE)
-            waiting += [ROOM / f"{name}.py" for name in imports]
+            waiting += [ROOM / f"{name}.py" for name in _imports(file)]
     criteria = [[name, bool(each.condition), each.smallest] for name, each in claim.sentences.items()]
-    return _digest([_code_digest(found), criteria, claim.plots])
+    return _digest([_code_digest(found), criteria])
+
+
+def _imports(file: Path) -> Iterator[str]:
+    """Names that `file` imports from this room: modules, `from normscope.claims import masks` too."""
+    for node in ast.walk(ast.parse(_text_of(file))):
+        if isinstance(node, ast.ImportFrom) and node.module == "normscope.claims":
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("normscope.claims."):
+            yield str(node.module).rpartition(".")[2]
 
 
 def _claim_files() -> set[Path]:

@@ -1,6 +1,7 @@
 """`ClaimResult`: a claim that was tested, as it is kept and shown."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -90,14 +91,15 @@ class ClaimResult:
 
     @classmethod
     def from_cache(cls, claim: Claim, values: Mapping[str, Any]) -> "ClaimResult":
-        """The same as was kept."""
+        """The result that was kept, its plots in the claim's present words."""
         given = dict(values["evidence"])
         given["cases"] = [Case(**case) for case in given["cases"]]
         if (figure := given["figure"]) is not None:
             by_seed = {None if seed == ALL else int(seed): value for seed, value in figure["by_seed"].items()}
             given["figure"] = Figure(figure["what"], by_seed)
         given["plots"] = [
-            Plot(**plot | {"lines": [Line(**line) for line in plot["lines"]]}) for plot in given["plots"]
+            Plot(**{**(words or plot), "lines": [Line(**line) for line in plot["lines"]]})
+            for plot, words in zip(given["plots"], claim.plots or itertools.repeat(None), strict=False)
         ]
         taken = {name: values[name] for name in ("seconds", "long", "error")}
         return cls(claim=claim, evidence=Evidence(**given), **taken, cached=True)
