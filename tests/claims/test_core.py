@@ -537,4 +537,4 @@ def test_a_part_may_have_a_population_of_its_own() -> None:
         "": starts,
         "hundred": "schemes",
     }
-    assert {each.of for each in CLAIMS["C2"].sentences.values()} == {"stacks"}
+    assert {each.of for each in CLAIMS["A2"].sentences.values()} == {"norms of real models at their start"}

@@ -70,6 +70,13 @@ def test_smallest_effects_and_conditions_stand_with_their_sentences() -> None:
     assert CLAIMS["C8"].parts["hundred"].hypothesis == "the blocks have residuals and norms"
 
 
+@pytest.mark.parametrize("claim", in_order(), ids=lambda claim: claim.id)
+def test_a_population_stands_where_a_condition_or_hypothesis_counts_in_it(claim: Claim) -> None:
+    sentences = claim.sentences.values()
+    counted = any(each.condition or each.hypothesis for each in sentences)
+    assert counted or not any(each.of for each in sentences)
+
+
 def test_no_module_types_a_verdict() -> None:
     """A case that is told True or False, by place or by name, is not a measurement."""
     for module in MODULES:
