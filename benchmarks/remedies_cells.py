@@ -69,9 +69,14 @@ def _held_out() -> Iterable[tuple[str, float, str, int]]:
         yield f"nn:decoder,scheme={scheme},depth=7,width=48,heads=4", lr, "adamw", seed
     for depth, lr, seed in ((6, 1e-2, 60), (9, 2e-3, 61), (12, 1e-3, 62)):
         yield f"encoder,{depth},48", lr, "adam", seed
-    post = "num_hidden_layers=8,hidden_size=48,word_embed_proj_dim=48,ffn_dim=192,num_attention_heads=4"
-    yield f"hf:opt,{post},vocab_size=256,do_layer_norm_before=false", 1e-2, "adamw", 63
+    yield _post_opt(8, 48), 1e-2, "adamw", 63
     yield "nn:encoder-decoder,scheme=post,depth=5,width=48,heads=4", 5e-3, "adamw", 64
+
+
+def _post_opt(depth: int, width: int) -> str:
+    """OPT with its norms after the sums, as OPT-350m has them."""
+    sizes = f"num_hidden_layers={depth},hidden_size={width},word_embed_proj_dim={width},ffn_dim={4 * width}"
+    return f"hf:opt,{sizes},num_attention_heads=4,vocab_size=256,do_layer_norm_before=false"
 
 
 def seen() -> list[Cell]:
@@ -105,8 +110,7 @@ def _second() -> Iterable[tuple[str, float, str, int]]:
     for depth, lr, seed in ((5, 2e-2, 18), (8, 5e-3, 19), (10, 1e-3, 20)):
         yield f"encoder,{depth},40", lr, "adam", seed
     yield "nn:encoder-decoder,scheme=post,depth=4,width=40,heads=4", 1e-2, "adamw", 23
-    post = "num_hidden_layers=6,hidden_size=40,word_embed_proj_dim=40,ffn_dim=160,num_attention_heads=4"
-    yield f"hf:opt,{post},vocab_size=256,do_layer_norm_before=false", 1e-2, "adamw", 21
+    yield _post_opt(6, 40), 1e-2, "adamw", 21
     bert = "num_hidden_layers=6,hidden_size=40,intermediate_size=160,num_attention_heads=4,vocab_size=256"
     yield f"hf:bert,{bert}", 1e-2, "adamw", 22
 

@@ -28,13 +28,14 @@ from normscope.claims.at_start import (
     decoder,
     down_gradients,
     gradient_norm,
+    sgd_move,
     stack_of,
 )
 from normscope.nn import SCHEMES, Block, Context, Decoder, build
 from normscope.nn.stack import Stack
 
 SEEDS = (0, 1, 2)
-SMALL_RATE, NOISE = 1e-5, 1e-2
+NOISE = 1e-2
 
 
 def exponent(figure: Callable[[int], float], sizes: Sequence[int] = DEPTHS) -> float:
@@ -86,22 +87,6 @@ def starved(scheme: str, depth: int, seed: int, **options: Any) -> float:
     model(ids, labels).loss.backward()
     attention = blocks_of(model)[-1].attention
     return gradient_norm(attention.q) / gradient_norm(attention.v)
-
-
-def sgd_move(scheme: str, depth: int, seed: int, **options: Any) -> float:
-    """Change of the logits by one small SGD step of the blocks' matrices, per unit of learning rate.
-
-    Wang et al. 2022, Theorem 4.2.
-    """
-    model, ids, labels = decoder(scheme, depth, seed, **options)
-    model = model.double()
-    before = model(ids, labels)
-    before.loss.backward()
-    with torch.no_grad():
-        for parameter in model.blocks.parameters():
-            if parameter.dim() == 2 and parameter.grad is not None:  # the theorem's norms have no gain
-                parameter.sub_(SMALL_RATE * parameter.grad)
-        return float((model(ids).logits - before.logits).norm()) / SMALL_RATE
 
 
 @torch.no_grad()

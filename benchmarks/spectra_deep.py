@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.process import seconds
+from normscope.claims.real_blocks import product
 from normscope.linalg import (
     Composition,
     JacobianOperator,
@@ -72,7 +73,7 @@ def log_sigma(width: int = 8, depth: int = 1000) -> dict[str, Any]:
 def _log_sigma_errors(factors: Tensor) -> dict[str, Any]:
     expected = multiprecision(factors)
     found = product_log_singular_values(factors)
-    plain = torch.linalg.svdvals(_product(list(factors))).log()
+    plain = torch.linalg.svdvals(product(list(factors))).log()
     return {
         "error": float((found.log_values - expected).abs().max()),
         "stated": float(found.error.max()),
@@ -85,10 +86,10 @@ def _log_sigma_errors(factors: Tensor) -> dict[str, Any]:
 def multiprecision(factors: Tensor) -> Tensor:
     """log σ (d,) of J_L ⋯ J_1, descending, with `DIGITS` digits."""
     with mpmath.workdps(DIGITS):
-        product = mpmath.eye(factors.shape[-1])
+        whole = mpmath.eye(factors.shape[-1])
         for factor in factors.tolist():
-            product = mpmath.matrix(factor) * product
-        values = [float(mpmath.log(s)) for s in mpmath.svd_r(product, compute_uv=False)]
+            whole = mpmath.matrix(factor) * whole
+        values = [float(mpmath.log(s)) for s in mpmath.svd_r(whole, compute_uv=False)]
     return torch.tensor(values, dtype=F64).sort(descending=True).values
 
 
@@ -105,8 +106,8 @@ def batched(width: int = 64, depth: int = 1000, tokens: int = 1, vectors: int = 
         "Jᵀu one by one": (lambda: torch.stack([op.rmatvec(row) for row in alone]), len(alone)),
     }
     gaps = []  # ‖a − b‖/‖b‖: a batch must give the same as its single vectors
-    for product in ("Jv", "Jᵀu"):
-        together, one_by_one = ways[f"{product} in a batch"][0](), ways[f"{product} one by one"][0]()
+    for kind in ("Jv", "Jᵀu"):
+        together, one_by_one = ways[f"{kind} in a batch"][0](), ways[f"{kind} one by one"][0]()
         gaps.append(float((together[: len(alone)] - one_by_one).norm() / one_by_one.norm()))
     spent: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
@@ -122,7 +123,7 @@ def inverse(
     """σ_min of a Pre-LN decoder's stack: layer-wise inverse, Golub–Kahan–Lanczos on J, dense; float64."""
     with sdpa_kernel(SDPBackend.MATH):
         maps = _block_maps(width, tokens, depth, gain)
-        values = singular_values(_product([dense(each) for each in maps]))
+        values = singular_values(product([dense(each) for each in maps]))
         true = float(values[-1])
         by_layers = layerwise_sigma_min(maps, max_products=budget)
         plain = sigma_min(Composition(*reversed(maps)), max_products=budget)
@@ -157,11 +158,3 @@ def _block_maps(width: int, tokens: int, depth: int, gain: float) -> Sequence[Ja
         maps.append(JacobianOperator(block, state))
         state = block(state)
     return maps
-
-
-def _product(matrices: Sequence[Tensor]) -> Tensor:
-    """Product of the matrices, of which the first acts first."""
-    whole = matrices[0]
-    for matrix in matrices[1:]:
-        whole = matrix @ whole
-    return whole

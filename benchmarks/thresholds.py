@@ -8,6 +8,7 @@ model, but not beyond that of the model that is broken in this respect.
 """
 
 import argparse
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -224,10 +225,6 @@ def whole(quantity: str) -> Callable[[Case], list[float]]:
     return lambda case: [v for site, v in case.finite(quantity).items() if not site]
 
 
-def median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
-
-
 def gradient_ratio(case: Case) -> list[float]:
     pairs = [pair for s in case.anatomy.stacks if (pair := fig.relative_gradients(case, s))]
     return [first / last for first, last in pairs if last > 0]
@@ -238,20 +235,24 @@ def upper_quarter(case: Case) -> list[float]:
 
 
 COLUMNS = (
-    Column("median update ratio (101)", rows_of("branch/update-ratio"), median),
+    Column("median update ratio (101)", rows_of("branch/update-ratio"), statistics.median_high),
     Column("growth (201)", by_stack(fig.growth)),
     Column("diversity kept (202)", by_stack(fig.diversity_kept), min),
     Column("update ratio of the upper quarter (204)", upper_quarter, min),
     Column("smallest entropy of attention (205)", rows_of("attention/entropy"), min),
     Column("spread of logits (206)", rows_of("attention/logit-spread")),
     Column("gradient norm, first block over last (301, 302)", gradient_ratio, max),
-    Column("median gradient share of q, k (303)", lambda case: list(fig.qk_shares(case).values()), median),
+    Column(
+        "median gradient share of q, k (303)",
+        lambda case: list(fig.qk_shares(case).values()),
+        statistics.median_high,
+    ),
     Column("relative error of the derivative (304)", rows_of("derivative/relative-error")),
     Column("relative gain, log10 (401)", by_stack(fig.relative_gain), lambda v: max(v, key=abs)),
     Column("float16 headroom (501)", whole("precision/float16-headroom"), min),
     Column("gradients flushed to zero in float16 (502)", whole("precision/float16-flushed")),
     Column("bfloat16 cosine (503)", whole("precision/bfloat16-cosine"), min),
-    Column("ε ratio, median norm (505)", rows_of("precision/eps-ratio-median"), median),
+    Column("ε ratio, median norm (505)", rows_of("precision/eps-ratio-median"), statistics.median_high),
     Column("ε ratio, worst norm (505)", rows_of("precision/eps-ratio-median"), max),
 )
 

@@ -9,13 +9,13 @@ docs/verdicts.md.
 """
 
 import argparse
-import statistics
 from pathlib import Path
 
 import torch
 
 from normscope import check, load
 from normscope.demo.examples import CausalEncoder
+from normscope.train import CRITERION_STEPS, last_loss, trains
 
 EXAMPLES = "normscope.demo.examples"
 CASES = (
@@ -26,27 +26,27 @@ CASES = (
     ("Pre-LN, no final norm", f"{__file__}:pre_no_final", 1e-3),
 )
 
-LOOKS = (160, 300)
+LOOKS = (160, CRITERION_STEPS)
 
 
 def pre_no_final() -> torch.nn.Module:
     return CausalEncoder(norm_first=True)
 
 
-def losses_at(factory: str, lr: float, text: Path) -> tuple[list[float], float]:
-    """Mean training loss of the 20 steps before each of `LOOKS`, and the unigram entropy, in nats."""
+def losses_of(factory: str, lr: float, text: Path) -> tuple[list[float], float]:
+    """Training losses of `CRITERION_STEPS` steps, and the unigram entropy, in nats."""
     subject = load(factory, text=text)
     optimizer = torch.optim.Adam(subject.model.parameters(), lr=lr)
     subject.model.train()
     losses = []
-    for _, batch in zip(range(LOOKS[-1]), subject.batches(), strict=False):
+    for _, batch in zip(range(CRITERION_STEPS), subject.batches(), strict=False):
         optimizer.zero_grad()
         loss = subject.loss(batch)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
     assert subject.unigram_entropy is not None
-    return [statistics.fmean(losses[look - 20 : look]) for look in LOOKS], subject.unigram_entropy
+    return losses, subject.unigram_entropy
 
 
 def main() -> None:
@@ -63,11 +63,11 @@ def main() -> None:
     print("|---" * (len(columns) + 1) + "|")
     for title, factory, lr in CASES:
         report = check(load(factory, text=arguments.text), optimizer="adam", lr=lr)
-        losses, unigram = losses_at(factory, lr, arguments.text)
-        trained = losses[-1] <= unigram - 0.1
+        losses, unigram = losses_of(factory, lr, arguments.text)
+        trained = trains(losses, unigram)
         right = (report.verdict == "will fail") != trained
         assert report.forecast is not None
-        seen = " | ".join(f"{loss:.2f}" for loss in (*losses, unigram))
+        seen = " | ".join(f"{loss:.2f}" for loss in (*(last_loss(losses[:look]) for look in LOOKS), unigram))
         says = ("yes" if trained else "no", "yes" if right else "NO")
         said = f"{title} | {lr:g} | {report.verdict} | {report.forecast.reason}"
         print(f"| {said} | {seen} | {' | '.join(says)} |", flush=True)

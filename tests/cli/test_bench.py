@@ -69,3 +69,11 @@ def test_a_fresh_process_finds_them_from_any_folder(tmp_path: Path, monkeypatch:
 
     monkeypatch.chdir(tmp_path)
     assert in_fresh_process(wilson, 0, 0) == [0.0, 1.0]
+
+
+def test_every_cell_of_the_remedies_has_a_kept_result() -> None:
+    from benchmarks.remedies import kept
+    from benchmarks.remedies_cells import held_out, seen
+
+    known = kept()
+    assert not [cell.words for cell in (*held_out(), *seen()) if known.truth(cell, ()) is None]

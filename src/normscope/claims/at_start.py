@@ -15,6 +15,7 @@ from normscope.nn.stack import Stack
 
 DEPTHS = (4, 8, 16, 32)
 WIDTH, VOCAB, BATCH, TOKENS = 96, 64, 4, 16
+SMALL_RATE = 1e-5
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
@@ -64,6 +65,22 @@ def down_gradients(model: Decoder, ids: Tensor, labels: Tensor) -> list[float]:
     model.zero_grad()
     model(ids, labels).loss.backward()
     return [gradient_norm(block.feed_forward.down) for block in blocks_of(model)]
+
+
+def sgd_move(scheme: str, depth: int, seed: int, **options: Any) -> float:
+    """‖Δlogits‖ by one small SGD step of the blocks' matrices, per unit of learning rate.
+
+    Wang et al. 2022, arXiv:2203.00555, Theorem 4.2.
+    """
+    model, ids, labels = decoder(scheme, depth, seed, **options)
+    model = model.double()
+    before = model(ids, labels)
+    before.loss.backward()
+    with torch.no_grad():
+        for parameter in model.blocks.parameters():
+            if parameter.dim() == 2 and parameter.grad is not None:  # the theorem's norms have no gain
+                parameter.sub_(SMALL_RATE * parameter.grad)
+        return float((model(ids).logits - before.logits).norm()) / SMALL_RATE
 
 
 def stack_of(scheme: str, depth: int, seed: int, *, width: int = WIDTH, **options: Any) -> Stack:

@@ -21,7 +21,6 @@ from normscope.train import MARGIN
 
 READ = (4, 12)
 """Blocks of the models whose anatomy is read."""
-RATE = 1e-5
 STILL = 0.15
 """Largest exponent in L of an update that is the same at any depth."""
 RIVALS = ("pre", "deepnorm", "post")
@@ -66,24 +65,14 @@ def _reading(depth: int) -> tuple[Branch, float]:
     return branches[0], statistics.fmean(branch.placement == "pre" for branch in branches)
 
 
-def update(scheme: str, depth: int, seed: int) -> float:
-    """‖Δlogits‖ by one small SGD step of the blocks' matrices, per unit of the rate."""
-    model, ids, labels = at_start.decoder(scheme, depth, seed, width=48)
-    model = model.double()
-    before = model(ids, labels)
-    before.loss.backward()
-    with torch.no_grad():
-        for parameter in model.blocks.parameters():
-            if parameter.dim() == 2 and parameter.grad is not None:
-                parameter.sub_(RATE * parameter.grad)
-        return float((model(ids).logits - before.logits).norm()) / RATE
-
-
 def _update_cases(seed: int) -> Iterator[Case]:
     """Exponent in L of the mean update of three models."""
     seeds = [100 * seed + draw for draw in range(3)]
     for name, part in (("pre", "bound"), ("deepnorm", "deepnorm")):
-        updates = [statistics.fmean(update(name, depth, each) for each in seeds) for depth in at_start.DEPTHS]
+        updates = [
+            statistics.fmean(at_start.sgd_move(name, depth, each, width=48) for each in seeds)
+            for depth in at_start.DEPTHS
+        ]
         p = at_start.slope(at_start.DEPTHS, updates)
         yield Case(seed, f"{name}, exponent in L of an update", p, abs(p) <= STILL, part)
 

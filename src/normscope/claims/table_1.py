@@ -38,7 +38,8 @@ def _table_cases(seed: int) -> Iterator[Case]:
         for init, words in INITS.items():
             for scheme, column in (("post", "Post-LN"), ("pre", "Pre-LN")):
                 model, ids = real_blocks.started(scheme, init=init, depth=4, width=width, seed=seed, eps=0)
-                for each in (*real_blocks.sublayers(model, ids)[:2], *real_blocks.sublayers(model, ids)[-2:]):
+                found = real_blocks.sublayers(model, ids)
+                for each in (*found[:2], *found[-2:]):
                     where = f"{column}, {words}, d = {width}, {each.name}"
                     yield from _rows(each, seed, where)
         yield from _rows(_cancelling(width, seed), seed, f"Pre-LN, F(u) = −σ(x) u, d = {width}")
