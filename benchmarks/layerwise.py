@@ -33,7 +33,7 @@ def row(spec: str, tokens: int) -> str:
     with measuring(subject.model):
         feed = one_sequence(subject.model, subject.batch, anatomy)
         graph = hold(subject.model, anatomy, feed)
-        workspace = Workspace(subject.model, anatomy, graph, "", Spending(Budget.DEEP))
+        workspace = Workspace(subject.model, anatomy, feed, graph, "", Spending(Budget.DEEP))
         stack = anatomy.stacks[0]
         layers = layers_of(workspace, stack)
         largest = sigma_max(workspace.ends(stack), tol=TOLERANCE, confidence=0.9)

@@ -327,8 +327,50 @@ def test_a_saturated_attention_is_no_wrong_derivative(
     rows = measure(model, torch.randint(256, (2, 48)), Budget.FAST)
     errors = rows.of("derivative/relative-error")
     assert all(error <= TOLERANCE for error in errors.values())
-    hidden = [row for row in rows if row.quantity == "derivative/relative-error" and not row.measured]
-    assert any("within the steps" in row.how for row in hidden)
+    assert len(errors) > depth
+
+
+class Rounding(torch.autograd.Function):
+    """Rounding to multiples of a step, with a straight-through gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, step: float) -> Tensor:
+        return (x / step).round() * step
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+class Quantised(Block):
+    step = 1.0
+
+    def term(self, i: int, x: Tensor) -> Tensor:
+        return Rounding.apply(super().term(i, x), self.step)
+
+
+@pytest.mark.parametrize("step", [1e-4, 1e-3, 1e-2, 0.1, 1.0])
+def test_rounding_under_a_straight_through_gradient_is_wrong_at_every_step(step: float) -> None:
+    """Its true derivative is zero almost everywhere."""
+    torch.manual_seed(0)
+    model = gpt(16, "pre")
+    model.blocks[1] = Quantised(16, "pre")
+    model.blocks[1].step = step
+    rows = measure(model.float(), ids(5), Budget.FAST)
+    errors = rows.of("derivative/relative-error")
+    for branch in ("attention", "feed_forward"):
+        assert errors[f"blocks.1.{branch}"] == pytest.approx(1, abs=0.2), errors
+    assert "derivative is off" in reason(rows, "contraction", "decoder")
+
+
+def test_a_model_that_has_no_float64_copy_is_judged_in_float32() -> None:
+    class Uncopied(WrongBetween):
+        def __deepcopy__(self, memo: dict) -> None:
+            raise TypeError("holds a lock")
+
+    torch.manual_seed(0)
+    rows = measure(Uncopied(8, lambda: Block(8, "pre")), ids(5)[:1])
+    assert rows.of("derivative/relative-error")["decoder"] == pytest.approx(0.75, abs=0.01)
 
 
 def test_a_hook_that_fails_takes_only_the_figures_with_it() -> None:

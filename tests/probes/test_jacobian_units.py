@@ -16,7 +16,7 @@ from normscope.linalg.maps import Matrix
 from normscope.probes import Budget, Spending
 from normscope.probes.jacobian import deep
 from normscope.probes.jacobian.budget import OverBudget
-from normscope.probes.jacobian.derivative import compare, is_wrong, same_gap
+from normscope.probes.jacobian.derivative import compare, is_wrong, same_gap, settled
 from normscope.probes.jacobian.ends import contraction_error
 from normscope.probes.jacobian.held_graph import hold
 from normscope.probes.jacobian.layers import kernel_of
@@ -114,6 +114,25 @@ def test_a_gap_that_changes_at_finer_steps_is_no_wrong_derivative(
     assert same_gap(op, ends, finer, size * ONES, 0.0) == same
 
 
+@pytest.mark.parametrize(
+    ("far", "near", "error"),
+    [
+        (1.0, 1.0, 0.0),
+        (0.8, 0.8, 0.2),
+        (0.0, 0.0, 1.0),
+        (0.9, 0.8, 0.2),
+        (1.005, 0.995, 0.005),
+        (0.6, 0.8, None),
+    ],
+)
+def test_an_error_is_settled_where_both_steps_agree_on_the_gap(
+    far: float, near: float, error: float | None
+) -> None:
+    op = Matrix(torch.eye(TOKENS * WIDTH, dtype=torch.float64))
+    found = settled(op, (ONES, ONES), (far * ONES, near * ONES))
+    assert found == (error if error is None else pytest.approx(error))
+
+
 @pytest.mark.parametrize("index", [0, -1])
 def test_every_end_of_the_batch_must_come_out_alike(index: int) -> None:
     class Odd(Model):
@@ -186,7 +205,7 @@ def test_a_product_is_told_from_what_is_none() -> None:
 
 
 def test_the_set_up_of_a_map_is_booked_once() -> None:
-    workspace = Workspace(nn.Identity(), None, None, "", Spending())
+    workspace = Workspace(nn.Identity(), None, None, None, "", Spending())
     op = SimpleNamespace(products=0)
     for spent in (4, 2):
         with workspace.booked("part", op, 0.5):
@@ -222,7 +241,7 @@ def small_rows(largest: float, kernel: TokenProjector | None = None) -> dict[str
     )
     found.kernel_gain = 1e-9
     workspace = Workspace(
-        nn.Identity(), None, None, "", Spending(), largest={"s": largest}, errors={"s": 0.1}
+        nn.Identity(), None, None, None, "", Spending(), largest={"s": largest}, errors={"s": 0.1}
     )
     workspace.ends = lambda part: SimpleNamespace(shape=(12, 12))
     stack = Stack("s", (), None, None)
@@ -274,6 +293,6 @@ def test_a_norms_kernel_has_the_direction_of_z_only_where_it_is_erased(eps: floa
     anatomy = read_anatomy(model, batch)
     with measuring(model):
         feed = one_sequence(model, batch, anatomy)
-        workspace = Workspace(model, anatomy, hold(model, anatomy, feed), "", Spending())
+        workspace = Workspace(model, anatomy, feed, hold(model, anatomy, feed), "", Spending())
         block: BlockRead = anatomy.blocks[0]
         assert kernel_of(workspace, block).dimension == lost * 3

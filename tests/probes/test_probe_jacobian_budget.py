@@ -221,7 +221,7 @@ def test_branches_that_read_more_than_the_stream_are_no_chain() -> None:
     anatomy = read_anatomy(model, batch)
     with measuring(model):
         feed = one_sequence(model, batch, anatomy)
-        workspace = Workspace(model, anatomy, hold(model, anatomy, feed), "", Spending(Budget.DEEP))
+        workspace = Workspace(model, anatomy, feed, hold(model, anatomy, feed), "", Spending(Budget.DEEP))
         whole, one = layers_of(workspace, anatomy.stacks[0]), layers_of(workspace, anatomy.blocks[0])
         product = torch.linalg.multi_dot([dense(layer.map) for layer in reversed(whole)])  # type: ignore[arg-type]
         torch.testing.assert_close(product, dense(workspace.ends(anatomy.stacks[0])))

@@ -147,7 +147,7 @@ class Branch:
         return at_call(self.path, self.call)
 
     def to_dict(self) -> dict[str, Any]:
-        """The branch as plain data, for the report\'s JSON."""
+        """The branch as plain data, for the report's JSON."""
         keys = ("kind", "placement", "norm", "path", "join", "stream_scale", "branch_scale", "scheme")
         return {key: getattr(self, key) for key in keys}
 
@@ -173,7 +173,7 @@ class Block:
         return at_call(self.path, self.call)
 
     def to_dict(self) -> dict[str, Any]:
-        """The block as plain data, for the report\'s JSON."""
+        """The block as plain data, for the report's JSON."""
         return {"path": self.path, "call": self.call, "branches": [b.to_dict() for b in self.branches]}
 
 
@@ -195,7 +195,7 @@ class LongSkip:
     skip_scale: Scale
 
     def to_dict(self) -> dict[str, Any]:
-        """The long skip as plain data, for the report\'s JSON."""
+        """The long skip as plain data, for the report's JSON."""
         return {"into": self.into, "stream_scale": self.stream_scale, "skip_scale": self.skip_scale}
 
 
@@ -223,7 +223,7 @@ class Stack:
         return tuple(branch for block in self.blocks for branch in block.branches)
 
     def to_dict(self) -> dict[str, Any]:
-        """The stack as plain data, for the report\'s JSON."""
+        """The stack as plain data, for the report's JSON."""
         return {
             "name": self.name,
             "blocks": [b.to_dict() for b in self.blocks],
@@ -264,7 +264,7 @@ class Anatomy:
         return bool(self.stacks) and all(stack.final_norm is not None for stack in self.stacks)
 
     def to_dict(self) -> dict[str, Any]:
-        """The reading as plain data, for the report\'s JSON."""
+        """The reading as plain data, for the report's JSON."""
         return {
             "stacks": [stack.to_dict() for stack in self.stacks],
             "blocks": [block.to_dict() for block in self.blocks],

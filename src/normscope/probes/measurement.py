@@ -29,7 +29,7 @@ class Measurement:
 
     @property
     def measured(self) -> bool:
-        """Whether it has a value."""
+        """True if it has a value."""
         return self.value is not None
 
     def to_dict(self) -> dict[str, Any]:

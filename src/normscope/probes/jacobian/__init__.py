@@ -11,7 +11,8 @@ All are sub-maps of one held graph of one sequence, measured in this order withi
 part beyond it is a row with that reason.
 
     one_sequence   which axis counts sequences              held_graph   tensors at sites, one graph over them
-    derivative     comparison with finite differences       workspace    data that all parts share
+    derivative     comparison with finite differences       double       the same in a float64 copy
+    workspace      data that all parts share
 """
 
 import copy
@@ -57,7 +58,7 @@ def measure_jacobian(
             graph = hold(subject.model, anatomy, feed)
         spending.add(HOLDING, 1 + 2 * len(STEPS) * len(anatomy.stacks))
         conditions = f"{graph.note}, eval mode, math attention{precision}"
-        yield from _rows(Workspace(subject.model, anatomy, graph, conditions, spending))
+        yield from _rows(Workspace(subject.model, anatomy, feed, graph, conditions, spending))
 
 
 def _rows(workspace: Workspace) -> Iterator[Measurement]:

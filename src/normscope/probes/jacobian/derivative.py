@@ -6,9 +6,10 @@ h at least as √h (kinks of ReLU). So from the gaps g at a step of 4h and of h,
 
     (error of the differences at h)² ≤ (g₄ₕ² − gₕ²)/3,        (error of the derivative)² = gₕ² − that
 
-A saturated softmax bends within both steps, and the gap does not shrink. A forward with steps (rounding under
-a straight-through gradient) jumps within them. Two finer steps are tried before a derivative is called wrong:
-a wrong derivative of a smooth forward leaves the same gap there, as a vector. Otherwise nothing is judged.
+A saturated softmax bends within both steps, and the gap does not shrink. So a derivative that looks wrong is
+compared again in a float64 copy at tiny steps (`settled`): there a softmax is smooth, and a rounding under a
+straight-through gradient stands still. Where the copy gives no answer, two finer steps must leave the same
+gap, as a vector (`same_gap`). Otherwise nothing is judged.
 
 Tokens are compared one by one and the median decides: a router that flips under the shift moves few tokens, a
 wrong derivative moves all.
@@ -23,6 +24,7 @@ from normscope.linalg import JacobianOperator
 
 STEPS = (2e-3, 5e-4)  # sizes of the shift, relative to the stream's RMS, the long one first
 FINER = (1.25e-4, 3.1e-5)  # finer steps, where a wrong derivative must leave the same gap
+TINY = (4e-9, 1e-9)  # steps in float64
 
 TOLERANCE = 2e-2
 """Relative error from which a derivative is wrong, as for the first Jv of a function in `normscope.linalg`.
@@ -69,6 +71,20 @@ def compare(
         return "the forward jumps within the steps of the finite differences"
     wrong = max(0.0, sqrt(max(0.0, gap**2 - own)) - round_off)
     return wrong / scale if scale else 0.0
+
+
+def settled(op: JacobianOperator, source: Moves, target: Moves) -> float | None:
+    """Relative error of J at the median token if both steps agree on the gap, as a vector; else None.
+
+    For `TINY` steps in float64, where the differences' own error is below the tolerance, unless the forward
+    casts to another precision. Costs two products.
+    """
+    far, near = (_gap(op, dx, dy) for dx, dy in zip(source, target, strict=True))
+    gap, moved = _at_median_token(near), _at_median_token(target[1])
+    scale = max(moved, _at_median_token(target[1] + near))
+    if _at_median_token(far - near) > SAME * gap + TOLERANCE * scale:
+        return None
+    return gap / scale if scale else 0.0
 
 
 def same_gap(

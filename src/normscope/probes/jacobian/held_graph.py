@@ -99,7 +99,7 @@ class HeldGraph:
         return tensor
 
 
-def hold(model: nn.Module, anatomy: Anatomy, feed: Feed) -> HeldGraph:
+def hold(model: nn.Module, anatomy: Anatomy, feed: Feed, steps: tuple[float, float] = STEPS) -> HeldGraph:
     """Run one sequence and hold its graph. Call it inside `measuring` and `untouched`.
 
     Costs one forward, and four for each stack with its entry shifted.
@@ -110,7 +110,7 @@ def hold(model: nn.Module, anatomy: Anatomy, feed: Feed) -> HeldGraph:
         stacks = anatomy.stacks
         return {site: moves for s in stacks for site, moves in _shifted(model, feed, s, steps).items()}
 
-    shifted = shift(STEPS)
+    shifted = shift(steps)
     # Floating-point inputs are roots of the graph too: a model may have no parameter before its first block.
     roots = map_tensors(lambda t: _with_graph(t) if t.is_floating_point() else t, feed.batch)
     entries: Tensors = {}

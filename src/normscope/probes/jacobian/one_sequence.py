@@ -124,15 +124,19 @@ def _verified(
     model: nn.Module, anatomy: Anatomy, cut: partial[Batch], whole: Mapping[Site, Tensor], length: int
 ) -> Feed:
     """The first sequence, where it and the last one alone have the batch's values; else `OtherValues`."""
-    fed = cut(0)
-    again = read_anatomy(model, fed)
+    first = fed_alike(model, anatomy, cut(0), "B = 1")
+    _require_same(whole, first.values, 0, length)
+    _require_same(whole, _values(model, cut(-1), anatomy, first.names), -1, length)
+    return first
+
+
+def fed_alike(model: nn.Module, anatomy: Anatomy, batch: Batch, note: str) -> Feed:
+    """A feed of another batch, under the sites of `anatomy`; `OtherValues` where the reading differs."""
+    again = read_anatomy(model, batch)
     if _shape(again) != _shape(anatomy):
         raise OtherValues("one sequence alone has another anatomy")
     names = dict(zip(sites_of(anatomy), sites_of(again), strict=True))
-    first, last = (_values(model, each, anatomy, names) for each in (fed, cut(-1)))
-    _require_same(whole, first, 0, length)
-    _require_same(whole, last, -1, length)
-    return Feed(fed, names, first, "B = 1")
+    return Feed(batch, names, _values(model, batch, anatomy, names), note)
 
 
 def _shape(anatomy: Anatomy) -> list[list[tuple[str, str]]]:
