@@ -1,6 +1,10 @@
 """Ctrl-C: one is raised, the others are dropped or wait."""
 
 import signal
+import sys
+import time
+import weakref
+from collections.abc import Callable
 
 import pytest
 
@@ -29,6 +33,51 @@ def test_a_block_within_a_block_raises_no_second_one() -> None:
         with pytest.raises(KeyboardInterrupt), only_once():
             interrupt()
         interrupt()
+
+
+class Dying:
+    """An object during whose end Ctrl-C comes."""
+
+    def __del__(self) -> None:
+        interrupt()
+
+
+def watched() -> None:
+    """End an object whose weak reference has a callback, during which Ctrl-C comes."""
+    target = set[int]()
+    reference = weakref.ref(target, lambda _: interrupt())
+    del target
+    assert reference() is None
+
+
+@pytest.mark.parametrize("end", [Dying, watched])
+def test_one_that_a_destructor_drops_is_raised_after_it(end: Callable[[], object]) -> None:
+    hook = sys.unraisablehook
+    seen = []
+    with only_once():
+        try:
+            end()
+            seen.append("went on")
+            time.sleep(30)
+        except KeyboardInterrupt:
+            seen.append("raised")
+            interrupt()
+            time.sleep(0.1)
+            seen.append("to the end")
+    assert seen == ["went on", "raised", "to the end"]
+    assert sys.unraisablehook is hook
+
+
+def test_another_error_of_a_destructor_is_still_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing:
+        def __del__(self) -> None:
+            raise OSError("a file is gone")
+
+    seen = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda error: seen.append(error.exc_type))
+    with only_once():
+        Failing()
+    assert seen == [OSError]
 
 
 def test_a_postponed_one_tells_at_once_and_is_raised_at_the_end() -> None:

@@ -1,17 +1,23 @@
 """Protection of code that must finish from Ctrl-C, which a terminal or `timeout` may send several times.
 
-Python can raise KeyboardInterrupt between any two instructions, also while the last one is handled. These
-blocks prevent that. They do nothing off the main thread, or if the caller ignores SIGINT.
+Python can raise KeyboardInterrupt between any two instructions, also while the last one is handled, or inside
+a destructor, which loses it. These blocks prevent that. They do nothing off the main thread, or if the caller
+ignores SIGINT.
 """
 
+import _thread
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 Handler = Callable[[int, FrameType | None], Any]
+_PAUSE = 0.02
+"""Seconds until a KeyboardInterrupt that a destructor dropped is raised again, when it has returned."""
 
 
 @contextmanager
@@ -19,7 +25,8 @@ def only_once() -> Iterator[None]:
     """Let the first Ctrl-C in the block raise KeyboardInterrupt, and ignore all later ones in the block.
 
     Code that handles the first (restoring a model, writing a report) can therefore finish. A handler that is
-    not Python's own is kept, so a nested block changes nothing.
+    not Python's own is kept, so a nested block changes nothing. A KeyboardInterrupt in a destructor or in the
+    callback of a weak reference, which Python drops, is raised again soon after.
     """
     if not _in_main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
@@ -32,11 +39,22 @@ def only_once() -> Iterator[None]:
             came = True
             raise KeyboardInterrupt
 
+    def dropped(error: "sys.UnraisableHookArgs") -> None:
+        nonlocal came
+        if not isinstance(error.exc_value, KeyboardInterrupt):
+            hook(error)
+            return
+        came = False
+        _thread.start_new_thread(_interrupt_soon, ())
+
+    hook = sys.unraisablehook
     try:
+        sys.unraisablehook = dropped
         signal.signal(signal.SIGINT, first)
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.unraisablehook = hook
 
 
 @contextmanager
@@ -60,6 +78,15 @@ def postponed(tell: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGINT, previous)
         if came:
             previous(signal.SIGINT, None)
+
+
+def _interrupt_soon() -> None:
+    time.sleep(_PAUSE)
+    main = threading.main_thread().ident
+    if hasattr(signal, "pthread_kill") and main is not None:
+        signal.pthread_kill(main, signal.SIGINT)  # wakes a main thread that waits
+    else:
+        _thread.interrupt_main()
 
 
 def _in_main_thread() -> bool:

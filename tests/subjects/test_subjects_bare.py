@@ -479,3 +479,11 @@ def test_the_error_names_the_arguments_that_could_not_be_made() -> None:
 
     with pytest.raises(UsageError, match=r"with the batch \(src, tgt, tgt_mask\)"):
         make_subject(Two())
+
+
+def test_time_comes_first_also_where_there_are_as_many_sequences_as_tokens() -> None:
+    subject = make_subject(MaskAdded(batch_first=False), batch_size=16, seq_len=16)
+    assert any("time first" in note for note in subject.notes)
+    assert not any(
+        "time first" in note for note in make_subject(MaskAdded(), batch_size=16, seq_len=16).notes
+    )
