@@ -1,4 +1,4 @@
-"""Script that test_parallel.py starts with torchrun: `together.py FOLDER ddp:NAME,NAME fsdp:NAME`."""
+"""Script that test_parallel.py starts with torchrun: `together.py ddp|fsdp FOLDER NAME…`."""
 
 import sys
 from pathlib import Path
@@ -32,14 +32,15 @@ CONFIGS["halves"] = {
     "validation": 0.0,
     "accumulation": 2,
 }
+PARALLEL = sys.argv[1] if __name__ == "__main__" else ""
 
 
 class Stop(Exception):
-    """Raised to end the run, as if every process had been killed at once."""
+    """The run ends here, as if it had been killed in every process at once."""
 
 
 def sharded(model: nn.Module) -> bool:
-    """Whether the weights are sharded over the processes."""
+    """Whether the weights are spread over the processes."""
     return all(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
@@ -49,9 +50,7 @@ def stop(trial: Trial) -> None:
         raise Stop
 
 
-def train(
-    config: RunConfig, folder: Path, processes: Processes, *observers: object, is_sharded: bool = False
-) -> None:
+def train(config: RunConfig, folder: Path, processes: Processes, *observers: object) -> None:
     """Train to the end and write the model."""
     options = {
         "folder": folder,
@@ -59,29 +58,25 @@ def train(
         "processes": processes,
     }
     with prepared(config, observers=observers, **options) as run:
-        assert sharded(run.trial.bare_model) == is_sharded
+        assert sharded(run.trial.bare_model) == (PARALLEL == "fsdp" and processes.size > 1)
         run.go()
         model = whole_model(run)
         if model is not None:
             write_model(model, folder / "model")
 
 
-def main(folder: Path, jobs: list[str]) -> None:
-    """Train each config in one run, and in two."""
-    with joined("ddp", "cpu") as processes:  # once: torchrun's store hangs where the same process joins again
+def main(folder: Path, names: list[str]) -> None:
+    """Each config at a stretch, and in two runs."""
+    with joined(PARALLEL, "cpu") as processes:
         assert processes.size == 2
-        for job in jobs:
-            parallel, names = job.split(":")
-            processes._parallel = parallel  # type: ignore[attr-defined]
-            for name in names.split(","):
-                config, here = RunConfig.from_dict(COMMON | CONFIGS[name]), folder / parallel / name
-                is_sharded = parallel == "fsdp"
-                train(config, here / "whole", processes, is_sharded=is_sharded)
-                try:
-                    train(config, here / "resumed", processes, stop, is_sharded=is_sharded)
-                except Stop:
-                    train(config, here / "resumed", processes, is_sharded=is_sharded)
+        for name in names:
+            config = RunConfig.from_dict(COMMON | CONFIGS[name])
+            train(config, folder / name / "whole", processes)
+            try:
+                train(config, folder / name / "resumed", processes, stop)
+            except Stop:
+                train(config, folder / name / "resumed", processes)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main(Path(sys.argv[2]), sys.argv[3:])
