@@ -161,6 +161,41 @@ def test_tests_and_parts_do_not_rank_first(here: Path) -> None:
     assert found.file == here / "model.py"
 
 
+@pytest.mark.parametrize("name", ["my-gpt.py", "class.py", "2024_model.py", "my-models/model.py"])
+def test_a_name_that_import_cannot_spell(name: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(here, {name: projects.NANO})
+    assert run(["init"]) == 0
+    assert "TODO" not in capsys.readouterr().out
+    assert run(["anatomy", "normscope_model.py:build"]) == 0, capsys.readouterr().err
+
+
+def test_a_file_name_with_a_dot_is_to_be_renamed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(here, {"gpt.v2.py": projects.NANO})
+    assert run(["init"]) == 0
+    assert "rename gpt.v2.py: Python cannot import a name with a dot" in capsys.readouterr().out
+    assert run(["anatomy", "normscope_model.py:build"]) == 2
+    assert "rename gpt.v2.py" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ("sizes = dict(n_layer=3, n_head=4)\nGPT(GPTConfig(**sizes))", {"n_layer=3", "n_head=4"}),
+        ("sizes = {'n_layer': 3, 'n_head': 4}\nGPT(GPTConfig(**sizes))", {"n_layer=3", "n_head=4"}),
+        ("GPT(GPTConfig(n_head=4, **{'n_layer': 3}))", {"n_layer=3", "n_head=4"}),
+        (
+            "sizes = dict(n_layer=3, n_head=None)\nsizes['n_head'] = 4\nGPT(GPTConfig(**sizes))",
+            {"n_layer=3", "n_head=4"},
+        ),
+    ],
+    ids=["dict()", "literal", "in place", "filled later"],
+)
+def test_a_dict_of_keyword_arguments_is_followed(given: str, taken: set[str], here: Path) -> None:
+    text = start(write(here, {"model.py": projects.NANO, "train.py": "from model import *\n" + given})).text
+    (line,) = re.findall(r"config = GPTConfig\((.*)\)", text)
+    assert set(line.split(", ")) == taken
+
+
 def test_nothing_is_imported(here: Path) -> None:
     write(here, {"model.py": "raise SystemExit\n" + projects.NANO})
     assert start(here).name == "GPT"

@@ -1,9 +1,10 @@
 """The code that constructs a model, with the values that the user's code gives."""
 
 import ast
+import keyword
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from normscope.starter.scan import Call, Class, Project, Source, assignments, called
@@ -128,7 +129,7 @@ class Construction:
     def _add_config(self, config: Class) -> None:
         """Add `config = Config(…)` with what the code gives; a comment lists the defaults that remain."""
         call = self._of_class(config, self._project.calls[config.name])
-        given = {keyword.arg for keyword in call.keywords}
+        given = {each.arg for each in call.keywords}
         left = [f"{a.arg}={ast.unparse(d)}" for a, d in config.arguments if d and a.arg not in given]
         if left:
             self.lines.append(f"# {config.name} has the defaults {', '.join(left)}")
@@ -169,8 +170,19 @@ def _imports(root: Class, folder: Path) -> list[str]:
     if top != folder:
         inner = top.relative_to(folder).as_posix()
         lines.append(f"sys.path.insert(0, str(Path(__file__).resolve().parent / {inner!r}))")
-    module = ".".join(path.relative_to(top).with_suffix("").parts).removesuffix(".__init__")
-    return [*lines, f"from {module} import {root.name}"]
+    parts = path.relative_to(top).with_suffix("").parts
+    module = ".".join(parts).removesuffix(".__init__")
+    if all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
+        return [*lines, f"from {module} import {root.name}"]
+    if "." in "".join(parts):
+        lines.append(
+            f'TODO("rename {path.name}: Python cannot import a name with a dot, then change the next line")'
+        )
+    return [
+        *lines,
+        "from importlib import import_module",
+        f"{root.name} = import_module({module!r}).{root.name}",
+    ]
 
 
 def _given(calls: Sequence[Call], names: Sequence[str]) -> Given:
@@ -180,9 +192,30 @@ def _given(calls: Sequence[Call], names: Sequence[str]) -> Given:
         is_starred = any(isinstance(value, ast.Starred) for value in call.args)
         for name, value in zip(names, () if is_starred else call.args, strict=False):
             found[name].append((source, value))
-        for keyword in call.keywords:
-            found[keyword.arg or ""].append((source, keyword.value))
+        for each in call.keywords:
+            pairs = _entries(each.value, source) if each.arg is None else [(each.arg, each.value)]
+            for name, value in pairs:
+                found[name].append((source, value))
     return found
+
+
+def _entries(mapping: ast.expr, source: Source) -> Iterator[tuple[str, ast.expr]]:
+    """Entries of a dict that is given as `**mapping`; None is a place that the code fills later."""
+    for each in (mapping, *assigned_to(mapping, source)):
+        entries: list[tuple[str | None, ast.expr]] = []
+        if isinstance(each, ast.Call) and called(each) == "dict":
+            entries = [(one.arg, one.value) for one in each.keywords]
+        elif isinstance(each, ast.Dict):
+            entries = [
+                (value_of(key, source), value)
+                for key, value in zip(each.keys, each.values, strict=True)
+                if key
+            ]
+        for name, value in entries:
+            later = assignments(source.tree).get(f"{ast.unparse(mapping)}[{name!r}]", [])
+            for given in (*later, value):
+                if isinstance(name, str) and ast.unparse(given) != "None":
+                    yield name, given
 
 
 def _first_name(node: ast.expr) -> str:
