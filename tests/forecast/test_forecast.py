@@ -112,6 +112,9 @@ def test_a_loss_that_is_not_finite_diverges() -> None:
     )
     assert said.outcome == "diverges"
     assert len(said.curve) == 2, "nothing is gained by more steps"
+    assert said.curve[-1].gradients == {}, "no gradient was computed, which is not a gradient of zero"
+    (row,) = [row for row in forecast_measurements(said) if row.quantity == "forecast/gradient"]
+    assert "no gradients" in row.how
 
 
 def test_a_rate_far_too_large_diverges() -> None:

@@ -17,6 +17,7 @@ from normscope.subjects.memory import is_out_of_memory
 from normscope.train import TrialConfig, in_flushed_thread
 
 NO_LOSS = "no loss function is known for this model; give one, as loss_fn or from the factory"
+NO_GRADIENT = "the loss of the last step was not finite, so it has no gradients"
 NO_PULL = "the trial stopped early, the batches are not tokens, or there are no gradients to compare"
 NO_UPDATE = "the trial completed no step, or the model has no weight matrices"
 
@@ -165,4 +166,6 @@ def forecast_measurements(forecast: Forecast) -> list[Measurement]:
             rows.append(not_measured(quantity, "", missing, unit))
         else:
             rows.append(Measurement(quantity, "", value, unit))
-    return rows + [Measurement("forecast/gradient", site, norm) for site, norm in curve[-1].gradients.items()]
+    if last.step and not last.gradients:
+        rows.append(not_measured("forecast/gradient", "", NO_GRADIENT))
+    return rows + [Measurement("forecast/gradient", site, norm) for site, norm in last.gradients.items()]

@@ -223,6 +223,6 @@ def _unharmed(curve: Sequence[ForecastStep]) -> str:
     first, last = curve[0], curve[-1]
     return (
         f"no sign of failure in {last.step} steps: the loss goes from {first.loss:.2f} to {last.loss:.2f}, "
-        f"the token diversity of the last hidden state from {last_diversity(first):.1e} to "
-        f"{last_diversity(last):.1e}"
+        f"the token diversity of the last hidden state from {last_diversity(first):.2g} to "
+        f"{last_diversity(last):.2g}"
     )

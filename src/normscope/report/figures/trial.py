@@ -17,6 +17,7 @@ from normscope.report.figures.charts import (
     WIDTH,
     Curve,
     Picture,
+    about_marks,
     chart,
     heat,
     legend,
@@ -29,13 +30,13 @@ from normscope.report.rescue import outcome_class
 STEP_CHARTS = (
     (
         "Update to weight",
-        "RMS change of a step relative to RMS weight, median over matrices.",
+        "RMS change of a step relative to RMS weight, median over matrices",
         "update_ratio",
         True,
     ),
     (
         "Gradient coherence",
-        "Cosine between two batches' gradients. Near 1: all batches give the same gradient.",
+        "cosine between two batches' gradients; near 1, all batches give the same gradient",
         "coherence",
         False,
     ),
@@ -63,7 +64,7 @@ def forecast_charts(forecast: Forecast, layout: Layout) -> list[Picture]:
         seen = _seen(forecast, name)
         if len(seen) > 1:
             line = Curve("", "c-ink", [float(step) for step, _ in seen], [value for _, value in seen])
-            made.append(_by_step(title, about, [line], log=log))
+            made.append(_by_step(title, f"{about[:1].upper()}{about[1:]}.", [line], log=log))
     return [*made, *_gradients_by_step(forecast, layout)]
 
 
@@ -95,7 +96,7 @@ def _by_step(
     title: str, about: str, curves: Sequence[Curve], *, log: bool, level: tuple[float, str] | None = None
 ) -> Picture:
     drawing = chart(curves, label=f"{title} by step", x_label="step", log=log, level=level)
-    return Picture(title, about, drawing, legend(curves))
+    return Picture(title, about + about_marks(curves), drawing, legend(curves))
 
 
 def _seen(forecast: Forecast, name: str) -> list[tuple[int, float]]:
@@ -110,7 +111,7 @@ def single_looks(forecast: Forecast) -> list[str]:
     for title, about, name, _ in STEP_CHARTS:
         seen = _seen(forecast, name)
         if len(seen) == 1:
-            found.append(f"{title} at step {seen[0][0]}: {figure(seen[0][1], 3)}. {about}")
+            found.append(f"{title} at step {seen[0][0]}: {figure(seen[0][1], 3)} ({about}).")
     return found
 
 
@@ -125,7 +126,7 @@ def _gradients_by_step(forecast: Forecast, layout: Layout) -> list[Picture]:
             cells = [(gradient_class(value, top), figure(value)) for value, top in values]
             name = f"{place.number}" if len(layout.stacks) == 1 else f"{stack.stack.name[:3]} {place.number}"
             rows.append((name, cells))
-    if not rows:
+    if all(css == "gx" for _, cells in rows for css, _ in cells):
         return []
     drawing = heat(rows, [float(s.step) for s in steps], label="Gradient by block and step", x_label="step")
     about = "Norm over each block's weights relative to the last block's; colours as on the tower."
