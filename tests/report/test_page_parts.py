@@ -3,6 +3,7 @@
 import io
 import itertools
 import re
+from importlib.resources import files
 
 import handmade_reports as handmade
 import pytest
@@ -11,6 +12,7 @@ from rich.console import Console
 from normscope.demo.page import COLOURS
 from normscope.report import print_report
 from normscope.report.page import command, environment, style_sheet, themed, whole
+from normscope.report.words import criterion_in_words
 
 BASE = style_sheet("base.css")
 LIGHT, DARK = BASE.split("@media (prefers-color-scheme: dark)")
@@ -38,6 +40,26 @@ def test_a_command_breaks_at_its_spaces_only() -> None:
     ]
     assert made.count("\n") == 1
     assert command("nn:decoder,depth=2") == '<span class="w">nn:decoder,<wbr>depth=2</span>'
+
+
+@pytest.mark.parametrize("room", ["report", "claims", "demo", "maps"])
+def test_every_page_has_the_same_head(room: str) -> None:
+    """A page extends base.html and repeats nothing of it."""
+    templates = files(f"normscope.{room}").joinpath("templates")
+    pages = [each for each in templates.iterdir() if each.name.endswith(".html") and each.name != "base.html"]
+    assert pages
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert text.startswith('{% extends "base.html" %}')
+        assert not re.findall("<(?:!doctype|html|head|meta|title|style|body)[ >]", text)
+
+
+def test_the_criterion_in_a_sentence() -> None:
+    assert criterion_in_words("Trains", 3.17157) == (
+        "“Trains” means that the mean loss of the last 20 steps is at least 0.1 nats "
+        "below the unigram entropy of 3.172 nats."
+    )
+    assert criterion_in_words("Trained", None).endswith("below the unigram entropy.")
 
 
 def test_templates_escape_and_miss_nothing() -> None:

@@ -30,7 +30,7 @@ from normscope.report.figures.tower import draw_towers
 from normscope.report.figures.tracks import draw_tracks
 from normscope.report.figures.trial import forecast_charts
 from normscope.report.html import describe_stack, lead_sentence, render_html, sentence
-from normscope.report.tables import number_sheets, spread
+from normscope.report.tables import cell, number_sheets, spread
 from normscope.rules import Finding, Severity
 
 VOID = {"meta", "br", "wbr", "input", "img", "link", "hr"}
@@ -305,6 +305,19 @@ def test_a_flushed_share_is_in_percent() -> None:
     assert line == ("gradients that float16 flushes to zero", "25 %", "")
 
 
+def test_the_logarithm_of_an_exact_zero_is_shown_as_that_zero() -> None:
+    stack = synthetic.stack("decoder", 2, "pre")
+    rows = [
+        Measurement("jacobian/log-lower-bound", "decoder", value, "log10")
+        for value in (-math.inf, -2.0, math.nan)
+    ]
+    ((_, _, lines),) = number_sheets(Anatomy((stack,)), rows)
+    name = "lower bound on σ_min from its blocks"
+    assert lines == [(name, "0", ""), (f"log₁₀ of the {name}", "−2", ""), (f"log₁₀ of the {name}", "NaN", "")]
+    assert [cell(row).css for row in rows] == ["", "", "bad"]
+    assert cell(replace(rows[0], unit="1")).css == "bad"
+
+
 def test_up_to_four_values_are_all_shown() -> None:
     assert spread((1.0, 2.0, 3.0, 4.0)) == "1, 2, 3, 4"
     assert spread((1.0, 2.0, 3.0, 4.0, math.inf)) == "5 values, 1 … 4, 1 not finite"
@@ -332,6 +345,8 @@ def test_an_interrupted_check_says_so_and_wears_no_tick() -> None:
 
 def test_sentences_keep_paths_and_symbols() -> None:
     assert sentence("adam at 0.001: tokens collapse") == "Adam at 0.001: tokens collapse."
+    assert sentence("adamw at 0.001: tokens collapse") == "AdamW at 0.001: tokens collapse."
+    assert sentence("sgd, at 1: it diverges") == "SGD, at 1: it diverges."
     assert sentence("h.5.attn is dead.") == "h.5.attn is dead."
     assert sentence("ε is small.") == "ε is small."
 
@@ -371,6 +386,22 @@ def test_an_axis_holds_its_figures_in_order(values: list[float], log: bool) -> N
     ticks = scale.ticks(4)
     assert 2 <= len(ticks) <= 12
     assert all(9.999 <= scale(t) <= 90.001 for t in ticks)
+
+
+@pytest.mark.parametrize(
+    ("values", "log", "labels"),
+    [
+        ([1e-3, 1e-2], True, ["10⁻³", "10⁻²"]),
+        ([3e-2, 0.5], True, ["0.02", "0.5"]),
+        ([2e-3, 9e-3], True, ["2·10⁻³", "10⁻²"]),
+        ([1e-7, 1e2], True, ["10⁻⁶", "10⁻⁴", "10⁻²", "10⁰", "10²"]),
+        ([0.0, 3.0], False, ["0", "1", "2", "3"]),
+        ([0.0, 3e-4], False, ["0", "1·10⁻⁴", "2·10⁻⁴", "3·10⁻⁴"]),
+        ([0.0, 1e-4], False, ["0", "0.25·10⁻⁴", "0.5·10⁻⁴", "0.75·10⁻⁴", "1·10⁻⁴"]),
+    ],
+)
+def test_the_labels_of_an_axis_have_one_style(values: list[float], log: bool, labels: list[str]) -> None:
+    assert [words for _, words in scales.fit(values, 10.0, 90.0, log=log).labelled(5)] == labels
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
@@ -552,6 +583,44 @@ def test_a_name_too_long_for_a_lines_end_stands_in_a_legend() -> None:
     drawn = charts.chart(curves, label="x", x_label="step", log=False)
     assert re.findall('class="end c-ink">([^<]*)<', drawn) == ["1", "2"]
     assert charts.legend(curves[:1]) == ()
+
+
+def test_marks_are_explained_where_there_are_some() -> None:
+    trial = synthetic.gpt2().forecast
+    layout = lay_out(synthetic.gpt2().anatomy)
+    last = replace(trial.curve[-1], loss=math.nan)
+    broken = replace(trial, curve=(*trial.curve[:-1], last))
+    abouts = [
+        next(each.about for each in forecast_charts(one, layout) if each.title == "Loss")
+        for one in (trial, broken)
+    ]
+    assert [about.endswith("× marks a value that is not finite.") for about in abouts] == [False, True]
+
+
+def test_a_trial_without_gradients_has_no_chart_of_them() -> None:
+    trial, layout = synthetic.gpt2().forecast, lay_out(synthetic.gpt2().anatomy)
+    known = tuple(replace(step, gradients={f"h.{i}": 1.0 for i in range(12)}) for step in trial.curve[1:])
+    unknown = tuple(replace(step, gradients=dict.fromkeys(step.gradients, math.nan)) for step in known)
+    drawn = [forecast_charts(replace(trial, curve=curve), layout) for curve in (known, unknown)]
+    assert ["Gradient by block" in [each.title for each in charts] for charts in drawn] == [True, False]
+
+
+def test_zero_on_a_logarithmic_profile_is_written_and_has_no_dot() -> None:
+    anatomy = Anatomy((synthetic.stack("decoder", 3, "pre"),))
+    rows = [Measurement("stream/rms", b.site, float(i)) for i, b in enumerate(anatomy.blocks)]
+    (track,) = draw_tracks(lay_out(anatomy), Ledger(rows), 80)
+    assert track.picture.count('class="dot ') == 2
+    assert track.picture.count('class="zero"') == 1
+
+
+def test_the_mark_of_a_block_is_invisible_until_it_is_placed(page: Page) -> None:
+    assert {mark["height"] for mark in page.with_class("cursor")} <= {"0"}
+
+
+def test_the_first_chart_stands_beside_the_verdict(html: str, page: Page) -> None:
+    decides = 'class="decides"' in html
+    assert len(page.with_class("split")) == decides
+    assert re.search(r"min-width: 1000px\) \{ \.split \{ grid-template-columns", html)
 
 
 def test_names_stand_in_the_order_of_their_lines() -> None:

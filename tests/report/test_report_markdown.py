@@ -168,6 +168,10 @@ def test_the_command_line_prints_it_with_the_command(
     assert re.search(rf"^\$ normscope check {SMALL[0]} --steps 0 --budget fast {words} --seed 3$", out, re.M)
     assert run([*call, "--output", "report.md", "--lr", "1e-3"]) == 0
     assert "--lr 0.001" in Path("report.md").read_text(encoding="utf-8")
+    call[call.index("markdown")] = "html"
+    assert run([*call, "--output", "report.html"]) == 0
+    page = re.sub("</?(span|wbr)[^>]*>", "", Path("report.html").read_text(encoding="utf-8"))
+    assert f"<pre>normscope check {SMALL[0]} --steps 0 --budget fast {words} --seed 3</pre>" in page
 
 
 def test_python_gives_the_same(capsys: pytest.CaptureFixture[str]) -> None:

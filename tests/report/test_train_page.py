@@ -14,10 +14,12 @@ from normscope.report.train_page import (
     entropies,
     loss_chart,
     render_train_page,
+    resume_command,
     stretches,
 )
 from normscope.subjects.targets import batch_entropy
 from normscope.train import Run, RunConfig, prepared
+from normscope.train.folder import RunFolder
 from normscope.train.summary import Summary
 
 QUICK = {"model": "nn:decoder,depth=1,width=16,heads=2", "batch_size": 2, "seq_len": 16, "lr": 1e-2}
@@ -98,7 +100,14 @@ def test_a_run_that_diverged_says_so() -> None:
     page = render_train_page(Summary(run), {"torch": "2"})
     assert "<h1>Did not train</h1>" in page
     assert 'class="bad"' in page
-    assert "Log axis." in page
+    assert "Log axis. × marks a value that is not finite." in page
+
+
+def test_the_command_that_continues_a_run_is_quoted_for_a_shell(tmp_path: Path) -> None:
+    run = finished()
+    assert resume_command(run) == ""
+    run.folder = RunFolder(tmp_path / "my $run")
+    assert resume_command(run) == f"normscope train '{tmp_path}/my $run' --resume"
 
 
 def test_it_loads_nothing_escapes_all_and_has_a_dark_theme(run: Run) -> None:

@@ -158,7 +158,7 @@ def show(report: "Report", format: Format, output: Path | None, command: str | N
     if format is Format.HTML and output is None and sys.stdout.isatty():
         output = Path("normscope.html")  # a terminal cannot show a page
     if format is Format.HTML:
-        emit(report.to_html(), output, instead=lambda: text_report(report))
+        emit(report.to_html(command=command), output, instead=lambda: text_report(report))
     elif format is Format.JSON:
         emit(report.to_json() + "\n", output)
     elif format is Format.MARKDOWN:

@@ -9,7 +9,7 @@ from normscope.demo.settings import CONDITIONS
 from normscope.report.figures.charts import Curve, Picture, chart
 from normscope.report.figures.scales import figure
 from normscope.report.page import environment, style_sheet
-from normscope.train.criterion import LAST, MARGIN
+from normscope.report.words import criterion_in_words
 
 COLOURS = ("c-c", "c-ink", "c-a", "k-attn", "c-p7")
 """A colour for each condition; people with any colour blindness can distinguish them."""
@@ -31,8 +31,7 @@ def render_page(story: Story) -> str:
             pictures=[_losses(story), _diversities(story)],
             rows=[_row(story, index) for index in range(len(CONDITIONS))],
             versions=", ".join(f"{name} {version}" for name, version in versions().items()),
-            last=LAST,
-            margin=MARGIN,
+            criterion=criterion_in_words("Trains", story.unigram_entropy),
         )
     )
 

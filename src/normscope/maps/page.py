@@ -15,6 +15,7 @@ from normscope.maps.store import Store
 from normscope.maps.table import Panel, Table, edge, excess, tabulate
 from normscope.maps.words import described, largest, short, signed, told
 from normscope.report.page import environment, themed
+from normscope.report.words import criterion_in_words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -113,6 +114,7 @@ def render_page(sheet: Sheet) -> str:
             curves=[Markup(each) for each in (wide[1], narrow[1]) if each],
             key=key_words(table),
             notes=notes(sheet),
+            criterion=criterion_in_words("Trains", table.unigram_entropy),
             edge=edge,
             excess=excess,
             largest=largest,

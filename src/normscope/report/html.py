@@ -10,6 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from normscope.anatomy import Stack
+from normscope.forecast import Forecast
 from normscope.report.figures.branches import draw_key, form
 from normscope.report.figures.deciding import deciding
 from normscope.report.figures.fold import fold_layout, folds_of
@@ -24,7 +25,7 @@ from normscope.report.page import environment, style_sheet
 from normscope.report.rescue import REACHES, ladder_words, last_figures, outcome_class, way_out
 from normscope.report.sites import compress
 from normscope.report.tables import cell, not_measured, number_sheets, tabulate
-from normscope.report.words import budget_in_words, norms_in_words
+from normscope.report.words import OPTIMIZERS, budget_in_words, norms_in_words
 from normscope.rules.remedies import REMEDIES
 
 CARD_CHARACTERS = 44
@@ -32,11 +33,12 @@ CARD_CHARACTERS = 44
 _CLASSES = {"will fail": "error", "at risk": "warning", "no trial": "untried", "interrupted": "halted"}
 
 
-def render_html(report: Any) -> str:
+def render_html(report: Any, command: str | None = None) -> str:
     """The page of a `Report`.
 
     Args:
         report: a `normscope.report.Report`.
+        command: shell command that made the report, shown as the way to run it again.
 
     Returns:
         A whole HTML document, under a megabyte for a hundred blocks. The same report gives the same text.
@@ -91,6 +93,8 @@ def render_html(report: Any) -> str:
         cost=_cost(report.cost),
         budget=budget_in_words(report.budget, left_out=False) if report.budget else "",
         total=report.cost.get("total"),
+        rerun=command or "",
+        trial_facts=_trial_facts(trial) if trial else "",
         cell=cell,
         trial=ledger.trial,
         sentence=sentence,
@@ -144,10 +148,13 @@ def lead_sentence(report: Any) -> str:
 
 
 def sentence(words: str) -> str:
-    """`words` with a capital in front, unless they start with a path or a symbol, and a full stop behind."""
+    """`words` with a capital letter, unless they start with a path or a symbol, and a full stop.
+
+    An optimiser at the start gets its usual name: "adamw at 0.001" becomes "AdamW at 0.001".
+    """
     first = words.split(" ", 1)[0].rstrip(",:")
-    capital = words[:1].upper() if first.isascii() and first.isalpha() else words[:1]
-    return capital + words[1:] + ("" if words[-1:] in ".!?" else ".")
+    capital = first[:1].upper() + first[1:] if first.isascii() and first.isalpha() else first
+    return OPTIMIZERS.get(first, capital) + words[len(first) :] + ("" if words[-1:] in ".!?" else ".")
 
 
 def describe_stack(stack: Stack) -> str:
@@ -217,6 +224,13 @@ def _keys(layout: Layout) -> list[tuple[str, Markup]]:
         (f"{len(members)} × · {_block_numbers(members, layout)}", draw_key(members[0][1].block))
         for members in kinds.values()
     ]
+
+
+def _trial_facts(trial: Forecast) -> str:
+    """The trial's settings and outcome: "20 steps of AdamW at 0.0003, warm-up 10: trains"."""
+    warmup = f", warm-up {trial.warmup}" if trial.warmup else ""
+    name = OPTIMIZERS.get(trial.optimizer, trial.optimizer)
+    return f"{trial.steps} steps of {name} at {trial.lr:g}{warmup}: {trial.outcome}"
 
 
 def _cost(cost: Mapping[str, float]) -> list[tuple[str, float, float]]:

@@ -18,14 +18,15 @@ _PAINT = re.compile(r"\b(fill|stroke): ?(#[0-9a-f]{6})\b")
 def environment(room: str, **layout: Any) -> "Environment":
     """The templates of the package `room`: everything is escaped, and nothing may be missing.
 
+    A page extends `base.html`, which is for all rooms and has the blocks policy, title, style and body.
     Filters: `whole` keeps numbers and options in one piece, `command` breaks a command at its spaces only,
     `spec` a MODEL at its commas.
     The global `base` is the style sheet that all pages share.
     """
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
     made = Environment(
-        loader=PackageLoader(room),
+        loader=ChoiceLoader([PackageLoader(room), PackageLoader("normscope.report")]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

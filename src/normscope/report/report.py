@@ -83,11 +83,16 @@ class Report:
         """One JSON object, indented, in the schema of schemas/report.json."""
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
 
-    def to_html(self, path: str | Path | None = None) -> str:
-        """One self-contained HTML page; written to `path` where one is given."""
+    def to_html(self, path: str | Path | None = None, *, command: str | None = None) -> str:
+        """The report as one self-contained HTML page.
+
+        Args:
+            path: file to write it to; None only returns it.
+            command: shell command that made the report, shown as the way to run it again.
+        """
         from normscope.report.html import render_html  # it reads Report: imported where it is needed
 
-        page = render_html(self)
+        page = render_html(self, command)
         if path is not None:
             Path(path).write_text(page, encoding="utf-8")
         return page
@@ -107,7 +112,7 @@ class Report:
         """The report for a pull request: verdict, findings, what was run; 60 lines at most.
 
         Args:
-            command: the shell command that made it, shown as the way to run it again.
+            command: shell command that made the report, shown as the way to run it again.
         """
         from normscope.report.markdown import render_markdown  # it reads Report: imported where it is needed
 

@@ -17,8 +17,8 @@ GAINS = {
     "jacobian/rank": "rank",
     "jacobian/effective-rank": "effective rank",
     "jacobian/stable-rank": "stable rank",
-    "jacobian/log-upper-bound": "log₁₀ of the bound on σ_max by its blocks",
-    "jacobian/log-lower-bound": "log₁₀ of the bound on σ_min by its blocks",
+    "jacobian/log-upper-bound": "log₁₀ of the upper bound on σ_max from its blocks",
+    "jacobian/log-lower-bound": "log₁₀ of the lower bound on σ_min from its blocks",
     "jacobian/dimension": "dimension",
     "jacobian/contraction": "log₁₀ gain of a random direction",
 }
@@ -90,9 +90,16 @@ def number_sheets(
 def _line(row: Measurement, name: str) -> tuple[str, str, str]:
     if not isinstance(row.value, float | int):
         return name, row.how, "none"
+    if is_log_of_zero(row):
+        return name.removeprefix("log₁₀ of the ").removeprefix("log₁₀ "), "0", ""
     if row.quantity in SHARES:
         return name, f"{figure(100 * row.value, 3)} %", ""
     return name, figure(row.value) + ("" if row.unit in ("1", "log10") else f" {row.unit}"), ""
+
+
+def is_log_of_zero(row: Measurement) -> bool:
+    """True for the logarithm of an exact zero, which is −∞ and no failure."""
+    return row.unit == "log10" and row.value == -math.inf
 
 
 def over_budget(row: Measurement) -> bool:
@@ -139,7 +146,7 @@ def cell(row: Measurement | None) -> Cell:
         return Cell("–", "none", _how(row))
     if isinstance(row.value, tuple):
         return Cell(spread(row.value), "spread")
-    return Cell(figure(row.value), "" if math.isfinite(row.value) else "bad")
+    return Cell(figure(row.value), "" if math.isfinite(row.value) or is_log_of_zero(row) else "bad")
 
 
 def _how(row: Measurement) -> str:

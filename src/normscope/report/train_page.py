@@ -2,17 +2,19 @@
 
 import itertools
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
-from normscope.report.figures.charts import Curve, Picture, chart
+from normscope.report.figures.charts import Curve, Picture, about_marks, chart
 from normscope.report.figures.scales import figure
 from normscope.report.html import sentence
 from normscope.report.page import environment, style_sheet
+from normscope.report.words import criterion_in_words
 from normscope.subjects.targets import batch_entropy
 from normscope.train import Run
-from normscope.train.criterion import CRITERION_STEPS, LAST, MARGIN
+from normscope.train.criterion import CRITERION_STEPS
 from normscope.train.summary import Summary
 
 MOST_POINTS = 150
@@ -45,15 +47,19 @@ def render_train_page(summary: Summary, versions: Mapping[str, str]) -> str:
             tone="halted" if run.interrupted else CLASSES.get(outcome, "untried"),
             loss=loss_chart(run),
             pictures=[rate_chart(run), *norm_charts(run)] if run.trial.losses else [],
-            resume=f'normscope train "{run.folder.path}" --resume' if run.folder is not None else "",
+            resume=resume_command(run),
             config={name: value for name, value in run.config.to_dict().items() if value is not None},
             versions=", ".join(f"{name} {version}" for name, version in versions.items()),
-            last=LAST,
-            margin=MARGIN,
-            criterion=CRITERION_STEPS,
+            criterion=criterion_in_words("Trained", run.subject.unigram_entropy),
+            criterion_steps=CRITERION_STEPS,
         )
     )
     return page.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def resume_command(run: Run) -> str:
+    """The shell command that continues a run; "" for a run without a folder."""
+    return "" if run.folder is None else shlex.join(["normscope", "train", str(run.folder.path), "--resume"])
 
 
 def loss_chart(run: Run) -> Picture | None:
@@ -79,7 +85,7 @@ def loss_chart(run: Run) -> Picture | None:
         about += "Dashed: the unigram entropy of the whole text."
     highest = max((loss for loss in losses if math.isfinite(loss)), default=0.0)
     log = highest > MOST_NATS
-    about += " Log axis." if log else ""
+    about += (" Log axis." if log else "") + about_marks(curves)
     drawing = chart(curves, label="Loss by step", x_label="step", log=log, level=level, dots=False)
     return Picture("Loss", about, drawing)
 

@@ -8,6 +8,10 @@ from normscope.anatomy import Branch, Stack
 from normscope.forecast import Forecast
 from normscope.probes import Measurements
 from normscope.rules import figure
+from normscope.train.criterion import LAST, MARGIN
+
+OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "muon": "Muon"}
+"""Optimisers as they are written in a sentence."""
 
 
 def norms_in_words(stack: Stack) -> str:
@@ -49,6 +53,15 @@ def forecast_in_words(forecast: Forecast) -> str:
             if stack in first.diversity:
                 words += f"; diversity of {stack} {figure(first.diversity[stack])} → {figure(value)}"
     return words
+
+
+def criterion_in_words(word: str, unigram_entropy: float | None) -> str:
+    """The criterion for a trained run, as the meaning of `word` ("Trains")."""
+    entropy = "" if unigram_entropy is None else f" of {unigram_entropy:.3f} nats"
+    return (
+        f"“{word}” means that the mean loss of the last {LAST} steps is at least {MARGIN} nats "
+        f"below the unigram entropy{entropy}."
+    )
 
 
 def cost_in_words(cost: Mapping[str, float]) -> str:

@@ -11,7 +11,7 @@ from normscope.report.figures.scales import Scale, figure, fit
 
 WIDTH, HEIGHT = 440.0, 236.0
 LEFT, RIGHT, UPPER, LOWER = 46.0, 76.0, 14.0, 34.0
-LINE = 12.5
+LINE = 13.0
 """Height of a line of labels."""
 MOST_LETTERS = 11
 """Letters of a name that fit at a line's end."""
@@ -55,6 +55,12 @@ def legend(curves: Sequence[Curve]) -> tuple[tuple[str, str, str], ...]:
     return tuple(
         (str(number), curve.name, curve.css) for number, curve in enumerate(curves, 1) if curve.label
     )
+
+
+def about_marks(curves: Sequence[Curve]) -> str:
+    """A sentence on the marks of a chart, for the end of its description; "" if it has none."""
+    odd = any(y is not None and not math.isfinite(y) for curve in curves for y in curve.ys)
+    return " × marks a value that is not finite." if odd else ""
 
 
 def chart(
@@ -138,13 +144,12 @@ def heat(
 
 def _axes(across: Scale, up: Scale, x_label: str) -> Markup:
     parts = []
-    for tick in up.ticks(5):
+    for tick, words in up.labelled(5):
         y = up(tick)
         parts.append(svg.line(LEFT, y, WIDTH - RIGHT, y, "grid"))
-        parts.append(svg.text(LEFT - 6, y + 3.5, up.words(tick), "tick", anchor="end"))
-    for tick in across.ticks(6):
+        parts.append(svg.text(LEFT - 6, y + 3.5, words, "tick", anchor="end"))
+    for tick, words in across.labelled(6):
         if across.log or float(tick).is_integer():
-            words = across.words(tick)
             parts.append(svg.text(across(tick), HEIGHT - LOWER + 15, words, "tick", anchor="middle"))
     middle = (across.start + across.end) / 2
     parts.append(svg.line(LEFT, HEIGHT - LOWER, WIDTH - RIGHT, HEIGHT - LOWER, "axis"))

@@ -39,9 +39,14 @@ class Scale:
         step = max(1, math.ceil((last - first) / max(1, most - 1)))
         return [10.0**power for power in range(last, first - 1, -step)][::-1]
 
-    def words(self, tick: float) -> str:
-        """A tick's label: 10⁻⁵ on a log axis."""
-        return power(tick) if self.log else f"{tick:g}"
+    def labelled(self, most: int = 4) -> list[tuple[float, str]]:
+        """`ticks` with their labels, all in one style: 0.01, 0.1, 1 or 10⁻³, 10⁻², 10⁻¹."""
+        ticks = self.ticks(most)
+        sizes = [abs(tick) for tick in ticks if tick]
+        if not sizes or (min(sizes) >= (1e-2 if self.log else 1e-3) and max(sizes) < 1e4):
+            return [(tick, f"{tick:g}") for tick in ticks]
+        shared = None if self.log else math.floor(_log10(max(sizes)) + 1e-9)
+        return [(tick, power(tick, shared)) for tick in ticks]
 
 
 def fit(values: Iterable[float | None], start: float, end: float, *, log: bool) -> Scale:
@@ -59,13 +64,14 @@ def fit(values: Iterable[float | None], start: float, end: float, *, log: bool) 
     return Scale(low - pad, high + pad, start, end)
 
 
-def power(value: float) -> str:
-    """A tick on a log axis: 1, 10, 0.1, 10⁻⁵."""
-    exponent = math.floor(_log10(value) + 1e-9)
-    if -2 <= exponent <= 3:
-        return f"{value:g}"
-    mantissa = round(value / 10.0**exponent)
-    return (f"{mantissa}·" if mantissa > 1 else "") + "10" + str(exponent).translate(SUPERSCRIPT)
+def power(value: float, exponent: int | None = None) -> str:
+    """A tick with a power of ten: 10⁻⁵, 2·10⁻³; 0.5·10⁻⁴ with the exponent −4."""
+    if value == 0:
+        return "0"
+    if exponent is None:
+        exponent = math.floor(_log10(value) + 1e-9)
+    mantissa = f"{value / 10.0**exponent:.3g}".replace("-", "−")
+    return ("" if mantissa == "1" else f"{mantissa}·") + "10" + str(exponent).translate(SUPERSCRIPT)
 
 
 def figure(value: float | None, digits: int = 4) -> str:

@@ -163,7 +163,7 @@ def _track(profile: Profile, lines: list[Line], layout: Layout, ledger: Ledger, 
         scale = fit([*values, profile.reference], PAD, width - PAD, log=True)
     parts = [_bands(layout, width), _grid(scale, profile, layout, width)]
     parts += [_draw(line, scale, dots=layout.depth <= 32) for line in lines]
-    parts.append(svg.rect(0, -9, width, 3, "cursor"))
+    parts.append(svg.rect(0, 0, width, 0, "cursor"))
     if layout.depth <= 128:
         parts += _hover(profile, layout, ledger, width)
     legend = tuple(dict.fromkeys((line.name, line.css) for line in lines if line.name))
@@ -190,13 +190,13 @@ def _bands(layout: Layout, width: float) -> Markup:
 
 def _grid(scale: Scale, profile: Profile, layout: Layout, width: float) -> Markup:
     parts = []
-    for tick in scale.ticks(3 if width >= 76 else 2):
+    for tick, words in scale.labelled(3 if width >= 76 else 2):
         x = scale(tick)
         parts.append(svg.line(x, 16, x, layout.height - 14, "grid"))
         anchor = "start" if x < 24 else "end" if x > width - 24 else "middle"
         at = max(1.0, x - 6) if anchor == "start" else min(width - 1, x + 6) if anchor == "end" else x
         for y in (11.0, layout.height - 3):
-            parts.append(svg.text(at, y, scale.words(tick), "tick", anchor=anchor))
+            parts.append(svg.text(at, y, words, "tick", anchor=anchor))
     if profile.reference is not None:
         x = scale(profile.reference)
         parts.append(svg.line(x, 16, x, layout.height - 14, "ref"))
@@ -205,17 +205,18 @@ def _grid(scale: Scale, profile: Profile, layout: Layout, width: float) -> Marku
 
 def _draw(line: Line, scale: Scale, *, dots: bool) -> Markup:
     css = f"line {line.css}" + (" dashed" if line.dashed else "")
-    stretches = [[(scale(value), y) for y, value in each] for each in finite_stretches(line.points)]
-    parts = [svg.path(each, css) for each in stretches if len(each) > 1]
+    stretches = finite_stretches(line.points)
+    parts = [svg.path([(scale(x), y) for y, x in each], css) for each in stretches if len(each) > 1]
+    for each in stretches:
+        if dots or len(each) == 1:
+            drawn = [(scale(x), y) for y, x in each if x > 0 or not scale.log]
+            parts += svg.dots(drawn, 2, f"dot {line.css}")
     for y, value in line.points:
         if value is not None and not math.isfinite(value):
             x = scale.start if value == -math.inf else scale.end
             parts.append(svg.text(x, y + 3.5, "×", "bad", anchor="middle"))
         elif value is not None and value <= 0 and scale.log:
             parts.append(svg.text(scale.start, y + 3.5, "0" if value == 0 else "−", "zero", anchor="middle"))
-    for each in stretches:
-        if dots or len(each) == 1:
-            parts += svg.dots(each, 2, f"dot {line.css}")
     return svg.group(*parts)
 
 

@@ -14,8 +14,8 @@
   const mark = (node) => {
     const area = node && (node.matches(".track .hit") ? node : node.matches(".row, .rung") && node.querySelector(".panel, .slot"));
     for (const cursor of cursors) {
-      cursor.setAttribute("y", area ? area.getAttribute("y") : -9);
-      cursor.setAttribute("height", area ? area.getAttribute("height") : 3);
+      cursor.setAttribute("y", area ? area.getAttribute("y") : 0);
+      cursor.setAttribute("height", area ? area.getAttribute("height") : 0);
     }
   };
   const show = (event) => {
