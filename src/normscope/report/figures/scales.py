@@ -68,10 +68,10 @@ def power(value: float, exponent: int | None = None) -> str:
     """A tick with a power of ten: 10⁻⁵, 2·10⁻³; 0.5·10⁻⁴ with the exponent −4."""
     if value == 0:
         return "0"
-    if exponent is None:
-        exponent = math.floor(_log10(value) + 1e-9)
-    mantissa = f"{value / 10.0**exponent:.3g}".replace("-", "−")
-    return ("" if mantissa == "1" else f"{mantissa}·") + "10" + str(exponent).translate(SUPERSCRIPT)
+    scale = math.floor(_log10(value) + 1e-9) if exponent is None else exponent
+    mantissa = f"{value / 10.0**scale:.3g}".replace("-", "−")
+    alone = exponent is None and mantissa == "1"
+    return ("" if alone else f"{mantissa}·") + "10" + str(scale).translate(SUPERSCRIPT)
 
 
 def figure(value: float | None, digits: int = 4) -> str:
