@@ -183,7 +183,7 @@ def beyond_mean(gradient: Tensor) -> Tensor:
 
 
 def gradient_norms(model: nn.Module, anatomy: Anatomy) -> dict[str, float]:
-    """L2 norm of `.grad` over each block's parameters, by block site; empty if no parameter has a gradient."""
+    """L2 norm of `.grad` over each block's parameters, by block site; empty without any gradient."""
     if all(parameter.grad is None for parameter in model.parameters()):
         return {}  # the loss of the last step was not finite
     parameters = Parameters(model, anatomy)
