@@ -6,17 +6,42 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.benches import BENCHES
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 LINE = runpy.run_path(str(DOCS / "command_line.py"))
 LINKING = [*ROOT.glob("*.md"), ROOT / "llms.txt"]
+NOT_OURS = {"--address", "--head", "--normscope-budget", "--nproc-per-node", "--python-version"}
+"""Options of ray, pytest, torchrun and mypy that pages show."""
 
 
 @pytest.mark.parametrize("path", LINKING, ids=lambda path: path.name)
 def test_links_of_the_pages_outside_docs_lead_somewhere(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    for target in re.findall(r"\]\((?!https?:|mailto:|#)([^)#]+)", text):
+    for target, anchor in re.findall(r"\]\((?!https?:|mailto:)([^)#]*)#?([^)]*)\)", text):
         assert (ROOT / target).exists(), target
+        assert not anchor or anchor in anchors(ROOT / target if target else path), f"{target}#{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_pages_name_only_options_and_benchmarks_that_exist() -> None:
+    commands = LINE["commands"]().values()
+    options = {
+        word for each in commands for option in each.params for word in option.opts + option.secondary_opts
+    }
+    options |= NOT_OURS | {"--help", "--version", "--install-completion", "--show-completion"}
+    for path in [*LINKING, *DOCS.rglob("*.md")]:
+        text = path.read_text(encoding="utf-8")
+        assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - options == set(), path
+        assert set(re.findall(r"normscope bench (\w+)", text)) - set(BENCHES) == set(), path
+        for module in re.findall(r"(?:-m |from )benchmarks\.(\w+)", text):
+            assert (ROOT / "benchmarks" / f"{module}.py").exists(), (path, module)
 
 
 def test_the_command_line_is_whole() -> None:

@@ -3,6 +3,7 @@
 import re
 import runpy
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def test_every_finding_has_a_case_and_a_picture(makers: dict) -> None:
 @pytest.mark.parametrize("code", RULES)
 def test_the_chinese_text_has_the_figures_of_the_english_one(code: str, field: str, makers: dict) -> None:
     english, chinese = (
-        set(re.findall(r"\d+(?:\.\d+)?(?:e-?\d+)?", text))
+        Counter(re.findall(r"\d+(?:\.\d+)?(?:e-?\d+)?", text))
         for text in (getattr(RULES[code], field), makers["CHINESE"][code][field])
     )
     assert english == chinese
