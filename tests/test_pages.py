@@ -154,7 +154,7 @@ def without_comments(page: str) -> list[str]:
 
 
 def figures(page: str) -> list[Counter[str]]:
-    """How often each number stands in the prose and tables of each section."""
+    """Count of each number in the prose and tables of each section."""
     prose = re.sub(r"```.*?```|\]\(.*?\)", "", read(page), flags=re.DOTALL)
     sections = re.split(r"^#+ ", prose, flags=re.MULTILINE)
     return [Counter(re.findall(r"\d+(?:\.\d+)?(?:e-?\d+)?", section)) for section in sections]

@@ -28,8 +28,7 @@ class Budget(StrEnum):
 
     @property
     def forwards(self) -> int:
-        """The limit, in forwards of one sequence. With `standard`, a default check of GPT-2 costs less than
-        40 training steps (docs/cost.md)."""
+        """The limit, in forwards of one sequence; docs/cost.md has what a default check of GPT-2 costs."""
         return {Budget.FAST: 160, Budget.STANDARD: 640, Budget.DEEP: 4000}[self]
 
     @classmethod
