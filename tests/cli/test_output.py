@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from normscope.cli import check
 from normscope.cli.main import app, run
-from normscope.cli.output import emit, require_writable, spell_out
+from normscope.cli.output import emit, is_of_output, require_writable, spell_out
 from normscope.errors import UsageError
 
 SMALL = ["nn:decoder,depth=1,width=16,heads=2", "--batch-size", "2", "--seq-len", "16"]
@@ -133,6 +134,45 @@ def test_a_reading_that_cannot_be_written_is_shown(capsys: pytest.CaptureFixture
         out, err = capsys.readouterr()
         assert "pre" in out
         assert "No space left" in err
+
+
+@needs_full
+@pytest.mark.parametrize(
+    "call", [["schemes"], ["--help"], ["anatomy", *SMALL, "--format", "json"]], ids=" ".join
+)
+@pytest.mark.parametrize("buffering", [1, -1], ids=["by lines", "at the end"])
+def test_a_stdout_that_is_full_is_no_bug_of_ours(
+    call: list[str], buffering: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open(FULL, "w", buffering) as full:  # closing it must not fail: Python does so at exit
+        monkeypatch.setattr(sys, "stdout", full)
+        assert run(call) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("normscope: stdout (No space left on device): expected an output that can be")
+    assert err.count("\n") == 1
+
+
+def test_a_reader_that_has_gone_is_no_finding(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    monkeypatch.setattr(sys, "stderr", sys.stderr)  # Typer wraps it
+    with open(writing, "w", 1) as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert run(["schemes"]) == 2, "1 would mean a finding"
+    assert capsys.readouterr().err.startswith("normscope: stdout (Broken pipe): expected an output")
+
+
+def test_a_closed_stdout_takes_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert run(["anatomy", *SMALL, "--format", "json"]) == 0
+
+
+def test_a_full_disk_elsewhere_names_the_file() -> None:
+    assert is_of_output(OSError(28, "No space left on device"))
+    assert not is_of_output(OSError(28, "No space left on device", "cache.json"))
+    assert not is_of_output(OSError(2, "No such file or directory"))
 
 
 def test_a_path_that_breaks_later_costs_nothing(

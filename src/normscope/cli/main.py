@@ -1,5 +1,6 @@
 """The application: its commands and its error handling (one line, exit status 2, no traceback)."""
 
+import contextlib
 import sys
 import traceback
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from normscope.cli import (
 )
 from normscope.cli.completing import as_bash_wants
 from normscope.cli.defaults import read_defaults
-from normscope.cli.output import spell_out
+from normscope.cli.output import is_of_output, spell_out, unwritten
 from normscope.errors import UsageError, describe
 from normscope.interrupts import only_once
 
@@ -64,7 +65,10 @@ def _start(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit: 0 clean, 1 findings at or above --fail-on, 2 unusable, 130 on Ctrl-C."""
+    """Run the command line and exit.
+
+    0 clean, 1 findings at or above --fail-on, 2 unusable or the output cannot be written, 130 on Ctrl-C.
+    """
     with only_once():  # to the end of the process: a second Ctrl-C would lose the report
         sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))
 
@@ -76,6 +80,7 @@ def run(arguments: list[str]) -> int:
         command = typer.main.get_command(app)
         with as_bash_wants():
             code = command.main(arguments, prog_name="normscope", standalone_mode=False, obj=arguments)
+        sys.stdout.flush()  # Python's own flush, at exit, could only fail with a traceback
     except typer.TyperException as error:
         message = _one_line(error)
         return _refuse(message) if message else 2  # empty: the help was shown
@@ -84,10 +89,13 @@ def run(arguments: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         print("normscope: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # `normscope check … | head`: the reader has left
-        sys.stderr.close()
-        return 1
+    except SystemExit as stop:  # Typer exits with 1 where a pipe is closed, as if there were a finding
+        if not isinstance(stop.__context__, BrokenPipeError):
+            raise
+        return _refuse(unwritten(stop.__context__))
     except Exception as error:  # a model can raise anything: still one line, and how to see more
+        if is_of_output(error):
+            return _refuse(unwritten(error))
         return _refuse(_unexpected(error, arguments), show_traceback="--traceback" in arguments)
     return code if isinstance(code, int) else 0
 
@@ -136,5 +144,6 @@ def _takes_traceback(arguments: Sequence[str]) -> bool:
 def _refuse(message: str, *, show_traceback: bool = False) -> int:
     if show_traceback:
         traceback.print_exc()
-    print(f"normscope: {message}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # stderr may be full too
+        print(f"normscope: {message}", file=sys.stderr)
     return 2

@@ -1,12 +1,17 @@
 """Output of the command line: text in any encoding, and files."""
 
 import codecs
+import contextlib
+import errno
+import io
 import json
+import os
 import re
 import sys
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeGuard
 
 from normscope.errors import UsageError
 
@@ -42,11 +47,29 @@ codecs.register_error(ERRORS, _spell)
 
 
 def spell_out() -> None:
-    """Let stdout and stderr take any character in any encoding."""
+    """Let stdout and stderr take any character in any encoding; a closed one (`>&-`) takes it nowhere."""
+    sys.stdout, sys.stderr = sys.stdout or io.StringIO(), sys.stderr or io.StringIO()
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:  # a caller's own stream may have none
             reconfigure(errors=ERRORS)
+
+
+_OF_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
+
+
+def is_of_output(error: BaseException) -> TypeGuard[OSError]:
+    """True for an error of stdout: a full disk, or a reader that has gone. Errors of files name the file."""
+    return isinstance(error, OSError) and error.filename is None and error.errno in _OF_OUTPUT
+
+
+def unwritten(error: OSError) -> str:
+    """One line for an error of stdout. The rest of the output is dropped, so that Python can exit."""
+    with contextlib.suppress(OSError, ValueError):  # a caller's own stream has no descriptor
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return str(
+        UsageError(f"stdout ({error.strerror})", "an output that can be written", "write to another place")
+    )
 
 
 def require_writable(path: Path | None, option: str = "--output") -> None:
