@@ -11,11 +11,22 @@ import argparse
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
 
+from benchmarks.broken import (
+    AttentionOnly,
+    Change,
+    Unnormed,
+    changed,
+    dead,
+    epsilon,
+    nan_weight,
+    queries_and_keys,
+    scaled,
+    wrong_backward,
+)
 from normscope.anatomy import read_anatomy
 from normscope.demo.examples import CausalEncoder
 from normscope.probes import PROBES, Measurements
@@ -47,129 +58,16 @@ PUBLISHED = {
 }
 
 
-Change = Callable[[CausalEncoder], None]
-
-
 def encoder(depth: int = 12, change: Change | None = None, **options: bool) -> nn.Module:
     """A causal nn.TransformerEncoder, by default Pre-LN with a final norm, after `change`."""
-    model = CausalEncoder(depth, 128, **{"norm_first": True, "final_norm": True} | options)
-    if change:
-        with torch.no_grad():
-            change(model)
-    return model
+    return changed(CausalEncoder(depth, 128, **{"norm_first": True, "final_norm": True} | options), change)
 
 
-class Unnormed(nn.Module):
-    """x + F(x) with no norm anywhere."""
-
-    def __init__(self, depth: int, width: int = 128):
-        super().__init__()
-        self.embedding = nn.Embedding(256, width)
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width))
-            for _ in range(depth)
-        )
-        self.head = nn.Linear(width, 256)
-
-    def forward(self, ids_BT: torch.Tensor) -> torch.Tensor:
-        x_BTC = self.embedding(ids_BT)
-        for layer in self.layers:
-            x_BTC = x_BTC + layer(x_BTC)
-        return self.head(x_BTC)
-
-
-def xavier(gain: float) -> Unnormed:
-    model = Unnormed(12)
-    for weight in model.layers.parameters():
-        if weight.dim() > 1:
-            nn.init.xavier_normal_(weight, gain)
-    return model
-
-
-class TwoHeads(nn.Module):
-    """Pre-LN attention without feed-forward: 4 blocks, two heads of width 128, logits × `scale`."""
-
-    def __init__(self, scale: float):
-        super().__init__()
-        self.embedding, self.scale = nn.Embedding(256, 256), scale
-        self.norms = nn.ModuleList(nn.LayerNorm(256) for _ in range(5))
-        self.qkv = nn.ModuleList(nn.Linear(256, 768) for _ in range(4))
-        self.out = nn.ModuleList(nn.Linear(256, 256) for _ in range(4))
-        self.head = nn.Linear(256, 256)
-
-    def forward(self, ids_BT: torch.Tensor) -> torch.Tensor:
-        x_BTC = self.embedding(ids_BT)
-        later = torch.ones(ids_BT.shape[1], ids_BT.shape[1], dtype=torch.bool).triu(1)
-        for norm, qkv, out in zip(self.norms, self.qkv, self.out, strict=False):
-            q, k, v = (part.unflatten(-1, (2, 128)).transpose(1, 2) for part in qkv(norm(x_BTC)).chunk(3, -1))
-            weights = (self.scale * q @ k.mT).masked_fill(later, -torch.inf).softmax(-1)
-            x_BTC = x_BTC + out((weights @ v).transpose(1, 2).flatten(2))
-        return self.head(self.norms[-1](x_BTC))
-
-
-class TimesBackward(torch.autograd.Function):
-    """x, with a backward that is `factor` times the right one."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, factor: float) -> torch.Tensor:
-        ctx.factor = factor
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.factor * gradient, None
-
-
-def backward_times(factor: float) -> nn.Module:
-    """The stack without norms, in which the second branch has a wrong backward."""
-    model = xavier(1.0)
-    model.layers[1].register_forward_hook(lambda module, given, out: TimesBackward.apply(out, factor))
-    return model
-
-
-def scaled(pattern: str, factor: float) -> Change:
-    """Multiply every parameter whose name contains `pattern`."""
-
-    def change(model: CausalEncoder) -> None:
-        for name, weight in model.named_parameters():
-            if pattern in name:
-                weight.mul_(factor)
-
-    return change
-
-
-def queries_and_keys(factor: float) -> Change:
-    def change(model: CausalEncoder) -> None:
-        for name, weight in model.named_parameters():
-            if "in_proj_weight" in name:
-                weight[: 2 * weight.shape[1]].mul_(factor)
-
-    return change
-
-
-def epsilon(value: float) -> Change:
-    def change(model: CausalEncoder) -> None:
-        for module in model.modules():
-            if isinstance(module, nn.LayerNorm):
-                module.eps = value
-
-    return change
-
-
-def dead(model: CausalEncoder) -> None:
-    for name, weight in model.named_parameters():
-        if "layers.3.linear" in name:
-            weight.zero_().requires_grad_(False)
-
-
-def copies(model: CausalEncoder) -> None:
-    first = model.encoder.layers[0].state_dict()
-    for layer in model.encoder.layers[1:]:
-        layer.load_state_dict(first)
-
-
-def born(model: CausalEncoder) -> None:
-    model.encoder.layers[4].linear1.weight[0, 0] = float("nan")
+def copies(model: nn.Module) -> None:
+    """Give every block the weights of the first."""
+    first, *others = model.get_submodule("encoder.layers").children()
+    for layer in others:
+        layer.load_state_dict(first.state_dict())
 
 
 OURS: dict[str, Callable[[], nn.Module]] = {
@@ -180,9 +78,9 @@ OURS: dict[str, Callable[[], nn.Module]] = {
     "Post-LN 48": lambda: encoder(48, norm_first=False, final_norm=False),
     "Pre-LN, no final norm": lambda: encoder(final_norm=False),
     "Pre-LN, copies": lambda: encoder(change=copies),
-    "no norm": lambda: xavier(1.0),
-    "no norm, gain 2": lambda: xavier(2.0),
-    "no norm, gain 0.3": lambda: xavier(0.3),
+    "no norm": lambda: Unnormed(128),
+    "no norm, gain 2": lambda: Unnormed(128, 2.0, 2.0),
+    "no norm, gain 0.3": lambda: Unnormed(128, 0.3, 0.3),
     "dead feed-forward": lambda: encoder(change=dead),
     "q, k × 5": lambda: encoder(change=queries_and_keys(5)),
     "q, k × 50": lambda: encoder(change=queries_and_keys(50)),
@@ -192,11 +90,11 @@ OURS: dict[str, Callable[[], nn.Module]] = {
     "ε = 1e-12": lambda: encoder(change=epsilon(1e-12)),
     "ε = 1": lambda: encoder(change=epsilon(1.0)),
     "ε = 100": lambda: encoder(change=epsilon(100.0)),
-    "NaN weight": lambda: encoder(change=born),
-    "two heads of 128": lambda: TwoHeads(128**-0.5),
-    "two heads of 128, without 1/√128": lambda: TwoHeads(1.0),
-    "no norm, a backward × 0.5": lambda: backward_times(0.5),
-    "no norm, a backward × 0.8": lambda: backward_times(0.8),
+    "NaN weight": lambda: encoder(change=nan_weight),
+    "two heads of 128": lambda: AttentionOnly(256, 2, 128**-0.5),
+    "two heads of 128, without 1/√128": lambda: AttentionOnly(256, 2, 1.0),
+    "no norm, a backward × 0.5": lambda: wrong_backward(128, 0.5),
+    "no norm, a backward × 0.8": lambda: wrong_backward(128, 0.8),
 }
 
 

@@ -1,6 +1,6 @@
 """Write the page of each finding, in English and Chinese, and the Chinese index docs/findings.zh.md.
 
-    python docs/findings/pages.py
+    PYTHONPATH=. python docs/findings/pages.py
 
 English texts are those of the rules (src/normscope/rules), Chinese ones those of zh.toml.
 """

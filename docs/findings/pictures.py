@@ -1,7 +1,7 @@
 """Draw docs/images/findings/CODE.svg: the healthy and the broken model of each finding.
 
-    python docs/findings/pictures.py            # all, about five minutes on two cores
-    python docs/findings/pictures.py NS202      # one
+    PYTHONPATH=. python docs/findings/pictures.py            # all, about five minutes on two cores
+    PYTHONPATH=. python docs/findings/pictures.py NS202      # one
 
 Stops where a broken model does not get its finding, or its healthy twin does.
 """
@@ -14,10 +14,8 @@ import matplotlib
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
-from cases import CASES, Case, Points, checked
+from cases import CASES, Case, Points
 from matplotlib.ticker import MaxNLocator
-
-from normscope import Report
 
 FOLDER = Path(__file__).parents[1] / "images" / "findings"
 HEALTHY, BROKEN, INK = "#2f6fb5", "#d95f02", "#808080"  # readable on white and on black
@@ -30,27 +28,18 @@ STYLE = {
 }
 
 
-def reports(code: str, case: Case) -> tuple[Report, Report]:
-    """Reports of both models; the finding is in the second alone."""
-    twin_options = case.options if case.twin_options is None else case.twin_options
-    healthy, broken = checked(case.twin, twin_options), checked(case.model, case.options)
-    found = [code in {finding.code for finding in report.findings} for report in (healthy, broken)]
-    assert found == [False, True], f"{code}: found in (healthy, broken) = {found}"
-    return healthy, broken if case.shown is None else checked(case.model, case.shown)
-
-
 def draw(code: str, case: Case) -> None:
     """Write the picture of one finding."""
-    healthy, broken = (case.figure(report) for report in reports(code, case))
+    healthy, broken = (case.figure.points(report) for report in case.reports(code))
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(5.6, 2.3), layout="constrained")
         figure.patch.set_alpha(0)
         axes.patch.set_alpha(0)
         axes.spines[["top", "right"]].set_visible(False)
-        (lines if case.x else bars)(axes, case, healthy, broken)
+        (lines if case.figure.x else bars)(axes, case, healthy, broken)
         if case.limit is not None:
             axes.axhline(case.limit, color=INK, linestyle="--", linewidth=1)
-            place, side = (1.0, "right") if case.x else (0.5, "center")
+            place, side = (1.0, "right") if case.figure.x else (0.5, "center")
             axes.annotate(
                 "threshold",
                 (place, case.limit),
@@ -60,7 +49,7 @@ def draw(code: str, case: Case) -> None:
                 ha=side,
                 va="bottom",
             )
-        axes.set_title(case.label, loc="left", fontsize=9, pad=20 if case.x else 6)
+        axes.set_title(case.figure.label, loc="left", fontsize=9, pad=20 if case.figure.x else 6)
         FOLDER.mkdir(parents=True, exist_ok=True)
         figure.savefig(FOLDER / f"{code}.svg", metadata={"Date": None})
         plt.close(figure)
@@ -72,7 +61,7 @@ def lines(axes: plt.Axes, case: Case, healthy: Points, broken: Points) -> None:
         (case.healthy, healthy, HEALTHY, "o"),
         (case.broken, broken, BROKEN, "s"),
     ):
-        finite = [(x, y) for x, y in points if math.isfinite(y) and (y > 0 or not case.log)]
+        finite = [(x, y) for x, y in points if math.isfinite(y) and (y > 0 or not case.figure.log)]
         axes.plot(
             *zip(*finite, strict=True), color=colour, marker=mark, markersize=3, linewidth=1.5, label=name
         )
@@ -86,10 +75,10 @@ def lines(axes: plt.Axes, case: Case, healthy: Points, broken: Points) -> None:
             textcoords="offset points",
             color=BROKEN,
         )
-    if case.log:
+    if case.figure.log:
         axes.set_yscale("log")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel(case.x)
+    axes.set_xlabel(case.figure.x)
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, borderaxespad=0)
 
 

@@ -1,25 +1,12 @@
 """`normscope.check`: effects and errors of its options."""
 
-from typing import Any
-
 import pytest
 import torch
 from small_models import MODELS, Sublayers, pre
-from torch import Tensor, nn
+from torch import nn
 
 import normscope
-
-
-class Halved(torch.autograd.Function):
-    """x ↦ x with half of the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient / 2
+from benchmarks.broken import TimesBackward
 
 
 @pytest.mark.parametrize("select", ["NS103", ["NS103"], ("identical-blocks", "NS6")])
@@ -62,7 +49,7 @@ def test_a_block_with_a_wrong_backward_is_found_and_its_right_twin_is_not() -> N
     torch.manual_seed(0)
     model, batch = Sublayers(pre), torch.randint(0, 256, (2, 8))
     assert normscope.check(model, batch, steps=0, budget="fast").findings == ()
-    model.blocks[1].join = lambda x, branch, norm: x + Halved.apply(branch(norm(x)))
+    model.blocks[1].join = lambda x, branch, norm: x + TimesBackward.apply(branch(norm(x)), 0.5)
     report = normscope.check(model, batch, steps=0, budget="fast")
     (finding,) = report.findings
     assert (finding.code, finding.severity, report.verdict) == ("NS304", "warning", "at risk")

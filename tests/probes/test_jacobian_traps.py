@@ -9,6 +9,7 @@ import torch
 from test_probe_jacobian import Block, FeedForward, Model, dense, gpt, ids, reason, value
 from torch import Tensor, nn
 
+from benchmarks.broken import TimesBackward
 from normscope.anatomy import measuring, read_anatomy
 from normscope.demo.examples import CausalEncoder
 from normscope.probes import Budget, Measurements, Spending, measure_jacobian
@@ -218,22 +219,9 @@ def test_both_precisions_begin_with_the_same_cache() -> None:
     assert rows.of("precision/bfloat16-cosine")[""] > 0.99
 
 
-class Scaling(torch.autograd.Function):
-    """x ↦ x, the gradient times a factor."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
-        ctx.factor = factor
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.factor * gradient, None
-
-
 class WrongBetween(Model):
     def stack(self, x: Tensor) -> Tensor:
-        return self.blocks[1](Scaling.apply(self.blocks[0](x), 0.25))
+        return self.blocks[1](TimesBackward.apply(self.blocks[0](x), 0.25))
 
 
 def test_a_wrong_derivative_between_blocks_spoils_the_stack_alone() -> None:
@@ -273,7 +261,7 @@ def test_a_backward_that_is_a_few_percent_off_is_found(factor: float, wrong: boo
     class Off(Block):
         def term(self, i: int, x: Tensor) -> Tensor:
             term = super().term(i, x.relu() if kinked else x)
-            return Scaling.apply(term, factor) if i else term
+            return TimesBackward.apply(term, factor) if i else term
 
     torch.manual_seed(0)
     rows = measure(Model(8, lambda: Off(8, "pre"), 2).double(), ids(5)[:1], Budget.FAST)
