@@ -23,7 +23,7 @@ from benchmarks.process import Row, circumstances, in_fresh_process, median_ms, 
 from normscope.maps import Cell, Grid, Store, run_map, train_group
 from normscope.maps.run import num_cores
 from normscope.subjects import load
-from normscope.train import LoneTrials, RunConfig, TrialConfig, TrialStack
+from normscope.train import LoneTrials, Recipe, RunConfig, TrialStack
 
 STEPS, ROUNDS = 300, 15
 RATES, SEEDS = (1e-4, 3e-4, 1e-3, 3e-3), range(4)
@@ -75,7 +75,7 @@ def _gpu_row() -> Row:
 
 def engine() -> dict[str, Any]:
     """Time of the map's engine, and of a process for each cell, in seconds."""
-    base = RunConfig(model="nn:decoder,width=32,heads=2", validation=0.0, trial=TrialConfig(steps=STEPS))
+    base = RunConfig(model="nn:decoder,width=32,heads=2", validation=0.0, trial=Recipe(steps=STEPS))
     cells = Grid(base=base, schemes=["post"], depths=[6], lrs=RATES, seeds=SEEDS).cells
     workers = num_cores()
     with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "map.sqlite") as store:
@@ -130,7 +130,7 @@ def _trials(make: Any, size: int, width: int, device: str) -> Any:
     subjects = [load(spec, seed=seed, device=device) for seed in range(size)]
     # The same four batches are repeated, because cutting the text is not part of a step.
     batches = [itertools.cycle(list(itertools.islice(subject.batches(), 4))) for subject in subjects]
-    configs = [TrialConfig(lr=1e-4 * (1 + k)) for k in range(size)]
+    configs = [Recipe(lr=1e-4 * (1 + k)) for k in range(size)]
     models = [subject.model for subject in subjects]
     return make(models, batches, lambda model, batch: subjects[0].loss(batch, model), configs)
 

@@ -16,7 +16,7 @@ from benchmarks.forecast_cells import LADDERS, RATES, Ladder, kept, name, train
 from benchmarks.process import Row, row, wilson
 from normscope.anatomy import read_anatomy
 from normscope.forecast import LadderForecast, forecast_ladder
-from normscope.train import CRITERION_STEPS, TrialConfig
+from normscope.train import CRITERION_STEPS, Recipe
 
 WANTED = 1e-3
 """The learning rate for which warm-up is forecast, on every ladder."""
@@ -71,7 +71,7 @@ def bench_forecast() -> list[Row]:
 
 def _held(ladder: Ladder, truths: dict[str, dict[str, Any]], *, again: bool) -> Held:
     subject = ladder.subject()
-    config = TrialConfig(optimizer=ladder.optimizer, lr=WANTED, seed=ladder.seed)
+    config = Recipe(optimizer=ladder.optimizer, lr=WANTED, seed=ladder.seed)
     started = time.perf_counter()
     said = forecast_ladder(subject, read_anatomy(subject), config, RATES)
     spent = time.perf_counter() - started

@@ -26,7 +26,7 @@ from normscope.errors import UsageError
 from normscope.subjects import Subject, load
 from normscope.train import (
     CRITERION_STEPS,
-    TrialConfig,
+    Recipe,
     endless,
     in_flushed_thread,
     last_loss,
@@ -73,9 +73,9 @@ class Ladder:
         """The model on its text."""
         return load(self.model, seed=self.seed, text=None if self.text is None else self.text())
 
-    def config(self, lr: float) -> TrialConfig:
+    def config(self, lr: float) -> Recipe:
         """The training settings of the truth."""
-        return TrialConfig(optimizer=self.optimizer, lr=lr, seed=self.seed, steps=CRITERION_STEPS)
+        return Recipe(optimizer=self.optimizer, lr=lr, seed=self.seed, steps=CRITERION_STEPS)
 
 
 def _ours(scheme: str, depth: int, width: int = 48, init: str | None = None) -> str:

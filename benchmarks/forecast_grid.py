@@ -21,7 +21,7 @@ from benchmarks import forecast_cells
 from benchmarks.forecast_cells import LADDERS, RATES, SEEN, Ladder, train
 from normscope.anatomy import read_anatomy
 from normscope.forecast import forecast_ladder
-from normscope.train import TrialConfig
+from normscope.train import Recipe
 
 LOW = (1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 HIGH = (4e-4, 1e-3, 2e-3, 5e-3, 1e-2, 3e-2)
@@ -93,7 +93,7 @@ def tuning(text: Path, output: Path) -> None:
         if ladder.model in known:
             continue
         subject = ladder.subject()
-        config = TrialConfig(optimizer=ladder.optimizer, seed=ladder.seed, lr=rates[0])
+        config = Recipe(optimizer=ladder.optimizer, seed=ladder.seed, lr=rates[0])
         said = forecast_ladder(subject, read_anatomy(subject), config, rates)
         cells = train(ladder, rates)
         row = {

@@ -14,8 +14,8 @@ from normscope.rules.remedies import apply_all
 from normscope.subjects import Subject, load, make_subject
 from normscope.train import (
     CRITERION_STEPS,
+    Recipe,
     Trial,
-    TrialConfig,
     endless,
     in_flushed_thread,
     last_loss,
@@ -126,9 +126,9 @@ def subject_of(cell: Cell) -> Subject:
     return make_subject(model, seed=cell.seed, text=text)
 
 
-def settings_of(cell: Cell) -> TrialConfig:
+def settings_of(cell: Cell) -> Recipe:
     """The training settings of a cell."""
-    return TrialConfig(optimizer=cell.optimizer, lr=cell.lr, seed=cell.seed)
+    return Recipe(optimizer=cell.optimizer, lr=cell.lr, seed=cell.seed)
 
 
 def truth(cell: Cell, names: Iterable[str], subject: Subject, anatomy: Anatomy) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def truth(cell: Cell, names: Iterable[str], subject: Subject, anatomy: Anatomy) 
     }
 
 
-def _train(subject: Subject, settings: TrialConfig, checkpoint: Any) -> list[float]:
+def _train(subject: Subject, settings: Recipe, checkpoint: Any) -> list[float]:
     torch.manual_seed(settings.seed)
     with working_copy(subject.model) as model:
         model.train()

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from normscope.maps import Cell, train_group
-from normscope.train import RunConfig, TrialConfig, last_loss, trains
+from normscope.train import Recipe, RunConfig, last_loss, trains
 
 torch.set_num_threads(1)
 steps = 300
@@ -44,7 +44,7 @@ SMALL = "nn:decoder,scheme=post,init=normal,depth=6,width=32,heads=2"
 
 
 def config(model=POST, **options):
-    trial = TrialConfig(lr=3e-3, steps=steps, **options)
+    trial = Recipe(lr=3e-3, steps=steps, **options)
     return RunConfig(model=model, seq_len=64, validation=0.0, trial=trial)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from normscope.errors import NormscopeError, UsageError
     from normscope.pipeline import CheckInterrupted, check
     from normscope.report import Report
-    from normscope.subjects import Subject
+    from normscope.subjects import Run, Subject
     from normscope.subjects.load import load
 
 __version__ = "0.1.0"
@@ -32,6 +32,7 @@ __all__ = [
     "CheckInterrupted",
     "NormscopeError",
     "Report",
+    "Run",
     "Subject",
     "UsageError",
     "check",
@@ -45,6 +46,7 @@ _HOME = {
     "CheckInterrupted": "pipeline",
     "NormscopeError": "errors",
     "Report": "report",
+    "Run": "subjects",
     "Subject": "subjects",
     "UsageError": "errors",
     "check": "pipeline",

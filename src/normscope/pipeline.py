@@ -40,7 +40,7 @@ from normscope.rules import Finding, judge, matches, parse_codes, verdict
 from normscope.rules.remedies import RemediesInterrupted, Rescue, try_remedies
 from normscope.subjects import Batch, LossFn, Subject, make_subject, untouched
 from normscope.subjects.memory import is_out_of_memory, memory_refusals
-from normscope.train import TrialConfig
+from normscope.train import Recipe
 
 Progress = Callable[[str, int, int], None]
 """`progress(stage, done, total)`: called at the start of each stage and at each step of the forecast."""
@@ -63,7 +63,7 @@ class _Run:
     """Results of one check so far; `report()` may be called at any time."""
 
     subject: Subject
-    config: TrialConfig
+    config: Recipe
     spending: Spending
     select: tuple[str, ...]
     ignore: tuple[str, ...]
@@ -164,7 +164,7 @@ def check(
         CheckInterrupted: Ctrl-C; its `.report` holds the measurements so far.
     """
     account = Budget.of(budget)
-    config = TrialConfig(optimizer=optimizer, lr=lr, warmup=warmup, steps=steps, seed=seed)
+    config = Recipe(optimizer=optimizer, lr=lr, warmup=warmup, steps=steps, seed=seed)
     if isinstance(model_or_subject, Subject):
         if batch is not None or loss_fn is not None:
             raise UsageError(

@@ -40,7 +40,7 @@ from normscope.claims import runs as runs_module
 from normscope.claims.cache import Cache, own_code
 from normscope.claims.judge import interval
 from normscope.claims.result import ClaimResult as Outcome
-from normscope.claims.training import Recipe
+from normscope.claims.training import Setting
 from normscope.claims.worker import Worker
 from normscope.errors import UsageError
 from normscope.maps import Cell, Result
@@ -512,7 +512,7 @@ def test_trained_runs_are_kept_by_their_text(tmp_path: Path) -> None:
 
 
 def test_what_another_process_trains_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = (Recipe(scheme=scheme, depth=1).config(0) for scheme in ("post", "pre"))
+    first, second = (Setting(scheme=scheme, depth=1).config(0) for scheme in ("post", "pre"))
     trained: list[str] = []
     with (tmp_path / f"{Cell(first).shape}.lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)

@@ -90,7 +90,7 @@ def test_a_gates_bias_decides_how_fast_a_gradient_falls():
 
 
 def test_gates_of_a_highway_block_are_about_a_tenth_open(monkeypatch):
-    monkeypatch.setattr(depth_limits, "HIGHWAY", depth_limits.Recipe(scheme="highway", depth=1, steps=2))
+    monkeypatch.setattr(depth_limits, "HIGHWAY", depth_limits.Setting(scheme="highway", depth=1, steps=2))
     before, _, extra = depth_limits._gates(Planted(seeds=(0,)))
     assert before[0] == pytest.approx(1 / (1 + math.e**2), rel=0.1)
     width = depth_limits.HIGHWAY.width

@@ -13,7 +13,7 @@ from planted_runs import STANDS_STILL, TRAINS, Planted
 from torch import Tensor
 
 from normscope.claims import CLAIMS, Setup, Verdict, depth_limits, measure_claim, swapped, warmup, zero_start
-from normscope.claims.training import Recipe
+from normscope.claims.training import Setting
 from normscope.nn import schemes
 from normscope.nn.joins import Scaled
 from normscope.nn.placement import one, zero
@@ -51,7 +51,7 @@ def cold_post_alone(config: RunConfig) -> float | None:
 
 @pytest.mark.parametrize(("broken", "expected"), [(False, Verdict.HOLDS), (True, Verdict.REFUTED)])
 def test_b4_with_pre_ln_under_the_name_of_post_ln(broken, expected, mislabel, monkeypatch):
-    deep = (Recipe(scheme="post", depth=8, steps=120),)
+    deep = (Setting(scheme="post", depth=8, steps=120),)
     monkeypatch.setattr(warmup, "POST", deep * 3)
     monkeypatch.setattr(warmup, "POST_NORMAL", ())
     monkeypatch.setattr(warmup, "SLOWER", warmup.POST[0].lr)
@@ -88,7 +88,7 @@ def adds_in_full(self: HighwayGate, x_BTD: Tensor, update: Callable, norm: Calla
 
 @pytest.mark.parametrize(("broken", "expected"), [(False, Verdict.CONDITION), (True, Verdict.REFUTED)])
 def test_c3_with_a_gate_that_leaves_the_stream_alone(broken, expected, monkeypatch):
-    monkeypatch.setattr(depth_limits, "HIGHWAY", Recipe(scheme="highway", depth=2, width=16, steps=3))
+    monkeypatch.setattr(depth_limits, "HIGHWAY", Setting(scheme="highway", depth=2, width=16, steps=3))
     if broken:
         monkeypatch.setattr(HighwayGate, "forward", adds_in_full)
     assert verdict("C3", Setup(seeds=(0,))) is expected
@@ -104,7 +104,7 @@ def test_c29_with_a_rezero_that_starts_at_one(broken, expected, mislabel, monkey
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_c27_with_a_swap_that_leaves_the_norms_where_they_are(broken, monkeypatch):
-    monkeypatch.setattr(swapped, "FIRST", Recipe(scheme="post", depth=2, width=16, lr=1e-2, steps=60))
+    monkeypatch.setattr(swapped, "FIRST", Setting(scheme="post", depth=2, width=16, lr=1e-2, steps=60))
     monkeypatch.setattr(swapped, "AFTER", 3)
     if broken:
         monkeypatch.setattr(swapped, "swap", lambda model, scheme: copy.deepcopy(model))

@@ -14,11 +14,11 @@ from normscope.claims import Claim, Evidence, Figure, Runs, Sentence, Setup, mea
 from normscope.claims.evidence import Case, effect
 from normscope.claims.runs import perturb
 from normscope.claims.setup import FRESH_SEEDS, SEEDS
-from normscope.claims.training import Recipe, effects, trained
+from normscope.claims.training import Setting, effects, trained
 from normscope.maps import Cell, Result
 from normscope.train import RunConfig
 
-TINY = Recipe(scheme="pre", depth=1, width=16, lr=1e-2, steps=12)
+TINY = Setting(scheme="pre", depth=1, width=16, lr=1e-2, steps=12)
 PLANTED = dataclasses.replace(TINY, steps=300)
 
 

@@ -6,11 +6,11 @@ import pytest
 
 from normscope.claims import CLAIMS, Setup, Verdict, measure_claim, swapped
 from normscope.claims.swapped import Moved
-from normscope.claims.training import Recipe
+from normscope.claims.training import Setting
 
 
 def test_both_ways_are_measured(monkeypatch):
-    monkeypatch.setattr(swapped, "FIRST", Recipe(scheme="post", depth=1, width=8, lr=1e-2, steps=30))
+    monkeypatch.setattr(swapped, "FIRST", Setting(scheme="post", depth=1, width=8, lr=1e-2, steps=30))
     monkeypatch.setattr(swapped, "AFTER", 3)
     found = measure_claim(CLAIMS["C27"], Setup(seeds=(0, 1)))
     assert found.error is None, found.evidence.notes
@@ -33,7 +33,7 @@ def test_half_of_what_was_learnt_is_a_sharp_drop(after, tuned, drops, no_better,
 
 
 def test_a_swap_changes_the_loss_and_leaves_the_old_model_alone():
-    subject = Recipe(scheme="post", depth=1, width=8).config(0).subject()
+    subject = Setting(scheme="post", depth=1, width=8).config(0).subject()
     before = swapped._held_out(subject, 0)
     moved = dataclasses.replace(subject, model=swapped._swapped(subject.model, "pre"))
     assert swapped._held_out(moved, 0) != before

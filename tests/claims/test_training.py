@@ -1,4 +1,4 @@
-"""Shared tools of trained claims: recipes, what is read off a loss curve, the plateau of a seed."""
+"""Shared tools of trained claims: settings, what is read off a loss curve, the plateau of a seed."""
 
 import itertools
 import math
@@ -12,7 +12,7 @@ from normscope.claims.setup import Setup
 from normscope.claims.training import (
     NEVER,
     Outcome,
-    Recipe,
+    Setting,
     best,
     curves,
     fewest_steps,
@@ -23,23 +23,23 @@ from normscope.claims.training import (
     unigram_losses,
 )
 
-TINY = Recipe(scheme="pre", depth=1, width=16, lr=1e-2, steps=40)
+TINY = Setting(scheme="pre", depth=1, width=16, lr=1e-2, steps=40)
 
 
 def outcome(end: float, seed: int = 0, steps: int = 300) -> Outcome:
-    config = Recipe(scheme="pre", depth=4, steps=steps).config(seed)
+    config = Setting(scheme="pre", depth=4, steps=steps).config(seed)
     result = planted(config, end)
     return Outcome(result.losses, unigram_losses(None, seed, steps), result.unigram_entropy)
 
 
 def test_a_recipe_is_a_model_spec_and_a_trial():
-    recipe = Recipe(
+    setting = Setting(
         scheme="post", depth=6, init="normal", options="norm=rmsnorm", lr=1e-3, warmup=7, clip=1.0
     )
-    config = recipe.config(3)
+    config = setting.config(3)
     assert config.model == "nn:decoder,scheme=post,depth=6,width=32,heads=2,init=normal,norm=rmsnorm"
     assert (config.trial.seed, config.trial.lr, config.trial.warmup, config.trial.clip) == (3, 1e-3, 7, 1.0)
-    assert str(recipe) == "post from normal weights, 6 blocks, rate 0.001, warm-up 7, clipped at 1"
+    assert str(setting) == "post from normal weights, 6 blocks, rate 0.001, warm-up 7, clipped at 1"
 
 
 @pytest.mark.parametrize("end", [0.0, -0.05, -0.3, 0.5])
@@ -101,7 +101,7 @@ def test_recipes_are_trained_once_a_seed_and_come_back_by_seed():
 
 
 def test_a_tiny_training_both_ways():
-    """Models trained to be looked into lose what the same recipe loses."""
+    """Models trained to be looked into lose what the same setting loses."""
     setup = Setup(seeds=(0, 1))
     models = subjects(setup, TINY)
     losses = train_models(models, TINY)

@@ -15,7 +15,7 @@ from normscope.forecast.one_rate import ForecastInterrupted, _Run, forecast, for
 from normscope.forecast.rule import EXTENSION, Decision
 from normscope.subjects import Subject, load
 from normscope.subjects.targets import batch_entropy
-from normscope.train import TrialConfig
+from normscope.train import Recipe
 
 VOCABULARY, LENGTH, SEQUENCES = 11, 12, 4
 
@@ -79,7 +79,7 @@ def subject_of(model: nn.Module, loss_fn=next_token, batches=counting_batches) -
 
 def tried(model: nn.Module, **options):
     subject = subject_of(model)
-    return forecast(subject, anatomy_of(model), TrialConfig(**options))
+    return forecast(subject, anatomy_of(model), Recipe(**options))
 
 
 def test_a_shallow_model_trains() -> None:
@@ -107,9 +107,7 @@ def test_tokens_that_are_all_the_same_collapse() -> None:
 
 def test_a_loss_that_is_not_finite_diverges() -> None:
     model = Tiny()
-    said = forecast(
-        subject_of(model, lambda o, b: next_token(o, b) * math.nan), anatomy_of(model), TrialConfig()
-    )
+    said = forecast(subject_of(model, lambda o, b: next_token(o, b) * math.nan), anatomy_of(model), Recipe())
     assert said.outcome == "diverges"
     assert len(said.curve) == 2, "nothing is gained by more steps"
     assert said.curve[-1].gradients == {}, "no gradient was computed, which is not a gradient of zero"
@@ -123,7 +121,7 @@ def test_a_rate_far_too_large_diverges() -> None:
 
 def test_no_loss_and_no_steps_are_not_measured() -> None:
     model = Tiny()
-    said = forecast(subject_of(model, None), anatomy_of(model), TrialConfig())
+    said = forecast(subject_of(model, None), anatomy_of(model), Recipe())
     assert (said.outcome, "loss" in said.reason) == ("not measured", True)
     assert tried(model, steps=0).outcome == "not measured"
     assert "requires a gradient" in tried(Tiny().requires_grad_(False)).reason
@@ -134,9 +132,9 @@ def test_no_loss_and_no_steps_are_not_measured() -> None:
 
 def test_a_model_whose_anatomy_is_unread_is_judged_by_its_loss() -> None:
     model = Tiny()
-    said = forecast(subject_of(model), Anatomy(()), TrialConfig(lr=3e-3, steps=60))
+    said = forecast(subject_of(model), Anatomy(()), Recipe(lr=3e-3, steps=60))
     assert said.outcome == "trains", said.reason
-    assert forecast(subject_of(model), Anatomy(()), TrialConfig(lr=1e-5, steps=2)).outcome == "undecided"
+    assert forecast(subject_of(model), Anatomy(()), Recipe(lr=1e-5, steps=2)).outcome == "undecided"
 
 
 def test_diversity_is_that_of_the_last_hidden_state_in_eval_mode() -> None:
@@ -242,7 +240,7 @@ def test_a_loss_that_holds_on_to_the_original_is_trained_in_the_original_and_res
     model = Tiny(dropout=0.0)
     before = model.head.weight.detach().clone()
     subject = subject_of(model, lambda output, batch: next_token(model(batch), batch))
-    said = forecast(subject, anatomy_of(model), TrialConfig(lr=3e-3))
+    said = forecast(subject, anatomy_of(model), Recipe(lr=3e-3))
     assert said.curve[-1].loss < said.curve[0].loss
     assert torch.equal(model.head.weight, before)
 
@@ -251,7 +249,7 @@ def test_a_single_batch_is_repeated() -> None:
     model = Tiny()
     batch = next(counting_batches())
     subject = subject_of(model, batches=lambda: iter([batch]))
-    assert forecast(subject, anatomy_of(model), TrialConfig(lr=3e-3)).outcome == "trains"
+    assert forecast(subject, anatomy_of(model), Recipe(lr=3e-3)).outcome == "trains"
 
 
 def test_an_interrupt_hands_over_what_was_seen() -> None:
@@ -263,7 +261,7 @@ def test_an_interrupt_hands_over_what_was_seen() -> None:
 
     before = model.head.weight.detach().clone()
     with pytest.raises(KeyboardInterrupt) as stop:
-        forecast(subject_of(model), anatomy_of(model), TrialConfig(), interrupt)
+        forecast(subject_of(model), anatomy_of(model), Recipe(), interrupt)
     assert isinstance(stop.value, ForecastInterrupted)
     partial = stop.value.forecast
     assert (partial.outcome, [s.step for s in partial.curve]) == ("not measured", [0, 5, 10])
@@ -274,7 +272,7 @@ def test_an_interrupt_hands_over_what_was_seen() -> None:
 def test_progress_counts_every_step() -> None:
     model = Tiny()
     seen: list[tuple[int, int]] = []
-    forecast(subject_of(model), anatomy_of(model), TrialConfig(lr=3e-3), lambda *at: seen.append(at))
+    forecast(subject_of(model), anatomy_of(model), Recipe(lr=3e-3), lambda *at: seen.append(at))
     assert seen == [(step, 20) for step in range(20)] + [(20, 20)]
 
 
@@ -293,7 +291,7 @@ def test_a_model_that_cannot_take_a_step_is_not_measured_with_the_reason() -> No
     def broken(output: Tensor, batch: Tensor) -> Tensor:
         return next_token(output.detach(), batch)
 
-    said = forecast(subject_of(model, broken), anatomy_of(model), TrialConfig())
+    said = forecast(subject_of(model, broken), anatomy_of(model), Recipe())
     assert said.outcome == "not measured"
     assert "does not require grad" in said.reason
 
@@ -327,15 +325,15 @@ def test_gradients_of_batches_that_are_no_tokens_are_not_compared() -> None:
     model, batch = Floats(depth=1), torch.randn(SEQUENCES, LENGTH, 16)
     loss = lambda output, batch: output.pow(3).mean()  # noqa: E731
     subject = Subject(model, batch, loss, lambda: iter([batch]), 0, "floats", "noise")
-    last = forecast(subject, anatomy_of(model), TrialConfig(steps=1)).curve[-1]
+    last = forecast(subject, anatomy_of(model), Recipe(steps=1)).curve[-1]
     assert (last.step, last.coherence, last.alignment) == (1, None, None)
 
 
 def test_a_warmup_longer_than_the_trial_is_tried_without_it_first() -> None:
     model = Tiny()
-    said = forecast(subject_of(model), anatomy_of(model), TrialConfig(lr=3e-3, warmup=100))
+    said = forecast(subject_of(model), anatomy_of(model), Recipe(lr=3e-3, warmup=100))
     assert (said.outcome, said.warmup) == ("trains", 100)
-    hot = forecast(subject_of(model), anatomy_of(model), TrialConfig(optimizer="sgd", lr=1e4, warmup=100))
+    hot = forecast(subject_of(model), anatomy_of(model), Recipe(optimizer="sgd", lr=1e4, warmup=100))
     assert hot.outcome == "diverges"
     assert hot.reason.startswith("with a warm-up over 10 steps as without one")
 
@@ -380,11 +378,11 @@ def test_a_schedule_does_not_fall_within_the_trial() -> None:
 def test_each_training_loss_stands_beside_the_entropy_of_its_own_batch() -> None:
     subject = load("nn:decoder,depth=1,width=16,heads=2", batch_size=2, seq_len=16)
     batches = list(itertools.islice(subject.batches(), 15))
-    said = forecast(subject, read_anatomy(subject), TrialConfig(steps=10))
+    said = forecast(subject, read_anatomy(subject), Recipe(steps=10))
     assert [step.batch_entropy for step in said.curve] == [
         None if step.step == 0 else batch_entropy(batches[step.step - 1]) for step in said.curve
     ]
     assert len({step.batch_entropy for step in said.curve}) == len(said.curve)
     subject.unigram_entropy = None
-    said = forecast(subject, read_anatomy(subject), TrialConfig(steps=2))
+    said = forecast(subject, read_anatomy(subject), Recipe(steps=2))
     assert {step.batch_entropy for step in said.curve} == {None}

@@ -11,7 +11,7 @@ from test_forecast import Tiny, anatomy_of, next_token, subject_of
 from normscope.errors import UsageError
 from normscope.forecast import Forecast, ForecastStep, LadderInterrupted, forecast, forecast_ladder
 from normscope.forecast.ladder import ahead
-from normscope.train import LoneTrials, TrialConfig, TrialStack
+from normscope.train import LoneTrials, Recipe, TrialStack
 
 ladder_module: Any = importlib.import_module("normscope.forecast.ladder")
 watch_module: Any = importlib.import_module("normscope.forecast.watch")
@@ -20,7 +20,7 @@ STEPS = ladder_module.LADDER_STEPS
 
 
 def laddered(model: Tiny, rates=RATES, **options):
-    return forecast_ladder(subject_of(model), anatomy_of(model), TrialConfig(**options), rates)
+    return forecast_ladder(subject_of(model), anatomy_of(model), Recipe(**options), rates)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd", "muon"])
@@ -53,7 +53,7 @@ def test_stacked_rungs_are_what_lone_ones_are(
 def test_a_rung_is_trained_and_looked_at_as_a_forecast_is() -> None:
     model = Tiny(depth=1, dropout=0.0)
     for rung in laddered(model, lr=1e-3).rungs:
-        alone = forecast(subject_of(model), anatomy_of(model), TrialConfig(lr=rung.lr, steps=STEPS))
+        alone = forecast(subject_of(model), anatomy_of(model), Recipe(lr=rung.lr, steps=STEPS))
         looks = {look.step: look for look in alone.curve}
         for look in (look for look in rung.curve if look.step in (0, STEPS // 2, STEPS)):
             assert look.loss == pytest.approx(looks[look.step].loss, rel=1e-3)
@@ -222,13 +222,13 @@ def test_what_cannot_be_stacked_is_tried_one_by_one(kind: str) -> None:
     if kind == "cannot be stepped":
         subject.loss_fn = lambda output, batch: next_token(output.detach(), batch)
     before = model.head.weight.detach().clone()
-    ladder = forecast_ladder(subject, anatomy_of(model), TrialConfig(lr=1e-2), [1e-3, 1e-2])
+    ladder = forecast_ladder(subject, anatomy_of(model), Recipe(lr=1e-2), [1e-3, 1e-2])
     assert [rung.lr for rung in ladder.rungs] == [1e-3, 1e-2]
     for rung in ladder.rungs:
         if kind == "cannot be stepped":
             assert (rung.outcome, "does not require grad" in rung.reason) == ("not measured", True)
         else:
-            config = TrialConfig(lr=rung.lr, steps=STEPS)
+            config = Recipe(lr=rung.lr, steps=STEPS)
             assert rung == forecast(subject, anatomy_of(model), config)
             assert rung.curve[-1].loss < rung.curve[0].loss
     assert torch.equal(model.head.weight, before)
@@ -236,7 +236,7 @@ def test_what_cannot_be_stacked_is_tried_one_by_one(kind: str) -> None:
 
 def test_without_a_loss_or_steps_nothing_is_measured() -> None:
     model = Tiny(depth=1)
-    ladder = forecast_ladder(subject_of(model, None), anatomy_of(model), TrialConfig(), [1e-3, 1e-2])
+    ladder = forecast_ladder(subject_of(model, None), anatomy_of(model), Recipe(), [1e-3, 1e-2])
     assert [rung.outcome for rung in ladder.rungs] == ["not measured"] * 2
     assert (ladder.largest_rate, ladder.warmup_steps) == (None, None)
     assert laddered(model, steps=0).rungs[0].reason == "no steps were requested"
@@ -257,7 +257,7 @@ def test_an_interrupt_hands_over_the_rungs_that_were_tried(
             raise KeyboardInterrupt
 
     with pytest.raises(LadderInterrupted) as stop:
-        forecast_ladder(subject_of(model), anatomy_of(model), TrialConfig(), [1e-3, 1e-2], interrupt)
+        forecast_ladder(subject_of(model), anatomy_of(model), Recipe(), [1e-3, 1e-2], interrupt)
     rungs = stop.value.ladder.rungs
     assert told == sorted(told)
     if stacked:

@@ -7,7 +7,7 @@ import pytest
 
 from normscope.forecast.record import ForecastStep
 from normscope.forecast.rule import TIME_CONSTANT, at_full_rate, decide, pace, pull, sinking_diversity
-from normscope.train import TrialConfig, rate_factor
+from normscope.train import Recipe, rate_factor
 
 
 def curve(diversity: float, coherence: float, aligned: float) -> list[ForecastStep]:
@@ -117,7 +117,7 @@ def test_a_healthy_run_that_falls_too_slowly_is_slow(fall: float, outcome: str) 
 
 @pytest.mark.parametrize("warmup", [0, 1, 7, 40, 300])
 def test_steps_at_full_rate_are_the_sum_of_the_schedule(warmup: int) -> None:
-    config = TrialConfig(warmup=warmup)
+    config = Recipe(warmup=warmup)
     for steps in (0, 1, 6, 7, 8, 39, 60):
         full = sum(rate_factor(config, step) for step in range(steps))
         assert at_full_rate(steps, warmup) == pytest.approx(full)

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from normscope.maps import Cell, Grid, Record, Result
-from normscope.train import RunConfig, TrialConfig
+from normscope.train import Recipe, RunConfig
 
 
 def small_base(model: str = "nn:decoder,width=8,heads=1", **trial: Any) -> RunConfig:
     """A run of a few steps on a few tokens."""
     return RunConfig(
-        model=model, batch_size=2, seq_len=8, validation=0.0, trial=TrialConfig(**{"steps": 8} | trial)
+        model=model, batch_size=2, seq_len=8, validation=0.0, trial=Recipe(**{"steps": 8} | trial)
     )
 
 

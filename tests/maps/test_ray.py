@@ -17,16 +17,14 @@ from normscope.errors import UsageError
 from normscope.maps import Grid, Owner, Store, train_group
 from normscope.maps.ray import _fill, require_ray, run_ray, train_crew
 from normscope.maps.run import settings
-from normscope.train import RunConfig, TrialConfig
+from normscope.train import Recipe, RunConfig
 
 pytest.importorskip("ray")
 DEADLINE = 300.0  # seconds that Ray may take on a busy machine
 
 
 def grid(steps: int, model: str = "nn:decoder,width=16,heads=2", lrs: Sequence[float] = (1e-3, 1e-2)) -> Grid:
-    base = RunConfig(
-        model=model, validation=0.0, batch_size=2, seq_len=16, trial=TrialConfig(steps=steps, seed=0)
-    )
+    base = RunConfig(model=model, validation=0.0, batch_size=2, seq_len=16, trial=Recipe(steps=steps, seed=0))
     return Grid(base=base, schemes=["post", "pre"], depths=[1], lrs=list(lrs))
 
 

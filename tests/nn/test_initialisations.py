@@ -25,7 +25,7 @@ from normscope.nn.initialise import initialise_block
 from normscope.nn.models import Model
 from normscope.nn.scheme import Initialisation
 from normscope.nn.schemes.scaled import depth_mup
-from normscope.train import TrialConfig, build_optimizers
+from normscope.train import Recipe, build_optimizers
 
 WIDTH = 256
 ROLES = ("q", "k", "v", "o", "up", "down")
@@ -195,7 +195,7 @@ MUP: dict[str, Any] = {"base_width": 32, "heads": 4, "depth": 2, "vocab": 64, "c
 def _one_step(model: Model, optimizer: str, lr: float) -> float:
     """RMS change of the logits by one step."""
     ids, labels = torch.randint(64, (8, 16)), torch.randint(64, (8, 16))
-    optimizers = build_optimizers(model, TrialConfig(optimizer=optimizer, lr=lr, weight_decay=0.0))
+    optimizers = build_optimizers(model, Recipe(optimizer=optimizer, lr=lr, weight_decay=0.0))
     before = model(ids).logits.detach()
     model(ids, labels).loss.backward()
     for each in optimizers:

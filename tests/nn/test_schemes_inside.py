@@ -16,7 +16,7 @@ from normscope.nn import Attention, Block, Inside, ModelConfig, Slot, Where, bui
 from normscope.nn.linear import SigmaLinear
 from normscope.nn.schemes.by_block import num_post
 from normscope.nn.schemes.scaled import tau
-from normscope.train.config import TrialConfig
+from normscope.train.recipe import Recipe
 from normscope.train.trial import Trial
 
 SMALL: dict[str, Any] = {"depth": 3, "width": 16, "heads": 2, "vocab": 11, "context": 32}
@@ -224,7 +224,7 @@ def test_ngpt_starts_on_the_sphere_and_a_trial_keeps_it_there(activation: str) -
     assert len(_rows(model)) == 2 + 3 * (7 if activation == "swiglu" else 6)
     assert _on_sphere(model)
     ids = torch.randint(11, (4, 9))
-    config = TrialConfig(lr=1e-2)
+    config = Recipe(lr=1e-2)
     trial = Trial(model, itertools.repeat(ids), lambda m, b: m(b, b).loss, config)
     losses = [trial.advance() for _ in range(8)]
     assert losses[-1] < losses[0]

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from normscope.anatomy import Anatomy, read_anatomy
 from normscope.demo.examples import CausalEncoder
 from normscope.subjects import Subject, load, make_subject
-from normscope.train import TrialConfig
+from normscope.train import Recipe
 
-CONFIG = TrialConfig(lr=1e-2, steps=4)
+CONFIG = Recipe(lr=1e-2, steps=4)
 _SIZE = {"batch_size": 2, "seq_len": 16}
 
 

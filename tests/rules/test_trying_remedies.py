@@ -8,10 +8,10 @@ from remedy_subjects import CONFIG, fingerprint, given, same
 from normscope.errors import UsageError
 from normscope.forecast import Forecast
 from normscope.rules.remedies import REMEDIES, RemediesInterrupted, Rescue, try_remedies, trying
-from normscope.train import TrialConfig
+from normscope.train import Recipe
 
 SETTINGS = ("warm-up", "lower-rate", "clip", "adam-eps")
-Say = Callable[[TrialConfig], Forecast]
+Say = Callable[[Recipe], Forecast]
 
 
 def said(outcome: str, score: float | None = None) -> Forecast:
@@ -28,11 +28,11 @@ FAILS = said("collapses", -2.0)
 
 
 @pytest.fixture
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Say], list[TrialConfig]]:
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Say], list[Recipe]]:
     """A function that replaces `forecast` and returns the list of settings it was called with."""
-    asked: list[TrialConfig] = []
+    asked: list[Recipe] = []
 
-    def install(say: Say) -> list[TrialConfig]:
+    def install(say: Say) -> list[Recipe]:
         def forecast(subject, anatomy, config, progress=None):
             asked.append(config)
             if progress is not None:
@@ -53,7 +53,7 @@ def tried(*remedies: str, before: Forecast = FAILS, **options) -> Rescue:
     return try_remedies(*given("nn-post"), CONFIG, before, names=remedies or SETTINGS, **options)
 
 
-def by_setting(config: TrialConfig) -> Forecast:
+def by_setting(config: Recipe) -> Forecast:
     if config.clip:
         return said("trains", 2.0)
     if config.lr < CONFIG.lr:
@@ -107,7 +107,7 @@ def test_pairs_are_tried_where_nothing_helps_alone_and_only_there(stand_in, monk
 
 
 def test_ctrl_c_keeps_what_was_tried(stand_in) -> None:
-    def say(config: TrialConfig) -> Forecast:
+    def say(config: Recipe) -> Forecast:
         if config.clip:
             raise KeyboardInterrupt
         return by_setting(config)
@@ -130,7 +130,7 @@ def test_progress_names_the_remedy_and_its_place(stand_in) -> None:
 
 
 def test_what_does_not_hold_over_a_longer_trial_gives_way_to_what_does(stand_in) -> None:
-    def say(config: TrialConfig) -> Forecast:
+    def say(config: Recipe) -> Forecast:
         if config.clip:  # surest in the short trial, lost in the longer
             return said("trains", 4.0) if config.steps == CONFIG.steps else FAILS
         return by_setting(config)
@@ -159,7 +159,7 @@ def test_an_unknown_remedy_is_refused_with_the_nearest() -> None:
 def test_trying_leaves_the_model_and_the_generators() -> None:
     subject, anatomy = given("hand-post")
     before = fingerprint(subject.model)
-    config = TrialConfig(optimizer="sgd", lr=1e4, steps=2)
+    config = Recipe(optimizer="sgd", lr=1e4, steps=2)
     rescue = try_remedies(subject, anatomy, config, FAILS, names=("clip", "pre-ln", "output-bias"))
     assert len(rescue.attempts) == 3
     assert all(attempt.forecast is not None for attempt in rescue.attempts)

@@ -18,7 +18,7 @@ from normscope.errors import UsageError
 from normscope.nn import SCHEMES, build
 from normscope.subjects.rng import put_random_state, take_random_state
 from normscope.subjects.subject import call_model
-from normscope.train import OPTIMIZERS, Trial, TrialConfig
+from normscope.train import OPTIMIZERS, Recipe, Trial
 from normscope.train.checkpoints import Checkpoints
 from normscope.train.state import State, put_state, take_state
 
@@ -31,7 +31,7 @@ def loss(model: nn.Module, batch: dict) -> torch.Tensor:
     return call_model(model, batch).loss
 
 
-def trial_of(scheme: str, config: TrialConfig, seed: int = 0, **options: object) -> Trial:
+def trial_of(scheme: str, config: Recipe, seed: int = 0, **options: object) -> Trial:
     torch.manual_seed(seed)
     sizes = {"depth": 2, "width": 16, "heads": 2, "vocab": 16, "context": 16, "dropout": 0.1}
     model = build("decoder", scheme=scheme, **(sizes | options))
@@ -43,7 +43,7 @@ def steps(trial: Trial, number: int) -> None:
         trial.advance()
 
 
-def goes_on_to_the_bit(scheme: str, config: TrialConfig, folder: Path, **options: object) -> None:
+def goes_on_to_the_bit(scheme: str, config: Recipe, folder: Path, **options: object) -> None:
     """A trial, and another with other weights that gets its checkpoint, take the same steps."""
     first = trial_of(scheme, config, **options)
     steps(first, HALF)
@@ -72,7 +72,7 @@ def goes_on_to_the_bit(scheme: str, config: TrialConfig, folder: Path, **options
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_scheme_goes_on_to_the_bit(scheme: str, tmp_path: Path) -> None:
-    goes_on_to_the_bit(scheme, TrialConfig(lr=1e-2, steps=END), tmp_path)
+    goes_on_to_the_bit(scheme, Recipe(lr=1e-2, steps=END), tmp_path)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -86,15 +86,13 @@ def test_every_scheme_goes_on_to_the_bit(scheme: str, tmp_path: Path) -> None:
     ids=str,
 )
 def test_every_optimizer_goes_on_to_the_bit(optimizer: str, change: dict, tmp_path: Path) -> None:
-    config = TrialConfig(optimizer=optimizer, lr=1e-2, steps=END, **change)
+    config = Recipe(optimizer=optimizer, lr=1e-2, steps=END, **change)
     goes_on_to_the_bit("post", config, tmp_path, tie=True)
 
 
 @pytest.mark.parametrize("options", [{"init": "mup", "base_width": 8}, {"checkpoint": True}], ids=str)
 def test_mup_and_checkpointed_activations_go_on_to_the_bit(options: dict, tmp_path: Path) -> None:
-    goes_on_to_the_bit(
-        "sigma-reparam" if "checkpoint" in options else "pre", TrialConfig(), tmp_path, **options
-    )
+    goes_on_to_the_bit("sigma-reparam" if "checkpoint" in options else "pre", Recipe(), tmp_path, **options)
 
 
 def test_the_generators_come_back() -> None:
@@ -296,7 +294,7 @@ def test_no_pickle_is_written_or_read(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
-    trial, other = trial_of("pre", TrialConfig()), trial_of("pre", TrialConfig(), width=32)
+    trial, other = trial_of("pre", Recipe()), trial_of("pre", Recipe(), width=32)
     with pytest.raises(UsageError, match="of another model") as error:
         put_state(other, other.model, take_state(trial, trial.model))
     assert "\n" not in str(error.value)

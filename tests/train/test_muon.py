@@ -6,11 +6,11 @@ from torch import nn
 
 from normscope.errors import UsageError
 from normscope.nn import SCHEMES, Residual, Where, build
-from normscope.train import TrialConfig, build_optimizers, hidden_matrices
+from normscope.train import Recipe, build_optimizers, hidden_matrices
 
 # As many ids as features and as many positions as hidden units: shapes tell nothing.
 ALIKE = {"depth": 2, "width": 16, "heads": 2, "vocab": 16, "context": 64}
-MUON = TrialConfig(optimizer="muon", lr=1e-2, weight_decay=0.0)
+MUON = Recipe(optimizer="muon", lr=1e-2, weight_decay=0.0)
 
 
 @pytest.mark.parametrize("name", sorted(SCHEMES))
@@ -80,7 +80,7 @@ def test_a_step_of_muon_is_as_long_as_one_of_adamw() -> None:
 def rates(optimizer: str, **options: object) -> dict[str, tuple[float, float]]:
     """Rate and decay by name, at rate 1 and decay 1."""
     model = build("decoder", width=64, heads=2, vocab=11, **options)
-    found = build_optimizers(model, TrialConfig(optimizer=optimizer, lr=1.0, weight_decay=1.0))
+    found = build_optimizers(model, Recipe(optimizer=optimizer, lr=1.0, weight_decay=1.0))
     group_of = {id(p): group for o in found for group in o.param_groups for p in group["params"]}
     named = dict(model.named_parameters())
     assert {id(p) for p in named.values()} == set(group_of)

@@ -12,21 +12,19 @@ from torch import Tensor, nn
 
 from normscope.nn import SCHEMES
 from normscope.subjects import load
-from normscope.train import LoneTrials, TrialConfig, Trials, TrialStack, many_trials
+from normscope.train import LoneTrials, Recipe, Trials, TrialStack, many_trials
 from normscope.train.stack_optim import clip_each
 
 STEPS = 4
 EPS = 1e-4  # Adam's own divides what is zero but for rounding by itself, and makes two roundings two walks
 CONFIGS = (
-    TrialConfig(lr=1e-2, eps=EPS),
-    TrialConfig(lr=3e-3, warmup=3, weight_decay=0.1, eps=EPS),
-    TrialConfig(lr=1e-3, clip=0.1, eps=10 * EPS, schedule="cosine", steps=4, warmup=1),
+    Recipe(lr=1e-2, eps=EPS),
+    Recipe(lr=3e-3, warmup=3, weight_decay=0.1, eps=EPS),
+    Recipe(lr=1e-3, clip=0.1, eps=10 * EPS, schedule="cosine", steps=4, warmup=1),
 )
 
 
-def trials_of(
-    make: Callable[..., Trials], spec: str, configs: Sequence[TrialConfig], **options: Any
-) -> Trials:
+def trials_of(make: Callable[..., Trials], spec: str, configs: Sequence[Recipe], **options: Any) -> Trials:
     subjects = [
         load(spec, seed=seed, dtype=torch.float64, batch_size=2, seq_len=8, **options)
         for seed in range(len(configs))
@@ -61,7 +59,7 @@ def test_every_optimizer(optimizer: str, scheme: str, accumulation: int) -> None
     eps = None if optimizer == "sgd" else EPS
     common = {"optimizer": optimizer, "eps": eps, "accumulation": accumulation}
     configs = [
-        TrialConfig(lr=lr, warmup=warmup, clip=clip, weight_decay=decay, **common)  # type: ignore[arg-type]
+        Recipe(lr=lr, warmup=warmup, clip=clip, weight_decay=decay, **common)  # type: ignore[arg-type]
         for lr, warmup, clip, decay in ((1e-2, 0, None, None), (3e-3, 3, 0.1, 0.1), (1e-3, 4, 1e3, 0.0))
     ]
     spec = f"nn:decoder,scheme={scheme},depth=1,width=16,heads=2"
@@ -150,7 +148,7 @@ def ones() -> Iterator[Tensor]:
 
 
 def lines(make: Callable[..., Trials], walls: Sequence[float], lr: float = 0.1) -> Trials:
-    config = TrialConfig(optimizer="sgd", lr=lr, weight_decay=0.0)
+    config = Recipe(optimizer="sgd", lr=lr, weight_decay=0.0)
     return make([Line(0.0, wall) for wall in walls], [ones() for _ in walls], downhill, [config] * len(walls))
 
 
@@ -223,7 +221,7 @@ def test_models_show_the_step_their_gradients_on_demand_and_are_exported(make: C
 
 
 def test_a_parameter_that_the_loss_does_not_reach_is_not_decayed() -> None:
-    config = TrialConfig(optimizer="adamw", lr=0.1, weight_decay=0.5)
+    config = Recipe(optimizer="adamw", lr=0.1, weight_decay=0.5)
     stack = TrialStack([Line(1.0), Line(2.0)], [ones(), ones()], downhill, [config, config])
     stack.advance()
     for model in stack.models:
@@ -234,7 +232,7 @@ def test_a_parameter_that_the_loss_does_not_reach_is_not_decayed() -> None:
 def test_dropout_draws_for_each_replica_and_the_seed_repeats_them() -> None:
     def losses() -> list[float]:
         torch.manual_seed(3)
-        config = TrialConfig(lr=1e-3)
+        config = Recipe(lr=1e-3)
         subject = load("nn:decoder,depth=1,width=16,heads=2,dropout=0.5", batch_size=2, seq_len=8)
         models = [copy.deepcopy(subject.model).train() for _ in range(3)]
         feeds = [subject.batches() for _ in models]
@@ -272,12 +270,12 @@ def test_plain_dropout_draws_for_each_replica_too() -> None:
     model = nn.Sequential(nn.Linear(4, 64), nn.Dropout(0.5), nn.Linear(64, 1))
     models = [copy.deepcopy(model) for _ in range(3)]
     feeds = [itertools.repeat(torch.ones(2, 4)) for _ in models]
-    stack = TrialStack(models, feeds, lambda m, x: m(x).square().mean(), [TrialConfig(lr=1e-3)] * 3)
+    stack = TrialStack(models, feeds, lambda m, x: m(x).square().mean(), [Recipe(lr=1e-3)] * 3)
     assert len(set(stack.advance())) == 3
 
 
 def test_betas_of_a_stack_are_those_of_its_configs() -> None:
-    config = TrialConfig(optimizer="adam", lr=1e-2, beta1=0.5, beta2=0.7, eps=EPS)
+    config = Recipe(optimizer="adam", lr=1e-2, beta1=0.5, beta2=0.7, eps=EPS)
     stack, lone = (
         make([nn.Linear(4, 2).double().requires_grad_() for _ in range(2)], feeds, squares, [config] * 2)
         for make, feeds in ((TrialStack, slopes()), (LoneTrials, slopes()))

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from normscope.nn import build
 from normscope.subjects.feed import tensors_in
-from normscope.train import LoneTrials, TrialConfig, TrialStack, many_trials, unlike, why_not_stackable
+from normscope.train import LoneTrials, Recipe, TrialStack, many_trials, unlike, why_not_stackable
 
-CONFIG = TrialConfig(lr=1e-2)
+CONFIG = Recipe(lr=1e-2)
 X = torch.linspace(-1, 1, 12).view(4, 3)
 
 
@@ -61,15 +61,15 @@ def frozen(model: nn.Module) -> nn.Module:
 @pytest.mark.parametrize(
     ("model", "config", "words"),
     [
-        (nn.Linear(3, 2), TrialConfig(optimizer="muon"), "muon"),
-        (nn.Linear(3, 2), TrialConfig(precision="bfloat16"), "bfloat16"),
+        (nn.Linear(3, 2), Recipe(optimizer="muon"), "muon"),
+        (nn.Linear(3, 2), Recipe(precision="bfloat16"), "bfloat16"),
         (nn.Linear(3, 2).bfloat16(), CONFIG, "bfloat16"),
         (frozen(nn.Linear(3, 2)), CONFIG, "nothing to train"),
         (Deciding(3, 2), CONFIG, "vmap"),
         (Rounding(3, 2), CONFIG, "differs under torch.vmap"),
     ],
 )
-def test_reasons(model: nn.Module, config: TrialConfig, words: str) -> None:
+def test_reasons(model: nn.Module, config: Recipe, words: str) -> None:
     reason = why_not_stackable(model, X.to(next(model.parameters()).dtype), squared, config)
     assert reason is not None
     assert words in reason

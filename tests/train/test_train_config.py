@@ -1,4 +1,4 @@
-"""TrialConfig, the optimisers and the schedule."""
+"""Recipe, the optimisers and the schedule."""
 
 import math
 
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from normscope.errors import UsageError
-from normscope.train import OPTIMIZERS, TrialConfig, build_optimizers, hidden_matrices, warmup_factor
+from normscope.train import OPTIMIZERS, Recipe, build_optimizers, hidden_matrices, warmup_factor
 
 
 def language_model() -> nn.Sequential:
@@ -31,14 +31,14 @@ def language_model() -> nn.Sequential:
 )
 def test_a_config_that_cannot_run_is_refused_in_one_line(options: dict, words: str) -> None:
     with pytest.raises(UsageError, match=words) as error:
-        TrialConfig(**options)
+        Recipe(**options)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_steps_every_parameter_once(name: str) -> None:
     model = language_model()
-    optimizers = build_optimizers(model, TrialConfig(optimizer=name, lr=1e-2))
+    optimizers = build_optimizers(model, Recipe(optimizer=name, lr=1e-2))
     held = [id(p) for o in optimizers for group in o.param_groups for p in group["params"]]
     assert sorted(held) == sorted(map(id, model.parameters()))
     before = [p.detach().clone() for p in model.parameters()]
@@ -51,17 +51,17 @@ def test_every_optimizer_steps_every_parameter_once(name: str) -> None:
 def test_muon_takes_hidden_matrices_only() -> None:
     model = language_model()
     assert [id(p) for p in hidden_matrices(model)] == [id(model[1].weight)]
-    kinds = [type(o).__name__ for o in build_optimizers(model, TrialConfig(optimizer="muon"))]
+    kinds = [type(o).__name__ for o in build_optimizers(model, Recipe(optimizer="muon"))]
     assert kinds == ["Muon", "AdamW"]
 
 
 def test_frozen_parameters_stay_out_and_an_all_frozen_model_is_refused() -> None:
     model = language_model()
     model[0].weight.requires_grad_(False)
-    (optimizer,) = build_optimizers(model, TrialConfig())
+    (optimizer,) = build_optimizers(model, Recipe())
     assert id(model[0].weight) not in {id(p) for p in optimizer.param_groups[0]["params"]}
     with pytest.raises(UsageError, match="requires a gradient"):
-        build_optimizers(model.requires_grad_(False), TrialConfig())
+        build_optimizers(model.requires_grad_(False), Recipe())
 
 
 def test_warmup_rises_linearly_from_one_part_to_the_full_rate() -> None:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from normscope.nn import build
 from normscope.train import (
+    Recipe,
     Trial,
-    TrialConfig,
     UpdateRatio,
     build_optimizers,
     endless,
@@ -32,7 +32,7 @@ def squared(model: nn.Module, batch: Tensor) -> Tensor:
 def test_steps_are_those_of_a_hand_written_loop_with_warmup() -> None:
     ours, theirs = nn.Linear(3, 2), nn.Linear(3, 2)
     theirs.load_state_dict(ours.state_dict())
-    trial = Trial(ours, iter(BATCHES), squared, TrialConfig(optimizer="adam", lr=0.1, warmup=2))
+    trial = Trial(ours, iter(BATCHES), squared, Recipe(optimizer="adam", lr=0.1, warmup=2))
     losses = [trial.advance() for _ in range(4)]
     optimizer = torch.optim.Adam(theirs.parameters(), lr=0.1)
     expected = []
@@ -52,7 +52,7 @@ def test_steps_are_those_of_a_hand_written_loop_with_warmup() -> None:
 def test_a_loss_that_is_not_finite_is_recorded_and_not_stepped_on(wrong: float) -> None:
     model = nn.Linear(3, 2)
     before = model.weight.detach().clone()
-    trial = Trial(model, iter(BATCHES), lambda m, b: squared(m, b) * wrong, TrialConfig())
+    trial = Trial(model, iter(BATCHES), lambda m, b: squared(m, b) * wrong, Recipe())
     assert trial.advance() == pytest.approx(wrong, nan_ok=True)
     assert trial.diverged
     assert torch.equal(model.weight, before)
@@ -88,7 +88,7 @@ def test_training_the_working_copy_leaves_the_model(kind: type[nn.Linear]) -> No
         assert (twin is model) == (kind is Uncopyable)
         assert twin.weight.grad is None
         twin.eval()
-        Trial(twin, iter(BATCHES), squared, TrialConfig(lr=0.1)).advance()
+        Trial(twin, iter(BATCHES), squared, Recipe(lr=0.1)).advance()
         assert not torch.equal(twin.weight, weight), "it trains"
         raise ZeroDivisionError
     assert torch.equal(model.weight, weight)
@@ -169,7 +169,7 @@ def test_a_model_under_mup_trains_at_its_own_rates(optimizer: str) -> None:
     """The blocks' matrices get half the learning rate at twice the base width; a plain model has one rate."""
     options = {"depth": 1, "width": 32, "heads": 2, "vocab": 11, "context": 8}
     mup, plain = build("decoder", init="mup", base_width=16, **options), build("decoder", **options)
-    config = TrialConfig(optimizer=optimizer, lr=0.1)
+    config = Recipe(optimizer=optimizer, lr=0.1)
     of_mup, of_plain = (
         {g["lr"] for o in build_optimizers(m, config) for g in o.param_groups} for m in (mup, plain)
     )

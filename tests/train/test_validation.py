@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from normscope.subjects import Subject
-from normscope.train import RunConfig, Trial, TrialConfig
-from normscope.train.config import Every
+from normscope.train import Recipe, RunConfig, Trial
 from normscope.train.processes import Processes
+from normscope.train.recipe import Every
 from normscope.train.run import BATCHES, Run, validation_loss
 from normscope.train.state import take_state
 
@@ -39,7 +39,7 @@ def subject_of(model: nn.Module, **more: Any) -> Subject:
     )
 
 
-def trial_of(subject: Subject, config: TrialConfig, **more: Any) -> Trial:
+def trial_of(subject: Subject, config: Recipe, **more: Any) -> Trial:
     return Trial(
         subject.model, subject.batches(), lambda model, batch: subject.loss(batch, model), config, **more
     )
@@ -48,7 +48,7 @@ def trial_of(subject: Subject, config: TrialConfig, **more: Any) -> Trial:
 def test_the_validation_loss_is_that_of_eval_mode_and_moves_nothing() -> None:
     subject = subject_of(Noisy(), validation=numbers)
     subject.model.norm.eval()  # a mode that somebody set stays
-    trial = trial_of(subject, TrialConfig())
+    trial = trial_of(subject, Recipe())
     trial.advance()
     state = {name: tensor.clone() for name, tensor in subject.model.state_dict().items()}
     gradients = [p.grad.clone() for p in subject.model.parameters()]
@@ -81,7 +81,7 @@ class Two(Processes):
 @pytest.mark.parametrize("accumulation", [1, 3])
 def test_a_step_has_one_exchange_and_a_wish_of_one_process_is_heard_by_all(accumulation: int) -> None:
     processes, subject = Two(), subject_of(nn.Linear(3, 3))
-    config = TrialConfig(steps=5, accumulation=accumulation)
+    config = Recipe(steps=5, accumulation=accumulation)
     trial = trial_of(subject, config, keeps_norms=True)
     run = Run(RunConfig(model="it", trial=config), subject, trial, processes, None, Every(seconds=1e9))
     trial.shared_loss = run.share_loss
@@ -97,7 +97,7 @@ def test_a_step_has_one_exchange_and_a_wish_of_one_process_is_heard_by_all(accum
 
 
 def test_only_the_process_that_writes_copies_the_state() -> None:
-    trial = trial_of(subject_of(Noisy()), TrialConfig())
+    trial = trial_of(subject_of(Noisy()), Recipe())
     trial.advance()
     kept, helping = (take_state(trial, trial.model, is_kept=is_kept) for is_kept in (True, False))
     assert kept.tensors.keys() == helping.tensors.keys()
@@ -111,7 +111,7 @@ def test_only_the_process_that_writes_copies_the_state() -> None:
 
 def test_a_loss_that_is_not_finite_leaves_no_gradient() -> None:
     subject = subject_of(nn.Linear(3, 3))
-    trial = trial_of(subject, TrialConfig(accumulation=2), keeps_norms=True)
+    trial = trial_of(subject, Recipe(accumulation=2), keeps_norms=True)
     trial.loss = lambda model, batch: subject.loss(batch, model) / (float(batch[0, 0]) - 2)
     trial.advance()
     assert subject.model.weight.grad is not None

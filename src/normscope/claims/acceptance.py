@@ -13,12 +13,12 @@ from torch import nn
 from normscope.claims.at_start import blocks_of, weight_of
 from normscope.claims.experiments import jacobian
 from normscope.claims.form import Case, Evidence, Figure, Setup, claim
-from normscope.claims.training import Recipe, subjects, trained
+from normscope.claims.training import Setting, subjects, trained
 from normscope.nn import build
 from normscope.nn.models import Model
 
 WIDTH, VOCAB, BATCH, TOKENS = 64, 32, 2, 8
-RUNS = (Recipe(scheme="pre", depth=4), Recipe(scheme="post", depth=12))
+RUNS = (Setting(scheme="pre", depth=4), Setting(scheme="post", depth=12))
 SOUND = ("pre", "gpt2", "peri", "res-post", "rezero", "layerscale", "post", "deepnorm", "admin", "highway")
 """Schemes of one stream, as they start by themselves."""
 CLOSE = 0.1
@@ -103,8 +103,8 @@ def _faulty(fault: str, seed: int) -> Iterator[Case]:
 
 def _runs(setup: Setup) -> Iterator[Case]:
     outcomes = trained(setup, RUNS)  # those of the claims on warm-up, so that they are trained once
-    for recipe in RUNS:
-        for seed, subject in subjects(setup, recipe).items():
-            passed, outcome = bool(subject.loss().isfinite()), outcomes[recipe][seed]
-            where, holds = str(recipe), outcome.trains or not passed
+    for setting in RUNS:
+        for seed, subject in subjects(setup, setting).items():
+            passed, outcome = bool(subject.loss().isfinite()), outcomes[setting][seed]
+            where, holds = str(setting), outcome.trains or not passed
             yield Case(seed, where, outcome.excess, holds, "trains")

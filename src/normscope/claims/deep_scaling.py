@@ -14,7 +14,7 @@ from torch import nn
 from normscope.anatomy import Branch, read_anatomy
 from normscope.claims import at_start
 from normscope.claims.form import Case, Evidence, Figure, Setup, claim, effect, mapped
-from normscope.claims.training import Outcome, Recipe, final_loss, losses_plot, train_changed, trained
+from normscope.claims.training import Outcome, Setting, final_loss, losses_plot, train_changed, trained
 from normscope.nn import build
 from normscope.nn.joins import WeightedSum
 from normscope.train import MARGIN
@@ -37,9 +37,9 @@ def deep_net(setup: Setup) -> Evidence:
         where = f"DeepNorm of {read} blocks, read as {last.placement}: share of Pre-LN branches"
         cases.append(Case(None, where, share, share == 1))
     depth, steps = LONG_RUN if setup.long else SHORT_RUN
-    recipes = {name: Recipe(scheme=name, depth=depth, steps=steps) for name in RIVALS}
-    outcomes = trained(setup, recipes.values())
-    runs = {name: outcomes[recipe] for name, recipe in recipes.items()}
+    settings = {name: Setting(scheme=name, depth=depth, steps=steps) for name in RIVALS}
+    outcomes = trained(setup, settings.values())
+    runs = {name: outcomes[setting] for name, setting in settings.items()}
     cases += setup.cases(_update_cases, lambda seed: _end_cases(seed, runs, depth))
     ends = {name: statistics.median(run.final for run in by_seed.values()) for name, by_seed in runs.items()}
     scale = last.stream_scale
@@ -100,7 +100,7 @@ def residual_scaling(setup: Setup) -> Evidence:
     few = replace(setup, seeds=setup.seeds[:FEW])
     runs = {
         f"{name}, {factor}": train_changed(
-            few, Recipe(scheme=name, depth=TRAINED, steps=steps, width=16, init="xavier", batch=2), change
+            few, Setting(scheme=name, depth=TRAINED, steps=steps, width=16, init="xavier", batch=2), change
         )
         for name in SCALED
         for factor, change in (("no factor", None), ("1/√N", scale_branches))

@@ -16,16 +16,16 @@ from normscope.claims import training
 from normscope.claims.at_start import blocks_of, size_of, stack_of
 from normscope.claims.experiments import calls_of, gaussian
 from normscope.claims.form import Case, Evidence, Figure, Setup, claim, flat, lines_along, mapped, plots
-from normscope.claims.training import WARMUP, Recipe
+from normscope.claims.training import WARMUP, Setting
 from normscope.claims.warmup import POST, POST_NORMAL, SLOWER
 from normscope.nn.schemes.gates import HighwayGate
 from normscope.subjects import Subject
 
-THIN = Recipe(scheme="pre", depth=100, width=16, steps=140)
+THIN = Setting(scheme="pre", depth=100, width=16, steps=140)
 """A hundred blocks; a run that is under the byte frequencies so early trains."""
-NO_NORM = Recipe(scheme="residual-no-norm", depth=16)
-PLAIN = Recipe(scheme="plain", depth=4)
-LONGER = Recipe(scheme="post", depth=12, lr=5e-4, warmup=300, steps=1000)
+NO_NORM = Setting(scheme="residual-no-norm", depth=16)
+PLAIN = Setting(scheme="plain", depth=4)
+LONGER = Setting(scheme="post", depth=12, lr=5e-4, warmup=300, steps=1000)
 WARM = replace(POST[2], warmup=WARMUP)
 NORMAL = replace(POST_NORMAL[-1], depth=12, warmup=WARMUP)
 CHAIN_WIDTH = 16
@@ -38,16 +38,16 @@ def depth_of_post(setup: Setup) -> Evidence:
     """The best of the settings, by initialisation; Pre-LN at the same settings, and of a hundred blocks."""
     xavier, normal, thin = [POST[2], WARM, replace(WARM, lr=SLOWER)], NORMAL, THIN
     if setup.long:
-        deep = Recipe(scheme="post", depth=24, lr=SLOWER, warmup=300, steps=600)
+        deep = Setting(scheme="post", depth=24, lr=SLOWER, warmup=300, steps=600)
         xavier, normal = [deep], replace(deep, init="normal")
         thin = replace(THIN, depth=128, steps=200)
     settings = {"": [*xavier, normal], "xavier": xavier, "longer": [] if setup.long else [LONGER]}
     outcomes = training.trained(setup, [*settings[""], *settings["longer"]])
     cases = []
-    for part, recipes in settings.items():
-        for seed in setup.seeds if recipes else ():
-            recipe, found = training.best({recipe: outcomes[recipe] for recipe in recipes}, seed)
-            cases.append(Case(seed, str(recipe), found.excess, not found.trains, part))
+    for part, tried in settings.items():
+        for seed in setup.seeds if tried else ():
+            setting, found = training.best({setting: outcomes[setting] for setting in tried}, seed)
+            cases.append(Case(seed, str(setting), found.excess, not found.trains, part))
     for post in [] if setup.long else xavier[:2]:
         pair = [post, replace(post, scheme="pre")]
         cases += training.effects(setup, pair, training.lead, part="harder")
@@ -70,13 +70,13 @@ def residuals_carry_depth(setup: Setup) -> Evidence:
         deep = [replace(THIN, steps=300), replace(NO_NORM, lr=1e-3, depth=32)]
     outcomes = training.trained(setup, [*deep, *plain])
     cases = [case for chain in flat(chains) for case in _chain_cases(*chain)]
-    trainings = {recipe: outcomes[recipe] for recipe in deep}
-    for recipe, seed, found in flat(trainings):
-        for part in _parts(recipe.scheme):
-            cases.append(Case(seed, str(recipe), found.excess, found.trains, part))
+    trainings = {setting: outcomes[setting] for setting in deep}
+    for setting, seed, found in flat(trainings):
+        for part in _parts(setting.scheme):
+            cases.append(Case(seed, str(setting), found.excess, found.trains, part))
     for seed in setup.seeds:
-        recipe, found = training.best({recipe: outcomes[recipe] for recipe in plain}, seed)
-        cases.append(Case(seed, str(recipe), found.excess, found.trains, "shallow"))
+        setting, found = training.best({setting: outcomes[setting] for setting in plain}, seed)
+        cases.append(Case(seed, str(setting), found.excess, found.trains, "shallow"))
     lines = lines_along(range(1, 101), mapped(chains, lambda logs: logs[1:]))
     lost = {seed: -logs[20] for seed, logs in chains["plain"].items()}
     return Evidence(
@@ -137,7 +137,7 @@ def gates_of(module: nn.Module) -> list[HighwayGate]:
     return [gate for gate in module.modules() if isinstance(gate, HighwayGate)]
 
 
-HIGHWAY = Recipe(scheme="highway", depth=8, steps=100)
+HIGHWAY = Setting(scheme="highway", depth=8, steps=100)
 BIASES, HELD_OUT_BIASES = (0.0, -2.0, -4.0), (-1.0, -3.0)
 """Gate biases: those of the paper (Srivastava et al. 2015) are -1 to -4."""
 LOST = 3.0

@@ -18,7 +18,7 @@ from normscope.claims.training import train_together
 from normscope.errors import UsageError
 from normscope.nn import ModelConfig, Output, Vision
 from normscope.subjects.digits import Images, load_images
-from normscope.train import TrialConfig
+from normscope.train import Recipe
 
 STEPS, BATCH = 300, 32
 KEPT = 0.2
@@ -105,7 +105,7 @@ def _accuracies(setup: Setup, kind: str, norm: str, lr: float, images: Images) -
     """Share of the kept digits classified rightly after training, in eval mode, by seed."""
     models = [_model(kind, norm, seed) for seed in setup.seeds]
     batches = [images.batches(BATCH, seed) for seed in setup.seeds]
-    configs = [TrialConfig(lr=lr, steps=STEPS, seed=seed, schedule="cosine") for seed in setup.seeds]
+    configs = [Recipe(lr=lr, steps=STEPS, seed=seed, schedule="cosine") for seed in setup.seeds]
     train_together(models, batches, _loss, configs)
     return {seed: _accuracy(model.eval(), images) for seed, model in zip(setup.seeds, models, strict=True)}
 

@@ -17,7 +17,7 @@ from normscope.errors import UsageError
 from normscope.nn import SCHEMES, Decoder, ModelConfig, Residual
 from normscope.nn.token_norms import BatchNorm
 from normscope.subjects import Subject, load
-from normscope.train import TrialConfig
+from normscope.train import Recipe
 
 VOCAB, TOKENS = 32, 10
 POSITIONS = (1, 5, 9)
@@ -147,6 +147,6 @@ def train(subjects: Sequence[Subject], steps: int) -> list[nn.Module]:
     """Copies of their models after `steps` steps of AdamW, trained side by side."""
     models = [copy.deepcopy(subject.model) for subject in subjects]
     batches = [subject.batches() for subject in subjects]
-    configs = [TrialConfig(lr=RATE, steps=steps, seed=subject.seed) for subject in subjects]
+    configs = [Recipe(lr=RATE, steps=steps, seed=subject.seed) for subject in subjects]
     train_together(models, batches, lambda model, batch: subjects[0].loss(batch, model), configs)
     return models

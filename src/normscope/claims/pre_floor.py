@@ -19,7 +19,7 @@ from normscope.claims import real_blocks
 from normscope.claims.experiments import ROUND_OFF, of_part, share_held, spread
 from normscope.claims.form import Case, Evidence, Figure, Line, Setup, claim, lines_at, plots
 from normscope.claims.real_blocks import F64, INITS, Layer
-from normscope.claims.training import Recipe, train_changed
+from normscope.claims.training import Setting, train_changed
 from normscope.linalg import numerical_rank, singular_values, weyl_lower_bound
 from normscope.nn import Decoder
 
@@ -96,11 +96,11 @@ def _sequence_norm(layer: Layer) -> float:
 
 def _trained_cases(setup: Setup) -> Iterator[Case]:
     for init in ("xavier", "gpt2"):
-        recipe = Recipe(scheme="pre", depth=6, init=init, steps=100)
-        for seed, run in train_changed(setup, recipe).items():
+        setting = Setting(scheme="pre", depth=6, init=init, steps=100)
+        for seed, run in train_changed(setup, setting).items():
             decoder = run.model.to(F64).eval().requires_grad_(False)
             assert isinstance(decoder, Decoder)
-            unseen = next(itertools.islice(recipe.subject(setup, seed).batches(), recipe.steps, None))
+            unseen = next(itertools.islice(setting.subject(setup, seed).batches(), setting.steps, None))
             assert isinstance(unseen, dict)
             found = real_blocks.sublayers(decoder, unseen["ids"][:1, :TOKENS])
             for block in (1, 3, 6):

@@ -16,7 +16,7 @@ from normscope.claims.deep_jacobian import num_erased
 from normscope.claims.experiments import gaussian, jacobian, of_part
 from normscope.claims.form import Case, Evidence, Figure, Setup, claim, flat
 from normscope.claims.real_blocks import F64, embedded, step_jacobian, walk
-from normscope.claims.training import WARMUP, Outcome, Recipe, curves, trained
+from normscope.claims.training import WARMUP, Outcome, Setting, curves, trained
 from normscope.nn import Decoder
 from normscope.nn.norms import NoNorm
 from normscope.train import MARGIN
@@ -25,7 +25,7 @@ DEPTH, LONG_DEPTH = 8, 12
 """Blocks, in the short form and in the long one."""
 ALIKE = 1e-2
 """Share of the state's energy that is not common to all tokens, under which they are alike."""
-POST = Recipe(scheme="post", depth=DEPTH)
+POST = Setting(scheme="post", depth=DEPTH)
 INTERVENTIONS = {
     "Post-LN, Xavier": POST,
     "Post-LN, Xavier, 200 steps of warm-up": replace(POST, warmup=WARMUP),
@@ -43,10 +43,10 @@ NOT_PREDICTED = ("Post-LN, Xavier, 200 steps of warm-up", "Post-LN with RMSNorm,
 def null_space_or_not(setup: Setup) -> Evidence:
     """Same kernel, other outcome: each suspect's prediction for each intervention."""
     depth = LONG_DEPTH if setup.long else DEPTH
-    recipes = {name: replace(recipe, depth=depth) for name, recipe in INTERVENTIONS.items()}
-    found = trained(setup, recipes.values())
-    outcomes = {name: found[recipe] for name, recipe in recipes.items()}
-    starts = setup.by_seed(recipes, lambda name, seed: start_of(setup, recipes[name], seed))
+    settings = {name: replace(setting, depth=depth) for name, setting in INTERVENTIONS.items()}
+    found = trained(setup, settings.values())
+    outcomes = {name: found[setting] for name, setting in settings.items()}
+    starts = setup.by_seed(settings, lambda name, seed: start_of(setup, settings[name], seed))
     cases = [
         case
         for name, seed, outcome in flat(outcomes)
@@ -54,7 +54,7 @@ def null_space_or_not(setup: Setup) -> Evidence:
     ]
     wrong = [case.seed for case in of_part(cases) if not case.holds]
     told = [case.holds for case in of_part(cases, "collapse")]
-    what = f"wrong predictions of the null space, of {len(recipes) - len(NOT_PREDICTED)} interventions"
+    what = f"wrong predictions of the null space, of {len(settings) - len(NOT_PREDICTED)} interventions"
     return Evidence(
         cases,
         Figure(what, {seed: wrong.count(seed) for seed in setup.seeds}),
@@ -110,10 +110,10 @@ def _fate(name: str, by_seed: Mapping[int, Outcome], starts: Mapping[int, Start]
     return f"{name}: {layer} directions erased by a layer, {stack} by the stack; {trains}."
 
 
-def start_of(setup: Setup, recipe: Recipe, seed: int) -> Start:
-    """The measures of a recipe's model at its start, on its own first batch."""
-    options = ",".join(filter(None, (recipe.options, "eps=0")))
-    subject = replace(recipe, options=options).subject(setup, seed)
+def start_of(setup: Setup, setting: Setting, seed: int) -> Start:
+    """The measures of a setting's model at its start, on its own first batch."""
+    options = ",".join(filter(None, (setting.options, "eps=0")))
+    subject = replace(setting, options=options).subject(setup, seed)
     model, batch = subject.model, next(subject.batches())
     assert isinstance(model, Decoder)
     assert isinstance(batch, dict)

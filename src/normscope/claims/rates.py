@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from normscope.claims import training
 from normscope.claims.form import Case, Evidence, Figure, Setup, claim, effect, flat
-from normscope.claims.training import RATES, WARMUP, Outcome, Outcomes, Recipe, curves, ladder
+from normscope.claims.training import RATES, WARMUP, Outcome, Outcomes, Setting, curves, ladder
 
-POST, PRE = Recipe(scheme="post", depth=4), Recipe(scheme="pre", depth=4)
+POST, PRE = Setting(scheme="post", depth=4), Setting(scheme="pre", depth=4)
 POST_NORMAL, PRE_XAVIER = replace(POST, init="normal"), replace(PRE, init="xavier")
 NO_NORM, PLAIN = replace(POST, scheme="residual-no-norm"), replace(POST, scheme="plain")
 DEEP_PRE, DEEP_NO_NORM = replace(PRE, depth=16), replace(NO_NORM, depth=16)
@@ -21,15 +21,15 @@ FEWER, MOST = 0.30, 0.50
 """The smallest and the largest share of the steps that 004 says are saved."""
 
 
-def _tried(setup: Setup, settings: Mapping[str, Sequence[Recipe]]) -> dict[str, Outcomes]:
-    """Outcomes of all recipes, by the names in `settings`."""
-    outcomes = training.trained(setup, [recipe for recipes in settings.values() for recipe in recipes])
-    return {name: {recipe: outcomes[recipe] for recipe in recipes} for name, recipes in settings.items()}
+def _tried(setup: Setup, settings: Mapping[str, Sequence[Setting]]) -> dict[str, Outcomes]:
+    """Outcomes of all settings, by the names in `settings`."""
+    outcomes = training.trained(setup, [setting for settings in settings.values() for setting in settings])
+    return {name: {setting: outcomes[setting] for setting in settings} for name, settings in settings.items()}
 
 
-def _longer(recipes: Sequence[Recipe], *rates: float) -> list[Recipe]:
-    """The recipes at `rates`, with 1000 steps."""
-    return [replace(recipe, steps=1000) for recipe in recipes if recipe.lr in rates]
+def _longer(settings: Sequence[Setting], *rates: float) -> list[Setting]:
+    """The settings at `rates`, with 1000 steps."""
+    return [replace(setting, steps=1000) for setting in settings if setting.lr in rates]
 
 
 def compared(setup: Setup, score: Callable[[Outcome], float], where: str, what: str) -> Evidence:
@@ -39,7 +39,7 @@ def compared(setup: Setup, score: Callable[[Outcome], float], where: str, what: 
         "pre": [*ladder(PRE), replace(PRE, warmup=WARMUP), *ladder(PRE_XAVIER)],
     }
     if setup.long:
-        settings = {name: _longer(recipes, *RATES[:2]) for name, recipes in settings.items()}
+        settings = {name: _longer(settings, *RATES[:2]) for name, settings in settings.items()}
     tried = _tried(setup, settings)
 
     def mean(by_seed: Mapping[int, Outcome]) -> float:
@@ -55,7 +55,7 @@ def compared(setup: Setup, score: Callable[[Outcome], float], where: str, what: 
             training.rates_plot("The end of a run by its rate, over seeds and weights", tried),
             curves("The best setting of each", {name: by_seed for name, (_, by_seed) in chosen.items()}),
         ],
-        notes=[f"Best: {recipe}, mean {mean(by_seed):.3f} nats." for recipe, by_seed in chosen.values()],
+        notes=[f"Best: {setting}, mean {mean(by_seed):.3f} nats." for setting, by_seed in chosen.values()],
     )
 
 
@@ -111,7 +111,7 @@ def larger_rates(setup: Setup) -> Evidence:
     )
 
 
-def _name(base: Recipe) -> str:
+def _name(base: Setting) -> str:
     return base.scheme if base.init is None else f"{base.scheme}, {base.init} weights"
 
 
@@ -120,7 +120,7 @@ def fewer_steps(setup: Setup) -> Evidence:
     """Steps to a loss, with both, with residuals alone, with neither."""
     kinds = KINDS
     if setup.long:
-        kinds = {name: _longer(recipes, RATES[1]) for name, recipes in KINDS.items()}
+        kinds = {name: _longer(settings, RATES[1]) for name, settings in KINDS.items()}
     tried = _tried(setup, kinds)
     goals = {name: EARLY if "deep" in name else LATER for name in tried}
     steps = setup.by_seed(tried, lambda name, seed: training.fewest_steps(tried[name], seed, goals[name]))
@@ -140,7 +140,7 @@ def fewer_steps(setup: Setup) -> Evidence:
     )
 
 
-KINDS: Mapping[str, Sequence[Recipe]] = {
+KINDS: Mapping[str, Sequence[Setting]] = {
     "both": [r for base in (PRE, PRE_XAVIER, POST, POST_NORMAL) for r in ladder(base)],
     "residual alone": ladder(NO_NORM),
     "neither": ladder(PLAIN, (3e-4, *RATES[:3])),
@@ -212,7 +212,7 @@ def needs_small_rates(setup: Setup) -> Evidence:
         "pre, xavier": PRE_XAVIER,
         "pre, normal": PRE,
     }
-    tried = _tried(setup, {name: ladder(recipe) for name, recipe in stacks.items()})
+    tried = _tried(setup, {name: ladder(setting) for name, setting in stacks.items()})
     largest = setup.by_seed(tried, lambda name, seed: _largest(tried[name], seed))
     cases = []
     for init in ("xavier", "normal"):
@@ -228,5 +228,5 @@ def needs_small_rates(setup: Setup) -> Evidence:
 
 def _largest(outcomes: Outcomes, seed: int) -> float:
     """The largest rate that trains, half a decade under the ladder for none."""
-    trains = (recipe.lr for recipe, by_seed in outcomes.items() if by_seed[seed].trains)
+    trains = (setting.lr for setting, by_seed in outcomes.items() if by_seed[seed].trains)
     return max(trains, default=RATES[0] / 10**0.5)

@@ -17,7 +17,7 @@ from normscope.claims.at_start import blocks_of
 from normscope.claims.experiments import distance, gaussian, jacobian
 from normscope.claims.form import Case, Evidence, Figure, Setup, claim, flat, lines_at, plots
 from normscope.claims.norm_jacobian import by_autograd
-from normscope.claims.training import Recipe, train_changed
+from normscope.claims.training import Setting, train_changed
 from normscope.linalg import layer_norm_jacobian
 from normscope.nn import NORMS, SCHEMES, Decoder, Slot, build, swap
 from normscope.nn.models import Model
@@ -108,7 +108,7 @@ STEPS = 100
 @claim("C13")
 def noisy_inputs(setup: Setup) -> Evidence:
     """Relative change of the output over that of the input, by kind of noise."""
-    runs = {n: train_changed(setup, Recipe(scheme=n, depth=6, steps=STEPS, lr=1e-3)) for n in NORMED}
+    runs = {n: train_changed(setup, Setting(scheme=n, depth=6, steps=STEPS, lr=1e-3)) for n in NORMED}
     cases = setup.cases(
         lambda seed: _noise_cases(seed, {name: by_seed[seed].model for name, by_seed in runs.items()})
     )

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from normscope.claims import at_start
 from normscope.claims.at_start import noise, slope, stack_of, stream_by_block, variance
 from normscope.claims.form import Case, Evidence, Figure, Line, Setup, claim, flat, lines_along, mapped, plots
-from normscope.claims.training import Recipe, effects, lead, train_changed
+from normscope.claims.training import Setting, effects, lead, train_changed
 from normscope.nn import SCHEMES, Decoder, Slot, Where, build
 
 DEEP = 32
@@ -27,7 +27,7 @@ def stream_of_pre_ln(setup: Setup) -> Evidence:
     """Slopes of the stream's mean square and of the branches' share; the lemma; a trained model."""
     model = {"scheme": "pre", "depth": DEEP, "width": 96, "vocab": 64}
     streams = setup.by_seed(INITS, lambda init, seed: _own_streams(seed, init=init, **model))
-    runs = train_changed(setup, Recipe(scheme="pre", depth=8, steps=60))
+    runs = train_changed(setup, Setting(scheme="pre", depth=8, steps=60))
     trained = {"trained": {seed: at_start.streams_of(run.model, seed) for seed, run in runs.items()}}
     lemma = {seed: _lemma(seed) for seed in setup.seeds}
     cases = [case for each in flat(streams | trained) for case in _growth_cases(*each)]
@@ -212,7 +212,7 @@ FINALS = ("pre", "pre-no-final")
 def final_norm(setup: Setup) -> Evidence:
     """Paired losses; the output's mean square by depth with and without the final norm."""
     outputs = setup.by_seed(itertools.product(FINALS, INITS[:2]), lambda start, seed: _outputs(*start, seed))
-    runs = [Recipe(scheme="pre-no-final", depth=6), Recipe(scheme="pre", depth=6)]
+    runs = [Setting(scheme="pre-no-final", depth=6), Setting(scheme="pre", depth=6)]
     cases = effects(setup, runs, lead, "6 blocks, nats that it saves")
     saved = Figure.largest("nats that a final norm saves", cases)
     for (scheme, init), seed, squares in flat(outputs):

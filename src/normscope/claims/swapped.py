@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from normscope.claims.form import Evidence, Figure, Plot, Setup, claim, effect, flat, lines_along, mapped
-from normscope.claims.training import ABOVE, LEVELS, Recipe, subjects, train_models, unigram_losses
+from normscope.claims.training import ABOVE, LEVELS, Setting, subjects, train_models, unigram_losses
 from normscope.nn import SwapWarning, swap
 from normscope.subjects import Subject
 
-FIRST = Recipe(scheme="post", depth=4, lr=1e-3, steps=200)
+FIRST = Setting(scheme="post", depth=4, lr=1e-3, steps=200)
 """The training before the swap; it succeeds without warm-up."""
 AFTER = 100
 """Steps after the swap."""
@@ -77,7 +77,7 @@ def swap_breaks(setup: Setup) -> Evidence:
     )
 
 
-def _moved(setup: Setup, first: Recipe, scheme: str) -> dict[int, Moved]:
+def _moved(setup: Setup, first: Setting, scheme: str) -> dict[int, Moved]:
     """Both trainings and the new model, for every seed."""
     later, seen = replace(first, scheme=scheme, steps=AFTER, warmup=0), first.steps + AFTER
 

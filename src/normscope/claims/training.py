@@ -1,7 +1,7 @@
-"""Runs that claims on training share: one small setting, its recipes, and readings of a loss curve.
+"""Runs that claims on training share: one small setting, its settings, and readings of a loss curve.
 
-Bytes of text, width 32, 2 heads, AdamW, 300 steps of 4 × 32 bytes. A recipe that several claims ask for is
-trained once a seed; recipes that differ in rate and warm-up alone are trained as one stack.
+Bytes of text, width 32, 2 heads, AdamW, 300 steps of 4 × 32 bytes. A setting that several claims ask for is
+trained once a seed; settings that differ in rate and warm-up alone are trained as one stack.
 """
 
 import copy
@@ -22,7 +22,7 @@ from normscope.claims.form import Case, Plot, Setup, flat, lines_along, lines_at
 from normscope.subjects import Subject
 from normscope.subjects.corpus import encode
 from normscope.subjects.text import load_text
-from normscope.train import CRITERION_STEPS, LAST, MARGIN, RunConfig, TrialConfig, last_loss
+from normscope.train import CRITERION_STEPS, LAST, MARGIN, Recipe, RunConfig, last_loss
 from normscope.train.stack_forward import LossOf
 
 BATCH, LENGTH = 4, 32
@@ -40,7 +40,7 @@ NEVER = math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Setting:
     """A training run without its seed.
 
     Attributes:
@@ -71,7 +71,7 @@ class Recipe:
 
     def config(self, seed: int) -> RunConfig:
         """The run of one seed, which is that of weights and batches."""
-        trial = TrialConfig(
+        trial = Recipe(
             optimizer=self.optimizer,
             lr=self.lr,
             warmup=self.warmup,
@@ -93,7 +93,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a recipe on one seed.
+    """The outcome of a setting on one seed.
 
     Attributes:
         losses: of each step, before it; the last one is not finite where the run diverged.
@@ -135,8 +135,8 @@ class Outcome:
         return next(reached, NEVER)
 
 
-Outcomes = Mapping[Recipe, Mapping[int, Outcome]]
-"""Outcomes by recipe and seed."""
+Outcomes = Mapping[Setting, Mapping[int, Outcome]]
+"""Outcomes by setting and seed."""
 
 
 def final_loss(losses: Sequence[float]) -> float:
@@ -145,39 +145,39 @@ def final_loss(losses: Sequence[float]) -> float:
     return loss if math.isfinite(loss) else math.inf
 
 
-def trained(setup: Setup, recipes: Iterable[Recipe], replica: int = 0) -> dict[Recipe, dict[int, Outcome]]:
-    """The outcome of each recipe on each seed of `setup`; see `Setup.train` for `replica`."""
-    runs = [(recipe, seed) for recipe in dict.fromkeys(recipes) for seed in setup.seeds]
-    results = setup.train([recipe.config(seed) for recipe, seed in runs], replica)
-    outcomes: dict[Recipe, dict[int, Outcome]] = {}
-    for (recipe, seed), result in zip(runs, results, strict=True):
-        unigram = unigram_losses(setup.text, seed, recipe.steps)
+def trained(setup: Setup, settings: Iterable[Setting], replica: int = 0) -> dict[Setting, dict[int, Outcome]]:
+    """The outcome of each setting on each seed of `setup`; see `Setup.train` for `replica`."""
+    runs = [(setting, seed) for setting in dict.fromkeys(settings) for seed in setup.seeds]
+    results = setup.train([setting.config(seed) for setting, seed in runs], replica)
+    outcomes: dict[Setting, dict[int, Outcome]] = {}
+    for (setting, seed), result in zip(runs, results, strict=True):
+        unigram = unigram_losses(setup.text, seed, setting.steps)
         outcome = Outcome(result.losses, unigram, result.unigram_entropy, result.certain)
-        outcomes.setdefault(recipe, {})[seed] = outcome
+        outcomes.setdefault(setting, {})[seed] = outcome
     return outcomes
 
 
 def effects(
     setup: Setup,
-    recipes: Sequence[Recipe],
+    settings: Sequence[Setting],
     figure: Callable[[Sequence[Outcome]], float],
     where: str = "",
     *,
     replicas: int = 1,
     part: str = "",
 ) -> list[Case]:
-    """A case for each seed and replica: `figure` of the outcomes of `recipes`, paired by seed and replica.
+    """A case for each seed and replica: `figure` of the outcomes of `settings`, paired by seed and replica.
 
     Args:
-        figure: given an outcome a recipe, in their order; above zero where it speaks for the sentence.
-        where: the case, in words; by default the first recipe.
+        figure: given an outcome a setting, in their order; above zero where it speaks for the sentence.
+        where: the case, in words; by default the first setting.
     """
     found = []
     for replica in range(replicas):
-        outcomes = trained(setup, recipes, replica)
+        outcomes = trained(setup, settings, replica)
         for seed in setup.seeds:
-            value = figure([outcomes[recipe][seed] for recipe in recipes])
-            case = effect(seed, where or str(recipes[0]), value, part=part)
+            value = figure([outcomes[setting][seed] for setting in settings])
+            case = effect(seed, where or str(settings[0]), value, part=part)
             found.append(replace(case, replica=replica))
     return found
 
@@ -207,21 +207,23 @@ def reaches(outcomes: Sequence[Outcome]) -> float:
 
 
 def tally(outcomes: Outcomes) -> list[str]:
-    """Notes on how many seeds of each recipe train, and where they end."""
+    """Notes on how many seeds of each setting train, and where they end."""
     notes = []
-    for recipe, by_seed in outcomes.items():
+    for setting, by_seed in outcomes.items():
         ends = sorted(outcome.excess for outcome in by_seed.values())
         count = sum(outcome.trains for outcome in by_seed.values())
-        notes.append(f"{recipe}: {count} of {len(ends)} train ({ends[0]:+.2f} … {ends[-1]:+.2f} nats).")
+        notes.append(f"{setting}: {count} of {len(ends)} train ({ends[0]:+.2f} … {ends[-1]:+.2f} nats).")
     return notes
 
 
-def subjects(setup: Setup, recipe: Recipe) -> dict[int, Subject]:
-    """The recipe's models at their start with their batches, by seed, for claims that look into them."""
-    return {seed: recipe.subject(setup, seed) for seed in setup.seeds}
+def subjects(setup: Setup, setting: Setting) -> dict[int, Subject]:
+    """The setting's models at their start with their batches, by seed, for claims that look into them."""
+    return {seed: setting.subject(setup, seed) for seed in setup.seeds}
 
 
-def train_models(subjects: Mapping[int, Subject], recipe: Recipe, *, skip: int = 0) -> dict[int, list[float]]:
+def train_models(
+    subjects: Mapping[int, Subject], setting: Setting, *, skip: int = 0
+) -> dict[int, list[float]]:
     """Train each subject's model in place, side by side; the losses of each step.
 
     Args:
@@ -232,7 +234,7 @@ def train_models(subjects: Mapping[int, Subject], recipe: Recipe, *, skip: int =
         [subject.model for subject in subjects.values()],
         [itertools.islice(subject.batches(), skip, None) for subject in subjects.values()],
         lambda model, batch: first.loss(batch, model),
-        [recipe.config(seed).trial for seed in subjects],
+        [setting.config(seed).trial for seed in subjects],
     )
     return dict(zip(subjects, losses, strict=True))
 
@@ -241,7 +243,7 @@ def train_together(
     models: Sequence[nn.Module],
     batches: Sequence[Iterator[Any]],
     loss: LossOf,
-    configs: Sequence[TrialConfig],
+    configs: Sequence[Recipe],
 ) -> list[list[float]]:
     """Train `models` in place, side by side, for the steps of the first config; the losses of each."""
     trials = train.many_trials([copy.deepcopy(model) for model in models], batches, loss, configs)
@@ -266,34 +268,34 @@ class ShortRun:
 
 
 def train_changed(
-    setup: Setup, recipe: Recipe, change: Callable[[nn.Module], None] | None = None
+    setup: Setup, setting: Setting, change: Callable[[nn.Module], None] | None = None
 ) -> dict[int, ShortRun]:
-    """Runs of `recipe` by seed; `change` is done to each model before its first step.
+    """Runs of `setting` by seed; `change` is done to each model before its first step.
 
     Use `trained` where nothing is changed and the models are not needed: those runs are kept.
     """
-    models = subjects(setup, recipe)
+    models = subjects(setup, setting)
     if change:
         for subject in models.values():
             change(subject.model)
-    losses = train_models(models, recipe)
+    losses = train_models(models, setting)
     return {seed: ShortRun(losses[seed], models[seed].model) for seed in models}
 
 
-def best(outcomes: Outcomes, seed: int) -> tuple[Recipe, Outcome]:
-    """The recipe with the lowest final loss on a seed: what tuning finds."""
-    recipe = min(outcomes, key=lambda recipe: outcomes[recipe][seed].final)
-    return recipe, outcomes[recipe][seed]
+def best(outcomes: Outcomes, seed: int) -> tuple[Setting, Outcome]:
+    """The setting with the lowest final loss on a seed: what tuning finds."""
+    setting = min(outcomes, key=lambda setting: outcomes[setting][seed].final)
+    return setting, outcomes[setting][seed]
 
 
 def fewest_steps(outcomes: Outcomes, seed: int, nats: float) -> float:
-    """Steps to `nats` above the byte frequencies of the recipe that gets there first."""
+    """Steps to `nats` above the byte frequencies of the setting that gets there first."""
     return min(by_seed[seed].steps_to(nats) for by_seed in outcomes.values())
 
 
-def ladder(recipe: Recipe, rates: Iterable[float] = RATES) -> list[Recipe]:
-    """`recipe` at each rate."""
-    return [replace(recipe, lr=lr) for lr in rates]
+def ladder(setting: Setting, rates: Iterable[float] = RATES) -> list[Setting]:
+    """`setting` at each rate."""
+    return [replace(setting, lr=lr) for lr in rates]
 
 
 ABOVE = "nats above the byte frequencies"
@@ -308,7 +310,7 @@ def curves(
     every: int = 10,
     most: float = math.inf,
 ) -> Plot:
-    """Nats above the byte frequencies, at most `most`, by step, a line for each recipe or name."""
+    """Nats above the byte frequencies, at most `most`, by step, a line for each setting or name."""
     named = {str(name): by_seed for name, by_seed in outcomes.items()}
     rows = mapped(named, lambda outcome: [min(above, most) for above in outcome.progress[::every]])
     lines = lines_along(range(LAST, MANY, every), rows)
@@ -330,5 +332,5 @@ def losses_plot(
 def rates_plot(title: str, tried: Mapping[str, Outcomes]) -> Plot:
     """Ends of the runs without warm-up, at most a nat above the byte frequencies, by learning rate."""
     runs = ((name, *run) for name, outcomes in tried.items() for run in flat(outcomes))
-    ends = [(name, recipe.lr, min(run.excess, 1.0)) for name, recipe, _, run in runs if not recipe.warmup]
+    ends = [(name, setting.lr, min(run.excess, 1.0)) for name, setting, _, run in runs if not setting.warmup]
     return Plot(title, "learning rate", ABOVE, lines_at(ends), "x", LEVELS)

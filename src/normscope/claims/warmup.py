@@ -6,12 +6,12 @@ from dataclasses import replace
 from normscope.claims import training
 from normscope.claims.form import Case, Evidence, Figure, Setup, claim, effect, flat
 from normscope.claims.measure import NotMeasured
-from normscope.claims.training import WARMUP, Outcome, Recipe
+from normscope.claims.training import WARMUP, Outcome, Setting
 from normscope.train import MARGIN
 
-POST = tuple(Recipe(scheme="post", depth=depth) for depth in (4, 8, 12))
-POST_NORMAL = tuple(Recipe(scheme="post", init="normal", depth=depth) for depth in (4, 8))
-PRE = tuple(Recipe(scheme="pre", depth=depth) for depth in (4, 8, 16, 12))
+POST = tuple(Setting(scheme="post", depth=depth) for depth in (4, 8, 12))
+POST_NORMAL = tuple(Setting(scheme="post", init="normal", depth=depth) for depth in (4, 8))
+PRE = tuple(Setting(scheme="pre", depth=depth) for depth in (4, 8, 16, 12))
 SLOWER = 1e-3
 CLIP = 1.0
 """The threshold that 004 advises."""
@@ -22,22 +22,22 @@ def needs_warmup(setup: Setup) -> Evidence:
     """With and without warm-up: Post-LN from two kinds of weights, Pre-LN."""
     post, deep, pre, warmup = (*POST, *POST_NORMAL, replace(POST[1], lr=SLOWER)), POST[1:], PRE, WARMUP
     if setup.long:
-        long = Recipe(scheme="post", depth=10, steps=1000)
+        long = Setting(scheme="post", depth=10, steps=1000)
         post, deep = (long, replace(long, init="normal")), (long,)
         pre, warmup = (replace(long, scheme="pre"),), 500
     outcomes = training.trained(setup, [*post, *pre])
     cases = [
-        Case(seed, str(recipe), outcome.excess, not outcome.trains)
-        for recipe in post
-        for seed, outcome in outcomes[recipe].items()
+        Case(seed, str(setting), outcome.excess, not outcome.trains)
+        for setting in post
+        for seed, outcome in outcomes[setting].items()
     ]
     cases += training.effects(setup, deep[-1:], training.misses, part="deep")
-    warm = [replace(recipe, warmup=warmup) for recipe in deep]
-    for recipe in warm:
-        twice = 1 + (recipe is warm[0])  # the outcome of 8 blocks hangs on rounding, that of 12 does not
-        cases += training.effects(setup, [recipe], training.reaches, part="cure", replicas=twice)
-    for recipe in pre:
-        cases += training.effects(setup, [recipe], training.reaches, part="pre")
+    warm = [replace(setting, warmup=warmup) for setting in deep]
+    for setting in warm:
+        twice = 1 + (setting is warm[0])  # the outcome of 8 blocks hangs on rounding, that of 12 does not
+        cases += training.effects(setup, [setting], training.reaches, part="cure", replicas=twice)
+    for setting in pre:
+        cases += training.effects(setup, [setting], training.reaches, part="pre")
     cold = pre[-1]
     pair = [replace(cold, warmup=warmup), cold]
     cases += training.effects(setup, pair, training.lead, str(cold), part="short")
@@ -53,7 +53,7 @@ def needs_warmup(setup: Setup) -> Evidence:
     )
 
 
-SGD = tuple(Recipe(scheme="post", depth=8, optimizer="sgd", lr=lr) for lr in (0.1, 1.0))
+SGD = tuple(Setting(scheme="post", depth=8, optimizer="sgd", lr=lr) for lr in (0.1, 1.0))
 
 
 @claim("B17")
@@ -72,41 +72,41 @@ def fails_by_divergence(setup: Setup) -> Evidence:
     )
 
 
-def _ends(recipe: Recipe, seed: int, outcome: Outcome) -> Iterator[Case]:
-    where, value, flew = str(recipe), outcome.excess, not outcome.final <= outcome.losses[0]
+def _ends(setting: Setting, seed: int, outcome: Outcome) -> Iterator[Case]:
+    where, value, flew = str(setting), outcome.excess, not outcome.final <= outcome.losses[0]
     yield Case(seed, where, value, flew)
-    if recipe.optimizer == "adamw":
+    if setting.optimizer == "adamw":
         yield Case(seed, where, abs(value), abs(value) <= MARGIN, "adamw")
         yield Case.at_least(seed, where, max(outcome.losses) / outcome.losses[0], 1.1, "spike")
-    elif recipe.lr >= 1:
+    elif setting.lr >= 1:
         yield Case(seed, where, value, flew, "sgd")
 
 
-UNSTABLE = tuple(Recipe(scheme="residual-no-norm", depth=6, optimizer="sgd", lr=lr) for lr in (0.1, 0.3))
+UNSTABLE = tuple(Setting(scheme="residual-no-norm", depth=6, optimizer="sgd", lr=lr) for lr in (0.1, 0.3))
 """Runs without norms that overflow; 6 blocks were not looked at when the part was written."""
 
 
 @claim("C26", has_long=True)
 def clipping_rescues(setup: Setup) -> Evidence:
     """The same runs with and without clipping, under both optimisers."""
-    adamw = [POST[1], Recipe(scheme="residual-no-norm", depth=4, lr=3e-2)]
+    adamw = [POST[1], Setting(scheme="residual-no-norm", depth=4, lr=3e-2)]
     if setup.long:
-        adamw = [Recipe(scheme="post", depth=12, steps=1000)]
+        adamw = [Setting(scheme="post", depth=12, steps=1000)]
     bare, sound = [*adamw, SGD[-1], *UNSTABLE], training.ladder(PRE[0])[-1]
-    clipped = {recipe: replace(recipe, clip=CLIP) for recipe in (*bare, sound)}
+    clipped = {setting: replace(setting, clip=CLIP) for setting in (*bare, sound)}
     outcomes = training.trained(setup, [*bare, sound, *clipped.values()])
     cases = []
-    for recipe in bare:
-        where = f"{recipe.optimizer}, {clipped[recipe]}"
-        for seed, outcome in outcomes[recipe].items():
-            guarded = outcomes[clipped[recipe]][seed]
+    for setting in bare:
+        where = f"{setting.optimizer}, {clipped[setting]}"
+        for seed, outcome in outcomes[setting].items():
+            guarded = outcomes[clipped[setting]][seed]
             if not outcome.trains:
                 cases.append(Case(seed, where, guarded.excess, guarded.trains))
-                if recipe in UNSTABLE:
+                if setting in UNSTABLE:
                     cases.append(effect(seed, where, training.reaches([guarded]), part="sgd"))
     cases += training.effects(setup, [sound, clipped[sound]], training.lead, part="harm")
     worst = UNSTABLE[0]
-    shown = {recipe: outcomes[recipe] for recipe in (worst, clipped[worst])}
+    shown = {setting: outcomes[setting] for setting in (worst, clipped[worst])}
     reached = {seed: max(-3.0, -found.excess) for seed, found in shown[clipped[worst]].items()}
     return Evidence(
         cases,

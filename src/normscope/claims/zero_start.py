@@ -14,7 +14,7 @@ from torch import nn
 
 from normscope.claims.at_start import blocks_of, decoder, noise, stack_of, stream_by_block
 from normscope.claims.form import Case, Evidence, Figure, Setup, claim, effect, mapped
-from normscope.claims.training import Recipe, ShortRun, curves, losses_plot, train_changed, trained
+from normscope.claims.training import Setting, ShortRun, curves, losses_plot, train_changed, trained
 from normscope.claims.warmup import POST, PRE
 from normscope.errors import UsageError
 from normscope.nn import SCHEMES, Block, ModelConfig, Scaled, Slot, Where
@@ -37,9 +37,9 @@ def zero_last_maps(setup: Setup) -> Evidence:
         cases.append(Case(None, name, value, value == 0, "any"))
     runs = {}
     for name, scheme in RUNS.items():
-        recipe = Recipe(scheme=scheme, depth=6, init="xavier", steps=LONG_STEPS if setup.long else STEPS)
-        runs[name] = train_changed(setup, recipe)
-        runs[f"{name}, zero"] = train_changed(setup, recipe, zero_last)
+        setting = Setting(scheme=scheme, depth=6, init="xavier", steps=LONG_STEPS if setup.long else STEPS)
+        runs[name] = train_changed(setup, setting)
+        runs[f"{name}, zero"] = train_changed(setup, setting, zero_last)
     cases += setup.cases(lambda seed: _loss_cases(seed, runs))
     exact = float(sum(value == 0 for value in moved.values()))
     return Evidence(
@@ -170,8 +170,8 @@ def _learning_cases(seed: int) -> Iterator[Case]:
 
 def _train_with_gain(setup: Setup, place: str, gain: float) -> dict[int, ShortRun]:
     scheme, slot = PLACES[place]
-    recipe = Recipe(scheme=scheme, depth=6, steps=LONG_STEPS if setup.long else STEPS)
-    return train_changed(setup, recipe, lambda model: set_gains(model, slot, gain))
+    setting = Setting(scheme=scheme, depth=6, steps=LONG_STEPS if setup.long else STEPS)
+    return train_changed(setup, setting, lambda model: set_gains(model, slot, gain))
 
 
 def _settling_cases(seed: int, runs: Mapping[str, Mapping[int, ShortRun]]) -> Iterator[Case]:
@@ -191,7 +191,7 @@ EARLY = 100
 """Steps that are called early."""
 SHALLOW, DEEP = 8, 16
 """Blocks, in the short form and in the long one."""
-NO_NORM = Recipe(scheme="residual-no-norm", depth=SHALLOW, steps=EARLY)
+NO_NORM = Setting(scheme="residual-no-norm", depth=SHALLOW, steps=EARLY)
 GATED = {"rezero": NO_NORM, "highway": NO_NORM, "layerscale": PRE[1], "gtrxl": PRE[1]}
 """Each gated scheme with the same stack without a gate."""
 
@@ -202,19 +202,19 @@ def gates_help_early(setup: Setup) -> Evidence:
     depth = DEEP if setup.long else SHALLOW
     post = replace(POST[1], depth=depth)
     gated = {name: replace(NO_NORM, scheme=name, depth=depth) for name in GATED}
-    plain = {name: replace(recipe, depth=depth) for name, recipe in GATED.items()}
+    plain = {name: replace(setting, depth=depth) for name, setting in GATED.items()}
     outcomes = trained(setup, [*gated.values(), *plain.values(), post])
     early = mapped(outcomes, lambda outcome: replace(outcome, losses=outcome.losses[:EARLY]))
     cases = []
     for name, other in plain.items():
         for seed in setup.seeds:
-            gate, bare, on_stream = (early[recipe][seed].excess for recipe in (gated[name], other, post))
+            gate, bare, on_stream = (early[setting][seed].excess for setting in (gated[name], other, post))
             cases.append(effect(seed, f"{name} against {other.scheme}", bare - gate, part="helps"))
             cases.append(effect(seed, f"{name} against post", on_stream - gate, part="post"))
             moves = [change(scheme, depth, seed) for scheme in (name, other.scheme)]
             where = f"a block changes its input by {moves[0]:.2g} ({name}), {moves[1]:.2g} ({other.scheme})"
             cases.append(Case(seed, where, moves[0], moves[0] < moves[1]))
-    shown = {recipe.scheme: by_seed for recipe, by_seed in early.items()}
+    shown = {setting.scheme: by_seed for setting, by_seed in early.items()}
     return Evidence(
         cases,
         Figure.largest("largest share by which a gated block changes its input", cases),

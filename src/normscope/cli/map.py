@@ -161,7 +161,7 @@ def _cells(given: SimpleNamespace) -> "tuple[Cell, ...]":
     """The cells of the grid that the options name."""
     from normscope.maps import Grid
     from normscope.maps.grid import counts, rates, seeds, with_options, words
-    from normscope.train import RunConfig, TrialConfig
+    from normscope.train import Recipe, RunConfig
 
     base = RunConfig(
         model=with_options(given.model, width=given.width, heads=given.heads),
@@ -170,7 +170,7 @@ def _cells(given: SimpleNamespace) -> "tuple[Cell, ...]":
         seq_len=given.seq_len,
         validation=0.0,
         device=given.device,
-        trial=TrialConfig(optimizer=given.optimizer, steps=given.steps),
+        trial=Recipe(optimizer=given.optimizer, steps=given.steps),
     )
     read: dict[str, Callable[[str], Any]] = {
         "schemes": partial(words, "--schemes"),

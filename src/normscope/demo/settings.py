@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from normscope.train import TrialConfig
+from normscope.train import Recipe
 from normscope.train.criterion import CRITERION_STEPS
 
 
@@ -60,9 +60,9 @@ class Condition:
         size = f"depth={settings.depth},width={settings.width},heads={settings.heads}"
         return f"nn:decoder,{self.options},{size}"
 
-    def config(self, settings: Settings, seed: int) -> TrialConfig:
+    def config(self, settings: Settings, seed: int) -> Recipe:
         """The training settings of one run."""
-        return TrialConfig(
+        return Recipe(
             optimizer="adamw",
             lr=settings.lr,
             steps=settings.steps,

@@ -13,7 +13,7 @@ from normscope.forecast.record import Forecast, ForecastStep, LadderForecast, La
 from normscope.forecast.rule import Decision, decide
 from normscope.forecast.watch import RECENT, Progress, train_copies
 from normscope.subjects import Subject, untouched
-from normscope.train import TrialConfig, in_flushed_thread
+from normscope.train import Recipe, in_flushed_thread
 
 LADDER_STEPS = 36  # fewest steps of a rung: a pace over 10 of 20 steps is less certain
 RAMPS = (0.5, 1.0)  # warm-ups tried where the wanted learning rate fails, in lengths of the trial
@@ -28,7 +28,7 @@ FIRST = 15.0  # step before which the loss still depends on the first steps
 def forecast_ladder(
     subject: Subject,
     anatomy: Anatomy,
-    config: TrialConfig,
+    config: Recipe,
     rates: Iterable[float],
     progress: Progress | None = None,
 ) -> LadderForecast:
@@ -59,7 +59,7 @@ def forecast_ladder(
     return ladder.result(words, steps)
 
 
-def _at_rates(config: TrialConfig, rates: Iterable[float]) -> list[TrialConfig]:
+def _at_rates(config: Recipe, rates: Iterable[float]) -> list[Recipe]:
     """`config` at each of `rates` once, in ascending order."""
     configs = {rate: dataclasses.replace(config, lr=rate) for rate in rates}
     if not configs:
@@ -80,7 +80,7 @@ class _Ladder:
         largest = max((rung.lr for rung in self.rungs if rung.trains), default=None)
         return LadderForecast(tuple(self.rungs), largest, warmup, steps)
 
-    def try_all(self, configs: Sequence[TrialConfig]) -> None:
+    def try_all(self, configs: Sequence[Recipe]) -> None:
         """Add a forecast of each of `configs`, which share their steps."""
         size = self.replicas(configs)
         for done in range(0, len(configs), size):
@@ -91,14 +91,14 @@ class _Ladder:
                 told = _part(self.progress, i, 1, len(configs))
                 self.rungs.append(forecast(self.subject, self.anatomy, config, told))
 
-    def replicas(self, configs: Sequence[TrialConfig]) -> int:
+    def replicas(self, configs: Sequence[Recipe]) -> int:
         """Number of rungs stepped together; one where each has to be tried with and without warm-up."""
         if why_not_tried(self.subject, configs[0]) or any(c.warmup > c.steps for c in configs):
             return 1
         numbers = sum(p.numel() for p in self.subject.model.parameters())
         return max(1, min(len(configs), MOST_PARAMETERS // numbers))
 
-    def stacked(self, configs: Sequence[TrialConfig], progress: Progress) -> bool:
+    def stacked(self, configs: Sequence[Recipe], progress: Progress) -> bool:
         """Whether forecasts of `configs` could be made together.
 
         A model that cannot be copied, or whose copy does not learn, is left to `forecast`, which gives the
@@ -123,7 +123,7 @@ class _Ladder:
                 self.rungs.append(as_forecast(decision, self.subject, config, curve))
         return decisions is not None
 
-    def warmup(self, config: TrialConfig) -> tuple[str, int | None]:
+    def warmup(self, config: Recipe) -> tuple[str, int | None]:
         """Result on whether `config.lr` needs a warm-up, as a sentence and in steps."""
         known = [rung for rung in self.rungs if rung.lr == config.lr and rung.warmup == 0]
         bare = dataclasses.replace(config, warmup=0)

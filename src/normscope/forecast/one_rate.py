@@ -14,7 +14,7 @@ from normscope.forecast.watch import Progress, train_copies
 from normscope.probes.measurement import Measurement, not_measured
 from normscope.subjects import Subject, untouched
 from normscope.subjects.memory import is_out_of_memory
-from normscope.train import TrialConfig, in_flushed_thread
+from normscope.train import Recipe, in_flushed_thread
 
 NO_LOSS = "no loss function is known for this model; give one, as loss_fn or from the factory"
 NO_GRADIENT = "the loss of the last step was not finite, so it has no gradients"
@@ -23,7 +23,7 @@ NO_UPDATE = "the trial completed no step, or the model has no weight matrices"
 
 
 def forecast(
-    subject: Subject, anatomy: Anatomy, config: TrialConfig, progress: Progress | None = None
+    subject: Subject, anatomy: Anatomy, config: Recipe, progress: Progress | None = None
 ) -> Forecast:
     """Train a copy for `config.steps` steps as the user would, and judge the measurements.
 
@@ -60,7 +60,7 @@ class _Run:
 
     subject: Subject
     anatomy: Anatomy
-    config: TrialConfig
+    config: Recipe
     progress: Progress
     curve: list[ForecastStep] = field(default_factory=list)
 
@@ -102,7 +102,7 @@ class _Run:
 
 
 def as_forecast(
-    decision: Decision, subject: Subject, config: TrialConfig, curve: Sequence[ForecastStep]
+    decision: Decision, subject: Subject, config: Recipe, curve: Sequence[ForecastStep]
 ) -> Forecast:
     """A decision with its trial and measurements."""
     return Forecast(
@@ -118,7 +118,7 @@ def as_forecast(
     )
 
 
-def why_not_tried(subject: Subject, config: TrialConfig) -> str | None:
+def why_not_tried(subject: Subject, config: Recipe) -> str | None:
     """Reason why there is nothing to train; None where there is."""
     if subject.loss_fn is None:
         return NO_LOSS
@@ -135,7 +135,7 @@ def is_model_error(error: Exception) -> bool:
     return isinstance(error, kinds) and not isinstance(error, UsageError) and not is_out_of_memory(error)
 
 
-def interrupted(curve: Sequence[ForecastStep], config: TrialConfig) -> str:
+def interrupted(curve: Sequence[ForecastStep], config: Recipe) -> str:
     """Reason of a trial that was interrupted."""
     return f"interrupted after step {curve[-1].step if curve else 0} of {config.steps}"
 

@@ -17,7 +17,7 @@ from normscope.forecast.rule import DEAD, EXTENSION, TRANSIENT, Decision, decide
 from normscope.subjects import Subject
 from normscope.subjects.feed import tensors_in
 from normscope.subjects.targets import batch_entropy
-from normscope.train import TrialConfig, Trials, UpdateRatio, endless, many_trials, working_copy
+from normscope.train import Recipe, Trials, UpdateRatio, endless, many_trials, working_copy
 
 Progress = Callable[[int, int], None]
 
@@ -40,7 +40,7 @@ class WatchedTrial:
     subject: Subject
     anatomy: Anatomy
     model: nn.Module
-    config: TrialConfig
+    config: Recipe
     curve: list[ForecastStep]
     batches: int
 
@@ -99,7 +99,7 @@ class WatchedTrial:
 def train_copies(
     subject: Subject,
     anatomy: Anatomy,
-    configs: Sequence[TrialConfig],
+    configs: Sequence[Recipe],
     curves: Sequence[list[ForecastStep]],
     progress: Progress,
     checkpoint: Callable[[], None],

@@ -6,8 +6,17 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from normscope.subjects.own_run import Run
+
 Batch = Tensor | tuple[Any, ...] | Mapping[str, Any]
-"""A tensor, a tuple of positional arguments, or a mapping of keyword arguments of the model's forward."""
+"""A tensor, a tuple of positional arguments, or a mapping of keyword arguments of the model's forward.
+
+A mapping may also hold positional arguments, a tuple under `POSITIONAL`, and tensors that only the loss
+reads, under `LOSS_INPUTS`.
+"""
+
+POSITIONAL = "positional arguments"
+LOSS_INPUTS = "loss inputs"
 
 LossFn = Callable[[Any, Batch], Tensor]
 """`loss_fn(output, batch)` gives a scalar tensor."""
@@ -39,6 +48,7 @@ class Subject:
             the best loss of a model that ignores its input; None if targets are random or not ids.
         notes: remarks for the reader of the report ("a single batch is repeated").
         validation: like `batches`, over held-out data, the same at every seed; None if nothing is held out.
+        run: the user's own optimizer, schedule, clipping and precision; None if options set them.
     """
 
     model: nn.Module
@@ -51,6 +61,7 @@ class Subject:
     unigram_entropy: float | None = None
     notes: tuple[str, ...] = field(default=())
     validation: Batches | None = None
+    run: Run | None = None
 
     def forward(self, batch: Batch | None = None, model: nn.Module | None = None) -> Any:
         """The model's output on `batch` (default: the fixed one); `model` replaces the model by a copy."""
@@ -64,9 +75,10 @@ class Subject:
 
 
 def arguments_in(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of a forward: positional for a tensor or tuple, keywords for a mapping."""
+    """Arguments of a forward: positional for a tensor or tuple, keywords for a mapping, see `Batch`."""
     if isinstance(batch, Mapping):
-        return (), dict(batch)
+        keywords = {name: value for name, value in batch.items() if name not in (POSITIONAL, LOSS_INPUTS)}
+        return tuple(batch.get(POSITIONAL, ())), keywords
     return ((batch,) if isinstance(batch, Tensor) else tuple(batch)), {}
 
 

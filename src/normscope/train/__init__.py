@@ -1,11 +1,11 @@
 """Training: trials, their configuration and optimisers, and whole runs."""
 
-from normscope.train.config import OPTIMIZERS, PRECISIONS, SCHEDULES, Every, TrialConfig
 from normscope.train.copying import working_copy
 from normscope.train.criterion import CRITERION_STEPS, LAST, MARGIN, last_loss, trains
 from normscope.train.many import LoneTrials, Trials
 from normscope.train.optim import build_optimizers, hidden_matrices
 from normscope.train.prepare import prepared
+from normscope.train.recipe import OPTIMIZERS, PRECISIONS, SCHEDULES, Every, Recipe
 from normscope.train.run import Run
 from normscope.train.run_config import RunConfig
 from normscope.train.schedule import rate_factor, warmup_factor
@@ -24,11 +24,11 @@ __all__ = [
     "Every",
     "LoneTrials",
     "Observer",
+    "Recipe",
     "Run",
     "RunConfig",
     "Stopped",
     "Trial",
-    "TrialConfig",
     "TrialStack",
     "Trials",
     "UpdateRatio",

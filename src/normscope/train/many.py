@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from normscope.train.config import TrialConfig
+from normscope.train.recipe import Recipe
 from normscope.train.stack_forward import LossOf
 from normscope.train.trial import Trial
 
@@ -77,7 +77,7 @@ class LoneTrials(Trials):
         models: Sequence[nn.Module],
         batches: Sequence[Iterator[Any]],
         loss: LossOf,
-        configs: Sequence[TrialConfig],
+        configs: Sequence[Recipe],
     ) -> None:
         super().__init__(models)
         replicas = zip(models, batches, configs, strict=True)

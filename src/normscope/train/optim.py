@@ -9,13 +9,13 @@ from torch.optim import Optimizer
 
 from normscope.errors import UsageError
 from normscope.nn import Residual, block_matrices, has_own_rates, param_groups
-from normscope.train.config import TrialConfig
+from normscope.train.recipe import Recipe
 
 SGD_MOMENTUM = 0.9
 ADAM_EPS, ADAM_BETAS = 1e-8, (0.9, 0.999)  # PyTorch's defaults
 
 
-def build_optimizers(model: nn.Module, config: TrialConfig) -> list[Optimizer]:
+def build_optimizers(model: nn.Module, config: Recipe) -> list[Optimizer]:
     """The optimisers that together step every trainable parameter of `model`, once each.
 
     There is one for adamw, adam and sgd (momentum 0.9). Muon (kellerjordan.github.io/posts/muon) steps the
@@ -88,7 +88,7 @@ def _outer(model: nn.Module) -> set[int]:
 
 
 def _groups(
-    model: nn.Module, params: list[nn.Parameter], config: TrialConfig, default_decay: float
+    model: nn.Module, params: list[nn.Parameter], config: Recipe, default_decay: float
 ) -> list[dict[str, Any]]:
     """`params` in groups, with the learning rates of the model's parametrisation if it sets them."""
     decay = default_decay if config.weight_decay is None else config.weight_decay
@@ -98,7 +98,7 @@ def _groups(
     return param_groups(model, config.lr, optimizer=config.optimizer, eps=eps, weight_decay=decay)
 
 
-def _muon(model: nn.Module, trainable: list[nn.Parameter], config: TrialConfig) -> list[Optimizer]:
+def _muon(model: nn.Module, trainable: list[nn.Parameter], config: Recipe) -> list[Optimizer]:
     if not hasattr(torch.optim, "Muon"):
         raise UsageError(
             "optimizer 'muon'", "torch with torch.optim.Muon (2.9 or later)", "use adamw or upgrade"
@@ -121,7 +121,7 @@ def _among(groups: list[dict[str, Any]], keep: Callable[[nn.Parameter], bool]) -
     return [group for group in kept if group["params"]]
 
 
-def betas(config: TrialConfig) -> tuple[float, float]:
+def betas(config: Recipe) -> tuple[float, float]:
     """Adam's decay rates of the two moments."""
     own = ADAM_BETAS[0] if config.beta1 is None else config.beta1
     return own, ADAM_BETAS[1] if config.beta2 is None else config.beta2

@@ -10,9 +10,9 @@ import torch
 from normscope.errors import UsageError
 from normscope.subjects import Subject
 from normscope.subjects.rng import seeded
-from normscope.train.config import Every
 from normscope.train.folder import RunFolder
 from normscope.train.processes import Processes
+from normscope.train.recipe import Every
 from normscope.train.run import Run
 from normscope.train.run_config import RunConfig
 from normscope.train.trial import Observer, Trial, endless

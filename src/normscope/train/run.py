@@ -14,10 +14,10 @@ from normscope.subjects import Subject
 from normscope.subjects.feed import fingerprint
 from normscope.subjects.rng import generators_kept, put_random_state, take_random_state
 from normscope.train.batches import num_ids
-from normscope.train.config import Every
 from normscope.train.criterion import LAST, outcome
 from normscope.train.folder import Figures, RunFolder, Validations, require_same
 from normscope.train.processes import Processes
+from normscope.train.recipe import Every
 from normscope.train.run_config import RunConfig
 from normscope.train.schedule import rate_factor
 from normscope.train.state import State, put_state, take_state

@@ -12,8 +12,8 @@ from normscope.checks import count, text
 from normscope.errors import UsageError, suggest
 from normscope.subjects import Subject, load
 from normscope.subjects.text import SHARE
-from normscope.train.config import Every, TrialConfig
 from normscope.train.criterion import CRITERION_STEPS
+from normscope.train.recipe import Every, Recipe
 
 _PATHS = ("text", "source", "target")
 _SIZE = count(1, "a whole number from 1", "change it")
@@ -62,7 +62,7 @@ class RunConfig:
     device: str = "cpu"
     validate_every: int | None = None
     checkpoint_every: str = "60s"
-    trial: TrialConfig = field(default_factory=lambda: TrialConfig(steps=CRITERION_STEPS))
+    trial: Recipe = field(default_factory=lambda: Recipe(steps=CRITERION_STEPS))
 
     def __post_init__(self) -> None:
         for name in _PATHS:
@@ -96,7 +96,7 @@ class RunConfig:
         if "model" not in given:
             raise UsageError("a run without a model", "a MODEL such as nn:decoder,scheme=post", "name one")
         trial = {"steps": CRITERION_STEPS} | {k: v for k, v in given.items() if k in _OF_TRIAL}
-        return cls(trial=TrialConfig(**trial), **{k: v for k, v in given.items() if k not in _OF_TRIAL})
+        return cls(trial=Recipe(**trial), **{k: v for k, v in given.items() if k not in _OF_TRIAL})
 
     def to_dict(self) -> dict[str, Any]:
         """Every value by its name, flat, for JSON."""
@@ -133,8 +133,8 @@ class RunConfig:
 
 
 _OF_RUN = tuple(f.name for f in dataclasses.fields(RunConfig) if f.name != "trial")
-_OF_TRIAL = tuple(f.name for f in dataclasses.fields(TrialConfig))
-_DEFAULTS = {f.name: f.default for cls in (RunConfig, TrialConfig) for f in dataclasses.fields(cls)}
+_OF_TRIAL = tuple(f.name for f in dataclasses.fields(Recipe))
+_DEFAULTS = {f.name: f.default for cls in (RunConfig, Recipe) for f in dataclasses.fields(cls)}
 KEYS = (*_OF_RUN, *_OF_TRIAL)
 """All keys of a flat config."""
 

@@ -2,7 +2,7 @@
 
 import math
 
-from normscope.train.config import TrialConfig
+from normscope.train.recipe import Recipe
 
 
 def warmup_factor(step: int, warmup: int) -> float:
@@ -13,7 +13,7 @@ def warmup_factor(step: int, warmup: int) -> float:
     return 1.0 if warmup == 0 else min(1.0, (step + 1) / warmup)
 
 
-def rate_factor(config: TrialConfig, step: int) -> float:
+def rate_factor(config: Recipe, step: int) -> float:
     """Fraction of the full learning rate at 0-based `step` of a trial.
 
     After the warm-up, "cosine" falls from 1 to `config.lr_end` at the last of `config.steps`. "wsd" (Hu et

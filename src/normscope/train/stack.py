@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.func import stack_module_state
 
 from normscope.nn.tensors import tensors_of
-from normscope.train.config import TrialConfig
 from normscope.train.many import LoneTrials, Trials
+from normscope.train.recipe import Recipe
 from normscope.train.schedule import rate_factor
 from normscope.train.stack_forward import LossOf, StackedLoss, stack_batches
 from normscope.train.stack_optim import StackedOptimizer
@@ -41,7 +41,7 @@ class TrialStack(Trials):
         models: Sequence[nn.Module],
         batches: Sequence[Iterator[Any]],
         loss: LossOf,
-        configs: Sequence[TrialConfig],
+        configs: Sequence[Recipe],
     ) -> None:
         assert len(models) == len(batches) == len(configs) > 0, "one of each per replica"
         reason = unlike(models, configs)
@@ -117,7 +117,7 @@ def many_trials(
     models: Sequence[nn.Module],
     batches: Sequence[Iterator[Any]],
     loss: LossOf,
-    configs: Sequence[TrialConfig],
+    configs: Sequence[Recipe],
 ) -> Trials:
     """The trials as a `TrialStack` if they can be stacked, else as `LoneTrials`, as is a single trial.
 

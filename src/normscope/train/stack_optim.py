@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normscope.train.config import TrialConfig
 from normscope.train.optim import SGD_MOMENTUM, betas, build_optimizers
+from normscope.train.recipe import Recipe
 
 STACKED_OPTIMIZERS = ("adamw", "adam", "sgd")
 Betas = tuple[float, float]
@@ -51,7 +51,7 @@ class StackedOptimizer:
     """
 
     def __init__(
-        self, parameters: dict[str, Tensor], models: Sequence[nn.Module], configs: Sequence[TrialConfig]
+        self, parameters: dict[str, Tensor], models: Sequence[nn.Module], configs: Sequence[Recipe]
     ) -> None:
         self._rule = functools.partial(_RULES[configs[0].optimizer], betas(configs[0]))
         groups = [_group_of_each(model, config) for model, config in zip(models, configs, strict=True)]
@@ -97,7 +97,7 @@ class StackedOptimizer:
         self._limits = self._limits[rows]
 
 
-def _group_of_each(model: nn.Module, config: TrialConfig) -> dict[str, dict[str, Any]]:
+def _group_of_each(model: nn.Module, config: Recipe) -> dict[str, dict[str, Any]]:
     """Parameter name → its optimiser group."""
     (optimizer,) = build_optimizers(model, config)
     group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}

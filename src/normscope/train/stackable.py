@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import stack_module_state
 
 from normscope.nn.tensors import tensors_of
-from normscope.train.config import TrialConfig
+from normscope.train.recipe import Recipe
 from normscope.train.stack_forward import LossOf, StackedLoss, stack_batches
 from normscope.train.stack_optim import STACKED_OPTIMIZERS
 
@@ -19,7 +19,7 @@ _TOLERANCE = 1e-3
 """Relative tolerance for losses and gradients in single precision; errors of vmap are larger."""
 
 
-def why_not_stackable(model: nn.Module, batch: Any, loss: LossOf, config: TrialConfig) -> str | None:
+def why_not_stackable(model: nn.Module, batch: Any, loss: LossOf, config: Recipe) -> str | None:
     """The reason why trials of such models cannot be stacked; None if they can.
 
     One backward of a stack of two copies is compared with the single model's, unless it draws random numbers.
@@ -78,7 +78,7 @@ def _close(one: Tensor, other: Tensor) -> bool:
     return not math.isfinite(size) or float(torch.linalg.vector_norm(one - other)) <= _TOLERANCE * size
 
 
-def unlike(models: Sequence[nn.Module], configs: Sequence[TrialConfig]) -> str | None:
+def unlike(models: Sequence[nn.Module], configs: Sequence[Recipe]) -> str | None:
     """Describe a difference in a property that replicas of a stack must share; None if there is none."""
     for name in ("optimizer", "accumulation", "precision", "beta1", "beta2"):
         values = {getattr(config, name) for config in configs}

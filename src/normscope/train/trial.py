@@ -12,8 +12,8 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from normscope.train.config import TrialConfig
 from normscope.train.optim import build_optimizers, set_rate
+from normscope.train.recipe import Recipe
 from normscope.train.schedule import rate_factor
 
 
@@ -39,7 +39,7 @@ class Trial:
     model: nn.Module
     batches: Iterator[Any]
     loss: Callable[[nn.Module, Any], Tensor]
-    config: TrialConfig
+    config: Recipe
     observers: "Sequence[Observer]" = ()
     shared_loss: Callable[[float], float] | None = None
     keeps_norms: bool = False

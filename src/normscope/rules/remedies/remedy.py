@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from normscope.anatomy import Anatomy, Branch, Projection, named_modules, named_parameters
 from normscope.subjects import Subject
-from normscope.train import TrialConfig
+from normscope.train import Recipe
 
-Changed = tuple[Subject, TrialConfig]
-OfRun = Callable[[TrialConfig], TrialConfig]
+Changed = tuple[Subject, Recipe]
+OfRun = Callable[[Recipe], Recipe]
 OfModel = Callable[[Subject, Anatomy], Subject]
 
 
@@ -46,7 +46,7 @@ class Remedy:
     cost: str
     source: str
     reach: int
-    apply: Callable[[Subject, Anatomy, TrialConfig], Changed]
+    apply: Callable[[Subject, Anatomy, Recipe], Changed]
 
 
 REMEDIES: dict[str, Remedy] = {}
@@ -71,7 +71,7 @@ def model_remedy(name: str, *, reach: int, **texts: str) -> Callable[[OfModel], 
     mark = f"changed by the remedy {name}"
 
     def enter(change: OfModel) -> OfModel:
-        def once(subject: Subject, anatomy: Anatomy, config: TrialConfig) -> Changed:
+        def once(subject: Subject, anatomy: Anatomy, config: Recipe) -> Changed:
             if mark in subject.notes:
                 raise NotApplicable("it has been applied already")
             changed = change(subject, anatomy)
@@ -84,7 +84,7 @@ def model_remedy(name: str, *, reach: int, **texts: str) -> Callable[[OfModel], 
 
 
 def _enter(
-    name: str, reach: int, texts: dict[str, str], apply: Callable[[Subject, Anatomy, TrialConfig], Changed]
+    name: str, reach: int, texts: dict[str, str], apply: Callable[[Subject, Anatomy, Recipe], Changed]
 ) -> None:
     assert name not in REMEDIES, f"{name} is taken"
     lines = {field: " ".join(text.split()) for field, text in texts.items()}

@@ -3,7 +3,7 @@
 import dataclasses
 
 from normscope.rules.remedies.remedy import NotApplicable, run_remedy
-from normscope.train import TrialConfig
+from normscope.train import Recipe
 
 WARMUP = 100
 """Steps of the suggested warm-up."""
@@ -18,7 +18,7 @@ ADAM_EPS = 1e-6
     cost=f"about {WARMUP // 2} steps' worth of progress, once",
     source="Xiong et al. 2020, arXiv:2002.04745; Liu et al. 2020 (Admin), arXiv:2004.08249",
 )
-def warm_up(config: TrialConfig) -> TrialConfig:
+def warm_up(config: Recipe) -> Recipe:
     if config.warmup >= WARMUP:
         raise NotApplicable(f"the run warms up over {config.warmup} steps already")
     return dataclasses.replace(config, warmup=WARMUP)
@@ -31,7 +31,7 @@ def warm_up(config: TrialConfig) -> TrialConfig:
     cost="slower progress per step, up to 3 times",
     source="stability needs learning rate × curvature under a constant: Cohen et al. 2022, arXiv:2207.14484",
 )
-def lower_rate(config: TrialConfig) -> TrialConfig:
+def lower_rate(config: Recipe) -> Recipe:
     return dataclasses.replace(config, lr=config.lr / 3)
 
 
@@ -42,7 +42,7 @@ def lower_rate(config: TrialConfig) -> TrialConfig:
     cost="slower progress per step, up to 10 times",
     source="as lower-rate",
 )
-def much_lower_rate(config: TrialConfig) -> TrialConfig:
+def much_lower_rate(config: Recipe) -> Recipe:
     return dataclasses.replace(config, lr=config.lr / 10)
 
 
@@ -53,7 +53,7 @@ def much_lower_rate(config: TrialConfig) -> TrialConfig:
     cost="one pass over the gradients per step",
     source="Pascanu et al. 2013, arXiv:1211.5063; Adam's step hardly depends on the gradient's size",
 )
-def clip(config: TrialConfig) -> TrialConfig:
+def clip(config: Recipe) -> Recipe:
     if config.clip is not None and config.clip <= CLIP:
         raise NotApplicable(f"gradients are clipped to {config.clip:g} already")
     return dataclasses.replace(config, clip=CLIP)
@@ -66,7 +66,7 @@ def clip(config: TrialConfig) -> TrialConfig:
     cost="nothing",
     source="1e-8 is zero in float16; Wortsman et al. 2023, arXiv:2309.14322, on ε beside small gradients",
 )
-def adam_eps(config: TrialConfig) -> TrialConfig:
+def adam_eps(config: Recipe) -> Recipe:
     if config.optimizer not in ("adam", "adamw"):
         raise NotApplicable(f"{config.optimizer} has no ε")
     if config.eps is not None and config.eps >= ADAM_EPS:

@@ -12,7 +12,7 @@ from normscope.forecast import Forecast, forecast
 from normscope.rules.remedies.remedy import REMEDIES, Changed, NotApplicable
 from normscope.subjects import Subject
 from normscope.subjects.memory import is_out_of_memory
-from normscope.train import TrialConfig
+from normscope.train import Recipe
 
 Progress = Callable[[str, int, int], None]
 Status = Literal["rescues", "fails", "slow", "undecided", "not applicable"]
@@ -150,7 +150,7 @@ def needs_rescue(before: Forecast) -> bool:
 def try_remedies(
     subject: Subject,
     anatomy: Anatomy,
-    config: TrialConfig,
+    config: Recipe,
     before: Forecast,
     progress: Progress | None = None,
     names: Iterable[str] | None = None,
@@ -207,7 +207,7 @@ class _Tries:
 
     subject: Subject
     anatomy: Anatomy
-    config: TrialConfig
+    config: Recipe
     progress: Progress
     attempts: list[Attempt] = field(default_factory=list)
 
@@ -229,9 +229,7 @@ class _Tries:
             held = dataclasses.replace(again, longer=True, seconds=seconds)
             self.attempts[self.attempts.index(best)] = held
 
-    def attempt(
-        self, names: tuple[str, ...], config: TrialConfig, words: str, number: int, total: int
-    ) -> Attempt:
+    def attempt(self, names: tuple[str, ...], config: Recipe, words: str, number: int, total: int) -> Attempt:
         """Apply the remedies one after another to a copy, and forecast.
 
         A remedy that raises an error on this model is not applicable, with the error as its reason. The
@@ -258,7 +256,7 @@ class _Tries:
         return Attempt(names, seen, reason, time.perf_counter() - start)
 
 
-def apply_all(names: Iterable[str], subject: Subject, anatomy: Anatomy, config: TrialConfig) -> Changed:
+def apply_all(names: Iterable[str], subject: Subject, anatomy: Anatomy, config: Recipe) -> Changed:
     """The subject and the settings with all the remedies; NotApplicable where one is not."""
     reading, changed = anatomy, subject
     for name in names:
@@ -269,7 +267,7 @@ def apply_all(names: Iterable[str], subject: Subject, anatomy: Anatomy, config: 
     return changed, config
 
 
-def _short(settings: TrialConfig, config: TrialConfig) -> TrialConfig:
+def _short(settings: Recipe, config: Recipe) -> Recipe:
     """The settings for a trial: a new warm-up that is longer than the trial is compressed into it."""
     if settings.warmup == config.warmup or settings.warmup < settings.steps:
         return settings

@@ -1,4 +1,4 @@
-"""TrialConfig, the settings of one trial, and `Every`, the interval between checkpoints."""
+"""Recipe: what a step of training is, and `Every`, the interval between checkpoints."""
 
 import math
 from dataclasses import dataclass
@@ -36,8 +36,8 @@ _IN_WORDS = {"lr": "learning rate", "weight_decay": "weight decay"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialConfig:
-    """Settings of a trial's training.
+class Recipe:
+    """What a step of training is, and how many are tried.
 
     Attributes:
         optimizer: "adamw", "adam", "sgd" (momentum 0.9) or "muon", see `build_optimizers`.

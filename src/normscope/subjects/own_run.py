@@ -1,0 +1,48 @@
+"""Run: a training run of the user's own, as live objects."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+
+@dataclass(kw_only=True)
+class Run:
+    """A training run as its script builds it; a factory may return it, and `normscope.check` takes it.
+
+    Nothing of it is changed: trials step copies of the model and of the optimizers, with their state.
+
+    Attributes:
+        model: the module that trains.
+        batches: a batch, or an iterable of them, as for `normscope.check`.
+        loss: `loss(output, batch)` → scalar; None if the model computes its own.
+        optimizer: one or more optimizers that hold the parameters of `model`: PyTorch's, or any that follow
+            their protocol. A step is one step of each, in this order.
+        scheduler: the schedulers of the optimizers' learning rates, stepped after each step.
+        clip: largest norm of all gradients together; None does not clip.
+        precision: "float32" keeps the model's own type; "bfloat16" and "float16" run under autocast, the
+            latter with loss scaling.
+        accumulation: batches per step; the step is on their mean loss.
+    """
+
+    model: nn.Module
+    batches: Any
+    loss: Callable[[Any, Any], Tensor] | None = None
+    optimizer: Optimizer | Sequence[Optimizer] = field(default=())
+    scheduler: LRScheduler | Sequence[LRScheduler] = field(default=())
+    clip: float | None = None
+    precision: str = "float32"
+    accumulation: int = 1
+
+    @property
+    def optimizers(self) -> tuple[Optimizer, ...]:
+        """The optimizers, in the order in which they step."""
+        return (self.optimizer,) if isinstance(self.optimizer, Optimizer) else tuple(self.optimizer)
+
+    @property
+    def schedulers(self) -> tuple[LRScheduler, ...]:
+        """The schedulers."""
+        return (self.scheduler,) if isinstance(self.scheduler, LRScheduler) else tuple(self.scheduler)
