@@ -4,6 +4,25 @@ import difflib
 from collections.abc import Iterable
 
 _LONGEST_QUOTE = 300
+_SAME = tuple(
+    frozenset(names.split())
+    for names in (
+        "depth layers n_layer n_layers num_layers num_hidden_layers num_blocks encoder_layers decoder_layers",
+        "width dim d_model n_embd n_embed embed_dim model_dim hidden_size",
+        "heads nhead n_head n_heads num_heads num_attention_heads encoder_attention_heads",
+        "kv_heads n_kv_head n_kv_heads num_kv_heads num_key_value_heads",
+        "hidden d_ff dim_feedforward n_inner ffn_dim intermediate_size encoder_ffn_dim",
+        "vocab n_vocab vocab_size num_embeddings",
+        "context block_size n_ctx n_positions max_position_embeddings max_seq_len max_length "
+        "seq_len seq_length sequence_length",
+        "eps norm_eps layer_norm_eps layer_norm_epsilon rms_norm_eps",
+        "lr learning_rate",
+        "batch_size bs batch per_device_train_batch_size",
+        "steps max_steps num_steps max_iters iterations",
+        "warmup warmup_steps num_warmup_steps warmup_iters",
+    )
+)
+"""Names that mean the same in different libraries."""
 
 
 class NormscopeError(Exception):
@@ -27,9 +46,17 @@ class UsageError(NormscopeError, ValueError):
 def nearest(name: str, choices: Iterable[str]) -> str | None:
     """The choice most similar to `name`, or None if none is similar.
 
-    A choice that `name` begins with is preferred: "prenorm" means "pre", though "deepnorm" is as similar.
+    A choice that means the same is preferred ("n_layer" is "depth"), then one that `name` begins with:
+    "prenorm" means "pre", though "deepnorm" is as similar.
     """
     by_lower = {choice.lower(): choice for choice in choices}
+    plain = name.lower().replace("-", "_")
+    same = next((names for names in _SAME if plain in names), frozenset())
+    meant = [choice for choice in by_lower if choice.replace("-", "_") in same]
+    if meant:
+        return by_lower[
+            max(sorted(meant), key=lambda each: difflib.SequenceMatcher(None, plain, each).ratio())
+        ]
     begun = [choice for choice in by_lower if len(choice) > 2 and name.lower().startswith(choice)]
     if begun:
         return by_lower[max(begun, key=len)]

@@ -226,6 +226,29 @@ def test_help_keeps_the_name_of_the_table(capsys: pytest.CaptureFixture[str]) ->
     assert "[tool.normscope]" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("call", "meant"),
+    [
+        (["check", "m", "--learning-rate", "3"], "; did you mean --lr?"),
+        (["check", "m", "--learning_rate=3"], "; did you mean --lr?"),
+        (["train", "m", "--max-steps", "3"], "; did you mean --steps?"),
+        (["map", "--scheme", "post"], "; did you mean --schemes?"),
+        (["check", "m", "--optimiser", "sgd"], "; did you mean --optimizer?"),
+        (["check", "m", "--zzzz"], "."),
+        (["check", "m", "-z"], "."),
+        (["anatomy", "m", "--lr", "3"], "."),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else " ".join(value),
+)
+def test_an_unknown_option_names_what_was_meant(
+    call: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(call) == 2
+    option = next(word for word in call if word.startswith("-")).partition("=")[0]
+    wanted = f"normscope: No such option: {option}{meant} See `normscope {call[0]} --help`.\n"
+    assert capsys.readouterr().err == wanted
+
+
 def test_the_options_of_check_are_frozen() -> None:
     """Scripts depend on these names: change this list only together with the changelog."""
     from typer.main import get_command

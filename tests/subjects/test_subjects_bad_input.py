@@ -61,11 +61,19 @@ def batch_does_not_fit():
 def needs_argument(depth):
     return model()
 
+class NeedsConfig(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+
 def without_parameters():
     return nn.ReLU()
 """
 
 REMOTE = json.dumps({"model_type": "mine", "auto_map": {"AutoModel": "m.M"}})
+
+UNKNOWN_SCHEME = (
+    'scheme "per": expected one of the 40 that `normscope schemes` lists; the nearest name is "peri".'
+)
 
 Case = tuple[str, Callable[[Path], str], tuple[str, ...]]
 
@@ -74,12 +82,19 @@ CASES: list[Case] = [
     ("empty", lambda p: "", ('MODEL ""', "nn:decoder")),
     ("no name", lambda p: "hf:", ('"hf:"', "a name after hf:")),
     ("unknown prefix", lambda p: "hff:gpt2", ('"hff:gpt2"', "hf:MODEL_TYPE")),
-    ("no factory", lambda p: f"{p}/factories.py", ("factories.py", "FACTORY")),
+    ("no factory", lambda p: f"{p}/factories.py", ("factories.py:FACTORY", "`normscope init /")),
+    ("a folder", lambda p: str(p), ("let `normscope init /", "write a factory for the model in that")),
     ("unknown type", lambda p: "hf:gtp2", ('"gtp2"', 'the nearest name is "gpt2"')),
     ("unlike any type", lambda p: "hf:zzzzzzzzzzz", ("zzzzzzzzzzz", "a model type of transformers")),
     ("name of the Hub", lambda p: "hf:openai-community/gpt2", ("openai-community/gpt2", "never downloaded")),
     ("typo in an option", lambda p: "hf:gpt2,n_layers=2", ('"n_layers"', 'the nearest name is "n_layer"')),
-    ("option of the other type", lambda p: "hf:bert,n_layer=2", ('"n_layer"', "BertConfig")),
+    (
+        "option of the other type",
+        lambda p: "hf:bert,n_layer=2",
+        ('"n_layer"', "BertConfig", 'name is "num_hidden_layers"'),
+    ),
+    ("a name in its code", lambda p: "hf:llama,layers=2", ('"layers"', 'name is "num_hidden_layers"')),
+    ("their name for ours", lambda p: "nn:decoder,hidden_size=8", ('nearest name is "width"',)),
     ("option without value", lambda p: "hf:gpt2,n_layer", ('"n_layer"', "key=value")),
     ("option twice", lambda p: "hf:gpt2,n_layer=1,n_layer=2", ('"n_layer"', "each option once")),
     ("value of a wrong type", lambda p: 'hf:gpt2,n_layer="two"', ("n_layer", "GPT2Config")),
@@ -99,7 +114,7 @@ CASES: list[Case] = [
     ("unknown model of ours", lambda p: "nn:decodr", ("nn:decodr", 'the nearest name is "decoder"')),
     ("patches of ours", lambda p: "nn:vision,patch=5", ("patch=5", "divide the image")),
     ("option of another model of ours", lambda p: "nn:vision,vocab=9", ('"vocab"', "nn:vision")),
-    ("unknown scheme", lambda p: "nn:decoder,scheme=per", ('scheme "per"', "deepnorm", "the nearest name")),
+    ("unknown scheme", lambda p: "nn:decoder,scheme=per", (UNKNOWN_SCHEME,)),
     ("unknown option of ours", lambda p: "nn:decoder,dept=2", ('"dept"', 'the nearest name is "depth"')),
     ("heads of ours", lambda p: "nn:decoder,width=10,heads=3", ("heads=3", "divide")),
     ("depth zero", lambda p: "nn:decoder,depth=0", ("depth 0", "from 1")),
@@ -144,7 +159,17 @@ CASES: list[Case] = [
         lambda p: f"{_factories(p)}:batch_does_not_fit",
         ("RuntimeError", "float32 (2, 5)"),
     ),
-    ("factory with arguments", lambda p: f"{_factories(p)}:needs_argument", ("depth", "key=value")),
+    ("factory with arguments", lambda p: f"{_factories(p)}:needs_argument", ("depth", "key=value, or let")),
+    (
+        "class with arguments",
+        lambda p: f"{_factories(p)}:NeedsConfig",
+        ("'config'", "factories.py --class NeedsConfig` write a factory"),
+    ),
+    (
+        "no factory of that name",
+        lambda p: f"{_factories(p)}:zzz",
+        ("check its name, or let `normscope init",),
+    ),
     (
         "typo for the factory",
         lambda p: f"{_factories(p)}:model,widht=4",

@@ -95,6 +95,12 @@ def test_an_option_that_only_the_model_reads() -> None:
     assert subject.model.model.layers[0].self_attn.q_proj.weight.shape == (8, 16)
 
 
+def test_an_option_that_only_the_code_of_the_configuration_reads() -> None:
+    """An older name of ModernBERT. The code of Llama has the word "layers" too, not as an option: bad input."""
+    spec = f"hf:modernbert,{BERT},vocab_size=300,pad_token_id=0,global_attn_every_n_layers=1"
+    assert load(spec).model.config.layer_types == ["full_attention"]
+
+
 def test_seed_and_batches() -> None:
     first, same, other = load(GPT2, seed=1), load(GPT2, seed=1), load(GPT2, seed=2)
     assert torch.equal(first.model.lm_head.weight, same.model.lm_head.weight)

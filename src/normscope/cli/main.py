@@ -26,7 +26,7 @@ from normscope.cli import (
 from normscope.cli.completing import as_bash_wants
 from normscope.cli.defaults import read_defaults
 from normscope.cli.output import is_of_output, spell_out, unwritten
-from normscope.errors import UsageError, describe
+from normscope.errors import UsageError, describe, nearest
 from normscope.interrupts import only_once
 
 app = typer.Typer(
@@ -105,11 +105,20 @@ def _one_line(error: typer.TyperException) -> str:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "normscope"
     message = error.format_message() if hasattr(error, "format_message") else str(error)
+    if hasattr(error, "possibilities") and context is not None:
+        message = _unknown_option(str(getattr(error, "option_name", "")), context)
     words = " ".join(message.replace("Value error, ", "").split())
     words += "" if words.endswith((".", "?")) or not words else "."
     if (line := _in_file(error, context)) is not None:
         return f"{line}: {words.rpartition(': ')[2]} Fix that line."
     return f"{words} See `{command} --help`." if words else ""
+
+
+def _unknown_option(name: str, context: Any) -> str:
+    """The message for an option that the command does not have, with the nearest that it has."""
+    options = {option.strip("-"): option for param in context.command.params for option in param.opts}
+    best = nearest(name.strip("-"), [word for word, option in options.items() if option.startswith("--")])
+    return f"No such option: {name}" + (f"; did you mean {options[best]}?" if best is not None else "")
 
 
 def _in_file(error: typer.TyperException, context: Any) -> str | None:

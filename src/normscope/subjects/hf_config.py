@@ -170,7 +170,7 @@ def _is_read_in_code(key: str, config_class: Any) -> bool:
     Qwen 2's model reads `config.head_dim`; ModernBERT's configuration turns older names into newer ones.
     """
     own = config_class.__module__
-    declared = rf'"{key}"'
+    declared = rf'kwargs(\.\w+\(|\[)\s*"{key}"|"{key}" (not )?in kwargs'
     read = rf'config\.{key}\b|config, "{key}"'
     places = ((own, declared), (own.replace(".configuration_", ".modeling_"), read))
     return any(re.search(pattern, _source(module)) for module, pattern in places)

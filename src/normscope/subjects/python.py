@@ -7,6 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from shlex import quote
 from types import ModuleType
 from typing import Any
 
@@ -101,7 +102,7 @@ def _find(spec: Spec, module: ModuleType) -> Callable[..., Any]:
         raise UsageError(
             f'factory "{spec.factory}" of "{spec.text}" (not found)',
             f'a function in "{spec.name}"',
-            suggest(spec.factory, own, "check its name"),
+            suggest(spec.factory, own, f"check its name{_or_init(module)}"),
         )
     if not callable(factory):
         raise UsageError(
@@ -117,11 +118,22 @@ def _find(spec: Spec, module: ModuleType) -> Callable[..., Any]:
             "a factory that takes exactly the given options",
             suggest(wrong, known, "change the options")
             if wrong
-            else "give the arguments as options, key=value",
+            else f"give the arguments as options, key=value{_or_init(module, factory)}",
         ) from error
     except ValueError:
         pass  # no signature: the call itself will fail if the options are wrong
     return factory
+
+
+def _or_init(module: ModuleType, factory: Any = None) -> str:
+    """Words that name the command which writes a factory; empty where no file holds the module."""
+    path = Path(module.__file__ or "")
+    if path.suffix != ".py":
+        return ""
+    here = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    is_model = isinstance(factory, type) and issubclass(factory, nn.Module)
+    chosen = f" --class {factory.__name__}" if is_model else ""
+    return f", or let `normscope init {quote(str(here))}{chosen}` write a factory"
 
 
 def _checked(spec: Spec, made: Any) -> tuple[nn.Module, Any, LossFn | None]:

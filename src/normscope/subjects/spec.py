@@ -3,6 +3,8 @@
 import json
 import re
 from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
 from typing import Any, Literal
 
 from normscope.errors import UsageError
@@ -49,8 +51,11 @@ def parse(text: str) -> Spec:
 
 
 def _what_was_meant(text: str) -> str:
-    if text.split(":")[0].endswith(".py"):
-        return f'name the factory too, "{text.rstrip(":")}:FACTORY"'
+    path = text.rstrip(":")
+    if path.endswith(".py"):
+        return f'name the factory too, "{path}:FACTORY", or let `normscope init {quote(path)}` write one'
+    if path and Path(path).is_dir():
+        return f"let `normscope init {quote(path)}` write a factory for the model in that folder"
     if text and ":" not in text:
         return f'for a model type of Hugging Face write "hf:{text}"'
     return "write one of these"

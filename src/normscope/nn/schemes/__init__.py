@@ -70,6 +70,6 @@ SCHEMES: Mapping[str, Scheme] = MappingProxyType({scheme.name: scheme for scheme
 def scheme_named(name: str) -> Scheme:
     """The scheme called `name`; UsageError with the nearest name if it is unknown."""
     if name not in SCHEMES:
-        known = ", ".join(SCHEMES)
-        raise UsageError(f'scheme "{name}"', f"one of {known}", suggest(name, SCHEMES, "choose one of these"))
+        known = f"one of the {len(SCHEMES)} that `normscope schemes` lists"
+        raise UsageError(f'scheme "{name}"', known, suggest(name, SCHEMES, "choose one of them"))
     return SCHEMES[name]
