@@ -96,7 +96,7 @@ def test_an_option_that_only_the_model_reads() -> None:
 
 
 def test_an_option_that_only_the_code_of_the_configuration_reads() -> None:
-    """An older name of ModernBERT. The code of Llama has the word "layers" too, not as an option: bad input."""
+    """An older name of ModernBERT. Code of Llama has the word "layers" too, not as an option."""
     spec = f"hf:modernbert,{BERT},vocab_size=300,pad_token_id=0,global_attn_every_n_layers=1"
     assert load(spec).model.config.layer_types == ["full_attention"]
 
