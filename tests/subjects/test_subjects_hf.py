@@ -95,6 +95,35 @@ def test_an_option_that_only_the_model_reads() -> None:
     assert subject.model.model.layers[0].self_attn.q_proj.weight.shape == (8, 16)
 
 
+@pytest.mark.parametrize("lacking", ["decoder_start_token_id", "pad_token_id"])
+@pytest.mark.parametrize("in_pairs", [False, True], ids=["text", "pairs"])
+def test_a_decoder_without_a_start_or_a_pad_starts_with_0(
+    lacking: str, in_pairs: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "source").write_text("one two three\nfour\n" * 20)
+    (tmp_path / "target").write_text("uno\nquattro\n" * 20)
+    pairs = {"source": tmp_path / "source", "target": tmp_path / "target"} if in_pairs else {}
+    whole, subject = (
+        load(f"{T5},vocab_size=300", **pairs),
+        load(f"{T5},vocab_size=300,{lacking}=null", **pairs),
+    )
+    assert f"the config has no {lacking}: the decoder starts with id 0" in subject.notes
+    inputs = subject.batch["decoder_input_ids"]
+    assert torch.equal(inputs, whole.model._shift_right(whole.batch["labels"]))
+    assert (inputs >= 0).all()
+    with torch.no_grad():
+        assert torch.equal(subject.model.eval()(**subject.batch).loss, whole.model.eval()(**whole.batch).loss)
+
+
+def test_a_config_from_code_lacks_the_start_of_its_decoder() -> None:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(d_model=16, d_kv=8, num_heads=2, d_ff=16, num_layers=1, vocab_size=300)
+    subject = make_subject(T5ForConditionalGeneration(config), seq_len=16)
+    assert subject.loss().isfinite()
+    assert not hasattr(config, "decoder_start_token_id"), "the model stays as it is"
+
+
 def test_an_option_that_only_the_code_of_the_configuration_reads() -> None:
     """An older name of ModernBERT. Code of Llama has the word "layers" too, not as an option."""
     spec = f"hf:modernbert,{BERT},vocab_size=300,pad_token_id=0,global_attn_every_n_layers=1"

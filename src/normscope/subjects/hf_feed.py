@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from normscope.nn.output import IGNORED
 from normscope.subjects.assemble import AttemptError, first_that_runs, looking, shorter
 from normscope.subjects.corpus import Corpus, encode
 from normscope.subjects.data import CLASSIFIERS, ENCODER_DECODERS, Data
@@ -139,7 +140,8 @@ def _is_causal(subject: Subject) -> bool:
 def _feeds(feeder: Feeder) -> Iterator[Feed]:
     if feeder.main not in FLOAT_INPUTS and feeder.corpus is not None:
         for short in shorter(feeder.portions, feeder.model):
-            yield _text_feed(dataclasses.replace(feeder, portions=short), feeder.corpus)
+            feed = _text_feed(dataclasses.replace(feeder, portions=short), feeder.corpus)
+            yield _started(feed, feeder.model.config) if feeder.kind == "seq2seq" else feed
     if feeder.main in FLOAT_INPUTS:
         for shape in float_shapes(feeder.main, feeder.model.config, feeder.portions):
             yield _float_feed(feeder, feeder.main, shape)
@@ -167,6 +169,28 @@ def _text_feed(feeder: Feeder, corpus: Corpus) -> Feed:
             yield {name: ids}
 
     return Feed(in_blocks(plain, portions), f"{corpus}, {portions}", notes=_NO_HEAD)
+
+
+def _started(feed: Feed, config: Any) -> Feed:
+    """`feed` with the decoder's inputs where transformers cannot make them from the labels.
+
+    It shifts them only if the config has `decoder_start_token_id` and `pad_token_id`; a `T5Config()` built in
+    code has only the second, with which T5 starts.
+    """
+    start, pad = (getattr(config, name, None) for name in ("decoder_start_token_id", "pad_token_id"))
+    if isinstance(start, int) and isinstance(pad, int):
+        return feed
+    padding = pad if isinstance(pad, int) else 0
+    first = start if isinstance(start, int) else padding
+
+    def shifted(batch: Batch) -> Batch:
+        assert isinstance(batch, dict)
+        ids = batch["labels"].roll(1, dims=1)
+        ids[:, 0] = first
+        return batch | {"decoder_input_ids": ids.masked_fill(ids == IGNORED, padding)}
+
+    lacking = "pad_token_id" if isinstance(start, int) else "decoder_start_token_id"
+    return feed.map(shifted).noting(f"the config has no {lacking}: the decoder starts with id {first}")
 
 
 def _causal(corpus: Corpus, portions: Portions) -> Iterator[Batch]:
