@@ -117,7 +117,7 @@ def test_a_row_says_its_verdict_in_words_and_by_a_mark(id: str, sign: str, words
 def test_a_row_opens_to_what_was_measured(page: str) -> None:
     body = page.partition('id="Z2-open"')[2].partition('<details class="claim')[0]
     for words in (
-        *("half of it", "not so at", "d = 0, x &lt; 1", "2 of 4 cases agree", "Nobody looked."),
+        *("half of it", "counter-example", "d = 0, x &lt; 1", "2 of 4 cases agree", "Nobody looked."),
         *(
             "A note &lt;b&gt;of&lt;/b&gt; 3.14.",
             "On a GPU: there is none.",

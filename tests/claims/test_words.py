@@ -107,7 +107,7 @@ def test_json_has_every_key_and_no_nan(tested: list[Outcome]) -> None:
 
 def test_the_documented_keys_are_those_of_the_json(tested: list[Outcome]) -> None:
     _, _, rows = render_page("claims.md", tested, TWO, "normscope claims", 1.0).partition(
-        "A claim is an object of"
+        "A claim is an object with these keys:"
     )
     documented = {
         key for row in re.findall(r"^\| (`.*?) \|", rows, re.MULTILINE) for key in re.findall(r"`(\w+)`", row)
@@ -127,7 +127,7 @@ def test_one_claim_in_full_has_all_that_was_measured(tested: list[Outcome]) -> N
         "零空间",
     ):
         assert words in full
-    assert "why       needs a GPU <here>" in in_full(tested[3])
+    assert "reason        needs a GPU <here>" in in_full(tested[3])
 
 
 def test_the_table_of_a_terminal_keeps_brackets(tested: list[Outcome]) -> None:
@@ -165,6 +165,16 @@ def test_a_table_of_some_claims_shows_the_rows_of_the_page(tested: list[Outcome]
     page, rows = render_page("claims.md", tested, TWO, "", 1.0), render_page("table.md", tested, TWO)
     assert verdicts(rows, "docs/claims.md") == verdicts(page)
     assert verdicts(page)
+
+
+@pytest.mark.parametrize("claim", CLAIMS.values(), ids=lambda claim: claim.id)
+def test_the_page_shows_the_sentences_as_they_are(claim: Claim) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    entry = page.partition(f"\n### {claim.id}\n\n")[2].partition("\n###")[0].replace("&lt;", "<")
+    assert entry.startswith(claim.sentence.says + "\n")
+    assert f"- **criterion**: {claim.asks} ({claim.kind})\n" in entry
+    if "- **verdict**: **not measured**" not in entry:
+        assert [part.says for part in claim.parts.values() if f"tested**: {part.says} **" not in entry] == []
 
 
 def test_the_readme_counts_the_verdicts_of_the_page() -> None:

@@ -107,7 +107,7 @@ def effects_words(judgement: Judgement) -> list[str]:
 
 
 def counter_words(judgement: Judgement) -> str:
-    """The case that the sentence is not true of, "" where there is none."""
+    """The counter-example, "" where there is none."""
     case = judgement.counterexample
     return "" if case is None else f"{case.where}: {number(case.value)}"
 
@@ -230,25 +230,25 @@ def _verb(verdict: Verdict, number: int) -> str:
 
 def in_full(tested: ClaimResult) -> list[str]:
     """One claim, line by line, for a terminal."""
-    claim, cached = tested.claim, " (kept from before)" if tested.cached else ""
+    claim, cached = tested.claim, " (from the cache)" if tested.cached else ""
     head = [f"{claim.id}  {claim.sentence.says}", *[f"    {claim.says_zh}"] * bool(claim.says_zh), ""]
-    lines = [f"{label:<10}{'' if len(label) < 10 else ' '}{words}" for label, words in facts(tested)]
-    return [*head, *lines, f"{'took':<10}{tested.seconds:.1f} s{cached}; {claim.file}"]
+    lines = [f"{label:<14}{words}" for label, words in facts(tested)]
+    return [*head, *lines, f"{'time':<14}{tested.seconds:.1f} s{cached}; {claim.file}"]
 
 
 def facts(tested: ClaimResult, strong: str = "") -> Iterator[tuple[str, str]]:
-    """A claim's entry by label: sources, what was asked, verdict, figure, parts, notes.
+    """A claim's entry by label: sources, criterion, verdict, figure, parts, notes.
 
     Args:
         tested: the claim.
         strong: put on both sides of a verdict: "**" in Markdown.
     """
     claim, evidence = tested.claim, tested.evidence
-    yield "said in", "; ".join(map(_source, claim.sources))
-    yield "asked", f"{claim.asks} ({claim.kind})"
+    yield "source", "; ".join(map(_source, claim.sources))
+    yield "criterion", f"{claim.asks} ({claim.kind})"
     yield "verdict", _judged(tested.judgement, strong)
     if tested.reason:
-        yield "why", tested.reason
+        yield "reason", tested.reason
     if evidence.figure is not None:
         yield "figure", figure_words(evidence.figure)
     for words in effects_words(tested.judgement):
@@ -256,7 +256,7 @@ def facts(tested: ClaimResult, strong: str = "") -> Iterator[tuple[str, str]]:
     for part in tested.parts.values():
         effects = "; ".join(effects_words(part))
         words = f"{part.sentence.says} {_judged(part, strong)}"
-        yield "besides", words + (effects and f"; effect: {effects}")
+        yield "also tested", words + (effects and f"; effect: {effects}")
     for note in evidence.notes:
         yield "note", note
     for words in evidence.unmeasured if evidence.cases else ():
@@ -276,4 +276,4 @@ def _judged(judgement: Judgement, strong: str) -> str:
         return verdict
     counter = counter_words(judgement)
     agree = f"{judgement.held} of {judgement.cases} cases agree"
-    return f"{verdict}; {agree}" + (f"; not so at {counter}" if counter else "")
+    return f"{verdict}; {agree}" + (f"; counter-example: {counter}" if counter else "")

@@ -37,7 +37,7 @@ _IN_WORDS = {"lr": "learning rate", "weight_decay": "weight decay"}
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What a step of training is, and how many are tried.
+    """Settings of a step of training, and the number of steps that are tried.
 
     Attributes:
         optimizer: "adamw", "adam", "sgd" (momentum 0.9) or "muon", see `build_optimizers`.
