@@ -3,6 +3,8 @@
 import dataclasses
 import re
 
+import pytest
+
 from normscope.claims import Claim, Setup, Verdict, in_order, measure_claim
 from normscope.claims.page import render_page
 from normscope.claims.sentences import sentences
@@ -34,3 +36,16 @@ def test_the_sentence_stands_beside_the_claim_everywhere(odd: dict[str, Claim]) 
     assert "**在我们的条件下成立**（x &lt; 1）" in row
     assert len(re.findall(r"(?<!\\)\|", row)) == 6
     assert "1 条论断：在我们的条件下成立 1。" in page
+
+
+@pytest.mark.parametrize("claim", in_order(), ids=lambda claim: claim.id)
+def test_conditions_and_hypotheses_are_in_chinese_too(claim: Claim) -> None:
+    sentence = claim.sentence
+    assert bool(sentence.condition) == bool(sentence.condition_zh)
+    assert bool(sentence.hypothesis) == bool(sentence.hypothesis_zh)
+    figures = r"\d+(?:\.\d+)?(?:e-?\d+)?"
+    for english, chinese in (
+        (sentence.condition, sentence.condition_zh),
+        (sentence.hypothesis, sentence.hypothesis_zh),
+    ):
+        assert sorted(re.findall(figures, english)) == sorted(re.findall(figures, chinese))

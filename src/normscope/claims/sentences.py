@@ -36,6 +36,7 @@ class Sentence:
             mean over seeds.
         of: name of the population that the cases are ("real blocks"), so that "met in N of M" says something;
             "" where they are only a list of ours.
+        condition_zh, hypothesis_zh: the condition and the hypothesis in Chinese, for the Chinese page.
     """
 
     says: str
@@ -43,6 +44,8 @@ class Sentence:
     hypothesis: str = ""
     smallest: float | None = None
     of: str = ""
+    condition_zh: str = ""
+    hypothesis_zh: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
