@@ -77,5 +77,6 @@ def joined(parallel: str | None, device: str) -> Iterator[Processes]:
     processes = Distributed(parallel or "ddp", device)
     try:
         yield processes
+        dist.barrier()  # PyTorch wants all processes to leave their group at about the same time
     finally:
         dist.destroy_process_group()
