@@ -1,0 +1,228 @@
+"""Events of a training script: calls of its outermost modules, its backwards, the steps of its optimizers.
+
+PyTorch's global hooks see every module and optimizer without a change to the script. PyTorch has no hook for
+a backward, for clipping and for loss scaling: those functions are wrapped.
+"""
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+_TRANSPARENT = {
+    "DistributedDataParallel",
+    "DataParallel",
+    "FullyShardedDataParallel",
+    "LightningModule",
+    "DeepSpeedEngine",
+}
+"""Classes whose call hands on to a module inside; that one counts as the outermost."""
+
+
+class Listener(Protocol):
+    """Receiver of the events."""
+
+    def begins(self, module: nn.Module) -> None:
+        """An outermost module is about to run with gradients."""
+
+    def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """An outermost module has run with gradients."""
+
+    def differentiates(self, loss: Tensor) -> None:
+        """A backward from `loss` is about to run."""
+
+    def steps(self, optimizer: Optimizer) -> None:
+        """An optimizer is about to step."""
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """An optimizer has stepped."""
+
+    def skipped(self, optimizer: Optimizer) -> None:
+        """A loss scaler has skipped the step of an optimizer, because a gradient is not finite."""
+
+    def scales(self, scaler: GradScaler) -> None:
+        """A loss is about to be scaled."""
+
+    def clips(self, norm: float) -> None:
+        """Gradients are about to be clipped to `norm`."""
+
+
+class _Running(threading.local):
+    """The outermost module that runs in this thread, and the number of modules that run inside it."""
+
+    outermost: nn.Module | None = None
+    inside: int = 0
+
+
+class Events:
+    """Sends the events of all threads to a listener, from `attach` on.
+
+    Attributes:
+        optimizers: the optimizers that were built since.
+        autocast: dtype of autocast in the last call of an outermost module; None without autocast.
+    """
+
+    def __init__(self, listener: Listener) -> None:
+        self.optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self.autocast: torch.dtype | None = None
+        self._listener = listener
+        self._running = _Running()
+        self._num_backwards = 0
+        self._is_paused = False
+
+    def attach(self) -> ExitStack:
+        """Begin to send; close the result to end."""
+        held = ExitStack()
+        for handle in (
+            register_module_forward_pre_hook(self._enters),
+            register_module_forward_hook(self._leaves, with_kwargs=True, always_call=True),
+            register_optimizer_step_pre_hook(self._steps),
+            register_optimizer_step_post_hook(self._stepped),
+        ):
+            held.callback(handle.remove)
+        clipping = torch.nn.utils.clip_grad
+        for owner, name, wrapper in (
+            (torch.autograd, "backward", self._backward),
+            (Optimizer, "__init__", self._built),
+            (GradScaler, "scale", self._scale),
+            (GradScaler, "step", self._scaler_step),
+            (nn.Module, "compile", self._compile),
+            (clipping, "clip_grad_norm_", self._clip),
+            (clipping, "clip_grads_with_norm_", self._clip),
+            (torch.nn.utils, "clip_grad_norm_", self._clip),
+            (torch.nn.utils, "clip_grads_with_norm_", self._clip),
+        ):
+            original = getattr(owner, name)
+            setattr(owner, name, _wrapped(original, wrapper))
+            held.callback(setattr, owner, name, original)
+        return held
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Context in which nothing is sent: the modules that run are normscope's own work."""
+        before, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = before
+
+    def _enters(self, module: nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling() or self._is_paused or self._num_backwards:
+            return  # a compiler only traces the call; in a backward, checkpointed blocks run again
+        running = self._running
+        if running.outermost is not None:
+            running.inside += 1
+            if running.inside == 1:
+                self._note_autocast()
+        elif not _is_transparent(type(module)):
+            running.outermost = module
+            self.autocast = None
+            self._note_autocast()
+            if torch.is_grad_enabled():
+                self._listener.begins(module)
+
+    def _leaves(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        running = self._running
+        if torch.compiler.is_compiling() or self._is_paused or self._num_backwards:
+            return
+        if running.outermost is None or _is_transparent(type(module)) and running.outermost is not module:
+            return
+        if running.inside:
+            running.inside -= 1
+            return
+        running.outermost = None
+        if output is not None and torch.is_grad_enabled():  # None: the forward raised
+            self._listener.called(module, args, kwargs, output)
+
+    def _note_autocast(self) -> None:
+        for device in ("cuda", "cpu"):
+            if torch.is_autocast_enabled(device):
+                self.autocast = torch.get_autocast_dtype(device)
+
+    def _steps(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._is_paused:
+            self._listener.steps(optimizer)
+
+    def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._is_paused:
+            self._listener.stepped(optimizer)
+
+    def _backward(self, original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        loss = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
+        if isinstance(loss, Tensor) and not self._num_backwards and not self._is_paused:
+            self._listener.differentiates(loss)
+        self._num_backwards += 1
+        try:
+            return original(tensors, *args, **kwargs)
+        finally:
+            self._num_backwards -= 1
+
+    def _built(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
+        self.optimizers.add(optimizer)
+
+    def _scale(self, original: Callable[..., Any], scaler: GradScaler, *args: Any, **kwargs: Any) -> Any:
+        if not self._is_paused and scaler.is_enabled():
+            self._listener.scales(scaler)
+        return original(scaler, *args, **kwargs)
+
+    def _scaler_step(
+        self, original: Callable[..., Any], scaler: GradScaler, optimizer: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if self._is_paused:
+            return original(scaler, optimizer, *args, **kwargs)
+        stepped: list[Optimizer] = []
+        handle = register_optimizer_step_pre_hook(lambda each, *_: stepped.append(each))
+        try:
+            result = original(scaler, optimizer, *args, **kwargs)
+        finally:
+            handle.remove()
+        if not stepped:
+            self._listener.skipped(optimizer)
+        return result
+
+    def _compile(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        """`module.compile()` replaces the call that runs the hooks; let it run ours outside compiled code."""
+        original(module, *args, **kwargs)
+        compiled = module._compiled_call_impl
+        assert compiled is not None
+
+        def call(*inputs: Any, **keywords: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return compiled(*inputs, **keywords)
+            self._enters(module, inputs)
+            output = None
+            try:
+                output = compiled(*inputs, **keywords)
+            finally:
+                self._leaves(module, inputs, keywords, output)
+            return output
+
+        module._compiled_call_impl = call  # type: ignore[assignment]
+
+    def _clip(self, original: Callable[..., Any], parameters: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._is_paused:
+            self._listener.clips(float(max_norm))
+        return original(parameters, max_norm, *args, **kwargs)
+
+
+@functools.cache
+def _is_transparent(kind: type) -> bool:
+    return not _TRANSPARENT.isdisjoint(each.__name__ for each in kind.__mro__)
+
+
+def _wrapped(original: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(original, *args, **kwargs)
+
+    return call

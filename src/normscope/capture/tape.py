@@ -1,0 +1,241 @@
+"""Tape: the calls of PyTorch's functions between a model's output and its loss, which can be run again.
+
+A training script computes its loss in its own code. The tape records that code as it runs, so that the loss of
+a copy of the model, or of the model at a later step, can be computed without the script.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
+
+from normscope.subjects.subject import LOSS_INPUTS, Batch
+
+_SCALES = {"mul", "multiply", "div", "divide", "true_divide", "__mul__", "__rmul__", "__truediv__"}
+"""Names of functions that only scale a loss, if their other argument is a constant."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Place of a tensor that depends on the model's output."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Given:
+    """Place of a tensor that does not, such as labels."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call; its tensors are replaced by their places."""
+
+    function: Callable[..., Any]
+    arguments: Any
+    keywords: Any
+
+
+@dataclass(frozen=True)
+class Program:
+    """A loss as a function of a model's output and of given tensors.
+
+    Attributes:
+        num_outputs: number of tensors in the model's output, which have the first slots.
+        steps: the calls in order; the tensors in each result have the next slots.
+        result: slot of the loss.
+        is_whole: False if a part of the loss depends on weights, but not through the output (a penalty on
+            weights): its value is kept, its gradient is lost.
+    """
+
+    num_outputs: int
+    steps: tuple[Step, ...]
+    result: int
+    is_whole: bool = True
+
+    def __call__(self, output: Any, given: Sequence[Tensor]) -> Tensor:
+        """The loss of `output`, a scalar.
+
+        Raises:
+            ValueError: the output has another number of tensors than the recorded one.
+        """
+        values = list(tensors_of(output))
+        if len(values) != self.num_outputs:
+            raise ValueError(f"{len(values)} tensors in the output, {self.num_outputs} when it was recorded")
+
+        def value(place: Any) -> Any:
+            if isinstance(place, Slot):
+                return values[place.index]
+            return given[place.index] if isinstance(place, Given) else place
+
+        for step in self.steps:
+            result = step.function(*_mapped(value, step.arguments), **_mapped(value, step.keywords))
+            values.extend(tensors_of(result))
+        return values[self.result].reshape(())
+
+
+def replayed_loss(output: Any, batch: Batch) -> Tensor:
+    """The loss of a recorded batch: its program stands with its tensors under `LOSS_INPUTS`."""
+    assert isinstance(batch, Mapping)
+    program, *given = batch[LOSS_INPUTS]
+    return program(output, given)
+
+
+class Tape(TorchFunctionMode):
+    """Mode that records the calls on tensors that depend on `output`, from `start` to `stop`."""
+
+    def __init__(self, output: Any) -> None:
+        super().__init__()
+        self._slots: dict[int, int] = {}
+        self._held: list[Tensor] = []  # an id is given to another tensor once its own is gone
+        self._given: dict[int, tuple[int, Tensor]] = {}
+        self._steps: list[Step] = []
+        self._makers: dict[int, Step] = {}
+        self._is_whole = True
+        self._keep(output)
+        self.outputs = tuple(self._held)
+        self.is_recording = False
+
+    def start(self) -> None:
+        """Begin to record, in this thread."""
+        self.__enter__()
+        self.is_recording = True
+
+    def stop(self) -> None:
+        """End the recording. If the script has entered another mode since, this one stays, and is idle."""
+        if self.is_recording and _get_current_function_mode() is self:
+            self.__exit__(None, None, None)
+        self.is_recording = False
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if self.is_recording and any(id(t) in self._slots for t in tensors_of((args, kwargs))):
+            results = list(tensors_of(result))
+            if results or func.__name__ == "__setitem__":
+                step = Step(func, _mapped(self._place, args), _mapped(self._place, kwargs))
+                self._steps.append(step)
+                self._makers |= dict.fromkeys(range(len(self._held), len(self._held) + len(results)), step)
+                self._keep(result)
+        return result
+
+    def _keep(self, result: Any) -> None:
+        for tensor in tensors_of(result):
+            self._slots[id(tensor)] = len(self._held)
+            self._held.append(tensor)
+
+    def _place(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if id(value) in self._slots:
+            return Slot(self._slots[id(value)])
+        if value.requires_grad:
+            self._is_whole = False
+        number, _ = self._given.setdefault(id(value), (len(self._given), value))
+        return Given(number)
+
+    @property
+    def cuts(self) -> bool:
+        """Whether a recorded call may have cut its result from the graph, as `detach` and `.data` do."""
+        return any(step.function.__name__ in ("detach", "__get__") for step in self._steps)
+
+    def recording(self, loss: Tensor) -> "Recording | None":
+        """The recorded loss; None if `loss` does not depend on the output, or is not a scalar."""
+        slot = self._slots.get(id(loss))
+        if slot is None or loss.numel() != 1:
+            return None
+        program = Program(len(self.outputs), tuple(self._steps), slot, self._is_whole)
+        given = tuple(tensor.detach() for _, tensor in self._given.values())
+        values = {slot: loss.detach()}
+        scales: list[tuple[int, float]] = []
+        while (scaled := self._unscaled(slot, given)) is not None:
+            slot, _ = scaled
+            values[slot] = self._held[slot].detach()
+            scales.append(scaled)
+        return Recording(program, given, values, tuple(scales))
+
+    def _unscaled(self, slot: int, given: Sequence[Tensor]) -> tuple[int, float] | None:
+        """Slot of the scalar that was scaled to the one in `slot`, and the factor; None if none was."""
+        maker = self._makers.get(slot)
+        if maker is None or maker.function.__name__ not in _SCALES or len(maker.arguments) != 2:
+            return None
+        scaled = [a for a in maker.arguments if isinstance(a, Slot)]
+        factors = [given[a.index] if isinstance(a, Given) else a for a in maker.arguments if a not in scaled]
+        if len(scaled) != 1 or self._held[scaled[0].index].numel() != 1:
+            return None
+        factor = factors[0]
+        if not isinstance(factor, int | float) and not (isinstance(factor, Tensor) and factor.numel() == 1):
+            return None
+        divides = "div" in maker.function.__name__
+        return scaled[0].index, 1 / float(factor) if divides else float(factor)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recorded loss with its values.
+
+    Attributes:
+        program, given: see `Program`.
+        values: value of the loss that was differentiated, and of the scalars that were scaled to it, by slot.
+        scales: slot before each scaling at the end of the loss, and its factor; the last scaling comes first.
+    """
+
+    program: Program
+    given: tuple[Tensor, ...]
+    values: Mapping[int, Tensor]
+    scales: tuple[tuple[int, float], ...]
+
+    def without(self, factors: Sequence[float]) -> "Recording":
+        """The loss before the last scalings, as long as their factors are 1 or among `factors`, each once."""
+        left, result, scales = [*factors], self.program.result, self.scales
+        for slot, factor in self.scales:
+            near = next((f for f in (1.0, *left) if math.isclose(f, factor, rel_tol=1e-6)), None)
+            if near is None:
+                break
+            if near in left:
+                left.remove(near)
+            result, scales = slot, scales[1:]
+        program = dataclasses.replace(self.program, result=result)
+        return dataclasses.replace(self, program=program, scales=scales)
+
+    @property
+    def value(self) -> Tensor:
+        """Value of the loss, a scalar."""
+        return self.values[self.program.result]
+
+
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in a result: in tuples, lists, mappings, and the fields of plain objects, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from tensors_of(part)
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from tensors_of(part)
+    elif isinstance(value, slice):
+        yield from tensors_of((value.start, value.stop, value.step))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from tensors_of([getattr(value, field.name) for field in dataclasses.fields(value)])
+
+
+def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """`value` with `function` applied to each leaf of its tuples, lists, dicts and slices."""
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_mapped(function, part) for part in value))
+    if isinstance(value, tuple | list):
+        return type(value)(_mapped(function, part) for part in value)
+    if isinstance(value, dict):
+        return {key: _mapped(function, part) for key, part in value.items()}
+    if isinstance(value, slice):
+        return slice(*(_mapped(function, part) for part in (value.start, value.stop, value.step)))
+    return function(value)
