@@ -11,7 +11,19 @@ ROOMS = [
     *("errors", "atomic", "checks", "interrupts", "schemas", "notebook", "doctor", "starter", "completion"),
     *("linalg", "kernels", "nn", "subjects", "anatomy"),
     *("train", "probes"),
-    *("forecast", "rules", "report", "pipeline", "testing", "maps", "monitor", "claims", "demo", "cli"),
+    *(
+        "forecast",
+        "rules",
+        "report",
+        "pipeline",
+        "capture",
+        "testing",
+        "maps",
+        "monitor",
+        "claims",
+        "demo",
+        "cli",
+    ),
 ]
 PACKAGE = Path(normscope.__file__).parent
 DOORS = {"__init__.py", "__main__.py"}  # the two ways in stand above all rooms

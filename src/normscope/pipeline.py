@@ -44,6 +44,8 @@ from normscope.train import Recipe
 
 Progress = Callable[[str, int, int], None]
 """`progress(stage, done, total)`: called at the start of each stage and at each step of the forecast."""
+Begun = Callable[[str, int], None]
+"""The same without the total."""
 
 
 class CheckInterrupted(KeyboardInterrupt):
@@ -59,8 +61,8 @@ NOTHING_READ = Anatomy(())
 
 
 @dataclass
-class _Run:
-    """Results of one check so far; `report()` may be called at any time."""
+class Check:
+    """One check and its results so far; `report()` may be called at any time."""
 
     subject: Subject
     config: Recipe
@@ -181,7 +183,7 @@ def check(
     _require_steps(steps, rates, try_remedies)
     for rate in rates:  # an invalid rate is refused before the long work
         dataclasses.replace(config, lr=rate)
-    run = _Run(
+    run = Check(
         subject, config, Spending(account), parse_codes(select), parse_codes(ignore), rates, try_remedies
     )
     with only_once():
@@ -203,7 +205,7 @@ def _require_steps(steps: int, rates: tuple[float, ...], remedies: bool) -> None
         raise UsageError(f"{what} with steps=0", "real steps to try", "use steps=20, the default")
 
 
-def _keep(run: _Run, stop: KeyboardInterrupt) -> None:
+def _keep(run: Check, stop: KeyboardInterrupt) -> None:
     """Keep the results that an interrupted trial had so far."""
     if isinstance(stop, ForecastInterrupted):
         run.forecast = stop.forecast
@@ -213,50 +215,67 @@ def _keep(run: _Run, stop: KeyboardInterrupt) -> None:
         run.remedies = stop.rescue
 
 
-def _measure(run: _Run, progress: Progress, reraise: bool) -> None:
+def _measure(run: Check, progress: Progress, reraise: bool) -> None:
     total = len(PROBES) + 2 + bool(run.rates) + run.try_remedies
-    progress("anatomy", 0, total)
+
+    def begun(stage: str, done: int) -> None:
+        progress(stage, done, total)
+
+    look(run, begun, reraise)
+    _try_out(run, begun, len(PROBES) + 1)
+    begun("done", total)
+
+
+def look(run: Check, progress: Begun, reraise: bool) -> None:
+    """Read the model and run the probes."""
+    progress("anatomy", 0)
     with run.timed("anatomy"):
         run.anatomy = read_anatomy(run.subject)
     require_residual_stream(run.anatomy, run.subject.spec)
     probes = PROBES | {"jacobian": partial(measure_jacobian, spending=run.spending)}
     for done, (name, probe) in enumerate(probes.items(), start=1):
-        progress(name, done, total)
+        progress(name, done)
         with run.timed(name):
             run.measurements.extend(_probed(name, probe, run, reraise))
-    _try_out(run, progress, len(PROBES) + 1, total)
-    progress("done", total, total)
 
 
-def _try_out(run: _Run, progress: Progress, done: int, total: int) -> None:
+def _try_out(run: Check, progress: Begun, done: int) -> None:
     """Run the trials: the intended run, then other learning rates, then remedies."""
-    given = (run.subject, run.anatomy, run.config)
-
-    def stepping(stage: str, at: int) -> Callable[[int, int], None]:
-        progress(stage, at, total)
-        return lambda step, steps: progress(f"{stage}, step {step} of {steps}", at, total)
-
     with run.timed("forecast"):
-        run.forecast = forecast(*given, stepping("forecast", done))
+        told = _stepping(progress, "forecast", done)
+        run.forecast = forecast(run.subject, run.anatomy, run.config, told)
         run.measurements.extend(forecast_measurements(run.forecast))
+    try_others(run, progress, done + 1)
+
+
+def try_others(run: Check, progress: Begun, done: int) -> None:
+    """Try other learning rates and remedies, as far as wanted; `done` stages came before."""
+    assert run.forecast is not None
+    given = (run.subject, run.anatomy, run.config)
     if run.rates and run.forecast.outcome == "not measured":
         run.notes.append(f"no other learning rates were tried: {run.forecast.reason}")
     elif run.rates:
-        done += 1
         with run.timed("rates"):
-            run.ladder = forecast_ladder(*given, run.rates, stepping("rates", done))
+            run.ladder = forecast_ladder(*given, run.rates, _stepping(progress, "rates", done))
     if run.try_remedies:
-        progress("remedies", done + 1, total)
+        done += bool(run.rates)
+        progress("remedies", done)
         with run.timed("remedies"):
             run.remedies = try_remedies(
                 *given,
                 run.forecast,
-                lambda words, number, count: progress(f"{words} ({number + 1} of {count})", done + 1, total),
+                lambda words, number, count: progress(f"{words} ({number + 1} of {count})", done),
             )
 
 
+def _stepping(progress: Begun, stage: str, done: int) -> Callable[[int, int], None]:
+    """Begin a stage; return the `progress(step, steps)` of its trial."""
+    progress(stage, done)
+    return lambda step, steps: progress(f"{stage}, step {step} of {steps}", done)
+
+
 def _probed(
-    name: str, probe: Callable[[Subject, Anatomy], Iterable[Measurement]], run: _Run, reraise: bool
+    name: str, probe: Callable[[Subject, Anatomy], Iterable[Measurement]], run: Check, reraise: bool
 ) -> Iterator[Measurement]:
     """Yield one probe's measurements; if it fails, a "not measured" row and a note give the reason.
 

@@ -134,7 +134,7 @@ class Events:
         running = self._running
         if torch.compiler.is_compiling() or self._is_paused or self._num_backwards:
             return
-        if running.outermost is None or _is_transparent(type(module)) and running.outermost is not module:
+        if running.outermost is None:
             return
         if running.inside:
             running.inside -= 1
@@ -207,15 +207,16 @@ class Events:
                 self._leaves(module, inputs, keywords, output)
             return output
 
-        module._compiled_call_impl = call  # type: ignore[assignment]
+        module._compiled_call_impl = call
 
-    def _clip(self, original: Callable[..., Any], parameters: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
+    def _clip(
+        self, original: Callable[..., Any], parameters: Any, max_norm: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         if not self._is_paused:
             self._listener.clips(float(max_norm))
         return original(parameters, max_norm, *args, **kwargs)
 
 
-@functools.cache
 def _is_transparent(kind: type) -> bool:
     return not _TRANSPARENT.isdisjoint(each.__name__ for each in kind.__mro__)
 

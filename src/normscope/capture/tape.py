@@ -1,7 +1,7 @@
 """Tape: the calls of PyTorch's functions between a model's output and its loss, which can be run again.
 
-A training script computes its loss in its own code. The tape records that code as it runs, so that the loss of
-a copy of the model, or of the model at a later step, can be computed without the script.
+A training script computes its loss in its own code. The tape records that code as it runs, so that the loss
+of a copy of the model, or of the model at a later step, can be computed without the script.
 """
 
 import dataclasses
@@ -213,7 +213,7 @@ class Recording:
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in a result: in tuples, lists, mappings, and the fields of plain objects, in order."""
+    """Yield the tensors in a result: in tuples, lists, mappings and dataclasses, in order."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
