@@ -10,7 +10,7 @@ import pytest
 
 from normscope.cli import check
 from normscope.cli.main import app, run
-from normscope.cli.output import emit, is_of_output, require_writable, spell_out
+from normscope.cli.output import emit, format_for, is_of_output, require_writable, spell_out
 from normscope.errors import UsageError
 
 SMALL = ["nn:decoder,depth=1,width=16,heads=2", "--batch-size", "2", "--seq-len", "16"]
@@ -64,6 +64,103 @@ def test_a_page_is_utf_8_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     spell_out()
     emit('\n<!doctype html><meta charset="utf-8">σ→é', None)
     assert written.getvalue().decode("utf-8").endswith("σ→é")
+
+
+# Formats ----------------------------------------------------------------------------------------------
+
+
+def beginning(path: Path) -> str:
+    """The format of a file, by its content."""
+    text = path.read_text(encoding="utf-8").lstrip()
+    return {"<": "html", "{": "json", "[": "json", "#": "markdown"}.get(text[0], "text")
+
+
+@pytest.mark.parametrize(
+    ("call", "endings"),
+    [
+        (["check", *SMALL, "--steps", "0", "--budget", "fast"], "txt json html HTM md"),
+        (["anatomy", *SMALL], "txt json"),
+        (["schemes"], "txt json md"),
+        (["doctor"], "txt json"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_the_ending_of_the_file_sets_the_format(call: list[str], endings: str, tmp_path: Path) -> None:
+    formats = {"md": "markdown", "txt": "text", "HTM": "html"}
+    for ending in endings.split():
+        path = tmp_path / f"result.{ending}"
+        run([*call, "-o", str(path)])
+        assert beginning(path) == formats.get(ending, ending)
+    for name in ("result.v2.txt", "result"):
+        run([*call, "-o", str(tmp_path / name), "--format", "json"])
+        assert beginning(tmp_path / name) == "json", "such a name says no format"
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (
+            ["check", "m", "--format", "json", "-o", "r.html"],
+            "r.html with --format json: expected a name that ends in .json",
+        ),
+        (
+            ["check", "m", "-o", "r.png"],
+            "r.png: expected a name that ends in .txt or .json or .html or .md; change the",
+        ),
+        (
+            ["anatomy", "m", "-o", "r.html"],
+            "r.html: expected a name that ends in .txt or .json; change the name.",
+        ),
+        (
+            ["schemes", "--format", "text", "-o", "r.md"],
+            "r.md with --format text: expected a name that ends in .txt",
+        ),
+        (["doctor", "-o", "r.md"], "--output r.md: expected"),
+        (["claims", "A1", "--format", "markdown-zh", "-o", "r.html"], "expected a name that ends in .md"),
+        (["demo", "-o", "r.json"], "--output r.json: expected a name that ends in .html; change the name."),
+        (
+            ["map", "--lrs", "1e-3", "-o", "m.md"],
+            "--output m.md: expected a name that ends in .html or .json",
+        ),
+        (["map", "--lrs", "1e-3", "--png", "n.html"], "--png n.html: expected a name that ends in .png"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_name_that_contradicts_the_format_is_refused_before_the_work(
+    call: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for work in (
+        "subjects.load",
+        "subjects.load_to_read",
+        "doctor.diagnose",
+        "claims.run_claims",
+        "maps.run.settings",
+    ):
+        monkeypatch.setattr(f"normscope.{work}", lambda *given, **more: pytest.fail("the work was begun"))
+    assert run(call) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_both_pages_in_markdown_may_end_in_md() -> None:
+    formats = ["text", "markdown", "markdown-zh"]
+    assert format_for(Path("a.md"), formats) == "markdown"
+    assert format_for(Path("a.md"), formats, "markdown-zh") == "markdown-zh"
+
+
+def test_the_file_goes_before_the_projects_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("pyproject.toml").write_text('[tool.normscope]\nformat = "json"\n')
+    for name, format in (("r.html", "html"), ("r", "json")):
+        run(["check", *SMALL, "--steps", "0", "--budget", "fast", "-o", name])
+        assert beginning(Path(name)) == format
 
 
 # Files ------------------------------------------------------------------------------------------------

@@ -38,6 +38,18 @@ def test_a_store_alone_is_shown_again(stored: Path, capsys: pytest.CaptureFixtur
     assert stored.read_bytes() == before
 
 
+def test_the_file_of_a_map_is_json_where_its_name_says_so(
+    stored: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = stored.with_name("m.json")
+    assert run(["map", "--store", str(stored), "--output", str(file)]) == 0
+    document = json.loads(file.read_text())
+    assert len(document["cells"]) == 8
+    shown = capsys.readouterr()
+    assert "8 of 8 done" in shown.out
+    assert f"Results: {file}" in shown.err
+
+
 def test_a_finished_map_is_not_trained_again(
     stored: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from normscope.cli import options
-from normscope.cli.output import emit, require_writable
+from normscope.cli.output import chosen_format, emit, require_writable
 from normscope.cli.progress import quiet_libraries
 
 SCHEMA = "normscope.anatomy/1"
@@ -50,6 +50,7 @@ def command(
     from normscope.subjects import load_to_read
 
     require_writable(output)
+    format = chosen_format(context, options.TextOrJson)
     with redirect_stdout(sys.stderr), quiet_libraries():
         anatomy = read_anatomy(load_to_read(model, **options.loading(context)))
         require_residual_stream(anatomy, model)

@@ -11,7 +11,7 @@ import typer
 
 from normscope.cli import options
 from normscope.cli.options import FailOn, option
-from normscope.cli.output import emit, require_writable
+from normscope.cli.output import chosen_format, emit, require_writable
 from normscope.cli.progress import progress_bar, quiet_libraries
 from normscope.completion import complete_codes
 from normscope.errors import UsageError
@@ -116,6 +116,7 @@ def command(
     from normscope.subjects import load
 
     require_writable(output)
+    format = chosen_format(context, Format)
     if steps == 0 and (forecast or rates is not None or try_remedies):
         flag = "--try-remedies" if try_remedies else "--forecast"
         raise UsageError(f"{flag} with --steps 0", "real steps to try", "leave --steps out")

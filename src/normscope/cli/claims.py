@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from normscope.cli.options import Output, Text
-from normscope.cli.output import emit, require_writable
+from normscope.cli.output import chosen_format, emit, require_writable
 from normscope.cli.progress import progress_bar, quiet_libraries
 from normscope.errors import UsageError
 
@@ -32,6 +32,7 @@ class Format(StrEnum):
 
 
 def command(
+    context: typer.Context,
     ids: Annotated[
         list[str] | None,
         typer.Argument(
@@ -82,6 +83,7 @@ def command(
         return 0
     _require_long(claims, long)
     require_writable(output)
+    format = chosen_format(context, Format)
     if text is not None:
         _require_text(text)
     setup = Setup(seeds=tuple(range(seeds)), long=long, text=text)

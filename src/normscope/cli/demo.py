@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normscope.cli.output import emit, require_writable
+from normscope.cli.output import emit, format_for, require_writable
 
 if TYPE_CHECKING:
     from normscope.demo.run import Story
@@ -39,6 +39,7 @@ def tell(settings: "Settings", output: Path) -> int:
     with contextlib.suppress(OSError):
         output.parent.mkdir(parents=True, exist_ok=True)
     require_writable(output)
+    format_for(output, ["html"])
     story = _watched(settings) if sys.stdout.isatty() else _listed(settings)
     if story.interrupted:
         print("normscope: interrupted; these are the results so far", file=sys.stderr)

@@ -6,10 +6,11 @@ from typing import Annotated
 import typer
 
 from normscope.cli.options import Output, TextOrJson
-from normscope.cli.output import emit, require_writable
+from normscope.cli.output import chosen_format, emit, require_writable
 
 
 def command(
+    context: typer.Context,
     format: Annotated[TextOrJson, typer.Option(help="Format of the diagnosis.")] = TextOrJson.TEXT,
     output: Output = None,
 ) -> int:
@@ -22,6 +23,7 @@ def command(
     from normscope.doctor import diagnose, text_diagnosis
 
     require_writable(output)
+    format = chosen_format(context, TextOrJson)
     diagnosis = diagnose()
     as_json = format is TextOrJson.JSON
     emit(json.dumps(diagnosis, indent=2) + "\n" if as_json else text_diagnosis(diagnosis), output)

@@ -13,7 +13,7 @@ import typer
 
 from normscope.cli.map_progress import map_progress
 from normscope.cli.options import BatchSize, Device, Format, SeqLen, Text, Traceback, option
-from normscope.cli.output import emit, require_writable
+from normscope.cli.output import emit, format_for, require_writable
 from normscope.cli.progress import quiet_libraries
 from normscope.completion import complete_schemes
 from normscope.errors import UsageError
@@ -97,7 +97,8 @@ def command(
             "--output",
             "-o",
             metavar="FILE",
-            help="HTML page. Default: the path of --store with the ending .html.",
+            help="HTML page, or JSON if the name ends in .json. Default: the path of --store with the ending "
+            ".html.",
             show_default=False,
         ),
     ] = None,
@@ -122,6 +123,9 @@ def command(
     given = SimpleNamespace(**context.params)
     given.output = store.with_suffix(".html") if output is None else output
     _require_files({"--store": store, "--output": given.output, "--png": png, "--parquet": parquet})
+    for flag, path, formats in (("--png", png, ["png"]), ("--parquet", parquet, ["parquet"])):
+        format_for(path, formats, option=flag)
+    given.file_format = format_for(given.output, ["html", "json"])
     if _has_grid(context):
         return _train(given)
     from normscope.maps import Store
@@ -231,15 +235,16 @@ def _show(store: "Store", given: SimpleNamespace) -> None:
     sheet = sheet_of(store)
     if given.format is Format.TEXT:
         _print(sheet)
-    page = render_page(sheet)
+    page, document = render_page(sheet), to_json(sheet) + "\n"
     if given.format is not Format.TEXT:
-        emit(to_json(sheet) + "\n" if given.format is Format.JSON else page, None)
-    emit(page, given.output, instead=str)  # nothing is lost if this fails: the store keeps the results
+        emit(document if given.format is Format.JSON else page, None)
+    in_file = document if given.file_format == "json" else page
+    emit(in_file, given.output, instead=str)  # nothing is lost if this fails: the store keeps the results
     if given.png is not None:
         emit(render_png(sheet), given.png, option="--png")
     if given.parquet is not None:
         write_parquet(sheet, given.parquet)
-    print(f"Page: {given.output}", file=sys.stderr)
+    print(f"{'Results' if in_file is document else 'Page'}: {given.output}", file=sys.stderr)
 
 
 def _print(sheet: "Sheet") -> None:

@@ -98,7 +98,12 @@ DType = Annotated[
 ]
 Output = Annotated[
     Path | None,
-    typer.Option("--output", "-o", metavar="PATH", help="Write the result to this file. Default: stdout."),
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="PATH",
+        help="Write the result to this file, in the format of its ending. Default: stdout.",
+    ),
 ]
 Traceback = Annotated[bool, typer.Option("--traceback", help="Show the full Python traceback of an error.")]
 

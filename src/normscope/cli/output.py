@@ -9,9 +9,12 @@ import os
 import re
 import sys
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from enum import StrEnum
 from pathlib import Path
-from typing import TypeGuard
+from typing import TypeGuard, TypeVar
+
+from typer import Context
 
 from normscope.errors import UsageError
 
@@ -24,6 +27,16 @@ _SPELLED = {
     "∞": "inf", "≤": "<=", "≥": ">=", "≈": "~", "≪": "<<", "≫": ">>", "∂": "d", "Π": "prod ", "Σ": "sum ",
     "⊙": "*", "‖": "||", "∈": " in ", "◐": "+", "○": "o", "ᵀ": "^T", "ẑ": "z^", "⁻": "^-",
 }  # fmt: skip
+_ENDINGS: dict[str, tuple[str, ...]] = {
+    ".json": ("json",),
+    **dict.fromkeys((".html", ".htm"), ("html",)),
+    **dict.fromkeys((".md", ".markdown"), ("markdown", "markdown-zh")),
+    ".png": ("png",),
+    ".parquet": ("parquet",),
+    **dict.fromkeys((".pdf", ".svg", ".jpg", ".jpeg", ".csv", ".tsv", ".yaml", ".yml", ".xml", ".ipynb"), ()),
+}
+"""Ending of a file's name → formats that it may hold; other endings may hold any."""
+FormatT = TypeVar("FormatT", bound=StrEnum)
 
 
 def _spell(error: UnicodeError) -> tuple[str, int]:
@@ -70,6 +83,46 @@ def unwritten(error: OSError) -> str:
     return str(
         UsageError(f"stdout ({error.strerror})", "an output that can be written", "write to another place")
     )
+
+
+def format_for(
+    path: Path | None, offered: Collection[str], given: str | None = None, option: str = "--output"
+) -> str | None:
+    """The format to write into `path`: `given`, else the one that the ending of its name says.
+
+    Args:
+        path: the file; None for stdout.
+        offered: the command's formats.
+        given: the format that the user asked for; None if they did not.
+        option: the option that named the file, for the error.
+
+    Returns:
+        None if neither says one; "report", "report.txt" and "report.v2" say none.
+
+    Raises:
+        UsageError: the name ends as that of another format.
+    """
+    named = None if path is None else _ENDINGS.get(path.suffix.lower())
+    if named is None:
+        return given
+    fitting = [name for name in offered if name in named and given in (None, name)]
+    if fitting:
+        return fitting[0]
+    asked = [given] if given is not None else list(offered)
+    endings = [next((e for e, names in _ENDINGS.items() if name in names), ".txt") for name in asked]
+    said = f" with --format {given}" if given is not None else ""
+    do = "change the name, or leave --format out" if said else "change the name"
+    raise UsageError(
+        f"{option} {path}{said}", f"a name that ends in {' or '.join(dict.fromkeys(endings))}", do
+    )
+
+
+def chosen_format(context: Context, formats: type[FormatT]) -> FormatT:
+    """The command's format: --format, else what the name of --output ends in, else the default."""
+    params, source = context.params, context.get_parameter_source("format")
+    is_typed = source is not None and source.name == "COMMANDLINE"
+    name = format_for(params["output"], [*formats], params["format"] if is_typed else None)
+    return params["format"] if name is None else formats(name)
 
 
 def require_writable(path: Path | None, option: str = "--output") -> None:

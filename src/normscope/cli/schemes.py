@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from normscope.cli.options import Output
-from normscope.cli.output import emit
+from normscope.cli.output import chosen_format, emit
 from normscope.completion import complete_scheme
 
 
@@ -20,6 +20,7 @@ class Format(StrEnum):
 
 
 def command(
+    context: typer.Context,
     names: Annotated[
         list[str] | None,
         typer.Argument(
@@ -38,6 +39,7 @@ def command(
     from normscope.nn.catalogue import catalogue
     from normscope.report import page_of_schemes, print_schemes, text_schemes
 
+    format = chosen_format(context, Format)
     rows = catalogue(names or ())
     if format is Format.JSON:
         rendered = json.dumps([row.to_dict() for row in rows], indent=2) + "\n"
