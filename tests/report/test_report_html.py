@@ -201,7 +201,7 @@ def test_lone_surrogates_do_not_break_the_file() -> None:
 def test_gaps_are_gaps_and_said() -> None:
     report = synthetic.broken()
     page = Page(render_html(report))
-    assert "the loss is not finite" in page.text["li"]
+    assert "The loss is not finite." in page.text["li"]
     assert "3 not finite" in page.text["span"]
     assert page.with_class("stream-gap")
     assert not page.with_class("stream")
@@ -326,7 +326,7 @@ def test_up_to_four_values_are_all_shown() -> None:
 def test_lead_sentence_is_the_worst_findings() -> None:
     assert lead_sentence(synthetic.post_ln()).startswith("After 20 Adam steps")
     assert lead_sentence(synthetic.gpt2()) == synthetic.gpt2().forecast.reason
-    assert lead_sentence(synthetic.one_block()) == "Nothing above a note was found in what was measured."
+    assert lead_sentence(synthetic.one_block()) == "The measurements show nothing above a note."
 
 
 def test_an_interrupted_check_says_so_and_wears_no_tick() -> None:
@@ -444,7 +444,7 @@ def test_the_page_leads_with_the_verdict_and_the_figure_that_decides() -> None:
     ]
     assert order == sorted(order)
     assert order[-1] < html.index('id="forecast"')
-    assert html.count("<b>Token diversity</b> Do tokens") == 1, "it is drawn once"
+    assert html.count("<b>Token diversity</b> Share of") == 1, "it is drawn once"
 
 
 def decided(report: Any) -> Any:
@@ -493,7 +493,9 @@ def test_identical_blocks_are_folded_with_the_worst_shown() -> None:
     report = synthetic.post_ln()
     folded, every = views(render_html(report))
     assert ">12 ×<" in folded
-    assert "12 × the same block (blocks 0–11), drawn once with the figures of the worst, block 0" in folded
+    assert (
+        "12 identical blocks (blocks 0–11) are drawn once, with the figures of the worst, block 0" in folded
+    )
     assert folded.count('class="box attn"') == 1
     assert every.count('class="box attn"') == 12
     assert folded.count('class="rung"') == 12, "the stream and the strips keep every block"
@@ -508,7 +510,7 @@ def test_only_neighbours_that_are_identical_are_folded() -> None:
     layout = fold_layout(mixed)
     (fold,) = folds_of(layout.stacks[0], Ledger(()), {})
     assert [place.number for place in fold.blocks] == [0, 1, 2, 3]
-    assert fold.words == "4 × the same block (blocks 0–3), drawn once."
+    assert fold.words == "4 identical blocks (blocks 0–3) are drawn once."
     assert fold_layout(Anatomy((synthetic.stack("s", 2, "pre"),))) is None
     html = render_html(synthetic.report(mixed, synthetic.measure(mixed)))
     assert views(html)[0].count('class="box attn"') == 3
@@ -544,7 +546,7 @@ def test_the_training_loss_stands_beside_the_entropy_of_its_batches() -> None:
 
     known = loss(replace(trial, curve=tuple(replace(s, batch_entropy=2.9) for s in trial.curve)))
     assert "each training batch" in known.about
-    assert "that of the whole text is 3.31" in known.about
+    assert "That of the whole text is 3.31." in known.about
     assert 'class="ref"' not in known.drawing
     assert "unigram  2.9" in known.drawing
     unknown = loss(trial)
@@ -573,7 +575,7 @@ def test_one_note_tells_all_that_the_budget_left_out() -> None:
     assert len(gaps) == 3  # of these, the smallest values that the synthetic report has not
     assert "jacobian/rank, jacobian/sigma-min" in gaps[-1]
     words = re.sub("<[^>]*>", "", html)
-    assert words.count("left out by --budget standard: density; a larger --budget measures them") == 1
+    assert words.count("--budget standard leaves out: density. A larger --budget measures them.") == 1
     assert words.count("leaves it out") == 0
 
 
@@ -595,6 +597,25 @@ def test_marks_are_explained_where_there_are_some() -> None:
         for one in (trial, broken)
     ]
     assert [about.endswith("× marks a value that is not finite.") for about in abouts] == [False, True]
+
+
+def test_a_loss_that_explodes_has_a_logarithmic_axis() -> None:
+    trial, layout = synthetic.gpt2().forecast, lay_out(synthetic.gpt2().anatomy)
+    for loss, log in ((49.0, False), (51.0, True)):
+        curve = (*trial.curve[:-1], replace(trial.curve[-1], loss=loss))
+        about = next(
+            c.about for c in forecast_charts(replace(trial, curve=curve), layout) if c.title == "Loss"
+        )
+        assert about.endswith(" Log axis.") == log
+
+
+def test_a_chart_without_two_points_to_join_is_not_drawn() -> None:
+    trial, layout = synthetic.gpt2().forecast, lay_out(synthetic.gpt2().anatomy)
+    broken = replace(trial.curve[-1], loss=math.nan, train_loss=None)
+    curve = (replace(trial.curve[0], train_loss=None), broken)
+    titles = [each.title for each in forecast_charts(replace(trial, curve=curve), layout)]
+    assert "Loss" not in titles
+    assert "Token diversity" in titles
 
 
 def test_a_trial_without_gradients_has_no_chart_of_them() -> None:

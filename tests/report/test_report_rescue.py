@@ -99,7 +99,7 @@ def test_a_rate_that_was_tried_is_a_number_to_copy() -> None:
 
 def test_the_page_leads_with_the_way_out_and_escapes_names() -> None:
     page = FULL.to_html()
-    assert "What rescues it" in page
+    assert "Tested remedy" in page
     assert "What to do" not in page
     assert "<i>maps</i>" not in page
     assert "<b>so</b>" not in page
@@ -110,7 +110,7 @@ def test_the_page_leads_with_the_way_out_and_escapes_names() -> None:
 def test_without_a_rescue_the_page_says_what_the_finding_does() -> None:
     page = LOST.to_html()
     assert "What to do" in page
-    assert "nothing rescues the run" in page
+    assert "no tested remedy rescues the run" in page
 
 
 def test_a_page_without_trials_has_no_such_sections() -> None:

@@ -64,4 +64,4 @@ def test_the_page_says_the_budget() -> None:
     }
     words = re.sub("</?span[^>]*>", "", render_html(report))
     assert "deep: 12 of 4000 forwards (branches 12)." in words
-    assert words.count("left out by --budget deep: density<") == 1
+    assert words.count("--budget deep leaves out: density.<") == 1

@@ -70,8 +70,8 @@ def test_the_line_beside_the_training_loss_is_that_of_the_batches_trained_on(run
     known = [batch_entropy(batch) for batch in batches]
     assert entropies(run) == known, "two batches a step"
     about = loss_chart(run).about
-    assert f"of the batches trained on, {sum(known) / 12:.3g} (mean)" in about
-    assert f"of the whole text, which the verdict asks for, is {run.subject.unigram_entropy:.3g}" in about
+    assert f"of the training batches, {sum(known) / 12:.3g}." in about
+    assert f"The verdict compares with that of the whole text, {run.subject.unigram_entropy:.3g}." in about
     run.subject.unigram_entropy, entropy = None, run.subject.unigram_entropy
     try:
         assert entropies(run) == []
@@ -83,7 +83,7 @@ def test_the_line_beside_the_training_loss_is_that_of_the_batches_trained_on(run
 
 def test_of_a_long_run_the_first_batches_are_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("normscope.report.train_page.MOST_BATCHES", 5)
-    assert "of the first 5 batches trained on" in loss_chart(run).about
+    assert "of the first 5 training batches" in loss_chart(run).about
     assert MOST_BATCHES > 100
 
 

@@ -103,7 +103,7 @@ def test_remedies_fit_the_case() -> None:
     (pre,) = judge(anatomy(4, "pre"), Measurements(), collapsed)
     assert "norm_first=True" in post.remedy
     assert "norm_first" not in pre.remedy
-    assert "try 1e-4" in post.remedy
+    assert "try 0.0001" in post.remedy
     (half,) = judge(READING, Measurements(), trial("diverges"), "float16")
     (full,) = judge(READING, Measurements(), trial("diverges"))
     assert "float32" in half.remedy

@@ -180,7 +180,8 @@ def command_of(context: typer.Context) -> str:
         if name == "model":
             words.append(str(value))
         elif name not in OF_SHOWING and value is not None and value != parameter.default:
-            words += [parameter.opts[0]] if value is True else [parameter.opts[0], str(value)]
+            number = str(value).removesuffix(".0") if isinstance(value, float) else str(value)
+            words += [parameter.opts[0]] if value is True else [parameter.opts[0], number]
     return shlex.join(words)
 
 

@@ -136,7 +136,7 @@ def lead_sentence(report: Any) -> str:
             if str(finding.severity) == severity:
                 return sentence(finding.message)
     if report.verdict == "interrupted":
-        return "The check was interrupted; nothing above a note was found in what was measured until then."
+        return "The check was interrupted. The measurements made until then show nothing above a note."
     if report.verdict == "no trial":
         reason = "no trial was asked for" if report.forecast is None else report.forecast.reason
         return (
@@ -144,7 +144,7 @@ def lead_sentence(report: Any) -> str:
         )
     if report.forecast is not None and report.forecast.outcome != "not measured":
         return sentence(report.forecast.reason)
-    return "Nothing above a note was found in what was measured."
+    return "The measurements show nothing above a note."
 
 
 def sentence(words: str) -> str:

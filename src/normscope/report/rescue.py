@@ -27,7 +27,7 @@ def ladder_table(ladder: LadderForecast) -> Table:
     table = figure_table("rate", "outcome", *_FIGURES, figures=_FIGURES)
     for rung in ladder.rungs:
         here = rung.lr == ladder.largest_rate
-        rate = Text(figure(rung.lr), style="bold" if here else "")
+        rate = Text(f"{rung.lr:g}", style="bold" if here else "")
         note = Text(" largest that trains", style="dim") if here else Text("")
         table.add_row(rate, _coloured(rung.outcome) + note, *last_figures(rung))
     return table
@@ -35,7 +35,7 @@ def ladder_table(ladder: LadderForecast) -> Table:
 
 def ladder_words(ladder: LadderForecast) -> str:
     """The largest rate that trains, and what is known of a warm-up."""
-    trains = "none trains" if ladder.largest_rate is None else f"trains up to {figure(ladder.largest_rate)}"
+    trains = "none trains" if ladder.largest_rate is None else f"trains up to {ladder.largest_rate:g}"
     number = f"{len(ladder.rungs)} learning rate{'s' if len(ladder.rungs) != 1 else ''}"
     return f"{number}: {trains}; warm-up {ladder.warmup}"
 
@@ -72,7 +72,7 @@ def way_out(attempt: Attempt) -> str:
     parts = [f"{REMEDIES[name].summary} {REMEDIES[name].code}" for name in attempt.names]
     cost = "; ".join(REMEDIES[name].cost for name in attempt.names)
     settings = any(REMEDIES[name].reach == 0 for name in attempt.names)  # then the rate is a number to copy
-    tried = f" (tried at {figure(attempt.forecast.lr)})" if settings and attempt.forecast else ""
+    tried = f" (tried at {attempt.forecast.lr:g})" if settings and attempt.forecast else ""
     return f"{attempt.name}. {' '.join(parts)}{tried}. Costs {cost}."
 
 

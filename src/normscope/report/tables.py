@@ -81,9 +81,9 @@ def number_sheets(
         if row.quantity in GAINS and row.site in names and not over_budget(row)
     ]
     halves = [_line(row, HALVES[row.quantity]) for row in rows if row.quantity in HALVES and row.site == ""]
-    about = "From the embedding's output to the last block's, before the final norm."
-    about_halves = "What float16 and bfloat16 would do to the figures of this model."
-    sheets = [("The stack as a map", about, gains), ("Half precision", about_halves, halves)]
+    about = "From the embedding's output to the last block's output, before the final norm."
+    about_halves = "Effect of float16 and bfloat16 on this model's values and gradients."
+    sheets = [("Jacobian of the stack", about, gains), ("Half precision", about_halves, halves)]
     return [sheet for sheet in sheets if sheet[2]]
 
 
@@ -134,8 +134,8 @@ def _left_out(budget: Mapping[str, Any]) -> str:
     """The one note on all that the budget left out."""
     name = f" {budget['name']}" if budget else ""
     parts = ", ".join(budget.get("left_out", ()))
-    more = "" if name == " deep" else "; a larger --budget measures them"
-    return f"left out by --budget{name}{': ' if parts else ''}{parts}{more}"
+    more = "" if name == " deep" else ". A larger --budget measures them"
+    return f"--budget{name} leaves out{': ' if parts else ' figures'}{parts}{more}"
 
 
 def cell(row: Measurement | None) -> Cell:

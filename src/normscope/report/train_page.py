@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
-from normscope.report.figures.charts import Curve, Picture, about_marks, chart
+from normscope.report.figures.charts import Curve, Picture, about_marks, chart, is_log
 from normscope.report.figures.scales import figure
 from normscope.report.html import sentence
 from normscope.report.page import environment, style_sheet
@@ -21,8 +21,6 @@ MOST_POINTS = 150
 """Points of a line; of a longer run each is the mean of a stretch of steps."""
 MOST_BATCHES = 256
 """Training batches whose unigram entropy is taken, the first of the run."""
-MOST_NATS = 50.0
-"""Loss from which on the axis is logarithmic: a run that diverges would flatten all else."""
 CLASSES = {"trained": "fine", "not yet trained": "warning", "did not train": "error"}
 
 
@@ -72,19 +70,22 @@ def loss_chart(run: Run) -> Picture | None:
         steps, values = zip(*run.validations, strict=True)
         curves.append(Curve("validation", "c-ink", [float(step) for step in steps], values))
     width = _stretch(losses)
-    about = f"Nats; each point of the training loss is the mean of {width} steps. " if width > 1 else "Nats. "
+    about = (
+        f"In nats. Each point of the training loss is the mean of {width} steps. "
+        if width > 1
+        else "In nats. "
+    )
     known, text = entropies(run), run.subject.unigram_entropy
     level = None
     if known:
         level = (sum(known) / len(known), "unigram")
         first = "" if len(known) == _num_batches(run) else f"first {len(known)} "
-        about += f"Dashed: the unigram entropy of the {first}batches trained on, {figure(level[0], 3)} (mean)"
-        about += f"; that of the whole text, which the verdict asks for, is {figure(text, 3)}."
+        about += f"Dashed: mean unigram entropy of the {first}training batches, {figure(level[0], 3)}. "
+        about += f"The verdict compares with that of the whole text, {figure(text, 3)}."
     elif text is not None:
         level = (text, "unigram")
-        about += "Dashed: the unigram entropy of the whole text."
-    highest = max((loss for loss in losses if math.isfinite(loss)), default=0.0)
-    log = highest > MOST_NATS
+        about += "Dashed: unigram entropy of the text."
+    log = is_log(losses)
     about += (" Log axis." if log else "") + about_marks(curves)
     drawing = chart(curves, label="Loss by step", x_label="step", log=log, level=level, dots=False)
     return Picture("Loss", about, drawing)
@@ -108,7 +109,7 @@ def norm_charts(run: Run) -> list[Picture]:
     level = None if clip is None else (clip, "clip")
     label = "Gradient norm by step"
     drawing = chart([curve], label=label, x_label="step", log=True, dots=False, level=level)
-    about = "L2 norm of all gradients together, before clipping; log axis."
+    about = "L2 norm of all gradients together, before clipping. Log axis."
     return [Picture("Gradient norm", about, drawing)]
 
 

@@ -41,7 +41,7 @@ def stack_in_words(stack: Stack) -> str:
 
 def forecast_in_words(forecast: Forecast) -> str:
     """The trial: "adamw at 0.0003, 20 steps → trains; loss 5.5 → 3.5"."""
-    words = f"{forecast.optimizer} at {figure(forecast.lr)}"
+    words = f"{forecast.optimizer} at {forecast.lr:g}"
     words += f", warm-up {forecast.warmup}" if forecast.warmup else ""
     words += f", {forecast.steps} steps → {forecast.outcome}"
     if len(forecast.curve) > 1:

@@ -97,7 +97,7 @@ def tokens_collapse(case: Case) -> Iterator[Hit]:
 
 def _remedy(case: Case, forecast: Forecast) -> str:
     """The remedy with a learning rate to try; it moves norms only where some sit on the stream."""
-    rate = f"lower the learning rate (try {figure(forecast.lr / 10)}) or warm up"
+    rate = f"lower the learning rate (try {forecast.lr / 10:g}) or warm up"
     if not any(branch.placement == "post" for branch in case.anatomy.branches):
         return f"Start the branches smaller (output projections × 1/√(2L)), or {rate}."
     return (

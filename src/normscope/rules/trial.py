@@ -3,7 +3,7 @@
 from normscope.forecast import Forecast
 from normscope.forecast.one_rate import forecast_measurements
 from normscope.rules.finding import Severity
-from normscope.rules.rule import Hit, figure
+from normscope.rules.rule import Hit
 
 _EVIDENCE = ("forecast/loss", "forecast/diversity", "forecast/unigram-entropy", "forecast/coherence")
 
@@ -11,6 +11,6 @@ _EVIDENCE = ("forecast/loss", "forecast/diversity", "forecast/unigram-entropy", 
 def trial_hit(severity: Severity, forecast: Forecast, remedy: str = "") -> Hit:
     """The trial's settings and the reason of its forecast, as a finding about the whole model."""
     warmup = f" with {forecast.warmup} steps of warm-up" if forecast.warmup else ""
-    message = f"{forecast.optimizer} at {figure(forecast.lr)}{warmup}: {forecast.reason}."
+    message = f"{forecast.optimizer} at {forecast.lr:g}{warmup}: {forecast.reason}."
     rows = tuple(m for m in forecast_measurements(forecast) if m.quantity in _EVIDENCE and m.measured)
     return Hit(severity, (), message, rows, remedy)

@@ -15,6 +15,8 @@ LINE = 13.0
 """Height of a line of labels."""
 MOST_LETTERS = 11
 """Letters of a name that fit at a line's end."""
+MOST_NATS = 50.0
+"""Loss from which on the axis is logarithmic: a run that diverges would flatten all else."""
 LINES = ("c-ink", "c-a", "c-c", "c-b", "c-d")
 """Classes of the charts' lines, in order."""
 
@@ -32,6 +34,11 @@ class Curve:
     ys: Sequence[float | None]
     dashed: bool = False
     label: bool = True
+
+    @property
+    def stretches(self) -> list[list[tuple[float, float]]]:
+        """The points that lines join."""
+        return finite_stretches(zip(self.xs, self.ys, strict=True))
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,11 @@ def legend(curves: Sequence[Curve]) -> tuple[tuple[str, str, str], ...]:
     return tuple(
         (str(number), curve.name, curve.css) for number, curve in enumerate(curves, 1) if curve.label
     )
+
+
+def is_log(losses: Iterable[float | None]) -> bool:
+    """True if a finite loss is so large that the axis of losses has to be logarithmic."""
+    return any(loss is not None and MOST_NATS < loss < math.inf for loss in losses)
 
 
 def about_marks(curves: Sequence[Curve]) -> str:
@@ -161,13 +173,12 @@ def _curve(
     curve: Curve, across: Scale, up: Scale, *, dots: bool
 ) -> tuple[list[Markup], tuple[float, float] | None]:
     """A curve, and the pixel where it ends; None where nothing of it can be drawn."""
-    points = list(zip(curve.xs, curve.ys, strict=True))
     parts = [
         svg.text(across(x), (up.start if y == -math.inf else up.end) + 4, "×", "bad", anchor="middle")
-        for x, y in points
+        for x, y in zip(curve.xs, curve.ys, strict=True)
         if y is not None and not math.isfinite(y)
     ]
-    stretches = [[(across(x), up(y)) for x, y in each] for each in finite_stretches(points)]
+    stretches = [[(across(x), up(y)) for x, y in each] for each in curve.stretches]
     css = f"line {curve.css}" + (" dashed" if curve.dashed else "")
     for each in stretches:
         if len(each) > 1:

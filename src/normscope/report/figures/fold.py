@@ -38,10 +38,10 @@ class Fold:
     def words(self) -> str:
         """One sentence for the page."""
         blocks = f"blocks {self.blocks[0].number}–{self.blocks[-1].number}"
-        drawn = f"{len(self.blocks)} × the same block ({blocks}), drawn once"
+        drawn = f"{len(self.blocks)} identical blocks ({blocks}) are drawn once"
         return (
-            f"{drawn} with the figures of the worst, block {self.worst.number}: {self.why}."
-            if (self.why)
+            f"{drawn}, with the figures of the worst, block {self.worst.number}: {self.why}."
+            if self.why
             else f"{drawn}."
         )
 
@@ -97,7 +97,7 @@ def _worst(
     value = values[worst.number]
     if value is None or distance(worst) < 0:
         return worst, ""
-    end = "that of the last block's" if ledger.trial is not None else "that after the last block"
+    end = "that of the last block" if ledger.trial is not None else "that after the last block"
     if not math.isfinite(value) or value <= 0 or reference is None:
         return worst, f"{name} is {figure(value, 3)}"
     return worst, f"{name} is {figure(value / reference, 3)} × {end}"

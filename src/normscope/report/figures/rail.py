@@ -63,7 +63,7 @@ def draw_rail(spots: Sequence[Spot], layout: Layout) -> Markup:
         lanes[number].append(spot)
         parts.append(_bracket(spot, number))
     width = max(1, len(lanes)) * LANE + 8
-    return svg.picture(width, layout.height, *parts, label="Which blocks the findings speak of", css="rail")
+    return svg.picture(width, layout.height, *parts, label="Blocks that the findings name", css="rail")
 
 
 def _bracket(spot: Spot, lane: int) -> Markup:

@@ -34,7 +34,7 @@ def _one_token(ledger: Ledger, layout: Layout) -> Picture | None:
     if not drawn:
         return None
     label = "Singular values of one token's Jacobian"
-    about = "Singular values, largest first. Steep: few directions survive; a cliff: a kernel."
+    about = "Singular values, largest first. A steep fall: few directions survive. A cliff: a null space."
     return Picture("One token", about, chart(drawn, label=label, x_label="index", log=True, dots=False))
 
 
@@ -50,7 +50,7 @@ def _by_depth(ledger: Ledger, layout: Layout) -> Picture | None:
             name = {1.0: "largest", 0.0: "least", 0.5: "median"}.get(share, f"{share:.0%}")
             gains = [_gain(values[QUANTILES.index(share)]) for values in rows.values()]
             curves.append(Curve(name, css, list(rows), gains))
-        about = "How many of a block's singular values are smaller, by block."
+        about = "Quantiles of each block's singular values."
         drawing = chart(curves, label="Quantiles of the blocks' singular values", x_label="block", log=True)
         return Picture("Spectrum by depth", about, drawing)
     return None
@@ -67,7 +67,7 @@ def _of_stacks(ledger: Ledger, layout: Layout) -> Picture | None:
             curves.append(Curve(name, LINES[i % 5], percent, list(map(_gain, values))))
     if not curves:
         return None
-    about = "σ that so many percent of all do not exceed."
+    about = "Quantiles of the stack's singular values: x % of them are at most σ."
     drawing = chart(curves, label="Distribution of the stack's singular values", x_label="%", log=True)
     return Picture("Spectrum of the stack", about, drawing)
 

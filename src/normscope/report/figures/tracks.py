@@ -36,17 +36,22 @@ class Profile:
 
 INK, BY_KIND = ("", "c-ink"), ("", "")
 PROFILES = (
-    Profile("Stream RMS", "size of the residual stream", "block", {"stream/rms": INK}),
-    Profile("Token diversity", "1: tokens differ, 0: all alike", "block", {"stream/diversity": INK}),
+    Profile("Stream RMS", "RMS of the residual stream", "block", {"stream/rms": INK}),
+    Profile(
+        "Token diversity",
+        "share of the stream outside its mean over tokens; at 0 all tokens are the same",
+        "block",
+        {"stream/diversity": INK},
+    ),
     Profile(
         "Update ratio",
-        "what a branch adds, relative to the stream",
+        "RMS of what a branch adds, relative to the stream's",
         "branch",
         {"branch/update-ratio": BY_KIND},
     ),
     Profile(
         "Gradient",
-        "L2 norm on the stream, of each block's weights, and of those after the trial",
+        "L2 norm on the stream, of each block's weights, and of the weights after the trial",
         "block",
         {"gradient/stream": ("stream", "c-ink"), "gradient/block": ("weights", "c-a")},
     ),
@@ -61,20 +66,20 @@ PROFILES = (
     ),
     Profile(
         "Attention entropy",
-        "1: looks everywhere, 0: at one token",
+        "1: uniform over tokens, 0: all on one token",
         "branch",
         {"attention/entropy": BY_KIND},
         span=(0.0, 1.0),
     ),
     Profile(
         "Block σ",
-        "largest and smallest non-zero gain of a block's Jacobian",
+        "largest and smallest non-zero singular value of a block's Jacobian",
         "block",
         {"jacobian/sigma-max": ("max", "c-ink"), "jacobian/sigma-min-nonzero": ("min", "c-a")},
     ),
     Profile(
         "Branch ‖A‖",
-        "gain of each branch; under 1 its block can be inverted",
+        "largest singular value of each branch's Jacobian; below 1 its block is invertible",
         "branch",
         {"jacobian/branch-norm": BY_KIND},
         reference=1.0,

@@ -20,12 +20,14 @@ from normscope.report.figures.charts import (
     about_marks,
     chart,
     heat,
+    is_log,
     legend,
     plot,
 )
 from normscope.report.figures.layout import Layout
 from normscope.report.figures.scales import Scale, figure, gradient_class
 from normscope.report.rescue import outcome_class
+from normscope.report.words import OPTIMIZERS
 
 STEP_CHARTS = (
     (
@@ -42,6 +44,8 @@ STEP_CHARTS = (
     ),
 )
 """Title, description, the field of a forecast's step, whether its axis is logarithmic."""
+DIVERSITY = "Share of the state's energy outside its mean over tokens. Near 0, all tokens are the same."
+"""Meaning of token diversity, in the words of a chart."""
 STRIP = 16.0
 """Height of the strip of outcomes over a chart by learning rate."""
 
@@ -57,20 +61,19 @@ def forecast_charts(forecast: Forecast, layout: Layout) -> list[Picture]:
         Curve(name, LINES[i % 5], xs, [step.diversity.get(name) for step in curve])
         for i, name in enumerate(stacks)
     ]
-    about = "Do tokens still differ at the stack's output? Log axis."
-    made = [_by_step("Token diversity", about, diversities, log=True)] if stacks else []
-    made.append(_losses(forecast, xs))
+    about = f"{DIVERSITY} Log axis."
+    made = _by_step("Token diversity", about, diversities, log=True) + _losses(forecast, xs)
     for title, about, name, log in STEP_CHARTS:
         seen = _seen(forecast, name)
         if len(seen) > 1:
             line = Curve("", "c-ink", [float(step) for step, _ in seen], [value for _, value in seen])
-            made.append(_by_step(title, f"{about[:1].upper()}{about[1:]}.", [line], log=log))
+            made += _by_step(title, f"{about[:1].upper()}{about[1:]}.", [line], log=log)
     return [*made, *_gradients_by_step(forecast, layout)]
 
 
-def _losses(forecast: Forecast, xs: Sequence[float]) -> Picture:
+def _losses(forecast: Forecast, xs: Sequence[float]) -> list[Picture]:
     """Loss by step, and the unigram entropy of the batches trained on, or of the text where it is unknown."""
-    curve, text = forecast.curve, forecast.unigram_entropy
+    curve, text, level = forecast.curve, forecast.unigram_entropy, None
     losses = [Curve("fixed batch", "c-ink", xs, [step.loss for step in curve])]
     if any(step.train_loss is not None for step in curve):
         losses.append(Curve("training", "c-a", xs, [step.train_loss for step in curve]))
@@ -78,25 +81,30 @@ def _losses(forecast: Forecast, xs: Sequence[float]) -> Picture:
         entropies = [step.batch_entropy for step in curve]
         losses.append(Curve("unigram", "c-a", xs, entropies, dashed=True))
         about = (
-            "Nats. Dashed: the unigram entropy of each training batch, the least that a model which "
-            "ignores the context can reach on it"
+            "In nats. Dashed: unigram entropy of each training batch, the lowest loss of a model that "
+            "ignores the context."
         )
-        about += "." if text is None else f"; that of the whole text is {figure(text, 3)}."
-        return _by_step("Loss", about, losses, log=False)
-    if text is None:
-        return _by_step("Loss", "Loss of the batches.", losses, log=False)
-    about = (
-        "Nats. Dashed: the unigram entropy of the whole text, which a model that ignores the context "
-        "reaches; a single batch may lie under it."
-    )
-    return _by_step("Loss", about, losses, log=False, level=(text, "unigram"))
+        about += "" if text is None else f" That of the whole text is {figure(text, 3)}."
+    elif text is None:
+        about = "Loss on the batches."
+    else:
+        level = (text, "unigram")
+        about = (
+            "In nats. Dashed: unigram entropy of the whole text, the lowest loss of a model that ignores the "
+            "context; a single batch may lie below it."
+        )
+    log = is_log(loss for line in losses for loss in line.ys)
+    return _by_step("Loss", about + " Log axis." * log, losses, log=log, level=level)
 
 
 def _by_step(
     title: str, about: str, curves: Sequence[Curve], *, log: bool, level: tuple[float, str] | None = None
-) -> Picture:
+) -> list[Picture]:
+    """The chart, if any curve has two points that a line can join."""
+    if not any(len(each) > 1 for line in curves for each in line.stretches):
+        return []
     drawing = chart(curves, label=f"{title} by step", x_label="step", log=log, level=level)
-    return Picture(title, about + about_marks(curves), drawing, legend(curves))
+    return [Picture(title, about + about_marks(curves), drawing, legend(curves))]
 
 
 def _seen(forecast: Forecast, name: str) -> list[tuple[int, float]]:
@@ -140,14 +148,16 @@ def ladder_charts(ladder: LadderForecast) -> list[Picture]:
         return []
     unigram = rungs[0].unigram_entropy
     losses = [rung.curve[-1].loss for rung in rungs]
-    about = "Nats at the end of each trial, on the fixed batch; the strip is what each trial says of the run."
+    about = "Loss of the fixed batch at the end of each trial, in nats. The strip shows each trial's outcome."
     if unigram is not None:
-        about += " Dashed: the unigram entropy of the whole text."
-    made = [Picture("Loss by learning rate", about, _chart(rungs, losses, "loss", log=False, level=unigram))]
+        about += " Dashed: unigram entropy of the text."
+    log = is_log(losses)
+    drawing = _chart(rungs, losses, "loss", log=log, level=unigram)
+    made = [Picture("Loss by learning rate", about + " Log axis." * log, drawing)]
     diversities = [list(rung.curve[-1].diversity.values())[-1:] for rung in rungs]
     if all(diversities):
         values = [each[0] for each in diversities]
-        about = "Do tokens still differ at the stack's output? Log axis; the strip is what each trial says."
+        about = f"{DIVERSITY} Log axis. The strip shows each trial's outcome."
         drawing = _chart(rungs, values, "token diversity", log=True)
         made.append(Picture("Token diversity by learning rate", about, drawing))
     return made
@@ -175,7 +185,7 @@ def _strip(rungs: Sequence[Forecast], values: Sequence[float], across: Scale, na
     for rung, value, left, right in zip(rungs, values, edges, edges[1:], strict=False):
         css = f"outcome {outcome_class(rung.outcome)}"
         parts.append(svg.rect(left + 0.5, UPPER, right - left - 1, STRIP, css))
-        head = f"{rung.optimizer} at {rung.lr:g}: {rung.outcome}"
+        head = f"{OPTIMIZERS.get(rung.optimizer, rung.optimizer)} at {rung.lr:g}: {rung.outcome}"
         area = (left, UPPER, right - left, HEIGHT - UPPER - LOWER)
         parts.append(svg.hit(*area, head, f"{name}  {figure(value, 5)}", rung.reason))
     return parts
