@@ -50,8 +50,7 @@ def gradient_vanish(case: Case) -> Iterator[Hit]:
         RMS(x) grow at every block. A global clip then removes the upper blocks' step.""",
     threshold=f"""Relative gradient at the first block above {SPREAD:g} times that at the last block of the
         stack.""",
-    source="""Our measurement of res-post at 64 blocks: 7e6 without QK-norm, 14 with it; Wang et al. 2022,
-        arXiv:2203.00555.""",
+    source="Wang et al. 2022, arXiv:2203.00555; the figures in docs/thresholds.md.",
     remedy="""Normalise the branches' input, start the branches small (output projections × 1/√(2L)),
         normalise q and k where logits grow. Clipping does not even it out: it scales the gradient of all
         blocks alike.""",
@@ -74,8 +73,8 @@ def gradient_explode(case: Case) -> Iterator[Hit]:
         the logits start near zero and hardly move.""",
     threshold=f"""RMS gradient of W_Q and of W_K both under {STARVED:g} of that of W_V. A note in some
         branches, a warning in half of a model's attention or more.""",
-    source="""Noci et al. 2022, arXiv:2206.03126; our measurement for Post-LN: 0.53 at 2 blocks, 9e-8 at 32;
-        Pre-LN: 3e-2.""",
+    source="""Noci et al. 2022, arXiv:2206.03126; docs/slopes.md: in the last of 32 blocks the
+        ratio of both gradients is 2.7e-6 in Post-LN and 0.066 in Pre-LN.""",
     remedy="""Where the tokens have collapsed, fix the collapse first (NS202): change the placement, scale the
         skip, or start the branches smaller. Where the tokens differ, the logits are too small at the start:
         start W_Q and W_K larger, or enlarge their input.""",
