@@ -130,7 +130,7 @@ def test_the_moral_names_what_rescues_every_seed_and_what_none() -> None:
     words = demo.moral(finished({0: 3.0, 1: 3.0, 2: 2.0, 3: 2.9, 4: 2.0}))
     assert "trains with 0 of 2 seeds" in words
     every, none = words.split("Every seed trains with ")[1].split(" No seed trains with ")
-    assert every == f"{CONDITIONS[2].words(TINY)}, with {CONDITIONS[4].words(TINY)}."
+    assert every == f"{CONDITIONS[2].words(TINY)}, or with {CONDITIONS[4].words(TINY)}."
     assert none == f"{CONDITIONS[1].words(TINY)}."
 
 

@@ -67,8 +67,8 @@ def _losses(story: Story) -> Picture:
     line = None if level is None else (level, "unigram")
     drawing = chart(curves, label="Loss by step", x_label="step", log=False, level=line, dots=False)
     about = (
-        f"Nats per byte, means of {story.settings.look} steps, a line per seed. Below the unigram line a "
-        "model has learnt more than the frequency of each byte."
+        f"In nats per byte, means of {story.settings.look} steps, a line per seed. Dashed: unigram entropy "
+        "of the text. A model below it has learnt more than the frequency of each byte."
     )
     return Picture("Loss", about, drawing)
 
@@ -77,8 +77,8 @@ def _diversities(story: Story) -> Picture:
     curves = [_curve(story, index, seed, course.looks) for (index, seed), course in story.courses.items()]
     drawing = chart(curves, label="Token diversity by step", x_label="step", log=True, dots=False)
     about = (
-        "Difference between the tokens of a sequence in the last hidden state: the share of its energy that "
-        "is not in their mean. Near 0 all tokens are the same, and attention cannot distinguish them."
+        "Share of the last hidden state's energy outside its mean over tokens. Near 0, all tokens are the "
+        "same, and attention cannot distinguish them."
     )
     return Picture("Token diversity", about, drawing)
 

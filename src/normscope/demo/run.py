@@ -205,10 +205,10 @@ def _rescues(story: Story, verdicts: Sequence[list[bool] | None]) -> list[str]:
     said = []
     for words, wanted in (("Every seed trains", 1.0), ("No seed trains", 0.0)):
         names = [
-            f"with {condition.words(story.settings)}"
+            condition.words(story.settings)
             for condition, each in zip(CONDITIONS[1:], verdicts[1:], strict=True)
             if each is not None and sum(each) / len(each) == wanted
         ]
         if names:
-            said.append(f"{words} {', '.join(names)}.")
+            said.append(f"{words} with {', or with '.join(names)}.")
     return said

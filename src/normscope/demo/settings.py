@@ -80,7 +80,7 @@ class Condition:
 
 
 CONDITIONS = (
-    Condition("as it is", "Post-LN, Xavier weights, no warm-up"),
+    Condition("baseline", "Post-LN, Xavier weights, no warm-up"),
     Condition("clipped", "gradients clipped to norm {settings.clip:g}", clips=True),
     Condition("warmed up", "a warm-up of {settings.warmup} steps", warms_up=True),
     Condition("Pre-LN", "the norms inside the branches (Pre-LN)", "scheme=pre,init=xavier"),

@@ -179,7 +179,7 @@ def key_words(table: Table) -> str:
     said = "" if table.unigram_entropy is None else f" ({table.unigram_entropy:.2f} nats)"
     return (
         f"final loss minus the unigram entropy{said}; dashed: {MARGIN:g} below it, where a run trains\n"
-        "● every seed trains · 1/2 one of two does · × not finite · hatched: missing, or ! crashed\n"
+        "● every seed trains · 1/2 one of two does · × loss not finite · hatched: not trained, or ! crashed\n"
         "thick line: largest learning rate that trains"
     )
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from normscope.maps.table import Panel, Point, Table, edge, excess
+from normscope.report.words import OPTIMIZERS
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -13,12 +14,12 @@ if TYPE_CHECKING:
     from normscope.maps.record import Counts
 
 
-def short(rate: float) -> str:
+def short(rate: float, digits: int = 2) -> str:
     """A learning rate in short form: 3e-4, 2.6e-3, 3e-2, 0.5."""
     if rate >= 0.1:
-        return f"{rate:.2g}"
-    mantissa, exponent = f"{rate:.1e}".split("e")
-    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
+        return f"{rate:.{digits}g}"
+    mantissa, exponent = f"{rate:.{digits - 1}e}".split("e")
+    return f"{float(mantissa):g}e{int(exponent)}"
 
 
 def signed(nats: float) -> str:
@@ -30,7 +31,7 @@ def described(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Readable description of the settings that all cells share."""
     options = {name.removeprefix("model "): v for name, v in settings.items() if name.startswith("model ")}
     model = ", ".join([str(settings["model"]), *(f"{name} {value}" for name, value in options.items())])
-    trial = f"{settings['optimizer']}, {settings['steps']} steps"
+    trial = f"{OPTIMIZERS.get(settings['optimizer'], settings['optimizer'])}, {settings['steps']} steps"
     extras = {
         "weight_decay": (None, "weight decay {}"), "clip": (None, "gradients clipped at {}"),
         "eps": (None, "ε {}"), "schedule": ("constant", "{} schedule"), "precision": ("float32", "{}"),
