@@ -21,7 +21,6 @@ COLOURS = ("#1f5fa8", "#bf5b17", "#7a3f8f", "#3a7d6b", "#8a6d1c", "#626a75", "#a
 """Colours that people who see no red or green can distinguish; marks and dashes differ too."""
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
-MOST_IN_BOX = 4  # names in the key beside the lines; more stand under the plot
 
 
 @dataclass(frozen=True)
@@ -176,14 +175,9 @@ def _dress(axes: "Axes", plot: Plot) -> None:
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     axes.tick_params(length=2.5)
-    names = len(plot.lines)
-    if names > 1 or (names and plot.lines[0].name):
-        under = names > MOST_IN_BOX
+    if len(plot.lines) > 1 or any(line.name for line in plot.lines):
         axes.legend(
-            fontsize=7.5,
-            labelcolor=SOFT,
-            frameon=False,
-            **({"loc": "upper left", "bbox_to_anchor": (0, -0.2), "ncols": 2} if under else {"loc": "best"}),
+            fontsize=7.5, labelcolor=SOFT, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.2), ncols=2
         )
 
 

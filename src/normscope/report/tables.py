@@ -89,7 +89,7 @@ def number_sheets(
 
 def _line(row: Measurement, name: str) -> tuple[str, str, str]:
     if not isinstance(row.value, float | int):
-        return name, row.how, "none"
+        return name, "not measured", "none"
     if is_log_of_zero(row):
         return name.removeprefix("log₁₀ of the ").removeprefix("log₁₀ "), "0", ""
     if row.quantity in SHARES:

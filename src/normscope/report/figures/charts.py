@@ -174,7 +174,7 @@ def _curve(
 ) -> tuple[list[Markup], tuple[float, float] | None]:
     """A curve, and the pixel where it ends; None where nothing of it can be drawn."""
     parts = [
-        svg.text(across(x), (up.start if y == -math.inf else up.end) + 4, "×", "bad", anchor="middle")
+        svg.text(across(x), up.start + 4 if y == -math.inf else up.end - 2, "×", "bad", anchor="middle")
         for x, y in zip(curve.xs, curve.ys, strict=True)
         if y is not None and not math.isfinite(y)
     ]
