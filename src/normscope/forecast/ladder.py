@@ -126,7 +126,7 @@ class _Ladder:
     def warmup(self, config: Recipe) -> tuple[str, int | None]:
         """Result on whether `config.lr` needs a warm-up, as a sentence and in steps."""
         known = [rung for rung in self.rungs if rung.lr == config.lr and rung.warmup == 0]
-        bare = dataclasses.replace(config, warmup=0)
+        bare = config.with_warmup(0)
         without = known[0] if known else forecast(self.subject, self.anatomy, bare)
         if without.trains:
             return "not needed", 0
@@ -135,7 +135,8 @@ class _Ladder:
         ramps = [max(1, round(ramp * config.steps)) for ramp in RAMPS]
         steps = max(ramps) + config.steps // 2
         tries = _Ladder(self.subject, self.anatomy, self.progress)
-        tries.try_all([dataclasses.replace(config, warmup=ramp, steps=steps) for ramp in ramps])
+        longer = dataclasses.replace(config, steps=steps)
+        tries.try_all([longer.with_warmup(ramp) for ramp in ramps])
         for rung in tries.rungs:
             if rung.trains:
                 return f"{rung.warmup} steps: without one, {without.reason}", rung.warmup

@@ -14,7 +14,7 @@ from normscope.forecast.watch import Progress, train_copies
 from normscope.probes.measurement import Measurement, not_measured
 from normscope.subjects import Subject, untouched
 from normscope.subjects.memory import is_out_of_memory
-from normscope.train import Recipe, in_flushed_thread
+from normscope.train import LiveOptimizers, Recipe, in_flushed_thread
 
 NO_LOSS = "no loss function is known for this model; give one, as loss_fn or from the factory"
 NO_GRADIENT = "the loss of the last step was not finite, so it has no gradients"
@@ -83,7 +83,7 @@ class _Run:
 
     def attempt(self, warmup: int) -> Decision:
         """Train once from the start with this warm-up; in the original where a copy does not learn."""
-        configs = [dataclasses.replace(self.config, warmup=warmup)]
+        configs = [self.config.with_warmup(warmup)]
         train = functools.partial(
             train_copies, self.subject, self.anatomy, configs, [self.curve], self.progress
         )
@@ -108,7 +108,7 @@ def as_forecast(
     return Forecast(
         decision.outcome,
         decision.reason,
-        config.optimizer,
+        config.optimizer_name,
         config.lr,
         config.warmup,
         config.steps,
@@ -124,6 +124,8 @@ def why_not_tried(subject: Subject, config: Recipe) -> str | None:
         return NO_LOSS
     if config.steps == 0:
         return "no steps were requested"
+    if isinstance(config.optimizer, LiveOptimizers) and (reason := config.optimizer.why_not_stepped()):
+        return reason
     if not any(p.requires_grad for p in subject.model.parameters()):
         return "no parameter of the model requires a gradient"
     return None

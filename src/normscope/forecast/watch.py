@@ -1,7 +1,6 @@
 """Trials that are measured between their steps, and their decision."""
 
 import contextlib
-import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence, Set
@@ -119,7 +118,7 @@ def train_copies(
     Returns:
         None where no parameter gets a gradient, or where a model that cannot be copied has several configs.
     """
-    configs = [dataclasses.replace(config, schedule="constant") for config in configs]
+    configs = [config.at_start() for config in configs]
     models: list[nn.Module] = []
     with contextlib.ExitStack() as held:
         for _ in configs:

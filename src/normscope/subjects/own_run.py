@@ -38,11 +38,16 @@ class Run:
     accumulation: int = 1
 
     @property
-    def optimizers(self) -> tuple[Optimizer, ...]:
+    def optimizers(self) -> tuple[Any, ...]:
         """The optimizers, in the order in which they step."""
-        return (self.optimizer,) if isinstance(self.optimizer, Optimizer) else tuple(self.optimizer)
+        return _several(self.optimizer)
 
     @property
-    def schedulers(self) -> tuple[LRScheduler, ...]:
-        """The schedulers."""
-        return (self.scheduler,) if isinstance(self.scheduler, LRScheduler) else tuple(self.scheduler)
+    def schedulers(self) -> tuple[Any, ...]:
+        """The schedulers, in the order in which they step."""
+        return _several(self.scheduler)
+
+
+def _several(given: Any) -> tuple[Any, ...]:
+    """The objects given: one that can step, or a sequence of them."""
+    return (given,) if hasattr(given, "step") else tuple(given or ())

@@ -2,6 +2,7 @@
 
 from normscope.train.copying import working_copy
 from normscope.train.criterion import CRITERION_STEPS, LAST, MARGIN, last_loss, trains
+from normscope.train.live import CopyError, LiveOptimizers
 from normscope.train.many import LoneTrials, Trials
 from normscope.train.optim import build_optimizers, hidden_matrices
 from normscope.train.prepare import prepared
@@ -21,7 +22,9 @@ __all__ = [
     "OPTIMIZERS",
     "PRECISIONS",
     "SCHEDULES",
+    "CopyError",
     "Every",
+    "LiveOptimizers",
     "LoneTrials",
     "Observer",
     "Recipe",

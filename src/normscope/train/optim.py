@@ -9,10 +9,10 @@ from torch.optim import Optimizer
 
 from normscope.errors import UsageError
 from normscope.nn import Residual, block_matrices, has_own_rates, param_groups
-from normscope.train.recipe import Recipe
+from normscope.train.live import LiveOptimizers
+from normscope.train.recipe import ADAM_BETAS, ADAM_EPS, Recipe
 
 SGD_MOMENTUM = 0.9
-ADAM_EPS, ADAM_BETAS = 1e-8, (0.9, 0.999)  # PyTorch's defaults
 
 
 def build_optimizers(model: nn.Module, config: Recipe) -> list[Optimizer]:
@@ -21,19 +21,16 @@ def build_optimizers(model: nn.Module, config: Recipe) -> list[Optimizer]:
     There is one for adamw, adam and sgd (momentum 0.9). Muon (kellerjordan.github.io/posts/muon) steps the
     `hidden_matrices` by updates of AdamW's size (`match_rms_adamw`: Liu et al. 2025, arXiv:2502.16982), and
     AdamW the rest. normscope's models in μP or depth-μP get the learning rates, decays and ε of
-    `param_groups`. Each parameter group keeps its full learning rate under "full_lr", for the schedule.
+    `param_groups`. Each parameter group keeps its full learning rate under "full_lr", for the schedule. Live
+    optimizers are copied, see `LiveOptimizers.build`, without "full_lr".
 
     Raises:
         UsageError: the model has nothing to train or nothing for Muon, this torch has no Muon, or μP has no
             learning rates for the optimiser.
     """
-    trainable = [p for p in model.parameters() if p.requires_grad]
-    if not trainable:
-        raise UsageError(
-            "a model without trainable parameters",
-            "at least one parameter that requires a gradient",
-            "unfreeze some",
-        )
+    trainable = require_trainable(model)
+    if isinstance(config.optimizer, LiveOptimizers):
+        return list(config.optimizer.build(model).optimizers)
     optimizers: list[Optimizer]
     if config.optimizer == "muon":
         optimizers = _muon(model, trainable, config)
@@ -46,6 +43,18 @@ def build_optimizers(model: nn.Module, config: Recipe) -> list[Optimizer]:
     for group in (g for optimizer in optimizers for g in optimizer.param_groups):
         group["full_lr"] = group["lr"]
     return optimizers
+
+
+def require_trainable(model: nn.Module) -> list[nn.Parameter]:
+    """The trainable parameters; UsageError if there are none."""
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    if not trainable:
+        raise UsageError(
+            "a model without trainable parameters",
+            "at least one parameter that requires a gradient",
+            "unfreeze some",
+        )
+    return trainable
 
 
 def set_rate(optimizers: Iterable[Optimizer], factor: float) -> None:
@@ -95,7 +104,7 @@ def _groups(
     eps = ADAM_EPS if config.eps is None else config.eps
     if not has_own_rates(model):
         return [{"params": params, "lr": config.lr, "eps": eps, "weight_decay": decay}]
-    return param_groups(model, config.lr, optimizer=config.optimizer, eps=eps, weight_decay=decay)
+    return param_groups(model, config.lr, optimizer=config.optimizer_name, eps=eps, weight_decay=decay)
 
 
 def _muon(model: nn.Module, trainable: list[nn.Parameter], config: Recipe) -> list[Optimizer]:

@@ -1,20 +1,23 @@
 """Recipe: what a step of training is, and `Every`, the interval between checkpoints."""
 
+import dataclasses
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from normscope.checks import SEED, count, number, one_of
 from normscope.errors import UsageError
+from normscope.subjects import Run
+from normscope.train.live import LiveOptimizers
 
 OPTIMIZERS = ("adamw", "adam", "sgd", "muon")
 SCHEDULES = ("constant", "cosine", "wsd")
 PRECISIONS = ("float32", "bfloat16", "float16")
+ADAM_EPS, ADAM_BETAS = 1e-8, (0.9, 0.999)  # PyTorch's defaults
 
 _DEFAULT = "leave it out for the default"
 _BETA = number(lambda value: 0 <= value < 1, "a number from 0, under 1", _DEFAULT, optional=True)
 _RULES = {
-    "optimizer": one_of(OPTIMIZERS),
-    "schedule": one_of(SCHEDULES),
     "precision": one_of(PRECISIONS),
     "lr": number(lambda value: value > 0, "a positive number", "try 3e-4"),
     "warmup": count(0, "0 or more steps", "use 0 for none"),
@@ -31,7 +34,11 @@ _RULES = {
     "lr_end": number(lambda value: 0 <= value <= 1, "a fraction of the learning rate, 0 to 1", "use 0.1"),
     "decay_steps": count(1, "1 or more steps", "leave it out for a fifth of the run", optional=True),
 }
+_OPTIMIZER, _SCHEDULE = one_of(OPTIMIZERS), one_of(SCHEDULES)
+OWN = "own"
+"""Schedule of live optimizers as their schedulers or their record set it."""
 _OF_ADAM = ("eps", "beta1", "beta2")
+_NOT_OF_LIVE = ("weight_decay", "beta1", "beta2")
 _IN_WORDS = {"lr": "learning rate", "weight_decay": "weight decay"}
 
 
@@ -40,19 +47,23 @@ class Recipe:
     """Settings of a step of training, and the number of steps that are tried.
 
     Attributes:
-        optimizer: "adamw", "adam", "sgd" (momentum 0.9) or "muon", see `build_optimizers`.
-        lr: learning rate after warm-up.
-        warmup: steps of linear warm-up; 0 is none.
+        optimizer: "adamw", "adam", "sgd" (momentum 0.9) or "muon", see `build_optimizers`; or a user's own,
+            see `Recipe.of`.
+        lr: learning rate after warm-up. With live optimizers, the largest of their groups; another value
+            scales the learning rates of all groups together.
+        warmup: steps of linear warm-up; 0 is none. With the schedule "own", the length that it has.
         steps: optimiser steps to take; 0 tries nothing.
         seed: seed of the global generators during the trial (dropout).
         weight_decay: weight decay; None takes the optimiser's default.
         schedule: learning rate after the warm-up: "constant", "cosine", or "wsd" (warm-up, stable, decay:
-            constant until the last `decay_steps`, then linear); see `rate_factor`.
+            constant until the last `decay_steps`, then linear); see `rate_factor`. "own", for live optimizers
+            only, is their schedulers'.
         clip: largest norm of all gradients together; larger norms are scaled to it. None does not clip.
         precision: "float32" keeps the model's own type; "bfloat16" and "float16" use autocast, the latter
             with loss scaling.
         accumulation: batches per step; the step is on their mean loss.
-        eps: Adam's ε; None takes the optimiser's default.
+        eps: Adam's ε; None takes the optimiser's default. With live optimizers, that of every group with
+            betas.
         beta1, beta2: Adam's decay rates of the two moments; None takes the optimiser's defaults.
         lr_end: fraction of `lr` that "cosine" and "wsd" reach at the last of `steps`.
         decay_steps: number of steps in the decay of "wsd"; None is a fifth of `steps`.
@@ -61,7 +72,7 @@ class Recipe:
         UsageError: a value is invalid.
     """
 
-    optimizer: str = "adamw"
+    optimizer: str | LiveOptimizers = "adamw"
     lr: float = 3e-4
     warmup: int = 0
     steps: int = 20
@@ -78,15 +89,65 @@ class Recipe:
     decay_steps: int | None = None
 
     def __post_init__(self) -> None:
+        live = isinstance(self.optimizer, LiveOptimizers)
+        if not live:
+            _OPTIMIZER.require("optimizer", self.optimizer)
+        if not (live and self.schedule == OWN):
+            _SCHEDULE.require("schedule", self.schedule)
         for name, rule in _RULES.items():
             rule.require(_IN_WORDS.get(name, name), getattr(self, name))
-        for name in _OF_ADAM:
+        for name in _NOT_OF_LIVE if live else _OF_ADAM:
             if getattr(self, name) is not None and self.optimizer not in ("adam", "adamw"):
-                given = f"{name} with optimizer {self.optimizer!r}"
-                raise UsageError(given, "adam or adamw", f"leave {name} out")
+                given = f"{_IN_WORDS.get(name, name)} with optimizer {self.optimizer_name!r}"
+                expected = "the optimizer's own" if live else "adam or adamw"
+                raise UsageError(given, expected, f"leave {name} out")
         if self.decay_steps is not None and self.schedule != "wsd":
             given = f"decay_steps with schedule {self.schedule!r}"
             raise UsageError(given, "wsd", "leave decay_steps out")
+
+    @classmethod
+    def of(cls, run: Run, **given: Any) -> "Recipe":
+        """The recipe of a user's run: its optimizers and schedule, clipping, precision and accumulation.
+
+        Args:
+            run: the live objects, which the recipe refers to and nothing changes. Without an optimizer, the
+                optimizer's fields are those of options.
+            given: further fields, such as `steps`; they replace the run's.
+
+        Raises:
+            UsageError: a value is invalid, see `LiveOptimizers`.
+        """
+        fields: dict[str, Any] = {"clip": run.clip, "precision": run.precision}
+        fields["accumulation"] = run.accumulation
+        if run.optimizers:
+            live = LiveOptimizers(run.model, run.optimizers, run.schedulers)
+            fields |= {"optimizer": live, "lr": live.lr, "warmup": live.warmup, "schedule": OWN}
+        return cls(**fields | given)
+
+    def with_warmup(self, steps: int) -> "Recipe":
+        """The same with another linear warm-up; "own" schedules are then constant after it."""
+        if steps == self.warmup:
+            return self
+        schedule = "constant" if self.schedule == OWN else self.schedule
+        return dataclasses.replace(self, warmup=steps, schedule=schedule)
+
+    def at_start(self) -> "Recipe":
+        """The same without a decay: the run is much longer than a trial of its first steps."""
+        return self if self.schedule == OWN else dataclasses.replace(self, schedule="constant")
+
+    @property
+    def adam_eps(self) -> float | None:
+        """Adam's ε; the smallest of live optimizers' groups with betas. None where nothing has it."""
+        if isinstance(self.optimizer, LiveOptimizers):
+            found = self.optimizer.adam_eps
+            return found if self.eps is None or found is None else self.eps
+        default = ADAM_EPS if self.optimizer in ("adam", "adamw") else None
+        return default if self.eps is None else self.eps
+
+    @property
+    def optimizer_name(self) -> str:
+        """Name of the optimizer: "adamw", or the classes of live ones, "Muon + AdamW"."""
+        return self.optimizer.name if isinstance(self.optimizer, LiveOptimizers) else self.optimizer
 
 
 @dataclass(frozen=True)

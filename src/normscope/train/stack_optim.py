@@ -53,7 +53,7 @@ class StackedOptimizer:
     def __init__(
         self, parameters: dict[str, Tensor], models: Sequence[nn.Module], configs: Sequence[Recipe]
     ) -> None:
-        self._rule = functools.partial(_RULES[configs[0].optimizer], betas(configs[0]))
+        self._rule = functools.partial(_RULES[configs[0].optimizer_name], betas(configs[0]))
         groups = [_group_of_each(model, config) for model, config in zip(models, configs, strict=True)]
         shared: dict[Any, _Settings] = {}
         self._entries: list[_Entry] = []

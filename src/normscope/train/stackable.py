@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import stack_module_state
 
 from normscope.nn.tensors import tensors_of
+from normscope.train.live import LiveOptimizers
 from normscope.train.recipe import Recipe
 from normscope.train.stack_forward import LossOf, StackedLoss, stack_batches
 from normscope.train.stack_optim import STACKED_OPTIMIZERS
@@ -25,6 +26,8 @@ def why_not_stackable(model: nn.Module, batch: Any, loss: LossOf, config: Recipe
     One backward of a stack of two copies is compared with the single model's, unless it draws random numbers.
     This detects models that branch on values of tensors, or that `vmap` changes.
     """
+    if isinstance(config.optimizer, LiveOptimizers):
+        return "live optimizers step one model each"
     if config.optimizer not in STACKED_OPTIMIZERS:
         return f"the optimizer {config.optimizer} steps whole matrices"
     if config.precision != "float32":

@@ -12,9 +12,8 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from normscope.train.optim import build_optimizers, set_rate
+from normscope.train.pacing import Pacing, pacing
 from normscope.train.recipe import Recipe
-from normscope.train.schedule import rate_factor
 
 
 @dataclass
@@ -48,9 +47,11 @@ class Trial:
     gradient_norms: list[float] = field(default_factory=list)
     optimizers: list[Optimizer] = field(init=False)
     scaler: GradScaler | None = field(init=False)
+    _pacing: Pacing = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.optimizers = build_optimizers(self.bare_model, self.config)
+        self._pacing = pacing(self.bare_model, self.config)
+        self.optimizers = self._pacing.optimizers
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
         self._device = self._parameters[0].device.type
         self.scaler = GradScaler(self._device) if self.config.precision == "float16" else None
@@ -76,8 +77,9 @@ class Trial:
         if self.diverged:
             self._forget_gradients()
         else:
-            set_rate(self.optimizers, rate_factor(self.config, self.step))
+            self._pacing.before(self.step)
             norm = self._stepped()
+            self._pacing.after(self.losses[-1])
         if self.keeps_norms:
             self.gradient_norms.append(norm)
         self.step += 1
@@ -95,7 +97,7 @@ class Trial:
 
     def _forget_gradients(self) -> None:
         for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
+            optimizer.zero_grad()
 
     def _differentiated(self) -> float:
         """Compute the mean loss of the step's batches, and gradients; wait for the device only at the end."""

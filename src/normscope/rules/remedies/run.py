@@ -21,7 +21,7 @@ ADAM_EPS = 1e-6
 def warm_up(config: Recipe) -> Recipe:
     if config.warmup >= WARMUP:
         raise NotApplicable(f"the run warms up over {config.warmup} steps already")
-    return dataclasses.replace(config, warmup=WARMUP)
+    return config.with_warmup(WARMUP)
 
 
 @run_remedy(
@@ -67,8 +67,9 @@ def clip(config: Recipe) -> Recipe:
     source="1e-8 is zero in float16; Wortsman et al. 2023, arXiv:2309.14322, on ε beside small gradients",
 )
 def adam_eps(config: Recipe) -> Recipe:
-    if config.optimizer not in ("adam", "adamw"):
-        raise NotApplicable(f"{config.optimizer} has no ε")
-    if config.eps is not None and config.eps >= ADAM_EPS:
-        raise NotApplicable(f"ε is {config.eps:g} already")
+    eps = config.adam_eps
+    if eps is None:
+        raise NotApplicable(f"{config.optimizer_name} has no ε")
+    if eps >= ADAM_EPS:
+        raise NotApplicable(f"ε is {eps:g} already")
     return dataclasses.replace(config, eps=ADAM_EPS)

@@ -271,7 +271,8 @@ def _short(settings: Recipe, config: Recipe) -> Recipe:
     """The settings for a trial: a new warm-up that is longer than the trial is compressed into it."""
     if settings.warmup == config.warmup or settings.warmup < settings.steps:
         return settings
-    return dataclasses.replace(settings, warmup=config.steps, steps=config.steps + config.steps // 2)
+    longer = dataclasses.replace(settings, steps=config.steps + config.steps // 2)
+    return longer.with_warmup(config.steps)
 
 
 def ranked(attempts: Iterable[Attempt]) -> tuple[Attempt, ...]:
