@@ -9,9 +9,10 @@ from rich.console import Console
 
 from normscope.anatomy import Anatomy, Stack
 from normscope.probes import Measurement, Measurements, not_measured
-from normscope.report import print_markdown, print_report, text_report
-from normscope.report.sites import compress, shorten
-from normscope.report.terminal import MOST_ROWS, folded
+from normscope.report import print_markdown, print_report, text_anatomy, text_report
+from normscope.report.console import as_text
+from normscope.report.sites import compress, in_lines, shorten
+from normscope.report.terminal import MOST_ROWS, block_table, folded
 from normscope.report.words import gains_in_words
 from normscope.rules import Finding, Severity
 
@@ -187,6 +188,44 @@ def test_markdown_in_a_pipe_is_as_it_is(capsys: pytest.CaptureFixture[str]) -> N
 )
 def test_sites_in_few_words(sites: list[str], expected: str) -> None:
     assert compress(sites) == expected
+
+
+@pytest.mark.parametrize(
+    ("sites", "width", "lines"),
+    [
+        ("layers.0…layers.11", 18, ["layers.0…layers.11"]),
+        ("layers.0…layers.11", 17, ["layers.0…", "layers.11"]),
+        ("model.layers.0, model.layers.2", 17, ["model.layers.0,", "model.layers.2"]),
+        ("language_model.layers.10", 16, ["language_model.", "layers.10"]),
+        ("a_name_without_any_dot", 9, ["a_name_without_any_dot"]),
+        ("swin.layers.0…swin.layers.3 (16 places)", 28, ["swin.layers.0…", "swin.layers.3 (16 places)"]),
+        ("", 9, [""]),
+    ],
+)
+def test_long_sites_are_wrapped_at_their_dots(sites: str, width: int, lines: list[str]) -> None:
+    assert in_lines(sites, width).split("\n") == lines
+
+
+DEEP = "language_model_backbone.transformer_decoder_layers"
+
+
+@pytest.mark.parametrize("width", [60, 80, 110])
+def test_paths_keep_what_distinguishes_them(width: int) -> None:
+    """Blocks with two placements make the other columns wide."""
+    blocks = [replace(block, path=f"{DEEP}.{i}") for i, block in enumerate(stack(4, "post").blocks)]
+    pre = replace(blocks[0].branches[0], placement="pre")
+    wide = [replace(block, branches=(*block.branches, pre)) for block in blocks]
+    anatomy = Anatomy((replace(stack(4, "post"), blocks=tuple(wide)),))
+    text = text_anatomy(anatomy, width)
+    assert f"{DEEP}.0…3" in "".join(line.split("  ")[0].strip() for line in text.splitlines()[2:])
+    assert max(map(len, text.splitlines())) <= width
+    values = Measurements()
+    rows = {("branch/update-ratio", b.site): 0.12 for block in wide for b in block.branches}
+    values.extend(Measurement(quantity, site, value) for (quantity, site), value in rows.items())
+    table = as_text(lambda width: [block_table(anatomy.stacks[0], values, width)], width)
+    if width > 60:
+        assert any(line.startswith("transformer_decoder_layers.0…") for line in text.splitlines())
+        assert [line.split()[0][-9:] for line in table.splitlines()[2:]] == [f"_layers.{i}" for i in range(4)]
 
 
 def test_a_long_name_keeps_its_end() -> None:

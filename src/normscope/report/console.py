@@ -2,9 +2,10 @@
 
 import io
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -32,6 +33,12 @@ def as_text(parts: Callable[[int], Iterable[RenderableType]], width: int) -> str
 def _print(parts: Callable[[int], Iterable[RenderableType]], console: Console) -> None:
     for part in parts(console.width):
         console.print(part)
+
+
+def room_beside(rows: Iterable[Sequence[str]], width: int, gap: int) -> int:
+    """Columns of a table's first cell that `width` leaves beside the widest of its other cells."""
+    others = [max(map(cell_len, column)) for column in zip(*(row[1:] for row in rows), strict=True)]
+    return width - sum(others) - gap * len(others)
 
 
 def figure_table(*columns: str | Text, figures: Collection[str] = ()) -> Table:

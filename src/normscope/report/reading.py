@@ -9,23 +9,23 @@ from rich.text import Text
 
 from normscope.anatomy import Anatomy, LongSkip, Stack
 from normscope.anatomy.rows import COLUMNS, folded_rows, formula, headline
-from normscope.report.console import as_text, show
-from normscope.report.sites import compress
+from normscope.report.console import as_text, room_beside, show
+from normscope.report.sites import compress, in_lines
 
 
 def print_anatomy(anatomy: Anatomy, console: Console | None = None) -> None:
     """Print a reading; plain text in a pipe."""
-    show(lambda width: _parts(anatomy), console)
+    show(lambda width: _parts(anatomy, width), console)
 
 
 def text_anatomy(anatomy: Anatomy, width: int = 110) -> str:
     """The same as plain text of `width` columns, for a file."""
-    return as_text(lambda width: _parts(anatomy), width)
+    return as_text(lambda width: _parts(anatomy, width), width)
 
 
-def _parts(anatomy: Anatomy) -> Iterator[RenderableType]:
+def _parts(anatomy: Anatomy, width: int) -> Iterator[RenderableType]:
     for stack in anatomy.stacks:
-        yield _table(stack)
+        yield _table(stack, width)
         for join, skips in groupby(stack.long_skips, key=_rejoins):
             into = [skip.into for skip in skips]
             named = [name for name in into if name]
@@ -37,15 +37,22 @@ def _parts(anatomy: Anatomy) -> Iterator[RenderableType]:
         yield Text.assemble(("unread  ", "bold yellow"), line)
 
 
-def _table(stack: Stack) -> Table:
+def _table(stack: Stack, width: int) -> Table:
     title = Text(headline(stack), style="bold")
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="dim")
-    for column in ("blocks", *COLUMNS):
+    rows = [
+        (compress([block.site for block in blocks]) if index == 0 else "", *cells)
+        for blocks, branches in folded_rows(stack)
+        for index, cells in enumerate(branches)
+    ]
+    room = max(16, room_beside((("blocks", *COLUMNS), *rows), width, gap=2))
+    sites = [in_lines(row[0], room) for row in rows]
+    longest = max(len(line) for lines in sites for line in lines.split("\n"))
+    table.add_column("blocks", overflow="fold", min_width=min(room, longest))
+    for column in COLUMNS:
         table.add_column(column, overflow="fold")
-    for blocks, branches in folded_rows(stack):
-        for index, cells in enumerate(branches):
-            sites = compress([block.site for block in blocks]) if index == 0 else ""
-            table.add_row(*map(Text, (sites, *cells)))
+    for lines, (_, *cells) in zip(sites, rows, strict=True):
+        table.add_row(*map(Text, (lines, *cells)))
     return table
 
 

@@ -1,5 +1,6 @@
 """Many sites in few words: "layers.3…layers.9"."""
 
+import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
@@ -40,6 +41,22 @@ def compress(sites: Iterable[str], most: int = 4) -> str:
 def shorten(name: str, width: int) -> str:
     """`name` in at most `width` columns, its end kept: that is where the block's number is."""
     return name if len(name) <= width else "…" + name[len(name) - width + 1 :]
+
+
+def in_lines(sites: str, width: int) -> str:
+    """`sites` in lines of at most `width` columns, ended after a range's "…" or a comma, else after a dot.
+
+    >>> print(in_lines("transformer.h.0…transformer.h.11", 20))
+    transformer.h.0…
+    transformer.h.11
+    """
+    lines = [""]
+    for site in re.findall(r"[^…,]+(?:…|, ?|$)", sites):
+        for part in [site] if len(site.rstrip()) <= width else re.findall(r"[^.]+\.?", site):
+            if lines[-1] and len((lines[-1] + part).rstrip()) > width:
+                lines.append("")
+            lines[-1] += part
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _parts(site: str, called: bool) -> Parts:

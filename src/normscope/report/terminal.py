@@ -14,7 +14,7 @@ from rich.text import Text
 
 from normscope.anatomy import Block, Stack
 from normscope.probes import Measurements
-from normscope.report.console import NOTHING, as_text, figure_table, show
+from normscope.report.console import NOTHING, as_text, figure_table, room_beside, show
 from normscope.report.report import Report
 from normscope.report.rescue import ladder_table, ladder_words, remedies_table, remedies_words
 from normscope.report.sites import compress, shorten
@@ -135,10 +135,11 @@ def block_table(stack: Stack, measurements: Measurements, width: int) -> Table:
 
     A figure that is missing or was not measured shows as a dash.
     """
-    name_width = max(12, min(48, width - 62))
+    rows = list(block_rows(stack, measurements))
+    name_width = max(12, min(48, room_beside((BLOCK_COLUMNS, *rows), width, gap=3)))
     head = Text(shorten(stack.name or "block", name_width))
     table = figure_table(head, *BLOCK_COLUMNS[1:], figures=BLOCK_COLUMNS[2:])
-    for site, *cells in block_rows(stack, measurements):
+    for site, *cells in rows:
         left_out = not any(cells)
         row = ["⋮"] * len(cells) if left_out else cells
         name = Text(f"⋮ {site}", style="dim") if left_out else Text(shorten(site, name_width))
