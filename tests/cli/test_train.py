@@ -56,7 +56,7 @@ def test_text_opens_with_the_verdict_and_trained_means_trained(capsys: pytest.Ca
     assert run(["train", short, "--steps", "120", "--lr", "1e-2", "--seq-len", "32", "-o", "run"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("trained: the loss ends at ")
-    assert "under the unigram entropy" in out.splitlines()[0]
+    assert "below the unigram entropy" in out.splitlines()[0]
     assert run(["train", short, "--steps", "4", "--lr", "1e-5", "-o", "slow"]) == 0
     assert capsys.readouterr().out.startswith("not yet trained: ")
 

@@ -109,7 +109,7 @@ def norm_charts(run: Run) -> list[Picture]:
     level = None if clip is None else (clip, "clip")
     label = "Gradient norm by step"
     drawing = chart([curve], label=label, x_label="step", log=True, dots=False, level=level)
-    about = "L2 norm of all gradients together, before clipping. Log axis."
+    about = "L2 norm of all gradients together, before clipping. Log axis." + about_marks([curve])
     return [Picture("Gradient norm", about, drawing)]
 
 

@@ -76,12 +76,12 @@ class Summary:
         if run.interrupted:
             return f"interrupted after {trial.step} of {run.config.trial.steps} steps: the loss is {loss:.4g}"
         if not math.isfinite(loss):
-            return f"did not train: the loss is {loss} after {trial.step} steps"
+            return f"did not train: the loss is not finite after {trial.step} steps"
         ends = f"the loss ends at {loss:.4g} (mean of the last {min(LAST, len(trial.losses))} steps)"
         if entropy is None:
             return f"{ends}; it began at {trial.losses[0]:.4g}"
-        where = f"{abs(entropy - loss):.3g} nats {'under' if loss < entropy else 'over'} the unigram entropy"
-        need = "" if run.trained else f"; the criterion is {MARGIN} under it after {CRITERION_STEPS} steps"
+        where = f"{abs(entropy - loss):.3g} nats {'below' if loss < entropy else 'above'} the unigram entropy"
+        need = "" if run.trained else f"; the criterion is {MARGIN} below it after {CRITERION_STEPS} steps"
         return f"{run.outcome}: {ends}, {where} of {entropy:.4g}{need}"
 
     def lines(self) -> list[tuple[str, str]]:
