@@ -2,6 +2,7 @@
 
 import copy
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
@@ -13,6 +14,7 @@ from torch import Tensor
 import normscope
 from normscope import pipeline
 from normscope.forecast import Forecast, LadderForecast, LadderInterrupted
+from normscope.report import text_report
 from normscope.rules.remedies import Attempt, RemediesInterrupted, Rescue
 from normscope.schemas import schema
 
@@ -150,3 +152,22 @@ def test_a_healthy_run_has_nothing_to_rescue() -> None:
     assert report.remedies is not None
     assert report.remedies.attempts == ()
     assert "nothing to rescue" in report.remedies.reason
+
+
+@pytest.mark.parametrize("is_single", [True, False], ids=["one batch", "many"])
+def test_random_ids_decide_nothing_but_a_failure(is_single: bool) -> None:
+    def draws() -> Iterator[Tensor]:
+        while True:
+            yield torch.randint(256, (4, 64))
+
+    report = normscope.check(MODELS["pre"](), next(draws()) if is_single else draws(), lr=1e-2, budget="fast")
+    assert "ids that look random: as even as uniform draws from 25" in report.input
+    assert report.forecast is not None
+    assert report.forecast.outcome == "undecided"
+    assert "no sign of failure in 20 steps" in report.forecast.reason
+    assert "The ids look random: if they are, the loss falls below ln 25" in report.forecast.reason
+    assert "but     no trial decided" in text_report(report)
+    text = normscope.check(MODELS["pre"](), lr=1e-2, budget="fast")
+    assert text.forecast is not None
+    assert text.forecast.outcome == "trains"
+    assert "random" not in text.input

@@ -1,14 +1,16 @@
 """Targets of a batch, against the loss that is taken on it."""
 
+import argparse
 import itertools
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 from normscope.nn.output import IGNORED
 from normscope.subjects import load
-from normscope.subjects.targets import batch_entropy, targets_of
+from normscope.subjects.targets import batch_entropy, num_random_ids, targets_of
 
 IDS = torch.tensor([[5, 1, 2], [6, 3, 3]])
 
@@ -45,6 +47,29 @@ def test_a_batchs_entropy_is_the_least_loss_of_a_model_that_ignores_its_input(sp
         assert batch_entropy(batch) == pytest.approx(least, rel=1e-9)
     assert batch_entropy(subject.batch) < subject.unigram_entropy
     assert batch_entropy({"x": torch.zeros(2, 3)}) is None
+
+
+@pytest.mark.parametrize("size", [100, 256, 50257])
+@pytest.mark.parametrize("rows", [2, 32])
+def test_random_ids_are_recognised(size: int, rows: int) -> None:
+    draws = [torch.randint(size, (rows, 64)) for _ in range(20)]
+    found = [num_random_ids({"input_ids": ids, "labels": ids}) for ids in draws]
+    assert all(each is not None and 0.9 * size < each <= size for each in found)
+
+
+def test_text_positions_and_small_batches_are_not_taken_for_random_ids() -> None:
+    words = Path(argparse.__file__).read_text(encoding="utf-8").split()
+    order = torch.randperm(50257).tolist()  # as a tokenizer spreads frequent words over its ids
+    known = {word: order[i] for i, word in enumerate(dict.fromkeys(words))}
+    ids = torch.tensor([known[word] for word in words])
+    assert not any(num_random_ids(part) for part in ids[: len(ids) // 128 * 128].split(128))
+    assert num_random_ids(load("nn:decoder,depth=1,width=16,heads=2").batch) is None
+    assert num_random_ids(torch.arange(256).view(4, 64)) is None
+    assert num_random_ids(torch.arange(64).repeat(4, 1)) is None
+    assert num_random_ids(torch.randint(256, (1, 64))) is None
+    assert num_random_ids(torch.randint(4, (8, 64))) is None
+    assert num_random_ids(torch.randint(256, (4, 64)) - 100) is None
+    assert num_random_ids(torch.rand(4, 64)) is None
 
 
 def test_one_target_has_no_entropy() -> None:

@@ -14,6 +14,7 @@ from normscope.forecast.watch import Progress, train_copies
 from normscope.probes.measurement import Measurement, not_measured
 from normscope.subjects import Subject, untouched
 from normscope.subjects.memory import is_out_of_memory
+from normscope.subjects.targets import num_random_ids
 from normscope.train import LiveOptimizers, Recipe, in_flushed_thread
 
 NO_LOSS = "no loss function is known for this model; give one, as loss_fn or from the factory"
@@ -95,6 +96,11 @@ class _Run:
         return Decision("not measured", "no parameter of the model gets a gradient from the loss")
 
     def result(self, decision: Decision) -> Forecast:
+        size = None if self.subject.unigram_entropy is not None else num_random_ids(self.subject.batch)
+        if decision.outcome == "trains" and size is not None:  # as for noise: only a failure would decide
+            bound = f"below ln {size} = {math.log(size):.2f} only by memorising"
+            said = f"{decision.reason}. The ids look random: if they are, the loss falls {bound}"
+            decision = dataclasses.replace(decision, outcome="undecided", reason=said)
         return as_forecast(decision, self.subject, self.config, self.curve)
 
     def unmeasured(self, reason: str) -> Forecast:

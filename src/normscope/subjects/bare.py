@@ -35,6 +35,7 @@ from normscope.subjects.guess import (
 from normscope.subjects.loss import own_loss, shifts_labels
 from normscope.subjects.masks import masked_feeds
 from normscope.subjects.subject import Batch, LossFn, Subject, call_model
+from normscope.subjects.targets import num_random_ids
 from normscope.subjects.text import Text
 
 _REPEATED = "a single batch is repeated"
@@ -140,6 +141,8 @@ def _given_feed(batch: Any, loss_fn: LossFn | None, spec: str) -> Feed:
             "change the iterator",
         )
     words = f"the {'batch' if single else 'batches'} given, {shapes(first)}"
+    if (size := num_random_ids(first)) is not None:
+        words += f", ids that look random: as even as uniform draws from {size}"
     return Feed(replay, words, notes=(_REPEATED,) if single else replay.notes, loss_fn=loss_fn)
 
 

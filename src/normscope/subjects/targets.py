@@ -1,5 +1,6 @@
 """Targets of a batch: the ids that its loss predicts, and the entropy of their frequencies."""
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -9,6 +10,9 @@ from normscope.nn.output import IGNORED
 from normscope.subjects.feed import tensors_in
 from normscope.subjects.guess import LABEL_NAMES
 from normscope.subjects.subject import Batch
+
+FEWEST_DRAWS = 128  # ids of a batch from which text has clearly more equal pairs than random ids
+FEWEST_IDS = 16  # different ids below which an even spread is usual: bases of DNA, digits
 
 
 def targets_of(batch: Batch) -> Tensor | None:
@@ -27,6 +31,23 @@ def targets_of(batch: Batch) -> Tensor | None:
     if labels is None or labels.is_floating_point() or labels.is_complex():
         return None
     return labels[labels != IGNORED].flatten()
+
+
+def num_random_ids(batch: Batch) -> int | None:
+    """Number of different ids that the batch seems to be drawn from, all equally likely; None if it is not.
+
+    Equal pairs among n uniform draws of V ids number n(n−1)/2V, give or take the root of that. Text has many
+    times as many, a table of positions fewer. Small batches, or few different ids, show nothing.
+    """
+    for ids in tensors_in(batch):
+        if ids.dtype not in (torch.int64, torch.int32) or ids.numel() < FEWEST_DRAWS or int(ids.min()) < 0:
+            continue
+        count, size = ids.numel(), int(ids.max()) + 1
+        _, counts = ids.unique(return_counts=True)
+        pairs, expected = float((counts * (counts - 1)).sum()) / 2, count * (count - 1) / 2 / size
+        is_even = abs(pairs - expected) <= 4 * math.sqrt(expected) + 2
+        return size if is_even and size >= FEWEST_IDS else None
+    return None
 
 
 def batch_entropy(batch: Batch) -> float | None:
