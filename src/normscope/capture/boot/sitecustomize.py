@@ -1,0 +1,56 @@
+"""Start of the capture in a Python process of a training script, before any of its code.
+
+`normscope check -- COMMAND` puts this folder first on PYTHONPATH. Python imports a module of this name at its
+start; another one on the path would be hidden, so it is run as well.
+"""
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def _run_hidden() -> None:
+    """Run the sitecustomize that this one hides."""
+    others = [path for path in sys.path if os.path.abspath(path or ".") != _HERE]
+    found = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    if found is not None and found.loader is not None:
+        found.loader.exec_module(importlib.util.module_from_spec(found))
+
+
+class _AfterTorch:
+    """Finder that starts the capture when the script has imported torch."""
+
+    def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
+        """Find torch as Python would, and start the capture after it was run."""
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        found = importlib.util.find_spec("torch")
+        if found is not None and found.loader is not None:
+            run = found.loader.exec_module
+
+            def run_and_start(module):  # type: ignore[no-untyped-def]
+                run(module)
+                from normscope.capture.child import begin
+
+                begin()
+
+            found.loader.exec_module = run_and_start
+        return found
+
+
+def _fails(kind, error, trace):  # type: ignore[no-untyped-def]
+    """Store an error that ends the script, instead of printing its traceback."""
+    from normscope.capture.child import store_failure
+
+    if not store_failure(error):
+        sys.__excepthook__(kind, error, trace)
+
+
+if os.environ.get("NORMSCOPE_CAPTURE"):
+    sys.meta_path.insert(0, _AfterTorch())
+    sys.excepthook = _fails
+_run_hidden()

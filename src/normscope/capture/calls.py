@@ -1,0 +1,128 @@
+"""Recorded forwards of a training script: which module ran, on what, and what its loss was."""
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normscope.capture.tape import Recording, Tape, replayed_loss, tensors_of
+from normscope.subjects.feed import map_tensors, num_bytes
+from normscope.subjects.subject import LOSS_INPUTS, POSITIONAL, Batch, LossFn
+
+KEPT_BYTES = 256 * 2**20
+"""Most bytes of the batches that are kept, besides the first."""
+
+
+@dataclass(frozen=True)
+class Forward:
+    """One forward of a module with the loss that was differentiated.
+
+    Attributes:
+        module: the module that the script called; see `bare`.
+        batch: copy of its arguments, and under `LOSS_INPUTS` of what the loss needs, if it was recorded.
+        loss: the value of the loss, as it was differentiated.
+        recording: the loss's code; None if it could not be recorded.
+    """
+
+    module: nn.Module
+    batch: Mapping[str, Any]
+    loss: Tensor
+    recording: Recording | None
+
+    def unscaled(self, factors: Sequence[float]) -> "Forward":
+        """The same before the loss was multiplied by `factors`, see `Recording.without`."""
+        if self.recording is None:
+            return self
+        recording = self.recording.without(factors)
+        batch = {**self.batch, LOSS_INPUTS: (recording.program, *self.batch[LOSS_INPUTS][1:])}
+        return Forward(self.module, batch, recording.value, recording)
+
+
+def recorded_forward(
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], tape: Tape, loss: Tensor
+) -> Forward | None:
+    """The forward whose output `tape` began with; None if `loss` gives that output no gradient."""
+    recording = tape.recording(loss)
+    if (recording is None or tape.cuts) and not reaches(loss, tape.outputs):
+        return None
+    batch = named_arguments(bare(module), args, kwargs)
+    if recording is not None:
+        batch |= {LOSS_INPUTS: (recording.program, *recording.given)}
+    copied = map_tensors(lambda tensor: tensor.detach().clone(), batch)
+    return Forward(module, copied, loss.detach(), recording)
+
+
+def named_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name as far as they have names, the others under `POSITIONAL`."""
+    try:
+        bound = inspect.signature(module.forward).bind(*args, **kwargs)
+    except (TypeError, ValueError):  # a signature that is not that of the call, or none
+        return {POSITIONAL: args, **kwargs} if args else dict(kwargs)
+    kinds = {name: parameter.kind for name, parameter in bound.signature.parameters.items()}
+    if any(kinds[name] in (inspect._ParameterKind.VAR_POSITIONAL, inspect._ParameterKind.POSITIONAL_ONLY) for name in bound.arguments):
+        return {POSITIONAL: args, **kwargs} if args else dict(kwargs)
+    named: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        named |= value if kinds[name] is inspect._ParameterKind.VAR_KEYWORD else {name: value}
+    return named
+
+
+def reaches(loss: Tensor, outputs: Sequence[Tensor]) -> bool:
+    """Whether a backward from `loss` gives a gradient to one of `outputs`."""
+    if any(loss is output for output in outputs):
+        return True
+    wanted = {output.grad_fn for output in outputs if output.grad_fn is not None}
+    seen, left = set(), [loss.grad_fn]
+    while left:
+        node = left.pop()
+        if node in wanted:
+            return True
+        if node is not None and node not in seen:
+            seen.add(node)
+            left.extend(each for each, _ in node.next_functions)
+    return False
+
+
+def bare(module: nn.Module) -> nn.Module:
+    """The module inside the wrappers of `torch.compile`, DDP and DataParallel."""
+    while True:
+        inner = getattr(module, "_orig_mod", None)
+        if inner is None and type(module).__name__ in ("DistributedDataParallel", "DataParallel"):
+            inner = getattr(module, "module", None)
+        if not isinstance(inner, nn.Module):
+            return module
+        module = inner
+
+
+class Forwards:
+    """The recorded forwards of a run as batches, in the order of the run, endless: the kept ones repeat.
+
+    All are kept up to `KEPT_BYTES`, and at least the first.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[Batch] = []
+        self._room = KEPT_BYTES
+
+    def add(self, forward: Forward) -> None:
+        """Keep a forward if there is room for it, and its loss is recorded as that of the first."""
+        size = num_bytes(forward.batch)
+        is_alike = not self._kept or (LOSS_INPUTS in forward.batch) == (LOSS_INPUTS in self._kept[0])
+        if is_alike and (size <= self._room or not self._kept):
+            self._kept.append(forward.batch)
+            self._room -= size
+
+    def __call__(self, start: int = 0) -> Iterator[Batch]:
+        """Yield the batches from index `start` on."""
+        index = start
+        while self._kept:
+            yield self._kept[index % len(self._kept)]
+            index += 1
+
+    @property
+    def loss_fn(self) -> LossFn | None:
+        """The loss of these batches; None if it could not be recorded."""
+        return replayed_loss if self._kept and LOSS_INPUTS in self._kept[0] else None

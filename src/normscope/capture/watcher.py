@@ -1,0 +1,244 @@
+"""Watcher: chooses the model of a training script, looks at it before the first step, and follows its steps."""
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+
+from normscope.capture.calls import Forward, bare, recorded_forward
+from normscope.capture.events import Events
+from normscope.capture.folder import Folder, Settings
+from normscope.capture.following import Following, following
+from normscope.capture.tape import Tape, tensors_of
+from normscope.errors import UsageError, describe
+from normscope.subjects import Run
+
+BLIND_STEPS = 3
+"""Steps without a recorded forward after which the script is given up."""
+
+
+@dataclass
+class Watcher:
+    """Listener in one process of a training script.
+
+    It takes as the model the module with the most trainable weights in optimizers, among the outermost ones
+    that the script calls with gradients, or the one of class `settings.module`. A step is one step of each
+    optimizer that holds some of its weights.
+
+    Attributes:
+        folder, settings: see there.
+        leave: ends this process at once.
+    """
+
+    folder: Folder
+    settings: Settings
+    leave: Callable[[], None]
+    events: Events = field(init=False)
+    _seen: dict[int, nn.Module] = field(default_factory=dict)
+    _tape: Tape | None = None
+    _taped: tuple[nn.Module, tuple[Any, ...], dict[str, Any]] | None = None
+    _forwards: list[Forward] = field(default_factory=list)
+    _root: nn.Module | None = None
+    _following: Following | None = None
+    _order: list[int] = field(default_factory=list)
+    _stepping: list[Optimizer] = field(default_factory=list)
+    _scaler: GradScaler | None = None
+    _clip: float | None = None
+    _num_blind: int = 0
+    _num_repeats: int = 0
+    _is_over: bool = False
+
+    def __post_init__(self) -> None:
+        self.events = Events(self)
+
+    # Events, see `Listener`.
+
+    def begins(self, module: nn.Module) -> None:
+        self._guarded(self._end_step)
+
+    def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if self._is_over or not _num_trainable(module) or not any(t.requires_grad for t in tensors_of(output)):
+            return
+        self._seen[id(module)] = module
+        if self._root is not None and module is not self._root:
+            return
+        if self._root is None and self._taped and _num_trainable(module) < _num_trainable(self._taped[0]):
+            return
+        if self._taped and self._taped[0] is module:
+            self._num_repeats += 1
+        self._stop_tape()
+        self._tape, self._taped = Tape(output), (module, args, kwargs)
+        self._tape.start()
+
+    def differentiates(self, loss: Tensor) -> None:
+        if self._tape is None or self._taped is None or self._is_over:
+            return
+        forward = recorded_forward(*self._taped, self._tape, loss)
+        if forward is not None:
+            self._forwards.append(forward)
+            self._stop_tape()
+
+    def steps(self, optimizer: Optimizer) -> None:
+        self._guarded(lambda: self._begin_step(optimizer))
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        if self._stepping and self._order and id(optimizer) == self._order[-1]:
+            self._guarded(self._end_step)
+
+    def skipped(self, optimizer: Optimizer) -> None:
+        self._guarded(lambda: self._skip_step(optimizer))
+
+    def scales(self, scaler: GradScaler) -> None:
+        self._scaler = scaler
+
+    def clips(self, norm: float) -> None:
+        self._clip = norm
+
+    def ends(self) -> None:
+        """The script has ended before its last step."""
+        self._guarded(self._end_step)
+        if self._following is not None:
+            self._guarded(self._following.finish)
+
+    # Steps.
+
+    def _begin_step(self, optimizer: Optimizer) -> None:
+        self._root = self._root or self._chosen()
+        if self._root is None or not _holds(optimizer, self._root):
+            return
+        if optimizer in self._stepping:  # the step before had ended
+            self._end_step()
+        if not self._stepping and not self._begun():
+            return
+        self._stepping.append(optimizer)
+
+    def _begun(self) -> bool:
+        """Begin a step of the model; False if no forward of it was recorded."""
+        assert self._root is not None
+        forwards = self._forwards_of_step()
+        if not forwards:
+            self._num_blind += 1
+            if self._num_blind >= BLIND_STEPS:
+                raise UsageError(
+                    f"`{self.settings.command}`, whose optimizer steps without a backward from its model",
+                    "a loop of forward, loss.backward() and optimizer.step()",
+                    "give a factory that returns (model, batch, loss_fn) instead",
+                )
+            return False
+        optimizers = [each for each in self.events.optimizers if _holds(each, self._root)]
+        if len(optimizers) == 1:
+            self._order = [id(optimizers[0])]
+        if self._following is None:
+            run = Run(
+                model=bare(self._root),
+                batches=(),
+                optimizer=optimizers,
+                clip=self._clip,
+                precision=str(self.events.autocast or torch.float32).removeprefix("torch."),
+                accumulation=len(forwards),
+            )
+            self._following = following(run, self.folder, self.settings, self.events, self._notes())
+        self._following.before_step(forwards)
+        return True
+
+    def _end_step(self) -> None:
+        if self._stepping and self._following is not None:
+            self._order = self._order or [id(optimizer) for optimizer in self._stepping]
+            self._stepping = []
+            self._advance(is_skipped=False)
+
+    def _skip_step(self, optimizer: Optimizer) -> None:
+        if self._following is not None and _holds(optimizer, self._following.model):
+            self._following.before_step(self._forwards_of_step())
+            self._advance(is_skipped=True)
+
+    def _advance(self, *, is_skipped: bool) -> None:
+        assert self._following is not None
+        if self._following.after_step(is_skipped=is_skipped):
+            self._is_over = True
+            self._following.finish()
+            self.leave()
+
+    def _forwards_of_step(self) -> list[Forward]:
+        """The model's forwards since the last step, with their losses before scaling and accumulation."""
+        taken = [forward for forward in self._forwards if forward.module is self._root]
+        self._forwards = []
+        factors = [1 / len(taken)] if taken else []
+        if self._scaler is not None:
+            factors.append(self._scaler.get_scale())
+        return [forward.unscaled(factors) for forward in taken]
+
+    def _chosen(self) -> nn.Module | None:
+        """The module to follow; None as long as none of those that ran is in an optimizer."""
+        held = {module: self._num_held(module) for module in self._seen.values()}
+        trained = [module for module in held if held[module]]
+        name = self.settings.module
+        if name is None or not trained:
+            return max(trained, key=held.__getitem__, default=None)
+        named = [module for module in trained if name == type(bare(module)).__name__]
+        if not named and self._num_blind >= BLIND_STEPS:
+            known = ", ".join(sorted({type(bare(module)).__name__ for module in trained}))
+            raise UsageError(f"--module {name}", f"a class of a module that trains: {known}", "name one")
+        self._num_blind += not named
+        return named[0] if named else None
+
+    def _num_held(self, module: nn.Module) -> int:
+        """Number of trainable weights of a module that an optimizer holds."""
+        held = {id(p) for o in self.events.optimizers for group in o.param_groups for p in group["params"]}
+        return sum(p.numel() for p in module.parameters() if p.requires_grad and id(p) in held)
+
+    def _notes(self) -> tuple[str, ...]:
+        """What was taken and why, if there was a choice."""
+        assert self._root is not None
+        others = [m for m in self._seen.values() if m is not self._root and self._num_held(m)]
+        notes = []
+        if others:
+            names = ", ".join(f"{type(bare(m)).__name__} ({_count(self._num_held(m))})" for m in others)
+            own = f"{type(bare(self._root)).__name__} ({_count(self._num_held(self._root))} trained weights)"
+            why = "as --module asks" if self.settings.module else "the largest"
+            notes.append(f"of several modules that train, {own} was taken, {why}; others: {names}")
+        if self._num_repeats:
+            notes.append("the model runs several times for one loss; only the last run was recorded")
+        return tuple(notes)
+
+    def _stop_tape(self) -> None:
+        if self._tape is not None:
+            self._tape.stop()
+        self._tape = self._taped = None
+
+    def _guarded(self, action: Callable[[], object]) -> None:
+        """Run `action` with all events paused; an error of it ends the script, and the report says why."""
+        if self._is_over:
+            return
+        try:
+            with self.events.paused():
+                action()
+        except Exception as error:
+            self._is_over = True
+            self.folder.note(refusal=str(error) if isinstance(error, UsageError) else describe(error))
+            if not isinstance(error, UsageError) or self.settings.traceback:
+                traceback.print_exc()
+            self.folder.tell("done")
+            self.leave()
+
+
+def _holds(optimizer: Optimizer, module: nn.Module) -> bool:
+    own = {id(parameter) for parameter in module.parameters()}
+    return any(id(p) in own for group in optimizer.param_groups for p in group["params"])
+
+
+def _num_trainable(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters() if p.requires_grad)
+
+
+def _count(number: int) -> str:
+    """3.5M, 12.4k."""
+    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if number >= size:
+            return f"{number / size:.1f}{unit}"
+    return str(number)
