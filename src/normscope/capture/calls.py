@@ -5,10 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from normscope.capture.tape import Recording, Tape, replayed_loss, tensors_of
+from normscope.capture.tape import Recording, Tape, replayed_loss
 from normscope.subjects.feed import map_tensors, num_bytes
 from normscope.subjects.subject import LOSS_INPUTS, POSITIONAL, Batch, LossFn
 
@@ -57,16 +56,17 @@ def recorded_forward(
 
 def named_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call by name as far as they have names, the others under `POSITIONAL`."""
+    unnamed = {POSITIONAL: args, **kwargs} if args else dict(kwargs)
     try:
         bound = inspect.signature(module.forward).bind(*args, **kwargs)
     except (TypeError, ValueError):  # a signature that is not that of the call, or none
-        return {POSITIONAL: args, **kwargs} if args else dict(kwargs)
-    kinds = {name: parameter.kind for name, parameter in bound.signature.parameters.items()}
-    if any(kinds[name] in (inspect._ParameterKind.VAR_POSITIONAL, inspect._ParameterKind.POSITIONAL_ONLY) for name in bound.arguments):
-        return {POSITIONAL: args, **kwargs} if args else dict(kwargs)
+        return unnamed
     named: dict[str, Any] = {}
     for name, value in bound.arguments.items():
-        named |= value if kinds[name] is inspect._ParameterKind.VAR_KEYWORD else {name: value}
+        kind = bound.signature.parameters[name].kind
+        if kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY):
+            return unnamed
+        named |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
     return named
 
 

@@ -34,7 +34,7 @@ def store_failure(error: BaseException) -> bool:
 
 
 def leave() -> None:
-    """End this process at once: no code of the script runs any more, whatever it catches or has registered."""
+    """End this process at once, whatever the script catches or has registered for its end."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # a closed stream has nothing to lose
             stream.flush()

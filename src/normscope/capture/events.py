@@ -97,7 +97,6 @@ class Events:
             (GradScaler, "step", self._scaler_step),
             (nn.Module, "compile", self._compile),
             (clipping, "clip_grad_norm_", self._clip),
-            (clipping, "clip_grads_with_norm_", self._clip),
             (torch.nn.utils, "clip_grad_norm_", self._clip),
             (torch.nn.utils, "clip_grads_with_norm_", self._clip),
         ):

@@ -1,4 +1,4 @@
-"""Exchange between `normscope check -- COMMAND` and the script that it started: files in a temporary folder."""
+"""Exchange between `normscope check -- COMMAND` and the script that it started, by files in a folder."""
 
 import json
 import os
@@ -76,8 +76,10 @@ class Folder:
         return pickle.loads(path.read_bytes()) if path.exists() else None
 
     def note(self, **facts: Any) -> None:
-        """Add facts about the script to those stored: `steps` taken, `seen` modules, `failure`, `refusal`."""
-        write_text(self.path / "facts.json", json.dumps(self.facts() | facts))
+        """Add facts about the script: `steps` taken, its `failure`, the `refusal` or `bug` of the check."""
+        half = self.path / f"facts.{os.getpid()}"  # not synced to the disk: it is written at each step
+        half.write_text(json.dumps(self.facts() | facts), encoding="utf-8")
+        half.replace(self.path / "facts.json")
 
     def facts(self) -> dict[str, Any]:
         """The stored facts."""

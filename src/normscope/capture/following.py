@@ -1,25 +1,24 @@
-"""Following: the model of a script from its first step to the last that is looked at, and the report on it."""
+"""The model of a script, followed from its first step to the last that is looked at."""
 
+import dataclasses
 import math
 import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
 
+import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from normscope.anatomy import Anatomy
 from normscope.capture.calls import Forward, Forwards
-from normscope.capture.events import Events
 from normscope.capture.folder import Folder, Settings
-from normscope.errors import UsageError
 from normscope.forecast import Forecast, ForecastStep, forecast_measurements
 from normscope.forecast.evaluator import gradient_norms
 from normscope.forecast.rule import EXTENSION
-from normscope.forecast.watch import WatchedTrial, measured_steps
+from normscope.forecast.watch import COHERENCE_BATCHES, RECENT, WatchedTrial, measured_steps
 from normscope.pipeline import Check, look, try_others
 from normscope.probes import Budget, Spending
 from normscope.rules import parse_codes
@@ -30,3 +29,245 @@ from normscope.subjects.subject import LOSS_INPUTS
 from normscope.train import Recipe, UpdateRatio
 
 POLL_SECONDS = 0.05
+SHARDED = "the weights are sharded over processes (FSDP), and one process cannot run the model alone"
+UNRECORDED = "the loss is not computed by PyTorch's functions from the output of one forward of the model"
+
+
+class Counting:
+    """A process that does not report: it takes as many steps as the one that does, and ends with it."""
+
+    def __init__(self, model: nn.Module, folder: Folder, settings: Settings) -> None:
+        self.model, self.folder = model, folder
+        self.step, self.last = 0, settings.steps
+
+    def before_step(self, forwards: Sequence[Forward]) -> None:
+        """A step is about to be taken."""
+
+    def after_step(self, *, is_skipped: bool) -> bool:
+        """A step was taken; True if it was the last."""
+        self.step += 1
+        if self.step < self.last:
+            return False
+        while not self.folder.told("done"):
+            if self.folder.told("more") and self.step < self.last + EXTENSION:
+                return False
+            time.sleep(POLL_SECONDS)
+        return True
+
+    def finish(self) -> None:
+        """The process that reports has done so."""
+
+
+class Following(Counting):
+    """The process that looks at the model before its first step, measures between steps, and reports."""
+
+    def __init__(self, run: Run, folder: Folder, settings: Settings, notes: Sequence[str]) -> None:
+        super().__init__(run.model, folder, settings)
+        self.run, self.settings = run, settings
+        self.kept = Forwards()
+        self.curve: list[ForecastStep] = []
+        self.losses: list[float] = []
+        self.rates: list[float] = []
+        self._notes = list(notes)
+        self._is_sharded = any(isinstance(p, DTensor) for p in run.model.parameters())
+        self._check: Check | None = None
+        self._num_skipped = 0
+        self._ratio: UpdateRatio | None = None
+        self._gradients: dict[str, float] = {}
+        self._apart_seconds, self._begin = 0.0, time.perf_counter()
+
+    @property
+    def check(self) -> Check:
+        """The check; it exists from the first step on."""
+        assert self._check is not None
+        return self._check
+
+    def before_step(self, forwards: Sequence[Forward]) -> None:
+        with self._apart():
+            for forward in forwards:
+                self.kept.add(forward)
+            if self._check is None:
+                self._check = self._started(forwards[0])
+            self.losses.append(sum(float(f.loss) for f in forwards) / len(forwards) if forwards else math.nan)
+            groups = [group for optimizer in self.run.optimizers for group in optimizer.param_groups]
+            self.rates.append(max(float(group["lr"]) for group in groups))
+            if self._is_measured(self.step + 1) and not self._is_sharded:
+                self._gradients = gradient_norms(self.model, self.check.anatomy)
+                self._ratio = UpdateRatio(self.model)
+                self._ratio.before()
+
+    def after_step(self, *, is_skipped: bool) -> bool:
+        self.step += 1
+        self._num_skipped += is_skipped
+        is_over = not math.isfinite(self.losses[-1]) and not is_skipped
+        if is_over or self._is_measured(self.step):
+            with self._apart():
+                self._measure()
+        self.folder.note(steps=self.step)
+        if self.step == self.settings.steps and self.last == self.step and self._trial.decision.in_doubt:
+            self.last += EXTENSION
+            self.folder.tell("more")
+        return is_over or self.step >= self.last
+
+    def finish(self) -> None:
+        with self._apart():
+            if self.curve[-1].step < self.step:
+                self._measure()
+            self.check.cost["steps"] = round(time.perf_counter() - self._begin - self._apart_seconds, 4)
+            self.check.forecast = self._forecast()
+            self.check.measurements.extend(forecast_measurements(self.check.forecast))
+            if self.step < self.settings.steps and math.isfinite(self.losses[-1]):
+                self.check.notes.append(f"the script ended after {self.step} of {self.settings.steps} steps")
+            if self._num_skipped:
+                skipped = f"{self._num_skipped} of {self.step} steps"
+                self.check.notes.append(f"the loss scaler skipped {skipped}: a gradient was not finite")
+            try_others(self.check, self._tell, 0)
+        self._store(is_final=True)
+        self.folder.tell("done")
+
+    # Measurements.
+
+    def _started(self, first: Forward) -> Check:
+        """The check after the look at the model before its first step."""
+        options = self.settings
+        check = Check(
+            self._subject(first),
+            self._recipe(),
+            Spending(Budget.of(options.budget)),
+            parse_codes(options.select),
+            parse_codes(options.ignore),
+            options.forecast_rates,
+            options.try_remedies,
+        )
+        self._check = check
+        if self._is_sharded:
+            check.anatomy = Anatomy((), unread=(SHARDED,))
+        else:
+            with untouched(self.model):
+                look(check, self._tell, options.traceback)
+        self._measure()
+        self._store(is_final=False)
+        return check
+
+    def _subject(self, first: Forward) -> Subject:
+        fed = {name: value for name, value in first.batch.items() if name != LOSS_INPUTS}
+        loss_fn = self.kept.loss_fn
+        if loss_fn is None:
+            self._notes.append(f"no loss of copies: {UNRECORDED}")
+        elif first.recording is not None and not first.recording.program.is_whole:
+            self._notes.append("a part of the loss is a penalty on weights; copies keep its value only")
+        return Subject(
+            model=self.model,
+            batch=first.batch,
+            loss_fn=loss_fn,
+            batches=self.kept,
+            seed=0,
+            spec=self.settings.command,
+            input=f"the script's own batches, {shapes(fed)}",
+            notes=tuple(self._notes),
+            run=dataclasses.replace(self.run, batches=self.kept, loss=loss_fn),
+        )
+
+    def _recipe(self) -> Recipe:
+        groups = [group for optimizer in self.run.optimizers for group in optimizer.param_groups]
+        return Recipe(lr=max(float(group["lr"]) for group in groups) or 1e-9, steps=self.settings.steps)
+
+    @property
+    def _trial(self) -> WatchedTrial:
+        steps = self.step or 1  # gradients are compared at the last step
+        recipe = dataclasses.replace(self.check.config, warmup=self._warmup, steps=steps)
+        subject, anatomy = self.check.subject, self.check.anatomy
+        return WatchedTrial(subject, anatomy, self.model, recipe, self.curve, COHERENCE_BATCHES)
+
+    @property
+    def _warmup(self) -> int:
+        """Steps over which the learning rate rose."""
+        return self.rates.index(max(self.rates)) if self.rates else 0
+
+    def _is_measured(self, step: int) -> bool:
+        return step in measured_steps(self.settings.steps) or step >= self.settings.steps
+
+    def _measure(self) -> None:
+        ratio = self._ratio.after() if self._ratio is not None else None
+        self._ratio = None
+        if self.check.subject.loss_fn is not None and not self._is_sharded:
+            self._trial.measure(self.step, self.losses, ratio, self._gradients)
+            return
+        loss, recent = (self.losses or [math.nan])[-1], self.losses[-RECENT:]
+        self.curve.append(
+            ForecastStep(
+                step=self.step,
+                train_loss=self.losses[-1] if self.losses else None,
+                loss=loss,
+                diversity={},
+                update_ratio=ratio,
+                gradients=self._gradients,
+                recent_loss=sum(recent) / len(recent) if recent else None,
+            )
+        )
+
+    def _forecast(self) -> Forecast:
+        decision = self._trial.decision
+        names = " + ".join(type(optimizer).__name__ for optimizer in self.run.optimizers)
+        return Forecast(
+            decision.outcome,
+            decision.reason,
+            names,
+            self.rates[-1],
+            self._warmup,
+            self.step,
+            self.check.subject.unigram_entropy,
+            tuple(self.curve),
+            decision.score,
+        )
+
+    def _store(self, *, is_final: bool) -> None:
+        self.check.interrupted = not is_final
+        self.folder.write_report(self.check.report())
+
+    def _tell(self, stage: str, done: int) -> None:
+        self.folder.note(stage=stage)
+
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Context of normscope's own work: no hook of the script runs, and its time is not the script's."""
+        begin = time.perf_counter()
+        device = next(self.model.parameters()).device.type
+        with ExitStack() as held:
+            held.enter_context(generators_kept())
+            held.enter_context(torch.enable_grad())
+            held.enter_context(torch.autocast(device, enabled=False))
+            held.enter_context(_without_hooks(self.model))
+            try:
+                yield
+            finally:
+                self._apart_seconds += time.perf_counter() - begin
+
+
+@contextmanager
+def _without_hooks(model: nn.Module) -> Iterator[None]:
+    """Context in which the hooks on gradients do not run; some step an optimizer in the backward."""
+    hooks = []
+    for parameter in model.parameters():
+        hooks += [parameter._post_accumulate_grad_hooks, parameter._backward_hooks]
+    held = [(each, dict(each)) for each in hooks if each]
+    try:
+        for each, _ in held:
+            each.clear()
+        yield
+    finally:
+        for each, content in held:
+            each.update(content)
+
+
+def following(run: Run, folder: Folder, settings: Settings, notes: Sequence[str]) -> Counting:
+    """Follow `run.model` in this process: to report on it, or only to count, in all but one of several."""
+    if _rank() == 0 and folder.claim():
+        return Following(run, folder, settings, notes)
+    return Counting(run.model, folder, settings)
+
+
+def _rank() -> int:
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank()
+    return int(os.environ.get("RANK", "0"))

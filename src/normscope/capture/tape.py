@@ -107,11 +107,17 @@ class Tape(TorchFunctionMode):
         self.__enter__()
         self.is_recording = True
 
-    def stop(self) -> None:
-        """End the recording. If the script has entered another mode since, this one stays, and is idle."""
-        if self.is_recording and _get_current_function_mode() is self:
-            self.__exit__(None, None, None)
+    def stop(self) -> bool:
+        """End the recording; False if the mode cannot be left yet, and has to be stopped again later.
+
+        It cannot inside a function that it has intercepted, as `Tensor.backward`, nor while the script is in
+        a mode that it entered later.
+        """
         self.is_recording = False
+        if _get_current_function_mode() is not self:
+            return False
+        self.__exit__(None, None, None)
+        return True
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

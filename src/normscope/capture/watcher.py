@@ -1,8 +1,9 @@
-"""Watcher: chooses the model of a training script, looks at it before the first step, and follows its steps."""
+"""Watcher: chooses the model of a training script and follows its steps."""
 
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.optim import Optimizer
 from normscope.capture.calls import Forward, bare, recorded_forward
 from normscope.capture.events import Events
 from normscope.capture.folder import Folder, Settings
-from normscope.capture.following import Following, following
+from normscope.capture.following import Counting, following
 from normscope.capture.tape import Tape, tensors_of
 from normscope.errors import UsageError, describe
 from normscope.subjects import Run
@@ -42,9 +43,10 @@ class Watcher:
     _seen: dict[int, nn.Module] = field(default_factory=dict)
     _tape: Tape | None = None
     _taped: tuple[nn.Module, tuple[Any, ...], dict[str, Any]] | None = None
+    _idle: list[Tape] = field(default_factory=list)
     _forwards: list[Forward] = field(default_factory=list)
     _root: nn.Module | None = None
-    _following: Following | None = None
+    _following: Counting | None = None
     _order: list[int] = field(default_factory=list)
     _stepping: list[Optimizer] = field(default_factory=list)
     _scaler: GradScaler | None = None
@@ -59,10 +61,12 @@ class Watcher:
     # Events, see `Listener`.
 
     def begins(self, module: nn.Module) -> None:
+        self._leave_tapes()
         self._guarded(self._end_step)
 
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if self._is_over or not _num_trainable(module) or not any(t.requires_grad for t in tensors_of(output)):
+        has_graph = any(tensor.requires_grad for tensor in tensors_of(output))
+        if self._is_over or not has_graph or not _num_trainable(module):
             return
         self._seen[id(module)] = module
         if self._root is not None and module is not self._root:
@@ -84,6 +88,7 @@ class Watcher:
             self._stop_tape()
 
     def steps(self, optimizer: Optimizer) -> None:
+        self._leave_tapes()
         self._guarded(lambda: self._begin_step(optimizer))
 
     def stepped(self, optimizer: Optimizer) -> None:
@@ -142,7 +147,7 @@ class Watcher:
                 precision=str(self.events.autocast or torch.float32).removeprefix("torch."),
                 accumulation=len(forwards),
             )
-            self._following = following(run, self.folder, self.settings, self.events, self._notes())
+            self._following = following(run, self.folder, self.settings, self._notes())
         self._following.before_step(forwards)
         return True
 
@@ -208,8 +213,14 @@ class Watcher:
 
     def _stop_tape(self) -> None:
         if self._tape is not None:
-            self._tape.stop()
+            self._idle.append(self._tape)
         self._tape = self._taped = None
+        self._leave_tapes()
+
+    def _leave_tapes(self) -> None:
+        """Leave the modes of stopped tapes, the last one first."""
+        while self._idle and self._idle[-1].stop():
+            self._idle.pop()
 
     def _guarded(self, action: Callable[[], object]) -> None:
         """Run `action` with all events paused; an error of it ends the script, and the report says why."""
@@ -218,13 +229,19 @@ class Watcher:
         try:
             with self.events.paused():
                 action()
+        except UsageError as error:
+            self._give_up(refusal=(error.given, error.expected, error.do))
         except Exception as error:
-            self._is_over = True
-            self.folder.note(refusal=str(error) if isinstance(error, UsageError) else describe(error))
-            if not isinstance(error, UsageError) or self.settings.traceback:
-                traceback.print_exc()
-            self.folder.tell("done")
-            self.leave()
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            self._give_up(bug=f"{describe(error)} (in {Path(place.filename).name}, line {place.lineno})")
+
+    def _give_up(self, **reason: Any) -> None:
+        if self.settings.traceback:
+            traceback.print_exc()
+        self._is_over = True
+        self.folder.note(**reason)
+        self.folder.tell("done")
+        self.leave()
 
 
 def _holds(optimizer: Optimizer, module: nn.Module) -> bool:

@@ -49,8 +49,20 @@ class WatchedTrial:
         entropy, warmup = self.subject.unigram_entropy, self.config.warmup
         return decide(self.curve, entropy, tokens=self._fed_tokens, warmup=warmup)
 
-    def measure(self, step: int, losses: Sequence[float], update_ratio: float | None) -> None:
-        """Append the measurement after `step` to the curve; `losses` are those of the training batches."""
+    def measure(
+        self,
+        step: int,
+        losses: Sequence[float],
+        update_ratio: float | None,
+        gradients: dict[str, float] | None = None,
+    ) -> None:
+        """Append the measurement after `step` to the curve.
+
+        Args:
+            losses: those of the training batches so far.
+            update_ratio: of the last step, see `UpdateRatio`.
+            gradients: norms by block of the last step's gradients; None reads them from the model.
+        """
         evaluator = Evaluator(self.subject, self.anatomy, self.model)
         recent = losses[-RECENT:]
         loss, diversity = evaluator.state()
@@ -68,11 +80,14 @@ class WatchedTrial:
                 coherence=coherence,
                 alignment=aligned,
                 update_ratio=update_ratio,
-                gradients=gradient_norms(self.model, self.anatomy) if step else {},
+                gradients=gradients if gradients is not None else self._gradients(step),
                 recent_loss=sum(recent) / len(recent) if recent else None,
                 batch_entropy=self._entropy_of(step - 1) if step else None,
             )
         )
+
+    def _gradients(self, step: int) -> dict[str, float]:
+        return gradient_norms(self.model, self.anatomy) if step else {}
 
     def _entropy_of(self, number: int) -> float | None:
         """Unigram entropy of training batch `number`, from 0; None where that of the text is unknown."""
@@ -135,7 +150,7 @@ def train_copies(
             WatchedTrial(subject, anatomy, model, config, curve, batches)
             for model, config, curve in zip(models, configs, curves, strict=True)
         ]
-        measure_at = _measured_steps(configs[0].steps, sparse)
+        measure_at = measured_steps(configs[0].steps, sparse)
         return _watched(trials, watches, measure_at, checkpoint, progress)
 
 
@@ -183,7 +198,7 @@ def _advance(trials: Trials, watches: Sequence[WatchedTrial], measure_at: Set[in
     return True
 
 
-def _measured_steps(steps: int, sparse: bool) -> set[int]:
+def measured_steps(steps: int, sparse: bool = False) -> set[int]:
     """Steps after which to measure, besides the last: half way, and 5, 10, … or (`sparse`) 10 before it."""
     often = itertools.takewhile(lambda step: step < steps, (5 * 2**k for k in range(20)))
     return {max(1, steps // 2), *((max(1, steps - 10),) if sparse else often)}

@@ -38,7 +38,7 @@ class _AfterTorch:
 
                 begin()
 
-            found.loader.exec_module = run_and_start
+            found.loader.exec_module = run_and_start  # type: ignore[method-assign]
         return found
 
 
