@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from normscope.cli.check import ladder_around
 from normscope.cli.main import run
+from normscope.forecast import rates_around
 
 SMALL = ["nn:decoder,scheme=post,depth=1,width=16,heads=2", "--batch-size", "2", "--seq-len", "16"]
 QUICK = [*SMALL, "--steps", "1", "--budget", "fast", "--fail-on", "never"]
@@ -15,13 +15,13 @@ QUICK = [*SMALL, "--steps", "1", "--budget", "fast", "--fail-on", "never"]
 
 @pytest.mark.parametrize("lr", [1e-5, 3e-4, 2e-2, 0.5])
 def test_the_ladder_stands_around_the_rate_of_the_run(lr: float) -> None:
-    rates = ladder_around(lr)
+    rates = rates_around(lr)
     assert lr in rates
     assert rates == sorted(set(rates))
     assert all(min(1e-5, lr) <= rate <= max(3e-2, lr) for rate in rates)
     steps = [above / below for below, above in itertools.pairwise(rates)]
     assert all(math.isclose(step, 10 ** (1 / 3), rel_tol=0.01) for step in steps)
-    assert len(ladder_around(3e-4)) == 9
+    assert len(rates_around(3e-4)) == 9
 
 
 @pytest.mark.parametrize(

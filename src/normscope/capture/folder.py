@@ -22,12 +22,14 @@ class Settings:
 
     Attributes:
         command: the script's command line, as the report names it.
+        forecast, rates: whether to try other learning rates, and which; none are some around the script's.
         module: class of the module to take where several train; None takes the largest.
     """
 
     command: str
     steps: int = 20
-    forecast_rates: tuple[float, ...] = ()
+    forecast: bool = False
+    rates: tuple[float, ...] = ()
     try_remedies: bool = False
     budget: str = "standard"
     select: str = ""
@@ -55,7 +57,7 @@ class Folder:
     def settings(self) -> Settings:
         """The stored options."""
         found = json.loads((self.path / "settings.json").read_text(encoding="utf-8"))
-        return Settings(**found | {"forecast_rates": tuple(found["forecast_rates"])})
+        return Settings(**found | {"rates": tuple(found["rates"])})
 
     def claim(self) -> bool:
         """Make this process the one that reports; False if another one is."""
@@ -76,7 +78,7 @@ class Folder:
         return pickle.loads(path.read_bytes()) if path.exists() else None
 
     def note(self, **facts: Any) -> None:
-        """Add facts about the script: `steps` taken, its `failure`, the `refusal` or `bug` of the check."""
+        """Add facts about the script: `steps`, its `failure`, the check's `progress`, `refusal` or `bug`."""
         half = self.path / f"facts.{os.getpid()}"  # not synced to the disk: it is written at each step
         half.write_text(json.dumps(self.facts() | facts), encoding="utf-8")
         half.replace(self.path / "facts.json")

@@ -136,7 +136,7 @@ class Following(Counting):
             Spending(Budget.of(options.budget)),
             parse_codes(options.select),
             parse_codes(options.ignore),
-            options.forecast_rates,
+            (),
             options.try_remedies,
         )
         self._check = check
@@ -226,7 +226,7 @@ class Following(Counting):
         self.folder.write_report(self.check.report())
 
     def _tell(self, stage: str, done: int) -> None:
-        self.folder.note(stage=stage)
+        self.folder.note(progress=stage)
 
     @contextmanager
     def _apart(self) -> Iterator[None]:

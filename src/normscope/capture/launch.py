@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +23,9 @@ BOOT = Path(__file__).parent / "boot"
 GRACE_SECONDS = 5.0
 """Time that a script's processes have to end by themselves, before they are killed."""
 POLL_SECONDS = 0.05
+PATIENCE_SECONDS = 60.0
+"""Time without an optimizer step after which that is said."""
+INTERRUPTED = "interrupted; the report has the measurements so far"
 
 
 @dataclass(frozen=True)
@@ -33,14 +36,22 @@ class Outcome:
         report: the report, or what there was of it; None if the model was not looked at.
         is_whole: True if the script took all steps that were asked for.
         reason: why it is not whole, in one line.
+        is_interrupted: True if that was Ctrl-C.
     """
 
     report: "Report | None"
     is_whole: bool
     reason: str = ""
+    is_interrupted: bool = False
 
 
-def captured(words: Sequence[str], settings: Settings, *, quiet: bool = False) -> Outcome:
+def captured(
+    words: Sequence[str],
+    settings: Settings,
+    *,
+    quiet: bool = False,
+    tell: Callable[[str], None] = lambda words: None,
+) -> Outcome:
     """Run the command `words` until its script has taken its steps, and end all of its processes.
 
     A word that is a Python file is run with this Python; programs beside this Python (`python`, `torchrun`,
@@ -49,19 +60,21 @@ def captured(words: Sequence[str], settings: Settings, *, quiet: bool = False) -
     Args:
         settings: options of the check.
         quiet: whether the script's own output is dropped.
+        tell: called with lines about the progress.
 
     Raises:
         UsageError: the command cannot be started, or its model cannot be checked.
+        CaptureError: a bug of normscope inside the script.
         CaptureInterrupted: Ctrl-C; its `.outcome` has what there was.
     """
     with _folder() as folder:
         folder.write_settings(settings)
         process = _started(words, folder, quiet)
         try:
-            status = _waited(process, folder)
+            status = _waited(process, folder, tell)
         except KeyboardInterrupt as stop:
             _end(process, folder)
-            raise CaptureInterrupted(Outcome(folder.report(), False, "interrupted")) from stop
+            raise CaptureInterrupted(Outcome(folder.report(), False, INTERRUPTED, True)) from stop
         finally:
             _end(process, folder)
         return _outcome(folder, settings, status)
@@ -120,11 +133,21 @@ def _started(words: Sequence[str], folder: Folder, quiet: bool) -> subprocess.Po
         raise UsageError(given, "a program that can be run", "check the file") from error
 
 
-def _waited(process: subprocess.Popen[bytes], folder: Folder) -> int | None:
+def _waited(
+    process: subprocess.Popen[bytes], folder: Folder, tell: Callable[[str], None]
+) -> int | None:
     """Wait until the script ends or the report is done; the exit status, None if it still runs."""
+    said, patience = "", time.monotonic() + PATIENCE_SECONDS
     while not folder.told("done"):
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.wait(POLL_SECONDS)
+        words = folder.facts().get("progress", "")
+        if words != said:
+            said = words
+            tell(words)
+        elif not said and time.monotonic() > patience:
+            said = f"no optimizer step in {PATIENCE_SECONDS:.0f} s so far; Ctrl-C ends the script"
+            tell(said)
     with contextlib.suppress(subprocess.TimeoutExpired):
         return process.wait(GRACE_SECONDS)
     return None

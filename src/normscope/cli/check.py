@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from enum import StrEnum
 from pathlib import Path
@@ -47,8 +48,14 @@ Ignore = Annotated[
 ]
 OF_CHECK = ("optimizer", "lr", "warmup", "steps", "try_remedies", "budget", "seed", "select", "ignore")
 """Options that go to `normscope.check`; those of `options.OF_LOAD` go to `load`."""
+OF_SCRIPT = ("steps", "forecast", "rates", "try_remedies", "budget", "select", "ignore", "fail_on")
+"""Options that a script's check takes, besides its own and those of showing; the script sets the others."""
 OF_SHOWING = ("format", "output", "fail_on", "traceback")
 """Options that change nothing in the report."""
+
+
+SCRIPT = "normscope.script"
+"""Key of the context's `meta` for the words of a training script; None without `--`."""
 
 
 def command(
@@ -100,11 +107,24 @@ def command(
     fail_on: Annotated[FailOn, typer.Option(help="Minimum severity for exit status 1.")] = FailOn.ERROR,
     select: Select = "",
     ignore: Ignore = "",
+    module: Annotated[
+        str | None,
+        option("With a script: class of the module to check, where several train.", metavar="CLASS"),
+    ] = None,
+    quiet_script: Annotated[
+        bool, typer.Option("--quiet-script", help="With a script: hide its own output.")
+    ] = False,
     traceback: options.Traceback = False,
 ) -> int:
     """Predict whether MODEL will train: read its norms, measure, try a few steps on a copy, report findings.
 
     Example: normscope check nn:decoder,scheme=post,depth=24 --optimizer adam --lr 1e-3
+
+    With `--` and a command instead of MODEL, check a training script as it is: run it for --steps optimizer
+    steps, with its own data, optimizer and schedule, then end it. It runs as it would without normscope, so
+    what it writes in these steps is written.
+
+    Example: normscope check --steps 20 -- python train.py --its --own=options
 
     Exit status: 0 no finding at or above --fail-on; 1 such a finding; 2 the call or the model cannot be used;
     130 Ctrl-C, after the measurements so far were shown. The verdict "no trial" (the model has no loss, or
@@ -120,6 +140,11 @@ def command(
     if steps == 0 and (forecast or rates is not None or try_remedies):
         flag = "--try-remedies" if try_remedies else "--forecast"
         raise UsageError(f"{flag} with --steps 0", "real steps to try", "leave --steps out")
+    if context.meta[SCRIPT] is not None:
+        return _of_script(context, format)
+    if context.args:
+        given = f'"{" ".join(context.args)}" after MODEL "{model}"'
+        raise UsageError(given, "one MODEL", "write -- before the command of a training script")
     rungs = _rungs(forecast, rates, lr)
     interrupted = False
     with redirect_stdout(sys.stderr), quiet_libraries(), progress_bar() as progress:
@@ -136,20 +161,54 @@ def command(
     return 130 if interrupted else exit_status(report, fail_on)
 
 
+def _of_script(context: typer.Context, format: Format) -> int:
+    """The check of a training script; see `command`."""
+    from normscope.cli.script import check_script
+
+    given, words = context.params, context.meta[SCRIPT]
+    of_script = {*OF_SCRIPT, *OF_SHOWING, "model", "module", "quiet_script"}
+    for parameter in context.command.params:
+        source = context.get_parameter_source(str(parameter.name))
+        if source is not None and source.name == "COMMANDLINE" and parameter.name not in of_script:
+            option = f"{parameter.opts[0]} with a training script"
+            raise UsageError(option, "the script's own setting", f"set it in `{shlex.join(words)}`")
+    rates = _rungs(False, given["rates"], 0.0)
+    names = ("steps", "forecast", "try_remedies", "budget", "select", "ignore", "module", "traceback")
+    settings = {name: given[name] for name in names}
+    outcome = check_script(words, settings | {"rates": tuple(rates)}, quiet=given["quiet_script"])
+    if outcome.report is not None:
+        show(outcome.report, format, given["output"], command_of(context))
+        if outcome.is_whole:
+            return exit_status(outcome.report, given["fail_on"])
+    return 130 if outcome.is_interrupted else 2
+
+
 def _rungs(wanted: bool, given: str | None, lr: float) -> list[float]:
     """The learning rates to try: the given ones, else some around `lr`; none unless wanted."""
     if given is not None:
         from normscope.maps.grid import rates
 
         return rates(given, "--rates")
-    return ladder_around(lr) if wanted else []
+    if not wanted:
+        return []
+    from normscope.forecast import rates_around
+
+    return rates_around(lr)
 
 
-def ladder_around(lr: float) -> list[float]:
-    """`lr` and up to four rates on each side, 10^⅓ apart, none below 1e-5 or above 3e-2 but for `lr`."""
-    around = [float(f"{lr * 10 ** (step / 3):.3g}") for step in range(-4, 5) if step]
-    low, high = min(1e-5, lr), max(3e-2, lr)
-    return sorted([lr, *(rate for rate in around if low <= rate <= high)])
+def words_of_script(command: str | None, arguments: Sequence[str]) -> list[str] | None:
+    """The words behind `--`, the command of a training script; None without `--`.
+
+    Raises:
+        UsageError: there are none.
+    """
+    if command != "check" or "--" not in arguments:
+        return None
+    words = list(arguments[list(arguments).index("--") + 1 :])
+    if not words:
+        given = "check -- without a command"
+        raise UsageError(given, "the command of a training script", "write check -- python train.py")
+    return words
 
 
 def show(report: "Report", format: Format, output: Path | None, command: str | None = None) -> None:
@@ -174,15 +233,15 @@ def show(report: "Report", format: Format, output: Path | None, command: str | N
 
 def command_of(context: typer.Context) -> str:
     """The command that repeats the measurements; it includes options set by pyproject.toml."""
-    words = ["normscope", "check"]
+    words, script = ["normscope", "check"], context.meta.get(SCRIPT)
     for parameter in context.command.params:
         name, value = str(parameter.name), context.params.get(str(parameter.name))
         if name == "model":
-            words.append(str(value))
+            words += [] if script else [str(value)]
         elif name not in OF_SHOWING and value is not None and value != parameter.default:
             number = str(value).removesuffix(".0") if isinstance(value, float) else str(value)
             words += [parameter.opts[0]] if value is True else [parameter.opts[0], number]
-    return shlex.join(words)
+    return shlex.join(words + (["--", *script] if script else []))
 
 
 def exit_status(report: "Report", fail_on: FailOn) -> int:

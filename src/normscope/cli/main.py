@@ -39,7 +39,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _module in (check, anatomy, explain, schemes, train, map, claims, demo, bench, schema, doctor, init):
-    app.command(name=_module.__name__.rpartition(".")[2])(_module.command)
+    _more = {"allow_extra_args": True} if _module is check else {}  # the words of a script
+    app.command(name=_module.__name__.rpartition(".")[2], context_settings=_more)(_module.command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -57,6 +58,7 @@ def _start(
         False, "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
     ),
 ) -> None:
+    context.meta[check.SCRIPT] = check.words_of_script(context.invoked_subcommand, context.obj)
     takes_defaults = context.invoked_subcommand in ("check", "anatomy")
     asks_for_help = set(context.obj) & set(context.help_option_names)
     if takes_defaults and not asks_for_help:

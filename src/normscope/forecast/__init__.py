@@ -6,7 +6,7 @@ diversity, gradients. `rule` decides from the measurements; `record` holds the t
 evidence is in docs/forecast.md.
 """
 
-from normscope.forecast.ladder import forecast_ladder
+from normscope.forecast.ladder import forecast_ladder, rates_around
 from normscope.forecast.one_rate import forecast, forecast_measurements
 from normscope.forecast.record import (
     Forecast,
@@ -25,4 +25,5 @@ __all__ = [
     "forecast",
     "forecast_ladder",
     "forecast_measurements",
+    "rates_around",
 ]

@@ -59,6 +59,13 @@ def forecast_ladder(
     return ladder.result(words, steps)
 
 
+def rates_around(lr: float) -> list[float]:
+    """`lr` and up to four rates on each side, 10^⅓ apart, none below 1e-5 or above 3e-2 but for `lr`."""
+    around = [float(f"{lr * 10 ** (step / 3):.3g}") for step in range(-4, 5) if step]
+    low, high = min(1e-5, lr), max(3e-2, lr)
+    return sorted([lr, *(rate for rate in around if low <= rate <= high)])
+
+
 def _at_rates(config: Recipe, rates: Iterable[float]) -> list[Recipe]:
     """`config` at each of `rates` once, in ascending order."""
     configs = {rate: dataclasses.replace(config, lr=rate) for rate in rates}

@@ -1,0 +1,32 @@
+"""`normscope check -- COMMAND`: the check of a training script as it is."""
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from normscope.capture.folder import Settings
+from normscope.capture.launch import CaptureInterrupted, Outcome, captured
+
+
+def check_script(words: Sequence[str], options: Mapping[str, Any], *, quiet: bool) -> Outcome:
+    """Run the script and say on stderr what happens; its own stdout goes there too.
+
+    Args:
+        words: the script's command.
+        options: fields of `Settings`, but for its command.
+        quiet: whether the script's own output is hidden.
+    """
+    settings = Settings(command=shlex.join(words), **options)
+    _say(f"watching {settings.steps} optimizer steps of `{settings.command}`")
+    try:
+        outcome = captured(words, settings, quiet=quiet, tell=_say)
+    except CaptureInterrupted as stop:
+        outcome = stop.outcome
+    if outcome.reason:
+        _say(outcome.reason)
+    return outcome
+
+
+def _say(words: str) -> None:
+    print(f"normscope: {words}", file=sys.stderr, flush=True)
