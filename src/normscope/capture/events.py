@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 _TRANSPARENT = {
@@ -67,12 +68,13 @@ class Events:
     """Sends the events of all threads to a listener, from `attach` on.
 
     Attributes:
-        optimizers: the optimizers that were built since.
+        optimizers, schedulers: the ones that were built since.
         autocast: dtype of autocast in the last call of an outermost module; None without autocast.
     """
 
     def __init__(self, listener: Listener) -> None:
         self.optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self.schedulers: weakref.WeakSet[LRScheduler] = weakref.WeakSet()
         self.autocast: torch.dtype | None = None
         self._listener = listener
         self._running = _Running()
@@ -92,7 +94,8 @@ class Events:
         clipping = torch.nn.utils.clip_grad
         for owner, name, wrapper in (
             (torch.autograd, "backward", self._backward),
-            (Optimizer, "__init__", self._built),
+            (Optimizer, "__init__", functools.partial(_built, self.optimizers)),
+            (LRScheduler, "__init__", functools.partial(_built, self.schedulers)),
             (GradScaler, "scale", self._scale),
             (GradScaler, "step", self._scaler_step),
             (nn.Module, "compile", self._compile),
@@ -165,10 +168,6 @@ class Events:
         finally:
             self._num_backwards -= 1
 
-    def _built(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        original(optimizer, *args, **kwargs)
-        self.optimizers.add(optimizer)
-
     def _scale(self, original: Callable[..., Any], scaler: GradScaler, *args: Any, **kwargs: Any) -> Any:
         if not self._is_paused and scaler.is_enabled():
             self._listener.scales(scaler)
@@ -218,6 +217,13 @@ class Events:
 
 def _is_transparent(kind: type) -> bool:
     return not _TRANSPARENT.isdisjoint(each.__name__ for each in kind.__mro__)
+
+
+def _built(
+    known: "weakref.WeakSet[Any]", original: Callable[..., Any], made: Any, *args: Any, **kwargs: Any
+) -> None:
+    original(made, *args, **kwargs)
+    known.add(made)
 
 
 def _wrapped(original: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,7 +16,8 @@ from torch.distributed.tensor import DTensor
 from normscope.anatomy import Anatomy
 from normscope.capture.calls import Forward, Forwards
 from normscope.capture.folder import Folder, Settings
-from normscope.forecast import Forecast, ForecastStep, forecast_measurements
+from normscope.capture.start import Start
+from normscope.forecast import Forecast, ForecastStep, forecast, forecast_measurements, rates_around
 from normscope.forecast.evaluator import gradient_norms
 from normscope.forecast.rule import EXTENSION
 from normscope.forecast.watch import COHERENCE_BATCHES, RECENT, WatchedTrial, measured_steps
@@ -65,9 +67,10 @@ class Following(Counting):
         super().__init__(run.model, folder, settings)
         self.run, self.settings = run, settings
         self.kept = Forwards()
+        self.start = Start(reason=SHARDED)
         self.curve: list[ForecastStep] = []
         self.losses: list[float] = []
-        self.rates: list[float] = []
+        self.rates: list[tuple[float, ...]] = []
         self._notes = list(notes)
         self._is_sharded = any(isinstance(p, DTensor) for p in run.model.parameters())
         self._check: Check | None = None
@@ -89,8 +92,7 @@ class Following(Counting):
             if self._check is None:
                 self._check = self._started(forwards[0])
             self.losses.append(sum(float(f.loss) for f in forwards) / len(forwards) if forwards else math.nan)
-            groups = [group for optimizer in self.run.optimizers for group in optimizer.param_groups]
-            self.rates.append(max(float(group["lr"]) for group in groups))
+            self.rates.append(tuple(float(group["lr"]) for group in self._groups))
             if self._is_measured(self.step + 1) and not self._is_sharded:
                 self._gradients = gradient_norms(self.model, self.check.anatomy)
                 self._ratio = UpdateRatio(self.model)
@@ -104,26 +106,57 @@ class Following(Counting):
             with self._apart():
                 self._measure()
         self.folder.note(steps=self.step)
+        if self._is_measured(self.step):
+            self._tell(f"step {self.step}: loss {self.losses[-1]:.4g}", 0)
         if self.step == self.settings.steps and self.last == self.step and self._trial.decision.in_doubt:
             self.last += EXTENSION
             self.folder.tell("more")
         return is_over or self.step >= self.last
 
     def finish(self) -> None:
+        check, whole = self.check, self.settings.steps
         with self._apart():
             if self.curve[-1].step < self.step:
                 self._measure()
-            self.check.cost["steps"] = round(time.perf_counter() - self._begin - self._apart_seconds, 4)
-            self.check.forecast = self._forecast()
-            self.check.measurements.extend(forecast_measurements(self.check.forecast))
-            if self.step < self.settings.steps and math.isfinite(self.losses[-1]):
-                self.check.notes.append(f"the script ended after {self.step} of {self.settings.steps} steps")
+            check.cost["steps"] = round(time.perf_counter() - self._begin - self._apart_seconds, 4)
+            check.forecast = self._forecast()
+            if self.step < whole and math.isfinite(self.losses[-1]):
+                check.notes.append(f"the script ended after {self.step} of {whole} steps")
             if self._num_skipped:
                 skipped = f"{self._num_skipped} of {self.step} steps"
-                self.check.notes.append(f"the loss scaler skipped {skipped}: a gradient was not finite")
-            try_others(self.check, self._tell, 0)
+                check.notes.append(f"the loss scaler skipped {skipped}: a gradient was not finite")
+            self._try_copies()
+            check.measurements.extend(forecast_measurements(check.forecast))
         self._store(is_final=True)
         self.folder.tell("done")
+
+    def _try_copies(self) -> None:
+        """Try copies of the run: after its warm-up, if that is longer; at other rates; with remedies."""
+        check, options = self.check, self.settings
+        assert check.forecast is not None
+        wants = options.forecast or options.rates or options.try_remedies
+        reason = self.start.reason or (UNRECORDED if check.subject.loss_fn is None else "")
+        if reason or self.start.model is None:
+            rises = self._warmup >= self.step - 1 > 0
+            if rises:
+                check.forecast = self._undecided(
+                    f"the learning rate was still rising; no copy was tried: {reason}"
+                )
+            if wants:
+                check.notes.append(f"no copy of the run was tried: {reason}")
+            return
+        check.config = self.start.recipe(self.run, self.rates, options.steps)
+        check.subject = dataclasses.replace(check.subject, model=self.start.model)
+        if check.config.warmup > self.step:
+            first, last = self.curve[0], self.curve[-1]
+            check.notes.append(
+                f"the script's {self.step} steps lie in its warm-up of about {check.config.warmup}: "
+                f"the loss goes from {first.loss:.2f} to {last.loss:.2f}; the forecast is that of a copy"
+            )
+            with check.timed("forecast"):
+                check.forecast = forecast(check.subject, check.anatomy, check.config)
+        check.rates = options.rates or (tuple(rates_around(check.config.lr)) if options.forecast else ())
+        try_others(check, self._tell, 0)
 
     # Measurements.
 
@@ -140,11 +173,14 @@ class Following(Counting):
             options.try_remedies,
         )
         self._check = check
+        size = f"{sum(p.numel() for p in self.model.parameters()):,} weights"
+        self._tell(f"measuring {type(self.model).__name__} ({size}) before its first step", 0)
         if self._is_sharded:
             check.anatomy = Anatomy((), unread=(SHARDED,))
         else:
+            self.start = Start.of(self.run)
             with untouched(self.model):
-                look(check, self._tell, options.traceback)
+                look(check, lambda stage, done: None, options.traceback)
         self._measure()
         self._store(is_final=False)
         return check
@@ -169,8 +205,12 @@ class Following(Counting):
         )
 
     def _recipe(self) -> Recipe:
-        groups = [group for optimizer in self.run.optimizers for group in optimizer.param_groups]
-        return Recipe(lr=max(float(group["lr"]) for group in groups) or 1e-9, steps=self.settings.steps)
+        rate = max(float(group["lr"]) for group in self._groups)
+        return Recipe(lr=rate or 1e-9, steps=self.settings.steps)  # the first rate of a warm-up may be 0
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self.run.optimizers for group in optimizer.param_groups]
 
     @property
     def _trial(self) -> WatchedTrial:
@@ -181,8 +221,9 @@ class Following(Counting):
 
     @property
     def _warmup(self) -> int:
-        """Steps over which the learning rate rose."""
-        return self.rates.index(max(self.rates)) if self.rates else 0
+        """Steps over which the largest learning rate rose."""
+        largest = [max(row) for row in self.rates]
+        return largest.index(max(largest)) if largest else 0
 
     def _is_measured(self, step: int) -> bool:
         return step in measured_steps(self.settings.steps) or step >= self.settings.steps
@@ -213,7 +254,7 @@ class Following(Counting):
             decision.outcome,
             decision.reason,
             names,
-            self.rates[-1],
+            max(self.rates[-1]),
             self._warmup,
             self.step,
             self.check.subject.unigram_entropy,
@@ -225,8 +266,8 @@ class Following(Counting):
         self.check.interrupted = not is_final
         self.folder.write_report(self.check.report())
 
-    def _tell(self, stage: str, done: int) -> None:
-        self.folder.note(progress=stage)
+    def _tell(self, words: str, done: int) -> None:
+        self.folder.note(progress=words)
 
     @contextmanager
     def _apart(self) -> Iterator[None]:

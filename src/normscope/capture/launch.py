@@ -133,9 +133,7 @@ def _started(words: Sequence[str], folder: Folder, quiet: bool) -> subprocess.Po
         raise UsageError(given, "a program that can be run", "check the file") from error
 
 
-def _waited(
-    process: subprocess.Popen[bytes], folder: Folder, tell: Callable[[str], None]
-) -> int | None:
+def _waited(process: subprocess.Popen[bytes], folder: Folder, tell: Callable[[str], None]) -> int | None:
     """Wait until the script ends or the report is done; the exit status, None if it still runs."""
     said, patience = "", time.monotonic() + PATIENCE_SECONDS
     while not folder.told("done"):

@@ -1,7 +1,7 @@
 """Watcher: chooses the model of a training script and follows its steps."""
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from normscope.capture.calls import Forward, bare, recorded_forward
 from normscope.capture.events import Events
@@ -143,6 +144,7 @@ class Watcher:
                 model=bare(self._root),
                 batches=(),
                 optimizer=optimizers,
+                scheduler=self._schedulers_of(optimizers),
                 clip=self._clip,
                 precision=str(self.events.autocast or torch.float32).removeprefix("torch."),
                 accumulation=len(forwards),
@@ -196,6 +198,12 @@ class Watcher:
         """Number of trainable weights of a module that an optimizer holds."""
         held = {id(p) for o in self.events.optimizers for group in o.param_groups for p in group["params"]}
         return sum(p.numel() for p in module.parameters() if p.requires_grad and id(p) in held)
+
+    def _schedulers_of(self, optimizers: Sequence[Optimizer]) -> list[LRScheduler]:
+        """The schedulers of these optimizers, without those inside another one."""
+        own = [each for each in self.events.schedulers if any(each.optimizer is o for o in optimizers)]
+        inner = {id(part) for each in own for part in getattr(each, "_schedulers", ())}
+        return [each for each in own if id(each) not in inner]
 
     def _notes(self) -> tuple[str, ...]:
         """What was taken and why, if there was a choice."""
