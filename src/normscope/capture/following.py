@@ -137,13 +137,11 @@ class Following(Counting):
         wants = options.forecast or options.rates or options.try_remedies
         reason = self.start.reason or (UNRECORDED if check.subject.loss_fn is None else "")
         if reason or self.start.model is None:
-            rises = self._warmup >= self.step - 1 > 0
-            if rises:
-                check.forecast = self._undecided(
-                    f"the learning rate was still rising; no copy was tried: {reason}"
-                )
             if wants:
                 check.notes.append(f"no copy of the run was tried: {reason}")
+            if self._warmup >= self.step - 1 > 0:
+                why = f"the learning rate still rose after {self.step} steps, and no copy was tried: {reason}"
+                check.forecast = dataclasses.replace(check.forecast, outcome="not measured", reason=why)
             return
         check.config = self.start.recipe(self.run, self.rates, options.steps)
         check.subject = dataclasses.replace(check.subject, model=self.start.model)
