@@ -78,7 +78,7 @@ def test_the_terminal_tells_the_way_out_and_every_line() -> None:
     assert ["pre-ln", "rescues", "3.1"] in lines
     assert ["clip", "fails", "3.4"] in lines
     assert "deepnorm + warm-up rescues" in flat
-    assert "3 learning rates: trains up to 0.001; warm-up 10 steps" in flat
+    assert "3 learning rates tested, the largest that trains is 0.001; warm-up 10 steps" in flat
     assert "0.01 diverges" in flat
 
 
@@ -93,7 +93,7 @@ def test_a_rate_that_was_tried_is_a_number_to_copy() -> None:
     assert "lr = lr / 10 (tried at 0.001). Costs" in way_out(one)
     assert "tried at" not in way_out(RESCUE.attempts[0])
     assert ladder_words(LadderForecast(LADDER.rungs[1:2], 1e-3, "not needed", 0)).startswith(
-        "1 learning rate:"
+        "1 learning rate tested, "
     )
 
 

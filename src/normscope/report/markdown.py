@@ -64,7 +64,7 @@ def _lines(report: Report, command: str | None) -> Iterator[str]:
     yield code(report.model)
     if report.forecast is None or report.forecast.outcome in ("not measured", "undecided"):
         yield ""
-        yield "No trial decided: this rests on measurements before the first step."
+        yield "No trial decided; the verdict rests on measurements before the first step."
     yield ""
     yield from _findings(report)
     yield ""
@@ -79,7 +79,7 @@ def _lines(report: Report, command: str | None) -> Iterator[str]:
         yield from _block(command)
     if report.findings:
         yield ""
-        yield "`normscope explain CODE` says what a finding means and where its threshold comes from."
+        yield "`normscope explain CODE` explains a finding and its threshold."
 
 
 def _findings(report: Report) -> Iterator[str]:

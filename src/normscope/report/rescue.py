@@ -34,10 +34,12 @@ def ladder_table(ladder: LadderForecast) -> Table:
 
 
 def ladder_words(ladder: LadderForecast) -> str:
-    """The largest rate that trains, and what is known of a warm-up."""
-    trains = "none trains" if ladder.largest_rate is None else f"trains up to {ladder.largest_rate:g}"
-    number = f"{len(ladder.rungs)} learning rate{'s' if len(ladder.rungs) != 1 else ''}"
-    return f"{number}: {trains}; warm-up {ladder.warmup}"
+    """The largest learning rate that trains, and what is known of a warm-up."""
+    largest = "none trains"
+    if ladder.largest_rate is not None:
+        largest = f"the largest that trains is {ladder.largest_rate:g}"
+    number = f"{len(ladder.rungs)} learning rate{'s' if len(ladder.rungs) != 1 else ''} tested"
+    return f"{number}, {largest}; warm-up {ladder.warmup}"
 
 
 def remedies_table(rescue: Rescue) -> Table:

@@ -72,7 +72,7 @@ def print_markdown(text: str) -> None:
 def _parts(report: Report, width: int) -> Iterator[RenderableType]:
     yield Text.assemble((report.verdict, _COLOURS[report.verdict]), "  ", (report.model, "bold"))
     if report.forecast is None or report.forecast.outcome in ("not measured", "undecided"):
-        yield _labelled("but", "no trial decided: this rests on what is seen before the first step")
+        yield _labelled("but", "no trial decided; the verdict rests on measurements before the first step")
     yield _labelled("model", "; ".join(map(stack_in_words, report.anatomy.stacks)) or "no blocks were read")
     yield _labelled("input", report.input)
     for finding in report.findings:
