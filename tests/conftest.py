@@ -48,14 +48,17 @@ def _json_on_stdout_follows_its_schema(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def require_schema(document: Any) -> None:
-    """Fail unless the document follows the schema that it names; one that names none is not ours."""
+    """Fail unless the document names a schema and follows it; a schema must be a valid one."""
     import jsonschema
 
     from normscope.schemas import schema
 
+    if "$schema" in document:
+        jsonschema.Draft202012Validator.check_schema(document)
+        return
     head = document[0] if isinstance(document, list) and document else document
-    if "schema" in head:
-        jsonschema.Draft202012Validator(schema(head["schema"])).validate(document)
+    assert "schema" in head, f"a document that names no schema: {sorted(head)[:9]}"
+    jsonschema.Draft202012Validator(schema(head["schema"])).validate(document)
 
 
 @pytest.fixture
