@@ -14,7 +14,6 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from normscope.anatomy import Anatomy
-from normscope.capture.calls import Forward, Forwards
 from normscope.capture.folder import Folder, Settings
 from normscope.capture.start import Start
 from normscope.forecast import Forecast, ForecastStep, forecast, forecast_measurements, rates_around
@@ -23,6 +22,7 @@ from normscope.forecast.rule import EXTENSION
 from normscope.forecast.watch import COHERENCE_BATCHES, RECENT, WatchedTrial, measured_steps
 from normscope.pipeline import Check, look, try_others
 from normscope.probes import Budget, Spending
+from normscope.recording.calls import Forward, Forwards
 from normscope.rules import parse_codes
 from normscope.subjects import Run, Subject, untouched
 from normscope.subjects.assemble import shapes

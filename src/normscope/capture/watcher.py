@@ -12,12 +12,12 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from normscope.capture.calls import Forward, bare, recorded_forward
-from normscope.capture.events import Events
 from normscope.capture.folder import Folder, Settings
 from normscope.capture.following import Counting, following
-from normscope.capture.tape import Tape, tensors_of
 from normscope.errors import UsageError, describe
+from normscope.recording.calls import Forward, bare, recorded_forward
+from normscope.recording.events import Events
+from normscope.recording.tape import Tape, tensors_of
 from normscope.subjects import Run
 
 BLIND_STEPS = 3

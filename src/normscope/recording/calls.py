@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from normscope.capture.tape import Recording, Tape, replayed_loss
+from normscope.recording.tape import Recording, Tape, replayed_loss
 from normscope.subjects.feed import map_tensors, num_bytes
 from normscope.subjects.subject import LOSS_INPUTS, POSITIONAL, Batch, LossFn
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normscope.capture.tape import Tape
+from normscope.recording.tape import Tape
 
 B, T, V = 2, 5, 11
 IDS = torch.randint(0, V, (B, T), generator=torch.Generator().manual_seed(1))
