@@ -1,1 +1,1 @@
-"""Recording of code that is not ours: the forwards that it runs, the losses of their outputs, its optimizers."""
+"""Recording of code that is not ours: its forwards, the losses of their outputs, its optimizers."""
