@@ -15,6 +15,7 @@ ROOMS = [
         "forecast",
         "rules",
         "report",
+        "recording",
         "pipeline",
         "capture",
         "testing",
