@@ -33,7 +33,7 @@ def untouched(model: nn.Module) -> Iterator[nn.Module]:
             for module, mode in modes:
                 module.training = mode
             for module, attributes in modules:
-                _restore_attributes(module, attributes)
+                _restore_attributes(module, *attributes)
             for parameter, data, requires_grad, grad in parameters:
                 parameter.grad = None  # the next line refuses a gradient of another dtype
                 parameter.data = data
@@ -44,30 +44,28 @@ def untouched(model: nn.Module) -> Iterator[nn.Module]:
                     tensor.detach().copy_(value)
 
 
-Attributes = dict[str, tuple[Any, Any]]
-"""Name → (the object, a shallow copy of its contents if it is a container)."""
+Attributes = tuple[dict[str, Any], dict[str, Any]]
+"""Objects by name, and shallow copies of the containers among them that are not empty: most are."""
 
 
 def _attributes(module: nn.Module) -> Attributes:
     # A module keeps its hooks, buffers, parameters and children in its __dict__.
-    return {
-        name: (value, value.copy() if isinstance(value, dict | list | set) else None)
-        for name, value in vars(module).items()
-    }
+    held = vars(module).items()
+    return dict(held), {k: v.copy() for k, v in held if isinstance(v, dict | list | set) and len(v)}
 
 
-def _restore_attributes(module: nn.Module, attributes: Attributes) -> None:
+def _restore_attributes(module: nn.Module, attributes: dict[str, Any], contents: dict[str, Any]) -> None:
     current = vars(module)
     for name in current.keys() - attributes.keys():
         del current[name]
-    for name, (value, contents) in attributes.items():
+    for name, value in attributes.items():
         current[name] = value
         # Keep the container itself: handles of the user's hooks point to it.
-        if isinstance(value, list) and value != contents:
-            value[:] = contents
-        elif isinstance(value, dict | set):
+        if isinstance(value, list) and value != contents.get(name, []):
+            value[:] = contents.get(name, ())
+        elif isinstance(value, dict | set) and (len(value) or name in contents):
             value.clear()
-            value.update(contents)
+            value.update(contents.get(name, ()))
 
 
 def _held_tensors(model: nn.Module) -> list[Tensor]:
