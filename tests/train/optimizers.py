@@ -170,7 +170,7 @@ Make = Callable[[Any], Any]
 
 
 def every_optimizer() -> dict[str, Make]:
-    """How to make each optimizer of one list of parameters or groups."""
+    """Constructor of each optimizer, by name; it takes a list of parameters or groups."""
     torch_own = torch.optim
     made: dict[str, Make] = {
         "Adadelta": lambda p: torch_own.Adadelta(p, lr=0.5),

@@ -206,7 +206,7 @@ class Watcher:
         return [each for each in own if id(each) not in inner]
 
     def _notes(self) -> tuple[str, ...]:
-        """What was taken and why, if there was a choice."""
+        """Sentences on the choices that were made, with the reasons."""
         assert self._root is not None
         others = [m for m in self._seen.values() if m is not self._root and self._num_held(m)]
         notes = []
