@@ -153,6 +153,10 @@ class Following(Counting):
             )
             with check.timed("forecast"):
                 check.forecast = forecast(check.subject, check.anatomy, check.config)
+        if wants or check.config.warmup > self.step:
+            check.notes.append(
+                f"copies were tried on the {len(self.kept)} batches of these steps, which repeat"
+            )
         check.rates = options.rates or (tuple(rates_around(check.config.lr)) if options.forecast else ())
         try_others(check, self._tell, 0)
 

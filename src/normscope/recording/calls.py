@@ -115,6 +115,10 @@ class Forwards:
             self._kept.append(forward.batch)
             self._room -= size
 
+    def __len__(self) -> int:
+        """Number of batches that are kept."""
+        return len(self._kept)
+
     def __call__(self, start: int = 0) -> Iterator[Batch]:
         """Yield the batches from index `start` on."""
         index = start

@@ -17,7 +17,7 @@ from normscope.errors import UsageError, describe
 from normscope.subjects.fake import fake_mode_of, to_fake
 from normscope.subjects.feed import Feed, Portions, placed
 from normscope.subjects.memory import is_out_of_memory, memory_refusals, require_room_for_batch
-from normscope.subjects.subject import Batch, LossFn, Subject, call_model
+from normscope.subjects.subject import POSITIONAL, Batch, LossFn, Subject, arguments_in, call_model
 from normscope.subjects.untouched import untouched
 
 _LENGTHS = tuple(2**power for power in range(4, 21))
@@ -139,7 +139,9 @@ def shapes(batch: Any) -> str:
     if isinstance(batch, Tensor):
         return f"{str(batch.dtype).removeprefix('torch.')} {tuple(batch.shape)}"
     if isinstance(batch, dict):
-        return ", ".join(f"{name}: {shapes(value)}" for name, value in batch.items())
+        positional = [shapes(value) for value in batch.get(POSITIONAL, ())]
+        named = [f"{name}: {shapes(value)}" for name, value in arguments_in(batch)[1].items()]
+        return ", ".join(positional + named)
     if isinstance(batch, tuple | list):
         return ", ".join(shapes(value) for value in batch)
     return type(batch).__name__
