@@ -10,6 +10,7 @@ from normscope.probes.measurement import Measurement, Measurements, not_measured
 from normscope.probes.precision import measure_precision
 from normscope.probes.signal import measure_signal
 from normscope.probes.weights import measure_weights
+from normscope.probes.wiring import measure_wiring
 from normscope.subjects import Subject
 
 PROBES: dict[str, Callable[[Subject, Anatomy], Iterable[Measurement]]] = {
@@ -19,6 +20,7 @@ PROBES: dict[str, Callable[[Subject, Anatomy], Iterable[Measurement]]] = {
     "gradient": measure_gradient,
     "jacobian": measure_jacobian,
     "precision": measure_precision,
+    "wiring": measure_wiring,
 }
 """The probes of a check, in this order."""
 
@@ -35,5 +37,6 @@ __all__ = [
     "measure_precision",
     "measure_signal",
     "measure_weights",
+    "measure_wiring",
     "not_measured",
 ]
