@@ -9,13 +9,16 @@ step.
 """
 
 import argparse
+import importlib
 import json
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
+from transformers import AutoConfig
 
 from normscope.anatomy import read_anatomy
 from normscope.demo.examples import post_ln, pre_ln
@@ -40,16 +43,16 @@ def ours() -> Iterator[tuple[str, Callable[[int], Subject]]]:
     for spec in specs:
         yield spec.removeprefix("nn:"), loader(spec)
     for name, build in (("demo, Post-LN", post_ln), ("demo, Pre-LN", pre_ln)):
-        yield name, lambda seed, build=build, name=name: seeded_module(build, name, seed)
+        yield name, partial(seeded_module, build, name)
 
 
 def published() -> Iterator[tuple[str, Callable[[int], Subject]]]:
     """The Hugging Face types, by name."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "anatomy"))
-    from hf_models import MODELS  # the tests' tiny configurations
-
-    for model in MODELS:
-        options = "".join(f",{key}={json.dumps(value)}" for key, value in model.options.items())
+    models = importlib.import_module("hf_models").MODELS  # the tests' tiny configurations
+    for model in models:
+        known = AutoConfig.for_model(model.model_type).to_dict()
+        options = "".join(f",{k}={json.dumps(v)}" for k, v in model.options.items() if k in known)
         yield f"hf:{model.name}", loader(f"hf:{model.model_type}{options}")
 
 
@@ -93,9 +96,9 @@ def cell(table: Measurements, quantity: str) -> str:
 HEAD = """\
 # Wiring findings on healthy models
 
-The thresholds of NS701 to NS713 come from theory and were fixed before any model was measured. This page counts
-their false alarms on models that are wired correctly. Setting: random weights, seed {seed}, {length} tokens,
-tiny configurations, no training step, one thread of a CPU. No GPU was measured.
+The thresholds of NS701 to NS713 come from theory and were fixed before any model was measured. This page
+counts their false alarms on models that are wired correctly. Setting: random weights, seed {seed}, {length}
+tokens, tiny configurations, no training step, one thread of a CPU. No GPU was measured.
 
 Written by `python -m benchmarks.wiring > docs/wiring-thresholds.md`."""
 
@@ -139,9 +142,8 @@ def main() -> None:
         print(tried, counts, *left_out, sep="\n")
         return
     print(HEAD.format(seed=arguments.seed, length=LENGTH))
-    print(
-        f"\n**{tried} models: {counts['error']} errors, {counts['warning']} warnings, {counts['note']} notes.**\n"
-    )
+    alarms = ", ".join(f"{counts[each]} {each}s" for each in ("error", "warning", "note"))
+    print(f"\n**{tried} models: {alarms}.**\n")
     print("| model |", " | ".join(COLUMNS), "| findings |")
     print("|---|", "---|" * (len(COLUMNS) + 1), sep="")
     print(*rows, sep="\n")

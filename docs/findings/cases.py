@@ -4,6 +4,7 @@ Every model is small and takes seconds on a CPU. `pictures.py` draws the cases a
 does not get its finding, or its healthy twin does.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,7 +26,9 @@ from benchmarks.broken import (
     scaled,
     wrong_backward,
 )
+from benchmarks.miswired import CASES as MISWIRED
 from normscope import Report
+from normscope.subjects import Subject
 
 WIDTH = 64
 
@@ -126,6 +129,15 @@ def whole(quantity: str) -> Callable[[Report], Points]:
     return points
 
 
+def most(quantity: str, change: Callable[[float], float] = lambda value: value) -> Callable[[Report], Points]:
+    """The largest value of a quantity, changed; 0 where the model has none."""
+
+    def points(report: Report) -> Points:
+        return [(1, change(max(report.measurements.of(quantity).values(), default=0.0)))]
+
+    return points
+
+
 def by_step(figure: str) -> Callable[[Report], Points]:
     """A figure of the trial, by step: `loss` or `diversity` of the last stack."""
 
@@ -189,8 +201,8 @@ class Case:
 
     healthy: str
     broken: str
-    twin: Callable[[], nn.Module]
-    model: Callable[[], nn.Module]
+    twin: Callable[[], nn.Module | Subject]
+    model: Callable[[], nn.Module | Subject]
     figure: Figure
     limit: float | None = None
     options: dict[str, Any] = field(default_factory=dict)
@@ -206,7 +218,7 @@ class Case:
         return healthy, broken if self.shown is None else checked(self.model, self.shown)
 
 
-def checked(model: Callable[[], nn.Module], options: dict[str, Any]) -> Report:
+def checked(model: Callable[[], nn.Module | Subject], options: dict[str, Any]) -> Report:
     """The report of a model with seed 0; no step is tried unless the options say so."""
     torch.manual_seed(0)
     return normscope.check(model(), **{"steps": 0, "budget": "fast"} | options)
@@ -223,7 +235,7 @@ forgetful = partial(Skip, 0.4, forgets=True)
 unnormed = partial(Unnormed, WIDTH)
 one_head = partial(AttentionOnly, WIDTH, 1, std=WIDTH**-0.5)
 
-CASES = {
+CASES: dict[str, Case] = {
     "NS101": Case("Pre-LN, 24 blocks", "Post-LN, 24 blocks", deep, deep_post, UPDATE),
     "NS102": Case(
         "Pre-LN, final norm",
@@ -391,3 +403,94 @@ CASES = {
     ),
 }
 """One case for each finding, by its code."""
+
+
+def lost(rate: float) -> float:
+    """Share that decay takes of a value in 10 000 steps."""
+    return 1 - math.exp(-rate * 10_000)
+
+
+WIRED: dict[str, tuple[str, str, Figure, float | None]] = {
+    "NS701": (
+        "causal mask",
+        "block 3 without a mask",
+        bars(most("wiring/later-tokens"), "change before the replaced ids, over the change behind"),
+        1e-3,
+    ),
+    "NS702": (
+        "heads split off the features",
+        "block 3 reshapes across samples",
+        bars(most("wiring/other-samples"), "change of the other samples, over the sample's own"),
+        1e-3,
+    ),
+    "NS703": (
+        "mask in every block",
+        "block 3 without the mask",
+        bars(most("wiring/padding-content"), "change of real tokens by padding, over the largest output"),
+        1e-3,
+    ),
+    "NS704": (
+        "every branch learns",
+        "block 3: mlp(x).detach()",
+        bars(most("wiring/num-starved"), "trained parameters without gradient"),
+        None,
+    ),
+    "NS705": (
+        "every branch trains",
+        "block 3 is frozen",
+        Figure(by_depth("wiring/frozen"), "frozen share of the branch's matrices", "branch", log=False),
+        None,
+    ),
+    "NS706": (
+        "AdamW(model)",
+        "AdamW(model.layers)",
+        bars(most("wiring/held-share"), "share of the trained entries in an optimizer"),
+        None,
+    ),
+    "NS707": (
+        "float32, AdamW at 1e-5",
+        "bfloat16, AdamW at 1e-5",
+        bars(most("wiring/update-lost"), "largest share of a tensor that a step leaves as it was"),
+        0.5,
+    ),
+    "NS708": (
+        "head N(0, 0.02²)",
+        "head N(0, 1)",
+        bars(most("wiring/first-loss"), "first loss in nats; ln V = 5.5"),
+        math.log(256) + 1,
+    ),
+    "NS709": (
+        "initialised",
+        "a gain of 0, entries of 1e30",
+        bars(most("wiring/odd-weights"), "parameters with values that no initialisation gives"),
+        None,
+    ),
+    "NS710": (
+        "no tensor owns the norm",
+        "a bias × 1e7 owns it",
+        bars(most("wiring/clipped-rest"), "RMS gradient of the others after clipping, over Adam's ε"),
+        1.0,
+    ),
+    "NS711": (
+        "decay 0.1 on matrices",
+        "decay 0.1 on everything",
+        bars(most("wiring/decay", lost), "share of a gain that decay takes in 10 000 steps, AdamW, 1e-3"),
+        0.1,
+    ),
+    "NS712": (
+        "labels are the next ids",
+        "labels are the ids",
+        bars(most("wiring/targets-same"), "share of targets that equal their own input"),
+        0.9,
+    ),
+    "NS713": (
+        "cross_entropy(logits.float())",
+        "cross_entropy(bfloat16 logits)",
+        bars(most("wiring/loss-error"), "error of the loss in nats"),
+        0.01,
+    ),
+}
+CASES |= {
+    code: Case(healthy, broken, *MISWIRED[code], figure, limit, {"lr": 1e-5} if code == "NS707" else {})
+    for code, (healthy, broken, figure, limit) in WIRED.items()
+}

@@ -33,6 +33,7 @@ from normscope.probes import (
     Measurements,
     Spending,
     measure_jacobian,
+    measure_wiring,
     not_measured,
 )
 from normscope.report import Report
@@ -232,7 +233,10 @@ def look(run: Check, progress: Begun, reraise: bool) -> None:
     with run.timed("anatomy"):
         run.anatomy = read_anatomy(run.subject)
     require_residual_stream(run.anatomy, run.subject.spec)
-    probes = PROBES | {"jacobian": partial(measure_jacobian, spending=run.spending)}
+    probes = PROBES | {
+        "jacobian": partial(measure_jacobian, spending=run.spending),
+        "wiring": partial(measure_wiring, recipe=run.config),
+    }
     for done, (name, probe) in enumerate(probes.items(), start=1):
         progress(name, done)
         with run.timed(name):

@@ -1,12 +1,26 @@
 """Two tables for every rule, one just beyond its threshold and one just inside: `PAIRS[code]`."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 from normscope.anatomy import Anatomy, Block, Branch, Norm, Site, Stack
 from normscope.forecast import Forecast, ForecastStep
 from normscope.probes import Measurement, Measurements
-from normscope.rules import Case, Severity, gradient, jacobian, precision, signal, structure
+from normscope.rules import (
+    Case,
+    Severity,
+    gradient,
+    jacobian,
+    precision,
+    signal,
+    structure,
+    wiring_flow,
+    wiring_learning,
+    wiring_loss,
+    wiring_recipe,
+    wiring_start,
+)
 
 SITE = Site("", 0, "aten.add.Tensor", 0)
 FINAL = Norm("layernorm", "norm", SITE, SITE, 1e-5, "norm.weight")
@@ -138,6 +152,62 @@ def updates(depth: int, ratio: float) -> Case:
     return case(*figures, reading=anatomy(depth, "post"))
 
 
+def wired(site: str = "", how: str = "exact", **figures: float) -> Case:
+    """Rows `wiring/…` at "" and, for names that begin with "at_", at `site`."""
+    table = [
+        Measurement(
+            f"wiring/{name.removeprefix('at_').replace('_', '-')}",
+            site if name.startswith("at_") else "",
+            value,
+            how=how,
+        )
+        for name, value in figures.items()
+    ]
+    return Case(READING, Measurements(table))
+
+
+def leak(change: float, next_share: float = 1.0) -> Case:
+    return wired(later_tokens=change, targets_next=next_share)
+
+
+def starved_weight(
+    needed: float, share: float, site: str = "layers.3.mlp.weight", how: str = "exact"
+) -> Case:
+    return wired(site, how, at_no_gradient=1.0, at_needed=needed, needed_share=share)
+
+
+def frozen_branches(*blocks: int, adapted: bool = False, attention_only: bool = False) -> Case:
+    rows = [("wiring/frozen", "", 0.3)]
+    for index in range(12):
+        for name in ("attn", "mlp"):
+            still = index in blocks and not (attention_only and name == "mlp")
+            rows.append(("wiring/frozen", f"layers.{index}.{name}", float(still)))
+            rows += [("wiring/adapted", f"layers.{index}.{name}", 1.0)] if still and adapted else []
+    return case(*rows)
+
+
+def clipped(factor: float = 1e-6, share: float = 1.0, rest: float = 0.5) -> Case:
+    return wired("head.bias", clip_factor=factor, at_norm_share=share, clipped_rest=rest)
+
+
+def task(
+    same: float = 0.0, next_: float = 0.0, after: float = 0.0, later: float = 0.0, **more: float
+) -> Case:
+    figures = {
+        "targets_same": same,
+        "targets_next": next_,
+        "targets_after_next": after,
+        "later_tokens": later,
+    }
+    return wired(**figures, **more)
+
+
+def loss_error(nats: float, gradient: float) -> Case:
+    return wired(loss_error=nats, loss_gradient_error=gradient, how="exact; log_softmax in bfloat16")
+
+
+SEEN, MATCH, GUESS = wiring_flow.SEEN, wiring_loss.MATCH, 5.0
+PER_STEP = -math.log(1 - wiring_recipe.LOSES) / wiring_recipe.RUN_STEPS
 TRAINS = case(forecast=trial("trains"))
 DEEP = structure.POST_LN_WARNING
 WRONG = "derivative/relative-error"
@@ -326,4 +396,116 @@ PAIRS: dict[str, list[Pair]] = {
     "NS601": [Pair("outcome", E, case(forecast=trial("plateau")), TRAINS)],
     "NS602": [Pair("outcome", W, case(forecast=trial("needs-warmup")), TRAINS)],
     "NS603": [Pair("outcome", E, case(forecast=trial("diverges")), TRAINS)],
+    "NS701": [
+        Pair("change", E, leak(SEEN * OVER), leak(SEEN * UNDER)),
+        Pair("most targets", E, leak(0.1, wiring_flow.ALL_NEXT), leak(0.1, 0.0)),
+        Pair("some targets", N, leak(0.1, wiring_flow.PART_NEXT), leak(0.1, wiring_flow.PART_NEXT * UNDER)),
+        Pair("a decoder's labels", E, wired(own_targets=SEEN * OVER), wired(own_targets=SEEN * UNDER)),
+    ],
+    "NS702": [
+        Pair("change", E, wired(other_samples=SEEN * OVER), wired(other_samples=SEEN * UNDER)),
+        Pair(
+            "batch norm",
+            N,
+            wired(other_samples=0.5, how="exact; batch-norm; replaced"),
+            wired(other_samples=0.0, how="exact; batch-norm; replaced"),
+        ),
+    ],
+    "NS703": [
+        Pair("content", W, wired(padding_content=SEEN * OVER), wired(padding_content=SEEN * UNDER)),
+        Pair("loss", W, wired(padding_in_loss=0.01), wired(padding_in_loss=0.0)),
+        Pair("an empty row", W, wired(masked_row=1.0), wired(masked_row=0.0)),
+    ],
+    "NS704": [
+        Pair("half", E, starved_weight(1.0, wiring_learning.MOST_STARVED), case()),
+        Pair("less", W, starved_weight(1.0, wiring_learning.MOST_STARVED * UNDER), case()),
+        Pair("unused", N, starved_weight(0.0, 0.0, "pooler.weight"), case()),
+        Pair(
+            "a layer",
+            W,
+            starved_weight(0.0, 0.0, "layers.12.mlp.weight", "its module is never called"),
+            case(),
+        ),
+        Pair("a part of a block", N, starved_weight(0.0, 0.0, how="its module is never called"), case()),
+    ],
+    "NS705": [
+        Pair("in the middle", W, frozen_branches(5), frozen_branches()),
+        Pair("half a block", W, frozen_branches(0, 1, attention_only=True), frozen_branches()),
+        Pair("the lowest", N, frozen_branches(0, 1, 2), frozen_branches()),
+        Pair("all", N, frozen_branches(*range(12)), frozen_branches()),
+        Pair("adapters", N, frozen_branches(5, adapted=True), frozen_branches()),
+    ],
+    "NS706": [
+        Pair("missing", W, wired("head.bias", held_share=0.9, at_not_held=1.0), wired(held_share=1.0)),
+        Pair("none held", E, wired("head.bias", held_share=0.0, at_not_held=1.0), wired(held_share=1.0)),
+        Pair("twice", W, wired("head.bias", at_held_twice=1.0), wired(held_share=1.0)),
+        Pair("another model's", W, wired(foreign=3.0), wired(foreign=0.0)),
+    ],
+    "NS707": [
+        Pair(
+            "everywhere",
+            W,
+            wired("norm.weight", at_update_lost=1.0, update_lost=wiring_learning.LOST),
+            wired("norm.weight", at_update_lost=wiring_learning.LOST * UNDER, update_lost=0.4),
+        ),
+        Pair(
+            "in a tensor",
+            N,
+            wired("norm.weight", at_update_lost=wiring_learning.LOST, update_lost=0.1),
+            wired("norm.weight", at_update_lost=wiring_learning.LOST * UNDER, update_lost=0.1),
+        ),
+    ],
+    "NS708": [
+        Pair(
+            "over the guess",
+            N,
+            wired(first_loss=GUESS + wiring_start.OVER_GUESS * OVER, guess=GUESS, unit_head=64.0),
+            wired(first_loss=GUESS + wiring_start.OVER_GUESS * UNDER, guess=GUESS, unit_head=64.0),
+        ),
+        Pair(
+            "over a unit head",
+            W,
+            wired(first_loss=GUESS + 64 * OVER, guess=GUESS, unit_head=64.0),
+            wired(first_loss=GUESS, guess=GUESS, unit_head=64.0),
+        ),
+    ],
+    "NS709": [
+        *(
+            Pair(name, W, wired("head.bias", **{f"at_{name}": 0.9}), wired())
+            for name in ("non_finite_weight", "huge_weight", "denormal_weight", "zero_gain")
+        ),
+        Pair("a copy", N, wired("layers.1.k.weight", at_copied_weight=1.0), wired()),
+        Pair(
+            "left to NS506",
+            W,
+            wired("head.bias", at_non_finite_weight=1.0),
+            case(("wiring/non-finite-weight", "head.bias", 1.0), ("precision/non-finite", "head.bias", 1.0)),
+        ),
+    ],
+    "NS710": [
+        Pair("share", W, clipped(share=wiring_recipe.OWNS * 1.001), clipped(share=wiring_recipe.OWNS)),
+        Pair("rest", W, clipped(rest=1.0), clipped(rest=OVER)),
+        Pair("not clipped", W, clipped(), clipped(factor=1.0)),
+    ],
+    "NS711": [
+        Pair(
+            "over the run",
+            N,
+            wired("norm.weight", at_decay=PER_STEP * OVER),
+            wired("norm.weight", at_decay=PER_STEP * UNDER),
+        )
+    ],
+    "NS712": [
+        Pair("the inputs", E, task(same=MATCH), task(same=MATCH * UNDER)),
+        Pair("constant text", E, task(same=1.0), task(same=1.0, next_=1.0)),
+        Pair("an autoencoder", E, task(same=1.0), task(same=1.0, later=0.5)),
+        Pair("shifted twice", W, task(after=MATCH), task(after=MATCH * UNDER)),
+        Pair("ignored", E, wired(labels_ignored=1.0), wired(labels_ignored=0.99)),
+        Pair("out of range", E, wired(labels_out_of_range=1.0), wired(labels_out_of_range=0.0)),
+    ],
+    "NS713": [
+        Pair("small", N, loss_error(wiring_loss.LOSS_ERROR * UNDER, 0.001), wired(loss_error=0.0)),
+        Pair("loss", W, loss_error(wiring_loss.LOSS_ERROR * OVER, 0.001), wired(loss_error=0.0)),
+        Pair("gradient", W, loss_error(0.0, wiring_loss.GRADIENT_ERROR * OVER), wired(loss_error=0.0)),
+    ],
 }

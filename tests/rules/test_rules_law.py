@@ -32,6 +32,19 @@ NAMES = {
     "NS601": "plateau",
     "NS602": "needs-warmup",
     "NS603": "diverges",
+    "NS701": "later-tokens-leak",
+    "NS702": "samples-mix",
+    "NS703": "padding-counts",
+    "NS704": "no-gradient",
+    "NS705": "frozen",
+    "NS706": "not-in-optimizer",
+    "NS707": "updates-lost",
+    "NS708": "first-loss",
+    "NS709": "garbage-weights",
+    "NS710": "clip-starves",
+    "NS711": "decayed-gains",
+    "NS712": "labels",
+    "NS713": "low-precision-loss",
 }
 
 

@@ -12,6 +12,8 @@ output.
     branch/zero-output    1 where the term that is added is zero, or every output projection is; else 0
     branch/trainable      1 where any parameter of the branch gets a non-zero gradient, else 0
 
+and the rows of `wiring.starved`, which need the same backward.
+
 Sums are in float64, over gradients in the model's own precision. Frozen parameters count only where all are
 frozen.
 """
@@ -30,6 +32,7 @@ from normscope.probes.objective import everything_requires_grad, objective, obje
 from normscope.probes.parameters import Parameters
 from normscope.probes.rows import UNDEFINED, at, row, value_row
 from normscope.probes.sums import energy, is_zero, norm
+from normscope.probes.wiring.starved import clip_rows, starved_rows
 from normscope.subjects import Subject, untouched
 
 ROLES = ("q", "k", "v", "o", "up", "gate", "down")
@@ -46,10 +49,15 @@ def measure_gradient(subject: Subject, anatomy: Anatomy) -> list[Measurement]:
     with untouched(model), measuring(model), everything_requires_grad(model, batch):
         loss, captured = capture(model, lambda: objective(subject), [*differentiated, *_looked_at(anatomy)])
         backward = Backward(loss, captured, anatomy, parameters, differentiated)
+        del loss, captured
+        wiring = [
+            *starved_rows(subject, anatomy, parameters, backward),
+            *clip_rows(subject, parameters, backward),
+        ]
     how = objective_how(subject)
     if parameters.are_frozen:
         how += "; every parameter is frozen, so all are counted"
-    return list(_Rows(anatomy, parameters, backward, how))
+    return [*_Rows(anatomy, parameters, backward, how), *wiring]
 
 
 def _looked_at(anatomy: Anatomy) -> Iterator[Site]:

@@ -2,7 +2,7 @@
 
 # The families enter their rules into RULES, in the order of their codes.
 from normscope.rules import structure, signal, gradient, jacobian, precision, forecast  # noqa: F401, I001
-from normscope.rules import wiring_flow, wiring_start, wiring_loss  # noqa: F401, I001
+from normscope.rules import wiring_flow, wiring_learning, wiring_start, wiring_recipe, wiring_loss  # noqa: F401
 from normscope.rules.codes import matches, parse_codes
 from normscope.rules.pages import explain
 from normscope.rules.finding import Finding, Severity

@@ -2,9 +2,9 @@
 
     wiring/later-tokens    change of the outputs before a token, over the change from it on, when the ids from
                            it on are replaced; site: the first module that shows it
-    wiring/own-targets     the same with the labels in place of the ids, where a decoder is fed with them
-    wiring/other-samples   change of the other samples' outputs, over the sample's own, when the content of one
-                           sample is replaced; site: the first module that shows it
+    wiring/own-targets     the same with labels in place of the ids, where a decoder is fed with them
+    wiring/other-samples   change of the other samples' outputs, over the sample's own, when the content of
+                           one sample is replaced; site: the first module that shows it
 
 All changes are the largest absolute ones. One forward replaces the content of one sample and the later ids of
 another; only if it shows something, two more separate the causes. In eval mode, so that a BatchNorm uses its
@@ -74,12 +74,15 @@ def find_place(targets: Targets | str, inputs: list[Input]) -> Place | None:
         for axis, (targets_BT, ids_BT) in enumerate(((laid, ids), (laid.T, ids.T))):
             shares = [relation(targets_BT, ids_BT, shift) for shift in range(3)]
             if max(shares) > best and (axis == 0 or max(shares) >= LIKELY):
-                best, place = max(shares), Place(ids, axis, targets_BT, LATER if max(shares) >= LIKELY else "")
+                best, place = (
+                    max(shares),
+                    Place(ids, axis, targets_BT, LATER if max(shares) >= LIKELY else ""),
+                )
     return place
 
 
 def find_fed_labels(targets: Targets | str, inputs: list[Input]) -> Place | None:
-    """Labels that the model itself reads and that are the targets: a decoder may be fed with them, shifted."""
+    """Labels that the model reads and that are the targets: a decoder may be fed with them, shifted."""
     for labels in (i.tensor for i in inputs if i.kind == "labels" and i.name and i.tensor.ndim == 2):
         laid = None if isinstance(targets, str) else in_places(targets.ids, labels)
         if laid is not None and not labels.is_floating_point() and relation(laid, labels, 0) == 1:
@@ -118,7 +121,9 @@ class _Flow:
         self.whole = self.size // 2 if self.size > 2 else 0
         asked = place is not None and place.asked
         self.part = (1 if self.size == 2 else 0) if asked else None
-        self.split = _split(place.targets_BT[self.part]) if place is not None and self.part is not None else None
+        self.split = (
+            _split(place.targets_BT[self.part]) if place is not None and self.part is not None else None
+        )
 
     def rows(self) -> Iterator[Measurement]:
         if self.before is None:
@@ -213,7 +218,9 @@ class _Flow:
                 twin.select(self.axis, whole).copy_(other.select(self.axis, whole))
             if part is not None and self.place is not None and tensor is self.place.ids:
                 row, new = twin.select(self.axis, part), other.select(self.axis, part)
-                row[self.split :] = new[self.split :]
+                # A decoder may begin with the last label (mBART's language code), which therefore stays.
+                end = -1 if self.place.asked == OWN else None
+                row[self.split : end] = new[self.split : end]
             changed[id(tensor)] = twin
         return with_tensors(self.subject.batch, changed)
 
@@ -233,7 +240,8 @@ class _Flow:
 
     def _earlier_change(self, after: Tensor) -> float:
         """Change at the places before the split whose targets count, of the sample with other later ids."""
-        assert self.place is not None and self.part is not None
+        assert self.place is not None
+        assert self.part is not None
         counted = self.place.targets_BT[self.part, : self.split] >= 0
         return self._change(after, [self.part], slice(0, self.split), counted)
 
@@ -254,10 +262,16 @@ class _Flow:
         seen = [self._module_outputs(each, rows, places) for each in (self.subject.batch, batch)]
         for name, old in seen[0].items():
             new = seen[1].get(name)
-            if new is not None and new.shape == old.shape and old.numel():
-                if float((new - old).abs().nan_to_num().max()) > _rounding(old):
-                    return name
+            if new is None or new.shape != old.shape or not old.numel():
+                continue
+            if float((new - old).abs().nan_to_num().max()) > _rounding(old):
+                return name
         return ""
+
+    def _tokens(self, places: slice) -> int | None:
+        """Number of tokens that a tensor needs to be cut at `places`; None for any."""
+        cuts = places != slice(None) and self.place is not None
+        return self.place.ids_BT.shape[1] if cuts and self.place is not None else None
 
     def _module_outputs(self, batch: Batch, rows: list[int], places: slice) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
@@ -269,14 +283,15 @@ class _Flow:
                     return
                 if tensor.ndim < 3 or tensor.shape[self.axis] != self.size:
                     return
-                if places != slice(None) and self.place is not None:
-                    if tensor.shape[1 - self.axis] != self.place.ids_BT.shape[1]:
-                        return
+                if self._tokens(places) not in (None, tensor.shape[1 - self.axis]):
+                    return
                 found[name] = _cut(tensor, self.axis, rows, places, None).detach().clone()
 
             return hook
 
-        handles = [m.register_forward_hook(keep(name)) for name, m in named_modules(self.subject.model) if name]
+        handles = [
+            m.register_forward_hook(keep(name)) for name, m in named_modules(self.subject.model) if name
+        ]
         try:
             run_without_graph(self.subject, batch)
         finally:

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from normscope.anatomy import Anatomy
 from normscope.probes.measurement import EXACT, Measurement, not_measured
 from normscope.probes.objective import everything_requires_grad
 from normscope.probes.parameters import Parameters
@@ -26,7 +26,8 @@ from normscope.probes.wiring.targets import find_targets
 from normscope.subjects import Subject, call_model
 from normscope.subjects.rng import seeded
 from normscope.train import Recipe, working_copy
-from normscope.train.optim import build_optimizers, set_rate
+from normscope.train.live import LiveOptimizers
+from normscope.train.optim import build_optimizers
 
 HALVES = (torch.float16, torch.bfloat16)
 _OF_VOCABULARY = ("_softmax", "_log_softmax", "logsumexp", "exp")
@@ -39,11 +40,10 @@ def has_half_weights(subject: Subject) -> bool:
     return any(p.dtype in HALVES and p.requires_grad for p in subject.model.parameters())
 
 
-def update_rows(subject: Subject, anatomy: Anatomy, recipe: Recipe) -> Iterator[Measurement]:
+def update_rows(subject: Subject, parameters: Parameters, recipe: Recipe) -> Iterator[Measurement]:
     """One step at the full learning rate on a copy, compared with the original; only for half weights."""
     if not has_half_weights(subject) or subject.loss_fn is None:
         return
-    names = Parameters(subject.model, anatomy).names
     kept = unchanged = 0
     with working_copy(subject.model) as twin, seeded(subject.seed), torch.enable_grad():
         if twin is subject.model:
@@ -51,9 +51,7 @@ def update_rows(subject: Subject, anatomy: Anatomy, recipe: Recipe) -> Iterator[
             return
         twin.train()
         subject.loss_fn(call_model(twin, subject.batch), subject.batch).backward()
-        optimizers = build_optimizers(twin, recipe)
-        set_rate(optimizers, 1.0)
-        for optimizer in optimizers:
+        for optimizer in _at_full_rate(twin, recipe):
             optimizer.step()
         pairs = list(zip(subject.model.parameters(), twin.parameters(), strict=True))
     for old, new in pairs:
@@ -63,9 +61,19 @@ def update_rows(subject: Subject, anatomy: Anatomy, recipe: Recipe) -> Iterator[
         count, same = int(learns.sum()), int(((new.detach() == old.detach()) & learns).sum())
         kept, unchanged = kept + count, unchanged + same
         if count:
-            yield Measurement("wiring/update-lost", names[id(old)], same / count)
+            yield Measurement("wiring/update-lost", parameters.names[id(old)], same / count)
     if kept:
         yield Measurement("wiring/update-lost", "", unchanged / kept)
+
+
+def _at_full_rate(model: nn.Module, recipe: Recipe) -> list[Optimizer]:
+    """The run's optimizers on `model`, at the learning rates after a warm-up."""
+    optimizers = build_optimizers(model, recipe)
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    live = recipe.optimizer if isinstance(recipe.optimizer, LiveOptimizers) else None
+    for number, group in enumerate(groups):
+        group["lr"] = group["full_lr"] if live is None else live.full_rates[number]
+    return optimizers
 
 
 class _HalfVocabulary(TorchDispatchMode):
@@ -100,7 +108,11 @@ def loss_rows(subject: Subject, recipe: Recipe) -> Iterator[Measurement]:
         yield not_measured("wiring/loss-error", "", reason, "nats")
         return
     num_classes = targets.logits.shape[-1]
-    ops = {f"{name.strip('_')} in {str(t).removeprefix('torch.')}" for n, t, name in mode.seen if n == num_classes}
+    ops = {
+        f"{name.strip('_')} in {str(t).removeprefix('torch.')}"
+        for n, t, name in mode.seen
+        if n == num_classes
+    }
     if not ops:
         yield Measurement("wiring/loss-error", "", 0.0, "nats")
         return

@@ -70,7 +70,9 @@ def _in_mask(mask: Input, ids: Tensor) -> Tensor | None:
 
 def _padding_ids(subject: Subject) -> set[int]:
     found = {
-        int(m.padding_idx) for m in subject.model.modules() if isinstance(m, nn.Embedding) and m.padding_idx is not None
+        int(m.padding_idx)
+        for m in subject.model.modules()
+        if isinstance(m, nn.Embedding) and m.padding_idx is not None
     }
     own = getattr(getattr(subject.model, "config", None), "pad_token_id", None)
     return found | ({own} if isinstance(own, int) else set())
@@ -139,9 +141,7 @@ def _content_rows(
     yield Measurement("wiring/padding-content", "", change if change > rounding else 0.0, how=how)
 
 
-def _loss_row(
-    padding: Padding, targets: Targets, place: Place | None, how: str
-) -> Iterator[Measurement]:
+def _loss_row(padding: Padding, targets: Targets, place: Place | None, how: str) -> Iterator[Measurement]:
     laid = in_places(targets.ids, padding.ids)
     if laid is None:
         return

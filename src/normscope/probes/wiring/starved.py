@@ -3,18 +3,19 @@
     wiring/no-gradient    1 for a trained parameter that gets none: no path from the loss, or exactly zero
     wiring/needed         1 where the loss changes with such a parameter, 0 where not: the parameter is unused
     wiring/num-starved    number of the parameters without gradient, at ""
+    wiring/needed-share   share of the trained entries that get none and are needed, at ""
     wiring/clip-factor    clip / norm of all gradients, at "", where the user clips
     wiring/norm-share     share of the squared gradient norm of the tensor that has most of it
     wiring/clipped-rest   RMS gradient of the other weights after clipping, over Adam's ε; with an optimizer
                           without ε, their step over half the spacing of their values
 
-A zero start is no fault: tensors of zeros that get a gradient are moved off zero, as the first step would, and
+A zero start is no fault: tensors of zeros that get a gradient are moved off zero, as by the first step, and
 the backward is repeated (ReZero, LoRA, zero output matrices). What is left is tried in train mode on further
 batches (experts, layers that are dropped).
 """
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -95,9 +96,7 @@ def _after_zero_start(
             parameter.data.zero_()
 
 
-def _on_more_batches(
-    subject: Subject, starved: list[nn.Parameter], called: set[str]
-) -> list[nn.Parameter]:
+def _on_more_batches(subject: Subject, starved: list[nn.Parameter], called: set[str]) -> list[nn.Parameter]:
     """The parameters that get nothing in train mode on further batches either; enters called modules."""
     modes = [(module, module.training) for module in subject.model.modules()]
     handles = [
@@ -145,8 +144,10 @@ def _rows(
         groups.setdefault(next((b for b in blocks if name.startswith(f"{b}.")), owner), []).append(parameter)
     with torch.no_grad(), seeded(subject.seed):
         loss = float(objective(subject))
+    starving = 0
     for number, members in enumerate(groups.values()):
         needed = number >= MOST_GROUPS or _changes_loss(subject, members, loss)
+        starving += needed * sum(p.numel() for p in members)
         for parameter in members:
             name = parameters.names[id(parameter)]
             owner = name.rpartition(".")[0]
@@ -156,16 +157,25 @@ def _rows(
             zero = "; it is zero" if is_zero(parameter) else ""
             yield Measurement("wiring/no-gradient", name, 1.0, how=f"{EXACT}; {kind}{zero}")
             yield Measurement("wiring/needed", name, float(needed))
+    trained = sum(p.numel() for p in parameters.trained())
+    yield Measurement("wiring/needed-share", "", starving / trained)
 
 
 @torch.no_grad()
 def _changes_loss(subject: Subject, parameters: list[nn.Parameter], loss: float) -> bool:
-    """Whether the loss changes when the parameters are replaced by random ones."""
+    """Whether the loss changes when the parameters are replaced by random ones.
+
+    The padding row of an embedding, which gets no gradient by design, stays.
+    """
     kept = [p.detach().clone() for p in parameters]
+    tables = [m for m in subject.model.modules() if isinstance(m, nn.Embedding) and m.padding_idx is not None]
+    padded = {id(table.weight): table.padding_idx for table in tables}
     try:
         for parameter, old in zip(parameters, kept, strict=True):
             scale = float(old.float().square().mean().sqrt()) or _NOISE
             parameter.data.add_(torch.randn_like(old), alpha=scale)
+            if id(parameter) in padded:
+                parameter.data[padded[id(parameter)]] = old[padded[id(parameter)]]
         with seeded(subject.seed):
             return float(objective(subject)) != loss
     finally:
@@ -190,31 +200,11 @@ def clip_rows(subject: Subject, parameters: Parameters, backward: Backward) -> I
     rms = (sum(energies[id(p)] for p in rest) / sum(p.numel() for p in rest)) ** 0.5 * factor
     group = subject.run.optimizers[0].param_groups[0]
     if "eps" in group:
-        how = f"{EXACT}; over ε = {float(group['eps']):g}"
+        how = f"{EXACT}; times Adam's ε, {float(group['eps']):g}"
         yield Measurement("wiring/clipped-rest", "", rms / max(float(group["eps"]), 1e-300), how=how)
         return
     values = (sum(energy(p) for p in rest) / sum(p.numel() for p in rest)) ** 0.5
     spacing = torch.finfo(rest[0].dtype).eps / 2 * values
-    how = f"{EXACT}; a step at the rate {float(group['lr']):g} over half the spacing of the weights"
+    how = f"{EXACT}; times the smallest step that moves their values"
     if spacing:
         yield Measurement("wiring/clipped-rest", "", float(group["lr"]) * rms / spacing, how=how)
-
-
-def frozen_rows(anatomy: Anatomy, parameters: Parameters) -> Iterable[Measurement]:
-    """`wiring/frozen`, the share of the entries that are frozen, of the model and of each branch."""
-    if parameters.are_frozen:
-        return [not_measured("wiring/frozen", "", "every parameter is frozen")]
-    everything = parameters.all()
-    frozen = sum(p.numel() for p in everything if not p.requires_grad)
-    total = sum(p.numel() for p in everything)
-    rows = [Measurement("wiring/frozen", "", frozen / total if total else 0.0)]
-    for branch in anatomy.branches:
-        held = {p.parameter: parameters.by_name.get(p.parameter) for p in branch.projections}
-        weights = [weight for weight in held.values() if weight is not None]
-        if weights:
-            still = sum(w.numel() for w in weights if not w.requires_grad)
-            rows.append(Measurement("wiring/frozen", branch.site, still / sum(w.numel() for w in weights)))
-    inside = tuple(f"{block.path}." for block in anatomy.blocks if block.path)
-    adapting = [n for n, p in parameters.by_name.items() if p.requires_grad and n.startswith(inside or "\0")]
-    rows.append(Measurement("wiring/trained-in-blocks", "", float(len(adapting))))
-    return rows

@@ -8,7 +8,7 @@
     wiring/labels-out-of-range  labels that are no class: V or above
     wiring/first-loss           mean cross-entropy of the targets, nats
     wiring/guess                ln V, the loss of a uniform guess, nats
-    wiring/unit-head            √(2 d ln V), nats: the most that logits of variance d can add to it
+    wiring/unit-head            d, nats: the largest logit of a unit-variance head on a normalised stream
 
 The gradient of a cross-entropy in a row of logits is w·(softmax − target). Its most negative entry is the
 target, wherever the labels are stored and however they are shifted or masked.
@@ -101,7 +101,7 @@ def in_places(targets: Tensor, ids: Tensor) -> Tensor | None:
 
 
 def relation(targets_BT: Tensor, ids_BT: Tensor, shift: int) -> float:
-    """Share of the counted targets that equal the input `shift` places on; those beyond the end do not count."""
+    """Share of the counted targets that equal the input `shift` places on, up to the end of the row."""
     if ids_BT.shape[1] <= shift:
         return 0.0
     kept = ids_BT.shape[1] - shift
@@ -152,5 +152,4 @@ def first_loss_rows(targets: Targets | str, width: int | None) -> Iterator[Measu
     yield Measurement("wiring/first-loss", "", targets.cross_entropy(), "nats")
     yield Measurement("wiring/guess", "", math.log(num_classes), "nats", "ln V")
     if width:
-        spread = math.sqrt(2 * width * math.log(num_classes))
-        yield Measurement("wiring/unit-head", "", spread, "nats", "√(2 d ln V)")
+        yield Measurement("wiring/unit-head", "", float(width), "nats", "d, by Cauchy-Schwarz")

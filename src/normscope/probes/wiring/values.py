@@ -5,7 +5,7 @@
     wiring/huge-weight        largest magnitude of a trained parameter that has entries of 2/ε or more
     wiring/denormal-weight    share of a parameter's non-zero entries that are subnormal, if over half
     wiring/zero-gain          1 for a norm on the stream's path whose factor is zero everywhere
-    wiring/copied-weight      1 for a trained matrix that equals another one of its block, or outside of blocks
+    wiring/copied-weight      1 for a trained matrix that equals another one of its block, or outside
 
 ε is the machine epsilon of the parameter's dtype. From 2/ε on the spacing of its numbers is 2 or more, so an
 update of less than 1 rounds to nothing.
@@ -21,15 +21,13 @@ from normscope.probes.measurement import EXACT, Measurement
 from normscope.probes.norms import factor
 from normscope.probes.parameters import Parameters
 from normscope.probes.sums import is_zero
-from normscope.subjects import Subject
 
 SUBNORMAL_SHARE = 0.5
 _SAMPLE = 4096
 
 
-def value_rows(subject: Subject, anatomy: Anatomy) -> list[Measurement]:
+def value_rows(anatomy: Anatomy, parameters: Parameters) -> list[Measurement]:
     """A row for every parameter with odd values, after their number; one pass over the weights."""
-    parameters = Parameters(subject.model, anatomy)
     rows = [row for p in parameters.all() for row in _odd(parameters.names[id(p)], p)]
     rows += list(_zero_gains(anatomy, parameters))
     rows += list(_copies(anatomy, parameters))
@@ -51,7 +49,7 @@ def _odd(name: str, parameter: Tensor) -> Iterator[Measurement]:
     info = torch.finfo(values.dtype)
     if parameter.requires_grad and largest >= 2 / info.eps:
         yield Measurement("wiring/huge-weight", name, largest)
-    if values.dtype != torch.float16 and 0 < largest:
+    if values.dtype != torch.float16 and largest > 0:
         # A sample decides first: a second pass over every weight would double the cost.
         flat = values.reshape(-1)
         sample = flat[:: max(1, flat.numel() // _SAMPLE)]

@@ -4,7 +4,7 @@
     wiring/held-twice      1 for a parameter that several optimizers or groups hold
     wiring/held-share      share of the trained entries that an optimizer holds, at ""
     wiring/foreign         number of tensors in the optimizers that are no parameters of the model, at ""
-    wiring/decay           learning rate × weight decay of a trained vector or scalar: the share that a step takes
+    wiring/decay           learning rate × weight decay of a trained vector or scalar: a step's share
 
 Rows only where the user's own optimizers are known.
 """
@@ -12,18 +12,16 @@ Rows only where the user's own optimizers are known.
 from collections import Counter
 from collections.abc import Iterator
 
-from normscope.anatomy import Anatomy
 from normscope.probes.measurement import Measurement
 from normscope.probes.parameters import Parameters
 from normscope.subjects import Subject
 
 
-def recipe_rows(subject: Subject, anatomy: Anatomy) -> Iterator[Measurement]:
+def optimizer_rows(subject: Subject, parameters: Parameters) -> Iterator[Measurement]:
     """Rows of the user's optimizers; no forward."""
     optimizers = () if subject.run is None else subject.run.optimizers
     if not optimizers:
         return
-    parameters = Parameters(subject.model, anatomy)
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     held = Counter(id(p) for group in groups for p in group["params"])
     trained = [p for p in parameters.all() if p.requires_grad]

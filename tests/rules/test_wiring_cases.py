@@ -1,0 +1,266 @@
+"""The wiring findings on whole models: each broken run gets its finding, its twin none of the family."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import normscope
+from benchmarks import miswired
+from benchmarks.miswired import CASES, Model
+from normscope import Report
+from normscope.rules import Finding
+from normscope.subjects import Subject
+
+PRECISE = ("NS707", "NS713")
+"""Findings of half-precision runs, in which the other one may be a note."""
+
+
+def wiring(subject: Subject | nn.Module, **options: object) -> list[Finding]:
+    torch.manual_seed(0)
+    report: Report = normscope.check(subject, **{"steps": 0, "budget": "fast"} | options)  # type: ignore[arg-type]
+    assert not [note for note in report.notes if "wiring" in note]
+    return [finding for finding in report.findings if finding.code.startswith("NS7")]
+
+
+def found(subject: Subject | nn.Module, **options: object) -> dict[str, str]:
+    return {finding.code: finding.severity.value for finding in wiring(subject, **options)}
+
+
+@pytest.mark.parametrize("code", CASES)
+def test_a_broken_run_gets_its_finding_and_its_twin_none(code: str) -> None:
+    twin, broken = CASES[code]
+    options = {"lr": 1e-5} if code == "NS707" else {}
+    assert code in found(broken(), **options)
+    others = found(twin(), **options)
+    assert code not in others
+    assert not {other: severity for other, severity in others.items() if severity != "note"}
+    assert code in PRECISE or not others
+
+
+@pytest.mark.parametrize(
+    ("code", "site"), [("NS701", "layers.2.attention.out"), ("NS702", "layers.2.attention.out")]
+)
+def test_the_first_module_is_named(code: str, site: str) -> None:
+    (finding,) = wiring(CASES[code][1]())
+    assert finding.sites == (site,)
+    assert finding.severity == "error"
+
+
+def test_targets_are_found_however_the_labels_are_stored() -> None:
+    """(logits, loss) from a forward that takes its targets, as nanoGPT's; -1 is ignored."""
+
+    class Own(Model):
+        def forward(self, ids_BT: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+            logits_BTV = super().forward(ids_BT)
+            return logits_BTV, nn.functional.cross_entropy(
+                logits_BTV.flatten(0, 1), targets.flatten(), ignore_index=-1
+            )
+
+    ids = miswired.text()
+    following = torch.nn.functional.pad(ids[:, 1:], (0, 1), value=-1)
+    for targets, expected in ((following, {}), (ids, {"NS712": "error"})):
+        report = normscope.check(Own(), (ids, targets), steps=0, budget="fast")
+        codes = {f.code: f.severity.value for f in report.findings if f.code.startswith("NS7")}
+        assert codes == expected
+
+
+def test_time_may_come_first() -> None:
+    """Ids (T, B), as `nn.TransformerEncoder` takes them without batch_first."""
+
+    class TimeFirst(Model):
+        def forward(self, ids_TB: Tensor) -> Tensor:  # type: ignore[override]
+            return super().forward(ids_TB.T).transpose(0, 1)
+
+    def loss(logits_TBV: Tensor, ids_TB: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(logits_TBV[:-1].flatten(0, 1), ids_TB[1:].flatten())
+
+    for breaks, expected in (("", {}), ("no mask", {"NS701": "error"}), ("reshape", {"NS702": "error"})):
+        report = normscope.check(
+            TimeFirst(breaks), miswired.text().T.contiguous(), loss, steps=0, budget="fast"
+        )
+        codes = {f.code: f.severity.value for f in report.findings if f.code in ("NS701", "NS702")}
+        assert codes == expected, breaks
+
+
+def test_an_encoder_may_see_later_tokens_and_reconstruct_its_input() -> None:
+    assert found(miswired.trained(Model("no mask"), miswired.shifted(0))) == {}
+
+
+def test_labels_shifted_twice_are_a_warning() -> None:
+    assert found(miswired.trained(Model(), miswired.shifted(2))) == {"NS712": "warning"}
+
+
+def test_labels_that_are_all_ignored_are_an_error() -> None:
+    subject = miswired.padded()
+    subject.batch = {**subject.batch, "loss inputs": (torch.full((4, 64), -100),)}  # type: ignore[dict-item]
+    assert found(subject)["NS712"] == "error"
+
+
+@pytest.mark.parametrize("where", ["right", "left"])
+def test_padding_of_either_side_in_the_loss_is_found(where: str) -> None:
+    subject = miswired.padded(in_loss=True)
+    if where == "left":
+        batch = subject.batch
+        assert isinstance(batch, dict)
+        flipped = {name: batch[name].flip(1) for name in ("ids_BT", "attention_mask")}
+        subject.batch = flipped | {"loss inputs": (batch["loss inputs"][0].flip(1),)}
+    findings = wiring(subject)
+    (finding,) = (f for f in findings if f.code == "NS703")
+    assert "targets that count are padding" in finding.message
+    assert f"on the {where}" in finding.evidence[0].how
+
+
+def test_a_row_of_nothing_but_padding_gives_nan_and_is_named() -> None:
+    subject = miswired.padded()
+    assert isinstance(subject.batch, dict)
+    mask = subject.batch["attention_mask"].clone()
+    mask[3] = 0
+    subject.batch = {**subject.batch, "attention_mask": mask}
+    messages = [f.message for f in wiring(subject) if f.code == "NS703"]
+    found_nan = torch.nn.functional.scaled_dot_product_attention(
+        *(torch.randn(1, 1, 4, 4),) * 3, attn_mask=torch.zeros(4, 4, dtype=torch.bool)
+    ).isnan()
+    assert any("nothing but padding" in message for message in messages) == bool(found_nan.any())
+
+
+def test_padding_in_a_causal_batch_without_a_mask_is_found_by_its_id() -> None:
+    """labels=ids with padding left in: the commonest mistake."""
+    ids = miswired.text() % 250 + 3
+    ids[1, 40:], ids[2, 20:] = 0, 0
+    model = Model()
+    model.embedding.padding_idx = 0
+    subject = miswired.trained(model)
+    subject.batch = ids
+    (finding,) = wiring(subject)
+    assert (finding.code, finding.severity) == ("NS703", "warning")
+    assert "targets" in finding.message
+
+
+class Starts(nn.Module):
+    """x + α·F(x) with α = 0, whose output matrix is zero too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.alpha = Model(), nn.Parameter(torch.zeros(()))
+        for layer in self.inner.layers:
+            nn.init.zeros_(layer.attention.out.weight)
+            nn.init.zeros_(layer.mlp[2].weight)
+
+    def forward(self, ids_BT: Tensor) -> Tensor:
+        return self.inner(ids_BT) * (1 + self.alpha)
+
+
+def test_a_zero_start_that_learns_is_healthy() -> None:
+    assert found(miswired.trained(Starts())) == {}
+
+
+def test_a_stack_of_zeros_learns_nothing() -> None:
+    def zeros(model: Model) -> None:
+        for index in (0, 2):
+            model.layers[3].mlp[index].weight.zero_()
+        model.layers[3].mlp[0].bias.zero_()
+
+    findings = [f for f in wiring(miswired.trained(miswired.changed(zeros))) if f.code == "NS704"]
+    assert findings
+    assert "layers.3.mlp.0.weight" in findings[0].sites
+
+
+def test_what_stands_behind_round_gets_exactly_zero() -> None:
+    class Rounded(Model):
+        def forward(self, ids_BT: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+            x_BTC = self.layers[0](self.embedding(ids_BT))
+            for layer in self.layers[1:]:
+                x_BTC = layer(torch.round(x_BTC * 8) / 8)
+            return self.head(self.norm(x_BTC))
+
+    (finding,) = (f for f in wiring(miswired.trained(Rounded())) if f.code == "NS704")
+    assert finding.severity == "error"
+    assert "embedding.weight" in finding.sites
+
+
+def test_a_layer_that_is_never_called_is_a_warning_and_a_pooler_a_note() -> None:
+    class Short(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pooler = nn.Linear(miswired.WIDTH, miswired.WIDTH)
+
+        def forward(self, ids_BT: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+            x_BTC = self.embedding(ids_BT)
+            for layer in self.layers[:-1]:
+                x_BTC = layer(x_BTC)
+            return self.head(self.norm(x_BTC))
+
+    findings = {f.severity.value: f for f in wiring(miswired.trained(Short())) if f.code == "NS704"}
+    assert "layers.5.mlp.0.weight" in findings["warning"].sites
+    assert set(findings["note"].sites) == {"pooler.weight", "pooler.bias"}
+
+
+class Experts(nn.Module):
+    """Two experts, of which the tokens of the first batch reach only one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Model()
+        self.experts = nn.ModuleList(nn.Linear(miswired.VOCABULARY, miswired.VOCABULARY) for _ in range(2))
+
+    def forward(self, ids_BT: Tensor) -> Tensor:
+        return self.experts[int(ids_BT[0, 0]) % 2](self.inner(ids_BT))
+
+
+def test_an_expert_that_another_batch_reaches_is_healthy() -> None:
+    ids = miswired.text()
+    batches = [torch.where(torch.arange(64) == 0, ids - ids % 2 + parity, ids) for parity in (0, 1)]
+    report = normscope.check(Experts(), iter(batches), miswired.shifted(), steps=0, budget="fast")
+    assert not [f for f in report.findings if f.code == "NS704"]
+
+
+def test_freezing_the_lowest_layers_is_fine_tuning() -> None:
+    assert found(miswired.trained(miswired.changed(miswired.freeze_lowest))) == {"NS705": "note"}
+
+
+def test_an_optimizer_of_another_model_and_one_that_holds_twice() -> None:
+    model, other = Model(), Model()
+    subject = miswired.stepped(model, miswired.adamw(other))
+    assert [f.severity.value for f in wiring(subject) if f.code == "NS706"] == ["error", "warning"]
+    subject = miswired.stepped(model, miswired.adamw(model))
+    assert subject.run is not None
+    subject.run.optimizer = [miswired.adamw(model), torch.optim.SGD(model.head.parameters(), lr=0.1)]
+    findings = wiring(subject)
+    assert [(f.code, f.sites) for f in findings] == [("NS706", ("head.weight", "head.bias"))]
+
+
+def test_decay_without_the_users_own_optimizer_is_not_judged() -> None:
+    assert found(miswired.trained(Model()), lr=1.0) == {}
+
+
+def test_a_batch_norm_without_running_statistics_is_named() -> None:
+    class Normed(Model):
+        def __init__(self, keeps: bool) -> None:
+            super().__init__()
+            self.batch_norm = nn.BatchNorm1d(miswired.WIDTH, track_running_stats=keeps)
+
+        def forward(self, ids_BT: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+            x_BTC = self.batch_norm(self.embedding(ids_BT).transpose(1, 2)).transpose(1, 2)
+            for layer in self.layers:
+                x_BTC = layer(x_BTC)
+            return self.head(self.norm(x_BTC))
+
+    assert "NS702" not in found(miswired.trained(Normed(keeps=True)))
+    assert found(miswired.trained(Normed(keeps=False)))["NS702"] == "note"
+
+
+def test_an_infinite_weight_that_the_batch_does_not_reach_is_found_once() -> None:
+    def break_(model: Model) -> None:
+        model.embedding.weight[255, 0] = -torch.inf
+
+    report = normscope.check(miswired.trained(miswired.changed(break_)), steps=0, budget="fast")
+    named = [(f.code, f.sites) for f in report.findings if f.sites == ("embedding.weight",)]
+    assert named == [("NS506", ("embedding.weight",))]
+
+
+def test_weights_and_gradients_are_as_before() -> None:
+    subject = miswired.trained(Starts())
+    before = {name: p.detach().clone() for name, p in subject.model.named_parameters()}
+    wiring(subject)
+    assert all(torch.equal(p, before[name]) for name, p in subject.model.named_parameters())
+    assert all(p.grad is None for p in subject.model.parameters())
