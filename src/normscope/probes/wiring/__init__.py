@@ -36,7 +36,7 @@ def measure_wiring(subject: Subject, anatomy: Anatomy, recipe: Recipe | None = N
 
 
 def _flow(subject: Subject) -> Iterator[Measurement]:
-    """What the forward shows of the fixed batch and of copies of it with other contents."""
+    """Measure the fixed batch and copies of it with other contents by their forwards."""
     with forwards(subject):
         inputs = inputs_of(subject)
         with everything_requires_grad(subject.model, subject.batch):

@@ -184,7 +184,7 @@ def _changes_loss(subject: Subject, parameters: list[nn.Parameter], loss: float)
 
 
 def clip_rows(subject: Subject, parameters: Parameters, backward: Backward) -> Iterator[Measurement]:
-    """What clipping does to the tensors that do not own the gradient norm; rows only where the user clips."""
+    """Rows of clipping: the tensor with most of the norm, and the others; only where the user clips."""
     if subject.run is None or not subject.run.clip or not subject.run.optimizers:
         return
     energies = {id(p): energy(g) for p in parameters.trained() if (g := backward.of(p)) is not None}

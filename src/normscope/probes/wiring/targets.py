@@ -113,7 +113,7 @@ def relation(targets_BT: Tensor, ids_BT: Tensor, shift: int) -> float:
 def target_rows(
     targets: Targets | str, inputs: list[Input], places: tuple[Tensor, Tensor] | None
 ) -> Iterator[Measurement]:
-    """How the targets relate to the inputs; `places` are the targets and the ids, both (B, T)."""
+    """Relation of the targets to the inputs; `places` are the targets and the ids, both (B, T)."""
     yield from _label_rows(targets, inputs)
     if isinstance(targets, str):
         yield not_measured("wiring/targets", "", targets)
