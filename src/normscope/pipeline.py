@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -39,9 +40,9 @@ from normscope.probes import (
 from normscope.report import Report
 from normscope.rules import Finding, judge, matches, parse_codes, verdict
 from normscope.rules.remedies import RemediesInterrupted, Rescue, try_remedies
-from normscope.subjects import Batch, LossFn, Subject, make_subject, untouched
+from normscope.subjects import Batch, LossFn, Run, Subject, make_subject, untouched
 from normscope.subjects.memory import is_out_of_memory, memory_refusals
-from normscope.train import Recipe
+from normscope.train import Recipe, described
 
 Progress = Callable[[str, int, int], None]
 """`progress(stage, done, total)`: called at the start of each stage and at each step of the forecast."""
@@ -101,6 +102,15 @@ class Check:
         """True if a trial ran that could have failed."""
         return self.forecast is not None and self.forecast.outcome != "not measured"
 
+    def recipe(self) -> dict[str, Any] | None:
+        """Description of the trial's steps; None where none was asked for or could be taken."""
+        if self.config.steps == 0:
+            return None
+        try:
+            return described(self.config, self.subject.model)
+        except UsageError:  # nothing to train, or nothing for Muon
+            return None
+
     def report(self) -> Report:
         subject, found = self.subject, self.findings()
         return Report(
@@ -114,6 +124,7 @@ class Check:
             forecast=self.forecast,
             ladder=self.ladder,
             remedies=self.remedies,
+            recipe=self.recipe(),
             findings=tuple(found),
             verdict=verdict(found, interrupted=self.interrupted, tried=self.tried),
             budget=self.spending.to_dict(),
@@ -123,13 +134,22 @@ class Check:
 
 
 def check(
-    model_or_subject: nn.Module | Subject,
+    model_or_subject: nn.Module | Subject | Run,
     batch: Batch | Iterator[Batch] | None = None,
     loss_fn: LossFn | None = None,
     *,
-    optimizer: str = "adamw",
-    lr: float = 3e-4,
-    warmup: int = 0,
+    optimizer: str | None = None,
+    lr: float | None = None,
+    warmup: int | None = None,
+    schedule: str | None = None,
+    run_steps: int | None = None,
+    weight_decay: float | None = None,
+    eps: float | None = None,
+    beta1: float | None = None,
+    beta2: float | None = None,
+    clip: float | None = None,
+    accumulation: int | None = None,
+    precision: str | None = None,
     steps: int = 20,
     forecast_rates: Iterable[float] = (),
     try_remedies: bool = False,
@@ -146,11 +166,19 @@ def check(
     """Read, measure and judge a model, and restore it afterwards.
 
     Args:
-        model_or_subject: a module, or a `Subject` from `normscope.load`.
+        model_or_subject: a module, a `Subject` from `normscope.load`, or a `Run`: a module with your own
+            optimizer, schedule, batches and loss.
         batch: tensor, tuple of arguments, dict of keyword arguments, or an iterator of those; None makes one.
         loss_fn: `loss_fn(output, batch)` → scalar.
-        optimizer: optimiser of the intended run: "adamw", "adam", "sgd" or "muon".
-        lr, warmup: learning rate and linear warm-up (in steps) of the intended run.
+        optimizer: optimiser of the intended run: "adamw" (the default), "adam", "sgd" or "muon".
+        lr, warmup: learning rate (3e-4) and linear warm-up (0 steps) of the intended run. The `lr` of a `Run`
+            scales the learning rates of all its groups.
+        schedule, run_steps: "constant" (the default), "cosine" or "wsd" after the warm-up, and the steps of
+            the whole run, over which they fall; without `run_steps`, the trial ends before the fall begins.
+        weight_decay, eps, beta1, beta2: of the optimiser; None is its default.
+        clip: largest norm of all gradients together; None does not clip.
+        accumulation: batches per step (1).
+        precision: "float32" (the default), or autocast to "bfloat16" or "float16".
         steps: training steps to try on a copy of the model; 0 skips the forecast.
         forecast_rates: other learning rates to try; also tests whether the run needs warm-up.
         try_remedies: if the forecast fails, forecast the run with each remedy and rank them.
@@ -167,7 +195,23 @@ def check(
         CheckInterrupted: Ctrl-C; its `.report` holds the measurements so far.
     """
     account = Budget.of(budget)
-    config = Recipe(optimizer=optimizer, lr=lr, warmup=warmup, steps=steps, seed=seed)
+    config = Recipe.asked_for(
+        _run_of(model_or_subject),
+        steps=steps,
+        seed=seed,
+        optimizer=optimizer,
+        lr=lr,
+        warmup=warmup,
+        schedule=schedule,
+        run_steps=run_steps,
+        weight_decay=weight_decay,
+        eps=eps,
+        beta1=beta1,
+        beta2=beta2,
+        clip=clip,
+        accumulation=accumulation,
+        precision=precision,
+    )
     if isinstance(model_or_subject, Subject):
         if batch is not None or loss_fn is not None:
             raise UsageError(
@@ -197,6 +241,13 @@ def check(
             run.notes.append("interrupted: the report has the measurements so far")
             raise CheckInterrupted(run.report()) from stop
         return run.report()
+
+
+def _run_of(given: nn.Module | Subject | Run) -> Run | None:
+    """The user's run, where it is known."""
+    if isinstance(given, Run):
+        return given
+    return given.run if isinstance(given, Subject) else None
 
 
 def _require_steps(steps: int, rates: tuple[float, ...], remedies: bool) -> None:

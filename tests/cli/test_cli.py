@@ -283,6 +283,8 @@ def test_the_options_of_check_are_frozen() -> None:
         ),
         *("--source", "--target", "--images"),
         *("--forecast", "--rates", "--try-remedies"),
+        *("--schedule", "--run-steps", "--weight-decay", "--eps", "--beta1", "--beta2"),
+        *("--clip", "--accumulation", "--precision"),
     }
 
 

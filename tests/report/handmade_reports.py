@@ -73,6 +73,23 @@ def trial() -> Forecast:
     return Forecast("collapses", "diversity is 1e-09 after 20 steps.", "adam", 1e-3, 0, 20, 3.31, curve)
 
 
+RECIPE = {
+    "own": True,
+    "optimizers": [
+        {
+            "name": "[red]Lion",
+            "groups": [{"tensors": 2, "parameters": 9, "lr": 0.1, "betas": [0.9, 0.99], "eps": None}],
+        }
+    ],
+    "schedule": "LambdaLR",
+    "warmup": 3,
+    "run_steps": 100,
+    "clip": None,
+    "accumulation": 1,
+    "precision": "float32",
+}
+
+
 def report(depth: int = 12, model: str = "hf:gpt2", findings: tuple[Finding, ...] | None = None) -> Report:
     anatomy = Anatomy((stack(depth),), unread=())
     table = measured(anatomy)
@@ -102,6 +119,7 @@ def report(depth: int = 12, model: str = "hf:gpt2", findings: tuple[Finding, ...
         anatomy=anatomy,
         measurements=table,
         forecast=trial(),
+        recipe=RECIPE,
         findings=findings,
         verdict=verdict(findings),
         cost={"signal": 0.25, "total": 0.25},

@@ -205,6 +205,21 @@ def trial(
     )
 
 
+def recipe(name: str) -> dict[str, Any]:
+    """A recipe with an optimizer and a schedule of this name."""
+    group = {"tensors": 12, "parameters": 999, "lr": 3e-4, "weight_decay": 0.01, "betas": [0.9, 0.999]}
+    return {
+        "own": True,
+        "optimizers": [{"name": name, "groups": [group | {"eps": 1e-8}]}],
+        "schedule": name,
+        "warmup": 0,
+        "run_steps": None,
+        "clip": 1.0,
+        "accumulation": 2,
+        "precision": "bfloat16",
+    }
+
+
 def report(anatomy: Anatomy, rows: list[Measurement], **other: Any) -> Any:
     """A report around a reading and its figures."""
     fields = {
@@ -217,6 +232,7 @@ def report(anatomy: Anatomy, rows: list[Measurement], **other: Any) -> Any:
         "forecast": None,
         "ladder": None,
         "remedies": None,
+        "recipe": recipe("AdamW"),
         "findings": (),
         "verdict": "healthy",
         "cost": {
@@ -478,6 +494,7 @@ def hostile() -> Any:
         device=HOSTILE,
         versions={HOSTILE: HOSTILE},
         notes=(HOSTILE,),
+        recipe=recipe(HOSTILE),
         findings=(finding,),
         forecast=forecast,
         verdict="will fail",

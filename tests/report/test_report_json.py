@@ -22,6 +22,7 @@ KEYS = [
     "versions",
     "anatomy",
     "measurements",
+    "recipe",
     "forecast",
     "ladder",
     "remedies",

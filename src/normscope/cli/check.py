@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,6 +19,7 @@ from normscope.errors import UsageError
 
 if TYPE_CHECKING:
     from normscope.report import Report
+    from normscope.subjects import Run
 
 
 class Format(StrEnum):
@@ -46,10 +47,23 @@ Ignore = Annotated[
         autocompletion=complete_codes,
     ),
 ]
-OF_CHECK = ("optimizer", "lr", "warmup", "steps", "try_remedies", "budget", "seed", "select", "ignore")
+OF_CHECK = ("steps", "try_remedies", "budget", "seed", "select", "ignore")
 """Options that go to `normscope.check`; those of `options.OF_LOAD` go to `load`."""
 OF_SCRIPT = ("steps", "forecast", "rates", "try_remedies", "budget", "select", "ignore", "fail_on")
 """Options that a script's check takes, besides its own and those of showing; the script sets the others."""
+OF_RECIPE = (
+    *("optimizer", "lr", "warmup", "schedule", "run_steps", "weight_decay"),
+    *("eps", "beta1", "beta2", "clip", "accumulation", "precision"),
+)
+"""Options that say what a step of the intended run is; a Run has its own."""
+_TYPED = ("COMMANDLINE", "ENVIRONMENT")
+RECIPE = "Recipe of the intended run"
+
+
+def _of_recipe(help: str, **more: Any) -> Any:
+    return option(help, rich_help_panel=RECIPE, **more)
+
+
 OF_SHOWING = ("format", "output", "fail_on", "traceback")
 """Options that change nothing in the report."""
 
@@ -62,10 +76,45 @@ def command(
     context: typer.Context,
     model: options.Model,
     optimizer: Annotated[
-        str, typer.Option(help="Optimiser of the intended run: adamw, adam, sgd (momentum 0.9) or muon.")
+        str,
+        typer.Option(help="Optimiser: adamw, adam, sgd (momentum 0.9) or muon.", rich_help_panel=RECIPE),
     ] = "adamw",
-    lr: Annotated[float, typer.Option(help="Learning rate of the intended run.")] = 3e-4,
-    warmup: Annotated[int, typer.Option(min=0, help="Linear warm-up of the intended run, in steps.")] = 0,
+    lr: Annotated[
+        float,
+        typer.Option(
+            help="Learning rate. A factory's Run has its own; this one then scales all its groups.",
+            rich_help_panel=RECIPE,
+        ),
+    ] = 3e-4,
+    warmup: Annotated[int, typer.Option(min=0, help="Steps of linear warm-up.", rich_help_panel=RECIPE)] = 0,
+    schedule: Annotated[
+        str | None,
+        _of_recipe(
+            "Learning rate after the warm-up: constant, cosine, or wsd (constant, then a linear decay). "
+            "Default: constant."
+        ),
+    ] = None,
+    run_steps: Annotated[
+        int | None,
+        _of_recipe("Steps of the whole run, over which --schedule decays. Default: many more than --steps."),
+    ] = None,
+    weight_decay: Annotated[float | None, _of_recipe("Weight decay. Default: the optimiser's own.")] = None,
+    eps: Annotated[float | None, _of_recipe("Adam's ε. Default: the optimiser's own.")] = None,
+    beta1: Annotated[float | None, _of_recipe("Adam's decay rate of the mean. Default: 0.9.")] = None,
+    beta2: Annotated[float | None, _of_recipe("Adam's decay rate of the squares. Default: 0.999.")] = None,
+    clip: Annotated[
+        float | None, _of_recipe("Clip the norm of all gradients together to this. Default: no clipping.")
+    ] = None,
+    accumulation: Annotated[
+        int | None, _of_recipe("Batches per step; their gradients are averaged. Default: 1.")
+    ] = None,
+    precision: Annotated[
+        str | None,
+        _of_recipe(
+            "float32, or autocast to bfloat16 or float16 (with loss scaling). Default: float32, which keeps "
+            "the model's own type."
+        ),
+    ] = None,
     steps: Annotated[
         int, typer.Option(min=0, help="Training steps to try on a copy of the model; 0 skips the forecast.")
     ] = 20,
@@ -145,11 +194,13 @@ def command(
     if context.args:
         given = f'"{" ".join(context.args)}" after MODEL "{model}"'
         raise UsageError(given, "one MODEL", "write -- before the command of a training script")
-    rungs = _rungs(forecast, rates, lr)
+    rungs = None if rates is None else _rates(rates)
     interrupted = False
     with redirect_stdout(sys.stderr), quiet_libraries(), progress_bar() as progress:
         subject = load(model, **options.loading(context))
-        settings = {name: context.params[name] for name in OF_CHECK}
+        settings = {name: context.params[name] for name in OF_CHECK} | recipe_options(context, subject.run)
+        if rungs is None:
+            rungs = _around(subject.run, settings) if forecast else []
         try:
             report = normscope.check(
                 subject, **settings, forecast_rates=rungs, progress=progress, reraise=traceback
@@ -172,7 +223,7 @@ def _of_script(context: typer.Context, format: Format) -> int:
         if source is not None and source.name == "COMMANDLINE" and parameter.name not in of_script:
             option = f"{parameter.opts[0]} with a training script"
             raise UsageError(option, "the script's own setting", f"set it in `{shlex.join(words)}`")
-    rates = _rungs(False, given["rates"], 0.0)
+    rates = [] if given["rates"] is None else _rates(given["rates"])
     names = ("steps", "forecast", "try_remedies", "budget", "select", "ignore", "module", "traceback")
     settings = {name: given[name] for name in names}
     outcome = check_script(words, settings | {"rates": tuple(rates)}, quiet=given["quiet_script"])
@@ -183,17 +234,30 @@ def _of_script(context: typer.Context, format: Format) -> int:
     return 130 if outcome.is_interrupted else 2
 
 
-def _rungs(wanted: bool, given: str | None, lr: float) -> list[float]:
-    """The learning rates to try: the given ones, else some around `lr`; none unless wanted."""
-    if given is not None:
-        from normscope.maps.grid import rates
+def recipe_options(context: typer.Context, run: "Run | None") -> dict[str, Any]:
+    """The options of `OF_RECIPE` by name; beside a Run, only those that stand on the command line."""
+    given = {name: context.params[name] for name in OF_RECIPE}
+    if run is None:
+        return given
+    sources = {name: context.get_parameter_source(name) for name in given}
+    typed = {name for name, source in sources.items() if source and source.name in _TYPED}
+    return {name: value for name, value in given.items() if name in typed}
 
-        return rates(given, "--rates")
-    if not wanted:
-        return []
+
+def _rates(given: str) -> list[float]:
+    """The learning rates that `--rates` names."""
+    from normscope.maps.grid import rates
+
+    return rates(given, "--rates")
+
+
+def _around(run: "Run | None", settings: dict[str, Any]) -> list[float]:
+    """The learning rates around that of the intended run."""
     from normscope.forecast import rates_around
+    from normscope.train import Recipe
 
-    return rates_around(lr)
+    of_recipe = {name: value for name, value in settings.items() if name in OF_RECIPE}
+    return rates_around(Recipe.asked_for(run, steps=0, seed=0, **of_recipe).lr)
 
 
 def words_of_script(command: str | None, arguments: Sequence[str]) -> list[str] | None:

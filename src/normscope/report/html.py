@@ -27,6 +27,7 @@ from normscope.report.sites import compress
 from normscope.report.tables import cell, not_measured, number_sheets, tabulate
 from normscope.report.words import OPTIMIZERS, budget_in_words, norms_in_words
 from normscope.rules.remedies import REMEDIES
+from normscope.train import recipe_in_words
 
 CARD_CHARACTERS = 44
 """Approximate number of characters in a line of a finding's card beside the tower."""
@@ -94,6 +95,7 @@ def render_html(report: Any, command: str | None = None) -> str:
         budget=budget_in_words(report.budget, left_out=False) if report.budget else "",
         total=report.cost.get("total"),
         rerun=command or "",
+        recipe=recipe_in_words(report.recipe) if report.recipe else "",
         trial_facts=_trial_facts(trial) if trial else "",
         cell=cell,
         trial=ledger.trial,

@@ -19,6 +19,7 @@ from normscope.report.words import (
     stack_in_words,
 )
 from normscope.rules import Finding, figure
+from normscope.train import recipe_in_words
 
 MOST_FINDINGS = 12
 MOST_STACKS = 4
@@ -100,12 +101,14 @@ def _finding(finding: Finding) -> Iterator[str]:
 
 
 def _run(report: Report) -> Iterator[tuple[str, str]]:
-    """Rows of the table: at most 12, and one for each of the first stacks."""
+    """Rows of the table: at most 13, and one for each of the first stacks."""
     for stack in report.anatomy.stacks[:MOST_STACKS]:
         yield "stack", _stack(stack, report)
     if (more := len(report.anatomy.stacks) - MOST_STACKS) > 0:
         yield "stack", f"and {more} more"
     yield "input", "; ".join((report.input, *report.notes))
+    if report.recipe is not None:
+        yield "recipe", recipe_in_words(report.recipe)
     if report.forecast is not None:
         yield "trial", forecast_in_words(report.forecast)
     if report.ladder is not None:

@@ -34,6 +34,8 @@ class Report:
             "no trial" where no training step was tried, and "interrupted" where the check was.
         cost: seconds by probe.
         budget: limit on the cost of the Jacobians, their actual cost, and the parts left out.
+        recipe: what a step of the trial does: optimizers and their groups, schedule, clipping, accumulation
+            and precision, see `normscope.train.described`; None where no step was asked for.
         notes: further facts that a reader must know ("a single batch is repeated").
     """
 
@@ -52,6 +54,7 @@ class Report:
     notes: tuple[str, ...] = ()
     ladder: LadderForecast | None = None
     remedies: Rescue | None = None
+    recipe: Mapping[str, Any] | None = None
     schema: str = SCHEMA
 
     def to_dict(self) -> dict[str, Any]:
@@ -69,6 +72,7 @@ class Report:
             "versions": dict(self.versions),
             "anatomy": self.anatomy.to_dict(),
             "measurements": [m.to_dict() for m in self.measurements],
+            "recipe": None if self.recipe is None else dict(self.recipe),
             "forecast": None if self.forecast is None else self.forecast.to_dict(),
             "ladder": None if self.ladder is None else self.ladder.to_dict(),
             "remedies": None if self.remedies is None else self.remedies.to_dict(),

@@ -26,6 +26,7 @@ from normscope.report.words import (
     stack_in_words,
 )
 from normscope.rules import Finding, figure
+from normscope.train import recipe_in_words
 
 _COLOURS = {
     "will fail": "bold red",
@@ -75,6 +76,8 @@ def _parts(report: Report, width: int) -> Iterator[RenderableType]:
         yield _labelled("but", "no trial decided; the verdict rests on measurements before the first step")
     yield _labelled("model", "; ".join(map(stack_in_words, report.anatomy.stacks)) or "no blocks were read")
     yield _labelled("input", report.input)
+    if report.recipe is not None:
+        yield _labelled("recipe", recipe_in_words(report.recipe))
     for finding in report.findings:
         yield Text("")
         yield from _finding(finding, width)

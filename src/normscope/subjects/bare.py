@@ -34,6 +34,7 @@ from normscope.subjects.guess import (
 )
 from normscope.subjects.loss import own_loss, shifts_labels
 from normscope.subjects.masks import masked_feeds
+from normscope.subjects.own_run import Run
 from normscope.subjects.subject import Batch, LossFn, Subject, call_model
 from normscope.subjects.targets import num_random_ids
 from normscope.subjects.text import Text
@@ -43,7 +44,7 @@ _NOISE = "no loss: the input is noise"
 
 
 def make_subject(
-    model: nn.Module,
+    model: nn.Module | Run,
     batch: Any = None,
     loss_fn: LossFn | None = None,
     *,
@@ -61,15 +62,35 @@ def make_subject(
     token sees a later one. Else the Subject's `loss_fn` is None, and a note gives the reason.
 
     Args:
-        model: the module; it is not changed.
+        model: the module, or a Run, which brings its batches and its loss; it is not changed.
         batch: a tensor, a tuple of arguments, a mapping of keyword arguments, or an iterable of those.
         loss_fn: `loss_fn(output, batch)` → scalar.
         seed, batch_size, seq_len, text: settings of the batches that are made when none is given.
         spec: name of the model; by default its class.
 
     Raises:
-        UsageError: the forward or the loss fails on the batch, or needs too much memory.
+        UsageError: the forward or the loss fails on the batch, or needs too much memory; or a batch or a loss
+            is given together with a Run.
     """
+    if isinstance(model, Run):
+        if batch is not None or loss_fn is not None:
+            raise UsageError(
+                "a Run together with a batch or a loss_fn",
+                "either a Run, or a module with its batch and loss_fn",
+                "put them into the Run (batches=…, loss=…)",
+            )
+        subject = make_subject(
+            model.model,
+            model.batches,
+            model.loss,
+            seed=seed,
+            batch_size=batch_size,
+            seq_len=seq_len,
+            text=text,
+            spec=spec,
+        )
+        subject.run = model
+        return subject
     if not isinstance(model, nn.Module):
         raise UsageError(
             f"a model of type {type(model).__name__}", "a torch.nn.Module", "give the module itself"

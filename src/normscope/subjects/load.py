@@ -104,11 +104,15 @@ def _load_python(
 ) -> Subject:
     given = f'model "{spec.text}"'
     with memory_refusals(given):
-        model, batch, loss_fn = call_factory(spec)
+        model, batch, loss_fn, run = call_factory(spec)
         if fake_mode_of(model) is None:
             require_room_for_model(model.parameters(), given, device, built=True)
         moved(model, device, dtype)
-    return subject_of(model, batch, loss_fn, portions=portions, data=data, spec=spec.text)
+        if run is not None:
+            run.states_follow()
+    subject = subject_of(model, batch, loss_fn, portions=portions, data=data, spec=spec.text)
+    subject.run = run
+    return subject
 
 
 def _device(device: str | torch.device) -> torch.device:

@@ -47,6 +47,12 @@ class Run:
         """The schedulers, in the order in which they step."""
         return _several(self.scheduler)
 
+    def states_follow(self) -> None:
+        """Move the optimizers' states to the device and the dtype of their parameters, which were moved."""
+        for optimizer in self.optimizers:
+            if isinstance(optimizer, Optimizer) and optimizer.state:
+                optimizer.load_state_dict(optimizer.state_dict())
+
 
 def _several(given: Any) -> tuple[Any, ...]:
     """The objects given: one that can step, or a sequence of them."""

@@ -15,24 +15,25 @@ from torch import Tensor, nn
 
 from normscope.errors import UsageError, describe, suggest
 from normscope.subjects.memory import is_out_of_memory
+from normscope.subjects.own_run import Run
 from normscope.subjects.spec import GRAMMAR, Spec
 from normscope.subjects.subject import LossFn
 
-RETURNS = "a module, (module, batch) or (module, batch, loss_fn)"
+RETURNS = "a module, (module, batch), (module, batch, loss_fn) or a normscope.Run"
 _TRACEBACK = "add --traceback to see where it failed"
 
 
-def call_factory(spec: Spec) -> tuple[nn.Module, Any, LossFn | None]:
+def call_factory(spec: Spec) -> tuple[nn.Module, Any, LossFn | None, Run | None]:
     """Import and call the user's factory; its prints go to stderr.
 
     Options of the spec are keyword arguments of the factory. The result is the module, its batch (or iterator
-    of batches, or None) and its loss function (or None).
+    of batches, or None), its loss function (or None), and the Run that held these (or None).
     """
     with contextlib.redirect_stdout(sys.stderr):
         module = _import(spec)
         factory = _find(spec, module)
         if isinstance(factory, nn.Module):
-            return factory, None, None
+            return factory, None, None, None
         try:
             made = factory(**spec.options)
         except (Exception, SystemExit) as error:
@@ -43,7 +44,9 @@ def call_factory(spec: Spec) -> tuple[nn.Module, Any, LossFn | None]:
                 f"{RETURNS} from it",
                 f"fix the factory; {_TRACEBACK}",
             ) from error
-    return _checked(spec, made)
+    if isinstance(made, Run):
+        return *_checked(spec, (made.model, made.batches, made.loss)), made
+    return *_checked(spec, made), None
 
 
 def _import(spec: Spec) -> ModuleType:

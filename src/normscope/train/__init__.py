@@ -2,6 +2,7 @@
 
 from normscope.train.copying import working_copy
 from normscope.train.criterion import CRITERION_STEPS, LAST, MARGIN, last_loss, trains
+from normscope.train.described import described, recipe_in_words
 from normscope.train.live import CopyError, LiveOptimizers
 from normscope.train.many import LoneTrials, Trials
 from normscope.train.optim import build_optimizers, hidden_matrices
@@ -36,6 +37,7 @@ __all__ = [
     "Trials",
     "UpdateRatio",
     "build_optimizers",
+    "described",
     "endless",
     "hidden_matrices",
     "in_flushed_thread",
@@ -43,6 +45,7 @@ __all__ = [
     "many_trials",
     "prepared",
     "rate_factor",
+    "recipe_in_words",
     "trains",
     "unlike",
     "warmup_factor",

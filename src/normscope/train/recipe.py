@@ -33,11 +33,17 @@ _RULES = {
     "beta2": _BETA,
     "lr_end": number(lambda value: 0 <= value <= 1, "a fraction of the learning rate, 0 to 1", "use 0.1"),
     "decay_steps": count(1, "1 or more steps", "leave it out for a fifth of the run", optional=True),
+    "run_steps": count(1, "1 or more steps", "leave it out for a run that is much longer", optional=True),
 }
 _OPTIMIZER, _SCHEDULE = one_of(OPTIMIZERS), one_of(SCHEDULES)
 OWN = "own"
 """Schedule of live optimizers as their schedulers or their record set it."""
 _OF_ADAM = ("eps", "beta1", "beta2")
+_OF_RUN = ("clip", "precision", "accumulation")
+_OF_OPTIMIZER = (
+    *("optimizer", "warmup", "schedule", "weight_decay", "eps", "beta1", "beta2"),
+    *("lr_end", "decay_steps", "run_steps"),
+)
 _NOT_OF_LIVE = ("weight_decay", "beta1", "beta2")
 _IN_WORDS = {"lr": "learning rate", "weight_decay": "weight decay"}
 
@@ -66,7 +72,9 @@ class Recipe:
             betas.
         beta1, beta2: Adam's decay rates of the two moments; None takes the optimiser's defaults.
         lr_end: fraction of `lr` that "cosine" and "wsd" reach at the last of `steps`.
-        decay_steps: number of steps in the decay of "wsd"; None is a fifth of `steps`.
+        decay_steps: number of steps in the decay of "wsd"; None is a fifth of the run.
+        run_steps: steps of the whole run, over which the schedule falls, where only the first `steps` of it
+            are tried; None is `steps`.
 
     Raises:
         UsageError: a value is invalid.
@@ -87,6 +95,7 @@ class Recipe:
     beta2: float | None = None
     lr_end: float = 0.1
     decay_steps: int | None = None
+    run_steps: int | None = None
 
     def __post_init__(self) -> None:
         live = isinstance(self.optimizer, LiveOptimizers)
@@ -124,6 +133,33 @@ class Recipe:
             fields |= {"optimizer": live, "lr": live.lr, "warmup": live.warmup, "schedule": OWN}
         return cls(**fields | given)
 
+    @classmethod
+    def asked_for(cls, run: Run | None, *, steps: int, seed: int, **options: Any) -> "Recipe":
+        """The recipe of a run, or of options; None as an option's value means that it was not given.
+
+        Args:
+            run: a user's run, or None. Of its options, only `lr` can be changed: it scales all groups.
+            steps, seed: of the trial.
+            options: fields of `Recipe`.
+
+        Raises:
+            UsageError: an option contradicts the run, or a value is invalid.
+        """
+        given = {name: value for name, value in options.items() if value is not None}
+        if run is None:
+            return cls(steps=steps, seed=seed, **given)
+        has_own = _OF_RUN + (_OF_OPTIMIZER if run.optimizers else ())
+        for name, value in given.items():
+            if name in has_own and value != getattr(run, name, None):
+                field = {"warmup": "scheduler", "schedule": "scheduler"}.get(name, name)
+                field = field if field in (*_OF_RUN, "scheduler") else "optimizer"
+                raise UsageError(
+                    f"{_IN_WORDS.get(name, name)} {value!r} together with a Run",
+                    f"the Run's own {field}",
+                    f"set it there, or leave {name} out",
+                )
+        return cls.of(run, steps=steps, seed=seed, **given)
+
     def with_warmup(self, steps: int) -> "Recipe":
         """The same with another linear warm-up; "own" schedules are then constant after it."""
         if steps == self.warmup:
@@ -132,8 +168,12 @@ class Recipe:
         return dataclasses.replace(self, warmup=steps, schedule=schedule)
 
     def at_start(self) -> "Recipe":
-        """The same without a decay: the run is much longer than a trial of its first steps."""
-        return self if self.schedule == OWN else dataclasses.replace(self, schedule="constant")
+        """The recipe of a trial of the run's first steps.
+
+        Without `run_steps`, the run is taken to be so much longer that its decay has not begun.
+        """
+        is_known = self.schedule == OWN or self.run_steps is not None
+        return self if is_known else dataclasses.replace(self, schedule="constant", decay_steps=None)
 
     @property
     def adam_eps(self) -> float | None:

@@ -100,7 +100,9 @@ class RunConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Every value by its name, flat, for JSON."""
-        return {name: getattr(self, name) for name in _OF_RUN} | dataclasses.asdict(self.trial)
+        return {name: getattr(self, name) for name in _OF_RUN} | {
+            name: getattr(self.trial, name) for name in _OF_TRIAL
+        }
 
     def identity(self) -> dict[str, Any]:
         """`to_dict` without newer keys that are at their defaults."""
@@ -133,7 +135,7 @@ class RunConfig:
 
 
 _OF_RUN = tuple(f.name for f in dataclasses.fields(RunConfig) if f.name != "trial")
-_OF_TRIAL = tuple(f.name for f in dataclasses.fields(Recipe))
+_OF_TRIAL = tuple(f.name for f in dataclasses.fields(Recipe) if f.name != "run_steps")
 _DEFAULTS = {f.name: f.default for cls in (RunConfig, Recipe) for f in dataclasses.fields(cls)}
 KEYS = (*_OF_RUN, *_OF_TRIAL)
 """All keys of a flat config."""

@@ -16,13 +16,14 @@ def warmup_factor(step: int, warmup: int) -> float:
 def rate_factor(config: Recipe, step: int) -> float:
     """Fraction of the full learning rate at 0-based `step` of a trial.
 
-    After the warm-up, "cosine" falls from 1 to `config.lr_end` at the last of `config.steps`. "wsd" (Hu et
-    al. 2024, arXiv:2404.06395) is constant and then falls linearly to `lr_end` at the last step. Later steps
-    keep that value.
+    After the warm-up, "cosine" falls from 1 to `config.lr_end` at the last of `config.steps`, or of
+    `config.run_steps` where the trial is a part of a longer run. "wsd" (Hu et al. 2024, arXiv:2404.06395) is
+    constant and then falls linearly to `lr_end` at the last step. Later steps keep that value.
     """
-    last, begin = config.steps - 1, config.warmup
+    steps = config.steps if config.run_steps is None else config.run_steps
+    last, begin = steps - 1, config.warmup
     if config.schedule == "wsd":
-        decay = max(1, config.steps // 5) if config.decay_steps is None else config.decay_steps
+        decay = max(1, steps // 5) if config.decay_steps is None else config.decay_steps
         begin = max(begin, last - decay)
     if step < begin or config.schedule == "constant":
         return warmup_factor(step, config.warmup)
