@@ -285,6 +285,7 @@ def test_the_options_of_check_are_frozen() -> None:
         *("--forecast", "--rates", "--try-remedies"),
         *("--schedule", "--run-steps", "--weight-decay", "--eps", "--beta1", "--beta2"),
         *("--clip", "--accumulation", "--precision"),
+        *("--module", "--quiet-script"),
     }
 
 

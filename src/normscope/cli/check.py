@@ -59,17 +59,16 @@ OF_RECIPE = (
 _TYPED = ("COMMANDLINE", "ENVIRONMENT")
 RECIPE = "Recipe of the intended run"
 
-
-def _of_recipe(help: str, **more: Any) -> Any:
-    return option(help, rich_help_panel=RECIPE, **more)
-
-
 OF_SHOWING = ("format", "output", "fail_on", "traceback")
 """Options that change nothing in the report."""
 
 
 SCRIPT = "normscope.script"
 """Key of the context's `meta` for the words of a training script; None without `--`."""
+
+
+def _of_recipe(help: str, **more: Any) -> Any:
+    return option(help, rich_help_panel=RECIPE, **more)
 
 
 def command(
