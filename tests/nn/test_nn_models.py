@@ -174,7 +174,7 @@ def test_gradients_reach_every_parameter(name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"scheme": "prenorm"}, ('scheme "prenorm"', "pre-no-final")),
+        ({"scheme": "prenorm"}, ('scheme "prenorm"', 'nearest name is "pre"')),
         ({"heads": 3}, ("heads=3 for width=16", "divide")),
         ({"positions": "rotary", "heads": 16}, ("rotary", "even")),
         ({"positions": "sinusoidal", "width": 15, "heads": 1}, ("sinusoidal", "width=15", "even")),

@@ -26,7 +26,8 @@ from normscope.subjects.text import load_text
 
 PACKAGE = Path(normscope.__file__).parent
 ELSEWHERE = (
-    *("cli", "completion.py", "demo", "doctor", "pipeline.py", "report", "rules", "starter", "testing"),
+    *("capture", "cli", "completion.py", "demo", "doctor", "pipeline.py", "recording", "report", "rules"),
+    *("starter", "testing"),
 )
 """Rooms that no figure of a claim depends on."""
 ROOM = Path(__file__).parent

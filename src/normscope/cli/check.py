@@ -268,6 +268,8 @@ def words_of_script(command: str | None, arguments: Sequence[str]) -> list[str] 
     if command != "check" or "--" not in arguments:
         return None
     words = list(arguments[list(arguments).index("--") + 1 :])
+    if len(words) == 1 and ":" in words[0]:
+        return None  # a MODEL, kept apart from the options
     if not words:
         given = "check -- without a command"
         raise UsageError(given, "the command of a training script", "write check -- python train.py")

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from normscope.maps.table import Panel, Point, Table, edge, excess
-from normscope.report.words import OPTIMIZERS
+from normscope.train.optim import TITLES
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -31,7 +31,7 @@ def described(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Readable description of the settings that all cells share."""
     options = {name.removeprefix("model "): v for name, v in settings.items() if name.startswith("model ")}
     model = ", ".join([str(settings["model"]), *(f"{name} {value}" for name, value in options.items())])
-    trial = f"{OPTIMIZERS.get(settings['optimizer'], settings['optimizer'])}, {settings['steps']} steps"
+    trial = f"{TITLES.get(settings['optimizer'], settings['optimizer'])}, {settings['steps']} steps"
     extras = {
         "weight_decay": (None, "weight decay {}"), "clip": (None, "gradients clipped at {}"),
         "eps": (None, "ε {}"), "schedule": ("constant", "{} schedule"), "precision": ("float32", "{}"),

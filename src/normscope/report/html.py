@@ -25,9 +25,10 @@ from normscope.report.page import environment, style_sheet
 from normscope.report.rescue import REACHES, ladder_words, last_figures, outcome_class, way_out
 from normscope.report.sites import compress
 from normscope.report.tables import cell, not_measured, number_sheets, tabulate
-from normscope.report.words import OPTIMIZERS, budget_in_words, norms_in_words
+from normscope.report.words import budget_in_words, norms_in_words
 from normscope.rules.remedies import REMEDIES
 from normscope.train import recipe_in_words
+from normscope.train.optim import TITLES
 
 CARD_CHARACTERS = 44
 """Approximate number of characters in a line of a finding's card beside the tower."""
@@ -156,7 +157,7 @@ def sentence(words: str) -> str:
     """
     first = words.split(" ", 1)[0].rstrip(",:")
     capital = first[:1].upper() + first[1:] if first.isascii() and first.isalpha() else first
-    return OPTIMIZERS.get(first, capital) + words[len(first) :] + ("" if words[-1:] in ".!?" else ".")
+    return TITLES.get(first, capital) + words[len(first) :] + ("" if words[-1:] in ".!?" else ".")
 
 
 def describe_stack(stack: Stack) -> str:
@@ -231,7 +232,7 @@ def _keys(layout: Layout) -> list[tuple[str, Markup]]:
 def _trial_facts(trial: Forecast) -> str:
     """The trial's settings and outcome: "20 steps of AdamW at 0.0003, warm-up 10: trains"."""
     warmup = f", warm-up {trial.warmup}" if trial.warmup else ""
-    name = OPTIMIZERS.get(trial.optimizer, trial.optimizer)
+    name = TITLES.get(trial.optimizer, trial.optimizer)
     return f"{trial.steps} steps of {name} at {trial.lr:g}{warmup}: {trial.outcome}"
 
 

@@ -10,9 +10,6 @@ from normscope.probes import Measurements
 from normscope.rules import figure
 from normscope.train.criterion import LAST, MARGIN
 
-OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "muon": "Muon"}
-"""Optimisers as they are written in a sentence."""
-
 
 def norms_in_words(stack: Stack) -> str:
     """The place of the norms: "post (layernorm)", or "deepnorm (post, layernorm)" where a scheme was read."""

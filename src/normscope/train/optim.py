@@ -12,6 +12,8 @@ from normscope.nn import Residual, block_matrices, has_own_rates, param_groups
 from normscope.train.live import LiveOptimizers
 from normscope.train.recipe import ADAM_BETAS, ADAM_EPS, Recipe
 
+TITLES = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "muon": "Muon"}
+"""Optimisers as they are written in a sentence."""
 SGD_MOMENTUM = 0.9
 
 

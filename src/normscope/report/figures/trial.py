@@ -27,7 +27,7 @@ from normscope.report.figures.charts import (
 from normscope.report.figures.layout import Layout
 from normscope.report.figures.scales import Scale, figure, gradient_class
 from normscope.report.rescue import outcome_class
-from normscope.report.words import OPTIMIZERS
+from normscope.train.optim import TITLES
 
 STEP_CHARTS = (
     (
@@ -185,7 +185,7 @@ def _strip(rungs: Sequence[Forecast], values: Sequence[float], across: Scale, na
     for rung, value, left, right in zip(rungs, values, edges, edges[1:], strict=False):
         css = f"outcome {outcome_class(rung.outcome)}"
         parts.append(svg.rect(left + 0.5, UPPER, right - left - 1, STRIP, css))
-        head = f"{OPTIMIZERS.get(rung.optimizer, rung.optimizer)} at {rung.lr:g}: {rung.outcome}"
+        head = f"{TITLES.get(rung.optimizer, rung.optimizer)} at {rung.lr:g}: {rung.outcome}"
         area = (left, UPPER, right - left, HEIGHT - UPPER - LOWER)
         parts.append(svg.hit(*area, head, f"{name}  {figure(value, 5)}", rung.reason))
     return parts
