@@ -187,8 +187,9 @@ def clipped(*, skewed: bool) -> Subject:
 
 def empty(model: Model) -> None:
     """Set a norm's gain to zero and a weight to what memory may hold."""
-    model.layers[1].norm1.weight.zero_()
-    model.layers[3].mlp[0].weight[0, :8] = 1e30
+    parameters = dict(model.named_parameters())
+    parameters["layers.1.norm1.weight"].zero_()
+    parameters["layers.3.mlp.0.weight"][0, :8] = 1e30
 
 
 def unit_head(model: Model) -> None:
