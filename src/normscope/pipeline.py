@@ -37,6 +37,7 @@ from normscope.probes import (
     measure_wiring,
     not_measured,
 )
+from normscope.recording.intake import as_run
 from normscope.report import Report
 from normscope.rules import Finding, judge, matches, parse_codes, verdict
 from normscope.rules.remedies import RemediesInterrupted, Rescue, try_remedies
@@ -134,7 +135,7 @@ class Check:
 
 
 def check(
-    model_or_subject: nn.Module | Subject | Run,
+    model_or_subject: nn.Module | Subject | Run | Any,
     batch: Batch | Iterator[Batch] | None = None,
     loss_fn: LossFn | None = None,
     *,
@@ -167,7 +168,8 @@ def check(
 
     Args:
         model_or_subject: a module, a `Subject` from `normscope.load`, or a `Run`: a module with your own
-            optimizer, schedule, batches and loss.
+            optimizer, schedule, batches and loss. A `transformers.Trainer` (or one of TRL), and a tuple of a
+            LightningModule and its datamodule, become a `Run`.
         batch: tensor, tuple of arguments, dict of keyword arguments, or an iterator of those; None makes one.
         loss_fn: `loss_fn(output, batch)` → scalar.
         optimizer: optimiser of the intended run: "adamw" (the default), "adam", "sgd" or "muon".
@@ -195,6 +197,7 @@ def check(
         CheckInterrupted: Ctrl-C; its `.report` holds the measurements so far.
     """
     account = Budget.of(budget)
+    model_or_subject = as_run(model_or_subject)
     config = Recipe.asked_for(
         _run_of(model_or_subject),
         steps=steps,

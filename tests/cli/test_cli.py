@@ -280,8 +280,6 @@ def test_the_options_of_check_are_frozen() -> None:
             "--select",
             "--ignore",
             "--traceback",
-            "--module",
-            "--quiet-script",
         ),
         *("--source", "--target", "--images"),
         *("--forecast", "--rates", "--try-remedies"),

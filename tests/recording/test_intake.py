@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
+import normscope
 from normscope.errors import UsageError
 from normscope.recording.intake import as_run
 from normscope.recording.own_loop import run_of_loop
@@ -36,29 +37,22 @@ def trainer(folder: Path, kind: type[Trainer] = Trainer, **options: Any) -> Trai
     model = GPT2LMHeadModel(GPT2Config(**sizes, **still))
     data = [{"input_ids": row, "labels": row} for row in IDS]
     given = {"per_device_train_batch_size": 4, "learning_rate": 1e-2, "warmup_steps": 3, "max_steps": 12}
-    given |= {
-        "weight_decay": 0.1,
-        "max_grad_norm": 0.5,
-        "report_to": [],
-        "use_cpu": True,
-        "save_strategy": "no",
-    }
-    args = TrainingArguments(output_dir=str(folder), disable_tqdm=True, save_strategy="no", **given | options)
+    given |= {"weight_decay": 0.1, "max_grad_norm": 0.5, "report_to": [], "save_strategy": "no"}
+    given |= {"use_cpu": True, "disable_tqdm": True, "output_dir": str(folder)}
+    args = TrainingArguments(**given | options)
     return kind(model=model, args=args, train_dataset=data)
 
 
-@pytest.mark.parametrize("kind", [Trainer, Smoothed])
-def test_trials_of_a_trainer_take_its_own_steps(kind: type[Trainer], tmp_path: Path) -> None:
-    import normscope
-
-    given = trainer(tmp_path, kind)
+@pytest.mark.parametrize(("kind", "parts"), [(Trainer, 1), (Smoothed, 1), (Trainer, 2)])
+def test_trials_of_a_trainer_take_its_own_steps(kind: type[Trainer], parts: int, tmp_path: Path) -> None:
+    given = trainer(tmp_path, kind, gradient_accumulation_steps=parts)
     before = {name: value.clone() for name, value in given.model.state_dict().items()}
     report = normscope.check(given, steps=5, budget="fast")
     assert given.optimizer is None
     assert given.lr_scheduler is None
     assert all(torch.equal(value, before[name]) for name, value in given.model.state_dict().items())
     curve = {step.step: step.train_loss for step in report.forecast.curve}
-    own = trainer(tmp_path, kind, logging_steps=1)
+    own = trainer(tmp_path, kind, logging_steps=1, gradient_accumulation_steps=parts)
     own.train()
     logged = [entry["loss"] for entry in own.state.log_history if "loss" in entry]
     assert report.forecast.optimizer.startswith("AdamW")

@@ -28,7 +28,7 @@ from normscope.subjects import Run, Subject, untouched
 from normscope.subjects.assemble import shapes
 from normscope.subjects.rng import generators_kept
 from normscope.subjects.subject import LOSS_INPUTS
-from normscope.train import Recipe, UpdateRatio
+from normscope.train import LiveOptimizers, Recipe, UpdateRatio
 
 POLL_SECONDS = 0.05
 SHARDED = "the weights are sharded over processes (FSDP), and one process cannot run the model alone"
@@ -75,6 +75,7 @@ class Following(Counting):
         self._is_sharded = any(isinstance(p, DTensor) for p in run.model.parameters())
         self._check: Check | None = None
         self._num_skipped = 0
+        self._num_steps = settings.steps
         self._ratio: UpdateRatio | None = None
         self._gradients: dict[str, float] = {}
         self._apart_seconds, self._begin = 0.0, time.perf_counter()
@@ -116,8 +117,12 @@ class Following(Counting):
     def finish(self) -> None:
         check, whole = self.check, self.settings.steps
         with self._apart():
-            if self.curve[-1].step < self.step:
+            if self.step < self._num_steps:  # the gradients of batches are compared at the last step
+                self._num_steps = max(1, self.step)
+                before = self.curve.pop() if self.curve[-1].step == self.step else None
                 self._measure()
+                if before is not None:
+                    self.curve[-1] = dataclasses.replace(self.curve[-1], update_ratio=before.update_ratio)
             check.cost["steps"] = round(time.perf_counter() - self._begin - self._apart_seconds, 4)
             check.forecast = self._forecast()
             if self.step < whole and math.isfinite(self.losses[-1]):
@@ -207,8 +212,9 @@ class Following(Counting):
         )
 
     def _recipe(self) -> Recipe:
-        rate = max(float(group["lr"]) for group in self._groups)
-        return Recipe(lr=rate or 1e-9, steps=self.settings.steps)  # the first rate of a warm-up may be 0
+        live = LiveOptimizers(self.model, self.run.optimizers, self.run.schedulers)
+        rate = live.lr or 1e-9  # a warm-up by hand may begin at 0
+        return Recipe.of(self.run, optimizer=live, lr=rate, steps=self.settings.steps)
 
     @property
     def _groups(self) -> list[dict[str, Any]]:
@@ -216,8 +222,7 @@ class Following(Counting):
 
     @property
     def _trial(self) -> WatchedTrial:
-        steps = self.step or 1  # gradients are compared at the last step
-        recipe = dataclasses.replace(self.check.config, warmup=self._warmup, steps=steps)
+        recipe = dataclasses.replace(self.check.config, warmup=self._warmup, steps=self._num_steps)
         subject, anatomy = self.check.subject, self.check.anatomy
         return WatchedTrial(subject, anatomy, self.model, recipe, self.curve, COHERENCE_BATCHES)
 

@@ -2,7 +2,8 @@
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -47,12 +48,18 @@ def run_of_trainer(trainer: Any) -> Run:
         finally:
             trainer.optimizer, trainer.lr_scheduler = before
 
-        def loss_of(inputs: Any) -> Any:
+        parts = args.gradient_accumulation_steps
+
+        def loss_of(item: tuple[Any, Any]) -> Any:
+            inputs, num_labels = item
+            counted = {} if num_labels is None else {"num_items_in_batch": num_labels}
             with trainer.compute_loss_context_manager():
-                return trainer.compute_loss(model, trainer._prepare_inputs(inputs))
+                loss = trainer.compute_loss(model, trainer._prepare_inputs(inputs), **counted)
+            # A loss over the labels of all batches of a step is a share of it, and a step takes the mean.
+            return loss * parts if counted and parts > 1 and _is_share(trainer) else loss
 
         return run_of_loop(
-            loader,
+            _Counted(trainer, loader),
             loss_of,
             model,
             name,
@@ -60,8 +67,31 @@ def run_of_trainer(trainer: Any) -> Run:
             scheduler=scheduler,
             clip=args.max_grad_norm or None,
             precision="bfloat16" if args.bf16 else "float16" if args.fp16 else "float32",
-            accumulation=args.gradient_accumulation_steps,
+            accumulation=parts,
         )
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """Batches of a trainer's loader, each with the number of labels in its step, which the trainer counts."""
+
+    trainer: Any
+    loader: Any
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        args, rest = self.trainer.args, iter(self.loader)
+        while True:
+            batches, count = self.trainer.get_batch_samples(
+                rest, args.gradient_accumulation_steps, args.device
+            )
+            if not batches:
+                return
+            yield from ((batch, count) for batch in batches)
+
+
+def _is_share(trainer: Any) -> bool:
+    """Whether the trainer's loss of one batch is divided by the labels of all batches of its step."""
+    return bool(trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None)
 
 
 def _num_steps(args: Any, loader: Any) -> int:
