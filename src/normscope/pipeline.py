@@ -16,15 +16,18 @@ from torch import nn
 
 import normscope
 from normscope.anatomy import Anatomy, read_anatomy, require_residual_stream
-from normscope.errors import UsageError
+from normscope.errors import UsageError, describe
 from normscope.forecast import (
     Forecast,
     ForecastInterrupted,
     LadderForecast,
     LadderInterrupted,
+    NoTargetsError,
+    UnknownEntropyError,
     forecast,
     forecast_ladder,
     forecast_measurements,
+    targets_entropy,
 )
 from normscope.interrupts import only_once
 from normscope.probes import (
@@ -277,6 +280,7 @@ def _measure(run: Check, progress: Progress, reraise: bool) -> None:
         progress(stage, done, total)
 
     look(run, begun, reraise)
+    find_entropy(run)
     _try_out(run, begun, len(PROBES) + 1)
     begun("done", total)
 
@@ -295,6 +299,30 @@ def look(run: Check, progress: Begun, reraise: bool) -> None:
         progress(name, done)
         with run.timed(name):
             run.measurements.extend(_probed(name, probe, run, reraise))
+
+
+def find_entropy(run: Check) -> None:
+    """Estimate the entropy of the targets in the user's own batches, with which the forecast compares losses.
+
+    It costs two forwards. If it cannot be known, a note gives the reason, unless the loss has no targets.
+    """
+    subject = run.subject
+    known = subject.unigram_entropy is not None or not subject.has_own_batches
+    if known or subject.loss_fn is None or run.config.steps == 0:
+        return
+    with run.timed("targets"):
+        try:
+            value = targets_entropy(subject)
+        except UnknownEntropyError as error:
+            run.notes.append(f"the entropy of the targets is not known: {error.reason}")
+        except NoTargetsError:
+            pass  # another loss has no such entropy
+        except Exception as error:  # the user's loss and batches may raise anything; the trial says the same
+            if is_out_of_memory(error):
+                raise
+            run.notes.append(f"the entropy of the targets is not known: {describe(error)}")
+        else:
+            run.subject = dataclasses.replace(subject, unigram_entropy=value)
 
 
 def _try_out(run: Check, progress: Begun, done: int) -> None:

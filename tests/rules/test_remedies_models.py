@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from normscope.anatomy import capture, measuring, read_anatomy
 from normscope.demo.examples import CausalEncoder
+from normscope.forecast.targets import find_head
 from normscope.nn.placement import Where
 from normscope.nn.schemes.deepnorm import alpha, beta
 from normscope.rules.remedies import REMEDIES, NotApplicable
-from normscope.rules.remedies.head import COUNTED_BATCHES, count_targets, find_head, log_frequencies
+from normscope.rules.remedies.head import COUNTED_BATCHES, count_targets, log_frequencies
 from normscope.rules.remedies.remedy import with_copy
 from normscope.rules.remedies.scaling import scale_as_deepnorm
 from normscope.subjects import Subject, load, make_subject

@@ -15,6 +15,7 @@ from normscope.forecast.record import (
     LadderForecast,
     LadderInterrupted,
 )
+from normscope.forecast.targets import NoTargetsError, UnknownEntropyError, targets_entropy
 
 __all__ = [
     "Forecast",
@@ -22,8 +23,11 @@ __all__ = [
     "ForecastStep",
     "LadderForecast",
     "LadderInterrupted",
+    "NoTargetsError",
+    "UnknownEntropyError",
     "forecast",
     "forecast_ladder",
     "forecast_measurements",
     "rates_around",
+    "targets_entropy",
 ]

@@ -90,8 +90,8 @@ class WatchedTrial:
         return gradient_norms(self.model, self.anatomy) if step else {}
 
     def _entropy_of(self, number: int) -> float | None:
-        """Unigram entropy of training batch `number`, from 0; None where that of the text is unknown."""
-        if self.subject.unigram_entropy is None:
+        """Unigram entropy of training batch `number`, from 0; None where that of the text is not known."""
+        if self.subject.unigram_entropy is None or self.subject.has_own_batches:
             return None
         return batch_entropy(next(itertools.islice(endless(self.subject.batches), number, None)))
 
@@ -104,7 +104,7 @@ class WatchedTrial:
     @property
     def _fed_tokens(self) -> bool:
         """Whether the batches are token ids, so that batches share something to learn."""
-        if self.subject.unigram_entropy is not None:
+        if self.subject.unigram_entropy is not None and not self.subject.has_own_batches:
             return True
         first = next(iter(tensors_in(self.subject.batch)), None)
         return first is not None and not first.is_floating_point() and not first.is_complex()

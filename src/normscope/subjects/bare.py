@@ -127,6 +127,7 @@ def subject_of(
         return hf_subject(feeder_of(model, head_kind_of(model), portions, data, None), spec)
     if batch is not None:
         subject = assemble(model, _given_feed(batch, loss_fn, spec), seed=portions.seed, spec=spec)
+        subject.has_own_batches = True
     else:
         feeds = (dataclasses.replace(feed, loss_fn=loss_fn) for feed in _feeds(model, portions, data.text))
         try:

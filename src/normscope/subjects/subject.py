@@ -49,6 +49,7 @@ class Subject:
         notes: remarks for the reader of the report ("a single batch is repeated").
         validation: like `batches`, over held-out data, the same at every seed; None if nothing is held out.
         run: the user's own optimizer, schedule, clipping and precision; None if options set them.
+        has_own_batches: whether the batches are the user's, of whose text nothing else is known.
     """
 
     model: nn.Module
@@ -62,6 +63,7 @@ class Subject:
     notes: tuple[str, ...] = field(default=())
     validation: Batches | None = None
     run: Run | None = None
+    has_own_batches: bool = False
 
     def forward(self, batch: Batch | None = None, model: nn.Module | None = None) -> Any:
         """The model's output on `batch` (default: the fixed one); `model` replaces the model by a copy."""

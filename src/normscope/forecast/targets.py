@@ -1,0 +1,241 @@
+"""Targets of any cross-entropy, found by its gradient, and the entropy of their frequencies.
+
+The gradient of a cross-entropy in a row of logits is w·(softmax − target). Its one negative entry is the
+target, wherever the labels are stored and however they are shifted or masked.
+
+Shapes: N rows of logits, V classes or vocabulary.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from normscope.anatomy import measuring
+from normscope.forecast.entropy import GROUPS, estimate
+from normscope.forecast.evaluator import same
+from normscope.nn.output import IGNORED
+from normscope.subjects import Batch, Subject, untouched
+from normscope.subjects.feed import tensors_in
+from normscope.subjects.targets import num_random_ids
+from normscope.train import endless
+
+EARLY_BATCHES, MOST_BATCHES = 16, 64
+"""Batches whose targets are counted: the early ones where they are enough, else up to all."""
+MOST_TARGETS = 2**20
+LARGEST_ERROR = 0.05
+"""Largest error of the entropy, in nats; half of the margin that means "trains"."""
+TOLERANCE = 0.05
+"""Largest difference in nats between the loss and the mean cross-entropy of the targets that were found."""
+
+NOT_OF_OUTPUTS = "the loss does not depend on the last linear map's outputs"
+NO_CROSS_ENTROPY = "the loss is not a cross-entropy of the last linear map's outputs"
+
+NOT_STORED = "the targets are not stored in the batches"
+
+
+class NoTargetsError(Exception):
+    """Targets cannot be found, for this `reason`."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class UnknownEntropyError(NoTargetsError):
+    """Targets were found, but the entropy of the text that they are from cannot be known."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of logits (N, V) that have a target, the gradient of the loss in them, and the loss."""
+
+    logits: Tensor
+    gradient: Tensor
+    loss: float
+
+    @property
+    def targets(self) -> Tensor:
+        """Target of each row, (N,).
+
+        Raises:
+            NoTargetsError: a row has not exactly one entry with a negative gradient.
+        """
+        if bool(((self.gradient < 0).sum(1) != 1).any()):
+            raise NoTargetsError(NO_CROSS_ENTROPY)
+        return self.gradient.argmin(1)
+
+
+def find_head(subject: Subject) -> nn.Linear:
+    """The linear map that makes the logits: the last one that runs before the loss.
+
+    Raises:
+        NoTargetsError: there is none, or it is used several times.
+    """
+    called: list[nn.Linear] = []
+    with contextlib.ExitStack() as hooks, torch.no_grad():
+        for module in subject.model.modules():
+            if isinstance(module, nn.Linear):
+                hooks.enter_context(module.register_forward_hook(lambda head, *_: called.append(head)))
+        subject.loss()
+    if not called:
+        raise NoTargetsError("no nn.Linear makes the logits")
+    if sum(module is called[-1] for module in called) > 1:
+        raise NoTargetsError("the last linear map is used more than once")
+    return called[-1]
+
+
+def rows_of_head(subject: Subject, head: nn.Linear, batch: Batch) -> Rows:
+    """Rows of the outputs of `head`, which are a leaf: nothing below them is differentiated.
+
+    Raises:
+        NoTargetsError: the loss does not depend on them.
+    """
+    leaves: list[Tensor] = []
+
+    def cut(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        leaves.append(output.detach().float().requires_grad_())
+        return leaves[-1].to(output.dtype)
+
+    with untouched(subject.model) as model, head.register_forward_hook(cut), torch.enable_grad():
+        model.requires_grad_(False)
+        loss = subject.loss(batch)
+        return _rows(loss, leaves)
+
+
+def rows_of_output(subject: Subject, batch: Batch) -> Rows:
+    """Rows of the one tensor of the model's output that the loss reads, which is a leaf.
+
+    Raises:
+        NoTargetsError: the loss reads none, or several.
+    """
+    assert subject.loss_fn is not None
+    with torch.no_grad():
+        output = subject.forward(batch)
+    leaves: list[Tensor] = []
+
+    def cut(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim < 2:
+            return value
+        leaves.append(value.detach().float().requires_grad_())
+        return leaves[-1].to(value.dtype)
+
+    with torch.enable_grad():
+        return _rows(subject.loss_fn(pytree.tree_map(cut, output), batch), leaves)
+
+
+def _rows(loss: Tensor, leaves: Sequence[Tensor]) -> Rows:
+    if not loss.requires_grad:
+        raise NoTargetsError(NOT_OF_OUTPUTS)
+    gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
+    read = [(leaf, each) for leaf, each in zip(leaves, gradients, strict=True) if each is not None]
+    if len(read) != 1:
+        raise NoTargetsError("the loss reads several outputs" if read else NOT_OF_OUTPUTS)
+    ((leaf, gradient),) = read
+    width = leaf.shape[-1]
+    logits_NV, gradient_NV = leaf.detach().reshape(-1, width), gradient.reshape(-1, width)
+    counted = gradient_NV.any(1)
+    return Rows(logits_NV[counted], gradient_NV[counted], float(loss.detach()))
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Place of the targets in a batch: tensor `index` from position `shift` on, without the ids `ignored`."""
+
+    index: int
+    shift: int
+    ignored: int
+
+    def sequences(self, batch: Batch) -> list[np.ndarray]:
+        """The targets of a batch, one array (N,) for each sequence, or for each sample with one target."""
+        tensor = tensors_in(batch)[self.index]
+        tensor = tensor.reshape(-1, 1) if tensor.ndim < 2 else tensor[..., self.shift :].flatten(0, -2)
+        rows = (row[row != self.ignored] for row in tensor.cpu().numpy())
+        return [row for row in rows if row.size]
+
+
+def stored(batch: Batch, targets: Tensor) -> Stored | None:
+    """Place of `targets` (N,), in their order, among the tensors of a batch; None if they are in none.
+
+    Ids that do not count are `IGNORED`, or one other id, such as that of padding.
+    """
+    wanted = targets.cpu().numpy()
+    for index, tensor in enumerate(tensors_in(batch)):
+        if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool or not tensor.ndim:
+            continue
+        for shift in (0, 1) if tensor.ndim > 1 else (0,):
+            ids = tensor.cpu().numpy()[..., shift:].reshape(-1)
+            other = np.setdiff1d(ids, wanted)
+            ignored = int(other[0]) if len(other) == 1 else IGNORED
+            if len(other) < 2 and np.array_equal(ids[ids != ignored], wanted):
+                return Stored(index, shift, ignored)
+    return None
+
+
+def targets_entropy(subject: Subject) -> float:
+    """Entropy in nats of the targets' frequencies in the data from which a user's batches come.
+
+    The gradient of the loss gives the targets of two batches, and so their place in a batch. The other
+    batches are only read.
+
+    Raises:
+        NoTargetsError: the loss is no cross-entropy, or the batches hold random ids.
+        UnknownEntropyError: the targets are not in the batches, the loss is not their mean, or they are too
+            few to know the entropy to `LARGEST_ERROR`.
+    """
+    if num_random_ids(subject.batch) is not None:
+        raise NoTargetsError("the ids look random")
+    batches = list(itertools.islice(endless(subject.batches), 2))
+    places = [_place(subject, batch) for batch in batches[: 1 if same(*batches) else 2]]
+    if len({(place.index, place.shift) for place in places}) > 1:
+        raise UnknownEntropyError(NOT_STORED)
+    place = max(places, key=lambda each: each.ignored)  # only one of the batches may hold padding
+    for found in _samples(subject, place):
+        if len(found) < GROUPS:
+            said = f"the batches hold {len(found)} sequences, and {GROUPS} are needed"
+            continue
+        result = estimate(found)
+        if result.error <= LARGEST_ERROR:
+            return result.value
+        count, error = sum(map(len, found)), f"{result.error:.2f} nats"
+        said = f"{count} targets show it only to {error}, and {LARGEST_ERROR:g} are needed"
+    raise UnknownEntropyError(said)
+
+
+def _samples(subject: Subject, place: Stored) -> Iterator[list[np.ndarray]]:
+    """The sequences of targets in the first `EARLY_BATCHES` batches, then in all that are read."""
+    found: list[np.ndarray] = []
+    for number, batch in enumerate(itertools.islice(endless(subject.batches), MOST_BATCHES)):
+        if number and same(batch, subject.batch):
+            break  # from here on the batches repeat
+        if number == EARLY_BATCHES:
+            yield found
+        found += place.sequences(batch)
+        if sum(map(len, found)) >= MOST_TARGETS:
+            break
+    yield found
+
+
+def _place(subject: Subject, batch: Batch) -> Stored:
+    """Place of the targets in a batch; NoTargetsError if it has none or the loss is not their mean."""
+    with measuring(subject.model):
+        try:
+            rows = rows_of_output(subject, batch)
+        except NoTargetsError:
+            rows = rows_of_head(subject, find_head(subject), batch)
+    targets = rows.targets
+    if not len(targets):
+        raise NoTargetsError(NOT_OF_OUTPUTS)
+    expected = float(nn.functional.cross_entropy(rows.logits, targets))
+    if not abs(rows.loss - expected) <= TOLERANCE:
+        raise UnknownEntropyError(f"the loss is {rows.loss:.3g}, and the mean cross-entropy {expected:.3g}")
+    place = stored(batch, targets)
+    if place is None:
+        raise UnknownEntropyError(NOT_STORED)
+    return place

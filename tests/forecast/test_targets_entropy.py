@@ -1,0 +1,306 @@
+"""Targets of cross-entropies, found by the gradient, and the entropy of their text."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import normscope
+from normscope.forecast import NoTargetsError, UnknownEntropyError, targets_entropy
+from normscope.forecast.entropy import GROUPS, chao_wang_jost, estimate
+from normscope.forecast.targets import stored
+from normscope.subjects import Subject, make_subject
+from normscope.subjects.subject import LOSS_INPUTS
+
+V = 12
+SHARES = torch.tensor([0.5, 0.2, 0.1, 0.05, 0.05, 0.02, 0.02, 0.02, 0.02, 0.01, 0.01, 0.0])
+ENTROPY = float(-(SHARES[:-1] * SHARES[:-1].log()).sum())
+PAD = V - 1
+Loss = Callable[[Any, Any], Tensor]
+
+
+def texts(size: tuple[int, ...] = (8, 33)) -> Iterator[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    while True:
+        yield torch.multinomial(SHARES, math.prod(size), True, generator=generator).view(size)
+
+
+class Reader(nn.Module):
+    """Embedding, a linear map, logits."""
+
+    def __init__(self, *, own_loss: bool = False, tied: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.body = nn.Embedding(V, 8), nn.Linear(8, 8)
+        self.head = None if tied else nn.Linear(8, V)
+        self.own_loss = own_loss
+        self.forwards = 0
+
+    def forward(self, ids: Tensor, labels: Tensor | None = None) -> Any:
+        self.forwards += 1
+        hidden = self.body(self.embedding(ids))
+        logits = F.linear(hidden, self.embedding.weight) if self.head is None else self.head(hidden)
+        if not self.own_loss:
+            return logits
+        assert labels is not None
+        return {"loss": F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())}
+
+
+def next_token(logits: Tensor, batch: Any) -> Tensor:
+    ids = batch if isinstance(batch, Tensor) else batch["ids"]
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+def by_hand(logits: Tensor, batch: Tensor) -> Tensor:
+    """No function of PyTorch's that knows targets."""
+    scores = logits[:, :-1]
+    chosen = scores.gather(-1, batch[:, 1:, None])[..., 0]
+    return (scores.logsumexp(-1) - chosen).mean()
+
+
+def padded() -> Iterator[Tensor]:
+    for number, ids in enumerate(texts()):
+        ids[: number + 1, 20:] = PAD
+        yield ids
+
+
+def without_padding(logits: Tensor, batch: Tensor) -> Tensor:
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten(), ignore_index=PAD)
+
+
+def subject_of(model: nn.Module, batches: Iterator[Any] | list[Any], loss: Loss | None = None) -> Subject:
+    return make_subject(model, batches, loss)
+
+
+CASES: dict[str, Callable[[], Subject]] = {
+    "next token": lambda: subject_of(Reader(), texts(), next_token),
+    "by hand": lambda: subject_of(Reader(), texts(), by_hand),
+    "tied": lambda: subject_of(Reader(tied=True), texts(), next_token),
+    "found loss": lambda: subject_of(Reader(), texts()),
+    "own loss": lambda: subject_of(Reader(own_loss=True), ({"ids": x, "labels": x} for x in texts())),
+    "padding": lambda: subject_of(Reader(), padded(), without_padding),
+    "labels apart": lambda: subject_of(
+        Reader(),
+        ({"ids": x[:, :-1], LOSS_INPUTS: (x[:, 1:],)} for x in texts()),
+        lambda out, b: F.cross_entropy(out.flatten(0, 1), b[LOSS_INPUTS][0].flatten()),
+    ),
+    "ignored": lambda: subject_of(
+        Reader(),
+        ({"ids": x[:, :-1], LOSS_INPUTS: (masked(x[:, 1:]),)} for x in texts()),
+        lambda out, b: F.cross_entropy(out.flatten(0, 1), b[LOSS_INPUTS][0].flatten()),
+    ),
+}
+
+
+def masked(ids: Tensor) -> Tensor:
+    return ids.masked_fill(torch.arange(ids.shape[1]) % 3 > 0, -100)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_entropy_is_that_of_the_text_wherever_the_targets_are(name: str) -> None:
+    subject = CASES[name]()
+    assert subject.unigram_entropy is None
+    assert subject.has_own_batches
+    assert targets_entropy(subject) == pytest.approx(ENTROPY, abs=0.04)
+
+
+def test_it_costs_two_forwards() -> None:
+    model = Reader()
+    subject = subject_of(model, texts(), next_token)
+    before = model.forwards
+    targets_entropy(subject)
+    assert model.forwards - before == 2
+
+
+def test_classes_of_samples_have_an_entropy() -> None:
+    def samples() -> Iterator[dict[str, Any]]:
+        for classes in texts((128,)):
+            yield {"input": torch.randn(128, 5), LOSS_INPUTS: (classes,)}
+
+    subject = subject_of(
+        nn.Linear(5, V),
+        samples(),
+        lambda out, b: F.cross_entropy(out, b[LOSS_INPUTS][0]),
+    )
+    assert targets_entropy(subject) == pytest.approx(ENTROPY, abs=0.05)
+
+
+OTHERS: dict[str, tuple[Loss, str]] = {
+    "squares": (lambda out, b: out.square().mean(), "not a cross-entropy"),
+    "sum": (lambda out, b: 264 * next_token(out, b), "the mean cross-entropy"),
+    "penalty": (lambda out, b: next_token(out, b) + 0.2, "the mean cross-entropy"),
+    "other targets": (lambda out, b: F.cross_entropy(out.flatten(0, 1), (b.flatten() + 1) % V), "not stored"),
+    "nothing": (lambda out, b: torch.zeros((), requires_grad=True) * 1.0, "does not depend"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_loss_has_no_entropy(name: str) -> None:
+    loss, said = OTHERS[name]
+    with pytest.raises(NoTargetsError, match=said):
+        targets_entropy(subject_of(Reader(), texts(), loss))
+
+
+def test_a_small_sample_is_not_judged_as_the_whole() -> None:
+    with pytest.raises(UnknownEntropyError, match="the batches hold 8 sequences, and 16"):
+        targets_entropy(subject_of(Reader(), [next(texts())], next_token))
+    few = list(itertools.islice(texts((4, 9)), 6))
+    with pytest.raises(UnknownEntropyError, match=r"192 targets show it only to 0\.\d+ nats, and 0\.05"):
+        targets_entropy(subject_of(Reader(), few, next_token))
+
+
+def test_batches_that_repeat_are_counted_once() -> None:
+    """Six batches again and again are no larger sample."""
+    few = list(itertools.islice(texts((4, 9)), 6))
+    with pytest.raises(UnknownEntropyError, match="192 targets"):
+        targets_entropy(subject_of(Reader(), few, next_token))
+
+
+def test_random_ids_have_none() -> None:
+    def draws() -> Iterator[Tensor]:
+        while True:
+            yield torch.randint(0, 256, (8, 64))
+
+    model = nn.Sequential(nn.Embedding(256, 8), nn.Linear(8, 256))
+    with pytest.raises(NoTargetsError, match="random"):
+        targets_entropy(subject_of(model, draws(), next_token))
+
+
+def test_the_place_of_targets() -> None:
+    ids = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    place = stored((ids.float(), ids), torch.tensor([2, 3, 5, 6]))
+    assert place is not None
+    assert (place.index, place.shift) == (1, 1)
+    assert [row.tolist() for row in place.sequences((ids.float(), ids))] == [[2, 3], [5, 6]]
+    assert stored(ids, torch.tensor([3, 2, 5, 6])) is None
+    assert stored(ids, torch.tensor([2, 3])) is None, "two ids would have to be padding"
+
+
+class TestEstimator:
+    """The estimator of Chao, Wang and Jost, against its formula in 60 digits."""
+
+    @pytest.mark.parametrize("counts", [[5, 3, 2, 2, 1, 1], [1] * 9 + [4, 2], [1] * 30 + [20], [7, 7], [1]])
+    def test_it_is_its_formula(self, counts: list[int]) -> None:
+        mpmath.mp.dps = 60
+        n, once, twice = sum(counts), counts.count(1), counts.count(2)
+        expected = sum(mpmath.mpf(c) / n * sum(mpmath.mpf(1) / k for k in range(c, n)) for c in counts)
+        if once and n > 1:
+            a = mpmath.mpf(2 * twice) / ((n - 1) * once + 2 * twice)
+            a = a if twice else mpmath.mpf(2) / ((n - 1) * (once - 1) + 2)
+            if a < 1:
+                tail = -mpmath.log(a) - sum((1 - a) ** r / r for r in range(1, n))
+                expected += mpmath.mpf(once) / n * (1 - a) ** (1 - n) * tail
+        assert chao_wang_jost(np.array(counts)) == pytest.approx(float(expected), rel=1e-7, abs=1e-12)
+
+    def test_a_large_sample_stays_finite(self) -> None:
+        counts = np.array([1] * 1000 + [2] * 300 + [10**6])
+        assert 0 < chao_wang_jost(counts) < 1
+
+    def test_it_corrects_a_small_sample(self) -> None:
+        dice = np.random.default_rng(0)
+        shares = 1 / np.arange(1, 2001)
+        shares /= shares.sum()
+        entropy = float(-(shares * np.log(shares)).sum())
+        sample = list(dice.choice(2000, size=(64, 256), p=shares))
+        found = estimate(sample)
+        _, counts = np.unique(sample, return_counts=True)
+        plain = counts / counts.sum()
+        assert abs(found.value - entropy) < 0.02 < entropy + (plain * np.log(plain)).sum()
+        assert 0.005 < found.error < 0.05
+
+    def test_the_error_holds_the_bias_of_a_sample_that_met_few_ids(self) -> None:
+        dice = np.random.default_rng(0)
+        shares = 1 / np.arange(1, 20_001)
+        shares /= shares.sum()
+        entropy = float(-(shares * np.log(shares)).sum())
+        found = estimate(list(dice.choice(20_000, size=(64, 64), p=shares)))
+        assert 0.1 < entropy - found.value < found.error
+
+    def test_the_error_holds_the_scatter_between_sequences(self) -> None:
+        """Every sequence repeats one id: many ids, few independent ones."""
+        dice = np.random.default_rng(0)
+        drawn = dice.integers(0, 8, size=64)
+        alike = estimate([np.full(200, one) for one in drawn])
+        apart = estimate(list(dice.integers(0, 8, size=(64, 200))))
+        assert alike.error > 10 * apart.error
+
+    def test_too_few_sequences(self) -> None:
+        with pytest.raises(ValueError, match="15 sequences: expected 16"):
+            estimate([np.arange(5)] * (GROUPS - 1))
+
+
+class TestInACheck:
+    """`check` of a user's own batches."""
+
+    @staticmethod
+    def model() -> nn.Module:
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, norm_first=True)
+        stack = nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(16), enable_nested_tensor=False)
+        return nn.Sequential(nn.Embedding(V, 16), stack, nn.Linear(16, V))
+
+    def test_the_forecast_has_the_entropy(self) -> None:
+        report = normscope.check(self.model(), texts(), next_token, steps=3, budget="fast")
+        assert report.forecast is not None
+        assert report.forecast.unigram_entropy == pytest.approx(ENTROPY, abs=0.04)
+        assert "targets" in report.cost
+        assert not any("entropy" in note for note in report.notes)
+
+    def test_a_note_says_why_it_is_unknown(self) -> None:
+        report = normscope.check(self.model(), [next(texts())], next_token, steps=3, budget="fast")
+        assert report.forecast is not None
+        assert report.forecast.unigram_entropy is None
+        assert any("entropy of the targets is not known: the batches hold 8" in note for note in report.notes)
+
+    def test_a_loss_without_targets_needs_no_note(self) -> None:
+        report = normscope.check(
+            self.model(), texts(), lambda out, b: out.square().mean(), steps=3, budget="fast"
+        )
+        assert not any("entropy" in note for note in report.notes)
+
+    def test_an_error_in_it_does_not_end_the_check(self) -> None:
+        def fails_on_leaves(out: Tensor, batch: Any) -> Tensor:
+            if out.is_leaf and out.requires_grad:
+                raise KeyError("mine")
+            return next_token(out, batch)
+
+        report = normscope.check(self.model(), texts(), fails_on_leaves, steps=3, budget="fast")
+        assert any("not known: KeyError" in note for note in report.notes)
+        assert report.forecast is not None
+        assert report.forecast.outcome != "not measured"
+
+    def test_without_steps_it_is_not_looked_for(self) -> None:
+        report = normscope.check(self.model(), texts(), next_token, steps=0, budget="fast")
+        assert "targets" not in report.cost
+
+    def test_classes_of_what_is_no_text_are_not_judged_as_text(self) -> None:
+        """Their gradients need not agree: the labels may be random."""
+
+        class Classifier(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=True)
+                self.stack = nn.TransformerEncoder(
+                    layer, 2, norm=nn.LayerNorm(16), enable_nested_tensor=False
+                )
+                self.head = nn.Linear(16, V)
+
+            def forward(self, x: Tensor) -> Tensor:
+                return self.head(self.stack(x).mean(1))
+
+        def samples() -> Iterator[dict[str, Any]]:
+            for classes in texts((128,)):
+                yield {"x": torch.randn(128, 6, 16), LOSS_INPUTS: (classes,)}
+
+        report = normscope.check(
+            Classifier(), samples(), lambda out, b: F.cross_entropy(out, b[LOSS_INPUTS][0]), steps=3
+        )
+        assert report.forecast is not None
+        assert report.forecast.unigram_entropy == pytest.approx(ENTROPY, abs=0.05)
+        assert report.forecast.curve[-1].coherence is None
