@@ -83,4 +83,4 @@ def other_content(tensor: Tensor) -> Tensor:
     values = tensor.unique()
     if values.numel() == 1:
         return torch.where(tensor > 0, tensor - 1, tensor + 1)
-    return values.roll(1)[torch.searchsorted(values, tensor)]
+    return values.roll(1)[torch.searchsorted(values, tensor.contiguous())]
