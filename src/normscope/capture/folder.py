@@ -1,11 +1,13 @@
 """Exchange between `normscope check -- COMMAND` and the script that it started, by files in a folder."""
 
+import fcntl
 import json
 import os
 import pickle
+import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from normscope.atomic import write_file, write_text
 
@@ -40,24 +42,59 @@ class Settings:
 
 @dataclass(frozen=True)
 class Folder:
-    """The folder of one check. The script's first process writes it, normscope's own process reads it."""
+    """The folder of one check. The script's processes write it, normscope's own process reads it."""
 
     path: Path
 
-    @staticmethod
-    def of_this_process() -> "Folder | None":
-        """The folder of the check that started this process; None if none did, or it has ended."""
-        path = Path(os.environ.get(VARIABLE, ""))
-        return Folder(path) if path.name and path.is_dir() else None
+    def write_settings(self, settings: Settings, *, stderr: int) -> None:
+        """Store the options for the script's processes.
 
-    def write_settings(self, settings: Settings) -> None:
-        """Store the options for the script's processes."""
-        write_text(self.path / "settings.json", json.dumps(asdict(settings)))
+        Args:
+            stderr: the file that the script's stderr goes to. A process whose errors go elsewhere has
+                somebody who reads them there.
+        """
+        about = os.fstat(stderr)
+        stored = {"settings": asdict(settings), "stderr": [about.st_dev, about.st_ino]}
+        write_text(self.path / "settings.json", json.dumps(stored))
+
+    def _stored(self) -> dict[str, Any]:
+        stored: dict[str, Any] = json.loads((self.path / "settings.json").read_text(encoding="utf-8"))
+        return stored
 
     def settings(self) -> Settings:
         """The stored options."""
-        found = json.loads((self.path / "settings.json").read_text(encoding="utf-8"))
+        found = self._stored()["settings"]
         return Settings(**found | {"rates": tuple(found["rates"])})
+
+    def shows(self, descriptor: int) -> bool:
+        """Whether `descriptor` of this process goes where the script's stderr goes."""
+        about = os.fstat(descriptor)
+        return [about.st_dev, about.st_ino] == self._stored()["stderr"]
+
+    def watch(self) -> IO[bytes]:
+        """Mark the folder as watched until the result is closed, or this process ends in any way."""
+        with (self.path / "watched").open("wb") as file:
+            high = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 3)  # a script inherits 0 to 2, and would hold it
+        fcntl.flock(high, fcntl.LOCK_EX)
+        return os.fdopen(high, "wb")
+
+    def is_watched(self) -> bool:
+        """Whether the process that watches the folder still runs."""
+        try:
+            with (self.path / "watched").open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def remove(self) -> None:
+        """Remove the folder, and the temporary folders of the script's processes."""
+        for facts in self.facts_by_process().values():
+            if "temporary" in facts:
+                shutil.rmtree(facts["temporary"], ignore_errors=True)
+        shutil.rmtree(self.path, ignore_errors=True)
 
     def claim(self) -> bool:
         """Make this process the one that reports; False if another one is."""
@@ -65,8 +102,14 @@ class Folder:
             with (self.path / "reporter").open("x") as file:
                 file.write(str(os.getpid()))
         except FileExistsError:
-            return (self.path / "reporter").read_text() == str(os.getpid())
+            return self.reporter() == os.getpid()
         return True
+
+    def reporter(self) -> int | None:
+        """Process that reports; None as long as there is none."""
+        path = self.path / "reporter"
+        number = path.read_text() if path.exists() else ""
+        return int(number) if number else None
 
     def write_report(self, report: "Report") -> None:
         """Store the report so far."""
@@ -78,20 +121,42 @@ class Folder:
         return pickle.loads(path.read_bytes()) if path.exists() else None
 
     def note(self, **facts: Any) -> None:
-        """Add facts about the script: `steps`, its `failure`, the check's `progress`, `refusal` or `bug`."""
-        half = self.path / f"facts.{os.getpid()}"  # not synced to the disk: it is written at each step
-        half.write_text(json.dumps(self.facts() | facts), encoding="utf-8")
-        half.replace(self.path / "facts.json")
+        """Add facts about this process.
+
+        `steps` that were followed, the check's `progress`, `refusal` or `bug`, and whether the script `ended`
+        by itself before its last step; the `failure` that ended this process; `trace`, its traceback or that
+        of the bug; `is_launched` in a process of torchrun or accelerate; a `temporary` folder to remove.
+        """
+        path = self.path / f"facts-{os.getpid()}.json"
+        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        half = path.with_suffix(".half")  # not synced to the disk: it is written at each step
+        half.write_text(json.dumps(known | facts), encoding="utf-8")
+        half.replace(path)
+
+    def facts_by_process(self) -> dict[int, dict[str, Any]]:
+        """The facts of each process, in the order in which they last changed."""
+        paths = sorted(self.path.glob("facts-*.json"), key=lambda path: path.stat().st_mtime_ns)
+        return {
+            int(path.stem.removeprefix("facts-")): json.loads(path.read_text(encoding="utf-8"))
+            for path in paths
+        }
 
     def facts(self) -> dict[str, Any]:
-        """The stored facts."""
-        path = self.path / "facts.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        """The facts of all processes together; where several have one, the latest counts."""
+        return {name: value for each in self.facts_by_process().values() for name, value in each.items()}
 
     def tell(self, signal: str) -> None:
-        """Tell the other processes that something has happened: "done", "more" (steps)."""
+        """Tell the other processes that something has happened.
+
+        "python": Python has loaded the hook; "torch": it was imported; "more" steps are taken; "done": the
+        report is there; "leave": the script's processes may end.
+        """
         (self.path / signal).touch()
 
+    def has(self, signal: str) -> bool:
+        """Whether `signal` was told."""
+        return (self.path / signal).exists()
+
     def told(self, signal: str) -> bool:
-        """Whether `signal` was told, or the check has ended."""
-        return (self.path / signal).exists() or not self.path.is_dir()
+        """Whether `signal` was told, or nobody watches any more."""
+        return self.has(signal) or not self.is_watched()

@@ -106,6 +106,7 @@ class Following(Counting):
         if is_over or self._is_measured(self.step):
             with self._apart():
                 self._measure()
+                self.store_so_far()
         self.folder.note(steps=self.step)
         if self._is_measured(self.step):
             self._tell(f"step {self.step}: loss {self.losses[-1]:.4g}", 0)
@@ -115,7 +116,7 @@ class Following(Counting):
         return is_over or self.step >= self.last
 
     def finish(self) -> None:
-        check, whole = self.check, self.settings.steps
+        check = self.check
         with self._apart():
             if self.step < self._num_steps:  # the gradients of batches are compared at the last step
                 self._num_steps = max(1, self.step)
@@ -125,15 +126,32 @@ class Following(Counting):
                     self.curve[-1] = dataclasses.replace(self.curve[-1], update_ratio=before.update_ratio)
             check.cost["steps"] = round(time.perf_counter() - self._begin - self._apart_seconds, 4)
             check.forecast = self._forecast()
-            if self.step < whole and math.isfinite(self.losses[-1]):
-                check.notes.append(f"the script ended after {self.step} of {whole} steps")
+            if self._is_short:
+                check.notes.append(self._ended)
             if self._num_skipped:
                 skipped = f"{self._num_skipped} of {self.step} steps"
                 check.notes.append(f"the loss scaler skipped {skipped}: a gradient was not finite")
             self._try_copies()
             check.measurements.extend(forecast_measurements(check.forecast))
-        self._store(is_final=True)
+            check.interrupted = self._is_short
+        self.folder.write_report(check.report())
         self.folder.tell("done")
+
+    def store_so_far(self) -> None:
+        """Store the report of an interrupted check."""
+        if self._check is not None:
+            self._check.forecast = self._forecast() if self.losses and self.curve else None
+            self._check.interrupted = True
+            self.folder.write_report(self._check.report())
+
+    @property
+    def _is_short(self) -> bool:
+        """Whether the script took too few steps to judge, unless they failed already."""
+        return self.step < self.settings.steps and math.isfinite(self.losses[-1])
+
+    @property
+    def _ended(self) -> str:
+        return f"the script ended after {self.step} of {self.settings.steps} steps"
 
     def _try_copies(self) -> None:
         """Try copies of the run: after its warm-up, if that is longer; at other rates; with remedies."""
@@ -141,6 +159,7 @@ class Following(Counting):
         assert check.forecast is not None
         wants = options.forecast or options.rates or options.try_remedies
         reason = self.start.reason or (UNRECORDED if check.subject.loss_fn is None else "")
+        reason = self._ended if self._is_short else reason
         if reason or self.start.model is None:
             if wants:
                 check.notes.append(f"no copy of the run was tried: {reason}")
@@ -189,7 +208,7 @@ class Following(Counting):
             with untouched(self.model):
                 look(check, lambda stage, done: None, options.traceback)
         self._measure()
-        self._store(is_final=False)
+        self.store_so_far()
         return check
 
     def _subject(self, first: Forward) -> Subject:
@@ -256,6 +275,8 @@ class Following(Counting):
 
     def _forecast(self) -> Forecast:
         decision = self._trial.decision
+        if self._is_short and decision.outcome not in ("diverges", "collapses"):
+            decision = dataclasses.replace(decision, outcome="not measured", reason=self._ended)
         names = " + ".join(type(optimizer).__name__ for optimizer in self.run.optimizers)
         return Forecast(
             decision.outcome,
@@ -268,10 +289,6 @@ class Following(Counting):
             tuple(self.curve),
             decision.score,
         )
-
-    def _store(self, *, is_final: bool) -> None:
-        self.check.interrupted = not is_final
-        self.folder.write_report(self.check.report())
 
     def _tell(self, words: str, done: int) -> None:
         self.folder.note(progress=words)

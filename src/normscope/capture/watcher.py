@@ -12,14 +12,17 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from normscope.capture.child import Stopped, abandon, stoppable
 from normscope.capture.folder import Folder, Settings
-from normscope.capture.following import Counting, following
+from normscope.capture.following import Counting, Following, following
 from normscope.errors import UsageError, describe
 from normscope.recording.calls import Forward, bare, recorded_forward
 from normscope.recording.events import Events
 from normscope.recording.tape import Tape, tensors_of
 from normscope.subjects import Run
 
+OUTSIDE_STEPS = 100
+"""Steps of optimizers that hold weights of no module after which the script is given up."""
 BLIND_STEPS = 3
 """Steps without a recorded forward after which the script is given up."""
 
@@ -54,6 +57,7 @@ class Watcher:
     _clip: float | None = None
     _num_blind: int = 0
     _num_repeats: int = 0
+    _num_outside: int = 0
     _is_over: bool = False
 
     def __post_init__(self) -> None:
@@ -66,6 +70,9 @@ class Watcher:
         self._guarded(self._end_step)
 
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        self._guarded(lambda: self._record(module, args, kwargs, output))
+
+    def _record(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         has_graph = any(tensor.requires_grad for tensor in tensors_of(output))
         if self._is_over or not has_graph or not _num_trainable(module):
             return
@@ -81,6 +88,9 @@ class Watcher:
         self._tape.start()
 
     def differentiates(self, loss: Tensor) -> None:
+        self._guarded(lambda: self._take_loss(loss))
+
+    def _take_loss(self, loss: Tensor) -> None:
         if self._tape is None or self._taped is None or self._is_over:
             return
         forward = recorded_forward(*self._taped, self._tape, loss)
@@ -108,20 +118,40 @@ class Watcher:
     def ends(self) -> None:
         """The script has ended before its last step."""
         self._guarded(self._end_step)
-        if self._following is not None:
+        if self._following is not None and not self._is_over:
+            self.folder.note(ended=True)
             self._guarded(self._following.finish)
+
+    def forked(self) -> None:
+        """This process was forked from one that was watched; it may train a model of its own."""
+        self._following, self._stepping = None, []
 
     # Steps.
 
     def _begin_step(self, optimizer: Optimizer) -> None:
         self._root = self._root or self._chosen()
-        if self._root is None or not _holds(optimizer, self._root):
+        if self._root is None:
+            self._pass_over(optimizer)
+            return
+        if not _holds(optimizer, self._root):
             return
         if optimizer in self._stepping:  # the step before had ended
             self._end_step()
         if not self._stepping and not self._begun():
             return
         self._stepping.append(optimizer)
+
+    def _pass_over(self, optimizer: Optimizer) -> None:
+        """Count a step of an optimizer that holds weights of no module that has run with gradients."""
+        self._num_outside += 1
+        if self._num_outside >= OUTSIDE_STEPS and self.settings.module is None:
+            ran = ", ".join(sorted({type(bare(module)).__name__ for module in self._seen.values()})) or "none"
+            raise UsageError(
+                f"`{self.settings.command}`, whose {type(optimizer).__name__} took {self._num_outside} steps "
+                f"on weights of no module that runs with gradients (modules that do: {ran})",
+                "an optimizer of a model's parameters",
+                "give a factory that returns (model, batch, loss_fn) instead",
+            )
 
     def _begun(self) -> bool:
         """Begin a step of the model; False if no forward of it was recorded."""
@@ -234,18 +264,30 @@ class Watcher:
         """Run `action` with all events paused; an error of it ends the script, and the report says why."""
         if self._is_over:
             return
+        if not self.folder.is_watched():
+            abandon(self.folder)
         try:
-            with self.events.paused():
+            with self.events.paused(), stoppable():
                 action()
+        except Stopped:  # Ctrl-C
+            self._is_over = True
+            if isinstance(self._following, Following) and not self.folder.has("done"):
+                self._following.store_so_far()
+            self.leave()
         except UsageError as error:
             self._give_up(refusal=(error.given, error.expected, error.do))
         except Exception as error:
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            self._give_up(bug=f"{describe(error)} (in {Path(place.filename).name}, line {place.lineno})")
+            home = Path(__file__).resolve().parents[1]
+            places = [
+                each for each in traceback.extract_tb(error.__traceback__) if home in Path(each[0]).parents
+            ]
+            self._give_up(
+                bug=describe(error),
+                place=f"{Path(places[-1].filename).name}, line {places[-1].lineno}",
+                trace=traceback.format_exc(),
+            )
 
     def _give_up(self, **reason: Any) -> None:
-        if self.settings.traceback:
-            traceback.print_exc()
         self._is_over = True
         self.folder.note(**reason)
         self.folder.tell("done")

@@ -49,8 +49,6 @@ Ignore = Annotated[
 ]
 OF_CHECK = ("steps", "try_remedies", "budget", "seed", "select", "ignore")
 """Options that go to `normscope.check`; those of `options.OF_LOAD` go to `load`."""
-OF_SCRIPT = ("steps", "forecast", "rates", "try_remedies", "budget", "select", "ignore", "fail_on")
-"""Options that a script's check takes, besides its own and those of showing; the script sets the others."""
 OF_RECIPE = (
     *("optimizer", "lr", "warmup", "schedule", "run_steps", "weight_decay"),
     *("eps", "beta1", "beta2", "clip", "accumulation", "precision"),
@@ -59,8 +57,11 @@ OF_RECIPE = (
 _TYPED = ("COMMANDLINE", "ENVIRONMENT")
 RECIPE = "Recipe of the intended run"
 
-OF_SHOWING = ("format", "output", "fail_on", "traceback")
+OF_SHOWING = ("format", "output", "fail_on", "traceback", "quiet_script")
 """Options that change nothing in the report."""
+OF_SCRIPT = {"model", "steps", "forecast", "rates", "try_remedies", "budget", "select", "ignore", "module"}
+OF_SCRIPT |= {*OF_SHOWING}
+"""Parameters that the check of a script takes; the script sets the others."""
 
 
 SCRIPT = "normscope.script"
@@ -180,9 +181,6 @@ def command(
 
     The table \\[tool.normscope] of pyproject.toml can set defaults of these options.
     """
-    import normscope
-    from normscope.subjects import load
-
     require_writable(output)
     format = chosen_format(context, Format)
     if steps == 0 and (forecast or rates is not None or try_remedies):
@@ -193,6 +191,10 @@ def command(
     if context.args:
         given = f'"{" ".join(context.args)}" after MODEL "{model}"'
         raise UsageError(given, "one MODEL", "write -- before the command of a training script")
+
+    import normscope
+    from normscope.subjects import load
+
     rungs = None if rates is None else _rates(rates)
     interrupted = False
     with redirect_stdout(sys.stderr), quiet_libraries(), progress_bar() as progress:
@@ -216,19 +218,23 @@ def _of_script(context: typer.Context, format: Format) -> int:
     from normscope.cli.script import check_script
 
     given, words = context.params, context.meta[SCRIPT]
-    of_script = {*OF_SCRIPT, *OF_SHOWING, "model", "module", "quiet_script"}
     for parameter in context.command.params:
         source = context.get_parameter_source(str(parameter.name))
-        if source is not None and source.name == "COMMANDLINE" and parameter.name not in of_script:
+        if source is not None and source.name in _TYPED and parameter.name not in OF_SCRIPT:
             option = f"{parameter.opts[0]} with a training script"
             raise UsageError(option, "the script's own setting", f"set it in `{shlex.join(words)}`")
+    if given["model"] != words[0] or context.args != words[1:]:
+        both = f'MODEL "{given["model"]}" and `{shlex.join(words)}` after --'
+        raise UsageError(both, "one of the two", "leave one out")
+    if given["steps"] == 0:
+        raise UsageError("--steps 0 with a training script", "1 or more", "leave --steps out")
     rates = [] if given["rates"] is None else _rates(given["rates"])
     names = ("steps", "forecast", "try_remedies", "budget", "select", "ignore", "module", "traceback")
     settings = {name: given[name] for name in names}
     outcome = check_script(words, settings | {"rates": tuple(rates)}, quiet=given["quiet_script"])
     if outcome.report is not None:
         show(outcome.report, format, given["output"], command_of(context))
-        if outcome.is_whole:
+        if not outcome.is_interrupted and (outcome.is_whole or exit_status(outcome.report, given["fail_on"])):
             return exit_status(outcome.report, given["fail_on"])
     return 130 if outcome.is_interrupted else 2
 
@@ -299,11 +305,14 @@ def show(report: "Report", format: Format, output: Path | None, command: str | N
 def command_of(context: typer.Context) -> str:
     """The command that repeats the measurements; it includes options set by pyproject.toml."""
     words, script = ["normscope", "check"], context.meta.get(SCRIPT)
+    ignored = {str(each.name) for each in context.command.params} - OF_SCRIPT if script else set()
     for parameter in context.command.params:
         name, value = str(parameter.name), context.params.get(str(parameter.name))
         if name == "model":
             words += [] if script else [str(value)]
-        elif name not in OF_SHOWING and value is not None and value != parameter.default:
+        elif name in ignored or name in OF_SHOWING:
+            continue
+        elif value is not None and value != parameter.default:
             number = str(value).removesuffix(".0") if isinstance(value, float) else str(value)
             words += [parameter.opts[0]] if value is True else [parameter.opts[0], number]
     return shlex.join(words + (["--", *script] if script else []))

@@ -13,13 +13,13 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     **dict.fromkeys(("lr", "weight_decay", "eps", "beta1", "beta2", "clip"), ((int, float), "a number")),
     **dict.fromkeys(("warmup", "steps", "seed", "batch_size", "seq_len"), (int, "a whole number")),
     **dict.fromkeys(("run_steps", "accumulation"), (int, "a whole number")),
-    **dict.fromkeys(("forecast", "try_remedies"), (bool, "true or false")),
+    **dict.fromkeys(("forecast", "try_remedies", "quiet_script"), (bool, "true or false")),
     **dict.fromkeys(_LISTS, (str, "a string, or a list of strings")),
     **dict.fromkeys(
         ("optimizer", "schedule", "precision", "device", "dtype", "text", "source", "target", "images"),
         (str, "a string"),
     ),
-    **dict.fromkeys(("format", "fail_on", "budget", "rates"), (str, "a string")),
+    **dict.fromkeys(("format", "fail_on", "budget", "rates", "module"), (str, "a string")),
 }
 KEYS = tuple(_KINDS)
 """Options of `check` that the file may set: all but MODEL, --output and --traceback."""

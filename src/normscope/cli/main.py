@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 
+from normscope.capture.launch import CaptureError
 from normscope.cli import (
     anatomy,
     bench,
@@ -142,8 +143,11 @@ def _unexpected(error: Exception, arguments: Sequence[str]) -> str:
     home = Path(__file__).resolve().parents[1]
     ours = [f"{file.name}, line {line}" for file, line in places if home in file.parents]
     place = ours[-1] if ours else "normscope"
+    words = describe(error)
+    if isinstance(error, CaptureError):
+        words, place = str(error), error.place
     more = ", with the output of --traceback" if has_traceback else ""
-    return f"{describe(error)} (in {place}): a bug in normscope. Please report it{more}."
+    return f"{words} (in {place}): a bug in normscope. Please report it{more}."
 
 
 def _takes_traceback(arguments: Sequence[str]) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from normscope.capture.folder import Settings
-from normscope.capture.launch import CaptureInterrupted, Outcome, captured
+from normscope.capture.launch import CaptureError, Ended, Outcome, captured
 
 
 def check_script(words: Sequence[str], options: Mapping[str, Any], *, quiet: bool) -> Outcome:
@@ -18,11 +18,17 @@ def check_script(words: Sequence[str], options: Mapping[str, Any], *, quiet: boo
         quiet: whether the script's own output is hidden.
     """
     settings = Settings(command=shlex.join(words), **options)
-    _say(f"watching {settings.steps} optimizer steps of `{settings.command}`")
     try:
         outcome = captured(words, settings, quiet=quiet, tell=_say)
-    except CaptureInterrupted as stop:
-        outcome = stop.outcome
+    except Ended as end:
+        _say(f"ended by {end.signal}, and the script with it")
+        raise
+    except CaptureError as error:
+        if settings.traceback:
+            print(error.trace, file=sys.stderr, end="")
+        raise
+    if settings.traceback:
+        print(outcome.trace, file=sys.stderr, end="")
     if outcome.reason:
         _say(outcome.reason)
     return outcome

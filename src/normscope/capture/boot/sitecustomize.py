@@ -10,6 +10,7 @@ import os
 import sys
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
+_FOLDER = os.environ.get("NORMSCOPE_CAPTURE", "")  # kept: a script may empty its environment
 
 
 def _run_hidden() -> None:
@@ -34,23 +35,48 @@ class _AfterTorch:
 
             def run_and_start(module):  # type: ignore[no-untyped-def]
                 run(module)
-                from normscope.capture.child import begin
-
-                begin()
+                _begin()
 
             found.loader.exec_module = run_and_start  # type: ignore[method-assign]
         return found
 
 
+def _begin() -> None:
+    try:
+        from normscope.capture.child import begin
+    except Exception as error:  # another Python than normscope's: too old, or without normscope
+        _refuse(f"{type(error).__name__}: {error}")
+    else:
+        begin(_FOLDER)
+
+
+def _refuse(reason: str) -> None:
+    """End this process; normscope says why."""
+    import json
+
+    given = f"Python {sys.executable}, which cannot import normscope ({reason})"
+    expected = "a Python that has normscope and what it needs"
+    facts = {"refusal": [given, expected, "install normscope there, and start its own normscope"]}
+    with open(os.path.join(_FOLDER, f"facts-{os.getpid()}.json"), "w") as file:
+        json.dump(facts, file)
+    open(os.path.join(_FOLDER, "done"), "w").close()
+    os._exit(1)
+
+
 def _fails(kind, error, trace):  # type: ignore[no-untyped-def]
     """Store an error that ends the script, instead of printing its traceback."""
-    from normscope.capture.child import store_failure
+    try:
+        from normscope.capture.child import store_failure
 
-    if not store_failure(error):
+        is_stored = store_failure(_FOLDER, error)
+    except Exception:
+        is_stored = False
+    if not is_stored:
         sys.__excepthook__(kind, error, trace)
 
 
-if os.environ.get("NORMSCOPE_CAPTURE"):
+if os.path.isdir(_FOLDER):
+    open(os.path.join(_FOLDER, "python"), "w").close()  # normscope sees that Python has loaded this file
     sys.meta_path.insert(0, _AfterTorch())
     sys.excepthook = _fails
 _run_hidden()
