@@ -285,7 +285,7 @@ def test_signals_before_the_training_end_the_script(
 
 
 @LINUX
-@pytest.mark.parametrize(("until", "odd"), [("measuring", "plain"), ("step 5", "ignores,stdin")])
+@pytest.mark.parametrize(("until", "odd"), [("measuring", "plain"), ("step 5", "ignores,stdin,stops")])
 def test_ctrl_c_shows_what_was_measured(until: str, odd: str, here: Path) -> None:
     with open(ODD) as lines:
         process = begun(here, odd, until, stdin=lines)
@@ -302,7 +302,7 @@ def test_ctrl_c_shows_what_was_measured(until: str, odd: str, here: Path) -> Non
 
 @LINUX
 def test_a_script_whose_normscope_was_killed_ends_at_its_next_step(here: Path) -> None:
-    process = begun(here, "catches", "step 5")
+    process = begun(here, "catches,slow", "step 5")
     process.kill()
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:

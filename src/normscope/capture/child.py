@@ -101,6 +101,8 @@ def leave(folder: Folder) -> None:
             stream.flush()
     while folder.has("done") and not folder.told("leave"):
         time.sleep(POLL_SECONDS)
+    if not folder.is_watched():
+        abandon(folder)
     os._exit(0)
 
 

@@ -92,6 +92,10 @@ def train():
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        if "slow" in odd:
+            time.sleep(0.2)
+        if "stops" in odd and step == 6:
+            time.sleep(1000)
         if "prints" in odd:
             print("x" * 10**6)
 
