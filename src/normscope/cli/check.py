@@ -305,14 +305,14 @@ def show(report: "Report", format: Format, output: Path | None, command: str | N
 def command_of(context: typer.Context) -> str:
     """The command that repeats the measurements; it includes options set by pyproject.toml."""
     words, script = ["normscope", "check"], context.meta.get(SCRIPT)
-    ignored = {str(each.name) for each in context.command.params} - OF_SCRIPT if script else set()
+    left_out = {*OF_SHOWING}
+    if script:
+        left_out |= {str(each.name) for each in context.command.params} - OF_SCRIPT
     for parameter in context.command.params:
         name, value = str(parameter.name), context.params.get(str(parameter.name))
         if name == "model":
             words += [] if script else [str(value)]
-        elif name in ignored or name in OF_SHOWING:
-            continue
-        elif value is not None and value != parameter.default:
+        elif name not in left_out and value is not None and value != parameter.default:
             number = str(value).removesuffix(".0") if isinstance(value, float) else str(value)
             words += [parameter.opts[0]] if value is True else [parameter.opts[0], number]
     return shlex.join(words + (["--", *script] if script else []))
