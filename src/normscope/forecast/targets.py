@@ -78,12 +78,23 @@ def find_head(subject: Subject) -> nn.Linear:
     Raises:
         NoTargetsError: there is none, or it is used several times.
     """
+    with _linear_calls(subject.model) as called, torch.no_grad():
+        subject.loss()
+    return _last(called)
+
+
+@contextlib.contextmanager
+def _linear_calls(model: nn.Module) -> Iterator[list[nn.Linear]]:
+    """The linear maps that run inside, in their order."""
     called: list[nn.Linear] = []
-    with contextlib.ExitStack() as hooks, torch.no_grad():
-        for module in subject.model.modules():
+    with contextlib.ExitStack() as hooks:
+        for module in model.modules():
             if isinstance(module, nn.Linear):
                 hooks.enter_context(module.register_forward_hook(lambda head, *_: called.append(head)))
-        subject.loss()
+        yield called
+
+
+def _last(called: Sequence[nn.Linear]) -> nn.Linear:
     if not called:
         raise NoTargetsError("no nn.Linear makes the logits")
     if sum(module is called[-1] for module in called) > 1:
@@ -192,7 +203,9 @@ def targets_entropy(subject: Subject) -> float:
     if num_random_ids(subject.batch) is not None:
         raise NoTargetsError("the ids look random")
     batches = list(itertools.islice(endless(subject.batches), 2))
-    places = [_place(subject, batch) for batch in batches[: 1 if same(*batches) else 2]]
+    with measuring(subject.model):
+        rows = _rows_of(subject, batches[: 1 if same(*batches) else 2])
+        places = [_place(batch, found) for batch, found in zip(batches, rows, strict=False)]
     if len({(place.index, place.shift) for place in places}) > 1:
         raise UnknownEntropyError(NOT_STORED)
     place = max(places, key=lambda each: each.ignored)  # only one of the batches may hold padding
@@ -222,13 +235,22 @@ def _samples(subject: Subject, place: Stored) -> Iterator[list[np.ndarray]]:
     yield found
 
 
-def _place(subject: Subject, batch: Batch) -> Stored:
+def _rows_of(subject: Subject, batches: Sequence[Batch]) -> Iterator[Rows]:
+    """Rows of the output for each batch; of the head, at one more forward, where the loss reads no output."""
+    head: nn.Linear | None = None
+    for batch in batches:
+        if head is None:
+            with _linear_calls(subject.model) as called:
+                try:
+                    yield rows_of_output(subject, batch)
+                    continue
+                except NoTargetsError:
+                    head = _last(called)
+        yield rows_of_head(subject, head, batch)
+
+
+def _place(batch: Batch, rows: Rows) -> Stored:
     """Place of the targets in a batch; NoTargetsError if it has none or the loss is not their mean."""
-    with measuring(subject.model):
-        try:
-            rows = rows_of_output(subject, batch)
-        except NoTargetsError:
-            rows = rows_of_head(subject, find_head(subject), batch)
     targets = rows.targets
     if not len(targets):
         raise NoTargetsError(NOT_OF_OUTPUTS)
