@@ -82,6 +82,8 @@ def test_a_run_of_the_same_objects_has_the_same_figures() -> None:
         {(m["quantity"], m["site"]): m["value"] for m in each["measurements"]} for each in (factory, script)
     )
     assert ours.keys() == theirs.keys()
+    entropies = [each["forecast"]["unigram_entropy"] for each in (factory, script)]
+    assert entropies[0] == pytest.approx(entropies[1], abs=0.1)
     start = [key for key in ours if not key[0].startswith("forecast/") and isinstance(ours[key], float)]
     assert len(start) > 100
     for key in start:

@@ -20,7 +20,7 @@ from normscope.forecast import Forecast, ForecastStep, forecast, forecast_measur
 from normscope.forecast.evaluator import gradient_norms
 from normscope.forecast.rule import EXTENSION
 from normscope.forecast.watch import COHERENCE_BATCHES, RECENT, WatchedTrial, measured_steps
-from normscope.pipeline import Check, look, try_others
+from normscope.pipeline import Check, find_entropy, look, try_others
 from normscope.probes import Budget, Spending
 from normscope.recording.calls import Forward, Forwards
 from normscope.rules import parse_codes
@@ -125,6 +125,8 @@ class Following(Counting):
                 if before is not None:
                     self.curve[-1] = dataclasses.replace(self.curve[-1], update_ratio=before.update_ratio)
             check.cost["steps"] = round(time.perf_counter() - self._begin - self._apart_seconds, 4)
+            if not self._is_sharded:
+                find_entropy(check)
             check.forecast = self._forecast()
             if self._is_short:
                 check.notes.append(self._ended)
@@ -228,6 +230,7 @@ class Following(Counting):
             input=f"the script's own batches, {shapes(fed)}",
             notes=tuple(self._notes),
             run=dataclasses.replace(self.run, batches=self.kept, loss=loss_fn),
+            has_own_batches=True,
         )
 
     def _recipe(self) -> Recipe:
