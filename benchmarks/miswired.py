@@ -187,9 +187,8 @@ def clipped(*, skewed: bool) -> Subject:
 
 def empty(model: Model) -> None:
     """Set a norm's gain to zero and a weight to what memory may hold."""
-    parameters = dict(model.named_parameters())
-    parameters["layers.1.norm1.weight"].zero_()
-    parameters["layers.3.mlp.0.weight"][0, :8] = 1e30
+    model.get_parameter("layers.1.norm1.weight").zero_()
+    model.get_parameter("layers.3.mlp.0.weight")[0, :8] = 1e30
 
 
 def unit_head(model: Model) -> None:

@@ -1,7 +1,7 @@
 """Look for false alarms of the wiring findings (NS7xx) on models that are wired correctly.
 
-    python -m benchmarks.wiring > docs/wiring-thresholds.md       (about ten minutes on one core)
-    python -m benchmarks.wiring --only gpt2,post --seed 7
+    python -m benchmarks.wiring > docs/wiring-thresholds.md       (about three minutes on one core)
+    python -m benchmarks.wiring --only gpt2,post --seeds 7
 
 Every scheme of normscope as decoder, the catalogue's other models, the demo's models, and the tiny
 configurations of Hugging Face types in tests/anatomy/hf_models.py, all with random weights and no training
@@ -12,20 +12,23 @@ import argparse
 import importlib
 import json
 import sys
-import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import date
 from functools import partial
 from pathlib import Path
 
 import torch
 from transformers import AutoConfig
 
+from benchmarks.miswired import CASES
 from normscope.anatomy import read_anatomy
 from normscope.demo.examples import post_ln, pre_ln
 from normscope.errors import UsageError
 from normscope.nn import SCHEMES
+from normscope.pipeline import check
 from normscope.probes import Measurements, measure_gradient, measure_wiring
-from normscope.rules import Case, Finding, judge
+from normscope.rules import RULES, Finding, judge
 from normscope.subjects import Subject, load, make_subject
 
 SIZES = "depth=4,width=32,heads=4"
@@ -71,7 +74,7 @@ def measured(subject: Subject) -> tuple[Measurements, list[Finding]]:
     """The figures that the rules read, and what NS7xx finds."""
     anatomy = read_anatomy(subject)
     table = Measurements([*measure_gradient(subject, anatomy), *measure_wiring(subject, anatomy)])
-    found = judge(Case(anatomy, table).anatomy, table, None)
+    found = judge(anatomy, table, None)
     return table, [finding for finding in found if finding.code.startswith("NS7")]
 
 
@@ -79,6 +82,7 @@ COLUMNS = {
     "later tokens (701)": "wiring/later-tokens",
     "own targets (701)": "wiring/own-targets",
     "other samples (702)": "wiring/other-samples",
+    "parameters without gradient (704)": "wiring/num-starved",
     "first loss, nats (708)": "wiring/first-loss",
     "ln V, nats (708)": "wiring/guess",
     "odd weights (709)": "wiring/odd-weights",
@@ -96,11 +100,43 @@ def cell(table: Measurements, quantity: str) -> str:
 HEAD = """\
 # Wiring findings on healthy models
 
-The thresholds of NS701 to NS713 come from theory and were fixed before any model was measured. This page
-counts their false alarms on models that are wired correctly. Setting: random weights, seed {seed}, {length}
-tokens, tiny configurations, no training step, one thread of a CPU. No GPU was measured.
+The thresholds of NS701 to NS713 come from theory and were fixed before any model was measured, with one
+exception: NS708 warned above √(2 d ln V) at first. That bound ignores that a tied head gives its own input a
+large logit; Funnel exceeded it, and the bound is d now (Cauchy-Schwarz). The first sweep gave three more false
+alarms, and the probes changed: mBART and PLBart feed the last label to the first place of the decoder (NS701
+keeps that label now), and RoCBert reads only the padding row of two tables, which has no gradient by design
+(NS704 keeps that row now). The seeds 1 and 2 were measured after these changes only.
 
-Written by `python -m benchmarks.wiring > docs/wiring-thresholds.md`."""
+This page counts false alarms on models that are wired correctly: {tried} models, each with the seeds {seeds}.
+Setting: random weights, {length} tokens, tiny configurations, no training step, one thread of a CPU. The
+findings of half precision and of the user's own optimizer (NS706, NS707, NS710, NS711, NS713) have no rows
+here, because these models are float32 and have no optimizer. No GPU was measured.
+
+Written by `python -m benchmarks.wiring > docs/wiring-thresholds.md` on {day}.
+"""
+NAMED = """
+The notes are correct: a pooler, an entity table or the global attention of Longformer and LED that this task
+does not use; the token of masked patches; Funnel and mT5, whose heads start with weights of deviation 1.
+"""
+
+
+def alarms(findings: list[Finding]) -> str:
+    """Findings by severity, in words."""
+    counts = Counter(finding.severity.value for finding in findings)
+    return ", ".join(f"{counts[each]} {each}s" for each in ("error", "warning", "note"))
+
+
+def sweep(seed: int, only: list[str]) -> Iterator[tuple[str, Measurements | str, list[Finding]]]:
+    """Name, figures and findings of every model; the reason in place of the figures where there are none."""
+    for name, make in [*ours(), *published()]:
+        if only and not any(word in name for word in only):
+            continue
+        try:
+            table, found = measured(make(seed))
+        except UsageError as error:
+            yield name, " ".join(str(error).split())[:160], []
+        else:
+            yield name, table, found
 
 
 def main() -> None:
@@ -108,47 +144,39 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default="", help="parts of model names, with commas: gpt2,post")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--brief", action="store_true", help="print only findings and failures")
+    parser.add_argument("--seeds", default="0,1,2", help="the table is that of the first one")
     arguments = parser.parse_args()
     only = [word for word in arguments.only.split(",") if word]
-    rows, counts, tried, left_out = [], {"note": 0, "warning": 0, "error": 0}, 0, []
-    for name, make in [*ours(), *published()]:
-        if only and not any(word in name for word in only):
-            continue
-        try:
-            table, found = measured(make(arguments.seed))
-        except UsageError as error:
-            left_out.append(f"{name}: {' '.join(str(error).split())[:160]}")
-            continue
-        except Exception:
-            traceback.print_exc()
-            left_out.append(f"{name}: fails")
-            continue
-        tried += 1
-        for finding in found:
-            counts[finding.severity.value] += 1
-        reasons = [m for m in table if m.quantity.startswith("wiring/") and not m.measured]
-        if arguments.brief:
-            for finding in found:
-                print(name, finding.code, finding.severity, finding.message, finding.sites[:3], flush=True)
-            for row in reasons:
-                if "refuses" in row.how or "fail" in row.how:
-                    print("   ", name, row.quantity, row.how, flush=True)
-        codes = ", ".join(f"{f.code} {f.severity}" for f in found) or "none"
-        cells = " | ".join(cell(table, quantity) for quantity in COLUMNS.values())
-        rows.append(f"| {name} | {cells} | {codes} |")
-    if arguments.brief:
-        print(tried, counts, *left_out, sep="\n")
-        return
-    print(HEAD.format(seed=arguments.seed, length=LENGTH))
-    alarms = ", ".join(f"{counts[each]} {each}s" for each in ("error", "warning", "note"))
-    print(f"\n**{tried} models: {alarms}.**\n")
+    seeds = [int(seed) for seed in arguments.seeds.split(",")]
+    runs = {seed: list(sweep(seed, only)) for seed in seeds}
+    tried = [name for name, table, _ in runs[seeds[0]] if not isinstance(table, str)]
+    print(HEAD.format(seeds=arguments.seeds, length=LENGTH, tried=len(tried), day=date.today()))
+    print("| seed | findings of all models |\n|---|---|")
+    for seed, run in runs.items():
+        print(f"| {seed} | {alarms([finding for *_, found in run for finding in found])} |")
+    print(NAMED)
     print("| model |", " | ".join(COLUMNS), "| findings |")
     print("|---|", "---|" * (len(COLUMNS) + 1), sep="")
-    print(*rows, sep="\n")
-    for line in left_out:
-        print(f"\nNot measured: {line}")
+    for name, table, found in runs[seeds[0]]:
+        if isinstance(table, str):
+            print(f"| {name} | {table} |" + " |" * len(COLUMNS))
+            continue
+        codes = ", ".join(f"{f.code} {f.severity}" for f in found) or "none"
+        print(f"| {name} |", " | ".join(cell(table, q) for q in COLUMNS.values()), f"| {codes} |")
+    print(
+        "\n## Broken runs and their twins\n\nThe runs of benchmarks/miswired.py, width 64, byte-level text.\n"
+    )
+    print("| finding | healthy twin | broken run |\n|---|---|---|")
+    for code, pair in CASES.items():
+        cells = [", ".join(f"{f.code} {f.severity}" for f in checked(code, make)) or "none" for make in pair]
+        print(f"| {code} {RULES[code].name} | {cells[0]} | {cells[1]} |")
+
+
+def checked(code: str, make: Callable[[], Subject]) -> list[Finding]:
+    """The wiring findings of a broken run or its twin."""
+    torch.manual_seed(0)
+    report = check(make(), steps=0, budget="fast", lr=1e-5 if code == "NS707" else 3e-4)
+    return [finding for finding in report.findings if finding.code.startswith("NS7")]
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ running statistics.
 Shapes: B samples, T tokens.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -143,10 +144,10 @@ class _Flow:
         after = self._after(self._changed(whole=self.whole, part=part))
         if after is None:
             return False
-        judged = [self._change(after, self._without(self.whole, part))]
+        judged = [self._change(after, [row]) for row in self._without(self.whole, part)]
         if part is not None:
             judged.append(self._earlier_change(after))
-        return max(judged) == 0 and self._change(after, [self.whole]) > 0
+        return max(judged, default=0.0) == 0 and self._change(after, [self.whole]) > 0
 
     def _later(self, quiet: bool) -> Measurement:
         if self.place is None or not self.place.asked:
@@ -253,6 +254,8 @@ class _Flow:
         if after.shape != self.before.shape:
             return 0.0
         old, new = (_cut(tensor, self.axis, rows, places, counted) for tensor in (self.before, after))
+        if torch.equal(old, new):
+            return 0.0
         change = (new - old).abs()[old.isfinite() & new.isfinite()]
         largest = float(change.max()) if change.numel() else 0.0
         return largest if largest > _rounding(self.before) else 0.0
@@ -302,14 +305,20 @@ class _Flow:
 
 def _rounding(tensor: Tensor) -> float:
     """Largest change that counts as rounding, by the largest finite value."""
-    finite = tensor[tensor.isfinite()]
-    scale = float(finite.abs().max()) if finite.numel() else 0.0
+    low, high = torch.aminmax(tensor.detach())
+    scale = max(-float(low), float(high))
+    if not math.isfinite(scale):
+        finite = tensor[tensor.isfinite()]
+        scale = float(finite.abs().max()) if finite.numel() else 0.0
     return ROUNDING.get(tensor.dtype, 16) * torch.finfo(tensor.dtype).eps * scale
 
 
 def _cut(tensor: Tensor, axis: int, rows: list[int], places: slice, counted: Tensor | None) -> Tensor:
     """Some samples, and of those some places, of a tensor with samples on `axis` and places on the other."""
-    part = tensor.index_select(axis, torch.tensor(rows, device=tensor.device, dtype=torch.long))
+    if len(rows) == 1:  # a view: a copy of all logits would cost as much as a layer
+        part = tensor.narrow(axis, rows[0], 1)
+    else:
+        part = tensor.index_select(axis, torch.tensor(rows, device=tensor.device, dtype=torch.long))
     if places == slice(None) and counted is None:
         return part
     part = part.movedim(axis, 0)[:, places]

@@ -76,9 +76,11 @@ def find_targets(forward: Forward) -> Targets | str:
 def _targets_in(gradient: Tensor) -> Tensor | None:
     """The target of each row of the gradient of a cross-entropy; -1 for a row of zeros; None for others."""
     least, ids = gradient.min(-1)
-    counted = gradient.abs().amax(-1) > 0
-    negative = gradient.clamp(max=0).sum(-1)
-    if not bool(gradient.isfinite().all()) or bool((least > _ONE_TARGET * negative)[counted].any()):
+    # Sums of whole rows make no copy of the gradient, which is as large as the logits.
+    magnitude, total = torch.linalg.vector_norm(gradient, 1, -1), gradient.sum(-1)
+    negative = (total - magnitude) / 2
+    counted = magnitude > 0
+    if not bool(magnitude.isfinite().all()) or bool((least > _ONE_TARGET * negative)[counted].any()):
         return None
     if bool((least[counted] >= 0).any()):
         return None
