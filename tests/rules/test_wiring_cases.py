@@ -8,8 +8,13 @@ import normscope
 from benchmarks import miswired
 from benchmarks.miswired import CASES, Model
 from normscope import Report
+from normscope.anatomy import Anatomy
+from normscope.probes import Measurements
+from normscope.probes.parameters import Parameters
+from normscope.probes.wiring.halves import update_rows
 from normscope.rules import Finding
 from normscope.subjects import Subject
+from normscope.train import Recipe
 
 PRECISE = ("NS707", "NS713")
 """Findings of half-precision runs, in which the other one may be a note."""
@@ -178,18 +183,22 @@ def test_what_stands_behind_round_gets_exactly_zero() -> None:
     assert "embedding.weight" in finding.sites
 
 
+class Short(Model):
+    """The last layer is never called, and a pooler's output is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pooler = nn.Linear(miswired.WIDTH, miswired.WIDTH)
+
+    def forward(self, ids_BT: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        x_BTC = self.embedding(ids_BT)
+        for layer in self.layers[:-1]:
+            x_BTC = layer(x_BTC)
+        self.pooler(x_BTC)
+        return self.head(self.norm(x_BTC))
+
+
 def test_a_layer_that_is_never_called_is_a_warning_and_a_pooler_a_note() -> None:
-    class Short(Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.pooler = nn.Linear(miswired.WIDTH, miswired.WIDTH)
-
-        def forward(self, ids_BT: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-            x_BTC = self.embedding(ids_BT)
-            for layer in self.layers[:-1]:
-                x_BTC = layer(x_BTC)
-            return self.head(self.norm(x_BTC))
-
     findings = {f.severity.value: f for f in wiring(miswired.trained(Short())) if f.code == "NS704"}
     assert "layers.5.mlp.0.weight" in findings["warning"].sites
     assert set(findings["note"].sites) == {"pooler.weight", "pooler.bias"}
@@ -264,3 +273,139 @@ def test_weights_and_gradients_are_as_before() -> None:
     wiring(subject)
     assert all(torch.equal(p, before[name]) for name, p in subject.model.named_parameters())
     assert all(p.grad is None for p in subject.model.parameters())
+
+
+def test_a_causal_mask_over_the_batch_is_found() -> None:
+    """Samples see those before them, because the model takes time first and gets batches first."""
+
+    class Crossed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            width = miswired.WIDTH
+            self.embedding, self.head = nn.Embedding(256, width), nn.Linear(width, 256)
+            self.layers = nn.ModuleList(
+                nn.TransformerEncoderLayer(width, 4, width, norm_first=True) for _ in range(3)
+            )
+
+        def forward(self, ids_BT: Tensor) -> Tensor:
+            x_BTC = self.embedding(ids_BT)
+            mask = nn.Transformer.generate_square_subsequent_mask(len(ids_BT))
+            for layer in self.layers:
+                x_BTC = layer(x_BTC, mask)
+            return self.head(x_BTC)
+
+    assert found(miswired.trained(Crossed()))["NS702"] == "error"
+
+
+def test_the_first_of_a_run_may_be_a_true_end() -> None:
+    """The end of the text and padding often share an id; the model must learn to end."""
+    ids = miswired.text() % 250 + 3
+    ids[1, 40:], ids[2, 20:] = 0, 0
+
+    def loss(logits_BTV: Tensor, ids_BT: Tensor) -> Tensor:
+        targets_BT = ids_BT[:, 1:].masked_fill(ids_BT[:, :-1] == 0, -100)
+        return nn.functional.cross_entropy(logits_BTV[:, :-1].flatten(0, 1), targets_BT.flatten())
+
+    model = Model()
+    model.embedding.padding_idx = 0
+    subject = miswired.trained(model, loss)
+    subject.batch = ids
+    assert found(subject) == {}
+
+
+def test_what_was_tried_on_starved_weights_is_undone() -> None:
+    subject = miswired.trained(Short())
+    before = {name: p.detach().clone() for name, p in subject.model.named_parameters()}
+    assert {finding.code for finding in wiring(subject)} == {"NS704"}
+    assert all(torch.equal(p, before[name]) for name, p in subject.model.named_parameters())
+
+
+def test_the_padding_row_of_an_embedding_needs_no_gradient() -> None:
+    class Typed(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.types = nn.Embedding(2, miswired.WIDTH, padding_idx=0)
+            nn.init.normal_(self.types.weight)
+
+        def forward(self, ids_BT: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+            x_BTC = self.embedding(ids_BT) + self.types(torch.zeros_like(ids_BT))
+            for layer in self.layers:
+                x_BTC = layer(x_BTC)
+            return self.head(self.norm(x_BTC))
+
+    assert found(miswired.trained(Typed())) == {"NS704": "note"}
+
+
+def test_a_lone_vector_without_gradient_is_no_finding() -> None:
+    class Biased(Model):
+        def forward(self, ids_BT: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+            x_BTC = self.embedding(ids_BT)
+            for layer in self.layers:
+                x_BTC = layer(x_BTC)
+            return nn.functional.linear(self.norm(x_BTC), self.head.weight)
+
+    assert found(miswired.trained(Biased())) == {}
+
+
+def test_adapters_in_frozen_branches_are_fine_tuning() -> None:
+    class Adapted(nn.Module):
+        """W x + B A x with W frozen, and B = 0 at the start."""
+
+        def __init__(self, given: nn.Linear) -> None:
+            super().__init__()
+            self.base = given.requires_grad_(False)
+            self.down = nn.Parameter(torch.randn(4, given.in_features) / 8)
+            self.up = nn.Parameter(torch.zeros(given.out_features, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.base(x) + x @ self.down.T @ self.up.T
+
+    model = Model()
+    for index in (1, 3):  # not the lowest layers
+        layer = model.layers[index]
+        assert isinstance(layer, miswired.Block)
+        layer.requires_grad_(False)
+        layer.attention.qkv = Adapted(layer.attention.qkv)  # type: ignore[assignment]
+        layer.mlp[0] = Adapted(layer.mlp[0])  # type: ignore[arg-type]
+    assert set(found(miswired.trained(model)).values()) <= {"note"}
+
+
+def with_warmup(model: Model, lr: float) -> Subject:
+    """The user's own AdamW at a schedule whose first rate is 0."""
+    optimizer = miswired.adamw(model, lr=lr, weight_decay=0.1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 100))
+    subject = miswired.stepped(model, optimizer)
+    subject.run = normscope.Run(model=model, batches=subject.batch, optimizer=optimizer, scheduler=scheduler)
+    return subject
+
+
+def test_decay_is_taken_at_the_rate_after_the_warmup() -> None:
+    assert found(with_warmup(Model(), 1e-3)) == {"NS711": "note"}
+
+
+def test_updates_are_tried_at_the_rate_after_the_warmup() -> None:
+    subject = with_warmup(Model().to(torch.bfloat16), 0.1)
+    assert subject.run is not None
+    parameters = Parameters(subject.model, Anatomy(()))
+    rows = list(update_rows(subject, parameters, Recipe.of(subject.run)))
+    assert Measurements(rows).of("wiring/update-lost")[""] < 0.01
+
+
+def test_equal_matrices_of_one_block_are_a_note() -> None:
+    def twins(model: Model) -> None:
+        block = model.layers[3]
+        assert isinstance(block, miswired.Block)
+        block.attention.gate = nn.Linear(miswired.WIDTH, miswired.WIDTH, bias=False)
+        block.attention.gate.weight.copy_(block.attention.out.weight)
+
+    def constant(model: Model) -> None:
+        twins(model)
+        model.get_parameter("layers.3.attention.out.weight").fill_(0.01)
+        model.get_parameter("layers.3.attention.gate.weight").fill_(0.01)
+
+    def codes(change: object) -> list[str]:
+        findings = wiring(miswired.trained(miswired.changed(change)))  # type: ignore[arg-type]
+        return [f.severity.value for f in findings if f.code == "NS709"]
+
+    assert codes(twins) == ["note"]
+    assert codes(constant) == []

@@ -33,6 +33,7 @@ LATER, OWN, OTHERS = "wiring/later-tokens", "wiring/own-targets", "wiring/other-
 ROUNDING = {torch.float16: 4, torch.bfloat16: 4}
 """Machine epsilons of the largest output under which a change is rounding; 16 in full precision."""
 MIXING_NORMS = ("batchnorm", "batch_norm")
+UNCLEAR = "the outputs change by no more than rounding in half precision does"
 REFUSALS = (RuntimeError, ValueError, IndexError, KeyError, TypeError, AssertionError)
 
 
@@ -147,7 +148,7 @@ class _Flow:
         judged = [self._change(after, [row]) for row in self._without(self.whole, part)]
         if part is not None:
             judged.append(self._earlier_change(after))
-        return max(judged, default=0.0) == 0 and self._change(after, [self.whole]) > 0
+        return all(change == 0 for change in judged) and self._change(after, [self.whole]) > 0
 
     def _later(self, quiet: bool) -> Measurement:
         if self.place is None or not self.place.asked:
@@ -159,9 +160,11 @@ class _Flow:
         batch = self._changed(whole=None, part=self.part)
         after = self._after(batch)
         own = 0.0 if after is None else self._change(after, [self.part], slice(self.split, None))
-        if after is None or own == 0:
+        if after is None or not own > 0:
             return not_measured(self.place.asked, "", "the outputs do not depend on these ids")
         ratio = self._earlier_change(after) / own
+        if math.isnan(ratio):
+            return not_measured(self.place.asked, "", UNCLEAR)
         site = self._first_module(batch, [self.part], slice(0, self.split)) if ratio else ""
         how = f"{EXACT}; ids from place {self.split} on were replaced"
         return Measurement(self.place.asked, site, ratio, how=how)
@@ -189,10 +192,12 @@ class _Flow:
         if after is None or self.before is None or self.size < 2:
             return None
         own = self._change(after, [self.whole])
-        if own == 0:
+        if not own > 0:
             return None
         others = self._without(self.whole)
         ratio = self._change(after, others) / own
+        if math.isnan(ratio):
+            return not_measured(OTHERS, "", UNCLEAR)
         site = self._first_module(batch, others, slice(None)) if ratio else ""
         kind = "batch-norm; " if ratio and self._is_batch_norm(site) else ""
         how = f"{EXACT}; {kind}the content of sample {self.whole} was replaced"
@@ -249,7 +254,10 @@ class _Flow:
     def _change(
         self, after: Tensor, rows: list[int], places: slice = slice(None), counted: Tensor | None = None
     ) -> float:
-        """Largest change over some samples and places; 0 where it is rounding."""
+        """Largest change over some samples and places; 0 where it is rounding.
+
+        NaN in half precision for a change of the size of rounding, which may be more than that.
+        """
         assert self.before is not None
         if after.shape != self.before.shape:
             return 0.0
@@ -258,7 +266,9 @@ class _Flow:
             return 0.0
         change = (new - old).abs()[old.isfinite() & new.isfinite()]
         largest = float(change.max()) if change.numel() else 0.0
-        return largest if largest > _rounding(self.before) else 0.0
+        if largest > _rounding(self.before):
+            return largest
+        return math.nan if largest and old.dtype in ROUNDING else 0.0
 
     def _first_module(self, batch: Batch, rows: list[int], places: slice) -> str:
         """The first module, by the end of its call, whose output changes where none may."""
