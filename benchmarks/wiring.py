@@ -116,7 +116,8 @@ Written by `python -m benchmarks.wiring > docs/wiring-thresholds.md` on {day}.
 """
 NAMED = """
 The notes are correct: a pooler, an entity table or the global attention of Longformer and LED that this task
-does not use; the token of masked patches; Funnel and mT5, whose heads start with weights of deviation 1.
+does not use; the token of masked patches; tables of RoCBert of which only the padding row is read; Funnel and
+mT5, whose heads start with weights of deviation 1.
 """
 
 

@@ -77,7 +77,8 @@ CHINESE_INDEX = """\
 若无法试训（没有损失，或 `--steps 0`），结论不是“健康”而是“未试训”（no trial）；
 用 Ctrl-C 中断检查时为“已中断”（interrupted）。
 仅凭结构最多为警告。关于半精度的诊断结果只是提示，除非模型或 `--dtype` 使用该精度，或者数值在该精度下会溢出。
-阈值所依据的测量见 [thresholds.md](thresholds.md)（英文）。
+阈值所依据的测量见 [thresholds.md](thresholds.md)（英文），NS701 到 NS713 的见
+[wiring-thresholds.md](wiring-thresholds.md)（英文）。
 
 | 代码 | 名称 | 含义 |
 |---|---|---|

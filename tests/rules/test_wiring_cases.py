@@ -51,22 +51,43 @@ def test_the_first_module_is_named(code: str, site: str) -> None:
     assert finding.severity == "error"
 
 
-def test_targets_are_found_however_the_labels_are_stored() -> None:
+class TakesTargets(Model):
     """(logits, loss) from a forward that takes its targets, as nanoGPT's; -1 is ignored."""
 
-    class Own(Model):
-        def forward(self, ids_BT: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-            logits_BTV = super().forward(ids_BT)
-            return logits_BTV, nn.functional.cross_entropy(
-                logits_BTV.flatten(0, 1), targets.flatten(), ignore_index=-1
-            )
+    def forward(self, ids_BT: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        logits_BTV = super().forward(ids_BT)
+        loss = nn.functional.cross_entropy(logits_BTV.flatten(0, 1), targets.flatten(), ignore_index=-1)
+        return logits_BTV, loss
 
+
+def given(targets: Tensor) -> dict[str, str]:
+    report = normscope.check(TakesTargets(), (miswired.text(), targets), steps=0, budget="fast")
+    return {f.code: f.severity.value for f in report.findings if f.code.startswith("NS7")}
+
+
+def test_targets_are_found_however_the_labels_are_stored() -> None:
     ids = miswired.text()
-    following = torch.nn.functional.pad(ids[:, 1:], (0, 1), value=-1)
-    for targets, expected in ((following, {}), (ids, {"NS712": "error"})):
-        report = normscope.check(Own(), (ids, targets), steps=0, budget="fast")
-        codes = {f.code: f.severity.value for f in report.findings if f.code.startswith("NS7")}
-        assert codes == expected
+    assert given(nn.functional.pad(ids[:, 1:], (0, 1), value=-1)) == {}
+    assert given(ids) == {"NS712": "error"}
+
+
+def test_labels_are_found_by_their_name_in_the_forward() -> None:
+    assert given(torch.full_like(miswired.text(), -1)) == {"NS712": "error"}
+
+
+def test_labels_of_weight_zero_are_ignored_too() -> None:
+    subject = miswired.padded()
+    plain = subject.loss_fn
+    assert plain is not None
+    subject.loss_fn = lambda output, batch: 0 * plain(output, batch)
+    assert found(subject)["NS712"] == "error"
+
+
+def test_one_huge_entry_is_found() -> None:
+    def huge(model: Model) -> None:
+        model.get_parameter("layers.3.mlp.0.weight")[0, 0] = 2.0**25
+
+    assert found(miswired.trained(miswired.changed(huge)))["NS709"] == "warning"
 
 
 def test_time_may_come_first() -> None:
@@ -368,6 +389,15 @@ def test_adapters_in_frozen_branches_are_fine_tuning() -> None:
         layer.attention.qkv = Adapted(layer.attention.qkv)  # type: ignore[assignment]
         layer.mlp[0] = Adapted(layer.mlp[0])  # type: ignore[arg-type]
     assert set(found(miswired.trained(model)).values()) <= {"note"}
+
+
+def test_trained_biases_in_frozen_branches_are_fine_tuning() -> None:
+    def biases_only(model: Model) -> None:
+        for index in (1, 3):
+            for name, parameter in model.layers[index].named_parameters():
+                parameter.requires_grad_(name.endswith("bias"))
+
+    assert found(miswired.trained(miswired.changed(biases_only))) == {"NS705": "note"}
 
 
 def with_warmup(model: Model, lr: float) -> Subject:

@@ -49,9 +49,10 @@ def measure_gradient(subject: Subject, anatomy: Anatomy) -> list[Measurement]:
     with untouched(model), measuring(model), everything_requires_grad(model, batch):
         loss, captured = capture(model, lambda: objective(subject), [*differentiated, *_looked_at(anatomy)])
         backward = Backward(loss, captured, anatomy, parameters, differentiated)
-        del loss, captured
+        loss = loss.detach()
+        del captured
         wiring = [
-            *starved_rows(subject, anatomy, parameters, backward),
+            *starved_rows(subject, anatomy, parameters, backward, loss),
             *clip_rows(subject, parameters, backward),
         ]
     how = objective_how(subject)

@@ -21,7 +21,7 @@ Instead of "healthy" the verdict is "no trial" where no training step could be r
 "interrupted" where Ctrl-C stopped the check.
 Structure alone is at most a warning. A finding about half precision is a note unless the model or `--dtype`
 uses that precision, or values would overflow it. The measurements behind the thresholds are in
-[thresholds.md](thresholds.md).
+[thresholds.md](thresholds.md), those of NS701 to NS713 in [wiring-thresholds.md](wiring-thresholds.md).
 """
 
 

@@ -31,6 +31,5 @@ def frozen_rows(anatomy: Anatomy, parameters: Parameters) -> Iterator[Measuremen
         still = sum(w.numel() for w in found.values() if not w.requires_grad)
         yield Measurement("wiring/frozen", branch.site, still / sum(w.numel() for w in found.values()))
         prefix = f"{branch.path}."
-        trained = [p for n, p in parameters.by_name.items() if n.startswith(prefix) and p.requires_grad]
-        if still and any(p.ndim >= 2 for p in trained):
+        if still and any(n.startswith(prefix) and p.requires_grad for n, p in parameters.by_name.items()):
             yield Measurement("wiring/adapted", branch.site, 1.0)

@@ -25,6 +25,7 @@ from normscope.probes.backward import Backward, differentiated
 from normscope.probes.measurement import EXACT, Measurement, not_measured
 from normscope.probes.objective import objective
 from normscope.probes.parameters import Parameters
+from normscope.probes.rows import NOT_FINITE
 from normscope.probes.sums import energy, is_zero
 from normscope.subjects import Subject
 from normscope.subjects.rng import seeded
@@ -39,11 +40,17 @@ _SAMPLE = 4096
 
 
 def starved_rows(
-    subject: Subject, anatomy: Anatomy, parameters: Parameters, backward: Backward
+    subject: Subject, anatomy: Anatomy, parameters: Parameters, backward: Backward, loss: Tensor
 ) -> Iterator[Measurement]:
-    """Rows of the parameters without gradient; call where gradients flow, inside `measuring`."""
+    """Rows of the parameters without gradient; call where gradients flow, inside `measuring`.
+
+    `backward` and `loss` are those of the fixed batch.
+    """
     if backward.failure is not None:
         yield not_measured("wiring/num-starved", "", backward.failure)
+        return
+    if not bool(loss.isfinite()):
+        yield not_measured("wiring/num-starved", "", NOT_FINITE)
         return
     if parameters.are_frozen or subject.loss_fn is None:
         reason = "every parameter is frozen" if parameters.are_frozen else "no loss is known"

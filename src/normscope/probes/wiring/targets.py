@@ -4,7 +4,7 @@
     wiring/targets-same         share of them that equal the input at their own place
     wiring/targets-next         share that equals the next input
     wiring/targets-after-next   share that equals the input after the next one
-    wiring/labels-ignored       share of the batch's labels that are left out of the loss
+    wiring/labels-ignored       share of the batch's labels that are negative, or 1 where no target counts
     wiring/labels-out-of-range  labels that are no class: V or above
     wiring/first-loss           mean cross-entropy of the targets, nats
     wiring/guess                ln V, the loss of a uniform guess, nats
@@ -23,7 +23,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from normscope.nn.output import IGNORED
 from normscope.probes.measurement import Measurement, not_measured
 from normscope.probes.wiring.forward import Forward
 from normscope.probes.wiring.inputs import Input
@@ -133,7 +132,7 @@ def _label_rows(targets: Targets | str, inputs: list[Input]) -> Iterator[Measure
     labels = [tensor for tensor in labels if tensor.dtype != torch.bool and tensor.numel()]
     if len(labels) != 1:
         return
-    ignored = float((labels[0] == IGNORED).double().mean())
+    ignored = float((labels[0] < 0).double().mean())  # -100, or an ignore_index of -1; no class is negative
     if isinstance(targets, str):
         yield Measurement("wiring/labels-ignored", "", ignored)
         return
