@@ -102,10 +102,10 @@ HEAD = """\
 
 The thresholds of NS701 to NS713 come from theory and were fixed before any model was measured, with one
 exception: NS708 warned above √(2 d ln V) at first. That bound ignores that a tied head gives its own input a
-large logit; Funnel exceeded it, and the bound is d now (Cauchy-Schwarz). The first sweep gave three more false
-alarms, and the probes changed: mBART and PLBart feed the last label to the first place of the decoder (NS701
-keeps that label now), and RoCBert reads only the padding row of two tables, which has no gradient by design
-(NS704 keeps that row now). The seeds 1 and 2 were measured after these changes only.
+large logit; Funnel exceeded it, and the bound is d now (Cauchy-Schwarz). The first sweep gave three more
+false alarms, and the probes changed: mBART and PLBart feed the last label to the first place of the decoder
+(NS701 keeps that label now), and RoCBert reads only the padding row of two tables, which has no gradient by
+design (NS704 keeps that row now). The seeds 1 and 2 were measured after these changes only.
 
 This page counts false alarms on models that are wired correctly: {tried} models, each with the seeds {seeds}.
 Setting: random weights, {length} tokens, tiny configurations, no training step, one thread of a CPU. The
