@@ -144,6 +144,25 @@ class Lookahead(Optimizer):
                     p.copy_(s)
 
 
+class OwnRate(Optimizer):
+    """Lowers the rate of its groups itself, and keeps its state by the ids of the parameters."""
+
+    def __init__(self, params: Any, lr: float = 1e-2, weight_decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+        everything = [p for group in self.param_groups for p in group["params"]]
+        self.momenta = {id(p): torch.zeros_like(p) for p in everything}
+        self.slow = {id(everything[0])}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["lr"] = group["lr"] * 0.9
+            for p in group["params"]:
+                if p.grad is not None:
+                    self.momenta[id(p)].lerp_(p.grad, 0.1 if id(p) in self.slow else 0.5)
+                    p.sub_(self.momenta[id(p)], alpha=group["lr"])
+
+
 class Plain:
     """An optimizer that derives from nothing: the protocol alone."""
 
@@ -190,5 +209,5 @@ def every_optimizer() -> dict[str, Make]:
         "SGD": lambda p: torch_own.SGD(p, lr=1e-2),
         "SGD Nesterov": lambda p: torch_own.SGD(p, lr=1e-2, momentum=0.9, nesterov=True),
     }
-    ours = (Lion, HandMuon, ShampooLike, ScheduleFreeSGD, Lookahead, Plain)
+    ours = (Lion, HandMuon, ShampooLike, ScheduleFreeSGD, Lookahead, OwnRate, Plain)
     return made | {kind.__name__: kind for kind in ours}

@@ -276,6 +276,30 @@ def test_another_rate_scales_every_group_at_every_step(setting: str) -> None:
     assert len(seen[0.5]) == STEPS
 
 
+def test_a_rate_that_the_optimizer_changes_itself_is_scaled_too() -> None:
+    setup = Setup(MADE["OwnRate"])
+    recipe = Recipe.of(setup.run)
+    trial = setup.trial(copy.deepcopy(setup.model), dataclasses.replace(recipe, lr=recipe.lr / 2))
+    for _ in range(3):
+        trial.advance()
+    assert trial.optimizers[0].param_groups[0]["lr"] == pytest.approx(1e-2 * 0.9**3)
+
+
+def test_an_optimizer_without_a_rate_can_be_stepped() -> None:
+    setup = Setup(lambda groups: Plain(groups, lr=0.0))
+    recipe = Recipe.of(setup.run)
+    assert recipe.lr == 1.0
+    setup.trial(copy.deepcopy(setup.model), recipe).advance()
+
+    class Without(Plain):
+        def step(self) -> None:
+            assert "lr" not in self.param_groups[0]
+
+    setup = Setup(Without)
+    del setup.optimizers[0].param_groups[0]["lr"]
+    setup.trial(copy.deepcopy(setup.model)).advance()
+
+
 def test_a_recorded_schedule_is_replayed_and_kept_after_its_end() -> None:
     setup = Setup(MADE["SGD"], "two groups")
     rows = ((0.001, 0.002), (0.003, 0.004))

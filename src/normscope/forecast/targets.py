@@ -216,7 +216,7 @@ def targets_entropy(subject: Subject) -> float:
         result = estimate(found)
         if result.error <= LARGEST_ERROR:
             return result.value
-        count, error = sum(map(len, found)), f"{result.error:.2f} nats"
+        count, error = sum(map(len, found)), f"{result.error:.3f} nats"
         said = f"{count} targets show it only to {error}, and {LARGEST_ERROR:g} are needed"
     raise UnknownEntropyError(said)
 

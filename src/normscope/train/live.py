@@ -117,8 +117,8 @@ class LiveOptimizers:
 
     @property
     def lr(self) -> float:
-        """The largest of `full_rates`."""
-        return max(self.full_rates, default=0.0)
+        """The largest of `full_rates`; 1 where all are 0, as in optimizers that find their own."""
+        return max(self.full_rates, default=0.0) or 1.0
 
     @functools.cached_property
     def warmup(self) -> int:
@@ -151,7 +151,7 @@ class LiveOptimizers:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a scheduler that steps before its optimizer
             for _ in range(LONGEST_WARMUP):
-                yield _largest_share([group["lr"] for group in scratch.groups], full)
+                yield _largest_share([group.get("lr", 0.0) for group in scratch.groups], full)
                 try:
                     scratch.step_schedulers(0.0)
                 except Exception:  # the schedule has ended: OneCycleLR raises ValueError
@@ -281,7 +281,8 @@ def _fill(made: Any, source: Any, memo: dict[int, Any], *, with_state: bool) -> 
             vars(made)[name] = copy.copy(value)
             vars(made)[name].clear()
         else:
-            vars(made)[name] = _deep(value, memo, f"{type(source).__name__}.{name}")
+            copied = _deep(value, memo, f"{type(source).__name__}.{name}")
+            vars(made)[name] = _by_id(copied, memo)
     if getattr(vars(source).get("step"), "_wrapped_by_lr_sched", False):
         _track(made)
 
@@ -294,6 +295,26 @@ def _deep(value: Any, memo: dict[int, Any], where: str) -> Any:
         return copy.deepcopy(value, memo)
     except Exception as error:  # the user's objects may raise anything
         raise CopyError(f"{where} cannot be copied ({describe(error)})") from error
+
+
+def _by_id(value: Any, memo: dict[int, Any]) -> Any:
+    """`value` with ids of parameters, as keys of dictionaries and in sets, replaced by the other model's."""
+
+    def other(key: Any) -> Any:
+        part = memo.get(key) if type(key) is int else None
+        return id(part) if isinstance(part, nn.Parameter) else key
+
+    if isinstance(value, dict):
+        items = [(other(key), _by_id(part, memo)) for key, part in value.items()]
+        value.clear()
+        value.update(items)
+    elif isinstance(value, set):
+        members = {other(member) for member in value}
+        value.clear()
+        value.update(members)
+    elif isinstance(value, list):
+        value[:] = [_by_id(part, memo) for part in value]
+    return value
 
 
 def _is_shared(value: Any, memo: dict[int, Any]) -> bool:

@@ -1,6 +1,7 @@
 """Pacing: a trial's optimizers with their learning rates by step, from options or from a user's schedule."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -59,7 +60,7 @@ class _LivePacing(Pacing):
     """Copies of a user's optimizers at their own schedule, scaled where the recipe has another `lr`.
 
     The scaled learning rates stand in the groups only during the step: schedulers compute the next one from
-    the last, and may hold limits of their own.
+    the last, and may hold limits of their own. A rate that the optimizer itself changes in its step stays.
     """
 
     def __init__(self, model: nn.Module, recipe: Recipe, live: LiveOptimizers) -> None:
@@ -68,24 +69,29 @@ class _LivePacing(Pacing):
         self.optimizers = list(self._made.optimizers)
         self._scale = recipe.lr / live.lr if recipe.lr != live.lr else 1.0
         self._unscaled: list[Any] = []
+        self._set: list[Any] = []
         if recipe.eps is not None:
             for group in self._made.adam_groups:
                 group["eps"] = recipe.eps
 
     def before(self, step: int) -> None:
         groups, rows = self._made.groups, self._made.rates
+        self._unscaled = [group.get("lr", 0.0) for group in groups]
+        rates: Sequence[Any] = self._unscaled
         if self._recipe.schedule != OWN:
             factor = rate_factor(self._recipe, step)
-            rates: Any = [rate * factor for rate in self._full]
+            rates = [rate * factor for rate in self._full]
         elif rows:
             rates = rows[min(step, len(rows) - 1)]
-        else:
-            rates = [group["lr"] for group in groups]
-        self._unscaled = [group["lr"] for group in groups]
-        for group, rate in zip(groups, rates, strict=True):
-            group["lr"] = rate if self._scale == 1.0 else rate * self._scale
+        self._set = [rate if self._scale == 1.0 else rate * self._scale for rate in rates]
+        for group, rate in zip(groups, self._set, strict=True):
+            if "lr" in group:  # a few optimizers have none
+                group["lr"] = rate
 
     def after(self, loss: float) -> None:
-        for group, rate in zip(self._made.groups, self._unscaled, strict=True):
-            group["lr"] = rate
+        for group, unscaled, rate in zip(self._made.groups, self._unscaled, self._set, strict=True):
+            if group.get("lr", rate) is not rate:
+                group["lr"] = group["lr"] / self._scale
+            elif "lr" in group:
+                group["lr"] = unscaled
         self._made.step_schedulers(loss)
