@@ -8,6 +8,7 @@ from benchmarks.forecast import bench_forecast
 from benchmarks.nn import bench_nn
 from benchmarks.process import Row
 from benchmarks.remedies import bench_remedies
+from benchmarks.script_steps import bench_script_steps
 from benchmarks.slopes import bench_slopes
 from benchmarks.spectra import bench_spectra
 from benchmarks.train import bench_train
@@ -19,6 +20,7 @@ BENCHES: dict[str, Callable[[], list[Row]]] = {
     "forecast": bench_forecast,
     "nn": bench_nn,
     "remedies": bench_remedies,
+    "script-steps": bench_script_steps,
     "slopes": bench_slopes,
     "spectra": bench_spectra,
     "train": bench_train,
