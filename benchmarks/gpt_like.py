@@ -1,6 +1,6 @@
 """A training script of a small GPT-like model, in plain PyTorch: `gpt_like.py WIDTH DEPTH STEPS TIMES`.
 
-It writes the processor time of each turn of its loop, in seconds, as JSON to the file TIMES; see `script_steps`.
+It writes the processor time of each turn of its loop, in seconds, as JSON to the file TIMES.
 """
 
 import json

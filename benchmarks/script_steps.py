@@ -1,6 +1,6 @@
 """`normscope bench script-steps`: a training script's steps under `check --`, against the script alone.
 
-The script is a plain loop of a GPT-like model (Pre-LN, GELU, causal attention, AdamW, clipping) that notes the
+The script is a plain loop of a GPT-like model (Pre-LN, GELU, causal attention, AdamW, clipping). It notes the
 processor time of each turn, which other work on the machine hardly changes. Runs with and without
 `normscope check --` take turns, each in new processes and one thread. Between some steps normscope measures
 the model; the turns in which it does are left out, and so are the first ones. A run's figure is its median
@@ -50,7 +50,7 @@ _CHECK += ["json", "--fail-on", "never", "--"]
 
 
 def _median(width: int, depth: int, before: list[str]) -> float:
-    """Median processor time, in seconds, of a turn of the script's loop, run by the command `before`, or alone."""
+    """Median processor time, in seconds, of a turn of the script, which the command `before` runs."""
     with tempfile.TemporaryDirectory() as folder:
         times = Path(folder) / "times.json"
         words = [*before, sys.executable, str(SCRIPT), *map(str, (width, depth, STEPS, times))]

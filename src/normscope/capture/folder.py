@@ -123,15 +123,28 @@ class Folder:
     def note(self, **facts: Any) -> None:
         """Add facts about this process.
 
-        `steps` that were followed, the check's `progress`, `refusal` or `bug`, and whether the script `ended`
-        by itself before its last step; the `failure` that ended this process; `trace`, its traceback or that
-        of the bug; `is_launched` in a process of torchrun or accelerate; a `temporary` folder to remove.
+        The check's `progress`, `refusal` or `bug`, and whether the script `ended` by itself before its last
+        step; the `failure` that ended this process; `trace`, its traceback or that of the bug;
+        `is_launched` in a process of torchrun or accelerate; a `temporary` folder to remove.
         """
         path = self.path / f"facts-{os.getpid()}.json"
         known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        half = path.with_suffix(".half")  # not synced to the disk: it is written at each step
+        half = path.with_suffix(".half")
         half.write_text(json.dumps(known | facts), encoding="utf-8")
         half.replace(path)
+
+    def count(self, steps: int) -> None:
+        """Store the number of steps that were followed; this is done at each."""
+        file = os.open(self.path / "steps", os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            os.pwrite(file, b"%d" % steps, 0)
+        finally:
+            os.close(file)
+
+    def steps(self) -> int:
+        """Number of steps that were followed."""
+        path = self.path / "steps"
+        return int(path.read_bytes() or 0) if path.exists() else 0
 
     def facts_by_process(self) -> dict[int, dict[str, Any]]:
         """The facts of each process, in the order in which they last changed."""

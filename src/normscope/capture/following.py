@@ -107,7 +107,7 @@ class Following(Counting):
             with self._apart():
                 self._measure()
                 self.store_so_far()
-        self.folder.note(steps=self.step)
+        self.folder.count(self.step)
         if self._is_measured(self.step):
             self._tell(f"step {self.step}: loss {self.losses[-1]:.4g}", 0)
         if self.step == self.settings.steps and self.last == self.step and self._trial.decision.in_doubt:

@@ -388,7 +388,7 @@ def _outcome(
         raise UsageError(*facts["refusal"])
     if folder.has("done") and report is not None and "ended" not in facts:
         return Outcome(report, True)
-    steps, trace = facts.get("steps", 0), failure.get("trace", "")
+    steps, trace = folder.steps(), failure.get("trace", "")
     status = process.returncode if folder.reporter() in (None, process.pid) else None
     ended = f"failed with {failure['failure']}" if failure else _ended(status)
     if report is not None:

@@ -1,5 +1,6 @@
 """Watcher: chooses the model of a training script and follows its steps."""
 
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from normscope.recording.events import Events
 from normscope.recording.tape import Tape, tensors_of
 from normscope.subjects import Run
 
+LOOK_SECONDS = 0.1
+"""Time between two looks whether normscope still waits for the script."""
 OUTSIDE_STEPS = 100
 """Steps of optimizers that hold weights of no module after which the script is given up."""
 BLIND_STEPS = 3
@@ -58,6 +61,7 @@ class Watcher:
     _num_blind: int = 0
     _num_repeats: int = 0
     _num_outside: int = 0
+    _look: float = 0.0
     _is_over: bool = False
 
     def __post_init__(self) -> None:
@@ -74,7 +78,7 @@ class Watcher:
 
     def _record(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         has_graph = any(tensor.requires_grad for tensor in tensors_of(output))
-        if self._is_over or not has_graph or not _num_trainable(module):
+        if self._is_over or not has_graph or not any(p.requires_grad for p in module.parameters()):
             return
         self._seen[id(module)] = module
         if self._root is not None and module is not self._root:
@@ -113,6 +117,7 @@ class Watcher:
         self._scaler = scaler
 
     def clips(self, norm: float) -> None:
+        self._leave_tapes()  # the backward is over
         self._clip = norm
 
     def ends(self) -> None:
@@ -264,8 +269,10 @@ class Watcher:
         """Run `action` with all events paused; an error of it ends the script, and the report says why."""
         if self._is_over:
             return
-        if not self.folder.is_watched():
-            abandon(self.folder)
+        if time.monotonic() > self._look:
+            self._look = time.monotonic() + LOOK_SECONDS
+            if not self.folder.is_watched():
+                abandon(self.folder)
         try:
             with self.events.paused(), stoppable():
                 action()
@@ -295,8 +302,8 @@ class Watcher:
 
 
 def _holds(optimizer: Optimizer, module: nn.Module) -> bool:
-    own = {id(parameter) for parameter in module.parameters()}
-    return any(id(p) in own for group in optimizer.param_groups for p in group["params"])
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return any(id(p) in held for p in module.parameters())
 
 
 def _num_trainable(module: nn.Module) -> int:

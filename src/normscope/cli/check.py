@@ -175,11 +175,15 @@ def command(
 
     Example: normscope check --steps 20 -- python train.py --its --own=options
 
-    Exit status: 0 no finding at or above --fail-on; 1 such a finding; 2 the call or the model cannot be used;
-    130 Ctrl-C, after the measurements so far were shown. The verdict "no trial" (the model has no loss, or
-    --steps 0) counts as a warning.
+    A script with fewer steps is not judged healthy: the report shows what was seen, with exit status 1 or 2.
+    Python must load normscope's hook: python -I, -E and -S cannot.
 
-    The table \\[tool.normscope] of pyproject.toml can set defaults of these options.
+    Exit status: 0 no finding at or above --fail-on; 1 such a finding; 2 the call, the model or the script
+    cannot be used; 130 Ctrl-C, after the measurements so far were shown. The verdict "no trial" (the model
+    has no loss, or --steps 0) counts as a warning.
+
+    The table \\[tool.normscope] of pyproject.toml can set defaults of these options. With a script, those
+    that the script sets itself are not used.
     """
     require_writable(output)
     format = chosen_format(context, Format)

@@ -15,6 +15,8 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from normscope.subjects.subject import LOSS_INPUTS, Batch
 
+_PLAIN = {type(None), bool, int, float, str}
+"""Types of arguments that hold no tensor."""
 _SCALES = {"mul", "multiply", "div", "divide", "true_divide", "__mul__", "__rmul__", "__truediv__"}
 """Names of functions that only scale a loss, if their other argument is a constant."""
 
@@ -124,7 +126,7 @@ class Tape(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if self.is_recording and any(id(t) in self._slots for t in tensors_of((args, kwargs))):
+        if self.is_recording and self._depends(args, kwargs):
             results = list(tensors_of(result))
             if results or func.__name__ == "__setitem__":
                 step = Step(func, _mapped(self._place, args), _mapped(self._place, kwargs))
@@ -132,6 +134,17 @@ class Tape(TorchFunctionMode):
                 self._makers |= dict.fromkeys(range(len(self._held), len(self._held) + len(results)), step)
                 self._keep(result)
         return result
+
+    def _depends(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether a call has an argument that depends on the output; most have none, and are not slowed."""
+        slots = self._slots
+        for value in (*args, *kwargs.values()) if kwargs else args:
+            if isinstance(value, Tensor):
+                if id(value) in slots:
+                    return True
+            elif type(value) not in _PLAIN and any(id(t) in slots for t in tensors_of(value)):
+                return True
+        return False
 
     def _keep(self, result: Any) -> None:
         for tensor in tensors_of(result):
