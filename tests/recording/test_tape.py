@@ -94,3 +94,22 @@ def test_a_loss_of_something_else_is_not_recorded() -> None:
     tape.stop()
     assert tape.recording(other) is None
     assert tape.recording(vector) is None
+
+
+def test_a_scaling_in_place_is_undone() -> None:
+    first, other = model(), model()
+    output = first(IDS)
+    tape = Tape(output)
+    tape.start()
+    loss = LOSSES["cross entropy"](output)
+    before = loss.item()
+    loss /= 4
+    loss *= 1024
+    tape.stop()
+    recording = tape.recording(loss)
+    assert recording is not None
+    whole = recording.without([1 / 4, 1024.0])
+    assert float(whole.value) == pytest.approx(before)
+    torch.testing.assert_close(whole.program(first(IDS), whole.given).item(), before)
+    expected = LOSSES["cross entropy"](other(IDS))
+    torch.testing.assert_close(whole.program(other(IDS), whole.given), expected)

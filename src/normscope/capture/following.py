@@ -4,6 +4,7 @@ import dataclasses
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -13,7 +14,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from normscope.anatomy import Anatomy
 from normscope.capture.folder import Folder, Settings
 from normscope.capture.start import Start
 from normscope.forecast import Forecast, ForecastStep, forecast, forecast_measurements, rates_around
@@ -95,7 +95,7 @@ class Following(Counting):
             self.losses.append(sum(float(f.loss) for f in forwards) / len(forwards) if forwards else math.nan)
             self.rates.append(tuple(float(group["lr"]) for group in self._groups))
             if self._is_measured(self.step + 1) and not self._is_sharded:
-                self._gradients = gradient_norms(self.model, self.check.anatomy)
+                self._gradients = self._gradient_norms()
                 self._ratio = UpdateRatio(self.model)
                 self._ratio.before()
 
@@ -204,7 +204,7 @@ class Following(Counting):
         size = f"{sum(p.numel() for p in self.model.parameters()):,} weights"
         self._tell(f"measuring {type(self.model).__name__} ({size}) before its first step", 0)
         if self._is_sharded:
-            check.anatomy = Anatomy((), unread=(SHARDED,))
+            check.notes.append(f"only the loss is judged: {SHARDED}")
         else:
             self.start = Start.of(self.run)
             with untouched(self.model):
@@ -219,7 +219,10 @@ class Following(Counting):
         if loss_fn is None:
             self._notes.append(f"no loss of copies: {UNRECORDED}")
         elif first.recording is not None and not first.recording.program.is_whole:
-            self._notes.append("a part of the loss is a penalty on weights; copies keep its value only")
+            self._notes.append(
+                "the loss also uses weights beside the model's output (a penalty, or another model); "
+                "copies keep those as they were"
+            )
         return Subject(
             model=self.model,
             batch=first.batch,
@@ -237,6 +240,12 @@ class Following(Counting):
         live = LiveOptimizers(self.model, self.run.optimizers, self.run.schedulers)
         rate = live.lr or 1e-9  # a warm-up by hand may begin at 0
         return Recipe.of(self.run, optimizer=live, lr=rate, steps=self.settings.steps)
+
+    def _gradient_norms(self) -> dict[str, float]:
+        """Gradient norms by block; none where an optimizer steps in the backward, before all are there."""
+        own = [p for p in self.model.parameters() if p.requires_grad]
+        num_there = sum(p.grad is not None for p in own)
+        return gradient_norms(self.model, self.check.anatomy) if 2 * num_there > len(own) else {}
 
     @property
     def _groups(self) -> list[dict[str, Any]]:
@@ -280,12 +289,13 @@ class Following(Counting):
         decision = self._trial.decision
         if self._is_short and decision.outcome not in ("diverges", "collapses"):
             decision = dataclasses.replace(decision, outcome="not measured", reason=self._ended)
-        names = " + ".join(type(optimizer).__name__ for optimizer in self.run.optimizers)
+        counts = Counter(type(optimizer).__name__ for optimizer in self.run.optimizers)
+        names = " + ".join(name if count == 1 else f"{count} × {name}" for name, count in counts.items())
         return Forecast(
             decision.outcome,
             decision.reason,
             names,
-            max(self.rates[-1]),
+            max(map(max, self.rates)),
             self._warmup,
             self.step,
             self.check.subject.unigram_entropy,
@@ -300,16 +310,38 @@ class Following(Counting):
     def _apart(self) -> Iterator[None]:
         """Context of normscope's own work: no hook of the script runs, and its time is not the script's."""
         begin = time.perf_counter()
-        device = next(self.model.parameters()).device.type
         with ExitStack() as held:
             held.enter_context(generators_kept())
             held.enter_context(torch.enable_grad())
-            held.enter_context(torch.autocast(device, enabled=False))
+            held.enter_context(_without_autocast())
             held.enter_context(_without_hooks(self.model))
             try:
                 yield
             finally:
                 self._apart_seconds += time.perf_counter() - begin
+
+
+@contextmanager
+def _without_autocast() -> Iterator[None]:
+    """Context as outside of all autocast.
+
+    `torch.autocast(enabled=False)` is one that a model's own autocast lies in: weights that the model casts
+    would stay in the cache while they change.
+    """
+    enabled = {device: torch.is_autocast_enabled(device) for device in ("cuda", "cpu")}
+    depth = torch.autocast_increment_nesting()
+    for _ in range(depth):
+        torch.autocast_decrement_nesting()
+    for device in enabled:
+        torch.set_autocast_enabled(device, False)
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        for device, is_enabled in enabled.items():
+            torch.set_autocast_enabled(device, is_enabled)
+        for _ in range(depth - 1):
+            torch.autocast_increment_nesting()
 
 
 @contextmanager

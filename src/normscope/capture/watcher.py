@@ -2,7 +2,7 @@
 
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,9 +48,8 @@ class Watcher:
     leave: Callable[[], None]
     events: Events = field(init=False)
     _seen: dict[int, nn.Module] = field(default_factory=dict)
-    _tape: Tape | None = None
-    _taped: tuple[nn.Module, tuple[Any, ...], dict[str, Any]] | None = None
-    _idle: list[Tape] = field(default_factory=list)
+    _calls: dict[int, "Call"] = field(default_factory=dict)
+    _tapes: list[Tape] = field(default_factory=list)
     _forwards: list[Forward] = field(default_factory=list)
     _root: nn.Module | None = None
     _following: Counting | None = None
@@ -83,24 +82,30 @@ class Watcher:
         self._seen[id(module)] = module
         if self._root is not None and module is not self._root:
             return
-        if self._root is None and self._taped and _num_trainable(module) < _num_trainable(self._taped[0]):
-            return
-        if self._taped and self._taped[0] is module:
+        if id(module) in self._calls:
             self._num_repeats += 1
-        self._stop_tape()
-        self._tape, self._taped = Tape(output), (module, args, kwargs)
-        self._tape.start()
+            self._stop_tape(module)
+        tape = Tape(output)
+        self._calls[id(module)] = Call(module, args, kwargs, tape)
+        self._tapes.append(tape)
+        tape.start()
 
     def differentiates(self, loss: Tensor) -> None:
         self._guarded(lambda: self._take_loss(loss))
 
     def _take_loss(self, loss: Tensor) -> None:
-        if self._tape is None or self._taped is None or self._is_over:
+        if self._is_over:
             return
-        forward = recorded_forward(*self._taped, self._tape, loss)
-        if forward is not None:
-            self._forwards.append(forward)
-            self._stop_tape()
+        for call in list(self._calls.values()):
+            forward = recorded_forward(call.module, call.args, call.kwargs, call.tape, loss)
+            if forward is not None:
+                self._forwards.append(forward)
+                self._stop_tape(call.module)
+
+    def clears(self, parameters: Iterable[Tensor]) -> None:
+        if self._forwards and not self._is_over:
+            gone = {id(parameter) for parameter in parameters}
+            self._forwards = [f for f in self._forwards if not _shares(f.module, gone)]
 
     def steps(self, optimizer: Optimizer) -> None:
         self._leave_tapes()
@@ -134,7 +139,8 @@ class Watcher:
     # Steps.
 
     def _begin_step(self, optimizer: Optimizer) -> None:
-        self._root = self._root or self._chosen()
+        if self._root is None:  # not `or`: a module may have a length, and a compiled one fails on it
+            self._root = self._chosen()
         if self._root is None:
             self._pass_over(optimizer)
             return
@@ -162,6 +168,8 @@ class Watcher:
         """Begin a step of the model; False if no forward of it was recorded."""
         assert self._root is not None
         forwards = self._forwards_of_step()
+        for call in list(self._calls.values()):  # outputs that no backward has used
+            self._stop_tape(call.module)
         if not forwards:
             self._num_blind += 1
             if self._num_blind >= BLIND_STEPS:
@@ -213,7 +221,7 @@ class Watcher:
         factors = [1 / len(taken)] if taken else []
         if self._scaler is not None:
             factors.append(self._scaler.get_scale())
-        return [forward.unscaled(factors) for forward in taken]
+        return [forward.unscaled(factors).of_its_own_items(len(taken)) for forward in taken]
 
     def _chosen(self) -> nn.Module | None:
         """The module to follow; None as long as none of those that ran is in an optimizer."""
@@ -254,16 +262,14 @@ class Watcher:
             notes.append("the model runs several times for one loss; only the last run was recorded")
         return tuple(notes)
 
-    def _stop_tape(self) -> None:
-        if self._tape is not None:
-            self._idle.append(self._tape)
-        self._tape = self._taped = None
+    def _stop_tape(self, module: nn.Module) -> None:
+        self._calls.pop(id(module)).tape.is_recording = False
         self._leave_tapes()
 
     def _leave_tapes(self) -> None:
-        """Leave the modes of stopped tapes, the last one first."""
-        while self._idle and self._idle[-1].stop():
-            self._idle.pop()
+        """Leave the modes of tapes that record no more, the last one first."""
+        while self._tapes and not self._tapes[-1].is_recording and self._tapes[-1].stop():
+            self._tapes.pop()
 
     def _guarded(self, action: Callable[[], object]) -> None:
         """Run `action` with all events paused; an error of it ends the script, and the report says why."""
@@ -299,6 +305,20 @@ class Watcher:
         self.folder.note(**reason)
         self.folder.tell("done")
         self.leave()
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a module whose output is on the tape."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    tape: Tape
+
+
+def _shares(module: nn.Module, parameters: set[int]) -> bool:
+    return any(id(parameter) in parameters for parameter in module.parameters())
 
 
 def _holds(optimizer: Optimizer, module: nn.Module) -> bool:

@@ -14,6 +14,9 @@ from normscope.subjects.subject import LOSS_INPUTS, POSITIONAL, Batch, LossFn
 KEPT_BYTES = 256 * 2**20
 """Most bytes of the batches that are kept, besides the first."""
 
+ITEMS = "num_items_in_batch"
+"""Argument of Hugging Face's models."""
+
 
 @dataclass(frozen=True)
 class Forward:
@@ -38,6 +41,19 @@ class Forward:
         recording = self.recording.without(factors)
         batch = {**self.batch, LOSS_INPUTS: (recording.program, *self.batch[LOSS_INPUTS][1:])}
         return Forward(self.module, batch, recording.value, recording)
+
+    def of_its_own_items(self, num_batches: int) -> "Forward":
+        """The same with a loss of this batch, where the model divides by the items of all batches of a step.
+
+        Hugging Face's models are given `num_items_in_batch`, the number of all targets in a step: the losses
+        of its batches are parts of a sum. The batches of a `Run` have losses of which the mean is taken.
+        """
+        items = self.batch.get(ITEMS)
+        if items is None or num_batches == 1:
+            return self
+        return Forward(
+            self.module, {**self.batch, ITEMS: items / num_batches}, self.loss * num_batches, self.recording
+        )
 
 
 def recorded_forward(

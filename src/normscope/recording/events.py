@@ -5,9 +5,10 @@ a backward, for clipping and for loss scaling: those functions are wrapped.
 """
 
 import functools
+import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
@@ -23,7 +24,7 @@ _TRANSPARENT = {
     "DistributedDataParallel",
     "DataParallel",
     "FullyShardedDataParallel",
-    "LightningModule",
+    "_FabricModule",
     "DeepSpeedEngine",
 }
 """Classes whose call hands on to a module inside; that one counts as the outermost."""
@@ -42,10 +43,13 @@ class Listener(Protocol):
         """A backward from `loss` is about to run."""
 
     def steps(self, optimizer: Optimizer) -> None:
-        """An optimizer is about to step."""
+        """An optimizer is about to step; with a closure, after its first call."""
 
     def stepped(self, optimizer: Optimizer) -> None:
         """An optimizer has stepped."""
+
+    def clears(self, parameters: Iterable[Tensor]) -> None:
+        """The gradients of `parameters` are about to be set to zero."""
 
     def skipped(self, optimizer: Optimizer) -> None:
         """A loss scaler has skipped the step of an optimizer, because a gradient is not finite."""
@@ -83,13 +87,13 @@ class Events:
     """Sends the events of all threads to a listener, from `attach` on.
 
     Attributes:
-        optimizers, schedulers: the ones that were built since.
+        optimizers, schedulers: the ones that were built since, in order.
         autocast: dtype of autocast in the last call of an outermost module; None without autocast.
     """
 
     def __init__(self, listener: Listener) -> None:
-        self.optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self.schedulers: weakref.WeakSet[LRScheduler] = weakref.WeakSet()
+        self.optimizers: weakref.WeakKeyDictionary[Optimizer, None] = weakref.WeakKeyDictionary()
+        self.schedulers: weakref.WeakKeyDictionary[LRScheduler, None] = weakref.WeakKeyDictionary()
         self.autocast: torch.dtype | None = None
         self._listener = listener
         self._running = _Running()
@@ -109,6 +113,8 @@ class Events:
         clipping = torch.nn.utils.clip_grad
         for owner, name, wrapper in (
             (torch.autograd, "backward", self._backward),
+            (Optimizer, "zero_grad", self._clear),
+            (nn.Module, "zero_grad", self._clear),
             (Optimizer, "__init__", functools.partial(_built, self.optimizers)),
             (LRScheduler, "__init__", functools.partial(_built, self.schedulers)),
             (GradScaler, "scale", self._scale),
@@ -140,7 +146,7 @@ class Events:
             running.inside += 1
             if running.inside == 1:
                 self._note_autocast()
-        elif not _is_transparent(type(module)):
+        elif not _is_transparent(module):
             running.outermost = module
             self.autocast = None
             self._note_autocast()
@@ -165,9 +171,30 @@ class Events:
             if torch.is_autocast_enabled(device):
                 self.autocast = torch.get_autocast_dtype(device)
 
-    def _steps(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not self._is_paused:
+    def _steps(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        if self._is_paused:
+            return None
+        given = [*args[1:2], kwargs.get("closure")]
+        closure = next((each for each in given if callable(each)), None)
+        if closure is None:
             self._listener.steps(optimizer)
+            return None
+        num_calls = 0
+
+        def called(*inputs: Any, **keywords: Any) -> Any:
+            """The closure; only its first call is the step's forward and backward, later ones search."""
+            nonlocal num_calls
+            num_calls += 1
+            if num_calls > 1:
+                with self.paused():
+                    return closure(*inputs, **keywords)
+            loss = closure(*inputs, **keywords)
+            self._listener.steps(optimizer)
+            return loss
+
+        return tuple(called if each is closure else each for each in args), {
+            name: called if each is closure else each for name, each in kwargs.items()
+        }
 
     def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not self._is_paused:
@@ -182,6 +209,13 @@ class Events:
             return original(tensors, *args, **kwargs)
         finally:
             self._num_backwards -= 1
+
+    def _clear(self, original: Callable[..., Any], holder: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._is_paused:
+            groups = [list(holder.parameters())] if isinstance(holder, nn.Module) else []
+            groups += [group["params"] for group in getattr(holder, "param_groups", ())]
+            self._listener.clears(itertools.chain(*groups))
+        return original(holder, *args, **kwargs)
 
     def _scale(self, original: Callable[..., Any], scaler: GradScaler, *args: Any, **kwargs: Any) -> Any:
         if not self._is_paused and scaler.is_enabled():
@@ -230,15 +264,21 @@ class Events:
         return original(parameters, max_norm, *args, **kwargs)
 
 
-def _is_transparent(kind: type) -> bool:
-    return not _TRANSPARENT.isdisjoint(each.__name__ for each in kind.__mro__)
+def _is_transparent(module: nn.Module) -> bool:
+    names = {each.__name__ for each in type(module).__mro__}
+    redirected = "LightningModule" in names and "forward" in vars(module)  # to its training_step
+    return redirected or not _TRANSPARENT.isdisjoint(names)
 
 
 def _built(
-    known: "weakref.WeakSet[Any]", original: Callable[..., Any], made: Any, *args: Any, **kwargs: Any
+    known: "weakref.WeakKeyDictionary[Any, None]",
+    original: Callable[..., Any],
+    made: Any,
+    *args: Any,
+    **kwargs: Any,
 ) -> None:
     original(made, *args, **kwargs)
-    known.add(made)
+    known[made] = None
 
 
 def _wrapped(original: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:

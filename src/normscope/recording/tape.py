@@ -18,6 +18,7 @@ from normscope.subjects.subject import LOSS_INPUTS, Batch
 _PLAIN = {type(None), bool, int, float, str}
 """Types of arguments that hold no tensor."""
 _SCALES = {"mul", "multiply", "div", "divide", "true_divide", "__mul__", "__rmul__", "__truediv__"}
+_SCALES |= {"mul_", "div_", "__imul__", "__idiv__", "__itruediv__"}
 """Names of functions that only scale a loss, if their other argument is a constant."""
 
 
@@ -98,7 +99,7 @@ class Tape(TorchFunctionMode):
         self._held: list[Tensor] = []  # an id is given to another tensor once its own is gone
         self._given: dict[int, tuple[int, Tensor]] = {}
         self._steps: list[Step] = []
-        self._makers: dict[int, Step] = {}
+        self._makers: dict[int, int] = {}
         self._is_whole = True
         self._keep(output)
         self.outputs = tuple(self._held)
@@ -130,8 +131,9 @@ class Tape(TorchFunctionMode):
             results = list(tensors_of(result))
             if results or func.__name__ == "__setitem__":
                 step = Step(func, _mapped(self._place, args), _mapped(self._place, kwargs))
+                made = range(len(self._held), len(self._held) + len(results))
+                self._makers |= dict.fromkeys(made, len(self._steps))
                 self._steps.append(step)
-                self._makers |= dict.fromkeys(range(len(self._held), len(self._held) + len(results)), step)
                 self._keep(result)
         return result
 
@@ -175,15 +177,19 @@ class Tape(TorchFunctionMode):
         given = tuple(tensor.detach() for _, tensor in self._given.values())
         values = {slot: loss.detach()}
         scales: list[tuple[int, float]] = []
+        lengths = {slot: len(self._steps)}
         while (scaled := self._unscaled(slot, given)) is not None:
-            slot, _ = scaled
-            values[slot] = self._held[slot].detach()
+            before, factor = scaled
+            in_place = self._held[before] is self._held[slot]
+            values[before] = values[slot] / factor if in_place else self._held[before].detach()
+            lengths[before] = self._makers[slot]
+            slot = before
             scales.append(scaled)
-        return Recording(program, given, values, tuple(scales))
+        return Recording(program, given, values, tuple(scales), lengths)
 
     def _unscaled(self, slot: int, given: Sequence[Tensor]) -> tuple[int, float] | None:
         """Slot of the scalar that was scaled to the one in `slot`, and the factor; None if none was."""
-        maker = self._makers.get(slot)
+        maker = self._steps[self._makers[slot]] if slot in self._makers else None
         if maker is None or maker.function.__name__ not in _SCALES or len(maker.arguments) != 2:
             return None
         scaled = [a for a in maker.arguments if isinstance(a, Slot)]
@@ -205,12 +211,14 @@ class Recording:
         program, given: see `Program`.
         values: value of the loss that was differentiated, and of the scalars that were scaled to it, by slot.
         scales: slot before each scaling at the end of the loss, and its factor; the last scaling comes first.
+        lengths: number of the program's steps up to each of these values: a later one may scale it in place.
     """
 
     program: Program
     given: tuple[Tensor, ...]
     values: Mapping[int, Tensor]
     scales: tuple[tuple[int, float], ...]
+    lengths: Mapping[int, int]
 
     def without(self, factors: Sequence[float]) -> "Recording":
         """The loss before the last scalings, as long as their factors are 1 or among `factors`, each once."""
@@ -222,7 +230,8 @@ class Recording:
             if near in left:
                 left.remove(near)
             result, scales = slot, scales[1:]
-        program = dataclasses.replace(self.program, result=result)
+        steps = self.program.steps[: self.lengths[result]]
+        program = dataclasses.replace(self.program, steps=steps, result=result)
         return dataclasses.replace(self, program=program, scales=scales)
 
     @property

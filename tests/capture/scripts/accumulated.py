@@ -1,0 +1,36 @@
+"""nanoGPT's loop, rebuilt: micro-batches, a rate by formula, clipping, a GradScaler, perhaps compiled."""
+
+import sys
+
+import torch
+from parts import Decoder, batches, cross_entropy, say, tensors_with_decay
+
+torch.manual_seed(0)
+MICRO = 4
+float16 = "--float16" in sys.argv
+model = Decoder()
+optimizer = torch.optim.AdamW(tensors_with_decay(model, 0.1), lr=1e-3, betas=(0.9, 0.95))
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, enabled=float16)
+if "--compile" in sys.argv:
+    model = torch.compile(model, backend="eager")
+if "--compile-in-place" in sys.argv:
+    model.compile(backend="eager")
+data = batches()
+for step in range(1, 100):
+    for group in optimizer.param_groups:
+        group["lr"] = 1e-3 * (1 - step / 1000)
+    total = 0.0
+    for micro in range(MICRO):
+        inputs, targets = next(data)
+        with torch.autocast("cpu", dtype=torch.float16, enabled=float16):
+            loss = cross_entropy(model(inputs), targets)
+        if "--overflow" in sys.argv and step == 2 and micro == 1:
+            loss = loss * torch.tensor(float("inf"))
+        total += loss.item() / MICRO
+        scaler.scale(loss / MICRO).backward()
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    say(step, total)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad(set_to_none=True)

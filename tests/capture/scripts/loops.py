@@ -1,0 +1,188 @@
+"""Small loops that differ in one thing each, by the name given: `python loops.py muon`."""
+
+import copy
+import sys
+
+import torch
+import torch.nn.functional as F
+from parts import LENGTH, Decoder, OwnLoss, batches, cross_entropy, say
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+torch.manual_seed(0)
+DATA = batches()
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+
+
+def simple(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for step, (inputs, targets) in enumerate(DATA, 1):
+        loss = cross_entropy(model(inputs), targets)
+        loss.backward()
+        say(step, loss)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def muon() -> None:
+    """Muon for the matrices of the blocks, AdamW for the rest."""
+    model = Decoder()
+    matrices = [p for p in model.blocks.parameters() if p.ndim == 2]
+    known = {id(p) for p in matrices}
+    first = torch.optim.Muon(matrices, lr=0.02)
+    second = torch.optim.AdamW([p for p in model.parameters() if id(p) not in known], lr=1e-3)
+    for step, (inputs, targets) in enumerate(DATA, 1):
+        loss = cross_entropy(model(inputs), targets)
+        loss.backward()
+        say(step, loss)
+        for optimizer in (first, second):
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def in_backward() -> None:
+    """An optimizer for each parameter, stepped in the backward as soon as the gradient is there."""
+    model = Decoder()
+    optimizers = {p: torch.optim.AdamW([p], lr=1e-3) for p in model.parameters()}
+
+    def step_at_once(parameter: torch.Tensor) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(step_at_once)
+    for step, (inputs, targets) in enumerate(DATA, 1):
+        loss = cross_entropy(model(inputs), targets)
+        say(step, loss)
+        loss.backward()
+
+
+def lbfgs() -> None:
+    """LBFGS: the closure runs several times in one step."""
+    model = Decoder()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+    for step, (inputs, targets) in enumerate(DATA, 1):
+
+        def closure(inputs=inputs, targets=targets, step=step, seen=[]):  # noqa: B006
+            optimizer.zero_grad()
+            loss = cross_entropy(model(inputs), targets)
+            loss.backward()
+            if not seen:
+                seen.append(step)
+                say(step, loss)
+            return loss
+
+        optimizer.step(closure)
+
+
+def distilled() -> None:
+    """A student that learns from a larger teacher without gradients."""
+    teacher, student = Decoder(4), Decoder()
+    teacher.eval()
+    optimizer = adamw(student)
+    for step, (inputs, targets) in enumerate(DATA, 1):
+        with torch.no_grad():
+            soft = teacher(inputs).softmax(-1)
+        logits = student(inputs)
+        loss = 0.5 * F.kl_div(logits.log_softmax(-1), soft, reduction="batchmean") / LENGTH
+        loss = loss + 0.5 * cross_entropy(logits, targets)
+        loss.backward()
+        say(step, loss)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def online() -> None:
+    """A student behind a teacher that runs with gradients on, although nothing trains it."""
+    student = Decoder()
+    teacher = copy.deepcopy(student)
+    optimizer = adamw(student)
+    for step, (inputs, _) in enumerate(DATA, 1):
+        logits = student(inputs)
+        loss = F.mse_loss(logits, teacher(inputs).detach() + 1)
+        loss.backward()
+        say(step, loss)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class Checkpointed(Decoder):
+    def forward(self, ids):
+        x = self.embedding(ids) + self.positions(torch.arange(ids.shape[1]))
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return self.head(self.norm(x))
+
+
+def checkpointed() -> None:
+    """Blocks that run again in the backward."""
+    model = Checkpointed()
+    simple(model, adamw(model))
+
+
+def own_loss() -> None:
+    """A model that returns its loss; the loop scales it by a constant."""
+    model = OwnLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
+    for step, (inputs, targets) in enumerate(DATA, 1):
+        loss = model(input_ids=inputs, labels=targets)["loss"]
+        loss.backward()
+        say(step, loss)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+
+
+def lora() -> None:
+    """Weights of rank 2 beside frozen ones."""
+    model = Decoder().requires_grad_(False)
+
+    class Adapted(nn.Module):
+        def __init__(self, base: nn.Linear) -> None:
+            super().__init__()
+            self.base = base
+            self.down, self.up = nn.Linear(base.in_features, 2, False), nn.Linear(2, base.out_features, False)
+            nn.init.zeros_(self.up.weight)
+
+        def forward(self, x):
+            return self.base(x) + self.up(self.down(x))
+
+    for block in model.blocks:
+        block.mix = Adapted(block.mix)
+    simple(model, adamw(model))
+
+
+def scheduled_free() -> None:
+    """An optimizer of its own protocol, which inherits from Optimizer and steps its own weights."""
+
+    class Averaged(torch.optim.Optimizer):
+        def __init__(self, parameters, lr):
+            super().__init__(parameters, {"lr": lr})
+
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    state = self.state.setdefault(p, {"mean": torch.zeros_like(p)})
+                    state["mean"].lerp_(p.grad.sign(), 0.1)
+                    p.data.sub_(state["mean"], alpha=group["lr"])
+
+    model = Decoder()
+    simple(model, Averaged(model.parameters(), lr=1e-3))
+
+
+def picture() -> None:
+    """A convolutional network: not a Transformer."""
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 10))
+    optimizer = adamw(model)
+    for step in range(1, 100):
+        loss = F.cross_entropy(model(torch.randn(8, 1, 8, 8)), torch.randint(10, (8,)))
+        loss.backward()
+        say(step, loss)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+globals()[sys.argv[1]]()
