@@ -127,7 +127,7 @@ class Following(Counting):
             check.cost["steps"] = round(time.perf_counter() - self._begin - self._apart_seconds, 4)
             if not self._is_sharded:
                 find_entropy(check)
-            check.forecast = self._forecast()
+            check.forecast, check.config = self._forecast(), self._recipe()
             if self._is_short:
                 check.notes.append(self._ended)
             if self._num_skipped:
@@ -237,9 +237,16 @@ class Following(Counting):
         )
 
     def _recipe(self) -> Recipe:
-        live = LiveOptimizers(self.model, self.run.optimizers, self.run.schedulers)
-        rate = live.lr or 1e-9  # a warm-up by hand may begin at 0
-        return Recipe.of(self.run, optimizer=live, lr=rate, steps=self.settings.steps)
+        """The recipe of the script's own steps so far."""
+        varied = tuple(self.rates) if len(set(self.rates)) > 1 else ()
+        live = LiveOptimizers(self.model, self.run.optimizers, (), varied)
+        return Recipe.of(
+            dataclasses.replace(self.run, scheduler=()),
+            optimizer=live,
+            lr=live.lr or 1e-9,  # the first rate of a warm-up may be 0
+            warmup=self._warmup,
+            steps=self.settings.steps,
+        )
 
     def _gradient_norms(self) -> dict[str, float]:
         """Gradient norms by block; none where an optimizer steps in the backward, before all are there."""

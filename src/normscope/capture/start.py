@@ -55,13 +55,14 @@ class Start:
         Args:
             run: its clipping, precision and accumulation.
             rates: learning rates of each group in the steps that were seen. Where the schedulers give the
-                same, they also say how the rates go on; else these are the record, see `LiveOptimizers`.
+                same, they also say how the rates go on (without any, the rates stay); else these are the
+                record, see `LiveOptimizers`.
             steps: the recipe's steps.
         """
         assert self.model is not None
         assert self.live is not None
         live, seen = self.live, list(rates)
-        if not live.schedulers or not _alike(list(itertools.islice(_scheduled(live), len(seen))), seen):
+        if not _alike(list(itertools.islice(_scheduled(live), len(seen))), seen):
             live = LiveOptimizers(self.model, live.optimizers, (), tuple(seen))
         copied = Run(
             model=self.model,

@@ -153,7 +153,9 @@ class Events:
             if torch.is_grad_enabled():
                 self._listener.begins(module)
 
-    def _leaves(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def _leaves(self, module: nn.Module, args: Any, *more: Any) -> None:
+        """The end of a call; `more` is (kwargs, output), and only (output,) where the forward raised."""
+        kwargs, output = more if len(more) == 2 else ({}, None)
         running = self._running
         if torch.compiler.is_compiling() or self._is_paused or self._num_backwards:
             return
@@ -163,7 +165,7 @@ class Events:
             running.inside -= 1
             return
         running.outermost = None
-        if output is not None and torch.is_grad_enabled():  # None: the forward raised
+        if output is not None and torch.is_grad_enabled():
             self._listener.called(module, args, kwargs, output)
 
     def _note_autocast(self) -> None:

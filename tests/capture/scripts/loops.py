@@ -10,7 +10,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 torch.manual_seed(0)
-DATA = batches()
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
@@ -18,7 +17,7 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def simple(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    for step, (inputs, targets) in enumerate(DATA, 1):
+    for step, (inputs, targets) in enumerate(batches(), 1):
         loss = cross_entropy(model(inputs), targets)
         loss.backward()
         say(step, loss)
@@ -33,7 +32,7 @@ def muon() -> None:
     known = {id(p) for p in matrices}
     first = torch.optim.Muon(matrices, lr=0.02)
     second = torch.optim.AdamW([p for p in model.parameters() if id(p) not in known], lr=1e-3)
-    for step, (inputs, targets) in enumerate(DATA, 1):
+    for step, (inputs, targets) in enumerate(batches(), 1):
         loss = cross_entropy(model(inputs), targets)
         loss.backward()
         say(step, loss)
@@ -53,7 +52,7 @@ def in_backward() -> None:
 
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(step_at_once)
-    for step, (inputs, targets) in enumerate(DATA, 1):
+    for step, (inputs, targets) in enumerate(batches(), 1):
         loss = cross_entropy(model(inputs), targets)
         say(step, loss)
         loss.backward()
@@ -63,7 +62,7 @@ def lbfgs() -> None:
     """LBFGS: the closure runs several times in one step."""
     model = Decoder()
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
-    for step, (inputs, targets) in enumerate(DATA, 1):
+    for step, (inputs, targets) in enumerate(batches(), 1):
 
         def closure(inputs=inputs, targets=targets, step=step, seen=[]):  # noqa: B006
             optimizer.zero_grad()
@@ -82,7 +81,7 @@ def distilled() -> None:
     teacher, student = Decoder(4), Decoder()
     teacher.eval()
     optimizer = adamw(student)
-    for step, (inputs, targets) in enumerate(DATA, 1):
+    for step, (inputs, targets) in enumerate(batches(), 1):
         with torch.no_grad():
             soft = teacher(inputs).softmax(-1)
         logits = student(inputs)
@@ -99,7 +98,7 @@ def online() -> None:
     student = Decoder()
     teacher = copy.deepcopy(student)
     optimizer = adamw(student)
-    for step, (inputs, _) in enumerate(DATA, 1):
+    for step, (inputs, _) in enumerate(batches(), 1):
         logits = student(inputs)
         loss = F.mse_loss(logits, teacher(inputs).detach() + 1)
         loss.backward()
@@ -127,7 +126,7 @@ def own_loss() -> None:
     model = OwnLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
-    for step, (inputs, targets) in enumerate(DATA, 1):
+    for step, (inputs, targets) in enumerate(batches(), 1):
         loss = model(input_ids=inputs, labels=targets)["loss"]
         loss.backward()
         say(step, loss)
@@ -185,4 +184,5 @@ def picture() -> None:
         optimizer.zero_grad()
 
 
-globals()[sys.argv[1]]()
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()

@@ -69,7 +69,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 def say(step: int, loss: float | Tensor) -> None:
     """Print the loss of a step, which the test compares with the report's."""
-    print("loss of step", step, float(loss), flush=True)
+    print("loss of step", step, loss.item() if isinstance(loss, Tensor) else loss, flush=True)
 
 
 def tensors_with_decay(model: nn.Module, decay: float) -> list[dict]:

@@ -1,0 +1,218 @@
+"""Training loops of many kinds under `check -- COMMAND`: each loss is the script's, each fact its recipe's.
+
+Loops that need no process of their own run in this one, under the same watcher.
+"""
+
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from normscope.capture.folder import VARIABLE, Folder, Settings
+from normscope.capture.watcher import Watcher
+
+SCRIPTS = Path(__file__).parent / "scripts"
+STEPS = 5
+CHECK = [sys.executable, "-m", "normscope", "check", "--format", "json", "--budget", "fast"]
+TORCHRUN = "python -m torch.distributed.run --nproc-per-node 2"
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop and what has to be seen of it.
+
+    Attributes:
+        words: its command line, without `python` where it needs no process of its own.
+        optimizers: name of each, and of each group: tensors, learning rate, weight decay.
+        recipe: further facts, other than the ones of the plainest loop.
+        blocks: number of blocks that are read.
+        says: texts in the line on the input.
+        module: `--module`.
+        losses: the word before the losses that the script prints.
+    """
+
+    words: str
+    optimizers: tuple[tuple[str, tuple[tuple[int, float, float], ...]], ...]
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    blocks: int = 2
+    says: tuple[str, ...] = ()
+    module: str | None = None
+    losses: str = "loss of step"
+
+
+def one(name: str = "AdamW", tensors: int = 29, lr: float = 1e-3, decay: float = 0.01) -> Any:
+    return ((name, ((tensors, lr, decay),)),)
+
+
+BY_KIND = (("AdamW", ((11, 1e-3, 0.1), (18, 1e-3, 0.0))),)
+OF_GPT2 = (("AdamW", ((10, 1e-3, 0.1), (18, 1e-3, 0.0))),)
+MICRO = {"clip": 1.0, "accumulation": 4, "schedule": "recorded"}
+HERE = {
+    "accumulation": Loop("accumulated.py", BY_KIND, MICRO),
+    "float16, with a skipped step": Loop(
+        "accumulated.py --float16 --overflow",
+        BY_KIND,
+        MICRO | {"precision": "float16"},
+        says=("the loss scaler skipped 1 of 5 steps",),
+    ),
+    "torch.compile(model)": Loop("accumulated.py --compile", BY_KIND, MICRO),
+    "model.compile()": Loop("accumulated.py --compile-in-place", BY_KIND, MICRO),
+    "Muon and AdamW": Loop("loops.py muon", (("Muon", ((8, 0.02, 0.1),)), ("AdamW", ((21, 1e-3, 0.01),)))),
+    "optimizers in the backward": Loop("loops.py in_backward", one(tensors=1) * 29),
+    "LBFGS": Loop("loops.py lbfgs", (("LBFGS", ((29, 0.1, None),)),)),
+    "distillation": Loop("loops.py distilled", one()),
+    "teacher with gradients": Loop("loops.py online", one()),
+    "activation checkpointing": Loop("loops.py checkpointed", one()),
+    "loss of the model, a scheduler": Loop(
+        "loops.py own_loss", one("SGD", lr=0.1, decay=0.0), {"schedule": "CosineAnnealingLR"}
+    ),
+    "LoRA": Loop("loops.py lora", one(tensors=4)),
+    "optimizer of the user's": Loop("loops.py scheduled_free", one("Averaged", decay=None)),
+    "two models: the larger": Loop(
+        "adversarial.py",
+        one("Adam", 40, lr=4e-4, decay=0.0),
+        {"accumulation": 2},
+        blocks=3,
+        says=("Critic (38.2k trained weights) was taken, the largest; others: Generator (26.5k)",),
+        losses="critic",
+    ),
+    "two models: the named": Loop(
+        "adversarial.py",
+        one("Adam", 28, lr=2e-4, decay=0.0),
+        says=("Generator (26.5k trained weights) was taken, as --module asks", "another model"),
+        module="Generator",
+        losses="generator",
+    ),
+}
+APART = {
+    "Hugging Face Trainer, bfloat16": Loop(
+        "python hf_trainer.py --bf16",
+        OF_GPT2,
+        {"clip": 0.5, "accumulation": 2, "precision": "bfloat16"},
+    ),
+    "TRL SFTTrainer": Loop("python with_trl.py", one(tensors=28, decay=0.0), {"clip": 1.0}),
+    "Lightning": Loop(
+        "python with_lightning.py",
+        one(decay=0.05),
+        {"clip": 0.25, "accumulation": 2, "schedule": "LinearLR"},
+    ),
+    "accelerate launch": Loop(
+        "accelerate launch --cpu --num_processes 1 with_accelerate.py",
+        one(lr=2e-3),
+        {"clip": 1.0, "accumulation": 2, "schedule": "LambdaLR"},
+    ),
+    "torchrun, DDP": Loop(f"{TORCHRUN} distributed.py", one(), {"clip": 1.0}),
+    "torchrun, FSDP2": Loop(
+        f"{TORCHRUN} distributed.py --shard",
+        one(),
+        {"clip": 1.0},
+        blocks=0,
+        says=("only the loss is judged: the weights are sharded over processes",),
+    ),
+}
+PLAIN = {"own": True, "schedule": "constant", "warmup": 0, "clip": None, "accumulation": 1}
+PLAIN |= {"precision": "float32"}
+
+
+class Left(BaseException):
+    """The watcher ends the process."""
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")  # the script's process ignores it too
+@pytest.mark.parametrize("loop", HERE.values(), ids=HERE)
+def test_a_loop_in_this_process(loop: Loop, tmp_path: Path, monkeypatch, capsys) -> None:
+    script, *words = loop.words.split()
+    settings = Settings(command=loop.words, steps=STEPS, budget="fast", module=loop.module)
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    monkeypatch.setattr(sys, "argv", [script, *words])
+
+    def leave() -> None:
+        raise Left
+
+    folder = Folder(tmp_path)
+    watcher = Watcher(folder, settings, leave)
+    with watcher.events.attach(), pytest.raises(Left):
+        runpy.run_path(str(SCRIPTS / script), run_name="__main__")
+    report = folder.report()
+    assert report is not None, folder.facts()
+    assert report.verdict == "healthy", report.findings
+    agrees(loop, json.loads(report.to_json()), capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("loop", APART.values(), ids=APART)
+def test_a_loop_in_processes_of_its_own(loop: Loop, tmp_path: Path) -> None:
+    before = {path.name for path in SCRIPTS.iterdir()} - {"__pycache__"}
+    done = checked(loop.words, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    agrees(loop, json.loads(done.stdout), done.stderr)
+    assert not list(tmp_path.glob("normscope-*")), "a file of the check is left"
+    assert {path.name for path in SCRIPTS.iterdir()} - {"__pycache__"} == before
+    assert not running(tmp_path), "a process of the script is left"
+
+
+def agrees(loop: Loop, report: Mapping[str, Any], printed: str) -> None:
+    """Hold a report to the facts of its loop."""
+    forecast, recipe = report["forecast"], report["recipe"]
+    found = {int(n): float(loss) for n, loss in re.findall(rf"{loop.losses} (\d+) (\S+)", printed)}
+    seen = {step["step"]: float(step["train_loss"]) for step in forecast["curve"] if step["step"]}
+    assert set(seen) == {2, STEPS}
+    assert forecast["steps"] == STEPS
+    compared = set(seen) & set(found)
+    assert 2 in compared
+    for step in compared:
+        assert seen[step] == pytest.approx(found[step], rel=1e-4), f"step {step}"
+    groups = tuple(
+        (each["name"], tuple((g["tensors"], g["lr"], g.get("weight_decay")) for g in each["groups"]))
+        for each in recipe["optimizers"]
+    )
+    assert groups == tuple(
+        (name, tuple((tensors, pytest.approx(lr), decay) for tensors, lr, decay in parts))
+        for name, parts in loop.optimizers
+    )
+    expected = PLAIN | loop.recipe
+    assert {name: recipe[name] for name in expected} == expected
+    assert len(report["anatomy"]["blocks"]) == loop.blocks
+    for text in loop.says:
+        assert text in report["input"]
+
+
+def test_a_model_that_is_no_transformer_is_one_line(tmp_path: Path) -> None:
+    done = checked("python loops.py picture", tmp_path)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "no residual sum was found" in done.stderr.splitlines()[-1]
+    assert not running(tmp_path)
+
+
+def checked(words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
+    return subprocess.run(
+        [*CHECK, "--steps", str(STEPS), "--", *words.split()],
+        cwd=SCRIPTS,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+def running(folder: Path) -> list[int]:
+    """Processes of a check whose temporary files are in `folder`."""
+    mark, found = f"{VARIABLE}={folder}".encode(), []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:  # another user's, or gone
+            continue
+    return found
