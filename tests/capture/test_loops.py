@@ -54,6 +54,7 @@ def one(name: str = "AdamW", tensors: int = 29, lr: float = 1e-3, decay: float =
 
 BY_KIND = (("AdamW", ((11, 1e-3, 0.1), (18, 1e-3, 0.0))),)
 OF_GPT2 = (("AdamW", ((10, 1e-3, 0.1), (18, 1e-3, 0.0))),)
+PLAIN_GPT2 = (("AdamW", ((10, 1e-3, 0.0), (18, 1e-3, 0.0))),)
 MICRO = {"clip": 1.0, "accumulation": 4, "schedule": "recorded"}
 HERE = {
     "accumulation": Loop("accumulated.py", BY_KIND, MICRO),
@@ -74,7 +75,7 @@ HERE = {
     "loss of the model, a scheduler": Loop(
         "loops.py own_loss", one("SGD", lr=0.1, decay=0.0), {"schedule": "CosineAnnealingLR"}
     ),
-    "LoRA": Loop("loops.py lora", one(tensors=4)),
+    "LoRA": Loop("loops.py lora", one(tensors=8)),
     "optimizer of the user's": Loop("loops.py scheduled_free", one("Averaged", decay=None)),
     "two models: the larger": Loop(
         "adversarial.py",
@@ -98,7 +99,7 @@ APART = {
         OF_GPT2,
         {"clip": 0.5, "accumulation": 2, "precision": "bfloat16"},
     ),
-    "TRL SFTTrainer": Loop("python with_trl.py", one(tensors=28, decay=0.0), {"clip": 1.0}),
+    "TRL SFTTrainer": Loop("python with_trl.py", PLAIN_GPT2, {"clip": 1.0}),
     "Lightning": Loop(
         "python with_lightning.py",
         one(decay=0.05),

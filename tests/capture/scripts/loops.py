@@ -142,15 +142,15 @@ def lora() -> None:
     class Adapted(nn.Module):
         def __init__(self, base: nn.Linear) -> None:
             super().__init__()
-            self.base = base
+            self.base_layer = base
             self.down, self.up = nn.Linear(base.in_features, 2, False), nn.Linear(2, base.out_features, False)
             nn.init.zeros_(self.up.weight)
 
         def forward(self, x):
-            return self.base(x) + self.up(self.down(x))
+            return self.base_layer(x) + self.up(self.down(x))
 
     for block in model.blocks:
-        block.mix = Adapted(block.mix)
+        block.mix, block.out = Adapted(block.mix), Adapted(block.out)
     simple(model, adamw(model))
 
 

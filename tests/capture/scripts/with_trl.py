@@ -8,7 +8,7 @@ import torch
 from datasets import Dataset
 from parts import LENGTH, VOCABULARY, batches
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, TrainerCallback
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 torch.manual_seed(0)
@@ -18,6 +18,12 @@ tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="1", pad_t
 size = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 2 * LENGTH, "vocab_size": VOCABULARY}
 model = GPT2LMHeadModel(GPT2Config(**size, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0))
 texts = [" ".join(map(str, row)) for row in next(batches(64))[0].tolist()]
+
+
+class Says(TrainerCallback):
+    def on_log(self, args, state, control, logs=None, **more):
+        if logs and "loss" in logs:
+            print("loss of step", state.global_step, logs["loss"], flush=True)
 
 
 def arguments(kind, folder, **more):
@@ -47,6 +53,7 @@ with tempfile.TemporaryDirectory() as folder:
             args=arguments(DPOConfig, folder, max_length=2 * LENGTH),
             train_dataset=Dataset.from_dict(pairs),
             processing_class=tokenizer,
+            callbacks=[Says()],
         )
     else:
         trainer = SFTTrainer(
@@ -54,5 +61,6 @@ with tempfile.TemporaryDirectory() as folder:
             args=arguments(SFTConfig, folder, max_length=LENGTH),
             train_dataset=Dataset.from_dict({"text": texts}),
             processing_class=tokenizer,
+            callbacks=[Says()],
         )
     trainer.train()
