@@ -123,6 +123,13 @@ PLAIN = {"own": True, "schedule": "constant", "warmup": 0, "clip": None, "accumu
 PLAIN |= {"precision": "float32"}
 
 
+class Watched(Folder):
+    """A folder whose check is this process."""
+
+    def is_watched(self) -> bool:
+        return True
+
+
 class Left(BaseException):
     """The watcher ends the process."""
 
@@ -138,13 +145,13 @@ def test_a_loop_in_this_process(loop: Loop, tmp_path: Path, monkeypatch, capsys)
     def leave() -> None:
         raise Left
 
-    folder = Folder(tmp_path)
+    folder = Watched(tmp_path)
     watcher = Watcher(folder, settings, leave)
     with watcher.events.attach(), pytest.raises(Left):
         runpy.run_path(str(SCRIPTS / script), run_name="__main__")
     report = folder.report()
     assert report is not None, folder.facts()
-    assert report.verdict == "healthy", report.findings
+    assert report.verdict == "healthy", (report.findings, folder.facts())
     agrees(loop, json.loads(report.to_json()), capsys.readouterr().out)
 
 

@@ -102,14 +102,16 @@ class Following(Counting):
     def after_step(self, *, is_skipped: bool) -> bool:
         self.step += 1
         self._num_skipped += is_skipped
-        is_over = not math.isfinite(self.losses[-1]) and not is_skipped
+        if is_skipped and not math.isfinite(self._last_loss):
+            self.losses.pop()  # its step was not taken, and the next ones are judged without it
+        is_over = not math.isfinite(self._last_loss) and not is_skipped
         if is_over or self._is_measured(self.step):
             with self._apart():
                 self._measure()
                 self.store_so_far()
         self.folder.count(self.step)
         if self._is_measured(self.step):
-            self._tell(f"step {self.step}: loss {self.losses[-1]:.4g}", 0)
+            self._tell(f"step {self.step}: loss {self._last_loss:.4g}", 0)
         if self.step == self.settings.steps and self.last == self.step and self._trial.decision.in_doubt:
             self.last += EXTENSION
             self.folder.tell("more")
@@ -149,7 +151,7 @@ class Following(Counting):
     @property
     def _is_short(self) -> bool:
         """Whether the script took too few steps to judge, unless they failed already."""
-        return self.step < self.settings.steps and math.isfinite(self.losses[-1])
+        return self.step < self.settings.steps and math.isfinite(self._last_loss)
 
     @property
     def _ended(self) -> str:
@@ -253,6 +255,10 @@ class Following(Counting):
         own = [p for p in self.model.parameters() if p.requires_grad]
         num_there = sum(p.grad is not None for p in own)
         return gradient_norms(self.model, self.check.anatomy) if 2 * num_there > len(own) else {}
+
+    @property
+    def _last_loss(self) -> float:
+        return self.losses[-1] if self.losses else math.nan
 
     @property
     def _groups(self) -> list[dict[str, Any]]:

@@ -101,6 +101,8 @@ def frozen(case: Case) -> Iterator[Hit]:
 def _looks_like_fine_tuning(case: Case, sites: set[str]) -> bool:
     if any(site for site in case.finite("wiring/adapted") if site in sites):
         return True
+    if any(0 < share < 1 for site, share in case.finite("wiring/frozen").items() if site):
+        return True  # small matrices beside the frozen ones of a branch
     for stack in case.anatomy.stacks:
         still = [all(branch.site in sites for branch in block.branches) for block in stack.blocks]
         some = [any(branch.site in sites for branch in block.branches) for block in stack.blocks]
