@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from normscope.anatomy import Anatomy
 from normscope.capture.folder import Folder, Settings
 from normscope.capture.start import Start
 from normscope.forecast import Forecast, ForecastStep, forecast, forecast_measurements, rates_around
@@ -206,7 +207,7 @@ class Following(Counting):
         size = f"{sum(p.numel() for p in self.model.parameters()):,} weights"
         self._tell(f"measuring {type(self.model).__name__} ({size}) before its first step", 0)
         if self._is_sharded:
-            check.notes.append(f"only the loss is judged: {SHARDED}")
+            check.anatomy = Anatomy((), unread=(f"only the loss is judged: {SHARDED}",))
         else:
             self.start = Start.of(self.run)
             with untouched(self.model):
