@@ -74,4 +74,5 @@ def train(width: int, depth: int, steps: int, times: Path) -> None:
 
 
 if __name__ == "__main__":
-    train(*map(int, sys.argv[1:4]), Path(sys.argv[4]))
+    width, depth, steps = map(int, sys.argv[1:4])
+    train(width, depth, steps, Path(sys.argv[4]))

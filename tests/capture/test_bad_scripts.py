@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +24,21 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="processes are listed
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with `odd.py`; temporary files are made in its folder `temporary`."""
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with `odd.py`; TMPDIR is another one, short enough for sockets (107 characters)."""
     shutil.copy(ODD, tmp_path)
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    temporary = tempfile.mkdtemp(prefix="odd-", dir="/tmp")
+    monkeypatch.setenv("TMPDIR", temporary)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))  # PyTorch keeps this one
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    return tmp_path
+    yield tmp_path
+    shutil.rmtree(temporary)
 
 
-def require_nothing_left(here: Path) -> None:
+def require_nothing_left() -> None:
     """Fail if a process of the script runs, or a temporary file is there."""
-    mark = os.fsencode(f"TMPDIR={here / 'temporary'}")
+    mark = os.fsencode(f"TMPDIR={os.environ['TMPDIR']}")
     left = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -46,13 +47,13 @@ def require_nothing_left(here: Path) -> None:
         except OSError:
             continue
     assert left == []
-    assert list((here / "temporary").iterdir()) == []
+    assert os.listdir(os.environ["TMPDIR"]) == []
 
 
 def checked(shell: Shell, here: Path, *words: str) -> tuple[int, str, dict[str, Any]]:
     """Exit status, stderr and report of a check that leaves nothing behind."""
     done = shell(["normscope", "check", "--format", "json", "--budget", "fast", *words], here)
-    require_nothing_left(here)
+    require_nothing_left()
     return done.returncode, done.stderr, json.loads(done.stdout) if done.stdout else {}
 
 
@@ -102,7 +103,7 @@ def test_a_command_without_training_is_refused_in_one_line(
         assert part in line
     assert (words, expected) in UNTRAINED or started == []
     assert "Traceback" not in done.stderr
-    require_nothing_left(here)
+    require_nothing_left()
 
 
 def test_the_scripts_traceback_is_shown_if_asked_for(here: Path, shell: Shell) -> None:
@@ -243,9 +244,10 @@ def test_a_temporary_folder_that_cannot_be_written(
 # Signals. They need normscope in a process of its own.
 
 
-def begun(here: Path, odd: str, until: str, **more: Any) -> "subprocess.Popen[str]":
+def begun(here: Path, odd: str, until: str, steps: int = 20, **more: Any) -> "subprocess.Popen[str]":
     """A check of `odd.py odd`, which has written a line that contains `until` to stderr."""
-    words = ["check", "--format", "json", "--budget", "fast", "--", "python", "odd.py", odd]
+    words = ["check", "--format", "json", "--budget", "fast", "--steps", str(steps), "--", "python", "odd.py"]
+    words.append(odd)
     process = subprocess.Popen(
         [sys.executable, "-m", "normscope", *words],
         cwd=here,
@@ -281,7 +283,7 @@ def test_signals_before_the_training_end_the_script(
     assert word in said
     assert output == ""
     assert "Traceback" not in said
-    require_nothing_left(here)
+    require_nothing_left()
 
 
 @LINUX
@@ -297,20 +299,20 @@ def test_ctrl_c_shows_what_was_measured(until: str, odd: str, here: Path) -> Non
     assert "the report has the measurements so far" in said
     if until == "step 5":
         assert report["forecast"]["curve"][-1]["step"] >= 5
-    require_nothing_left(here)
+    require_nothing_left()
 
 
 @LINUX
 def test_a_script_whose_normscope_was_killed_ends_at_its_next_step(here: Path) -> None:
-    process = begun(here, "catches,slow", "step 5")
+    process = begun(here, "catches,slow", "step 5", steps=1000)
     process.kill()
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         try:
-            require_nothing_left(here)
+            require_nothing_left()
         except AssertionError:
             time.sleep(0.05)
         else:
             break
     process.communicate(timeout=60)
-    require_nothing_left(here)
+    require_nothing_left()
