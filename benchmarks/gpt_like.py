@@ -26,8 +26,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map the stream (B, T, d) to the next one."""
-        parts = self.attention(self.norms[0](x)).unflatten(-1, (3, 4, -1)).transpose(1, 3).unbind(2)
-        mixed = F.scaled_dot_product_attention(*parts, is_causal=True).transpose(1, 2).flatten(2)
+        q, k, v = self.attention(self.norms[0](x)).unflatten(-1, (3, 4, -1)).transpose(1, 3).unbind(2)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
         x = x + self.out(mixed)
         return x + self.down(F.gelu(self.up(self.norms[1](x))))
 
