@@ -53,7 +53,10 @@ def parse(text: str) -> Spec:
 def _what_was_meant(text: str) -> str:
     path = text.rstrip(":")
     if path.endswith(".py"):
-        return f'name the factory too, "{path}:FACTORY", or let `normscope init {quote(path)}` write one'
+        return (
+            f'name the factory too, "{path}:FACTORY", let `normscope init {quote(path)}` write one, '
+            f"or check the script as it is: `normscope check -- python {quote(path)}`"
+        )
     if path and Path(path).is_dir():
         return f"let `normscope init {quote(path)}` write a factory for the model in that folder"
     if text and ":" not in text:
