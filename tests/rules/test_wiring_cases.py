@@ -296,6 +296,67 @@ def test_weights_and_gradients_are_as_before() -> None:
     assert all(p.grad is None for p in subject.model.parameters())
 
 
+class Pairs(nn.Module):
+    """Similarities (B, B) of two encoders' outputs."""
+
+    def __init__(self, breaks: str = "no mask") -> None:
+        super().__init__()
+        self.left, self.right = Model(breaks), Model("no mask")
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        left, right = (
+            nn.functional.normalize(m(x).mean(1), dim=-1) for m, x in ((self.left, a), (self.right, b))
+        )
+        return 10 * left @ right.T
+
+
+def test_similarities_with_negatives_of_the_batch_mix_samples_by_design() -> None:
+    def loss(logits_BB: Tensor, batch: object) -> Tensor:
+        return nn.functional.cross_entropy(logits_BB, torch.arange(len(logits_BB)))
+
+    batch = {"a": miswired.text(), "b": miswired.text().flip(1)}
+    report = normscope.check(Pairs(), batch, loss, steps=0, budget="fast")
+    assert not [f for f in report.findings if f.code == "NS702"]
+    assert any(
+        "own sample" in row.how for row in report.measurements if row.quantity == "wiring/other-samples"
+    )
+
+
+class Routed(nn.Module):
+    """Experts of which each takes at most its share of the batch's tokens, first come, first served."""
+
+    def __init__(self, capacity: float) -> None:
+        super().__init__()
+        self.capacity, width = capacity, miswired.WIDTH
+        self.router = nn.Linear(width, 4, bias=False)
+        self.experts = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        x_NC = x_BTC.flatten(0, 1)
+        weight_N, choice_N = self.router(x_NC).softmax(-1).max(-1)
+        out_NC = torch.zeros_like(x_NC)
+        for number, expert in enumerate(self.experts):
+            rows = (choice_N == number).nonzero().flatten()[: int(self.capacity * len(x_NC) / 4)]
+            out_NC = out_NC.index_add(0, rows, expert(x_NC[rows]) * weight_N[rows, None])
+        return out_NC.view_as(x_BTC)
+
+
+@pytest.mark.parametrize(
+    ("capacity", "breaks", "expected"),
+    [(1.0, "", "note"), (4.0, "", None), (1.0, "reshape", "error"), (4.0, "reshape", "error")],
+)
+def test_experts_with_a_capacity_limit_are_a_note(capacity: float, breaks: str, expected: str | None) -> None:
+    torch.manual_seed(0)
+    model = Model(breaks)
+    block = model.layers[2]
+    assert isinstance(block, miswired.Block)
+    nn.init.normal_(model.embedding.weight)
+    block.mlp = Routed(capacity)  # type: ignore[assignment]
+    findings = [f for f in wiring(miswired.trained(model)) if f.code == "NS702"]
+    assert [f.severity.value for f in findings] == ([expected] if expected else [])
+    assert ("capacity" in "".join(f.message for f in findings)) == (expected == "note")
+
+
 def test_a_causal_mask_over_the_batch_is_found() -> None:
     """Samples see those before them, because the model takes time first and gets batches first."""
 

@@ -63,10 +63,12 @@ def later_tokens_leak(case: Case) -> Iterator[Hit]:
     why="""The samples of a batch are independent examples. A reshape instead of a transpose, a mask or a
         norm over the wrong axis lets them read one another: the training loss then depends on the company
         a sample keeps, and a single sequence, as in generation, meets a model that it was not trained as.
-        BatchNorm does this by design in training; in eval mode it uses running statistics.""",
+        BatchNorm does this by design in training; in eval mode it uses running statistics. Experts with a
+        capacity limit do it too: tokens of one sample take the places of another's.""",
     threshold=f"""An error where other samples' outputs change by over {SEEN:g} of the sample's own change
         when the content of one sample is replaced, in eval mode; a note where the first module that mixes
-        is a BatchNorm that keeps no running statistics.""",
+        is a BatchNorm that keeps no running statistics, or has experts that each get a part of the tokens.
+        Not measured where each row of similarities has its own sample as its target (contrastive).""",
     source=f"""Karpathy 2019, "A recipe for training neural networks" (dependencies through the batch
         axis); our reading of the outputs: {_PERTURBATION}.""",
     remedy="""Look at the reshapes, transposes and masks of the named module: x.view(B, T, d) of a tensor
@@ -80,15 +82,21 @@ def samples_mix(case: Case) -> Iterator[Hit]:
         change = case.finite(row.quantity)[row.site]
         if change <= SEEN:
             continue
-        batch_norm = "batch-norm" in row.how
+        reason = next((words for kind, words in _BY_DESIGN.items() if f"{kind}; " in row.how), "")
         message = (
             f"Replacing one sample changes the outputs of the others by {figure(change)} of its own"
             f"{_first_in(row.site)}."
         )
-        if batch_norm:
-            message += " It is a BatchNorm without running statistics, which mixes by design."
-        severity = Severity.NOTE if batch_norm else Severity.ERROR
+        message += reason
+        severity = Severity.NOTE if reason else Severity.ERROR
         yield Hit(severity, (row.site,) if row.site else (), message, (row,))
+
+
+_BY_DESIGN = {
+    "batch-norm": " It is a BatchNorm without running statistics, which mixes by design.",
+    "experts": " It has experts: a capacity limit, for which samples compete, does this.",
+}
+"""Words on modules that mix samples on purpose, by their kind in a row's `how`."""
 
 
 def _first_in(site: str) -> str:

@@ -50,4 +50,4 @@ def _flow(subject: Subject) -> Iterator[Measurement]:
         yield from padding_rows(subject, inputs, output, targets, place)
         if place is None or not place.asked:
             place = find_fed_labels(targets, inputs) or place
-        yield from flow_rows(subject, output, place)
+        yield from flow_rows(subject, output, place, targets)

@@ -33,6 +33,7 @@ LATER, OWN, OTHERS = "wiring/later-tokens", "wiring/own-targets", "wiring/other-
 ROUNDING = {torch.float16: 4, torch.bfloat16: 4}
 """Machine epsilons of the largest output under which a change is rounding; 16 in full precision."""
 MIXING_NORMS = ("batchnorm", "batch_norm")
+CONTRASTIVE = "samples mix by design: each row of similarities has its own sample as its target"
 UNCLEAR = "the outputs change by no more than rounding in half precision does"
 REFUSALS = (RuntimeError, ValueError, IndexError, KeyError, TypeError, AssertionError)
 
@@ -92,8 +93,14 @@ def find_fed_labels(targets: Targets | str, inputs: list[Input]) -> Place | None
     return None
 
 
-def flow_rows(subject: Subject, output: Tensor | None, place: Place | None) -> Iterator[Measurement]:
+def flow_rows(
+    subject: Subject, output: Tensor | None, place: Place | None, targets: Targets | str
+) -> Iterator[Measurement]:
     """Both rows; `output` is the main one of the fixed batch. Call inside `forwards`."""
+    if _is_contrastive(targets):
+        yield not_measured(LATER, "", CONTRASTIVE)
+        yield not_measured(OTHERS, "", CONTRASTIVE)
+        return
     try:
         yield from _Flow(subject, output, place).rows()
     except REFUSALS as error:
@@ -102,6 +109,13 @@ def flow_rows(subject: Subject, output: Tensor | None, place: Place | None) -> I
         reason = f"the model refuses other content: {' '.join(str(error).split())[:160]}"
         yield not_measured(LATER, "", reason)
         yield not_measured(OTHERS, "", reason)
+
+
+def _is_contrastive(targets: Targets | str) -> bool:
+    """Whether the logits are similarities (B, B) of which each row's target is its own sample."""
+    if isinstance(targets, str) or targets.ids.ndim != 1 or len(targets.ids) != targets.logits.shape[-1]:
+        return False
+    return targets.ids.tolist() == list(range(len(targets.ids)))
 
 
 class _Flow:
@@ -200,6 +214,8 @@ class _Flow:
             return not_measured(OTHERS, "", UNCLEAR)
         site = self._first_module(batch, others, slice(None)) if ratio else ""
         kind = "batch-norm; " if ratio and self._is_batch_norm(site) else ""
+        if ratio and not kind and self._selects_tokens(site):
+            kind = "experts; "
         how = f"{EXACT}; {kind}the content of sample {self.whole} was replaced"
         return Measurement(OTHERS, site, ratio, how=how)
 
@@ -212,6 +228,32 @@ class _Flow:
             return False
         names = " ".join(type(m).__name__ for m in module.modules()).lower()
         return isinstance(module, nn.modules.batchnorm._BatchNorm) or any(n in names for n in MIXING_NORMS)
+
+    def _selects_tokens(self, site: str) -> bool:
+        """Whether a module has twins in a list, and each gets a part of the tokens that it gives: experts."""
+        module = dict(named_modules(self.subject.model)).get(site)
+        if module is None:
+            return False
+        lists = [list(m.children()) for m in module.modules() if isinstance(m, nn.ModuleList | nn.ModuleDict)]
+        experts = [
+            each for twins in lists if len(twins) > 1 and len({*map(type, twins)}) == 1 for each in twins
+        ]
+        read: list[int] = []
+        given: list[int] = []
+
+        def count(counts: list[int], value: Any) -> None:
+            tensor = value[0] if isinstance(value, tuple) and value else value
+            if isinstance(tensor, Tensor) and tensor.ndim:
+                counts.append(tensor.shape[:-1].numel())
+
+        handles = [m.register_forward_hook(lambda _, inputs, __: count(read, inputs)) for m in experts]
+        handles.append(module.register_forward_hook(lambda _, __, output: count(given, output)))
+        try:
+            run_without_graph(self.subject, self.subject.batch)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return bool(read) and bool(given) and max(read) < max(given)
 
     def _changed(self, *, whole: int | None, part: int | None) -> Batch:
         """The batch with the content of one sample replaced, and the later ids of another."""
