@@ -162,6 +162,41 @@ def test_padding_in_a_causal_batch_without_a_mask_is_found_by_its_id() -> None:
     assert "targets" in finding.message
 
 
+class TakesMask(Model):
+    """An encoder that takes a mask of some name and does not use it."""
+
+    def forward(self, ids_BT: Tensor, masked: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(ids_BT, torch.ones_like(ids_BT))
+
+
+@pytest.mark.parametrize("where", ["scattered", "at the ends"])
+def test_the_positions_that_a_masked_language_model_hides_are_no_padding(where: str) -> None:
+    ids = miswired.text() % 250 + 3
+    place = torch.arange(64)
+    hidden = (ids % 4 == 0) if where == "scattered" else place >= torch.tensor([60, 50, 40, 30])[:, None]
+
+    def loss(logits_BTV: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return nn.functional.cross_entropy(logits_BTV[batch["masked"]], ids[batch["masked"]])
+
+    batch = {"ids_BT": torch.where(hidden, 1, ids), "masked": hidden}
+    report = normscope.check(TakesMask(), batch, loss, steps=0, budget="fast")
+    assert not [f for f in report.findings if f.code == "NS703"]
+
+
+def test_a_mask_of_any_name_with_runs_of_different_lengths_is_padding() -> None:
+    ids = miswired.text() % 250 + 3
+    padding = torch.arange(64) >= torch.tensor([64, 50, 40, 30])[:, None]
+    ids = torch.where(padding, 0, ids)
+
+    def loss(logits_BTV: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return nn.functional.cross_entropy(logits_BTV.flatten(0, 1), ids.flatten())
+
+    report = normscope.check(TakesMask(), {"ids_BT": ids, "masked": padding}, loss, steps=0, budget="fast")
+    messages = " ".join(f.message for f in report.findings if f.code == "NS703")
+    assert "real tokens' outputs" in messages
+    assert "targets that count" in messages
+
+
 class Starts(nn.Module):
     """x + α·F(x) with α = 0, whose output matrix is zero too."""
 

@@ -112,7 +112,8 @@ def _first_in(site: str) -> str:
         loss looks better than the model. A softmax over a row with no real token is 0/0.""",
     threshold=f"""A warning where other ids in the padded places change a real token's output by over
         {SEEN:g} of the largest output; where any target that counts is padding; and where a sample of
-        nothing but padding gives NaN. Padding is what the batch's mask says, or runs of the padding id.""",
+        nothing but padding gives NaN. Padding is what the batch's mask says, or runs of the padding id; a
+        mask whose name tells neither must be runs at the ends of rows, and not what the loss asks for.""",
     source="""Exact: the padded ids are replaced and the outputs compared, and the targets are read from
         the gradient of the loss by the logits; PyTorch's documentation of scaled_dot_product_attention
         (rows that are masked as a whole give NaN).""",

@@ -7,6 +7,7 @@
     wiring/masked-row        1 where a sample of nothing but padding gives NaN, 0 where its outputs are finite
 
 Padding is what a mask of the batch says, or runs of the padding id at the ends of rows of different lengths.
+A mask whose name says nothing must be such runs itself.
 
 Shapes: B samples, T tokens.
 """
@@ -42,17 +43,39 @@ class Padding(NamedTuple):
         return "on both sides" if left and right else "on the left" if left else "on the right"
 
 
-def find_padding(subject: Subject, inputs: list[Input]) -> Padding | None:
+def find_padding(subject: Subject, inputs: list[Input], targets: Targets | str) -> Padding | None:
     """The padding of the first ids that have one."""
     for ids in (i.tensor for i in inputs if i.kind == "ids"):
         for mask in (i for i in inputs if i.kind == "mask" and i.tensor.shape == ids.shape):
             padded = _in_mask(mask, ids)
-            if padded is not None:
+            if padded is not None and (_is_named(mask) or _fills_rows(padded, ids, targets)):
                 return Padding(ids, padded, f"the mask {mask.name}".rstrip())
         padded = _runs(ids, _padding_ids(subject))
         if padded is not None:
             return Padding(ids, padded, "runs of the padding id")
     return None
+
+
+def _is_named(mask: Input) -> bool:
+    return mask.name.lower() == "attention_mask" or "padding" in mask.name.lower()
+
+
+def _fills_rows(padded: Tensor, ids: Tensor, targets: Targets | str) -> bool:
+    """Whether places are runs at the ends of rows of different lengths, and not what the loss asks for.
+
+    The positions that a masked language model hides hold one id too, and its loss counts there, of other ids.
+    """
+    ends = padded.long().cumprod(1) | padded.flip(1).long().cumprod(1).flip(1)
+    counts = padded.sum(1)
+    if not torch.equal(ends.bool(), padded) or bool((counts == counts[0]).all()):
+        return False
+    laid = None if isinstance(targets, str) else in_places(targets.ids, ids)
+    if laid is None:
+        return True
+    asked = padded & (laid >= 0) & (laid != ids)
+    return 2 * int(asked.sum()) < int(
+        padded.sum()
+    )  # in rows padded on the left, the last one predicts a token
 
 
 def _in_mask(mask: Input, ids: Tensor) -> Tensor | None:
@@ -95,7 +118,7 @@ def padding_rows(
     subject: Subject, inputs: list[Input], output: Tensor | None, targets: Targets | str, place: Place | None
 ) -> Iterator[Measurement]:
     """Rows of the batch's padding; one forward, and only where there is padding. Call inside `forwards`."""
-    padding = find_padding(subject, inputs)
+    padding = find_padding(subject, inputs, targets)
     if padding is None:
         yield not_measured("wiring/padded", "", "the batch has no padding that could be found")
         return
