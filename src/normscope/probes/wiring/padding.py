@@ -73,9 +73,8 @@ def _fills_rows(padded: Tensor, ids: Tensor, targets: Targets | str) -> bool:
     if laid is None:
         return True
     asked = padded & (laid >= 0) & (laid != ids)
-    return 2 * int(asked.sum()) < int(
-        padded.sum()
-    )  # in rows padded on the left, the last one predicts a token
+    # In rows padded on the left, the last padded place predicts a token.
+    return 2 * int(asked.sum()) < int(padded.sum())
 
 
 def _in_mask(mask: Input, ids: Tensor) -> Tensor | None:
