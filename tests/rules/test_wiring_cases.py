@@ -294,6 +294,35 @@ def test_an_optimizer_of_another_model_and_one_that_holds_twice() -> None:
     assert [(f.code, f.sites) for f in findings] == [("NS706", ("head.weight", "head.bias"))]
 
 
+class Tempered(nn.Module):
+    """Next-token loss of logits over a trained temperature."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log_temperature = nn.Parameter(torch.zeros(()))
+
+    def forward(self, logits_BTV: Tensor, ids_BT: Tensor) -> Tensor:
+        return miswired.shifted()(logits_BTV * self.log_temperature.exp(), ids_BT)
+
+
+def test_a_trained_temperature_of_the_criterion_is_no_foreign_tensor() -> None:
+    model, criterion = Model(), Tempered()
+    optimizer = torch.optim.AdamW([*model.parameters(), *criterion.parameters()], lr=3e-4)
+    subject = miswired.stepped(model, optimizer)
+    assert [f.severity.value for f in wiring(subject) if f.code == "NS706"] == ["warning"]
+    subject.loss_fn = criterion
+    assert found(subject) == {}
+    subject.loss_fn, criterion.log_temperature.grad = miswired.shifted(), torch.zeros(())
+    assert found(subject) == {}
+
+
+def test_foreign_tensors_beside_a_recorded_loss_are_a_note() -> None:
+    subject = miswired.padded()
+    optimizer = torch.optim.AdamW([*subject.model.parameters(), nn.Parameter(torch.zeros(()))], lr=3e-4)
+    subject.run = normscope.Run(model=subject.model, batches=subject.batch, optimizer=optimizer)
+    assert found(subject) == {"NS706": "note"}
+
+
 def test_decay_without_the_users_own_optimizer_is_not_judged() -> None:
     assert found(miswired.trained(Model()), lr=1.0) == {}
 

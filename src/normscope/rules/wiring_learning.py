@@ -118,8 +118,9 @@ def _looks_like_fine_tuning(case: Case, sites: set[str]) -> bool:
         wrapping, or from a part of the model, weights get gradients that nothing applies; a weight held
         twice is stepped twice; tensors of another model are stepped in vain.""",
     threshold="""From the user's own optimizers only. A warning for trained parameters that no optimizer
-        holds, for parameters held twice, and for tensors that are no parameters of the model; an error
-        where no trained parameter is held.""",
+        holds, for parameters held twice, and for tensors that are no parameters of the model and that the
+        loss does not train (a note where it is not known whether it does); an error where no trained
+        parameter is held.""",
     source="""Exact, by identity; PyTorch's documentation of torch.optim (move the model before its
         optimizer is built).""",
     remedy="""Build the optimizer last: after .to(), tying, wrapping and adding adapters, from
@@ -139,8 +140,15 @@ def not_in_optimizer(case: Case) -> Iterator[Hit]:
         message = f"{len(twice)} parameters are held twice and stepped twice: {named(twice)}."
         yield Hit(Severity.WARNING, tuple(twice), message, case.rows(twice, "wiring/held-twice"))
     if foreign:
-        message = f"{figure(foreign)} tensors in the optimizers are no parameters of the model."
-        yield Hit(Severity.WARNING, (), message, case.rows([""], "wiring/foreign"))
+        rows = case.rows([""], "wiring/foreign")
+        known = not any("; " in row.how for row in rows)
+        message = f"{figure(foreign)} tensors in the optimizers are no parameters of the model"
+        message += (
+            ", and the loss does not train them."
+            if known
+            else "; nothing shows whether the loss trains them."
+        )
+        yield Hit(note_or_warning(known), (), message, rows)
 
 
 @rule(

@@ -11,7 +11,7 @@ from normscope.probes.wiring.forward import forwards, run
 from normscope.probes.wiring.frozen import frozen_rows
 from normscope.probes.wiring.halves import loss_rows, update_rows
 from normscope.probes.wiring.inputs import inputs_of
-from normscope.probes.wiring.optimizers import optimizer_rows
+from normscope.probes.wiring.optimizers import foreign_rows, optimizer_rows
 from normscope.probes.wiring.padding import padding_rows
 from normscope.probes.wiring.targets import find_targets, first_loss_rows, target_rows
 from normscope.probes.wiring.values import value_rows
@@ -42,8 +42,10 @@ def _flow(subject: Subject) -> Iterator[Measurement]:
         with everything_requires_grad(subject.model, subject.batch):
             forward = run(subject)
             targets = find_targets(forward)
+            foreign = list(foreign_rows(subject, forward.loss))
         output, width = None if forward.main is None else forward.main.detach(), forward.width
         del forward  # frees the graph
+        yield from foreign
         place = find_place(targets, inputs)
         yield from target_rows(targets, inputs, None if place is None else (place.targets_BT, place.ids_BT))
         yield from first_loss_rows(targets, width)

@@ -3,18 +3,25 @@
     wiring/not-held        1 for a trained parameter that no optimizer holds
     wiring/held-twice      1 for a parameter that several optimizers or groups hold
     wiring/held-share      share of the trained entries that an optimizer holds, at ""
-    wiring/foreign         number of tensors in the optimizers that are no parameters of the model, at ""
+    wiring/foreign         number of tensors in the optimizers that are no parameters of the model and have no
+                           gradient, at ""; without those that the loss depends on, where it shows that
     wiring/decay           learning rate × weight decay of a trained vector or scalar: a step's share
 
 Rows only where the user's own optimizers are known.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from normscope.probes.measurement import Measurement
+import torch
+from torch import Tensor
+
+from normscope.probes.measurement import EXACT, Measurement
 from normscope.probes.parameters import Parameters
 from normscope.subjects import Subject
+from normscope.subjects.subject import LOSS_INPUTS
+
+UNKNOWN = "the loss is not known, or was recorded without them"
 
 
 def optimizer_rows(subject: Subject, parameters: Parameters) -> Iterator[Measurement]:
@@ -26,11 +33,9 @@ def optimizer_rows(subject: Subject, parameters: Parameters) -> Iterator[Measure
     held = Counter(id(p) for group in groups for p in group["params"])
     trained = [p for p in parameters.all() if p.requires_grad]
     total = sum(p.numel() for p in trained)
-    own = {id(p) for p in subject.model.parameters()}
     if total:
         share = sum(p.numel() for p in trained if id(p) in held) / total
         yield Measurement("wiring/held-share", "", share)
-    yield Measurement("wiring/foreign", "", float(sum(1 for key in held if key not in own)))
     for parameter in trained:
         name = parameters.names[id(parameter)]
         if id(parameter) not in held:
@@ -43,3 +48,26 @@ def optimizer_rows(subject: Subject, parameters: Parameters) -> Iterator[Measure
         for parameter in group["params"]:
             if id(parameter) in parameters.names and parameter.ndim < 2 and parameter.requires_grad:
                 yield Measurement("wiring/decay", parameters.names[id(parameter)], decay * rate)
+
+
+def foreign_rows(subject: Subject, loss: Tensor | None) -> Iterator[Measurement]:
+    """Count tensors of the optimizers that are not the model's and get nothing from `loss`, a graph's end.
+
+    A criterion may have a temperature. A recorded loss keeps the values of such tensors and not their graph.
+    """
+    optimizers = () if subject.run is None else subject.run.optimizers
+    if not optimizers:
+        return
+    held = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    own = {id(p) for p in subject.model.parameters()}
+    foreign = list({id(p): p for p in held if id(p) not in own and p.grad is None}.values())
+    is_recorded = isinstance(subject.batch, Mapping) and LOSS_INPUTS in subject.batch
+    is_known = loss is not None and loss.requires_grad and not is_recorded
+    asked = [p for p in foreign if p.requires_grad]
+    if is_known and asked:
+        assert loss is not None
+        gradients = torch.autograd.grad(loss, asked, retain_graph=True, allow_unused=True)
+        reached = {id(p) for p, gradient in zip(asked, gradients, strict=True) if gradient is not None}
+        foreign = [p for p in foreign if id(p) not in reached]
+    how = EXACT if is_known else f"{EXACT}; {UNKNOWN}"
+    yield Measurement("wiring/foreign", "", float(len(foreign)), how=how)
