@@ -1,5 +1,8 @@
 """The wiring findings on whole models: each broken run gets its finding, its twin none of the family."""
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,6 +15,7 @@ from normscope.anatomy import Anatomy
 from normscope.probes import Measurements
 from normscope.probes.parameters import Parameters
 from normscope.probes.wiring.halves import update_rows
+from normscope.probes.wiring.optimizers import optimizer_rows
 from normscope.rules import Finding
 from normscope.subjects import Subject
 from normscope.train import Recipe
@@ -113,7 +117,9 @@ def test_an_encoder_may_see_later_tokens_and_reconstruct_its_input() -> None:
 
 
 def test_labels_shifted_twice_are_a_warning() -> None:
-    assert found(miswired.trained(Model(), miswired.shifted(2))) == {"NS712": "warning"}
+    (finding,) = wiring(miswired.trained(Model(), miswired.shifted(2)))
+    assert (finding.code, finding.severity) == ("NS712", "warning")
+    assert "or intended" in finding.message
 
 
 def test_labels_that_are_all_ignored_are_an_error() -> None:
@@ -532,6 +538,54 @@ def with_warmup(model: Model, lr: float) -> Subject:
     subject = miswired.stepped(model, optimizer)
     subject.run = normscope.Run(model=model, batches=subject.batch, optimizer=optimizer, scheduler=scheduler)
     return subject
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (torch.optim.AdamW, True),
+        (torch.optim.Adam, False),
+        (partial(torch.optim.Adam, decoupled_weight_decay=True), True),
+        (torch.optim.NAdam, False),
+        (torch.optim.SGD, True),
+        (partial(torch.optim.SGD, momentum=0.9), False),
+    ],
+)
+def test_only_decoupled_decay_is_judged(make: Callable[..., torch.optim.Optimizer], expected: bool) -> None:
+    model = Model()
+    subject = miswired.stepped(model, make(model.parameters(), lr=1e-3, weight_decay=0.1))
+    rows = list(optimizer_rows(subject, Parameters(model, Anatomy(()))))
+    assert any(row.quantity == "wiring/decay" for row in rows) == expected
+
+
+class Quantised(nn.Module):
+    """x W_8ᵀ + (x A) B with a frozen float8 matrix."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        width = miswired.WIDTH
+        weight = (torch.randn(outputs, width) / 8).to(torch.float8_e4m3fn)
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.down = nn.Parameter(torch.randn(width, 2) / 8)
+        self.up = nn.Parameter(torch.zeros(2, outputs))
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        return nn.functional.linear(x_BTC, self.weight.float()) + x_BTC @ self.down @ self.up
+
+
+def test_weights_of_one_byte_are_measured_and_healthy() -> None:
+    model = Model()
+    for layer in model.layers:
+        assert isinstance(layer, miswired.Block)
+        layer.attention.qkv = Quantised(3 * miswired.WIDTH)  # type: ignore[assignment]
+    report = normscope.check(miswired.trained(model), steps=0, budget="fast")
+    assert not [note for note in report.notes if "could not measure" in note]
+    assert {f.severity.value for f in report.findings if f.code.startswith("NS7")} <= {"note"}
+    weight = model.get_parameter("layers.1.attention.qkv.weight")
+    weight.data[0, 0] = float("nan")
+    report = normscope.check(miswired.trained(model), steps=0, budget="fast")
+    assert not [note for note in report.notes if "could not measure" in note]
+    assert any("layers.1.attention.qkv.weight" in f.sites for f in report.findings)
 
 
 def test_decay_is_taken_at_the_rate_after_the_warmup() -> None:

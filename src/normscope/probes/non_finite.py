@@ -18,7 +18,7 @@ from normscope.anatomy.types import at_call
 from normscope.probes.measurement import EXACT, Measurement
 from normscope.probes.objective import objective
 from normscope.probes.parameters import Parameters
-from normscope.probes.sums import is_finite
+from normscope.probes.sums import is_finite, widened
 from normscope.subjects import Subject
 from normscope.subjects.feed import tensors_in
 
@@ -64,7 +64,7 @@ def first_non_finite(subject: Subject, parameters: Parameters) -> Measurement:
     """
     for name, tensor in _held(subject.model, parameters).items():
         if not is_finite(tensor):
-            count = int((~torch.isfinite(tensor.detach())).sum())
+            count = int((~torch.isfinite(widened(tensor))).sum())
             return _row(name, f"{count} of its {tensor.numel()} values are NaN or infinite as given")
     if not all(is_finite(t) for t in tensors_in(subject.batch) if t.is_floating_point()):
         return _row("batch", "the batch holds NaN or infinity as given")
@@ -98,7 +98,9 @@ def _row(site: str, how: str) -> Measurement:
 
 def _held(model: nn.Module, parameters: Parameters) -> dict[str, Tensor]:
     """Tensors that must be finite: parameters, and buffers unless they are masks."""
-    buffers = {name: b for name, b in model.named_buffers() if b.is_floating_point() and b.isnan().any()}
+    buffers = {
+        name: b for name, b in model.named_buffers() if b.is_floating_point() and widened(b).isnan().any()
+    }
     return {**parameters.by_name, **buffers}
 
 

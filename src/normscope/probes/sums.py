@@ -42,20 +42,37 @@ def rms(tensor: Tensor) -> float:
     return (energy(tensor) / tensor.numel()) ** 0.5
 
 
+def extremes(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """Smallest and largest value; nan where there is a nan."""
+    low, high = torch.aminmax(widened(tensor))
+    return low, high
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """`tensor` without its graph; in bfloat16, which holds all of float8, where PyTorch compares none."""
+    tensor = tensor.detach()
+    return tensor.to(torch.bfloat16) if is_byte(tensor) else tensor
+
+
+def is_byte(tensor: Tensor) -> bool:
+    """Whether its elements are floating-point numbers of one byte, of which PyTorch computes little."""
+    return tensor.is_floating_point() and tensor.element_size() == 1
+
+
 def largest(tensor: Tensor) -> float:
     """max |x|; nan where there is a nan."""
-    low, high = torch.aminmax(tensor.detach())
+    low, high = extremes(tensor)
     return float(torch.maximum(-low, high))
 
 
 def is_zero(tensor: Tensor) -> bool:
     """Whether every element is exactly zero."""
-    return not bool(tensor.detach().any())
+    return not bool(widened(tensor).any())
 
 
 def is_finite(tensor: Tensor) -> bool:
     """Whether every element is finite."""
-    low, high = torch.aminmax(tensor.detach())
+    low, high = extremes(tensor)
     return bool(torch.isfinite(low) & torch.isfinite(high))
 
 

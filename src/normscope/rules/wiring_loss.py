@@ -25,7 +25,8 @@ MATCH = 0.9
         target), so that every shift and mask counts; transformers' documentation (models shift the labels
         themselves).""",
     remedy="""Shift once: cross_entropy(logits[:, :-1], ids[:, 1:]), or labels=input_ids for a model of
-        transformers, which shifts inside. Check what the collator sets to -100.""",
+        transformers, which shifts inside. Check what the collator sets to -100. A target two
+        ahead may be intended.""",
 )
 def labels(case: Case) -> Iterator[Hit]:
     figures = {
@@ -49,7 +50,10 @@ def labels(case: Case) -> Iterator[Hit]:
         )
         yield _hit(case, Severity.ERROR, message, "targets-same", "later-tokens")
     elif after >= MATCH:
-        message = f"{figure(100 * after)} % of the targets are the input two places on: shifted twice."
+        message = (
+            f"{figure(100 * after)} % of the targets are the input two places on: shifted twice, "
+            "or intended (a target two ahead)."
+        )
         yield _hit(case, Severity.WARNING, message, "targets-after-next", "targets-next")
 
 

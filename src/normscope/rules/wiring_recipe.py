@@ -57,7 +57,8 @@ def _times(case: Case) -> str:
         an effective learning rate. A gain, a bias or the scalar of a join has no such invariance: decay
         pulls a gain of 1 towards 0, by e^(−ηλn) after n steps where no gradient holds it.""",
     threshold=f"""From the user's own optimizers only. A note where decay alone takes over {LOSES:g} of a
-        trained vector or scalar within {RUN_STEPS} steps at the full learning rate.""",
+        trained vector or scalar within {RUN_STEPS} steps at the full learning rate. Only where decay is
+        decoupled from the gradient: AdamW, Lion, Muon and their like, and SGD without momentum.""",
     source="""Loshchilov and Hutter 2017, arXiv:1711.05101 (decoupled decay); closed form 1 − e^(−ηλn);
         minGPT's and nanoGPT's own practice of two groups.""",
     remedy="""Two parameter groups: weight_decay for p.ndim >= 2, and 0 for gains, biases and scalars.""",

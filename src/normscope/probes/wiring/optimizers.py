@@ -5,16 +5,19 @@
     wiring/held-share      share of the trained entries that an optimizer holds, at ""
     wiring/foreign         number of tensors in the optimizers that are no parameters of the model and have no
                            gradient, at ""; without those that the loss depends on, where it shows that
-    wiring/decay           learning rate × weight decay of a trained vector or scalar: a step's share
+    wiring/decay           learning rate × weight decay of a trained vector or scalar: a step's share, where
+                           decay is decoupled from the gradient
 
 Rows only where the user's own optimizers are known.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from normscope.probes.measurement import EXACT, Measurement
 from normscope.probes.parameters import Parameters
@@ -22,6 +25,19 @@ from normscope.subjects import Subject
 from normscope.subjects.subject import LOSS_INPUTS
 
 UNKNOWN = "the loss is not known, or was recorded without them"
+
+
+DECOUPLED = ("adamw", "lion", "muon", "adafactor", "ademamix", "sophia")
+"""Parts of names of optimizers that multiply a weight by 1 − ηλ; Adam adds λw to the gradient."""
+
+
+def _is_decoupled(optimizer: Optimizer, group: dict[str, Any]) -> bool:
+    if "decoupled_weight_decay" in group:
+        return bool(group["decoupled_weight_decay"])
+    name = type(optimizer).__name__.lower()
+    if name == "sgd":  # λw joins the gradient, which nothing scales
+        return not group.get("momentum")
+    return any(part in name for part in DECOUPLED)
 
 
 def optimizer_rows(subject: Subject, parameters: Parameters) -> Iterator[Measurement]:
@@ -42,7 +58,8 @@ def optimizer_rows(subject: Subject, parameters: Parameters) -> Iterator[Measure
             yield Measurement("wiring/not-held", name, 1.0)
         elif held[id(parameter)] > 1:
             yield Measurement("wiring/held-twice", name, 1.0)
-    for group in groups:
+    decoupled = [g for optimizer in optimizers for g in optimizer.param_groups if _is_decoupled(optimizer, g)]
+    for group in decoupled:
         decay = float(group.get("weight_decay") or 0.0)
         rate = max(float(group.get("lr") or 0.0), float(group.get("initial_lr") or 0.0))
         for parameter in group["params"]:

@@ -20,7 +20,7 @@ from normscope.anatomy import Anatomy, Norm
 from normscope.probes.measurement import EXACT, Measurement
 from normscope.probes.norms import factor
 from normscope.probes.parameters import Parameters
-from normscope.probes.sums import is_zero
+from normscope.probes.sums import extremes, is_byte, is_zero, widened
 
 SUBNORMAL_SHARE = 0.5
 _SAMPLE = 4096
@@ -38,13 +38,15 @@ def _odd(name: str, parameter: Tensor) -> Iterator[Measurement]:
     values = parameter.detach()
     if not values.numel() or values.is_meta:
         return
-    low, high = torch.aminmax(values)
+    low, high = extremes(values)
     if not bool(torch.isfinite(low) & torch.isfinite(high)):
-        finite = values.isfinite()
+        finite = widened(values).isfinite()
         share = 1 - float(finite.double().mean())
-        kind = "NaN" if values.isnan().any() else "infinite"
+        kind = "NaN" if widened(values).isnan().any() else "infinite"
         yield Measurement("wiring/non-finite-weight", name, share, how=f"{EXACT}; {kind}")
         return
+    if is_byte(values):
+        return  # codes of quantised weights, whose scales lie elsewhere
     largest = float(torch.maximum(-low, high))
     info = torch.finfo(values.dtype)
     if parameter.requires_grad and largest >= 2 / info.eps:
