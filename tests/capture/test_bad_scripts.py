@@ -275,7 +275,13 @@ def begun(here: Path, odd: str, until: str, steps: int = 20, **more: Any) -> "su
 def test_signals_before_the_training_end_the_script(
     number: signal.Signals, status: int, word: str, here: Path
 ) -> None:
-    process = begun(here, "sleeps", "asleep")
+    before = signal.signal(
+        number, signal.SIG_DFL
+    )  # a suite under nohup ignores SIGHUP, and so would its children
+    try:
+        process = begun(here, "sleeps", "asleep")
+    finally:
+        signal.signal(number, before)
     for _ in range(2):
         process.send_signal(number)
     output, said = process.communicate(timeout=60)

@@ -88,7 +88,7 @@ HERE = {
     "two models: the named": Loop(
         "adversarial.py",
         one("Adam", 28, lr=2e-4, decay=0.0),
-        says=("Generator (26.5k trained weights) was taken, as --module asks", "another model"),
+        says=("Generator (26.5k trained weights) was taken, as --module asks", "no loss of copies"),
         module="Generator",
         losses="generator",
     ),

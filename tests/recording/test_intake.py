@@ -127,6 +127,11 @@ def test_the_run_of_a_lightning_module(kind: type[Module], optimizer: str, sched
         torch.testing.assert_close(loss, module.training_step((IDS[:4],), 0)["loss"])
 
 
+def test_no_hook_is_left(tmp_path: Path) -> None:
+    next(iter(as_run((Module(), Data())).batches))
+    assert not nn.modules.module._has_any_global_hook()
+
+
 def test_what_cannot_be_taken_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="manual optimisation"):
         as_run((Manual(), Data()))

@@ -25,7 +25,7 @@ from normscope.pipeline import Check, find_entropy, look, try_others
 from normscope.probes import Budget, Spending
 from normscope.recording.calls import Forward, Forwards
 from normscope.rules import parse_codes
-from normscope.subjects import Run, Subject, untouched
+from normscope.subjects import Run, Subject, call_model, untouched
 from normscope.subjects.assemble import shapes
 from normscope.subjects.rng import generators_kept
 from normscope.subjects.subject import LOSS_INPUTS
@@ -33,7 +33,7 @@ from normscope.train import LiveOptimizers, Recipe, UpdateRatio
 
 POLL_SECONDS = 0.05
 SHARDED = "the weights are sharded over processes (FSDP), and one process cannot run the model alone"
-UNRECORDED = "the loss is not computed by PyTorch's functions from the output of one forward of the model"
+UNRECORDED = "the loss is not that of one forward of the model alone, computed by PyTorch's functions"
 
 
 class Counting:
@@ -79,6 +79,8 @@ class Following(Counting):
         self._num_steps = settings.steps
         self._ratio: UpdateRatio | None = None
         self._gradients: dict[str, float] = {}
+        self._first_loss = math.nan
+        self._autocast: torch.dtype | None = None
         self._apart_seconds, self._begin = 0.0, time.perf_counter()
 
     @property
@@ -88,6 +90,9 @@ class Following(Counting):
         return self._check
 
     def before_step(self, forwards: Sequence[Forward]) -> None:
+        if self._check is None:
+            self._autocast = self._autocast_needed(forwards[0])
+            self._first_loss = float(forwards[0].loss)
         with self._apart():
             for forward in forwards:
                 self.kept.add(forward)
@@ -223,8 +228,8 @@ class Following(Counting):
             self._notes.append(f"no loss of copies: {UNRECORDED}")
         elif first.recording is not None and not first.recording.program.is_whole:
             self._notes.append(
-                "the loss also uses weights beside the model's output (a penalty, or another model); "
-                "copies keep those as they were"
+                "a part of the loss is not of the model's output (a penalty on weights, a temperature); "
+                "copies keep it as it was"
             )
         return Subject(
             model=self.model,
@@ -284,9 +289,10 @@ class Following(Counting):
         ratio = self._ratio.after() if self._ratio is not None else None
         self._ratio = None
         if self.check.subject.loss_fn is not None and not self._is_sharded:
-            self._trial.measure(self.step, self.losses, ratio, self._gradients)
+            with untouched(self.model):
+                self._trial.measure(self.step, self.losses, ratio, self._gradients)
             return
-        loss, recent = (self.losses or [math.nan])[-1], self.losses[-RECENT:]
+        loss, recent = (self.losses or [self._first_loss])[-1], self.losses[-RECENT:]
         self.curve.append(
             ForecastStep(
                 step=self.step,
@@ -320,6 +326,17 @@ class Following(Counting):
     def _tell(self, words: str, done: int) -> None:
         self.folder.note(progress=words)
 
+    def _autocast_needed(self, first: Forward) -> torch.dtype | None:
+        """The run's autocast, if the model cannot run without it; None looks at its own dtype."""
+        if self.run.precision == "float32" or self._is_sharded:
+            return None
+        with self._apart(), untouched(self.model), torch.no_grad():
+            try:
+                call_model(self.model.eval(), first.batch)
+            except RuntimeError:
+                return getattr(torch, self.run.precision)
+        return None
+
     @contextmanager
     def _apart(self) -> Iterator[None]:
         """Context of normscope's own work: no hook of the script runs, and its time is not the script's."""
@@ -328,6 +345,9 @@ class Following(Counting):
             held.enter_context(generators_kept())
             held.enter_context(torch.enable_grad())
             held.enter_context(_without_autocast())
+            if self._autocast is not None:
+                device = next(self.model.parameters()).device.type
+                held.enter_context(torch.autocast(device, self._autocast, cache_enabled=False))
             held.enter_context(_without_hooks(self.model))
             try:
                 yield

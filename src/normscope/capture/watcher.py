@@ -1,5 +1,6 @@
 """Watcher: chooses the model of a training script and follows its steps."""
 
+import itertools
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +18,7 @@ from normscope.capture.child import Stopped, abandon, stoppable
 from normscope.capture.folder import Folder, Settings
 from normscope.capture.following import Counting, Following, following
 from normscope.errors import UsageError, describe
-from normscope.recording.calls import Forward, bare, recorded_forward
+from normscope.recording.calls import Forward, bare, reaches, recorded_forward
 from normscope.recording.events import Events
 from normscope.recording.tape import Tape, tensors_of
 from normscope.subjects import Run
@@ -51,6 +52,7 @@ class Watcher:
     _calls: dict[int, "Call"] = field(default_factory=dict)
     _tapes: list[Tape] = field(default_factory=list)
     _forwards: list[Forward] = field(default_factory=list)
+    _outputs: list[tuple[Tensor, ...]] = field(default_factory=list)
     _root: nn.Module | None = None
     _following: Counting | None = None
     _order: list[int] = field(default_factory=list)
@@ -96,16 +98,24 @@ class Watcher:
     def _take_loss(self, loss: Tensor) -> None:
         if self._is_over:
             return
+        is_taken = False
         for call in list(self._calls.values()):
             forward = recorded_forward(call.module, call.args, call.kwargs, call.tape, loss)
             if forward is not None:
+                is_taken = True
                 self._forwards.append(forward)
+                self._outputs.append(call.tape.outputs)
                 self._stop_tape(call.module)
+        for number, outputs in enumerate(() if is_taken else self._outputs):
+            if reaches(loss, outputs):
+                self._forwards[number] = self._forwards[number].with_another(loss)
 
     def clears(self, parameters: Iterable[Tensor]) -> None:
         if self._forwards and not self._is_over:
             gone = {id(parameter) for parameter in parameters}
-            self._forwards = [f for f in self._forwards if not _shares(f.module, gone)]
+            kept = [not _shares(forward.module, gone) for forward in self._forwards]
+            self._forwards = list(itertools.compress(self._forwards, kept))
+            self._outputs = list(itertools.compress(self._outputs, kept))
 
     def steps(self, optimizer: Optimizer) -> None:
         self._leave_tapes()
@@ -217,7 +227,7 @@ class Watcher:
     def _forwards_of_step(self) -> list[Forward]:
         """The model's forwards since the last step, with their losses before scaling and accumulation."""
         taken = [forward for forward in self._forwards if forward.module is self._root]
-        self._forwards = []
+        self._forwards, self._outputs = [], []
         factors = [1 / len(taken)] if taken else []
         if self._scaler is not None:
             factors.append(self._scaler.get_scale())

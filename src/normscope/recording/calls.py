@@ -42,6 +42,11 @@ class Forward:
         batch = {**self.batch, LOSS_INPUTS: (recording.program, *self.batch[LOSS_INPUTS][1:])}
         return Forward(self.module, batch, recording.value, recording)
 
+    def with_another(self, loss: Tensor) -> "Forward":
+        """The same after a second backward, from `loss`: the sum of both losses, without its code."""
+        batch = {name: value for name, value in self.batch.items() if name != LOSS_INPUTS}
+        return Forward(self.module, batch, self.loss + loss.detach(), None)
+
     def of_its_own_items(self, num_batches: int) -> "Forward":
         """The same with a loss of this batch, where the model divides by the items of all batches of a step.
 

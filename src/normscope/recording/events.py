@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from torch.nn.modules import module as module_hooks
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -111,6 +112,8 @@ class Events:
             register_optimizer_step_post_hook(self._stepped),
         ):
             held.callback(handle.remove)
+            # PyTorch leaves this mark of a removed hook, for which it warns whoever compiles a module.
+            held.callback(module_hooks._global_forward_hooks_with_kwargs.pop, handle.id, None)
         clipping = torch.nn.utils.clip_grad
         for owner, name, wrapper in (
             (torch.autograd, "backward", self._backward),

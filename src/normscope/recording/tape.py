@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
@@ -100,7 +101,7 @@ class Tape(TorchFunctionMode):
         self._given: dict[int, tuple[int, Tensor]] = {}
         self._steps: list[Step] = []
         self._makers: dict[int, int] = {}
-        self._is_whole = True
+        self._is_whole, self._is_part = True, False
         self._keep(output)
         self.outputs = tuple(self._held)
         self.is_recording = False
@@ -127,6 +128,8 @@ class Tape(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            return result  # a compiler only traces the call
         if self.is_recording and self._depends(args, kwargs):
             results = list(tensors_of(result))
             if results or func.__name__ == "__setitem__":
@@ -160,6 +163,7 @@ class Tape(TorchFunctionMode):
             return Slot(self._slots[id(value)])
         if value.requires_grad:
             self._is_whole = False
+            self._is_part |= value.numel() > 1
         number, _ = self._given.setdefault(id(value), (len(self._given), value))
         return Given(number)
 
@@ -169,9 +173,13 @@ class Tape(TorchFunctionMode):
         return any(step.function.__name__ in ("detach", "__get__") for step in self._steps)
 
     def recording(self, loss: Tensor) -> "Recording | None":
-        """The recorded loss; None if `loss` does not depend on the output, or is not a scalar."""
+        """The recorded loss; None if there is none for later steps and copies.
+
+        `loss` is no scalar, or does not depend on the output, or it depends on tensors that train outside of
+        this forward too: a head, a tied weight, another forward.
+        """
         slot = self._slots.get(id(loss))
-        if slot is None or loss.numel() != 1:
+        if slot is None or loss.numel() != 1 or self._is_part:
             return None
         program = Program(len(self.outputs), tuple(self._steps), slot, self._is_whole)
         given = tuple(tensor.detach() for _, tensor in self._given.values())

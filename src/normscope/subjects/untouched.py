@@ -41,7 +41,16 @@ def untouched(model: nn.Module) -> Iterator[nn.Module]:
                 parameter.grad = grad
             with torch.no_grad():
                 for tensor, value in values:
-                    tensor.detach().copy_(value)
+                    if not _equal(tensor, value):  # a write invalidates graphs that have saved the tensor
+                        tensor.detach().copy_(value)
+
+
+def _equal(tensor: Tensor, value: Tensor) -> bool:
+    """Whether both have the same values; False where that cannot be known, as for fake tensors."""
+    try:
+        return torch.equal(tensor, value)
+    except (RuntimeError, NotImplementedError):
+        return False
 
 
 Attributes = tuple[dict[str, Any], dict[str, Any]]
