@@ -45,7 +45,7 @@ class LiveOptimizers:
         optimizers: objects of PyTorch's protocol (`param_groups`, `step()`, `zero_grad()`), in the order in
             which they step.
         schedulers: schedulers of these optimizers, stepped after each step, in this order.
-        rates: learning rates by step, of every group of every optimizer in order, [steps][groups], for
+        rates: learning rates by step, of every group of every optimizer in order (steps × groups), for
             schedules without a scheduler; the last row holds for all later steps. Empty: the groups' own.
 
     Raises:
