@@ -12,8 +12,17 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 LINE = runpy.run_path(str(DOCS / "command_line.py"))
 LINKING = [*ROOT.glob("*.md"), ROOT / "llms.txt"]
-NOT_OURS = {"--address", "--head", "--normscope-budget", "--nproc-per-node", "--python-version"}
-"""Options of ray, pytest, torchrun and mypy that pages show."""
+NOT_OURS = {
+    "--address",
+    "--compile",
+    "--its",
+    "--own",
+    "--head",
+    "--normscope-budget",
+    "--nproc-per-node",
+    "--python-version",
+}
+"""Options of ray, pytest, torchrun, mypy and of scripts that pages show."""
 
 
 @pytest.mark.parametrize("path", LINKING, ids=lambda path: path.name)
