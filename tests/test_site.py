@@ -48,7 +48,7 @@ def test_pages_name_only_options_and_benchmarks_that_exist() -> None:
     for path in [*LINKING, *DOCS.rglob("*.md")]:
         text = path.read_text(encoding="utf-8")
         assert set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", text)) - options == set(), path
-        assert set(re.findall(r"normscope bench (\w+)", text)) - set(BENCHES) == set(), path
+        assert set(re.findall(r"normscope bench ([\w-]+)", text)) - set(BENCHES) == set(), path
         for module in re.findall(r"(?:-m |from )benchmarks\.(\w+)", text):
             assert (ROOT / "benchmarks" / f"{module}.py").exists(), (path, module)
 
