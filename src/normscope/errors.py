@@ -43,6 +43,19 @@ class UsageError(NormscopeError, ValueError):
         super().__init__(" ".join(f"{given}: expected {expected}; {do}.".split()))
 
 
+class CaptureError(NormscopeError):
+    """A bug of normscope inside the script.
+
+    Attributes:
+        place: its file and line.
+        trace: its traceback.
+    """
+
+    def __init__(self, error: str, place: str, trace: str) -> None:
+        super().__init__(error)
+        self.place, self.trace = place, trace
+
+
 def nearest(name: str, choices: Iterable[str]) -> str | None:
     """The choice most similar to `name`, or None if none is similar.
 

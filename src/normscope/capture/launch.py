@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from normscope.atomic import disk_refusals
 from normscope.capture.folder import VARIABLE, Folder, Settings
-from normscope.errors import NormscopeError, UsageError
+from normscope.errors import CaptureError, UsageError
 from normscope.interrupts import postponed
 
 if TYPE_CHECKING:
@@ -97,19 +97,6 @@ def captured(
         except KeyboardInterrupt:
             return _interrupted(report)
         return _outcome(folder, report, settings, script.process)
-
-
-class CaptureError(NormscopeError):
-    """A bug of normscope inside the script.
-
-    Attributes:
-        place: its file and line.
-        trace: its traceback.
-    """
-
-    def __init__(self, error: str, place: str, trace: str) -> None:
-        super().__init__(error)
-        self.place, self.trace = place, trace
 
 
 class Ended(SystemExit):

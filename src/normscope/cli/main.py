@@ -9,7 +9,6 @@ from typing import Any
 
 import typer
 
-from normscope.capture.launch import CaptureError
 from normscope.cli import (
     anatomy,
     bench,
@@ -27,7 +26,7 @@ from normscope.cli import (
 from normscope.cli.completing import as_bash_wants
 from normscope.cli.defaults import read_defaults
 from normscope.cli.output import is_of_output, spell_out, unwritten
-from normscope.errors import UsageError, describe, nearest
+from normscope.errors import CaptureError, UsageError, describe, nearest
 from normscope.interrupts import only_once
 
 app = typer.Typer(

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from normscope.capture.folder import Settings
-from normscope.capture.launch import CaptureError, Ended, Outcome, captured
+from normscope.capture.launch import Ended, Outcome, captured
+from normscope.errors import CaptureError
 
 
 def check_script(words: Sequence[str], options: Mapping[str, Any], *, quiet: bool) -> Outcome:
