@@ -77,6 +77,15 @@ HERE = {
     ),
     "LoRA": Loop("loops.py lora", one(tensors=8)),
     "optimizer of the user's": Loop("loops.py scheduled_free", one("Averaged", decay=None)),
+    "compiled loss": Loop("loops.py compiled_loss", one()),
+    "two backwards": Loop("loops.py two_losses", one(tensors=30), says=("no loss of copies",)),
+    "two backwards and steps": Loop(
+        "loops.py two_optimizers", one(tensors=1) + one(tensors=29), says=("no loss of copies",)
+    ),
+    "weights outside the forward": Loop(
+        "loops.py head_outside", one(tensors=28), says=("no loss of copies",)
+    ),
+    "autocast only": Loop("loops.py half_inputs", one(), {"precision": "bfloat16"}),
     "two models: the larger": Loop(
         "adversarial.py",
         one("Adam", 40, lr=4e-4, decay=0.0),
@@ -135,6 +144,7 @@ class Left(BaseException):
 
 
 @pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")  # the script's process ignores it too
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # of Dynamo's own
 @pytest.mark.parametrize("loop", HERE.values(), ids=HERE)
 def test_a_loop_in_this_process(loop: Loop, tmp_path: Path, monkeypatch, capsys) -> None:
     script, *words = loop.words.split()

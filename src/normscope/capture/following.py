@@ -5,20 +5,20 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from normscope.anatomy import Anatomy
 from normscope.capture.folder import Folder, Settings
 from normscope.capture.start import Start
 from normscope.forecast import Forecast, ForecastStep, forecast, forecast_measurements, rates_around
-from normscope.forecast.evaluator import gradient_norms
+from normscope.forecast.evaluator import Evaluator, gradient_norms
 from normscope.forecast.rule import EXTENSION
 from normscope.forecast.watch import COHERENCE_BATCHES, RECENT, WatchedTrial, measured_steps
 from normscope.pipeline import Check, find_entropy, look, try_others
@@ -45,6 +45,9 @@ class Counting:
 
     def before_step(self, forwards: Sequence[Forward]) -> None:
         """A step is about to be taken."""
+
+    def also_steps_on(self, loss: Tensor) -> None:
+        """A part of the step that has begun is on another loss of the same forward."""
 
     def after_step(self, *, is_skipped: bool) -> bool:
         """A step was taken; True if it was the last."""
@@ -104,6 +107,19 @@ class Following(Counting):
                 self._gradients = self._gradient_norms()
                 self._ratio = UpdateRatio(self.model)
                 self._ratio.before()
+
+    def also_steps_on(self, loss: Tensor) -> None:
+        self.losses[-1] += float(loss.detach())
+        if self.check.subject.loss_fn is None:
+            return
+        first = dict(cast(Mapping[str, Any], next(self.kept())))
+        first.pop(LOSS_INPUTS)
+        forward = Forward(self.model, first, loss.detach(), None)
+        self.kept, self.curve = Forwards(), []
+        with self._apart():  # what was measured is that of a part of the loss
+            self.kept.add(forward)
+            self._first_loss = self.losses[0]
+            self._check = self._started(forward)
 
     def after_step(self, *, is_skipped: bool) -> bool:
         self.step += 1
@@ -298,12 +314,18 @@ class Following(Counting):
                 step=self.step,
                 train_loss=self.losses[-1] if self.losses else None,
                 loss=loss,
-                diversity={},
+                diversity={} if self._is_sharded else self._diversity(),
                 update_ratio=ratio,
                 gradients=self._gradients,
                 recent_loss=sum(recent) / len(recent) if recent else None,
             )
         )
+
+    def _diversity(self) -> dict[str, float]:
+        """Token diversity of every stack, for which the loss is not needed."""
+        subject = dataclasses.replace(self.check.subject, loss_fn=lambda output, batch: torch.zeros(()))
+        with untouched(self.model):
+            return Evaluator(subject, self.check.anatomy, self.model).state()[1]
 
     def _forecast(self) -> Forecast:
         decision = self._trial.decision

@@ -53,6 +53,7 @@ class Watcher:
     _tapes: list[Tape] = field(default_factory=list)
     _forwards: list[Forward] = field(default_factory=list)
     _outputs: list[tuple[Tensor, ...]] = field(default_factory=list)
+    _spent: list[tuple[Tensor, ...]] = field(default_factory=list)
     _root: nn.Module | None = None
     _following: Counting | None = None
     _order: list[int] = field(default_factory=list)
@@ -71,6 +72,7 @@ class Watcher:
     # Events, see `Listener`.
 
     def begins(self, module: nn.Module) -> None:
+        self._spent = []
         self._leave_tapes()
         self._guarded(self._end_step)
 
@@ -106,9 +108,13 @@ class Watcher:
                 self._forwards.append(forward)
                 self._outputs.append(call.tape.outputs)
                 self._stop_tape(call.module)
-        for number, outputs in enumerate(() if is_taken else self._outputs):
+        if is_taken:
+            return
+        for number, outputs in enumerate(self._outputs):
             if reaches(loss, outputs):
                 self._forwards[number] = self._forwards[number].with_another(loss)
+        if self._following is not None and any(reaches(loss, outputs) for outputs in self._spent):
+            self._following.also_steps_on(loss)
 
     def clears(self, parameters: Iterable[Tensor]) -> None:
         if self._forwards and not self._is_over:
@@ -177,7 +183,7 @@ class Watcher:
     def _begun(self) -> bool:
         """Begin a step of the model; False if no forward of it was recorded."""
         assert self._root is not None
-        forwards = self._forwards_of_step()
+        outputs, forwards = self._outputs, self._forwards_of_step()
         for call in list(self._calls.values()):  # outputs that no backward has used
             self._stop_tape(call.module)
         if not forwards:
@@ -192,6 +198,8 @@ class Watcher:
         optimizers = [each for each in self.events.optimizers if _holds(each, self._root)]
         if len(optimizers) == 1:
             self._order = [id(optimizers[0])]
+        else:
+            self._spent = outputs  # the next optimizer may step after a backward of its own
         if self._following is None:
             run = Run(
                 model=bare(self._root),

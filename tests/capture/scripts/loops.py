@@ -172,6 +172,94 @@ def scheduled_free() -> None:
     simple(model, Averaged(model.parameters(), lr=1e-3))
 
 
+def compiled_loss() -> None:
+    """A loss that is compiled as a whole, which nothing may interrupt."""
+    model = Decoder()
+    optimizer, compiled = adamw(model), torch.compile(cross_entropy, backend="eager", fullgraph=True)
+    for step, (inputs, targets) in enumerate(batches(), 1):
+        loss = compiled(model(inputs), targets)
+        loss.backward()
+        say(step, loss)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def two_losses() -> None:
+    """Two backwards of one forward: the second reaches all weights, the first only the head."""
+    model = TwoHeads()
+    optimizer = adamw(model)
+    for step, (inputs, targets) in enumerate(batches(), 1):
+        logits, probed = model(inputs)
+        first, second = cross_entropy(probed, targets), cross_entropy(logits, targets)
+        first.backward()
+        second.backward()
+        say(step, first.item() + second.item())
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def two_optimizers() -> None:
+    """The same, in which each loss has an optimizer that steps before the next backward."""
+    model = TwoHeads()
+    probe = {id(p) for p in model.probe.parameters()}
+    first = torch.optim.AdamW(model.probe.parameters(), lr=1e-3)
+    second = torch.optim.AdamW([p for p in model.parameters() if id(p) not in probe], lr=1e-3)
+    for step, (inputs, targets) in enumerate(batches(), 1):
+        logits, probed = model(inputs)
+        losses = cross_entropy(probed, targets), cross_entropy(logits, targets)
+        for loss, optimizer in zip(losses, (first, second), strict=True):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        say(step, losses[0].item() + losses[1].item())
+
+
+def head_outside() -> None:
+    """The model without its head; the loop multiplies by the weights of the embedding."""
+    model = Decoder()
+    model.head = nn.Identity()
+    optimizer = adamw(model)
+    for step, (inputs, targets) in enumerate(batches(), 1):
+        loss = cross_entropy(model(inputs) @ model.embedding.weight.T, targets)
+        loss.backward()
+        say(step, loss)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def half_inputs() -> None:
+    """A model that runs under autocast only: its linear maps are given bfloat16."""
+    model = HalfInside()
+    optimizer = adamw(model)
+    for step, (inputs, targets) in enumerate(batches(), 1):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = cross_entropy(model(inputs).float(), targets)
+        loss.backward()
+        say(step, loss)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class TwoHeads(Decoder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.probe, self.head = copy.deepcopy(self.head), nn.Identity()
+        self.out = copy.deepcopy(self.probe)
+        self.register_buffer("scale", torch.ones(self.out.in_features))  # saved for the backward
+
+    def forward(self, ids):
+        hidden = super().forward(ids) * self.scale
+        return self.out(hidden), self.probe(hidden.detach())
+
+
+class HalfInside(Decoder):
+    def forward(self, ids):
+        x = self.embedding(ids) + self.positions(torch.arange(ids.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x).bfloat16())
+
+
 def picture() -> None:
     """A convolutional network: not a Transformer."""
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 10))
