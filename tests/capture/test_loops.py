@@ -58,6 +58,7 @@ PLAIN_GPT2 = (("AdamW", ((10, 1e-3, 0.0), (18, 1e-3, 0.0))),)
 MICRO = {"clip": 1.0, "accumulation": 4, "schedule": "recorded"}
 HERE = {
     "accumulation": Loop("accumulated.py", BY_KIND, MICRO),
+    "losses by the items of a step": Loop("accumulated.py --items", BY_KIND, MICRO),
     "float16, with a skipped step": Loop(
         "accumulated.py --float16 --overflow",
         BY_KIND,

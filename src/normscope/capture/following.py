@@ -17,7 +17,14 @@ from torch.distributed.tensor import DTensor
 from normscope.anatomy import Anatomy
 from normscope.capture.folder import Folder, Settings
 from normscope.capture.start import Start
-from normscope.forecast import Forecast, ForecastStep, forecast, forecast_measurements, rates_around
+from normscope.forecast import (
+    Forecast,
+    ForecastStep,
+    forecast,
+    forecast_measurements,
+    mean_cross_entropy,
+    rates_around,
+)
 from normscope.forecast.evaluator import Evaluator, gradient_norms
 from normscope.forecast.rule import EXTENSION
 from normscope.forecast.watch import COHERENCE_BATCHES, RECENT, WatchedTrial, measured_steps
@@ -32,6 +39,8 @@ from normscope.subjects.subject import LOSS_INPUTS
 from normscope.train import LiveOptimizers, Recipe, UpdateRatio
 
 POLL_SECONDS = 0.05
+SHARE = 0.1
+"""Largest relative difference of a loss times the number of batches from the mean of its batch."""
 SHARDED = "the weights are sharded over processes (FSDP), and one process cannot run the model alone"
 UNRECORDED = "the loss is not that of one forward of the model alone, computed by PyTorch's functions"
 
@@ -82,7 +91,7 @@ class Following(Counting):
         self._num_steps = settings.steps
         self._ratio: UpdateRatio | None = None
         self._gradients: dict[str, float] = {}
-        self._first_loss = math.nan
+        self._first_loss, self._share = math.nan, 1.0
         self._autocast: torch.dtype | None = None
         self._apart_seconds, self._begin = 0.0, time.perf_counter()
 
@@ -95,6 +104,9 @@ class Following(Counting):
     def before_step(self, forwards: Sequence[Forward]) -> None:
         if self._check is None:
             self._autocast = self._autocast_needed(forwards[0])
+            self._share = self._share_of_step(forwards)
+        forwards = [forward.times(self._share) for forward in forwards]
+        if self._check is None:
             self._first_loss = float(forwards[0].loss)
         with self._apart():
             for forward in forwards:
@@ -255,7 +267,7 @@ class Following(Counting):
             seed=0,
             spec=self.settings.command,
             input=f"the script's own batches, {shapes(fed)}",
-            notes=tuple(self._notes),
+            notes=tuple(dict.fromkeys(self._notes)),
             run=dataclasses.replace(self.run, batches=self.kept, loss=loss_fn),
             has_own_batches=True,
         )
@@ -358,6 +370,22 @@ class Following(Counting):
             except RuntimeError:
                 return getattr(torch, self.run.precision)
         return None
+
+    def _share_of_step(self, forwards: Sequence[Forward]) -> float:
+        """The number by which each loss is too small to be its batch's mean: 1, or the number of batches.
+
+        A loop may divide the sum over the targets of a batch by the number of targets in all batches of its
+        step. The batches of a `Run` have losses of which the mean is taken.
+        """
+        first, count = forwards[0], len(forwards)
+        if count == 1 or first.recording is None or self._is_sharded:
+            return 1.0
+        self.kept.add(first)
+        subject, self.kept = self._subject(first), Forwards()
+        with self._apart(), untouched(self.model):
+            mean = mean_cross_entropy(subject, first.batch)
+        whole = float(first.loss) * count
+        return count if mean is not None and abs(whole - mean) < SHARE * mean else 1.0
 
     @contextmanager
     def _apart(self) -> Iterator[None]:

@@ -15,7 +15,12 @@ from normscope.forecast.record import (
     LadderForecast,
     LadderInterrupted,
 )
-from normscope.forecast.targets import NoTargetsError, UnknownEntropyError, targets_entropy
+from normscope.forecast.targets import (
+    NoTargetsError,
+    UnknownEntropyError,
+    mean_cross_entropy,
+    targets_entropy,
+)
 
 __all__ = [
     "Forecast",
@@ -28,6 +33,7 @@ __all__ = [
     "forecast",
     "forecast_ladder",
     "forecast_measurements",
+    "mean_cross_entropy",
     "rates_around",
     "targets_entropy",
 ]

@@ -221,6 +221,17 @@ def targets_entropy(subject: Subject) -> float:
     raise UnknownEntropyError(said)
 
 
+def mean_cross_entropy(subject: Subject, batch: Batch) -> float | None:
+    """Mean cross-entropy in nats of the targets of a batch; None if the loss is no cross-entropy."""
+    try:
+        with measuring(subject.model):
+            rows = next(_rows_of(subject, [batch]))
+        targets = rows.targets
+    except NoTargetsError:
+        return None
+    return float(nn.functional.cross_entropy(rows.logits, targets)) if len(targets) else None
+
+
 def _samples(subject: Subject, place: Stored) -> Iterator[list[np.ndarray]]:
     """The sequences of targets in the first `EARLY_BATCHES` batches, then in all that are read."""
     found: list[np.ndarray] = []

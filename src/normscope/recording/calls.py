@@ -1,5 +1,6 @@
 """Recorded forwards of a training script: which module ran, on what, and what its loss was."""
 
+import dataclasses
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,6 +47,15 @@ class Forward:
         """The same after a second backward, from `loss`: the sum of both losses, without its code."""
         batch = {name: value for name, value in self.batch.items() if name != LOSS_INPUTS}
         return Forward(self.module, batch, self.loss + loss.detach(), None)
+
+    def times(self, factor: float) -> "Forward":
+        """The same with a loss that is multiplied by `factor`."""
+        if self.recording is None or factor == 1:
+            return self
+        program = dataclasses.replace(self.recording.program, factor=factor)
+        batch = {**self.batch, LOSS_INPUTS: (program, *self.batch[LOSS_INPUTS][1:])}
+        recording = dataclasses.replace(self.recording, program=program)
+        return Forward(self.module, batch, self.loss * factor, recording)
 
     def of_its_own_items(self, num_batches: int) -> "Forward":
         """The same with a loss of this batch, where the model divides by the items of all batches of a step.

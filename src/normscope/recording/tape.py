@@ -56,12 +56,14 @@ class Program:
         result: slot of the loss.
         is_whole: False if a part of the loss depends on weights, but not through the output (a penalty on
             weights): its value is kept, its gradient is lost.
+        factor: number that the result is multiplied by.
     """
 
     num_outputs: int
     steps: tuple[Step, ...]
     result: int
     is_whole: bool = True
+    factor: float = 1.0
 
     def __call__(self, output: Any, given: Sequence[Tensor]) -> Tensor:
         """The loss of `output`, a scalar.
@@ -81,7 +83,8 @@ class Program:
         for step in self.steps:
             result = step.function(*_mapped(value, step.arguments), **_mapped(value, step.keywords))
             values.extend(tensors_of(result))
-        return values[self.result].reshape(())
+        loss = values[self.result].reshape(())
+        return loss if self.factor == 1 else loss * self.factor
 
 
 def replayed_loss(output: Any, batch: Batch) -> Tensor:

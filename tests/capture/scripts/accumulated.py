@@ -3,6 +3,7 @@
 import sys
 
 import torch
+import torch.nn.functional as F
 from parts import Decoder, batches, cross_entropy, say, tensors_with_decay
 
 torch.manual_seed(0)
@@ -23,11 +24,16 @@ for step in range(1, 100):
     for micro in range(MICRO):
         inputs, targets = next(data)
         with torch.autocast("cpu", dtype=torch.float16, enabled=float16):
-            loss = cross_entropy(model(inputs), targets)
+            logits = model(inputs)
+            loss = cross_entropy(logits, targets)
+            if "--items" in sys.argv:  # a share of the step, by the targets of all its batches
+                summed = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+                loss = summed / (MICRO * targets.numel())
         if "--overflow" in sys.argv and step == 3 and micro == 1:
             loss = loss * torch.tensor(float("inf"))
-        total += loss.item() / MICRO
-        scaler.scale(loss / MICRO).backward()
+        shares = 1 if "--items" in sys.argv else MICRO
+        total += loss.item() / shares
+        scaler.scale(loss / shares).backward()
     scaler.unscale_(optimizer)
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     say(step, total)
