@@ -6,7 +6,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from normscope.anatomy import Anatomy
+from normscope.capture.apart import apart
 from normscope.capture.folder import Folder, Settings
 from normscope.capture.start import Start
 from normscope.forecast import (
@@ -34,7 +35,6 @@ from normscope.recording.calls import Forward, Forwards
 from normscope.rules import parse_codes
 from normscope.subjects import Run, Subject, call_model, untouched
 from normscope.subjects.assemble import shapes
-from normscope.subjects.rng import generators_kept
 from normscope.subjects.subject import LOSS_INPUTS
 from normscope.train import LiveOptimizers, Recipe, UpdateRatio
 
@@ -389,59 +389,13 @@ class Following(Counting):
 
     @contextmanager
     def _apart(self) -> Iterator[None]:
-        """Context of normscope's own work: no hook of the script runs, and its time is not the script's."""
+        """Context of normscope's own work, whose time is not the script's."""
         begin = time.perf_counter()
-        with ExitStack() as held:
-            held.enter_context(generators_kept())
-            held.enter_context(torch.enable_grad())
-            held.enter_context(_without_autocast())
-            if self._autocast is not None:
-                device = next(self.model.parameters()).device.type
-                held.enter_context(torch.autocast(device, self._autocast, cache_enabled=False))
-            held.enter_context(_without_hooks(self.model))
-            try:
+        try:
+            with apart(self.model, self._autocast):
                 yield
-            finally:
-                self._apart_seconds += time.perf_counter() - begin
-
-
-@contextmanager
-def _without_autocast() -> Iterator[None]:
-    """Context as outside of all autocast.
-
-    `torch.autocast(enabled=False)` is one that a model's own autocast lies in: weights that the model casts
-    would stay in the cache while they change.
-    """
-    enabled = {device: torch.is_autocast_enabled(device) for device in ("cuda", "cpu")}
-    depth = torch.autocast_increment_nesting()
-    for _ in range(depth):
-        torch.autocast_decrement_nesting()
-    for device in enabled:
-        torch.set_autocast_enabled(device, False)
-    torch.clear_autocast_cache()
-    try:
-        yield
-    finally:
-        for device, is_enabled in enabled.items():
-            torch.set_autocast_enabled(device, is_enabled)
-        for _ in range(depth - 1):
-            torch.autocast_increment_nesting()
-
-
-@contextmanager
-def _without_hooks(model: nn.Module) -> Iterator[None]:
-    """Context in which the hooks on gradients do not run; some step an optimizer in the backward."""
-    hooks = []
-    for parameter in model.parameters():
-        hooks += [parameter._post_accumulate_grad_hooks, parameter._backward_hooks]
-    held = [(each, dict(each)) for each in hooks if each]
-    try:
-        for each, _ in held:
-            each.clear()
-        yield
-    finally:
-        for each, content in held:
-            each.update(content)
+        finally:
+            self._apart_seconds += time.perf_counter() - begin
 
 
 def following(run: Run, folder: Folder, settings: Settings, notes: Sequence[str]) -> Counting:
