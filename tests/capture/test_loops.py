@@ -116,7 +116,7 @@ APART = {
         {"clip": 0.25, "accumulation": 2, "schedule": "LinearLR"},
     ),
     "accelerate launch": Loop(
-        "accelerate launch --cpu --num_processes 1 with_accelerate.py",
+        "python -m accelerate.commands.launch --cpu --num_processes 1 with_accelerate.py",
         one(lr=2e-3),
         {"clip": 1.0, "accumulation": 2, "schedule": "LambdaLR"},
     ),
