@@ -74,8 +74,9 @@ GRADIENT_ERROR = 0.05
         known to 0.03 nats, and each probability e^(log p) is wrong by 3 %. Small improvements are then
         invisible, and the gradient of the logits does not sum to zero.""",
     threshold=f"""A softmax, a log-softmax or a log-sum-exp over the vocabulary runs in float16 or
-        bfloat16: a note, and a warning where the loss differs by over {LOSS_ERROR:g} nats from float32 on
-        the same logits or its gradient by over {GRADIENT_ERROR:g}. Measured for half-precision weights
+        bfloat16: a note, and a warning where the loss differs, or may by the rounding of its own value,
+        by over {LOSS_ERROR:g} nats from float32 on the same logits, or its gradient by over
+        {GRADIENT_ERROR:g}. Measured for half-precision weights
         and for a run with autocast.""",
     source="""IEEE 754 (spacing of bfloat16 and float16), exact: recomputed in float32 on the same logits;
         Micikevicius et al. 2018, arXiv:1710.03740, section 3.""",
@@ -89,7 +90,7 @@ def low_precision_loss(case: Case) -> Iterator[Hit]:
     error = case.finite("wiring/loss-error").get("")
     grave = gradient > GRADIENT_ERROR or (error or 0.0) > LOSS_ERROR
     ops = row.how.partition("; ")[2]
-    by = "" if error is None else f" the loss is off by {figure(error)} nats and"
+    by = "" if error is None else f" the loss is off by up to {figure(error)} nats and"
     message = f"{ops or 'Half precision'}:{by} the gradient by {figure(100 * gradient)} %, against float32."
     severity = Severity.WARNING if grave else Severity.NOTE
     yield _hit(case, severity, message, "loss-error", "loss-gradient-error")

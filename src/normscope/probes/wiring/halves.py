@@ -3,13 +3,15 @@
     wiring/update-lost     share of a tensor's entries with a gradient that a step at the full rate leaves as
                            they were; at "" over all tensors in half precision
     wiring/loss-error      difference from the cross-entropy in float32 of the same logits, nats, where the
-                           vocabulary's softmax or its sum runs in half precision; 0 where it does not
+                           vocabulary's softmax or its sum runs in half precision, or half the spacing of
+                           the loss's own numbers, if that is more; 0 where it does not
     wiring/loss-gradient-error  relative error of its gradient by the logits
 
 Shapes: V classes.
 """
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -92,6 +94,13 @@ class _HalfVocabulary(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def half_spacing(loss: Tensor) -> float:
+    """Half the distance of the numbers of the loss's dtype at its value: the error of its last rounding."""
+    return (
+        torch.finfo(loss.dtype).eps * 2.0 ** math.floor(math.log2(max(abs(float(loss.detach())), 1e-30))) / 2
+    )
+
+
 def loss_rows(subject: Subject, recipe: Recipe) -> Iterator[Measurement]:
     """Precision of the loss, where weights are halves or the run uses autocast."""
     own = subject.run.precision if subject.run is not None else recipe.precision
@@ -124,7 +133,8 @@ def loss_rows(subject: Subject, recipe: Recipe) -> Iterator[Measurement]:
     value, reference = float(forward.loss.detach().float()), float(exact.detach())
     how = f"{EXACT}; {', '.join(sorted(ops))}"
     if abs(value - reference) <= _AGREEING * abs(reference):
-        yield Measurement("wiring/loss-error", "", abs(value - reference), "nats", how)
+        error = max(abs(value - reference), half_spacing(forward.loss))
+        yield Measurement("wiring/loss-error", "", error, "nats", how)
     else:
         reason = f"the loss is not the mean cross-entropy alone; {', '.join(sorted(ops))}"
         yield not_measured("wiring/loss-error", "", reason, "nats")
