@@ -31,7 +31,7 @@ from normscope.forecast.rule import EXTENSION
 from normscope.forecast.watch import COHERENCE_BATCHES, RECENT, WatchedTrial, measured_steps
 from normscope.pipeline import Check, find_entropy, look, try_others
 from normscope.probes import Budget, Spending
-from normscope.recording.calls import Forward, Forwards
+from normscope.recording.calls import ITEMS, Forward, Forwards
 from normscope.rules import parse_codes
 from normscope.subjects import Run, Subject, call_model, untouched
 from normscope.subjects.assemble import shapes
@@ -378,7 +378,7 @@ class Following(Counting):
         step. The batches of a `Run` have losses of which the mean is taken.
         """
         first, count = forwards[0], len(forwards)
-        if count == 1 or first.recording is None or self._is_sharded:
+        if count == 1 or first.recording is None or ITEMS in first.batch or self._is_sharded:
             return 1.0
         self.kept.add(first)
         subject, self.kept = self._subject(first), Forwards()
