@@ -419,6 +419,9 @@ def _nothing(folder: Folder, settings: Settings, ended: str, has_failed: bool) -
         return UsageError(f"{given} before its first optimizer step", expected, f"fix the script{more}")
     if not folder.has("torch"):
         return UsageError(f"{given} and has not imported PyTorch", expected, "check the command")
-    do = "check the command, or give a factory that returns (model, batch, loss_fn) instead"
+    do = (
+        "check the command; set TORCHDYNAMO_DISABLE=1 if the model runs inside a compiled function, which "
+        "hides it; or give a factory that returns (model, batch, loss_fn) instead"
+    )
     given += " before an optimizer step on a model"
     return UsageError(given, "a loop of forward, loss.backward() and optimizer.step()", do)

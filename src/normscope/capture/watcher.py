@@ -173,11 +173,14 @@ class Watcher:
         self._num_outside += 1
         if self._num_outside >= OUTSIDE_STEPS and self.settings.module is None:
             ran = ", ".join(sorted({type(bare(module)).__name__ for module in self._seen.values()})) or "none"
+            do = "give a factory that returns (model, batch, loss_fn) instead"
+            if not self._seen:
+                do = f"if the model runs inside a compiled function, set TORCHDYNAMO_DISABLE=1; else {do}"
             raise UsageError(
                 f"`{self.settings.command}`, whose {type(optimizer).__name__} took {self._num_outside} steps "
                 f"on weights of no module that runs with gradients (modules that do: {ran})",
                 "an optimizer of a model's parameters",
-                "give a factory that returns (model, batch, loss_fn) instead",
+                do,
             )
 
     def _begun(self) -> bool:

@@ -21,7 +21,8 @@ class Run:
         loss: `loss(output, batch)` → scalar; None if the model computes its own.
         optimizer: one or more optimizers that hold the parameters of `model`: PyTorch's, or any that follow
             their protocol. A step is one step of each, in this order.
-        scheduler: the schedulers of the optimizers' learning rates, stepped after each step.
+        scheduler: the schedulers of the optimizers' learning rates, stepped after each step; leave out one
+            that your loop steps after each epoch.
         clip: largest norm of all gradients together; None does not clip.
         precision: "float32" keeps the model's own type; "bfloat16" and "float16" run under autocast, the
             latter with loss scaling.
