@@ -178,7 +178,8 @@ class Following(Counting):
     def store_so_far(self) -> None:
         """Store the report of an interrupted check."""
         if self._check is not None:
-            self._check.forecast = self._forecast() if self.losses and self.curve else None
+            if self.losses and self.curve:
+                self._check.forecast, self._check.config = self._forecast(), self._recipe()
             self._check.interrupted = True
             self.folder.write_report(self._check.report())
 

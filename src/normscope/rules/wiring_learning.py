@@ -133,8 +133,10 @@ def not_in_optimizer(case: Case) -> Iterator[Hit]:
     foreign = case.finite("wiring/foreign").get("", 0.0)
     if missing:
         severity = Severity.ERROR if share == 0 else Severity.WARNING
-        held = "" if share is None else f" {figure(100 * share)} % of the trained entries are held."
-        message = f"{len(missing)} trained parameters are in no optimizer: {named(missing)}.{held}"
+        held = (
+            "" if share is None else f" The optimizers hold {figure(100 * share)} % of the trainable entries."
+        )
+        message = f"{len(missing)} trainable parameters are in no optimizer: {named(missing)}.{held}"
         yield Hit(severity, tuple(missing), message, case.rows(missing, "wiring/not-held"))
     if twice:
         message = f"{len(twice)} parameters are held twice and stepped twice: {named(twice)}."
