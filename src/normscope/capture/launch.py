@@ -302,10 +302,13 @@ class _Script:
         is_launched = self.folder.facts().get("is_launched", False)
         reporter, parents, others = self.folder.reporter(), _parents(), self.others()
         above = None if is_launched or reporter is None else parents.get(reporter)
+        chain = []
         while above in others:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(above, signal.SIGKILL)
+            chain.append(above)
             above = parents.get(above)
+        for pid in reversed(chain):  # from above: a shell whose command was killed would go on with the next
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.folder.tell("leave")
         deadline = time.monotonic() + GRACE_SECONDS
         while time.monotonic() < deadline and (self.process.poll() is None or reporter in self.others()):
