@@ -102,20 +102,21 @@ class Following(Counting):
         return self._check
 
     def before_step(self, forwards: Sequence[Forward]) -> None:
-        if self._check is None:
+        is_first = self._check is None
+        if is_first:
             self._autocast = self._autocast_needed(forwards[0])
             self._share = self._share_of_step(forwards)
         forwards = [forward.times(self._share) for forward in forwards]
-        if self._check is None:
+        for forward in forwards:
+            self.kept.add(forward)
+        if is_first:
             self._first_loss = float(forwards[0].loss)
-        with self._apart():
-            for forward in forwards:
-                self.kept.add(forward)
-            if self._check is None:
+            with self._apart():
                 self._check = self._started(forwards[0])
-            self.losses.append(sum(float(f.loss) for f in forwards) / len(forwards) if forwards else math.nan)
-            self.rates.append(tuple(float(group["lr"]) for group in self._groups))
-            if self._is_measured(self.step + 1) and not self._is_sharded:
+        self.losses.append(sum(float(f.loss) for f in forwards) / len(forwards) if forwards else math.nan)
+        self.rates.append(tuple(float(group["lr"]) for group in self._groups))
+        if self._is_measured(self.step + 1) and not self._is_sharded:
+            with self._apart():
                 self._gradients = self._gradient_norms()
                 self._ratio = UpdateRatio(self.model)
                 self._ratio.before()
