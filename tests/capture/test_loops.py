@@ -181,7 +181,7 @@ def test_a_loop_in_processes_of_its_own(loop: Loop, tmp_path: Path) -> None:
 def agrees(loop: Loop, report: Mapping[str, Any], printed: str) -> None:
     """Hold a report to the facts of its loop."""
     forecast, recipe = report["forecast"], report["recipe"]
-    found = {int(n): float(loss) for n, loss in re.findall(rf"{loop.losses} (\d+) (\S+)", printed)}
+    found = {int(n): float(loss) for n, loss in re.findall(rf"{loop.losses} (\d+) (\d+\.\S+)", printed)}
     seen = {step["step"]: float(step["train_loss"]) for step in forecast["curve"] if step["step"]}
     assert set(seen) == {2, STEPS}
     assert forecast["steps"] == STEPS

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from normscope.anatomy import Anatomy
 from normscope.capture.apart import apart
+from normscope.capture.child import stoppable
 from normscope.capture.folder import Folder, Settings
 from normscope.capture.start import Start
 from normscope.forecast import (
@@ -394,7 +395,7 @@ class Following(Counting):
         """Context of normscope's own work, whose time is not the script's."""
         begin = time.perf_counter()
         try:
-            with apart(self.model, self._autocast):
+            with stoppable(), apart(self.model, self._autocast):
                 yield
         finally:
             self._apart_seconds += time.perf_counter() - begin

@@ -14,7 +14,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from normscope.capture.child import Stopped, abandon, stoppable
+from normscope.capture.child import Stopped, abandon
 from normscope.capture.folder import Folder, Settings
 from normscope.capture.following import Counting, Following, following
 from normscope.errors import UsageError, describe
@@ -55,6 +55,7 @@ class Watcher:
     _outputs: list[tuple[Tensor, ...]] = field(default_factory=list)
     _spent: list[tuple[Tensor, ...]] = field(default_factory=list)
     _root: nn.Module | None = None
+    _own: frozenset[int] = frozenset()
     _following: Counting | None = None
     _order: list[int] = field(default_factory=list)
     _stepping: list[Optimizer] = field(default_factory=list)
@@ -160,7 +161,9 @@ class Watcher:
         if self._root is None:
             self._pass_over(optimizer)
             return
-        if not _holds(optimizer, self._root):
+        if not self._own:
+            self._own = _ids(self._root)
+        if not _holds(optimizer, self._own):
             return
         if optimizer in self._stepping:  # the step before had ended
             self._end_step()
@@ -198,7 +201,7 @@ class Watcher:
                     "give a factory that returns (model, batch, loss_fn) instead",
                 )
             return False
-        optimizers = [each for each in self.events.optimizers if _holds(each, self._root)]
+        optimizers = [each for each in self.events.optimizers if _holds(each, self._own)]
         if len(optimizers) == 1:
             self._order = [id(optimizers[0])]
         else:
@@ -224,7 +227,7 @@ class Watcher:
             self._advance(is_skipped=False)
 
     def _skip_step(self, optimizer: Optimizer) -> None:
-        if self._following is not None and _holds(optimizer, self._following.model):
+        if self._following is not None and _holds(optimizer, self._own):
             self._following.before_step(self._forwards_of_step())
             self._advance(is_skipped=True)
 
@@ -301,7 +304,7 @@ class Watcher:
             if not self.folder.is_watched():
                 abandon(self.folder)
         try:
-            with self.events.paused(), stoppable():
+            with self.events.paused():
                 action()
         except Stopped:  # Ctrl-C
             self._is_over = True
@@ -342,9 +345,12 @@ def _shares(module: nn.Module, parameters: set[int]) -> bool:
     return any(id(parameter) in parameters for parameter in module.parameters())
 
 
-def _holds(optimizer: Optimizer, module: nn.Module) -> bool:
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    return any(id(p) in held for p in module.parameters())
+def _ids(module: nn.Module) -> frozenset[int]:
+    return frozenset(map(id, module.parameters()))
+
+
+def _holds(optimizer: Optimizer, parameters: frozenset[int]) -> bool:
+    return any(id(p) in parameters for group in optimizer.param_groups for p in group["params"])
 
 
 def _num_trainable(module: nn.Module) -> int:

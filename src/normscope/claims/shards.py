@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from normscope.claims.experiments import gaussian
+from normscope.train.distributed import leave
 
 PATIENCE = datetime.timedelta(seconds=60)
 """Time after which a rank that waits for another gives up."""
@@ -186,8 +187,7 @@ def _rank(rank: int, world: int, seeds: list[int], store: str) -> list[dict[str,
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=PATIENCE)
     found = [row for seed in seeds for row in (*_compared(seed), _overlapped(seed))]
-    dist.barrier()
-    dist.destroy_process_group()
+    leave(together=True)
     return found
 
 

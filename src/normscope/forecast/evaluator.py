@@ -16,7 +16,7 @@ from normscope.anatomy.capture import capture
 from normscope.anatomy.measuring import measuring
 from normscope.probes.parameters import Parameters
 from normscope.probes.signal import diversity
-from normscope.probes.sums import energy, exact, inner
+from normscope.probes.sums import energy, exact, gram
 from normscope.probes.token_axes import batch_shape, sequences
 from normscope.subjects import Batch, Subject
 from normscope.subjects.feed import tensors_in
@@ -74,11 +74,8 @@ class Evaluator:
             pulls = self.pulls(batches[0], halves=True)
         else:
             pulls = [pull for batch in batches for pull in self.pulls(batch)]
-        cosines = [
-            cosine(first, second)
-            for one, other in itertools.combinations(pulls, 2)
-            for first, second in zip(one.gradients, other.gradients, strict=True)
-        ]
+        by_block = zip(*(pull.gradients for pull in pulls), strict=True)
+        cosines = [cosine for gradients in by_block for cosine in pairwise_cosines(gradients)]
         return _finite_mean(cosines), _finite_mean([pull.alignment for pull in pulls])
 
     def pulls(self, batch: Batch, *, halves: bool = False) -> list["TokenPull"]:
@@ -161,11 +158,13 @@ def first_query(stack: Stack) -> Site | None:
     return next((branch.attention[0].query for branch in branches), None)
 
 
-def cosine(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
-    """Cosine between two lists of tensors taken as one vector each, in float64; nan where one is zero."""
-    product = sum(inner(a, b) for a, b in zip(first, second, strict=True))
-    scale = math.sqrt(sum(map(energy, first)) * sum(map(energy, second)))
-    return product / scale if scale > 0 else math.nan
+def pairwise_cosines(vectors: Sequence[Sequence[Tensor]]) -> list[float]:
+    """Cosine of each two of `vectors`, each a list of tensors, in float64; nan where one of them is zero."""
+    products = torch.stack([gram(tensors) for tensors in zip(*vectors, strict=True)]).sum(0)
+    lengths = products.diagonal().sqrt()
+    cosines = products / (lengths[:, None] * lengths)
+    first, second = torch.triu_indices(len(lengths), len(lengths), offset=1)
+    return [float(cosine) for cosine in cosines[first, second]]
 
 
 def same(first: Batch, second: Batch) -> bool:

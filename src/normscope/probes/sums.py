@@ -4,7 +4,7 @@ A float32 sum of 40 million squares is wrong in the third digit and loses square
 of the whole would be twice the tensor. Pieces of 2^18 stay in the cache, which is also fastest.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -30,6 +30,15 @@ def inner(left: Tensor, right: Tensor) -> float:
     """Σ x·y over two tensors of one shape."""
     pieces = zip(_pieces(left), _pieces(right), strict=True)
     return sum(float(exact(x).dot(exact(y))) for x, y in pieces)
+
+
+def gram(tensors: Sequence[Tensor]) -> Tensor:
+    """Inner products Σ x·y of k tensors of one shape with each other: (k, k) in float64, on the CPU."""
+    found = torch.zeros(len(tensors), len(tensors), dtype=torch.float64)
+    for pieces in zip(*map(_pieces, tensors), strict=True):
+        rows = torch.stack([exact(piece) for piece in pieces])
+        found += (rows @ rows.mT).cpu()
+    return found
 
 
 def norm(tensor: Tensor) -> float:

@@ -20,7 +20,7 @@ def as_run(given: Any) -> Any:
     Raises:
         UsageError: the object has no data, or its loss cannot be recorded.
     """
-    transformers = sys.modules.get("transformers")  # whoever made a Trainer has imported it
+    transformers = sys.modules.get("transformers.trainer")  # whoever made a Trainer has imported it
     if transformers is not None and isinstance(given, transformers.Trainer):
         return run_of_trainer(given)
     if isinstance(given, tuple) and len(given) == 2 and _is_lightning(given[0]):

@@ -66,6 +66,17 @@ class Distributed(Processes):
             torch.accelerator.set_device_index(self._device.index)
 
 
+def leave(*, together: bool) -> None:
+    """Leave the group of processes; `together`: wait for the others first, as PyTorch recommends.
+
+    A thread of Gloo drops the result of its last collective when it likes. If Python is ending by then, the
+    process aborts. `monitored_barrier` waits in the calling thread and leaves nothing behind.
+    """
+    if together:
+        dist.monitored_barrier() if dist.get_backend() == "gloo" else dist.barrier()
+    dist.destroy_process_group()
+
+
 def _leaves_some_out(subject: Subject) -> bool:
     """True if the loss does not reach some parameter; DDP needs to know this."""
     parameters = [p for p in subject.model.parameters() if p.requires_grad]

@@ -39,9 +39,9 @@ def build_optimizers(model: nn.Module, config: Recipe) -> list[Optimizer]:
     elif config.optimizer == "sgd":
         optimizers = [torch.optim.SGD(_groups(model, trainable, config, 0.0), momentum=SGD_MOMENTUM)]
     elif config.optimizer == "adam":
-        optimizers = [torch.optim.Adam(_groups(model, trainable, config, 0.0), betas=betas(config))]
+        optimizers = [_adam(torch.optim.Adam, _groups(model, trainable, config, 0.0), config)]
     else:
-        optimizers = [torch.optim.AdamW(_groups(model, trainable, config, 0.01), betas=betas(config))]
+        optimizers = [_adam(torch.optim.AdamW, _groups(model, trainable, config, 0.01), config)]
     for group in (g for optimizer in optimizers for g in optimizer.param_groups):
         group["full_lr"] = group["lr"]
     return optimizers
@@ -123,7 +123,21 @@ def _muon(model: nn.Module, trainable: list[nn.Parameter], config: Recipe) -> li
         del group["eps"]  # Muon's ε has another meaning
     rest = _among(_groups(model, trainable, config, 0.01), lambda p: id(p) not in taken)
     muon = torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw")
-    return [muon, torch.optim.AdamW(rest, betas=betas(config))] if rest else [muon]
+    return [muon, _adam(torch.optim.AdamW, rest, config)] if rest else [muon]
+
+
+def _adam(kind: type[torch.optim.Adam], groups: list[dict[str, Any]], config: Recipe) -> Optimizer:
+    """Adam or AdamW, in one pass over the weights where they are float32 or float64 tensors on the CPU.
+
+    PyTorch's default takes about ten passes there. In half precision one pass rounds less often, so that the
+    default is kept.
+    """
+    params = [p for group in groups for p in group["params"]]
+    fuses = all(
+        type(p) is nn.Parameter and p.device.type == "cpu" and p.dtype in (torch.float32, torch.float64)
+        for p in params
+    )
+    return kind(groups, betas=betas(config), fused=fuses or None)
 
 
 def _among(groups: list[dict[str, Any]], keep: Callable[[nn.Parameter], bool]) -> list[dict[str, Any]]:

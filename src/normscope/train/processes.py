@@ -70,13 +70,12 @@ def joined(parallel: str | None, device: str) -> Iterator[Processes]:
             raise UsageError(f"--parallel {parallel} in one process", "several processes of torchrun", do)
         yield Processes()
         return
-    from torch import distributed as dist
-
-    from normscope.train.distributed import Distributed
+    from normscope.train.distributed import Distributed, leave
 
     processes = Distributed(parallel or "ddp", device)
+    is_whole = False
     try:
         yield processes
-        dist.barrier()  # PyTorch wants all processes to leave their group at about the same time
+        is_whole = True
     finally:
-        dist.destroy_process_group()
+        leave(together=is_whole)
