@@ -35,7 +35,7 @@ def batches() -> list[torch.Tensor]:
 
 def a_run(lr: float = 1e-2, **given: Any) -> Run:
     model = load(SPEC).model
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95, fused=True), weight_decay=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     return Run(model=model, batches=batches(), loss=loss_of, optimizer=optimizer, **given)
 
 
