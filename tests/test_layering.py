@@ -8,7 +8,8 @@ import pytest
 import normscope
 
 ROOMS = [
-    *("errors", "atomic", "checks", "interrupts", "schemas", "notebook", "doctor", "starter", "completion"),
+    *("errors", "atomic", "database", "checks", "interrupts"),
+    *("schemas", "notebook", "doctor", "starter", "completion"),
     *("linalg", "kernels", "nn", "subjects", "anatomy"),
     *("train", "probes"),
     *(

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from small_maps import in_crews, result, small_grid
 
+from normscope.database import transaction
 from normscope.errors import UsageError
 from normscope.maps import Owner, Process, Store
-from normscope.maps.database import transaction
 from normscope.maps.owner import LEASE_SECONDS
 
 CELLS = small_grid(seeds=[0, 1]).cells  # 16

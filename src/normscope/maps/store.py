@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from normscope.database import snapshot, transaction
 from normscope.errors import UsageError
 from normscope.maps.cell import Cell, Result
-from normscope.maps.database import connect, in_words, snapshot, transaction
+from normscope.maps.database import MAP
 from normscope.maps.owner import Owner, Process
 from normscope.maps.record import COLUMNS, Counts, Crew, Record, record_of, row_of
 from normscope.train import RunConfig
@@ -27,7 +28,7 @@ class Store:
 
     def __init__(self, path: Path, *, reading: bool = False) -> None:
         self.path = Path(path)
-        self._connection = connect(self.path, reading=reading)
+        self._connection = MAP.connect(self.path, reading=reading)
 
     def __enter__(self) -> "Store":
         return self
@@ -76,7 +77,7 @@ class Store:
     @contextmanager
     def one_moment(self) -> Iterator[None]:
         """Context in which all reads see one snapshot, whatever other processes write."""
-        with in_words(self.path), snapshot(self._connection):
+        with MAP.in_words(self.path), snapshot(self._connection):
             yield
 
     def counts(self) -> Counts:
@@ -223,7 +224,7 @@ class Store:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        with in_words(self.path), transaction(self._connection):
+        with MAP.in_words(self.path), transaction(self._connection):
             yield
 
     # Within a transaction -----------------------------------------------------------------------------
@@ -253,7 +254,7 @@ class Store:
         )
 
     def _all(self, statement: str, *values: Any) -> list[Any]:
-        with in_words(self.path):
+        with MAP.in_words(self.path):
             return self._connection.execute(statement, values).fetchall()
 
     def _one(self, statement: str, *values: Any) -> Any:
