@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from normscope.capture import launch
 from normscope.capture.folder import VARIABLE, Folder, Settings
 from normscope.capture.watcher import Watcher
 
@@ -64,6 +65,11 @@ HERE = {
         BY_KIND,
         MICRO | {"precision": "float16"},
         says=("the loss scaler skipped 1 of 5 steps",),
+    ),
+    "two optimizers under a scaler": Loop(
+        "loops.py two_scaled",
+        one(tensors=26) + one(tensors=3),
+        says=("the loss scaler skipped 1 of 5 steps", "the loss scaler skipped some optimizers in 1 of 5"),
     ),
     "torch.compile(model)": Loop("accumulated.py --compile", BY_KIND, MICRO),
     "model.compile()": Loop("accumulated.py --compile-in-place", BY_KIND, MICRO),
@@ -148,22 +154,33 @@ class Left(BaseException):
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # of Dynamo's own
 @pytest.mark.parametrize("loop", HERE.values(), ids=HERE)
 def test_a_loop_in_this_process(loop: Loop, tmp_path: Path, monkeypatch, capsys) -> None:
-    script, *words = loop.words.split()
-    settings = Settings(command=loop.words, steps=STEPS, budget="fast", module=loop.module)
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    monkeypatch.setattr(sys, "argv", [script, *words])
-
-    def leave() -> None:
-        raise Left
-
-    folder = Watched(tmp_path)
-    watcher = Watcher(folder, settings, leave)
-    with watcher.events.attach(), pytest.raises(Left):
-        runpy.run_path(str(SCRIPTS / script), run_name="__main__")
+    folder = watched(loop.words, tmp_path, monkeypatch, module=loop.module)
     report = folder.report()
     assert report is not None, folder.facts()
     assert report.verdict == "healthy", (report.findings, folder.facts())
     agrees(loop, json.loads(report.to_json()), capsys.readouterr().out)
+
+
+def test_a_loop_whose_later_steps_cannot_be_seen_is_judged_by_its_first(tmp_path: Path, monkeypatch) -> None:
+    folder = watched("loops.py blind 2", tmp_path, monkeypatch)
+    settings: Any = settings_of("loops.py blind 2")
+    process: Any = None
+    outcome = launch._outcome(folder, folder.report(), settings, process)
+    reason = "its optimizer steps without a backward from its model after 2 of 5 steps"
+    assert outcome.reason == f"{reason}; the report has what was seen"
+    assert not outcome.is_whole
+    assert outcome.report is not None
+    assert outcome.report.verdict == "interrupted"
+    assert {reason, "3 more optimizer steps had no backward from the model"} <= set(outcome.report.notes)
+    assert [step.step for step in outcome.report.forecast.curve] == [0, 2]
+
+
+def test_a_loop_none_of_whose_steps_can_be_seen_is_refused(tmp_path: Path, monkeypatch) -> None:
+    folder = watched("loops.py blind 0", tmp_path, monkeypatch)
+    assert folder.report() is None
+    given, expected, _ = folder.facts()["refusal"]
+    assert given == "`loops.py blind 0`: its optimizer steps without a backward from its model"
+    assert "loss.backward()" in expected
 
 
 @pytest.mark.parametrize("loop", APART.values(), ids=APART)
@@ -211,6 +228,26 @@ def test_a_model_that_is_no_transformer_is_one_line(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
     assert "no residual sum was found" in done.stderr.splitlines()[-1]
     assert not running(tmp_path)
+
+
+def settings_of(words: str, module: str | None = None) -> Settings:
+    return Settings(command=words, steps=STEPS, budget="fast", module=module)
+
+
+def watched(words: str, path: Path, monkeypatch, module: str | None = None) -> Folder:
+    """The folder of a check of the loop `words` in this process."""
+    script, *arguments = words.split()
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    monkeypatch.setattr(sys, "argv", [script, *arguments])
+
+    def leave() -> None:
+        raise Left
+
+    folder = Watched(path)
+    watcher = Watcher(folder, settings_of(words, module), leave)
+    with watcher.events.attach(), pytest.raises(Left):
+        runpy.run_path(str(SCRIPTS / script), run_name="__main__")
+    return folder
 
 
 def checked(words: str, folder: Path) -> subprocess.CompletedProcess[str]:

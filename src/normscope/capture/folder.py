@@ -123,9 +123,9 @@ class Folder:
     def note(self, **facts: Any) -> None:
         """Add facts about this process.
 
-        The check's `progress`, `refusal` or `bug`, and whether the script `ended` by itself before its last
-        step; the `failure` that ended this process; `trace`, its traceback or that of the bug;
-        `is_launched` in a process of torchrun or accelerate; a `temporary` folder to remove.
+        The check's `progress`, `refusal` or `bug`; whether the script `ended` by itself before its last step,
+        or why the check `stopped` before it; the `failure` that ended this process; `trace`, its traceback or
+        that of the bug; `is_launched` in a process of torchrun or accelerate; a `temporary` folder to remove.
         """
         path = self.path / f"facts-{os.getpid()}.json"
         known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

@@ -47,11 +47,16 @@ UNRECORDED = "the loss is not that of one forward of the model alone, computed b
 
 
 class Counting:
-    """A process that does not report: it takes as many steps as the one that does, and ends with it."""
+    """A process that does not report: it takes as many steps as the one that does, and ends with it.
+
+    Attributes:
+        num_blind: optimizer steps of which no forward was recorded; they are not counted as steps.
+    """
 
     def __init__(self, model: nn.Module, folder: Folder, settings: Settings) -> None:
         self.model, self.folder = model, folder
         self.step, self.last = 0, settings.steps
+        self.num_blind = 0
 
     def before_step(self, forwards: Sequence[Forward]) -> None:
         """A step is about to be taken."""
@@ -59,8 +64,12 @@ class Counting:
     def also_steps_on(self, loss: Tensor) -> None:
         """A part of the step that has begun is on another loss of the same forward."""
 
-    def after_step(self, *, is_skipped: bool) -> bool:
-        """A step was taken; True if it was the last."""
+    def after_step(self, *, skipped: float) -> bool:
+        """A step was taken; True if it was the last.
+
+        Args:
+            skipped: share of the optimizers whose step a loss scaler skipped.
+        """
         self.step += 1
         if self.step < self.last:
             return False
@@ -75,7 +84,11 @@ class Counting:
 
 
 class Following(Counting):
-    """The process that looks at the model before its first step, measures between steps, and reports."""
+    """The process that looks at the model before its first step, measures between steps, and reports.
+
+    Attributes:
+        ended: why the check ended before its last step, if the script did not.
+    """
 
     def __init__(self, run: Run, folder: Folder, settings: Settings, notes: Sequence[str]) -> None:
         super().__init__(run.model, folder, settings)
@@ -88,7 +101,8 @@ class Following(Counting):
         self._notes = list(notes)
         self._is_sharded = any(isinstance(p, DTensor) for p in run.model.parameters())
         self._check: Check | None = None
-        self._num_skipped = 0
+        self.ended = ""
+        self._num_skipped = self._num_partly_skipped = 0
         self._num_steps = settings.steps
         self._ratio: UpdateRatio | None = None
         self._gradients: dict[str, float] = {}
@@ -135,9 +149,11 @@ class Following(Counting):
             self._first_loss = self.losses[0]
             self._check = self._started(forward)
 
-    def after_step(self, *, is_skipped: bool) -> bool:
+    def after_step(self, *, skipped: float) -> bool:
+        is_skipped = skipped > 0
         self.step += 1
-        self._num_skipped += is_skipped
+        self._num_skipped += skipped == 1
+        self._num_partly_skipped += 0 < skipped < 1
         if is_skipped and not math.isfinite(self._last_loss):
             self.losses.pop()  # its step was not taken, and the next ones are judged without it
         is_over = not math.isfinite(self._last_loss) and not is_skipped
@@ -168,9 +184,12 @@ class Following(Counting):
             check.forecast, check.config = self._forecast(), self._recipe()
             if self._is_short:
                 check.notes.append(self._ended)
-            if self._num_skipped:
-                skipped = f"{self._num_skipped} of {self.step} steps"
-                check.notes.append(f"the loss scaler skipped {skipped}: a gradient was not finite")
+            for count, part in ((self._num_skipped, ""), (self._num_partly_skipped, "some optimizers in ")):
+                if count:
+                    skipped = f"{part}{count} of {self.step} steps"
+                    check.notes.append(f"the loss scaler skipped {skipped}: a gradient was not finite")
+            if self.num_blind:
+                check.notes.append(f"{self.num_blind} more optimizer steps had no backward from the model")
             self._try_copies()
             check.measurements.extend(forecast_measurements(check.forecast))
             check.interrupted = self._is_short
@@ -192,7 +211,7 @@ class Following(Counting):
 
     @property
     def _ended(self) -> str:
-        return f"the script ended after {self.step} of {self.settings.steps} steps"
+        return self.ended or f"the script ended after {self.step} of {self.settings.steps} steps"
 
     def _try_copies(self) -> None:
         """Try copies of the run: after its warm-up, if that is longer; at other rates; with remedies."""

@@ -376,6 +376,8 @@ def _outcome(
         raise CaptureError(facts["bug"], facts["place"], facts["trace"])
     if "refusal" in facts:
         raise UsageError(*facts["refusal"])
+    if report is not None and "stopped" in facts:
+        return Outcome(report, False, f"{facts['stopped']}; the report has what was seen")
     if folder.has("done") and report is not None and "ended" not in facts:
         return Outcome(report, True)
     steps, trace = folder.steps(), failure.get("trace", "")

@@ -28,7 +28,8 @@ LOOK_SECONDS = 0.1
 OUTSIDE_STEPS = 100
 """Steps of optimizers that hold weights of no module after which the script is given up."""
 BLIND_STEPS = 3
-"""Steps without a recorded forward after which the script is given up."""
+"""Steps in a row without a recorded forward after which the script is given up, or its check is ended."""
+BLIND = "its optimizer steps without a backward from its model"
 
 
 @dataclass
@@ -59,6 +60,7 @@ class Watcher:
     _following: Counting | None = None
     _order: list[int] = field(default_factory=list)
     _stepping: list[Optimizer] = field(default_factory=list)
+    _skipping: list[Optimizer] = field(default_factory=list)
     _scaler: GradScaler | None = None
     _clip: float | None = None
     _num_blind: int = 0
@@ -129,7 +131,7 @@ class Watcher:
         self._guarded(lambda: self._begin_step(optimizer))
 
     def stepped(self, optimizer: Optimizer) -> None:
-        if self._stepping and self._order and id(optimizer) == self._order[-1]:
+        if self._ends_step(optimizer):
             self._guarded(self._end_step)
 
     def skipped(self, optimizer: Optimizer) -> None:
@@ -151,7 +153,7 @@ class Watcher:
 
     def forked(self) -> None:
         """This process was forked from one that was watched; it may train a model of its own."""
-        self._following, self._stepping = None, []
+        self._following, self._stepping, self._skipping = None, [], []
 
     # Steps.
 
@@ -194,13 +196,12 @@ class Watcher:
             self._stop_tape(call.module)
         if not forwards:
             self._num_blind += 1
+            if self._following is not None:
+                self._following.num_blind += 1
             if self._num_blind >= BLIND_STEPS:
-                raise UsageError(
-                    f"`{self.settings.command}`, whose optimizer steps without a backward from its model",
-                    "a loop of forward, loss.backward() and optimizer.step()",
-                    "give a factory that returns (model, batch, loss_fn) instead",
-                )
+                self._end_blind()
             return False
+        self._num_blind = 0
         optimizers = [each for each in self.events.optimizers if _holds(each, self._own)]
         if len(optimizers) == 1:
             self._order = [id(optimizers[0])]
@@ -220,23 +221,53 @@ class Watcher:
         self._following.before_step(forwards)
         return True
 
+    def _end_blind(self) -> None:
+        """End the check after steps without a recorded forward: with a report, if steps were recorded before.
+
+        A process that does not report goes on: the one that does sees the same.
+
+        Raises:
+            UsageError: no step was recorded.
+        """
+        if self._following is None:
+            raise UsageError(
+                f"`{self.settings.command}`: {BLIND}",
+                "a loop of forward, loss.backward() and optimizer.step()",
+                "give a factory that returns (model, batch, loss_fn) instead",
+            )
+        if isinstance(self._following, Following):
+            reason = f"{BLIND} after {self._following.step} of {self.settings.steps} steps"
+            self.folder.note(stopped=reason)
+            self._following.ended = reason
+            self._finish()
+
     def _end_step(self) -> None:
         if self._stepping and self._following is not None:
             self._order = self._order or [id(optimizer) for optimizer in self._stepping]
-            self._stepping = []
-            self._advance(is_skipped=False)
+            num_skipped, num = len(self._skipping), len(self._stepping)
+            self._stepping, self._skipping = [], []
+            if self._following.after_step(skipped=num_skipped / num):
+                self._finish()
+
+    def _ends_step(self, optimizer: Optimizer) -> bool:
+        """Whether `optimizer` is the last one of the step that has begun."""
+        return bool(self._stepping and self._order) and id(optimizer) == self._order[-1]
 
     def _skip_step(self, optimizer: Optimizer) -> None:
-        if self._following is not None and _holds(optimizer, self._own):
-            self._following.before_step(self._forwards_of_step())
-            self._advance(is_skipped=True)
+        """Count a step of `optimizer` that was not taken; the other optimizers may take theirs."""
+        if self._following is None or not _holds(optimizer, self._own):
+            return
+        self._begin_step(optimizer)
+        if optimizer in self._stepping:
+            self._skipping.append(optimizer)
+        if self._ends_step(optimizer):
+            self._end_step()
 
-    def _advance(self, *, is_skipped: bool) -> None:
+    def _finish(self) -> None:
         assert self._following is not None
-        if self._following.after_step(is_skipped=is_skipped):
-            self._is_over = True
-            self._following.finish()
-            self.leave()
+        self._is_over = True
+        self._following.finish()
+        self.leave()
 
     def _forwards_of_step(self) -> list[Forward]:
         """The model's forwards since the last step, with their losses before scaling and accumulation."""

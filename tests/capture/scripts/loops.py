@@ -227,6 +227,44 @@ def head_outside() -> None:
         optimizer.zero_grad()
 
 
+def two_scaled() -> None:
+    """Two optimizers under one GradScaler: step 3 overflows as a whole, step 4 in the weights of one only."""
+    model = Decoder()
+    head = [*model.norm.parameters(), *model.head.parameters()]
+    known = {id(p) for p in head}
+    first = torch.optim.AdamW([p for p in model.parameters() if id(p) not in known], lr=1e-3)
+    second = torch.optim.AdamW(head, lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+    for step, (inputs, targets) in enumerate(batches(), 1):
+        loss = cross_entropy(model(inputs), targets)
+        scaler.scale(loss).backward()
+        say(step, loss)
+        if step == 3:
+            model.embedding.weight.grad.fill_(torch.inf)
+        if step in (3, 4):
+            model.head.weight.grad.fill_(torch.inf)
+        for optimizer in (first, second):
+            scaler.step(optimizer)
+            optimizer.zero_grad()
+        scaler.update()
+
+
+def blind(num_seen: str) -> None:
+    """Steps on gradients of a backward for `num_seen` steps, later on gradients from elsewhere."""
+    model = Decoder()
+    optimizer = adamw(model)
+    for step, (inputs, targets) in enumerate(batches(), 1):
+        loss = cross_entropy(model(inputs), targets)
+        if step <= int(num_seen):
+            loss.backward()
+            say(step, loss)
+        else:
+            for p in model.parameters():
+                p.grad = torch.ones_like(p)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def half_inputs() -> None:
     """A model that runs under autocast only: its linear maps are given bfloat16."""
     model = HalfInside()
@@ -273,4 +311,4 @@ def picture() -> None:
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]]()
+    globals()[sys.argv[1]](*sys.argv[2:])
