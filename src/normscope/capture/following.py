@@ -5,8 +5,8 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
 
 import torch
@@ -43,6 +43,7 @@ POLL_SECONDS = 0.05
 SHARE = 0.1
 """Largest relative difference of a loss times the number of batches from the mean of its batch."""
 SHARDED = "the weights are sharded over processes (FSDP), and one process cannot run the model alone"
+Paused = Callable[[], AbstractContextManager[None]]
 UNRECORDED = "the loss is not that of one forward of the model alone, computed by PyTorch's functions"
 
 
@@ -90,8 +91,11 @@ class Following(Counting):
         ended: why the check ended before its last step, if the script did not.
     """
 
-    def __init__(self, run: Run, folder: Folder, settings: Settings, notes: Sequence[str]) -> None:
+    def __init__(
+        self, run: Run, folder: Folder, settings: Settings, notes: Sequence[str], paused: Paused
+    ) -> None:
         super().__init__(run.model, folder, settings)
+        self._paused = paused
         self.run, self.settings = run, settings
         self.kept = Forwards()
         self.start = Start(reason=SHARDED)
@@ -414,16 +418,21 @@ class Following(Counting):
         """Context of normscope's own work, whose time is not the script's."""
         begin = time.perf_counter()
         try:
-            with stoppable(), apart(self.model, self._autocast):
+            with stoppable(), self._paused(), apart(self.model, self._autocast):
                 yield
         finally:
             self._apart_seconds += time.perf_counter() - begin
 
 
-def following(run: Run, folder: Folder, settings: Settings, notes: Sequence[str]) -> Counting:
-    """Follow `run.model` in this process: to report on it, or only to count, in all but one of several."""
+def following(run: Run, folder: Folder, settings: Settings, notes: Sequence[str], paused: Paused) -> Counting:
+    """Follow `run.model` in this process: to report on it, or only to count, in all but one of several.
+
+    Args:
+        notes: sentences for the report.
+        paused: context in which the modules that run are normscope's own work.
+    """
     if _rank() == 0 and folder.claim():
-        return Following(run, folder, settings, notes)
+        return Following(run, folder, settings, notes, paused)
     return Counting(run.model, folder, settings)
 
 

@@ -1,6 +1,7 @@
 """Watcher: chooses the model of a training script and follows its steps."""
 
 import itertools
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -68,6 +69,7 @@ class Watcher:
     _num_outside: int = 0
     _look: float = 0.0
     _is_over: bool = False
+    _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
         self.events = Events(self)
@@ -153,6 +155,7 @@ class Watcher:
 
     def forked(self) -> None:
         """This process was forked from one that was watched; it may train a model of its own."""
+        self._lock = threading.RLock()  # another thread of that one may hold it
         self._following, self._stepping, self._skipping = None, [], []
 
     # Steps.
@@ -217,7 +220,7 @@ class Watcher:
                 precision=str(self.events.autocast or torch.float32).removeprefix("torch."),
                 accumulation=len(forwards),
             )
-            self._following = following(run, self.folder, self.settings, self._notes())
+            self._following = following(run, self.folder, self.settings, self._notes(), self.events.paused)
         self._following.before_step(forwards)
         return True
 
@@ -327,7 +330,7 @@ class Watcher:
             self._tapes.pop()
 
     def _guarded(self, action: Callable[[], object]) -> None:
-        """Run `action` with all events paused; an error of it ends the script, and the report says why."""
+        """Run `action`, in one thread at a time; an error of it ends the script, and the report says why."""
         if self._is_over:
             return
         if time.monotonic() > self._look:
@@ -335,7 +338,7 @@ class Watcher:
             if not self.folder.is_watched():
                 abandon(self.folder)
         try:
-            with self.events.paused():
+            with self._lock, self.events.muted():
                 action()
         except Stopped:  # Ctrl-C
             self._is_over = True

@@ -79,10 +79,17 @@ class Silent:
 
 
 class _Running(threading.local):
-    """The outermost module that runs in this thread, and the number of modules that run inside it."""
+    """State of one thread.
+
+    Attributes:
+        outermost, inside: the outermost module that runs in this thread, and the number of modules that run
+            inside it.
+        is_muted: whether nothing is sent from this thread.
+    """
 
     outermost: nn.Module | None = None
     inside: int = 0
+    is_muted: bool = False
 
 
 class Events:
@@ -99,7 +106,6 @@ class Events:
         self.autocast: torch.dtype | None = None
         self._listener = listener
         self._running = _Running()
-        self._num_backwards = 0
         self._is_paused = False
 
     def attach(self) -> ExitStack:
@@ -134,23 +140,41 @@ class Events:
         return held
 
     @contextmanager
+    def muted(self) -> Iterator[None]:
+        """Context in which nothing is sent from this thread."""
+        running = self._running
+        before, running.is_muted = running.is_muted, True
+        try:
+            yield
+        finally:
+            running.is_muted = before
+
+    @contextmanager
     def paused(self) -> Iterator[None]:
-        """Context in which nothing is sent: the modules that run are normscope's own work."""
+        """Context in which no thread sends what begins in it: the modules that run are normscope's own work.
+
+        Trials of copies run in a thread of their own, and so may parts of a model. One thread at a time may
+        be in this context.
+        """
         before, self._is_paused = self._is_paused, True
         try:
             yield
         finally:
             self._is_paused = before
 
+    @property
+    def _is_silent(self) -> bool:
+        return self._is_paused or self._running.is_muted
+
     def _enters(self, module: nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling() or self._is_paused or self._num_backwards:
-            return  # a compiler only traces the call; in a backward, checkpointed blocks run again
         running = self._running
+        if torch.compiler.is_compiling() or running.is_muted:
+            return  # a compiler only traces the call
         if running.outermost is not None:
             running.inside += 1
             if running.inside == 1:
                 self._note_autocast()
-        elif not _is_transparent(module):
+        elif not (self._is_paused or _in_backward() or _is_transparent(module)):
             running.outermost = module
             self.autocast = None
             self._note_autocast()
@@ -159,10 +183,8 @@ class Events:
 
     def _leaves(self, module: nn.Module, args: Any, *more: Any) -> None:
         """The end of a call; `more` is (kwargs, output), and only (output,) where the forward raised."""
-        if torch.compiler.is_compiling() or self._is_paused or self._num_backwards:
-            return
         running = self._running
-        if running.outermost is None:
+        if torch.compiler.is_compiling() or running.is_muted or running.outermost is None:
             return
         if running.inside:
             running.inside -= 1
@@ -178,7 +200,7 @@ class Events:
                 self.autocast = torch.get_autocast_dtype(device)
 
     def _steps(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        if self._is_paused:
+        if self._is_silent:
             return None
         given = [*args[1:2], kwargs.get("closure")]
         closure = next((each for each in given if callable(each)), None)
@@ -192,7 +214,7 @@ class Events:
             nonlocal num_calls
             num_calls += 1
             if num_calls > 1:
-                with self.paused():
+                with self.muted():
                     return closure(*inputs, **keywords)
             loss = closure(*inputs, **keywords)
             self._listener.steps(optimizer)
@@ -203,23 +225,19 @@ class Events:
         }
 
     def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not self._is_paused:
+        if not self._is_silent:
             self._listener.stepped(optimizer)
 
     def _backward(self, original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
         loss = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
-        if isinstance(loss, Tensor) and not self._num_backwards and not self._is_paused:
+        if isinstance(loss, Tensor) and not _in_backward() and not self._is_silent:
             self._listener.differentiates(loss)
-        self._num_backwards += 1
-        try:
-            return original(tensors, *args, **kwargs)
-        finally:
-            self._num_backwards -= 1
+        return original(tensors, *args, **kwargs)
 
     def _clear(self, original: Callable[..., Any], holder: Any, *args: Any, **kwargs: Any) -> Any:
         groups = [list(holder.parameters())] if isinstance(holder, nn.Module) else []
         groups += [group["params"] for group in getattr(holder, "param_groups", ())]
-        if not self._is_paused:
+        if not self._is_silent:
             self._listener.clears(itertools.chain(*groups))
         # A mode would see the `.grad` of every parameter, which costs 4 % of a small model's step.
         is_plain = all(type(parameter) is nn.Parameter for parameter in itertools.chain(*groups))
@@ -227,22 +245,22 @@ class Events:
             return original(holder, *args, **kwargs)
 
     def _scale(self, original: Callable[..., Any], scaler: GradScaler, *args: Any, **kwargs: Any) -> Any:
-        if not self._is_paused and scaler.is_enabled():
+        if not self._is_silent and scaler.is_enabled():
             self._listener.scales(scaler)
         return original(scaler, *args, **kwargs)
 
     def _scaler_step(
         self, original: Callable[..., Any], scaler: GradScaler, optimizer: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        if self._is_paused:
+        if self._is_silent:
             return original(scaler, optimizer, *args, **kwargs)
-        stepped: list[Optimizer] = []
-        handle = register_optimizer_step_pre_hook(lambda each, *_: stepped.append(each))
+        stepped: list[int] = []
+        handle = register_optimizer_step_pre_hook(lambda *_: stepped.append(threading.get_ident()))
         try:
             result = original(scaler, optimizer, *args, **kwargs)
         finally:
             handle.remove()
-        if not stepped:
+        if threading.get_ident() not in stepped:
             self._listener.skipped(optimizer)
         return result
 
@@ -268,9 +286,18 @@ class Events:
     def _clip(
         self, original: Callable[..., Any], parameters: Any, max_norm: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        if not self._is_paused:
+        if not self._is_silent:
             self._listener.clips(float(max_norm))
         return original(parameters, max_norm, *args, **kwargs)
+
+
+def _in_backward() -> bool:
+    """Whether autograd runs a backward in this thread.
+
+    On a CPU this is the thread that called it. On a GPU it is a thread of the device, and the blocks of
+    activation checkpointing run again there. Other threads may run the script's forwards meanwhile.
+    """
+    return torch._C._current_graph_task_id() != -1
 
 
 def _is_transparent(module: nn.Module) -> bool:
