@@ -16,6 +16,7 @@ MODELS = ("decoder", "encoder", "encoder-decoder", "vision")
 OPTIONS = ("scheme=", "depth=", "width=", "heads=", "norm=", "hidden=", "vocab=", "context=", "positions=")
 """The options of `nn:` that are typed most; `normscope check` names all of them where one is wrong."""
 _RULE = re.compile(r'^@rule\(\s*"(NS\d{3})".*?^def (\w+)\(', re.MULTILINE | re.DOTALL)
+_ALARM = re.compile(r'^[A-Z_]+ = alarm\(\s*"(NS\d{3})",\s*"([\w-]+)"', re.MULTILINE)
 _SCHEME = re.compile(
     r'^(?:[A-Z][A-Z\d_]* = (?!Initialisation)\w+|    return Scheme)\(\s*"([a-z][\w-]*)"', re.MULTILINE
 )
@@ -44,8 +45,8 @@ def complete_codes(incomplete: str) -> list[str]:
 
 
 def complete_code(incomplete: str) -> list[str]:
-    """Completions of one finding."""
-    return _beginning(incomplete, [name for pair in findings().items() for name in pair])
+    """Completions of one finding, or of an alarm of the monitor."""
+    return _beginning(incomplete, [name for pair in (findings() | alarms()).items() for name in pair])
 
 
 def complete_scheme(incomplete: str) -> list[str]:
@@ -63,6 +64,12 @@ def findings() -> dict[str, str]:
     """Code → name of every finding."""
     found = (pair for text in _texts("normscope.rules") for pair in _RULE.findall(text))
     return {code: name.replace("_", "-") for code, name in sorted(found)}
+
+
+@cache
+def alarms() -> dict[str, str]:
+    """Code → name of every alarm of the monitor."""
+    return dict(sorted(pair for text in _texts("normscope.monitor.alarms") for pair in _ALARM.findall(text)))
 
 
 @cache

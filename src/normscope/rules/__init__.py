@@ -7,16 +7,19 @@ from normscope.rules.codes import matches, parse_codes
 from normscope.rules.pages import explain
 from normscope.rules.finding import Finding, Severity
 from normscope.rules.judging import Verdict, judge, verdict
-from normscope.rules.rule import RULES, Case, Hit, Rule, figure
+from normscope.rules.rule import ALARMS, RULES, Case, Hit, Record, Rule, alarm, figure
 
 __all__ = [
+    "ALARMS",
     "RULES",
     "Case",
     "Finding",
     "Hit",
+    "Record",
     "Rule",
     "Severity",
     "Verdict",
+    "alarm",
     "explain",
     "figure",
     "judge",

@@ -1,23 +1,25 @@
 """Look up findings by code, by prefix of codes, or by name."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from normscope.errors import UsageError, nearest
 from normscope.rules.finding import Finding
-from normscope.rules.rule import RULES, Rule
+from normscope.rules.rule import ALARMS, RULES, Record
 
 
-def find_rule(code_or_name: str) -> Rule:
-    """The rule of that code or name, in any case.
+def find_record(code_or_name: str) -> Record:
+    """The rule or alarm of that code or name, in any case.
 
     Raises:
         UsageError: no such finding; the message names the nearest one.
     """
     wanted = code_or_name.strip().lower()
-    for rule in RULES.values():
-        if wanted in (rule.code.lower(), rule.name):
-            return rule
-    raise UsageError(f"no finding {code_or_name!r}", f"a code {_span()} or its name", _nearest(wanted))
+    known = RULES | ALARMS
+    for record in known.values():
+        if wanted in (record.code.lower(), record.name):
+            return record
+    expected = f"a code {_span(known)} or its name"
+    raise UsageError(f"no finding {code_or_name!r}", expected, _nearest(wanted, known))
 
 
 def parse_codes(codes: str | Iterable[str]) -> tuple[str, ...]:
@@ -30,8 +32,8 @@ def parse_codes(codes: str | Iterable[str]) -> tuple[str, ...]:
     parts = tuple(part.strip() for part in text.split(",") if part.strip())
     for code in parts:
         if not any(_fits(rule.code, rule.name, code) for rule in RULES.values()):
-            expected = f"a code {_span()}, a prefix such as NS5, or a name"
-            raise UsageError(f"no finding {code!r}", expected, _nearest(code.lower()))
+            expected = f"a code {_span(RULES)}, a prefix such as NS5, or a name"
+            raise UsageError(f"no finding {code!r}", expected, _nearest(code.lower(), RULES))
     return parts
 
 
@@ -45,12 +47,12 @@ def _fits(code: str, name: str, wanted: str) -> bool:
     return wanted == name or (wanted.startswith("ns") and code.lower().startswith(wanted))
 
 
-def _span() -> str:
-    return f"{min(RULES)}…{max(RULES)}"
+def _span(known: Mapping[str, Record]) -> str:
+    return f"{min(known)}…{max(known)}"
 
 
-def _nearest(wanted: str) -> str:
-    by_key = {key: rule for rule in RULES.values() for key in (rule.code, rule.name)}
+def _nearest(wanted: str, known: Mapping[str, Record]) -> str:
+    by_key = {key: record for record in known.values() for key in (record.code, record.name)}
     near = nearest(wanted, by_key)
     if near is None:
         return "see docs/findings.md for all of them"

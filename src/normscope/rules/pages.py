@@ -1,7 +1,7 @@
 """Full explanation of each finding: on the terminal, and as the page docs/findings.md."""
 
-from normscope.rules.codes import find_rule
-from normscope.rules.rule import RULES, Rule
+from normscope.rules.codes import find_record
+from normscope.rules.rule import RULES, Record
 
 _PARTS = (
     ("What it says", "summary"),
@@ -34,7 +34,7 @@ def explain(code_or_name: str) -> str:
     Raises:
         UsageError: no such finding; the message names the nearest one.
     """
-    return _section(find_rule(code_or_name), "#")
+    return _section(find_record(code_or_name), "#")
 
 
 def page() -> str:
@@ -44,12 +44,12 @@ def page() -> str:
     return f"{_HEAD}\n| code | name | what it says |\n|---|---|---|\n{rows}\n\n{sections}"
 
 
-def _row(rule: Rule) -> str:
+def _row(rule: Record) -> str:
     name = f"{rule.code}-{rule.name}"
     return f"| [{rule.code}](#{name.lower()}) | [{rule.name}](findings/{name}.md) | {rule.summary} |"
 
 
-def _section(rule: Rule, heading: str) -> str:
+def _section(rule: Record, heading: str) -> str:
     parts = [f"**{title}.** {getattr(rule, field)}" for title, field in _PARTS]
     if rule.remedies:
         parts.append(f"**Tried by `check --try-remedies`.** {', '.join(rule.remedies)}.")

@@ -68,8 +68,8 @@ Judge = Callable[[Case], Iterator[Hit]]
 
 
 @dataclass(frozen=True)
-class Rule:
-    """One kind of finding.
+class Record:
+    """Texts of one kind of finding.
 
     Attributes:
         code, name: stable code and name, "NS101" and "post-ln-deep".
@@ -79,7 +79,6 @@ class Rule:
         source: the paper, with its arXiv number, or the measurement that the threshold comes from.
         remedy: advice on what to change.
         remedies: names of `REMEDIES` that apply a part of the advice to a copy.
-        judge: the function; it yields nothing where the figures it needs were not measured.
     """
 
     code: str
@@ -90,27 +89,43 @@ class Rule:
     source: str
     remedy: str
     remedies: tuple[str, ...]
+
+    def finding(self, hit: Hit) -> Finding:
+        """The finding of one result."""
+        return Finding(
+            self.code,
+            self.name,
+            hit.severity,
+            hit.sites,
+            hit.message,
+            hit.evidence,
+            self.threshold,
+            self.source,
+            hit.remedy or self.remedy,
+            self.remedies,
+        )
+
+
+@dataclass(frozen=True)
+class Rule(Record):
+    """One kind of finding about a case.
+
+    Attributes:
+        judge: the function; it yields nothing where the figures it needs were not measured.
+    """
+
     judge: Judge
 
     def findings(self, case: Case) -> Iterator[Finding]:
         """The rule applied to one case."""
-        for hit in self.judge(case):
-            yield Finding(
-                self.code,
-                self.name,
-                hit.severity,
-                hit.sites,
-                hit.message,
-                hit.evidence,
-                self.threshold,
-                self.source,
-                hit.remedy or self.remedy,
-                self.remedies,
-            )
+        return map(self.finding, self.judge(case))
 
 
 RULES: dict[str, Rule] = {}
 """Every rule by its code, in the order of the codes; filled by the decorator `rule`."""
+
+ALARMS: dict[str, Record] = {}
+"""Every alarm of the monitor by its code; filled by `alarm` when `normscope.monitor.alarms` is imported."""
 
 
 def rule(code: str, *, remedies: tuple[str, ...] = (), **texts: str) -> Callable[[Judge], Rule]:
@@ -123,11 +138,26 @@ def rule(code: str, *, remedies: tuple[str, ...] = (), **texts: str) -> Callable
         name = judge.__name__.replace("_", "-")
         assert code not in RULES, f"{code} is taken by {RULES[code].name}"
         assert name not in {r.name for r in RULES.values()}, f"{name} is taken"
-        lines = {field: " ".join(text.split()) for field, text in texts.items()}
-        RULES[code] = Rule(code, name, remedies=remedies, judge=judge, **lines)
+        RULES[code] = Rule(code, name, remedies=remedies, judge=judge, **_in_one_line(texts))
         return RULES[code]
 
     return enter
+
+
+def alarm(code: str, name: str, **texts: str) -> Record:
+    """Enter an alarm of the monitor into `ALARMS`, with its texts.
+
+    Line breaks and indents of the texts do not count.
+    """
+    taken = [*RULES.values(), *ALARMS.values()]
+    assert code not in {each.code for each in taken}, f"{code} is taken"
+    assert name not in {each.name for each in taken}, f"{name} is taken"
+    ALARMS[code] = Record(code, name, remedies=(), **_in_one_line(texts))
+    return ALARMS[code]
+
+
+def _in_one_line(texts: dict[str, str]) -> dict[str, str]:
+    return {field: " ".join(text.split()) for field, text in texts.items()}
 
 
 def figure(value: float, digits: int = 3) -> str:

@@ -1,0 +1,59 @@
+"""Episodes: an alarm is raised once, and armed again after its series was normal for a while."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normscope.monitor.alarms.columns import Mask
+
+CALM = 20
+"""Normal values in a row after which a series may raise its alarm again."""
+
+
+class Episode:
+    """One episode for all columns, for what spreads from one to the others within steps: a spike, a NaN."""
+
+    def __init__(self) -> None:
+        self._calm = CALM
+
+    def update(self, bad: Mask) -> Mask | None:
+        """Enter one row; the columns to report, None where there is nothing to report.
+
+        Args:
+            bad: columns that are beyond the threshold.
+        """
+        if not bad.any():
+            self._calm += 1
+            return None
+        begins, self._calm = self._calm >= CALM, 0
+        return bad if begins else None
+
+
+class Episodes:
+    """An episode for each column, for what lasts.
+
+    Columns that go beyond the threshold within `CALM` rows of the last report are reported together after it.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._active = np.zeros(count, dtype=bool)
+        self._waiting = np.zeros(count, dtype=bool)
+        self._calm: NDArray[np.int64] = np.zeros(count, dtype=np.int64)
+        self._since = CALM
+
+    def update(self, bad: Mask, judged: Mask) -> Mask | None:
+        """Enter one row; the columns to report that are bad now, None where there are none.
+
+        Args:
+            bad: columns that are beyond the threshold.
+            judged: columns that have a value in this row; the others stay as they were.
+        """
+        self._since += 1
+        if not bad.any() and not self._active.any():
+            return None
+        self._waiting = (self._waiting | (bad & ~self._active)) & bad
+        self._calm = np.where(bad, 0, self._calm + judged)
+        self._active = (self._active | bad) & (self._calm < CALM)
+        if self._since <= CALM or not self._waiting.any():
+            return None
+        report, self._waiting, self._since = self._waiting, np.zeros_like(bad), 0
+        return report

@@ -1,0 +1,106 @@
+"""NS807: slow growth of a stream, a logit or a weight norm."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from normscope.monitor.alarms.columns import Columns, Floats, Layout, Look, Mask
+from normscope.monitor.alarms.episodes import Episodes
+from normscope.monitor.alarms.looks import APART, Looks, logarithm
+from normscope.monitor.alarms.window import SIGMA, middle
+from normscope.rules import Finding, Severity, alarm, figure
+
+SPANS = (10, 20)
+"""Values over which a trend is judged, `APART` steps apart or more: 100 and 200 steps."""
+DOUBLING = math.log(2)
+"""Growth over a span that counts."""
+AGE = 2.5
+"""Path before the span over the path within it. The path is the sum of the learning rates, or the steps where
+they are unknown. Its square doubles within a span only where this ratio is under 1/(√2 − 1) = 2.4."""
+CERTAIN = 6.0
+"""Growth over its standard error."""
+LOGIT = 100.0
+"""Largest logit that counts."""
+AHEAD = 200
+"""Steps within which a logit that grows must pass `LOGIT`."""
+
+SLOW_GROWTH = alarm(
+    "NS807",
+    "slow-growth",
+    summary="A stream, a logit or a weight norm keeps doubling.",
+    why="""Growth by a constant factor ends in an overflow, in saturated attention or in a stream that no
+        branch can change. It shows hundreds of steps before the loss moves. Healthy growth slows down: a
+        weight norm under Adam grows with the sum of the learning rates at most, and a power of that doubles
+        ever more slowly.""",
+    threshold=f"""The logarithm rises by log 2 over the last {SPANS[0]} or {SPANS[1]} values ({APART} steps
+        apart or more), by the line through the medians of its first and last third, and by {CERTAIN:g}
+        standard errors of that line. The learning rates before the span sum to {AGE:g} times those within it,
+        or more. A largest logit must also be on its way past {LOGIT:g} within {AHEAD} steps. A warning; a
+        note for weight norms and largest values of a stream.""",
+    source="""Closed form for powers; Kimi K2, arXiv:2507.20534 (QK-Clip acts from a logit of 100 on);
+        Wortsman et al. 2023, arXiv:2309.14322 (logits that grow before a run diverges); the resistant line is
+        Tukey's.""",
+    remedy="""Attention logits: QK-norm, a lower learning rate for queries and keys, or QK-Clip. Stream: a
+        norm on the branches' outputs, weight decay, a smaller scale of the output projections. Output logits:
+        z-loss.""",
+)
+_LOGITS = frozenset({"attention/max-logit", "logits/max"})
+_NOTED = frozenset({"weight/norm", "stream/max"})
+QUANTITIES = _LOGITS | _NOTED | {"stream/rms"}
+
+
+class Growth:
+    """Judge of slow growth in one layout."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.columns = Columns(layout, QUANTITIES)
+        names = [quantity for quantity, _ in self.columns.names]
+        self._logits = np.array([name in _LOGITS for name in names], dtype=bool)
+        self._noted = np.array([name in _NOTED for name in names], dtype=bool)
+        self._looks = Looks(len(names), max(SPANS))
+        self._episodes = [Episodes(len(names)) for _ in (True, False)]
+
+    def feed(self, look: Look) -> Iterator[Finding]:
+        """Alarms of a row."""
+        values, usable = logarithm(look, self.columns.numbers)
+        if not self._looks.enter(look, values, usable):
+            return
+        rise, steps = np.zeros(len(values)), np.zeros(len(values))
+        for span in SPANS:
+            self._judge(span, rise, steps)
+        grows = rise > 0
+        for noted, episodes in zip((True, False), self._episodes, strict=True):
+            if (new := episodes.update(grows & (self._noted == noted), usable)) is None:
+                continue
+            worst = int(np.argmax(np.where(new, rise, -np.inf)))
+            factor, value = math.exp(rise[worst]), math.exp(values[worst])
+            said = f"has grown {figure(factor)} times in {figure(steps[worst])} steps, to {figure(value)}"
+            severity = Severity.NOTE if noted else Severity.WARNING
+            how = f"{figure(factor)} times in {figure(steps[worst])} steps"
+            yield self.columns.raised(SLOW_GROWTH, look, new, worst, severity, said, how)
+
+    def _judge(self, span: int, rise: Floats, steps: Floats) -> None:
+        """Enter the growth over the last `span` values, and its steps, where it counts."""
+        looks = self._looks
+        first, last = int(looks.steps[-span]), int(looks.steps[-1])
+        if looks.paths[-span] - looks.first_path < AGE * (looks.paths[-1] - looks.paths[-span]):
+            return
+        there: Mask = (looks.run >= span) & (looks.values[:, -1] - looks.values[:, -span] > DOUBLING / 2)
+        chosen = np.flatnonzero(there)
+        if not len(chosen):
+            return
+        values = looks.values[chosen, -span:]
+        third = span // 3
+        early, late = middle(values[:, :third]), middle(values[:, -third:])
+        slope = (late - early) / (span - third)
+        centred = values - slope[:, None] * np.arange(span)
+        scatter = middle(np.abs(centred - middle(centred)[:, None]))
+        error = math.sqrt(math.pi / 2) * SIGMA * scatter * math.sqrt(2 / third)
+        grown = slope * (span - 1)
+        counts = (grown >= DOUBLING) & (late - early >= CERTAIN * error)
+        ahead = late + grown * AHEAD / max(1, last - first)
+        counts &= ~self._logits[chosen] | (ahead > math.log(LOGIT))
+        more = counts & (grown > rise[chosen])
+        rise[chosen[more]] = grown[more]
+        steps[chosen[more]] = last - first

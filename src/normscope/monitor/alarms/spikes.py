@@ -1,0 +1,139 @@
+"""NS804, NS805 and NS806: spikes of the loss, of a gradient and of an update."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from normscope.monitor.alarms.columns import Columns, Layout, Look
+from normscope.monitor.alarms.episodes import Episode
+from normscope.monitor.alarms.window import LEAST, SIZE, Window
+from normscope.rules import Finding, Record, Severity, alarm, figure
+
+SIGMAS = 7.0
+"""Robust standard deviations above the median: the spike score of OLMo 2 counts from seven on."""
+LOSS_RISE = 0.1
+"""Smallest rise of a loss over its median: on large batches seven deviations may be 1 % of it."""
+GRADIENT_SIGMAS = 10.0
+"""The same for gradients, which have heavy tails: a Student-t with 5 degrees of freedom passes 7 once in
+3,000 values and 10 once in 17,000."""
+GRADIENT_RATIO = 4.0
+"""Smallest ratio of the whole gradient to its median."""
+PART_RATIO = 10.0
+"""The same for a block or a kind: there are many of them, and Megatron-LM calls ten times the largest
+gradient so far unexpected."""
+UPDATE_RATIO = 2.0
+"""Smallest ratio of an update to its median at the same learning rate; Adam with β = (0.9, 0.999) gives 3.2
+after one gradient that is much larger than all before it."""
+_WINDOW = f"""the median of the last {SIZE} values without spikes, from {LEAST} on"""
+
+LOSS_SPIKE = alarm(
+    "NS804",
+    "loss-spike",
+    summary="The loss jumped.",
+    why="""A jump of the loss is a batch unlike the others, or weights that one step moved too far. A mean and
+        a standard deviation take the spike into themselves and miss the next one; a median and a MAD do not,
+        and spikes stay out of the window.""",
+    threshold=f"""Loss above {_WINDOW}, by {SIGMAS:g}·1.4826·MAD and by {LOSS_RISE:g} of the median. One alarm
+        until 20 values in a row are normal.""",
+    source="""OLMo 2, arXiv:2501.00656 (spike score: seven standard deviations from a rolling average); the
+        smallest rise is our own choice.""",
+    remedy="""Look at the batch of the step and at NS805 before it. If spikes return, lower the learning rate,
+        lengthen the warm-up, clip gradients, lower Adam's β2 to 0.95, or skip the batch (PaLM,
+        arXiv:2204.02311).""",
+)
+GRADIENT_SPIKE = alarm(
+    "NS805",
+    "gradient-spike",
+    summary="A gradient norm jumped.",
+    why="""A gradient norm is judged on a logarithmic scale, since its noise multiplies. Adam divides by a
+        mean of past squares that does not know the new size yet, so the step is too long; the loss follows a
+        few steps later.""",
+    threshold=f"""Norm above {_WINDOW}, by {GRADIENT_SIGMAS:g}·1.4826·MAD of its logarithm and by a factor of
+        {GRADIENT_RATIO:g}, or {PART_RATIO:g} for one block or kind. Norms of exactly 0 are left out.""",
+    source="""OLMo 2, arXiv:2501.00656 (gradient spikes often precede those of the loss); Zhang et al. 2020,
+        arXiv:1912.03194 (heavy tails); our own quantiles of a Student-t.""",
+    remedy="""Clip the gradient norm; look at the sites that jumped first, and at the batch. In half precision
+        see NS812.""",
+)
+UPDATE_SPIKE = alarm(
+    "NS806",
+    "update-spike",
+    summary="An update was much larger than its learning rate explains.",
+    why="""Update over learning rate is what the optimizer adds of its own. Under Adam it is near 1 in each
+        entry and jumps when the gradient grows faster than √v, whose mean reaches back 1/(1−β2) steps.""",
+    threshold=f"""Update over learning rate above {_WINDOW}, by {SIGMAS:g}·1.4826·MAD of its logarithm and by
+        a factor of {UPDATE_RATIO:g}.""",
+    source="""Molybog et al. 2023, arXiv:2304.09871 (updates of Adam at loss spikes); closed form
+        (1−β1)/√(1−β2) = 3.2 for the smallest ratio.""",
+    remedy="""Lower β2 to 0.95, clip gradients, or bound the update (as in StableAdamW, arXiv:2304.13013).""",
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of spike.
+
+    Attributes:
+        least: quantity → smallest excess over the median that counts: a ratio if `logarithm`, else a share.
+        per_rate: values are divided by the learning rate.
+    """
+
+    record: Record
+    sigmas: float
+    least: Mapping[str, float]
+    logarithm: bool = True
+    per_rate: bool = False
+
+
+_PARTS = {"gradient/norm": GRADIENT_RATIO, "gradient/block": PART_RATIO, "gradient/kind": PART_RATIO}
+KINDS = (
+    Kind(LOSS_SPIKE, SIGMAS, {"loss": LOSS_RISE}, logarithm=False),
+    Kind(GRADIENT_SPIKE, GRADIENT_SIGMAS, _PARTS),
+    Kind(UPDATE_SPIKE, SIGMAS, {"update/ratio": UPDATE_RATIO, "update/norm": UPDATE_RATIO}, per_rate=True),
+)
+
+
+class Spikes:
+    """Judge of one kind of spike in one layout."""
+
+    def __init__(self, kind: Kind, layout: Layout) -> None:
+        self._kind = kind
+        self.columns = Columns(layout, kind.least)
+        least = np.array([kind.least[quantity] for quantity, _ in self.columns.names])
+        excess = {"effect": np.log(least)} if kind.logarithm else {"relative": least}
+        self._window = Window(len(least), sigmas=kind.sigmas, **excess)
+        self._episodes = Episode()
+
+    def feed(self, look: Look) -> Iterator[Finding]:
+        """Alarms of a row."""
+        kind, numbers = self._kind, self.columns.numbers
+        values, usable = look.values[numbers], look.usable[numbers]
+        if kind.per_rate and look.lr is not None:
+            if look.lr <= 0:
+                return
+            values = values / look.lr
+        if kind.logarithm:
+            positive = np.where(usable, values, 0.0)
+            usable = positive > 0
+            values = np.log(positive, where=usable, out=np.zeros_like(positive))
+        spikes, median = self._window.judge(values, usable)
+        if (new := self._episodes.update(spikes)) is None:
+            return
+        excess = np.where(new, values - median, -np.inf)
+        worst = int(np.argmax(excess))
+        yield self.columns.raised(
+            kind.record, look, new, worst, Severity.WARNING, *self._words(look, worst, float(median[worst]))
+        )
+
+    def _words(self, look: Look, worst: int, median: float) -> tuple[str, str]:
+        """The sentence about the worst series, and how its value was measured."""
+        value = float(look.values[self.columns.numbers[worst]])
+        if self._kind.logarithm:
+            median = math.exp(median) * (look.lr if self._kind.per_rate and look.lr else 1.0)
+            rate = " at this learning rate" if self._kind.per_rate and look.lr else ""
+            said = f"is {figure(value)}, {figure(value / median)} times its median{rate}"
+        else:
+            said = f"jumps to {figure(value)} from a median of {figure(median)}"
+        return said, f"the median before is {figure(median)}"

@@ -1,0 +1,120 @@
+"""NS808 and NS809: tokens that collapse late, and a loss that stays at the unigram entropy."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from normscope.forecast.rule import DEAD, LEARNT, LONG, SUNK, TRANSIENT
+from normscope.monitor.alarms.columns import Columns, Layout, Look
+from normscope.monitor.alarms.episodes import Episode
+from normscope.monitor.alarms.looks import APART, Looks
+from normscope.monitor.alarms.window import middle
+from normscope.rules import Finding, Severity, alarm, figure
+
+CONFIRMED = 2
+"""Values in a row under the threshold."""
+FALL = LEARNT / 2
+"""Fall between the medians of both halves of `LONG` steps under which a loss stands still."""
+
+LATE_COLLAPSE = alarm(
+    "NS808",
+    "late-collapse",
+    summary="The tokens of the last hidden state become equal while the run goes on.",
+    why="""When all tokens of a sequence are equal, the head can learn frequencies and nothing else, and the
+        gradient that would separate them is the difference of nearly equal numbers. Few runs recover. The
+        diversity falls by decades while the loss still looks healthy.""",
+    threshold=f"""Diversity ‖H − h̄‖²/‖H‖², reduced once more by its last fall, under {SUNK:g}, {CONFIRMED}
+        times in a row at least {APART} steps apart: a warning. Under {DEAD:g}: an error. Nothing is judged in
+        the first {TRANSIENT} steps. Without token ids only {DEAD:g} counts.""",
+    source="""Our own forecast, docs/forecast.md: one run in 40 recovered from under 2e-6, none from 1e-10,
+        and falls by decades in the first 20 steps are transients.""",
+    remedy="""Go back to a checkpoint before the fall with a lower learning rate or a longer warm-up; use
+        Pre-LN, or scale branches down (see NS202).""",
+)
+STUCK = alarm(
+    "NS809",
+    "stuck-at-unigram",
+    summary="The loss stays at the entropy of the targets' frequencies.",
+    why="""A model that ignores its context can reach the unigram entropy and no less. Every run passes it; a
+        run that stays there has learnt frequencies and does not use its context.""",
+    threshold=f"""Medians of both halves of the last {LONG} losses within {LEARNT:g} nats of the unigram
+        entropy, and a fall between them of less than {FALL:g}. Needs the targets' entropy.""",
+    source="""Our own forecast's constants, docs/forecast.md; the smaller fall is our own choice, because a
+        healthy run that passes the band of 0.2 nats falls by 0.1 in the same time.""",
+    remedy="""Check that the context reaches the output (NS202, NS704, NS808), that targets and inputs belong
+        together (NS712), and try a higher learning rate after a warm-up.""",
+)
+
+
+class Collapse:
+    """Judge of the diversity of tokens in one layout: at the stacks' outputs, or the last column."""
+
+    def __init__(self, layout: Layout, notes: Mapping[str, Any]) -> None:
+        every = [(quantity, site) for quantity, site in layout if quantity == "stream/diversity"]
+        outputs = [pair for pair in every if pair[1].endswith(".hidden")] or every[-1:]
+        self.columns = Columns(layout, {"stream/diversity"})
+        self._judged = np.array([pair in outputs for pair in self.columns.names], dtype=bool)
+        self._limits = (DEAD, SUNK if notes.get("tokens", True) else 0.0)
+        self._looks = Looks(len(self.columns), CONFIRMED + 1)
+        self._episodes = [Episode() for _ in self._limits]
+
+    def feed(self, look: Look) -> Iterator[Finding]:
+        """Alarms of a row."""
+        values, usable = look.values[self.columns.numbers], look.usable[self.columns.numbers]
+        if not self._looks.enter(look, values, usable):
+            return
+        start = self._looks.first_step or 0
+        late = self._looks.steps - start >= TRANSIENT
+        if not late[-CONFIRMED:].all():
+            return
+        held = self._looks.values
+        before, now = held[:, :-1], held[:, 1:]
+        sinks = now * np.minimum(1.0, now / np.maximum(before, 1e-300)) * late[:-1] + now * ~late[:-1]
+        known = self._judged & (self._looks.run >= held.shape[1])
+        dead = known & (now <= DEAD).all(axis=1)
+        sunk = known & ~dead & (sinks < self._limits[1]).all(axis=1)
+        for bad, limit, episodes, severity in zip(
+            (dead, sunk), self._limits, self._episodes, (Severity.ERROR, Severity.WARNING), strict=True
+        ):
+            if (new := episodes.update(bad)) is not None:
+                worst = int(np.argmin(np.where(new, values, np.inf)))
+                fell = f", after {figure(held[worst, 0])} {look.step - self._looks.steps[0]} steps before"
+                said = f"is {figure(values[worst])}{fell}"
+                how = f"under {figure(limit)}, reduced by the last fall"
+                yield self.columns.raised(LATE_COLLAPSE, look, new, worst, severity, said, how)
+
+
+class Stuck:
+    """Judge of a loss beside the targets' entropy."""
+
+    def __init__(self, layout: Layout, notes: Mapping[str, Any]) -> None:
+        self.columns = Columns(layout, {"loss"})
+        entropy = notes.get("entropy")
+        self._entropy = float(entropy) if isinstance(entropy, int | float) else math.nan
+        self._losses = np.zeros((len(self.columns), LONG))
+        self._entered = 0
+        self._episodes = Episode()
+
+    def feed(self, look: Look) -> Iterator[Finding]:
+        """Alarms of a row."""
+        usable = look.usable[self.columns.numbers]
+        if not math.isfinite(self._entropy) or not usable.all():
+            return
+        values = look.values[self.columns.numbers]
+        self._losses[:, self._entered % LONG] = values
+        self._entered += 1
+        if self._entered < LONG or self._entered % APART:
+            return
+        held = np.roll(self._losses, -(self._entered % LONG), axis=1)
+        before, now = (middle(half) for half in np.split(held, 2, axis=1))
+        near = (np.abs(before - self._entropy) < LEARNT) & (np.abs(now - self._entropy) < LEARNT)
+        if (new := self._episodes.update(near & (before - now < FALL))) is not None:
+            worst = int(np.flatnonzero(new)[0])
+            said = (
+                f"has a median of {figure(now[worst])} in {LONG // 2} steps, after {figure(before[worst])}; "
+                f"the unigram entropy is {figure(self._entropy)}"
+            )
+            how = f"medians of {LONG // 2} steps: {figure(before[worst])}, {figure(now[worst])}"
+            yield self.columns.raised(STUCK, look, new, worst, Severity.WARNING, said, how)

@@ -1,0 +1,114 @@
+"""NS801, NS802 and NS803: values that are not finite, finite garbage, and steps that are skipped."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from normscope.monitor.alarms.columns import Columns, Layout, Look, Mask
+from normscope.monitor.alarms.episodes import Episode
+from normscope.rules import Finding, Severity, alarm, figure
+
+GARBAGE = 1e18
+"""Size from which a finite value is garbage: its square overflows float32 soon (√3.4e38 = 1.8e19)."""
+SKIPS, WITHIN = 17, 100
+"""Steps skipped among the last ones: sixteen halvings take a loss scale of 2^16 to 1."""
+
+NOT_FINITE = alarm(
+    "NS801",
+    "not-finite",
+    summary="A value of the run became NaN or infinite.",
+    why="""A NaN reaches every parameter within one step, and Adam's moments never lose it. It also passes
+        through comparisons and maxima unseen: NaN > limit is false. So it is looked for before any other
+        alarm judges the row, and it enters no median.""",
+    threshold="""Any measured value that is NaN or infinite. A gradient that a GradScaler found and whose
+        step it skipped is left to NS803.""",
+    source="Exact, no threshold.",
+    remedy="""Read the first wrong value of the run: it names the module, the operation and the step. Then an
+        overflow in half precision (NS812), a division by zero, a fully masked row of attention, or the
+        batch.""",
+)
+GARBAGE_VALUE = alarm(
+    "NS802",
+    "garbage-value",
+    summary="A value of the run is finite and beyond all reason.",
+    why="""A value of 1e30 is not NaN, so no check for finiteness sees it. Its square is infinite in float32,
+        and the next norm, variance or gradient norm turns it into one.""",
+    threshold=f"""Any measured value above {GARBAGE:g} in size.""",
+    source="""IEEE 754 binary32: squares overflow from 1.8e19 on, exact. The margin of a factor of 18 is our
+        own choice.""",
+    remedy="""Treat it as a NaN: look at the first wrong value, at uninitialised memory (torch.empty), and at
+        a parameter or an optimizer state that exploded.""",
+)
+STEPS_SKIPPED = alarm(
+    "NS803",
+    "steps-skipped",
+    summary="Many of the last steps were skipped, so the weights hardly change.",
+    why="""A GradScaler skips a step whose gradient is not finite and halves its loss scale. A few skips at
+        the start are how it finds the scale. When halving does not help, the gradient is not finite whatever
+        the scale: the run goes on and learns nothing.""",
+    threshold=f"""{SKIPS} of the last {WITHIN} steps skipped.""",
+    source="""PyTorch's documentation of torch.amp.GradScaler (initial scale 2^16, factor 0.5): sixteen skips
+        reach the scale 1, exact.""",
+    remedy="""Look for the first wrong value: a NaN in the forward, or a weight that is not finite already.
+        Train in bfloat16, which needs no loss scale.""",
+)
+
+
+class Wrong:
+    """Judge of one layout: values that are not finite, and garbage."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.columns = Columns(layout)
+        names = [quantity for quantity, _ in layout]
+        self._gradients = np.array([name.startswith(("gradient/", "update/")) for name in names], dtype=bool)
+        self._skipped = [i for i, name in enumerate(names) if name == "skipped"]
+        self._wrong = Episode()
+        self._garbage = Episode()
+
+    def feed(self, look: Look) -> Iterator[Finding]:
+        """Alarms of a row."""
+        finite = np.isfinite(look.values)
+        wrong: Mask = look.measured & ~finite
+        if wrong.any() and self._was_skipped(look):
+            wrong &= ~self._gradients
+        if (new := self._wrong.update(wrong)) is not None:
+            worst = int(np.flatnonzero(new)[0])
+            kind = "NaN" if np.isnan(look.values[worst]) else "infinite"
+            yield self.columns.raised(
+                NOT_FINITE, look, new, worst, Severity.ERROR, f"is {kind}", "the value itself"
+            )
+        garbage = np.zeros_like(finite)
+        garbage[finite] = np.abs(look.values[finite]) > GARBAGE
+        if (new := self._garbage.update(garbage)) is not None:
+            worst = int(np.flatnonzero(new)[0])
+            said = f"is {figure(float(look.values[worst]))}: finite, and garbage"
+            yield self.columns.raised(
+                GARBAGE_VALUE, look, new, worst, Severity.ERROR, said, "the value itself"
+            )
+
+    def _was_skipped(self, look: Look) -> bool:
+        return any(look.usable[i] and look.values[i] == 1 for i in self._skipped)
+
+
+class Skipped:
+    """Judge of the steps that were skipped."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.columns = Columns(layout, {"skipped"})
+        self._last = np.zeros((len(self.columns), WITHIN), dtype=bool)
+        self._rows = 0
+        self._episodes = Episode()
+
+    def feed(self, look: Look) -> Iterator[Finding]:
+        """Alarms of a row."""
+        numbers = self.columns.numbers
+        usable = look.usable[numbers]
+        self._last[:, self._rows % WITHIN] = usable & (np.where(usable, look.values[numbers], 0.0) == 1)
+        self._rows += 1
+        skips = self._last.sum(axis=1)
+        if (new := self._episodes.update(skips >= SKIPS)) is not None:
+            worst = int(np.flatnonzero(new)[0])
+            said = f"says that {skips[worst]} of the last {min(self._rows, WITHIN)} steps changed no weight"
+            yield self.columns.raised(
+                STEPS_SKIPPED, look, new, worst, Severity.ERROR, said, "1 for a step that was skipped"
+            )
