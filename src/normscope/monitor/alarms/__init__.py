@@ -2,8 +2,8 @@
 
 # The families enter their records in the order of their codes.
 from normscope.monitor.alarms import wrong, spikes, growth, tokens, decline, precision, ranks  # noqa: F401, I001
-from normscope.monitor.alarms.columns import NOT_MEASURED, Layout, is_measured
+from normscope.monitor.alarms.columns import NOT_MEASURED, is_measured
 from normscope.monitor.alarms.judges import Judges
 from normscope.rules import ALARMS
 
-__all__ = ["ALARMS", "NOT_MEASURED", "Judges", "Layout", "is_measured"]
+__all__ = ["ALARMS", "NOT_MEASURED", "Judges", "is_measured"]

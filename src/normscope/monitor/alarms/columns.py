@@ -6,11 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from normscope.monitor.row import Layout
 from normscope.probes import Measurement
 from normscope.rules import Finding, Hit, Record, Severity
 
-Layout = tuple[tuple[str, str], ...]
-"""(quantity, site) of each value of a row; the site "" is the whole model."""
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 

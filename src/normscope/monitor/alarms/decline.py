@@ -5,9 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from normscope.forecast.rule import TRANSIENT
-from normscope.monitor.alarms.columns import Columns, Floats, Layout, Look
+from normscope.monitor.alarms.columns import Columns, Floats, Look
 from normscope.monitor.alarms.episodes import Episodes
 from normscope.monitor.alarms.looks import APART, Looks
+from normscope.monitor.row import Layout
 from normscope.rules import Finding, Record, Severity, alarm, figure
 from normscope.rules.signal import DECLINE, DECLINE_FALL
 

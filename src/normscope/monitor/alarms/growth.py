@@ -5,10 +5,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from normscope.monitor.alarms.columns import Columns, Floats, Layout, Look, Mask
+from normscope.monitor.alarms.columns import Columns, Floats, Look, Mask
 from normscope.monitor.alarms.episodes import Episodes
 from normscope.monitor.alarms.looks import APART, Looks, logarithm
 from normscope.monitor.alarms.window import SIGMA, middle
+from normscope.monitor.row import Layout
 from normscope.rules import Finding, Severity, alarm, figure
 
 SPANS = (10, 20)

@@ -7,13 +7,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from normscope.monitor.alarms import decline
-from normscope.monitor.alarms.columns import Floats, Layout, Look, is_measured
+from normscope.monitor.alarms.columns import Floats, Look, is_measured
 from normscope.monitor.alarms.growth import Growth
 from normscope.monitor.alarms.precision import Freeze, Headroom
 from normscope.monitor.alarms.ranks import Ranks
 from normscope.monitor.alarms.spikes import KINDS, Spikes
 from normscope.monitor.alarms.tokens import Collapse, Stuck
 from normscope.monitor.alarms.wrong import GARBAGE, Skipped, Wrong
+from normscope.monitor.row import Layout
 from normscope.rules import Finding
 
 

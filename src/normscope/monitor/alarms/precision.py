@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from normscope.monitor.alarms.columns import Columns, Floats, Layout, Look, Mask
+from normscope.monitor.alarms.columns import Columns, Floats, Look, Mask
 from normscope.monitor.alarms.episodes import Episodes
 from normscope.monitor.alarms.looks import APART, Looks
 from normscope.monitor.alarms.window import middle
+from normscope.monitor.row import Layout
 from normscope.rules import Finding, Severity, alarm, figure
 from normscope.rules.precision import HEADROOM_BITS
 from normscope.rules.wiring_learning import LOST

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from normscope.monitor.alarms.columns import Columns, Floats, Layout, Look, Mask
+from normscope.monitor.alarms.columns import Columns, Floats, Look, Mask
 from normscope.monitor.alarms.episodes import Episode
 from normscope.monitor.alarms.window import SIGMA
+from normscope.monitor.row import Layout
 from normscope.rules import Finding, Hit, Severity, alarm, figure
 
 APART = 1e-3

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from normscope.monitor.alarms.columns import Columns, Layout, Look
+from normscope.monitor.alarms.columns import Columns, Look
 from normscope.monitor.alarms.episodes import Episode
 from normscope.monitor.alarms.window import LEAST, SIZE, Window
+from normscope.monitor.row import Layout
 from normscope.rules import Finding, Record, Severity, alarm, figure
 
 SIGMAS = 7.0

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from normscope.forecast.rule import DEAD, LEARNT, LONG, SUNK, TRANSIENT
-from normscope.monitor.alarms.columns import Columns, Layout, Look
+from normscope.monitor.alarms.columns import Columns, Look
 from normscope.monitor.alarms.episodes import Episode
 from normscope.monitor.alarms.looks import APART, Looks
 from normscope.monitor.alarms.window import middle
+from normscope.monitor.row import Layout
 from normscope.rules import Finding, Severity, alarm, figure
 
 CONFIRMED = 2

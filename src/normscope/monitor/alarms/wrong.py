@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from normscope.monitor.alarms.columns import Columns, Layout, Look, Mask
+from normscope.monitor.alarms.columns import Columns, Look, Mask
 from normscope.monitor.alarms.episodes import Episode
+from normscope.monitor.row import Layout
 from normscope.rules import Finding, Severity, alarm, figure
 
 GARBAGE = 1e18
