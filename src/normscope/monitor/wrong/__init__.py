@@ -1,0 +1,1 @@
+"""Parts of the search for the first wrong value of a step."""

@@ -1,0 +1,130 @@
+"""Types of the first wrong value: the step to replay, the ranges of tensors, and the answer."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normscope.anatomy.types import at_call
+from normscope.probes.births import wrong_kind
+from normscope.probes.sums import widened
+
+GARBAGE = 1e18
+"""Finite values above it count as wrong: the square of a few float32 numbers above 1.8e19 is infinite."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """One forward of a step and its gradient, to be run again.
+
+    Attributes:
+        model: the module that the script called; wrappers of `torch.compile` and DDP are looked through.
+        args, kwargs: arguments of its forward.
+        random_state: the state before the forward, see `subjects.rng.take_random_state`; None: any.
+        autocast: dtype of `torch.autocast` around the forward; None: off.
+        cotangents: gradient of the loss by each floating-point tensor of the output, in their order; None
+            where a tensor has none. None altogether: unknown.
+        loss: value of the loss, if known.
+        optimizer: the optimizer, whose state is examined.
+    """
+
+    model: nn.Module
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    random_state: dict[str, Tensor] | None = None
+    autocast: torch.dtype | None = None
+    cotangents: Sequence[Tensor | None] | None = None
+    loss: Tensor | float | None = None
+    optimizer: torch.optim.Optimizer | None = None
+
+
+@dataclass(frozen=True)
+class Range:
+    """What a tensor holds.
+
+    Attributes:
+        name: parameter, buffer or argument that it is; "" for any other.
+        shape: its shape.
+        dtype: its dtype, such as "float16".
+        low, high: smallest and largest of its finite values; nan if there is none.
+        num_nan, num_infinite: number of those values.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    low: float
+    high: float
+    num_nan: int
+    num_infinite: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """The range as plain data for JSON: numbers that are not finite are None."""
+        data = dataclasses.asdict(self) | {"shape": list(self.shape)}
+        return data | {key: data[key] if math.isfinite(data[key]) else None for key in ("low", "high")}
+
+
+@dataclass(frozen=True)
+class WrongValue:
+    """The first wrong value of a step.
+
+    Attributes:
+        module: path of the module, without wrappers; "" outside of any.
+        call: which call of the module in the forward, from 0.
+        op: function of the user's code, such as "torch.nn.functional.linear"; "" where no op made the value.
+        kernel: the ATen op that made it, such as "aten.addmm.default".
+        source: "file.py:123: code" of the user's line; "" if unknown.
+        phase: "data", "parameter", "optimizer state", "forward", "loss" or "backward".
+        kind: "NaN", "infinity", or "garbage" for finite values above 1e18.
+        tensor: name of the parameter, buffer, optimizer state or argument that holds it; "" for others.
+        cause: the cause in a few words, such as "fully masked row"; "" if unknown.
+        inputs: ranges of the op's inputs, or of the tensor that holds it.
+        sentence: one or two sentences that say all of this.
+    """
+
+    module: str
+    call: int
+    op: str
+    kernel: str
+    source: str
+    phase: str
+    kind: str
+    tensor: str
+    cause: str
+    inputs: tuple[Range, ...]
+    sentence: str
+
+    @property
+    def site(self) -> str:
+        """The module, with its call from the second on."""
+        return at_call(self.module, self.call)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The answer as plain data for JSON."""
+        data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return data | {"inputs": [each.to_dict() for each in self.inputs]}
+
+
+def kind_of(tensor: Tensor) -> str | None:
+    """The kind of wrong value that a tensor holds, if any."""
+    return wrong_kind(tensor, GARBAGE)
+
+
+def range_of(tensor: Tensor, name: str = "") -> Range:
+    """The range of a tensor's values."""
+    values = widened(tensor).float() if not tensor.is_complex() else torch.view_as_real(tensor.detach())
+    finite = values[torch.isfinite(values)]
+    low, high = (float(edge) for edge in finite.aminmax()) if finite.numel() else (math.nan, math.nan)
+    return Range(
+        name,
+        tuple(tensor.shape),
+        str(tensor.dtype).removeprefix("torch."),
+        low,
+        high,
+        int(values.isnan().sum()),
+        int(values.isinf().sum()),
+    )
