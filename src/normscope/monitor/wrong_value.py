@@ -33,6 +33,7 @@ from normscope.subjects.untouched import untouched
 
 __all__ = ["Range", "Replay", "WrongValue", "first_wrong_value"]
 
+HOOK = "gradient hook"
 UNSEEN = "code that PyTorch does not see"
 
 
@@ -75,6 +76,7 @@ class _Rerun:
         self._calls = ModuleCalls(model)
         self._labels = Labels(self._calls)
         self._births = Births(self._calls, limit=GARBAGE, witness=self._witness)
+        self._returned: list[Birth] = []  # behind what modules return, also where it reaches no output
         self._phase = "forward"
         self._node: Node | None = None
         self._modules = dict(named_modules(model))
@@ -100,7 +102,7 @@ class _Rerun:
             self._in_loss(outputs, pairs)
             or self._garbage()
             or self._in_backward(pairs)
-            or self._behind(outputs, masks=False)
+            or (_of_birth(min(self._returned, key=lambda b: b.index)) if self._returned else None)
         )
 
     @contextmanager
@@ -138,7 +140,8 @@ class _Rerun:
                 f"{len(given)} cotangents were given for an output of {len(outputs)} floating-point tensors; "
                 "give one for each, or None"
             )
-        return list(zip(outputs, given, strict=True))
+        inner = _behind_others([output for output, c in zip(outputs, given, strict=True) if c is not None])
+        return [(o, None if id(o) in inner else c) for o, c in zip(outputs, given, strict=True)]
 
     def _behind(self, tensors: Sequence[Tensor], masks: bool) -> WrongValue | None:
         """The first birth behind one of the tensors; a mask's only if `masks`."""
@@ -154,12 +157,22 @@ class _Rerun:
         if not wrong:
             return None
         what, kind = wrong[0]
+        if what != "the loss" and (hook := self._hook_at_outputs(pairs)) is not None:
+            return hook
         ranges = tuple(map(range_of, outputs))
         sentence = words.of_loss(kind, what == "its gradient", ranges)
         cause = f"{kind} in the loss" if what == "the loss" else f"{kind} in the loss's gradient"
         return WrongValue("", 0, "", "", "", "loss", kind, "", cause, ranges, sentence)
 
-    def _in_backward(self, pairs: list[tuple[Tensor, Tensor | None]]) -> WrongValue | None:
+    def _hook_at_outputs(self, pairs: list[tuple[Tensor, Tensor | None]]) -> WrongValue | None:
+        """A gradient hook of the output itself, which made the wrong cotangent out of a good one."""
+        hooked = [
+            (o, torch.ones_like(o)) for o, c in pairs if c is not None and kind_of(c) and o._backward_hooks
+        ]
+        found = self._in_backward(hooked)
+        return found if found is not None and found.cause == HOOK else None
+
+    def _in_backward(self, pairs: Sequence[tuple[Tensor, Tensor | None]]) -> WrongValue | None:
         roots = [(output, c) for output, c in pairs if c is not None and output.requires_grad]
         weights: list[Tensor] = [p for p in self._model.parameters() if p.requires_grad]
         weights += [t for t in tensors_of((self._replay.args, dict(self._replay.kwargs))) if t.requires_grad]
@@ -186,14 +199,16 @@ class _Rerun:
 
     def _garbage(self) -> WrongValue | None:
         """The first finite garbage: a norm may have hidden it from all that follows."""
-        wrong = [b for b in self._births.all if b.kind == "garbage" and not b.is_mask and not b.is_given]
+        wrong = [b for b in self._births.all if b.kind == "garbage" and not b.is_mask and not _is_memory(b)]
         return _of_birth(wrong[0]) if wrong else None
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         """Meet what a module returns: code that PyTorch does not see may have made it."""
         self._labels.label(output)
         for tensor in tensors_of(output):
-            self._births.given(tensor)
+            birth = self._births.given(tensor) or self._births.origin(tensor)
+            if birth is not None and not birth.is_mask:
+                self._returned.append(birth)
 
     def _met(self, node: Node, gradients: Any, *_: Any) -> None:
         """Meet the gradients before and after a node, which a hook or code that is not seen may have made."""
@@ -252,7 +267,7 @@ class _Rerun:
             source = line_of(frame) if frame is not None else made.source
             label = Label(made.module, made.call, function, source)
             evidence = f"it changes the gradient of the result of {_short(function)}"
-            return label, "a gradient hook", ("gradient hook", evidence)
+            return label, "a gradient hook", (HOOK, evidence)
         return made, f"backward of {_short(function)}", backward_cause(act, function)
 
     def _by_explosion(self, inputs: Sequence[Range], act: Act, cause: Cause | None) -> Cause | None:
@@ -270,6 +285,19 @@ class _Rerun:
                     f"the RMS of {each.name} is {size:.3g}, the median of its kind {middle:.3g}",
                 )
         return cause
+
+
+def _behind_others(outputs: Sequence[Tensor]) -> set[int]:
+    """Outputs that others are computed from, such as the logits beside a loss: their gradient flows there."""
+    nodes = {id(o): o.grad_fn for o in outputs if o.grad_fn is not None}
+    left = [each for node in nodes.values() for each, _ in node.next_functions]
+    seen: set[Node] = set()
+    while left:
+        node = left.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            left += [each for each, _ in node.next_functions]
+    return {own for own, node in nodes.items() if node in seen}
 
 
 def _of_birth(birth: Birth) -> WrongValue:
@@ -308,6 +336,11 @@ def _is_running(function: Callable[..., Any]) -> bool:
 def _short(function: str) -> str:
     """Name of a function without its modules."""
     return function if " " in function else function.removeprefix("torch.").removeprefix("nn.functional.")
+
+
+def _is_memory(birth: Birth) -> bool:
+    """Whether it is uninitialised memory, which may be overwritten before it matters."""
+    return birth.is_given and "empty" in birth.op
 
 
 def _is_wrong(loss: Tensor | float | None) -> bool:

@@ -153,7 +153,8 @@ class Births(TorchDispatchMode):
 
     def origin(self, tensor: Tensor) -> Birth | None:
         """The birth behind a tensor with a wrong value; None without one, and if its origin is unknown."""
-        return self._origins.get(tensor) if self.kind(tensor) is not None else None
+        with _disable_current_modes():
+            return self._origins.get(tensor) if self.kind(tensor) is not None else None
 
     def kind(self, tensor: Tensor) -> str | None:
         """The kind of wrong value that the tensor holds, if any."""

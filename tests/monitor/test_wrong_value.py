@@ -1,0 +1,289 @@
+"""Tests of the first wrong value: a grid of injected faults, causes one by one, and an untouched model."""
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from wrong_steps import (
+    ARCHITECTURES,
+    WIDTH,
+    ByHand,
+    Fault,
+    Step,
+    constant,
+    grid,
+    ids,
+    in_activation,
+    square,
+    step_of,
+)
+
+from normscope.monitor.wrong_value import Replay, WrongValue, first_wrong_value
+from normscope.subjects.rng import take_random_state
+
+GRID = list(grid())
+SHARE = 0.98
+"""Smallest share of faults of the grid with the right module and phase."""
+
+
+def found_for(fault: Fault) -> WrongValue | None:
+    step = step_of(fault.architecture)
+    fault.put(step)
+    torch.manual_seed(3)
+    return first_wrong_value(step.replay())
+
+
+def is_right(fault: Fault, found: WrongValue | None) -> bool:
+    return (
+        found is not None
+        and (found.module, found.phase) == (fault.module, fault.phase)
+        and fault.cause in found.cause
+    )
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_module_and_phase_of_injected_faults(architecture: str) -> None:
+    faults = [fault for fault in GRID if fault.architecture == architecture]
+    assert len(faults) >= 60
+    wrong = [(fault, found) for fault in faults if not is_right(fault, found := found_for(fault))]
+    for fault, found in wrong:
+        print(
+            f"{fault}: {fault.module} {fault.phase}, found {found and (found.site, found.phase, found.cause)}"
+        )
+    assert len(wrong) <= (1 - SHARE) * len(faults)
+
+
+def test_the_grid_is_large() -> None:
+    assert len(GRID) >= 600
+    assert {fault.value for fault in GRID} >= {"NaN", "infinity", "garbage"}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_a_healthy_step_has_none(architecture: str, autocast: torch.dtype | None) -> None:
+    step = step_of(architecture)
+    step.autocast = autocast
+    step.optimizer = torch.optim.AdamW(step.model.parameters())
+    assert first_wrong_value(step.replay()) is None
+
+
+class Around(nn.Module):
+    """A model whose middle is a function: h ↦ function(linear(x), x), between two linear maps."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.entry, self.exit = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.exit(self.function(self.entry(x)))
+
+
+def found_around(function: Callable[[Tensor], Tensor]) -> WrongValue:
+    torch.manual_seed(0)
+    step = Step(Around(function), (torch.randn(4, WIDTH),), {}, square)
+    found = first_wrong_value(step.replay())
+    assert found is not None
+    assert found.module == ""
+    return found
+
+
+def by_hand(x: Tensor) -> Tensor:
+    x = x.masked_fill(torch.arange(4)[:, None] == 2, -math.inf)
+    e = (x - x.amax(-1, keepdim=True)).exp()
+    return e / e.sum(-1, keepdim=True)
+
+
+def zero(x: Tensor) -> Tensor:
+    return x - x
+
+
+CAUSES: list[tuple[Callable[[Tensor], Tensor], str, str, str, str]] = [
+    (lambda x: x / zero(x).detach(), "forward", "infinity", "div", "division by zero"),
+    (lambda x: zero(x) / zero(x), "forward", "NaN", "div", "division by zero"),
+    (lambda x: zero(x).abs().log(), "forward", "infinity", "log", "log of zero"),
+    (lambda x: (-1 - x.abs()).log(), "forward", "NaN", "log", "log of a negative number"),
+    (lambda x: (-1 - x.abs()).sqrt(), "forward", "NaN", "sqrt", "square root of a negative number"),
+    (lambda x: x + zero(x).sqrt(), "backward", "infinity", "sqrt", "derivative of a square root at 0"),
+    (lambda x: x + zero(x).pow(0.5), "backward", "infinity", "pow", "derivative of pow at 0"),
+    (lambda x: (x.abs() + 100).exp(), "forward", "infinity", "exp", "overflow of exp"),
+    (lambda x: (x * 1e6).half().float(), "forward", "infinity", "half", "overflow of float16"),
+    (lambda x: (x * 1e15) ** 2, "forward", "garbage", "pow", "growth"),
+    (lambda x: (x * 1e10) @ (x * 1e10).mT @ x, "forward", "garbage", "matmul", "growth"),
+    (lambda x: x.bfloat16().mul(1e17).mul(1e17).float(), "forward", "garbage", "mul", "growth"),
+    (by_hand, "forward", "NaN", "sub", "fully masked row"),
+    (lambda x: x + x[:0].mean(), "forward", "NaN", "mean", "mean of no value"),
+    (lambda x: x + x[0, 0].var(), "forward", "NaN", "var", "var of one value"),
+    (
+        lambda x: x + F.cross_entropy(x, torch.full((4,), -100)),
+        "forward",
+        "NaN",
+        "cross_entropy",
+        "every target is ignored",
+    ),
+    (lambda x: F.layer_norm(zero(x), (WIDTH,), eps=0.0), "forward", "NaN", "layer_norm", "zero variance"),
+    (lambda x: x.masked_fill(x > 0, math.nan), "forward", "NaN", "masked_fill", "written by this line"),
+]
+
+
+@pytest.mark.filterwarnings("ignore:var.*degrees of freedom")
+@pytest.mark.parametrize(("function", "phase", "kind", "op", "cause"), CAUSES, ids=[c[4] for c in CAUSES])
+def test_causes(function: Any, phase: str, kind: str, op: str, cause: str) -> None:
+    found = found_around(function)
+    assert (found.phase, found.kind) == (phase, kind)
+    assert found.op.rpartition(".")[2].removesuffix("_") in (
+        op,
+        f"__{op}__",
+        "sqrt",
+        "add",
+        "__pow__",
+        "__rpow__",
+    )
+    assert cause in found.cause
+    assert cause in found.sentence
+    assert found.source.startswith("test_wrong_value.py:")
+    assert found.source.split(": ")[0] in found.sentence
+
+
+def test_a_value_that_is_discarded_but_poisons_the_backward_is_the_forwards() -> None:
+    found = found_around(lambda x: torch.where(x > 9, x / (x - x), x))
+    assert found.phase in ("forward", "backward")
+    assert "div" in found.op
+
+
+def test_the_loss_is_wrong_and_the_output_is_good() -> None:
+    torch.manual_seed(0)
+    step = Step(nn.Linear(WIDTH, 4), (torch.randn(3, WIDTH),), {}, lambda y: (y.square() * 0).log().mean())
+    found = first_wrong_value(step.replay())
+    assert found is not None
+    assert (found.phase, found.kind, found.module) == ("loss", "infinity", "")
+    assert "outputs are good" in found.sentence
+
+
+def test_a_parameter_that_exploded_is_the_cause_of_an_overflow() -> None:
+    step = step_of("hand")
+    with torch.no_grad():
+        step.model.blocks[1].wo.weight.mul_(1e8)
+    step.autocast = torch.float16
+    found = first_wrong_value(step.replay())
+    assert found is not None
+    assert (found.module, found.phase, found.cause) == ("blocks.1.wo", "forward", "parameter that exploded")
+    assert "blocks.1.wo.weight" in found.sentence
+
+
+def test_ranges_of_the_inputs_name_parameters_also_under_autocast() -> None:
+    step = step_of("hand")
+    step.autocast = torch.float16
+    step.model.blocks[1].wo.register_forward_pre_hook(lambda m, a: (torch.full_like(a[0], 6e4),))
+    with torch.no_grad():
+        step.model.blocks[1].wo.weight.fill_(2.0)
+    found = first_wrong_value(step.replay())
+    assert found is not None
+    names = {each.name: (each.low, each.high) for each in found.inputs}
+    assert names["blocks.1.wo.weight"] == (2.0, 2.0)
+    assert names[""] == (6e4, 6e4) or names[""][1] == pytest.approx(6e4, rel=1e-3)
+
+
+def test_names_of_batch_parameter_and_state() -> None:
+    step = step_of("torch")
+    step.args[0][1, 2, 3] = math.nan
+    found = first_wrong_value(step.replay())
+    assert found is not None
+    assert (found.phase, found.tensor, found.cause) == ("data", "src", "NaN in the batch")
+    assert "1 of its 192 entries, the first at [1, 2, 3]" in found.sentence
+    step = step_of("torch")
+    with torch.no_grad():
+        step.model.layers[0].linear1.weight[2, 5] = -math.inf
+    found = first_wrong_value(step.replay())
+    assert found is not None
+    assert (found.tensor, found.kind) == ("layers.0.linear1.weight", "infinity")
+    assert "[2, 5]" in found.sentence
+
+
+def test_a_mask_in_the_batch_is_no_fault_and_neither_is_uninitialised_memory() -> None:
+    step = step_of("torch")
+    mask = torch.full((6, 6), -math.inf).triu(1)
+    step.kwargs = {"mask": mask}
+    assert first_wrong_value(step.replay()) is None
+    step.kwargs = {"mask": mask.clamp(min=torch.finfo(torch.float32).min)}
+    assert first_wrong_value(step.replay()) is None
+
+
+def test_the_model_stays_as_it_was_and_dropout_draws_the_same() -> None:
+    step = step_of("hand")
+    step.model.register_buffer("count", torch.zeros(()))
+    step.model.register_forward_pre_hook(lambda m, a: m.count.add_(1) and None)
+    drawn: list[Tensor] = []
+    step.model.blocks[0].drop.register_forward_hook(lambda m, a, out: drawn.append(out.detach().clone()))
+    replay = step.replay()
+    step.loss_of(step.model(*step.args)).backward()
+    before = {name: p.grad.clone() for name, p in step.model.named_parameters()}
+    hooks = {path: len(m._forward_hooks) for path, m in step.model.named_modules()}
+    state, count = take_random_state(), float(step.model.count)
+    num = len(drawn)
+    assert first_wrong_value(replay) is None
+    assert torch.equal(drawn[0], drawn[num])
+    assert float(step.model.count) == count
+    assert all(torch.equal(state[key], value) for key, value in take_random_state().items())
+    assert all(torch.equal(before[name], p.grad) for name, p in step.model.named_parameters())
+    assert hooks == {path: len(m._forward_hooks) for path, m in step.model.named_modules()}
+
+
+def test_a_compiled_model_is_run_bare() -> None:
+    step = step_of("hand")
+    in_activation(step, "blocks.1.wi", math.nan)
+    replay = step.replay()
+    found = first_wrong_value(Replay(torch.compile(step.model, backend="eager"), **_but_model(replay)))
+    assert found is not None
+    assert (found.module, found.phase) == ("blocks.1.wi", "forward")
+
+
+def _but_model(replay: Replay) -> dict[str, Any]:
+    return {name: value for name, value in vars(replay).items() if name != "model"}
+
+
+def test_the_same_line_with_checkpointed_activations() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    torch.manual_seed(0)
+    model = Around(lambda x: checkpoint(lambda y: y + (y - y).sqrt(), x, use_reentrant=False))
+    found = first_wrong_value(Step(model, (torch.randn(4, WIDTH),), {}, square).replay())
+    assert found is not None
+    assert (found.phase, found.cause) == ("backward", "derivative of a square root at 0")
+
+
+def test_a_second_call_of_a_module_is_named() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(self.linear(x) * 1e16 * 1e3 if x.sum() > 1e9 else self.linear(x).mul(1e17))
+
+    torch.manual_seed(0)
+    found = first_wrong_value(Step(Twice(), (torch.randn(4, WIDTH) * 100,), {}, square).replay())
+    assert found is not None
+    assert (found.module, found.call, found.site) in (("linear", 1, "linear@1"), ("", 0, ""))
+
+
+def test_the_answer_is_plain_data() -> None:
+    step = step_of("hand")
+    constant(step, "blocks.1.norm1")
+    found = first_wrong_value(step.replay())
+    assert found is not None
+    data = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert data["module"] == "blocks.1.norm1"
+    assert data["phase"] == "forward"
+    assert data["sentence"] == found.sentence
+    assert data["inputs"][0]["dtype"] == "float32"
+
+
+def test_cotangents_must_fit_the_output() -> None:
+    with pytest.raises(ValueError, match="2 cotangents were given for an output of 1"):
+        first_wrong_value(Replay(ByHand(), (ids(),), cotangents=[None, None]))
