@@ -49,7 +49,7 @@ def is_right(fault: Fault, found: WrongValue | None) -> bool:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_module_and_phase_of_injected_faults(architecture: str) -> None:
     faults = [fault for fault in GRID if fault.architecture == architecture]
-    assert len(faults) >= 60
+    assert len(faults) >= 50
     wrong = [(fault, found) for fault in faults if not is_right(fault, found := found_for(fault))]
     for fault, found in wrong:
         print(
@@ -136,14 +136,7 @@ CAUSES: list[tuple[Callable[[Tensor], Tensor], str, str, str, str]] = [
 def test_causes(function: Any, phase: str, kind: str, op: str, cause: str) -> None:
     found = found_around(function)
     assert (found.phase, found.kind) == (phase, kind)
-    assert found.op.rpartition(".")[2].removesuffix("_") in (
-        op,
-        f"__{op}__",
-        "sqrt",
-        "add",
-        "__pow__",
-        "__rpow__",
-    )
+    assert found.op.split(".")[-1].strip("_") == op
     assert cause in found.cause
     assert cause in found.sentence
     assert found.source.startswith("test_wrong_value.py:")
@@ -217,7 +210,11 @@ def test_a_mask_in_the_batch_is_no_fault_and_neither_is_uninitialised_memory() -
 def test_the_model_stays_as_it_was_and_dropout_draws_the_same() -> None:
     step = step_of("hand")
     step.model.register_buffer("count", torch.zeros(()))
-    step.model.register_forward_pre_hook(lambda m, a: m.count.add_(1) and None)
+
+    def counted(module: nn.Module, args: Any) -> None:
+        module.count += 1
+
+    step.model.register_forward_pre_hook(counted)
     drawn: list[Tensor] = []
     step.model.blocks[0].drop.register_forward_hook(lambda m, a, out: drawn.append(out.detach().clone()))
     replay = step.replay()
