@@ -38,6 +38,7 @@ class Loop:
         says: texts in the line on the input.
         module: `--module`.
         losses: the word before the losses that the script prints.
+        verdict: the report's verdict.
     """
 
     words: str
@@ -47,6 +48,7 @@ class Loop:
     says: tuple[str, ...] = ()
     module: str | None = None
     losses: str = "loss of step"
+    verdict: str = "healthy"
 
 
 def one(name: str = "AdamW", tensors: int = 29, lr: float = 1e-3, decay: float = 0.01) -> Any:
@@ -81,6 +83,16 @@ HERE = {
     "activation checkpointing": Loop("loops.py checkpointed", one()),
     "loss of the model, a scheduler": Loop(
         "loops.py own_loss", one("SGD", lr=0.1, decay=0.0), {"schedule": "CosineAnnealingLR"}
+    ),
+    "loss beside the output, a warm-up that goes on": Loop(
+        "loops.py side_loss",
+        one(),
+        {"accumulation": 2, "schedule": "recorded", "warmup": 50},
+        says=("no loss of copies",),
+        verdict="no trial",
+    ),
+    "two backwards of micro-batches": Loop(
+        "loops.py two_shares", one(), {"accumulation": 2}, says=("no loss of copies",)
     ),
     "LoRA": Loop("loops.py lora", one(tensors=8)),
     "optimizer of the user's": Loop("loops.py scheduled_free", one("Averaged", decay=None)),
@@ -132,6 +144,7 @@ APART = {
         one(),
         {"clip": 1.0},
         blocks=0,
+        verdict="at risk",
         says=("only the loss is judged: the weights are sharded over processes",),
     ),
 }
@@ -157,7 +170,7 @@ def test_a_loop_in_this_process(loop: Loop, tmp_path: Path, monkeypatch, capsys)
     folder = watched(loop.words, tmp_path, monkeypatch, module=loop.module)
     report = folder.report()
     assert report is not None, folder.facts()
-    assert report.verdict == "healthy", (report.findings, folder.facts())
+    assert report.verdict == loop.verdict, (report.findings, folder.facts())
     agrees(loop, json.loads(report.to_json()), capsys.readouterr().out)
 
 
@@ -219,7 +232,7 @@ def agrees(loop: Loop, report: Mapping[str, Any], printed: str) -> None:
     assert len(report["anatomy"]["blocks"]) == loop.blocks
     for text in loop.says:
         assert text in report["input"] or text in report["findings"][0]["message"]
-    assert report["verdict"] == ("healthy" if loop.blocks else "at risk")
+    assert report["verdict"] == loop.verdict
 
 
 def test_a_model_that_is_no_transformer_is_one_line(tmp_path: Path) -> None:

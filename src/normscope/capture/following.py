@@ -302,11 +302,12 @@ class Following(Counting):
         """The recipe of the script's own steps so far."""
         varied = tuple(self.rates) if len(set(self.rates)) > 1 else ()
         live = LiveOptimizers(self.model, self.run.optimizers, (), varied)
+        is_rising = self._warmup == len(self.rates) - 1 > 0
         return Recipe.of(
             dataclasses.replace(self.run, scheduler=()),
             optimizer=live,
             lr=live.lr or 1e-9,  # the first rate of a warm-up may be 0
-            warmup=self._warmup,
+            warmup=live.warmup if is_rising else self._warmup,
             steps=self.settings.steps,
         )
 

@@ -2,13 +2,15 @@
 
 import dataclasses
 import inspect
+import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-from normscope.recording.tape import Recording, Tape, replayed_loss
+from normscope.recording.tape import Recording, Tape, num_undone, replayed_loss, scales_in_graph
 from normscope.subjects.feed import map_tensors, num_bytes
 from normscope.subjects.subject import LOSS_INPUTS, POSITIONAL, Batch, LossFn
 
@@ -28,17 +30,20 @@ class Forward:
         batch: copy of its arguments, and under `LOSS_INPUTS` of what the loss needs, if it was recorded.
         loss: the value of the loss, as it was differentiated.
         recording: the loss's code; None if it could not be recorded.
+        scales: constants that the loss was multiplied by, the last one first, where it could not.
     """
 
     module: nn.Module
     batch: Mapping[str, Any]
     loss: Tensor
     recording: Recording | None
+    scales: tuple[float, ...] = ()
 
     def unscaled(self, factors: Sequence[float]) -> "Forward":
         """The same before the loss was multiplied by `factors`, see `Recording.without`."""
         if self.recording is None:
-            return self
+            undone = math.prod(self.scales[: num_undone(self.scales, factors)])
+            return dataclasses.replace(self, loss=self.loss / undone, scales=())
         recording = self.recording.without(factors)
         batch = {**self.batch, LOSS_INPUTS: (recording.program, *self.batch[LOSS_INPUTS][1:])}
         return Forward(self.module, batch, recording.value, recording)
@@ -46,7 +51,10 @@ class Forward:
     def with_another(self, loss: Tensor) -> "Forward":
         """The same after a second backward, from `loss`: the sum of both losses, without its code."""
         batch = {name: value for name, value in self.batch.items() if name != LOSS_INPUTS}
-        return Forward(self.module, batch, self.loss + loss.detach(), None)
+        own = self.scales if self.recording is None else tuple(factor for _, factor in self.recording.scales)
+        pairs = zip(own, scales_in_graph(loss), strict=False)
+        scales = tuple(a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return Forward(self.module, batch, self.loss + loss.detach(), None, scales)
 
     def times(self, factor: float) -> "Forward":
         """The same with a loss that is multiplied by `factor`."""
@@ -82,7 +90,8 @@ def recorded_forward(
     if recording is not None:
         batch |= {LOSS_INPUTS: (recording.program, *recording.given)}
     copied = map_tensors(lambda tensor: tensor.detach().clone(), batch)
-    return Forward(module, copied, loss.detach(), recording)
+    scales = scales_in_graph(loss) if recording is None else ()
+    return Forward(module, copied, loss.detach(), recording, scales)
 
 
 def named_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

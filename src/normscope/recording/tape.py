@@ -233,22 +233,46 @@ class Recording:
 
     def without(self, factors: Sequence[float]) -> "Recording":
         """The loss before the last scalings, as long as their factors are 1 or among `factors`, each once."""
-        left, result, scales = [*factors], self.program.result, self.scales
-        for slot, factor in self.scales:
-            near = next((f for f in (1.0, *left) if math.isclose(f, factor, rel_tol=1e-6)), None)
-            if near is None:
-                break
-            if near in left:
-                left.remove(near)
-            result, scales = slot, scales[1:]
+        count = num_undone([factor for _, factor in self.scales], factors)
+        result = self.scales[count - 1][0] if count else self.program.result
         steps = self.program.steps[: self.lengths[result]]
         program = dataclasses.replace(self.program, steps=steps, result=result)
-        return dataclasses.replace(self, program=program, scales=scales)
+        return dataclasses.replace(self, program=program, scales=self.scales[count:])
 
     @property
     def value(self) -> Tensor:
         """Value of the loss, a scalar."""
         return self.values[self.program.result]
+
+
+def num_undone(scales: Sequence[float], factors: Sequence[float]) -> int:
+    """Number of the first of `scales` that are 1 or among `factors`, each of which counts once."""
+    left = [*factors]
+    for number, scale in enumerate(scales):
+        near = next((f for f in (1.0, *left) if math.isclose(f, scale, rel_tol=1e-6)), None)
+        if near is None:
+            return number
+        if near in left:
+            left.remove(near)
+    return len(scales)
+
+
+def scales_in_graph(loss: Tensor) -> tuple[float, ...]:
+    """Constants that the last functions of a loss multiplied it by, the last one first."""
+    node, found = loss.grad_fn, list[float]()
+    while type(node).__name__ in ("MulBackward0", "DivBackward0"):
+        assert node is not None
+        divides = type(node).__name__ == "DivBackward0"
+        (first, _), (second, _) = node.next_functions
+        if (first is None) == (second is None) or (divides and first is None):
+            break
+        saved: Any = node
+        constant = saved._saved_self if first is None else saved._saved_other
+        if constant is None or constant.numel() != 1:
+            break
+        found.append(1 / float(constant) if divides else float(constant))
+        node = second if first is None else first
+    return tuple(found)
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:

@@ -135,6 +135,43 @@ def own_loss() -> None:
         optimizer.zero_grad()
 
 
+def side_loss() -> None:
+    """A model that keeps its loss as an attribute (llama2.c), two micro-batches, a rate that still rises."""
+    model = SideLoss()
+    optimizer = adamw(model)
+    data = batches()
+    for step in range(1, 100):
+        optimizer.param_groups[0]["lr"] = 1e-3 * step / 50
+        total = 0.0
+        for _ in range(2):
+            model(*next(data))
+            loss = model.last_loss / 2
+            total += loss.item()
+            loss.backward()
+        say(step, torch.tensor(total))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def two_shares() -> None:
+    """Two backwards for one forward, of micro-batches."""
+    model = Decoder()
+    optimizer = adamw(model)
+    data = batches()
+    for step in range(1, 100):
+        total = 0.0
+        for _ in range(2):
+            inputs, targets = next(data)
+            logits = model(inputs)
+            parts = [cross_entropy(logits, targets) / 2, 1e-3 * logits.square().mean() / 2]
+            total += sum(part.item() for part in parts)
+            parts[0].backward(retain_graph=True)
+            parts[1].backward()
+        say(step, torch.tensor(total))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def lora() -> None:
     """Weights of rank 2 beside frozen ones."""
     model = Decoder().requires_grad_(False)
@@ -288,6 +325,13 @@ class TwoHeads(Decoder):
     def forward(self, ids):
         hidden = super().forward(ids) * self.scale
         return self.out(hidden), self.probe(hidden.detach())
+
+
+class SideLoss(Decoder):
+    def forward(self, ids, targets):
+        logits = super().forward(ids)
+        self.last_loss = cross_entropy(logits, targets)
+        return logits
 
 
 class HalfInside(Decoder):
