@@ -18,6 +18,9 @@ from typing import Any
 
 import pytest
 
+from normscope.capture import launch
+from normscope.capture.folder import Settings
+
 ODD = Path(__file__).parent / "scripts" / "odd.py"
 Shell = Callable[[Sequence[str], Path], subprocess.CompletedProcess[str]]
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="processes are listed by /proc")
@@ -106,6 +109,16 @@ def test_a_command_without_training_is_refused_in_one_line(
     require_nothing_left()
 
 
+def test_a_script_without_steps_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "PATIENCE_SECONDS", 0.1)
+    said: list[str] = []
+    words = ["python", "-c", "import time; time.sleep(1)"]
+    outcome = launch.captured(words, Settings("it"), tell=said.append)
+    assert "has not imported PyTorch" in outcome.reason
+    assert len(said) == 2
+    assert "in 0 s so far; Ctrl-C ends the script" in said[1]
+
+
 def test_the_scripts_traceback_is_shown_if_asked_for(here: Path, shell: Shell) -> None:
     words = ["normscope", "check", "--quiet-script", "--traceback", "--", "python", "odd.py", "early"]
     done = shell(words, here)
@@ -174,6 +187,7 @@ def test_a_script_takes_its_steps_and_is_ended_with_all_of_its_processes(
 NO_STEPS = [
     ("never", ("exit status 0 before an optimizer step", "optimizer.step()")),
     ("toy", ("SGD took 100 steps", "no module", "optimizer of a model's parameters")),
+    ("by-hand", ("no torch.optim.Optimizer in 100 backwards from Model", "use torch.optim.SGD")),
     ("bug", ("KeyError: 'a bug'", "(in watcher.py, line", "a bug in normscope")),
 ]
 

@@ -245,7 +245,7 @@ class _Script:
                     break
                 time.sleep(POLL_SECONDS)
             words = self.folder.facts().get("progress", "")
-            if words != said:
+            if words and words != said:
                 said = words
                 tell(words)
             elif not said and time.monotonic() > patience:

@@ -28,6 +28,8 @@ LOOK_SECONDS = 0.1
 """Time between two looks whether normscope still waits for the script."""
 OUTSIDE_STEPS = 100
 """Steps of optimizers that hold weights of no module after which the script is given up."""
+LONELY_BACKWARDS = 100
+"""Backwards from modules without any optimizer after which the script is given up."""
 BLIND_STEPS = 3
 """Steps in a row without a recorded forward after which the script is given up, or its check is ended."""
 BLIND = "its optimizer steps without a backward from its model"
@@ -67,6 +69,7 @@ class Watcher:
     _num_blind: int = 0
     _num_repeats: int = 0
     _num_outside: int = 0
+    _num_lonely: int = 0
     _look: float = 0.0
     _is_over: bool = False
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -105,6 +108,7 @@ class Watcher:
     def _take_loss(self, loss: Tensor) -> None:
         if self._is_over:
             return
+        self._require_optimizer()
         is_taken = False
         for call in list(self._calls.values()):
             forward = recorded_forward(call.module, call.args, call.kwargs, call.tape, loss)
@@ -120,6 +124,19 @@ class Watcher:
                 self._forwards[number] = self._forwards[number].with_another(loss)
         if self._following is not None and any(reaches(loss, outputs) for outputs in self._spent):
             self._following.also_steps_on(loss)
+
+    def _require_optimizer(self) -> None:
+        """Count a backward of a script that has made no optimizer; it may update its weights by hand."""
+        self._num_lonely = 0 if self.events.optimizers or not self._seen else self._num_lonely + 1
+        if self._num_lonely >= LONELY_BACKWARDS:
+            ran = ", ".join(sorted({type(bare(module)).__name__ for module in self._seen.values()}))
+            raise UsageError(
+                f"`{self.settings.command}`, which has made no torch.optim.Optimizer "
+                f"in {self._num_lonely} backwards from {ran}",
+                "an optimizer of the model's parameters",
+                "if the script updates its weights by hand, use torch.optim.SGD instead; "
+                "or give a factory that returns (model, batch, loss_fn)",
+            )
 
     def clears(self, parameters: Iterable[Tensor]) -> None:
         if self._forwards and not self._is_over:

@@ -100,6 +100,15 @@ def train():
             print("x" * 10**6)
 
 
+def by_hand():
+    model = Model()
+    for ids in batches():
+        model.zero_grad()
+        nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
+        for parameter in model.parameters():
+            parameter.data.add_(parameter.grad, alpha=-0.1)
+
+
 def catches():
     for _ in range(5):
         try:
@@ -126,6 +135,8 @@ elif "toy" in odd:
         toy.zero_grad()
         weight.square().sum().backward()
         toy.step()
+elif "by-hand" in odd:
+    by_hand()
 elif "catches" in odd:
     catches()
 elif "thread" in odd:
