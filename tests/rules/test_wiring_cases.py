@@ -1,5 +1,6 @@
 """The wiring findings on whole models: each broken run gets its finding, its twin none of the family."""
 
+import copy
 from collections.abc import Callable
 from functools import partial
 
@@ -168,6 +169,29 @@ def test_padding_in_a_causal_batch_without_a_mask_is_found_by_its_id() -> None:
     assert "targets" in finding.message
 
 
+@pytest.mark.parametrize("is_masked", [True, False])
+def test_a_model_may_make_its_mask_from_the_padding_id(is_masked: bool) -> None:
+    """Other ids in the padded places would be real tokens for it (BERT-pytorch)."""
+
+    class Masks(Model):
+        def forward(self, ids_BT: Tensor) -> Tensor:  # type: ignore[override]
+            return super().forward(ids_BT, (ids_BT > 0).long() if is_masked else torch.ones_like(ids_BT))
+
+    ids = miswired.text() % 250 + 3
+    ids[1, 40:], ids[2, 20:] = 0, 0
+
+    def loss(logits_BTV: Tensor, ids_BT: Tensor) -> Tensor:
+        targets_BT = ids_BT.roll(5, 0).masked_fill(ids_BT == 0, -100)
+        return nn.functional.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
+
+    model = Masks()
+    model.embedding.padding_idx = 0
+    subject = miswired.trained(model, loss)
+    subject.batch = ids
+    messages = [f.message for f in wiring(subject) if f.code == "NS703"]
+    assert any("change real tokens' outputs" in message for message in messages) != is_masked
+
+
 class TakesMask(Model):
     """An encoder that takes a mask of some name and does not use it."""
 
@@ -298,6 +322,15 @@ def test_an_optimizer_of_another_model_and_one_that_holds_twice() -> None:
     subject.run.optimizer = [miswired.adamw(model), torch.optim.SGD(model.head.parameters(), lr=0.1)]
     findings = wiring(subject)
     assert [(f.code, f.sites) for f in findings] == [("NS706", ("head.weight", "head.bias"))]
+
+
+def test_a_moving_average_inside_the_model_is_no_untrained_part() -> None:
+    """As in the tasks of timm: its weights are in no optimizer, and the loss does not need them."""
+    model = Model()
+    optimizer = miswired.adamw(model)
+    model.average = copy.deepcopy(model)
+    subject = miswired.stepped(model, optimizer)
+    assert {(f.code, f.severity.value) for f in wiring(subject)} <= {("NS704", "note"), ("NS709", "note")}
 
 
 class Tempered(nn.Module):

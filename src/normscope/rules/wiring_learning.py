@@ -118,7 +118,8 @@ def _looks_like_fine_tuning(case: Case, sites: set[str]) -> bool:
         wrapping, or from a part of the model, weights get gradients that nothing applies; a weight held
         twice is stepped twice; tensors of another model are stepped in vain.""",
     threshold="""From the user's own optimizers only. A warning for trained parameters that no optimizer
-        holds, for parameters held twice, and for tensors that are no parameters of the model and that the
+        holds, unless the loss does not depend on them (a moving average of the model inside it), for
+        parameters held twice, and for tensors that are no parameters of the model and that the
         loss does not train (a note where it is not known whether it does); an error where no trained
         parameter is held.""",
     source="""Exact, by identity; PyTorch's documentation of torch.optim (move the model before its
@@ -129,7 +130,9 @@ def _looks_like_fine_tuning(case: Case, sites: set[str]) -> bool:
 )
 def not_in_optimizer(case: Case) -> Iterator[Hit]:
     share = case.finite("wiring/held-share").get("")
-    missing, twice = case.finite("wiring/not-held"), case.finite("wiring/held-twice")
+    unused = {site for site, needed in case.finite("wiring/needed").items() if not needed}
+    missing = [site for site in case.finite("wiring/not-held") if site not in unused]
+    twice = case.finite("wiring/held-twice")
     foreign = case.finite("wiring/foreign").get("", 0.0)
     if missing:
         severity = Severity.ERROR if share == 0 else Severity.WARNING

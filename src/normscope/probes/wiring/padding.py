@@ -2,7 +2,7 @@
 
     wiring/padded            share of the batch's places that are padding
     wiring/padding-content   change of real tokens' outputs, over the largest output, when other ids fill the
-                             padded places
+                             padded places, or their embeddings where the ids say what is padding
     wiring/padding-in-loss   share of the counted targets that are padding
     wiring/masked-row        1 where a sample of nothing but padding gives NaN, 0 where its outputs are finite
 
@@ -12,8 +12,9 @@ A mask whose name says nothing must be such runs itself.
 Shapes: B samples, T tokens.
 """
 
+import contextlib
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from normscope.probes.wiring.targets import Targets, in_places, relation
 from normscope.subjects import Subject
 from normscope.subjects.memory import is_out_of_memory
 
+BY_ID = "runs of the padding id"
 _SHORTEST_RUN = 2
 
 
@@ -35,6 +37,11 @@ class Padding(NamedTuple):
     ids: Tensor
     is_padding: Tensor
     known_by: str
+
+    @property
+    def is_by_id(self) -> bool:
+        """Whether only the ids themselves say what is padding."""
+        return self.known_by == BY_ID
 
     @property
     def side(self) -> str:
@@ -52,7 +59,7 @@ def find_padding(subject: Subject, inputs: list[Input], targets: Targets | str) 
                 return Padding(ids, padded, f"the mask {mask.name}".rstrip())
         padded = _runs(ids, _padding_ids(subject))
         if padded is not None:
-            return Padding(ids, padded, "runs of the padding id")
+            return Padding(ids, padded, BY_ID)
     return None
 
 
@@ -141,10 +148,7 @@ def _content_rows(
     if output is None or output.shape[: ids.ndim] != ids.shape:
         yield not_measured("wiring/padding-content", "", "no output has an axis of the batch's tokens")
         return
-    real = ids[~padded]
-    filled = ids.clone()
-    filled[padded] = real[torch.arange(int(padded.sum()), device=ids.device) % real.numel()]
-    after = run_without_graph(subject, with_tensors(subject.batch, {id(ids): filled}))
+    after = _with_other_content(subject, padding)
     full = padded.all(1)
     if bool(full.any()):
         row = float(not bool(output[full].isfinite().all()))
@@ -163,13 +167,44 @@ def _content_rows(
     yield Measurement("wiring/padding-content", "", change if change > rounding else 0.0, how=how)
 
 
+def _with_other_content(subject: Subject, padding: Padding) -> Tensor | None:
+    """The main output with the content of real tokens in the padded places.
+
+    A model that gets no mask may make its own from the padding id. There the ids stay, and the embeddings
+    change in the padded places; the ids change where no embedding reads them as they are.
+    """
+    ids, padded = padding.ids, padding.is_padding
+    count = torch.arange(int(padded.sum()), device=ids.device) % int((~padded).sum())
+    if padding.is_by_id:
+        is_embedded = False
+
+        def replaced(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor | None:
+            nonlocal is_embedded
+            if not arguments or not torch.equal(arguments[0], ids):
+                return None
+            is_embedded, output = True, output.clone()
+            output[padded] = output[~padded][count]
+            return output
+
+        with contextlib.ExitStack() as hooks:
+            for module in subject.model.modules():
+                if isinstance(module, nn.Embedding):
+                    hooks.callback(module.register_forward_hook(replaced).remove)
+            after = run_without_graph(subject, subject.batch)
+        if is_embedded:
+            return after
+    filled = ids.clone()
+    filled[padded] = ids[~padded][count]
+    return run_without_graph(subject, with_tensors(subject.batch, {id(ids): filled}))
+
+
 def _loss_row(padding: Padding, targets: Targets, place: Place | None, how: str) -> Iterator[Measurement]:
     laid = in_places(targets.ids, padding.ids)
     if laid is None:
         return
     shift = int(relation(laid, padding.ids, 1) > relation(laid, padding.ids, 0))
     padded = padding.is_padding.clone()
-    if "runs" in padding.known_by:  # the first of a run may be a true end
+    if padding.is_by_id:  # the first of a run may be a true end
         starts = padded & ~torch.nn.functional.pad(padded[:, :-1], (1, 0), value=False)
         padded &= ~starts
     length = padded.shape[1] - shift

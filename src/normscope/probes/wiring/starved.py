@@ -34,7 +34,7 @@ ROUNDS = 3
 """Steps that a zero start may need until every weight gets a gradient."""
 MORE_BATCHES = 3
 MOST_GROUPS = 12
-"""Groups of starved parameters whose effect on the loss is tested, a forward each."""
+"""Groups of starved parameters whose effect on the loss is tested, a forward each; the others share one."""
 _NOISE = 0.02
 _SAMPLE = 4096
 
@@ -152,8 +152,10 @@ def _rows(
     with torch.no_grad(), seeded(subject.seed):
         loss = float(objective(subject))
     starving = 0
+    rest = [p for members in list(groups.values())[MOST_GROUPS:] for p in members]
+    is_rest_needed = bool(rest) and _changes_loss(subject, rest, loss)
     for number, members in enumerate(groups.values()):
-        needed = number >= MOST_GROUPS or _changes_loss(subject, members, loss)
+        needed = is_rest_needed if number >= MOST_GROUPS else _changes_loss(subject, members, loss)
         starving += needed * sum(p.numel() for p in members)
         for parameter in members:
             name = parameters.names[id(parameter)]
