@@ -47,7 +47,7 @@ _ODD = {
     "wiring/huge-weight": "has entries of {value}, from where an update under 1 rounds to nothing",
     "wiring/denormal-weight": "is subnormal in {percent} % of its entries, as memory never written",
     "wiring/zero-gain": "is a norm's factor of 0 on the only path",
-    "wiring/copied-weight": "is a copy of another matrix of its block",
+    "wiring/copied-weight": "is a copy of another matrix",
 }
 _MOST_NAMED = 3
 
