@@ -6,11 +6,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 
 from normscope.cli import bench
 from normscope.cli.main import run
 from normscope.errors import UsageError
+from normscope.monitor import Event, Raised, Row, RunStore
+from normscope.probes import Measurement
+from normscope.rules import Finding, Severity
 from normscope.schemas import names, schema
 
 SMALL = "nn:decoder,depth=1,width=16,heads=2"
@@ -24,6 +28,7 @@ CALLS = {
     "train": ["train", SMALL, "--steps", "2", "--output", "run", "--format", "json"],
     "map": [*MAP, "--seeds", "1", "--store", "map.sqlite", "--output", "map.html", "--format", "json"],
     "claims": ["claims", "A2", "--seeds", "1", "--format", "json"],
+    "watch": ["watch", "run.db", "--format", "json"],
 }
 """A command for each JSON output of the command line; losses.jsonl is a file, benchmarks take long."""
 BENCH = {"schema": "normscope.bench/1", "bench": "quick", "rows": [{"what": "one", "ratio": 1.5}]}
@@ -32,6 +37,17 @@ IN_FILES = {"losses"}
 
 def validator(name: str) -> jsonschema.Draft202012Validator:
     return jsonschema.Draft202012Validator(schema(name))
+
+
+def watched_run(path: Path) -> None:
+    """A store with one of each: note, row, alarm, event, first wrong value."""
+    evidence = (Measurement("loss", "", float("nan"), "nats"), Measurement("x", "", (1.0, 2.0)))
+    finding = Finding("NS801", "loss-spike", Severity.ERROR, ("blocks.0",), "It rose.", evidence)
+    with RunStore(path) as store:
+        store.note("model", "decoder")
+        store.declare("step", (("loss", ""),))
+        events = [Event(1, 0, 5.0, kind, {"sentence": "In wo."}) for kind in ("first-wrong-value", "more")]
+        store.add([Row(1, 0, 5.0, "step", np.array([np.inf]))], [Raised(1, 0, 5.0, finding)], events)
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +66,8 @@ def document(
 ) -> Any:
     if name not in documents:
         monkeypatch.chdir(tmp_path)
+        if name == "watch":
+            watched_run(tmp_path / "run.db")
         assert run(CALLS[name]) == 0
         documents[name] = json.loads(capfd.readouterr().out)
     return documents[name]

@@ -22,6 +22,7 @@ from normscope.cli import (
     schema,
     schemes,
     train,
+    watch,
 )
 from normscope.cli.completing import as_bash_wants
 from normscope.cli.defaults import read_defaults
@@ -38,7 +39,21 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _module in (check, anatomy, explain, schemes, train, map, claims, demo, bench, schema, doctor, init):
+for _module in (
+    check,
+    anatomy,
+    explain,
+    schemes,
+    train,
+    watch,
+    map,
+    claims,
+    demo,
+    bench,
+    schema,
+    doctor,
+    init,
+):
     _more = {"allow_extra_args": True} if _module is check else {}  # the words of a script
     app.command(name=_module.__name__.rpartition(".")[2], context_settings=_more)(_module.command)
 

@@ -5,8 +5,6 @@ flush. A value of a row is kept in a blob, because SQLite turns a NaN in a REAL 
 """
 
 import json
-import os
-import socket
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,6 +18,7 @@ from numpy.typing import NDArray
 
 from normscope.database import OF_RUN, Database, snapshot, transaction
 from normscope.errors import UsageError, suggest
+from normscope.maps.owner import Owner, Process
 from normscope.monitor.row import STEP, Event, Layout, Raised, Row
 from normscope.probes import Measurement
 from normscope.rules import Finding, Severity
@@ -28,8 +27,8 @@ FORMAT = 1
 TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE ranks (
-    rank INTEGER PRIMARY KEY, token TEXT NOT NULL, attempt INTEGER NOT NULL, host TEXT NOT NULL,
-    pid INTEGER NOT NULL, began REAL NOT NULL, seen REAL NOT NULL,
+    rank INTEGER PRIMARY KEY, token TEXT NOT NULL, attempt INTEGER NOT NULL, rewinds INTEGER NOT NULL,
+    host TEXT NOT NULL, pid INTEGER NOT NULL, started TEXT NOT NULL, began REAL NOT NULL, seen REAL NOT NULL,
     state TEXT NOT NULL CHECK (state IN ('running', 'ended', 'failed')), reason TEXT NOT NULL
 );
 CREATE TABLE layouts (
@@ -74,8 +73,9 @@ class RankState:
     Attributes:
         rank: the rank.
         attempt: number of times that it was resumed.
-        host: name of its machine.
-        pid: id of its process.
+        rewinds: number of times that it went back to an earlier step.
+        host: name of its machine, as `Owner` names it.
+        process: its process.
         began: time of its start, in seconds since the epoch.
         seen: time of its last write.
         state: "running", "ended" or "failed"; a process that was killed stays "running".
@@ -84,12 +84,35 @@ class RankState:
 
     rank: int
     attempt: int
+    rewinds: int
     host: str
-    pid: int
+    process: Process
     began: float
     seen: float
     state: str
     reason: str
+
+    @property
+    def is_gone(self) -> bool:
+        """True if it is "running" but its process has died, on this machine; elsewhere that is not known."""
+        return self.state == "running" and self.host == Owner.here().host and not self.process.is_alive
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Values of one quantity by step and site.
+
+    Attributes:
+        steps: [n], ascending.
+        sites: names of the sites, in depth order.
+        values: [n, sites]; NaN where a step has no value of a site.
+        present: [n, sites]; False where a step has no value of a site. A NaN where it is True was measured.
+    """
+
+    steps: NDArray[np.int64]
+    sites: tuple[str, ...]
+    values: NDArray[np.float64]
+    present: NDArray[np.bool_]
 
 
 class RunStore:
@@ -193,20 +216,32 @@ class RunStore:
 
     def _begin(self, resume: bool) -> None:
         with RUN.in_words(self.path), transaction(self._connection):
-            before = self._one("SELECT attempt, began, pid, state FROM ranks WHERE rank = ?", self.rank)
+            before = self._one("SELECT attempt, rewinds, began FROM ranks WHERE rank = ?", self.rank)
             if before is not None:
                 written = any(self._one(f"SELECT 1 FROM {t} WHERE rank = ?", self.rank) for t in _OF_RANK)
                 if written and not resume:
                     raise UsageError(
-                        f'store "{self.path}" (it holds the run of {_date(before[1])})',
+                        f'store "{self.path}" (it holds the run of {_date(before[2])})',
                         "a file without a run",
                         "name another file, delete this one, or go on with its run by resume=True",
                     )
                 self._attempt = before[0] + written
-            now = time.time()
+            rewinds = 0 if before is None else before[1]
+            owner, now = Owner.here(), time.time()
+            process = owner.process
             self._connection.execute(
-                "INSERT OR REPLACE INTO ranks VALUES (?, ?, ?, ?, ?, ?, ?, 'running', '')",
-                (self.rank, self._token, self._attempt, socket.gethostname(), os.getpid(), now, now),
+                "INSERT OR REPLACE INTO ranks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 'running', '')",
+                (
+                    self.rank,
+                    self._token,
+                    self._attempt,
+                    rewinds,
+                    owner.host,
+                    process.pid,
+                    process.started,
+                    now,
+                    now,
+                ),
             )
 
     @contextmanager
@@ -243,6 +278,7 @@ class RunStore:
 
     def _forget(self, step: int) -> None:
         self._connection.execute("DELETE FROM rows WHERE rank = ? AND step >= ?", (self.rank, step))
+        self._connection.execute("UPDATE ranks SET rewinds = rewinds + 1 WHERE rank = ?", (self.rank,))
 
     def _one(self, statement: str, *values: Any) -> Any:
         return self._connection.execute(statement, values).fetchone()
@@ -284,8 +320,13 @@ class RunReader:
 
     def ranks(self) -> list[RankState]:
         """State of each rank, by rank."""
-        fields = "rank, attempt, host, pid, began, seen, state, reason"
-        return [RankState(*row) for row in self._all(f"SELECT {fields} FROM ranks ORDER BY rank")]
+        fields = "rank, attempt, rewinds, host, pid, started, began, seen, state, reason"
+        return [
+            RankState(rank, attempt, rewinds, host, Process(pid, started), *rest)
+            for rank, attempt, rewinds, host, pid, started, *rest in self._all(
+                f"SELECT {fields} FROM ranks ORDER BY rank"
+            )
+        ]
 
     @property
     def last_step(self) -> int | None:
@@ -294,11 +335,11 @@ class RunReader:
         last: int | None = self._all(f"SELECT max(({of_name})) FROM layouts")[0][0]
         return last
 
-    def columns(self, rank: int = 0) -> dict[str, list[str]]:
-        """Sites of each quantity of the rank's rows, in depth order."""
-        statement = "SELECT columns FROM layouts WHERE rank = ? ORDER BY id"
+    def columns(self, rank: int = 0, name: str | None = None) -> dict[str, list[str]]:
+        """Sites of each quantity of the rank's rows, or of those of one layout, in depth order."""
         found: dict[str, list[str]] = {}
-        for (columns,) in self._all(statement, rank):
+        statement = "SELECT columns FROM layouts WHERE rank = ? AND name = coalesce(?, name) ORDER BY id"
+        for (columns,) in self._all(statement, rank, name):
             of_layout: dict[str, list[str]] = {}
             for quantity, site in json.loads(columns):
                 of_layout.setdefault(quantity, []).append(site)
@@ -323,27 +364,45 @@ class RunReader:
         Raises:
             UsageError: no row has the quantity at the site.
         """
-        steps, sites, values = self._table(quantity, rank, after, site)
-        if not sites:
+        grid = self._grid(quantity, rank, after, site)
+        if not grid.sites:
             self._refuse(quantity, rank, site)
-        return steps, values[:, 0]
+        return grid.steps, grid.values[:, 0]
 
-    def table(
-        self, quantity: str, rank: int = 0, *, after: int = -1
-    ) -> tuple[NDArray[np.int64], list[str], NDArray[np.float64]]:
-        """Values of one quantity at all its sites.
-
-        Returns:
-            Steps [n], ascending; sites, in depth order; values [n, sites], NaN where a step has
-            no value of the site.
+    def grid(self, quantity: str, rank: int = 0, *, after: int = -1) -> Grid:
+        """Values of one quantity at all its sites, of all steps or only the later ones.
 
         Raises:
             UsageError: no row has the quantity.
         """
-        steps, sites, values = self._table(quantity, rank, after)
-        if not sites:
+        grid = self._grid(quantity, rank, after)
+        if not grid.sites:
             self._refuse(quantity, rank)
-        return steps, sites, values
+        return grid
+
+    def table(
+        self, quantity: str, rank: int = 0, *, after: int = -1
+    ) -> tuple[NDArray[np.int64], list[str], NDArray[np.float64]]:
+        """Steps, sites and values of `grid`."""
+        grid = self.grid(quantity, rank, after=after)
+        return grid.steps, list(grid.sites), grid.values
+
+    def last_rows(self, rank: int = 0) -> list[tuple[Row, Layout]]:
+        """The last row of each name, with its layout."""
+        statement = (
+            "SELECT step, time, rows.name, data, columns FROM rows JOIN layouts ON layouts.id = layout "
+            "WHERE rows.rank = ? AND rows.name = ? ORDER BY step DESC LIMIT 1"
+        )
+        with self.one_moment():
+            names = self._all("SELECT DISTINCT name FROM layouts WHERE rank = ? ORDER BY name DESC", rank)
+            found = [row for (name,) in names for row in self._all(statement, rank, name)]
+        return [
+            (
+                Row(step, rank, moment, name, np.frombuffer(data, dtype=_LITTLE)),
+                tuple((quantity, site) for quantity, site in json.loads(columns)),
+            )
+            for step, moment, name, data, columns in found
+        ]
 
     def times(self, rank: int = 0, *, after: int = -1) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Steps [n] that have a row of layout `STEP`, and the rows' times [n] in seconds since the epoch."""
@@ -374,10 +433,8 @@ class RunReader:
             if kind in (None, of)
         ]
 
-    def _table(
-        self, quantity: str, rank: int, after: int, only: str | None = None
-    ) -> tuple[NDArray[np.int64], list[str], NDArray[np.float64]]:
-        """As `table`, with no sites instead of an error; `only` restricts it to one site."""
+    def _grid(self, quantity: str, rank: int, after: int, only: str | None = None) -> Grid:
+        """As `grid`, with no sites instead of an error; `only` restricts it to one site."""
         of_rows = "SELECT step, data FROM rows WHERE rank = ? AND name = ? AND step > ? AND layout = ?"
         parts = []
         with self.one_moment():
@@ -397,10 +454,12 @@ class RunReader:
         sites = _merged(part for _, part, _ in parts)
         steps = np.unique(np.concatenate([at for at, _, _ in parts])) if parts else np.empty(0, np.int64)
         values = np.full((len(steps), len(sites)), np.nan)
+        present = np.zeros(values.shape, dtype=np.bool_)
         for at, part, data in parts:
             columns = np.array([sites.index(site) for site in part])
-            values[np.searchsorted(steps, at)[:, None], columns] = data
-        return steps, sites, values
+            cells = np.searchsorted(steps, at)[:, None], columns
+            values[cells], present[cells] = data, True
+        return Grid(steps, tuple(sites), values, present)
 
     def _refuse(self, quantity: str, rank: int, site: str = "") -> None:
         known = self.columns(rank)

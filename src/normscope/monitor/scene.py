@@ -1,0 +1,257 @@
+"""Scene: what `normscope watch` shows of a run at one moment, read from its store.
+
+It uses these notes on the run, if they are there: "model" (a description), "entropy" (of the targets, in
+nats), "steps" (planned), "every" (steps between two rows of all sites). It uses these quantities of the whole
+model: loss, lr, seconds and tokens (of one step).
+"""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normscope.errors import UsageError, suggest
+from normscope.monitor.row import FIRST_WRONG_VALUE, SITES, Event, Layout, Raised, Row
+from normscope.monitor.store import Grid, RankState, RunReader
+
+DEFAULT_QUANTITY = "stream/rms"
+RECENT = 20  # steps whose time is averaged
+LEAST_SILENCE = 10.0  # seconds without a write before a run is called silent
+FLUSHES = 3  # expected flushes without a write before a run is called silent
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A run at one moment.
+
+    Attributes:
+        path: its store.
+        notes: its notes.
+        ranks: state of each rank.
+        state: "running", "silent" (it has not written for long), "gone" (its process died without an end),
+            "ended" or "failed".
+        reason: reason of a failure, else "".
+        silence: seconds since the last write of the rank that is silent longest; 0 after the end.
+        last: last row of each layout of each rank, with the layout.
+        loss: loss by step; None before the first.
+        heat: quantity by step and site; None if there is none.
+        quantity: name of the quantity of `heat`, "" if there is none.
+        alarms: alarms of all ranks, newest last.
+        wrong: the first wrong value, of the last attempt that has one; None if there was none.
+        events: other events, newest last.
+        step_seconds: median of the last steps; None if unknown.
+        tokens_per_second: mean of the last steps; None if unknown.
+    """
+
+    path: Path
+    notes: Mapping[str, Any]
+    ranks: tuple[RankState, ...]
+    state: str
+    reason: str
+    silence: float
+    last: tuple[tuple[Row, Layout], ...]
+    loss: Grid | None
+    heat: Grid | None
+    quantity: str
+    alarms: tuple[Raised, ...]
+    wrong: Event | None
+    events: tuple[Event, ...]
+    step_seconds: float | None
+    tokens_per_second: float | None
+
+    @property
+    def last_step(self) -> int | None:
+        """Last step of any rank; None before the first."""
+        return max((row.step for row, _ in self.last), default=None)
+
+    @property
+    def is_over(self) -> bool:
+        """True if the run has ended or failed."""
+        return self.state in ("ended", "failed")
+
+    def figure(self, quantity: str) -> float | None:
+        """Last value of a quantity of the whole model; None if no row has it."""
+        found = (
+            float(value)
+            for row, layout in self.last
+            for column, value in zip(layout, row.values, strict=True)
+            if column == (quantity, "")
+        )
+        return next(found, None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The scene as JSON can hold it; a figure that is not finite is "NaN", "Infinity" or "-Infinity"."""
+        return _plain(
+            {
+                "schema": "normscope.watch/1",
+                "store": str(self.path),
+                "state": self.state,
+                "reason": self.reason,
+                "silence": round(self.silence, 3),
+                "last_step": self.last_step,
+                "notes": dict(self.notes),
+                "ranks": [
+                    {"rank": r.rank, "state": r.state, "attempt": r.attempt, "began": r.began, "seen": r.seen}
+                    for r in self.ranks
+                ],
+                "first_wrong_value": None if self.wrong is None else _of_event(self.wrong),
+                "alarms": [_of_record(alarm) | alarm.finding.to_dict() for alarm in self.alarms],
+                "events": [_of_event(event) for event in self.events],
+                "last_rows": [
+                    {
+                        "step": row.step,
+                        "rank": row.rank,
+                        "time": row.time,
+                        "layout": row.layout,
+                        "values": [
+                            {"quantity": quantity, "site": site, "value": float(value)}
+                            for (quantity, site), value in zip(layout, row.values, strict=True)
+                        ],
+                    }
+                    for row, layout in self.last
+                ],
+            }
+        )
+
+
+class Watcher:
+    """Reader of scenes of one run; it reads only the rows that it has not read before.
+
+    Args:
+        path: the run's store.
+        quantity: the quantity of `Scene.heat`; None for `DEFAULT_QUANTITY`, or another if the run lacks it.
+    """
+
+    def __init__(self, path: Path, quantity: str | None = None) -> None:
+        self.path, self.quantity = path, quantity
+        self._known: dict[str, Grid] = {}
+        self._version: Any = None
+
+    def look(self) -> Scene:
+        """The run at this moment.
+
+        Raises:
+            UsageError: the store cannot be read, or no row of all sites has the quantity.
+        """
+        with RunReader(self.path) as reader, reader.one_moment():
+            ranks = reader.ranks()
+            rank = ranks[0].rank if ranks else 0
+            version = [(each.rank, each.began, each.rewinds) for each in ranks]
+            if version != self._version:
+                self._known, self._version = {}, version
+            last = [pair for each in ranks for pair in reader.last_rows(each.rank)]
+            quantity = self._chosen(reader, rank)
+            step_seconds, speed = _pace(reader, rank, reader.last_step or 0)
+            state, reason, silence = _state(ranks, step_seconds, reader.notes())
+            events = reader.events()
+            found = [event for event in events if event.kind == FIRST_WRONG_VALUE]
+            wrong = min(found, key=lambda event: (-event.attempt, event.step, event.time), default=None)
+            return Scene(
+                path=self.path,
+                notes=reader.notes(),
+                ranks=tuple(ranks),
+                state=state,
+                reason=reason,
+                silence=silence,
+                last=tuple(last),
+                loss=self._grid(reader, "loss", rank),
+                heat=self._grid(reader, quantity, rank) if quantity else None,
+                quantity=quantity,
+                alarms=tuple(reader.alarms()),
+                wrong=wrong,
+                events=tuple(event for event in events if event.kind != FIRST_WRONG_VALUE),
+                step_seconds=step_seconds,
+                tokens_per_second=speed,
+            )
+
+    def _chosen(self, reader: RunReader, rank: int) -> str:
+        known = reader.columns(rank, SITES)
+        if self.quantity is None:
+            return DEFAULT_QUANTITY if DEFAULT_QUANTITY in known else next(iter(known), "")
+        if known and self.quantity not in known:
+            do = suggest(self.quantity, known, "choose one")
+            raise UsageError(f"--quantity {self.quantity}", f"one of {', '.join(known)}", do)
+        return self.quantity
+
+    def _grid(self, reader: RunReader, quantity: str, rank: int) -> Grid | None:
+        before = self._known.get(quantity)
+        if before is None or not len(before.steps):
+            if quantity not in reader.columns(rank):
+                return None
+            grid = reader.grid(quantity, rank)
+        else:
+            grid = reader.grid(quantity, rank, after=int(before.steps[-1]))
+            if grid.sites == before.sites:
+                grid = Grid(
+                    np.concatenate([before.steps, grid.steps]),
+                    grid.sites,
+                    np.concatenate([before.values, grid.values]),
+                    np.concatenate([before.present, grid.present]),
+                )
+            else:
+                grid = reader.grid(quantity, rank)
+        self._known[quantity] = grid
+        return grid if len(grid.steps) else None
+
+
+def _state(
+    ranks: list[RankState], step_seconds: float | None, notes: Mapping[str, Any]
+) -> tuple[str, str, float]:
+    """State of the run, reason of its failure and seconds without a write."""
+    of = f" on rank {{}} of {len(ranks)}" if len(ranks) > 1 else ""
+    for each in ranks:
+        if each.state == "failed":
+            return "failed", each.reason + of.format(each.rank), 0.0
+    running = [each for each in ranks if each.state == "running"]
+    if ranks and not running:
+        return "ended", "", 0.0
+    silence = max((max(0.0, time.time() - each.seen) for each in running), default=0.0)
+    for each in running:
+        if each.is_gone:
+            return "gone", f"process {each.process.pid} no longer runs" + of.format(each.rank), silence
+    every = notes.get("every", 10)
+    flush = (step_seconds or 0.0) * (every if isinstance(every, int) else 10)
+    return "silent" if silence > max(LEAST_SILENCE, FLUSHES * flush) else "running", "", silence
+
+
+def _pace(reader: RunReader, rank: int, last: int) -> tuple[float | None, float | None]:
+    """Median seconds of the last steps, and their tokens per second."""
+    known = reader.columns(rank)
+    if "seconds" not in known:
+        return None, None
+    seconds = _finite(reader.series("seconds", rank=rank, after=last - RECENT)[1])
+    if not len(seconds):
+        return None, None
+    median = float(np.median(seconds))
+    if "tokens" not in known or median <= 0:
+        return median, None
+    tokens = _finite(reader.series("tokens", rank=rank, after=last - RECENT)[1])
+    return median, float(np.mean(tokens) / np.mean(seconds)) if len(tokens) else None
+
+
+def _finite(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return values[np.isfinite(values)]
+
+
+def _of_record(record: Raised | Event) -> dict[str, Any]:
+    return {"step": record.step, "rank": record.rank, "time": record.time, "attempt": record.attempt}
+
+
+def _of_event(event: Event) -> dict[str, Any]:
+    return _of_record(event) | {"kind": event.kind, "data": dict(event.data)}
+
+
+def _plain(value: Any) -> Any:
+    """`value` with figures that are not finite as strings."""
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
