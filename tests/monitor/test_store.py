@@ -283,7 +283,7 @@ def write(path: str, rank: int, last: int, pause: float = 0.0) -> None:
 
 def test_two_ranks_write_at_once_and_a_reader_sees_whole_flushes(processes, path: Path) -> None:
     last = 1500
-    writers = [processes.Process(target=write, args=(str(path), rank, last)) for rank in (0, 1)]
+    writers = [processes.Process(target=write, args=(str(path), rank, last, 0.002)) for rank in (0, 1)]
     for writer in writers:
         writer.start()
     seen = set()
