@@ -166,6 +166,7 @@ def test_codes_and_names_of_alarms_are_frozen() -> None:
         ("NS812", "headroom"),
         ("NS813", "gains-freeze"),
         ("NS814", "rank-apart"),
+        ("NS815", "loss-rises"),
     ]
 
 

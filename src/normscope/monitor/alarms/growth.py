@@ -26,6 +26,10 @@ LOGIT = 100.0
 AHEAD = 200
 """Steps within which a logit that grows must pass `LOGIT`."""
 
+SIZE = 0.1
+"""Share of the median of its quantity that a value must have: a key's bias of 1e-4 that doubles is
+rounding."""
+
 SLOW_GROWTH = alarm(
     "NS807",
     "slow-growth",
@@ -37,8 +41,9 @@ SLOW_GROWTH = alarm(
     threshold=f"""The logarithm rises by log 2 over the last {SPANS[0]} or {SPANS[1]} values ({APART} steps
         apart or more), by the line through the medians of its first and last third, and by {CERTAIN:g}
         standard errors of that line. The learning rates before the span sum to {AGE:g} times those within it,
-        or more. A largest logit must also be on its way past {LOGIT:g} within {AHEAD} steps. A warning; a
-        note for weight norms and largest values of a stream.""",
+        or more. The value is at least {SIZE:g} of the median of its quantity over all sites. A largest logit
+        must also be on its way past {LOGIT:g} within {AHEAD} steps. A warning; a note for weight norms and
+        largest values of a stream.""",
     source="""Closed form for powers; Kimi K2, arXiv:2507.20534 (QK-Clip acts from a logit of 100 on);
         Wortsman et al. 2023, arXiv:2309.14322 (logits that grow before a run diverges); the resistant line is
         Tukey's.""",
@@ -59,6 +64,7 @@ class Growth:
         names = [quantity for quantity, _ in self.columns.names]
         self._logits = np.array([name in _LOGITS for name in names], dtype=bool)
         self._noted = np.array([name in _NOTED for name in names], dtype=bool)
+        self._peers = [np.array([name == each for name in names]) for each in dict.fromkeys(names)]
         self._looks = Looks(len(names), max(SPANS))
         self._episodes = [Episodes(len(names)) for _ in (True, False)]
 
@@ -70,7 +76,7 @@ class Growth:
         rise, steps = np.zeros(len(values)), np.zeros(len(values))
         for span in SPANS:
             self._judge(span, rise, steps)
-        grows = rise > 0
+        grows = (rise > 0) & self._is_large(values, usable)
         for noted, episodes in zip((True, False), self._episodes, strict=True):
             if (new := episodes.update(grows & (self._noted == noted), usable)) is None:
                 continue
@@ -80,6 +86,14 @@ class Growth:
             severity = Severity.NOTE if noted else Severity.WARNING
             how = f"{figure(factor)} times in {figure(steps[worst])} steps"
             yield self.columns.raised(SLOW_GROWTH, look, new, worst, severity, said, how)
+
+    def _is_large(self, values: Floats, usable: Mask) -> Mask:
+        """Mask of the logarithms that are no smaller than `SIZE` times the median of their quantity."""
+        large = np.zeros_like(usable)
+        for peers in self._peers:
+            if (known := peers & usable).any():
+                large[known] = values[known] >= middle(values[known]) + math.log(SIZE)
+        return large
 
     def _judge(self, span: int, rise: Floats, steps: Floats) -> None:
         """Enter the growth over the last `span` values, and its steps, where it counts."""

@@ -11,6 +11,7 @@ from normscope.monitor.alarms.columns import Floats, Look, is_measured
 from normscope.monitor.alarms.growth import Growth
 from normscope.monitor.alarms.precision import Freeze, Headroom
 from normscope.monitor.alarms.ranks import Ranks
+from normscope.monitor.alarms.rise import Rise
 from normscope.monitor.alarms.spikes import KINDS, Spikes
 from normscope.monitor.alarms.tokens import Collapse, Stuck
 from normscope.monitor.alarms.wrong import GARBAGE, Skipped, Wrong
@@ -30,7 +31,7 @@ class _Bench:
         quantities = {quantity for quantity, _ in layout}
         self.rates = np.array([i for i, (name, _) in enumerate(layout) if name == "lr"], dtype=np.intp)
         self.judges: list[_Judge] = [Wrong(layout)]
-        self.judges += [Spikes(kind, layout) for kind in KINDS if not quantities.isdisjoint(kind.least)]
+        self.judges += [Spikes(kind, layout) for kind in KINDS if kind.quantities & quantities]
         rest: list[Any] = [
             Skipped(layout),
             Growth(layout),
@@ -38,6 +39,7 @@ class _Bench:
             Stuck(layout, notes),
             decline.branches(layout),
             decline.gains(layout),
+            Rise(layout),
             Headroom(layout, notes),
             Freeze(layout),
         ]

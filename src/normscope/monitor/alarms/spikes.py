@@ -1,7 +1,7 @@
 """NS804, NS805 and NS806: spikes of the loss, of a gradient and of an update."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,10 +20,12 @@ GRADIENT_SIGMAS = 10.0
 """The same for gradients, which have heavy tails: a Student-t with 5 degrees of freedom passes 7 once in
 3,000 values and 10 once in 17,000."""
 GRADIENT_RATIO = 4.0
-"""Smallest ratio of the whole gradient to its median."""
-PART_RATIO = 10.0
-"""The same for a block or a kind: there are many of them, and Megatron-LM calls ten times the largest
-gradient so far unexpected."""
+"""Smallest ratio of a gradient to its median that counts."""
+ALONE = 10.0
+"""Ratio from which one value suffices: Megatron-LM calls ten times the largest gradient so far unexpected."""
+TWICE_IN = 5
+"""Values within which a smaller one must return: one odd batch is gone in the next step, an instability is
+not."""
 UPDATE_RATIO = 2.0
 """Smallest ratio of an update to its median at the same learning rate; Adam with β = (0.9, 0.999) gives 3.2
 after one gradient that is much larger than all before it."""
@@ -52,7 +54,8 @@ GRADIENT_SPIKE = alarm(
         mean of past squares that does not know the new size yet, so the step is too long; the loss follows a
         few steps later.""",
     threshold=f"""Norm above {_WINDOW}, by {GRADIENT_SIGMAS:g}·1.4826·MAD of its logarithm and by a factor of
-        {GRADIENT_RATIO:g}, or {PART_RATIO:g} for one block or kind. Norms of exactly 0 are left out.""",
+        {GRADIENT_RATIO:g}, twice in {TWICE_IN} values; or once by a factor of {ALONE:g}. Norms of exactly 0
+        are left out.""",
     source="""OLMo 2, arXiv:2501.00656 (gradient spikes often precede those of the loss); Zhang et al. 2020,
         arXiv:1912.03194 (heavy tails); our own quantiles of a Student-t.""",
     remedy="""Clip the gradient norm; look at the sites that jumped first, and at the batch. In half precision
@@ -77,64 +80,78 @@ class Kind:
     """One kind of spike.
 
     Attributes:
-        least: quantity → smallest excess over the median that counts: a ratio if `logarithm`, else a share.
+        quantities: names of the columns.
+        least: smallest ratio to the median that counts.
+        alone: ratio from which one spike is an alarm; two in `TWICE_IN` values below it.
         per_rate: values are divided by the learning rate.
     """
 
     record: Record
+    quantities: frozenset[str]
     sigmas: float
-    least: Mapping[str, float]
-    logarithm: bool = True
+    least: float
+    alone: float = 0.0
     per_rate: bool = False
 
 
-_PARTS = {"gradient/norm": GRADIENT_RATIO, "gradient/block": PART_RATIO, "gradient/kind": PART_RATIO}
+_GRADIENTS = frozenset({"gradient/norm", "gradient/block", "gradient/kind"})
 KINDS = (
-    Kind(LOSS_SPIKE, SIGMAS, {"loss": LOSS_RISE}, logarithm=False),
-    Kind(GRADIENT_SPIKE, GRADIENT_SIGMAS, _PARTS),
-    Kind(UPDATE_SPIKE, SIGMAS, {"update/ratio": UPDATE_RATIO, "update/norm": UPDATE_RATIO}, per_rate=True),
+    Kind(LOSS_SPIKE, frozenset({"loss"}), SIGMAS, 1 + LOSS_RISE),
+    Kind(GRADIENT_SPIKE, _GRADIENTS, GRADIENT_SIGMAS, GRADIENT_RATIO, ALONE),
+    Kind(UPDATE_SPIKE, frozenset({"update/ratio", "update/norm"}), SIGMAS, UPDATE_RATIO, per_rate=True),
 )
 
 
 class Spikes:
-    """Judge of one kind of spike in one layout."""
+    """Judge of one kind of spike in one layout.
+
+    Series are judged on a logarithmic scale. A loss that has been negative is judged as it is after that.
+    """
 
     def __init__(self, kind: Kind, layout: Layout) -> None:
         self._kind = kind
-        self.columns = Columns(layout, kind.least)
-        least = np.array([kind.least[quantity] for quantity, _ in self.columns.names])
-        excess = {"effect": np.log(least)} if kind.logarithm else {"relative": least}
-        self._window = Window(len(least), sigmas=kind.sigmas, **excess)
-        self._episodes = Episode()
+        self.columns = Columns(layout, kind.quantities)
+        self._logarithm = True
+        self._window = Window(len(self.columns), sigmas=kind.sigmas, effect=math.log(kind.least))
+        self._since = np.full(len(self.columns), TWICE_IN)
+        self._episode = Episode()
 
     def feed(self, look: Look) -> Iterator[Finding]:
         """Alarms of a row."""
         kind, numbers = self._kind, self.columns.numbers
-        values, usable = look.values[numbers], look.usable[numbers]
+        usable = look.usable[numbers]
+        values = np.where(usable, look.values[numbers], 0.0)
+        if kind.record is LOSS_SPIKE and self._logarithm and (values < 0).any():
+            self._logarithm = False
+            self._window = Window(len(values), sigmas=kind.sigmas, relative=kind.least - 1)
         if kind.per_rate and look.lr is not None:
             if look.lr <= 0:
                 return
             values = values / look.lr
-        if kind.logarithm:
-            positive = np.where(usable, values, 0.0)
-            usable = positive > 0
-            values = np.log(positive, where=usable, out=np.zeros_like(positive))
+        if self._logarithm:
+            usable = values > 0
+            values = np.log(values, where=usable, out=np.zeros_like(values))
         spikes, median = self._window.judge(values, usable)
-        if (new := self._episodes.update(spikes)) is None:
+        self._since = self._since + usable
+        again = self._since < TWICE_IN
+        self._since[spikes] = 0
+        if kind.alone:
+            spikes = spikes & (again | (values - median >= math.log(kind.alone)))
+        if (new := self._episode.update(spikes)) is None:
             return
-        excess = np.where(new, values - median, -np.inf)
-        worst = int(np.argmax(excess))
-        yield self.columns.raised(
-            kind.record, look, new, worst, Severity.WARNING, *self._words(look, worst, float(median[worst]))
-        )
+        worst = int(np.argmax(np.where(new, values - median, -np.inf)))
+        words = self._words(look, worst, float(median[worst]))
+        yield self.columns.raised(kind.record, look, new, worst, Severity.WARNING, *words)
 
     def _words(self, look: Look, worst: int, median: float) -> tuple[str, str]:
         """The sentence about the worst series, and how its value was measured."""
         value = float(look.values[self.columns.numbers[worst]])
-        if self._kind.logarithm:
-            median = math.exp(median) * (look.lr if self._kind.per_rate and look.lr else 1.0)
-            rate = " at this learning rate" if self._kind.per_rate and look.lr else ""
-            said = f"is {figure(value)}, {figure(value / median)} times its median{rate}"
-        else:
+        rate = look.lr if self._kind.per_rate else None
+        if self._logarithm:
+            median = math.exp(median) * (rate or 1.0)
+        if self._kind.record is LOSS_SPIKE:
             said = f"jumps to {figure(value)} from a median of {figure(median)}"
+        else:
+            said = f"is {figure(value)}, {figure(value / median)} times its median"
+            said += " at this learning rate" if rate else ""
         return said, f"the median before is {figure(median)}"

@@ -27,16 +27,12 @@ class Window:
     Args:
         count: number of series.
         sigmas: robust standard deviations above the median that make a spike.
-        effect: [series] smallest excess over the median that counts, in the units of the values.
-        relative: [series] smallest excess as a share of |median|.
+        effect: smallest excess over the median that counts, in the units of the values.
+        relative: smallest excess as a share of |median|.
     """
 
-    def __init__(
-        self, count: int, *, sigmas: float, effect: Floats | None = None, relative: Floats | None = None
-    ) -> None:
-        self._sigmas = sigmas
-        self._effect = np.zeros(count) if effect is None else effect
-        self._relative = np.zeros(count) if relative is None else relative
+    def __init__(self, count: int, *, sigmas: float, effect: float = 0.0, relative: float = 0.0) -> None:
+        self._sigmas, self._effect, self._relative = sigmas, effect, relative
         self._held: Floats = np.full((count, SIZE), np.inf)
         self._entered: NDArray[np.int64] = np.zeros(count, dtype=np.int64)
         self._beyond: NDArray[np.int64] = np.zeros(count, dtype=np.int64)
@@ -86,7 +82,7 @@ class Window:
         median = _median(held, full)
         sigma = SIGMA * _median(np.abs(held - median[:, None]), full)
         sigma = np.maximum(sigma, ROUNDING * self._largest[ready])
-        least = np.maximum(self._effect[ready], self._relative[ready] * np.abs(median))
+        least = np.maximum(self._effect, self._relative * np.abs(median))
         self._median = self._median.copy()  # the last one may be in use
         self._median[ready] = median
         self._limit[ready] = median + np.maximum(self._sigmas * sigma, least)
