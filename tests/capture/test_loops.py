@@ -188,6 +188,15 @@ def test_a_loop_whose_later_steps_cannot_be_seen_is_judged_by_its_first(tmp_path
     assert [step.step for step in outcome.report.forecast.curve] == [0, 2]
 
 
+def test_a_batch_is_that_of_its_forward(tmp_path: Path, monkeypatch, capsys) -> None:
+    folder = watched("loops.py static_buffers", tmp_path, monkeypatch)
+    report = folder.report()
+    assert report is not None, folder.facts()
+    agrees(Loop("", one()), json.loads(report.to_json()), printed := capsys.readouterr().out)
+    first = float(re.search(r"loss of step 1 (\S+)", printed)[1])
+    assert report.forecast.curve[0].loss == pytest.approx(first, rel=1e-6)
+
+
 def test_a_loop_none_of_whose_steps_can_be_seen_is_refused(tmp_path: Path, monkeypatch) -> None:
     folder = watched("loops.py blind 0", tmp_path, monkeypatch)
     assert folder.report() is None

@@ -19,7 +19,7 @@ from normscope.capture.child import Stopped, abandon
 from normscope.capture.folder import Folder, Settings
 from normscope.capture.following import Counting, Following, following
 from normscope.errors import UsageError, describe
-from normscope.recording.calls import Forward, bare, reaches, recorded_forward
+from normscope.recording.calls import Call, Forward, bare, reaches, recorded_forward
 from normscope.recording.events import Events
 from normscope.recording.tape import Tape, tensors_of
 from normscope.subjects import Run
@@ -53,7 +53,7 @@ class Watcher:
     leave: Callable[[], None]
     events: Events = field(init=False)
     _seen: dict[int, nn.Module] = field(default_factory=dict)
-    _calls: dict[int, "Call"] = field(default_factory=dict)
+    _calls: dict[int, Call] = field(default_factory=dict)
     _tapes: list[Tape] = field(default_factory=list)
     _forwards: list[Forward] = field(default_factory=list)
     _outputs: list[tuple[Tensor, ...]] = field(default_factory=list)
@@ -97,10 +97,10 @@ class Watcher:
         if id(module) in self._calls:
             self._num_repeats += 1
             self._stop_tape(module)
-        tape = Tape(output)
-        self._calls[id(module)] = Call(module, args, kwargs, tape)
-        self._tapes.append(tape)
-        tape.start()
+        call = Call.of(module, args, kwargs, output)
+        self._calls[id(module)] = call
+        self._tapes.append(call.tape)
+        call.tape.start()
 
     def differentiates(self, loss: Tensor) -> None:
         self._guarded(lambda: self._take_loss(loss))
@@ -111,7 +111,7 @@ class Watcher:
         self._require_optimizer()
         is_taken = False
         for call in list(self._calls.values()):
-            forward = recorded_forward(call.module, call.args, call.kwargs, call.tape, loss)
+            forward = recorded_forward(call, loss)
             if forward is not None:
                 is_taken = True
                 self._forwards.append(forward)
@@ -380,16 +380,6 @@ class Watcher:
         self.folder.note(**reason)
         self.folder.tell("done")
         self.leave()
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call of a module whose output is on the tape."""
-
-    module: nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    tape: Tape
 
 
 def _shares(module: nn.Module, parameters: set[int]) -> bool:

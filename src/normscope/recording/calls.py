@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from normscope.recording.tape import Recording, Tape, num_undone, replayed_loss, scales_in_graph
+from normscope.recording.tape import Recording, Tape, copied, num_undone, replayed_loss, scales_in_graph
 from normscope.subjects.feed import map_tensors, num_bytes
 from normscope.subjects.subject import LOSS_INPUTS, POSITIONAL, Batch, LossFn
 
@@ -19,6 +19,25 @@ KEPT_BYTES = 256 * 2**20
 
 ITEMS = "num_items_in_batch"
 """Argument of Hugging Face's models."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a module whose output is on the tape.
+
+    Attributes:
+        args, kwargs: copies of its arguments: a script may refill its buffers before the backward.
+    """
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    tape: Tape
+
+    @staticmethod
+    def of(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> "Call":
+        """The call that has just returned `output`."""
+        return Call(module, map_tensors(copied, args), map_tensors(copied, kwargs), Tape(output))
 
 
 @dataclass(frozen=True)
@@ -79,19 +98,16 @@ class Forward:
         )
 
 
-def recorded_forward(
-    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], tape: Tape, loss: Tensor
-) -> Forward | None:
-    """The forward whose output `tape` began with; None if `loss` gives that output no gradient."""
-    recording = tape.recording(loss)
-    if (recording is None or tape.cuts) and not reaches(loss, tape.outputs):
+def recorded_forward(call: Call, loss: Tensor) -> Forward | None:
+    """The forward of `call`; None if `loss` gives its output no gradient."""
+    recording = call.tape.recording(loss)
+    if (recording is None or call.tape.cuts) and not reaches(loss, call.tape.outputs):
         return None
-    batch = named_arguments(bare(module), args, kwargs)
+    batch = named_arguments(bare(call.module), call.args, call.kwargs)
     if recording is not None:
         batch |= {LOSS_INPUTS: (recording.program, *recording.given)}
-    copied = map_tensors(lambda tensor: tensor.detach().clone(), batch)
     scales = scales_in_graph(loss) if recording is None else ()
-    return Forward(module, copied, loss.detach(), recording, scales)
+    return Forward(call.module, batch, loss.detach(), recording, scales)
 
 
 def named_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from normscope.errors import UsageError
-from normscope.recording.calls import Forward, bare, recorded_forward
+from normscope.recording.calls import Call, Forward, bare, recorded_forward
 from normscope.recording.events import Events, Silent
-from normscope.recording.tape import Tape, replayed_loss
+from normscope.recording.tape import replayed_loss
 from normscope.subjects import Run, untouched
 
 
@@ -18,16 +18,15 @@ class _LastForward(Silent):
     """Listener that records the last forward of the largest module that runs."""
 
     def __init__(self) -> None:
-        self.tape: Tape | None = None
-        self.call: tuple[nn.Module, tuple[Any, ...], dict[str, Any]] | None = None
+        self.call: Call | None = None
 
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if self.call is not None and _size(module) < _size(self.call[0]):
+        if self.call is not None and _size(module) < _size(self.call.module):
             return
-        if self.tape is not None:
-            self.tape.stop()
-        self.tape, self.call = Tape(output), (module, args, kwargs)
-        self.tape.start()
+        if self.call is not None:
+            self.call.tape.stop()
+        self.call = Call.of(module, args, kwargs, output)
+        self.call.tape.start()
 
 
 def recorded(compute: Callable[[], Tensor]) -> Forward | None:
@@ -35,10 +34,10 @@ def recorded(compute: Callable[[], Tensor]) -> Forward | None:
     listener = _LastForward()
     with Events(listener).attach(), torch.enable_grad():
         loss = compute()
-        if listener.tape is None or listener.call is None:
+        if listener.call is None:
             return None
-        listener.tape.stop()
-        return recorded_forward(*listener.call, listener.tape, loss)
+        listener.call.tape.stop()
+        return recorded_forward(listener.call, loss)
 
 
 def run_of_loop(

@@ -81,7 +81,10 @@ class Program:
             return given[place.index] if isinstance(place, Given) else place
 
         for step in self.steps:
-            result = step.function(*_mapped(value, step.arguments), **_mapped(value, step.keywords))
+            arguments = _mapped(value, step.arguments)
+            if _writes(step.function) and isinstance(step.arguments[0], Given):
+                arguments = (arguments[0].clone(), *arguments[1:])
+            result = step.function(*arguments, **_mapped(value, step.keywords))
             values.extend(tensors_of(result))
         loss = values[self.result].reshape(())
         return loss if self.factor == 1 else loss * self.factor
@@ -101,7 +104,7 @@ class Tape(TorchFunctionMode):
         super().__init__()
         self._slots: dict[int, int] = {}
         self._held: list[Tensor] = []  # an id is given to another tensor once its own is gone
-        self._given: dict[int, tuple[int, Tensor]] = {}
+        self._given: dict[tuple[int, int], tuple[int, Tensor, Tensor]] = {}
         self._steps: list[Step] = []
         self._makers: dict[int, int] = {}
         self._is_whole, self._is_part = True, False
@@ -130,17 +133,17 @@ class Tape(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        # A compiler only traces the call.
+        if not self.is_recording or torch.compiler.is_compiling() or not self._depends(args, kwargs):
+            return func(*args, **kwargs)
+        places = _mapped(self._place, args), _mapped(self._place, kwargs)  # the call may write its arguments
         result = func(*args, **kwargs)
-        if torch.compiler.is_compiling():
-            return result  # a compiler only traces the call
-        if self.is_recording and self._depends(args, kwargs):
-            results = list(tensors_of(result))
-            if results or func.__name__ == "__setitem__":
-                step = Step(func, _mapped(self._place, args), _mapped(self._place, kwargs))
-                made = range(len(self._held), len(self._held) + len(results))
-                self._makers |= dict.fromkeys(made, len(self._steps))
-                self._steps.append(step)
-                self._keep(result)
+        results = list(tensors_of(result))
+        if results or func.__name__ == "__setitem__":
+            made = range(len(self._held), len(self._held) + len(results))
+            self._makers |= dict.fromkeys(made, len(self._steps))
+            self._steps.append(Step(func, *places))
+            self._keep(result)
         return result
 
     def _depends(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -167,8 +170,11 @@ class Tape(TorchFunctionMode):
         if value.requires_grad:
             self._is_whole = False
             self._is_part |= value.numel() > 1
-        number, _ = self._given.setdefault(id(value), (len(self._given), value))
-        return Given(number)
+        version = 0 if value.is_inference() else value._version
+        key = id(value), version
+        if key not in self._given:  # the script may write the tensor before its backward
+            self._given[key] = len(self._given), value, value if self._is_part else copied(value)
+        return Given(self._given[key][0])
 
     @property
     def cuts(self) -> bool:
@@ -185,7 +191,7 @@ class Tape(TorchFunctionMode):
         if slot is None or loss.numel() != 1 or self._is_part:
             return None
         program = Program(len(self.outputs), tuple(self._steps), slot, self._is_whole)
-        given = tuple(tensor.detach() for _, tensor in self._given.values())
+        given = tuple(copy for _, _, copy in self._given.values())
         values = {slot: loss.detach()}
         scales: list[tuple[int, float]] = []
         lengths = {slot: len(self._steps)}
@@ -273,6 +279,18 @@ def scales_in_graph(loss: Tensor) -> tuple[float, ...]:
         found.append(1 / float(constant) if divides else float(constant))
         node = second if first is None else first
     return tuple(found)
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """A copy of `tensor` as it is now, which no mode sees."""
+    with torch._C.DisableTorchFunction():
+        return tensor.detach().clone()
+
+
+def _writes(function: Callable[..., Any]) -> bool:
+    """Whether a function writes its first argument, as `add_` and `__iadd__` do."""
+    name = function.__name__
+    return name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:

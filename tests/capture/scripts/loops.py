@@ -286,6 +286,27 @@ def two_scaled() -> None:
         scaler.update()
 
 
+def static_buffers() -> None:
+    """The next batch is copied into the same buffers before the backward; the loop sums its loss in place."""
+
+    class OfBytes(Decoder):
+        def forward(self, ids):
+            return super().forward(ids.long())
+
+    model = OfBytes()
+    optimizer, data = adamw(model), batches()
+    inputs, targets = (tensor.byte() for tensor in next(data))
+    for step in range(1, 100):
+        loss = torch.zeros(())
+        loss += cross_entropy(model(inputs), targets.long())
+        for buffer, tensor in zip((inputs, targets), next(data), strict=True):
+            buffer.copy_(tensor)
+        loss.backward()
+        say(step, loss)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def blind(num_seen: str) -> None:
     """Steps on gradients of a backward for `num_seen` steps, later on gradients from elsewhere."""
     model = Decoder()
