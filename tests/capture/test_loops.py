@@ -105,6 +105,13 @@ HERE = {
         "loops.py head_outside", one(tensors=28), says=("no loss of copies",)
     ),
     "autocast only": Loop("loops.py half_inputs", one(), {"precision": "bfloat16"}),
+    "collective in the forward": Loop(
+        "loops.py communicating",
+        one(),
+        blocks=0,
+        says=("only the loss is judged: the model's forward communicates with other processes (allreduce)",),
+        verdict="at risk",
+    ),
     "two models: the larger": Loop(
         "adversarial.py",
         one("Adam", 40, lr=4e-4, decay=0.0),
@@ -139,6 +146,14 @@ APART = {
         {"clip": 1.0, "accumulation": 2, "schedule": "LambdaLR"},
     ),
     "torchrun, DDP": Loop(f"{TORCHRUN} distributed.py", one(), {"clip": 1.0}),
+    "torchrun, collective in the forward": Loop(
+        f"{TORCHRUN} distributed.py --reduce",
+        one(),
+        {"clip": 1.0},
+        blocks=0,
+        says=("only the loss is judged: the model's forward communicates with other processes (allreduce)",),
+        verdict="at risk",
+    ),
     "torchrun, FSDP2": Loop(
         f"{TORCHRUN} distributed.py --shard",
         one(),

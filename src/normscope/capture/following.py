@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from normscope.anatomy import Anatomy
+from normscope.capture.alone import CommunicationError, alone, num_processes, require_no_sync
 from normscope.capture.apart import apart
 from normscope.capture.child import stoppable
 from normscope.capture.folder import Folder, Settings
@@ -33,6 +34,7 @@ from normscope.forecast.watch import COHERENCE_BATCHES, RECENT, WatchedTrial, me
 from normscope.pipeline import Check, find_entropy, look, try_others
 from normscope.probes import Budget, Spending
 from normscope.recording.calls import ITEMS, Forward, Forwards
+from normscope.recording.tape import tensors_of
 from normscope.rules import parse_codes
 from normscope.subjects import Run, Subject, call_model, untouched
 from normscope.subjects.assemble import shapes
@@ -98,12 +100,12 @@ class Following(Counting):
         self._paused = paused
         self.run, self.settings = run, settings
         self.kept = Forwards()
-        self.start = Start(reason=SHARDED)
+        self.start = Start()
         self.curve: list[ForecastStep] = []
         self.losses: list[float] = []
         self.rates: list[tuple[float, ...]] = []
         self._notes = list(notes)
-        self._is_sharded = any(isinstance(p, DTensor) for p in run.model.parameters())
+        self._only_losses = SHARDED if any(isinstance(p, DTensor) for p in run.model.parameters()) else ""
         self._check: Check | None = None
         self.ended = ""
         self._num_skipped = self._num_partly_skipped = 0
@@ -123,6 +125,7 @@ class Following(Counting):
     def before_step(self, forwards: Sequence[Forward]) -> None:
         is_first = self._check is None
         if is_first:
+            self._only_losses = self._only_losses or self._communication(forwards[0])
             self._autocast = self._autocast_needed(forwards[0])
             self._share = self._share_of_step(forwards)
         forwards = [forward.times(self._share) for forward in forwards]
@@ -134,7 +137,7 @@ class Following(Counting):
                 self._check = self._started(forwards[0])
         self.losses.append(sum(float(f.loss) for f in forwards) / len(forwards) if forwards else math.nan)
         self.rates.append(tuple(float(group["lr"]) for group in self._groups))
-        if self._is_measured(self.step + 1) and not self._is_sharded:
+        if self._is_measured(self.step + 1) and not self._only_losses:
             with self._apart():
                 self._gradients = self._gradient_norms()
                 self._ratio = UpdateRatio(self.model)
@@ -183,7 +186,7 @@ class Following(Counting):
                 if before is not None:
                     self.curve[-1] = dataclasses.replace(self.curve[-1], update_ratio=before.update_ratio)
             check.cost["steps"] = round(time.perf_counter() - self._begin - self._apart_seconds, 4)
-            if not self._is_sharded:
+            if not self._only_losses:
                 find_entropy(check)
             check.forecast, check.config = self._forecast(), self._recipe()
             if self._is_short:
@@ -194,7 +197,10 @@ class Following(Counting):
                     check.notes.append(f"the loss scaler skipped {skipped}: a gradient was not finite")
             if self.num_blind:
                 check.notes.append(f"{self.num_blind} more optimizer steps had no backward from the model")
-            self._try_copies()
+            try:
+                self._try_copies()
+            except CommunicationError as error:
+                check.notes.append(f"no copy of the run was tried: {error}")
             check.measurements.extend(forecast_measurements(check.forecast))
             check.interrupted = self._is_short
         self.folder.write_report(check.report())
@@ -222,7 +228,9 @@ class Following(Counting):
         check, options = self.check, self.settings
         assert check.forecast is not None
         wants = options.forecast or options.rates or options.try_remedies
-        reason = self.start.reason or (UNRECORDED if check.subject.loss_fn is None else "")
+        reason = (
+            self.start.reason or self._only_losses or (UNRECORDED if check.subject.loss_fn is None else "")
+        )
         reason = self._ended if self._is_short else reason
         if reason or self.start.model is None:
             if wants:
@@ -265,8 +273,8 @@ class Following(Counting):
         self._check = check
         size = f"{sum(p.numel() for p in self.model.parameters()):,} weights"
         self._tell(f"measuring {type(self.model).__name__} ({size}) before its first step", 0)
-        if self._is_sharded:
-            check.anatomy = Anatomy((), unread=(f"only the loss is judged: {SHARDED}",))
+        if self._only_losses:
+            check.anatomy = Anatomy((), unread=(f"only the loss is judged: {self._only_losses}",))
         else:
             self.start = Start.of(self.run)
             with untouched(self.model):
@@ -343,17 +351,24 @@ class Following(Counting):
     def _measure(self) -> None:
         ratio = self._ratio.after() if self._ratio is not None else None
         self._ratio = None
-        if self.check.subject.loss_fn is not None and not self._is_sharded:
-            with untouched(self.model):
-                self._trial.measure(self.step, self.losses, ratio, self._gradients)
-            return
+        diversity: dict[str, float] = {}
+        if not self._only_losses:
+            try:
+                if self.check.subject.loss_fn is not None:
+                    with untouched(self.model):
+                        self._trial.measure(self.step, self.losses, ratio, self._gradients)
+                    return
+                diversity = self._diversity()
+            except CommunicationError as error:
+                self._only_losses = str(error)
+                self.check.notes.append(f"from step {self.step} on only the losses are judged: {error}")
         loss, recent = (self.losses or [self._first_loss])[-1], self.losses[-RECENT:]
         self.curve.append(
             ForecastStep(
                 step=self.step,
                 train_loss=self.losses[-1] if self.losses else None,
                 loss=loss,
-                diversity={} if self._is_sharded else self._diversity(),
+                diversity=diversity,
                 update_ratio=ratio,
                 gradients=self._gradients,
                 recent_loss=sum(recent) / len(recent) if recent else None,
@@ -389,7 +404,7 @@ class Following(Counting):
 
     def _autocast_needed(self, first: Forward) -> torch.dtype | None:
         """The run's autocast, if the model cannot run without it; None looks at its own dtype."""
-        if self.run.precision == "float32" or self._is_sharded:
+        if self.run.precision == "float32" or self._only_losses:
             return None
         with self._apart(), untouched(self.model), torch.no_grad():
             try:
@@ -398,6 +413,25 @@ class Following(Counting):
                 return getattr(torch, self.run.precision)
         return None
 
+    def _communication(self, first: Forward) -> str:
+        """The reason why the model cannot run alone, where several processes train; empty if it can."""
+        if num_processes() == 1:
+            return ""
+        precision = None if self.run.precision == "float32" else getattr(torch, self.run.precision)
+        try:
+            require_no_sync(self.model)
+            with self._apart(precision), untouched(self.model):
+                outputs = call_model(self.model, first.batch)
+                parts = [output.float().sum() for output in tensors_of(outputs) if output.requires_grad]
+                torch.stack(parts).sum().backward()
+                with torch.no_grad():
+                    call_model(self.model.eval(), first.batch)
+        except CommunicationError as error:
+            return str(error)
+        except Exception:  # the look fails in the same way, and says so
+            return ""
+        return ""
+
     def _share_of_step(self, forwards: Sequence[Forward]) -> float:
         """The number by which each loss is too small to be its batch's mean: 1, or the number of batches.
 
@@ -405,7 +439,7 @@ class Following(Counting):
         step. The batches of a `Run` have losses of which the mean is taken.
         """
         first, count = forwards[0], len(forwards)
-        if count == 1 or first.recording is None or ITEMS in first.batch or self._is_sharded:
+        if count == 1 or first.recording is None or ITEMS in first.batch or self._only_losses:
             return 1.0
         self.kept.add(first)
         subject, self.kept = self._subject(first), Forwards()
@@ -415,11 +449,11 @@ class Following(Counting):
         return count if mean is not None and abs(whole - mean) < SHARE * mean else 1.0
 
     @contextmanager
-    def _apart(self) -> Iterator[None]:
+    def _apart(self, autocast: torch.dtype | None = None) -> Iterator[None]:
         """Context of normscope's own work, whose time is not the script's."""
         begin = time.perf_counter()
         try:
-            with stoppable(), self._paused(), apart(self.model, self._autocast):
+            with stoppable(), self._paused(), alone(), apart(self.model, autocast or self._autocast):
                 yield
         finally:
             self._apart_seconds += time.perf_counter() - begin

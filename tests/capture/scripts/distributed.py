@@ -1,4 +1,4 @@
-"""Two processes of torchrun: DDP, or with `--shard` FSDP2."""
+"""Two processes of torchrun: DDP, or with `--shard` FSDP2; with `--reduce` the forward communicates."""
 
 import sys
 
@@ -7,10 +7,18 @@ import torch.distributed as dist
 from parts import Decoder, batches, cross_entropy, say
 from torch.nn.parallel import DistributedDataParallel
 
+
+class Reducing(Decoder):
+    def forward(self, ids):
+        mean = self.positions.weight.detach().clone()
+        dist.all_reduce(mean)
+        return super().forward(ids) + 0 * mean.sum()
+
+
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(0)
-model = Decoder()
+model = Reducing() if "--reduce" in sys.argv else Decoder()
 if "--shard" in sys.argv:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard

@@ -307,6 +307,27 @@ def static_buffers() -> None:
         optimizer.zero_grad()
 
 
+class Communicating(Decoder):
+    """A decoder that takes the mean of its positions over all processes, as sequence parallelism may."""
+
+    def forward(self, ids):
+        mean = self.positions.weight.detach().clone()
+        torch.distributed.all_reduce(mean)
+        return super().forward(ids) + 0 * mean.sum()
+
+
+def communicating() -> None:
+    """The first of two processes; the other one is a fake that answers at once."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        model = Communicating()
+        simple(model, adamw(model))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def blind(num_seen: str) -> None:
     """Steps on gradients of a backward for `num_seen` steps, later on gradients from elsewhere."""
     model = Decoder()
