@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from wrong_steps import (
     ARCHITECTURES,
+    VALUES,
     WIDTH,
     ByHand,
     Fault,
@@ -19,6 +20,7 @@ from wrong_steps import (
     grid,
     ids,
     in_activation,
+    in_gradient,
     square,
     step_of,
 )
@@ -110,7 +112,8 @@ CAUSES: list[tuple[Callable[[Tensor], Tensor], str, str, str, str]] = [
     (lambda x: (-1 - x.abs()).log(), "forward", "NaN", "log", "log of a negative number"),
     (lambda x: (-1 - x.abs()).sqrt(), "forward", "NaN", "sqrt", "square root of a negative number"),
     (lambda x: x + zero(x).sqrt(), "backward", "infinity", "sqrt", "derivative of a square root at 0"),
-    (lambda x: x + zero(x).pow(0.5), "backward", "infinity", "pow", "derivative of pow at 0"),
+    (lambda x: x + zero(x).pow(0.5), "backward", "infinity", "pow", "derivative of a power at 0"),
+    (lambda x: x + torch.acos(zero(x) + 1), "backward", "infinity", "acos", "infinite derivative of acos"),
     (lambda x: (x.abs() + 100).exp(), "forward", "infinity", "exp", "overflow of exp"),
     (lambda x: (x * 1e6).half().float(), "forward", "infinity", "half", "overflow of float16"),
     (lambda x: (x * 1e15) ** 2, "forward", "garbage", "pow", "growth"),
@@ -136,17 +139,81 @@ CAUSES: list[tuple[Callable[[Tensor], Tensor], str, str, str, str]] = [
 def test_causes(function: Any, phase: str, kind: str, op: str, cause: str) -> None:
     found = found_around(function)
     assert (found.phase, found.kind) == (phase, kind)
-    assert found.op.split(".")[-1].strip("_") == op
+    assert found.op.removeprefix("backward of ").split(".")[-1].strip("_") == op
     assert cause in found.cause
     assert cause in found.sentence
     assert found.source.startswith("test_wrong_value.py:")
     assert found.source.split(": ")[0] in found.sentence
 
 
-def test_a_value_that_is_discarded_but_poisons_the_backward_is_the_forwards() -> None:
-    found = found_around(lambda x: torch.where(x > 9, x / (x - x), x))
-    assert found.phase in ("forward", "backward")
-    assert "div" in found.op
+def test_a_value_that_the_forward_discards_and_the_backward_does_not_need_is_no_fault() -> None:
+    model = Around(lambda x: torch.where(x > 0, x.log(), x))
+    assert first_wrong_value(Step(model, (torch.randn(4, WIDTH),), {}, square).replay()) is None
+
+
+class Unseen(torch.autograd.Function):
+    """A function whose backward PyTorch does not see."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return torch.from_numpy(x.detach().numpy() * 2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return torch.from_numpy(gradient.numpy() * float("nan"))
+
+
+def test_a_wrong_backward_that_pytorch_does_not_see_is_in_the_module_that_calls_it() -> None:
+    found = found_around(Unseen.apply)
+    assert (found.phase, found.cause, found.op) == ("backward", "wrong backward of Unseen", "Unseen.backward")
+
+
+@pytest.mark.parametrize(
+    ("loss", "cause"), [(Tensor.log, "log of zero"), (Tensor.sqrt, "derivative of a square root at 0")]
+)
+def test_a_loss_that_can_be_run_again_names_its_op(loss: Callable[[Tensor], Tensor], cause: str) -> None:
+    torch.manual_seed(0)
+    step = Step(nn.Linear(WIDTH, 4), (torch.randn(3, WIDTH),), {}, lambda y: loss(y * 0).sum())
+    found = first_wrong_value(Replay(**{**vars(step.replay()), "loss_fn": step.loss_of}))
+    assert found is not None
+    assert (found.phase, found.cause) == ("loss", cause)
+    assert found.source.startswith("test_wrong_value.py:")
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+def test_sparse_gradients_are_read(value: float) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(10, WIDTH, sparse=True), nn.Linear(WIDTH, 4))
+    step = Step(model, (torch.arange(4),), {}, square)
+    assert first_wrong_value(step.replay()) is None
+    in_gradient(step, "0", value)
+    found = first_wrong_value(step.replay())
+    assert found is not None
+    assert (found.module, found.phase, found.cause) == ("0", "backward", "gradient hook")
+
+
+def test_reentrant_checkpoints_are_run_with_a_whole_backward() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    torch.manual_seed(0)
+    model = Around(lambda x: checkpoint(lambda y: y + (y - y).sqrt(), x, use_reentrant=True))
+    found = first_wrong_value(Replay(model, (torch.randn(4, WIDTH),), cotangents=[torch.ones(4, WIDTH)]))
+    assert found is not None
+    assert (found.phase, found.kind) == ("backward", "infinity")
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_weights_of_multihead_attention_over_padding_alone() -> None:
+    torch.manual_seed(0)
+    model, x = nn.MultiheadAttention(WIDTH, 2, batch_first=True), torch.randn(2, 6, WIDTH)
+    padding = torch.zeros(2, 6, dtype=torch.bool)
+    step = Step(model, (x, x, x), {"key_padding_mask": padding}, square)
+    assert first_wrong_value(step.replay()) is None
+    padding[1] = True
+    found = first_wrong_value(step.replay())
+    assert found is not None
+    assert (found.phase, found.kind, found.cause) == ("forward", "NaN", "fully masked row")
+    assert "12 of 24 rows are masked throughout" in found.sentence
 
 
 def test_the_loss_is_wrong_and_the_output_is_good() -> None:

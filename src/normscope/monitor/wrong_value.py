@@ -37,6 +37,7 @@ HOOK = "gradient hook"
 UNSEEN = "code that PyTorch does not see"
 
 
+@entry
 def first_wrong_value(replay: Replay) -> WrongValue | None:
     """The first wrong value of a step; None if running it again gives none."""
     model = bare(replay.model)
@@ -99,7 +100,7 @@ class _Rerun:
         if (found := self._behind(used, masks=_is_wrong(replay.loss))) is not None:
             return found
         return (
-            self._in_loss(outputs, pairs)
+            self._in_loss(result, outputs, pairs)
             or self._garbage()
             or self._in_backward(pairs)
             or (_of_birth(min(self._returned, key=lambda b: b.index)) if self._returned else None)
@@ -111,6 +112,7 @@ class _Rerun:
             stack.enter_context(torch.enable_grad())
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             handles = [nn.Module.register_forward_hook(m, self._leave) for m in self._model.modules()]
+            handles += [nn.Module.register_forward_pre_hook(m, self._enter) for m in self._model.modules()]
             for handle in handles:
                 stack.callback(handle.remove)
             stack.enter_context(self._calls.watching())
@@ -123,9 +125,11 @@ class _Rerun:
         replay = self._replay
         if replay.random_state is not None:
             put_random_state(replay.random_state)
-        device = next((p.device.type for p in self._model.parameters()), "cpu")
-        with torch.autocast(device, replay.autocast, enabled=replay.autocast is not None):
+        with torch.autocast(self._device(), replay.autocast, enabled=replay.autocast is not None):
             return self._model(*replay.args, **replay.kwargs)
+
+    def _device(self) -> str:
+        return next((p.device.type for p in self._model.parameters()), "cpu")
 
     def _pairs(self, outputs: list[Tensor]) -> list[tuple[Tensor, Tensor | None]]:
         """Each output with its cotangent; that of a single number is 1 where none is known."""
@@ -145,11 +149,17 @@ class _Rerun:
 
     def _behind(self, tensors: Sequence[Tensor], masks: bool) -> WrongValue | None:
         """The first birth behind one of the tensors; a mask's only if `masks`."""
-        births = [self._births.origin(t) or self._births.given(t) for t in tensors if kind_of(t)]
+        births = [
+            self._births.origin(t) or self._births.first or self._births.given(t)
+            for t in tensors
+            if kind_of(t)
+        ]
         found = [b for b in births if b is not None and (masks or not b.is_mask)]
         return _of_birth(min(found, key=lambda b: (b.is_mask, b.index))) if found else None
 
-    def _in_loss(self, outputs: list[Tensor], pairs: list[tuple[Tensor, Tensor | None]]) -> WrongValue | None:
+    def _in_loss(
+        self, result: Any, outputs: list[Tensor], pairs: list[tuple[Tensor, Tensor | None]]
+    ) -> WrongValue | None:
         loss = self._replay.loss
         kinds = [("the loss", kind_of(torch.as_tensor(loss)))] if loss is not None else []
         kinds += [("its gradient", kind_of(c)) for _, c in pairs if c is not None]
@@ -159,10 +169,30 @@ class _Rerun:
         what, kind = wrong[0]
         if what != "the loss" and (hook := self._hook_at_outputs(pairs)) is not None:
             return hook
+        if (traced := self._traced_loss(result, outputs)) is not None:
+            return traced
         ranges = tuple(map(range_of, outputs))
         sentence = words.of_loss(kind, what == "its gradient", ranges)
         cause = f"{kind} in the loss" if what == "the loss" else f"{kind} in the loss's gradient"
         return WrongValue("", 0, "", "", "", "loss", kind, "", cause, ranges, sentence)
+
+    def _traced_loss(self, result: Any, outputs: list[Tensor]) -> WrongValue | None:
+        """The op of the loss, or of its backward, that made the wrong value."""
+        if self._replay.loss_fn is None:
+            return None
+        self._phase = "loss"
+        with self._watching():
+            loss = self._loss(result)
+            live = [output for output in outputs if output.requires_grad]
+            gradients = self._gradients([(loss, torch.ones_like(loss))], live) if loss.requires_grad else ()
+        return self._behind([loss], masks=True) or self._behind([g for g in gradients if g is not None], True)
+
+    @entry
+    def _loss(self, result: Any) -> Tensor:
+        assert self._replay.loss_fn is not None
+        dtype = self._replay.autocast
+        with torch.autocast(self._device(), dtype, enabled=dtype is not None):
+            return self._replay.loss_fn(result)
 
     def _hook_at_outputs(self, pairs: list[tuple[Tensor, Tensor | None]]) -> WrongValue | None:
         """A gradient hook of the output itself, which made the wrong cotangent out of a good one."""
@@ -185,7 +215,7 @@ class _Rerun:
             handles.append(node.register_hook(partial(self._met, node)))
         try:
             with self._watching():
-                gradients = self._backward(roots, weights)
+                gradients = self._gradients(roots, weights)
         finally:
             for handle in handles:
                 handle.remove()
@@ -193,14 +223,30 @@ class _Rerun:
         return self._behind(found, masks=False) or self._garbage() or self._behind(found, masks=True)
 
     @entry
-    def _backward(self, roots: list[tuple[Tensor, Tensor]], weights: list[Tensor]) -> Sequence[Tensor | None]:
+    def _gradients(
+        self, roots: Sequence[tuple[Tensor, Tensor]], weights: list[Tensor]
+    ) -> Sequence[Tensor | None]:
         outputs, cotangents = zip(*roots, strict=True)
-        return torch.autograd.grad(outputs, weights, cotangents, allow_unused=True)
+        if not any(node.name() == "CheckpointFunctionBackward" for node in self._labels.nodes):
+            return torch.autograd.grad(outputs, weights, cotangents, allow_unused=True)
+        if not self._is_alone(weights):
+            return ()
+        torch.autograd.backward(outputs, cotangents)  # all that reentrant checkpoints allow
+        return [weight.grad for weight in weights]  # `untouched` restores every .grad
+
+    def _is_alone(self, weights: list[Tensor]) -> bool:
+        """Whether no hook of DDP or of an optimizer waits for gradients to be accumulated."""
+        waiting = any(weight._post_accumulate_grad_hooks for weight in weights)
+        return bare(self._replay.model) is self._replay.model and not waiting
 
     def _garbage(self) -> WrongValue | None:
         """The first finite garbage: a norm may have hidden it from all that follows."""
         wrong = [b for b in self._births.all if b.kind == "garbage" and not b.is_mask and not _is_memory(b)]
         return _of_birth(wrong[0]) if wrong else None
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        """Label what a module is given, while the call around it is the running one."""
+        self._labels.label(args)
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         """Meet what a module returns: code that PyTorch does not see may have made it."""
@@ -220,7 +266,7 @@ class _Rerun:
     def _witness(self, act: Act) -> dict[str, Any]:
         """All that `WrongValue` says about an op, besides its name and kind."""
         node = self._node or torch._C._current_autograd_node()
-        if self._phase == "backward" and node is not None and self._calls.current.parent is None:
+        if self._phase != "forward" and node is not None and self._calls.current.parent is None:
             label, op, cause = self._in_node(act, node)
         else:
             label = self._labels.here()
@@ -255,7 +301,7 @@ class _Rerun:
     def _in_node(self, act: Act, node: Node) -> tuple[Label, str, Cause | None]:
         known = self._labels.of(node)
         made = known or Label("", 0, "", "")
-        function = made.function or node.name()
+        function = made.function or node.name().removesuffix("Backward0").lower()
         own = getattr(node, "_forward_cls", None)
         if own is not None and (not act.func or _is_running(own.backward)):
             source = source_line() if act.func else made.source

@@ -69,8 +69,8 @@ class Storages(Generic[Value]):
     @staticmethod
     def _key(tensor: Tensor) -> StorageWeakRef | None:
         try:
-            return StorageWeakRef(tensor.untyped_storage())
-        except (NotImplementedError, RuntimeError):  # sparse, functional or wrapper tensors
+            return StorageWeakRef((tensor._values() if tensor.is_sparse else tensor).untyped_storage())
+        except (NotImplementedError, RuntimeError):  # functional or wrapper tensors
             return None
 
 

@@ -21,6 +21,8 @@ MATRIX = {"mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "convolution", "e
 LOGARITHMS = {"log", "log2", "log10", "log1p"}
 EXPONENTIALS = {"exp", "expm1", "exp2", "sinh", "cosh"}
 SUMS = {"sub", "rsub", "add"}
+AT_ZERO = {"sqrt": "a square root", "sqrt_": "a square root", "pow": "a power", "norm": "a norm"}
+AT_ZERO |= {"__pow__": "a power", "log": "a logarithm", "vector_norm": "a norm"}
 WRITERS = FILLS | {"index_put", "copy", "_index_put_impl", "ones", "zeros", "scatter", "masked_scatter"}
 
 
@@ -249,9 +251,10 @@ def backward_cause(act: Act, function: str) -> Cause | None:
     found = _half_overflow(act, "") if act.kind == "infinity" else None
     if found is not None:
         return found
-    if _division(act, "") is not None or _root(act, "") is not None or _power(act, "") is not None:
-        zero = "a square root" if own in ("sqrt", "sqrt_") else own
-        return f"derivative of {zero} at 0", "the derivative there is infinite"
+    if any(rule(act, "") is not None for rule in (_division, _root, _power)):
+        if own in AT_ZERO:
+            return f"derivative of {AT_ZERO[own]} at 0", "the derivative there is infinite"
+        return f"infinite derivative of {own}", "its backward divides by 0"
     return cause_of(act)
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,8 @@ class Replay:
             where a tensor has none. None altogether: unknown.
         loss: value of the loss, if known.
         optimizer: the optimizer, whose state is examined.
+        loss_fn: the loss as a function of the output, if it can be run again: a wrong loss is then traced
+            to its op.
     """
 
     model: nn.Module
@@ -40,6 +42,7 @@ class Replay:
     cotangents: Sequence[Tensor | None] | None = None
     loss: Tensor | float | None = None
     optimizer: torch.optim.Optimizer | None = None
+    loss_fn: Callable[[Any], Tensor] | None = None
 
 
 @dataclass(frozen=True)

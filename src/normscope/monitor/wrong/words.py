@@ -39,6 +39,7 @@ def of_op(
     where = f" in {site}" if site else ""
     line = f" ({source})" if source else ""
     during = "" if op.startswith("backward of") or phase == "forward" else f" in the {phase}"
+    op = f"the {op}" if op.startswith("backward of") else op
     first = f"The first wrong value is {KINDS[kind]} that {op}{where} makes{during}{line}."
     why = f" Cause: {cause}" if cause else " Cause unknown"
     why += f" ({evidence})." if evidence else "."
