@@ -84,6 +84,7 @@ class Check:
     remedies: Rescue | None = None
     notes: list[str] = field(default_factory=list)
     interrupted: bool = False
+    is_script: bool = False
     cost: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
@@ -120,7 +121,7 @@ class Check:
         return Report(
             model=subject.spec,
             input=subject.input,
-            seed=subject.seed,
+            seed=None if self.is_script else subject.seed,
             device=str(next((p.device for p in subject.model.parameters()), "cpu")),
             versions=versions(),
             anatomy=self.anatomy,

@@ -17,6 +17,7 @@ KEYS = [
     "schema",
     "model",
     "input",
+    "notes",
     "seed",
     "device",
     "versions",
@@ -48,8 +49,9 @@ def parsed(one: Report) -> dict:
         report(1),
         report(findings=()),
         replace(report(), anatomy=Anatomy((), ("nothing",)), measurements=Measurements(), forecast=None),
+        replace(report(), seed=None),
     ],
-    ids=["full", "one-block", "healthy", "nothing-read"],
+    ids=["full", "one-block", "healthy", "nothing-read", "script"],
 )
 def test_json_is_strict_and_in_the_schema(one: Report) -> None:
     data = parsed(one)
@@ -82,10 +84,25 @@ def test_not_measured_is_null_and_says_why() -> None:
     assert row["how"] == "not measured: too large"
 
 
+def test_a_report_without_notes_is_one_of_before() -> None:
+    data = parsed(report())
+    del data["notes"]
+    jsonschema.validate(data, schema("report"))
+
+
+def test_a_scripts_report_names_no_seed() -> None:
+    script = replace(report(), seed=None)
+    assert parsed(script)["seed"] is None
+    assert "<dt>Seed</dt>" in report().to_html()
+    assert "<dt>Seed</dt>" not in script.to_html()
+    assert "made with | cpu, torch" in script.to_markdown()
+
+
 def test_findings_and_notes_are_there() -> None:
     data = parsed(report())
     assert data["verdict"] == "will fail"
     assert data["input"] == "4 × 64 byte ids; a single batch is repeated"
+    assert data["notes"] == ["a single batch is repeated"]
     assert [(f["code"], f["severity"]) for f in data["findings"]] == [("NS202", "error"), ("NS504", "note")]
     assert data["findings"][0]["evidence"][0]["value"] == "-inf"
 

@@ -269,6 +269,7 @@ class Following(Counting):
             parse_codes(options.ignore),
             (),
             options.try_remedies,
+            is_script=True,
         )
         self._check = check
         size = f"{sum(p.numel() for p in self.model.parameters()):,} weights"

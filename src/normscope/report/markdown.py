@@ -121,7 +121,8 @@ def _run(report: Report) -> Iterator[tuple[str, str]]:
     if report.budget:
         yield "Jacobians", budget_in_words(report.budget)
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
-    yield "made with", f"seed {report.seed}, {report.device}, {versions}"
+    seed = [] if report.seed is None else [f"seed {report.seed}"]
+    yield "made with", ", ".join([*seed, report.device, versions])
 
 
 def _stack(stack: Stack, report: Report) -> str:

@@ -24,7 +24,8 @@ class Report:
     Attributes:
         model: where the model came from, as the user wrote it.
         input: the model's input, in words.
-        seed, device, versions: the facts needed to repeat the check; `versions` by package name.
+        seed, device, versions: the facts needed to repeat the check; `versions` by package name. The seed is
+            None where a script has its own.
         anatomy, measurements: the structure that was read, and its figures.
         forecast: result of the trial; None where no trial was asked for.
         ladder: the same run at other learning rates; None where it was not asked for.
@@ -41,7 +42,7 @@ class Report:
 
     model: str
     input: str
-    seed: int
+    seed: int | None
     device: str
     versions: Mapping[str, str]
     anatomy: Anatomy
@@ -58,7 +59,7 @@ class Report:
     schema: str = SCHEMA
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain data that strict JSON can hold; the notes come after `input`.
+        """The report as plain data that strict JSON can hold; the notes also come after `input`.
 
         JSON has no token for what is not finite, and null already means "not measured": such figures are the
         strings "nan", "inf" and "-inf". `float()` reads all three back.
@@ -67,6 +68,7 @@ class Report:
             "schema": self.schema,
             "model": self.model,
             "input": "; ".join((self.input, *self.notes)),
+            "notes": list(self.notes),
             "seed": self.seed,
             "device": self.device,
             "versions": dict(self.versions),
