@@ -5,6 +5,7 @@ from collections.abc import Callable
 from benchmarks.cells import bench_cells
 from benchmarks.check import bench_check
 from benchmarks.forecast import bench_forecast
+from benchmarks.monitor import bench_monitor
 from benchmarks.nn import bench_nn
 from benchmarks.process import Row
 from benchmarks.remedies import bench_remedies
@@ -18,6 +19,7 @@ BENCHES: dict[str, Callable[[], list[Row]]] = {
     "cells": bench_cells,
     "check": bench_check,
     "forecast": bench_forecast,
+    "monitor": bench_monitor,
     "nn": bench_nn,
     "remedies": bench_remedies,
     "script-steps": bench_script_steps,

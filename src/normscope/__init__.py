@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from normscope import nn
     from normscope.anatomy import Anatomy, read_anatomy
     from normscope.errors import NormscopeError, UsageError
+    from normscope.monitor import Monitor
     from normscope.pipeline import CheckInterrupted, check
     from normscope.report import Report
     from normscope.subjects import Run, Subject
@@ -30,6 +31,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Anatomy",
     "CheckInterrupted",
+    "Monitor",
     "NormscopeError",
     "Report",
     "Run",
@@ -44,6 +46,7 @@ __all__ = [
 _HOME = {
     "Anatomy": "anatomy",
     "CheckInterrupted": "pipeline",
+    "Monitor": "monitor",
     "NormscopeError": "errors",
     "Report": "report",
     "Run": "subjects",

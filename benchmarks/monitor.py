@@ -1,0 +1,124 @@
+"""`normscope bench monitor`: a training step under a monitor, against the step alone.
+
+The model is a Pre-LN decoder of 12 layers, d = 256, 9.6 million weights, on 8 × 128 tokens, with AdamW. Two
+copies of the model take steps in turns in one process, one of them watched. A row's figure is the median over
+pairs of steps of their ratio. `normscope.Monitor` writes its store and judges its alarms, as by default.
+"""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import normscope
+from benchmarks.process import Row, circumstances, in_fresh_process, median_ms, row
+from normscope.monitor import Monitor
+
+DEPTH, WIDTH, BATCH, TOKENS, IDS = 12, 256, 8, 128, 256
+PAIRS, WARM = 60, 10
+TARGET = 1.02
+
+Seen = Callable[[Tensor], object]
+
+
+class Loop:
+    """A plain loop on random ids."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = normscope.nn.build(
+            "decoder", scheme="gpt2", depth=DEPTH, width=WIDTH, heads=8, context=TOKENS, vocab=IDS
+        )
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4)
+        self.ids = torch.randint(0, IDS, (BATCH, TOKENS))
+
+    def step(self, seen: Seen = lambda loss: None) -> float:
+        """Seconds of a step."""
+        begin = time.perf_counter()
+        logits, *_ = self.model(self.ids)
+        loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), self.ids[:, 1:].flatten())
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        seen(loss)
+        return time.perf_counter() - begin
+
+
+@contextmanager
+def ours(loop: Loop) -> Iterator[Seen]:
+    """`normscope.Monitor` with a store."""
+    with tempfile.TemporaryDirectory() as folder:
+        with Monitor(loop.model, loop.optimizer, store=Path(folder) / "run.db") as monitor:
+            yield monitor.step
+        assert monitor.failure is None, monitor.failure
+
+
+@contextmanager
+def anomaly(loop: Loop) -> Iterator[Seen]:
+    """PyTorch's anomaly mode."""
+    step = loop.step
+
+    def watched(seen: Seen = lambda loss: None) -> float:
+        with torch.autograd.set_detect_anomaly(True):
+            return step(seen)
+
+    loop.step = watched  # type: ignore[method-assign]
+    yield lambda loss: None
+
+
+@contextmanager
+def histograms(loop: Loop) -> Iterator[Seen]:
+    """A histogram of each gradient at each step, by hooks, as `wandb.watch` takes them every few steps."""
+
+    def hook(gradient: Tensor) -> None:
+        low, high = torch.aminmax(gradient)
+        torch.histc(gradient, 64, float(low), float(high))
+
+    handles = [parameter.register_hook(hook) for parameter in loop.model.parameters()]
+    yield lambda loss: None
+    for handle in handles:
+        handle.remove()
+
+
+VARIANTS: dict[str, Any] = {
+    "normscope.Monitor": ours,
+    "anomaly mode": anomaly,
+    "histograms by hooks": histograms,
+}
+
+
+def measured(name: str) -> dict[str, Any]:
+    """Times of pairs of steps, without and with the monitor `name`."""
+    plain, watched = Loop(), Loop()
+    pairs = []
+    with VARIANTS[name](watched) as seen:
+        for number in range(WARM + PAIRS):
+            if number % 2:
+                alone, under = plain.step(), watched.step(seen)
+            else:
+                under, alone = watched.step(seen), plain.step()
+            pairs.append((alone, under))
+    return {"pairs": pairs[WARM:], **circumstances()}
+
+
+def bench_monitor() -> list[Row]:
+    """A row for each monitor."""
+    return [_row(name) for name in VARIANTS]
+
+
+def _row(name: str) -> Row:
+    found = in_fresh_process(measured, name)
+    alone, under = zip(*found["pairs"], strict=True)
+    ratios = [b / a for a, b in found["pairs"]]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    target = f"≤ {TARGET}" if name == "normscope.Monitor" else "–"
+    how = f"quartiles {low:.3f} and {high:.3f} of {len(ratios)} pairs; mean step "
+    how += f"{1e3 * statistics.mean(under):.0f} ms against {1e3 * statistics.mean(alone):.0f} ms, medians "
+    how += f"{median_ms(under)} against {median_ms(alone)}; {found['threads']} threads, {found['allocator']}"
+    return row(f"training step under {name}, relative to the step alone", f"{middle:.3f}", target, how)

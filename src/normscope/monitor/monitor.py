@@ -1,0 +1,382 @@
+"""Monitor: measures a run at every step, stores it, and raises alarms."""
+
+import dataclasses
+import functools
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from normscope.capture.apart import apart
+from normscope.errors import UsageError, describe
+from normscope.monitor.alarms import NOT_MEASURED, Judges, is_measured
+from normscope.monitor.plan import Plan, plan_of
+from normscope.monitor.reductions import local, norms
+from normscope.monitor.row import FIRST_WRONG_VALUE, SITES, STEP, Event, Raised, Row
+from normscope.monitor.sites import Sites
+from normscope.monitor.store import RunReader, RunStore
+from normscope.monitor.taps import Taps
+from normscope.monitor.turns import Turns
+from normscope.monitor.wrong_value import Replay, first_wrong_value
+from normscope.recording.calls import bare, named_arguments
+from normscope.recording.tape import tensors_of
+from normscope.rules import Finding
+from normscope.subjects.feed import tensors_in
+from normscope.subjects.rng import take_random_state
+
+LOG = logging.getLogger("normscope")
+EVERY = 10
+SCALARS = ("loss", "gradient/norm", "lr", "seconds", "tokens", "skipped")
+Floats = NDArray[np.float64]
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _guarded(method: Method) -> Method:
+    """A method whose errors end the monitor, and never the run; the monitor's own forwards do not call it."""
+
+    @functools.wraps(method)
+    def call(self: "Monitor", *args: Any, **kwargs: Any) -> Any:
+        if self.failure is not None or self._is_working:
+            return None
+        self._is_working = True
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:
+            self._fail(error)
+            return None
+        finally:
+            self._is_working = False
+
+    return call  # type: ignore[return-value]
+
+
+class Monitor:
+    """Context of a training loop that measures each step.
+
+        with normscope.Monitor(model, optimizer, store="run.db") as monitor:
+            for batch in batches:
+                loss = model(batch)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                monitor.step(loss)
+
+    At each step: the loss, the RMS of the residual stream at every block, what each branch adds to it, the
+    gradient's norm by block and kind, learning rate, time, tokens. Every `every` steps also the figures of
+    `sites.py`. A value that is not finite is traced to the operation that made it.
+
+    Args:
+        model: the module that the loop calls; wrappers (DDP, `torch.compile`) are looked through.
+        optimizer: the optimizer, or several.
+        store: SQLite file to write, for `normscope watch`; None keeps only `alarms`.
+        every: steps between two looks at all figures, and between two writes to the store.
+        entropy: entropy of the targets in nats, if it is known: the loss is compared with it.
+        on_alarm: called with each new alarm; None logs it as a warning of the logger "normscope".
+        resume: whether `store` may hold earlier steps of this run.
+
+    Attributes:
+        alarms: every alarm so far.
+        failure: why the monitor stopped, None while it works. An error of the monitor never ends the run.
+        notes: sentences on what is not watched, and why.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer],
+        *,
+        store: str | Path | None = None,
+        every: int = EVERY,
+        entropy: float | None = None,
+        on_alarm: Callable[[Finding], object] | None = None,
+        resume: bool = False,
+    ) -> None:
+        if every < 1:
+            raise UsageError(f"every={every}", "at least 1", "leave it out for 10")
+        self.alarms: list[Raised] = []
+        self.failure: str | None = None
+        self.notes: list[str] = []
+        self._called, self._model = model, bare(model)
+        self._optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        self._every, self._on_alarm = every, on_alarm
+        self._rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+        self._store = None if store is None else RunStore(store, rank=self._rank, resume=resume)
+        self._judges = Judges({} if entropy is None else {"entropy": entropy})
+        self._plan: Plan | None = None
+        self._held = ExitStack()
+        self._is_working = self._is_tested = False
+        self._step, self._clock = 0, time.perf_counter()
+        self._rows: list[Row] = []
+        self._events: list[Event] = []
+        self._unstored = 0
+        self._clear()
+        if self._store is not None:
+            if resume:
+                with RunReader(self._store.path) as reader:
+                    self._step = reader.last_step or 0
+            self._store.note("model", type(self._model).__name__)
+            self._store.note("entropy", entropy)
+            self._store.note("process", os.getpid())
+
+    # Context.
+
+    def __enter__(self) -> "Monitor":
+        hooks = [
+            self._called.register_forward_pre_hook(self._forward_begins, with_kwargs=True),
+            self._called.register_forward_hook(self._forward_ends, with_kwargs=True),
+        ]
+        for optimizer in self._optimizers:
+            hooks.append(optimizer.register_step_pre_hook(self._before_update))
+            hooks.append(optimizer.register_step_post_hook(self._after_update))
+        for hook in hooks:
+            self._held.callback(hook.remove)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._held.close()
+        if self._store is not None and self.failure is None:
+            try:
+                self._flush()
+                self._store.end("" if error is None else describe(error))
+            except Exception as failed:
+                self._fail(failed)
+        if self._store is not None:
+            self._store.close()
+
+    def _fail(self, error: Exception) -> None:
+        """Detach, and say so."""
+        self.failure = describe(error)
+        self._held.close()
+        LOG.warning(
+            "the monitor stopped at step %d, the run goes on: %s", self._step, self.failure, exc_info=error
+        )
+        if self._store is not None:
+            try:
+                failed = Event(self._step, self._rank, time.time(), "monitor-failed", {"error": self.failure})
+                self._store.add(events=[failed])
+            except Exception as second:  # the store itself may have failed
+                LOG.warning("nor could that be stored: %s", second)
+
+    # One step, in the order of its events.
+
+    def _clear(self) -> None:
+        """Begin a step."""
+        self._squares = np.zeros(0)
+        self._sizes = np.zeros(0)
+        self._tokens = 0
+        self._gradients: Floats | None = None
+        self._measured: Floats | None = None
+        self._replay: Replay | None = None
+        self._cotangents: dict[int, Tensor] = {}
+        self._num_outputs = 0
+        self._was_wrong = False
+
+    @_guarded
+    def _forward_begins(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        if self._plan is None:
+            self._begin(args, kwargs)
+        device = next(self._model.parameters()).device.type
+        autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        self._replay = Replay(self._model, args, kwargs, take_random_state(), autocast)
+        self._cotangents = {}
+        self._taps.open(self._all if self._is_measured else self._each)
+
+    def _begin(self, args: Any, kwargs: dict[str, Any]) -> None:
+        """Read the model at its first forward."""
+        with apart(self._model, None):
+            self._plan = plan = plan_of(self._model, named_arguments(self._model, args, kwargs))
+        self._taps = Taps(self._model, plan.places)
+        self._held.callback(self._taps.remove)
+        self._streams = [column for _, column in plan.of("stream")]
+        self._all, self._each = frozenset(plan.places), frozenset(self._streams)
+        self._sites = Sites(plan, self._optimizers)
+        self._turns = Turns(plan.groups.parameters, plan.groups.names, self._optimizers)
+        self._layouts = {
+            STEP: (
+                *((name, "") for name in SCALARS),
+                *(("stream/rms", each.site) for each, _ in plan.of("stream")),
+                *(("gradient/block", block) for block in plan.groups.blocks),
+                *(("gradient/kind", kind) for kind in plan.groups.kinds),
+            ),
+            SITES: self._sites.layout,
+        }
+        self.notes.extend(plan.notes)
+        if self._store is not None:
+            for name, layout in self._layouts.items():
+                self._store.declare(name, layout)
+            self._store.note("notes", self.notes)
+
+    @_guarded
+    def _forward_ends(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or self._plan is None:
+            return
+        held = self._taps.taken()
+        columns = sorted(held)
+        squares = np.full(len(self._plan.places), NOT_MEASURED)
+        sizes = np.ones(len(squares))
+        squares[columns] = norms([held[column] for column in columns]).double().cpu().numpy() ** 2
+        sizes[columns] = [held[column].numel() for column in columns]
+        is_first = not len(self._squares)
+        self._squares = squares if is_first else self._squares + squares
+        self._sizes = sizes if is_first else self._sizes + sizes
+        first = next(iter(tensors_in(named_arguments(self._model, args, kwargs))), None)
+        if first is not None and not first.is_floating_point():
+            self._tokens += first.numel()
+        if self._is_measured:
+            shape = () if first is None else tuple(first.shape)
+            self._sites.see(held, np.sqrt(squares / sizes), shape)
+        outputs = [tensor for tensor in tensors_of(output) if tensor.is_floating_point()]
+        self._num_outputs = len(outputs)
+        for number, tensor in enumerate(outputs):
+            if tensor.requires_grad:
+                tensor.register_hook(functools.partial(self._cotangents.__setitem__, number))
+
+    @property
+    def _is_measured(self) -> bool:
+        """Whether all figures are measured at the step that has begun."""
+        return (self._step + 1) % self._every == 0 or self._step == 0
+
+    @_guarded
+    def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._plan is None or self._gradients is not None:
+            return
+        parameters = self._plan.groups.parameters
+        known = [(number, p.grad) for number, p in enumerate(parameters) if p.grad is not None]
+        self._gradients = np.zeros(len(parameters))
+        found = norms([local(gradient) for _, gradient in known])
+        self._gradients[[number for number, _ in known]] = found.double().cpu().numpy() ** 2
+        if self._is_measured:
+            self._sites.before_step()
+        seen = self._squares[is_measured(self._squares)]
+        if not np.isfinite(seen).all():
+            self._trace("the residual stream")
+        elif not np.isfinite(self._gradients).all():
+            self._trace("the gradient")
+
+    def _trace(self, where: str) -> None:
+        """Find the first wrong value of the step, before the optimizer changes a weight."""
+        if self._was_wrong or self._replay is None:
+            return
+        self._was_wrong = True
+        cotangents = [self._cotangents.get(number) for number in range(self._num_outputs)]
+        replay = dataclasses.replace(
+            self._replay, cotangents=cotangents if self._cotangents else None, optimizer=self._optimizers[0]
+        )
+        with apart(self._model, None):
+            found = first_wrong_value(replay)
+        sentence = f"{where} is not finite, and a replay of the step is: the cause lies outside of the model"
+        data = {"sentence": sentence} if found is None else found.to_dict()
+        self._events.append(
+            Event(self._step + 1, self._rank, time.time(), FIRST_WRONG_VALUE, {"seen": where, **data})
+        )
+
+    @_guarded
+    def _after_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._plan is None or self._gradients is None or optimizer is not self._optimizers[-1]:
+            return
+        names, lengths = self._turns.look(self._step)
+        wrong = [
+            name for name, length in zip(names, lengths.tolist(), strict=True) if not math.isfinite(length)
+        ]
+        if wrong:
+            self._trace(f"{wrong[0]} after the update")
+        if self._is_measured:
+            self._measured = self._sites.after_step(self._gradients)
+
+    def step(self, loss: Tensor | float | None = None) -> list[Finding]:
+        """End a step, after the optimizer's; return its new alarms.
+
+        Args:
+            loss: the loss that was differentiated, a scalar; the mean over the batches of a step.
+        """
+        return self._end_step(loss) or []
+
+    @_guarded
+    def _end_step(self, loss: Tensor | float | None) -> list[Finding]:
+        value = NOT_MEASURED if loss is None else float(loss.detach() if isinstance(loss, Tensor) else loss)
+        if loss is not None and not math.isfinite(value):
+            self._trace("the loss")
+        self._step += 1
+        if self._plan is None:  # no forward of the model was seen
+            return []
+        if not self._is_tested:
+            self._test_itself()
+        now, clock = time.time(), time.perf_counter()
+        seconds, self._clock = clock - self._clock, clock
+        rows = [Row(self._step, self._rank, now, STEP, self._values(value, seconds))]
+        if self._measured is not None:
+            rows.append(Row(self._step, self._rank, now, SITES, self._measured))
+        new: list[Finding] = []
+        for row in rows:
+            new += self._judges.feed(row.step, self._layouts[row.layout], row.values)
+        raised = [Raised(self._step, self._rank, now, finding) for finding in new]
+        self.alarms += raised
+        self._rows += rows
+        self._unstored += 1
+        if self._unstored >= self._every or raised or self._events:
+            self._flush(raised)
+        for finding in new:
+            self._say(finding)
+        self._clear()
+        return new
+
+    def _test_itself(self) -> None:
+        """After the first step, note the hooks that did not fire, and what is lost by that."""
+        assert self._plan is not None
+        self._is_tested = True
+        wanted = np.array(sorted(self._plan.places), dtype=np.intp)
+        seen = is_measured(self._squares)[wanted] if len(self._squares) else np.zeros(len(wanted), dtype=bool)
+        if not seen.all():
+            lost = f"{(~seen).sum()} of {len(wanted)} hooks on modules did not fire"
+            self.notes.append(f"{lost} (compiled code runs none): the streams there are not watched")
+        if self._gradients is None:
+            self.notes.append(
+                "no optimizer stepped before the first call of step(): gradients and updates are not watched"
+            )
+        if self._store is not None:
+            self._store.note("notes", self.notes)
+
+    def _values(self, loss: float, seconds: float) -> Floats:
+        """Values of the layout `STEP`."""
+        assert self._plan is not None
+        groups = self._plan.groups
+        rates = [float(g["lr"]) for optimizer in self._optimizers for g in optimizer.param_groups]
+        streams = np.full(len(self._streams), NOT_MEASURED)
+        if len(self._squares):
+            known = is_measured(self._squares)
+            rms = np.where(known, np.sqrt(self._squares / self._sizes), NOT_MEASURED)
+            streams = rms[self._streams]
+        if self._gradients is None:  # no optimizer stepped
+            gradients = np.full(1 + len(groups.blocks) + len(groups.kinds), NOT_MEASURED)
+        else:
+            squares = self._gradients
+            gradients = np.sqrt([squares.sum(), *groups.by_block(squares), *groups.by_kind(squares)])
+        skipped = float(self._gradients is None)
+        scalars = [loss, gradients[0], max(rates), seconds, self._tokens, skipped]
+        return np.array([*scalars, *streams, *gradients[1:]])
+
+    def _say(self, finding: Finding) -> None:
+        if self._on_alarm is not None:
+            self._on_alarm(finding)
+        else:
+            LOG.warning("step %d: %s: %s", self._step, finding.name, finding.message)
+
+    def _flush(self, raised: Sequence[Raised] = ()) -> None:
+        """Write what is not stored yet."""
+        if self._store is not None:
+            self._store.add(self._rows, raised, self._events)
+        self._rows, self._events, self._unstored = [], [], 0

@@ -1,0 +1,164 @@
+"""Figures that are measured every few steps only, because they cost more than the norms of every step.
+
+    stream/max        largest |x| of a stream
+    stream/diversity  ‖H − h̄‖²/‖H‖², h̄ the mean token of its sequence, over all sequences
+    branch/update-ratio  RMS of the term that a branch adds over the RMS of the stream that it is added to
+    weight/norm       ‖w‖₂ of the parameters, by kind
+    gain/rms          RMS of each norm's gain
+    update/ratio      RMS of the update over the RMS of the weights, by kind
+    update/lost       share of the entries that a step leaves as they were, by kind, without embeddings
+    adam/lag          RMS of the gradient over the root of Adam's mean square, by kind: above 1 the mean lags
+
+Updates are measured on `SAMPLE` entries of each parameter.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.optim import Optimizer
+
+from normscope.monitor.alarms import NOT_MEASURED
+from normscope.monitor.groups import EMBEDDING, NORM
+from normscope.monitor.plan import Plan
+from normscope.monitor.reductions import local, norms, sampled
+from normscope.monitor.row import Layout
+from normscope.probes.token_axes import sequences
+
+Floats = NDArray[np.float64]
+
+
+class Sites:
+    """Measurements of one step, between its forward and the end of its update.
+
+    Attributes:
+        layout: (quantity, site) of each value.
+    """
+
+    def __init__(self, plan: Plan, optimizers: Sequence[Optimizer]) -> None:
+        self._plan, self._optimizers = plan, optimizers
+        self._streams = [column for _, column in plan.of("stream")]
+        branches = [(each.site, column) for each, column in plan.of("branch") if each.site in plan.beside]
+        self._branches = [(column, plan.beside[site]) for site, column in branches]
+        groups = plan.groups
+        self._gains = [i for i, p in enumerate(groups.parameters) if groups.kind(i) == NORM and p.ndim == 1]
+        self._gains = [i for i in self._gains if not groups.names[i].endswith("bias")]
+        self._forward: list[Floats] = []
+        self._old: list[Tensor] = []
+        streams = [each.site for each, _ in plan.of("stream")]
+        self.layout: Layout = (
+            *(("stream/max", site) for site in streams),
+            *(("stream/diversity", site) for site in streams),
+            *(("branch/update-ratio", site) for site, _ in branches),
+            *(("weight/norm", kind) for kind in groups.kinds),
+            *(("gain/rms", groups.names[i]) for i in self._gains),
+            *((name, kind) for name in ("update/ratio", "update/lost", "adam/lag") for kind in groups.kinds),
+        )
+
+    @torch.no_grad()
+    def see(self, held: Mapping[int, Tensor], rms: Floats, batch: tuple[int, ...]) -> None:
+        """Measure the streams of a forward; of several in a step, the last counts.
+
+        Args:
+            held: tensors of the forward, by column.
+            rms: [columns], their RMS.
+            batch: shape of the first tensor of the batch.
+        """
+        known = [held[c] if c in held and held[c].ndim >= 2 else None for c in self._streams]
+        self._forward = [
+            _each(known, _largest),
+            _each(known, lambda stream: _diversity(sequences(stream, batch)[0].float())),
+            np.array([_ratio(rms[term], rms[stream]) for term, stream in self._branches]),
+        ]
+
+    @torch.no_grad()
+    def before_step(self) -> None:
+        """Keep samples of the weights."""
+        self._old = [sampled(p).clone() for p in self._plan.groups.parameters]
+
+    @torch.no_grad()
+    def after_step(self, gradient_squares: Floats) -> Floats:
+        """Values of `layout`, after the update.
+
+        Args:
+            gradient_squares: ‖g‖² of each parameter.
+        """
+        groups = self._plan.groups
+        lengths = norms([local(p) for p in groups.parameters]).double().cpu().numpy()
+        sizes = np.array([max(1, p.numel()) for p in groups.parameters])
+        gains = (lengths / np.sqrt(sizes))[self._gains]
+        forward = self._forward or [np.full(2 * len(self._streams) + len(self._branches), NOT_MEASURED)]
+        self._forward = []
+        return np.concatenate(
+            [
+                *forward,
+                np.sqrt(groups.by_kind(lengths**2)),
+                gains,
+                *self._updates(),
+                self._lag(gradient_squares),
+            ]
+        )
+
+    def _updates(self) -> list[Floats]:
+        """Size of the updates and the share of the entries that stay, by kind."""
+        groups = self._plan.groups
+        change = list(torch._foreach_sub([sampled(p) for p in groups.parameters], self._old))
+        moved, before = (norms(each).double().cpu().numpy() ** 2 for each in (change, self._old))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.sqrt(groups.by_kind(moved) / groups.by_kind(before))
+        same = torch.stack([(each == 0).sum() for each in change]).double().cpu().numpy()
+        lost = groups.by_kind(same) / groups.by_kind(np.array([float(each.numel()) for each in change]))
+        lost[[kind == EMBEDDING for kind in groups.kinds]] = NOT_MEASURED  # most of its rows are in no batch
+        self._old = []
+        return [ratio, lost]
+
+    def _lag(self, gradient_squares: Floats) -> Floats:
+        groups = self._plan.groups
+        means = _mean_squares(groups.parameters, self._optimizers)
+        known = np.array([mean is not None for mean in means])
+        if not known.any():
+            return np.full(len(groups.kinds), NOT_MEASURED)
+        sums = np.zeros(len(means))
+        sums[known] = [float(mean.sum()) / left for mean, left in filter(None, means)]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.sqrt(groups.by_kind(gradient_squares * known) / groups.by_kind(sums))
+
+
+def _each(tensors: Sequence[Tensor | None], figure: Callable[[Tensor], Tensor]) -> Floats:
+    found = [figure(tensor) for tensor in tensors if tensor is not None]
+    values = iter(torch.stack(found).double().cpu().tolist() if found else [])
+    return np.array([NOT_MEASURED if tensor is None else next(values) for tensor in tensors])
+
+
+def _largest(stream: Tensor) -> Tensor:
+    low, high = torch.aminmax(stream)
+    return torch.maximum(-low, high).float()
+
+
+def _diversity(tokens_BTD: Tensor) -> Tensor:
+    """‖H − h̄‖²/‖H‖² over all sequences; the first token is subtracted first, so that small ones are exact."""
+    differences = tokens_BTD - tokens_BTD[:, :1]
+    apart = torch.linalg.vector_norm(differences - differences.mean(1, keepdim=True))
+    return (apart / torch.linalg.vector_norm(tokens_BTD)).square()
+
+
+def _ratio(term: float, stream: float) -> float:
+    return term / stream if stream != 0 else NOT_MEASURED
+
+
+def _mean_squares(
+    parameters: Iterable[Tensor], optimizers: Iterable[Optimizer]
+) -> list[tuple[Tensor, float] | None]:
+    """Adam's mean squares with the factor that corrects their bias, None for parameters without any."""
+    found: dict[int, tuple[Tensor, float]] = {}
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                state: Mapping[str, Any] = optimizer.state.get(parameter, {})
+                if "exp_avg_sq" in state and "betas" in group and "step" in state:
+                    beta2, step = group["betas"][1], float(state["step"])
+                    found[id(parameter)] = local(state["exp_avg_sq"]), 1 - beta2**step
+    return [found.get(id(parameter)) for parameter in parameters]

@@ -1,0 +1,164 @@
+"""Taps: the places in a model's module calls where the tensors of the residual stream can be read cheaply.
+
+The anatomy names tensors by ops, which only a dispatch mode can count; that is too slow for every step. Most
+of these tensors are inputs or outputs of a module, where a hook can read them.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normscope.anatomy import Anatomy, Branch, Site, capture, measuring
+from normscope.anatomy.names import named_modules
+from normscope.recording.tape import tensors_of
+
+
+@dataclass(frozen=True)
+class Tap:
+    """Place of a tensor in a call of a module.
+
+    Attributes:
+        path: path of the module, wrappers stripped.
+        call: which call of it in a forward, 0 first.
+        is_input: whether the tensor is an argument, else it is in the output.
+        index: which of the tensors there.
+    """
+
+    path: str
+    call: int
+    is_input: bool
+    index: int
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One tensor to watch.
+
+    Attributes:
+        kind: "stream", or "branch" for a term that is added.
+        site: its name in rows: a block's site, "<stack>.input", "<stack>.hidden", or a branch's site.
+        place: the site in the forward.
+        beside: of a branch, the name of the stream that it is added to, as it was before.
+    """
+
+    kind: str
+    site: str
+    place: Site
+    beside: Site | None = None
+
+
+def streams_of(anatomy: Anatomy) -> Iterator[Stream]:
+    """The stream at every block, and the term of every branch, in the order of the forward."""
+    for stack in anatomy.stacks:
+        yield Stream("stream", f"{stack.name}.input", stack.blocks[0].entry)
+        for block in stack.blocks:
+            before = block.entry
+            for branch in block.branches:
+                yield Stream("branch", branch.site, branch.output, _read(branch, before))
+                before = branch.sum
+            yield Stream("stream", block.site, block.exit)
+        yield Stream("stream", f"{stack.name}.hidden", stack.hidden)
+
+
+def _read(branch: Branch, before: Site) -> Site:
+    """The stream that the branch is added to; the one it reads, unless it reads a norm of it."""
+    return branch.entry if branch.join != "streams" else before
+
+
+def find_taps(model: nn.Module, run: Callable[[], Any], sites: Iterable[Site]) -> dict[Site, Tap]:
+    """The tap of each site that a module's call receives or returns; the others are absent.
+
+    `run` is one forward. Call it where the model may run: in eval mode a Dropout returns the tensor that it
+    was given, so that of several places the last one is taken, which in training is behind the Dropout.
+    """
+    seen: list[tuple[Tap, Tensor]] = []
+    calls: Counter[str] = Counter()
+    with ExitStack() as held:
+        for path, module in named_modules(model):
+            if path:  # what the whole model returns depends on its arguments: with labels, a loss comes first
+                held.callback(module.register_forward_hook(_recorder(path, calls, seen)).remove)
+        _, found = capture(model, run, sites)
+    by_tensor: dict[tuple[Any, ...], Tap] = {}
+    for tap, tensor in sorted(seen, key=lambda each: not each[0].is_input):  # outputs replace inputs
+        by_tensor[_key(tensor)] = tap
+    return {site: by_tensor[_key(tensor)] for site, tensor in found.items() if _key(tensor) in by_tensor}
+
+
+def _recorder(path: str, calls: Counter[str], seen: list[tuple[Tap, Tensor]]) -> Callable[..., None]:
+    def hook(module: nn.Module, args: Any, output: Any) -> None:
+        call = calls[path]
+        calls[path] += 1
+        for is_input, value in ((True, args), (False, output)):
+            # Held until the end, so that no address is given to another tensor.
+            seen.extend((Tap(path, call, is_input, i), each) for i, each in enumerate(tensors_of(value)))
+
+    return hook
+
+
+def _key(tensor: Tensor) -> tuple[Any, ...]:
+    """Identity of a tensor's values: views of the same memory with as many elements are the same."""
+    return tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.numel(), tensor.shape[-1:]
+
+
+class Taps:
+    """Hooks that hold the tapped tensors of a forward, from `open` to `taken`.
+
+    Args:
+        model: the model whose modules are hooked.
+        places: tap of each column.
+    """
+
+    def __init__(self, model: nn.Module, places: Mapping[int, Tap]) -> None:
+        self._wanted: frozenset[int] = frozenset()
+        self._held: dict[int, Tensor] = {}
+        self._calls: dict[str, int] = {}
+        by_path: dict[str, list[tuple[int, Tap]]] = defaultdict(list)
+        for column, tap in places.items():
+            by_path[tap.path].append((column, tap))
+        modules = dict(named_modules(model))
+        self._handles = [
+            modules[path].register_forward_hook(self._hook(path, taps)) for path, taps in by_path.items()
+        ]
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+
+    def open(self, columns: frozenset[int]) -> None:
+        """A forward begins, of which the tensors of these columns are wanted."""
+        self._wanted, self._held, self._calls = columns, {}, {}
+
+    def taken(self) -> dict[int, Tensor]:
+        """The tensors of the forward that has ended, by column; those that no hook saw are absent."""
+        held, self._wanted, self._held = self._held, frozenset(), {}
+        return held
+
+    def _hook(self, path: str, taps: list[tuple[int, Tap]]) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            if torch.compiler.is_compiling() or not self._wanted:
+                return  # a compiler only traces the call; a checkpointed block runs again in the backward
+            call = self._calls.get(path, 0)
+            self._calls[path] = call + 1
+            for column, tap in taps:
+                if tap.call == call and column in self._wanted:
+                    value = args if tap.is_input else output
+                    if isinstance(value, Tensor):
+                        self._held[column] = value
+                    else:
+                        tensors = list(tensors_of(value))
+                        if tap.index < len(tensors):
+                            self._held[column] = tensors[tap.index]
+
+        return hook
+
+
+def places_of(model: nn.Module, run: Callable[[], Any], wanted: Iterable[Site]) -> dict[Site, Tap]:
+    """Taps of the sites in the state of `measuring`, in which sites have their names."""
+    with measuring(model), torch.enable_grad():
+        return find_taps(model, run, wanted)

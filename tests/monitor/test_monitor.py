@@ -1,0 +1,305 @@
+"""`Monitor`: its rows against dense references, what it leaves as it was, faults, a monitor that fails."""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+
+import normscope
+from normscope.anatomy import capture, read_anatomy
+from normscope.monitor import Monitor, RunReader
+from normscope.monitor.plan import plan_of
+from normscope.probes.sums import rms
+from normscope.subjects import call_model, load, untouched
+
+SPECS = (
+    "nn:decoder,scheme=pre,depth=3,width=32,heads=2",
+    "nn:decoder,scheme=post,depth=2,width=32,heads=2",
+    "nn:decoder,scheme=peri,depth=2,width=32,heads=2",
+    "nn:decoder,scheme=deepnorm,depth=2,width=32,heads=2",
+    "nn:encoder,scheme=post,depth=2,width=32,heads=2",
+    "hf:gpt2,n_layer=2,n_embd=32,n_head=2,vocab_size=64",
+    "hf:bert,num_hidden_layers=2,hidden_size=32,num_attention_heads=2,intermediate_size=64,vocab_size=64",
+    "hf:llama,num_hidden_layers=2,hidden_size=32,num_attention_heads=2,num_key_value_heads=2,"
+    "intermediate_size=64,vocab_size=64",
+    "hf:t5,num_layers=2,d_model=32,num_heads=2,d_ff=64,d_kv=16,vocab_size=64",
+)
+
+
+class Loop:
+    """A loop on a subject, with a step that tests may wrap."""
+
+    def __init__(self, spec: str, optimizer: Callable[..., Any] = torch.optim.AdamW, **options: Any) -> None:
+        self.subject = load(spec)
+        self.model = self.subject.model
+        self.model.train()
+        self.optimizer = optimizer(self.model.parameters(), lr=1e-3, **options)
+        self.batches = self.subject.batches()
+
+    def step(self, monitor: Monitor | None = None) -> float:
+        loss = self.subject.loss(next(self.batches))
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if monitor is not None:
+            monitor.step(loss)
+        return float(loss.detach())
+
+
+def stored(path: Path, quantity: str, site: str = "") -> np.ndarray:
+    with RunReader(path) as reader:
+        return reader.series(quantity, site)[1]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_rows_are_those_of_dense_references(spec: str, tmp_path: Path) -> None:
+    loop, path = Loop(spec, torch.optim.SGD), tmp_path / "run.db"
+    model = loop.model
+    for module in model.modules():  # the reference runs in eval mode
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    for name in ("attention_dropout", "dropout"):
+        for module in model.modules():
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+    batch = next(loop.subject.batches())
+    plan = plan_of(model, batch)
+    anatomy = read_anatomy(model, batch)
+    places = {stream.site: stream.place for stream in plan.streams if stream.kind == "stream"}
+    with untouched(model):
+        model.eval()
+        loss, found = capture(model, lambda: loop.subject.loss(batch), places.values())
+        loss.backward()
+        squares = {
+            block: sum(
+                float(p.grad.double().square().sum())
+                for i, p in enumerate(plan.groups.parameters)
+                if plan.groups.blocks[plan.groups._block_of[i]] == block and p.grad is not None
+            )
+            for block in plan.groups.blocks
+        }
+        expected = {site: rms(found[place]) for site, place in places.items()}
+    with Monitor(model, loop.optimizer, store=path) as monitor:
+        loop.batches = iter([batch])
+        value = loop.step(monitor)
+    assert monitor.failure is None, monitor.failure
+    assert len(places) == len(anatomy.blocks) + 2 * len(anatomy.stacks), "every stream has a tap"
+    assert stored(path, "loss") == pytest.approx([value])
+    assert value == pytest.approx(float(loss.detach()), rel=1e-4)
+    for site, figure in expected.items():
+        assert stored(path, "stream/rms", site) == pytest.approx([figure], rel=1e-4), site
+        largest = float(found[places[site]].detach().abs().max())
+        assert stored(path, "stream/max", site) == pytest.approx([largest], rel=1e-4), site
+    for block, square in squares.items():
+        assert stored(path, "gradient/block", block) == pytest.approx([math.sqrt(square)], rel=1e-4), block
+    assert stored(path, "gradient/norm") == pytest.approx([math.sqrt(sum(squares.values()))], rel=1e-4)
+
+
+def test_updates_and_lag_are_those_of_the_weights(tmp_path: Path) -> None:
+    loop, path = Loop(SPECS[0]), tmp_path / "run.db"
+    plan = plan_of(loop.model, loop.subject.batch)
+    numbers = [i for i, p in enumerate(plan.groups.parameters) if plan.groups.kind(i) == "feed-forward"]
+    parameters = [plan.groups.parameters[i] for i in numbers]
+    before = [p.detach().clone() for p in parameters]
+    with Monitor(loop.model, loop.optimizer, store=path) as monitor:
+        loop.step(monitor)
+    change = math.sqrt(
+        sum(float((p.detach() - b).square().sum()) for p, b in zip(parameters, before, strict=True))
+    )
+    size = math.sqrt(sum(float(b.square().sum()) for b in before))
+    assert stored(path, "update/ratio", "feed-forward") == pytest.approx([change / size], rel=5e-2), (
+        "a sample"
+    )
+    assert stored(path, "update/lost", "feed-forward") == pytest.approx([0.0])
+    assert stored(path, "adam/lag", "feed-forward") == pytest.approx([1.0], rel=1e-4), "v̂ = g² at step 1"
+    after = math.sqrt(sum(float(p.detach().square().sum()) for p in parameters))
+    assert stored(path, "weight/norm", "feed-forward") == pytest.approx([after], rel=1e-4)
+
+
+def test_updates_that_round_to_nothing_are_counted(tmp_path: Path) -> None:
+    loop, path = Loop(SPECS[0], torch.optim.SGD), tmp_path / "run.db"
+    loop.optimizer.param_groups[0]["lr"] = 1e-30
+    with Monitor(loop.model, loop.optimizer, store=path) as monitor:
+        loop.step(monitor)
+    assert stored(path, "update/lost", "attention") > 0.9, "all but the biases, which are 0"
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_run_is_the_same_to_the_bit_with_and_without_a_monitor(spec: str, tmp_path: Path) -> None:
+    ends = []
+    for watched in (False, True):
+        torch.manual_seed(3)
+        loop = Loop(spec)
+        monitor = Monitor(loop.model, loop.optimizer, store=tmp_path / "run.db", every=2) if watched else None
+        with monitor or contextlib.nullcontext():
+            losses = [loop.step(monitor) for _ in range(4)]
+        if monitor is not None:
+            assert monitor.failure is None, monitor.failure
+            assert not any(m._forward_hooks or m._forward_pre_hooks for m in loop.model.modules())
+        ends.append((losses, [p.detach().clone() for p in loop.model.parameters()], torch.get_rng_state()))
+    assert ends[0][0] == ends[1][0]
+    assert all(torch.equal(a, b) for a, b in zip(ends[0][1], ends[1][1], strict=True))
+    assert torch.equal(ends[0][2], ends[1][2])
+
+
+def wrong_weight(loop: Loop, value: float) -> str:
+    weight = next(p for name, p in loop.model.named_parameters() if "blocks.1" in name and p.ndim == 2)
+    with torch.no_grad():
+        weight[0, 0] = value
+    return "blocks.1"
+
+
+def wrong_activation(loop: Loop, value: float) -> str:
+    def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        return output.index_fill(0, torch.tensor(0), value)
+
+    loop.model.blocks[1].feed_forward.register_forward_hook(hook)
+    return "blocks.1.feed_forward"
+
+
+def wrong_gradient(loop: Loop, value: float) -> str:
+    def hook(module: nn.Module, given: Any, taken: Any) -> Any:
+        return tuple(None if each is None else torch.full_like(each, value) for each in given)
+
+    loop.model.blocks[1].feed_forward.up.register_full_backward_hook(hook)
+    return ""
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e30])
+@pytest.mark.parametrize("fault", [wrong_weight, wrong_activation, wrong_gradient])
+def test_a_wrong_value_is_an_alarm_at_its_step_with_its_origin(
+    fault: Callable[[Loop, float], str], value: float, tmp_path: Path
+) -> None:
+    loop, path, alarms = Loop(SPECS[0]), tmp_path / "run.db", []
+    with Monitor(loop.model, loop.optimizer, store=path, on_alarm=alarms.append) as monitor:
+        for _ in range(3):
+            loop.step(monitor)
+        assert not alarms
+        module = fault(loop, value)
+        loop.step(monitor)
+    assert monitor.failure is None, monitor.failure
+    assert alarms
+    assert {raised.step for raised in monitor.alarms} == {4}
+    with RunReader(path) as reader:
+        (event,) = reader.events("first-wrong-value")
+        assert [raised.step for raised in reader.alarms()] == [4] * len(alarms)
+    assert event.step == 4
+    assert event.data["module"].startswith(module) or event.data["tensor"].startswith(module), event.data
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(self.inner, x, use_reentrant=False)
+        return out
+
+
+def test_recomputed_blocks_micro_batches_and_evaluations_count_once(tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    loop = Loop(SPECS[0], torch.optim.SGD)
+    plain = Loop(SPECS[0], torch.optim.SGD)
+    first, second = next(loop.batches), next(loop.batches)
+    with Monitor(loop.model, loop.optimizer, store=path) as monitor:
+        for batch in (first, second):
+            (loop.subject.loss(batch) / 2).backward()
+        with torch.no_grad():
+            loop.subject.loss(first)
+        loop.optimizer.step()
+        monitor.step(1.0)
+    for batch in (first, second):
+        (plain.subject.loss(batch) / 2).backward()
+    whole = math.sqrt(
+        sum(float(p.grad.square().sum()) for p in plain.model.parameters() if p.grad is not None)
+    )
+    assert stored(path, "gradient/norm") == pytest.approx([whole], rel=1e-4)
+    exits = []
+    for batch in (first, second):
+        with untouched(plain.model):
+            place = read_anatomy(plain.model, batch).blocks[0].exit
+            _, found = capture(plain.model, lambda b=batch: call_model(plain.model, b), [place])
+            exits.append(found[place])
+    assert stored(path, "stream/rms", "blocks.0") == pytest.approx([rms(torch.cat(exits))], rel=1e-3)
+
+
+def test_a_step_without_update_is_noted_as_skipped(tmp_path: Path) -> None:
+    loop, path = Loop(SPECS[0]), tmp_path / "run.db"
+    with Monitor(loop.model, loop.optimizer, store=path) as monitor:
+        loop.step(monitor)
+        monitor.step(loop.subject.loss(next(loop.batches)))
+    assert stored(path, "skipped").tolist() == [0, 1]
+
+
+def test_a_compiled_model_says_which_hooks_did_not_fire() -> None:
+    loop = Loop(SPECS[0])
+    compiled = torch.compile(loop.model, backend="eager")
+    with Monitor(compiled, loop.optimizer) as monitor:
+        loss = loop.subject.loss_fn(call_model(compiled, loop.subject.batch), loop.subject.batch)
+        loss.backward()
+        loop.optimizer.step()
+        monitor.step(loss)
+    assert monitor.failure is None, monitor.failure
+    said = " ".join(monitor.notes)
+    assert not said or "did not fire" in said
+
+
+def test_a_monitor_that_fails_does_not_end_the_run(tmp_path: Path, caplog) -> None:
+    loop, path = Loop(SPECS[0]), tmp_path / "run.db"
+    with Monitor(loop.model, loop.optimizer, store=path) as monitor:
+        loop.step(monitor)
+        monitor._turns.look = None  # type: ignore[assignment]
+        losses = [loop.step(monitor) for _ in range(2)]
+    assert all(map(math.isfinite, losses))
+    assert "not callable" in str(monitor.failure)
+    assert "the run goes on" in caplog.text
+    with RunReader(path) as reader:
+        (event,) = reader.events("monitor-failed")
+    assert "not callable" in event.data["error"]
+
+
+def test_the_loss_may_be_left_out_or_be_a_number(tmp_path: Path) -> None:
+    loop, path = Loop(SPECS[0]), tmp_path / "run.db"
+    with Monitor(loop.model, loop.optimizer, store=path) as monitor:
+        for loss in (None, 2.5):
+            loop.subject.loss(next(loop.batches)).backward()
+            loop.optimizer.step()
+            monitor.step(loss)
+    assert monitor.failure is None, monitor.failure
+    assert np.isnan(stored(path, "loss")[0])
+    assert stored(path, "loss")[1] == 2.5
+    assert not monitor.alarms, "a loss that was not given is no alarm"
+
+
+def batches() -> Iterator[Tensor]:
+    while True:
+        yield torch.randint(0, 16, (2, 8))
+
+
+def test_a_plain_model_without_a_stream_is_watched_by_its_gradients(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Monitor(model, optimizer, store=tmp_path / "run.db") as monitor:
+        for _, ids in zip(range(3), batches(), strict=False):
+            loss = cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            monitor.step(loss)
+    assert monitor.failure is None, monitor.failure
+    assert monitor.notes
+    assert np.isfinite(stored(tmp_path / "run.db", "gradient/norm")).all()
+
+
+def test_the_monitor_is_part_of_the_package() -> None:
+    assert normscope.Monitor is Monitor
