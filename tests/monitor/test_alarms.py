@@ -83,7 +83,7 @@ CASES = [
     Row("gradient-decays", {"gradient/norm": GRADIENT / (1 + T)}),
     Row("gradient-starts-late", {"gradient/norm": np.where(T < 100, 0, GRADIENT)}),
     Row("gradient-step", {"gradient/norm": np.where(T < 200, 1, 3) * GRADIENT}),
-    Row("update-spike", {"lr": LR, "update/ratio@norm": at(1e-3 * GRADIENT, 200, 1e-2)}, "NS806", 200),
+    Row("update-spike", {"lr": LR, "update/ratio@norm": at(1e-3 * GRADIENT, 200, 2e-2)}, "NS806", 200),
     Row("update-warms-up", {"lr": WARMUP, "update/ratio@norm": WARMUP * GRADIENT}),
     Row(
         "update-restarts",
@@ -110,7 +110,7 @@ CASES = [
     Row("stream-noisy", {"stream/max@b": np.exp(0.3 * TAILS)}, every=10),
     Row("stream-shrinks", {"stream/rms@b": 1 / DOUBLES}, every=10),
     Row("collapse", {H: np.maximum(1e-9, 10.0 ** (-T / 10))}, "NS808", every=10),
-    Row("collapse-transient", {H: np.where(T < 20, 1e-8, 0.1)}),
+    Row("collapse-transient", {H: np.where(T < 25, 1e-8, 0.1)}),
     Row("collapse-one-value", {H: at(0.1 + 0 * T, 30, 1e-7)}, every=10),
     Row("diversity-low", {H: 1e-5 * GRADIENT}, every=10),
     Row("inner-block-low", {"stream/diversity@b.0": 1e-8 + 0 * T, H: 0.1 + 0 * T}, every=10),
@@ -137,11 +137,8 @@ CASES = [
     Row("some-lost", {"update/lost@norm": 0.4 + 0 * T}, every=10),
     Row("lost-at-rate-0", {"lr": 0 * T, "update/lost@norm": 1 + 0 * T}, every=10),
 ]
-TWO = {
-    "headroom-ends",
-    "logit-doubles",
-    "loss-spike-that-stays",
-}  # growth and its end are two alarms; a growth that goes on is one
+TWO = {"headroom-ends", "loss-spike-that-stays"}
+"""Cases that rightly raise a second alarm: the growth before the end, and a loss that stays high."""
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -159,6 +156,21 @@ def test_every_alarm_is_raised_by_a_case() -> None:
     assert {case.code for case in CASES} == {None, *ALARMS} - {"NS814"}, "tests of ranks have NS814"
 
 
+def test_a_weight_that_is_tiny_beside_others_may_double() -> None:
+    """A key's bias has no gradient but rounding, and doubles from 1e-4 in healthy runs."""
+    others = {f"weight/norm@b.{i}": 50 + 0 * T for i in range(3)}
+    assert (
+        codes(
+            {"weight/norm@b.key.bias": 1e-4 * DOUBLES[:100], **{k: v[:100] for k, v in others.items()}},
+            every=10,
+        )
+        == []
+    )
+    assert codes(
+        {"weight/norm@b.key": DOUBLES[:100], **{k: v[:100] for k, v in others.items()}}, every=10
+    ) == ["NS807"]
+
+
 def test_an_outlier_that_recovers_is_one_alarm_and_the_next_is_another() -> None:
     loss = at(at(LOSS, 200, 6), 203, 6)
     assert [step for step, _ in raised({"loss": loss})] == [200], "three steps later it is the same episode"
@@ -166,10 +178,10 @@ def test_an_outlier_that_recovers_is_one_alarm_and_the_next_is_another() -> None
 
 
 def test_spikes_in_a_row_are_not_absorbed() -> None:
-    """The window's median stays: 25 spikes in a row do not move it, so a later one is a spike too."""
-    loss = at(at(LOSS, slice(199, 224), 6.0), 290, 6.0)
+    """The window's median stays: 30 spikes in a row do not move it, so a later one is a spike too."""
+    loss = at(at(LOSS, slice(199, 229), 6.0), 255, 6.0)
     (_, second) = [each for each in raised({"loss": loss}) if each[1].code == "NS804"]
-    assert second[0] == 290
+    assert second[0] == 255
     assert "median of 2." in second[1].message
 
 

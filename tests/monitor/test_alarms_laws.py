@@ -121,6 +121,7 @@ def test_a_nan_on_one_rank_is_named_and_compared_with_nothing() -> None:
     found = ranks(3, {1: {0: math.nan, 2: math.nan}})
     assert [(step, each.code) for step, each in found] == [(20, "NS801")]
     assert "on rank 1" in found[0][1].message
+    assert [each.code for _, each in ranks(3, {1: {0: 1e30, 2: 1e30}})] == ["NS802"]
 
 
 def test_a_row_of_500_columns_costs_little() -> None:

@@ -26,10 +26,6 @@ LOGIT = 100.0
 AHEAD = 200
 """Steps within which a logit that grows must pass `LOGIT`."""
 
-SIZE = 0.1
-"""Share of the median of its quantity that a value must have: a key's bias of 1e-4 that doubles is
-rounding."""
-
 SLOW_GROWTH = alarm(
     "NS807",
     "slow-growth",
@@ -41,9 +37,9 @@ SLOW_GROWTH = alarm(
     threshold=f"""The logarithm rises by log 2 over the last {SPANS[0]} or {SPANS[1]} values ({APART} steps
         apart or more), by the line through the medians of its first and last third, and by {CERTAIN:g}
         standard errors of that line. The learning rates before the span sum to {AGE:g} times those within it,
-        or more. The value is at least {SIZE:g} of the median of its quantity over all sites. A largest logit
-        must also be on its way past {LOGIT:g} within {AHEAD} steps. A warning; a note for weight norms and
-        largest values of a stream.""",
+        or more. A weight norm must reach the median of all weight norms, because a bias of 1e-4 doubles by
+        rounding alone. A largest logit must also be on its way past {LOGIT:g} within {AHEAD} steps. A
+        warning; a note for weight norms and largest values of a stream.""",
     source="""Closed form for powers; Kimi K2, arXiv:2507.20534 (QK-Clip acts from a logit of 100 on);
         Wortsman et al. 2023, arXiv:2309.14322 (logits that grow before a run diverges); the resistant line is
         Tukey's.""",
@@ -64,7 +60,7 @@ class Growth:
         names = [quantity for quantity, _ in self.columns.names]
         self._logits = np.array([name in _LOGITS for name in names], dtype=bool)
         self._noted = np.array([name in _NOTED for name in names], dtype=bool)
-        self._peers = [np.array([name == each for name in names]) for each in dict.fromkeys(names)]
+        self._weights = np.array([name == "weight/norm" for name in names], dtype=bool)
         self._looks = Looks(len(names), max(SPANS))
         self._episodes = [Episodes(len(names)) for _ in (True, False)]
 
@@ -88,11 +84,10 @@ class Growth:
             yield self.columns.raised(SLOW_GROWTH, look, new, worst, severity, said, how)
 
     def _is_large(self, values: Floats, usable: Mask) -> Mask:
-        """Mask of the logarithms that are no smaller than `SIZE` times the median of their quantity."""
-        large = np.zeros_like(usable)
-        for peers in self._peers:
-            if (known := peers & usable).any():
-                large[known] = values[known] >= middle(values[known]) + math.log(SIZE)
+        """Mask of the weight norms that reach the median of all, and of everything that is no weight norm."""
+        large = ~self._weights
+        if (known := self._weights & usable).any():
+            large[known] = values[known] >= middle(values[known])
         return large
 
     def _judge(self, span: int, rise: Floats, steps: Floats) -> None:

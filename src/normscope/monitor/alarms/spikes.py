@@ -68,7 +68,7 @@ UPDATE_SPIKE = alarm(
     why="""Update over learning rate is what the optimizer adds of its own. Under Adam it is near 1 in each
         entry and jumps when the gradient grows faster than √v, whose mean reaches back 1/(1−β2) steps.""",
     threshold=f"""Update over learning rate above {_WINDOW}, by {SIGMAS:g}·1.4826·MAD of its logarithm and by
-        a factor of {UPDATE_RATIO:g}.""",
+        a factor of {UPDATE_RATIO:g}, twice in {TWICE_IN} values; or once by a factor of {ALONE:g}.""",
     source="""Molybog et al. 2023, arXiv:2304.09871 (updates of Adam at loss spikes); closed form
         (1−β1)/√(1−β2) = 3.2 for the smallest ratio.""",
     remedy="""Lower β2 to 0.95, clip gradients, or bound the update (as in StableAdamW, arXiv:2304.13013).""",
@@ -98,7 +98,9 @@ _GRADIENTS = frozenset({"gradient/norm", "gradient/block", "gradient/kind"})
 KINDS = (
     Kind(LOSS_SPIKE, frozenset({"loss"}), SIGMAS, 1 + LOSS_RISE),
     Kind(GRADIENT_SPIKE, _GRADIENTS, GRADIENT_SIGMAS, GRADIENT_RATIO, ALONE),
-    Kind(UPDATE_SPIKE, frozenset({"update/ratio", "update/norm"}), SIGMAS, UPDATE_RATIO, per_rate=True),
+    Kind(
+        UPDATE_SPIKE, frozenset({"update/ratio", "update/norm"}), SIGMAS, UPDATE_RATIO, ALONE, per_rate=True
+    ),
 )
 
 
