@@ -3,6 +3,7 @@
 import math
 import re
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from healthy_runs import ENTROPY, SITES_LAYOUT, STEP_LAYOUT, healthy_run
 from normscope.cli.main import run
 from normscope.monitor.alarms import ALARMS, NOT_MEASURED, Judges, is_measured
 from normscope.rules import RULES, Finding, Severity, explain
+from normscope.rules.pages import alarms_page
 
 NOTES = {"entropy": ENTROPY, "dtype": "float16"}
 
@@ -149,6 +151,11 @@ def test_an_alarm_says_why_whence_and_what_to_do(code: str) -> None:
     assert re.search(r"arXiv:\d{4}\.\d{4,5}|[Oo]ur |IEEE|[Ee]xact|closed form|documentation", record.source)
     for named in re.findall(r"NS\d{3}", text):
         assert named in RULES | ALARMS
+
+
+def test_the_page_is_in_step_with_the_alarms() -> None:
+    written = (Path(__file__).parents[2] / "docs" / "alarms.md").read_text(encoding="utf-8")
+    assert written == alarms_page(), "run: python -m normscope.monitor.alarms > docs/alarms.md"
 
 
 def test_codes_and_names_of_alarms_are_frozen() -> None:

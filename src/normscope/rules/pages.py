@@ -1,7 +1,7 @@
 """Full explanation of each finding: on the terminal, and as the page docs/findings.md."""
 
 from normscope.rules.codes import find_record
-from normscope.rules.rule import RULES, Record
+from normscope.rules.rule import ALARMS, RULES, Record
 
 _PARTS = (
     ("What it says", "summary"),
@@ -24,6 +24,30 @@ uses that precision, or values would overflow it. The measurements behind the th
 [thresholds.md](thresholds.md), those of NS701 to NS713 in [wiring-thresholds.md](wiring-thresholds.md).
 """
 
+_ALARMS_HEAD = """\
+# Alarms
+
+`python -m normscope.monitor.alarms > docs/alarms.md` writes this page from the alarms' records;
+`normscope explain CODE` prints one section. Alarms are findings about a run that goes on. Each is raised once
+and armed again after 20 normal values.
+
+A value that is NaN or infinite is looked for before anything else, and enters no median. Spikes are kept out of
+the window that they are compared with, so a second spike is seen as well as the first.
+
+Thresholds come from the sources that each section names. They were set before the cases were run; five changed
+after false alarms:
+
+- Growth is measured against the sum of the learning rates instead of steps (synthetic run, warm restarts).
+- A gradient must jump twice in five values, or tenfold (a synthetic run with heavy tails, and 1 of 800
+  gradients of a real Pre-LN run that was 4.07 times its median).
+- An update must do the same (one bias of a real Peri-LN run).
+- A weight norm counts from the median of all weight norms on (biases in real Pre-LN and Peri-LN runs).
+- A loss must rise by six standard errors of its level (a synthetic loss near 0).
+
+With these thresholds 100 synthetic healthy runs of 2,000 steps raise no alarm, among them 40 whose seeds were
+run once, after the last change. Twenty are a test (`tests/monitor/healthy_runs.py`).
+"""
+
 
 def explain(code_or_name: str) -> str:
     """Full explanation of one finding, as Markdown.
@@ -37,6 +61,13 @@ def explain(code_or_name: str) -> str:
     return _section(find_record(code_or_name), "#")
 
 
+def alarms_page() -> str:
+    """docs/alarms.md: one section an alarm of the monitor, where `normscope.monitor.alarms` is imported."""
+    rows = "\n".join(f"| [{r.code}](#{_anchor(r)}) | {r.name} | {r.summary} |" for r in ALARMS.values())
+    sections = "\n".join(_section(r, "##") for r in ALARMS.values())
+    return f"{_ALARMS_HEAD}\n| code | name | what it says |\n|---|---|---|\n{rows}\n\n{sections}"
+
+
 def page() -> str:
     """docs/findings.md: one section a finding."""
     rows = "\n".join(map(_row, RULES.values()))
@@ -46,7 +77,11 @@ def page() -> str:
 
 def _row(rule: Record) -> str:
     name = f"{rule.code}-{rule.name}"
-    return f"| [{rule.code}](#{name.lower()}) | [{rule.name}](findings/{name}.md) | {rule.summary} |"
+    return f"| [{rule.code}](#{_anchor(rule)}) | [{rule.name}](findings/{name}.md) | {rule.summary} |"
+
+
+def _anchor(rule: Record) -> str:
+    return f"{rule.code}-{rule.name}".lower()
 
 
 def _section(rule: Record, heading: str) -> str:
