@@ -31,11 +31,11 @@ _ALARMS_HEAD = """\
 `normscope explain CODE` prints one section. Alarms are findings about a run that goes on. Each is raised once
 and armed again after 20 normal values.
 
-A value that is NaN or infinite is looked for before anything else, and enters no median. Spikes are kept out of
-the window that they are compared with, so a second spike is seen as well as the first.
+A value that is NaN or infinite is looked for before anything else, and enters no median. Spikes are kept out
+of the window that they are compared with, so a second spike is seen as well as the first.
 
-Thresholds come from the sources that each section names. They were set before the cases were run; five changed
-after false alarms:
+Thresholds come from the sources that each section names. They were set before the cases were run; five were
+changed after false alarms:
 
 - Growth is measured against the sum of the learning rates instead of steps (synthetic run, warm restarts).
 - A gradient must jump twice in five values, or tenfold (a synthetic run with heavy tails, and 1 of 800
