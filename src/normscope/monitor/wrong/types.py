@@ -47,7 +47,7 @@ class Replay:
 
 @dataclass(frozen=True)
 class Range:
-    """What a tensor holds.
+    """Summary of the values of a tensor.
 
     Attributes:
         name: parameter, buffer or argument that it is; "" for any other.
