@@ -1,4 +1,4 @@
-"""NS807: slow growth of a stream, a logit or a weight norm."""
+"""NS807: slow growth of a stream, a branch, a logit or a weight norm."""
 
 import math
 from collections.abc import Iterator
@@ -17,10 +17,12 @@ SPANS = (10, 20)
 DOUBLING = math.log(2)
 """Growth over a span that counts."""
 AGE = 2.5
-"""Path before the span over the path within it. The path is the sum of the learning rates, or the steps where
-they are unknown. Its square doubles within a span only where this ratio is under 1/(√2 − 1) = 2.4."""
+"""Steps before the span over the steps within it. t² doubles within a span only where this is under 1/(√2 −
+1) = 2.4. For weights also the sums of the learning rates, since a warm restart moves them anew."""
 CERTAIN = 6.0
 """Growth over its standard error."""
+STEADY = 0.5
+"""Largest share of the growth that one value may add: a jump to another level is no growth."""
 LOGIT = 100.0
 """Largest logit that counts."""
 AHEAD = 200
@@ -29,15 +31,16 @@ AHEAD = 200
 SLOW_GROWTH = alarm(
     "NS807",
     "slow-growth",
-    summary="A stream, a logit or a weight norm keeps doubling.",
+    summary="A stream, a branch, a logit or a weight norm keeps doubling.",
     why="""Growth by a constant factor ends in an overflow, in saturated attention or in a stream that no
         branch can change. It shows hundreds of steps before the loss moves. Healthy growth slows down: a
-        weight norm under Adam grows with the sum of the learning rates at most, and a power of that doubles
-        ever more slowly.""",
+        weight norm under Adam grows with the sum of the learning rates at most, and a power of t doubles ever
+        more slowly.""",
     threshold=f"""The logarithm rises by log 2 over the last {SPANS[0]} or {SPANS[1]} values ({APART} steps
         apart or more), by the line through the medians of its first and last third, and by {CERTAIN:g}
-        standard errors of that line. The learning rates before the span sum to {AGE:g} times those within it,
-        or more. A weight norm must reach the median of all weight norms, because a bias of 1e-4 doubles by
+        standard errors from second differences; no value adds more than {STEADY:g} of it. The steps before
+        the span are {AGE:g} times those within it, or more, and for weights the learning rates sum to as
+        much. A weight norm must reach the median of all weight norms, because a bias of 1e-4 doubles by
         rounding alone. A largest logit must also be on its way past {LOGIT:g} within {AHEAD} steps. A
         warning; a note for weight norms and largest values of a stream.""",
     source="""Closed form for powers; Kimi K2, arXiv:2507.20534 (QK-Clip acts from a logit of 100 on);
@@ -49,7 +52,7 @@ SLOW_GROWTH = alarm(
 )
 _LOGITS = frozenset({"attention/max-logit", "logits/max"})
 _NOTED = frozenset({"weight/norm", "stream/max"})
-QUANTITIES = _LOGITS | _NOTED | {"stream/rms"}
+QUANTITIES = _LOGITS | _NOTED | {"stream/rms", "branch/update-ratio"}
 
 
 class Growth:
@@ -94,21 +97,22 @@ class Growth:
         """Enter the growth over the last `span` values, and its steps, where it counts."""
         looks = self._looks
         first, last = int(looks.steps[-span]), int(looks.steps[-1])
-        if looks.paths[-span] - looks.first_path < AGE * (looks.paths[-1] - looks.paths[-span]):
+        young = looks.paths[-span] - looks.first_path < AGE * (looks.paths[-1] - looks.paths[-span])
+        if first - (looks.first_step or 0) < AGE * (last - first):
             return
         there: Mask = (looks.run >= span) & (looks.values[:, -1] - looks.values[:, -span] > DOUBLING / 2)
-        chosen = np.flatnonzero(there)
+        chosen = np.flatnonzero(there & ~(self._weights & young))
         if not len(chosen):
             return
         values = looks.values[chosen, -span:]
         third = span // 3
         early, late = middle(values[:, :third]), middle(values[:, -third:])
         slope = (late - early) / (span - third)
-        centred = values - slope[:, None] * np.arange(span)
-        scatter = middle(np.abs(centred - middle(centred)[:, None]))
-        error = math.sqrt(math.pi / 2) * SIGMA * scatter * math.sqrt(2 / third)
+        bends = np.abs(np.diff(values, n=2, axis=1))  # of noise: √6 of its standard deviation
+        error = math.sqrt(math.pi / 2) * SIGMA * middle(bends) / math.sqrt(6) * math.sqrt(2 / third)
+        jump = np.diff(values, axis=1).max(axis=1)
         grown = slope * (span - 1)
-        counts = (grown >= DOUBLING) & (late - early >= CERTAIN * error)
+        counts = (grown >= DOUBLING) & (late - early >= np.maximum(CERTAIN * error, jump / STEADY))
         ahead = late + grown * AHEAD / max(1, last - first)
         counts &= ~self._logits[chosen] | (ahead > math.log(LOGIT))
         more = counts & (grown > rise[chosen])
