@@ -124,6 +124,14 @@ def test_updates_and_lag_are_those_of_the_weights(tmp_path: Path) -> None:
     assert stored(path, "weight/norm", "feed-forward") == pytest.approx([after], rel=1e-4)
 
 
+def test_weights_and_gradients_of_zero_are_no_alarm(tmp_path: Path) -> None:
+    loop, path = Loop("nn:decoder,scheme=rezero,depth=2,width=32,heads=2"), tmp_path / "run.db"
+    with Monitor(loop.model, loop.optimizer, store=path) as monitor:
+        loop.step(monitor)
+    assert not monitor.alarms, "at the start no branch has a gradient, and the scales of the joins are 0"
+    assert np.isnan(stored(path, "adam/lag", "attention"))
+
+
 def test_updates_that_round_to_nothing_are_counted(tmp_path: Path) -> None:
     loop, path = Loop(SPECS[0], torch.optim.SGD), tmp_path / "run.db"
     loop.optimizer.param_groups[0]["lr"] = 1e-30

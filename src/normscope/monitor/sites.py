@@ -107,8 +107,9 @@ class Sites:
         groups = self._plan.groups
         change = list(torch._foreach_sub([sampled(p) for p in groups.parameters], self._old))
         moved, before = (norms(each).double().cpu().numpy() ** 2 for each in (change, self._old))
+        sizes = groups.by_kind(before)
         with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.sqrt(groups.by_kind(moved) / groups.by_kind(before))
+            ratio = np.where(sizes == 0, NOT_MEASURED, np.sqrt(groups.by_kind(moved) / sizes))
         same = torch.stack([(each == 0).sum() for each in change]).double().cpu().numpy()
         lost = groups.by_kind(same) / groups.by_kind(np.array([float(each.numel()) for each in change]))
         lost[[kind == EMBEDDING for kind in groups.kinds]] = NOT_MEASURED  # most of its rows are in no batch
@@ -123,8 +124,9 @@ class Sites:
             return np.full(len(groups.kinds), NOT_MEASURED)
         sums = np.zeros(len(means))
         sums[known] = [float(mean.sum()) / left for mean, left in filter(None, means)]
+        of_gradients, of_means = groups.by_kind(gradient_squares * known), groups.by_kind(sums)
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.sqrt(groups.by_kind(gradient_squares * known) / groups.by_kind(sums))
+            return np.where(of_means == 0, NOT_MEASURED, np.sqrt(of_gradients / of_means))
 
 
 def _each(tensors: Sequence[Tensor | None], figure: Callable[[Tensor], Tensor]) -> Floats:
