@@ -47,7 +47,7 @@ changed after false alarms:
 Branches were added to slow growth, and its error is now taken from second differences, after a real run whose
 learning rate grew by 3 % a step: its branches doubled ever faster before its loss moved.
 
-With these thresholds 100 synthetic healthy runs of 2,000 steps raise no alarm, among them 40 whose seeds were
+With these thresholds 60 synthetic healthy runs of 2,000 steps raise no alarm, among them 40 whose seeds were
 run once, after the last change. Twenty are a test (`tests/monitor/healthy_runs.py`).
 """
 
