@@ -24,7 +24,8 @@ def on_config(config: Any) -> Any:
     """List the pages of findings; forget the anchors of the language that was built before."""
     pages = [f"findings/{path.name}" for path in sorted((DOCS / "findings").glob("NS*.md"))]
     (findings,) = (entry["Findings"] for entry in config.nav if "Findings" in entry)
-    findings[1:] = [page for page in pages if not page.endswith(".zh.md")]
+    listed = [entry for entry in findings if entry not in pages]  # it is called once for each language
+    findings[:] = [*listed, *(page for page in pages if not page.endswith(".zh.md"))]
     for anchors in ("_primary_url_map", "_secondary_url_map"):
         getattr(config.plugins["autorefs"], anchors).clear()
     return config

@@ -113,7 +113,8 @@ class Monitor:
         self._every, self._on_alarm = every, on_alarm
         self._rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
         self._store = None if store is None else RunStore(store, rank=self._rank, resume=resume)
-        self._judges = Judges({} if entropy is None else {"entropy": entropy})
+        self._facts: dict[str, Any] = {} if entropy is None else {"entropy": entropy}
+        self._judges = Judges(self._facts)
         self._plan: Plan | None = None
         self._held = ExitStack()
         self._is_working = self._is_tested = False
@@ -189,16 +190,26 @@ class Monitor:
             return
         if self._plan is None:
             self._begin(args, kwargs)
-        device = next(self._model.parameters()).device.type
-        autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        self._replay = Replay(self._model, args, kwargs, take_random_state(), autocast)
+        self._replay = Replay(self._model, args, kwargs, take_random_state(), self._autocast)
         self._cotangents = {}
         self._taps.open(self._all if self._is_measured else self._each)
 
+    @property
+    def _autocast(self) -> torch.dtype | None:
+        """The dtype of the autocast that is on now."""
+        device = next(self._model.parameters()).device.type
+        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
     def _begin(self, args: Any, kwargs: dict[str, Any]) -> None:
         """Read the model at its first forward."""
+        batch = named_arguments(self._model, args, kwargs)
         with apart(self._model, None):
-            self._plan = plan = plan_of(self._model, named_arguments(self._model, args, kwargs))
+            self._plan = plan = plan_of(self._model, batch)
+        first = next(iter(tensors_in(batch)), None)
+        self._facts["tokens"] = first is not None and not first.is_floating_point()
+        self._facts["dtype"] = str(self._autocast or next(self._model.parameters()).dtype).removeprefix(
+            "torch."
+        )
         self._taps = Taps(self._model, plan.places)
         self._held.callback(self._taps.remove)
         self._streams = [column for _, column in plan.of("stream")]
