@@ -27,6 +27,7 @@ from normscope.monitor.row import FIRST_WRONG_VALUE, SITES, STEP, Event, Raised,
 from normscope.monitor.sites import Sites
 from normscope.monitor.store import RunReader, RunStore
 from normscope.monitor.taps import Taps
+from normscope.monitor.trackers import Trackers
 from normscope.monitor.turns import Turns
 from normscope.monitor.wrong_value import Replay, first_wrong_value
 from normscope.recording.calls import bare, named_arguments
@@ -79,12 +80,15 @@ class Monitor:
 
     Args:
         model: the module that the loop calls; wrappers (DDP, `torch.compile`) are looked through.
-        optimizer: the optimizer, or several.
+        optimizer: the optimizer, or several; accelerate's wrapper is looked through.
         store: SQLite file to write, for `normscope watch`; None keeps only `alarms`.
         every: steps between two looks at all figures, and between two writes to the store.
         entropy: entropy of the targets in nats, if it is known: the loss is compared with it.
         on_alarm: called with each new alarm; None logs it as a warning of the logger "normscope".
         resume: whether `store` may hold earlier steps of this run.
+        start: number of steps that the run took before; None takes the last one of `store` to `resume`.
+        trackers: objects that get the figures of each step on rank 0, see `trackers.py`: those of accelerate,
+            a run of W&B or trackio, `mlflow`, a `SummaryWriter`, `JsonLines`. One that raises is dropped.
 
     Attributes:
         alarms: every alarm so far.
@@ -102,6 +106,8 @@ class Monitor:
         entropy: float | None = None,
         on_alarm: Callable[[Finding], object] | None = None,
         resume: bool = False,
+        start: int | None = None,
+        trackers: Sequence[Any] = (),
     ) -> None:
         if every < 1:
             raise UsageError(f"every={every}", "at least 1", "leave it out for 10")
@@ -109,22 +115,24 @@ class Monitor:
         self.failure: str | None = None
         self.notes: list[str] = []
         self._called, self._model = model, bare(model)
-        self._optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        given = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        self._optimizers = [_innermost(each) for each in given]
         self._every, self._on_alarm = every, on_alarm
         self._rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+        self._trackers = Trackers(trackers if self._rank == 0 else ())
         self._store = None if store is None else RunStore(store, rank=self._rank, resume=resume)
         self._facts: dict[str, Any] = {} if entropy is None else {"entropy": entropy}
         self._judges = Judges(self._facts)
         self._plan: Plan | None = None
         self._held = ExitStack()
         self._is_working = self._is_tested = False
-        self._step, self._clock = 0, time.perf_counter()
+        self._step, self._clock = start or 0, time.perf_counter()
         self._rows: list[Row] = []
         self._events: list[Event] = []
         self._unstored = 0
         self._clear()
         if self._store is not None:
-            if resume:
+            if resume and start is None:
                 with RunReader(self._store.path) as reader:
                     self._step = reader.last_step or 0
             self._store.note("model", type(self._model).__name__)
@@ -170,6 +178,11 @@ class Monitor:
             except Exception as second:  # the store itself may have failed
                 LOG.warning("nor could that be stored: %s", second)
 
+    @property
+    def is_working(self) -> bool:
+        """Whether the monitor itself works at this moment, and may run the model."""
+        return self._is_working
+
     # One step, in the order of its events.
 
     def _clear(self) -> None:
@@ -178,11 +191,16 @@ class Monitor:
         self._sizes = np.zeros(0)
         self._tokens = 0
         self._gradients: Floats | None = None
+        self._given = np.zeros(0)  # the squares of the gradients that the optimizer got, after clipping
         self._measured: Floats | None = None
         self._replay: Replay | None = None
         self._cotangents: dict[int, Tensor] = {}
         self._num_outputs = 0
-        self._was_wrong = False
+        self._was_wrong = self._is_updated = False
+
+    def begin_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Begin a forward; call it only where the monitor is entered while this forward already runs."""
+        self._forward_begins(self._called, args, kwargs)
 
     @_guarded
     def _forward_begins(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
@@ -259,24 +277,63 @@ class Monitor:
     @property
     def _is_measured(self) -> bool:
         """Whether all figures are measured at the step that has begun."""
-        return (self._step + 1) % self._every == 0 or self._step == 0
+        return self._is_due(self._step + 1)
+
+    def _is_due(self, step: int) -> bool:
+        return step % self._every == 0 or step == 1
+
+    def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        """Begin an update; with a closure, after its first call, which is the step's forward and backward."""
+        given = [*args[1:2], kwargs.get("closure")]
+        closure = next((each for each in given if callable(each)), None)
+        if closure is None:
+            self._begin_update()
+            return None
+
+        def called(*inputs: Any, **keywords: Any) -> Any:
+            loss = closure(*inputs, **keywords)
+            self._begin_update()
+            return loss
+
+        return tuple(called if each is closure else each for each in args), {
+            name: called if each is closure else each for name, each in kwargs.items()
+        }
 
     @_guarded
-    def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._plan is None or self._gradients is not None:
+    def _begin_update(self) -> None:
+        if self._plan is None or self._is_updated:
             return
-        parameters = self._plan.groups.parameters
-        known = [(number, p.grad) for number, p in enumerate(parameters) if p.grad is not None]
-        self._gradients = np.zeros(len(parameters))
-        found = norms([local(gradient) for _, gradient in known])
-        self._gradients[[number for number, _ in known]] = found.double().cpu().numpy() ** 2
+        self._is_updated = True
+        is_seen = self._gradients is not None
+        if self._gradients is None:
+            self._gradients = self._gradient_squares()
         if self._is_measured:
+            self._given = self._gradient_squares() if is_seen else self._gradients
             self._sites.before_step()
         seen = self._squares[is_measured(self._squares)]
         if not np.isfinite(seen).all():
             self._trace("the residual stream")
         elif not np.isfinite(self._gradients).all():
             self._trace("the gradient")
+
+    @_guarded
+    def see_gradients(self) -> None:
+        """Measure the gradients as they are now; call it before they are clipped.
+
+        Without it they are measured when the optimizer steps, after clipping.
+        """
+        if self._plan is not None and not self._is_updated:
+            self._gradients = self._gradient_squares()
+
+    def _gradient_squares(self) -> Floats:
+        """‖g‖² of each parameter, 0 without a gradient."""
+        assert self._plan is not None
+        parameters = self._plan.groups.parameters
+        known = [(number, p.grad) for number, p in enumerate(parameters) if p.grad is not None]
+        squares = np.zeros(len(parameters))
+        found = norms([local(gradient) for _, gradient in known])
+        squares[[number for number, _ in known]] = found.double().cpu().numpy() ** 2
+        return squares
 
     def _trace(self, where: str) -> None:
         """Find the first wrong value of the step, before the optimizer changes a weight."""
@@ -297,7 +354,7 @@ class Monitor:
 
     @_guarded
     def _after_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._plan is None or self._gradients is None or optimizer is not self._optimizers[-1]:
+        if not self._is_updated or optimizer is not self._optimizers[-1]:
             return
         names, lengths = self._turns.look(self._step)
         wrong = [
@@ -306,7 +363,7 @@ class Monitor:
         if wrong:
             self._trace(f"{wrong[0]} after the update")
         if self._is_measured:
-            self._measured = self._sites.after_step(self._gradients)
+            self._measured = self._sites.after_step(self._given)
 
     def step(self, loss: Tensor | float | None = None) -> list[Finding]:
         """End a step, after the optimizer's; return its new alarms.
@@ -322,7 +379,13 @@ class Monitor:
         if loss is not None and not math.isfinite(value):
             self._trace("the loss")
         self._step += 1
-        if self._plan is None:  # no forward of the model was seen
+        if self._plan is None:
+            if not self._is_tested:
+                self._is_tested = True
+                self.notes.append(
+                    "no forward of the model was seen before the first step: nothing is watched"
+                )
+                LOG.warning("step %d: %s", self._step, self.notes[-1])
             return []
         if not self._is_tested:
             self._test_itself()
@@ -340,6 +403,8 @@ class Monitor:
         self._unstored += 1
         if self._unstored >= self._every or raised or self._events:
             self._flush(raised)
+        figures = [(self._layouts[row.layout], row.values) for row in rows]
+        self._trackers.log(self._step, figures, with_sites=self._is_due(self._step))
         for finding in new:
             self._say(finding)
         self._clear()
@@ -354,7 +419,7 @@ class Monitor:
         if not seen.all():
             lost = f"{(~seen).sum()} of {len(wanted)} hooks on modules did not fire"
             self.notes.append(f"{lost} (compiled code runs none): the streams there are not watched")
-        if self._gradients is None:
+        if not self._is_updated:
             self.notes.append(
                 "no optimizer stepped before the first call of step(): gradients and updates are not watched"
             )
@@ -371,12 +436,12 @@ class Monitor:
             known = is_measured(self._squares)
             rms = np.where(known, np.sqrt(self._squares / self._sizes), NOT_MEASURED)
             streams = rms[self._streams]
-        if self._gradients is None:  # no optimizer stepped
+        if self._gradients is None or not self._is_updated:  # no optimizer stepped
             gradients = np.full(1 + len(groups.blocks) + len(groups.kinds), NOT_MEASURED)
         else:
             squares = self._gradients
             gradients = np.sqrt([squares.sum(), *groups.by_block(squares), *groups.by_kind(squares)])
-        skipped = float(self._gradients is None)
+        skipped = float(not self._is_updated)
         scalars = [loss, gradients[0], max(rates), seconds, self._tokens, skipped]
         return np.array([*scalars, *streams, *gradients[1:]])
 
@@ -391,3 +456,10 @@ class Monitor:
         if self._store is not None:
             self._store.add(self._rows, raised, self._events)
         self._rows, self._events, self._unstored = [], [], 0
+
+
+def _innermost(optimizer: Optimizer) -> Optimizer:
+    """The optimizer inside wrappers such as accelerate's, whose hooks do not run."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = inner
+    return optimizer
