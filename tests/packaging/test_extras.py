@@ -62,8 +62,9 @@ def guards(test: ast.expr) -> bool:
     return isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"
 
 
-# A plugin of pytest is read by pytest alone.
-FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if "testing" not in path.parts]
+# A plugin of pytest is read by pytest alone, and a client's callback by scripts that use the client.
+ALONE = {"testing", "clients"}
+FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if ALONE.isdisjoint(path.relative_to(PACKAGE).parts)]
 OPTIONAL = set().union(*(EXTRAS[name] for name in FEATURES)) | {COMES_WITH["transformers"]}
 EVERYWHERE = REQUIRED | {COMES_WITH["jinja2"]}
 BY_NAME = {"ray"}
@@ -83,6 +84,10 @@ def test_modules_import_only_what_every_installation_has() -> None:
 def test_functions_import_only_dependencies_and_extras() -> None:
     wrong = {path.name: names for path in FILES if (names := imports(path)[1] - EVERYWHERE - OPTIONAL)}
     assert not wrong
+
+
+def test_only_scripts_import_the_callbacks_of_clients() -> None:
+    assert [path for path in FILES if "monitor.clients." in path.read_text(encoding="utf-8")] == []
 
 
 def test_every_dependency_is_used() -> None:
