@@ -356,6 +356,52 @@ def test_lightning_is_watched_and_trains_the_same(module: str | None, tmp_path: 
         assert [rank.state for rank in reader.ranks()] == ["ended"]
 
 
+def fit_by_hand(folder: Path, callback: Any, *, is_split: bool) -> Any:
+    """A LightningModule that optimizes by hand; `is_split` calls a small and a large module itself."""
+    import lightning
+
+    class ByHand(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            self.first, self.model = nn.Linear(2, 2), load(SPEC).model
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.first(torch.ones(2)).mean() + next_token_loss(self.model, ids)
+
+        def training_step(self, batch: Any, index: int) -> None:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(self.forward(*batch) if is_split else self(*batch))
+            optimizer.step()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = lightning.Trainer(
+        max_steps=3, accelerator="cpu", callbacks=[callback], default_root_dir=folder, logger=False, **quiet
+    )
+    model = ByHand()
+    trainer.fit(model, DataLoader(TensorDataset(ROWS), batch_size=4))
+    return model
+
+
+@QUIET
+@pytest.mark.parametrize("is_split", [False, True])
+def test_lightning_by_hand_is_watched_from_its_first_forward(is_split: bool, tmp_path: Path) -> None:
+    from normscope.monitor.clients.lightning import MonitorCallback
+
+    callback = MonitorCallback(store=tmp_path / "run.db")
+    model = fit_by_hand(tmp_path, callback, is_split=is_split)
+    assert callback.monitor is not None
+    assert callback.monitor.failure is None, callback.monitor.failure
+    with RunReader(tmp_path / "run.db") as reader:
+        assert reader.notes()["model"] == type(model.model if is_split else model).__name__
+        assert reader.series("loss")[0].tolist() == [1, 2, 3]
+    assert np.isfinite(stored(tmp_path / "run.db", "loss")).all()
+
+
 @QUIET
 def test_a_nan_in_lightning_is_an_alarm_at_its_step(tmp_path: Path) -> None:
     from normscope.monitor.clients.lightning import MonitorCallback
