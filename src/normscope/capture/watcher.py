@@ -21,6 +21,7 @@ from normscope.capture.following import Counting, Following, following
 from normscope.errors import UsageError, describe
 from normscope.recording.calls import Call, Forward, bare, reaches, recorded_forward
 from normscope.recording.events import Events
+from normscope.recording.roots import chosen_root, holds, ids, num_held
 from normscope.recording.tape import Tape, tensors_of
 from normscope.subjects import Run
 
@@ -184,8 +185,8 @@ class Watcher:
             self._pass_over(optimizer)
             return
         if not self._own:
-            self._own = _ids(self._root)
-        if not _holds(optimizer, self._own):
+            self._own = ids(self._root)
+        if not holds(optimizer, self._own):
             return
         if optimizer in self._stepping:  # the step before had ended
             self._end_step()
@@ -222,7 +223,7 @@ class Watcher:
                 self._end_blind()
             return False
         self._num_blind = 0
-        optimizers = [each for each in self.events.optimizers if _holds(each, self._own)]
+        optimizers = [each for each in self.events.optimizers if holds(each, self._own)]
         if len(optimizers) == 1:
             self._order = [id(optimizers[0])]
         else:
@@ -275,7 +276,7 @@ class Watcher:
 
     def _skip_step(self, optimizer: Optimizer) -> None:
         """Count a step of `optimizer` that was not taken; the other optimizers may take theirs."""
-        if self._following is None or not _holds(optimizer, self._own):
+        if self._following is None or not holds(optimizer, self._own):
             return
         self._begin_step(optimizer)
         if optimizer in self._stepping:
@@ -300,22 +301,18 @@ class Watcher:
 
     def _chosen(self) -> nn.Module | None:
         """The module to follow; None as long as none of those that ran is in an optimizer."""
-        held = {module: self._num_held(module) for module in self._seen.values()}
-        trained = [module for module in held if held[module]]
         name = self.settings.module
-        if name is None or not trained:
-            return max(trained, key=held.__getitem__, default=None)
-        named = [module for module in trained if name == type(bare(module)).__name__]
-        if not named and self._num_blind >= BLIND_STEPS:
-            known = ", ".join(sorted({type(bare(module)).__name__ for module in trained}))
-            raise UsageError(f"--module {name}", f"a class of a module that trains: {known}", "name one")
-        self._num_blind += not named
-        return named[0] if named else None
+        chosen = chosen_root(self._seen.values(), self.events.optimizers, name)
+        trained = [module for module in self._seen.values() if self._num_held(module)]
+        if chosen is None and trained:
+            if self._num_blind >= BLIND_STEPS:
+                known = ", ".join(sorted({type(bare(module)).__name__ for module in trained}))
+                raise UsageError(f"--module {name}", f"a class of a module that trains: {known}", "name one")
+            self._num_blind += 1
+        return chosen
 
     def _num_held(self, module: nn.Module) -> int:
-        """Number of trainable weights of a module that an optimizer holds."""
-        held = {id(p) for o in self.events.optimizers for group in o.param_groups for p in group["params"]}
-        return sum(p.numel() for p in module.parameters() if p.requires_grad and id(p) in held)
+        return num_held(module, self.events.optimizers)
 
     def _schedulers_of(self, optimizers: Sequence[Optimizer]) -> list[LRScheduler]:
         """The schedulers of these optimizers, without those inside another one."""
@@ -384,14 +381,6 @@ class Watcher:
 
 def _shares(module: nn.Module, parameters: set[int]) -> bool:
     return any(id(parameter) in parameters for parameter in module.parameters())
-
-
-def _ids(module: nn.Module) -> frozenset[int]:
-    return frozenset(map(id, module.parameters()))
-
-
-def _holds(optimizer: Optimizer, parameters: frozenset[int]) -> bool:
-    return any(id(p) in parameters for group in optimizer.param_groups for p in group["params"])
 
 
 def _num_trainable(module: nn.Module) -> int:
