@@ -1,7 +1,29 @@
 """Monitor: stays with a training run, records it and raises alarms."""
 
-from normscope.monitor.monitor import Monitor
-from normscope.monitor.row import Event, Layout, Raised, Row
-from normscope.monitor.store import RunReader, RunStore
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from normscope.monitor.monitor import Monitor
+    from normscope.monitor.row import Event, Layout, Raised, Row
+    from normscope.monitor.store import RunReader, RunStore
 
 __all__ = ["Event", "Layout", "Monitor", "Raised", "Row", "RunReader", "RunStore"]
+
+_HOME = {
+    "Event": "row",
+    "Layout": "row",
+    "Monitor": "monitor",
+    "Raised": "row",
+    "Row": "row",
+    "RunReader": "store",
+    "RunStore": "store",
+}
+
+if not TYPE_CHECKING:  # a type checker reads the imports above, so that a misspelt name is an error
+
+    def __getattr__(name: str) -> Any:
+        """Import on first use: a process of a watched script that trains nothing does not wait for it."""
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"normscope.monitor.{_HOME[name]}"), name)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from normscope.capture.alone import CommunicationError, alone
 from normscope.capture.apart import apart
 from normscope.errors import UsageError, describe
 from normscope.monitor.alarms import NOT_MEASURED, Judges, is_measured
@@ -168,9 +169,7 @@ class Monitor:
         """Detach, and say so."""
         self.failure = describe(error)
         self._held.close()
-        LOG.warning(
-            "the monitor stopped at step %d, the run goes on: %s", self._step, self.failure, exc_info=error
-        )
+        self._say_failure(error)
         if self._store is not None:
             try:
                 failed = Event(self._step, self._rank, time.time(), "monitor-failed", {"error": self.failure})
@@ -182,6 +181,11 @@ class Monitor:
     def is_working(self) -> bool:
         """Whether the monitor itself works at this moment, and may run the model."""
         return self._is_working
+
+    def _say_failure(self, error: Exception) -> None:
+        LOG.warning(
+            "the monitor stopped at step %d, the run goes on: %s", self._step, self.failure, exc_info=error
+        )
 
     # One step, in the order of its events.
 
@@ -208,9 +212,14 @@ class Monitor:
             return
         if self._plan is None:
             self._begin(args, kwargs)
+        self._open(args, kwargs)
+
+    def _open(self, args: Any, kwargs: dict[str, Any]) -> None:
+        """Keep the state at the beginning of a forward, and take its streams."""
         self._replay = Replay(self._model, args, kwargs, take_random_state(), self._autocast)
         self._cotangents = {}
-        self._taps.open(self._all if self._is_measured else self._each)
+        if self._plan is not None:
+            self._taps.open(self._all if self._is_measured else self._each)
 
     @property
     def _autocast(self) -> torch.dtype | None:
@@ -344,9 +353,12 @@ class Monitor:
         replay = dataclasses.replace(
             self._replay, cotangents=cotangents if self._cotangents else None, optimizer=self._optimizers[0]
         )
-        with apart(self._model, None):
-            found = first_wrong_value(replay)
         sentence = f"{where} is not finite, and a replay of the step is: the cause lies outside of the model"
+        try:
+            with apart(self._model, None), alone():
+                found = first_wrong_value(replay)
+        except CommunicationError as error:
+            found, sentence = None, f"{where} is not finite; the step could not be replayed, because {error}"
         data = {"sentence": sentence} if found is None else found.to_dict()
         self._events.append(
             Event(self._step + 1, self._rank, time.time(), FIRST_WRONG_VALUE, {"seen": where, **data})

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from normscope.database import OF_RUN, Database, snapshot, transaction
 from normscope.errors import UsageError, suggest
 from normscope.maps.owner import Owner, Process
+from normscope.monitor.alarms import is_measured
 from normscope.monitor.row import STEP, Event, Layout, Raised, Row
 from normscope.probes import Measurement
 from normscope.rules import Finding, Severity
@@ -287,6 +288,23 @@ class RunStore:
 _OF_RANK = ("rows", "alarms", "events")
 
 
+def num_since(path: Path, moment: float) -> tuple[int, int]:
+    """Number of ranks that began since `moment`, in seconds since the epoch, and of alarms since then.
+
+    It leaves no file beside the store, which a reader cannot remove.
+    """
+    connection = RUN.connect(path)
+    try:
+        statements = (
+            "SELECT count(*) FROM ranks WHERE began >= ?",
+            "SELECT count(*) FROM alarms WHERE time >= ?",
+        )
+        num_ranks, num_alarms = (connection.execute(each, (moment,)).fetchone()[0] for each in statements)
+    finally:
+        connection.close()
+    return num_ranks, num_alarms
+
+
 class RunReader:
     """Reader of a run store, also while it is written. Each method reads one state of the file.
 
@@ -458,7 +476,7 @@ class RunReader:
         for at, part, data in parts:
             columns = np.array([sites.index(site) for site in part])
             cells = np.searchsorted(steps, at)[:, None], columns
-            values[cells], present[cells] = data, True
+            values[cells], present[cells] = data, is_measured(data)
         return Grid(steps, tuple(sites), values, present)
 
     def _refuse(self, quantity: str, rank: int, site: str = "") -> None:
