@@ -77,7 +77,7 @@ def captured(
         UsageError: the command cannot be started, or has no training that can be followed.
         CaptureError: a bug of normscope inside the script.
     """
-    command = _command(words)
+    command = command_to_start(words)
     with _ending_in_order(), _folder() as folder:
         script = _Script(folder)
         try:
@@ -142,7 +142,7 @@ def _folder() -> Iterator[Folder]:
         folder.remove()
 
 
-def _command(words: Sequence[str]) -> list[str]:
+def command_to_start(words: Sequence[str]) -> list[str]:
     """The command to start: a program that exists, and arguments.
 
     Raises:
@@ -159,6 +159,14 @@ def _command(words: Sequence[str]) -> list[str]:
     if re.fullmatch(r"python[0-9.]*", Path(first).name) or first.endswith(".py"):
         _require_script(command)
     return command
+
+
+def environment_of_script() -> dict[str, str]:
+    """This process's environment, with which a Python process runs `boot/sitecustomize.py` at its start."""
+    return os.environ | {
+        "PATH": _search_path(),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(BOOT), os.environ.get("PYTHONPATH")])),
+    }
 
 
 def _search_path() -> str:
@@ -215,11 +223,7 @@ class _Script:
             UsageError: it cannot be started.
         """
         _adopt_orphans(True)
-        environment = os.environ | {
-            VARIABLE: str(self.folder.path),
-            "PATH": _search_path(),
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(BOOT), os.environ.get("PYTHONPATH")])),
-        }
+        environment = environment_of_script() | {VARIABLE: str(self.folder.path)}
         with open(os.devnull, "wb") as nowhere:
             output = nowhere.fileno() if quiet or sys.__stderr__ is None else 2  # stdout is for the report
             with disk_refusals(f"the folder for temporary files {self.folder.path}", "set TMPDIR to one"):

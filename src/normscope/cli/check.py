@@ -275,14 +275,14 @@ def words_of_script(command: str | None, arguments: Sequence[str]) -> list[str] 
     Raises:
         UsageError: there are none.
     """
-    if command != "check" or "--" not in arguments:
+    if command not in ("check", "watch") or "--" not in arguments:
         return None
     words = list(arguments[list(arguments).index("--") + 1 :])
-    if len(words) == 1 and ":" in words[0]:
+    if command == "check" and len(words) == 1 and ":" in words[0]:
         return None  # a MODEL, kept apart from the options
     if not words:
-        given = "check -- without a command"
-        raise UsageError(given, "the command of a training script", "write check -- python train.py")
+        given = f"{command} -- without a command"
+        raise UsageError(given, "the command of a training script", f"write {command} -- python train.py")
     return words
 
 

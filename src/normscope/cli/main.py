@@ -54,7 +54,7 @@ for _module in (
     doctor,
     init,
 ):
-    _more = {"allow_extra_args": True} if _module is check else {}  # the words of a script
+    _more = {"allow_extra_args": True} if _module in (check, watch) else {}  # the words of a script
     app.command(name=_module.__name__.rpartition(".")[2], context_settings=_more)(_module.command)
 
 

@@ -1,29 +1,39 @@
-"""`normscope watch RUN`: a run of `normscope.Monitor`, seen from another process."""
+"""`normscope watch`: a run of `normscope.Monitor`, seen from another process; or a script, run under one."""
 
 import json
+import shlex
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from normscope.cli.check import SCRIPT
 from normscope.cli.options import TextOrJson, option
 from normscope.cli.output import emit
+from normscope.errors import UsageError
 
 if TYPE_CHECKING:
     from normscope.monitor.scene import Watcher
 
 
+OF_SCRIPT = {"store", "every", "module", "resume"}
+"""Options of the form with a training script; the others are of the form with a RUN."""
+DEFAULT_STORE = Path("normscope-run.db")
+EVERY = 10
+
+
 def command(
+    context: typer.Context,
     run: Annotated[
-        Path,
+        str | None,
         typer.Argument(
             metavar="RUN",
             help="Store of the run, such as run.db: the file that its Monitor writes.",
             show_default=False,
         ),
-    ],
+    ] = None,
     quantity: Annotated[
         str | None,
         option(
@@ -39,23 +49,51 @@ def command(
     format: Annotated[
         TextOrJson, typer.Option(help="Format of the output; json is printed once.")
     ] = TextOrJson.TEXT,
+    store: Annotated[
+        Path,
+        typer.Option(metavar="FILE", help="With a script: store that is written; it must not exist."),
+    ] = DEFAULT_STORE,
+    every: Annotated[
+        int,
+        typer.Option(min=1, metavar="STEPS", help="With a script: steps between two looks at all figures."),
+    ] = EVERY,
+    module: Annotated[
+        str | None,
+        option("With a script: class of the module to watch, where several train.", metavar="CLASS"),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="With a script: go on with the run that the store holds.")
+    ] = False,
 ) -> int:
-    """Show a training run while it goes on, or after it: loss, heat map of depth by step, alarms.
+    """Show a training run, or run a training script under a monitor.
+
+    Example: normscope watch -- python train.py --its --own=options
+
+    With `--` and a command, run the command as it is, to its end, and write what a `normscope.Monitor` sees
+    to the store: the file need not mention normscope. Output, input, signals and exit status are the
+    script's own. Alarms go to stderr, one line each; the last line says how many there were. A step ends
+    with the last optimizer's step; the loss is the sum of what was differentiated in it. Every process of
+    torchrun or accelerate is watched. An error of the monitor ends the monitor, not the script.
 
     Example: normscope watch run.db --quantity gradient/block
 
-    It reads the store that `normscope.Monitor(model, optimizer, store="run.db")` writes, on the same machine,
-    and does not disturb the run. On a terminal the picture is drawn again until the run ends or Ctrl-C; in a
-    pipe it is printed once.
+    With the store of a run, show it while it goes on, or after it: loss, heat map of depth by step, alarms.
+    This reads the store, also one that `normscope.Monitor(model, optimizer, store="run.db")` writes, on the
+    same machine, and does not disturb the run. On a terminal the picture is drawn again until the run ends or
+    Ctrl-C; in a pipe it is printed once.
 
     State: running; silent (no write for at least 10 s and three flushes); gone (the process died without an
     end); failed; ended. "!" marks a column with a value that is not finite.
 
-    Exit status: 0 shown; 2 no such store, or no such quantity; 130 Ctrl-C.
+    Exit status: that of the script; or 0 shown; 2 no such store, or no such quantity; 130 Ctrl-C.
     """
+    if context.meta[SCRIPT] is not None:
+        _run(context, context.meta[SCRIPT])
+    _require_one_run(context)
+
     from normscope.monitor.scene import Watcher
 
-    watcher = Watcher(run, quantity)
+    watcher = Watcher(Path(context.params["run"]), quantity)
     if format is TextOrJson.JSON:
         emit(json.dumps(watcher.look().to_dict(), indent=2, allow_nan=False) + "\n", None)
     elif once or not sys.stdout.isatty():
@@ -63,6 +101,41 @@ def command(
     else:
         _follow(watcher, interval)
     return 0
+
+
+def _run(context: typer.Context, words: list[str]) -> NoReturn:
+    """Become the script; see `command`."""
+    from normscope.monitor.launch import start
+
+    given = context.params
+    if given["run"] != words[0] or context.args != words[1:]:
+        both = f'RUN "{given["run"]}" and `{shlex.join(words)}` after --'
+        raise UsageError(both, "one of the two", "leave one out")
+    for name in _typed(context) - OF_SCRIPT - {"run"}:
+        raise UsageError(f"--{name} with a training script", "an option of the picture", "leave it out")
+    start(words, **{name: given[name] for name in OF_SCRIPT})
+
+
+def _require_one_run(context: typer.Context) -> None:
+    """Raise UsageError unless the store of a run was given, with options of its picture alone."""
+    run = context.params["run"]
+    if run is None:
+        raise UsageError(
+            "neither RUN nor a command",
+            "the store of a run, or a training script",
+            "write watch run.db, or watch -- python train.py",
+        )
+    if context.args:
+        given = f'"{" ".join(context.args)}" after RUN "{run}"'
+        raise UsageError(given, "one RUN", "write -- before the command of a training script")
+    for name in _typed(context) & OF_SCRIPT:
+        raise UsageError(f"--{name} with RUN", "a training script after --", "leave it out")
+
+
+def _typed(context: typer.Context) -> set[str]:
+    """Names of the parameters that stand on the command line."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
 
 
 def _print(watcher: "Watcher") -> None:

@@ -289,14 +289,14 @@ _OF_RANK = ("rows", "alarms", "events")
 
 
 def num_since(path: Path, moment: float) -> tuple[int, int]:
-    """Number of ranks that began since `moment`, in seconds since the epoch, and of alarms since then.
+    """Number of ranks with rows that began since `moment` (s since the epoch), and of alarms since then.
 
     It leaves no file beside the store, which a reader cannot remove.
     """
     connection = RUN.connect(path)
     try:
         statements = (
-            "SELECT count(*) FROM ranks WHERE began >= ?",
+            "SELECT count(DISTINCT rank) FROM ranks JOIN rows USING (rank) WHERE began >= ?",
             "SELECT count(*) FROM alarms WHERE time >= ?",
         )
         num_ranks, num_alarms = (connection.execute(each, (moment,)).fetchone()[0] for each in statements)

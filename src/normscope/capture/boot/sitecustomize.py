@@ -1,9 +1,11 @@
 """Start of the capture in a Python process of a training script, before any of its code.
 
-`normscope check -- COMMAND` puts this folder first on PYTHONPATH. Python imports a module of this name at its
-start; another one on the path would be hidden, so it is run as well.
+`normscope check -- COMMAND` and `normscope watch -- COMMAND` put this folder first on PYTHONPATH. Python
+imports a module of this name at its start; another one on the path would be hidden, so it is run as well.
 """
 
+import atexit
+import importlib
 import importlib.machinery
 import importlib.util
 import os
@@ -11,6 +13,8 @@ import sys
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _FOLDER = os.environ.get("NORMSCOPE_CAPTURE", "")  # kept: a script may empty its environment
+_LISTENER = os.environ.get("NORMSCOPE_LISTENER", "")  # module whose begin() watches the script to its end
+_HEAD = "NORMSCOPE_WATCH_HEAD"
 
 
 def _run_hidden() -> None:
@@ -42,12 +46,28 @@ class _AfterTorch:
 
 
 def _begin() -> None:
+    if not _IS_CHECKED:
+        _try(_LISTENER, "begin")
+        return
     try:
         from normscope.capture.child import begin
     except Exception as error:  # another Python than normscope's: too old, or without normscope
         _refuse(f"{type(error).__name__}: {error}")
     else:
         begin(_FOLDER)
+
+
+def _try(module: str, function: str) -> None:
+    """Call a function of a watched script's listener; an error is said, and the script goes on."""
+    try:
+        getattr(importlib.import_module(module), function)()
+    except Exception as error:
+        print(f"normscope: not watched by {sys.executable}: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+def _summarize(process: int) -> None:
+    if os.getpid() == process:
+        _try("normscope.monitor.launch", "summarize")
 
 
 def _refuse(reason: str) -> None:
@@ -75,8 +95,14 @@ def _fails(kind, error, trace):  # type: ignore[no-untyped-def]
         sys.__excepthook__(kind, error, trace)
 
 
-if os.path.isdir(_FOLDER):
+_IS_CHECKED = os.path.isdir(_FOLDER)
+if _IS_CHECKED:
     open(os.path.join(_FOLDER, "python"), "w").close()  # normscope sees that Python has loaded this file
     sys.meta_path.insert(0, _AfterTorch())
     sys.excepthook = _fails
+elif _LISTENER:
+    sys.meta_path.insert(0, _AfterTorch())
+    if _HEAD not in os.environ:  # the first Python process of the script has the last word
+        os.environ[_HEAD] = str(os.getpid())
+        atexit.register(_summarize, os.getpid())
 _run_hidden()

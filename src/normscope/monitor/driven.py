@@ -1,0 +1,94 @@
+"""Monitor whose steps are events of a training script, instead of hooks and calls of `step`."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from normscope.monitor.launch import say
+from normscope.monitor.monitor import Monitor
+from normscope.rules import Finding
+
+
+class Driven(Monitor):
+    """Monitor without hooks on the model and the optimizers; its owner tells it what happens.
+
+    The first forward is read at its end: PyTorch's global hooks see the arguments only there. The streams of
+    that one are not measured, but it can be replayed. An error of a method is for `stop`.
+
+    Args:
+        model: the outermost module that the script calls.
+        optimizers: those that hold its weights.
+        options: see `Monitor`.
+    """
+
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], **options: Any) -> None:
+        super().__init__(model, optimizers, **options)
+        self._begun = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the monitor has stopped."""
+        return self.failure is not None
+
+    def forward_begins(self) -> None:
+        """Begin a forward of the model with gradients."""
+        self._open((), {})  # the arguments come at its end
+
+    def forward_ends(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """End it; read the model if it was the first."""
+        if self._plan is None:
+            self._begin(args, kwargs)
+            self._begun = self._step + 1
+        if self._replay is not None:
+            self._replay = dataclasses.replace(self._replay, args=args, kwargs=kwargs)
+        self._forward_ends(self._called, args, kwargs, output)
+
+    def before_update(self, optimizer: Optimizer) -> None:
+        """Measure before the first optimizer of a step changes the weights."""
+        self._before_update(optimizer, (), {})
+
+    def end_step(self, loss: Tensor | None, *, is_updated: bool) -> None:
+        """End a step after its last optimizer's update, if any was made."""
+        if is_updated:
+            self._after_update(self._optimizers[-1], (), {})
+        self._end_step(loss)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Write the rest; `error` is what ended the script."""
+        self.__exit__(None if error is None else type(error), error, None)
+
+    def discard(self) -> None:
+        """End without a record, because another module is the model."""
+        self._held.close()
+        if self._store is not None:
+            self._store.close()
+
+    def stop(self, error: Exception) -> None:
+        """End because of an error of a method."""
+        if self.failure is None:
+            self._fail(error)
+
+    # What the script's user reads.
+
+    def _say(self, finding: Finding) -> None:
+        say(f"{self._place(self._step)}: {finding.name}: {finding.message}")
+
+    def _say_failure(self, error: Exception) -> None:
+        say(f"{self._place(self._step)}: the monitor stopped, the run goes on: {self.failure}")
+
+    def _trace(self, where: str) -> None:
+        num_before = len(self._events)
+        super()._trace(where)
+        for event in self._events[num_before:]:
+            say(f"{self._place(event.step)}: first wrong value: {event.data['sentence']}")
+
+    def _test_itself(self) -> None:
+        is_whole = self._step > self._begun and self._step % self._every == 0
+        if is_whole:  # no hook fires in the first forward, and not all are read at every step
+            super()._test_itself()
+
+    def _place(self, step: int) -> str:
+        return f"step {step}" + (f", rank {self._rank}" if self._rank else "")

@@ -1,0 +1,106 @@
+"""Start of a training script that is watched to its end, and the line that is said at the end."""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from normscope.capture.launch import command_to_start, environment_of_script
+from normscope.errors import UsageError
+
+VARIABLE = "NORMSCOPE_WATCH"
+"""Environment variable of the script's processes that holds the settings."""
+LISTENER = "NORMSCOPE_LISTENER"
+"""Environment variable with the module that begins in them, see `capture/boot/sitecustomize.py`."""
+HEAD = "NORMSCOPE_WATCH_HEAD"
+"""Environment variable with the id of the process that says the last line."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of `normscope watch -- COMMAND`.
+
+    Attributes:
+        store: absolute path of the store.
+        name: the same as it was given.
+        every, resume: see `Monitor`.
+        module: class of the module to watch where several train; None takes the largest.
+        process: id of the process that becomes the command.
+        started: time of the start, in seconds since the epoch.
+    """
+
+    store: str
+    name: str
+    every: int
+    resume: bool
+    module: str | None
+    process: int
+    started: float
+
+    @staticmethod
+    def given() -> "Settings":
+        """The settings in the environment of this process."""
+        return Settings(**json.loads(os.environ[VARIABLE]))
+
+
+def start(words: Sequence[str], *, store: Path, every: int, resume: bool, module: str | None) -> NoReturn:
+    """Become the command `words`: its output, signals and exit status are its own.
+
+    Raises:
+        UsageError: it cannot be started, or `store` exists and `resume` is False.
+    """
+    command = command_to_start(words)
+    if store.exists() and not resume:
+        raise UsageError(
+            f'store "{store}" (it exists)',
+            "a new file",
+            "name another one with --store, delete it, or go on with its run by --resume",
+        )
+    if not store.parent.is_dir():
+        raise UsageError(f'store "{store}" (its folder does not exist)', "a file in a folder", "make it")
+    settings = Settings(str(store.absolute()), str(store), every, resume, module, os.getpid(), time.time())
+    environment = environment_of_script() | {
+        VARIABLE: json.dumps(asdict(settings)),
+        LISTENER: "normscope.monitor.script",
+    }
+    environment.pop(HEAD, None)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores these, which a program would inherit
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
+    try:
+        os.execve(command[0], command, environment)
+    except OSError as error:
+        given = f'command "{command[0]}" ({error.strerror})'
+        raise UsageError(given, "a program that this system can run", "check the file") from error
+
+
+def summarize() -> None:
+    """Say where the store is and how many alarms there were, at the end of the first Python process."""
+    settings = Settings.given()
+    path = Path(settings.store)
+    num_ranks = num_alarms = 0
+    if path.exists():
+        from normscope.monitor.store import num_since
+
+        num_ranks, num_alarms = num_since(path, settings.started)
+    if num_ranks:
+        alarms = {0: "no alarm", 1: "1 alarm"}.get(num_alarms, f"{num_alarms} alarms")
+        say(f"{alarms}; the run is in {settings.name}, and `normscope watch {settings.name}` shows it")
+    elif os.getpid() == settings.process:
+        why = "no steps of a model that can be" if "torch" in sys.modules else "PyTorch was not imported"
+        say(f"nothing was watched: {why}")
+
+
+def say(words: str) -> None:
+    """Print a line on stderr, if the script has one."""
+    try:
+        print(f"normscope: {words}", file=sys.stderr, flush=True)
+    except (AttributeError, OSError, ValueError):  # closed, or replaced by something else
+        return
