@@ -75,9 +75,9 @@ class Monitor:
                 optimizer.zero_grad()
                 monitor.step(loss)
 
-    At each step: the loss, the RMS of the residual stream at every block, what each branch adds to it, the
-    gradient's norm by block and kind, learning rate, time, tokens. Every `every` steps also the figures of
-    `sites.py`. A value that is not finite is traced to the operation that made it.
+    At each step: the loss, the RMS of the residual stream at every block, the gradient's norm by block and
+    kind, learning rate, time, tokens. Every `every` steps also the figures of `sites.py`, such as what each
+    branch adds to the stream. A value that is not finite is traced to the operation that made it.
 
     Args:
         model: the module that the loop calls; wrappers (DDP, `torch.compile`) are looked through.
