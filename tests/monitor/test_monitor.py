@@ -248,7 +248,9 @@ def test_a_step_without_update_is_noted_as_skipped(tmp_path: Path) -> None:
     assert stored(path, "skipped").tolist() == [0, 1]
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of PyTorch, where it resumes a frame
 def test_a_compiled_model_says_which_hooks_did_not_fire() -> None:
+    torch.compiler.reset()  # of code that other tests compiled
     loop = Loop(SPECS[0])
     compiled = torch.compile(loop.model, backend="eager")
     with Monitor(compiled, loop.optimizer) as monitor:
@@ -258,7 +260,7 @@ def test_a_compiled_model_says_which_hooks_did_not_fire() -> None:
         monitor.step(loss)
     assert monitor.failure is None, monitor.failure
     said = " ".join(monitor.notes)
-    assert not said or "did not fire" in said
+    assert "did not fire" in said
 
 
 def test_a_monitor_that_fails_does_not_end_the_run(tmp_path: Path, caplog) -> None:
