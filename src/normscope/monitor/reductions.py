@@ -1,7 +1,7 @@
 """Reductions over many tensors at once, that keep NaN and infinity.
 
 A 2-norm in float32 overflows above 1.8e19, so that one reduction finds NaN, infinity and finite garbage.
-`torch._foreach_norm` takes one pass over the memory; with the norm of infinity it is ten times slower (torch
+`torch._foreach_norm` takes one pass over the memory; with the norm of infinity it is much slower (torch
 2.13, CPU).
 """
 

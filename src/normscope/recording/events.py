@@ -239,7 +239,7 @@ class Events:
         groups += [group["params"] for group in getattr(holder, "param_groups", ())]
         if not self._is_silent:
             self._listener.clears(itertools.chain(*groups))
-        # A mode would see the `.grad` of every parameter, which costs 4 % of a small model's step.
+        # A mode would see the `.grad` of every parameter, which slows the steps of small models.
         is_plain = all(type(parameter) is nn.Parameter for parameter in itertools.chain(*groups))
         with torch._C.DisableTorchFunction() if is_plain else nullcontext():
             return original(holder, *args, **kwargs)

@@ -72,8 +72,7 @@ def end_idle_workers() -> None:
     """Let GNU OpenMP end the calling thread's idle workers; the next parallel loop here starts them again.
 
     It counts them beside those of a new thread. Where the sum exceeds the cores, workers sleep after each
-    loop instead of waiting for the next one: a step of GPT-2 124M is then 5 to 10 % slower (2 cores). Does
-    nothing with another OpenMP.
+    loop instead of waiting for the next one, which slows every step. Does nothing with another OpenMP.
     """
     for library in (Path(torch.__file__).parent / "lib").glob("libgomp*.so*"):
         ctypes.CDLL(str(library)).omp_pause_resource_all(OMP_PAUSE_SOFT)
