@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 from together import COMMON, CONFIGS, train
 
 from normscope.errors import UsageError
 from normscope.train import RunConfig
 from normscope.train.batches import require_share, share_of, with_a_label
+from normscope.train.distributed import leave
 from normscope.train.processes import Processes
 
 HERE = Path(__file__).parent
@@ -65,6 +67,19 @@ def test_two_processes_step_as_one_and_go_on_to_the_bit(
                 config.trial.precision == "float32" and config.trial.optimizer == "sgd"
             ):  # Adam divides by noise
                 torch.testing.assert_close(weights["whole"][key], alone, rtol=1e-4, atol=1e-6)
+
+
+def test_the_group_is_left_where_another_process_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise RuntimeError("rank 1 did not come")
+
+    left: list[bool] = []
+    monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
+    monkeypatch.setattr(dist, "monitored_barrier", fails)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: left.append(True))
+    with pytest.raises(RuntimeError, match="rank 1"):
+        leave(together=True)
+    assert left == [True]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 6])

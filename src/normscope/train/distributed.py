@@ -72,9 +72,12 @@ def leave(*, together: bool) -> None:
     A thread of Gloo drops the result of its last collective when it likes. If Python is ending by then, the
     process aborts. `monitored_barrier` waits in the calling thread and leaves nothing behind.
     """
-    if together:
-        dist.monitored_barrier() if dist.get_backend() == "gloo" else dist.barrier()
-    dist.destroy_process_group()
+    try:
+        if together:
+            wait = dist.monitored_barrier if dist.get_backend() == "gloo" else dist.barrier
+            wait()
+    finally:
+        dist.destroy_process_group()
 
 
 def _leaves_some_out(subject: Subject) -> bool:

@@ -73,9 +73,10 @@ def joined(parallel: str | None, device: str) -> Iterator[Processes]:
     from normscope.train.distributed import Distributed, leave
 
     processes = Distributed(parallel or "ddp", device)
-    is_whole = False
     try:
         yield processes
-        is_whole = True
-    finally:
-        leave(together=is_whole)
+    except BaseException:
+        leave(together=False)
+        raise
+    else:
+        leave(together=True)
