@@ -1,11 +1,14 @@
 """Trials against a hand-written loop, and the state that they do not change."""
 
+import ctypes
 import itertools
 import math
 import os
 import signal
 import threading
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +22,7 @@ from normscope.train import (
     build_optimizers,
     endless,
     in_flushed_thread,
+    thread,
     working_copy,
 )
 
@@ -34,7 +38,7 @@ def test_steps_are_those_of_a_hand_written_loop_with_warmup() -> None:
     theirs.load_state_dict(ours.state_dict())
     trial = Trial(ours, iter(BATCHES), squared, Recipe(optimizer="adam", lr=0.1, warmup=2))
     losses = [trial.advance() for _ in range(4)]
-    optimizer = torch.optim.Adam(theirs.parameters(), lr=0.1)
+    optimizer = torch.optim.Adam(theirs.parameters(), lr=0.1, fused=True)
     expected = []
     for rate, batch in zip([0.05, 0.1, 0.1, 0.1], BATCHES, strict=True):
         optimizer.param_groups[0]["lr"] = rate
@@ -43,9 +47,24 @@ def test_steps_are_those_of_a_hand_written_loop_with_warmup() -> None:
         loss.backward()
         optimizer.step()
         expected.append(loss.item())
-    assert losses == trial.losses == pytest.approx(expected, rel=1e-6)  # Adam in one pass rounds otherwise
-    assert torch.allclose(ours.weight, theirs.weight, rtol=1e-6)
+    assert losses == expected == trial.losses
+    assert torch.equal(ours.weight, theirs.weight)
     assert trial.step == 4
+
+
+def test_a_parameter_that_is_a_part_of_a_tensor_leaves_the_rest_of_it() -> None:
+    whole = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    rest, twin = whole[:, 3:].clone(), nn.Module()
+    ours = nn.Module()
+    ours.weight, twin.weight = nn.Parameter(whole[:, :3]), nn.Parameter(whole[:, :3].clone())
+    (optimizer,) = build_optimizers(ours, Recipe(optimizer="adam", lr=0.1))
+    reference = torch.optim.Adam(twin.parameters(), lr=0.1, fused=False)
+    for _ in range(3):
+        for module, stepped in ((ours, optimizer), (twin, reference)):
+            module.weight.grad = module.weight.detach().sin()
+            stepped.step()
+    torch.testing.assert_close(ours.weight, twin.weight)
+    assert torch.equal(whole[:, 3:], rest)
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
@@ -109,6 +128,24 @@ def test_the_thread_flushes_denormals_and_the_caller_keeps_its_setting(caller: b
         assert flushes() == caller
     finally:
         torch.set_flush_denormal(False)
+
+
+def test_idle_workers_of_gnu_openmp_are_ended_and_other_libraries_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    libraries: list[object] = [SimpleNamespace(omp_pause_resource_all=calls.append), SimpleNamespace()]
+    num_threads = torch.get_num_threads()
+    thread.end_idle_workers()
+    assert torch.get_num_threads() == num_threads
+    (tmp_path / "lib").mkdir()
+    for number in (1, 2):
+        (tmp_path / "lib" / f"libgomp.so.{number}").touch()
+    monkeypatch.setattr(torch, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(ctypes, "CDLL", lambda path: libraries.pop())
+    thread.end_idle_workers()
+    assert calls == [thread.OMP_PAUSE_SOFT]
+    assert not libraries
 
 
 def test_an_exception_in_the_thread_reaches_the_caller() -> None:

@@ -130,11 +130,15 @@ def _adam(kind: type[torch.optim.Adam], groups: list[dict[str, Any]], config: Re
     """Adam or AdamW, in one pass over the weights where they are float32 or float64 tensors on the CPU.
 
     PyTorch's default takes about ten passes there. In half precision one pass rounds less often, so that the
-    default is kept.
+    default is kept. So it is where a weight is not contiguous, as a slice of another tensor: the one pass
+    would write the memory between its elements.
     """
     params = [p for group in groups for p in group["params"]]
     fuses = all(
-        type(p) is nn.Parameter and p.device.type == "cpu" and p.dtype in (torch.float32, torch.float64)
+        type(p) is nn.Parameter
+        and p.device.type == "cpu"
+        and p.dtype in (torch.float32, torch.float64)
+        and p.is_contiguous()
         for p in params
     )
     return kind(groups, betas=betas(config), fused=fuses or None)

@@ -75,4 +75,6 @@ def end_idle_workers() -> None:
     loop instead of waiting for the next one, which slows every step. Does nothing with another OpenMP.
     """
     for library in (Path(torch.__file__).parent / "lib").glob("libgomp*.so*"):
-        ctypes.CDLL(str(library)).omp_pause_resource_all(OMP_PAUSE_SOFT)
+        pause = getattr(ctypes.CDLL(str(library)), "omp_pause_resource_all", None)
+        if pause is not None:  # OpenMP before 5.0 has none
+            pause(OMP_PAUSE_SOFT)
