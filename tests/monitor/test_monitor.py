@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ import normscope
 from normscope.anatomy import capture, read_anatomy
 from normscope.monitor import Monitor, RunReader
 from normscope.monitor.plan import plan_of
+from normscope.monitor.reductions import local, norms
+from normscope.monitor.turns import STATE_TURNS
 from normscope.probes.sums import rms
 from normscope.subjects import call_model, load, untouched
 
@@ -178,7 +181,7 @@ def wrong_gradient(loop: Loop, value: float) -> str:
         return tuple(None if each is None else torch.full_like(each, value) for each in given)
 
     loop.model.blocks[1].feed_forward.up.register_full_backward_hook(hook)
-    return ""
+    return "blocks.1.feed_forward"
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e30])
@@ -208,9 +211,8 @@ class Checkpointed(nn.Module):
         super().__init__()
         self.inner = inner
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = checkpoint(self.inner, x, use_reentrant=False)
-        return out
+    def forward(self, *args: Any) -> Any:
+        return checkpoint(self.inner, *args, use_reentrant=False)
 
 
 def test_recomputed_blocks_micro_batches_and_evaluations_count_once(tmp_path: Path) -> None:
@@ -218,6 +220,7 @@ def test_recomputed_blocks_micro_batches_and_evaluations_count_once(tmp_path: Pa
     loop = Loop(SPECS[0], torch.optim.SGD)
     plain = Loop(SPECS[0], torch.optim.SGD)
     first, second = next(loop.batches), next(loop.batches)
+    loop.model.blocks[1] = Checkpointed(loop.model.blocks[1])
     with Monitor(loop.model, loop.optimizer, store=path) as monitor:
         for batch in (first, second):
             (loop.subject.loss(batch) / 2).backward()
@@ -275,6 +278,123 @@ def test_a_monitor_that_fails_does_not_end_the_run(tmp_path: Path, caplog) -> No
     with RunReader(path) as reader:
         (event,) = reader.events("monitor-failed")
     assert "not callable" in event.data["error"]
+
+
+def test_hooks_of_others_survive_a_monitor_that_fails(tmp_path: Path) -> None:
+    """A dict of hooks that PyTorch walks through must not change."""
+    loop, path = Loop(SPECS[0]), tmp_path / "run.db"
+    with Monitor(loop.model, loop.optimizer, store=path) as monitor:
+        loop.optimizer.register_step_pre_hook(lambda *_: None)
+        loop.optimizer.register_step_post_hook(lambda *_: None)
+        loop.step(monitor)
+        monitor._sites.before_step = None  # type: ignore[assignment]
+        monitor._turns.look = None  # type: ignore[assignment]
+        monitor._every = 1
+        for _ in range(2):
+            loop.step(monitor)
+    assert monitor.failure is not None
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in loop.model.modules())
+    with RunReader(path) as reader:
+        assert reader.last_step == 1, "the steps before the failure are stored"
+        (rank,) = reader.ranks()
+        assert rank.state == "ended", "the run itself has ended well"
+
+
+def test_gradients_of_the_outputs_are_freed_while_a_loss_is_kept() -> None:
+    loop = Loop(SPECS[0])
+    with Monitor(loop.model, loop.optimizer) as monitor:
+        loss = loop.subject.loss(next(loop.batches))
+        loss.backward()
+        kept = [weakref.ref(each) for each in monitor._cotangents.values()]
+        loop.optimizer.step()
+        loop.optimizer.zero_grad()
+        monitor.step(loss)
+    assert kept
+    assert [each() for each in kept] == [None] * len(kept)
+
+
+def test_the_first_of_two_micro_batches_is_traced(tmp_path: Path) -> None:
+    loop, path = Loop(SPECS[0]), tmp_path / "run.db"
+    good, bad = next(loop.batches), next(loop.batches)
+    block = loop.model.blocks[0].attention
+
+    def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        return output * math.nan
+
+    with Monitor(loop.model, loop.optimizer, store=path, on_alarm=lambda _: None) as monitor:
+        handle = block.register_forward_hook(hook)
+        loss = loop.subject.loss(bad)
+        loss.backward()
+        loop.subject.loss(good).backward()
+        loop.optimizer.step()
+        monitor.step(loss)
+        handle.remove()
+    assert monitor.failure is None, monitor.failure
+    with RunReader(path) as reader:
+        (event,) = reader.events("first-wrong-value")
+    assert event.data["module"].startswith("blocks.0.attention"), event.data
+
+
+def test_wrong_steps_in_a_row_are_traced_once_and_again_after_sound_ones(tmp_path: Path) -> None:
+    loop, path = Loop(SPECS[0], torch.optim.SGD), tmp_path / "run.db"
+    weights = [p.detach().clone() for p in loop.model.parameters()]
+    with Monitor(loop.model, loop.optimizer, store=path, on_alarm=lambda _: None) as monitor:
+        for _ in range(2):
+            wrong_weight(loop, math.nan)
+            for _ in range(5):
+                loop.step(monitor)
+            with torch.no_grad():
+                for p, before in zip(loop.model.parameters(), weights, strict=True):
+                    p.copy_(before)
+            for _ in range(STATE_TURNS):
+                loop.step(monitor)
+    assert monitor.failure is None, monitor.failure
+    with RunReader(path) as reader:
+        assert [event.step for event in reader.events("first-wrong-value")] == [1, 6 + STATE_TURNS]
+
+
+def test_a_run_that_is_resumed_tests_its_hooks_at_a_step_with_all_figures() -> None:
+    loop = Loop(SPECS[0])
+    with Monitor(loop.model, loop.optimizer, start=37) as monitor:
+        for _ in range(4):
+            loop.step(monitor)
+    assert (monitor.failure, monitor.notes) == (None, [])
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_updates_of_several_optimizers_are_measured_after_all(order: int, tmp_path: Path) -> None:
+    loop, path = Loop(SPECS[0]), tmp_path / "run.db"
+    parameters = list(loop.model.parameters())
+    pair = [torch.optim.AdamW(part, lr=1e-3) for part in (parameters[::2], parameters[1::2])]
+    with Monitor(loop.model, pair[::order], store=path, on_alarm=lambda _: None) as monitor:
+        for _ in range(2):
+            loss = loop.subject.loss(next(loop.batches))
+            loss.backward()
+            for optimizer in pair:
+                optimizer.step()
+                optimizer.zero_grad()
+            monitor.step(loss)
+        state = pair[1].state[parameters[1]]["exp_avg"]
+        state.fill_(math.nan)
+        loss = loop.subject.loss(next(loop.batches))
+        loss.backward()
+        parameters[0].grad.fill_(math.nan)
+        for optimizer in pair:
+            optimizer.step()
+        monitor.step(loss)
+    assert monitor.failure is None, monitor.failure
+    assert stored(path, "update/lost", "attention").tolist() == [0.0]
+    with RunReader(path) as reader:
+        (event,) = reader.events("first-wrong-value")
+    assert event.data["phase"] == "optimizer state", "that of the second optimizer too"
+
+
+def test_a_sparse_gradients_rows_are_summed() -> None:
+    table = nn.Embedding(4, 6, sparse=True)
+    table(torch.tensor([1, 1, 1])).sum().backward()
+    assert table.weight.grad is not None
+    dense = table.weight.grad.to_dense()
+    assert norms([local(table.weight.grad)]) == pytest.approx(float(dense.norm()))
 
 
 def test_the_loss_may_be_left_out_or_be_a_number(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ class Step:
             self.autocast,
             cotangents,
             loss.detach(),
-            self.optimizer,
+            () if self.optimizer is None else (self.optimizer,),
         )
 
 

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from normscope.monitor.launch import say
@@ -42,19 +42,13 @@ class Driven(Monitor):
         if self._plan is None:
             self._begin(args, kwargs)
             self._begun = self._step + 1
-        if self._replay is not None:
+        if self._replay is not None and not self._has_wrong_stream:
             self._replay = dataclasses.replace(self._replay, args=args, kwargs=kwargs)
         self._forward_ends(self._called, args, kwargs, output)
 
-    def before_update(self, optimizer: Optimizer) -> None:
+    def before_update(self) -> None:
         """Measure before the first optimizer of a step changes the weights."""
-        self._before_update(optimizer, (), {})
-
-    def end_step(self, loss: Tensor | None, *, is_updated: bool) -> None:
-        """End a step after its last optimizer's update, if any was made."""
-        if is_updated:
-            self._after_update(self._optimizers[-1], (), {})
-        self._end_step(loss)
+        self._begin_update()
 
     def close(self, error: BaseException | None = None) -> None:
         """Write the rest; `error` is what ended the script."""
@@ -86,8 +80,7 @@ class Driven(Monitor):
             say(f"{self._place(event.step)}: first wrong value: {event.data['sentence']}")
 
     def _test_itself(self) -> None:
-        is_whole = self._step > self._begun and self._step % self._every == 0
-        if is_whole:  # no hook fires in the first forward, and not all are read at every step
+        if self._step > self._begun:  # no hook fires in the first forward
             super()._test_itself()
 
     def _place(self, step: int) -> str:

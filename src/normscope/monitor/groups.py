@@ -60,9 +60,9 @@ def groups_of(model: nn.Module, anatomy: Anatomy) -> Groups:
             block_of.setdefault(id(parameter), block.site)
         for branch in block.branches:
             inside = {projection.parameter for projection in branch.projections}
-            begins = tuple(f"{path}." for path in {branch.path} if path and path != block.path)
+            begin = f"{branch.path}." if branch.path and branch.path != block.path else None
             for name, parameter in known.by_name.items():
-                if name in inside or name.startswith(begins or ("\0",)):
+                if name in inside or (begin is not None and name.startswith(begin)):
                     kind_of.setdefault(id(parameter), branch.kind)
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     norms = {id(p) for name, p in known.by_name.items() if name in gains or _is_norms(name, gains)}

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import logging
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -29,7 +28,7 @@ from normscope.monitor.sites import Sites
 from normscope.monitor.store import RunReader, RunStore
 from normscope.monitor.taps import Taps
 from normscope.monitor.trackers import Trackers
-from normscope.monitor.turns import Turns
+from normscope.monitor.turns import STATE_TURNS, Turns
 from normscope.monitor.wrong_value import Replay, first_wrong_value
 from normscope.recording.calls import bare, named_arguments
 from normscope.recording.tape import tensors_of
@@ -131,6 +130,8 @@ class Monitor:
         self._rows: list[Row] = []
         self._events: list[Event] = []
         self._unstored = 0
+        self._num_sound = STATE_TURNS  # steps since a wrong value
+        self._cotangents: dict[int, Tensor] = {}
         self._clear()
         if self._store is not None:
             if resume and start is None:
@@ -138,7 +139,7 @@ class Monitor:
                     self._step = reader.last_step or 0
             self._store.note("model", type(self._model).__name__)
             self._store.note("entropy", entropy)
-            self._store.note("process", os.getpid())
+            self._store.note("every", every)
 
     # Context.
 
@@ -149,33 +150,35 @@ class Monitor:
         ]
         for optimizer in self._optimizers:
             hooks.append(optimizer.register_step_pre_hook(self._before_update))
-            hooks.append(optimizer.register_step_post_hook(self._after_update))
         for hook in hooks:
             self._held.callback(hook.remove)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._held.close()
-        if self._store is not None and self.failure is None:
-            try:
-                self._flush()
-                self._store.end("" if error is None else describe(error))
-            except Exception as failed:
+        if self._store is None:
+            return
+        try:
+            self._flush()
+            self._store.end("" if error is None else describe(error))
+        except Exception as failed:
+            if self.failure is None:
                 self._fail(failed)
-        if self._store is not None:
+        finally:
             self._store.close()
 
     def _fail(self, error: Exception) -> None:
-        """Detach, and say so."""
+        """Stop, and say so. The hooks stay until the step ends: one that runs must not be removed."""
         self.failure = describe(error)
-        self._held.close()
+        self._clear()
         self._say_failure(error)
-        if self._store is not None:
-            try:
-                failed = Event(self._step, self._rank, time.time(), "monitor-failed", {"error": self.failure})
-                self._store.add(events=[failed])
-            except Exception as second:  # the store itself may have failed
-                LOG.warning("nor could that be stored: %s", second)
+        failed = Event(self._step, self._rank, time.time(), "monitor-failed", {"error": self.failure})
+        self._events.append(failed)
+        try:
+            self._flush()
+        except Exception as second:  # what could not be stored may be the reason
+            LOG.warning("the last figures could not be stored: %s", second)
+            self._rows, self._events = [], [failed]
 
     @property
     def is_working(self) -> bool:
@@ -198,9 +201,14 @@ class Monitor:
         self._given = np.zeros(0)  # the squares of the gradients that the optimizer got, after clipping
         self._measured: Floats | None = None
         self._replay: Replay | None = None
-        self._cotangents: dict[int, Tensor] = {}
+        self._forget_cotangents()
         self._num_outputs = 0
-        self._was_wrong = self._is_updated = False
+        self._is_wrong = self._is_updated = self._is_searching = False
+
+    def _forget_cotangents(self) -> None:
+        """Free the gradients of the outputs; a loss that the script keeps holds the hooks that keep them."""
+        self._cotangents.clear()
+        self._cotangents = {}
 
     def begin_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a forward; call it only where the monitor is entered while this forward already runs."""
@@ -208,7 +216,7 @@ class Monitor:
 
     @_guarded
     def _forward_begins(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or self._is_searching:
             return
         if self._plan is None:
             self._begin(args, kwargs)
@@ -216,10 +224,16 @@ class Monitor:
 
     def _open(self, args: Any, kwargs: dict[str, Any]) -> None:
         """Keep the state at the beginning of a forward, and take its streams."""
-        self._replay = Replay(self._model, args, kwargs, take_random_state(), self._autocast)
-        self._cotangents = {}
+        if not self._has_wrong_stream:  # else it lies in an earlier forward of this step, which is kept
+            self._replay = Replay(self._model, args, kwargs, take_random_state(), self._autocast)
+            self._forget_cotangents()
         if self._plan is not None:
             self._taps.open(self._all if self._is_measured else self._each)
+
+    @property
+    def _has_wrong_stream(self) -> bool:
+        """Whether a stream of the step so far is not finite."""
+        return not bool(np.isfinite(self._squares[is_measured(self._squares)]).all())
 
     @property
     def _autocast(self) -> torch.dtype | None:
@@ -260,8 +274,11 @@ class Monitor:
 
     @_guarded
     def _forward_ends(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or self._plan is None:
+        is_ours = torch.is_grad_enabled() and not self._is_searching and self._plan is not None
+        if torch.compiler.is_compiling() or not is_ours:
             return
+        assert self._plan is not None
+        was_wrong = self._has_wrong_stream
         held = self._taps.taken()
         columns = sorted(held)
         squares = np.full(len(self._plan.places), NOT_MEASURED)
@@ -277,6 +294,8 @@ class Monitor:
         if self._is_measured:
             shape = () if first is None else tuple(first.shape)
             self._sites.see(held, np.sqrt(squares / sizes), shape)
+        if was_wrong:
+            return
         outputs = [tensor for tensor in tensors_of(output) if tensor.is_floating_point()]
         self._num_outputs = len(outputs)
         for number, tensor in enumerate(outputs):
@@ -292,7 +311,10 @@ class Monitor:
         return step % self._every == 0 or step == 1
 
     def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        """Begin an update; with a closure, after its first call, which is the step's forward and backward."""
+        """Begin an update; with a closure, after its first call, which is the step's forward and backward.
+
+        Later calls search.
+        """
         given = [*args[1:2], kwargs.get("closure")]
         closure = next((each for each in given if callable(each)), None)
         if closure is None:
@@ -300,6 +322,7 @@ class Monitor:
             return None
 
         def called(*inputs: Any, **keywords: Any) -> Any:
+            self._is_searching = self._is_updated
             loss = closure(*inputs, **keywords)
             self._begin_update()
             return loss
@@ -319,11 +342,11 @@ class Monitor:
         if self._is_measured:
             self._given = self._gradient_squares() if is_seen else self._gradients
             self._sites.before_step()
-        seen = self._squares[is_measured(self._squares)]
-        if not np.isfinite(seen).all():
+        wrong = np.flatnonzero(~np.isfinite(self._gradients))
+        if self._has_wrong_stream:
             self._trace("the residual stream")
-        elif not np.isfinite(self._gradients).all():
-            self._trace("the gradient")
+        elif len(wrong):
+            self._trace(f"the gradient of {self._plan.groups.names[wrong[0]]}")
 
     @_guarded
     def see_gradients(self) -> None:
@@ -345,15 +368,20 @@ class Monitor:
         return squares
 
     def _trace(self, where: str) -> None:
-        """Find the first wrong value of the step, before the optimizer changes a weight."""
-        if self._was_wrong or self._replay is None:
+        """Find the first wrong value of the step; of wrong steps in a row, only that of the first.
+
+        Weights and states are looked at in turns, so that a wrong one may not be seen at every step.
+        """
+        is_first = not self._is_wrong and self._num_sound >= STATE_TURNS
+        self._is_wrong = True
+        if not is_first or self._replay is None:
             return
-        self._was_wrong = True
         cotangents = [self._cotangents.get(number) for number in range(self._num_outputs)]
         replay = dataclasses.replace(
-            self._replay, cotangents=cotangents if self._cotangents else None, optimizer=self._optimizers[0]
+            self._replay, cotangents=cotangents if self._cotangents else None, optimizers=self._optimizers
         )
-        sentence = f"{where} is not finite, and a replay of the step is: the cause lies outside of the model"
+        sentence = f"{where} is not finite, but a replay of the step's last forward is: the cause lies "
+        sentence += "outside of the model, or in an earlier forward of the step"
         try:
             with apart(self._model, None), alone():
                 found = first_wrong_value(replay)
@@ -364,14 +392,12 @@ class Monitor:
             Event(self._step + 1, self._rank, time.time(), FIRST_WRONG_VALUE, {"seen": where, **data})
         )
 
-    @_guarded
-    def _after_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not self._is_updated or optimizer is not self._optimizers[-1]:
-            return
+    def _look_after_update(self) -> None:
+        """Look at some of the weights and states, and measure the update where it is due."""
+        assert self._gradients is not None
         names, lengths = self._turns.look(self._step)
-        wrong = [
-            name for name, length in zip(names, lengths.tolist(), strict=True) if not math.isfinite(length)
-        ]
+        pairs = zip(names, lengths.tolist(), strict=True)
+        wrong = [name for name, length in pairs if not math.isfinite(length)]
         if wrong:
             self._trace(f"{wrong[0]} after the update")
         if self._is_measured:
@@ -383,10 +409,14 @@ class Monitor:
         Args:
             loss: the loss that was differentiated, a scalar; the mean over the batches of a step.
         """
+        if self.failure is not None:
+            self._held.close()
         return self._end_step(loss) or []
 
     @_guarded
     def _end_step(self, loss: Tensor | float | None) -> list[Finding]:
+        if self._is_updated:
+            self._look_after_update()
         value = NOT_MEASURED if loss is None else float(loss.detach() if isinstance(loss, Tensor) else loss)
         if loss is not None and not math.isfinite(value):
             self._trace("the loss")
@@ -399,7 +429,7 @@ class Monitor:
                 )
                 LOG.warning("step %d: %s", self._step, self.notes[-1])
             return []
-        if not self._is_tested:
+        if not self._is_tested and self._is_due(self._step):
             self._test_itself()
         now, clock = time.time(), time.perf_counter()
         seconds, self._clock = clock - self._clock, clock
@@ -419,11 +449,12 @@ class Monitor:
         self._trackers.log(self._step, figures, with_sites=self._is_due(self._step))
         for finding in new:
             self._say(finding)
+        self._num_sound = 0 if self._is_wrong else self._num_sound + 1
         self._clear()
         return new
 
     def _test_itself(self) -> None:
-        """After the first step, note the hooks that did not fire, and what is lost by that."""
+        """After the first step with all figures, note the hooks that did not fire, and what that loses."""
         assert self._plan is not None
         self._is_tested = True
         wanted = np.array(sorted(self._plan.places), dtype=np.intp)

@@ -21,7 +21,7 @@ def local(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
     if isinstance(tensor, DTensor):
         tensor = tensor.to_local()
-    return tensor._values() if tensor.is_sparse else tensor
+    return tensor.coalesce()._values() if tensor.is_sparse else tensor
 
 
 @torch.no_grad()

@@ -150,7 +150,10 @@ class Watcher:
             state, reason, silence = _state(ranks, step_seconds, reader.notes())
             events = reader.events()
             found = [event for event in events if event.kind == FIRST_WRONG_VALUE]
-            wrong = min(found, key=lambda event: (-event.attempt, event.step, event.time), default=None)
+            # A NaN that ranks exchange is seen by all; the one that made it knows the module.
+            wrong = min(
+                found, key=lambda e: (-e.attempt, e.step, "module" not in e.data, e.time), default=None
+            )
             return Scene(
                 path=self.path,
                 notes=reader.notes(),

@@ -69,7 +69,7 @@ class Script(Silent):
         self._is_chosen = self._is_only = self._is_over = False
         self._order: list[int] = []
         self._stepping: list[Optimizer] = []
-        self._num_skipped = self._num_outside = self._num_steps = 0
+        self._num_outside = self._num_steps = 0
         self._losses: list[Tensor] = []
         self._pending: Tensor | None = None
         self._scaler: GradScaler | None = None
@@ -91,6 +91,12 @@ class Script(Silent):
     def _choose(self, module: nn.Module) -> None:
         """Take `module` as the model if it is the best so far."""
         state = random.getstate()  # a library that is imported may draw from it
+        try:
+            self._compare(module)
+        finally:
+            random.setstate(state)
+
+    def _compare(self, module: nn.Module) -> None:
         from normscope.recording.roots import chosen_root, holds, ids
 
         known = list(self.events.optimizers)
@@ -106,7 +112,7 @@ class Script(Silent):
             self._root, self._own = module, ids(module)
             self._optimizers = [each for each in known if holds(each, self._own)]
             self._order = [id(self._optimizers[0])] if len(self._optimizers) == 1 else []
-            self._stepping, self._losses, self._num_skipped, self._num_steps = [], [], 0, 0
+            self._stepping, self._losses, self._num_steps = [], [], 0
             self._monitor = Driven(
                 module,
                 self._optimizers,
@@ -115,7 +121,6 @@ class Script(Silent):
                 resume=self._settings.resume or is_another,
                 start=None if self._settings.resume else 0,
             )
-        random.setstate(state)
 
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if module is self._root:
@@ -135,7 +140,7 @@ class Script(Silent):
             self._guarded(lambda: self._take_loss(loss))
 
     def _take_loss(self, loss: Tensor) -> None:
-        value = loss.detach()
+        value = loss.detach().clone()  # a script may change it in place for its log
         # get_scale() would wait for a GPU.
         scale = None if self._scaler is None else self._scaler._get_scale_async()
         if scale is not None:
@@ -185,10 +190,8 @@ class Script(Silent):
             self._leave("not watched: the optimizers step inside the backward")
             return
         self._stepping.append(optimizer)
-        if is_skipped:
-            self._num_skipped += 1
-        else:
-            self._monitor.before_update(optimizer)
+        if not is_skipped:
+            self._monitor.before_update()
 
     def _end_step(self) -> None:
         """End the step whose optimizers have stepped, if any has."""
@@ -197,16 +200,15 @@ class Script(Silent):
         if not self._stepping or self._monitor is None:
             return
         self._order = self._order or [id(each) for each in self._stepping]
-        is_updated = self._num_skipped < len(self._stepping)
         losses, self._losses, self._pending, self._scaler = self._losses, [], None, None
-        self._stepping, self._num_skipped = [], 0
+        self._stepping = []
         self._num_steps += 1
         if self._num_steps == SURE:
             self._is_chosen = True
             self._is_only = sum(1 for each in self._seen if num_held(each, self.events.optimizers)) == 1
             self._seen.clear()
         loss = torch.stack([each.reshape(()).float() for each in losses]).sum() if losses else None
-        self._monitor.end_step(loss, is_updated=is_updated)
+        self._monitor.step(loss)
 
     def ends(self) -> None:
         """The process is about to end."""

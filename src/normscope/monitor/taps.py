@@ -66,7 +66,7 @@ def streams_of(anatomy: Anatomy) -> Iterator[Stream]:
 
 
 def _read(branch: Branch, before: Site) -> Site:
-    """The stream that the branch is added to; the one it reads, unless it reads a norm of it."""
+    """The stream that the branch is added to: what it reads, or with several streams their state before."""
     return branch.entry if branch.join != "streams" else before
 
 

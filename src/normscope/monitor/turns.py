@@ -2,7 +2,7 @@
 
 What a step itself does wrong is seen in its loss, its streams and its gradients. A weight or a state that is
 changed from outside is not always: a NaN in a row of the embedding that no batch uses, a mean square of 1e30.
-Looking at all of them after each step would cost as much as everything else together.
+They are as many as everything else together, so that a part is looked at after each step.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ class Turns:
         self, parameters: Sequence[Tensor], names: Sequence[str], optimizers: Sequence[Optimizer]
     ) -> None:
         self._named = dict(zip(map(id, parameters), names, strict=True))
-        self._weights = _parts(list(zip(names, map(local, parameters), strict=True)), WEIGHT_TURNS)
+        self._weights = _parts(list(zip(names, parameters, strict=True)), WEIGHT_TURNS)
         self._states: list[Part] = []
         self._optimizers = optimizers
 
@@ -36,7 +36,7 @@ class Turns:
             self._states = _parts(list(self._all_states()), STATE_TURNS)
         names, tensors = self._weights[step % WEIGHT_TURNS]
         more, states = self._states[step % STATE_TURNS]
-        return [*names, *more], norms([*tensors, *states])
+        return [*names, *more], norms([local(tensor) for tensor in (*tensors, *states)])
 
     def _all_states(self) -> Iterator[tuple[str, Tensor]]:
         for optimizer in self._optimizers:
@@ -44,7 +44,7 @@ class Turns:
                 name = self._named.get(id(parameter))
                 for key, value in state.items() if name is not None else ():
                     if isinstance(value, Tensor) and value.is_floating_point() and value.numel() > 1:
-                        yield f"{name} [{key}]", local(value)
+                        yield f"{name} [{key}]", value
 
 
 Part = tuple[list[str], list[Tensor]]

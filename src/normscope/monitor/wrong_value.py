@@ -44,7 +44,7 @@ def first_wrong_value(replay: Replay) -> WrongValue | None:
     found = (
         held_by.wrong_in_data(model, replay.args, replay.kwargs)
         or held_by.wrong_in_model(model)
-        or (replay.optimizer and held_by.wrong_in_optimizer(model, replay.optimizer))
+        or next(filter(None, (held_by.wrong_in_optimizer(model, each) for each in replay.optimizers)), None)
     )
     if found:
         return _of_held(found, model)

@@ -29,7 +29,7 @@ class Replay:
         cotangents: gradient of the loss by each floating-point tensor of the output, in their order; None
             where a tensor has none. None altogether: unknown.
         loss: value of the loss, if known.
-        optimizer: the optimizer, whose state is examined.
+        optimizers: the optimizers, whose states are examined.
         loss_fn: the loss as a function of the output, if it can be run again: a wrong loss is then traced
             to its op.
     """
@@ -41,7 +41,7 @@ class Replay:
     autocast: torch.dtype | None = None
     cotangents: Sequence[Tensor | None] | None = None
     loss: Tensor | float | None = None
-    optimizer: torch.optim.Optimizer | None = None
+    optimizers: Sequence[torch.optim.Optimizer] = ()
     loss_fn: Callable[[Any], Tensor] | None = None
 
 
