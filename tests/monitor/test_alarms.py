@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from streams import codes, raised
 
-from normscope.monitor.alarms import ALARMS
+from normscope.monitor.alarms import ALARMS, NOT_MEASURED
 
 RNG = np.random.default_rng(0)
 T = np.arange(400.0)
@@ -227,12 +227,33 @@ def test_a_value_that_is_not_finite_enters_no_window(first: float) -> None:
     assert [(step, each.code) for step, each in raised({"loss": loss})] == [(21, "NS801"), (200, "NS804")]
 
 
+def test_a_nan_of_one_column_does_not_hide_a_later_one_of_another() -> None:
+    series = {"gain/rms@b": math.nan + 0 * T, "loss": at(LOSS, slice(49, None), math.nan)}
+    assert [(step, each.evidence[0].quantity) for step, each in raised(series)] == [
+        (1, "gain/rms"),
+        (50, "loss"),
+    ]
+    series = {"weight/norm@b": 1e30 + 0 * T, "x@b": at(1 + 0 * T, slice(49, None), 1e30)}
+    assert [step for step, each in raised(series) if each.code == "NS802"] == [1, 50]
+
+
+def test_a_nan_that_spreads_is_one_alarm_at_once_and_one_for_the_rest() -> None:
+    series = {f"stream/rms@b.{i}": at(1 + 0 * T, slice(99 + i, None), math.nan) for i in range(12)}
+    assert [(step, len(each.sites)) for step, each in raised(series)] == [(100, 1), (121, 11)]
+
+
+@pytest.mark.parametrize("wrong", [math.nan, 1e30])
+def test_a_column_that_is_wrong_each_time_it_is_measured_raises_once(wrong: float) -> None:
+    values = np.where((T + 1) % 25 == 0, wrong, NOT_MEASURED)
+    assert [step for step, _ in raised({"loss": LOSS, "x@b": values})] == [25]
+
+
 def test_a_zero_scale_of_rounding_alarms_nothing() -> None:
     single = np.float32(0.1) * (1 + 6e-8 * (T % 3))
     assert codes({"loss": single, "gradient/norm": single, "update/ratio@x": single}) == []
 
 
-def test_the_cases_cover_noise_of_many_seeds() -> None:
+def test_heavy_tails_of_20_seeds_raise_two_alarms_at_most() -> None:
     gradient: Callable[[int], np.ndarray] = lambda seed: np.exp(  # noqa: E731
         0.1 * np.random.default_rng(seed).standard_t(5, size=2000)
     )

@@ -14,6 +14,9 @@ Layout = tuple[tuple[str, str], ...]
 STEP, SITES = "step", "sites"
 """Names of the two layouts: figures of every step, and figures of every site at some steps."""
 
+GARBAGE = 1e18
+"""Size from which a finite value is garbage: its square overflows float32 soon (√3.4e38 = 1.8e19)."""
+
 
 @dataclass(frozen=True, eq=False)
 class Row:

@@ -18,13 +18,14 @@ from torch.autograd.graph import Node
 from normscope.anatomy.calls import ModuleCalls
 from normscope.anatomy.names import named_modules, named_parameters
 from normscope.anatomy.types import at_call
+from normscope.monitor.row import GARBAGE
 from normscope.monitor.wrong import held as held_by
 from normscope.monitor.wrong import words
 from normscope.monitor.wrong.causes import Cause, backward_cause, cause_of
 from normscope.monitor.wrong.held import Held
 from normscope.monitor.wrong.labels import Label, Labels
 from normscope.monitor.wrong.source import entry, frames, line_of, source_line, users_frame
-from normscope.monitor.wrong.types import GARBAGE, Range, Replay, WrongValue, kind_of, range_of
+from normscope.monitor.wrong.types import Range, Replay, WrongValue, kind_of, range_of
 from normscope.probes.births import Act, Birth, Births, Storages
 from normscope.recording.calls import bare
 from normscope.recording.tape import tensors_of
@@ -235,7 +236,13 @@ class _Rerun:
         return [weight.grad for weight in weights]  # `untouched` restores every .grad
 
     def _is_alone(self, weights: list[Tensor]) -> bool:
-        """Whether no hook of DDP or of an optimizer waits for gradients to be accumulated."""
+        """True where a whole backward reaches nothing but `.grad` of the model's parameters.
+
+        An argument that requires grad has a graph behind it, of the caller. Hooks of DDP and of optimizers
+        wait for gradients to be accumulated.
+        """
+        if any(t.requires_grad for t in tensors_of((self._replay.args, dict(self._replay.kwargs)))):
+            return False
         waiting = any(weight._post_accumulate_grad_hooks for weight in weights)
         return bare(self._replay.model) is self._replay.model and not waiting
 
@@ -385,7 +392,7 @@ def _short(function: str) -> str:
 
 
 def _is_memory(birth: Birth) -> bool:
-    """Whether it is uninitialised memory, which may be overwritten before it matters."""
+    """True where it is uninitialised memory, which may be overwritten before it matters."""
     return birth.is_given and "empty" in birth.op
 
 

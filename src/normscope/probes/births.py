@@ -264,13 +264,13 @@ def wrong_kind(tensor: Tensor, limit: float = math.inf) -> str | None:
 
 
 def is_negative(tensor: Tensor, limit: float = math.inf) -> bool:
-    """Whether all wrong values of a tensor without NaN are negative, as those of an attention mask are."""
+    """True where all wrong values of a tensor without NaN are negative, as those of an attention mask are."""
     high = float(extremes(tensor)[1])
     return high <= limit and high != math.inf
 
 
 def _is_written(act: Act, limit: float) -> bool:
-    """Whether the op writes a mask's wrong values on purpose, or rounds a mask's lowest number to -inf."""
+    """True where the op writes a mask's wrong values on purpose, or rounds a mask's lowest number to -inf."""
     name = act.name.rstrip("_")
     floats = [t for t in act.tensors if t.is_floating_point() and t.numel()]
     lowest = any(float(extremes(t)[0]) <= 0.99 * torch.finfo(t.dtype).min for t in floats)

@@ -14,8 +14,8 @@ from normscope.monitor.alarms.ranks import Ranks
 from normscope.monitor.alarms.rise import Rise
 from normscope.monitor.alarms.spikes import KINDS, Spikes
 from normscope.monitor.alarms.tokens import Collapse, Stuck
-from normscope.monitor.alarms.wrong import GARBAGE, Skipped, Wrong
-from normscope.monitor.row import Layout
+from normscope.monitor.alarms.wrong import Skipped, Wrong
+from normscope.monitor.row import GARBAGE, Layout
 from normscope.rules import Finding
 
 

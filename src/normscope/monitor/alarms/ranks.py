@@ -39,7 +39,8 @@ RANK_APART = alarm(
         differ by {APART:g} relative: an error; not judged where notes say that they are sharded. Loss above
         {RATIO["loss"]:g} times the ranks' median or its inverse, streams above {RATIO["stream/rms"]:g} times,
         as the median of {ROWS} steps and by {CERTAIN:g} standard errors, among {FEWEST} ranks or more: a
-        warning.""",
+        warning. Needs the rows of all ranks in one Judges: the Monitor of a process feeds its own only and
+        does not raise it yet.""",
     source="""Exact for shared figures (PyTorch's documentation of DistributedDataParallel); the ratios are
         our own choice.""",
     remedy="""Weights: broadcast them from rank 0, and let all ranks decide together whether to skip a step.
@@ -89,11 +90,11 @@ class Ranks:
         values, usable = _stacked(looks, self._own)
         usable = usable & (values > 0).all(axis=0)
         values = np.log(np.where(usable, values, 1.0))
-        self._ratios.append(values - np.median(values, axis=0))
-        if len(self._ratios) < ROWS or self._ratios[0].shape != self._ratios[-1].shape:
-            self._ratios = (
-                self._ratios[-1:] if self._ratios[0].shape != self._ratios[-1].shape else self._ratios
-            )
+        ratios = values - np.median(values, axis=0)
+        if self._ratios and self._ratios[-1].shape != ratios.shape:  # another number of ranks
+            self._ratios.clear()
+        self._ratios.append(ratios)
+        if len(self._ratios) < ROWS:
             return
         held, self._ratios = np.stack(self._ratios), self._ratios[ROWS // 2 :]
         median = np.median(held, axis=0)

@@ -5,12 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from normscope.monitor.alarms.columns import Columns, Look, Mask
-from normscope.monitor.alarms.episodes import Episode
-from normscope.monitor.row import Layout
+from normscope.monitor.alarms.episodes import Episode, Episodes
+from normscope.monitor.row import GARBAGE, Layout
 from normscope.rules import Finding, Severity, alarm, figure
 
-GARBAGE = 1e18
-"""Size from which a finite value is garbage: its square overflows float32 soon (√3.4e38 = 1.8e19)."""
 SKIPS, WITHIN = 17, 100
 """Steps skipped among the last ones: sixteen halvings take a loss scale of 2^16 to 1."""
 
@@ -63,8 +61,7 @@ class Wrong:
         names = [quantity for quantity, _ in layout]
         self._gradients = np.array([name.startswith(("gradient/", "update/")) for name in names], dtype=bool)
         self._skipped = [i for i, name in enumerate(names) if name == "skipped"]
-        self._wrong = Episode()
-        self._garbage = Episode()
+        self._wrong, self._garbage = Episodes(len(names)), Episodes(len(names))
 
     def feed(self, look: Look) -> Iterator[Finding]:
         """Alarms of a row."""
@@ -72,7 +69,7 @@ class Wrong:
         wrong: Mask = look.measured & ~finite
         if wrong.any() and self._was_skipped(look):
             wrong &= ~self._gradients
-        if (new := self._wrong.update(wrong)) is not None:
+        if (new := self._wrong.update(wrong, look.measured)) is not None:
             worst = int(np.flatnonzero(new)[0])
             kind = "NaN" if np.isnan(look.values[worst]) else "infinite"
             yield self.columns.raised(
@@ -80,7 +77,7 @@ class Wrong:
             )
         garbage = np.zeros_like(finite)
         garbage[finite] = np.abs(look.values[finite]) > GARBAGE
-        if (new := self._garbage.update(garbage)) is not None:
+        if (new := self._garbage.update(garbage, look.measured)) is not None:
             worst = int(np.flatnonzero(new)[0])
             said = f"is {figure(float(look.values[worst]))}: finite, and garbage"
             yield self.columns.raised(

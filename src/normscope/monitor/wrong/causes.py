@@ -17,7 +17,6 @@ Cause = tuple[str, str]
 
 HALVES = (torch.float16, torch.bfloat16)
 NORM_WORDS = ("norm", "rms", "standardi")
-MATRIX = {"mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "convolution", "einsum"}
 LOGARITHMS = {"log", "log2", "log10", "log1p"}
 EXPONENTIALS = {"exp", "expm1", "exp2", "sinh", "cosh"}
 SUMS = {"sub", "rsub", "add"}
@@ -116,7 +115,7 @@ def _no_variance(act: Act, where: str) -> Cause | None:
     rows = (
         x.square().mean(axes) if "rms" in name else x.var(axes, unbiased=False)
     ) <= 1e-12 * x.square().mean(axes)
-    if eps or not bool(rows.any()):
+    if eps != 0 or not bool(rows.any()):
         return None
     return "zero variance with eps 0", f"{int(rows.sum())} of {rows.numel()} rows are constant"
 
@@ -191,7 +190,7 @@ def _power(act: Act, where: str) -> Cause | None:
 
 
 def _exponential(act: Act, where: str) -> Cause | None:
-    if act.name.rstrip("_") not in EXPONENTIALS or act.kind == "NaN" or not act.tensors:
+    if act.name.rstrip("_") not in EXPONENTIALS or act.kind != "infinity" or not act.tensors:
         return None
     dtype = act.output.dtype
     limit = math.log(torch.finfo(dtype).max)
@@ -226,10 +225,6 @@ def _range_of_function(act: Act, where: str) -> Cause | None:
     return None
 
 
-def _half_overflow(act: Act, where: str) -> Cause | None:
-    return overflow(act) if act.output.dtype in HALVES else None
-
-
 _SCALAR_RULES: tuple[Callable[[Act, str], Cause | None], ...] = (
     _exponential,
     _division,
@@ -239,7 +234,6 @@ _SCALAR_RULES: tuple[Callable[[Act, str], Cause | None], ...] = (
     _difference,
     _range_of_function,
     _written,
-    _half_overflow,
     overflow,
     _growth,
 )
@@ -248,8 +242,7 @@ _SCALAR_RULES: tuple[Callable[[Act, str], Cause | None], ...] = (
 def backward_cause(act: Act, function: str) -> Cause | None:
     """The cause of a wrong value that the backward of `function` makes."""
     own = function.rpartition(".")[2]
-    found = _half_overflow(act, "") if act.kind == "infinity" else None
-    if found is not None:
+    if act.output.dtype in HALVES and (found := overflow(act)) is not None:
         return found
     if any(rule(act, "") is not None for rule in (_division, _root, _power)):
         if own in AT_ZERO:

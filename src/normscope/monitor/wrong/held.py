@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from normscope.anatomy.names import named_modules, named_parameters
-from normscope.monitor.wrong.types import GARBAGE, Range, kind_of, range_of
+from normscope.monitor.row import GARBAGE
+from normscope.monitor.wrong.types import Range, entries, kind_of, range_of
 from normscope.probes.births import is_negative
-from normscope.probes.sums import extremes, rms, widened
+from normscope.probes.sums import extremes, rms
 from normscope.recording.calls import named_arguments
 from normscope.recording.tape import tensors_of
 from normscope.subjects.subject import POSITIONAL
@@ -115,7 +116,7 @@ def _owner(name: str) -> str:
 
 
 def _is_mask(tensor: Tensor) -> bool:
-    """Whether its wrong values are a mask's: all are negative, and nothing else in it is positive."""
+    """True where its wrong values are a mask's: all are negative, and nothing else in it is positive."""
     if kind_of(tensor) in (None, "NaN") or not is_negative(tensor, GARBAGE):
         return False
     return float(extremes(tensor)[1]) <= 1  # 1 in a mask that is 1 where a token is seen
@@ -126,8 +127,9 @@ def _first(phase: str, tensors: list[tuple[str, str, Tensor]]) -> Held | None:
     if not wrong:
         return None
     name, module, tensor, kind = wrong[0]
-    values = widened(tensor)
-    values = torch.view_as_real(values) if values.is_complex() else values
-    where = ~(values.abs() <= GARBAGE)
+    values = entries(tensor)
+    where = ~(values.abs() <= min(GARBAGE, torch.finfo(values.dtype).max))
     index = tuple(int(i) for i in where.nonzero()[0])
+    if tensor.is_sparse:
+        index = (*tensor._indices()[:, index[0]].tolist(), *index[1:])
     return Held(phase, module, name, kind, range_of(tensor, name), int(where.sum()), index, len(wrong) - 1)

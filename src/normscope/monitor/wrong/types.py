@@ -10,11 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from normscope.anatomy.types import at_call
+from normscope.monitor.row import GARBAGE
 from normscope.probes.births import wrong_kind
 from normscope.probes.sums import widened
-
-GARBAGE = 1e18
-"""Finite values above it count as wrong: the square of a few float32 numbers above 1.8e19 is infinite."""
 
 
 @dataclass(frozen=True)
@@ -117,9 +115,16 @@ def kind_of(tensor: Tensor) -> str | None:
     return wrong_kind(tensor, GARBAGE)
 
 
+def entries(tensor: Tensor) -> Tensor:
+    """The stored entries of a tensor: [number, …] of a sparse one, […, 2] real numbers of a complex one."""
+    stored = tensor.detach()
+    stored = stored._values() if stored.is_sparse else stored
+    return torch.view_as_real(stored.resolve_conj()) if stored.is_complex() else widened(stored)
+
+
 def range_of(tensor: Tensor, name: str = "") -> Range:
     """The range of a tensor's values."""
-    values = widened(tensor).float() if not tensor.is_complex() else torch.view_as_real(tensor.detach())
+    values = entries(tensor)
     finite = values[torch.isfinite(values)]
     low, high = (float(edge) for edge in finite.aminmax()) if finite.numel() else (math.nan, math.nan)
     return Range(

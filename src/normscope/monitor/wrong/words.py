@@ -18,7 +18,8 @@ def of_held(held: Held, evidence: str) -> str:
         "optimizer state": f"The optimizer's {held.name}",
     }[held.phase]
     size = math.prod(held.range.shape)
-    more = f" {held.others} other tensors are wrong as well." if held.others else ""
+    others = "1 other tensor is" if held.others == 1 else f"{held.others} other tensors are"
+    more = f" {others} wrong as well." if held.others else ""
     first = f"{held.count} of its {size} entries, the first at {list(held.index)}"
     last = f" {evidence}" if evidence else ""
     return f"{what} holds {HOLDS[held.kind]} before the forward: {first}.{more}{last}"
