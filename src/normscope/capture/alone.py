@@ -2,7 +2,7 @@
 
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -54,11 +54,11 @@ def alone() -> Iterator[None]:
 
     def guarded(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            of_one = isinstance(args[0], dist.ProcessGroup) and args[0].size() == 1
-            if threading.get_ident() not in others and not of_one:
+            if threading.get_ident() not in others and _group(original, args, kwargs).size() > 1:
                 raise CommunicationError(name)
             return original(*args, **kwargs)
 
+        call.default = call  # type: ignore[attr-defined]  # an operator is called by its overload too
         return call
 
     with ExitStack() as held:
@@ -66,6 +66,16 @@ def alone() -> Iterator[None]:
             held.callback(setattr, owner, name, vars(owner)[name])  # getattr would unwrap a class's method
             setattr(owner, name, guarded(name, getattr(owner, name)))
         yield
+
+
+def _group(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> "dist.ProcessGroup":
+    """The group of processes that a call of a group's method, or of an operator, communicates with."""
+    if not isinstance(operation, torch._ops.OpOverloadPacket):
+        return args[0]
+    names = [each.name for each in operation.default._schema.arguments]
+    group = (dict(zip(names, args, strict=False)) | dict(kwargs))["group_name"]
+    c10d: Any = dist.distributed_c10d
+    return group if isinstance(group, dist.ProcessGroup) else c10d._resolve_process_group(group)
 
 
 def _operations() -> Iterator[tuple[Any, str]]:
