@@ -45,7 +45,21 @@ def with_a_refilled_buffer(logits: Tensor) -> Tensor:
     return total
 
 
+def in_place_by_keyword(logits: Tensor) -> Tensor:
+    scaled = logits * 2
+    return torch.relu_(input=scaled).square().mean()
+
+
+def in_place_in_a_list(logits: Tensor) -> Tensor:
+    shift, scaled = torch.ones(T, V), logits * 2
+    before = (logits + shift).square().mean()
+    torch._foreach_add_([scaled, shift], 1.0)
+    return before + scaled.square().mean()
+
+
 LOSSES = {
+    "in place by keyword": in_place_by_keyword,
+    "in place in a list": in_place_in_a_list,
     "summed up in place": summed_up,
     "a buffer that is refilled": with_a_refilled_buffer,
     "cross entropy": lambda z: F.cross_entropy(z.view(-1, V), LABELS.view(-1), ignore_index=-100),

@@ -6,6 +6,7 @@ of a copy of the model, or of the model at a later step, can be computed without
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,9 @@ _PLAIN = {type(None), bool, int, float, str}
 _SCALES = {"mul", "multiply", "div", "divide", "true_divide", "__mul__", "__rmul__", "__truediv__"}
 _SCALES |= {"mul_", "div_", "__imul__", "__idiv__", "__itruediv__"}
 """Names of functions that only scale a loss, if their other argument is a constant."""
+_OPERATORS = "add|and|concat|div|floordiv|lshift|matmul|mod|mul|or|pow|rshift|sub|truediv|xor"
+_WRITING = re.compile(rf"__setitem__|__i({_OPERATORS})__|.*[^_]_")
+"""Names of functions that write a tensor, as `add_`, `_foreach_add_` and `__iadd__`."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +84,12 @@ class Program:
                 return values[place.index]
             return given[place.index] if isinstance(place, Given) else place
 
+        def own_value(place: Any) -> Any:
+            return given[place.index].clone() if isinstance(place, Given) else value(place)
+
         for step in self.steps:
-            arguments = _mapped(value, step.arguments)
-            if _writes(step.function) and isinstance(step.arguments[0], Given):
-                arguments = (arguments[0].clone(), *arguments[1:])
-            result = step.function(*arguments, **_mapped(value, step.keywords))
+            read = own_value if _writes(step.function) else value
+            result = step.function(*_mapped(read, step.arguments), **_mapped(read, step.keywords))
             values.extend(tensors_of(result))
         loss = values[self.result].reshape(())
         return loss if self.factor == 1 else loss * self.factor
@@ -139,7 +144,7 @@ class Tape(TorchFunctionMode):
         places = _mapped(self._place, args), _mapped(self._place, kwargs)  # the call may write its arguments
         result = func(*args, **kwargs)
         results = list(tensors_of(result))
-        if results or func.__name__ == "__setitem__":
+        if results or _writes(func):
             made = range(len(self._held), len(self._held) + len(results))
             self._makers |= dict.fromkeys(made, len(self._steps))
             self._steps.append(Step(func, *places))
@@ -288,9 +293,8 @@ def copied(tensor: Tensor) -> Tensor:
 
 
 def _writes(function: Callable[..., Any]) -> bool:
-    """Whether a function writes its first argument, as `add_` and `__iadd__` do."""
-    name = function.__name__
-    return name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
+    """Whether a function writes a tensor that it is given."""
+    return _WRITING.fullmatch(function.__name__) is not None
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
