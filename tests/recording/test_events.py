@@ -27,6 +27,12 @@ class Seen(Silent):
     def differentiates(self, loss: torch.Tensor) -> None:
         self.events.append(("differentiates", loss))
 
+    def steps(self, optimizer: torch.optim.Optimizer) -> None:
+        self.events.append(("steps", optimizer))
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        self.events.append(("stepped", optimizer))
+
     def skipped(self, optimizer: torch.optim.Optimizer) -> None:
         self.events.append(("skipped", optimizer))
 
@@ -102,8 +108,29 @@ def test_a_forward_that_a_pause_of_another_thread_begins_in_is_seen_with_the_nex
         with events.paused():
             may_end.set()
             done.result(PATIENCE)
-        model(torch.ones(2))
-    assert ("called", model) in seen.events
+        pool.submit(model, torch.ones(2)).result(PATIENCE)
+    assert seen.events == [("called", model)] * 2
+
+
+@pytest.mark.parametrize("unscales", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_that_a_scaler_skips_is_no_step(fused: bool, unscales: bool) -> None:
+    seen, model = Seen(), nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    with Events(seen).attach():
+        for value in (1.0, torch.inf):
+            scaler.scale(model(torch.ones(2)).sum()).backward()
+            model.weight.grad.fill_(value)
+            before = model.weight.detach().clone()
+            if unscales:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            assert torch.equal(model.weight, before) == (value == torch.inf)
+    names = [name for name, _ in seen.events if name not in ("called", "differentiates")]
+    assert names == ["steps", "stepped", "skipped"]
 
 
 def test_a_step_of_another_thread_is_not_that_of_a_scaler() -> None:

@@ -254,6 +254,11 @@ class Events:
     ) -> Any:
         if self._is_silent:
             return original(scaler, optimizer, *args, **kwargs)
+        if _skips_by_itself(scaler, optimizer):
+            with self.muted():
+                result = original(scaler, optimizer, *args, **kwargs)
+            self._listener.skipped(optimizer)
+            return result
         stepped: list[int] = []
         handle = register_optimizer_step_pre_hook(lambda *_: stepped.append(threading.get_ident()))
         try:
@@ -298,6 +303,18 @@ def _in_backward() -> bool:
     activation checkpointing run again there. Other threads may run the script's forwards meanwhile.
     """
     return torch._C._current_graph_task_id() != -1
+
+
+def _skips_by_itself(scaler: GradScaler, optimizer: Any) -> bool:
+    """Whether the next `step` of a fused optimizer changes nothing, as a gradient is not finite.
+
+    A scaler calls `step` of other optimizers only where all gradients are finite.
+    """
+    if not scaler.is_enabled() or not getattr(optimizer, "_step_supports_amp_scaling", False):
+        return False
+    state: Any = scaler._per_optimizer_states[id(optimizer)]
+    found = state["found_inf_per_device"] or scaler._check_inf_per_device(optimizer)
+    return any(bool(each.item()) for each in found.values())
 
 
 def _is_transparent(module: nn.Module) -> bool:
