@@ -581,7 +581,7 @@ def test_a_nan_is_passed_on_and_a_loss_that_was_not_given_is_not(tmp_path: Path)
     assert tracker.steps[4]["loss"] == math.inf
     written = [json.loads(line) for line in lines.path.read_text().splitlines()]
     assert [line["step"] for line in written] == [1, 2, 3, 4]
-    assert [line.get("loss") for line in written] == [tracker.steps[1]["loss"], None, "NaN", "Infinity"]
+    assert [line.get("loss") for line in written] == [tracker.steps[1]["loss"], None, "nan", "inf"]
     assert math.isnan(float(written[2]["loss"]))
 
 

@@ -22,6 +22,7 @@ from normscope.monitor.reductions import local, norms
 from normscope.monitor.turns import STATE_TURNS
 from normscope.probes.sums import rms
 from normscope.subjects import call_model, load, untouched
+from normscope.subjects.feed import tensors_in
 
 SPECS = (
     "nn:decoder,scheme=pre,depth=3,width=32,heads=2",
@@ -316,19 +317,20 @@ def test_gradients_of_the_outputs_are_freed_while_a_loss_is_kept() -> None:
 def test_the_first_of_two_micro_batches_is_traced(tmp_path: Path) -> None:
     loop, path = Loop(SPECS[0]), tmp_path / "run.db"
     good, bad = next(loop.batches), next(loop.batches)
-    block = loop.model.blocks[0].attention
+    ids = []
+    loop.model.embedding.register_forward_pre_hook(lambda module, args: ids.append(args[0]))
+    wrong = next(iter(tensors_in(bad)))
 
     def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        return output * math.nan
+        return output * (math.nan if torch.equal(ids[-1], wrong) else 1.0)
 
+    loop.model.blocks[0].attention.register_forward_hook(hook)
     with Monitor(loop.model, loop.optimizer, store=path, on_alarm=lambda _: None) as monitor:
-        handle = block.register_forward_hook(hook)
-        loss = loop.subject.loss(bad)
-        loss.backward()
-        loop.subject.loss(good).backward()
+        for batch in (bad, good):
+            loss = loop.subject.loss(batch)
+            loss.backward()
         loop.optimizer.step()
         monitor.step(loss)
-        handle.remove()
     assert monitor.failure is None, monitor.failure
     with RunReader(path) as reader:
         (event,) = reader.events("first-wrong-value")
@@ -351,6 +353,15 @@ def test_wrong_steps_in_a_row_are_traced_once_and_again_after_sound_ones(tmp_pat
     assert monitor.failure is None, monitor.failure
     with RunReader(path) as reader:
         assert [event.step for event in reader.events("first-wrong-value")] == [1, 6 + STATE_TURNS]
+
+
+def test_what_watch_says_of_a_run_is_noted(tmp_path: Path) -> None:
+    loop = Loop(SPECS[0])
+    with Monitor(loop.model, loop.optimizer, store=tmp_path / "run.db", every=7, steps=90, entropy=2.5):
+        pass
+    with RunReader(tmp_path / "run.db") as reader:
+        noted = reader.notes()
+    assert (noted["every"], noted["steps"], noted["entropy"], noted["model"]) == (7, 90, 2.5, "Decoder")
 
 
 def test_a_run_that_is_resumed_tests_its_hooks_at_a_step_with_all_figures() -> None:

@@ -315,9 +315,9 @@ def test_json_holds_what_is_not_finite(
     store.add([step_row(201, math.nan)])
     assert run(["watch", str(path), "--format", "json"]) == 0
     document = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
-    assert document["notes"]["range"] == ["-Infinity", 1.0]
+    assert document["notes"]["range"] == ["-inf", 1.0]
     rows = {row["layout"]: row for row in document["last_rows"]}
-    assert rows["step"]["values"][0] == {"quantity": "loss", "site": "", "value": "NaN"}
+    assert rows["step"]["values"][0] == {"quantity": "loss", "site": "", "value": "nan"}
     assert (rows["sites"]["step"], len(rows["sites"]["values"])) == (200, 40)
     assert [each["step"] for each in document["alarms"]] == [120, 150]
     assert document["first_wrong_value"]["data"]["sentence"] == SENTENCE
@@ -396,3 +396,12 @@ def test_a_terminal_shows_the_run_until_its_end(store: RunStore, path: Path) -> 
     store.end()
     assert second.status() == 0
     assert "run.db  decoder, 20 blocks  ended" in second.text
+
+
+def test_of_ranks_that_share_a_wrong_value_the_one_that_knows_its_module_is_shown(path: Path) -> None:
+    for rank, data in ((0, {"sentence": "somewhere"}), (1, {"sentence": SENTENCE, "module": "blocks.7"})):
+        with RunStore(path, rank=rank) as store:
+            store.add(events=[Event(150, rank, 150.0 + rank, "first-wrong-value", data)])
+    wrong = Watcher(path).look().wrong
+    assert wrong is not None
+    assert wrong.data["module"] == "blocks.7"

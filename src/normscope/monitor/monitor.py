@@ -87,6 +87,7 @@ class Monitor:
         on_alarm: called with each new alarm; None logs it as a warning of the logger "normscope".
         resume: whether `store` may hold earlier steps of this run.
         start: number of steps that the run took before; None takes the last one of `store` to `resume`.
+        steps: planned number of steps of the whole run, which `normscope watch` shows.
         trackers: objects that get the figures of each step on rank 0, see `trackers.py`: those of accelerate,
             a run of W&B or trackio, `mlflow`, a `SummaryWriter`, `JsonLines`. One that raises is dropped.
 
@@ -107,6 +108,7 @@ class Monitor:
         on_alarm: Callable[[Finding], object] | None = None,
         resume: bool = False,
         start: int | None = None,
+        steps: int | None = None,
         trackers: Sequence[Any] = (),
     ) -> None:
         if every < 1:
@@ -140,6 +142,7 @@ class Monitor:
             self._store.note("model", type(self._model).__name__)
             self._store.note("entropy", entropy)
             self._store.note("every", every)
+            self._store.note("steps", steps)
 
     # Context.
 

@@ -5,7 +5,6 @@ nats), "steps" (planned), "every" (steps between two rows of all sites). It uses
 model: loss, lr, seconds and tokens (of one step).
 """
 
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from normscope.errors import UsageError, suggest
 from normscope.monitor.row import FIRST_WRONG_VALUE, SITES, Event, Layout, Raised, Row
 from normscope.monitor.store import Grid, RankState, RunReader
+from normscope.report.report import strict
 
 DEFAULT_QUANTITY = "stream/rms"
 RECENT = 20  # steps whose time is averaged
@@ -85,8 +85,8 @@ class Scene:
         return next(found, None)
 
     def to_dict(self) -> dict[str, Any]:
-        """The scene as JSON can hold it; a figure that is not finite is "NaN", "Infinity" or "-Infinity"."""
-        return _plain(
+        """The scene as JSON can hold it; a figure that is not finite is "nan", "inf" or "-inf"."""
+        return strict(
             {
                 "schema": "normscope.watch/1",
                 "store": str(self.path),
@@ -247,14 +247,3 @@ def _of_record(record: Raised | Event) -> dict[str, Any]:
 
 def _of_event(event: Event) -> dict[str, Any]:
     return _of_record(event) | {"kind": event.kind, "data": dict(event.data)}
-
-
-def _plain(value: Any) -> Any:
-    """`value` with figures that are not finite as strings."""
-    if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value

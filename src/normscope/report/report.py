@@ -83,7 +83,7 @@ class Report:
             "cost": dict(self.cost),
             "budget": dict(self.budget),
         }
-        return _strict(plain)
+        return strict(plain)
 
     def to_json(self) -> str:
         """One JSON object, indented, in the schema of schemas/report.json."""
@@ -136,12 +136,12 @@ class Report:
             raise AssertionError(f"{self.model}: verdict {self.verdict!r}\n{listed}".rstrip())
 
 
-def _strict(value: Any) -> Any:
+def strict(value: Any) -> Any:
     """`value` with every float that is not finite as a string, tuples as lists and keys as strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
     if isinstance(value, Mapping):
-        return {str(key): _strict(item) for key, item in value.items()}
+        return {str(key): strict(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_strict(item) for item in value]
+        return [strict(item) for item in value]
     return value

@@ -61,7 +61,7 @@ class MonitorCallback(TrainerCallback):
         self._unwrap()
         optimizer = given["optimizer"]
         model = _compiled(given["model"]) if args.torch_compile else given["model"]
-        self._run.begin(model, [optimizer], state.global_step)
+        self._run.begin(model, [optimizer], state.global_step, state.max_steps)
         self._scaler = getattr(optimizer, "scaler", None)
         clipping = torch.nn.utils
         self._wrapped = [

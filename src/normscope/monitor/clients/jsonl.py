@@ -1,17 +1,17 @@
 """JSON lines: a tracker that appends a line for each step to a file."""
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 
 from normscope.errors import UsageError
+from normscope.report.report import strict
 
 
 class JsonLines:
     """Tracker that writes `{"step": 1, "loss": 2.5, …}` for each step.
 
-    A figure that is not finite is the string "NaN", "Infinity" or "-Infinity": JSON has no number for it, and
+    A figure that is not finite is the string "nan", "inf" or "-inf": JSON has no number for it, and
     `float()` reads these.
 
     Args:
@@ -31,12 +31,6 @@ class JsonLines:
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Append the figures of one step."""
-        line = {"step": step} | {name: _plain(value) for name, value in values.items()}
+        line = {"step": step, **values}
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, allow_nan=False) + "\n")
-
-
-def _plain(value: float) -> float | str:
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+            file.write(json.dumps(strict(line), allow_nan=False) + "\n")

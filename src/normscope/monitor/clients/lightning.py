@@ -58,7 +58,7 @@ class MonitorCallback(Callback):
                 raise UsageError(
                     f'module="{self._module}"', f"the path of a module, such as one of {names}", "name one"
                 ) from error
-            self._run.begin(model, trainer.optimizers, self._step)
+            self._run.begin(model, trainer.optimizers, self._step, trainer.max_steps)
             return
         least = _num_trained(pl_module) / 2
         for module in pl_module.modules():
@@ -72,7 +72,7 @@ class MonitorCallback(Callback):
             is_redirected = module is pl_module and "forward" in vars(module)
             if torch.is_grad_enabled() and not torch.compiler.is_compiling() and not is_redirected:
                 self._end_seeking()
-                self._run.begin(module, trainer.optimizers, self._step)
+                self._run.begin(module, trainer.optimizers, self._step, trainer.max_steps)
                 assert self.monitor is not None
                 self.monitor.begin_forward(args, kwargs)  # its own hook comes too late for this call
 

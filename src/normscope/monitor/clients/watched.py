@@ -36,11 +36,11 @@ class WatchedRun:
         self._loss: Tensor | None = None
         self._is_on = self._has_warned = False
 
-    def begin(self, model: nn.Module, optimizers: Sequence[Optimizer], step: int) -> None:
-        """Begin a run after `step` steps; where these are some, it is one that is resumed."""
+    def begin(self, model: nn.Module, optimizers: Sequence[Optimizer], step: int, planned: int) -> None:
+        """Begin a run after `step` steps, of `planned` ones if that is above 0; after some, it is resumed."""
         self.end(UnfinishedRun("training began again before it had ended"))
-        resumed = {"resume": True} if step else {}
-        self.monitor = Monitor(model, optimizers, **(resumed | self._options), start=step)
+        known = {"steps": planned if planned > 0 else None} | ({"resume": True} if step else {})
+        self.monitor = Monitor(model, optimizers, **(known | self._options), start=step)
         self.monitor.__enter__()
         self._loss, self._is_on = None, True
         atexit.register(self._end_at_exit)
