@@ -36,7 +36,7 @@ class WatchedRun:
         self._loss: Tensor | None = None
         self._is_on = self._has_warned = False
 
-    def begin(self, model: nn.Module, optimizers: Sequence[Optimizer], step: int, planned: int) -> None:
+    def begin(self, model: nn.Module, optimizers: Sequence[Optimizer], step: int, planned: int = 0) -> None:
         """Begin a run after `step` steps, of `planned` ones if that is above 0; after some, it is resumed."""
         self.end(UnfinishedRun("training began again before it had ended"))
         known = {"steps": planned if planned > 0 else None} | ({"resume": True} if step else {})
