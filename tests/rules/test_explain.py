@@ -1,5 +1,7 @@
 """Tests of codes as users type them, and of the page written from the table."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,8 +35,17 @@ def test_an_unknown_code_gets_the_nearest_one(typed: str, nearest: str) -> None:
 
 
 def test_nonsense_gets_the_page() -> None:
-    with pytest.raises(UsageError, match=r"docs/findings\.md"):
+    with pytest.raises(UsageError, match=r"docs/findings\.md and docs/alarms\.md"):
         explain("%%%")
+    with pytest.raises(UsageError, match=r"see docs/findings\.md for all"):
+        parse_codes("%%%")
+
+
+@pytest.mark.parametrize("code", ["NS804", "loss-spike"])
+def test_an_alarm_is_explained_in_a_process_that_imported_no_alarms(code: str) -> None:
+    program = f"import normscope.rules; print(normscope.rules.explain({code!r}))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("# NS804 loss-spike\n")
 
 
 @pytest.mark.parametrize("code", ["NS202", "ns202", "NS2", "NS", "tokens-collapse", "TOKENS-COLLAPSE"])

@@ -18,7 +18,6 @@ def command(
     ],
 ) -> None:
     """Explain a finding: what it means, where its threshold comes from, and what to do about it."""
-    import normscope.monitor.alarms  # noqa: F401 (enters its records)
     from normscope.report import print_markdown
     from normscope.rules import explain
 

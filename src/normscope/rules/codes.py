@@ -1,10 +1,15 @@
 """Look up findings by code, by prefix of codes, or by name."""
 
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 
 from normscope.errors import UsageError, nearest
 from normscope.rules.finding import Finding
 from normscope.rules.rule import ALARMS, RULES, Record
+
+_ALARMS_HOME = "normscope.monitor.alarms"
+"""Package that enters the alarms' records when it is imported: a room below this one, so only named here."""
+_PAGE = "docs/findings.md"
 
 
 def find_record(code_or_name: str) -> Record:
@@ -14,12 +19,15 @@ def find_record(code_or_name: str) -> Record:
         UsageError: no such finding; the message names the nearest one.
     """
     wanted = code_or_name.strip().lower()
+    import_module(_ALARMS_HOME)
     known = RULES | ALARMS
     for record in known.values():
         if wanted in (record.code.lower(), record.name):
             return record
     expected = f"a code {_span(known)} or its name"
-    raise UsageError(f"no finding {code_or_name!r}", expected, _nearest(wanted, known))
+    raise UsageError(
+        f"no finding {code_or_name!r}", expected, _nearest(wanted, known, f"{_PAGE} and docs/alarms.md")
+    )
 
 
 def parse_codes(codes: str | Iterable[str]) -> tuple[str, ...]:
@@ -33,7 +41,7 @@ def parse_codes(codes: str | Iterable[str]) -> tuple[str, ...]:
     for code in parts:
         if not any(_fits(rule.code, rule.name, code) for rule in RULES.values()):
             expected = f"a code {_span(RULES)}, a prefix such as NS5, or a name"
-            raise UsageError(f"no finding {code!r}", expected, _nearest(code.lower(), RULES))
+            raise UsageError(f"no finding {code!r}", expected, _nearest(code.lower(), RULES, _PAGE))
     return parts
 
 
@@ -51,9 +59,9 @@ def _span(known: Mapping[str, Record]) -> str:
     return f"{min(known)}…{max(known)}"
 
 
-def _nearest(wanted: str, known: Mapping[str, Record]) -> str:
+def _nearest(wanted: str, known: Mapping[str, Record], pages: str) -> str:
     by_key = {key: record for record in known.values() for key in (record.code, record.name)}
     near = nearest(wanted, by_key)
     if near is None:
-        return "see docs/findings.md for all of them"
+        return f"see {pages} for all of them"
     return f"the nearest is {by_key[near].code} ({by_key[near].name})"
