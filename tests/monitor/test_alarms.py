@@ -10,6 +10,7 @@ import pytest
 from streams import codes, raised
 
 from normscope.monitor.alarms import ALARMS, NOT_MEASURED
+from normscope.rules import Severity
 
 RNG = np.random.default_rng(0)
 T = np.arange(400.0)
@@ -246,6 +247,27 @@ def test_a_nan_that_spreads_is_one_alarm_at_once_and_one_for_the_rest() -> None:
 def test_a_column_that_is_wrong_each_time_it_is_measured_raises_once(wrong: float) -> None:
     values = np.where((T + 1) % 25 == 0, wrong, NOT_MEASURED)
     assert [step for step, _ in raised({"loss": LOSS, "x@b": values})] == [25]
+
+
+def test_the_steps_to_an_overflow_count_from_the_last_value() -> None:
+    """Bits that fall by 0.01 a step and reach 0 at step 605, 195 steps after the alarm."""
+    ((step, finding),) = raised({"precision/float16-headroom": 5.95 - T[:45] / 10}, every=10)
+    assert step == 410
+    assert "at this pace it does so in 195 steps" in finding.message
+
+
+def test_a_logit_is_on_its_way_from_the_last_value() -> None:
+    """A logit that reaches 100 at step 1,005: it is on its way from the row within 200 steps before."""
+    logit = 100 * 2.0 ** ((T[:90] - 99.5) / 15)
+    assert [step for step, _ in raised({"attention/max-logit@b": logit}, every=10)] == [810]
+
+
+def test_only_a_fall_is_said_to_reduce_a_diversity() -> None:
+    (dead,) = [each for _, each in raised({H: np.where(T < 20, 0.1, 1e-12)[:60]}, every=10)]
+    assert dead.severity is Severity.ERROR
+    assert "reduced" not in dead.evidence[0].how
+    (sunk,) = [each for _, each in raised({H: np.where(T < 20, 0.1, 1e-7)[:60]}, every=10)]
+    assert "reduced by the last fall" in sunk.evidence[0].how
 
 
 def test_a_zero_scale_of_rounding_alarms_nothing() -> None:

@@ -36,7 +36,7 @@ class Look:
         usable: [columns], measured, finite and no garbage.
         measured: [columns].
         lr: last known learning rate of this rank, None where none was measured.
-        path: sum of the learning rates of all steps so far; of the steps where none is known.
+        path: sum of the learning rates of all steps so far; a step without a known rate counts as 1.
         among: " on rank 3" for a sentence, where there are several; else "".
     """
 

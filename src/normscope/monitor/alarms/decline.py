@@ -40,7 +40,7 @@ GAINS_DECAY = alarm(
     why="""Decoupled weight decay multiplies a gain by 1 − ηλ at every step. Where no gradient holds it the
         gain falls to zero, and the branch or the head behind it with it.""",
     threshold=f"""RMS of the gains under {HALF:g} of the largest median of {BLOCK} earlier values, {CONFIRMED}
-        values in a row.""",
+        values in a row, {APART} steps apart or more. The first {TRANSIENT} steps do not count.""",
     source="""Loshchilov and Hutter 2017, arXiv:1711.05101; closed form e^(−ηλn): one half in 0.69/(ηλ) steps,
         as in NS711. The share is our own choice.""",
     remedy="Give gains, biases and scalars a parameter group with weight_decay=0 (NS711).",

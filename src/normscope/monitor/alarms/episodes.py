@@ -1,4 +1,7 @@
-"""Episodes: an alarm is raised once, and armed again after its series was normal for a while."""
+"""Episodes: an alarm is raised once, and armed again after it was judged normal for a while.
+
+That is 20 rows for spikes, and 200 steps or more for slow alarms, whose values are 10 steps apart or more.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -6,11 +9,11 @@ from numpy.typing import NDArray
 from normscope.monitor.alarms.columns import Mask
 
 CALM = 20
-"""Normal values in a row after which a series may raise its alarm again."""
+"""Normal judgements in a row after which a series may raise its alarm again."""
 
 
 class Episode:
-    """One episode for all columns, for what spreads from one to the others within steps: a spike, a NaN."""
+    """One episode for all columns, for what spreads from one to the others within steps, such as a spike."""
 
     def __init__(self) -> None:
         self._calm = CALM

@@ -113,7 +113,8 @@ class Growth:
         jump = np.diff(values, axis=1).max(axis=1)
         grown = slope * (span - 1)
         counts = (grown >= DOUBLING) & (late - early >= np.maximum(CERTAIN * error, jump / STEADY))
-        ahead = late + grown * AHEAD / max(1, last - first)
+        now = late + slope * (third - 1) / 2
+        ahead = now + grown * AHEAD / max(1, last - first)
         counts &= ~self._logits[chosen] | (ahead > math.log(LOGIT))
         more = counts & (grown > rise[chosen])
         rise[chosen[more]] = grown[more]

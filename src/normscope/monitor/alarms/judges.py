@@ -118,5 +118,7 @@ class Judges:
 
     def _forget(self, rank: int) -> None:
         del self._steps[rank], self._paths[rank]
+        self._rates.pop(rank, None)
+        self._ranks.clear()
         self._benches = {key: bench for key, bench in self._benches.items() if key[0] != rank}
         self._latest = {key: bench for key, bench in self._latest.items() if key[0] != rank}

@@ -25,7 +25,6 @@ class Looks:
         self.run: NDArray[np.int64] = np.zeros(count, dtype=np.int64)
         self.first_step: int | None = None
         self.first_path = 0.0
-        self._last: int | None = None
 
     def enter(self, look: Look, values: Floats, usable: Mask) -> bool:
         """Enter a value of each series, and say True; False where the last one was too few steps ago.
@@ -36,9 +35,8 @@ class Looks:
         step = look.step
         if self.first_step is None:
             self.first_step, self.first_path = step, look.path
-        if self._last is not None and step - self._last < APART:
+        elif step - self.steps[-1] < APART:
             return False
-        self._last = step
         self.values[:, :-1] = self.values[:, 1:]
         self.values[:, -1] = np.where(usable, values, 0.0)
         for held, new in ((self.steps, step), (self.paths, look.path)):

@@ -74,16 +74,17 @@ class Headroom:
         if not self._looks.enter(look, bits, usable):
             return
         early, late = (middle(half) for half in np.split(self._looks.values, 2, axis=1))
-        steps = max(1, int(self._looks.steps[-1] - self._looks.steps[0])) * (LOOKS / 2) / (LOOKS - 1)
-        ahead = late - (early - late) * AHEAD / steps
+        apart = max(1, int(self._looks.steps[-1] - self._looks.steps[0])) / (LOOKS - 1)
+        steps = apart * LOOKS / 2  # between the halves' centres
+        since = apart * (LOOKS / 2 - 1) / 2  # from the late half's centre to the last value
+        ahead = late - (early - late) * (since + AHEAD) / steps
         shrinks = (self._looks.run >= LOOKS) & (late < early) & (ahead <= 0)
         low = usable & ((bits < LAST_BIT) | ((bits < HEADROOM_BITS) & shrinks))
         if (new := self._episodes.update(low, usable)) is None:
             return
         worst = int(np.argmin(np.where(new, bits, np.inf)))
         said = f"leaves {figure(max(0.0, bits[worst]))} bits before float16 overflows"
-        if shrinks[worst] and late[worst] > 0:
-            left = steps * late[worst] / (early[worst] - late[worst])
+        if shrinks[worst] and (left := steps * late[worst] / (early[worst] - late[worst]) - since) > 0:
             said += f"; at this pace it does so in {figure(left)} steps"
         how = f"{figure(bits[worst])} bits"
         yield self.columns.raised(HEADROOM, look, new, worst, Severity.WARNING, said, how)

@@ -27,10 +27,10 @@ LATE_COLLAPSE = alarm(
         gradient that would separate them is the difference of nearly equal numbers. Few runs recover. The
         diversity falls by decades while the loss still looks healthy.""",
     threshold=f"""Diversity ‖H − h̄‖²/‖H‖², reduced once more by its last fall, under {SUNK:g}, {CONFIRMED}
-        times in a row at least {APART} steps apart: a warning. Under {DEAD:g}: an error. Nothing is judged in
-        the first {TRANSIENT} steps. Without token ids only {DEAD:g} counts.""",
-    source="""Our own forecast, docs/forecast.md: one run in 40 recovered from under 2e-6, none from 1e-10,
-        and falls by decades in the first 20 steps are transients.""",
+        times in a row at least {APART} steps apart: a warning. Under {DEAD:g} as it is: an error. Nothing is
+        judged in the first {TRANSIENT} steps. Without token ids only {DEAD:g} counts.""",
+    source="""Our own forecast's limits, docs/forecast.md; what they rest on is beside them, in
+        src/normscope/forecast/rule.py.""",
     remedy="""Go back to a checkpoint before the fall with a lower learning rate or a longer warm-up; use
         Pre-LN, or scale branches down (see NS202).""",
 )
@@ -53,10 +53,10 @@ class Collapse:
     """Judge of the diversity of tokens in one layout: at the stacks' outputs, or the last column."""
 
     def __init__(self, layout: Layout, notes: Mapping[str, Any]) -> None:
-        every = [(quantity, site) for quantity, site in layout if quantity == "stream/diversity"]
-        outputs = [pair for pair in every if pair[1].endswith(".hidden")] or every[-1:]
         self.columns = Columns(layout, {"stream/diversity"})
-        self._judged = np.array([pair in outputs for pair in self.columns.names], dtype=bool)
+        every = self.columns.names
+        outputs = [pair for pair in every if pair[1].endswith(".hidden")] or every[-1:]
+        self._judged = np.array([pair in outputs for pair in every], dtype=bool)
         self._limits = (DEAD, SUNK if notes.get("tokens", True) else 0.0)
         self._looks = Looks(len(self.columns), CONFIRMED + 1)
         self._episodes = [Episode() for _ in self._limits]
@@ -76,14 +76,14 @@ class Collapse:
         known = self._judged & (self._looks.run >= held.shape[1])
         dead = known & (now <= DEAD).all(axis=1)
         sunk = known & ~dead & (sinks < self._limits[1]).all(axis=1)
-        for bad, limit, episodes, severity in zip(
-            (dead, sunk), self._limits, self._episodes, (Severity.ERROR, Severity.WARNING), strict=True
-        ):
+        under = [f"under {figure(limit)}" for limit in self._limits]
+        judged = [(dead, under[0], Severity.ERROR)]
+        judged += [(sunk, f"{under[1]}, reduced by the last fall", Severity.WARNING)]
+        for (bad, how, severity), episodes in zip(judged, self._episodes, strict=True):
             if (new := episodes.update(bad)) is not None:
                 worst = int(np.argmin(np.where(new, values, np.inf)))
                 fell = f", after {figure(held[worst, 0])} {look.step - self._looks.steps[0]} steps before"
                 said = f"is {figure(values[worst])}{fell}"
-                how = f"under {figure(limit)}, reduced by the last fall"
                 yield self.columns.raised(LATE_COLLAPSE, look, new, worst, severity, said, how)
 
 
