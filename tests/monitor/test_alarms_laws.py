@@ -76,6 +76,17 @@ def test_a_run_that_goes_back_begins_anew() -> None:
     assert judges.feed(51, layout, [math.nan])[0].code == "NS801"
 
 
+def test_a_run_that_goes_back_forgets_its_learning_rate_and_its_ranks() -> None:
+    judges, lost = Judges(), (("update/lost", "norm"),)
+    judges.feed(100, (("lr", ""),), [0.0])
+    found = [each.code for step in range(10, 100, 10) for each in judges.feed(step, lost, [1.0])]
+    assert found == ["NS813"], "no update is lost at a learning rate of 0"
+    judges, weights = Judges(), (("weight/norm", "b"),)
+    for step in (20, 21, 22, 10, 11):
+        found = [each.code for rank in (0, 1) for each in judges.feed(step, weights, [1.0 + rank], rank=rank)]
+        assert found == (["NS814"] if step in (21, 11) else []), "each time the second step has all ranks"
+
+
 SHARED = (("loss", ""), ("lr", ""), ("weight/norm", "b.0"), ("stream/rms", "b.0"))
 
 

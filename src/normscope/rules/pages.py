@@ -28,27 +28,23 @@ _ALARMS_HEAD = """\
 # Alarms
 
 `python -m normscope.monitor.alarms > docs/alarms.md` writes this page from the alarms' records;
-`normscope explain CODE` prints one section. Alarms are findings about a run that goes on. Each is raised once
-and armed again after 20 normal values.
+`normscope explain CODE` prints one section. Alarms are findings about a run that goes on. Each is raised
+once, and armed again after it was judged normal 20 times in a row: 20 rows for spikes, 200 steps or more for
+slow alarms.
 
 A value that is NaN or infinite is looked for before anything else, and enters no median. Spikes are kept out
 of the window that they are compared with, so a second spike is seen as well as the first.
 
-Thresholds come from the sources that each section names. They were set before the cases were run; five were
-changed after false alarms:
+Thresholds come from the sources that each section names. Five were changed after false alarms:
 
-- Weights grow with the sum of the learning rates, not with steps (a synthetic run with warm restarts).
-- A gradient must jump twice in five values, or tenfold (a synthetic run with heavy tails, and 1 of 800
-  gradients of a real Pre-LN run that was 4.07 times its median).
-- An update must do the same (one bias of a real Peri-LN run).
-- A weight norm counts from the median of all weight norms on (biases in real Pre-LN and Peri-LN runs).
-- A loss must rise by six standard errors of its level (a synthetic loss near 0).
+- Weights grow with the sum of the learning rates, not with steps (NS807).
+- A gradient must jump twice in five values, or tenfold (NS805).
+- An update must do the same (NS806).
+- A weight norm counts from the median of all weight norms on (NS807).
+- A loss must rise by six standard errors of its level (NS815).
 
-Branches were added to slow growth, and its error is now taken from second differences, after a real run whose
-learning rate grew by 3 % a step: its branches doubled ever faster before its loss moved.
-
-With these thresholds 60 synthetic healthy runs of 2,000 steps raise no alarm, among them 40 whose seeds were
-run once, after the last change. Twenty are a test (`tests/monitor/healthy_runs.py`).
+Twenty synthetic healthy runs of 2,000 steps (`tests/monitor/healthy_runs.py`) raise no alarm:
+`pytest tests/monitor/test_alarms_laws.py -k healthy`. No real run is part of it.
 """
 
 
