@@ -242,6 +242,34 @@ def poison_backward(subject: Subject) -> None:
     subject.model.blocks[1] = Wrap(subject.model.blocks[1], lambda x: x + (0 * x).sqrt())
 
 
+def poison_constant(subject: Subject) -> None:
+    constant = torch.tensor([torch.inf])
+    subject.model.blocks[1] = Wrap(subject.model.blocks[1], lambda x: x * constant)
+
+
+def poison_memory(subject: Subject) -> None:
+    def change(x: Tensor) -> Tensor:
+        memory = torch.empty(1)
+        memory.numpy().fill(float("nan"))
+        return x * memory
+
+    subject.model.blocks[1] = Wrap(subject.model.blocks[1], change)
+
+
+def poison_constant_of_the_backward(subject: Subject) -> None:
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * constant
+
+    constant = torch.tensor([torch.nan])
+    subject.model.blocks[1] = Wrap(subject.model.blocks[1], Scaled.apply)
+
+
 @pytest.mark.parametrize(
     ("poison", "site", "words"),
     [
@@ -250,6 +278,13 @@ def poison_backward(subject: Subject) -> None:
         (poison_product, "blocks.0.1.f.up", "infinity born in aten.mm.default"),
         (poison_logarithm, "blocks.1", "infinity born in aten.log.default"),
         (poison_masked_row, "blocks.1", "NaN born in aten._softmax.default"),
+        (poison_constant, "blocks.1", "exact; infinity met as an input of aten.mul.Tensor"),
+        (poison_memory, "blocks.1", "exact; read from uninitialised memory of aten.empty.memory_format"),
+        (
+            poison_constant_of_the_backward,
+            "blocks.1.inner.1.branch_in.bias",
+            "NaN met as an input of aten.mul.Tensor of the backward",
+        ),
         (poison_loss, "", "NaN born in aten.div.Tensor, outside of every module"),
         (poison_backward, "blocks.1.inner.1.branch_in.bias", "born in aten.div.Tensor of the backward"),
     ],

@@ -248,7 +248,7 @@ class _Rerun:
 
     def _garbage(self) -> WrongValue | None:
         """The first finite garbage: a norm may have hidden it from all that follows."""
-        wrong = [b for b in self._births.all if b.kind == "garbage" and not b.is_mask and not _is_memory(b)]
+        wrong = [b for b in self._births.all if b.kind == "garbage" and not b.is_mask and not b.is_memory]
         return _of_birth(wrong[0]) if wrong else None
 
     def _enter(self, module: nn.Module, args: Any) -> None:
@@ -389,11 +389,6 @@ def _is_running(function: Callable[..., Any]) -> bool:
 def _short(function: str) -> str:
     """Name of a function without its modules."""
     return function if " " in function else function.removeprefix("torch.").removeprefix("nn.functional.")
-
-
-def _is_memory(birth: Birth) -> bool:
-    """True where it is uninitialised memory, which may be overwritten before it matters."""
-    return birth.is_given and "empty" in birth.op
 
 
 def _is_wrong(loss: Tensor | float | None) -> bool:

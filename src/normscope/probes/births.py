@@ -96,6 +96,11 @@ class Birth:
     is_given: bool = False
     detail: Any = None
 
+    @property
+    def is_memory(self) -> bool:
+        """True where it is uninitialised memory, which may be overwritten before it matters."""
+        return self.is_given and "empty" in self.op
+
 
 @dataclass(frozen=True)
 class Act:

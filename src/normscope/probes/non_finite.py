@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.anatomy.calls import ModuleCalls
-from normscope.probes.births import Births
+from normscope.probes.births import Birth, Births
 from normscope.probes.measurement import EXACT, Measurement
 from normscope.probes.objective import objective
 from normscope.probes.parameters import Parameters
@@ -36,7 +36,8 @@ def first_non_finite(subject: Subject, parameters: Parameters) -> Measurement:
     birth = births.origin(loss) or births.first
     if birth is not None:
         where = "" if birth.module else ", outside of every module (the loss)"
-        return _row(birth.module, f"{birth.kind} born in {birth.op}{where}; its inputs were finite")
+        inputs = "" if birth.is_given else "; its inputs were finite"
+        return _row(birth.module, f"{_came(birth)}{where}{inputs}")
     return _in_backward(loss, parameters)
 
 
@@ -47,11 +48,17 @@ def _in_backward(loss: Tensor, parameters: Parameters) -> Measurement:
     with births:
         gradients = torch.autograd.grad(loss, weights, allow_unused=True)
     bad = [p for p, g in zip(weights, gradients, strict=True) if g is not None and not is_finite(g)]
-    birth = f"{births.first.kind} born in {births.first.op}" if births.first else "not born in one op"
+    birth = _came(births.first) if births.first else "not born in one op"
     name = parameters.names[id(bad[-1])] if bad else ""
     return _row(
         name, f"the loss is finite; the last parameter whose gradient is not; {birth} of the backward"
     )
+
+
+def _came(birth: Birth) -> str:
+    if birth.is_memory:
+        return f"read from uninitialised memory of {birth.op}"
+    return f"{birth.kind} {'met as an input of' if birth.is_given else 'born in'} {birth.op}"
 
 
 def _row(site: str, how: str) -> Measurement:
