@@ -34,6 +34,9 @@ def in_a_new_thread() -> None:
         pool.submit(dist.barrier).result()
 
 
+OPERATORS = torch.ops._c10d_functional
+
+
 def world() -> str:
     return dist.group.WORLD.group_name
 
@@ -47,9 +50,9 @@ CALLS: dict[str, Callable[[], object]] = {
     "broadcast": lambda: dist.broadcast(torch.ones(2), 0),
     "barrier": dist.barrier,
     "functional": lambda: functional.all_reduce(torch.ones(2), "sum", dist.group.WORLD).sum(),
-    "an overload": lambda: torch.ops._c10d_functional.all_reduce.default(torch.ones(2), "sum", world()),
-    "by keyword": lambda: torch.ops._c10d_functional.all_reduce(
-        input=torch.ones(2), reduce_op="sum", group_name=world()
+    "an overload": lambda: OPERATORS.wait_tensor(OPERATORS.all_reduce.default(torch.ones(2), "sum", world())),
+    "by keyword": lambda: OPERATORS.wait_tensor(
+        OPERATORS.all_reduce(input=torch.ones(2), reduce_op="sum", group_name=world())
     ),
     "with a gradient": lambda: torch.distributed.nn.functional.all_reduce(torch.ones(2)),
     "in a backward": in_a_backward,
@@ -83,8 +86,8 @@ def test_threads_of_the_script_and_groups_of_one_process_go_on() -> None:
         begun.set()
         assert done.wait(30)
         dist.all_reduce(torch.ones(2), group=of_one)
-        functional.all_reduce(torch.ones(2), "sum", of_one)
-        torch.ops._c10d_functional.all_reduce.default(torch.ones(2), "sum", group_name=of_one.group_name)
+        functional.all_reduce(torch.ones(2), "sum", of_one).sum()
+        OPERATORS.wait_tensor(OPERATORS.all_reduce.default(torch.ones(2), "sum", of_one.group_name))
     thread.join()
 
 

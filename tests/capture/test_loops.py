@@ -62,6 +62,9 @@ MICRO = {"clip": 1.0, "accumulation": 4, "schedule": "recorded"}
 HERE = {
     "accumulation": Loop("accumulated.py", BY_KIND, MICRO),
     "losses by the items of a step": Loop("accumulated.py --items", BY_KIND, MICRO),
+    "losses by the items of a step, of which the later ones are shorter": Loop(
+        "accumulated.py --items --shorter", BY_KIND, MICRO
+    ),
     "float16, with a skipped step": Loop(
         "accumulated.py --float16 --overflow",
         BY_KIND,
@@ -100,6 +103,12 @@ HERE = {
     "two backwards": Loop("loops.py two_losses", one(tensors=30), says=("no loss of copies",)),
     "two backwards and steps": Loop(
         "loops.py two_optimizers", one(tensors=1) + one(tensors=29), says=("no loss of copies",)
+    ),
+    "two scaled backwards and steps, micro-batches": Loop(
+        "loops.py two_scaled_optimizers",
+        one(tensors=1) + one(tensors=29),
+        {"accumulation": 2},
+        says=("no loss of copies",),
     ),
     "weights outside the forward": Loop(
         "loops.py head_outside", one(tensors=28), says=("no loss of copies",)
@@ -212,6 +221,14 @@ def test_a_batch_is_that_of_its_forward(tmp_path: Path, monkeypatch, capsys) -> 
     assert report.forecast.curve[0].loss == pytest.approx(first, rel=1e-6)
 
 
+def test_all_losses_of_the_first_step_are_counted(tmp_path: Path, monkeypatch, capsys) -> None:
+    folder = watched("loops.py two_scaled_optimizers", tmp_path, monkeypatch)
+    report = folder.report()
+    assert report is not None, folder.facts()
+    first = float(re.search(r"loss of step 1 (\S+)", capsys.readouterr().out)[1])
+    assert report.forecast.curve[0].loss == pytest.approx(first, rel=1e-4)
+
+
 def test_a_loop_none_of_whose_steps_can_be_seen_is_refused(tmp_path: Path, monkeypatch) -> None:
     folder = watched("loops.py blind 0", tmp_path, monkeypatch)
     assert folder.report() is None
@@ -235,14 +252,16 @@ def test_a_loop_in_processes_of_its_own(loop: Loop, tmp_path: Path) -> None:
 def agrees(loop: Loop, report: Mapping[str, Any], printed: str) -> None:
     """Hold a report to the facts of its loop."""
     forecast, recipe = report["forecast"], report["recipe"]
-    found = {int(n): float(loss) for n, loss in re.findall(rf"{loop.losses} (\d+) (\d+\.\S+)", printed)}
+    number = r"nan|inf|-?\d+\.\d+\S*"
+    said = re.findall(rf"{loop.losses} (\d+) ({number})", printed)
+    found = {int(n): float(loss) for n, loss in said}
     seen = {step["step"]: float(step["train_loss"]) for step in forecast["curve"] if step["step"]}
     assert set(seen) == {2, STEPS}
     assert forecast["steps"] == STEPS
     compared = set(seen) & set(found)
     assert 2 in compared
     for step in compared:
-        assert seen[step] == pytest.approx(found[step], rel=1e-4), f"step {step}"
+        assert seen[step] == pytest.approx(found[step], rel=1e-4, nan_ok=True), f"step {step}"
     groups = tuple(
         (each["name"], tuple((g["tensors"], g["lr"], g.get("weight_decay")) for g in each["groups"]))
         for each in recipe["optimizers"]

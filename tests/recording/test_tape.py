@@ -145,3 +145,19 @@ def test_a_scaling_in_place_is_undone() -> None:
     torch.testing.assert_close(whole.program(first(IDS), whole.given).item(), before)
     expected = LOSSES["cross entropy"](other(IDS))
     torch.testing.assert_close(whole.program(other(IDS), whole.given), expected)
+
+
+def test_a_multiplied_recording_has_multiplied_values() -> None:
+    module = model()
+    output = module(IDS)
+    tape = Tape(output)
+    tape.start()
+    mean = LOSSES["cross entropy"](output)
+    loss = mean / 4
+    tape.stop()
+    recording = tape.recording(loss)
+    assert recording is not None
+    for twice in (recording.times(2.0), recording.times(4.0).times(0.5)):
+        assert twice.value.item() == pytest.approx(2 * loss.item())
+        assert twice.without([1 / 4]).value.item() == pytest.approx(2 * mean.item())
+        torch.testing.assert_close(twice.program(module(IDS), twice.given).item(), twice.value.item())

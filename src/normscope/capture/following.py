@@ -65,7 +65,11 @@ class Counting:
         """A step is about to be taken."""
 
     def also_steps_on(self, loss: Tensor) -> None:
-        """A part of the step that has begun is on another loss of the same forward."""
+        """A part of the step that has begun is on another loss of the same forwards.
+
+        Args:
+            loss: its mean over them, or the part of one forward in that mean.
+        """
 
     def after_step(self, *, skipped: float) -> bool:
         """A step was taken; True if it was the last.
@@ -112,7 +116,7 @@ class Following(Counting):
         self._num_steps = settings.steps
         self._ratio: UpdateRatio | None = None
         self._gradients: dict[str, float] = {}
-        self._first_loss, self._share = math.nan, 1.0
+        self._first_loss, self._is_share = math.nan, False
         self._autocast: torch.dtype | None = None
         self._apart_seconds, self._begin = 0.0, time.perf_counter()
 
@@ -127,15 +131,16 @@ class Following(Counting):
         if is_first:
             self._only_losses = self._only_losses or self._communication(forwards[0])
             self._autocast = self._autocast_needed(forwards[0])
-            self._share = self._share_of_step(forwards)
-        forwards = [forward.times(self._share) for forward in forwards]
+            self._is_share = self._is_share_of_step(forwards)
+        if self._is_share:
+            forwards = [forward.times(len(forwards)) for forward in forwards]
         for forward in forwards:
             self.kept.add(forward)
         if is_first:
             self._first_loss = float(forwards[0].loss)
             with self._apart():
                 self._check = self._started(forwards[0])
-        self.losses.append(sum(float(f.loss) for f in forwards) / len(forwards) if forwards else math.nan)
+        self.losses.append(sum(float(f.loss) for f in forwards) / len(forwards))
         self.rates.append(tuple(float(group["lr"]) for group in self._groups))
         if self._is_measured(self.step + 1) and not self._only_losses:
             with self._apart():
@@ -144,12 +149,15 @@ class Following(Counting):
                 self._ratio.before()
 
     def also_steps_on(self, loss: Tensor) -> None:
-        self.losses[-1] += float(loss.detach())
+        self.losses[-1] += float(loss)
         if self.check.subject.loss_fn is None:
+            if self.step == 0:  # what was measured before the first step is without this part
+                loss_so_far = self.losses[0]
+                self.curve[0] = dataclasses.replace(self.curve[0], loss=loss_so_far, train_loss=loss_so_far)
             return
         first = dict(cast(Mapping[str, Any], next(self.kept())))
         first.pop(LOSS_INPUTS)
-        forward = Forward(self.model, first, loss.detach(), None)
+        forward = Forward(self.model, first, loss, None)
         self.kept, self.curve = Forwards(), []
         with self._apart():  # what was measured is that of a part of the loss
             self.kept.add(forward)
@@ -203,7 +211,7 @@ class Following(Counting):
                 check.notes.append(f"no copy of the run was tried: {error}")
             check.measurements.extend(forecast_measurements(check.forecast))
             check.interrupted = self._is_short
-        self.folder.write_report(check.report())
+            self.folder.write_report(check.report())
         self.folder.tell("done")
 
     def store_so_far(self) -> None:
@@ -433,21 +441,21 @@ class Following(Counting):
             return ""
         return ""
 
-    def _share_of_step(self, forwards: Sequence[Forward]) -> float:
-        """The number by which each loss is too small to be its batch's mean: 1, or the number of batches.
+    def _is_share_of_step(self, forwards: Sequence[Forward]) -> bool:
+        """Whether each loss is its batch's mean divided by the number of batches of the step.
 
         A loop may divide the sum over the targets of a batch by the number of targets in all batches of its
         step. The batches of a `Run` have losses of which the mean is taken.
         """
         first, count = forwards[0], len(forwards)
         if count == 1 or first.recording is None or ITEMS in first.batch or self._only_losses:
-            return 1.0
+            return False
         self.kept.add(first)
         subject, self.kept = self._subject(first), Forwards()
         with self._apart(), untouched(self.model):
             mean = mean_cross_entropy(subject, first.batch)
         whole = float(first.loss) * count
-        return count if mean is not None and abs(whole - mean) < SHARE * mean else 1.0
+        return mean is not None and abs(whole - mean) < SHARE * mean
 
     @contextmanager
     def _apart(self, autocast: torch.dtype | None = None) -> Iterator[None]:

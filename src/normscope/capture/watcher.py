@@ -22,7 +22,7 @@ from normscope.errors import UsageError, describe
 from normscope.recording.calls import Call, Forward, bare, reaches, recorded_forward
 from normscope.recording.events import Events
 from normscope.recording.roots import chosen_root, holds, ids, num_held
-from normscope.recording.tape import Tape, tensors_of
+from normscope.recording.tape import Tape, scales_in_graph, tensors_of
 from normscope.subjects import Run
 
 LOOK_SECONDS = 0.1
@@ -30,7 +30,7 @@ LOOK_SECONDS = 0.1
 OUTSIDE_STEPS = 100
 """Steps of optimizers that hold weights of no module after which the script is given up."""
 LONELY_BACKWARDS = 100
-"""Backwards from modules without any optimizer after which the script is given up."""
+"""Backwards of a script that has run a module and made no optimizer, after which it is given up."""
 BLIND_STEPS = 3
 """Steps in a row without a recorded forward after which the script is given up, or its check is ended."""
 BLIND = "its optimizer steps without a backward from its model"
@@ -81,9 +81,12 @@ class Watcher:
     # Events, see `Listener`.
 
     def begins(self, module: nn.Module) -> None:
+        self._guarded(self._begin_forward)
+
+    def _begin_forward(self) -> None:
         self._spent = []
         self._leave_tapes()
-        self._guarded(self._end_step)
+        self._end_step()
 
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         self._guarded(lambda: self._record(module, args, kwargs, output))
@@ -124,7 +127,10 @@ class Watcher:
             if reaches(loss, outputs):
                 self._forwards[number] = self._forwards[number].with_another(loss)
         if self._following is not None and any(reaches(loss, outputs) for outputs in self._spent):
-            self._following.also_steps_on(loss)
+            assert self._root is not None
+            num = len(self._spent)
+            part = Forward(self._root, {}, loss.detach(), None, scales_in_graph(loss))
+            self._following.also_steps_on(part.unscaled(self._factors(num)).loss / num)
 
     def _require_optimizer(self) -> None:
         """Count a backward of a script that has made no optimizer; it may update its weights by hand."""
@@ -140,14 +146,16 @@ class Watcher:
             )
 
     def clears(self, parameters: Iterable[Tensor]) -> None:
-        if self._forwards and not self._is_over:
+        self._guarded(lambda: self._drop_forwards(parameters))
+
+    def _drop_forwards(self, parameters: Iterable[Tensor]) -> None:
+        if self._forwards:
             gone = {id(parameter) for parameter in parameters}
             kept = [not _shares(forward.module, gone) for forward in self._forwards]
             self._forwards = list(itertools.compress(self._forwards, kept))
             self._outputs = list(itertools.compress(self._outputs, kept))
 
     def steps(self, optimizer: Optimizer) -> None:
-        self._leave_tapes()
         self._guarded(lambda: self._begin_step(optimizer))
 
     def stepped(self, optimizer: Optimizer) -> None:
@@ -161,6 +169,9 @@ class Watcher:
         self._scaler = scaler
 
     def clips(self, norm: float) -> None:
+        self._guarded(lambda: self._take_clip(norm))
+
+    def _take_clip(self, norm: float) -> None:
         self._leave_tapes()  # the backward is over
         self._clip = norm
 
@@ -174,18 +185,20 @@ class Watcher:
     def forked(self) -> None:
         """This process was forked from one that was watched; it may train a model of its own."""
         self._lock = threading.RLock()  # another thread of that one may hold it
-        self._following, self._stepping, self._skipping = None, [], []
+        self.events.forked()
+        self._root, self._own, self._following = None, frozenset(), None
+        self._forwards, self._outputs, self._spent = [], [], []
+        self._order, self._stepping, self._skipping = [], [], []
 
     # Steps.
 
     def _begin_step(self, optimizer: Optimizer) -> None:
-        if self._root is None:  # not `or`: a module may have a length, and a compiled one fails on it
-            self._root = self._chosen()
+        self._leave_tapes()
+        if self._root is None:  # not `not`: a module may have a length, and a compiled one fails on it
+            self._take_root(self._chosen())
         if self._root is None:
             self._pass_over(optimizer)
             return
-        if not self._own:
-            self._own = ids(self._root)
         if not holds(optimizer, self._own):
             return
         if optimizer in self._stepping:  # the step before had ended
@@ -193,6 +206,10 @@ class Watcher:
         if not self._stepping and not self._begun():
             return
         self._stepping.append(optimizer)
+
+    def _take_root(self, root: nn.Module | None) -> None:
+        if root is not None:
+            self._root, self._own = root, ids(root)
 
     def _pass_over(self, optimizer: Optimizer) -> None:
         """Count a step of an optimizer that holds weights of no module that has run with gradients."""
@@ -212,7 +229,9 @@ class Watcher:
     def _begun(self) -> bool:
         """Begin a step of the model; False if no forward of it was recorded."""
         assert self._root is not None
-        outputs, forwards = self._outputs, self._forwards_of_step()
+        is_own = [forward.module is self._root for forward in self._forwards]
+        outputs = list(itertools.compress(self._outputs, is_own))
+        forwards = self._forwards_of_step()
         for call in list(self._calls.values()):  # outputs that no backward has used
             self._stop_tape(call.module)
         if not forwards:
@@ -294,22 +313,27 @@ class Watcher:
         """The model's forwards since the last step, with their losses before scaling and accumulation."""
         taken = [forward for forward in self._forwards if forward.module is self._root]
         self._forwards, self._outputs = [], []
-        factors = [1 / len(taken)] if taken else []
-        if self._scaler is not None:
-            factors.append(self._scaler.get_scale())
+        factors = self._factors(len(taken))
         return [forward.unscaled(factors).of_its_own_items(len(taken)) for forward in taken]
+
+    def _factors(self, num_forwards: int) -> list[float]:
+        """Numbers by which a loop may multiply the loss of each of the forwards of a step."""
+        scale = [] if self._scaler is None else [self._scaler.get_scale()]
+        return [1 / num_forwards, *scale] if num_forwards else scale
 
     def _chosen(self) -> nn.Module | None:
         """The module to follow; None as long as none of those that ran is in an optimizer."""
         name = self.settings.module
         chosen = chosen_root(self._seen.values(), self.events.optimizers, name)
+        if chosen is not None:
+            return chosen
         trained = [module for module in self._seen.values() if self._num_held(module)]
-        if chosen is None and trained:
+        if trained:
             if self._num_blind >= BLIND_STEPS:
                 known = ", ".join(sorted({type(bare(module)).__name__ for module in trained}))
                 raise UsageError(f"--module {name}", f"a class of a module that trains: {known}", "name one")
             self._num_blind += 1
-        return chosen
+        return None
 
     def _num_held(self, module: nn.Module) -> int:
         return num_held(module, self.events.optimizers)
@@ -381,10 +405,6 @@ class Watcher:
 
 def _shares(module: nn.Module, parameters: set[int]) -> bool:
     return any(id(parameter) in parameters for parameter in module.parameters())
-
-
-def _num_trainable(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters() if p.requires_grad)
 
 
 def _count(number: int) -> str:

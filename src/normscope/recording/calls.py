@@ -26,7 +26,9 @@ class Call:
     """A call of a module whose output is on the tape.
 
     Attributes:
-        args, kwargs: copies of its arguments: a script may refill its buffers before the backward.
+        args, kwargs: copies of its arguments: a script may refill its buffers before the backward. They are
+            made after the forward, because a global hook before it is not given keyword arguments: a model
+            that writes its inputs in place is recorded with what it wrote.
     """
 
     module: nn.Module
@@ -79,9 +81,8 @@ class Forward:
         """The same with a loss that is multiplied by `factor`."""
         if self.recording is None or factor == 1:
             return self
-        program = dataclasses.replace(self.recording.program, factor=factor)
-        batch = {**self.batch, LOSS_INPUTS: (program, *self.batch[LOSS_INPUTS][1:])}
-        recording = dataclasses.replace(self.recording, program=program)
+        recording = self.recording.times(factor)
+        batch = {**self.batch, LOSS_INPUTS: (recording.program, *self.batch[LOSS_INPUTS][1:])}
         return Forward(self.module, batch, self.loss * factor, recording)
 
     def of_its_own_items(self, num_batches: int) -> "Forward":

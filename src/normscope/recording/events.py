@@ -162,6 +162,10 @@ class Events:
         finally:
             self._is_paused = before
 
+    def forked(self) -> None:
+        """This process was forked from one that sends events, perhaps while it was muted or paused."""
+        self._is_paused = self._running.is_muted = False
+
     @property
     def _is_silent(self) -> bool:
         return self._is_paused or self._running.is_muted

@@ -250,6 +250,12 @@ class Recording:
         program = dataclasses.replace(self.program, steps=steps, result=result)
         return dataclasses.replace(self, program=program, scales=self.scales[count:])
 
+    def times(self, factor: float) -> "Recording":
+        """The loss multiplied by `factor`."""
+        program = dataclasses.replace(self.program, factor=self.program.factor * factor)
+        values = {slot: value * factor for slot, value in self.values.items()}
+        return dataclasses.replace(self, program=program, values=values)
+
     @property
     def value(self) -> Tensor:
         """Value of the loss, a scalar."""

@@ -1,6 +1,7 @@
 """Small loops that differ in one thing each, by the name given: `python loops.py muon`."""
 
 import copy
+import itertools
 import sys
 
 import torch
@@ -249,6 +250,34 @@ def two_optimizers() -> None:
             loss.backward()
             optimizer.step()
         say(step, losses[0].item() + losses[1].item())
+
+
+def two_scaled_optimizers() -> None:
+    """The same with two micro-batches for each loss, under a GradScaler."""
+    model = TwoHeads()
+    probe = {id(p) for p in model.probe.parameters()}
+    first = torch.optim.AdamW(model.probe.parameters(), lr=1e-3)
+    second = torch.optim.AdamW([p for p in model.parameters() if id(p) not in probe], lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    data = batches()
+    for step in range(1, 100):
+        pairs, total = [], 0.0
+        first.zero_grad()
+        for inputs, targets in itertools.islice(data, 2):
+            logits, probed = model(inputs)
+            pairs.append((logits, targets))
+            loss = cross_entropy(probed, targets) / 2
+            total += loss.item()
+            scaler.scale(loss).backward()
+        scaler.step(first)
+        second.zero_grad()
+        for logits, targets in pairs:
+            loss = cross_entropy(logits, targets) / 2
+            total += loss.item()
+            scaler.scale(loss).backward()
+        scaler.step(second)
+        scaler.update()
+        say(step, total)
 
 
 def head_outside() -> None:
