@@ -233,6 +233,7 @@ class Script(Silent):
     def forked(self) -> None:
         """This process was forked from one that is watched; it may train a model of its own."""
         _OF_PARENT.append(self._monitor)  # closing its store would be the parent's business
+        self.events.forked()
         self._clear()
 
     def _leave(self, reason: str, error: BaseException | None = None) -> None:
