@@ -453,6 +453,7 @@ def decided(report: Any) -> Any:
     charts = forecast_charts(report.forecast, layout) if report.forecast else []
     picture, rest = deciding(report, charts, layout, ledger)
     assert picture not in rest
+    assert picture is None or not picture.about.endswith("..")
     return picture and picture.title
 
 

@@ -60,7 +60,7 @@ def by_depth(finding: Finding, layout: Layout, ledger: Ledger) -> Picture | None
     values = [y for curve in curves for y in curve.ys if y is not None]
     log = min(values) > 0 and max(values) / min(values) > _LOG
     title = f"{' and '.join(dict.fromkeys(quantity for _, quantity, _, _ in found))} by block"
-    about = f"{finding.code} {finding.name}" + (f": {finding.threshold}." if finding.threshold else ".")
+    about = f"{finding.code} {finding.name}: {finding.threshold}".rstrip(": .") + "."
     drawing = chart(curves, label=title, x_label="block, from the input on", log=log)
     return Picture(title, about, drawing, legend(curves))
 
