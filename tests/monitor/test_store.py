@@ -128,7 +128,6 @@ def test_columns_align_when_a_site_appears_and_another_goes(store: RunStore, pat
         assert reader.series("loss", after=1)[1].tolist() == [0.2, 0.3, 0.4]
         assert reader.columns() == {"loss": [""], "stream/rms": sites}
         assert reader.last_step == 4
-        assert reader.times()[1].tolist() == [1001.0, 1002.0, 1003.0, 1004.0]
 
 
 def test_a_quantity_of_two_layouts_is_one_table(store: RunStore, path: Path) -> None:

@@ -20,7 +20,7 @@ from normscope.database import OF_RUN, Database, snapshot, transaction
 from normscope.errors import UsageError, suggest
 from normscope.maps.owner import Owner, Process
 from normscope.monitor.alarms import is_measured
-from normscope.monitor.row import STEP, Event, Layout, Raised, Row
+from normscope.monitor.row import Event, Layout, Raised, Row
 from normscope.probes import Measurement
 from normscope.rules import Finding, Severity
 
@@ -421,15 +421,6 @@ class RunReader:
             )
             for step, moment, name, data, columns in found
         ]
-
-    def times(self, rank: int = 0, *, after: int = -1) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Steps [n] that have a row of layout `STEP`, and the rows' times [n] in seconds since the epoch."""
-        statement = "SELECT step, time FROM rows WHERE rank = ? AND name = ? AND step > ? ORDER BY step"
-        found = self._all(statement, rank, STEP, after)
-        return (
-            np.array([step for step, _ in found], dtype=np.int64),
-            np.array([moment for _, moment in found], dtype=np.float64),
-        )
 
     def alarms(self) -> list[Raised]:
         """All alarms, in the order they were written."""
