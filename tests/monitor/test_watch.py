@@ -181,6 +181,27 @@ def test_ranks_are_judged_together(store: RunStore, path: Path) -> None:
     assert Watcher(path).look().reason == "it broke on rank 1 of 2"
 
 
+def test_one_rank_of_several_is_shown(
+    store: RunStore, path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with RunStore(path, rank=1) as second, RunStore(path, rank=2):
+        second.declare("step", STEP)
+        second.add([step_row(each, 7.0, rank=1) for each in range(1, 41)])
+        assert run(["watch", str(path), "--rank", "1", "--once"]) == 0
+        text = capsys.readouterr().out
+        assert "rank 1  step 40 of 400  loss 7 " in text
+        assert "rank 2 has written no row\n" in text
+        assert "loss  steps 1 to 40  " in text
+        assert "rank 0  step 200 of 400  loss 3 " in text_of(Watcher(path).look())
+        for words, rank in ((["--rank", "1"], 1), ([], 0)):
+            assert run(["watch", str(path), "--format", "json", *words]) == 0
+            document = json.loads(capsys.readouterr().out)
+            assert document["rank"] == rank
+            assert [each["last_step"] for each in document["ranks"]] == [200, 40, None]
+        assert run(["watch", str(path), "--rank", "3"]) == 2
+        assert "--rank 3: expected one of 0, 1, 2" in capsys.readouterr().err
+
+
 def test_alarms_from_before_a_restart_are_marked(store: RunStore, path: Path) -> None:
     store.close()
     with RunStore(path, resume=True) as again:

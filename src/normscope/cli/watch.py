@@ -42,6 +42,13 @@ def command(
             metavar="NAME",
         ),
     ] = None,
+    rank: Annotated[
+        int | None,
+        option(
+            "Rank whose loss and heat map are shown, in a run of several processes. Default: the first.",
+            metavar="N",
+        ),
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print one picture and exit.")] = False,
     interval: Annotated[
         float, typer.Option(min=0.1, max=3600.0, metavar="SECONDS", help="Time between two pictures.")
@@ -93,7 +100,7 @@ def command(
 
     from normscope.monitor.scene import Watcher
 
-    watcher = Watcher(Path(context.params["run"]), quantity)
+    watcher = Watcher(Path(context.params["run"]), quantity, rank)
     if format is TextOrJson.JSON:
         emit(json.dumps(watcher.look().to_dict(), indent=2, allow_nan=False) + "\n", None)
     elif once or not sys.stdout.isatty():

@@ -68,6 +68,8 @@ def _above(scene: "Scene", width: int, levels: str) -> Iterator[RenderableType]:
     """Parts above the heat map."""
     yield _head(scene)
     yield Text(_pace(scene))
+    if apart := _apart(scene):
+        yield Text(apart, style="bold yellow")
     if scene.wrong is not None:
         yield Text("")
         yield from _wrong(scene.wrong, len(scene.ranks) > 1, _is_of_earlier(scene, scene.wrong))
@@ -112,10 +114,11 @@ def _head(scene: "Scene") -> Text:
 
 def _pace(scene: "Scene") -> str:
     """Step, loss, learning rate and speed, as far as they are known."""
-    step, planned = scene.last_step, scene.notes.get("steps")
+    several = f"rank {scene.rank}  " if len(scene.ranks) > 1 else ""
+    step, planned = scene.last_step_of(scene.rank), scene.notes.get("steps")
     if step is None:
-        return "no step yet"
-    parts = [f"step {step}" + (f" of {planned}" if isinstance(planned, int) else "")]
+        return f"{several}no step yet"
+    parts = [f"{several}step {step}" + (f" of {planned}" if isinstance(planned, int) else "")]
     loss, entropy, rate = scene.figure("loss"), scene.notes.get("entropy"), scene.figure("lr")
     if loss is not None:
         parts.append(f"loss {_figure(loss)}")
@@ -130,6 +133,19 @@ def _pace(scene: "Scene") -> str:
     if scene.tokens_per_second is not None:
         parts.append(f"{_figure(scene.tokens_per_second)} tokens/s")
     return "  ".join(parts)
+
+
+def _apart(scene: "Scene") -> str:
+    """Ranks that are gone or have written no row while others have, "" where there are none."""
+    parts = []
+    for each in scene.ranks if len(scene.ranks) > 1 else ():
+        last = scene.last_step_of(each.rank)
+        if each.is_gone:
+            parts.append(f"rank {each.rank} is gone" + (f" after step {last}" if last else ""))
+        elif last is None and scene.last_step is not None:
+            parts.append(f"rank {each.rank} has written no row")
+    more = len(parts) - _MOST_RANKS
+    return "; ".join(parts[:_MOST_RANKS]) + (f"; {more} more" if more > 0 else "")
 
 
 def _wrong(event: "Event", several: bool, is_of_earlier: bool) -> Iterator[RenderableType]:

@@ -33,6 +33,7 @@ class Scene:
         path: its store.
         notes: its notes.
         ranks: state of each rank.
+        rank: the rank whose loss, heat map and speed these are.
         state: "running", "silent" (it has not written for long), "gone" (its process died without an end),
             "ended" or "failed".
         reason: reason of a failure, else "".
@@ -51,6 +52,7 @@ class Scene:
     path: Path
     notes: Mapping[str, Any]
     ranks: tuple[RankState, ...]
+    rank: int
     state: str
     reason: str
     silence: float
@@ -74,11 +76,16 @@ class Scene:
         """True if the run has ended or failed."""
         return self.state in ("ended", "failed")
 
+    def last_step_of(self, rank: int) -> int | None:
+        """Last step that a rank has written; None before its first."""
+        return max((row.step for row, _ in self.last if row.rank == rank), default=None)
+
     def figure(self, quantity: str) -> float | None:
-        """Last value of a quantity of the whole model; None if no row has it."""
+        """Last value of a quantity of the whole model on `rank`; None if no row has it."""
         found = (
             float(value)
             for row, layout in self.last
+            if row.rank == self.rank
             for column, value in zip(layout, row.values, strict=True)
             if column == (quantity, "")
         )
@@ -95,9 +102,17 @@ class Scene:
                 "silence": round(self.silence, 3),
                 "last_step": self.last_step,
                 "notes": dict(self.notes),
+                "rank": self.rank,
                 "ranks": [
-                    {"rank": r.rank, "state": r.state, "attempt": r.attempt, "began": r.began, "seen": r.seen}
-                    for r in self.ranks
+                    {
+                        "rank": each.rank,
+                        "state": "gone" if each.is_gone else each.state,
+                        "last_step": self.last_step_of(each.rank),
+                        "attempt": each.attempt,
+                        "began": each.began,
+                        "seen": each.seen,
+                    }
+                    for each in self.ranks
                 ],
                 "first_wrong_value": None if self.wrong is None else _of_event(self.wrong),
                 "alarms": [_of_record(alarm) | alarm.finding.to_dict() for alarm in self.alarms],
@@ -125,10 +140,11 @@ class Watcher:
     Args:
         path: the run's store.
         quantity: the quantity of `Scene.heat`; None for `DEFAULT_QUANTITY`, or another if the run lacks it.
+        rank: rank whose loss, heat map and speed are read; None for the first that the store holds.
     """
 
-    def __init__(self, path: Path, quantity: str | None = None) -> None:
-        self.path, self.quantity = path, quantity
+    def __init__(self, path: Path, quantity: str | None = None, rank: int | None = None) -> None:
+        self.path, self.quantity, self.rank = path, quantity, rank
         self._known: dict[str, Grid] = {}
         self._version: Any = None
 
@@ -136,11 +152,11 @@ class Watcher:
         """The run at this moment.
 
         Raises:
-            UsageError: the store cannot be read, or no row of all sites has the quantity.
+            UsageError: the store cannot be read, lacks the rank, or no row of all sites has the quantity.
         """
         with RunReader(self.path) as reader, reader.one_moment():
             ranks = reader.ranks()
-            rank = ranks[0].rank if ranks else 0
+            rank = self._chosen_rank(ranks)
             version = [(each.rank, each.began, each.rewinds) for each in ranks]
             if version != self._version:
                 self._known, self._version = {}, version
@@ -158,6 +174,7 @@ class Watcher:
                 path=self.path,
                 notes=reader.notes(),
                 ranks=tuple(ranks),
+                rank=rank,
                 state=state,
                 reason=reason,
                 silence=silence,
@@ -171,6 +188,15 @@ class Watcher:
                 step_seconds=step_seconds,
                 tokens_per_second=speed,
             )
+
+    def _chosen_rank(self, ranks: list[RankState]) -> int:
+        known = [each.rank for each in ranks]
+        if self.rank is None:
+            return known[0] if known else 0
+        if self.rank not in known:
+            expected = f"one of {', '.join(map(str, known))}" if known else "a run that has begun"
+            raise UsageError(f"--rank {self.rank}", expected, "choose a rank that the store holds")
+        return self.rank
 
     def _chosen(self, reader: RunReader, rank: int) -> str:
         known = reader.columns(rank, SITES)
