@@ -165,6 +165,19 @@ def test_a_run_that_ends_fails_or_dies(store: RunStore, path: Path) -> None:
     assert f"gone: process {child} no longer runs" in text_of(now).replace("\n", " ")
 
 
+def test_the_map_takes_quantities_of_every_step_too(path: Path) -> None:
+    with RunStore(path) as store:
+        store.declare("step", (("loss", ""), ("stream/rms", "a"), ("stream/rms", "b")))
+        store.declare("sites", (("stream/max", "a"), ("stream/max", "b")))
+        store.add([Row(1, 0, 1.0, "step", np.array([3.0, 1.0, 2.0])), sites_row(1, [4.0, 5.0])])
+    now = Watcher(path).look()
+    assert (now.quantity, now.quantities) == ("stream/rms", ("stream/rms", "stream/max"))
+    assert now.heat is not None
+    assert now.heat.values.tolist() == [[1.0, 2.0]]
+    with pytest.raises(UsageError, match="expected one of stream/rms, stream/max"):
+        Watcher(path, "loss").look()
+
+
 def test_ranks_are_judged_together(store: RunStore, path: Path) -> None:
     with RunStore(path, rank=1) as second:
         second.declare("step", STEP)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normscope.errors import UsageError, suggest
-from normscope.monitor.row import FIRST_WRONG_VALUE, SITES, Event, Layout, Raised, Row
+from normscope.monitor.row import FIRST_WRONG_VALUE, Event, Layout, Raised, Row
 from normscope.monitor.store import Grid, RankState, RunReader
 from normscope.report.report import strict
 
@@ -42,6 +42,7 @@ class Scene:
         loss: loss by step; None before the first.
         heat: quantity by step and site; None if there is none.
         quantity: name of the quantity of `heat`, "" if there is none.
+        quantities: names of all quantities that have sites.
         alarms: alarms of all ranks, newest last.
         wrong: the first wrong value, of the last attempt that has one; None if there was none.
         events: other events, newest last.
@@ -60,6 +61,7 @@ class Scene:
     loss: Grid | None
     heat: Grid | None
     quantity: str
+    quantities: tuple[str, ...]
     alarms: tuple[Raised, ...]
     wrong: Event | None
     events: tuple[Event, ...]
@@ -152,7 +154,7 @@ class Watcher:
         """The run at this moment.
 
         Raises:
-            UsageError: the store cannot be read, lacks the rank, or no row of all sites has the quantity.
+            UsageError: the store cannot be read, lacks the rank, or no row has the quantity at a site.
         """
         with RunReader(self.path) as reader, reader.one_moment():
             ranks = reader.ranks()
@@ -161,7 +163,8 @@ class Watcher:
             if version != self._version:
                 self._known, self._version = {}, version
             last = [pair for each in ranks for pair in reader.last_rows(each.rank)]
-            quantity = self._chosen(reader, rank)
+            known = _with_sites(reader, rank)
+            quantity = self._chosen(known)
             step_seconds, speed = _pace(reader, rank, reader.last_step or 0)
             state, reason, silence = _state(ranks, step_seconds, reader.notes())
             events = reader.events()
@@ -182,6 +185,7 @@ class Watcher:
                 loss=self._grid(reader, "loss", rank),
                 heat=self._grid(reader, quantity, rank) if quantity else None,
                 quantity=quantity,
+                quantities=tuple(known),
                 alarms=tuple(reader.alarms()),
                 wrong=wrong,
                 events=tuple(event for event in events if event.kind != FIRST_WRONG_VALUE),
@@ -198,8 +202,7 @@ class Watcher:
             raise UsageError(f"--rank {self.rank}", expected, "choose a rank that the store holds")
         return self.rank
 
-    def _chosen(self, reader: RunReader, rank: int) -> str:
-        known = reader.columns(rank, SITES)
+    def _chosen(self, known: list[str]) -> str:
         if self.quantity is None:
             return DEFAULT_QUANTITY if DEFAULT_QUANTITY in known else next(iter(known), "")
         if known and self.quantity not in known:
@@ -226,6 +229,11 @@ class Watcher:
                 grid = reader.grid(quantity, rank)
         self._known[quantity] = grid
         return grid if len(grid.steps) else None
+
+
+def _with_sites(reader: RunReader, rank: int) -> list[str]:
+    """Quantities that are measured at sites, and not for the whole model only."""
+    return [quantity for quantity, sites in reader.columns(rank).items() if any(sites)]
 
 
 def _state(
