@@ -21,6 +21,7 @@ from normscope.capture.alone import CommunicationError, alone
 from normscope.capture.apart import apart
 from normscope.errors import UsageError, describe
 from normscope.monitor.alarms import NOT_MEASURED, Judges, is_measured
+from normscope.monitor.attention import AttentionWatch
 from normscope.monitor.plan import Plan, plan_of
 from normscope.monitor.reductions import local, norms
 from normscope.monitor.row import FIRST_WRONG_VALUE, SITES, STEP, Event, Raised, Row
@@ -232,6 +233,8 @@ class Monitor:
             self._forget_cotangents()
         if self._plan is not None:
             self._taps.open(self._all if self._is_measured else self._each)
+            if self._is_measured:
+                self._attention.open()
 
     @property
     def _has_wrong_stream(self) -> bool:
@@ -249,6 +252,7 @@ class Monitor:
         batch = named_arguments(self._model, args, kwargs)
         with apart(self._model, None):
             self._plan = plan = plan_of(self._model, batch)
+            self._attention = AttentionWatch(self._model, plan.anatomy, batch)
         first = next(iter(tensors_in(batch)), None)
         self._facts["tokens"] = first is not None and not first.is_floating_point()
         self._facts["dtype"] = str(self._autocast or next(self._model.parameters()).dtype).removeprefix(
@@ -256,6 +260,7 @@ class Monitor:
         )
         self._taps = Taps(self._model, plan.places)
         self._held.callback(self._taps.remove)
+        self._held.callback(self._attention.remove)
         self._streams = [column for _, column in plan.of("stream")]
         self._all, self._each = frozenset(plan.places), frozenset(self._streams)
         self._sites = Sites(plan, self._optimizers)
@@ -267,9 +272,9 @@ class Monitor:
                 *(("gradient/block", block) for block in plan.groups.blocks),
                 *(("gradient/kind", kind) for kind in plan.groups.kinds),
             ),
-            SITES: self._sites.layout,
+            SITES: (*self._sites.layout, *self._attention.layout),
         }
-        self.notes.extend(plan.notes)
+        self.notes.extend((*plan.notes, *self._attention.notes))
         if self._store is not None:
             for name, layout in self._layouts.items():
                 self._store.declare(name, layout)
@@ -283,6 +288,7 @@ class Monitor:
         assert self._plan is not None
         was_wrong = self._has_wrong_stream
         held = self._taps.taken()
+        self._attention.close()
         columns = sorted(held)
         squares = np.full(len(self._plan.places), NOT_MEASURED)
         sizes = np.ones(len(squares))
@@ -404,7 +410,8 @@ class Monitor:
         if wrong:
             self._trace(f"{wrong[0]} after the update")
         if self._is_measured:
-            self._measured = self._sites.after_step(self._given)
+            figures = self._sites.after_step(self._given)
+            self._measured = np.concatenate([figures, self._attention.values()])
 
     def step(self, loss: Tensor | float | None = None) -> list[Finding]:
         """End a step, after the optimizer's; return its new alarms.

@@ -1,0 +1,280 @@
+"""Attention figures of a training forward, on a sample of its queries.
+
+    attention/max-logit       largest |logit| over the keys that a query may see
+    attention/entropy         −Σ p log p / log(visible keys), mean over heads and queries that see two keys or
+                              more: 1 is uniform, 0 is one-hot
+    attention/head-max-logit  the largest |logit| of one head, at "<branch>.head<number>"
+    attention/head-entropy    the entropy of one head
+
+The sample of each attention is `SEQUENCES` evenly spaced sequences and `QUERIES` evenly spaced queries of
+each, the last one among them, with all heads and keys. So the largest logit is a lower bound of that of the
+batch. Logits have their mask and bias, and are those before dropout. A key is masked where its logit is at
+most `MASKED_LOGIT`. Of several forwards in a step the last counts.
+
+A dispatch mode sees the softmaxes and the fused attentions. It is on only while a module with an attention
+runs, in a forward of a step with all figures. Functions that `torch.compile` has made run as without it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils import _python_dispatch as modes
+
+from normscope.anatomy import Anatomy, Site, measuring
+from normscope.anatomy.names import named_modules
+from normscope.anatomy.ops import FUSED_ATTENTION, base_name
+from normscope.errors import describe
+from normscope.monitor.alarms import NOT_MEASURED
+from normscope.monitor.logits import tally
+from normscope.monitor.row import Layout
+from normscope.probes.attention import ENTROPY, LOGIT
+from normscope.subjects import Batch, call_model, untouched
+
+HEAD_ENTROPY, HEAD_LOGIT = "attention/head-entropy", "attention/head-max-logit"
+Floats = NDArray[np.float64]
+_NUM_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
+
+
+class _Op(NamedTuple):
+    """One softmax, or fused attention, among those of its kind in a call of a module."""
+
+    call: int
+    is_fused: bool
+    nth: int
+
+
+Place = tuple[str, _Op]
+"""Path of a module, and the op in it."""
+
+
+def _place(probabilities: Site) -> Place:
+    """The op that makes the probabilities; a fused attention was read as the math backend's softmax."""
+    is_fused = "_safe_softmax" in probabilities.op
+    return probabilities.module, _Op(probabilities.call, is_fused, probabilities.nth)
+
+
+class AttentionWatch:
+    """Hooks that measure a model's attentions in the forwards between `open` and `close`.
+
+    Args:
+        model: the model.
+        anatomy: its reading.
+        batch: batch of the forward by which the heads are counted; the model is restored.
+
+    Attributes:
+        layout: (quantity, site) of each value.
+        notes: sentences on what is not watched.
+    """
+
+    def __init__(self, model: nn.Module, anatomy: Anatomy, batch: Batch) -> None:
+        branches = [branch for branch in anatomy.branches if branch.attention]
+        self._sites = [branch.site for branch in branches]
+        self._places = [[_place(a.probabilities) for a in branch.attention] for branch in branches]
+        self._found: dict[Place, Tensor] = {}
+        self._error: Exception | None = None
+        self._modules = [
+            _Watched(path, dict(named_modules(model))[path], self._see) for path in self._paths()
+        ]
+        self.notes: list[str] = []
+        self._heads = self._count_heads(model, batch)
+        heads = [
+            f"{site}.head{number}"
+            for site, count in zip(self._sites, self._heads, strict=True)
+            for number in range(count)
+        ]
+        self.layout: Layout = tuple(
+            (quantity, site)
+            for quantities, sites in (((LOGIT, ENTROPY), self._sites), ((HEAD_LOGIT, HEAD_ENTROPY), heads))
+            for quantity in quantities
+            for site in sites
+        )
+
+    def open(self) -> None:
+        """Begin a forward whose attentions are measured."""
+        self._found = {}
+        for each in self._modules:
+            each.num_calls = 0
+
+    def close(self) -> None:
+        """End it.
+
+        Raises:
+            Exception: what a measurement raised; the forward itself went on.
+        """
+        for each in self._modules:
+            each.num_calls = None
+        if self._error is not None:
+            raise self._error
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        for each in self._modules:
+            each.remove()
+
+    def values(self) -> Floats:
+        """Values of `layout` in the last forward that was measured; `NOT_MEASURED` where none was seen."""
+        found = self._tallies()
+        empty = np.zeros((4, 0))
+        whole: list[tuple[float, float]] = []
+        heads: list[tuple[float, float]] = []
+        for places, count in zip(self._places, self._heads, strict=True):
+            known = all(place in found for place in places)
+            each = np.concatenate([found[place] for place in places], axis=1) if known else empty
+            whole.append(_figures(each))
+            heads += map(
+                _figures, np.split(each, count, axis=1) if each.shape[1] == count else [empty] * count
+            )
+        return np.concatenate([np.array(pairs).T.ravel() for pairs in (whole, heads)])
+
+    def unseen(self) -> list[str]:
+        """Sites of the branches of which the last forward showed no attention."""
+        pairs = zip(self._sites, self._places, strict=True)
+        return [site for site, places in pairs if not all(place in self._found for place in places)]
+
+    def _paths(self) -> Iterable[str]:
+        return dict.fromkeys(path for places in self._places for path, _ in places)
+
+    def _tallies(self) -> dict[Place, Floats]:
+        """The tallies of the last forward, in one transfer."""
+        found, self._found = self._found, {}
+        if not found:
+            return {}
+        ends = np.cumsum([each.shape[1] for each in found.values()])[:-1]
+        device = next(iter(found.values())).device
+        joined = torch.cat([each.to(device) for each in found.values()], dim=1).cpu().double().numpy()
+        return dict(zip(found, np.split(joined, ends, axis=1), strict=True))
+
+    def _see(self, path: str, op: _Op, func: Any, args: Any, kwargs: Any, heads: int) -> None:
+        """Measure one op before it runs; errors wait for `close`."""
+        if self._error is None:
+            try:
+                with _apart(args[0].device.type):
+                    figures = tally(func, args, kwargs, heads)
+            except Exception as error:
+                self._error = error
+            else:
+                if figures is not None:
+                    self._found[path, op] = figures
+
+    def _count_heads(self, model: nn.Module, batch: Batch) -> list[int]:
+        """Heads of each branch; 0 where there is one, or where its attention is not seen."""
+        if not self._places:
+            return []
+        self.open()
+        try:
+            with untouched(model), measuring(model), torch.no_grad():
+                call_model(model, batch)
+            self.close()
+        except Exception as error:
+            self.notes.append(f"the heads of attentions are not watched ({describe(error)})")
+            self._error = None
+        found = self._tallies()
+        counts = [sum(found[place].shape[1] for place in places if place in found) for places in self._places]
+        return [count if count > 1 else 0 for count in counts]
+
+
+class _Watched:
+    """One module that runs an attention: a mode is on while it runs, in a forward that is measured.
+
+    Attributes:
+        num_calls: calls so far in the open forward; None where none is open.
+    """
+
+    def __init__(self, path: str, module: nn.Module, see: Callable[..., None]) -> None:
+        self._path, self._see = path, see
+        sizes = (getattr(module, name, None) for name in _NUM_HEADS)
+        self._heads = next((size for size in sizes if isinstance(size, int) and size > 0), 1)
+        self.num_calls: int | None = None
+        self._modes: list[_Mode] = []
+        # Registered through the base class: a traced module refuses its own method, but runs hooks.
+        self._handles = [
+            nn.Module.register_forward_pre_hook(module, self._enter),
+            nn.Module.register_forward_hook(module, self._leave, prepend=True, always_call=True),
+        ]
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling() or self.num_calls is None:
+            return  # a compiler only traces the call; a checkpointed block runs again in the backward
+        call, self.num_calls = self.num_calls, self.num_calls + 1
+        mode = _Mode(
+            lambda is_fused, nth, *op: self._see(self._path, _Op(call, is_fused, nth), *op, self._heads)
+        )
+        self._modes.append(mode)
+        mode.__enter__()
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if torch.compiler.is_compiling() or not self._modes:
+            return
+        mode = self._modes.pop()
+        above = []  # modes that hooks of others entered after this one, and have not left
+        while (top := modes._get_current_dispatch_mode()) is not mode and top is not None:
+            above.append(modes._pop_mode())
+        if top is not None:
+            mode.__exit__(None, None, None)
+        for each in reversed(above):
+            modes._push_mode(each)
+
+
+class _Mode(modes.TorchDispatchMode):
+    """Calls `see` with each softmax and each fused attention before it runs."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, see: Callable[..., None]) -> None:
+        super().__init__()
+        self._see = see
+        self._count: Counter[bool] = Counter()
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """True: else a function that is called for the first time under the mode would never be compiled."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        is_fused = _is_fused(func)
+        if is_fused is not None:
+            nth = self._count[is_fused]
+            self._count[is_fused] += 1
+            self._see(is_fused, nth, func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+_known: dict[Any, bool | None] = {}
+
+
+def _is_fused(func: Any) -> bool | None:
+    """Whether an op is a fused attention, or its softmax in the math backend; None if it is no softmax."""
+    if func not in _known:
+        name = base_name(func) if isinstance(func, torch._ops.OpOverload) else ""
+        fused = name in FUSED_ATTENTION or name == "_safe_softmax"
+        _known[func] = fused if fused or name == "_softmax" else None
+    return _known[func]
+
+
+def _apart(device: str) -> ExitStack:
+    """Context without the modes and the autocast of the run."""
+    held = ExitStack()
+    held.enter_context(modes._disable_current_modes())
+    if torch.is_autocast_enabled(device):
+        held.enter_context(torch.autocast(device, enabled=False))
+    return held
+
+
+def _figures(tally: Floats) -> tuple[float, float]:
+    """Largest logit and mean entropy of some heads (4, H)."""
+    largest, entropy, num_choosing, num_seeing = tally
+    return (
+        float(largest.max()) if num_seeing.sum() else NOT_MEASURED,
+        float(entropy.sum() / num_choosing.sum()) if num_choosing.sum() else NOT_MEASURED,
+    )
