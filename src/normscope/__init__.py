@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from normscope import nn
     from normscope.anatomy import Anatomy, read_anatomy
     from normscope.errors import NormscopeError, UsageError
-    from normscope.monitor import Monitor
+    from normscope.monitor import Monitor, Rescue
     from normscope.pipeline import CheckInterrupted, check
     from normscope.report import Report
     from normscope.subjects import Run, Subject
@@ -34,6 +34,7 @@ __all__ = [
     "Monitor",
     "NormscopeError",
     "Report",
+    "Rescue",
     "Run",
     "Subject",
     "UsageError",
@@ -49,6 +50,7 @@ _HOME = {
     "Monitor": "monitor",
     "NormscopeError": "errors",
     "Report": "report",
+    "Rescue": "monitor",
     "Run": "subjects",
     "Subject": "subjects",
     "UsageError": "errors",

@@ -185,6 +185,7 @@ def test_codes_and_names_of_alarms_are_frozen() -> None:
         ("NS813", "gains-freeze"),
         ("NS814", "rank-apart"),
         ("NS815", "loss-rises"),
+        ("NS816", "rescued-often"),
     ]
 
 

@@ -5,16 +5,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from normscope.monitor.monitor import Monitor
+    from normscope.monitor.rescue import Rescue
     from normscope.monitor.row import Event, Layout, Raised, Row
     from normscope.monitor.store import RunReader, RunStore
 
-__all__ = ["Event", "Layout", "Monitor", "Raised", "Row", "RunReader", "RunStore"]
+__all__ = ["Event", "Layout", "Monitor", "Raised", "Rescue", "Row", "RunReader", "RunStore"]
 
 _HOME = {
     "Event": "row",
     "Layout": "row",
     "Monitor": "monitor",
     "Raised": "row",
+    "Rescue": "rescue",
     "Row": "row",
     "RunReader": "store",
     "RunStore": "store",

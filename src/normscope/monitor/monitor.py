@@ -24,6 +24,7 @@ from normscope.monitor.alarms import NOT_MEASURED, Judges, is_measured
 from normscope.monitor.attention import AttentionWatch
 from normscope.monitor.plan import Plan, plan_of
 from normscope.monitor.reductions import local, norms
+from normscope.monitor.rescue import Rescue, Rescuer
 from normscope.monitor.row import FIRST_WRONG_VALUE, SITES, STEP, Event, Raised, Row
 from normscope.monitor.sites import Sites
 from normscope.monitor.store import RunReader, RunStore
@@ -91,6 +92,7 @@ class Monitor:
         steps: planned number of steps of the whole run, which `normscope watch` shows.
         trackers: objects that get the figures of each step on rank 0, see `trackers.py`: those of accelerate,
             a run of W&B or trackio, `mlflow`, a `SummaryWriter`, `JsonLines`. One that raises is dropped.
+        rescue: what the monitor may do to a run that goes wrong, see `Rescue`; None only watches.
 
     Attributes:
         alarms: every alarm so far.
@@ -111,6 +113,7 @@ class Monitor:
         start: int | None = None,
         steps: int | None = None,
         trackers: Sequence[Any] = (),
+        rescue: Rescue | None = None,
     ) -> None:
         if every < 1:
             raise UsageError(f"every={every}", "at least 1", "leave it out for 10")
@@ -123,6 +126,9 @@ class Monitor:
         self._every, self._on_alarm = every, on_alarm
         self._rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
         self._trackers = Trackers(trackers if self._rank == 0 else ())
+        self._rescuer = None
+        if rescue is not None:
+            self._rescuer = Rescuer(rescue, self._optimizers, lambda: self._has_wrong_stream, rank=self._rank)
         self._store = None if store is None else RunStore(store, rank=self._rank, resume=resume)
         self._facts: dict[str, Any] = {} if entropy is None else {"entropy": entropy}
         self._judges = Judges(self._facts)
@@ -156,10 +162,15 @@ class Monitor:
             hooks.append(optimizer.register_step_pre_hook(self._before_update))
         for hook in hooks:
             self._held.callback(hook.remove)
+        if self._rescuer is not None:
+            self._rescuer.attach(self._step)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._held.close()
+        if self._rescuer is not None:
+            self._rescuer.detach()
+            self._events += self._rescuer.take_events()
         if self._store is None:
             return
         try:
@@ -271,6 +282,7 @@ class Monitor:
                 *(("stream/rms", each.site) for each, _ in plan.of("stream")),
                 *(("gradient/block", block) for block in plan.groups.blocks),
                 *(("gradient/kind", kind) for kind in plan.groups.kinds),
+                *([] if self._rescuer is None else [("rescued", "")]),
             ),
             SITES: (*self._sites.layout, *self._attention.layout),
         }
@@ -357,12 +369,17 @@ class Monitor:
         elif len(wrong):
             self._trace(f"the gradient of {self._plan.groups.names[wrong[0]]}")
 
-    @_guarded
     def see_gradients(self) -> None:
         """Measure the gradients as they are now; call it before they are clipped.
 
         Without it they are measured when the optimizer steps, after clipping.
         """
+        if self._rescuer is not None:
+            self._rescuer.see_gradients()
+        self._see_gradients()
+
+    @_guarded
+    def _see_gradients(self) -> None:
         if self._plan is not None and not self._is_updated:
             self._gradients = self._gradient_squares()
 
@@ -421,7 +438,21 @@ class Monitor:
         """
         if self.failure is not None:
             self._held.close()
-        return self._end_step(loss) or []
+        done = [] if self._rescuer is None else self._rescuer.take_events()
+        self._events += done
+        new = self._end_step(loss) or []
+        if self._rescuer is not None:
+            self._rescuer.end_step(loss)
+        if self.failure is not None and done:
+            self._flush_rescue()
+        return new
+
+    def _flush_rescue(self) -> None:
+        """Store what a rescue does after the monitor's end, which it outlives."""
+        try:
+            self._flush()
+        except Exception as error:
+            LOG.warning("an event of the rescue could not be stored: %s", error)
 
     @_guarded
     def _end_step(self, loss: Tensor | float | None) -> list[Finding]:
@@ -496,7 +527,8 @@ class Monitor:
             gradients = np.sqrt([squares.sum(), *groups.by_block(squares), *groups.by_kind(squares)])
         skipped = float(not self._is_updated)
         scalars = [loss, gradients[0], max(rates), seconds, self._tokens, skipped]
-        return np.array([*scalars, *streams, *gradients[1:]])
+        rescued = [] if self._rescuer is None else [self._rescuer.rescued]
+        return np.array([*scalars, *streams, *gradients[1:], *rescued])
 
     def _say(self, finding: Finding) -> None:
         if self._on_alarm is not None:

@@ -58,6 +58,8 @@ class Raised:
 
 FIRST_WRONG_VALUE = "first-wrong-value"
 """Kind of the event that holds the first wrong value; its data has a "sentence" and more."""
+RESCUE = "rescue"
+"""Kind of the event of something that a rescue did; its data has an "action", a "sentence" and figures."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Event:
         step: optimizer step.
         rank: rank of the process.
         time: seconds since the epoch.
-        kind: `FIRST_WRONG_VALUE`, "monitor-failed", …
+        kind: `FIRST_WRONG_VALUE`, `RESCUE`, "monitor-failed", …
         data: details that JSON can hold.
         attempt: number of times that the run was resumed before.
     """

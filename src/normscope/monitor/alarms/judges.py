@@ -11,6 +11,7 @@ from normscope.monitor.alarms.columns import Floats, Look, is_measured
 from normscope.monitor.alarms.growth import Growth
 from normscope.monitor.alarms.precision import Freeze, Headroom
 from normscope.monitor.alarms.ranks import Ranks
+from normscope.monitor.alarms.rescued import Rescued
 from normscope.monitor.alarms.rise import Rise
 from normscope.monitor.alarms.spikes import KINDS, Spikes
 from normscope.monitor.alarms.tokens import Collapse, Stuck
@@ -34,6 +35,7 @@ class _Bench:
         self.judges += [Spikes(kind, layout) for kind in KINDS if kind.quantities & quantities]
         rest: list[Any] = [
             Skipped(layout),
+            Rescued(layout),
             Growth(layout),
             Collapse(layout, notes),
             Stuck(layout, notes),

@@ -42,6 +42,11 @@ class Window:
         self._median: Floats = np.zeros(count)
         self._limit: Floats = np.full(count, np.inf)
 
+    @property
+    def limits(self) -> Floats:
+        """[series] the values above which the next ones are spikes, infinite for a series not yet judged."""
+        return self._limit
+
     def judge(self, values: Floats, usable: Mask) -> tuple[Mask, Floats]:
         """Enter one value of each series; mask of the spikes, and the medians before them.
 

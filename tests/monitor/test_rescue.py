@@ -1,0 +1,221 @@
+"""`Rescue`: each action on a run that is spoilt in a known way, beside its twin that is not rescued."""
+
+import copy
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import normscope
+from normscope.errors import UsageError
+from normscope.monitor import Event, Monitor, Rescue, RunReader
+from normscope.subjects import load
+
+SPEC = "nn:decoder,scheme=pre,depth=2,width=16,heads=2"
+BAD = 30
+"""Step that is spoilt, behind the 20 values that a window needs."""
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "AdamW": torch.optim.AdamW,
+    "foreach": lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr, foreach=True),
+    "fused": lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr, fused=True),
+    "SGD": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=0.9, weight_decay=0.1),
+    "NAdam": torch.optim.NAdam,
+    "RMSprop": lambda parameters, lr: torch.optim.RMSprop(parameters, lr=lr, momentum=0.9),
+    "Adafactor": torch.optim.Adafactor,
+}
+Fault = Callable[["Run"], None]
+
+
+class Run:
+    """A run of a small decoder; a fault is called between the backward and the update of its step."""
+
+    def __init__(
+        self,
+        path: Path,
+        rescue: Rescue | None = None,
+        optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
+        lr: float = 1e-3,
+        **options: Any,
+    ) -> None:
+        torch.manual_seed(7)
+        self.subject = load(SPEC)
+        self.model = self.subject.model
+        self.model.train()
+        self.optimizer = optimizer(self.model.parameters(), lr=lr)
+        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 200)
+        self.batches = self.subject.batches()
+        self.path = path
+        self.monitor = Monitor(self.model, self.optimizer, store=path, rescue=rescue, **options)
+        self.losses: list[float] = []
+        self.rates: list[float] = []
+
+    def go(self, steps: int, faults: dict[int, Fault] | None = None, at: int | None = None) -> "Run":
+        """Train; `at` is a step around whose update the state is kept in `before` and `after`."""
+        with self.monitor:
+            for step in range(1, steps + 1):
+                loss = self.subject.loss(next(self.batches))
+                loss.backward()
+                (faults or {}).get(step, lambda run: None)(self)
+                if step == at:
+                    self.before = self.state()
+                    gradients = [p.grad for p in self.model.parameters()]
+                self.optimizer.step()
+                if step == at:
+                    self.after = self.state()
+                    assert all(p.grad is g for p, g in zip(self.model.parameters(), gradients, strict=True))
+                self.rates.append(self.optimizer.param_groups[0]["lr"])
+                self.scheduler.step()
+                self.optimizer.zero_grad()
+                self.monitor.step(loss)
+                self.losses.append(float(loss.detach()))
+        assert self.monitor.failure is None, self.monitor.failure
+        return self
+
+    def state(self) -> list[Any]:
+        """Copies of the weights, the buffers and the states of the optimizer."""
+        flat = [*self.model.state_dict().values()]
+        for state in self.optimizer.state_dict()["state"].values():
+            flat += state.values()
+        return copy.deepcopy(flat)
+
+    def events(self, action: str | None = None) -> list[Event]:
+        with RunReader(self.path) as reader:
+            found = reader.events("rescue")
+        return [event for event in found if action in (None, event.data["action"])]
+
+    def alarms(self) -> list[str]:
+        return [raised.finding.code for raised in self.monitor.alarms]
+
+
+def same(before: list[Any], after: list[Any]) -> bool:
+    """Whether two states are equal to the bit."""
+    return len(before) == len(after) and all(
+        torch.equal(a.nan_to_num(nan=7e7), b.nan_to_num(nan=7e7)) if isinstance(a, Tensor) else a == b
+        for a, b in zip(before, after, strict=True)
+    )
+
+
+def grow(factor: float) -> Fault:
+    def fault(run: Run) -> None:
+        for parameter in run.model.parameters():
+            assert parameter.grad is not None
+            parameter.grad *= factor
+
+    return fault
+
+
+def nan_gradient(run: Run) -> None:
+    next(run.model.parameters()).grad[0] = math.nan
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_sound_run_is_the_same_to_the_bit_with_and_without_a_rescue(optimizer: str, tmp_path: Path) -> None:
+    with_rescue = Run(tmp_path / "a.db", Rescue(lower=0.5), OPTIMIZERS[optimizer]).go(40)
+    without = Run(tmp_path / "b.db", None, OPTIMIZERS[optimizer]).go(40)
+    assert with_rescue.losses == without.losses
+    assert same(with_rescue.state(), without.state())
+    assert not with_rescue.events()
+    assert not any(optimizer._optimizer_step_pre_hooks for optimizer in [with_rescue.optimizer])
+    assert not with_rescue.optimizer._optimizer_step_post_hooks
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("fault", [grow(1000), nan_gradient], ids=["jump", "nan"])
+def test_a_skipped_step_leaves_weights_and_states_as_they_are(
+    fault: Fault, optimizer: str, tmp_path: Path
+) -> None:
+    run = Run(tmp_path / "run.db", Rescue(), OPTIMIZERS[optimizer]).go(BAD + 5, {BAD: fault}, at=BAD)
+    assert same(run.before, run.after)
+    (event,) = run.events()
+    assert (event.step, event.data["action"]) == (BAD, "skip")
+    assert math.isfinite(sum(run.losses))
+    with RunReader(run.path) as reader:
+        steps, values = reader.series("rescued")
+    assert steps[values == 1].tolist() == [BAD]
+
+
+def test_a_run_that_is_not_rescued_is_lost(tmp_path: Path) -> None:
+    lost = Run(tmp_path / "a.db").go(BAD + 5, {BAD: nan_gradient})
+    assert math.isnan(lost.losses[-1])
+
+
+class Spy(torch.optim.AdamW):
+    """Optimizer that keeps the learning rate and the gradient norm of each of its updates."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.used: list[tuple[float, float]] = []
+
+    def step(self, closure: Any = None) -> Any:
+        (group,) = self.param_groups
+        gradients = [p.grad.flatten() for p in group["params"] if p.grad is not None]
+        norm = float(torch.linalg.vector_norm(torch.cat(gradients))) if gradients else 0.0
+        self.used.append((group["lr"], norm))
+        return super().step(closure)
+
+
+def test_a_jump_is_clipped_to_the_limit(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run.db", Rescue(skip=False), Spy).go(BAD + 5, {BAD: grow(1000)})
+    (event,) = run.events()
+    assert (event.step, event.data["action"]) == (BAD, "clip")
+    assert event.data["norm"] / event.data["median"] == pytest.approx(1000, rel=0.5)
+    assert event.data["scale"] == pytest.approx(event.data["limit"] / event.data["norm"])
+    assert run.optimizer.used[BAD - 1][1] == pytest.approx(event.data["limit"], rel=1e-4)
+
+
+def test_a_lowered_rate_recovers_and_the_scheduler_sees_nothing_of_it(tmp_path: Path) -> None:
+    run = Run(tmp_path / "spied.db", Rescue(lower=0.5), Spy).go(BAD + 110, {BAD: grow(1000)})
+    plain = Run(tmp_path / "plain.db").go(BAD + 110)
+    assert run.rates == plain.rates
+    factors = [used / p for (used, _), p in zip(run.optimizer.used, plain.rates, strict=True)]
+    assert factors[: BAD - 1] == [1.0] * (BAD - 1)
+    assert factors[BAD] == pytest.approx(0.5 ** (99 / 100))
+    assert factors[BAD + 49] == pytest.approx(0.5**0.5)
+    assert factors[BAD + 99 :] == [1.0] * 11
+    assert [event.data["action"] for event in run.events()] == ["skip", "lower", "recovered"]
+
+
+def test_a_rescue_that_skips_too_much_is_an_alarm_and_never_skips_for_ever(tmp_path: Path) -> None:
+    once = Run(tmp_path / "once.db", Rescue()).go(BAD + 5, {BAD: grow(1000)})
+    assert "NS816" not in once.alarms()
+    faults = dict.fromkeys(range(BAD, BAD + 60), grow(1000))
+    run = Run(tmp_path / "run.db", Rescue()).go(BAD + 40, faults)
+    assert "NS816" in run.alarms()
+    skipped = [event.step for event in run.events("skip")]
+    assert skipped == list(range(BAD, BAD + 32)), "then it is the new level"
+
+
+def test_a_closure_is_judged_after_it_has_run(tmp_path: Path) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with Monitor(model, optimizer, store=tmp_path / "run.db", rescue=Rescue()) as monitor:
+        for step in range(1, BAD + 2):
+            inputs = torch.randn(8, 4)
+
+            def closure(inputs: Tensor = inputs, step: int = step) -> Tensor:
+                optimizer.zero_grad()
+                loss = model(inputs).square().mean()
+                (loss * (math.nan if step == BAD else 1)).backward()
+                return loss.detach()
+
+            before = copy.deepcopy(model.state_dict())
+            loss = optimizer.step(closure)
+            assert same([*before.values()], [*model.state_dict().values()]) is (step == BAD)
+            monitor.step(loss)
+    with RunReader(tmp_path / "run.db") as reader:
+        assert [event.step for event in reader.events("rescue")] == [BAD]
+
+
+def test_what_cannot_be_rescued_is_refused() -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(UsageError, match="LBFGS"):
+        Monitor(model, torch.optim.LBFGS(model.parameters()), rescue=Rescue())
+    with pytest.raises(UsageError, match="lower=2"):
+        Rescue(lower=2)
+    with pytest.raises(UsageError, match="nothing"):
+        Rescue(skip=False, clip=False)
+    assert normscope.Rescue is Rescue
