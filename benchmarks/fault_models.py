@@ -1,6 +1,7 @@
-"""Models that `benchmarks.monitor_faults` puts faults into: those that the replay was written with, and others.
+"""Models that `benchmarks.monitor_faults` puts faults into.
 
-No one who wrote the replay had run it on a held-out model before the first sample was drawn.
+The replay of the first wrong value was written with those in `SEEN`. It had not been run on a model of
+`HELD_OUT` before the first sample was drawn.
 """
 
 import itertools

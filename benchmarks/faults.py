@@ -1,4 +1,4 @@
-"""Faults that `benchmarks.monitor_faults` draws at random and puts into a running loop, with the right answers.
+"""Faults that `benchmarks.monitor_faults` draws at random, with the right answers.
 
 A fault is on for one step. Its place is drawn from all modules, parameters and optimizer states of the model.
 """
@@ -190,7 +190,7 @@ class _Draw:
 
 def _data(draw: _Draw) -> Fault | None:
     batch = draw.task.batches[0]
-    given = batch["args"] if "args" in batch else batch
+    given = batch.get("args", batch)
     if not any(t.is_floating_point() for t in tensors_in(given)):
         return None
 

@@ -3,16 +3,16 @@
     python -m benchmarks.monitor_faults FILE --set held-out --seed 1 --count 240
     python -m benchmarks.monitor_faults FILE --summary
 
-A small model trains. At step 3 to 20 a random fault is put in, and the loop goes on for 30 steps. FILE gets one
-JSON line a fault; faults that it has are not run again. Two observers run beside the monitor: a scan of every
-loss, block output, gradient and weight, and the loss alone.
+A small model trains. At step 3 to 20 a random fault is put in, and the loop goes on for 30 steps. FILE gets a
+line of JSON for each fault; faults that it has are not run again. Two observers run beside the monitor: a scan
+of every loss, block output, gradient and weight, and the loss alone.
 
 Judging rule, fixed before the first run:
 
-- The first bad step is the first at which the scan finds NaN, infinity or |x| > 1e18 in the loss, what a block
-  returns, a gradient or a weight. A fault without such a step has no effect, and is counted apart.
-- It is found in time if the first event "first-wrong-value", or the first alarm NS801 or NS802, is of the first
-  bad step or before.
+- The first bad step is the first at which the scan finds NaN, infinity or |x| > 1e18 in the loss, what a
+  block returns, a gradient or a weight. A fault without such a step has no effect, and is counted apart.
+- It is found in time if the first event "first-wrong-value", or the first alarm NS801 or NS802, is of the
+  first bad step or before.
 - It is right if the event has the module and the phase of the fault. Of several ranks' events of a step, one
   that names a module counts, as `normscope watch` shows it.
 """

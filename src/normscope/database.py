@@ -1,6 +1,7 @@
 """SQLite files of normscope: creation, version, transactions and error messages."""
 
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ class Database:
             try:
                 if not _is_empty(connection):
                     self._require_ours(connection, path)  # never write into another program's file
-                connection.execute("PRAGMA journal_mode = WAL")
+                self._keep_a_log(connection)
                 connection.execute(f"PRAGMA synchronous = {self.synchronous}")
                 connection.execute("PRAGMA foreign_keys = ON")
                 with transaction(connection):
@@ -66,6 +67,21 @@ class Database:
                 connection.close()
                 raise
             return connection
+
+    def _keep_a_log(self, connection: sqlite3.Connection) -> None:
+        """Turn the write-ahead log on.
+
+        SQLite does not wait for another process that does so at the same moment, such as another rank.
+        """
+        until = time.monotonic() + self.patience_seconds
+        while True:
+            try:
+                connection.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorname != "SQLITE_BUSY" or time.monotonic() > until:
+                    raise
+            time.sleep(0.01)
 
     @contextmanager
     def in_words(self, path: Path) -> Iterator[None]:

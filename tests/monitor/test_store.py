@@ -8,6 +8,7 @@ import random
 import signal
 import sqlite3
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -164,6 +165,15 @@ def test_a_quantity_or_site_that_is_not_there_is_said_with_those_that_are(
 
 
 # Runs that go on ----------------------------------------------------------------------------------------
+
+
+def test_a_rank_waits_while_another_one_creates_the_store(path: Path) -> None:
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")  # as the change to a write-ahead log does
+    release = threading.Timer(0.2, other.close)
+    release.start()
+    RunStore(path, rank=1).close()
+    release.join()
 
 
 def test_a_store_with_a_run_is_refused_unless_it_is_resumed(store: RunStore, path: Path) -> None:
