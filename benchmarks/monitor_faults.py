@@ -4,8 +4,8 @@
     python -m benchmarks.monitor_faults FILE --summary
 
 A small model trains. At step 3 to 20 a random fault is put in, and the loop goes on for 30 steps. FILE gets a
-line of JSON for each fault; faults that it has are not run again. Two observers run beside the monitor: a scan
-of every loss, block output, gradient and weight, and the loss alone.
+line of JSON for each fault; faults that it has are not run again. Two observers run beside the monitor: a
+scan of every loss, block output, gradient and weight, and the loss alone.
 
 Judging rule, fixed before the first run:
 
