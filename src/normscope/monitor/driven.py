@@ -57,6 +57,8 @@ class Driven(Monitor):
     def discard(self) -> None:
         """End without a record, because another module is the model."""
         self._held.close()
+        if self._together is not None:
+            self._together.close()
         if self._store is not None:
             self._store.close()
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from normscope.capture.alone import CommunicationError, alone
+from normscope.capture.alone import CommunicationError, alone, num_processes
 from normscope.capture.apart import apart
 from normscope.errors import UsageError, describe
 from normscope.monitor.alarms import NOT_MEASURED, Judges, is_measured
@@ -25,10 +25,11 @@ from normscope.monitor.attention import AttentionWatch
 from normscope.monitor.plan import Plan, plan_of
 from normscope.monitor.reductions import local, norms
 from normscope.monitor.rescue import Rescue, Rescuer
-from normscope.monitor.row import FIRST_WRONG_VALUE, SITES, STEP, Event, Raised, Row
+from normscope.monitor.row import FIRST_WRONG_VALUE, RANKS, SITES, STEP, Event, Raised, Row
 from normscope.monitor.sites import Sites
 from normscope.monitor.store import RunReader, RunStore
 from normscope.monitor.taps import Taps
+from normscope.monitor.together import UNSTORED, Together
 from normscope.monitor.trackers import Trackers
 from normscope.monitor.turns import STATE_TURNS, Turns
 from normscope.monitor.wrong_value import Replay, first_wrong_value
@@ -150,6 +151,23 @@ class Monitor:
             self._store.note("entropy", entropy)
             self._store.note("every", every)
             self._store.note("steps", steps)
+        self._together: Together | None = None
+        if self._rank == 0 and num_processes() > 1:
+            self._compare_ranks()
+
+    def _compare_ranks(self) -> None:
+        """Compare the ranks from now on, by what they store."""
+        if self._store is None:
+            self.notes.append(UNSTORED)
+            return
+        self._together = Together(
+            self._store.path,
+            num_processes(),
+            start=self._step,
+            began=time.time(),
+            every=self._every,
+            facts=self._facts,
+        )
 
     # Context.
 
@@ -175,11 +193,15 @@ class Monitor:
             return
         try:
             self._flush()
+            for finding in self._compared():
+                self._say(finding)
             self._store.end("" if error is None else describe(error))
         except Exception as failed:
             if self.failure is None:
                 self._fail(failed)
         finally:
+            if self._together is not None:
+                self._together.close()
             self._store.close()
 
     def _fail(self, error: Exception) -> None:
@@ -486,6 +508,7 @@ class Monitor:
         self._unstored += 1
         if self._unstored >= self._every or raised or self._events:
             self._flush(raised)
+            new += self._compared()
         figures = [(self._layouts[row.layout], row.values) for row in rows]
         self._trackers.log(self._step, figures, with_sites=self._is_due(self._step))
         for finding in new:
@@ -541,6 +564,21 @@ class Monitor:
         if self._store is not None:
             self._store.add(self._rows, raised, self._events)
         self._rows, self._events, self._unstored = [], [], 0
+
+    def _compared(self) -> list[Finding]:
+        """Alarms on differences of the ranks, by what they have stored; on rank 0, stored at once."""
+        if self._together is None or self._store is None:
+            return []
+        raised = self._together.compared()
+        said, self._together.sentences = self._together.sentences, []
+        now = time.time()
+        events = [Event(self._step, self._rank, now, RANKS, {"sentence": sentence}) for sentence in said]
+        if raised or events:
+            self.alarms += raised
+            self.notes += said
+            self._store.add((), raised, events)
+            self._store.note("notes", self.notes)
+        return [each.finding for each in raised]
 
 
 def _innermost(optimizer: Optimizer) -> Optimizer:

@@ -60,6 +60,8 @@ FIRST_WRONG_VALUE = "first-wrong-value"
 """Kind of the event that holds the first wrong value; its data has a "sentence" and more."""
 RESCUE = "rescue"
 """Kind of the event of something that a rescue did; its data has an "action", a "sentence" and figures."""
+RANKS = "ranks"
+"""Kind of the event that says which ranks are not compared with the others."""
 
 
 @dataclass(frozen=True)

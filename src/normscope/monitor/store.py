@@ -422,6 +422,31 @@ class RunReader:
             for step, moment, name, data, columns in found
         ]
 
+    def rows(
+        self, rank: int, name: str, *, after: int, until: int | None = None
+    ) -> list[tuple[int, float, int, NDArray[np.float64]]]:
+        """Steps, times, numbers of the layouts and values of the rows after one step, up to another."""
+        statement = (
+            "SELECT step, time, layout, data FROM rows "
+            "WHERE rank = ? AND name = ? AND step > ? AND step <= coalesce(?, step) ORDER BY step"
+        )
+        return [
+            (step, moment, layout, np.frombuffer(data, dtype=_LITTLE))
+            for step, moment, layout, data in self._all(statement, rank, name, after, until)
+        ]
+
+    def layout(self, number: int) -> Layout:
+        """Columns of a layout, by the number that `rows` gives."""
+        ((text,),) = self._all("SELECT columns FROM layouts WHERE id = ?", number)
+        return tuple((quantity, site) for quantity, site in json.loads(text))
+
+    def last_step_of(self, rank: int, name: str) -> int | None:
+        """Last step of a rank's rows of one name; None before the first."""
+        last: int | None = self._all("SELECT max(step) FROM rows WHERE rank = ? AND name = ?", rank, name)[0][
+            0
+        ]
+        return last
+
     def alarms(self) -> list[Raised]:
         """All alarms, in the order they were written."""
         fields = (

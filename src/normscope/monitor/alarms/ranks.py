@@ -22,9 +22,8 @@ CERTAIN = 6.0
 """Its logarithm over its standard error."""
 FEWEST = 3
 """Ranks from which one can be unlike the others."""
-SHARED = frozenset(
-    {"lr", "loss-scale", "skipped", "weight/norm", "gain/rms", "gradient/norm", "gradient/block"}
-)
+OF_WEIGHTS = frozenset({"weight/norm", "gain/rms", "gradient/norm", "gradient/block"})
+SHARED = frozenset({"lr", "loss-scale", "skipped"}) | OF_WEIGHTS
 """Figures that are equal on all ranks under data parallelism: gradients are averaged before the step."""
 
 RANK_APART = alarm(
@@ -36,11 +35,10 @@ RANK_APART = alarm(
         device. Losses and streams differ by the data only; a lasting difference is another data set or a
         broken one.""",
     threshold=f"""Shared figures (weights, averaged gradients, learning rate, loss scale, skipped steps) that
-        differ by {APART:g} relative: an error; not judged where notes say that they are sharded. Loss above
+        differ by {APART:g} relative: an error; sharded weights and gradients are not judged. Loss above
         {RATIO["loss"]:g} times the ranks' median or its inverse, streams above {RATIO["stream/rms"]:g} times,
         as the median of {ROWS} steps and by {CERTAIN:g} standard errors, among {FEWEST} ranks or more: a
-        warning. Needs the rows of all ranks in one Judges: the Monitor of a process feeds its own only and
-        does not raise it yet.""",
+        warning. The Monitor of rank 0 raises it, from the rows that all ranks store in one file.""",
     source="""Exact for shared figures (PyTorch's documentation of DistributedDataParallel); the ratios are
         our own choice.""",
     remedy="""Weights: broadcast them from rank 0, and let all ranks decide together whether to skip a step.
@@ -52,35 +50,43 @@ class Ranks:
     """Judge of the rows of all ranks in one layout.
 
     Rows of a step are judged when every rank has given one; ranks are those seen so far, or notes["ranks"].
+    Layouts may have one episode `parted` of shared figures, because a skipped step parts the weights too. It
+    lasts until the weights have been equal for a while.
     """
 
-    def __init__(self, layout: Layout, notes: Mapping[str, Any]) -> None:
-        self._shared = Columns(layout, set() if notes.get("sharded") else SHARED)
+    def __init__(self, layout: Layout, notes: Mapping[str, Any], parted: Episode | None = None) -> None:
+        self._shared = Columns(layout, SHARED - OF_WEIGHTS if notes.get("sharded") else SHARED)
         self._own = Columns(layout, RATIO)
         self._effect = np.log([RATIO[name] for name, _ in self._own.names])
         self._ranks = int(notes.get("ranks", 2))
         self._rows: dict[int, Look] = {}
-        self._ratios: list[Floats] = []
-        self._episodes = Episode(), Episode()
+        self._values: list[Floats] = []
+        self._episodes = parted or Episode(), Episode()
+        self._ends_episodes = parted is None or any(name == "weight/norm" for name, _ in self._shared.names)
 
     def feed(self, look: Look) -> Iterator[Finding]:
         """Alarms of the step whose last row this is."""
         self._rows[look.rank] = look
         self._ranks = max(self._ranks, len(self._rows))
         looks = [self._rows[rank] for rank in sorted(self._rows)]
-        if len(looks) < self._ranks or any(each.step != look.step for each in looks):
-            return
+        if len(looks) == self._ranks and all(each.step == look.step for each in looks):
+            yield from self.judge(looks)
+
+    def judge(self, looks: list[Look]) -> Iterator[Finding]:
+        """Alarms of one step, of which these are the rows, two or more, in the order of the ranks."""
         yield from self._judge_shared(looks)
         if len(looks) >= FEWEST:
             yield from self._judge_own(looks)
 
     def _judge_shared(self, looks: list[Look]) -> Iterator[Finding]:
         values, usable = _stacked(looks, self._shared)
-        size = np.abs(values).max(axis=0, initial=0.0)
-        median = np.median(values, axis=0)
-        apart = np.abs(values - median)
-        bad = usable & (values.max(axis=0) - values.min(axis=0) > APART * size)
+        high, low = values.max(axis=0), values.min(axis=0)
+        size = np.maximum(high, -low)
+        bad = usable & (high - low > APART * size)
+        if not (self._ends_episodes or bad.any()):
+            return
         if (new := self._episodes[0].update(bad)) is not None:
+            apart = np.abs(values - np.median(values, axis=0))
             share = np.where(new, apart.max(axis=0) / np.maximum(size, 1e-300), -np.inf)
             worst = int(np.argmax(share))
             said = f"{self._shared.title(worst)} must be equal on all ranks and is"
@@ -89,14 +95,14 @@ class Ranks:
     def _judge_own(self, looks: list[Look]) -> Iterator[Finding]:
         values, usable = _stacked(looks, self._own)
         usable = usable & (values > 0).all(axis=0)
-        values = np.log(np.where(usable, values, 1.0))
-        ratios = values - np.median(values, axis=0)
-        if self._ratios and self._ratios[-1].shape != ratios.shape:  # another number of ranks
-            self._ratios.clear()
-        self._ratios.append(ratios)
-        if len(self._ratios) < ROWS:
+        values = np.where(usable, values, 1.0)
+        if self._values and self._values[-1].shape != values.shape:  # another number of ranks
+            self._values.clear()
+        self._values.append(values)
+        if len(self._values) < ROWS:
             return
-        held, self._ratios = np.stack(self._ratios), self._ratios[ROWS // 2 :]
+        logs, self._values = np.log(np.stack(self._values)), self._values[ROWS // 2 :]
+        held = logs - np.median(logs, axis=1, keepdims=True)
         median = np.median(held, axis=0)
         spread = SIGMA * np.median(np.abs(held - median), axis=(0, 1))
         limit = np.maximum(self._effect, CERTAIN * math.sqrt(math.pi / 2 / ROWS) * spread)
@@ -112,9 +118,10 @@ class Ranks:
     ) -> Finding:
         values, _ = _stacked(looks, columns)
         others = float(np.median(np.delete(values[:, worst], odd)))
+        rest = "the others" if len(looks) > 2 else f"rank {looks[1 - odd].rank}"
         message = (
             f"At step {looks[0].step}, {said} {figure(values[odd, worst], 5)} on rank {looks[odd].rank}, "
-            f"{figure(others, 5)} on the others."
+            f"{figure(others, 5)} on {rest}."
         )
         severity = Severity.ERROR if columns is self._shared else Severity.WARNING
         evidence = [

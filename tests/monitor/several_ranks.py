@@ -1,0 +1,147 @@
+"""Runs of several processes on this machine (gloo), started by `test_ranks.py`; each writes to one store."""
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from normscope.monitor import Monitor, together
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "capture" / "scripts"))
+from parts import VOCABULARY, Decoder, cross_entropy
+
+STORE = "run.db"
+LENGTH, SAMPLES = 12, 4
+
+
+def join(rank: int, size: int, folder: Path) -> None:
+    """Meet the other processes."""
+    torch.set_num_threads(1)
+    logging.getLogger("normscope").setLevel(logging.CRITICAL)
+    options = {"rank": rank, "world_size": size, "timeout": timedelta(seconds=60)}
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", **options)
+
+
+def model_and_optimizer(lr: float = 1e-3) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = Decoder(blocks=2, width=16)
+    return model, torch.optim.AdamW(model.parameters(), lr=lr)
+
+
+def batch(step: int, rank: int, samples: int = SAMPLES) -> Tensor:
+    """Ids (samples, LENGTH + 1) of a step and rank, that count upwards from a random begin."""
+    generator = torch.Generator().manual_seed(1000 * rank + step)
+    begin = torch.randint(0, VOCABULARY, (samples, 1), generator=generator)
+    return (begin + torch.arange(LENGTH + 1)) % VOCABULARY
+
+
+def loss_of(model: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
+    return cross_entropy(model(ids[:, :-1]), ids[:, 1:])
+
+
+def average(model: nn.Module) -> None:
+    """Average the gradients over the processes, as a loop without DDP does."""
+    gradients = [parameter.grad for parameter in model.parameters()]
+    flat = torch.cat([each.flatten() for each in gradients]) / dist.get_world_size()
+    dist.all_reduce(flat)
+    for gradient, part in zip(gradients, flat.split([each.numel() for each in gradients]), strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+def agree(rank: int, size: int, folder: Path) -> None:
+    averaged(rank, folder, 25)
+
+
+def skip(rank: int, size: int, folder: Path) -> None:
+    """Rank 1 leaves out the update of step 12."""
+    averaged(rank, folder, 25, skipped=12 if rank == 1 else 0)
+
+
+def drift(rank: int, size: int, folder: Path) -> None:
+    """Rank 1 scales its weights after step 12."""
+    averaged(rank, folder, 45, scaled=12 if rank == 1 else 0)
+
+
+def averaged(rank: int, folder: Path, steps: int, skipped: int = 0, scaled: int = 0) -> None:
+    model, optimizer = model_and_optimizer()
+    with Monitor(model, optimizer, store=folder / STORE) as monitor:
+        for step in range(1, steps + 1):
+            loss = loss_of(model, batch(step, rank))
+            loss.backward()
+            average(model)
+            if step != skipped:
+                optimizer.step()
+            if step == scaled:
+                for parameter in model.parameters():
+                    parameter.data.mul_(1.01)
+            optimizer.zero_grad()
+            monitor.step(loss)
+    dist.barrier()
+
+
+def data(rank: int, size: int, folder: Path) -> None:
+    """Rank 2 reads noise."""
+    model, optimizer = model_and_optimizer(lr=3e-2)
+    with Monitor(model, optimizer, store=folder / STORE) as monitor:
+        for step in range(1, 81):
+            ids = batch(step, rank)
+            if rank == 2:
+                ids = torch.randint(0, VOCABULARY, ids.shape)
+            loss = loss_of(model, ids)
+            loss.backward()
+            average(model)
+            optimizer.step()
+            optimizer.zero_grad()
+            monitor.step(loss)
+    dist.barrier()
+
+
+def die(rank: int, size: int, folder: Path) -> None:
+    """Rank 1 is killed after step 15; the ranks exchange nothing."""
+    unaveraged(rank, folder, 15 if rank == 1 else 60)
+
+
+def lag(rank: int, size: int, folder: Path) -> None:
+    """Rank 1 waits at step 15 until rank 0 has ended."""
+    unaveraged(rank, folder, 60, waits=15 if rank == 1 else 0)
+
+
+def alone(rank: int, size: int, folder: Path) -> None:
+    """Only rank 0 has a monitor."""
+    if rank == 0:
+        unaveraged(rank, folder, 60)
+
+
+def unaveraged(rank: int, folder: Path, steps: int, waits: int = 0) -> None:
+    """Train alike on all ranks, on the same batches; a rank that ends before step 60 is killed."""
+    together.BEHIND = 20
+    model, optimizer = model_and_optimizer()
+    with Monitor(model, optimizer, store=folder / STORE, every=5) as monitor:
+        for step in range(1, steps + 1):
+            loss = loss_of(model, batch(step, 0))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            monitor.step(loss)
+            deadline = time.monotonic() + 60
+            while step == waits and not (folder / "ended").exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
+        if steps < 60:
+            os.kill(os.getpid(), signal.SIGKILL)
+    (folder / "ended").touch()
+
+
+def run(name: str, rank: int, size: int, folder: str) -> None:
+    """One process of a run."""
+    scenario: Any = globals()[name]
+    join(rank, size, Path(folder))
+    scenario(rank, size, Path(folder))

@@ -1,0 +1,215 @@
+"""Runs of several processes: their ranks are compared, and none waits for another."""
+
+import multiprocessing
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import several_ranks
+
+from normscope.monitor import Raised, Row, RunReader, RunStore
+from normscope.monitor.scene import Scene, Watcher
+from normscope.monitor.together import BEHIND, Together
+from normscope.rules import Severity
+
+
+@pytest.fixture(scope="module")
+def processes() -> multiprocessing.context.ForkServerContext:
+    """New processes that have finished their imports."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["several_ranks", "normscope.monitor.monitor"])
+    return context
+
+
+def go(
+    processes: multiprocessing.context.ForkServerContext, name: str, size: int, folder: Path
+) -> list[int | None]:
+    """Run a scenario of `several_ranks`; the exit status of each process."""
+    ranks = [
+        processes.Process(target=several_ranks.run, args=(name, rank, size, str(folder)))
+        for rank in range(size)
+    ]
+    for each in ranks:
+        each.start()
+    for each in ranks:
+        each.join(90)
+        if each.is_alive():
+            each.kill()
+            pytest.fail(f"{name}: a process hangs")
+    return [each.exitcode for each in ranks]
+
+
+def scene(folder: Path) -> Scene:
+    return Watcher(folder / several_ranks.STORE).look()
+
+
+def apart(found: Scene) -> list[Raised]:
+    return [each for each in found.alarms if each.finding.code == "NS814"]
+
+
+def test_ranks_that_agree_raise_no_alarm(processes, tmp_path: Path) -> None:
+    assert go(processes, "agree", 2, tmp_path) == [0, 0]
+    found = scene(tmp_path)
+    assert apart(found) == []
+    assert [each for each in found.events if each.kind == "ranks"] == []
+    assert [found.last_step_of(rank) for rank in (0, 1)] == [25, 25]
+
+
+@pytest.mark.parametrize(("name", "step", "said"), [("skip", 12, "skipped "), ("drift", 20, "gain/rms at ")])
+def test_weights_that_part_are_one_alarm_on_rank_0(
+    name: str, step: int, said: str, processes, tmp_path: Path
+) -> None:
+    assert go(processes, name, 2, tmp_path) == [0, 0]
+    first, *more = apart(scene(tmp_path))
+    assert more == []
+    assert (first.rank, first.step, first.finding.severity) == (0, step, Severity.ERROR)
+    assert said in first.finding.message
+
+
+def test_a_rank_with_other_data_is_a_warning_among_three(processes, tmp_path: Path) -> None:
+    assert go(processes, "data", 3, tmp_path) == [0, 0, 0]
+    found = apart(scene(tmp_path))
+    assert {each.rank for each in found} == {0}
+    assert {each.finding.severity for each in found} == {Severity.WARNING}
+    assert any("loss" in each.finding.message and "on rank 2" in each.finding.message for each in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "states", "last", "said"),
+    [
+        ("die", ["ended", "gone"], 15, "rank 1 has written no row after step 15: not compared since"),
+        ("lag", ["ended", "ended"], 60, "rank 1 has written no row after step 15: not compared since"),
+        ("alone", ["ended"], None, "rank 1 has written no row to this store: not compared"),
+    ],
+)
+def test_a_rank_that_writes_no_more_is_named_and_nobody_waits(
+    name: str, states: list[str], last: int | None, said: str, processes, tmp_path: Path
+) -> None:
+    assert go(processes, name, 2, tmp_path) == [0, -signal.SIGKILL if name == "die" else 0]
+    found = scene(tmp_path)
+    assert [each["state"] for each in found.to_dict()["ranks"]] == states
+    assert found.last_step_of(0) == 60
+    assert found.last_step_of(1) == last
+    assert [each.data["sentence"] for each in found.events if each.kind == "ranks"] == [said]
+    with RunReader(tmp_path / several_ranks.STORE) as reader:
+        assert reader.notes()["notes"][-1] == said
+    assert apart(found) == []
+
+
+# The comparison itself, of rows that are written here ----------------------------------------------------
+
+OF_STEP, OF_SITES = (("loss", ""), ("lr", "")), (("weight/norm", "norm"), ("gain/rms", "norm.weight"))
+
+
+class Stored:
+    """Ranks that write to one store, and the comparison on rank 0."""
+
+    def __init__(self, folder: Path, size: int = 2, every: int = 10) -> None:
+        self.stores = [RunStore(folder / "run.db", rank=rank) for rank in range(size)]
+        for store in self.stores:
+            store.declare("step", OF_STEP)
+            store.declare("sites", OF_SITES)
+        self.together = Together(folder / "run.db", size, start=0, began=1.0, every=every, facts={})
+
+    def add(self, rank: int, steps: range, lr: float = 1e-3, weight: float = 1.0, sites: int = 10) -> None:
+        rows = [Row(step, rank, 2.0, "step", np.array([2.0, lr])) for step in steps]
+        rows += [
+            Row(each, rank, 2.0, "sites", np.array([weight, weight])) for each in steps if each % sites == 0
+        ]
+        self.stores[rank].add(rows)
+
+    def found(self) -> list[int]:
+        return [each.step for each in self.together.compared()]
+
+    def close(self) -> None:
+        self.together.close()
+        for store in self.stores:
+            store.close()
+
+
+@pytest.fixture
+def two(tmp_path: Path):
+    stored = Stored(tmp_path)
+    yield stored
+    stored.close()
+
+
+def test_bunches_out_of_phase_are_compared_step_by_step(two: Stored) -> None:
+    two.add(0, range(1, 11))
+    assert two.found() == []
+    two.add(1, range(1, 5))
+    two.add(0, range(11, 21))
+    assert two.found() == []
+    two.add(1, range(5, 8))
+    two.add(1, range(8, 31), lr=2e-3)
+    assert two.found() == [8]
+    two.add(0, range(21, 31))
+    assert two.found() == [], "raised once"
+    assert two.together.sentences == []
+
+
+def test_weights_that_stay_parted_are_said_once_however_far_apart_they_are_measured(two: Stored) -> None:
+    for begin in range(1, 1000, 100):
+        two.add(0, range(begin, begin + 100), sites=100)
+        two.add(1, range(begin, begin + 100), sites=100, weight=1.1)
+        assert two.found() == ([100] if begin == 1 else [])
+
+
+def test_a_rank_that_goes_back_is_not_compared_with_what_it_did_before(two: Stored) -> None:
+    two.add(0, range(1, 21))
+    two.add(1, range(1, 21))
+    assert two.found() == []
+    for rank in (0, 1):
+        two.stores[rank].rewind(11)
+    two.add(0, range(11, 21), lr=2e-3)
+    assert two.found() == [], "rank 1 has done none of these again"
+    two.add(1, range(11, 21), lr=2e-3)
+    two.add(0, range(21, 31), lr=2e-3)
+    two.add(1, range(21, 31), lr=2e-3)
+    assert two.found() == []
+    two.add(0, range(31, 41), lr=2e-3)
+    two.add(1, range(31, 41), lr=3e-3)
+    assert two.found() == [31]
+
+
+def test_a_rank_that_catches_up_is_compared_again(two: Stored) -> None:
+    two.add(1, range(1, 3))
+    two.add(0, range(1, 2 * BEHIND))
+    assert two.found() == []
+    assert two.together.sentences == ["rank 1 has written no row after step 2: not compared since"]
+    two.add(1, range(3, 2 * BEHIND), lr=2e-3)
+    two.add(0, range(2 * BEHIND, 2 * BEHIND + 10))
+    assert two.found() == [], "those steps are over"
+    two.add(1, range(2 * BEHIND, 2 * BEHIND + 10), lr=2e-3)
+    assert two.found() == [2 * BEHIND]
+
+
+def test_rows_of_an_earlier_attempt_and_of_other_columns_are_not_compared(two: Stored) -> None:
+    old = [Row(step, 1, 0.5, "step", np.array([2.0, 9.0])) for step in range(1, 11)]
+    two.stores[1].add(old)
+    two.add(0, range(1, 11))
+    assert two.found() == []
+    two.stores[1].declare("step", (("tokens", ""), ("lr", "")))
+    two.stores[1].add([Row(step, 1, 2.0, "step", np.array([64.0, 1e-3])) for step in range(11, 21)])
+    two.add(0, range(11, 21))
+    assert two.found() == []
+    two.stores[1].add([Row(step, 1, 2.0, "step", np.array([64.0, 2e-3])) for step in range(21, 31)])
+    two.add(0, range(21, 31))
+    assert two.found() == [21]
+
+
+def test_an_error_ends_the_comparison_and_not_the_monitor(two: Stored) -> None:
+    two.together.close()
+    assert two.found() == []
+    (sentence,) = two.together.sentences
+    assert sentence.startswith("ranks are no longer compared: ")
+    assert two.found() == []
+    assert len(two.together.sentences) == 1
+
+
+def test_ranks_on_other_machines_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    stored = Stored(tmp_path, size=6)
+    assert stored.together.sentences == ["on other machines, not compared with the rest: ranks 2 to 5"]
+    stored.close()
