@@ -19,7 +19,7 @@ from normscope.anatomy import capture, read_anatomy
 from normscope.monitor import Monitor, RunReader
 from normscope.monitor.plan import plan_of
 from normscope.monitor.reductions import local, norms
-from normscope.monitor.turns import STATE_TURNS
+from normscope.monitor.turns import TURNS
 from normscope.probes.sums import rms
 from normscope.subjects import call_model, load, untouched
 from normscope.subjects.feed import tensors_in
@@ -348,11 +348,11 @@ def test_wrong_steps_in_a_row_are_traced_once_and_again_after_sound_ones(tmp_pat
             with torch.no_grad():
                 for p, before in zip(loop.model.parameters(), weights, strict=True):
                     p.copy_(before)
-            for _ in range(STATE_TURNS):
+            for _ in range(TURNS):
                 loop.step(monitor)
     assert monitor.failure is None, monitor.failure
     with RunReader(path) as reader:
-        assert [event.step for event in reader.events("first-wrong-value")] == [1, 6 + STATE_TURNS]
+        assert [event.step for event in reader.events("first-wrong-value")] == [1, 6 + TURNS]
 
 
 def test_what_watch_says_of_a_run_is_noted(tmp_path: Path) -> None:

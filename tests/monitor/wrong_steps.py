@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from normscope.monitor.wrong_value import Replay
 from normscope.nn import build
 from normscope.recording.tape import tensors_of
-from normscope.subjects.rng import take_random_state
+from normscope.subjects.rng import keep_random_state
 
 VOCAB, WIDTH, TOKENS = 32, 16, 6
 VALUES = {"NaN": math.nan, "infinity": math.inf, "garbage": 1e30}
@@ -33,7 +33,7 @@ class Step:
 
     def replay(self) -> Replay:
         """The forward and the gradient of the loss by its outputs, as one step of a run gives them."""
-        state = take_random_state()
+        state = keep_random_state()
         with torch.autocast("cpu", self.autocast, enabled=self.autocast is not None):
             result = self.model(*self.args, **self.kwargs)
         outputs = [t for t in tensors_of(result) if t.is_floating_point()]

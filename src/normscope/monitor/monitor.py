@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from normscope.capture.alone import CommunicationError, alone, num_processes
 from normscope.capture.apart import apart
 from normscope.errors import UsageError, describe
-from normscope.monitor.alarms import NOT_MEASURED, Judges, is_measured
+from normscope.monitor.alarms import NOT_MEASURED, Judges
 from normscope.monitor.attention import AttentionWatch
 from normscope.monitor.plan import Plan, plan_of
 from normscope.monitor.reductions import local, norms
@@ -28,16 +28,16 @@ from normscope.monitor.rescue import Rescue, Rescuer
 from normscope.monitor.row import FIRST_WRONG_VALUE, RANKS, SITES, STEP, Event, Raised, Row
 from normscope.monitor.sites import Sites
 from normscope.monitor.store import RunReader, RunStore
-from normscope.monitor.taps import Taps
+from normscope.monitor.streams import Streams
 from normscope.monitor.together import UNSTORED, Together
 from normscope.monitor.trackers import Trackers
-from normscope.monitor.turns import STATE_TURNS, Turns
+from normscope.monitor.turns import TURNS, Turns
 from normscope.monitor.wrong_value import Replay, first_wrong_value
 from normscope.recording.calls import bare, named_arguments
 from normscope.recording.tape import tensors_of
 from normscope.rules import Finding
 from normscope.subjects.feed import tensors_in
-from normscope.subjects.rng import take_random_state
+from normscope.subjects.rng import keep_random_state
 
 LOG = logging.getLogger("normscope")
 EVERY = 10
@@ -140,7 +140,7 @@ class Monitor:
         self._rows: list[Row] = []
         self._events: list[Event] = []
         self._unstored = 0
-        self._num_sound = STATE_TURNS  # steps since a wrong value
+        self._num_sound = TURNS  # steps since a wrong value
         self._cotangents: dict[int, Tensor] = {}
         self._clear()
         if self._store is not None:
@@ -231,8 +231,8 @@ class Monitor:
 
     def _clear(self) -> None:
         """Begin a step."""
-        self._squares = np.zeros(0)
-        self._sizes = np.zeros(0)
+        if self._plan is not None:
+            self._streams.clear()
         self._tokens = 0
         self._gradients: Floats | None = None
         self._given = np.zeros(0)  # the squares of the gradients that the optimizer got, after clipping
@@ -262,17 +262,17 @@ class Monitor:
     def _open(self, args: Any, kwargs: dict[str, Any]) -> None:
         """Keep the state at the beginning of a forward, and take its streams."""
         if not self._has_wrong_stream:  # else it lies in an earlier forward of this step, which is kept
-            self._replay = Replay(self._model, args, kwargs, take_random_state(), self._autocast)
+            self._replay = Replay(self._model, args, kwargs, keep_random_state(), self._autocast)
             self._forget_cotangents()
         if self._plan is not None:
-            self._taps.open(self._all if self._is_measured else self._each)
+            self._streams.open(all_places=self._is_measured)
             if self._is_measured:
                 self._attention.open()
 
     @property
     def _has_wrong_stream(self) -> bool:
         """Whether a stream of the step so far is not finite."""
-        return not bool(np.isfinite(self._squares[is_measured(self._squares)]).all())
+        return self._plan is not None and self._streams.is_wrong
 
     @property
     def _autocast(self) -> torch.dtype | None:
@@ -291,11 +291,9 @@ class Monitor:
         self._facts["dtype"] = str(self._autocast or next(self._model.parameters()).dtype).removeprefix(
             "torch."
         )
-        self._taps = Taps(self._model, plan.places)
-        self._held.callback(self._taps.remove)
+        self._streams = Streams(self._model, plan)
+        self._held.callback(self._streams.remove)
         self._held.callback(self._attention.remove)
-        self._streams = [column for _, column in plan.of("stream")]
-        self._all, self._each = frozenset(plan.places), frozenset(self._streams)
         self._sites = Sites(plan, self._optimizers)
         self._turns = Turns(plan.groups.parameters, plan.groups.names, self._optimizers)
         self._layouts = {
@@ -321,22 +319,14 @@ class Monitor:
             return
         assert self._plan is not None
         was_wrong = self._has_wrong_stream
-        held = self._taps.taken()
+        held, rms = self._streams.close()
         self._attention.close()
-        columns = sorted(held)
-        squares = np.full(len(self._plan.places), NOT_MEASURED)
-        sizes = np.ones(len(squares))
-        squares[columns] = norms([held[column] for column in columns]).double().cpu().numpy() ** 2
-        sizes[columns] = [held[column].numel() for column in columns]
-        is_first = not len(self._squares)
-        self._squares = squares if is_first else self._squares + squares
-        self._sizes = sizes if is_first else self._sizes + sizes
         first = next(iter(tensors_in(named_arguments(self._model, args, kwargs))), None)
         if first is not None and not first.is_floating_point():
             self._tokens += first.numel()
         if self._is_measured:
             shape = () if first is None else tuple(first.shape)
-            self._sites.see(held, np.sqrt(squares / sizes), shape)
+            self._sites.see(held, rms, shape)
         if was_wrong:
             return
         outputs = [tensor for tensor in tensors_of(output) if tensor.is_floating_point()]
@@ -420,7 +410,7 @@ class Monitor:
 
         Weights and states are looked at in turns, so that a wrong one may not be seen at every step.
         """
-        is_first = not self._is_wrong and self._num_sound >= STATE_TURNS
+        is_first = not self._is_wrong and self._num_sound >= TURNS
         self._is_wrong = True
         if not is_first or self._replay is None:
             return
@@ -522,7 +512,7 @@ class Monitor:
         assert self._plan is not None
         self._is_tested = True
         wanted = np.array(sorted(self._plan.places), dtype=np.intp)
-        seen = is_measured(self._squares)[wanted] if len(self._squares) else np.zeros(len(wanted), dtype=bool)
+        seen = self._streams.seen[wanted]
         if not seen.all():
             lost = f"{(~seen).sum()} of {len(wanted)} hooks on modules did not fire"
             self.notes.append(f"{lost} (compiled code runs none): the streams there are not watched")
@@ -538,11 +528,6 @@ class Monitor:
         assert self._plan is not None
         groups = self._plan.groups
         rates = [float(g["lr"]) for optimizer in self._optimizers for g in optimizer.param_groups]
-        streams = np.full(len(self._streams), NOT_MEASURED)
-        if len(self._squares):
-            known = is_measured(self._squares)
-            rms = np.where(known, np.sqrt(self._squares / self._sizes), NOT_MEASURED)
-            streams = rms[self._streams]
         if self._gradients is None or not self._is_updated:  # no optimizer stepped
             gradients = np.full(1 + len(groups.blocks) + len(groups.kinds), NOT_MEASURED)
         else:
@@ -551,7 +536,7 @@ class Monitor:
         skipped = float(not self._is_updated)
         scalars = [loss, gradients[0], max(rates), seconds, self._tokens, skipped]
         rescued = [] if self._rescuer is None else [self._rescuer.rescued]
-        return np.array([*scalars, *streams, *gradients[1:], *rescued])
+        return np.array([*scalars, *self._streams.rms(), *gradients[1:], *rescued])
 
     def _say(self, finding: Finding) -> None:
         if self._on_alarm is not None:

@@ -1,7 +1,7 @@
 """Figures that are measured every few steps only, because they cost more than the norms of every step.
 
     stream/max        largest |x| of a stream
-    stream/diversity  ‖H − h̄‖²/‖H‖², h̄ the mean token of its sequence, over all sequences
+    stream/diversity  ‖H − h̄‖²/‖H‖², h̄ the mean token of its sequence, over `SEQUENCES` sequences
     branch/update-ratio  RMS of the term that a branch adds over the RMS of the stream that it is added to
     weight/norm       ‖w‖₂ of the parameters, by kind
     gain/rms          RMS of each norm's gain
@@ -29,6 +29,8 @@ from normscope.monitor.row import Layout
 from normscope.probes.token_axes import sequences
 
 Floats = NDArray[np.float64]
+SEQUENCES = 2
+"""Sequences of a batch that the diversity of tokens is measured on."""
 
 
 class Sites:
@@ -47,7 +49,8 @@ class Sites:
         self._gains = [i for i, p in enumerate(groups.parameters) if groups.kind(i) == NORM and p.ndim == 1]
         self._gains = [i for i in self._gains if not groups.names[i].endswith("bias")]
         self._forward: list[Floats] = []
-        self._old: list[Tensor] = []
+        self._old: Tensor | None = None
+        self._entries: NDArray[np.intp] | None = None  # parameter of each entry of the sample
         streams = [each.site for each, _ in plan.of("stream")]
         self.layout: Layout = (
             *(("stream/max", site) for site in streams),
@@ -70,14 +73,14 @@ class Sites:
         known = [held[c] if c in held and held[c].ndim >= 2 else None for c in self._streams]
         self._forward = [
             _each(known, _largest),
-            _each(known, lambda stream: _diversity(sequences(stream, batch)[0].float())),
+            _each(known, lambda stream: _diversity(_some(sequences(stream, batch)[0]).float())),
             np.array([_ratio(rms[term], rms[stream]) for term, stream in self._branches]),
         ]
 
     @torch.no_grad()
     def before_step(self) -> None:
         """Keep samples of the weights."""
-        self._old = [sampled(p).clone() for p in self._plan.groups.parameters]
+        self._old = _sample(self._plan.groups.parameters)
 
     @torch.no_grad()
     def after_step(self, gradient_squares: Floats) -> Floats:
@@ -105,16 +108,24 @@ class Sites:
     def _updates(self) -> list[Floats]:
         """Size of the updates and the share of the entries that stay, by kind."""
         groups = self._plan.groups
-        change = list(torch._foreach_sub([sampled(p) for p in groups.parameters], self._old))
-        moved, before = (norms(each).double().cpu().numpy() ** 2 for each in (change, self._old))
-        sizes = groups.by_kind(before)
+        assert self._old is not None
+        old = self._old.double().cpu().numpy()
+        change = _sample(groups.parameters).double().cpu().numpy() - old
+        self._old = None
+        moved, before, same = (self._by_kind(each) for each in (change**2, old**2, change == 0))
         with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.where(sizes == 0, NOT_MEASURED, np.sqrt(groups.by_kind(moved) / sizes))
-        same = torch.stack([(each == 0).sum() for each in change]).double().cpu().numpy()
-        lost = groups.by_kind(same) / groups.by_kind(np.array([float(each.numel()) for each in change]))
+            ratio = np.where(before == 0, NOT_MEASURED, np.sqrt(moved / before))
+        lost = same / self._by_kind(np.ones(len(change)))
         lost[[kind == EMBEDDING for kind in groups.kinds]] = NOT_MEASURED  # most of its rows are in no batch
-        self._old = []
         return [ratio, lost]
+
+    def _by_kind(self, entries: NDArray[Any]) -> Floats:
+        """Sums by kind of one number for each entry of the sample."""
+        groups = self._plan.groups
+        if self._entries is None:
+            lengths = [len(sampled(p)) for p in groups.parameters]
+            self._entries = np.repeat(np.arange(len(lengths)), lengths)
+        return groups.by_kind(np.bincount(self._entries, weights=entries, minlength=len(groups.parameters)))
 
     def _lag(self, gradient_squares: Floats) -> Floats:
         groups = self._plan.groups
@@ -129,6 +140,15 @@ class Sites:
             return np.where(of_means == 0, NOT_MEASURED, np.sqrt(of_gradients / of_means))
 
 
+def _sample(parameters: Sequence[Tensor]) -> Tensor:
+    """Some entries of all parameters, a copy."""
+    samples = [sampled(p) for p in parameters]
+    first = samples[0]
+    if any(each.dtype != first.dtype or each.device != first.device for each in samples):
+        samples = [each.double().cpu() for each in samples]
+    return torch.cat(samples)
+
+
 def _each(tensors: Sequence[Tensor | None], figure: Callable[[Tensor], Tensor]) -> Floats:
     found = [figure(tensor) for tensor in tensors if tensor is not None]
     values = iter(torch.stack(found).double().cpu().tolist() if found else [])
@@ -138,6 +158,11 @@ def _each(tensors: Sequence[Tensor | None], figure: Callable[[Tensor], Tensor]) 
 def _largest(stream: Tensor) -> Tensor:
     low, high = torch.aminmax(stream)
     return torch.maximum(-low, high).float()
+
+
+def _some(tokens_BTD: Tensor) -> Tensor:
+    """Up to `SEQUENCES` evenly spaced sequences, a view."""
+    return tokens_BTD[:: -(-len(tokens_BTD) // SEQUENCES)]
 
 
 def _diversity(tokens_BTD: Tensor) -> Tensor:

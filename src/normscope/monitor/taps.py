@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from normscope.anatomy import Anatomy, Branch, Site, capture, measuring
 from normscope.anatomy.names import named_modules
+from normscope.monitor.reductions import norms
 from normscope.recording.tape import tensors_of
 
 
@@ -105,57 +107,77 @@ def _key(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.numel(), tensor.shape[-1:]
 
 
+@dataclass(frozen=True)
+class Held:
+    """A tensor of a forward, and its 2-norm (a scalar) if it was taken at once."""
+
+    tensor: Tensor
+    norm: Tensor | None
+
+
 class Taps:
     """Hooks that hold the tapped tensors of a forward, from `open` to `taken`.
 
+    On a CPU the norm is taken in the hook, where the tensor is still in the cache.
+
     Args:
-        model: the model whose modules are hooked.
+        model: the module whose modules are hooked.
         places: tap of each column.
     """
 
     def __init__(self, model: nn.Module, places: Mapping[int, Tap]) -> None:
-        self._wanted: frozenset[int] = frozenset()
-        self._held: dict[int, Tensor] = {}
+        self._is_open = False
+        self._held: dict[int, Held] = {}
         self._calls: dict[str, int] = {}
+        self._handles: list[RemovableHandle] = []
+        modules = dict(named_modules(model))
         by_path: dict[str, list[tuple[int, Tap]]] = defaultdict(list)
         for column, tap in places.items():
             by_path[tap.path].append((column, tap))
-        modules = dict(named_modules(model))
-        self._handles = [
-            modules[path].register_forward_hook(self._hook(path, taps)) for path, taps in by_path.items()
-        ]
+        self._hooks = [(modules[path], self._hook(path, taps)) for path, taps in by_path.items()]
+
+    def attach(self) -> None:
+        """Set the hooks."""
+        if not self._handles:
+            self._handles = [module.register_forward_hook(hook) for module, hook in self._hooks]
 
     def remove(self) -> None:
         """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
+        self._handles = []
 
-    def open(self, columns: frozenset[int]) -> None:
-        """A forward begins, of which the tensors of these columns are wanted."""
-        self._wanted, self._held, self._calls = columns, {}, {}
+    def open(self) -> None:
+        """A forward begins."""
+        self._is_open, self._held, self._calls = True, {}, {}
 
-    def taken(self) -> dict[int, Tensor]:
+    def taken(self) -> dict[int, Held]:
         """The tensors of the forward that has ended, by column; those that no hook saw are absent."""
-        held, self._wanted, self._held = self._held, frozenset(), {}
+        held, self._is_open, self._held = self._held, False, {}
         return held
 
     def _hook(self, path: str, taps: list[tuple[int, Tap]]) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if torch.compiler.is_compiling() or not self._wanted:
-                return  # a compiler only traces the call; a checkpointed block runs again in the backward
+            if not self._is_open or torch.compiler.is_compiling():
+                return  # a checkpointed block runs again in the backward; a compiler only traces the call
             call = self._calls.get(path, 0)
             self._calls[path] = call + 1
             for column, tap in taps:
-                if tap.call == call and column in self._wanted:
+                if tap.call == call:
                     value = args if tap.is_input else output
                     if isinstance(value, Tensor):
-                        self._held[column] = value
+                        self._held[column] = _held(value)
                     else:
                         tensors = list(tensors_of(value))
                         if tap.index < len(tensors):
-                            self._held[column] = tensors[tap.index]
+                            self._held[column] = _held(tensors[tap.index])
 
         return hook
+
+
+def _held(tensor: Tensor) -> Held:
+    tensor = tensor.detach()
+    return Held(tensor, norms([tensor])[0] if tensor.device.type == "cpu" else None)
 
 
 def places_of(model: nn.Module, run: Callable[[], Any], wanted: Iterable[Site]) -> dict[Site, Tap]:

@@ -12,33 +12,32 @@ from torch.optim import Optimizer
 
 from normscope.monitor.reductions import local, norms
 
-WEIGHT_TURNS, STATE_TURNS = 2, 8
-"""Steps in which all weights, and all states, are looked at once."""
+TURNS = 16
+"""Steps in which all of them are looked at once."""
 
 
 class Turns:
     """Norms of a part of the weights and states; the parts follow one another.
 
-    The list of the states is made anew once all of them have been looked at: an optimizer may replace them.
+    The parts are made anew once all of them have been looked at: an optimizer may replace its states.
     """
 
     def __init__(
         self, parameters: Sequence[Tensor], names: Sequence[str], optimizers: Sequence[Optimizer]
     ) -> None:
+        self._weights = list(zip(names, parameters, strict=True))
         self._named = dict(zip(map(id, parameters), names, strict=True))
-        self._weights = _parts(list(zip(names, parameters, strict=True)), WEIGHT_TURNS)
-        self._states: list[Part] = []
         self._optimizers = optimizers
+        self._parts: list[Part] = []
 
     def look(self, step: int) -> tuple[list[str], Tensor]:
         """Names and norms (n,) of the tensors whose turn it is at `step`."""
-        if step % STATE_TURNS == 0 or not self._states:
-            self._states = _parts(list(self._all_states()), STATE_TURNS)
-        names, tensors = self._weights[step % WEIGHT_TURNS]
-        more, states = self._states[step % STATE_TURNS]
-        return [*names, *more], norms([local(tensor) for tensor in (*tensors, *states)])
+        if step % TURNS == 0 or not self._parts:
+            self._parts = _parts([*self._weights, *self._states()], TURNS)
+        names, tensors = self._parts[step % TURNS]
+        return names, norms([local(tensor) for tensor in tensors])
 
-    def _all_states(self) -> Iterator[tuple[str, Tensor]]:
+    def _states(self) -> Iterator[tuple[str, Tensor]]:
         for optimizer in self._optimizers:
             for parameter, state in optimizer.state.items():
                 name = self._named.get(id(parameter))
@@ -51,4 +50,12 @@ Part = tuple[list[str], list[Tensor]]
 
 
 def _parts(named: list[tuple[str, Tensor]], count: int) -> list[Part]:
-    return [([name for name, _ in named[i::count]], [t for _, t in named[i::count]]) for i in range(count)]
+    """Parts of about the same number of entries."""
+    parts: list[Part] = [([], []) for _ in range(count)]
+    sizes = [0] * count
+    for name, tensor in sorted(named, key=lambda each: -each[1].numel()):
+        least = sizes.index(min(sizes))
+        sizes[least] += tensor.numel()
+        parts[least][0].append(name)
+        parts[least][1].append(tensor)
+    return parts

@@ -29,7 +29,6 @@ from normscope.monitor.wrong.types import Range, Replay, WrongValue, kind_of, ra
 from normscope.probes.births import Act, Birth, Births, Storages
 from normscope.recording.calls import bare
 from normscope.recording.tape import tensors_of
-from normscope.subjects.rng import put_random_state
 from normscope.subjects.untouched import untouched
 
 __all__ = ["Range", "Replay", "WrongValue", "first_wrong_value"]
@@ -124,8 +123,8 @@ class _Rerun:
     @entry
     def _forward(self) -> Any:
         replay = self._replay
-        if replay.random_state is not None:
-            put_random_state(replay.random_state)
+        if replay.put_random_state is not None:
+            replay.put_random_state()
         with torch.autocast(self._device(), replay.autocast, enabled=replay.autocast is not None):
             return self._model(*replay.args, **replay.kwargs)
 

@@ -1,7 +1,8 @@
 """The global random generators: seed them for a block, save their state and restore it."""
 
+import functools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,6 +41,11 @@ def take_random_state() -> dict[str, Tensor]:
         "gauss": torch.tensor([gauss is not None, gauss or 0.0, cached], dtype=torch.float64),
     }
     return states | ({"cuda": torch.stack(cuda)} if cuda else {})
+
+
+def keep_random_state() -> Callable[[], None]:
+    """Function that restores the generators to their present states; cheaper than `take_random_state`."""
+    return functools.partial(_restore, *_states())
 
 
 def put_random_state(states: dict[str, Tensor]) -> None:

@@ -22,7 +22,8 @@ class Replay:
     Attributes:
         model: the module that the script called; wrappers of `torch.compile` and DDP are looked through.
         args, kwargs: arguments of its forward.
-        random_state: the state before the forward, see `subjects.rng.take_random_state`; None: any.
+        put_random_state: restores the generators to their states before the forward, see
+            `subjects.rng.keep_random_state`; None: any.
         autocast: dtype of `torch.autocast` around the forward; None: off.
         cotangents: gradient of the loss by each floating-point tensor of the output, in their order; None
             where a tensor has none. None altogether: unknown.
@@ -35,7 +36,7 @@ class Replay:
     model: nn.Module
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    random_state: dict[str, Tensor] | None = None
+    put_random_state: Callable[[], None] | None = None
     autocast: torch.dtype | None = None
     cotangents: Sequence[Tensor | None] | None = None
     loss: Tensor | float | None = None
