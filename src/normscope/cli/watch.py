@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 OF_SCRIPT = {"store", "every", "module", "resume"}
 """Options of the form with a training script; the others are of the form with a RUN."""
+OF_PAGE = {"port", "open_"}
+"""Options of the page."""
 DEFAULT_STORE = Path("normscope-run.db")
 EVERY = 10
 
@@ -49,6 +51,16 @@ def command(
             metavar="N",
         ),
     ] = None,
+    page: Annotated[
+        bool, typer.Option("--page", help="Serve a page to this machine's browser, until Ctrl-C.")
+    ] = False,
+    port: Annotated[
+        int,
+        typer.Option(min=0, max=65535, metavar="PORT", help="With --page: port of the page; 0: a free one."),
+    ] = 0,
+    open_: Annotated[
+        bool, typer.Option("--open", help="With --page: open it in the browser, where there is one.")
+    ] = False,
     once: Annotated[bool, typer.Option("--once", help="Print one picture and exit.")] = False,
     interval: Annotated[
         float, typer.Option(min=0.1, max=3600.0, metavar="SECONDS", help="Time between two pictures.")
@@ -89,10 +101,16 @@ def command(
     same machine, and does not disturb the run. On a terminal the picture is drawn again until the run ends or
     Ctrl-C; in a pipe it is printed once.
 
+    Example: normscope watch run.db --page
+
+    Print the address of a page that shows the same and goes on by itself: heat map, loss, alarms at their
+    steps. Only this machine can reach it, and only with the token in the address.
+
     State: running; silent (no write for at least 10 s and three flushes); gone (the process died without an
     end); failed; ended. "!" marks a column with a value that is not finite.
 
-    Exit status: that of the script; or 0 shown; 2 no such store, or no such quantity; 130 Ctrl-C.
+    Exit status: that of the script; or 0 shown; 2 no such store or quantity, or the port is in use; 130
+    Ctrl-C.
     """
     if context.meta[SCRIPT] is not None:
         _run(context, context.meta[SCRIPT])
@@ -101,7 +119,9 @@ def command(
     from normscope.monitor.scene import Watcher
 
     watcher = Watcher(Path(context.params["run"]), quantity, rank)
-    if format is TextOrJson.JSON:
+    if page:
+        _serve(context, watcher)
+    elif format is TextOrJson.JSON:
         emit(json.dumps(watcher.look().to_dict(), indent=2, allow_nan=False) + "\n", None)
     elif once or not sys.stdout.isatty():
         _print(watcher)
@@ -119,7 +139,9 @@ def _run(context: typer.Context, words: list[str]) -> NoReturn:
         both = f'RUN "{given["run"]}" and `{shlex.join(words)}` after --'
         raise UsageError(both, "one of the two", "leave one out")
     for name in _typed(context) - OF_SCRIPT - {"run"}:
-        raise UsageError(f"--{name} with a training script", "an option of the picture", "leave it out")
+        raise UsageError(
+            f"--{name.rstrip('_')} with a training script", "an option of the picture", "leave it out"
+        )
     start(words, **{name: given[name] for name in OF_SCRIPT})
 
 
@@ -138,11 +160,36 @@ def _require_one_run(context: typer.Context) -> None:
     for name in _typed(context) & OF_SCRIPT:
         raise UsageError(f"--{name} with RUN", "a training script after --", "leave it out")
 
+    typed = _typed(context)
+    if "page" in typed:
+        for name in typed & {"once", "interval", "format"}:
+            raise UsageError(f"--{name} with --page", "an option of the page", "leave one of them out")
+    else:
+        for name in typed & OF_PAGE:
+            given = f"--{name.rstrip('_')} without --page"
+            raise UsageError(given, "an option of the picture", "add --page")
+
 
 def _typed(context: typer.Context) -> set[str]:
     """Names of the parameters that stand on the command line."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+
+
+def _serve(context: typer.Context, watcher: "Watcher") -> NoReturn:
+    """Print the address of the page and serve it until Ctrl-C."""
+    from normscope.monitor.page import Figures, document
+    from normscope.monitor.serve import Server
+
+    watcher.look()  # a store that cannot be read is said here, not on the page
+    figures = Figures(watcher.path, watcher.quantity, watcher.rank)
+    with Server(document(watcher.path.name), figures, context.params["port"]) as server:
+        print(server.url, flush=True)
+        print("normscope: the page is served to this machine until Ctrl-C", file=sys.stderr)
+        if context.params["open_"]:
+            server.open_browser()
+        server.serve_forever()
+    raise AssertionError("the server ended by itself")
 
 
 def _print(watcher: "Watcher") -> None:

@@ -16,6 +16,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from normscope.cli.map_progress import duration
+from normscope.monitor.scene import COLOURS
 from normscope.report.console import as_text
 from normscope.report.sites import shorten
 from normscope.rules import figure
@@ -29,7 +30,6 @@ BLOCKS, PLAIN = "▁▂▃▄▅▆▇█", ".:-=+*#%"
 """Levels from low to high, and the same for a terminal that has ASCII only."""
 NOT_FINITE = "!"
 _BROKEN, _NONE = -1, -2
-COLOURS = ("#7a5fb5", "#5e6fc4", "#4a8fc7", "#31a9b0", "#3bbf8a", "#7ad151", "#bddf26", "#fde725")
 _STATES = {
     "running": "bold green",
     "silent": "bold yellow",

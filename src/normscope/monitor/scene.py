@@ -20,6 +20,8 @@ from normscope.monitor.store import Grid, RankState, RunReader
 from normscope.report.report import strict
 
 DEFAULT_QUANTITY = "stream/rms"
+COLOURS = ("#7a5fb5", "#5e6fc4", "#4a8fc7", "#31a9b0", "#3bbf8a", "#7ad151", "#bddf26", "#fde725")
+"""Colours of a heat map from low to high; they grow lighter, so that no hue has to be told from another."""
 RECENT = 20  # steps whose time is averaged
 LEAST_SILENCE = 10.0  # seconds without a write before a run is called silent
 FLUSHES = 3  # expected flushes without a write before a run is called silent
@@ -143,12 +145,15 @@ class Watcher:
         path: the run's store.
         quantity: the quantity of `Scene.heat`; None for `DEFAULT_QUANTITY`, or another if the run lacks it.
         rank: rank whose loss, heat map and speed are read; None for the first that the store holds.
+
+    Attributes:
+        version: changes when rows that were read may no longer be in the store.
     """
 
     def __init__(self, path: Path, quantity: str | None = None, rank: int | None = None) -> None:
         self.path, self.quantity, self.rank = path, quantity, rank
         self._known: dict[str, Grid] = {}
-        self._version: Any = None
+        self.version: Any = None
 
     def look(self) -> Scene:
         """The run at this moment.
@@ -160,8 +165,8 @@ class Watcher:
             ranks = reader.ranks()
             rank = self._chosen_rank(ranks)
             version = [(each.rank, each.began, each.rewinds) for each in ranks]
-            if version != self._version:
-                self._known, self._version = {}, version
+            if version != self.version:
+                self._known, self.version = {}, version
             last = [pair for each in ranks for pair in reader.last_rows(each.rank)]
             known = _with_sites(reader, rank)
             quantity = self._chosen(known)
