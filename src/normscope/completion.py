@@ -12,6 +12,8 @@ from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 
+from normscope.database import is_sqlite
+
 MODELS = ("decoder", "encoder", "encoder-decoder", "vision")
 OPTIONS = ("scheme=", "depth=", "width=", "heads=", "norm=", "hidden=", "vocab=", "context=", "positions=")
 """The options of `nn:` that are typed most; `normscope check` names all of them where one is wrong."""
@@ -27,10 +29,13 @@ _BREAKS = (":", "=")
 
 
 def complete_model(incomplete: str) -> list[str]:
-    """Completions of a MODEL: its kind, then its name, then its options; factories of a Python file."""
+    """Completions of a MODEL: its kind, then its name, then its options; factories of a Python file.
+
+    SQLite files of this folder are offered too, because `check` takes the store of a run.
+    """
     kind, colon, rest = incomplete.partition(":")
     if not colon:
-        return _beginning(incomplete, ["nn:", "hf:", *_python_files()])
+        return _beginning(incomplete, ["nn:", "hf:", *_python_files(), *_stores()])
     if kind == "nn":
         return _beginning(incomplete, _of_ours(rest))
     if kind == "hf":
@@ -40,8 +45,8 @@ def complete_model(incomplete: str) -> list[str]:
 
 
 def complete_codes(incomplete: str) -> list[str]:
-    """Completions of findings with commas between them: codes, then names."""
-    return _in_list(incomplete, [name for pair in findings().items() for name in pair])
+    """Completions of findings and alarms with commas between them: each code, then its name."""
+    return _in_list(incomplete, [name for pair in (findings() | alarms()).items() for name in pair])
 
 
 def complete_code(incomplete: str) -> list[str]:
@@ -136,6 +141,15 @@ def _python_files() -> list[str]:
     """Python files of this folder, as the beginning of file.py:factory."""
     try:
         return sorted(f"{path.name}:" for path in Path().glob("*.py"))
+    except OSError:
+        return []
+
+
+def _stores() -> list[str]:
+    """SQLite files of this folder."""
+    try:
+        found = [path for path in Path().iterdir() if path.suffix in (".db", ".sqlite", ".sqlite3")]
+        return sorted(path.name for path in found if is_sqlite(path))
     except OSError:
         return []
 

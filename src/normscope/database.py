@@ -150,6 +150,34 @@ class Database:
             )
 
 
+MAGIC = b"SQLite format 3\x00"
+"""First bytes of every SQLite file that is not empty."""
+
+
+LOG_MAGIC = b"\x37\x7f\x06"
+"""First bytes of a write-ahead log of SQLite; a fourth byte is its byte order."""
+
+
+def is_sqlite(path: Path) -> bool:
+    """True for a file of SQLite, by its first bytes; its application_id may still be in its log."""
+    return _begins(path, MAGIC)
+
+
+def is_sqlite_log(path: Path) -> bool:
+    """True for a write-ahead log of SQLite, by its first bytes."""
+    return _begins(path, LOG_MAGIC)
+
+
+def _begins(path: Path, magic: bytes) -> bool:
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return file.read(len(magic)) == magic
+    except (OSError, ValueError):  # a name that is too long, or no right to read
+        return False
+
+
 OF_MAP, OF_RUN = 0x6E736D70, 0x6E73726E  # "nsmp", "nsrn"
 KINDS = {OF_MAP: "the results of normscope map", OF_RUN: "the record of a run"}
 """The application_id of each kind, and its name in messages."""

@@ -42,7 +42,7 @@ from normscope.probes import (
 )
 from normscope.recording.intake import as_run
 from normscope.report import Report
-from normscope.rules import Finding, judge, matches, parse_codes, verdict
+from normscope.rules import RULES, Finding, judge, matches, parse_codes, verdict
 from normscope.rules.remedies import RemediesInterrupted, Rescue, try_remedies
 from normscope.subjects import Batch, LossFn, Run, Subject, make_subject, untouched
 from normscope.subjects.memory import is_out_of_memory, memory_refusals
@@ -236,7 +236,13 @@ def check(
     for rate in rates:  # an invalid rate is refused before the long work
         dataclasses.replace(config, lr=rate)
     run = Check(
-        subject, config, Spending(account), parse_codes(select), parse_codes(ignore), rates, try_remedies
+        subject,
+        config,
+        Spending(account),
+        parse_codes(select, of=RULES),
+        parse_codes(ignore),
+        rates,
+        try_remedies,
     )
     with only_once():
         try:

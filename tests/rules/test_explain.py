@@ -37,7 +37,7 @@ def test_an_unknown_code_gets_the_nearest_one(typed: str, nearest: str) -> None:
 def test_nonsense_gets_the_page() -> None:
     with pytest.raises(UsageError, match=r"docs/findings\.md and docs/alarms\.md"):
         explain("%%%")
-    with pytest.raises(UsageError, match=r"see docs/findings\.md for all"):
+    with pytest.raises(UsageError, match=r"see docs/findings\.md and docs/alarms\.md for all"):
         parse_codes("%%%")
 
 
@@ -61,6 +61,7 @@ def test_the_rest_does_not(code: str) -> None:
 def test_codes_are_parsed_and_a_typo_is_named() -> None:
     assert parse_codes("NS101, NS5,post-ln-deep,") == ("NS101", "NS5", "post-ln-deep")
     assert parse_codes("") == ()
+    assert parse_codes(["NS804", "slow-growth"]) == ("NS804", "slow-growth")
     with pytest.raises(UsageError, match=r"'qk-starve'.*NS303"):
         parse_codes("NS101,qk-starve")
 

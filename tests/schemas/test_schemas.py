@@ -29,6 +29,7 @@ CALLS = {
     "map": [*MAP, "--seeds", "1", "--store", "map.sqlite", "--output", "map.html", "--format", "json"],
     "claims": ["claims", "A2", "--seeds", "1", "--format", "json"],
     "watch": ["watch", "run.db", "--format", "json"],
+    "run": ["check", "run.db", "--format", "json", "--fail-on", "never"],
 }
 """A command for each JSON output of the command line; losses.jsonl is a file, benchmarks take long."""
 BENCH = {"schema": "normscope.bench/1", "bench": "quick", "rows": [{"what": "one", "ratio": 1.5}]}
@@ -66,7 +67,7 @@ def document(
 ) -> Any:
     if name not in documents:
         monkeypatch.chdir(tmp_path)
-        if name == "watch":
+        if name in ("watch", "run"):
             watched_run(tmp_path / "run.db")
         assert run(CALLS[name]) == 0
         documents[name] = json.loads(capfd.readouterr().out)

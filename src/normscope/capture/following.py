@@ -35,7 +35,7 @@ from normscope.pipeline import Check, find_entropy, look, try_others
 from normscope.probes import Budget, Spending
 from normscope.recording.calls import ITEMS, Forward, Forwards
 from normscope.recording.tape import tensors_of
-from normscope.rules import parse_codes
+from normscope.rules import RULES, parse_codes
 from normscope.subjects import Run, Subject, call_model, untouched
 from normscope.subjects.assemble import shapes
 from normscope.subjects.subject import LOSS_INPUTS
@@ -273,7 +273,7 @@ class Following(Counting):
             self._subject(first),
             self._recipe(),
             Spending(Budget.of(options.budget)),
-            parse_codes(options.select),
+            parse_codes(options.select, of=RULES),
             parse_codes(options.ignore),
             (),
             options.try_remedies,

@@ -2,11 +2,12 @@
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
@@ -15,6 +16,7 @@ from normscope.cli.options import FailOn, option
 from normscope.cli.output import chosen_format, emit, require_writable
 from normscope.cli.progress import progress_bar, quiet_libraries
 from normscope.completion import complete_codes
+from normscope.database import is_sqlite, is_sqlite_log
 from normscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -62,6 +64,12 @@ OF_SHOWING = ("format", "output", "fail_on", "traceback", "quiet_script")
 OF_SCRIPT = {"model", "steps", "forecast", "rates", "try_remedies", "budget", "select", "ignore", "module"}
 OF_SCRIPT |= {*OF_SHOWING}
 """Parameters that the check of a script takes; the script sets the others."""
+
+
+OF_STORE = {"model", "select", "ignore", "format", "output", "fail_on", "traceback"}
+"""Parameters that the check of a run's store takes; it measures nothing anew."""
+STORES = (".db", ".sqlite", ".sqlite3")
+"""Endings of a file that is taken for a store even if it does not exist, or is another file."""
 
 
 SCRIPT = "normscope.script"
@@ -175,18 +183,27 @@ def command(
 
     Example: normscope check --steps 20 -- python train.py --its --own=options
 
+    With the store of a run, RUN.db, instead of MODEL, report on that run: its alarms, its first wrong
+    value and its figures, while it goes on, after its end, or after it died. A SQLite file is taken for a
+    store by its content. Of the options, --format, --output, --fail-on, --select and --ignore apply.
+
+    Example: normscope check run.db --fail-on warning
+
     A script with fewer steps is not judged healthy: the report shows what was seen, with exit status 1 or 2.
     Python must load normscope's hook: python -I, -E and -S cannot.
 
     Exit status: 0 no finding at or above --fail-on; 1 such a finding; 2 the call, the model or the script
     cannot be used; 130 Ctrl-C, after the measurements so far were shown. The verdict "no trial" (the model
-    has no loss, or --steps 0) counts as a warning.
+    has no loss, or --steps 0) counts as a warning. Of a run, the verdict "failed" counts as an error and
+    "undecided" as a warning.
 
     The table \\[tool.normscope] of pyproject.toml can set defaults of these options. With a script, those
     that the script sets itself are not used.
     """
     require_writable(output)
     format = chosen_format(context, Format)
+    if context.meta[SCRIPT] is None and is_store(model):
+        return _of_store(context, format)
     if steps == 0 and (forecast or rates is not None or try_remedies):
         flag = "--try-remedies" if try_remedies else "--forecast"
         raise UsageError(f"{flag} with --steps 0", "real steps to try", "leave --steps out")
@@ -243,6 +260,35 @@ def _of_script(context: typer.Context, format: Format) -> int:
     return 130 if outcome.is_interrupted else 2
 
 
+def is_store(model: str) -> bool:
+    """True where MODEL is the store of a run: a SQLite file by its content, or a name such as run.db."""
+    path = Path(model)
+    if is_sqlite(path):
+        return True
+    return ":" not in model and (path.suffix.lower() in STORES or is_sqlite_log(Path(f"{model}-wal")))
+
+
+def _of_store(context: typer.Context, format: Format) -> int:
+    """The check of a run from its store; see `command`."""
+    from normscope.cli.run_view import print_run, text_run
+    from normscope.monitor.after import check_run
+
+    given = context.params
+    for parameter in context.command.params:
+        source = context.get_parameter_source(str(parameter.name))
+        if source is not None and source.name in _TYPED and parameter.name not in OF_STORE:
+            option = f"{parameter.opts[0]} with the store of a run"
+            raise UsageError(option, "a run that was measured while it went on", "leave it out")
+    if context.args:
+        extra = f'"{" ".join(context.args)}" after the store "{given["model"]}"'
+        raise UsageError(extra, "one store", "check each one by itself")
+    report = check_run(given["model"], select=given["select"], ignore=given["ignore"])
+    parts = (lambda: print_run(report), lambda: text_run(report))
+    shown = Shown(str(report.scene.path), report.verdict, *parts, report)
+    write(shown, format, given["output"], command_of(context))
+    return _status(report.severities, given["fail_on"])
+
+
 def recipe_options(context: typer.Context, run: "Run | None") -> dict[str, Any]:
     """The options of `OF_RECIPE` by name; beside a Run, only those that stand on the command line."""
     given = {name: context.params[name] for name in OF_RECIPE}
@@ -286,24 +332,57 @@ def words_of_script(command: str | None, arguments: Sequence[str]) -> list[str] 
     return words
 
 
+class Rendered(Protocol):
+    """A report in the formats of files."""
+
+    def to_json(self) -> str: ...
+    def to_html(self, path: Path | None = None, *, command: str | None = None) -> str: ...
+    def to_markdown(self, command: str | None = None) -> str: ...
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A report that is shown.
+
+    Attributes:
+        name, verdict: of the line on stderr that says where the report is.
+        print: prints the report on the terminal.
+        text: the report as plain text.
+        report: the report.
+    """
+
+    name: str
+    verdict: str
+    print: Callable[[], None]
+    text: Callable[[], str]
+    report: Rendered
+
+
 def show(report: "Report", format: Format, output: Path | None, command: str | None = None) -> None:
     """Write the report in `format` to stdout or a file; `command` is the call that made it."""
     from normscope.report import print_report, text_report
 
+    parts = (lambda: print_report(report), lambda: text_report(report))
+    write(Shown(report.model, report.verdict, *parts, report), format, output, command)
+
+
+def write(shown: Shown, format: Format, output: Path | None, command: str | None) -> None:
+    """Write a report in `format` to stdout or a file; `command` is the call that made it."""
+    report = shown.report
     if format is Format.HTML and output is None and sys.stdout.isatty():
         output = Path("normscope.html")  # a terminal cannot show a page
     if format is Format.HTML:
-        emit(report.to_html(command=command), output, instead=lambda: text_report(report))
+        emit(report.to_html(command=command), output, instead=shown.text)
     elif format is Format.JSON:
         emit(report.to_json() + "\n", output)
     elif format is Format.MARKDOWN:
         emit(report.to_markdown(command), output)
     elif output is None:
-        print_report(report)
+        shown.print()
     else:
-        emit(text_report(report), output)
+        emit(shown.text(), output)
     if output is not None:
-        print(f"{report.model}: {report.verdict}. The report is in {output}", file=sys.stderr)
+        print(f"{shown.name}: {shown.verdict}. The report is in {output}", file=sys.stderr)
 
 
 def command_of(context: typer.Context) -> str:
@@ -324,8 +403,12 @@ def command_of(context: typer.Context) -> str:
 
 def exit_status(report: "Report", fail_on: FailOn) -> int:
     """1 if a finding is at least as severe as `fail_on`, else 0; "no trial" counts as a warning."""
-    failing = {FailOn.ERROR: ("error",), FailOn.WARNING: ("error", "warning"), FailOn.NEVER: ()}[fail_on]
     severities = {str(finding.severity) for finding in report.findings}
     if report.verdict == "no trial":
         severities.add("warning")
+    return _status(severities, fail_on)
+
+
+def _status(severities: set[str], fail_on: FailOn) -> int:
+    failing = {FailOn.ERROR: ("error",), FailOn.WARNING: ("error", "warning"), FailOn.NEVER: ()}[fail_on]
     return int(not severities.isdisjoint(failing))

@@ -75,7 +75,7 @@ def _above(scene: "Scene", width: int, levels: str) -> Iterator[RenderableType]:
         yield from _wrong(scene.wrong, len(scene.ranks) > 1, _is_of_earlier(scene, scene.wrong))
     if scene.loss is not None:
         yield Text("")
-        yield from _spark(scene.loss, width, levels)
+        yield from spark(scene.loss, width, levels)
     yield Text("")
 
 
@@ -155,7 +155,7 @@ def _wrong(event: "Event", several: bool, is_of_earlier: bool) -> Iterator[Rende
     yield _indented(Text(_sentence(event)))
 
 
-def _spark(loss: "Grid", width: int, levels: str) -> Iterator[Text]:
+def spark(loss: "Grid", width: int, levels: str) -> Iterator[Text]:
     """Sparkline of the loss with its extremes."""
     yield _title("loss", loss, levels)
     yield _strip(_condensed(loss, 1, width, len(levels))[0], levels)

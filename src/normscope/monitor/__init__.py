@@ -4,12 +4,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from normscope.monitor.after import RunReport, check_run
     from normscope.monitor.monitor import Monitor
     from normscope.monitor.rescue import Rescue
     from normscope.monitor.row import Event, Layout, Raised, Row
     from normscope.monitor.store import RunReader, RunStore
 
-__all__ = ["Event", "Layout", "Monitor", "Raised", "Rescue", "Row", "RunReader", "RunStore"]
+__all__ = [
+    "Event",
+    "Layout",
+    "Monitor",
+    "Raised",
+    "Rescue",
+    "Row",
+    "RunReader",
+    "RunReport",
+    "RunStore",
+    "check_run",
+]
 
 _HOME = {
     "Event": "row",
@@ -19,7 +31,9 @@ _HOME = {
     "Rescue": "rescue",
     "Row": "row",
     "RunReader": "store",
+    "RunReport": "after",
     "RunStore": "store",
+    "check_run": "after",
 }
 
 if not TYPE_CHECKING:  # a type checker reads the imports above, so that a misspelt name is an error

@@ -311,6 +311,7 @@ class Monitor:
             for name, layout in self._layouts.items():
                 self._store.declare(name, layout)
             self._store.note("notes", self.notes)
+            self._store.note("facts", self._facts)
 
     @_guarded
     def _forward_ends(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:

@@ -332,6 +332,11 @@ class RunReader:
         with RUN.in_words(self.path), snapshot(self._connection):
             yield
 
+    def damage(self) -> str | None:
+        """First damage that SQLite finds in the file; None for a sound one. It reads the whole file."""
+        (found,) = self._all("PRAGMA quick_check(1)")[0]
+        return None if found == "ok" else str(found)
+
     def notes(self) -> dict[str, Any]:
         """All notes on the run."""
         return {name: json.loads(value) for name, value in self._all("SELECT name, value FROM meta")}
@@ -446,6 +451,26 @@ class RunReader:
             0
         ]
         return last
+
+    def all_rows(self, until: int | None = None) -> Iterator[tuple[Row, Layout]]:
+        """All rows of all ranks by step, then rank, each with its layout; a step's own figures come first.
+
+        Args:
+            until: last step; None for all.
+        """
+        known: dict[str, Layout] = {}
+        layouts: dict[int, Layout] = {}
+        for number, text in self._all("SELECT id, columns FROM layouts"):
+            if text not in known:
+                known[text] = tuple((quantity, site) for quantity, site in json.loads(text))
+            layouts[number] = known[text]
+        statement = (
+            "SELECT step, rank, time, name, layout, data FROM rows WHERE step <= coalesce(?, step) "
+            "ORDER BY step, rank, name DESC"
+        )
+        with RUN.in_words(self.path):
+            for step, rank, moment, name, layout, data in self._connection.execute(statement, (until,)):
+                yield Row(step, rank, moment, name, np.frombuffer(data, dtype=_LITTLE)), layouts[layout]
 
     def alarms(self) -> list[Raised]:
         """All alarms, in the order they were written."""

@@ -77,7 +77,7 @@ def _lines(report: Report, command: str | None) -> Iterator[str]:
         yield ""
         yield "To run it again:"
         yield ""
-        yield from _block(command)
+        yield from block(command)
     if report.findings:
         yield ""
         yield "`normscope explain CODE` explains a finding and its threshold."
@@ -136,7 +136,7 @@ def _stack(stack: Stack, report: Report) -> str:
     return "; ".join([*words, *filter(None, [gains_in_words(stack.name, report.measurements)])])
 
 
-def _block(command: str) -> Iterator[str]:
+def block(command: str) -> Iterator[str]:
     """A fenced block of one line, with a fence that the line does not hold."""
     line = " ".join(command.split())
     fence = "`" * max(3, max((len(run) for run in re.findall("`+", line)), default=0) + 1)

@@ -9,7 +9,7 @@ from normscope.rules.rule import ALARMS, RULES, Record
 
 _ALARMS_HOME = "normscope.monitor.alarms"
 """Package that enters the alarms' records when it is imported: a room below this one, so only named here."""
-_PAGE = "docs/findings.md"
+_PAGES = "docs/findings.md and docs/alarms.md"
 
 
 def find_record(code_or_name: str) -> Record:
@@ -19,35 +19,52 @@ def find_record(code_or_name: str) -> Record:
         UsageError: no such finding; the message names the nearest one.
     """
     wanted = code_or_name.strip().lower()
-    import_module(_ALARMS_HOME)
-    known = RULES | ALARMS
+    known = _all()
     for record in known.values():
         if wanted in (record.code.lower(), record.name):
             return record
     expected = f"a code {_span(known)} or its name"
-    raise UsageError(
-        f"no finding {code_or_name!r}", expected, _nearest(wanted, known, f"{_PAGE} and docs/alarms.md")
-    )
+    raise UsageError(f"no finding {code_or_name!r}", expected, _nearest(wanted, known, _PAGES))
 
 
-def parse_codes(codes: str | Iterable[str]) -> tuple[str, ...]:
-    """Split the value of `--select` or `--ignore`, "NS101,NS5,post-ln-deep" or a list of those, into codes.
+def parse_codes(codes: str | Iterable[str], *, of: Mapping[str, Record] | None = None) -> tuple[str, ...]:
+    """Split the value of `--select` or `--ignore`, "NS101,NS8,post-ln-deep" or a list of those, into codes.
+
+    Args:
+        codes: codes, prefixes or names of findings and of alarms.
+        of: the findings that can occur, `RULES` for a model; one of the codes must fit them. None is all.
 
     Raises:
-        UsageError: a code fits no finding.
+        UsageError: a code fits no finding; or none fits those of `of`, so that nothing could be found.
     """
     text = codes if isinstance(codes, str) else ",".join(codes)
     parts = tuple(part.strip() for part in text.split(",") if part.strip())
+    known = _all() if parts else {}
     for code in parts:
-        if not any(_fits(rule.code, rule.name, code) for rule in RULES.values()):
-            expected = f"a code {_span(RULES)}, a prefix such as NS5, or a name"
-            raise UsageError(f"no finding {code!r}", expected, _nearest(code.lower(), RULES, _PAGE))
+        if not _fits_any(code, known):
+            expected = f"a code {_span(known)}, a prefix such as NS5, or a name"
+            raise UsageError(f"no finding {code!r}", expected, _nearest(code.lower(), known, _PAGES))
+    if of is not None and parts and not any(_fits_any(code, of) for code in parts):
+        given = f"{' and '.join(map(repr, parts))} alone, which only a run can raise"
+        raise UsageError(
+            given, f"a finding of a model, {_span(of)}", "give the store of a run instead of MODEL"
+        )
     return parts
 
 
-def matches(finding: Finding, code: str) -> bool:
+def matches(finding: Finding | Record, code: str) -> bool:
     """True where `code` (a code, a prefix of codes or a name, in any case) selects this finding."""
     return _fits(finding.code, finding.name, code)
+
+
+def _all() -> Mapping[str, Record]:
+    """Every rule and every alarm by its code."""
+    import_module(_ALARMS_HOME)
+    return RULES | ALARMS
+
+
+def _fits_any(code: str, known: Mapping[str, Record]) -> bool:
+    return any(_fits(record.code, record.name, code) for record in known.values())
 
 
 def _fits(code: str, name: str, wanted: str) -> bool:

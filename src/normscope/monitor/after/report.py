@@ -1,0 +1,219 @@
+"""RunReport: everything that the store of a run says about it, and the verdict."""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from normscope.monitor.after.figures import Figures, figures_of, gaps
+from normscope.monitor.after.findings import RunFinding, findings_of
+from normscope.monitor.after.opening import opened
+from normscope.monitor.alarms.growth import SPANS
+from normscope.monitor.alarms.looks import APART
+from normscope.monitor.alarms.wrong import GARBAGE_VALUE, NOT_FINITE
+from normscope.monitor.row import Event
+from normscope.monitor.scene import Scene, Watcher
+from normscope.report.report import strict
+from normscope.rules import Finding, Record, Severity, matches, parse_codes
+
+SCHEMA = "normscope.run/1"
+"""Name of the JSON Schema of `RunReport.to_dict()`, schemas/run.json."""
+LEAST_STEPS = SPANS[0] * APART
+"""Steps from which on all alarms have judged a run; slow alarms need this many."""
+MONITOR_FAILED, RESCUE = "monitor-failed", "rescue"
+_CTRL_C = "KeyboardInterrupt"
+
+RunVerdict = Literal["failed", "at risk", "undecided", "healthy"]
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """A run, as its store has it.
+
+    Attributes:
+        scene: state, notes, first wrong value, events and loss of the run.
+        findings: the findings that were kept, ordered by severity, then step.
+        figures: figures of the first rank.
+        verdict: "failed" where a finding is an error, a value went wrong, or the run failed or died; else
+            "at risk" with a warning; else "undecided" where the run still goes on, was interrupted, is
+            short, or has missing figures; else "healthy".
+        why: the reason for the verdict, a sentence.
+    """
+
+    scene: Scene
+    findings: tuple[RunFinding, ...]
+    figures: Figures
+    verdict: RunVerdict
+    why: str
+    schema: str = SCHEMA
+
+    @property
+    def model(self) -> str:
+        """Name of the model that the run noted; "" without one."""
+        name = self.scene.notes.get("model")
+        return name if isinstance(name, str) else ""
+
+    @property
+    def rescues(self) -> tuple[Event, ...]:
+        """Interventions in the run, such as skipped steps and rollbacks."""
+        return tuple(event for event in self.scene.events if event.kind.startswith(RESCUE))
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """Other events."""
+        return tuple(event for event in self.scene.events if not event.kind.startswith(RESCUE))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences on what was not watched."""
+        noted = self.scene.notes.get("notes")
+        return tuple(map(str, noted)) if isinstance(noted, list) else ()
+
+    @property
+    def severities(self) -> set[str]:
+        """Severities for `--fail-on`: of the findings, and of the verdict itself."""
+        of_verdict = {"failed": "error", "undecided": "warning"}.get(self.verdict)
+        found = {str(each.finding.severity) for each in self.findings}
+        return found | ({of_verdict} if of_verdict else set())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain data that strict JSON can hold: what is not finite is a string, as "nan"."""
+        scene = self.scene.to_dict()
+        loss = self.scene.loss
+        return strict(
+            {
+                "schema": self.schema,
+                "store": scene["store"],
+                "model": self.model or None,
+                "verdict": self.verdict,
+                "why": self.why,
+                "state": scene["state"],
+                "reason": scene["reason"],
+                "ranks": scene["ranks"],
+                "first_wrong_value": scene["first_wrong_value"],
+                "findings": [each.to_dict() for each in self.findings],
+                "rescues": [each for each in scene["events"] if each["kind"].startswith(RESCUE)],
+                "events": [each for each in scene["events"] if not each["kind"].startswith(RESCUE)],
+                "figures": self.figures.to_dict(),
+                "loss": {
+                    "steps": [] if loss is None else loss.steps[loss.present[:, 0]].tolist(),
+                    "values": [] if loss is None else loss.values[loss.present[:, 0], 0].tolist(),
+                },
+                "notes": list(self.notes),
+                "noted": {name: value for name, value in scene["notes"].items() if name != "notes"},
+            }
+        )
+
+    def to_json(self) -> str:
+        """One JSON object, indented, in the schema of schemas/run.json."""
+        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
+
+    def to_markdown(self, command: str | None = None) -> str:
+        """The report for a pull request; `command` is the shell command that made it."""
+        from normscope.monitor.after.markdown import render_markdown  # it reads RunReport
+
+        return render_markdown(self, command)
+
+    def to_html(self, path: str | Path | None = None, *, command: str | None = None) -> str:
+        """The report as one self-contained HTML page.
+
+        Args:
+            path: file to write it to; None only returns it.
+            command: shell command that made the report.
+        """
+        from normscope.monitor.after.page import render_page  # it reads RunReport
+
+        page = render_page(self, command)
+        if path is not None:
+            Path(path).write_text(page, encoding="utf-8")
+        return page
+
+    def __repr__(self) -> str:
+        """Store, verdict and codes, for a prompt."""
+        codes = ", ".join(dict.fromkeys(each.finding.code for each in self.findings))
+        return f"<RunReport of {self.scene.path}: {self.verdict}{'; ' * bool(codes)}{codes}>"
+
+
+def sentence_of(event: Event) -> str:
+    """The event's own sentence, or its data."""
+    said = event.data.get("sentence")
+    return (
+        said if isinstance(said, str) else ", ".join(f"{name}: {value}" for name, value in event.data.items())
+    )
+
+
+def check_run(
+    path: str | Path, *, select: str | Iterable[str] = (), ignore: str | Iterable[str] = ()
+) -> RunReport:
+    """Report on the run whose store is `path`: while it goes on, after its end, or after it died.
+
+    Args:
+        path: the file that the run's Monitor wrote; nothing is written to it.
+        select, ignore: codes, prefixes ("NS8") or names of findings to keep or to drop.
+
+    Raises:
+        UsageError: the file cannot be read, or holds no run; or a code is unknown.
+    """
+    path = Path(path)
+    wanted, dropped = parse_codes(select), parse_codes(ignore)
+    with opened(path) as reader:
+        scene = Watcher(path).look()
+        found = findings_of(reader, scene)
+        figures = figures_of(reader, scene.ranks[0].rank, scene.last_step)
+
+    def is_kept(each: Finding | Record) -> bool:
+        return (not wanted or _is_one_of(each, wanted)) and not _is_one_of(each, dropped)
+
+    kept = tuple(each for each in found if is_kept(each.finding))
+    is_wrong = scene.wrong is not None and (is_kept(NOT_FINITE) or is_kept(GARBAGE_VALUE))
+    verdict, why = _verdict(scene, kept, figures, is_wrong)
+    return RunReport(scene, kept, figures, verdict, why)
+
+
+def _is_one_of(finding: Finding | Record, codes: tuple[str, ...]) -> bool:
+    return any(matches(finding, code) for code in codes)
+
+
+def _verdict(
+    scene: Scene, findings: tuple[RunFinding, ...], figures: Figures, is_wrong: bool
+) -> tuple[RunVerdict, str]:
+    """The verdict with its reason."""
+    last = scene.last_step
+    until = "before its first step" if last is None else f"after step {last}"
+    worst = findings[0] if findings else None
+    if is_wrong and scene.wrong is not None:
+        return "failed", f"a value went wrong at step {scene.wrong.step}"
+    if worst is not None and worst.finding.severity is Severity.ERROR:
+        return "failed", _named(worst)
+    if scene.state == "failed" and not scene.reason.startswith(_CTRL_C):
+        return "failed", f"the run failed {until}: {scene.reason}"
+    if scene.state == "gone":
+        return "failed", f"the run died {until}, without an end: {scene.reason}"
+    if worst is not None and worst.finding.severity is Severity.WARNING:
+        return "at risk", _named(worst)
+    reasons = list(_open(scene, figures))
+    if reasons:
+        return "undecided", "; ".join(reasons)
+    return "healthy", f"no alarm in {figures.num_steps} steps"
+
+
+def _named(found: RunFinding) -> str:
+    return f"{found.finding.code} {found.finding.name} at step {found.step}"
+
+
+def _open(scene: Scene, figures: Figures) -> Iterator[str]:
+    """Reasons why a run without alarms is not judged healthy."""
+    if scene.state == "failed":
+        yield f"the run was interrupted after step {scene.last_step}"
+    if scene.state in ("running", "silent"):
+        silent = f", and has not written for {scene.silence:.0f} s" if scene.state == "silent" else ""
+        yield f"the run still goes on at step {scene.last_step}{silent}"
+    failed = next((event for event in scene.events if event.kind == MONITOR_FAILED), None)
+    if failed is not None:
+        yield f"the monitor stopped at step {failed.step}: {failed.data.get('error')}"
+    if not figures.num_steps:
+        yield "no step was stored"
+    elif figures.num_steps < LEAST_STEPS:
+        yield f"{figures.num_steps} steps are fewer than the {LEAST_STEPS} that slow alarms need"
+    yield from gaps(figures)
