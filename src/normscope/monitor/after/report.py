@@ -12,7 +12,7 @@ from normscope.monitor.after.opening import opened
 from normscope.monitor.alarms.growth import SPANS
 from normscope.monitor.alarms.looks import APART
 from normscope.monitor.alarms.wrong import GARBAGE_VALUE, NOT_FINITE
-from normscope.monitor.row import Event
+from normscope.monitor.row import RESCUE, Event
 from normscope.monitor.scene import Scene, Watcher
 from normscope.report.report import strict
 from normscope.rules import Finding, Record, Severity, matches, parse_codes
@@ -21,7 +21,7 @@ SCHEMA = "normscope.run/1"
 """Name of the JSON Schema of `RunReport.to_dict()`, schemas/run.json."""
 LEAST_STEPS = SPANS[0] * APART
 """Steps from which on all alarms have judged a run; slow alarms need this many."""
-MONITOR_FAILED, RESCUE = "monitor-failed", "rescue"
+MONITOR_FAILED = "monitor-failed"
 _CTRL_C = "KeyboardInterrupt"
 
 RunVerdict = Literal["failed", "at risk", "undecided", "healthy"]
