@@ -14,8 +14,10 @@ from torch.distributed.tensor import DTensor
 _HALVES = (torch.float16, torch.bfloat16)
 LARGE = 1 << 15
 """Entries from which a tensor on a CPU is summed by all threads."""
-SAMPLE = 2048
+SAMPLE = 1024
 """Entries of each tensor that updates are measured on."""
+RUNS = 32
+"""Runs of neighbours that they lie in, so that few lines of the cache are read."""
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -30,16 +32,17 @@ def norms(tensors: list[Tensor]) -> Tensor:
     """‖x‖₂ of each tensor (n,), in float32, or in float64 if all are."""
     if not tensors:
         return torch.zeros(0)
-    large = [_is_large(tensor) for tensor in tensors]
-    if not any(large):
+    large, small = list[int](), list[int]()
+    for number, tensor in enumerate(tensors):
+        (large if _is_large(tensor) else small).append(number)
+    if not large:
         return _by_one_pass(tensors)
+    squares = torch.stack([torch.dot(flat := tensors[number].view(-1), flat) for number in large])
+    if not small:
+        return squares.sqrt()
     found = torch.empty(len(tensors))
-    rest = [tensor for tensor, is_large in zip(tensors, large, strict=True) if not is_large]
-    if rest:
-        found[[number for number, is_large in enumerate(large) if not is_large]] = _by_one_pass(rest).float()
-    flat = [tensor.view(-1) for tensor, is_large in zip(tensors, large, strict=True) if is_large]
-    squares = torch.stack([torch.dot(each, each) for each in flat])
-    found[[number for number, is_large in enumerate(large) if is_large]] = squares.sqrt()
+    found[large] = squares.sqrt()
+    found[small] = _by_one_pass([tensors[number] for number in small]).float()
     return found
 
 
@@ -65,6 +68,8 @@ def _is_uniform(found: Any) -> bool:
 
 
 def sampled(tensor: Tensor) -> Tensor:
-    """Up to about `SAMPLE` evenly spaced entries, a view."""
+    """Up to `SAMPLE` entries, a copy, in `RUNS` evenly spaced runs."""
     flat = local(tensor).reshape(-1)
-    return flat[:: max(1, flat.numel() // SAMPLE)]
+    if flat.numel() <= SAMPLE:
+        return flat.clone()
+    return flat[: flat.numel() // RUNS * RUNS].view(RUNS, -1)[:, : SAMPLE // RUNS].reshape(-1)

@@ -50,7 +50,7 @@ class Sites:
         self._gains = [i for i in self._gains if not groups.names[i].endswith("bias")]
         self._forward: list[Floats] = []
         self._old: Tensor | None = None
-        self._entries: NDArray[np.intp] | None = None  # parameter of each entry of the sample
+        self._lengths: NDArray[np.int64] | None = None  # entries of each parameter in the sample
         streams = [each.site for each, _ in plan.of("stream")]
         self.layout: Layout = (
             *(("stream/max", site) for site in streams),
@@ -122,10 +122,12 @@ class Sites:
     def _by_kind(self, entries: NDArray[Any]) -> Floats:
         """Sums by kind of one number for each entry of the sample."""
         groups = self._plan.groups
-        if self._entries is None:
-            lengths = [len(sampled(p)) for p in groups.parameters]
-            self._entries = np.repeat(np.arange(len(lengths)), lengths)
-        return groups.by_kind(np.bincount(self._entries, weights=entries, minlength=len(groups.parameters)))
+        if self._lengths is None:
+            self._lengths = np.array([len(sampled(p)) for p in groups.parameters])
+        sums, some = np.zeros(len(self._lengths)), self._lengths > 0  # a shard may be empty
+        begins = np.cumsum(self._lengths) - self._lengths
+        sums[some] = np.add.reduceat(entries, begins[some], dtype=np.float64)
+        return groups.by_kind(sums)
 
     def _lag(self, gradient_squares: Floats) -> Floats:
         groups = self._plan.groups

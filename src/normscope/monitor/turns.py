@@ -5,7 +5,9 @@ changed from outside is not always: a NaN in a row of the embedding that no batc
 They are as many as everything else together, so that a part is looked at after each step.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -16,46 +18,51 @@ TURNS = 16
 """Steps in which all of them are looked at once."""
 
 
-class Turns:
-    """Norms of a part of the weights and states; the parts follow one another.
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor is held: an optimizer may replace its states."""
 
-    The parts are made anew once all of them have been looked at: an optimizer may replace its states.
-    """
+    name: str
+    held: Mapping[Any, Tensor]
+    key: Any
+
+
+class Turns:
+    """Norms of a part of the weights and states; the parts follow one another."""
 
     def __init__(
         self, parameters: Sequence[Tensor], names: Sequence[str], optimizers: Sequence[Optimizer]
     ) -> None:
-        self._weights = list(zip(names, parameters, strict=True))
+        self._weights = dict(zip(names, parameters, strict=True))
         self._named = dict(zip(map(id, parameters), names, strict=True))
         self._optimizers = optimizers
-        self._parts: list[Part] = []
+        self._parts: list[list[Place]] = []
+        self._known: list[tuple[int, int]] = []  # of each optimizer: its states, and their number
 
     def look(self, step: int) -> tuple[list[str], Tensor]:
         """Names and norms (n,) of the tensors whose turn it is at `step`."""
         if step % TURNS == 0 or not self._parts:
-            self._parts = _parts([*self._weights, *self._states()], TURNS)
-        names, tensors = self._parts[step % TURNS]
-        return names, norms([local(tensor) for tensor in tensors])
+            self._renew()
+        places = [each for each in self._parts[step % TURNS] if each.key in each.held]
+        return [each.name for each in places], norms([local(each.held[each.key]) for each in places])
 
-    def _states(self) -> Iterator[tuple[str, Tensor]]:
+    def _renew(self) -> None:
+        """Make new parts of about the same number of entries if there are other states than before."""
+        known = [(id(each.state), sum(map(len, each.state.values()))) for each in self._optimizers]
+        if self._parts and known == self._known:
+            return
+        self._known, self._parts = known, [[] for _ in range(TURNS)]
+        sizes = [0] * TURNS
+        places = [*(Place(name, self._weights, name) for name in self._weights), *self._states()]
+        for place in sorted(places, key=lambda each: -each.held[each.key].numel()):
+            least = sizes.index(min(sizes))
+            sizes[least] += place.held[place.key].numel()
+            self._parts[least].append(place)
+
+    def _states(self) -> Iterator[Place]:
         for optimizer in self._optimizers:
             for parameter, state in optimizer.state.items():
                 name = self._named.get(id(parameter))
                 for key, value in state.items() if name is not None else ():
                     if isinstance(value, Tensor) and value.is_floating_point() and value.numel() > 1:
-                        yield f"{name} [{key}]", value
-
-
-Part = tuple[list[str], list[Tensor]]
-
-
-def _parts(named: list[tuple[str, Tensor]], count: int) -> list[Part]:
-    """Parts of about the same number of entries."""
-    parts: list[Part] = [([], []) for _ in range(count)]
-    sizes = [0] * count
-    for name, tensor in sorted(named, key=lambda each: -each[1].numel()):
-        least = sizes.index(min(sizes))
-        sizes[least] += tensor.numel()
-        parts[least][0].append(name)
-        parts[least][1].append(tensor)
-    return parts
+                        yield Place(f"{name} [{key}]", state, key)
