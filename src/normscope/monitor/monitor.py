@@ -23,7 +23,7 @@ from normscope.errors import UsageError, describe
 from normscope.monitor.alarms import NOT_MEASURED, Judges
 from normscope.monitor.attention import AttentionWatch
 from normscope.monitor.plan import Plan, plan_of
-from normscope.monitor.reductions import local, norms
+from normscope.monitor.reductions import local, squares
 from normscope.monitor.rescue import Rescue, Rescuer
 from normscope.monitor.row import FIRST_WRONG_VALUE, RANKS, SITES, STEP, Event, Raised, Row
 from normscope.monitor.sites import Sites
@@ -399,12 +399,14 @@ class Monitor:
     def _gradient_squares(self) -> Floats:
         """‖g‖² of each parameter, 0 without a gradient."""
         assert self._plan is not None
-        parameters = self._plan.groups.parameters
-        known = [(number, p.grad) for number, p in enumerate(parameters) if p.grad is not None]
-        squares = np.zeros(len(parameters))
-        found = norms([local(gradient) for _, gradient in known])
-        squares[[number for number, _ in known]] = found.double().cpu().numpy() ** 2
-        return squares
+        gradients = [parameter.grad for parameter in self._plan.groups.parameters]
+        known = [local(gradient) for gradient in gradients if gradient is not None]
+        found = squares(known).cpu().double().numpy()
+        if len(known) == len(gradients):
+            return found
+        all_of_them = np.zeros(len(gradients))
+        all_of_them[[gradient is not None for gradient in gradients]] = found
+        return all_of_them
 
     def _trace(self, where: str) -> None:
         """Find the first wrong value of the step; of wrong steps in a row, only that of the first.
@@ -434,11 +436,10 @@ class Monitor:
     def _look_after_update(self) -> None:
         """Look at some of the weights and states, and measure the update where it is due."""
         assert self._gradients is not None
-        names, lengths = self._turns.look(self._step)
-        pairs = zip(names, lengths.tolist(), strict=True)
-        wrong = [name for name, length in pairs if not math.isfinite(length)]
-        if wrong:
-            self._trace(f"{wrong[0]} after the update")
+        names, sizes = self._turns.look(self._step)
+        wrong = np.flatnonzero(~np.isfinite(sizes.cpu().numpy()))
+        if len(wrong):
+            self._trace(f"{names[wrong[0]]} after the update")
         if self._is_measured:
             figures = self._sites.after_step(self._given)
             self._measured = np.concatenate([figures, self._attention.values()])
@@ -532,8 +533,8 @@ class Monitor:
         if self._gradients is None or not self._is_updated:  # no optimizer stepped
             gradients = np.full(1 + len(groups.blocks) + len(groups.kinds), NOT_MEASURED)
         else:
-            squares = self._gradients
-            gradients = np.sqrt([squares.sum(), *groups.by_block(squares), *groups.by_kind(squares)])
+            sums = self._gradients
+            gradients = np.sqrt([sums.sum(), *groups.by_block(sums), *groups.by_kind(sums)])
         skipped = float(not self._is_updated)
         scalars = [loss, gradients[0], max(rates), seconds, self._tokens, skipped]
         rescued = [] if self._rescuer is None else [self._rescuer.rescued]

@@ -7,6 +7,7 @@ A 2-norm in float32 overflows above 1.8e19, so that one reduction finds NaN, inf
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -28,22 +29,27 @@ def local(tensor: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def norms(tensors: list[Tensor]) -> Tensor:
-    """‖x‖₂ of each tensor (n,), in float32, or in float64 if all are."""
+def squares(tensors: list[Tensor]) -> Tensor:
+    """‖x‖₂² of each tensor (n,), in float32, or in float64 if all are."""
     if not tensors:
         return torch.zeros(0)
     large, small = list[int](), list[int]()
     for number, tensor in enumerate(tensors):
         (large if _is_large(tensor) else small).append(number)
     if not large:
-        return _by_one_pass(tensors)
-    squares = torch.stack([torch.dot(flat := tensors[number].view(-1), flat) for number in large])
+        return _by_one_pass(tensors).square()
+    found = torch.stack([torch.dot(flat := tensors[number].view(-1), flat) for number in large])
     if not small:
-        return squares.sqrt()
-    found = torch.empty(len(tensors))
-    found[large] = squares.sqrt()
-    found[small] = _by_one_pass([tensors[number] for number in small]).float()
-    return found
+        return found
+    rest = _by_one_pass([tensors[number] for number in small]).square().float()
+    order = np.empty(len(tensors), dtype=np.intp)
+    order[large + small] = np.arange(len(tensors))
+    return torch.cat([found, rest])[torch.from_numpy(order)]
+
+
+def norms(tensors: list[Tensor]) -> Tensor:
+    """‖x‖₂ of each tensor (n,), in float32, or in float64 if all are."""
+    return squares(tensors).sqrt()
 
 
 def _is_large(tensor: Tensor) -> bool:

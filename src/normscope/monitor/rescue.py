@@ -24,7 +24,7 @@ from normscope.errors import UsageError, describe
 from normscope.monitor.alarms.columns import Floats
 from normscope.monitor.alarms.rescued import RESCUED, TAKEN
 from normscope.monitor.decision import NOTHING, Decider, Decision, Figures
-from normscope.monitor.reductions import local, norms
+from normscope.monitor.reductions import local, squares
 from normscope.monitor.row import RESCUE, Event
 
 LOG = logging.getLogger("normscope")
@@ -209,7 +209,7 @@ class Rescuer:
             return 0.0, False
         scale = getattr(optimizer, "grad_scale", None)
         gradients = [local(gradient) for _, gradient in self._gradients()]
-        total = float(norms(gradients).double().square().sum())
+        total = float(squares(gradients).double().sum())
         return total / (1.0 if scale is None else float(scale) ** 2), True
 
     def _gradients(self) -> Iterator[tuple[Tensor, Tensor]]:

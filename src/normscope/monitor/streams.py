@@ -1,13 +1,15 @@
 """Streams: sizes of the tapped tensors, over the forwards of one step."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from normscope.monitor import reductions
 from normscope.monitor.alarms import NOT_MEASURED, is_measured
 from normscope.monitor.plan import Plan
-from normscope.monitor.reductions import norms
 from normscope.monitor.taps import Held, Taps
 
 Floats = NDArray[np.float64]
@@ -56,7 +58,7 @@ class Streams:
             self._rest.remove()
         columns = sorted(held)
         squares, sizes = np.full(self._count, NOT_MEASURED), np.ones(self._count)
-        squares[columns] = _norms([held[column] for column in columns]).double().cpu().numpy() ** 2
+        squares[columns] = _squares([held[column] for column in columns]).cpu().double().numpy()
         sizes[columns] = [held[column].tensor.numel() for column in columns]
         is_first = not self._num_forwards
         self._num_forwards += 1
@@ -84,8 +86,8 @@ def _roots(squares: Floats, sizes: Floats) -> Floats:
     return np.where(is_measured(squares), np.sqrt(squares / sizes), NOT_MEASURED)
 
 
-def _norms(held: list[Held]) -> Tensor:
-    taken = [each.norm for each in held if each.norm is not None]
+def _squares(held: Sequence[Held]) -> Tensor:
+    taken = [each.square for each in held if each.square is not None]
     if len(taken) == len(held) and held:
-        return torch.stack([each.float() for each in taken])
-    return norms([each.tensor for each in held])
+        return torch.stack([each.double() for each in taken])  # all on a CPU
+    return reductions.squares([each.tensor for each in held])

@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from normscope.anatomy import Anatomy, Branch, Site, capture, measuring
 from normscope.anatomy.names import named_modules
-from normscope.monitor.reductions import norms
+from normscope.monitor.reductions import squares
 from normscope.recording.tape import tensors_of
 
 
@@ -109,16 +109,16 @@ def _key(tensor: Tensor) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Held:
-    """A tensor of a forward, and its 2-norm (a scalar) if it was taken at once."""
+    """A tensor of a forward, and its ‖x‖² (a scalar) if that was taken at once."""
 
     tensor: Tensor
-    norm: Tensor | None
+    square: Tensor | None
 
 
 class Taps:
     """Hooks that hold the tapped tensors of a forward, from `open` to `taken`.
 
-    On a CPU the norm is taken in the hook, where the tensor is still in the cache.
+    On a CPU ‖x‖² is taken in the hook, where the tensor is still in the cache.
 
     Args:
         model: the module whose modules are hooked.
@@ -177,7 +177,7 @@ class Taps:
 
 def _held(tensor: Tensor) -> Held:
     tensor = tensor.detach()
-    return Held(tensor, norms([tensor])[0] if tensor.device.type == "cpu" else None)
+    return Held(tensor, squares([tensor])[0] if tensor.device.type == "cpu" else None)
 
 
 def places_of(model: nn.Module, run: Callable[[], Any], wanted: Iterable[Site]) -> dict[Site, Tap]:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from normscope.monitor.reductions import local, norms
+from normscope.monitor.reductions import local, squares
 
 TURNS = 16
 """Steps in which all of them are looked at once."""
@@ -28,7 +28,7 @@ class Place:
 
 
 class Turns:
-    """Norms of a part of the weights and states; the parts follow one another."""
+    """Sizes of a part of the weights and states; the parts follow one another."""
 
     def __init__(
         self, parameters: Sequence[Tensor], names: Sequence[str], optimizers: Sequence[Optimizer]
@@ -40,11 +40,11 @@ class Turns:
         self._known: list[tuple[int, int]] = []  # of each optimizer: its states, and their number
 
     def look(self, step: int) -> tuple[list[str], Tensor]:
-        """Names and norms (n,) of the tensors whose turn it is at `step`."""
+        """Names and ‖x‖² (n,) of the tensors whose turn it is at `step`."""
         if step % TURNS == 0 or not self._parts:
             self._renew()
         places = [each for each in self._parts[step % TURNS] if each.key in each.held]
-        return [each.name for each in places], norms([local(each.held[each.key]) for each in places])
+        return [each.name for each in places], squares([local(each.held[each.key]) for each in places])
 
     def _renew(self) -> None:
         """Make new parts of about the same number of entries if there are other states than before."""
