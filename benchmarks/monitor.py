@@ -2,7 +2,8 @@
 
 The model is a Pre-LN decoder of 12 layers, d = 256, 9.6 million weights, on 8 × 128 tokens, with AdamW. Two
 copies of the model take steps in turns in one process, one of them watched. A row's figure is the median over
-pairs of steps of their ratio. `normscope.Monitor` writes its store and judges its alarms, as by default.
+pairs of steps of their ratio. `normscope.Monitor` writes its store and judges its alarms, as by default; the
+others have their defaults too.
 """
 
 import statistics
@@ -10,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,19 @@ PAIRS, WARM = 60, 10
 TARGET = 1.02
 
 Seen = Callable[[Tensor], object]
+"""Called with the loss."""
+
+
+def _nothing(loss: Tensor) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Calls:
+    """What a monitor wants to be told: after the backward, and at the end of the step."""
+
+    after_backward: Seen = _nothing
+    at_end: Seen = _nothing
 
 
 class Loop:
@@ -38,42 +53,44 @@ class Loop:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4)
         self.ids = torch.randint(0, IDS, (BATCH, TOKENS))
 
-    def step(self, seen: Seen = lambda loss: None) -> float:
+    def step(self, calls: Calls | None = None) -> float:
         """Seconds of a step."""
+        calls = calls or Calls()
         begin = time.perf_counter()
         logits, *_ = self.model(self.ids)
         loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), self.ids[:, 1:].flatten())
         loss.backward()
+        calls.after_backward(loss)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        seen(loss)
+        calls.at_end(loss)
         return time.perf_counter() - begin
 
 
 @contextmanager
-def ours(loop: Loop) -> Iterator[Seen]:
+def ours(loop: Loop) -> Iterator[Calls]:
     """`normscope.Monitor` with a store."""
     with tempfile.TemporaryDirectory() as folder:
         with Monitor(loop.model, loop.optimizer, store=Path(folder) / "run.db") as monitor:
-            yield monitor.step
+            yield Calls(at_end=monitor.step)
         assert monitor.failure is None, monitor.failure
 
 
 @contextmanager
-def anomaly(loop: Loop) -> Iterator[Seen]:
+def anomaly(loop: Loop) -> Iterator[Calls]:
     """PyTorch's anomaly mode."""
     step = loop.step
 
-    def watched(seen: Seen = lambda loss: None) -> float:
+    def watched(calls: Calls | None = None) -> float:
         with torch.autograd.set_detect_anomaly(True):
-            return step(seen)
+            return step(calls)
 
     loop.step = watched  # type: ignore[method-assign]
-    yield lambda loss: None
+    yield Calls()
 
 
 @contextmanager
-def histograms(loop: Loop) -> Iterator[Seen]:
+def histograms(loop: Loop) -> Iterator[Calls]:
     """A histogram of each gradient at each step, by hooks, as `wandb.watch` takes them every few steps."""
 
     def hook(gradient: Tensor) -> None:
@@ -81,15 +98,39 @@ def histograms(loop: Loop) -> Iterator[Seen]:
         torch.histc(gradient, 64, float(low), float(high))
 
     handles = [parameter.register_hook(hook) for parameter in loop.model.parameters()]
-    yield lambda loss: None
+    yield Calls()
     for handle in handles:
         handle.remove()
+
+
+@contextmanager
+def trainscope(loop: Loop) -> Iterator[Calls]:
+    """trainscope, called before the optimizer as its README says."""
+    from trainscope import TrainScope, TrainScopeConfig
+
+    with tempfile.TemporaryDirectory() as folder:
+        scope = TrainScope(loop.model, loop.optimizer, config=TrainScopeConfig(run_dir=folder)).attach()
+        yield Calls(after_backward=lambda loss: scope.step(loss.item()))
+        scope.detach()
+
+
+@contextmanager
+def torchmortem(loop: Loop) -> Iterator[Calls]:
+    """torchmortem with its default sampling."""
+    from torchmortem import Autopsy
+
+    autopsy = Autopsy(loop.model, optimizer=loop.optimizer)
+    autopsy.attach()
+    yield Calls(at_end=lambda loss: autopsy.step(loss=loss.item()))
+    autopsy.detach()
 
 
 VARIANTS: dict[str, Any] = {
     "normscope.Monitor": ours,
     "anomaly mode": anomaly,
     "histograms by hooks": histograms,
+    "trainscope 1.8.1": trainscope,
+    "torchmortem 0.1.1": torchmortem,
 }
 
 
@@ -97,12 +138,12 @@ def measured(name: str) -> dict[str, Any]:
     """Times of pairs of steps, without and with the monitor `name`."""
     plain, watched = Loop(), Loop()
     pairs = []
-    with VARIANTS[name](watched) as seen:
+    with VARIANTS[name](watched) as calls:
         for number in range(WARM + PAIRS):
             if number % 2:
-                alone, under = plain.step(), watched.step(seen)
+                alone, under = plain.step(), watched.step(calls)
             else:
-                under, alone = watched.step(seen), plain.step()
+                under, alone = watched.step(calls), plain.step()
             pairs.append((alone, under))
     return {"pairs": pairs[WARM:], **circumstances()}
 
