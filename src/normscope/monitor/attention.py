@@ -31,7 +31,7 @@ from normscope.anatomy.names import named_modules
 from normscope.anatomy.ops import FUSED_ATTENTION, base_name
 from normscope.errors import describe
 from normscope.monitor.alarms import NOT_MEASURED
-from normscope.monitor.logits import tally
+from normscope.monitor.logits import MOST_LOGITS, Sample, sample, tallies
 from normscope.monitor.row import Layout
 from normscope.probes.attention import ENTROPY, LOGIT
 from normscope.subjects import Batch, call_model, untouched
@@ -70,14 +70,18 @@ class AttentionWatch:
     Attributes:
         layout: (quantity, site) of each value.
         notes: sentences on what is not watched.
+        unseen: sites of the branches of which the last forward showed no attention.
     """
 
     def __init__(self, model: nn.Module, anatomy: Anatomy, batch: Batch) -> None:
         branches = [branch for branch in anatomy.branches if branch.attention]
         self._sites = [branch.site for branch in branches]
         self._places = [[_place(a.probabilities) for a in branch.attention] for branch in branches]
+        self._samples: dict[Place, Sample] = {}
         self._found: dict[Place, Tensor] = {}
         self._error: Exception | None = None
+        self._is_open = False
+        self.unseen: list[str] = []
         self._modules = [
             _Watched(path, dict(named_modules(model))[path], self._see) for path in self._paths()
         ]
@@ -97,20 +101,26 @@ class AttentionWatch:
 
     def open(self) -> None:
         """Begin a forward whose attentions are measured."""
-        self._found = {}
+        self._is_open, self._samples, self._found = True, {}, {}
         for each in self._modules:
             each.num_calls = 0
 
     def close(self) -> None:
-        """End it.
+        """End it, if one is open.
 
         Raises:
             Exception: what a measurement raised; the forward itself went on.
         """
+        if not self._is_open:
+            return
+        self._is_open = False
         for each in self._modules:
             each.num_calls = None
         if self._error is not None:
             raise self._error
+        self._reduce()
+        pairs = zip(self._sites, self._places, strict=True)
+        self.unseen = [site for site, places in pairs if not all(place in self._found for place in places)]
 
     def remove(self) -> None:
         """Remove the hooks."""
@@ -120,22 +130,17 @@ class AttentionWatch:
     def values(self) -> Floats:
         """Values of `layout` in the last forward that was measured; `NOT_MEASURED` where none was seen."""
         found = self._tallies()
-        empty = np.zeros((4, 0))
-        whole: list[tuple[float, float]] = []
-        heads: list[tuple[float, float]] = []
+        columns, heads = [], []
         for places, count in zip(self._places, self._heads, strict=True):
-            known = all(place in found for place in places)
-            each = np.concatenate([found[place] for place in places], axis=1) if known else empty
-            whole.append(_figures(each))
-            heads += map(
-                _figures, np.split(each, count, axis=1) if each.shape[1] == count else [empty] * count
-            )
-        return np.concatenate([np.array(pairs).T.ravel() for pairs in (whole, heads)])
-
-    def unseen(self) -> list[str]:
-        """Sites of the branches of which the last forward showed no attention."""
-        pairs = zip(self._sites, self._places, strict=True)
-        return [site for site, places in pairs if not all(place in self._found for place in places)]
+            known = [found[place] for place in places if place in found]
+            each = np.concatenate(known, axis=1) if len(known) == len(places) else np.zeros((4, 1))
+            columns.append([each[0].max(), *each[1:].sum(1)])
+            heads.append(each if each.shape[1] == count else np.zeros((4, count)))
+        parts = [
+            _figures(np.array(columns).T.reshape(4, -1)),
+            _figures(np.hstack([np.zeros((4, 0)), *heads])),
+        ]
+        return np.concatenate([part.ravel() for part in parts])
 
     def _paths(self) -> Iterable[str]:
         return dict.fromkeys(path for places in self._places for path, _ in places)
@@ -155,12 +160,18 @@ class AttentionWatch:
         if self._error is None:
             try:
                 with _apart(args[0].device.type):
-                    figures = tally(func, args, kwargs, heads)
+                    taken = sample(func, args, kwargs, heads)
+                    if taken is not None:
+                        self._samples[path, op] = taken
+                    if sum(each.size for each in self._samples.values()) > MOST_LOGITS:
+                        self._reduce()
             except Exception as error:
                 self._error = error
-            else:
-                if figures is not None:
-                    self._found[path, op] = figures
+
+    def _reduce(self) -> None:
+        """Replace the samples by their figures."""
+        self._found |= zip(self._samples, tallies(list(self._samples.values())), strict=True)
+        self._samples = {}
 
     def _count_heads(self, model: nn.Module, batch: Batch) -> list[int]:
         """Heads of each branch; 0 where there is one, or where its attention is not seen."""
@@ -271,10 +282,8 @@ def _apart(device: str) -> ExitStack:
     return held
 
 
-def _figures(tally: Floats) -> tuple[float, float]:
-    """Largest logit and mean entropy of some heads (4, H)."""
-    largest, entropy, num_choosing, num_seeing = tally
-    return (
-        float(largest.max()) if num_seeing.sum() else NOT_MEASURED,
-        float(entropy.sum() / num_choosing.sum()) if num_choosing.sum() else NOT_MEASURED,
-    )
+def _figures(tallies: Floats) -> Floats:
+    """Largest logits and mean entropies (2, n) of tallies (4, n)."""
+    largest, entropy, num_choosing, num_seeing = tallies
+    means = np.where(num_choosing > 0, entropy / np.maximum(num_choosing, 1), NOT_MEASURED)
+    return np.stack([np.where(num_seeing > 0, largest, NOT_MEASURED), means])

@@ -1,9 +1,12 @@
 """Sample of an attention's logits, read from the arguments of a softmax or of a fused attention.
 
-Shapes: B sequences, H heads, G groups of keys, T queries, S keys, K width of a head.
+Shapes: N attentions, B sequences, H heads, G groups of keys, T queries, S keys, K width of a head.
 """
 
+import functools
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,59 +14,92 @@ from torch import Tensor
 
 from normscope.probes.attention import MASKED_LOGIT
 
-SEQUENCES, QUERIES = 2, 16
+SEQUENCES, QUERIES = 2, 8
 """Sequences of a sample, and queries of each."""
-MOST_LOGITS = 1 << 22
+MOST_LOGITS = 1 << 20
 """Most logits of a sample; with many keys and heads it has fewer queries."""
+LEAST_LOG = -80.0
+"""Log probability under which a key adds nothing to the entropy in float32; a smaller one has a slow exp."""
 
 
-def tally(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], heads: int) -> Tensor | None:
-    """Figures of a call's sample, (4, H); None where the logits cannot be read.
+@dataclass(frozen=True)
+class Sample:
+    """Some queries of an attention, copied: their logits, or the operands of these.
 
-    Its rows are the largest |logit|, the sum of the entropies over log(visible keys), the number of the
-    queries that see at least two keys, and of those that see one.
+    Attributes:
+        query: (B, H, T, K), or the logits (B, H, T, S) where there is no key.
+        key: (B, G, S, K).
+        bias: what is added to the products, (B or 1, H or 1, T or 1, S).
+        scale: factor of the products.
+    """
+
+    query: Tensor
+    key: Tensor | None = None
+    bias: Tensor | None = None
+    scale: float = 1.0
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.query.numel() + (0 if self.key is None else self.key.numel())
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What samples have in common that are computed together."""
+        tensors = (self.query, self.key, self.bias)
+        return self.scale, *(None if x is None else (x.shape, x.dtype, x.device) for x in tensors)
+
+
+def sample(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], heads: int) -> Sample | None:
+    """Sample of a call of a softmax or a fused attention; None where its logits cannot be read.
 
     Args:
-        func: a softmax, or a fused attention.
         heads: H of logits without an axis for heads, (B·H, T, S).
     """
-    names = [argument.name for argument in func._schema.arguments]
-    given = dict(zip(names, args, strict=False)) | dict(kwargs)
-    logits = _products(given) if "query" in given else _inputs(given["self"], given["dim"], heads)
-    return None if logits is None else _figures(logits)
+    given = dict(zip(_names(func), args, strict=False)) | dict(kwargs)
+    return _operands(given) if "query" in given else _inputs(given["self"], given["dim"], heads)
 
 
-def _inputs(logits: Tensor, axis: int, heads: int) -> Tensor | None:
-    """Sample of the input of a softmax over keys, (B, H, T, S)."""
+@functools.cache
+def _names(func: Any) -> tuple[str, ...]:
+    return tuple(argument.name for argument in func._schema.arguments)
+
+
+def _inputs(logits: Tensor, axis: int, heads: int) -> Sample | None:
+    """Sample of the input of a softmax over keys."""
     if axis not in (-1, logits.ndim - 1) or logits.ndim < 3 or type(logits) is not Tensor:
         return None
     if logits.ndim == 3:
         logits = logits.unflatten(0, (-1, heads if len(logits) % heads == 0 else 1))
     logits = logits.flatten(1, -3)
     sequences, queries = _chosen(*logits.shape)
-    return _exact(logits[sequences, :, queries])
+    return Sample(_copied(logits[sequences, :, queries]))
 
 
-def _products(given: Mapping[str, Any]) -> Tensor | None:
-    """Sample of the logits of a fused attention, (B, H, T, S), from its arguments by name."""
+def _operands(given: Mapping[str, Any]) -> Sample | None:
+    """Sample of the queries and keys of a fused attention, from its arguments by name."""
     query_BHTK, key_BGSK = given["query"], given["key"]
     if type(query_BHTK) is not Tensor or type(key_BGSK) is not Tensor or query_BHTK.ndim != 4:
         return None
-    batch, heads, num_queries, width = query_BHTK.shape
-    groups, num_keys = key_BGSK.shape[1:3]
+    (batch, heads, num_queries, width), num_keys = query_BHTK.shape, key_BGSK.shape[2]
     sequences, queries = _chosen(batch, heads, num_queries, num_keys)
-    scale = given.get("scale")
-    query = _exact(query_BHTK[sequences, :, queries]) * (width**-0.5 if scale is None else scale)
-    key = _exact(key_BGSK[sequences])
-    logits = (query.unflatten(1, (groups, -1)) @ key.unsqueeze(2).mT).flatten(1, 2)
-    mask = given.get("attn_mask", given.get("attn_bias"))
-    if mask is not None:
-        mask = mask.expand(batch, heads, num_queries, num_keys)[sequences, :, queries]
-        logits = logits.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else logits + mask
-    if given.get("is_causal"):
-        place = torch.arange(max(num_queries, num_keys), device=logits.device)
-        logits = logits.masked_fill(place[:num_keys] > place[queries, None], -torch.inf)
-    return logits
+    bias, scale = given.get("attn_mask", given.get("attn_bias")), given.get("scale")
+    if bias is not None:
+        bias = bias[(None,) * (4 - bias.ndim)]
+        bias = bias[sequences if len(bias) > 1 else slice(1), :, queries if bias.shape[2] > 1 else slice(1)]
+        bias = _copied(torch.where(bias, 0.0, -torch.inf) if bias.dtype == torch.bool else bias)
+    elif given.get("is_causal"):
+        bias = _causal(queries.start, queries.step, num_queries, num_keys, query_BHTK.device)
+    query, key = _copied(query_BHTK[sequences, :, queries]), _copied(key_BGSK[sequences])
+    return Sample(query, key, bias, width**-0.5 if scale is None else scale)
+
+
+@functools.lru_cache(maxsize=4)
+def _causal(first: int, step: int, num_queries: int, num_keys: int, device: torch.device) -> Tensor:
+    """What a causal mask adds, (1, 1, T, S): the first query of the batch sees the first key only."""
+    queries = torch.arange(first, num_queries, step, device=device)
+    keys = torch.arange(num_keys, device=device)
+    return torch.where(keys > queries[:, None], -torch.inf, 0.0)[None, None]
 
 
 def _chosen(batch: int, heads: int, num_queries: int, num_keys: int) -> tuple[slice, slice]:
@@ -76,18 +112,50 @@ def _chosen(batch: int, heads: int, num_queries: int, num_keys: int) -> tuple[sl
     return slice(0, every * sequences, max(1, every)), slice(first, num_queries, max(1, step))
 
 
-def _exact(tensor: Tensor) -> Tensor:
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
+def _copied(tensor: Tensor) -> Tensor:
+    """A copy in float32, or in float64 if it is."""
+    dtype = tensor.dtype if tensor.dtype == torch.float64 else torch.float32
+    return tensor.to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
-def _figures(logits_BHTS: Tensor) -> Tensor:
-    """The rows of `tally`. NaN is no masked logit."""
-    hidden = logits_BHTS <= MASKED_LOGIT
-    num_visible = logits_BHTS.shape[-1] - hidden.sum(-1)
+@torch.no_grad()
+def tallies(samples: Sequence[Sample]) -> list[Tensor]:
+    """Figures of each sample, (4, H); samples of one kind are computed together.
+
+    The rows are the largest |logit|, the sum of the entropies over log(visible keys), the number of the
+    queries that see at least two keys, and of those that see one.
+    """
+    alike: dict[Any, list[int]] = defaultdict(list)
+    for number, each in enumerate(samples):
+        alike[each.kind].append(number)
+    found: dict[int, Tensor] = {}
+    for numbers in alike.values():
+        figures = _figures(_logits([samples[number] for number in numbers]))
+        found |= zip(numbers, figures.unbind(1), strict=True)
+    return [found[number] for number in range(len(samples))]
+
+
+def _logits(samples: Sequence[Sample]) -> Tensor:
+    """The logits of samples of one kind, (N, B, H, T, S)."""
+    query = torch.stack([each.query for each in samples])
+    keys = [each.key for each in samples if each.key is not None]
+    if not keys:
+        return query
+    key_NBGSK = torch.stack(keys)
+    by_group = query.mul_(samples[0].scale).reshape(*key_NBGSK.shape[:3], -1, query.shape[-1])
+    logits = (by_group @ key_NBGSK.mT).view(*query.shape[:4], -1)
+    biases = [each.bias for each in samples if each.bias is not None]
+    return logits.add_(torch.stack(biases)) if biases else logits
+
+
+def _figures(logits_NBHTS: Tensor) -> Tensor:
+    """The figures of N samples, (4, N, H); the logits are overwritten. NaN is no masked logit, and stays."""
+    num_visible = (logits_NBHTS.shape[-1] - (logits_NBHTS <= MASKED_LOGIT).sum(-1)).to(logits_NBHTS.dtype)
     choosing, seeing = num_visible >= 2, num_visible >= 1
-    logs = logits_BHTS.masked_fill(hidden, -torch.inf).log_softmax(-1)
-    entropy = -(logs.exp() * logs.masked_fill(hidden, 0.0)).sum(-1)
-    shares = torch.where(choosing, entropy / num_visible.clamp(min=2).log(), 0.0)
-    largest = logits_BHTS.masked_fill(hidden, 0.0).abs().amax((0, 2, 3))
-    sums = (each.sum((0, 2)).to(largest.dtype) for each in (shares, choosing, seeing))
-    return torch.stack([largest, *sums])
+    largest = torch.threshold(logits_NBHTS, MASKED_LOGIT, 0.0).abs_().amax((1, 3, 4))
+    logs = torch.threshold_(logits_NBHTS, MASKED_LOGIT, -torch.inf).log_softmax(-1).clamp_(min=LEAST_LOG)
+    entropy = -torch.exp(logs, out=logits_NBHTS).mul_(logs).sum(-1)
+    shares = torch.where(choosing, entropy / num_visible.clamp_(min=2).log_(), 0.0)
+    return torch.stack(
+        [largest, *(each.sum((1, 3)).to(largest.dtype) for each in (shares, choosing, seeing))]
+    )

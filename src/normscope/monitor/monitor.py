@@ -518,6 +518,9 @@ class Monitor:
         if not seen.all():
             lost = f"{(~seen).sum()} of {len(wanted)} hooks on modules did not fire"
             self.notes.append(f"{lost} (compiled code runs none): the streams there are not watched")
+        if self._attention.unseen:
+            lost = ", ".join(self._attention.unseen)
+            self.notes.append(f"the attention figures of these branches cannot be measured: {lost}")
         if not self._is_updated:
             self.notes.append(
                 "no optimizer stepped before the first call of step(): gradients and updates are not watched"
