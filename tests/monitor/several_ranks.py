@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from normscope.monitor import Monitor, together
+from normscope.monitor import Look, Monitor, together
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "capture" / "scripts"))
 from parts import VOCABULARY, Decoder, cross_entropy
@@ -138,6 +138,22 @@ def unaveraged(rank: int, folder: Path, steps: int, waits: int = 0) -> None:
         if steps < 60:
             os.kill(os.getpid(), signal.SIGKILL)
     (folder / "ended").touch()
+
+
+def looking(rank: int, size: int, folder: Path) -> None:
+    """Rank 0 looks on a schedule, rank 1 is asked to look once, under DDP."""
+    model, optimizer = model_and_optimizer()
+    called = nn.parallel.DistributedDataParallel(model)
+    with Monitor(called, optimizer, store=folder / STORE, look=Look(every=3)) as monitor:
+        for step in range(1, 8):
+            loss = loss_of(called, batch(step, rank))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            monitor.step(loss)
+            if rank == 1 and step == 5:
+                monitor.look()
+    dist.barrier()
 
 
 def run(name: str, rank: int, size: int, folder: str) -> None:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from normscope.monitor.after import RunReport, check_run
+    from normscope.monitor.look import Look
     from normscope.monitor.monitor import Monitor
     from normscope.monitor.rescue import Rescue
     from normscope.monitor.row import Event, Layout, Raised, Row
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Event",
     "Layout",
+    "Look",
     "Monitor",
     "Raised",
     "Rescue",
@@ -26,6 +28,7 @@ __all__ = [
 _HOME = {
     "Event": "row",
     "Layout": "row",
+    "Look": "look",
     "Monitor": "monitor",
     "Raised": "row",
     "Rescue": "rescue",

@@ -22,6 +22,7 @@ from normscope.capture.apart import apart
 from normscope.errors import UsageError, describe
 from normscope.monitor.alarms import NOT_MEASURED, Judges
 from normscope.monitor.attention import AttentionWatch
+from normscope.monitor.look import ASKED, Look, Looker
 from normscope.monitor.plan import Plan, plan_of
 from normscope.monitor.reductions import local, squares
 from normscope.monitor.rescue import Rescue, Rescuer
@@ -94,6 +95,7 @@ class Monitor:
         trackers: objects that get the figures of each step on rank 0, see `trackers.py`: those of accelerate,
             a run of W&B or trackio, `mlflow`, a `SummaryWriter`, `JsonLines`. One that raises is dropped.
         rescue: what the monitor may do to a run that goes wrong, see `Rescue`; None only watches.
+        look: when the probes of `check` are run on the model, see `Look`; None only where `look` is called.
 
     Attributes:
         alarms: every alarm so far.
@@ -115,6 +117,7 @@ class Monitor:
         steps: int | None = None,
         trackers: Sequence[Any] = (),
         rescue: Rescue | None = None,
+        look: Look | None = None,
     ) -> None:
         if every < 1:
             raise UsageError(f"every={every}", "at least 1", "leave it out for 10")
@@ -134,6 +137,7 @@ class Monitor:
         self._facts: dict[str, Any] = {} if entropy is None else {"entropy": entropy}
         self._judges = Judges(self._facts)
         self._plan: Plan | None = None
+        self._looker = Looker(look, self._model, self._rank)
         self._held = ExitStack()
         self._is_working = self._is_tested = False
         self._step, self._clock = start or 0, time.perf_counter()
@@ -264,6 +268,7 @@ class Monitor:
         if not self._has_wrong_stream:  # else it lies in an earlier forward of this step, which is kept
             self._replay = Replay(self._model, args, kwargs, keep_random_state(), self._autocast)
             self._forget_cotangents()
+        self._looker.hold(args, kwargs)
         if self._plan is not None:
             self._streams.open(all_places=self._is_measured)
             if self._is_measured:
@@ -496,6 +501,7 @@ class Monitor:
             new += self._judges.feed(row.step, self._layouts[row.layout], row.values)
         raised = [Raised(self._step, self._rank, now, finding) for finding in new]
         self.alarms += raised
+        self._look_if_due(new)
         self._rows += rows
         self._unstored += 1
         if self._unstored >= self._every or raised or self._events:
@@ -508,6 +514,37 @@ class Monitor:
         self._num_sound = 0 if self._is_wrong else self._num_sound + 1
         self._clear()
         return new
+
+    def look(self, *, jacobian: bool = False) -> list[Finding]:
+        """Run the probes and rules of `check` on the model as it is, with the last batch of the run.
+
+        Within a step, after its forward, the look waits for the end of the step, and the result is empty; the
+        store has its findings. It takes about as long as the docs say; an error is logged, and ends nothing.
+
+        Args:
+            jacobian: also measure Jacobians, at most 160 forwards of one sequence.
+        """
+        return self._look_now(Look(jacobian=jacobian)) or []
+
+    @_guarded
+    def _look_now(self, look: Look) -> list[Finding]:
+        if self._replay is not None or self._plan is None:
+            self._looker.ask(look)
+            return []
+        event, found = self._looker.look(self._step, ASKED, look, self._plan.anatomy, self._facts["dtype"])
+        self._clock += event.data["seconds"]
+        self._events.append(event)
+        self._flush()
+        return found
+
+    def _look_if_due(self, alarms: Sequence[Finding]) -> None:
+        """Look at the model at the end of a step where that is due; it does not count as time of the next."""
+        assert self._plan is not None
+        cotangents = [self._cotangents.get(number) for number in range(self._num_outputs)]
+        done = self._looker.at_end(self._step, alarms, self._plan.anatomy, self._facts["dtype"], cotangents)
+        if done is not None:
+            self._clock += done[0].data["seconds"]
+            self._events.append(done[0])
 
     def _test_itself(self) -> None:
         """After the first step with all figures, note the hooks that did not fire, and what that loses."""

@@ -60,6 +60,8 @@ FIRST_WRONG_VALUE = "first-wrong-value"
 """Kind of the event that holds the first wrong value; its data has a "sentence" and more."""
 RESCUE = "rescue"
 """Kind of the event of something that a rescue did; its data has an "action", a "sentence" and figures."""
+LOOK = "look"
+"""Kind of the event of a look at the model; its data has a "sentence", and "findings" unless it failed."""
 RANKS = "ranks"
 """Kind of the event that says which ranks are not compared with the others."""
 
@@ -72,7 +74,7 @@ class Event:
         step: optimizer step.
         rank: rank of the process.
         time: seconds since the epoch.
-        kind: `FIRST_WRONG_VALUE`, `RESCUE`, "monitor-failed", …
+        kind: `FIRST_WRONG_VALUE`, `RESCUE`, `LOOK`, "monitor-failed", …
         data: details that JSON can hold.
         attempt: number of times that the run was resumed before.
     """

@@ -118,9 +118,9 @@ class Scene:
                     }
                     for each in self.ranks
                 ],
-                "first_wrong_value": None if self.wrong is None else _of_event(self.wrong),
+                "first_wrong_value": None if self.wrong is None else of_event(self.wrong),
                 "alarms": [_of_record(alarm) | alarm.finding.to_dict() for alarm in self.alarms],
-                "events": [_of_event(event) for event in self.events],
+                "events": [of_event(event) for event in self.events],
                 "last_rows": [
                     {
                         "step": row.step,
@@ -284,5 +284,6 @@ def _of_record(record: Raised | Event) -> dict[str, Any]:
     return {"step": record.step, "rank": record.rank, "time": record.time, "attempt": record.attempt}
 
 
-def _of_event(event: Event) -> dict[str, Any]:
+def of_event(event: Event) -> dict[str, Any]:
+    """The event as plain data."""
     return _of_record(event) | {"kind": event.kind, "data": dict(event.data)}

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from normscope.monitor.after.report import RunReport, sentence_of
-from normscope.monitor.after.words import Family, event_line, families, figure_lines, state_line
+from normscope.monitor.after.words import Family, event_line, families, figure_lines, look_lines, state_line
 from normscope.report.markdown import block, code, text
 from normscope.report.sites import compress
 
@@ -38,6 +38,8 @@ def _lines(report: RunReport, command: str | None) -> Iterator[str]:
         yield f"- and {len(found) - MOST_FINDINGS} more"
     for event in report.rescues[-MOST_EVENTS:]:
         yield f"- **rescue** at {event_line(event, several)}: {text(sentence_of(event))}"
+    for label, words in list(look_lines(report))[-MOST_EVENTS:]:
+        yield f"- **look** {label}: {text(words)}"
     yield ""
     yield "| the run | |"
     yield "|---|---|"

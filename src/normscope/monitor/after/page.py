@@ -6,7 +6,7 @@ import numpy as np
 from markupsafe import Markup
 
 from normscope.monitor.after.report import RunReport, sentence_of
-from normscope.monitor.after.words import event_line, families, figure_lines, state_line
+from normscope.monitor.after.words import event_line, families, figure_lines, look_lines, state_line
 from normscope.report.figures.charts import Curve, Picture, about_marks, chart, is_log
 from normscope.report.figures.scales import figure
 from normscope.report.html import sentence
@@ -42,6 +42,7 @@ def render_page(report: RunReport, command: str | None = None) -> str:
             else (event_line(scene.wrong, several), sentence_of(scene.wrong)),
             families=families(report.findings),
             compress=compress,
+            looks=list(look_lines(report)),
             rescues=[(event_line(each, several), sentence_of(each)) for each in report.rescues],
             events=[(event_line(each, several), each.kind, sentence_of(each)) for each in report.events],
             figures=list(figure_lines(report)),

@@ -12,8 +12,8 @@ from normscope.monitor.after.opening import opened
 from normscope.monitor.alarms.growth import SPANS
 from normscope.monitor.alarms.looks import APART
 from normscope.monitor.alarms.wrong import GARBAGE_VALUE, NOT_FINITE
-from normscope.monitor.row import RESCUE, Event
-from normscope.monitor.scene import Scene, Watcher
+from normscope.monitor.row import LOOK, RESCUE, Event
+from normscope.monitor.scene import Scene, Watcher, of_event
 from normscope.report.report import strict
 from normscope.rules import Finding, Record, Severity, matches, parse_codes
 
@@ -60,9 +60,15 @@ class RunReport:
         return tuple(event for event in self.scene.events if event.kind.startswith(RESCUE))
 
     @property
+    def looks(self) -> tuple[Event, ...]:
+        """Looks at the model with the probes of `check`; their findings are no part of the verdict."""
+        return tuple(event for event in self.scene.events if event.kind == LOOK)
+
+    @property
     def events(self) -> tuple[Event, ...]:
         """Other events."""
-        return tuple(event for event in self.scene.events if not event.kind.startswith(RESCUE))
+        known = {id(event) for event in (*self.rescues, *self.looks)}
+        return tuple(event for event in self.scene.events if id(event) not in known)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -93,8 +99,9 @@ class RunReport:
                 "ranks": scene["ranks"],
                 "first_wrong_value": scene["first_wrong_value"],
                 "findings": [each.to_dict() for each in self.findings],
-                "rescues": [each for each in scene["events"] if each["kind"].startswith(RESCUE)],
-                "events": [each for each in scene["events"] if not each["kind"].startswith(RESCUE)],
+                "rescues": [of_event(event) for event in self.rescues],
+                "looks": [of_event(event) for event in self.looks],
+                "events": [of_event(event) for event in self.events],
                 "figures": self.figures.to_dict(),
                 "loss": {
                     "steps": [] if loss is None else loss.steps[loss.present[:, 0]].tolist(),

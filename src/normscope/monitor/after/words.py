@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from normscope.monitor.after.findings import AFTER, RunFinding
-from normscope.monitor.after.report import RunReport
+from normscope.monitor.after.report import RunReport, sentence_of
 from normscope.monitor.row import Event
+from normscope.report.sites import compress
 from normscope.rules import figure
 
 MOST_STEPS = 6
@@ -101,6 +102,21 @@ def figure_lines(report: RunReport) -> Iterator[tuple[str, str]]:
     if found.tokens:
         speed = "" if found.tokens_per_second is None else f", {figure(found.tokens_per_second)} a second"
         yield "tokens", f"{found.tokens:,.0f}{speed}"
+
+
+def look_lines(report: RunReport) -> Iterator[tuple[str, str]]:
+    """Step and result of each look that differs from the one before; the findings of the last one in full."""
+    looks, before = report.looks, ""
+    for event in looks:
+        said = sentence_of(event)
+        names = said.partition(", ")[2] or said
+        if names != before or event is looks[-1]:
+            yield event_line(event, len(report.scene.ranks) > 1), f"{said} ({event.data.get('why')})"
+        before = names
+    for finding in looks[-1].data.get("findings", ()) if looks else ():
+        sites = compress(finding["sites"])
+        place = f" at {sites}" if sites else ""
+        yield f"{finding['severity']}", f"{finding['code']} {finding['name']}{place}: {finding['message']}"
 
 
 def event_line(event: Event, several: bool) -> str:
