@@ -148,6 +148,23 @@ def test_a_wrong_weight_is_looked_at_in_the_step_of_its_alarm(tmp_path: Path) ->
     assert "NS506 non-finite" in event.data["sentence"]
 
 
+def test_the_surroundings_of_the_run_are_not_those_of_a_look(tmp_path: Path) -> None:
+    """Hooks on gradients do not run, and an autocast of the run does not round the measurements."""
+    loop, path = Loop(SPEC), tmp_path / "run.db"
+    weight = next(iter(loop.model.blocks[1].parameters()))
+    called: list[int] = []
+    weight.register_hook(lambda gradient: called.append(1))
+    with Monitor(loop.model, loop.optimizer, store=path) as monitor:
+        loop.step(monitor)
+        before = len(called)
+        monitor.look()
+        with torch.autocast("cpu", torch.bfloat16):
+            monitor.look()
+    assert len(called) == before
+    first, second = looks(path)
+    assert figures(first, "stream/rms") == figures(second, "stream/rms")
+
+
 def test_the_time_of_a_look_is_not_that_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import time
 

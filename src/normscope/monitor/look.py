@@ -27,7 +27,7 @@ from normscope.probes import PROBES, Budget, Measurement, Measurements, Spending
 from normscope.recording.calls import named_arguments, reaches
 from normscope.recording.tape import tensors_of
 from normscope.rules import Finding, Severity, judge, matches
-from normscope.subjects import Batch, LossFn, Subject, untouched
+from normscope.subjects import Batch, LossFn, Subject
 from normscope.subjects.feed import map_tensors
 
 LOG = logging.getLogger("normscope")
@@ -164,7 +164,7 @@ class Looker:
         if look.jacobian:
             probes["jacobian"] = partial(measure_jacobian, spending=Spending(Budget.of("fast")))
         rows, unmeasured = Measurements(), []
-        with apart(self._model, None), alone(), untouched(self._model):
+        with apart(self._model, None), alone():  # each probe restores the model
             for name, probe in probes.items():
                 try:
                     rows.extend(probe(subject, anatomy))

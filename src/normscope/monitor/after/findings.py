@@ -48,20 +48,20 @@ class RunFinding:
 def findings_of(reader: RunReader, scene: Scene) -> list[RunFinding]:
     """All findings of a run, ordered by severity, then step."""
     during = list(scene.alarms)
-    known = {(each.finding.code, each.rank) for each in during}
-    codes = {code for code, _ in known}
+    known = {(each.finding.code, _of_rank(each.finding, each.rank)) for each in during}
     attempts = {each.rank: each.attempt for each in scene.ranks}
     after = [
         Raised(step, rank, moment, finding, attempts.get(rank, 0))
         for step, rank, moment, finding in judged_again(reader, scene)
-        if (
-            finding.code not in codes
-            if finding.code == RANK_APART.code
-            else (finding.code, rank) not in known
-        )
+        if (finding.code, _of_rank(finding, rank)) not in known
     ]
     found = [*_folded(during, DURING), *_folded(after, AFTER)]
     return sorted(found, key=lambda each: (_GRAVITY[each.finding.severity], each.step))
+
+
+def _of_rank(finding: Finding, rank: int) -> int | None:
+    """The rank that a finding is about; None where it compares the ranks."""
+    return None if finding.code == RANK_APART.code else rank
 
 
 def judged_again(reader: RunReader, scene: Scene) -> Iterable[tuple[int, int, float, Finding]]:
