@@ -8,7 +8,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 
@@ -20,6 +22,7 @@ from normscope.maps import Store
 from normscope.monitor import Event, Layout, Raised, Row, RunStore
 from normscope.monitor.after import RunReport, check_run
 from normscope.rules import Finding, Severity
+from normscope.schemas import schema
 
 STEP: Layout = (
     *((name, "") for name in ("loss", "gradient/norm", "lr", "seconds", "tokens", "skipped")),
@@ -61,6 +64,10 @@ def store(path: Path) -> Iterator[RunStore]:
     with RunStore(path) as store:
         store.note("model", "GPT")
         yield store
+
+
+def validate(document: Any) -> None:
+    jsonschema.Draft202012Validator(schema("run")).validate(document)
 
 
 def said(path: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str, str]:
@@ -174,6 +181,8 @@ def test_a_run_that_died_is_read_from_its_log(path: Path, capsys: pytest.Capture
     assert done.returncode == -signal.SIGKILL
     other = path.rename(path.with_name("kept"))
     Path(f"{path}-wal").rename(f"{other}-wal")
+    status, document, _ = said(other, capsys, "--format", "json")
+    validate(json.loads(document))
     status, out, _ = said(other, capsys)
     assert status == 1
     assert out.startswith("failed  kept")
@@ -364,7 +373,7 @@ def test_every_format_has_verdict_wrong_value_and_remedy(
     assert "blocks.1.mlp overflowed" in html
     assert "<script" not in html
     found = json.loads(document.read_text(encoding="utf-8"))
-    assert found["schema"] == "normscope.run/1"
+    validate(found)
     assert found["first_wrong_value"]["data"]["sentence"] == WRONG
     assert [each["remedy"] for each in found["findings"]] == ["Lower the <b>rate</b>."]
     assert found["loss"]["values"][30] == "inf"
@@ -381,6 +390,31 @@ def test_rescues_are_listed(store: RunStore, path: Path, capsys: pytest.CaptureF
     store.end()
     assert [event.step for event in check_run(path).rescues] == [40]
     assert "step 40  The step was skipped." in said(path, capsys)[1]
+
+
+@pytest.mark.parametrize(
+    ("step", "data", "verdict"),
+    [
+        (31, {"action": "skip"}, "at risk"),
+        (33, {"action": "back", "to": 25}, "at risk"),
+        (33, {"action": "skip"}, "failed"),
+        (31, {"action": "clip"}, "failed"),
+        (31, {"action": "gave up"}, "failed"),
+    ],
+)
+def test_a_wrong_value_whose_step_a_rescue_passed_over_does_not_fail_the_run(
+    step: int, data: dict[str, Any], verdict: str, store: RunStore, path: Path
+) -> None:
+    add_steps(store, 120)
+    rescued = Event(step, 0, 1.0, "rescue", data)
+    wrong = Event(31, 0, 1.0, "first-wrong-value", {"sentence": WRONG})
+    store.add(alarms=[alarm(31, "NS801", Severity.ERROR)], events=[rescued, wrong])
+    store.end()
+    report = check_run(path)
+    assert report.verdict == verdict
+    assert report.severities == ({"error"} if verdict == "failed" else {"warning"})
+    store.add(alarms=[alarm(90, "NS801", Severity.ERROR)])
+    assert check_run(path).verdict == "failed"
 
 
 def test_a_long_run_has_a_short_markdown_and_a_curve_that_keeps_its_spike(

@@ -36,8 +36,8 @@ class RunReport:
         findings: the findings that were kept, ordered by severity, then step.
         figures: figures of the first rank.
         verdict: "failed" where a finding is an error, a value went wrong, or the run failed or died; else
-            "at risk" with a warning; else "undecided" where the run still goes on, was interrupted, is
-            short, or has missing figures; else "healthy".
+            "at risk" with a warning, or a wrong value that a rescue passed over; else "undecided" where the
+            run still goes on, was interrupted, is short, or has missing figures; else "healthy".
         why: the reason for the verdict, a sentence.
     """
 
@@ -79,8 +79,8 @@ class RunReport:
     @property
     def severities(self) -> set[str]:
         """Severities for `--fail-on`: of the findings, and of the verdict itself."""
-        of_verdict = {"failed": "error", "undecided": "warning"}.get(self.verdict)
-        found = {str(each.finding.severity) for each in self.findings}
+        of_verdict = {"failed": "error", "at risk": "warning", "undecided": "warning"}.get(self.verdict)
+        found = {str(_effect(each, rescued_steps(self.scene.events))) for each in self.findings}
         return found | ({of_verdict} if of_verdict else set())
 
     def to_dict(self) -> dict[str, Any]:
@@ -188,21 +188,41 @@ def _verdict(
     """The verdict with its reason."""
     last = scene.last_step
     until = "before its first step" if last is None else f"after step {last}"
-    worst = findings[0] if findings else None
-    if is_wrong and scene.wrong is not None:
+    rescued = rescued_steps(scene.events)
+    errors = [each for each in findings if _effect(each, rescued) is Severity.ERROR]
+    warnings = [each for each in findings if _effect(each, rescued) is Severity.WARNING]
+    if is_wrong and scene.wrong is not None and scene.wrong.step not in rescued:
         return "failed", f"a value went wrong at step {scene.wrong.step}"
-    if worst is not None and worst.finding.severity is Severity.ERROR:
-        return "failed", _named(worst)
+    if errors:
+        return "failed", _named(errors[0])
     if scene.state == "failed" and not scene.reason.startswith(_CTRL_C):
         return "failed", f"the run failed {until}: {scene.reason}"
     if scene.state == "gone":
         return "failed", f"the run died {until}, without an end: {scene.reason}"
-    if worst is not None and worst.finding.severity is Severity.WARNING:
-        return "at risk", _named(worst)
+    if is_wrong and scene.wrong is not None:
+        return "at risk", f"a value went wrong at step {scene.wrong.step}, which a rescue passed over"
+    if warnings:
+        return "at risk", _named(warnings[0])
     reasons = list(_open(scene, figures))
     if reasons:
         return "undecided", "; ".join(reasons)
     return "healthy", f"no alarm in {figures.num_steps} steps"
+
+
+def rescued_steps(events: Iterable[Event]) -> set[int]:
+    """Steps whose updates a rescue left out, or took back."""
+    steps: set[int] = set()
+    for event in events:
+        if event.kind == RESCUE and event.data.get("action") in ("skip", "back"):
+            steps |= set(range(int(event.data.get("to", event.step)), event.step + 1))
+    return steps
+
+
+def _effect(found: RunFinding, rescued: set[int]) -> Severity:
+    """Severity for the verdict: a value that went wrong is a warning where a rescue passed over its step."""
+    is_of_value = found.finding.code in (NOT_FINITE.code, GARBAGE_VALUE.code)
+    severity = found.finding.severity
+    return Severity.WARNING if is_of_value and found.step in rescued else severity
 
 
 def _named(found: RunFinding) -> str:
