@@ -51,6 +51,13 @@ def command(
             metavar="N",
         ),
     ] = None,
+    against: Annotated[
+        Path | None,
+        option(
+            "Store of another run, for example a good one: show both, and where they part.",
+            metavar="GOOD",
+        ),
+    ] = None,
     page: Annotated[
         bool, typer.Option("--page", help="Serve a page to this machine's browser, until Ctrl-C.")
     ] = False,
@@ -106,6 +113,12 @@ def command(
     Print the address of a page that shows the same and goes on by itself: heat map, loss, alarms at their
     steps. Only this machine can reach it, and only with the token in the address.
 
+    Example: normscope watch run.db --against good.db
+
+    Show two runs: the loss of both, the ratio of their figures by depth and step, and the step, quantity and
+    site where they part: where they differ by more than they did before, for 5 rows. Two healthy runs with
+    different seeds do not part.
+
     State: running; silent (no write for at least 10 s and three flushes); gone (the process died without an
     end); failed; ended. "!" marks a column with a value that is not finite.
 
@@ -116,9 +129,12 @@ def command(
         _run(context, context.meta[SCRIPT])
     _require_one_run(context)
 
+    if against is not None and against.resolve() == Path(context.params["run"]).resolve():
+        raise UsageError(f"--against {against} (the same store)", "the store of another run", "name another")
+
     from normscope.monitor.scene import Watcher
 
-    watcher = Watcher(Path(context.params["run"]), quantity, rank)
+    watcher = Watcher(Path(context.params["run"]), quantity, rank, against)
     if page:
         _serve(context, watcher)
     elif format is TextOrJson.JSON:
@@ -182,7 +198,7 @@ def _serve(context: typer.Context, watcher: "Watcher") -> NoReturn:
     from normscope.monitor.serve import Server
 
     watcher.look()  # a store that cannot be read is said here, not on the page
-    figures = Figures(watcher.path, watcher.quantity, watcher.rank)
+    figures = Figures(watcher.path, watcher.quantity, watcher.rank, context.params["against"])
     with Server(document(watcher.path.name), figures, context.params["port"]) as server:
         print(server.url, flush=True)
         print("normscope: the page is served to this machine until Ctrl-C", file=sys.stderr)

@@ -73,14 +73,25 @@ def _above(scene: "Scene", width: int, levels: str) -> Iterator[RenderableType]:
     if scene.wrong is not None:
         yield Text("")
         yield from _wrong(scene.wrong, len(scene.ranks) > 1, _is_of_earlier(scene, scene.wrong))
+    if scene.against is not None:
+        yield Text("")
+        yield Text.assemble((f"against {scene.against.path.name}", "bold cyan"))
+        yield _indented(Text(scene.against.parting.sentence))
     if scene.loss is not None:
         yield Text("")
         yield from spark(scene.loss, width, levels)
+    if scene.against is not None and scene.against.loss is not None:
+        yield from spark(scene.against.loss, width, levels, f"loss of {scene.against.path.name}")
     yield Text("")
 
 
 def _map(scene: "Scene", width: int, height: int, levels: str) -> Iterator[RenderableType]:
-    if scene.heat is not None:
+    ratios = None if scene.against is None else scene.against.factors
+    if scene.against is not None and ratios is not None and len(ratios.steps):
+        what = "minus" if scene.against.is_linear else "ratio to"
+        title = f"{scene.quantity}, {what} {scene.against.path.name}"
+        yield from _heat(ratios, title, width, height, levels)
+    elif scene.heat is not None:
         yield from _heat(scene.heat, scene.quantity, width, height, levels)
     elif not scene.is_over:
         yield Text("no row of all sites yet", style="dim")
@@ -155,9 +166,9 @@ def _wrong(event: "Event", several: bool, is_of_earlier: bool) -> Iterator[Rende
     yield _indented(Text(_sentence(event)))
 
 
-def spark(loss: "Grid", width: int, levels: str) -> Iterator[Text]:
-    """Sparkline of the loss with its extremes."""
-    yield _title("loss", loss, levels)
+def spark(loss: "Grid", width: int, levels: str, name: str = "loss") -> Iterator[Text]:
+    """Sparkline of a loss with its extremes."""
+    yield _title(name, loss, levels)
     yield _strip(_condensed(loss, 1, width, len(levels))[0], levels)
 
 

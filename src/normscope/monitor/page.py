@@ -12,6 +12,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from normscope.monitor.against import Comparison
 from normscope.monitor.condense import Held, condense
 from normscope.monitor.scene import COLOURS, Scene, Watcher
 from normscope.monitor.store import Grid
@@ -65,10 +66,17 @@ class Figures:
         path: the run's store.
         quantity: the quantity of the heat map where the page names none.
         rank: the rank whose figures are read where the page names none.
+        against: store of a run to compare with.
     """
 
-    def __init__(self, path: Path, quantity: str | None = None, rank: int | None = None) -> None:
-        self._path, self._quantity, self._rank = path, quantity, rank
+    def __init__(
+        self,
+        path: Path,
+        quantity: str | None = None,
+        rank: int | None = None,
+        against: Path | None = None,
+    ) -> None:
+        self._path, self._quantity, self._rank, self._against = path, quantity, rank, against
         self._watchers: dict[int | None, Watcher] = {}
         self._lock = threading.Lock()
 
@@ -77,14 +85,15 @@ class Figures:
 
         Args:
             asked: "quantity" and "rank" to show, and what the page holds: "version" of the last answer,
-                "loss" and "heat" as "WIDTH.ROWS", number of "alarms" and "events". All may be missing.
+                "loss", "heat", "good" and "ratio" as "WIDTH.ROWS", number of "alarms" and "events". All may
+                be missing.
 
         Raises:
             UsageError: the store cannot be read, or lacks the quantity or the rank.
         """
         rank = _number(asked.get("rank"), self._rank)
         with self._lock:
-            watcher = self._watchers.setdefault(rank, Watcher(self._path, rank=rank))
+            watcher = self._watchers.setdefault(rank, Watcher(self._path, rank=rank, against=self._against))
             watcher.quantity = asked.get("quantity") or self._quantity
             scene = watcher.look()
             version = _version(watcher, scene)
@@ -109,12 +118,26 @@ class Figures:
                 "sites": [] if scene.heat is None else scene.heat.sites,
                 "loss": _columns(scene.loss, same.get("loss")),
                 "heat": _columns(scene.heat, same.get("heat")),
+                "against": None if scene.against is None else _beside(scene.against, same),
                 "alarms": whole["alarms"][first_alarm:],
                 "events": whole["events"][first_event:],
                 "first_alarm": first_alarm,
                 "first_event": first_event,
             }
         )
+
+
+def _beside(against: Comparison, same: Mapping[str, str]) -> dict[str, Any]:
+    """The other run, with the losses and ratios that the page lacks."""
+    return {
+        "name": against.path.name,
+        "last_step": against.last_step,
+        "parting": against.parting.to_dict(),
+        "is_linear": against.is_linear,
+        "loss": _columns(against.loss, same.get("good")),
+        "heat": _columns(against.heat, same.get("ratio")),
+        "sites": [] if against.heat is None else against.heat.sites,
+    }
 
 
 def _columns(grid: Grid | None, held: str | None) -> dict[str, Any] | None:
@@ -126,7 +149,9 @@ def _columns(grid: Grid | None, held: str | None) -> dict[str, Any] | None:
 
 def _version(watcher: Watcher, scene: Scene) -> str:
     """Name of what the rows that were read before belong to; another one makes them invalid."""
-    of = (watcher.version, scene.rank, scene.quantity, None if scene.heat is None else scene.heat.sites)
+    ratios = None if scene.against is None else scene.against.heat
+    sites = [None if each is None else each.sites for each in (scene.heat, ratios)]
+    of = (watcher.version, scene.rank, scene.quantity, sites)
     return f"{zlib.crc32(repr(of).encode()):08x}"
 
 

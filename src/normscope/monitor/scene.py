@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normscope.errors import UsageError, suggest
+from normscope.monitor.against import Comparison, Rival
+from normscope.monitor.grids import Grids
 from normscope.monitor.row import FIRST_WRONG_VALUE, Event, Layout, Raised, Row
 from normscope.monitor.store import Grid, RankState, RunReader
 from normscope.report.report import strict
@@ -50,6 +52,7 @@ class Scene:
         events: other events, newest last.
         step_seconds: median of the last steps; None if unknown.
         tokens_per_second: mean of the last steps; None if unknown.
+        against: the comparison with another run, where one was asked for.
     """
 
     path: Path
@@ -69,6 +72,7 @@ class Scene:
     events: tuple[Event, ...]
     step_seconds: float | None
     tokens_per_second: float | None
+    against: Comparison | None = None
 
     @property
     def last_step(self) -> int | None:
@@ -121,6 +125,7 @@ class Scene:
                 "first_wrong_value": None if self.wrong is None else of_event(self.wrong),
                 "alarms": [_of_record(alarm) | alarm.finding.to_dict() for alarm in self.alarms],
                 "events": [of_event(event) for event in self.events],
+                "against": None if self.against is None else self.against.to_dict(),
                 "last_rows": [
                     {
                         "step": row.step,
@@ -145,15 +150,24 @@ class Watcher:
         path: the run's store.
         quantity: the quantity of `Scene.heat`; None for `DEFAULT_QUANTITY`, or another if the run lacks it.
         rank: rank whose loss, heat map and speed are read; None for the first that the store holds.
-
-    Attributes:
-        version: changes when rows that were read may no longer be in the store.
+        against: store of a run to compare with.
     """
 
-    def __init__(self, path: Path, quantity: str | None = None, rank: int | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        quantity: str | None = None,
+        rank: int | None = None,
+        against: Path | None = None,
+    ) -> None:
         self.path, self.quantity, self.rank = path, quantity, rank
-        self._known: dict[str, Grid] = {}
-        self.version: Any = None
+        self._rival = None if against is None else Rival(against)
+        self._grids = Grids()
+
+    @property
+    def version(self) -> Any:
+        """Changes when rows that were read may no longer be in the stores."""
+        return self._grids.version, self._rival and self._rival.version
 
     def look(self) -> Scene:
         """The run at this moment.
@@ -164,9 +178,7 @@ class Watcher:
         with RunReader(self.path) as reader, reader.one_moment():
             ranks = reader.ranks()
             rank = self._chosen_rank(ranks)
-            version = [(each.rank, each.began, each.rewinds) for each in ranks]
-            if version != self.version:
-                self._known, self.version = {}, version
+            self._grids.look(reader)
             last = [pair for each in ranks for pair in reader.last_rows(each.rank)]
             known = _with_sites(reader, rank)
             quantity = self._chosen(known)
@@ -187,8 +199,8 @@ class Watcher:
                 reason=reason,
                 silence=silence,
                 last=tuple(last),
-                loss=self._grid(reader, "loss", rank),
-                heat=self._grid(reader, quantity, rank) if quantity else None,
+                loss=self._grids.grid(reader, "loss", rank),
+                heat=self._grids.grid(reader, quantity, rank) if quantity else None,
                 quantity=quantity,
                 quantities=tuple(known),
                 alarms=tuple(reader.alarms()),
@@ -196,7 +208,11 @@ class Watcher:
                 events=tuple(event for event in events if event.kind != FIRST_WRONG_VALUE),
                 step_seconds=step_seconds,
                 tokens_per_second=speed,
+                against=self._compared(reader, quantity, rank),
             )
+
+    def _compared(self, reader: RunReader, quantity: str, rank: int) -> Comparison | None:
+        return None if self._rival is None else self._rival.compared(reader, self._grids, quantity, rank)
 
     def _chosen_rank(self, ranks: list[RankState]) -> int:
         known = [each.rank for each in ranks]
@@ -214,26 +230,6 @@ class Watcher:
             do = suggest(self.quantity, known, "choose one")
             raise UsageError(f"--quantity {self.quantity}", f"one of {', '.join(known)}", do)
         return self.quantity
-
-    def _grid(self, reader: RunReader, quantity: str, rank: int) -> Grid | None:
-        before = self._known.get(quantity)
-        if before is None or not len(before.steps):
-            if quantity not in reader.columns(rank):
-                return None
-            grid = reader.grid(quantity, rank)
-        else:
-            grid = reader.grid(quantity, rank, after=int(before.steps[-1]))
-            if grid.sites == before.sites:
-                grid = Grid(
-                    np.concatenate([before.steps, grid.steps]),
-                    grid.sites,
-                    np.concatenate([before.values, grid.values]),
-                    np.concatenate([before.present, grid.present]),
-                )
-            else:
-                grid = reader.grid(quantity, rank)
-        self._known[quantity] = grid
-        return grid if len(grid.steps) else None
 
 
 def _with_sites(reader: RunReader, rank: int) -> list[str]:
