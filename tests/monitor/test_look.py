@@ -126,11 +126,20 @@ def test_an_alarm_is_looked_at_once_in_a_while(tmp_path: Path) -> None:
         return Event(step, 0, 0.0, "look", {}), []
 
     looker.look = look  # type: ignore[method-assign]
-    alarm = Finding("NS801", "not-finite", Severity.ERROR, (), "It is NaN.")
-    for step in (5, 6, LEAST_APART + 4, LEAST_APART + 5):
-        looker.at_end(step, [alarm], None, "float32", [])  # type: ignore[arg-type]
+    wrong = Finding("NS801", "not-finite", Severity.ERROR, (), "It is NaN.")
+    spike = Finding("NS804", "loss-spike", Severity.WARNING, (), "It rose.")
+    last = 5 + LEAST_APART
+    for step, alarms in (
+        (5, [spike]),
+        (6, [spike, wrong]),
+        (7, [wrong]),
+        (last - 1, [spike]),
+        (last, [spike]),
+    ):
+        looker.at_end(step, alarms, None, "float32", [])  # type: ignore[arg-type]
     looker.at_end(400, [], None, "float32", [])  # type: ignore[arg-type]
-    assert seen == [(5, "at the alarm NS801 not-finite"), (LEAST_APART + 5, "at the alarm NS801 not-finite")]
+    spiked = "at the alarm NS804 loss-spike"
+    assert seen == [(5, spiked), (6, "at the alarm NS801 not-finite"), (last, spiked)]
 
 
 def test_a_wrong_weight_is_looked_at_in_the_step_of_its_alarm(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ NAMES = ("weights", "signal", "attention", "gradient", "precision")
 FAMILIES = ("NS2", "NS3", "NS4", "NS5")
 """Findings of a look: signal, gradient, Jacobian, precision. The structure does not change in a run."""
 LEAST_APART = 100
-"""Fewest steps between two looks at alarms."""
+"""Fewest steps between two looks at errors, and between two at other alarms."""
 ASKED, SCHEDULED = "asked for", "on schedule"
 
 
@@ -50,7 +50,7 @@ class Look:
 
     Attributes:
         every: optimizer steps between two looks of rank 0; None has no schedule.
-        at_alarm: look at the step of an alarm, at most once in 100 steps.
+        at_alarm: look at the step of an alarm; in 100 steps at one error at most, and at one other alarm.
         jacobian: also measure Jacobians, at most 160 forwards of one sequence.
 
     Raises:
@@ -79,7 +79,7 @@ class Looker:
         self._look, self._model, self._rank = look or Look(), model, rank
         self._inputs: tuple[Any, dict[str, Any]] | None = None
         self._asked: Look | None = None
-        self._last_alarm: int | None = None
+        self._last: dict[bool, int] = {}  # step of the last look at an alarm, by whether it was an error
 
     def hold(self, args: Any, kwargs: Mapping[str, Any]) -> None:
         """Hold the arguments of a forward, without their graph."""
@@ -111,12 +111,15 @@ class Looker:
             return self.look(step, ASKED, asked, anatomy, dtype, cotangents)
         if is_scheduled:
             return self.look(step, SCHEDULED, self._look, anatomy, dtype, cotangents)
-        is_new = self._last_alarm is None or step - self._last_alarm >= LEAST_APART
-        if self._look.at_alarm and alarms and is_new:
-            self._last_alarm = step
-            why = f"at the alarm {alarms[0].code} {alarms[0].name}"
-            return self.look(step, why, self._look, anatomy, dtype, cotangents)
-        return None
+        alarm = next((each for each in alarms if each.severity is Severity.ERROR), next(iter(alarms), None))
+        if not self._look.at_alarm or alarm is None:
+            return None
+        is_error = alarm.severity is Severity.ERROR
+        if step - self._last.get(is_error, -LEAST_APART) < LEAST_APART:
+            return None
+        self._last[is_error] = step
+        why = f"at the alarm {alarm.code} {alarm.name}"
+        return self.look(step, why, self._look, anatomy, dtype, cotangents)
 
     def look(
         self,

@@ -1,5 +1,6 @@
 """Lines about a run that all outputs share: its state, its figures, its findings by code."""
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -91,7 +92,7 @@ def figure_lines(report: RunReport) -> Iterator[tuple[str, str]]:
         skipped = f", {found.skipped} skipped" if found.skipped else ""
         yield "steps", f"{found.first_step} to {found.last_step}{missing}{skipped}"
     if found.first_loss is not None and found.last_loss is not None:
-        words = f"{figure(found.first_loss)} at the begin, {figure(found.last_loss)} at the end"
+        words = f"{_value(found.first_loss)} at the begin, {_value(found.last_loss)} at the end"
         if found.best_loss is not None:
             words += f", best {figure(found.best_loss)} at step {found.best_step}"
         if isinstance(entropy, int | float):
@@ -122,6 +123,10 @@ def look_lines(report: RunReport) -> Iterator[tuple[str, str]]:
 def event_line(event: Event, several: bool) -> str:
     """Step and rank of an event."""
     return where(event.step, (event.rank,) if several else ())
+
+
+def _value(value: float) -> str:
+    return "NaN" if math.isnan(value) else "infinite" if math.isinf(value) else figure(value)
 
 
 def _and(words: Sequence[str]) -> str:
