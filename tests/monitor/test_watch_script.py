@@ -207,6 +207,18 @@ def test_gradients_are_those_before_clipping(tmp_path: Path) -> None:
     assert min(norms) > 0.1
 
 
+def test_a_script_is_looked_at_on_a_schedule_and_stays_the_same(tmp_path: Path) -> None:
+    plain = subprocess.run(
+        [sys.executable, short(tmp_path)], cwd=tmp_path, env=environment(), capture_output=True, text=True
+    )
+    done = watched(tmp_path, "python", "short.py", options=("--look-every", "5"))
+    assert done.stdout == plain.stdout != ""
+    with RunReader(tmp_path / "normscope-run.db") as reader:
+        found = reader.events("look")
+    assert [(each.step, each.data["why"]) for each in found] == [(5, "on schedule"), (10, "on schedule")]
+    assert all(each.data["measurements"] and not each.data["unmeasured"] for each in found)
+
+
 def test_every_process_of_torchrun_is_watched(tmp_path: Path) -> None:
     ending = f"""
 import sys

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from normscope.monitor.scene import Watcher
 
 
-OF_SCRIPT = {"store", "every", "module", "resume"}
+OF_SCRIPT = {"store", "every", "module", "resume", "look_every"}
 """Options of the form with a training script; the others are of the form with a RUN."""
 OF_PAGE = {"port", "open_"}
 """Options of the page."""
@@ -90,6 +90,15 @@ def command(
     resume: Annotated[
         bool, typer.Option("--resume", help="With a script: go on with the run that the store holds.")
     ] = False,
+    look_every: Annotated[
+        int | None,
+        option(
+            "With a script: run the probes of check on its model every STEPS steps and at alarms; each takes "
+            "the time of about ten steps.",
+            min=1,
+            metavar="STEPS",
+        ),
+    ] = None,
 ) -> int:
     """Show a training run, or run a training script under a monitor.
 

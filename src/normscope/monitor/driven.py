@@ -44,6 +44,7 @@ class Driven(Monitor):
             self._begun = self._step + 1
         if self._replay is not None and not self._has_wrong_stream:
             self._replay = dataclasses.replace(self._replay, args=args, kwargs=kwargs)
+        self._looker.hold(args, kwargs)
         self._forward_ends(self._called, args, kwargs, output)
 
     def before_update(self) -> None:

@@ -30,6 +30,7 @@ class Settings:
         name: the same as it was given.
         every, resume: see `Monitor`.
         module: class of the module to watch where several train; None takes the largest.
+        look_every: steps between two looks at the model, which is then looked at when there is an alarm too.
         process: id of the process that becomes the command.
         started: time of the start, in seconds since the epoch.
     """
@@ -39,6 +40,7 @@ class Settings:
     every: int
     resume: bool
     module: str | None
+    look_every: int | None
     process: int
     started: float
 
@@ -48,7 +50,15 @@ class Settings:
         return Settings(**json.loads(os.environ[VARIABLE]))
 
 
-def start(words: Sequence[str], *, store: Path, every: int, resume: bool, module: str | None) -> NoReturn:
+def start(
+    words: Sequence[str],
+    *,
+    store: Path,
+    every: int,
+    resume: bool,
+    module: str | None,
+    look_every: int | None,
+) -> NoReturn:
     """Become the command `words`: its output, signals and exit status are its own.
 
     Raises:
@@ -63,7 +73,9 @@ def start(words: Sequence[str], *, store: Path, every: int, resume: bool, module
         )
     if not store.parent.is_dir():
         raise UsageError(f'store "{store}" (its folder does not exist)', "a file in a folder", "make it")
-    settings = Settings(str(store.absolute()), str(store), every, resume, module, os.getpid(), time.time())
+    settings = Settings(
+        str(store.absolute()), str(store), every, resume, module, look_every, os.getpid(), time.time()
+    )
     environment = environment_of_script() | {
         VARIABLE: json.dumps(asdict(settings)),
         LISTENER: "normscope.monitor.script",

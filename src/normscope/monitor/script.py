@@ -105,7 +105,9 @@ class Script(Silent):
                 self._leave("not watched: FSDP shards the model, whose weights are not there to be read")
                 return
             from normscope.monitor.driven import Driven
+            from normscope.monitor.look import Look
 
+            look_every = self._settings.look_every
             is_another = self._monitor is not None
             if self._monitor is not None:
                 self._monitor.discard()
@@ -120,6 +122,7 @@ class Script(Silent):
                 every=self._settings.every,
                 resume=self._settings.resume or is_another,
                 start=None if self._settings.resume else 0,
+                look=None if look_every is None else Look(every=look_every, at_alarm=True),
             )
 
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
