@@ -157,7 +157,7 @@ def test_weights_that_stay_parted_are_said_once_however_far_apart_they_are_measu
 
 
 def test_a_rank_that_goes_back_is_not_compared_with_what_it_did_before(two: Stored) -> None:
-    two.add(0, range(1, 21))
+    two.add(0, range(1, 26))
     two.add(1, range(1, 21))
     assert two.found() == []
     for rank in (0, 1):
