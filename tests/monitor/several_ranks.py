@@ -156,8 +156,100 @@ def looking(rank: int, size: int, folder: Path) -> None:
     dist.barrier()
 
 
-def run(name: str, rank: int, size: int, folder: str) -> None:
+def sharded(model: nn.Module, kind: str) -> nn.Module:
+    """The model with its weights sharded.
+
+    By "fsdp2"; by "hsdp", which copies them to each of two groups of one process; by "fsdp1", or with flat
+    parameters by "flat".
+    """
+    if kind in ("fsdp2", "hsdp"):
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        size = dist.get_world_size()
+        shape, names = ((size,), ("shard",)) if kind == "fsdp2" else ((size, 1), ("replicate", "shard"))
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh)
+        return fully_shard(model, mesh=mesh)
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    policy = ModuleWrapPolicy({type(model.blocks[0])})
+    options = {
+        "auto_wrap_policy": policy,
+        "device_id": torch.device("cpu"),
+        "use_orig_params": kind == "fsdp1",
+    }
+    return FullyShardedDataParallel(model, **options)
+
+
+def shard(rank: int, size: int, folder: Path, kind: str) -> None:
+    """Train a sharded model and write the losses."""
+    model = sharded(model_and_optimizer()[0], kind)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    with Monitor(model, optimizer, store=folder / STORE, every=5) as monitor:
+        for step in range(1, 13):
+            loss = loss_of(model, batch(step, rank))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            monitor.step(loss)
+            losses.append(loss.item())
+    (folder / f"losses{rank}").write_text("\n".join(map(str, losses)))
+    dist.barrier()
+
+
+def dense(folder: Path, ranks: int) -> None:
+    """The same in one process: the batch of each rank is a micro-batch."""
+    model, optimizer = model_and_optimizer()
+    with Monitor(model, optimizer, store=folder / STORE, every=5) as monitor:
+        for step in range(1, 13):
+            losses = [loss_of(model, batch(step, rank)) for rank in range(ranks)]
+            (sum(losses) / ranks).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            monitor.step(sum(losses) / ranks)
+
+
+def shard_weight(rank: int, size: int, folder: Path) -> None:
+    """Rank 1's shard of a weight is overwritten with a NaN before step 8."""
+
+    def spoil(model: nn.Module) -> None:
+        if rank == 1:
+            model.blocks[1].mlp[0].weight.to_local().data[0, 0] = float("nan")
+
+    shard_wrong(rank, folder, spoil)
+
+
+def shard_stream(rank: int, size: int, folder: Path) -> None:
+    """From step 8 on a module of rank 1 returns NaN."""
+
+    def spoil(model: nn.Module) -> None:
+        if rank == 1:
+            model.blocks[1].mlp.register_forward_hook(lambda module, args, output: output * float("nan"))
+
+    shard_wrong(rank, folder, spoil)
+
+
+def shard_wrong(rank: int, folder: Path, spoil: Callable[[nn.Module], object]) -> None:
+    model = sharded(model_and_optimizer()[0], "fsdp2")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with Monitor(model, optimizer, store=folder / STORE) as monitor:
+        for step in range(1, 11):
+            if step == 8:
+                spoil(model)
+            loss = loss_of(model, batch(step, rank))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            monitor.step(loss)
+    dist.barrier()
+
+
+def run(name: str, rank: int, size: int, folder: str, *more: str) -> None:
     """One process of a run."""
     scenario: Any = globals()[name]
     join(rank, size, Path(folder))
-    scenario(rank, size, Path(folder))
+    scenario(rank, size, Path(folder), *more)

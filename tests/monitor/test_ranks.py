@@ -3,15 +3,29 @@
 import multiprocessing
 import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import several_ranks
+import torch
 
-from normscope.monitor import Raised, Row, RunReader, RunStore
+from normscope.monitor import Raised, Row, RunReader, RunStore, replica
+from normscope.monitor.plan import plan_of
 from normscope.monitor.scene import Scene, Watcher
+from normscope.monitor.sharded import Sharded
 from normscope.monitor.together import BEHIND, Together
 from normscope.rules import Severity
+from normscope.subjects import load
+
+SPECS = (
+    "nn:decoder,scheme=pre,depth=2,width=16,heads=2",
+    "nn:encoder,scheme=post,depth=2,width=16,heads=2",
+    "hf:gpt2,n_layer=2,n_embd=16,n_head=2,vocab_size=64",
+    "hf:llama,num_hidden_layers=2,hidden_size=16,num_attention_heads=2,num_key_value_heads=2,"
+    "intermediate_size=32,vocab_size=64",
+    "hf:t5,num_layers=2,d_model=16,num_heads=2,d_ff=32,d_kv=8,vocab_size=64",
+)
 
 
 @pytest.fixture(scope="module")
@@ -23,11 +37,11 @@ def processes() -> multiprocessing.context.ForkServerContext:
 
 
 def go(
-    processes: multiprocessing.context.ForkServerContext, name: str, size: int, folder: Path
+    processes: multiprocessing.context.ForkServerContext, name: str, size: int, folder: Path, *more: str
 ) -> list[int | None]:
     """Run a scenario of `several_ranks`; the exit status of each process."""
     ranks = [
-        processes.Process(target=several_ranks.run, args=(name, rank, size, str(folder)))
+        processes.Process(target=several_ranks.run, args=(name, rank, size, str(folder), *more))
         for rank in range(size)
     ]
     for each in ranks:
@@ -95,6 +109,127 @@ def test_a_rank_that_writes_no_more_is_named_and_nobody_waits(
     with RunReader(tmp_path / several_ranks.STORE) as reader:
         assert reader.notes()["notes"][-1] == said
     assert apart(found) == []
+
+
+# Sharded weights ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same steps in one process, whose rows other tests hold against dense references."""
+    folder = tmp_path_factory.mktemp("dense")
+    several_ranks.dense(folder, 2)
+    return folder / several_ranks.STORE
+
+
+@pytest.mark.parametrize("kind", ["fsdp2", "hsdp", "fsdp1", "flat"])
+def test_rows_of_a_sharded_model_are_those_of_the_whole_one(
+    kind: str, processes, dense: Path, tmp_path: Path
+) -> None:
+    assert go(processes, "shard", 2, tmp_path, kind) == [0, 0]
+    found = scene(tmp_path)
+    assert found.notes["model"] == "Decoder"
+    assert found.alarms == found.events == ()
+    assert any("sharded over 2 processes" in note for note in found.notes["notes"])
+    with RunReader(tmp_path / several_ranks.STORE) as reader, RunReader(dense) as whole:
+        for rank in (0, 1):
+            losses = [float(line) for line in (tmp_path / f"losses{rank}").read_text().split()]
+            np.testing.assert_allclose(reader.series("loss", rank=rank)[1], losses, rtol=1e-6)
+        assert len(losses) == 12
+        streams = np.array([reader.grid("stream/rms", rank).values for rank in (0, 1)])
+        rms = np.sqrt((streams**2).mean(0))  # both ranks have as many tokens
+        np.testing.assert_allclose(rms, whole.grid("stream/rms").values, rtol=1e-4)
+        known = ["gradient/norm", "gradient/block"]
+        if kind != "flat":  # flat parameters hold several kinds
+            known += ["gradient/kind", "weight/norm", "gain/rms"]
+        for quantity in known:
+            parts, expected = reader.whole(quantity), whole.grid(quantity)
+            assert parts.sites == expected.sites, quantity
+            np.testing.assert_allclose(parts.values, expected.values, rtol=1e-4, err_msg=quantity)
+        assert set(reader.columns()) == set(whole.columns()) - ({"gain/rms"} if kind == "flat" else set())
+    heat = Watcher(tmp_path / several_ranks.STORE, "gradient/block").look().heat
+    assert heat is not None
+    assert (
+        heat.values[0, 0]
+        > Watcher(tmp_path / several_ranks.STORE, "gradient/block", 0).look().heat.values[0, 0]
+    )
+
+
+@pytest.mark.parametrize("most", [replica.MOST_BYTES, 0], ids=["random", "fake"])
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_replica_is_read_as_the_model_is(spec: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica, "MOST_BYTES", most)
+    subject = load(spec)
+    before = [p.detach().clone() for p in subject.model.parameters()]
+    expected = plan_of(subject.model, subject.batch)
+    found, attention = Sharded(subject.model, []).read(subject.batch)
+    attention.remove()
+    for name in ("streams", "columns", "places", "beside"):
+        assert getattr(found, name) == getattr(expected, name), name
+    assert found.streams
+    for name in ("names", "blocks", "kinds"):
+        assert getattr(found.groups, name) == getattr(expected.groups, name), name
+    pairs = zip(found.groups.parameters, expected.groups.parameters, strict=True)
+    assert all(own is whole for own, whole in pairs)
+    assert all(map(torch.equal, before, subject.model.parameters()))
+    assert not any(module._forward_hooks for module in subject.model.modules())
+
+
+class Reaching(torch.nn.Module):
+    """A module that another one reaches past its parents."""
+
+    def __init__(self, found: list[Any]) -> None:
+        super().__init__()
+        self.reach = lambda x: found[0](x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.reach(x)
+
+
+def test_a_model_that_is_reached_from_its_replica_is_not_run() -> None:
+    outside: list[Any] = []
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), Reaching(outside))
+    outside.append(model[0])
+    plan, _ = Sharded(model, []).read(torch.randn(2, 3, 4))
+    assert plan.streams == ()
+    assert "a part of it is reached from outside, Linear" in plan.notes[0]
+    assert len(plan.groups.parameters) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "phase", "said", "on_the_other"),
+    [
+        pytest.param(
+            "shard_weight",
+            "blocks.1.mlp.0",
+            "parameter",
+            "Parameter or buffer blocks.1.mlp.0.weight, this rank's shard, holds NaN before the forward",
+            "The first stream that is not finite on this rank is that at blocks.1, that at blocks.0 is ",
+            id="weight",
+        ),
+        pytest.param(
+            "shard_stream",
+            "blocks.1",
+            "forward",
+            "The first stream that is not finite on this rank is that at blocks.1, that at blocks.0 is ",
+            "The streams are finite on this rank, the gradients of ",
+            id="stream",
+        ),
+    ],
+)
+def test_a_wrong_value_of_a_sharded_model_is_named_without_a_replay(
+    name: str, module: str, phase: str, said: str, on_the_other: str, processes, tmp_path: Path
+) -> None:
+    assert go(processes, name, 2, tmp_path) == [0, 0]
+    found = scene(tmp_path).wrong
+    assert found is not None
+    assert (found.step, found.rank) == (8, 1)
+    assert (found.data["module"], found.data["phase"]) == (module, phase)
+    assert found.data["sentence"].startswith(said)
+    with RunReader(tmp_path / several_ranks.STORE) as reader:
+        (other,) = [each for each in reader.events("first-wrong-value") if each.rank == 0]
+    assert other.data["sentence"].startswith(on_the_other)
+    assert other.step == 8
 
 
 # The comparison itself, of rows that are written here ----------------------------------------------------

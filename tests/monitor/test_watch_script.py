@@ -219,7 +219,8 @@ def test_a_script_is_looked_at_on_a_schedule_and_stays_the_same(tmp_path: Path) 
     assert all(each.data["measurements"] and not each.data["unmeasured"] for each in found)
 
 
-def test_every_process_of_torchrun_is_watched(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [[], ["--shard"]], ids=["ddp", "fsdp2"])
+def test_every_process_of_torchrun_is_watched(options: list[str], tmp_path: Path) -> None:
     ending = f"""
 import sys
 sys.path.insert(0, {str(SCRIPTS)!r})
@@ -231,7 +232,7 @@ import torch.distributed as dist
 dist.destroy_process_group()
 """
     (tmp_path / "train.py").write_text(ending)
-    done = watched(tmp_path, "torchrun", "--nproc-per-node", "2", "train.py")
+    done = watched(tmp_path, "torchrun", "--nproc-per-node", "2", "train.py", *options)
     assert done.returncode == 0, done.stderr
     path = tmp_path / "normscope-run.db"
     assert files(tmp_path) == {"train.py", "normscope-run.db"}
@@ -241,7 +242,12 @@ dist.destroy_process_group()
     with RunReader(path) as reader:
         gradients = [reader.series("gradient/norm", rank=rank)[1] for rank in (0, 1)]
         assert [state.state for state in reader.ranks()] == ["ended", "ended"]
-    np.testing.assert_allclose(*gradients, rtol=1e-5)  # DDP has averaged them
+        assert reader.notes()["model"] == "Decoder"
+        assert reader.columns()["stream/rms"][-1].endswith(".hidden")
+    if options:  # each has a shard; the other test has their sum
+        assert not np.allclose(*gradients)
+    else:
+        np.testing.assert_allclose(*gradients, rtol=1e-5)  # DDP has averaged them
     assert len(said(done.stderr)) == 1, done.stderr
 
 
@@ -373,7 +379,6 @@ def test_one_of_two_models_is_watched(module: str, tmp_path: Path) -> None:
     ("words", "expected"),
     [
         (["python", "loops.py", "in_backward"], "the optimizers step inside the backward"),
-        (["torchrun", "--nproc-per-node", "1", "distributed.py", "--shard"], "FSDP shards the model"),
     ],
 )
 def test_what_cannot_be_watched_is_said(words: list[str], expected: str, tmp_path: Path) -> None:

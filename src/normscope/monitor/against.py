@@ -157,11 +157,12 @@ class Rival:
 
     Args:
         path: its store.
+        whole: see `Grids`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, whole: bool = True) -> None:
         self.path = path
-        self._grids = Grids()
+        self._grids = Grids(whole=whole)
         self._parting: Parting | None = None
         self._key: Any = None
         self._rest = 0.0  # when the parting may be computed again, which takes time in a long run

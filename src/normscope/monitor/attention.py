@@ -16,7 +16,7 @@ runs, in a forward of a step with all figures. Functions that `torch.compile` ha
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -82,9 +82,7 @@ class AttentionWatch:
         self._error: Exception | None = None
         self._is_open = False
         self.unseen: list[str] = []
-        self._modules = [
-            _Watched(path, dict(named_modules(model))[path], self._see) for path in self._paths()
-        ]
+        self._modules = self._watched(model)
         self.notes: list[str] = []
         self._heads = self._count_heads(model, batch)
         heads = [
@@ -127,6 +125,11 @@ class AttentionWatch:
         for each in self._modules:
             each.remove()
 
+    def move_to(self, model: nn.Module) -> None:
+        """Watch another model of the same structure from now on."""
+        self.remove()
+        self._modules = self._watched(model)
+
     def values(self) -> Floats:
         """Values of `layout` in the last forward that was measured; `NOT_MEASURED` where none was seen."""
         found = self._tallies()
@@ -142,8 +145,10 @@ class AttentionWatch:
         ]
         return np.concatenate([part.ravel() for part in parts])
 
-    def _paths(self) -> Iterable[str]:
-        return dict.fromkeys(path for places in self._places for path, _ in places)
+    def _watched(self, model: nn.Module) -> "list[_Watched]":
+        modules = dict(named_modules(model))
+        paths = dict.fromkeys(path for places in self._places for path, _ in places)
+        return [_Watched(path, modules[path], self._see) for path in paths]
 
     def _tallies(self) -> dict[Place, Floats]:
         """The tallies of the last forward, in one transfer."""

@@ -21,6 +21,8 @@ class Groups:
         parameters, names: in the model's order, each tensor once.
         blocks, kinds: names of the groups. Kinds are those of the branches ("attention", "feed-forward", …),
             "norm", "embedding" and "other".
+        shares: [parameters] factor of each one's number in a sum; None for 1. See `sharded.py`.
+        sizes: [parameters] entries of the whole ones where the parameters are shards; None for their own.
     """
 
     parameters: tuple[nn.Parameter, ...]
@@ -29,18 +31,24 @@ class Groups:
     kinds: tuple[str, ...]
     _block_of: np.ndarray
     _kind_of: np.ndarray
+    shares: np.ndarray | None = None
+    sizes: np.ndarray | None = None
 
     def kind(self, number: int) -> str:
         """Kind of a parameter, by its number."""
         return self.kinds[self._kind_of[number]]
 
+    def shared(self, squares: np.ndarray) -> np.ndarray:
+        """One number for each parameter, times its share."""
+        return squares if self.shares is None else squares * self.shares
+
     def by_block(self, squares: np.ndarray) -> np.ndarray:
         """Sums of one number for each parameter, by block. Not finite where one of them is not."""
-        return _summed(squares, self._block_of, len(self.blocks))
+        return _summed(self.shared(squares), self._block_of, len(self.blocks))
 
     def by_kind(self, squares: np.ndarray) -> np.ndarray:
         """The same by kind."""
-        return _summed(squares, self._kind_of, len(self.kinds))
+        return _summed(self.shared(squares), self._kind_of, len(self.kinds))
 
 
 def _summed(numbers: np.ndarray, group: np.ndarray, count: int) -> np.ndarray:

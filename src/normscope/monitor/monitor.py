@@ -25,8 +25,10 @@ from normscope.monitor.attention import AttentionWatch
 from normscope.monitor.look import ASKED, Look, Looker
 from normscope.monitor.plan import Plan, plan_of
 from normscope.monitor.reductions import local, squares
+from normscope.monitor.replica import own_class
 from normscope.monitor.rescue import Rescue, Rescuer
 from normscope.monitor.row import FIRST_WRONG_VALUE, RANKS, SITES, STEP, Event, Raised, Row
+from normscope.monitor.sharded import Sharded, is_sharded
 from normscope.monitor.sites import Sites
 from normscope.monitor.store import RunReader, RunStore
 from normscope.monitor.streams import Streams
@@ -135,6 +137,8 @@ class Monitor:
             self._rescuer = Rescuer(rescue, self._optimizers, lambda: self._has_wrong_stream, rank=self._rank)
         self._store = None if store is None else RunStore(store, rank=self._rank, resume=resume)
         self._facts: dict[str, Any] = {} if entropy is None else {"entropy": entropy}
+        self._sharded = Sharded(self._model, self._optimizers) if is_sharded(self._model) else None
+        self._facts["sharded"] = self._sharded is not None
         self._judges = Judges(self._facts)
         self._plan: Plan | None = None
         self._looker = Looker(look, self._model, self._rank)
@@ -151,10 +155,11 @@ class Monitor:
             if resume and start is None:
                 with RunReader(self._store.path) as reader:
                     self._step = reader.last_step or 0
-            self._store.note("model", type(self._model).__name__)
+            self._store.note("model", own_class(self._model).__name__)
             self._store.note("entropy", entropy)
             self._store.note("every", every)
             self._store.note("steps", steps)
+            self._store.note("sharded", self._facts["sharded"])
         self._together: Together | None = None
         if self._rank == 0 and num_processes() > 1:
             self._compare_ranks()
@@ -288,9 +293,13 @@ class Monitor:
     def _begin(self, args: Any, kwargs: dict[str, Any]) -> None:
         """Read the model at its first forward."""
         batch = named_arguments(self._model, args, kwargs)
-        with apart(self._model, None):
-            self._plan = plan = plan_of(self._model, batch)
-            self._attention = AttentionWatch(self._model, plan.anatomy, batch)
+        if self._sharded is not None:
+            plan, self._attention = self._sharded.read(batch)
+        else:
+            with apart(self._model, None):
+                plan = plan_of(self._model, batch)
+                self._attention = AttentionWatch(self._model, plan.anatomy, batch)
+        self._plan = plan
         first = next(iter(tensors_in(batch)), None)
         self._facts["tokens"] = first is not None and not first.is_floating_point()
         self._facts["dtype"] = str(self._autocast or next(self._model.parameters()).dtype).removeprefix(
@@ -426,6 +435,10 @@ class Monitor:
         replay = dataclasses.replace(
             self._replay, cotangents=cotangents if self._cotangents else None, optimizers=self._optimizers
         )
+        if self._sharded is not None and self._plan is not None:
+            plan, rms = self._plan, self._streams.rms()
+            self._note_wrong(where, self._sharded.first_wrong(where, replay, plan, rms, self._gradients))
+            return
         sentence = f"{where} is not finite, but a replay of the step's last forward is: the cause lies "
         sentence += "outside of the model, or in an earlier forward of the step"
         try:
@@ -433,7 +446,9 @@ class Monitor:
                 found = first_wrong_value(replay)
         except CommunicationError as error:
             found, sentence = None, f"{where} is not finite; the step could not be replayed, because {error}"
-        data = {"sentence": sentence} if found is None else found.to_dict()
+        self._note_wrong(where, {"sentence": sentence} if found is None else found.to_dict())
+
+    def _note_wrong(self, where: str, data: dict[str, Any]) -> None:
         self._events.append(
             Event(self._step + 1, self._rank, time.time(), FIRST_WRONG_VALUE, {"seen": where, **data})
         )
@@ -574,7 +589,7 @@ class Monitor:
             gradients = np.full(1 + len(groups.blocks) + len(groups.kinds), NOT_MEASURED)
         else:
             sums = self._gradients
-            gradients = np.sqrt([sums.sum(), *groups.by_block(sums), *groups.by_kind(sums)])
+            gradients = np.sqrt([groups.shared(sums).sum(), *groups.by_block(sums), *groups.by_kind(sums)])
         skipped = float(not self._is_updated)
         scalars = [loss, gradients[0], max(rates), seconds, self._tokens, skipped]
         rescued = [] if self._rescuer is None else [self._rescuer.rescued]

@@ -14,6 +14,9 @@ Layout = tuple[tuple[str, str], ...]
 STEP, SITES = "step", "sites"
 """Names of the two layouts: figures of every step, and figures of every site at some steps."""
 
+PARTS = frozenset({"gradient/norm", "gradient/block", "gradient/kind", "weight/norm", "gain/rms"})
+"""Figures of which each rank has a part where the weights are sharded: their squares add up."""
+
 GARBAGE = 1e18
 """Size from which a finite value is garbage: its square overflows float32 soon (√3.4e38 = 1.8e19)."""
 

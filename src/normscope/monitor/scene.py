@@ -149,7 +149,8 @@ class Watcher:
     Args:
         path: the run's store.
         quantity: the quantity of `Scene.heat`; None for `DEFAULT_QUANTITY`, or another if the run lacks it.
-        rank: rank whose loss, heat map and speed are read; None for the first that the store holds.
+        rank: rank whose loss, heat map and speed are read; None for the first that the store holds, and for
+            the whole model where its weights are sharded.
         against: store of a run to compare with.
     """
 
@@ -161,8 +162,8 @@ class Watcher:
         against: Path | None = None,
     ) -> None:
         self.path, self.quantity, self.rank = path, quantity, rank
-        self._rival = None if against is None else Rival(against)
-        self._grids = Grids()
+        self._rival = None if against is None else Rival(against, whole=rank is None)
+        self._grids = Grids(whole=rank is None)
 
     @property
     def version(self) -> Any:
@@ -186,10 +187,7 @@ class Watcher:
             state, reason, silence = _state(ranks, step_seconds, reader.notes())
             events = reader.events()
             found = [event for event in events if event.kind == FIRST_WRONG_VALUE]
-            # A NaN that ranks exchange is seen by all; the one that made it knows the module.
-            wrong = min(
-                found, key=lambda e: (-e.attempt, e.step, "module" not in e.data, e.time), default=None
-            )
+            wrong = min(found, key=_order, default=None)
             return Scene(
                 path=self.path,
                 notes=reader.notes(),
@@ -230,6 +228,15 @@ class Watcher:
             do = suggest(self.quantity, known, "choose one")
             raise UsageError(f"--quantity {self.quantity}", f"one of {', '.join(known)}", do)
         return self.quantity
+
+
+def _order(wrong: Event) -> tuple[int, int, int, float]:
+    """Key of the first of several wrong values.
+
+    A NaN that ranks exchange is seen by all; the one that made it knows more.
+    """
+    unknown = sum(name not in wrong.data for name in ("module", "kind"))
+    return -wrong.attempt, wrong.step, unknown, wrong.time
 
 
 def _with_sites(reader: RunReader, rank: int) -> list[str]:

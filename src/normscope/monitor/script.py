@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 SURE = 2
 """Steps of a module after which no other one is taken as the model."""
-_SHARDED = {"FSDPModule", "FullyShardedDataParallel"}
 OUTSIDE_STEPS = 100
 """Steps of optimizers that hold none of the model's weights, after its last one, that end its record."""
 
@@ -101,9 +100,6 @@ class Script(Silent):
 
         known = list(self.events.optimizers)
         if known and chosen_root(self._seen, known, self._settings.module) is module:
-            if any(_SHARDED & {each.__name__ for each in type(part).__mro__} for part in module.modules()):
-                self._leave("not watched: FSDP shards the model, whose weights are not there to be read")
-                return
             from normscope.monitor.driven import Driven
             from normscope.monitor.look import Look
 

@@ -91,8 +91,10 @@ class Sites:
         """
         groups = self._plan.groups
         lengths = norms([local(p) for p in groups.parameters]).double().cpu().numpy()
-        sizes = np.array([max(1, p.numel()) for p in groups.parameters])
-        gains = (lengths / np.sqrt(sizes))[self._gains]
+        sizes = groups.sizes
+        if sizes is None:
+            sizes = np.array([max(1, p.numel()) for p in groups.parameters])
+        gains = np.sqrt(groups.shared(lengths**2) / sizes)[self._gains]
         forward = self._forward or [np.full(2 * len(self._streams) + len(self._branches), NOT_MEASURED)]
         self._forward = []
         return np.concatenate(
@@ -113,9 +115,10 @@ class Sites:
         change = _sample(groups.parameters).double().cpu().numpy() - old
         self._old = None
         moved, before, same = (self._by_kind(each) for each in (change**2, old**2, change == 0))
+        entries = self._by_kind(np.ones(len(change)))
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.where(before == 0, NOT_MEASURED, np.sqrt(moved / before))
-        lost = same / self._by_kind(np.ones(len(change)))
+            lost = np.where(entries == 0, NOT_MEASURED, same / entries)  # a rank may hold no part of a kind
         lost[[kind == EMBEDDING for kind in groups.kinds]] = NOT_MEASURED  # most of its rows are in no batch
         return [ratio, lost]
 

@@ -4,6 +4,7 @@ Each rank begins the run once in the file, and writes its rows, alarms and event
 flush. A value of a row is kept in a blob, because SQLite turns a NaN in a REAL column into NULL.
 """
 
+import functools
 import json
 import time
 import uuid
@@ -402,6 +403,22 @@ class RunReader:
         if not grid.sites:
             self._refuse(quantity, rank)
         return grid
+
+    def whole(self, quantity: str, *, after: int = -1) -> Grid:
+        """Values of the whole model, at the steps that all ranks have, of one that ranks hold parts of.
+
+        That is the root of the sum of their squares, see `sharded.PARTS`.
+
+        Raises:
+            UsageError: a rank has no row with the quantity.
+        """
+        with self.one_moment():
+            parts = [self.grid(quantity, each.rank, after=after) for each in self.ranks()]
+        steps = functools.reduce(np.intersect1d, (part.steps for part in parts))
+        rows = [np.searchsorted(part.steps, steps) for part in parts]
+        values = sum(part.values[row] ** 2 for part, row in zip(parts, rows, strict=True)) ** 0.5
+        present = np.all([part.present[row] for part, row in zip(parts, rows, strict=True)], axis=0)
+        return Grid(steps, parts[0].sites, values, present)
 
     def table(
         self, quantity: str, rank: int = 0, *, after: int = -1

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.hooks import RemovableHandle
 
 from normscope.anatomy import Anatomy, Branch, Site, capture, measuring
@@ -104,7 +105,9 @@ def _recorder(path: str, calls: Counter[str], seen: list[tuple[Tap, Tensor]]) ->
 
 def _key(tensor: Tensor) -> tuple[Any, ...]:
     """Identity of a tensor's values: views of the same memory with as many elements are the same."""
-    return tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.numel(), tensor.shape[-1:]
+    storage = tensor.untyped_storage()
+    address = storage._cdata if isinstance(tensor, FakeTensor) else storage.data_ptr()
+    return address, tensor.storage_offset(), tensor.numel(), tensor.shape[-1:]
 
 
 @dataclass(frozen=True)

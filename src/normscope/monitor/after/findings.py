@@ -78,6 +78,8 @@ def facts_of(notes: Mapping[str, Any], ranks: int) -> dict[str, Any]:
     facts = dict(noted) if isinstance(noted, Mapping) else {}
     if notes.get("entropy") is not None:
         facts.setdefault("entropy", notes["entropy"])
+    if notes.get("sharded"):
+        facts["sharded"] = True
     return facts | ({"ranks": ranks} if ranks > 1 else {})
 
 

@@ -50,14 +50,14 @@ class Held:
 
 def wrong_in_data(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Held | None:
     """The first argument with a wrong value that is not a mask's."""
-    return _first("data", [(name, "", t) for name, t in arguments(model, args, kwargs) if not _is_mask(t)])
+    return first_in("data", [(name, "", t) for name, t in arguments(model, args, kwargs) if not _is_mask(t)])
 
 
 def wrong_in_model(model: nn.Module) -> Held | None:
     """The first parameter or buffer with a wrong value that is not a mask's."""
-    parameters = [(name, _owner(name), p) for name, p in named_parameters(model)]
+    parameters = [(name, owner(name), p) for name, p in named_parameters(model)]
     buffers = [(name, path, b) for name, path, b in named_buffers(model) if not _is_mask(b)]
-    return _first("parameter", parameters + buffers)
+    return first_in("parameter", parameters + buffers)
 
 
 def wrong_in_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> Held | None:
@@ -69,8 +69,8 @@ def wrong_in_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> He
             name = names.get(id(parameter), "a parameter outside of the model")
             for key, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, Tensor):
-                    held.append((f"{key} of {name}", _owner(name) if id(parameter) in names else "", value))
-    return _first("optimizer state", held)
+                    held.append((f"{key} of {name}", owner(name) if id(parameter) in names else "", value))
+    return first_in("optimizer state", held)
 
 
 def arguments(
@@ -111,7 +111,8 @@ def exploded(model: nn.Module) -> dict[str, tuple[float, float]]:
     return found
 
 
-def _owner(name: str) -> str:
+def owner(name: str) -> str:
+    """Path of the module that owns a parameter."""
     return name.rpartition(".")[0]
 
 
@@ -122,7 +123,8 @@ def _is_mask(tensor: Tensor) -> bool:
     return float(extremes(tensor)[1]) <= 1  # 1 in a mask that is 1 where a token is seen
 
 
-def _first(phase: str, tensors: list[tuple[str, str, Tensor]]) -> Held | None:
+def first_in(phase: str, tensors: list[tuple[str, str, Tensor]]) -> Held | None:
+    """The first of some tensors, given by name, owner's path and value, with a wrong value."""
     wrong = [(name, module, t, kind) for name, module, t in tensors if (kind := kind_of(t)) is not None]
     if not wrong:
         return None
