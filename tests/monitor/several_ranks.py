@@ -107,12 +107,12 @@ def data(rank: int, size: int, folder: Path) -> None:
 
 def die(rank: int, size: int, folder: Path) -> None:
     """Rank 1 is killed after step 15; the ranks exchange nothing."""
-    unaveraged(rank, folder, 15 if rank == 1 else 60)
+    unaveraged(rank, folder, 15 if rank == 1 else 60, waits=0 if rank == 1 else 5)
 
 
 def lag(rank: int, size: int, folder: Path) -> None:
     """Rank 1 waits at step 15 until rank 0 has ended."""
-    unaveraged(rank, folder, 60, waits=15 if rank == 1 else 0)
+    unaveraged(rank, folder, 60, waits=15 if rank == 1 else 5)
 
 
 def alone(rank: int, size: int, folder: Path) -> None:
@@ -132,12 +132,19 @@ def unaveraged(rank: int, folder: Path, steps: int, waits: int = 0) -> None:
             optimizer.step()
             optimizer.zero_grad()
             monitor.step(loss)
-            deadline = time.monotonic() + 60
-            while step == waits and not (folder / "ended").exists() and time.monotonic() < deadline:
-                time.sleep(0.01)
+            if rank == 1 and step == 15:
+                (folder / "fifteen").touch()
+            if step == waits:
+                wait_for(folder / "ended" if rank == 1 else folder / "fifteen")
         if steps < 60:
             os.kill(os.getpid(), signal.SIGKILL)
     (folder / "ended").touch()
+
+
+def wait_for(file: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not file.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def looking(rank: int, size: int, folder: Path) -> None:

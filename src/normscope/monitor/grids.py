@@ -39,8 +39,7 @@ class Grids:
             grid = self._read(reader, quantity, rank)
         else:
             grid = self._read(reader, quantity, rank, after=int(before.steps[-1]))
-            is_alike = grid.sites == before.sites
-            grid = _joined(before, grid) if is_alike else self._read(reader, quantity, rank)
+            grid = _joined(before, grid) if grid.sites == before.sites else self._read(reader, quantity, rank)
         self._known[quantity, rank] = grid
         return grid if len(grid.steps) else None
 
