@@ -1,15 +1,36 @@
 """Attention figures of a run: against a dense reference, and what the run keeps."""
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from attentions import (
+    GROUPS,
+    HEADS,
+    Decoder,
+    additive,
+    batches,
+    bidirectional,
+    boolean,
+    by_group,
+    causal,
+    decoder,
+    eager,
+    flat,
+    grouped,
+    loss_of,
+)
 from test_monitor import SPECS, Loop
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from normscope.anatomy import Anatomy, capture, measuring, read_anatomy
 from normscope.monitor import Monitor
+from normscope.monitor.alarms import is_measured
 from normscope.subjects import call_model
 
 Figures = dict[tuple[str, str], float]
@@ -86,3 +107,258 @@ def test_figures_are_those_of_the_dense_reference(spec: str) -> None:
     found = measured(loop)
     assert found.keys() == expected.keys()
     assert found == pytest.approx(expected, rel=1e-5)
+
+
+WAYS = {
+    "causal": (causal, 0.0, HEADS),
+    "dropout": (causal, 0.3, HEADS),
+    "grouped": (grouped, 0.0, GROUPS),
+    "grouped-dropout": (grouped, 0.3, GROUPS),
+    "bidirectional": (bidirectional, 0.0, HEADS),
+    "boolean": (boolean, 0.0, HEADS),
+    "boolean-dropout": (boolean, 0.3, HEADS),
+    "additive": (additive, 0.0, HEADS),
+    "eager": (eager, 0.0, GROUPS),
+    "eager-dropout": (eager, 0.3, HEADS),
+    "by-group": (by_group, 0.0, GROUPS),
+    "flat": (flat, 0.0, HEADS),
+}
+
+
+class Plain:
+    """A loop on a model, with a step for `measured`."""
+
+    def __init__(self, model: nn.Module, called: Any = None) -> None:
+        self.model, self.called = model, model if called is None else called
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        self.ids = batches()
+
+    def step(self, monitor: Monitor | None = None) -> None:
+        loss = loss_of(self.called, self.ids)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if monitor is not None:
+            monitor.step(loss)
+
+
+def by_hand(model: Decoder) -> Figures:
+    """Figures of the sample, from the logits that the model's own attentions keep in float64."""
+    for block in model.blocks:
+        block.attention.seen = []
+    with torch.no_grad():
+        model(batches())
+    expected: Figures = {}
+    for number, block in enumerate(model.blocks):
+        sample = block.attention.seen[0][[0, 2]][:, :, 2::3]
+        block.attention.seen = None
+        site = f"blocks.{number}.attention"
+        expected["attention/max-logit", site], expected["attention/entropy", site] = dense(sample)
+        for head in range(HEADS):
+            one = dense(sample[:, head])
+            expected["attention/head-max-logit", f"{site}.head{head}"] = one[0]
+            expected["attention/head-entropy", f"{site}.head{head}"] = one[1]
+    return expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, "autocast"])
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_to_write_an_attention_is_measured(way: str, dtype: Any) -> None:
+    if dtype not in (torch.float32, torch.bfloat16) and way not in ("grouped", "additive", "eager-dropout"):
+        return
+    attend, p, groups = WAYS[way]
+    model = decoder(attend, p, groups)
+    model.to(torch.float32 if dtype == "autocast" else dtype)
+    expected = by_hand(model)
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "autocast"):
+        found = measured(Plain(model))
+    assert found.keys() == expected.keys()
+    assert all(value < 0.99 for (quantity, _), value in expected.items() if quantity == "attention/entropy")
+    bound = {torch.float32: 1e-5, torch.float64: 1e-6}.get(dtype, 2e-2)
+    assert found == pytest.approx(expected, rel=bound)
+
+
+class Encoder(nn.Module):
+    """`nn.TransformerEncoder`, or blocks of `nn.MultiheadAttention` that return their weights."""
+
+    def __init__(self, with_weights: bool) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(16, 32)
+        layers = [nn.TransformerEncoderLayer(32, HEADS, 64, 0.0, batch_first=True) for _ in range(2)]
+        self.layers = nn.ModuleList(layers)
+        self.head = nn.Linear(32, 16)
+        self.with_weights = with_weights
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids)
+        for layer in self.layers:
+            if self.with_weights:
+                x = layer.norm1(x + layer.self_attn(x, x, x, need_weights=True)[0])
+                x = layer.norm2(x + layer._ff_block(x))
+            else:
+                x = layer(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("with_weights", [False, True])
+def test_multihead_attention_of_torch_is_measured(with_weights: bool) -> None:
+    torch.manual_seed(0)
+    model = Encoder(with_weights)
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.self_attn.in_proj_weight.mul_(3)
+    expected: dict[str, tuple[float, float]] = {}
+    x = model.embedding(batches())
+    for number, layer in enumerate(model.layers):
+        q, k, _ = (x @ layer.self_attn.in_proj_weight.T + layer.self_attn.in_proj_bias).chunk(3, -1)
+        q, k = (t.detach().double().unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in (q, k))
+        sample = (q @ k.mT / q.shape[-1] ** 0.5)[[0, 2]][:, :, 2::3]
+        for head in range(HEADS):
+            expected[f"{number}.head{head}"] = dense(sample[:, head])
+        x = layer(x)
+    found = measured(Plain(model))
+    assert len(found) == 4 + 4 * HEADS
+    for site, figures in expected.items():
+        names = ("attention/head-max-logit", "attention/head-entropy")
+        path, _, head = site.partition(".")
+        got = [found[name, f"layers.{path}.self_attn.{head}"] for name in names]
+        assert got == pytest.approx(figures, rel=1e-4)
+
+
+def state_of(model: nn.Module) -> list[Tensor]:
+    return [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_keeps_its_bits_and_its_random_numbers(way: str) -> None:
+    ends = []
+    for watched in (False, True):
+        loop = Plain(decoder(*WAYS[way]))
+        torch.manual_seed(3)
+        if watched:
+            measured(loop, steps=3, every=1)
+        else:
+            for _ in range(3):
+                loop.step()
+        ends.append((state_of(loop.model), torch.get_rng_state()))
+    assert all(torch.equal(a, b) for a, b in zip(ends[0][0], ends[1][0], strict=True))
+    assert torch.equal(ends[0][1], ends[1][1])
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpointed_attentions_count_once(use_reentrant: bool) -> None:
+    expected = by_hand(decoder(eager))
+    model = decoder(eager)
+    for block in model.blocks:
+        forward = block.forward
+        block.forward = lambda x, f=forward: checkpoint(f, x, use_reentrant=use_reentrant)
+    loop = Plain(model)
+    calls = []
+    for block in model.blocks:
+        block.attention.register_forward_hook(lambda *_: calls.append(_get_current_dispatch_mode()))
+    found = measured(loop)
+    assert found == pytest.approx(expected, rel=1e-5)
+    trained = calls[-4:]
+    assert len(calls) >= 4
+    assert trained == [None] * 4, "the mode is left before other hooks run, and in the backward it is off"
+
+
+def test_a_mode_of_the_script_does_not_see_the_measurements() -> None:
+    counts = []
+    for watched in (False, True):
+        loop = Plain(decoder(grouped, 0.0, GROUPS))
+        with Monitor(loop.model, loop.optimizer, every=1, on_alarm=lambda _: None) as monitor:
+            loop.step(monitor)  # reads the model
+            with FlopCounterMode(display=False) as mode:
+                loop.step(monitor if watched else None)
+        counts.append(mode.get_total_flops())
+    assert counts[0] == counts[1] > 0
+
+
+def test_a_mode_that_a_hook_enters_is_left_to_that_hook() -> None:
+    loop = Plain(decoder(causal))
+    inner = FlopCounterMode(display=False)
+    with Monitor(loop.model, loop.optimizer, every=1, on_alarm=lambda _: None) as monitor:
+        loop.step(monitor)
+        attention = loop.model.blocks[1].attention
+        attention.register_forward_pre_hook(lambda *_: inner.__enter__() and None)
+        attention.register_forward_hook(lambda *_: inner.__exit__(None, None, None))
+        loop.step(monitor)
+    assert monitor.failure is None, monitor.failure
+    assert inner.get_total_flops() > 0
+    assert _get_current_dispatch_mode() is None
+
+
+def test_a_forward_that_raises_leaves_no_mode_behind() -> None:
+    loop = Plain(decoder(causal))
+    handle = None
+
+    def fail(*_: Any) -> None:
+        raise ValueError("of the model")
+
+    with Monitor(loop.model, loop.optimizer, every=1, on_alarm=lambda _: None) as monitor:
+        loop.step(monitor)
+        handle = loop.model.blocks[1].attention.o.register_forward_hook(fail)
+        with pytest.raises(ValueError, match="of the model"):
+            loop.step(monitor)
+        assert _get_current_dispatch_mode() is None
+        handle.remove()
+        loop.step(monitor)
+    assert monitor.failure is None, monitor.failure
+
+
+def test_an_error_of_the_measurement_ends_the_monitor_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Plain(decoder(causal))
+    with Monitor(loop.model, loop.optimizer, every=1, on_alarm=lambda _: None) as monitor:
+        loop.step(monitor)
+        monkeypatch.setattr("normscope.monitor.attention.sample", None)
+        loop.step(monitor)
+    assert "not callable" in str(monitor.failure)
+    assert _get_current_dispatch_mode() is None
+
+
+def test_nan_and_infinity_are_no_masked_logits() -> None:
+    model = decoder(causal)
+    with torch.no_grad():
+        model.blocks[1].attention.q.bias[0] = math.nan
+    with Monitor(model, torch.optim.SGD(model.parameters(), lr=0.1), on_alarm=lambda _: None) as monitor:
+        loss_of(model, batches())
+        found = dict(zip(monitor._attention.layout, monitor._attention.values(), strict=True))
+    sites = ["blocks.1.attention", "blocks.1.attention.head0"]
+    for (_, site), value in found.items():
+        assert math.isnan(value) == (site in sites), site
+        assert is_measured(np.array([value])).all()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_compiled_code_inside_an_attention_stays_compiled() -> None:
+    torch.compiler.reset()
+    graphs = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    model = decoder(torch.compile(causal, backend=backend))
+    found = measured(Plain(model), steps=3, every=2)
+    assert len(graphs) == 1, "compiled once, though its first call is under the mode"
+    assert np.isfinite(list(found.values())).all(), "this backend runs the operations of PyTorch"
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_a_compiled_model_stays_as_it_is_and_its_attentions_are_named_as_unseen() -> None:
+    torch.compiler.reset()
+    graphs = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    model = decoder(causal)
+    loop = Plain(model, torch.compile(model, backend=backend))
+    with Monitor(loop.called, loop.optimizer, every=2, on_alarm=lambda _: None) as monitor:
+        for _ in range(3):
+            loop.step(monitor)
+    assert monitor.failure is None, monitor.failure
+    assert len(graphs) == 1, "hooks that come and go would have it compiled again"
+    assert "the attention figures of these branches" in " ".join(monitor.notes)

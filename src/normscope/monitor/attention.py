@@ -15,6 +15,7 @@ A dispatch mode sees the softmaxes and the fused attentions. It is on only while
 runs, in a forward of a step with all figures. Functions that `torch.compile` has made run as without it.
 """
 
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -25,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils import _python_dispatch as modes
+from torch.utils.hooks import RemovableHandle
 
 from normscope.anatomy import Anatomy, Site, measuring
 from normscope.anatomy.names import named_modules
@@ -101,7 +103,7 @@ class AttentionWatch:
         """Begin a forward whose attentions are measured."""
         self._is_open, self._samples, self._found = True, {}, {}
         for each in self._modules:
-            each.num_calls = 0
+            each.open()
 
     def close(self) -> None:
         """End it, if one is open.
@@ -113,7 +115,7 @@ class AttentionWatch:
             return
         self._is_open = False
         for each in self._modules:
-            each.num_calls = None
+            each.close()
         if self._error is not None:
             raise self._error
         self._reduce()
@@ -175,8 +177,10 @@ class AttentionWatch:
 
     def _reduce(self) -> None:
         """Replace the samples by their figures."""
-        self._found |= zip(self._samples, tallies(list(self._samples.values())), strict=True)
-        self._samples = {}
+        samples, self._samples = self._samples, {}
+        if samples:
+            with _apart(next(iter(samples.values())).query.device.type):
+                self._found |= zip(samples, tallies(list(samples.values())), strict=True)
 
     def _count_heads(self, model: nn.Module, batch: Batch) -> list[int]:
         """Heads of each branch; 0 where there is one, or where its attention is not seen."""
@@ -184,7 +188,8 @@ class AttentionWatch:
             return []
         self.open()
         try:
-            with untouched(model), measuring(model), torch.no_grad():
+            with untouched(model), measuring(model), torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # checkpointed blocks say that they need gradients
                 call_model(model, batch)
             self.close()
         except Exception as error:
@@ -198,30 +203,43 @@ class AttentionWatch:
 class _Watched:
     """One module that runs an attention: a mode is on while it runs, in a forward that is measured.
 
-    Attributes:
-        num_calls: calls so far in the open forward; None where none is open.
+    Hooks that did not run stay: they lie in compiled code, which would be compiled again without them.
     """
 
     def __init__(self, path: str, module: nn.Module, see: Callable[..., None]) -> None:
-        self._path, self._see = path, see
+        self._path, self._module, self._see = path, module, see
         sizes = (getattr(module, name, None) for name in _NUM_HEADS)
         self._heads = next((size for size in sizes if isinstance(size, int) and size > 0), 1)
-        self.num_calls: int | None = None
+        self._num_calls = 0
+        self._is_open = False
         self._modes: list[_Mode] = []
-        # Registered through the base class: a traced module refuses its own method, but runs hooks.
-        self._handles = [
-            nn.Module.register_forward_pre_hook(module, self._enter),
-            nn.Module.register_forward_hook(module, self._leave, prepend=True, always_call=True),
-        ]
+        self._handles: list[RemovableHandle] = []
+
+    def open(self) -> None:
+        """A forward begins."""
+        self._is_open, self._num_calls = True, 0
+        if not self._handles:
+            # Registered through the base class: a traced module refuses its own method, but runs hooks.
+            self._handles = [
+                nn.Module.register_forward_pre_hook(self._module, self._enter),
+                nn.Module.register_forward_hook(self._module, self._leave, prepend=True, always_call=True),
+            ]
+
+    def close(self) -> None:
+        """It has ended."""
+        self._is_open = False
+        if self._num_calls:
+            self.remove()
 
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
+        self._handles = []
 
     def _enter(self, module: nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling() or self.num_calls is None:
+        if torch.compiler.is_compiling() or not self._is_open:
             return  # a compiler only traces the call; a checkpointed block runs again in the backward
-        call, self.num_calls = self.num_calls, self.num_calls + 1
+        call, self._num_calls = self._num_calls, self._num_calls + 1
         mode = _Mode(
             lambda is_fused, nth, *op: self._see(self._path, _Op(call, is_fused, nth), *op, self._heads)
         )

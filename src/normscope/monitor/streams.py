@@ -54,8 +54,10 @@ class Streams:
         """A forward ends; its tensors by column, and the RMS of each column in it."""
         held = self._each.taken()
         if self._is_all:
-            held |= self._rest.taken()
-            self._rest.remove()
+            rest = self._rest.taken()
+            if rest:  # else they lie in compiled code, which would be compiled again without them
+                self._rest.remove()
+            held |= rest
         columns = sorted(held)
         squares, sizes = np.full(self._count, NOT_MEASURED), np.ones(self._count)
         squares[columns] = _squares([held[column] for column in columns]).cpu().double().numpy()

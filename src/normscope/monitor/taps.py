@@ -161,8 +161,10 @@ class Taps:
 
     def _hook(self, path: str, taps: list[tuple[int, Tap]]) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if not self._is_open or torch.compiler.is_compiling():
-                return  # a checkpointed block runs again in the backward; a compiler only traces the call
+            if torch.compiler.is_compiling() or not self._is_open:
+                # A compiler only traces the call, and must not see `_is_open`, on which it would compile
+                # the code again. A checkpointed block runs again in the backward.
+                return
             call = self._calls.get(path, 0)
             self._calls[path] = call + 1
             for column, tap in taps:
