@@ -1,10 +1,12 @@
 """`normscope watch --page`: who may ask, what is answered, and what condensed columns keep."""
 
+import html
 import http.client
 import json
 import math
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -338,6 +340,24 @@ def test_a_quantity_or_rank_that_is_not_there_is_said(server: Server) -> None:
         assert "expected one of" in json.loads(text)["error"]
 
 
+def test_the_other_run_comes_in_increments_too(store: RunStore, path: Path) -> None:
+    good = path.with_name("good.db")
+    with RunStore(good) as other:
+        other.declare("step", STEP)
+        other.add(rows(1, 100))
+        figures = Figures(path, against=good)
+        first = figures.answer({})["against"]
+        assert (first["name"], first["last_step"], first["parting"]["state"]) == ("good.db", 100, "together")
+        assert (first["sites"], first["heat"]["low"]) == (["blocks.0", "blocks.1"], [[0.0] * 100] * 2)
+        version = figures.answer({})["version"]
+        other.add(rows(101, 110))
+        store.add(rows(101, 105))
+        more = figures.answer({"version": version, "good": "1.100", "ratio": "1.100"})["against"]
+        assert (more["loss"]["first"], more["heat"]["first"]) == ([*range(101, 111)], [*range(101, 106)])
+        other.rewind(50)
+        assert figures.answer({})["version"] != version
+
+
 def test_a_run_without_rows_has_figures(path: Path) -> None:
     with RunStore(path):
         now = Figures(path).answer({})
@@ -429,6 +449,32 @@ def test_a_long_run_is_answered_fast(path: Path) -> None:
     assert len(more["heat"]["first"]) <= 2
     assert len(json.dumps(more)) < 5000
     assert seconds < 1.0
+
+
+# In a browser -------------------------------------------------------------------------------------------
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_a_browser_shows_the_run(server: Server, store: RunStore, path: Path, tmp_path: Path) -> None:
+    assert CHROMIUM is not None
+    wrong = Event(101, 0, 1.0, "first-wrong-value", {"sentence": f"Here: {HOSTILE}", "module": "blocks.1"})
+    store.add([row(101, math.nan, 1e-3, math.inf, 1.0)], [alarm(101)], [wrong])
+    store.end()
+    words = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    words += ["--virtual-time-budget=4000", "--dump-dom", server.url]
+    done = subprocess.run([CHROMIUM, *words], capture_output=True, text=True, timeout=120, check=False)
+    shown = html.unescape(re.sub(r"<script>.*?</script>", "", done.stdout, flags=re.DOTALL))
+    if done.returncode or not shown:
+        pytest.skip("Chromium does not run here")
+    assert "<title>step 101 · Ended · run.db" in shown
+    assert f"Here: {HOSTILE}" in shown
+    assert "At step 101." in shown
+    assert "first at step 101" in shown
+    assert "alert(1)" not in re.findall(r"<script>(.*?)</script>", done.stdout, re.DOTALL)[0]
+    assert done.stdout.count("<script>") == 1
+    assert '<p class="alert" id="trouble" role="alert" hidden' in done.stdout
 
 
 # The command --------------------------------------------------------------------------------------------

@@ -31,8 +31,15 @@
     return String(Number(mantissa)).replace("-", "−") + "×10" + superscript(Number(exponent));
   };
   const times = (log) => "× " + figure(2 ** log, 3);
+  const beside = (value) => (now.against.is_linear ? (value > 0 ? "+" : "") + figure(value, 3) : times(value));
   const many = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
   const duration = (s) => (s < 90 ? `${Math.round(s)} s` : s < 5400 ? `${Math.round(s / 60)} min` : `${(s / 3600).toFixed(1)} h`);
+  const range = (input) => {
+    const shape = Array.isArray(input.shape) ? ` [${input.shape.join(", ")}]` : "";
+    const values = [input.low, input.high].every((value) => value !== null && value !== undefined) ? `, ${figure(input.low)} to ${figure(input.high)}` : "";
+    const bad = [["num_nan", "NaN"], ["num_infinite", "infinite"]].filter(([name]) => input[name]).map(([name, word]) => `, ${input[name]} ${word}`);
+    return `${input.name ?? ""}: ${input.dtype ?? ""}${shape}${values}${bad.join("")}`;
+  };
   const where = (record) => `step ${record.step}` + (now.ranks.length > 1 ? `, rank ${record.rank}` : "");
   const earlier = (record) =>
     now.ranks.some((each) => each.rank === record.rank && record.attempt < each.attempt) ? " (before the run was resumed)" : "";
@@ -40,11 +47,12 @@
   // What the server has said, and what it is asked for next.
 
   let now = null, alarms = [], events = [], chosen = null, reading = null, gone = 0, timer = 0, heard = 0, asking = 0;
+  const held = (answer) => ({ loss: answer.loss, heat: answer.heat, good: answer.against?.loss, ratio: answer.against?.heat });
   const asked = () => {
     const words = { quantity: at("quantity").value, rank: at("rank").value };
     if (now) {
       Object.assign(words, { version: now.version, alarms: alarms.length, events: events.length });
-      for (const name of ["loss", "heat"]) if (now[name]) words[name] = `${now[name].width}.${now[name].rows}`;
+      for (const [name, columns] of Object.entries(held(now))) if (columns) words[name] = `${columns.width}.${columns.rows}`;
     }
     return new URLSearchParams(words);
   };
@@ -86,9 +94,15 @@
   };
   const take = (answer) => {
     const same = now && now.version === answer.version;
-    const changed = !same || ["loss", "heat"].some((name) => (answer[name] || {}).rows !== (now[name] || {}).rows) || answer.alarms.length || answer.events.length;
-    answer.loss = joined(same && now.loss, answer.loss);
-    answer.heat = joined(same && now.heat, answer.heat);
+    const before = now ? held(now) : {}, fresh = held(answer);
+    const grown = Object.keys(fresh).some((name) => fresh[name]?.rows !== before[name]?.rows);
+    const changed = !same || grown || answer.alarms.length || answer.events.length;
+    answer.loss = joined(same && before.loss, fresh.loss);
+    answer.heat = joined(same && before.heat, fresh.heat);
+    if (answer.against) {
+      answer.against.loss = joined(same && before.good, fresh.good);
+      answer.against.heat = joined(same && before.ratio, fresh.ratio);
+    }
     alarms = alarms.slice(0, answer.first_alarm).concat(answer.alarms);
     events = events.slice(0, answer.first_event).concat(answer.events);
     if (!same) reading = null;
@@ -123,7 +137,16 @@
       at("wrong-words").textContent = wrong.data.sentence || "";
       const facts = ["module", "op", "source", "phase", "seen"].filter((name) => typeof wrong.data[name] === "string" && wrong.data[name]);
       const named = { op: "operation", seen: "first seen as" };
-      at("wrong-facts").replaceChildren(...facts.flatMap((name) => [make("dt", named[name] || name), make("dd", wrong.data[name])]));
+      const lines = facts.flatMap((name) => [make("dt", named[name] || name), make("dd", wrong.data[name])]);
+      for (const input of (Array.isArray(wrong.data.inputs) ? wrong.data.inputs : []).slice(0, 6)) lines.push(make("dt", "input"), make("dd", range(input)));
+      at("wrong-facts").replaceChildren(...lines);
+    }
+    at("parting").hidden = !now.against;
+    if (now.against) {
+      at("parting-name").textContent = now.against.name;
+      at("parting-words").textContent = now.against.parting.sentence;
+      const { where, others } = now.against.parting, shown = where.slice(0, 8).map((each) => each.site || each.quantity);
+      at("parting-more").textContent = where.length > 1 ? `First at the same step: ${shown.join(", ")}` + (where.length > 8 ? ` and ${where.length - 8} more.` : ".") : "";
     }
     const rows = [];
     const row = (name, words, more) => {
@@ -195,7 +218,7 @@
     const width = at("curves").clientWidth;
     place.left = width > 700 ? 168 : 92;
     place.right = width - 10;
-    const known = [now.loss, now.heat].filter((each) => each && each.first.length);
+    const known = [now.loss, now.heat, now.against && now.against.loss].filter((each) => each && each.first.length);
     place.low = Math.min(...known.map((each) => each.first[0])) - 1;
     place.high = Math.max(...known.map((each) => each.last.at(-1)));
     place.width = width;
@@ -246,7 +269,7 @@
       svg.append(drawn("text", { x: place.left - 8, y: up(tick) + 4, "text-anchor": "end" }, figure(tick, 3)));
     }
     stepAxis(svg, HEIGHT - LOWER);
-    pinLines(svg, UPPER, HEIGHT - LOWER);
+    pinLines(svg, UPPER, HEIGHT - LOWER, true);
     if (level !== null) svg.append(drawn("line", { x1: place.left, x2: place.right, y1: up(level), y2: up(level), class: "level" }));
     for (const [columns, css] of runs.toReversed()) curve(svg, columns, css, up);
     const key = [];
@@ -306,13 +329,16 @@
     return found;
   };
   const worst = (group) => ["error", "warning", "note"].find((each) => group.some((alarm) => alarm.severity === each));
-  const pinLines = (svg, upper, lower) => {
+  const pinLines = (svg, upper, lower, named = false) => {
     for (const { x, alarms } of groups()) {
       const lit = chosen !== null && alarms.some((each) => each.step === chosen);
       svg.append(drawn("line", { x1: x, x2: x, y1: upper, y2: lower, class: `pin ${worst(alarms)}${lit ? " lit" : ""}` }));
     }
     const parted = now.against && now.against.parting.step;
-    if (parted) svg.append(drawn("line", { x1: across(parted - 0.5), x2: across(parted - 0.5), y1: upper, y2: lower, class: "parting" }));
+    if (!parted) return;
+    const x = across(parted - 0.5), late = x > (place.left + place.right) / 2;
+    svg.append(drawn("line", { x1: x, x2: x, y1: upper, y2: lower, class: "parting" }));
+    if (named) svg.append(drawn("text", { x: x + (late ? -6 : 6), y: upper + 9, "text-anchor": late ? "end" : "start", class: "parted" }, `they part at step ${parted}`));
   };
   const pins = () => {
     const focused = document.activeElement && document.activeElement.dataset.step;
@@ -345,7 +371,7 @@
   // Heat map.
 
   const COLOURS = at("head").dataset.colours.split(" ");
-  const CHOICES = { value: "values", own: "relative to each site's median", ratio: "ratio of the two runs" };
+  const CHOICES = { value: "values", own: "relative to each site's median", ratio: "one run beside the other" };
   const rgb = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
   const mixer = (stops) => {
     const parts = stops.map(rgb);
@@ -383,14 +409,14 @@
       if (clipped[0]) low = share(0.02) - spread;
       if (clipped[1]) high_ = share(0.98) + spread;
     } else {
-      const most = Math.max(Math.abs(low), Math.abs(high_)), usual = Math.max(-share(0.02), share(0.98)) * 4, least = log || way === "ratio" ? 1 : 1e-12;
+      const most = Math.max(Math.abs(low), Math.abs(high_)), usual = Math.max(-share(0.02), share(0.98)) * 4, least = log || (way === "ratio" && !now.against.is_linear) ? 1 : 1e-12;
       const end = Math.max(Math.min(most, Math.max(usual, least)), least);
       clipped = [-low > end, high_ > end];
       [low, high_] = [-end, end];
     }
     return { cells, low, high: high_, log, clipped, way };
   };
-  const words = (value, found) => (found.way === "ratio" || (found.way === "own" && found.log) ? times(value) : found.log ? figure(2 ** value) : figure(value));
+  const words = (value, found) => (found.way === "ratio" ? beside(value) : found.way === "own" && found.log ? times(value) : found.log ? figure(2 ** value) : figure(value));
   const pictured = () => {
     const way = at("colouring").value || "value";
     return way === "ratio" && now.against && now.against.heat ? [now.against.heat, now.against.sites, way] : [now.heat, now.sites, way === "ratio" ? "value" : way];
@@ -454,7 +480,7 @@
     at("heat-words").textContent = `${now.quantity}, ${many(sites.length, "site")}, steps ${columns.first[0]} to ${columns.last.at(-1)}.`
       + (broken.length ? ` Not finite: ${many(broken.length, "cell")}, the first at step ${broken[0][3]} in ${sites[broken[0][1]]}.` : "")
       + (columns.width > 1 ? ` A column holds ${columns.width} rows and shows the one farthest from the usual.` : "")
-      + (found.way === "ratio" ? ` Ratio of ${at("name").textContent} to ${now.against.name}.` : "");
+      + (found.way === "ratio" ? ` ${now.against.is_linear ? "Difference" : "Ratio"} of ${at("name").textContent} ${now.against.is_linear ? "and" : "to"} ${now.against.name}, on the steps of both.` : "");
     read();
     if (at("figures").open) table();
   };
@@ -474,7 +500,7 @@
     ramp.style.background = `linear-gradient(90deg, ${stops.join(", ")})`;
     bar.append((found.clipped[0] ? "≤ " : "") + words(found.low, found), ramp, (found.clipped[1] ? "≥ " : "") + words(found.high, found));
     const parts = [bar];
-    if (found.log) parts.push(make("span", "log scale"));
+    if (found.log || (found.way === "ratio" && !now.against.is_linear)) parts.push(make("span", "log scale"));
     const box = (css, said) => {
       const node = make("span");
       node.append(make("i", "", `box ${css}`), said);
@@ -498,7 +524,7 @@
     const box = { x: edge[j], y: 4 + i * tall, width: Math.max(3, edge[j + 1] - edge[j]), height: tall };
     at("heat").querySelector("svg").append(drawn("rect", { ...box, class: "halo" }), drawn("rect", { ...box, class: "cursor" }));
     const steps = columns.first[j] === columns.last[j] ? `Step ${columns.last[j]}` : `Steps ${columns.first[j]} to ${columns.last[j]}`;
-    const say = found.way === "ratio" ? times : figure;
+    const say = found.way === "ratio" ? beside : figure;
     const low = columns.low[i][j], high = columns.high ? columns.high[i][j] : low;
     const bad = columns.broken.find(([c, s]) => c === j && s === i);
     const value = low === null ? "" : low === high ? say(low) : `${say(low)} to ${say(high)}`;
@@ -525,7 +551,7 @@
   });
   const table = () => {
     if (!shown) return;
-    const { columns, sites, found } = shown, say = found.way === "ratio" ? times : figure;
+    const { columns, sites, found } = shown, say = found.way === "ratio" ? beside : figure;
     const rows = sites.map((site, i) => {
       const known = finite(columns, i), bad = columns.broken.filter(([, s]) => s === i).sort((a, b) => a[0] - b[0]);
       const end = columns.first.length - 1, lastBad = bad.find(([c]) => c === end);
