@@ -163,6 +163,81 @@ def looking(rank: int, size: int, folder: Path) -> None:
     dist.barrier()
 
 
+def accumulate(rank: int, size: int, folder: Path) -> None:
+    """DDP; two micro-batches a step, whose gradients are averaged once; a GradScaler that skips step 6."""
+    model, optimizer = model_and_optimizer()
+    called = nn.parallel.DistributedDataParallel(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=100)
+    losses = []
+    with Monitor(called, optimizer, store=folder / STORE, every=5) as monitor:
+        for step in range(1, 13):
+            with called.no_sync():
+                first = loss_of(called, batch(step, rank)) / 2
+                scaler.scale(first).backward()
+            second = loss_of(called, batch(step, rank + size)) / 2
+            scaler.scale(second).backward()
+            if step == 6 and rank == 0:
+                model.head.weight.grad.fill_(float("inf"))
+            if step == 6:  # as an overflow, which the average hands to all
+                average(model)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            loss = first + second
+            monitor.step(loss)
+            losses.append(loss.item())
+    (folder / f"losses{rank}").write_text("\n".join(map(str, losses)))
+    dist.barrier()
+
+
+class Continuous(nn.Module):
+    """A model of vectors instead of ids, which can hold a NaN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        decoder = model_and_optimizer()[0]
+        self.read, self.blocks, self.norm = nn.Linear(8, 16), decoder.blocks, decoder.norm
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        x = self.read(vectors)
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)
+
+
+def bad_batch(rank: int, size: int, folder: Path) -> None:
+    """DDP; at step 8 the batch of rank 1 has a NaN."""
+    model = Continuous()
+    called = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with Monitor(called, optimizer, store=folder / STORE) as monitor:
+        for step in range(1, 13):
+            vectors = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(step + 1000 * rank))
+            if step == 8 and rank == 1:
+                vectors[2, 3, 4] = float("nan")
+            loss = called(vectors).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            monitor.step(loss)
+    dist.barrier()
+
+
+def kill(rank: int, size: int, folder: Path) -> None:
+    """DDP; rank 1 is killed in step 28, in which rank 0 waits for it."""
+    model, optimizer = model_and_optimizer()
+    called = nn.parallel.DistributedDataParallel(model)
+    with Monitor(called, optimizer, store=folder / STORE, every=5) as monitor:
+        for step in range(1, 40):
+            loss = loss_of(called, batch(step, rank))
+            if step == 28 and rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            monitor.step(loss)
+
+
 def sharded(model: nn.Module, kind: str) -> nn.Module:
     """The model with its weights sharded.
 

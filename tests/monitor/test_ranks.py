@@ -10,11 +10,13 @@ import pytest
 import several_ranks
 import torch
 
+from normscope.cli.watch_view import picture
 from normscope.monitor import Raised, Row, RunReader, RunStore, replica
 from normscope.monitor.plan import plan_of
 from normscope.monitor.scene import Scene, Watcher
 from normscope.monitor.sharded import Sharded
 from normscope.monitor.together import BEHIND, Together
+from normscope.report.console import as_text
 from normscope.rules import Severity
 from normscope.subjects import load
 
@@ -111,6 +113,59 @@ def test_a_rank_that_writes_no_more_is_named_and_nobody_waits(
     assert apart(found) == []
 
 
+# DDP ----------------------------------------------------------------------------------------------------
+
+
+def test_accumulation_and_a_skipped_step_under_ddp(processes, tmp_path: Path) -> None:
+    assert go(processes, "accumulate", 2, tmp_path) == [0, 0]
+    found = scene(tmp_path)
+    assert apart(found) == []
+    with RunReader(tmp_path / several_ranks.STORE) as reader:
+        for rank in (0, 1):
+            losses = [float(line) for line in (tmp_path / f"losses{rank}").read_text().split()]
+            np.testing.assert_allclose(reader.series("loss", rank=rank)[1], losses, rtol=1e-6)
+            steps, skipped = reader.series("skipped", rank=rank)
+            assert steps[skipped == 1].tolist() == [6]
+            assert set(reader.series("tokens", rank=rank)[1]) == {2.0 * 4 * 12}
+        gradients = [reader.series("gradient/norm", rank=rank)[1] for rank in (0, 1)]
+    np.testing.assert_allclose(*gradients, rtol=1e-5)
+    assert np.isfinite(np.delete(gradients[0], 5)).all()
+
+
+def test_a_bad_batch_of_one_rank_is_named_there(processes, tmp_path: Path) -> None:
+    assert go(processes, "bad_batch", 2, tmp_path) == [0, 0]
+    with RunReader(tmp_path / several_ranks.STORE) as reader:
+        found = {each.rank: each for each in reader.events("first-wrong-value")}
+    assert {each.step for each in found.values()} == {8}
+    assert found[1].data["phase"] == "data"
+    assert (
+        "vectors holds NaN before the forward: 1 of its 192 entries, the first at [2, 3, 4]"
+        in (found[1].data["sentence"])
+    )
+    assert "module" not in found[0].data
+    assert found[0].data["sentence"].startswith("the gradient of read.weight is not finite, but a replay of")
+    assert "on another rank" in found[0].data["sentence"]
+    shown = scene(tmp_path).wrong
+    assert shown is not None
+    assert shown.rank == 1
+
+
+def test_a_store_outlives_a_rank_that_is_killed(processes, tmp_path: Path) -> None:
+    first, second = go(processes, "kill", 2, tmp_path)
+    assert second == -signal.SIGKILL
+    assert first not in (0, None), "its collective failed"
+    found = scene(tmp_path)
+    assert found.state == "failed", "rank 0 met the error, and said so"
+    assert [each["state"] for each in found.to_dict()["ranks"]] == ["failed", "gone"]
+    assert found.last_step_of(1) == 25, "all but the last flush"
+    assert found.last_step_of(0) == 27
+    assert "rank 1 is gone after step 25" in text(found)
+
+
+def text(found: Scene) -> str:
+    return as_text(lambda width: picture(found, width), 100)
+
+
 # Sharded weights ------------------------------------------------------------------------------------------
 
 
@@ -153,6 +208,15 @@ def test_rows_of_a_sharded_model_are_those_of_the_whole_one(
         heat.values[0, 0]
         > Watcher(tmp_path / several_ranks.STORE, "gradient/block", 0).look().heat.values[0, 0]
     )
+
+
+def test_the_whole_of_ranks_is_of_the_steps_that_all_have(two: "Stored", tmp_path: Path) -> None:
+    two.add(0, range(1, 41), weight=3.0)
+    two.add(1, range(1, 31), weight=4.0)
+    with RunReader(tmp_path / "run.db") as reader:
+        found = reader.whole("weight/norm", after=10)
+    assert found.steps.tolist() == [20, 30]
+    assert found.values.tolist() == [[5.0], [5.0]]
 
 
 @pytest.mark.parametrize("most", [replica.MOST_BYTES, 0], ids=["random", "fake"])

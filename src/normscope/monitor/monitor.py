@@ -440,6 +440,7 @@ class Monitor:
             self._note_wrong(where, self._sharded.first_wrong(where, replay, plan, rms, self._gradients))
             return
         sentence = f"{where} is not finite, but a replay of the step's last forward is: the cause lies "
+        sentence += "on another rank, " if num_processes() > 1 else ""
         sentence += "outside of the model, or in an earlier forward of the step"
         try:
             with apart(self._model, None), alone():
