@@ -1,11 +1,13 @@
 """`normscope check RUN.db`: the report on a run that is over, died, or goes on, from its store."""
 
+import contextlib
 import json
 import math
 import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,14 +15,17 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from normscope.cli.main import run
 from normscope.completion import complete_codes, complete_model
 from normscope.database import Database
 from normscope.errors import UsageError
 from normscope.maps import Store
-from normscope.monitor import Event, Layout, Raised, Row, RunStore
+from normscope.monitor import Event, Layout, Monitor, Raised, Row, RunReader, RunStore
 from normscope.monitor.after import RunReport, check_run
+from normscope.monitor.after.findings import Past, judged_again
 from normscope.rules import Finding, Severity
 from normscope.schemas import schema
 
@@ -224,6 +229,36 @@ def test_stored_alarms_stand_and_are_not_raised_twice(store: RunStore, path: Pat
     assert report.verdict == "at risk"
 
 
+def test_a_run_judged_again_has_the_alarms_of_its_monitor(path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(16, 8), nn.LayerNorm(8), nn.Linear(8, 16))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    quiet: list[Finding] = []
+    stops = contextlib.suppress(SystemExit)
+    with stops, Monitor(model, optimizer, store=path, on_alarm=quiet.append) as monitor:
+        for step in range(120):
+            ids = torch.randint(0, 16, (32,))
+            loss = nn.functional.cross_entropy(model(ids), ids) * (50.0 if step in (60, 61, 90) else 1.0)
+            if step == 110:
+                loss = loss * math.nan
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            monitor.step(loss)
+        sys.exit()
+    report = check_run(path)
+    assert report.scene.state == "ended"
+    assert [each.finding.code for each in report.findings if each.by == "check"] == []
+    assert sorted(each.code for each in quiet) == sorted(each.finding.code for each in report.findings)
+    assert {"NS801", "NS805"} <= {each.finding.code for each in report.findings}
+    with RunReader(path) as reader:  # alarm by alarm: the same steps as well
+        again = [
+            (step, finding.code)
+            for step, _, _, finding in judged_again(reader, report.scene, Past(reader, report.scene))
+        ]
+    assert again == [(each.step, each.finding.code) for each in report.scene.alarms]
+
+
 def two_ranks(path: Path, apart: int | None, last: int = 40) -> None:
     """Weights of two ranks, which part at a step."""
     for rank in (0, 1):
@@ -415,6 +450,46 @@ def test_a_wrong_value_whose_step_a_rescue_passed_over_does_not_fail_the_run(
     assert report.severities == ({"error"} if verdict == "failed" else {"warning"})
     store.add(alarms=[alarm(90, "NS801", Severity.ERROR)])
     assert check_run(path).verdict == "failed"
+
+
+def resumed(path: Path, first: int, last: int = 140) -> None:
+    with RunStore(path, resume=True) as store:
+        store.declare("step", STEP)
+        moment = time.time()
+        store.add([Row(step, 0, moment, "step", figures(step)) for step in range(first, last + 1)])
+        store.end()
+
+
+@pytest.mark.parametrize(("first", "verdict"), [(25, "healthy"), (31, "healthy"), (32, "failed")])
+def test_what_a_resumed_run_did_again_does_not_fail_it(
+    first: int, verdict: str, store: RunStore, path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_steps(store, 40)
+    wrong = Event(31, 0, 1.0, "first-wrong-value", {"sentence": WRONG})
+    store.add(alarms=[alarm(31, "NS801", Severity.ERROR)], events=[wrong])
+    store.end("RuntimeError: it is NaN")
+    resumed(path, first)
+    report = check_run(path)
+    assert report.verdict == verdict
+    (found,) = report.findings
+    assert found.passed == ("done again" if verdict == "healthy" else "")
+    if verdict == "healthy":
+        assert "step 31, done again since" in said(path, capsys)[1]
+    validate(report.to_dict())
+
+
+def test_rows_that_one_rank_did_again_are_not_compared_with_old_ones(path: Path) -> None:
+    """Rank 1 was not resumed far enough: its rows from step 30 on are of other weights."""
+    two_ranks(path, apart=20, last=40)
+    with RunStore(path, rank=0, resume=True) as store:
+        store.declare("step", STEP)
+        store.declare("sites", SITES)
+        moment = time.time()
+        store.add([Row(step, 0, moment, "step", figures(step)) for step in range(10, 41)])
+        store.add([Row(step, 0, moment, "sites", np.array([10.0, 20.0])) for step in range(10, 41)])
+    with RunStore(path, rank=1, resume=True) as store:
+        pass
+    assert check_run(path).findings == ()
 
 
 def test_a_long_run_has_a_short_markdown_and_a_curve_that_keeps_its_spike(

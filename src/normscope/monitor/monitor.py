@@ -204,6 +204,8 @@ class Monitor:
             self._flush()
             for finding in self._compared():
                 self._say(finding)
+            if isinstance(error, SystemExit) and not error.code:  # sys.exit(0) is no failure
+                error = None
             self._store.end("" if error is None else describe(error))
         except Exception as failed:
             if self.failure is None:

@@ -469,6 +469,12 @@ class RunReader:
         ]
         return last
 
+    def first_step_since(self, moment: float, rank: int) -> int | None:
+        """First step of a rank whose row was written since `moment`, in seconds since the epoch."""
+        first: int | None
+        ((first,),) = self._all("SELECT min(step) FROM rows WHERE rank = ? AND time >= ?", rank, moment)
+        return first
+
     def all_rows(self, until: int | None = None) -> Iterator[tuple[Row, Layout]]:
         """All rows of all ranks by step, then rank, each with its layout; a step's own figures come first.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from normscope.monitor.after.figures import Figures, figures_of, gaps
-from normscope.monitor.after.findings import RunFinding, findings_of
+from normscope.monitor.after.findings import DONE_AGAIN, Past, RunFinding, findings_of
 from normscope.monitor.after.opening import opened
 from normscope.monitor.alarms.growth import SPANS
 from normscope.monitor.alarms.looks import APART
@@ -80,7 +80,7 @@ class RunReport:
     def severities(self) -> set[str]:
         """Severities for `--fail-on`: of the findings, and of the verdict itself."""
         of_verdict = {"failed": "error", "at risk": "warning", "undecided": "warning"}.get(self.verdict)
-        found = {str(_effect(each, rescued_steps(self.scene.events))) for each in self.findings}
+        found = {str(each.severity) for each in self.findings}
         return found | ({of_verdict} if of_verdict else set())
 
     def to_dict(self) -> dict[str, Any]:
@@ -145,9 +145,9 @@ class RunReport:
 def sentence_of(event: Event) -> str:
     """The event's own sentence, or its data."""
     said = event.data.get("sentence")
-    return (
-        said if isinstance(said, str) else ", ".join(f"{name}: {value}" for name, value in event.data.items())
-    )
+    if isinstance(said, str):
+        return said
+    return ", ".join(f"{name}: {value}" for name, value in event.data.items())
 
 
 def check_run(
@@ -166,15 +166,17 @@ def check_run(
     wanted, dropped = parse_codes(select), parse_codes(ignore)
     with opened(path) as reader:
         scene = Watcher(path).look()
-        found = findings_of(reader, scene)
+        past = Past(reader, scene)
+        found = findings_of(reader, scene, past)
         figures = figures_of(reader, scene.ranks[0].rank, scene.last_step)
 
     def is_kept(each: Finding | Record) -> bool:
         return (not wanted or _is_one_of(each, wanted)) and not _is_one_of(each, dropped)
 
     kept = tuple(each for each in found if is_kept(each.finding))
-    is_wrong = scene.wrong is not None and (is_kept(NOT_FINITE) or is_kept(GARBAGE_VALUE))
-    verdict, why = _verdict(scene, kept, figures, is_wrong)
+    wrong = scene.wrong if is_kept(NOT_FINITE) or is_kept(GARBAGE_VALUE) else None
+    passed = "" if wrong is None else past.of(wrong.step, wrong.rank, wrong.attempt, is_value=True)
+    verdict, why = _verdict(scene, kept, figures, None if passed == DONE_AGAIN else wrong, passed)
     return RunReport(scene, kept, figures, verdict, why)
 
 
@@ -183,46 +185,29 @@ def _is_one_of(finding: Finding | Record, codes: tuple[str, ...]) -> bool:
 
 
 def _verdict(
-    scene: Scene, findings: tuple[RunFinding, ...], figures: Figures, is_wrong: bool
+    scene: Scene, findings: tuple[RunFinding, ...], figures: Figures, wrong: Event | None, passed: str
 ) -> tuple[RunVerdict, str]:
-    """The verdict with its reason."""
+    """The verdict with its reason; `wrong` is the first wrong value, and `passed` as that of a finding."""
     last = scene.last_step
     until = "before its first step" if last is None else f"after step {last}"
-    rescued = rescued_steps(scene.events)
-    errors = [each for each in findings if _effect(each, rescued) is Severity.ERROR]
-    warnings = [each for each in findings if _effect(each, rescued) is Severity.WARNING]
-    if is_wrong and scene.wrong is not None and scene.wrong.step not in rescued:
-        return "failed", f"a value went wrong at step {scene.wrong.step}"
+    errors = [each for each in findings if each.severity is Severity.ERROR]
+    warnings = [each for each in findings if each.severity is Severity.WARNING]
+    if wrong is not None and not passed:
+        return "failed", f"a value went wrong at step {wrong.step}"
     if errors:
         return "failed", _named(errors[0])
     if scene.state == "failed" and not scene.reason.startswith(_CTRL_C):
         return "failed", f"the run failed {until}: {scene.reason}"
     if scene.state == "gone":
         return "failed", f"the run died {until}, without an end: {scene.reason}"
-    if is_wrong and scene.wrong is not None:
-        return "at risk", f"a value went wrong at step {scene.wrong.step}, which a rescue passed over"
+    if wrong is not None:
+        return "at risk", f"a value went wrong at step {wrong.step}, which a rescue passed over"
     if warnings:
         return "at risk", _named(warnings[0])
     reasons = list(_open(scene, figures))
     if reasons:
         return "undecided", "; ".join(reasons)
     return "healthy", f"no alarm in {figures.num_steps} steps"
-
-
-def rescued_steps(events: Iterable[Event]) -> set[int]:
-    """Steps whose updates a rescue left out, or took back."""
-    steps: set[int] = set()
-    for event in events:
-        if event.kind == RESCUE and event.data.get("action") in ("skip", "back"):
-            steps |= set(range(int(event.data.get("to", event.step)), event.step + 1))
-    return steps
-
-
-def _effect(found: RunFinding, rescued: set[int]) -> Severity:
-    """Severity for the verdict: a value that went wrong is a warning where a rescue passed over its step."""
-    is_of_value = found.finding.code in (NOT_FINITE.code, GARBAGE_VALUE.code)
-    severity = found.finding.severity
-    return Severity.WARNING if is_of_value and found.step in rescued else severity
 
 
 def _named(found: RunFinding) -> str:

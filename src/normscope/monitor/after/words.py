@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from normscope.monitor.after.findings import AFTER, RunFinding
+from normscope.monitor.after.findings import AFTER, DONE_AGAIN, RESCUED, RunFinding
 from normscope.monitor.after.report import RunReport, sentence_of
 from normscope.monitor.row import Event
 from normscope.report.sites import compress
@@ -18,7 +18,7 @@ MOST_RANKS = 8
 
 @dataclass(frozen=True)
 class Family:
-    """Findings of one code, severity and rank set: the first in full, the others by their steps."""
+    """Findings of one code and severity: the first in full, the others by their steps."""
 
     first: RunFinding
     others: tuple[RunFinding, ...]
@@ -41,16 +41,17 @@ class Family:
 
 def families(findings: Sequence[RunFinding]) -> list[Family]:
     """The findings by code and severity, in the order of their first ones."""
-    groups: dict[tuple[str, str], list[RunFinding]] = {}
+    groups: dict[tuple[str, str, str], list[RunFinding]] = {}
     for each in findings:
-        groups.setdefault((str(each.finding.severity), each.finding.code), []).append(each)
+        groups.setdefault((str(each.finding.severity), each.finding.code, each.passed), []).append(each)
     return [Family(group[0], tuple(group[1:])) for group in groups.values()]
 
 
 def place(found: RunFinding) -> str:
     """Step and ranks of a finding, and whether the monitor of the run did not raise it."""
     words = where(found.step, found.ranks if found.ranks != (0,) else ())
-    return f"{words}, found afterwards" if found.by == AFTER else words
+    passed = {RESCUED: ", passed over by a rescue", DONE_AGAIN: ", done again since"}.get(found.passed, "")
+    return words + passed + (", found afterwards" if found.by == AFTER else "")
 
 
 def where(step: int, ranks: Sequence[int] = ()) -> str:
