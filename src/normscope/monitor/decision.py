@@ -77,7 +77,8 @@ class Decision:
         rate: factor of the learning rates.
         figures: gradient norm, its median and limit, the loss's limit, as far as they are known.
         ranks: ranks that saw something wrong.
-        onset: steps before this one in which the trouble began, 0 for this one.
+        is_wrong: whether a value is not finite.
+        onset: for "back", steps before this one from which a state is old enough.
         is_lowered, is_recovered: whether the learning rate was lowered, or has just come back.
     """
 
@@ -87,6 +88,7 @@ class Decision:
     rate: float = 1.0
     figures: dict[str, float] = dataclasses.field(default_factory=dict)
     ranks: tuple[int, ...] = ()
+    is_wrong: bool = False
     onset: int = 0
     is_lowered: bool = False
     is_recovered: bool = False
@@ -129,22 +131,30 @@ class Decider:
     """The decisions of a run, one before each update.
 
     Args:
-        skip, clip, back: what may be done.
+        skip, clip: what may be done.
         lower: factor of the learning rate after a spike, None for none.
+        back: steps between two snapshots, None for none.
     """
 
-    def __init__(self, *, skip: bool, clip: bool, lower: float | None, back: bool) -> None:
-        self._skip, self._clip, self._lower, self._may_go_back = skip, clip, lower, back
+    def __init__(self, *, skip: bool, clip: bool, lower: float | None, back: int | None) -> None:
+        self._skip, self._clip, self._lower, self._back = skip, clip, lower, back
         self._gradient = Level(GRADIENT_SIGMAS, GRADIENT_RATIO)
         self._loss = Level(SIGMAS, 1 + LOSS_RISE)
         self._since_spike = TWICE_IN
         self._wrong = self._wrong_streams = self._left = 0
         self._rate = 1.0
+        self._is_measured = False
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether all ranks measure, and neither the loss nor a gradient has jumped lately."""
+        return self._is_measured and not self._left and self._since_spike >= TWICE_IN
 
     def decide(self, table: Floats) -> Decision:
         """The decision on a table [ranks, fields] of `Figures`."""
         columns = dict(zip(FIELDS, table.T, strict=True))
         known = columns["is_known"] == 1
+        self._is_measured = bool(known.all())
         if not known.any():
             return Decision(rate=self._recovered()) if self._rate < 1 else NOTHING
         loss_limit = self._enter_loss(columns)
@@ -152,12 +162,11 @@ class Decider:
         wrong.append(("wrong_stream", self._wrong_stream(known & (columns["wrong_stream"] == 1))))
         name, ranks = next(((name, mask) for name, mask in wrong if mask.any()), ("", known))
         self._wrong = self._wrong + 1 if name else 0
-        may_go_back = self._may_go_back and not columns["is_full"].any()
+        may_go_back = self._back is not None and not columns["is_full"].any()
         if name:
             found = self._on_wrong(name, may_go_back)
-            return dataclasses.replace(
-                found, rate=self._rate, ranks=tuple(int(rank) for rank in np.flatnonzero(ranks))
-            )
+            seen = tuple(int(rank) for rank in np.flatnonzero(ranks))
+            return dataclasses.replace(found, rate=self._rate, ranks=seen, is_wrong=True)
         found = self._on_finite(
             math.sqrt(float(columns["squares"][known].mean())),
             math.sqrt(float(columns["seen"][known].mean())),
@@ -165,7 +174,8 @@ class Decider:
         if may_go_back and self._left >= LEFT_IN_ROW:
             reason = f"the loss has left its level for {self._left} steps in a row"
             figures = {"loss limit": loss_limit} if math.isfinite(loss_limit) else {}
-            found = Decision("back", reason, figures=figures, onset=self._left)
+            assert self._back is not None
+            found = Decision("back", reason, figures=figures, onset=self._left + self._back // 2)
         return self._with_rate(found)
 
     def went_back(self) -> None:
@@ -175,7 +185,7 @@ class Decider:
 
     def stop_going_back(self) -> None:
         """Decide never again to go back."""
-        self._may_go_back = False
+        self._back = None
 
     def _enter_loss(self, columns: dict[str, Floats]) -> float:
         """Enter the mean of the losses; the limit before it."""

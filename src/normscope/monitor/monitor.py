@@ -134,7 +134,9 @@ class Monitor:
         self._trackers = Trackers(trackers if self._rank == 0 else ())
         self._rescuer = None
         if rescue is not None:
-            self._rescuer = Rescuer(rescue, self._optimizers, lambda: self._has_wrong_stream, rank=self._rank)
+            self._rescuer = Rescuer(
+                rescue, self._model, self._optimizers, lambda: self._has_wrong_stream, rank=self._rank
+            )
         self._store = None if store is None else RunStore(store, rank=self._rank, resume=resume)
         self._facts: dict[str, Any] = {} if entropy is None else {"entropy": entropy}
         self._sharded = Sharded(self._model, self._optimizers) if is_sharded(self._model) else None

@@ -6,6 +6,7 @@ that could not measure takes part with no opinion. So every process of a run mus
 """
 
 import contextlib
+import dataclasses
 import logging
 import time
 from collections import Counter
@@ -17,14 +18,15 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from normscope.errors import UsageError, describe
 from normscope.monitor.alarms.columns import Floats
-from normscope.monitor.alarms.rescued import RESCUED, TAKEN
+from normscope.monitor.alarms.rescued import GAVE_UP, RESCUED, TAKEN
 from normscope.monitor.decision import NOTHING, Decider, Decision, Figures
 from normscope.monitor.reductions import local, squares
+from normscope.monitor.ring import SNAPSHOTS, Ring
 from normscope.monitor.row import RESCUE, Event
 
 LOG = logging.getLogger("normscope")
@@ -43,6 +45,11 @@ class Rescue:
         clip: scale the gradients of a smaller jump down to the limit of its window.
         lower: factor of the learning rate after a jump, in (0, 1); it comes back geometrically within 100
             steps. None leaves it.
+        back: steps between two snapshots of the trained weights, buffers and optimizer states. The run goes
+            back to one where a weight or a state is not finite, a gradient is not finite in 5 steps in a row,
+            or the loss is above its limit (NS804) in 10. The batches in between are passed over. None for
+            never.
+        memory: most host memory of the two snapshots in each process, in MiB.
 
     Raises:
         UsageError: an attribute is out of its range, or nothing may be done.
@@ -51,11 +58,15 @@ class Rescue:
     skip: bool = True
     clip: bool = True
     lower: float | None = None
+    back: int | None = None
+    memory: float = 4096
 
     def __post_init__(self) -> None:
         if self.lower is not None and not 0 < self.lower < 1:
             raise UsageError(f"lower={self.lower}", "a factor between 0 and 1", "use 0.5, or None for none")
-        if not (self.skip or self.clip or self.lower):
+        if self.back is not None and self.back < 1:
+            raise UsageError(f"back={self.back}", "at least 1 step", "use 100, or None for never")
+        if not (self.skip or self.clip or self.lower or self.back):
             raise UsageError("a Rescue that may do nothing", "an action", "leave rescue out")
 
 
@@ -67,6 +78,7 @@ class Rescuer:
 
     Args:
         rescue: what may be done.
+        model: the model of the run.
         optimizers: those of the run.
         has_wrong_stream: whether a stream of the step so far is not finite.
         rank: rank of this process.
@@ -76,12 +88,13 @@ class Rescuer:
         failure: why the rescue ended, None while it works.
 
     Raises:
-        UsageError: an optimizer evaluates its closure several times in a step.
+        UsageError: an optimizer evaluates its closure several times in a step, or snapshots are too large.
     """
 
     def __init__(
         self,
         rescue: Rescue,
+        model: nn.Module,
         optimizers: Sequence[Optimizer],
         has_wrong_stream: Callable[[], bool],
         *,
@@ -95,7 +108,10 @@ class Rescuer:
             )
         self._rescue, self._optimizers = rescue, optimizers
         self._has_wrong_stream, self._rank, self._step = has_wrong_stream, rank, 0
-        self._decider = Decider(skip=rescue.skip, clip=rescue.clip, lower=rescue.lower, back=False)
+        self._decider = Decider(skip=rescue.skip, clip=rescue.clip, lower=rescue.lower, back=rescue.back)
+        self._ring: Ring | None = None
+        if rescue.back is not None:
+            self._ring = Ring(model, optimizers, every=rescue.back, memory=rescue.memory)
         self.rescued = TAKEN
         self.failure: str | None = None
         self._held = ExitStack()
@@ -105,6 +121,7 @@ class Rescuer:
         self._depths: Counter[int] = Counter()  # of step(); one of a subclass may run its parent's
         self._seen: float | None = None
         self._loss: float | None = None
+        self._said = ""
         self._withheld: list[tuple[Tensor, Tensor]] = []
         self._rates: list[tuple[dict[str, Any], Any]] = []
 
@@ -182,8 +199,51 @@ class Rescuer:
             self._fail(error)
             return NOTHING
         with self._guarded():
-            return self._decider.decide(table)
+            decision = self._decider.decide(table)
+            if decision.action == "back":
+                return self._go_back(decision)
+            if decision.action in ("", "clip") and self._decider.is_calm:
+                self._keep()
+            return decision
         return NOTHING
+
+    def _keep(self) -> None:
+        """Keep a snapshot if one is due; this process has then looked at its state before the decision."""
+        if self._ring is None or not self._ring.is_due(self._step + 1):
+            return
+        try:
+            size = self._ring.keep(self._step + 1)
+        except Exception:  # out of memory: the other processes must know before they go back
+            self._ring.give_up()
+            raise
+        if self._ring.is_full:
+            sentence = f"no snapshots: {SNAPSHOTS} would take {size:.3g} MiB of host memory"
+        else:
+            sentence = f"{SNAPSHOTS} snapshots of the state take {size:.3g} MiB of host memory"
+        if sentence != self._said:
+            self._said = sentence
+            self._say("snapshots", sentence, {"MiB": size})
+
+    def _go_back(self, decision: Decision) -> Decision:
+        """Go back, or give that up; the decision about the update that is due."""
+        assert self._ring is not None
+        now = self._step + 1
+        snapshot = self._ring.go_back(now, now - decision.onset)
+        if snapshot is None:
+            self._decider.stop_going_back()
+            self._ring.give_up()
+            self.rescued = GAVE_UP
+            sentence = f"not gone back, because that did not help: {decision.reason}"
+            self._say("gave up", sentence, decision.figures)
+            LOG.warning("step %d: %s", now, sentence)
+            is_skipped = self._rescue.skip and decision.is_wrong
+            return dataclasses.replace(decision, action="skip" if is_skipped else "")
+        self._decider.went_back()
+        figures = decision.figures | {"to": snapshot.step, "try": snapshot.tries}
+        sentence = f"gone back to the state before step {snapshot.step}: {decision.reason}"
+        self._say("back", sentence, figures)
+        LOG.warning("step %d: %s", now, sentence)
+        return decision
 
     def _figures(self, optimizer: Optimizer) -> Figures:
         """The figures of this process."""
@@ -192,12 +252,17 @@ class Rescuer:
             return Figures()
         seen = squares if self._seen is None else self._seen
         is_wrong = not np.isfinite([squares, seen]).all()
+        wrong_stream = self._has_wrong_stream()
+        ring = self._ring
+        is_looked_at = ring is not None and (is_wrong or wrong_stream or ring.is_due(self._step + 1))
         return Figures(
             is_known=True,
             squares=0.0 if is_wrong else squares,
             seen=0.0 if is_wrong else seen,
             wrong_gradient=is_wrong,
-            wrong_stream=self._has_wrong_stream(),
+            wrong_stream=wrong_stream,
+            wrong_state=ring is not None and is_looked_at and not ring.is_sound(),
+            is_full=ring is not None and ring.is_full,
             loss=0.0 if self._loss is None else self._loss,
             has_loss=self._loss is not None,
         )
@@ -223,13 +288,13 @@ class Rescuer:
             if decision.action == "clip":
                 scale([gradient for _, gradient in self._gradients()], decision.scale)
             self._record(decision)
-        if decision.action == "skip":
-            self.rescued = RESCUED
+        if decision.action in ("skip", "back"):
+            self.rescued = max(self.rescued, RESCUED)
 
     def _record(self, decision: Decision) -> None:
         ranks = {"ranks": list(decision.ranks)} if len(decision.ranks) and _num_ranks() > 1 else {}
         figures: dict[str, Any] = decision.figures | ranks
-        if decision.action:
+        if decision.action in ("skip", "clip"):
             done = {"skip": "skipped", "clip": f"clipped by a factor of {decision.scale:.3g}"}
             figures |= {"scale": decision.scale} if decision.action == "clip" else {}
             self._say(decision.action, f"step {done[decision.action]}: {decision.reason}", figures)
