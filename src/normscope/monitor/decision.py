@@ -39,7 +39,7 @@ class Figures:
 
     Attributes:
         is_known: whether this rank could measure. Else it follows the others.
-        squares: ‖g‖² of its gradients as they would be used, or of its shards.
+        squares: ‖g‖² of its gradients as they would be used; the ranks' mean is that of the whole.
         seen: the same before the loop clipped them, if that is known; else as `squares`.
         wrong_gradient, wrong_stream, wrong_state: whether a gradient, a stream, or a weight, buffer or
             optimizer state is not finite or above 1.8e19. States are not looked at in every step.

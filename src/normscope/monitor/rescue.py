@@ -8,6 +8,7 @@ that could not measure takes part with no opinion. So every process of a run mus
 import contextlib
 import dataclasses
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import LBFGS, Optimizer
 
 from normscope.errors import UsageError, describe
@@ -268,13 +270,18 @@ class Rescuer:
         )
 
     def _squares(self, optimizer: Optimizer | None) -> tuple[float, bool]:
-        """‖g‖² without a fused optimizer's loss scale; False if its scaler skips the step."""
+        """‖g‖² without a fused optimizer's loss scale; False if its scaler skips the step.
+
+        The square of a part is multiplied by the number of parts, so that the processes' mean is that of the
+        whole.
+        """
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None and bool(found_inf):
             return 0.0, False
         scale = getattr(optimizer, "grad_scale", None)
-        gradients = [local(gradient) for _, gradient in self._gradients()]
-        total = float(squares(gradients).double().sum())
+        gradients = [gradient for _, gradient in self._gradients()]
+        found = squares([local(gradient) for gradient in gradients]).double().cpu()
+        total = float(found @ torch.tensor([_num_shards(each) for each in gradients]).double())
         return total / (1.0 if scale is None else float(scale) ** 2), True
 
     def _gradients(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -370,6 +377,14 @@ def _gradients(optimizer: Optimizer) -> Iterator[tuple[Tensor, Tensor]]:
         for parameter in group["params"]:
             if parameter.grad is not None:
                 yield parameter, parameter.grad
+
+
+def _num_shards(tensor: Tensor) -> int:
+    """Number of parts that a tensor is split into over processes."""
+    if not isinstance(tensor, DTensor):
+        return 1
+    sizes = [tensor.device_mesh.size(i) for i, each in enumerate(tensor.placements) if each.is_shard()]
+    return math.prod(sizes)
 
 
 def _num_ranks() -> int:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from normscope.errors import UsageError
-from normscope.monitor.reductions import local, norms
+from normscope.monitor.reductions import local, squares
 
 SNAPSHOTS = 2
 """Snapshots that are held: with one every k steps the older one is k to 2 k steps old."""
@@ -28,6 +28,7 @@ class Snapshot:
         step: the step before whose update it is taken.
     """
 
+    @torch.no_grad()
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], step: int) -> None:
         self.step, self.tries = step, 0
         self._model, self._optimizers = model, optimizers
@@ -42,6 +43,7 @@ class Snapshot:
         held = [*(weight for _, weight in self._weights), *self._buffers.values(), *states]
         return sum(tensor.nbytes for tensor in held)
 
+    @torch.no_grad()
     def restore(self) -> None:
         """Set the run back, in place."""
         for parameter, weight in self._weights:
@@ -151,7 +153,7 @@ def _parameters(optimizers: Sequence[Optimizer]) -> Iterator[Tensor]:
 
 def _are_finite(tensors: Sequence[Tensor]) -> bool:
     floats = [local(tensor) for tensor in tensors if tensor.is_floating_point()]
-    return bool(torch.isfinite(norms(floats)).all())
+    return bool(torch.isfinite(squares(floats)).all())
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
