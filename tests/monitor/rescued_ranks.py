@@ -1,11 +1,14 @@
-"""Script of torchrun that test_rescue.py starts: `rescued_ranks.py STORE ddp|apart|fsdp FAULT`.
+"""Script of torchrun that test_rescue.py starts: `rescued_ranks.py FOLDER WAY:FAULT…`.
 
-Two processes train a small decoder. The fault is in the second one alone, in step 30. `apart` averages no
-gradients, so that the first one sees nothing of it. Prints a checksum of the weights before and after.
+In each case two processes train a small decoder. The fault is in the second one alone, at step 30. "apart"
+averages no gradients, so that the first one sees nothing of it. Writes the losses, and sums over the weights
+before and after each update, to WAY-FAULT.RANK.json.
 """
 
+import json
 import math
 import sys
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -17,22 +20,7 @@ from normscope.monitor import Monitor, Rescue
 from normscope.monitor.rescue import Rescuer
 from normscope.subjects import load
 
-store, way, fault = sys.argv[1:]
 BAD, STEPS = 30, 45
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-torch.manual_seed(7)
-subject = load("nn:decoder,scheme=pre,depth=2,width=16,heads=2")
-inner = subject.model.train()
-model: torch.nn.Module = inner
-if way == "ddp":
-    model = DistributedDataParallel(inner)
-if way == "fsdp":
-    for block in inner.blocks:
-        fully_shard(block)
-    fully_shard(inner)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-monitor = Monitor(model, optimizer, store=store, rescue=Rescue(lower=0.5, back=10))
 
 
 def part(tensor: torch.Tensor) -> torch.Tensor:
@@ -40,49 +28,62 @@ def part(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def total() -> float:
-    """Sum of the sizes of this process's weights; 1e9 for each NaN."""
-    parts = [part(p.detach()).double().abs().nan_to_num(nan=1e9) for p in inner.parameters()]
-    return float(sum(each.sum() for each in parts))
-
-
-def say(line: str) -> None:
-    """Write a line at once, so that two processes do not mix theirs."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
 def fails(*args: object) -> None:
     raise RuntimeError("a fault that was put in")
 
 
-batches = subject.batches()
-with monitor:
-    for step in range(1, STEPS + 1):
-        pair = [next(batches), next(batches)]
-        is_bad = rank == 1 and step == BAD
-        if is_bad and fault == "monitor":
-            monitor._look_after_update = fails  # type: ignore[method-assign]
-        if rank == 1 and fault == "measure" and BAD <= step < BAD + 3:
-            monitor._rescuer._squares = fails  # type: ignore[union-attr, method-assign]
-        if rank == 1 and fault == "measure" and step == BAD + 3:
-            monitor._rescuer._squares = Rescuer._squares.__get__(monitor._rescuer)  # type: ignore[union-attr]
-        if is_bad and fault == "weight":
-            with torch.no_grad():
-                part(next(inner.parameters())).view(-1)[0] = math.nan
-        loss = subject.loss(pair[rank], model)
-        factor = {"nan": math.nan, "jump": 1000.0}.get(fault, 1.0) if is_bad else 1.0
-        (loss * factor).backward()
-        if rank == 0 and fault in ("monitor", "measure") and step == BAD + 1:
-            for p in model.parameters():
-                p.grad.mul_(1000)
-        norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
-        if step == BAD:
-            say(f"norm {float(norm.full_tensor() if isinstance(norm, DTensor) else norm)}")
-        before = total()
-        optimizer.step()
-        say(f"rank {rank} step {step} {before!r} {total()!r}")
-        optimizer.zero_grad()
-        monitor.step(loss)
-say(f"rank {rank} failure {monitor.failure} {monitor._rescuer.failure}")  # type: ignore[union-attr]
-dist.destroy_process_group()
+def run(folder: Path, way: str, fault: str, rank: int) -> None:
+    torch.manual_seed(7)
+    subject = load("nn:decoder,scheme=pre,depth=2,width=16,heads=2")
+    inner = subject.model.train()
+    model = DistributedDataParallel(inner) if way == "ddp" else inner
+    if way == "fsdp":
+        for block in inner.blocks:
+            fully_shard(block)
+        fully_shard(inner)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    monitor = Monitor(model, optimizer, store=folder / f"{way}-{fault}.db", rescue=Rescue(lower=0.5, back=10))
+    rescuer = monitor._rescuer
+    assert rescuer is not None
+    seen = {"before": [], "after": [], "loss": []}
+
+    def total() -> float:
+        parts = [part(p.detach()).double().abs().nan_to_num(nan=1e9) for p in inner.parameters()]
+        return float(sum(each.sum() for each in parts))
+
+    batches = subject.batches()
+    with monitor:
+        for step in range(1, STEPS + 1):
+            pair = [next(batches), next(batches)]
+            is_bad = rank == 1 and step == BAD
+            if is_bad and fault == "monitor":
+                monitor._look_after_update = fails  # type: ignore[method-assign]
+            if rank == 1 and fault == "measure" and step in (BAD, BAD + 3):
+                rescuer._squares = fails if step == BAD else Rescuer._squares.__get__(rescuer)  # type: ignore
+            if is_bad and fault == "weight":
+                with torch.no_grad():
+                    part(next(inner.parameters())).view(-1)[0] = math.nan
+            loss = subject.loss(pair[rank], model)
+            factor = {"nan": math.nan, "jump": 1000.0}.get(fault, 1.0) if is_bad else 1.0
+            (loss * factor).backward()
+            if rank == 0 and fault in ("monitor", "measure") and step == BAD + 1:
+                for parameter in model.parameters():
+                    parameter.grad.mul_(1000)
+            if step == BAD:
+                norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+                seen["norm"] = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+            seen["before"].append(total())
+            optimizer.step()
+            seen["after"].append(total())
+            optimizer.zero_grad()
+            monitor.step(loss)
+            seen["loss"].append(float(loss.detach()))
+    seen["failures"] = [monitor.failure, rescuer.failure]
+    (folder / f"{way}-{fault}.{rank}.json").write_text(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    for case in sys.argv[2:]:
+        run(Path(sys.argv[1]), *case.split(":"), dist.get_rank())
+    dist.destroy_process_group()

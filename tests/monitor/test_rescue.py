@@ -1,6 +1,7 @@
 """`Rescue`: each action on a run that is spoilt in a known way, beside its twin that is not rescued."""
 
 import copy
+import json
 import math
 import os
 import subprocess
@@ -307,47 +308,51 @@ def test_what_cannot_be_rescued_is_refused() -> None:
     assert normscope.Rescue is Rescue
 
 
-@pytest.mark.parametrize(
-    ("way", "fault", "action", "step"),
-    [
-        ("ddp", "nan", "skip", BAD),
-        ("apart", "jump", "skip", BAD),
-        ("fsdp", "jump", "skip", BAD),
-        ("fsdp", "weight", "back", BAD),
-        ("ddp", "measure", "skip", BAD + 1),
-        ("apart", "monitor", "skip", BAD + 1),
-    ],
-)
-def test_two_processes_decide_together_though_one_saw_it(
-    way: str, fault: str, action: str, step: int, tmp_path: Path
-) -> None:
-    path = tmp_path / "run.db"
-    script = Path(__file__).with_name("rescued_ranks.py")
+TOGETHER = {
+    "ddp:nan": ("skip", BAD),
+    "apart:jump": ("skip", BAD),
+    "fsdp:jump": ("skip", BAD),
+    "fsdp:weight": ("back", BAD),
+    "ddp:measure": ("skip", BAD + 1),
+    "apart:monitor": ("skip", BAD + 1),
+}
+"""Cases of `rescued_ranks.py`, and what both processes do in which step."""
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with what two processes wrote."""
+    folder = tmp_path_factory.mktemp("together")
+    words = [*TORCHRUN, str(Path(__file__).with_name("rescued_ranks.py")), str(folder), *TOGETHER]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    words = [*TORCHRUN, str(script), str(path), way, fault]
-    done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=120, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
-    totals = {}
-    for line in done.stdout.splitlines():
-        if line.startswith("rank") and "step" in line:
-            _, rank, _, number, *weights = line.split()
-            totals[int(rank), int(number)] = [float(each) for each in weights]
-    with RunReader(path) as reader:
+    return folder
+
+
+@pytest.mark.parametrize("case", TOGETHER)
+def test_two_processes_decide_together_though_one_saw_it(case: str, two_processes: Path) -> None:
+    action, step = TOGETHER[case]
+    name = case.replace(":", "-")
+    seen = [json.loads((two_processes / f"{name}.{rank}.json").read_text()) for rank in (0, 1)]
+    with RunReader(two_processes / f"{name}.db") as reader:
         events = [event for event in reader.events("rescue") if event.data["action"] in ("skip", "back")]
     assert sorted((event.rank, event.step, event.data["action"]) for event in events) == [
         (0, step, action),
         (1, step, action),
     ]
     assert events[0].data == events[1].data
-    for rank in (0, 1):
-        before, after = totals[rank, step]
-        if action == "skip":
-            assert after == before
-        else:
-            assert after == totals[rank, events[0].data["to"]][0], "before the update of that step"
-        assert totals[rank, 45][1] < 1e6
-    if way == "ddp":
-        assert all(totals[0, number] == totals[1, number] for number in range(1, 46))
-    if (way, fault) == ("fsdp", "jump"):
-        (norm,) = {float(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("norm")}
-        assert events[0].data["norm"] == pytest.approx(norm, rel=1e-4), "of the whole, not of a part"
+    for rank, each in enumerate(seen):
+        assert [bool(failure) for failure in each["failures"]] == [
+            case == "apart:monitor" and rank == 1,
+            False,
+        ]
+        same_as = step if action == "skip" else events[0].data["to"]
+        assert each["after"][step - 1] == each["before"][same_as - 1]
+        assert math.isfinite(each["loss"][-1])
+    if case.startswith("ddp"):
+        assert seen[0]["after"] == seen[1]["after"]
+    if case == "fsdp:jump":
+        assert events[0].data["norm"] == pytest.approx(seen[0]["norm"], rel=1e-4), (
+            "of the whole, not of a part"
+        )
