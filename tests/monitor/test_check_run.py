@@ -394,7 +394,7 @@ def test_every_format_has_verdict_wrong_value_and_remedy(
     add_steps(store, 120, losses={31: math.inf})
     store.note("notes", ["2 of 9 hooks <i>did not fire</i>"])
     store.add(
-        alarms=[alarm(31, "NS801", Severity.ERROR)],
+        alarms=[alarm(20), alarm(31, "NS801", Severity.ERROR)],
         events=[Event(31, 0, 31.0, "first-wrong-value", {"sentence": WRONG})],
     )
     store.end()
@@ -403,6 +403,7 @@ def test_every_format_has_verdict_wrong_value_and_remedy(
     assert said(path, capsys, "-o", str(document))[0] == 1
     html = page.read_text(encoding="utf-8")
     assert "<h1>failed</h1>" in html
+    assert html.count("<circle") == 1  # the loss of step 20; that of step 31 is infinite
     assert "Lower the &lt;b&gt;rate&lt;/b&gt;." in html
     assert "hooks &lt;i&gt;did not fire" in html
     assert "blocks.1.mlp overflowed" in html
@@ -410,7 +411,7 @@ def test_every_format_has_verdict_wrong_value_and_remedy(
     found = json.loads(document.read_text(encoding="utf-8"))
     validate(found)
     assert found["first_wrong_value"]["data"]["sentence"] == WRONG
-    assert [each["remedy"] for each in found["findings"]] == ["Lower the <b>rate</b>."]
+    assert [each["remedy"] for each in found["findings"]] == ["Lower the <b>rate</b>."] * 2
     assert found["loss"]["values"][30] == "inf"
     markdown = said(path, capsys, "--format", "markdown")[1]
     assert markdown.startswith("### normscope: failed\n")

@@ -259,6 +259,7 @@ def test_of_several_ranks_the_first_looks_and_none_waits(tmp_path: Path) -> None
     found = looks(tmp_path / several_ranks.STORE)
     assert [(each.rank, each.step) for each in found] == [(0, 3), (1, 5), (0, 6)]
     assert all(figures(each, "stream/rms") for each in found)
+    assert check_run(tmp_path / several_ranks.STORE).findings == ()
 
 
 def test_inputs_are_held_without_their_graph() -> None:

@@ -76,10 +76,29 @@ def loss_chart(report: RunReport) -> Picture | None:
         about += "Each point is the loss of its stretch of steps that is farthest from the median. "
     if level is not None:
         about += f"Dashed: entropy of the targets, {figure(level[0], 3)}. "
+    alarms = _alarms(report, loss.steps[kept], loss.values[kept, 0])
+    about += "Dots: findings. " if alarms.xs else ""
     log = is_log(values)
     about += ("Log axis. " if log else "") + about_marks([curve])
-    drawing = chart([curve], label="Loss by step", x_label="step", log=log, level=level, dots=False)
+    drawing = chart(
+        [curve, *([alarms] if alarms.xs else [])],
+        label="Loss by step",
+        x_label="step",
+        log=log,
+        level=level,
+        dots=False,
+    )
     return Picture("Loss", about.strip(), drawing)
+
+
+def _alarms(report: RunReport, steps: Any, values: Any) -> Curve:
+    """A dot at the loss of each step with findings; a gap between two of them keeps lines away."""
+    found = {each.step: each.finding.code for each in reversed(report.findings)}
+    at = {int(step): float(value) for step, value in zip(steps, values, strict=True) if int(step) in found}
+    points = [(float(step), value) for step, value in at.items() if np.isfinite(value)][:MOST_POINTS]
+    xs = [x for x, _ in points for _ in range(2)]
+    ys = [y for _, value in points for y in (value, None)]
+    return Curve("findings", "c-ink", xs, ys, label=False)
 
 
 def condensed(steps: Any, values: Any) -> tuple[list[float], list[float]]:
