@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from normscope.monitor.launch import say
 from normscope.monitor.monitor import Monitor
+from normscope.monitor.taken import Taken
 from normscope.rules import Finding
 
 
@@ -42,8 +43,8 @@ class Driven(Monitor):
         if self._plan is None:
             self._begin(args, kwargs)
             self._begun = self._step + 1
-        if self._replay is not None and not self._has_wrong_stream:
-            self._replay = dataclasses.replace(self._replay, args=args, kwargs=kwargs)
+        if self._now.replay is not None and not self._has_wrong_stream:
+            self._now.replay = dataclasses.replace(self._now.replay, args=args, kwargs=kwargs)
         self._looker.hold(args, kwargs)
         self._forward_ends(self._called, args, kwargs, output)
 
@@ -70,15 +71,15 @@ class Driven(Monitor):
 
     # What the script's user reads.
 
-    def _say(self, finding: Finding) -> None:
-        say(f"{self._place(self._step)}: {finding.name}: {finding.message}")
+    def _say(self, finding: Finding, step: int) -> None:
+        say(f"{self._place(step)}: {finding.name}: {finding.message}")
 
     def _say_failure(self, error: Exception) -> None:
         say(f"{self._place(self._step)}: the monitor stopped, the run goes on: {self.failure}")
 
-    def _trace(self, where: str) -> None:
+    def _trace(self, taken: Taken, where: str, *, is_after: bool = False) -> None:
         num_before = len(self._events)
-        super()._trace(where)
+        super()._trace(taken, where, is_after=is_after)
         for event in self._events[num_before:]:
             say(f"{self._place(event.step)}: first wrong value: {event.data['sentence']}")
 

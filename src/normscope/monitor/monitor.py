@@ -24,7 +24,6 @@ from normscope.monitor.alarms import NOT_MEASURED, Judges
 from normscope.monitor.attention import AttentionWatch
 from normscope.monitor.look import ASKED, Look, Looker
 from normscope.monitor.plan import Plan, plan_of
-from normscope.monitor.reductions import local, squares
 from normscope.monitor.replica import own_class
 from normscope.monitor.rescue import Rescue, Rescuer
 from normscope.monitor.row import FIRST_WRONG_VALUE, RANKS, SITES, STEP, Event, Raised, Row
@@ -32,6 +31,7 @@ from normscope.monitor.sharded import Sharded, is_sharded
 from normscope.monitor.sites import Sites
 from normscope.monitor.store import RunReader, RunStore
 from normscope.monitor.streams import Streams
+from normscope.monitor.taken import Taken, Weights, gradients_of, is_on_device
 from normscope.monitor.together import UNSTORED, Together
 from normscope.monitor.trackers import Trackers
 from normscope.monitor.turns import TURNS, Turns
@@ -151,7 +151,10 @@ class Monitor:
         self._events: list[Event] = []
         self._unstored = 0
         self._num_sound = TURNS  # steps since a wrong value
-        self._cotangents: dict[int, Tensor] = {}
+        self._is_on_device = False
+        self._weights: Weights | None = None
+        self._waiting: Taken | None = None
+        self._late_alarms: list[Finding] = []
         self._clear()
         if self._store is not None:
             if resume and start is None:
@@ -203,9 +206,10 @@ class Monitor:
         if self._store is None:
             return
         try:
+            self._finish_waiting()
             self._flush()
             for finding in self._compared():
-                self._say(finding)
+                self._say(finding, self._step)
             if isinstance(error, SystemExit) and not error.code:  # sys.exit(0) is no failure
                 error = None
             self._store.end("" if error is None else describe(error))
@@ -220,6 +224,8 @@ class Monitor:
     def _fail(self, error: Exception) -> None:
         """Stop, and say so. The hooks stay until the step ends: one that runs must not be removed."""
         self.failure = describe(error)
+        self._now.forget()
+        self._waiting = self._weights = None
         self._clear()
         self._say_failure(error)
         failed = Event(self._step, self._rank, time.time(), "monitor-failed", {"error": self.failure})
@@ -244,21 +250,16 @@ class Monitor:
 
     def _clear(self) -> None:
         """Begin a step."""
+        self._now = Taken()
         if self._plan is not None:
-            self._streams.clear()
-        self._tokens = 0
-        self._gradients: Floats | None = None
+            self._streams.parts = self._now.parts
         self._given = np.zeros(0)  # the squares of the gradients that the optimizer got, after clipping
-        self._measured: Floats | None = None
-        self._replay: Replay | None = None
-        self._forget_cotangents()
-        self._num_outputs = 0
-        self._is_wrong = self._is_updated = self._is_searching = False
+        self._is_updated = self._is_searching = False
 
-    def _forget_cotangents(self) -> None:
-        """Free the gradients of the outputs; a loss that the script keeps holds the hooks that keep them."""
-        self._cotangents.clear()
-        self._cotangents = {}
+    @property
+    def _is_late(self) -> bool:
+        """Whether the numbers of this step are read at the next one, so that the host never waits for it."""
+        return self._is_on_device and not self._is_measured
 
     def begin_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a forward; call it only where the monitor is entered while this forward already runs."""
@@ -275,8 +276,8 @@ class Monitor:
     def _open(self, args: Any, kwargs: dict[str, Any]) -> None:
         """Keep the state at the beginning of a forward, and take its streams."""
         if not self._has_wrong_stream:  # else it lies in an earlier forward of this step, which is kept
-            self._replay = Replay(self._model, args, kwargs, keep_random_state(), self._autocast)
-            self._forget_cotangents()
+            self._now.forget()
+            self._now.replay = Replay(self._model, args, kwargs, keep_random_state(), self._autocast)
         self._looker.hold(args, kwargs)
         if self._plan is not None:
             self._streams.open(all_places=self._is_measured)
@@ -285,8 +286,8 @@ class Monitor:
 
     @property
     def _has_wrong_stream(self) -> bool:
-        """Whether a stream of the step so far is not finite."""
-        return self._plan is not None and self._streams.is_wrong
+        """Whether a stream of the step so far is known not to be finite."""
+        return self._plan is not None and not self._is_late and self._streams.is_wrong
 
     @property
     def _autocast(self) -> torch.dtype | None:
@@ -309,7 +310,9 @@ class Monitor:
         self._facts["dtype"] = str(self._autocast or next(self._model.parameters()).dtype).removeprefix(
             "torch."
         )
+        self._is_on_device = self._rescuer is None and is_on_device(self._model)
         self._streams = Streams(self._model, plan)
+        self._streams.parts = self._now.parts
         self._held.callback(self._streams.remove)
         self._held.callback(self._attention.remove)
         self._sites = Sites(plan, self._optimizers)
@@ -338,21 +341,21 @@ class Monitor:
             return
         assert self._plan is not None
         was_wrong = self._has_wrong_stream
-        held, rms = self._streams.close()
+        held = self._streams.close()
         self._attention.close()
         first = next(iter(tensors_in(named_arguments(self._model, args, kwargs))), None)
         if first is not None and not first.is_floating_point():
-            self._tokens += first.numel()
+            self._now.tokens += first.numel()
         if self._is_measured:
             shape = () if first is None else tuple(first.shape)
-            self._sites.see(held, rms, shape)
+            self._sites.see(held, self._streams.last_rms(), shape)
         if was_wrong:
             return
         outputs = [tensor for tensor in tensors_of(output) if tensor.is_floating_point()]
-        self._num_outputs = len(outputs)
+        self._now.num_outputs = len(outputs)
         for number, tensor in enumerate(outputs):
             if tensor.requires_grad:
-                tensor.register_hook(functools.partial(self._cotangents.__setitem__, number))
+                tensor.register_hook(functools.partial(self._now.cotangents.__setitem__, number))
 
     @property
     def _is_measured(self) -> bool:
@@ -388,17 +391,30 @@ class Monitor:
         if self._plan is None or self._is_updated:
             return
         self._is_updated = True
-        is_seen = self._gradients is not None
-        if self._gradients is None:
-            self._gradients = self._gradient_squares()
+        self._late_alarms += self._finish_waiting()  # a trace needs the weights of then
+        now, is_seen = self._now, self._now.gradients is not None
+        now.step = self._step + 1
+        if now.gradients is None:
+            now.gradients = gradients_of(self._plan.groups.parameters)
+        if self._is_late:
+            self._weights = now.weights = self._weights or Weights(self._plan.groups.parameters)
+            self._weights.take()
+            return
+        self._check(now)
         if self._is_measured:
-            self._given = self._gradient_squares() if is_seen else self._gradients
+            given = gradients_of(self._plan.groups.parameters) if is_seen else now.gradients
+            self._given = given.by_parameter()
             self._sites.before_step()
-        wrong = np.flatnonzero(~np.isfinite(self._gradients))
-        if self._has_wrong_stream:
-            self._trace("the residual stream")
+
+    def _check(self, taken: Taken) -> None:
+        """Trace the first of the streams and gradients that is not finite."""
+        assert self._plan is not None
+        gradients = np.zeros(0) if taken.gradients is None else taken.gradients.by_parameter()
+        wrong = np.flatnonzero(~np.isfinite(gradients))
+        if not all(bool(part.squares.isfinite().all()) for part in taken.parts):
+            self._trace(taken, "the residual stream")
         elif len(wrong):
-            self._trace(f"the gradient of {self._plan.groups.names[wrong[0]]}")
+            self._trace(taken, f"the gradient of {self._plan.groups.names[wrong[0]]}")
 
     def see_gradients(self) -> None:
         """Measure the gradients as they are now; call it before they are clipped.
@@ -412,62 +428,55 @@ class Monitor:
     @_guarded
     def _see_gradients(self) -> None:
         if self._plan is not None and not self._is_updated:
-            self._gradients = self._gradient_squares()
+            self._now.gradients = gradients_of(self._plan.groups.parameters)
 
-    def _gradient_squares(self) -> Floats:
-        """‖g‖² of each parameter, 0 without a gradient."""
-        assert self._plan is not None
-        gradients = [parameter.grad for parameter in self._plan.groups.parameters]
-        known = [local(gradient) for gradient in gradients if gradient is not None]
-        found = squares(known).cpu().double().numpy()
-        if len(known) == len(gradients):
-            return found
-        all_of_them = np.zeros(len(gradients))
-        all_of_them[[gradient is not None for gradient in gradients]] = found
-        return all_of_them
-
-    def _trace(self, where: str) -> None:
-        """Find the first wrong value of the step; of wrong steps in a row, only that of the first.
+    def _trace(self, taken: Taken, where: str, *, is_after: bool = False) -> None:
+        """Find the first wrong value of a step; of wrong steps in a row, only that of the first.
 
         Weights and states are looked at in turns, so that a wrong one may not be seen at every step.
+
+        Args:
+            taken: the step.
+            where: where it was seen.
+            is_after: whether it was seen in what the update left, and not in what it was given.
         """
-        is_first = not self._is_wrong and self._num_sound >= TURNS
-        self._is_wrong = True
-        if not is_first or self._replay is None:
+        is_first = not taken.is_wrong and self._num_sound >= TURNS
+        taken.is_wrong = True
+        if not is_first or taken.replay is None:
             return
-        cotangents = [self._cotangents.get(number) for number in range(self._num_outputs)]
-        replay = dataclasses.replace(
-            self._replay, cotangents=cotangents if self._cotangents else None, optimizers=self._optimizers
-        )
+        cotangents = [taken.cotangents.get(number) for number in range(taken.num_outputs)]
+        replay = dataclasses.replace(taken.replay, cotangents=cotangents if taken.cotangents else None)
+        is_past = taken.weights is not None and not is_after
+        if not is_past:  # else the states are those after an update by wrong values
+            replay = dataclasses.replace(replay, optimizers=self._optimizers)
         if self._sharded is not None and self._plan is not None:
-            plan, rms = self._plan, self._streams.rms()
-            self._note_wrong(where, self._sharded.first_wrong(where, replay, plan, rms, self._gradients))
+            plan, rms = self._plan, self._streams.rms_of(taken.parts)[self._streams.columns]
+            gradients = None if taken.gradients is None else taken.gradients.by_parameter()
+            self._note_wrong(taken, where, self._sharded.first_wrong(where, replay, plan, rms, gradients))
             return
         sentence = f"{where} is not finite, but a replay of the step's last forward is: the cause lies "
         sentence += "on another rank, " if num_processes() > 1 else ""
         sentence += "outside of the model, or in an earlier forward of the step"
         try:
-            with apart(self._model, None), alone():
+            with apart(self._model, None), alone(), ExitStack() as held:
+                if is_past and taken.weights is not None:
+                    held.enter_context(taken.weights.put())
                 found = first_wrong_value(replay)
         except CommunicationError as error:
             found, sentence = None, f"{where} is not finite; the step could not be replayed, because {error}"
-        self._note_wrong(where, {"sentence": sentence} if found is None else found.to_dict())
+        self._note_wrong(taken, where, {"sentence": sentence} if found is None else found.to_dict())
 
-    def _note_wrong(self, where: str, data: dict[str, Any]) -> None:
+    def _note_wrong(self, taken: Taken, where: str, data: dict[str, Any]) -> None:
         self._events.append(
-            Event(self._step + 1, self._rank, time.time(), FIRST_WRONG_VALUE, {"seen": where, **data})
+            Event(taken.step, self._rank, time.time(), FIRST_WRONG_VALUE, {"seen": where, **data})
         )
 
-    def _look_after_update(self) -> None:
+    def _look_after_update(self, taken: Taken) -> None:
         """Look at some of the weights and states, and measure the update where it is due."""
-        assert self._gradients is not None
-        names, sizes = self._turns.look(self._step)
-        wrong = np.flatnonzero(~np.isfinite(sizes.cpu().numpy()))
-        if len(wrong):
-            self._trace(f"{names[wrong[0]]} after the update")
+        taken.names, taken.sizes = self._turns.look(taken.step - 1)
         if self._is_measured:
             figures = self._sites.after_step(self._given)
-            self._measured = np.concatenate([figures, self._attention.values()])
+            taken.measured = np.concatenate([figures, self._attention.values()])
 
     def step(self, loss: Tensor | float | None = None) -> list[Finding]:
         """End a step, after the optimizer's; return its new alarms.
@@ -495,11 +504,10 @@ class Monitor:
 
     @_guarded
     def _end_step(self, loss: Tensor | float | None) -> list[Finding]:
+        now, is_late = self._now, self._is_late
+        now.step, now.loss = self._step + 1, loss.detach() if isinstance(loss, Tensor) else loss
         if self._is_updated:
-            self._look_after_update()
-        value = NOT_MEASURED if loss is None else float(loss.detach() if isinstance(loss, Tensor) else loss)
-        if loss is not None and not math.isfinite(value):
-            self._trace("the loss")
+            self._look_after_update(now)
         self._step += 1
         if self._plan is None:
             if not self._is_tested:
@@ -511,28 +519,61 @@ class Monitor:
             return []
         if not self._is_tested and self._is_due(self._step):
             self._test_itself()
-        now, clock = time.time(), time.perf_counter()
-        seconds, self._clock = clock - self._clock, clock
-        rows = [Row(self._step, self._rank, now, STEP, self._values(value, seconds))]
-        if self._measured is not None:
-            rows.append(Row(self._step, self._rank, now, SITES, self._measured))
+        clock = time.perf_counter()
+        now.time, now.seconds, self._clock = time.time(), clock - self._clock, clock
+        now.rate = max(float(g["lr"]) for optimizer in self._optimizers for g in optimizer.param_groups)
+        now.is_skipped = not self._is_updated
+        new = self._late_alarms + self._finish_waiting()
+        self._late_alarms = []
+        if is_late:
+            now.send()
+            self._waiting = now
+        else:
+            new += self._finish(now)
+        self._look_if_due(new, now)
+        if not is_late:
+            now.forget()
+        self._clear()
+        return new
+
+    def _finish_waiting(self) -> list[Finding]:
+        """Finish the step whose numbers were sent to the host; its new alarms."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is None:
+            return []
+        new = self._finish(waiting)
+        waiting.forget()
+        return new
+
+    def _finish(self, taken: Taken) -> list[Finding]:
+        """Read the numbers of a step, trace what is wrong, judge and store; its new alarms."""
+        taken.receive()
+        loss = NOT_MEASURED if taken.loss is None else float(taken.loss)
+        self._check(taken)
+        sizes = np.zeros(0) if taken.sizes is None else taken.sizes.cpu().numpy()
+        wrong = np.flatnonzero(~np.isfinite(sizes))
+        if len(wrong):
+            self._trace(taken, f"{taken.names[wrong[0]]} after the update", is_after=True)
+        if taken.loss is not None and not math.isfinite(loss):
+            self._trace(taken, "the loss")
+        rows = [Row(taken.step, self._rank, taken.time, STEP, self._values(taken, loss))]
+        if taken.measured is not None:
+            rows.append(Row(taken.step, self._rank, taken.time, SITES, taken.measured))
         new: list[Finding] = []
         for row in rows:
             new += self._judges.feed(row.step, self._layouts[row.layout], row.values)
-        raised = [Raised(self._step, self._rank, now, finding) for finding in new]
+        raised = [Raised(taken.step, self._rank, taken.time, finding) for finding in new]
         self.alarms += raised
-        self._look_if_due(new)
         self._rows += rows
         self._unstored += 1
         if self._unstored >= self._every or raised or self._events:
             self._flush(raised)
             new += self._compared()
         figures = [(self._layouts[row.layout], row.values) for row in rows]
-        self._trackers.log(self._step, figures, with_sites=self._is_due(self._step))
+        self._trackers.log(taken.step, figures, with_sites=self._is_due(taken.step))
         for finding in new:
-            self._say(finding)
-        self._num_sound = 0 if self._is_wrong else self._num_sound + 1
-        self._clear()
+            self._say(finding, taken.step)
+        self._num_sound = 0 if taken.is_wrong else self._num_sound + 1
         return new
 
     def look(self, *, jacobian: bool = False) -> list[Finding]:
@@ -548,7 +589,7 @@ class Monitor:
 
     @_guarded
     def _look_now(self, look: Look) -> list[Finding]:
-        if self._replay is not None or self._plan is None:
+        if self._now.replay is not None or self._plan is None:
             self._looker.ask(look)
             return []
         event, found = self._looker.look(self._step, ASKED, look, self._plan.anatomy, self._facts["dtype"])
@@ -557,21 +598,23 @@ class Monitor:
         self._flush()
         return found
 
-    def _look_if_due(self, alarms: Sequence[Finding]) -> None:
+    def _look_if_due(self, alarms: Sequence[Finding], now: Taken) -> None:
         """Look at the model at the end of a step where that is due; it does not count as time of the next."""
         assert self._plan is not None
-        cotangents = [self._cotangents.get(number) for number in range(self._num_outputs)]
+        cotangents = [now.cotangents.get(number) for number in range(now.num_outputs)]
         done = self._looker.at_end(self._step, alarms, self._plan.anatomy, self._facts["dtype"], cotangents)
         if done is not None:
             self._clock += done[0].data["seconds"]
             self._events.append(done[0])
+            self._flush()
 
     def _test_itself(self) -> None:
         """After the first step with all figures, note the hooks that did not fire, and what that loses."""
         assert self._plan is not None
         self._is_tested = True
         wanted = np.array(sorted(self._plan.places), dtype=np.intp)
-        seen = self._streams.seen[wanted]
+        columns = {column for part in self._now.parts for column in part.columns}
+        seen = np.array([column in columns for column in wanted], dtype=bool)
         if not seen.all():
             lost = f"{(~seen).sum()} of {len(wanted)} hooks on modules did not fire"
             self.notes.append(f"{lost} (compiled code runs none): the streams there are not watched")
@@ -585,26 +628,25 @@ class Monitor:
         if self._store is not None:
             self._store.note("notes", self.notes)
 
-    def _values(self, loss: float, seconds: float) -> Floats:
+    def _values(self, taken: Taken, loss: float) -> Floats:
         """Values of the layout `STEP`."""
         assert self._plan is not None
         groups = self._plan.groups
-        rates = [float(g["lr"]) for optimizer in self._optimizers for g in optimizer.param_groups]
-        if self._gradients is None or not self._is_updated:  # no optimizer stepped
+        if taken.gradients is None or taken.is_skipped:  # no optimizer stepped
             gradients = np.full(1 + len(groups.blocks) + len(groups.kinds), NOT_MEASURED)
         else:
-            sums = self._gradients
+            sums = taken.gradients.by_parameter()
             gradients = np.sqrt([groups.shared(sums).sum(), *groups.by_block(sums), *groups.by_kind(sums)])
-        skipped = float(not self._is_updated)
-        scalars = [loss, gradients[0], max(rates), seconds, self._tokens, skipped]
+        scalars = [loss, gradients[0], taken.rate, taken.seconds, taken.tokens, float(taken.is_skipped)]
+        streams = self._streams.rms_of(taken.parts)[self._streams.columns]
         rescued = [] if self._rescuer is None else [self._rescuer.rescued]
-        return np.array([*scalars, *self._streams.rms(), *gradients[1:], *rescued])
+        return np.array([*scalars, *streams, *gradients[1:], *rescued])
 
-    def _say(self, finding: Finding) -> None:
+    def _say(self, finding: Finding, step: int) -> None:
         if self._on_alarm is not None:
             self._on_alarm(finding)
         else:
-            LOG.warning("step %d: %s: %s", self._step, finding.name, finding.message)
+            LOG.warning("step %d: %s: %s", step, finding.name, finding.message)
 
     def _flush(self, raised: Sequence[Raised] = ()) -> None:
         """Write what is not stored yet."""

@@ -1,6 +1,7 @@
 """Streams: sizes of the tapped tensors, over the forwards of one step."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -8,17 +9,29 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from normscope.monitor import reductions
-from normscope.monitor.alarms import NOT_MEASURED, is_measured
+from normscope.monitor.alarms import NOT_MEASURED
 from normscope.monitor.plan import Plan
 from normscope.monitor.taps import Held, Taps
 
 Floats = NDArray[np.float64]
 
 
+class Part(NamedTuple):
+    """Sums of one forward: ‖x‖² of some columns, on the device, and numbers of entries."""
+
+    columns: list[int]
+    squares: Tensor
+    sizes: list[int]
+
+
 class Streams:
     """Hooks on the streams at every forward, and on all places at the steps where all figures are due.
 
     A hook costs time at each call of its module, so those of the branches are set only when they are due.
+
+    Attributes:
+        columns: those of the streams, in the order of the forward.
+        parts: sums of each forward; a new list begins a step.
     """
 
     def __init__(self, model: nn.Module, plan: Plan) -> None:
@@ -28,19 +41,13 @@ class Streams:
         self._each = Taps(model, {column: tap for column, tap in plan.places.items() if column in each})
         self._rest = Taps(model, {column: tap for column, tap in plan.places.items() if column not in each})
         self._is_all = False
+        self.parts: list[Part] = []
         self._each.attach()
-        self.clear()
 
     def remove(self) -> None:
         """Remove the hooks."""
         self._each.remove()
         self._rest.remove()
-
-    def clear(self) -> None:
-        """Begin a step."""
-        self._squares = np.full(self._count, NOT_MEASURED)
-        self._sizes = np.ones(self._count)
-        self._num_forwards = 0
 
     def open(self, *, all_places: bool) -> None:
         """A forward begins."""
@@ -50,8 +57,8 @@ class Streams:
             self._rest.attach()
             self._rest.open()
 
-    def close(self) -> tuple[dict[int, Tensor], Floats]:
-        """A forward ends; its tensors by column, and the RMS of each column in it."""
+    def close(self) -> dict[int, Tensor]:
+        """A forward ends; its tensors by column."""
         held = self._each.taken()
         if self._is_all:
             rest = self._rest.taken()
@@ -59,33 +66,29 @@ class Streams:
                 self._rest.remove()
             held |= rest
         columns = sorted(held)
-        squares, sizes = np.full(self._count, NOT_MEASURED), np.ones(self._count)
-        squares[columns] = _squares([held[column] for column in columns]).cpu().double().numpy()
-        sizes[columns] = [held[column].tensor.numel() for column in columns]
-        is_first = not self._num_forwards
-        self._num_forwards += 1
-        self._squares = squares if is_first else self._squares + squares
-        self._sizes = sizes if is_first else self._sizes + sizes
-        tensors = {column: each.tensor for column, each in held.items()}
-        return tensors, _roots(squares, sizes)
-
-    @property
-    def seen(self) -> NDArray[np.bool_]:
-        """Mask of the columns [columns] that some forward of the step has seen."""
-        return is_measured(self._squares)
+        taken = [held[column] for column in columns]
+        self.parts.append(Part(columns, _squares(taken), [each.tensor.numel() for each in taken]))
+        return {column: each.tensor for column, each in held.items()}
 
     @property
     def is_wrong(self) -> bool:
-        """Whether one of the step so far is not finite."""
-        return not bool(np.isfinite(self._squares[self.seen]).all())
+        """Whether one of the step so far is not finite. Waits for the device."""
+        return not all(bool(part.squares.isfinite().all()) for part in self.parts)
 
-    def rms(self) -> Floats:
-        """RMS of each stream over the forwards of the step, `NOT_MEASURED` where none was seen."""
-        return _roots(self._squares, self._sizes)[self.columns]
+    def last_rms(self) -> Floats:
+        """RMS of each column [columns] in the last forward. Waits for the device."""
+        return self.rms_of(self.parts[-1:])
 
-
-def _roots(squares: Floats, sizes: Floats) -> Floats:
-    return np.where(is_measured(squares), np.sqrt(squares / sizes), NOT_MEASURED)
+    def rms_of(self, parts: Sequence[Part]) -> Floats:
+        """RMS of each column [columns] over the forwards that saw it, `NOT_MEASURED` where none did."""
+        squares, sizes = np.zeros(self._count), np.zeros(self._count)
+        for part in parts:
+            squares[part.columns] += part.squares.cpu().double().numpy()
+            sizes[part.columns] += part.sizes
+        is_seen = sizes > 0
+        rms = np.full(self._count, NOT_MEASURED)
+        rms[is_seen] = np.sqrt(squares[is_seen] / sizes[is_seen])
+        return rms
 
 
 def _squares(held: Sequence[Held]) -> Tensor:

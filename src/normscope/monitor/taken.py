@@ -1,0 +1,168 @@
+"""Taken: what one step gave, of which numbers may still lie on a device."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from normscope.monitor.alarms import NOT_MEASURED
+from normscope.monitor.reductions import local, squares
+from normscope.monitor.streams import Part
+from normscope.monitor.wrong.types import Replay
+
+Floats = NDArray[np.float64]
+
+
+class Gradients(NamedTuple):
+    """‖g‖² of the parameters that have a gradient, on the device, and the mask [parameters] of these."""
+
+    squares: Tensor
+    is_there: NDArray[np.bool_]
+
+    def by_parameter(self) -> Floats:
+        """‖g‖² of each parameter, 0 without a gradient. Waits for the device."""
+        found = np.zeros(len(self.is_there))
+        found[self.is_there] = self.squares.cpu().double().numpy()
+        return found
+
+
+def gradients_of(parameters: Sequence[Tensor]) -> Gradients:
+    """The gradients as they are now."""
+    gradients = [parameter.grad for parameter in parameters]
+    there = [local(gradient) for gradient in gradients if gradient is not None]
+    return Gradients(squares(there), np.array([gradient is not None for gradient in gradients]))
+
+
+@dataclass(eq=False)
+class Taken:
+    """What a monitor takes of one step, until its row is written.
+
+    Attributes:
+        step, time, seconds, tokens, rate, is_skipped: of the step; the rate is the largest of all groups.
+        parts: sums of the streams, one for each forward.
+        gradients: of the parameters, before they are clipped if the loop says when; None if none was taken.
+        names, sizes: the weights and states whose turn it was, and their ‖x‖².
+        loss: None if the loop gave none.
+        replay: of the forward to run again.
+        cotangents: gradients of the loss by the outputs, by number; they come with the backward.
+        num_outputs: number of outputs.
+        weights: the weights before the update, where the numbers are read after it.
+        measured: values of the layout `SITES`, at the steps where they are due.
+        is_wrong: whether a value of the step was found to be not finite.
+    """
+
+    step: int = 0
+    time: float = 0.0
+    seconds: float = 0.0
+    tokens: int = 0
+    rate: float = NOT_MEASURED
+    is_skipped: bool = False
+    parts: list[Part] = field(default_factory=list)
+    gradients: Gradients | None = None
+    names: list[str] = field(default_factory=list)
+    sizes: Tensor | None = None
+    loss: Tensor | float | None = None
+    replay: Replay | None = None
+    cotangents: dict[int, Tensor] = field(default_factory=dict)
+    num_outputs: int = 0
+    weights: "Weights | None" = None
+    measured: Floats | None = None
+    is_wrong: bool = False
+    _transfer: "_Transfer | None" = None
+
+    def forget(self) -> None:
+        """Free the batch and the gradients of the outputs.
+
+        A loss that the script keeps holds the hooks that keep the gradients.
+        """
+        self.replay = None
+        self.cotangents.clear()
+        self.cotangents = {}
+
+    def send(self) -> None:
+        """Begin to copy all numbers to the host, in one piece, without waiting."""
+        if isinstance(self.loss, Tensor):
+            self.loss = self.loss.detach().clone()  # a loop may change it in place for its log
+        self._transfer = _Transfer(self._numbers())
+
+    def receive(self) -> None:
+        """Wait for the copy, and put the numbers in their places."""
+        if self._transfer is None:
+            return
+        numbers = iter(self._transfer.received())
+        self._transfer = None
+        self.parts = [Part(part.columns, next(numbers), part.sizes) for part in self.parts]
+        if self.gradients is not None:
+            self.gradients = Gradients(next(numbers), self.gradients.is_there)
+        if self.sizes is not None:
+            self.sizes = next(numbers)
+        if isinstance(self.loss, Tensor):
+            self.loss = next(numbers)
+
+    def _numbers(self) -> list[Tensor]:
+        gradients = None if self.gradients is None else self.gradients.squares
+        rest = (gradients, self.sizes, self.loss)
+        return [*(part.squares for part in self.parts), *(each for each in rest if isinstance(each, Tensor))]
+
+
+class _Transfer:
+    """Tensors on their way to the host, as one; pinned memory and an event where the device is CUDA's."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._lengths = [tensor.numel() for tensor in tensors]
+        self._arrived: torch.cuda.Event | None = None
+        self._host = torch.zeros(0)
+        if not tensors:
+            return
+        device = tensors[0].device
+        joined = torch.cat([tensor.detach().reshape(-1).to(device, non_blocking=True) for tensor in tensors])
+        if device.type != "cuda":
+            self._host = joined.cpu()
+            return
+        self._host = torch.empty(joined.shape, dtype=joined.dtype, pin_memory=True)
+        self._host.copy_(joined, non_blocking=True)
+        self._arrived = torch.cuda.Event()
+        self._arrived.record(torch.cuda.current_stream(device))
+
+    def received(self) -> tuple[Tensor, ...]:
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._host.split(self._lengths)
+
+
+def is_on_device(model: nn.Module) -> bool:
+    """Whether some parameter lies on a device whose numbers the host would have to wait for."""
+    return any(parameter.device.type != "cpu" for parameter in model.parameters())
+
+
+class Weights:
+    """A copy of the weights, taken before each update, in the memory of the first one."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._kept = [torch.empty_like(local(parameter)) for parameter in parameters]
+
+    @torch.no_grad()
+    def take(self) -> None:
+        """Copy the weights as they are now."""
+        torch._foreach_copy_(self._kept, [local(parameter) for parameter in self._parameters])
+
+    @contextmanager
+    def put(self) -> Iterator[None]:
+        """Context in which the model has the weights of the last copy."""
+        present = [local(parameter).clone() for parameter in self._parameters]
+        self._write(self._kept)
+        try:
+            yield
+        finally:
+            self._write(present)
+
+    @torch.no_grad()
+    def _write(self, values: Sequence[Tensor]) -> None:
+        for parameter, value in zip(self._parameters, values, strict=True):
+            local(parameter).data.copy_(value)  # .data: the version that autograd checks does not change
