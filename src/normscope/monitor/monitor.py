@@ -203,10 +203,10 @@ class Monitor:
         if self._rescuer is not None:
             self._rescuer.detach()
             self._events += self._rescuer.take_events()
+        self._finish_last()
         if self._store is None:
             return
         try:
-            self._finish_waiting()
             self._flush()
             for finding in self._compared():
                 self._say(finding, self._step)
@@ -220,6 +220,10 @@ class Monitor:
             if self._together is not None:
                 self._together.close()
             self._store.close()
+
+    @_guarded
+    def _finish_last(self) -> None:
+        self._late_alarms += self._finish_waiting()
 
     def _fail(self, error: Exception) -> None:
         """Stop, and say so. The hooks stay until the step ends: one that runs must not be removed."""
