@@ -3,6 +3,7 @@
 import re
 import runpy
 import sys
+import tomllib
 from collections import Counter
 from pathlib import Path
 
@@ -45,6 +46,16 @@ def test_the_chinese_text_has_the_figures_of_the_english_one(code: str, field: s
         for text in (getattr(RULES[code], field), makers["CHINESE"][code][field])
     )
     assert english == chinese
+
+
+@pytest.mark.parametrize("code", tomllib.loads((FOLDER / "zh-alarms.toml").read_text(encoding="utf-8")))
+def test_the_chinese_text_of_an_alarm_has_the_figures_of_the_english_one(code: str, makers: dict) -> None:
+    texts = makers["CHINESE_ALARMS"][code]
+    assert set(texts) == {"summary", "why", "threshold", "source", "remedy"}
+    for field, chinese in texts.items():
+        english = getattr(makers["ALARMS"][code], field)
+        found = [Counter(re.findall(r"\d+(?:\.\d+)?(?:e-?\d+)?", text)) for text in (english, chinese)]
+        assert found[0] == found[1], field
 
 
 def test_a_case_gets_its_finding_and_its_twin_does_not(makers: dict) -> None:
