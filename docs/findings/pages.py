@@ -81,7 +81,8 @@ CHINESE_INDEX = """\
 用 Ctrl-C 中断检查时为“已中断”（interrupted）。
 仅凭结构最多为警告。关于半精度的诊断结果只是提示，除非模型或 `--dtype` 使用该精度，或者数值在该精度下会溢出。
 阈值所依据的测量见 [thresholds.md](thresholds.md)（英文），NS701 到 NS713 的见
-[wiring-thresholds.md](wiring-thresholds.md)（英文）。训练过程中的报警（NS8xx）见 [alarms.zh.md](alarms.zh.md)。
+[wiring-thresholds.md](wiring-thresholds.md)（英文）。
+训练过程中的报警（NS8xx）见 [alarms.zh.md](alarms.zh.md)。
 
 | 代码 | 名称 | 含义 |
 |---|---|---|
@@ -91,7 +92,8 @@ CHINESE_ALARMS_PAGE = """\
 # 报警
 
 报警是关于正在进行的训练的诊断结果，由 `normscope.Monitor` 和 `normscope watch -- COMMAND` 报出
-（[英文](monitor.md)）。每个报警只报一次；连续 20 次判断正常之后才会再报：尖峰为 20 行，缓慢变化的报警为 200 步以上。
+（[英文](monitor.md)）。每个报警只报一次；连续 20 次判断正常之后才会再报：
+尖峰为 20 行，缓慢变化的报警为 200 步以上。
 NaN 和无穷大先于其他一切检查，并且不进入任何中位数。尖峰不进入与之比较的窗口，
 因此第二个尖峰与第一个一样会被看到。
 
