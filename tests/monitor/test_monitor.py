@@ -444,3 +444,30 @@ def test_a_plain_model_without_a_stream_is_watched_by_its_gradients(tmp_path: Pa
 
 def test_the_monitor_is_part_of_the_package() -> None:
     assert normscope.Monitor is Monitor
+
+
+def test_headroom_is_that_of_the_tensors_that_are_half(tmp_path: Path) -> None:
+    loop, path, largest = Loop(SPECS[5], torch.optim.SGD), tmp_path / "run.db", dict[str, float]()
+
+    def hook(module: nn.Module, args: Any, output: Tensor) -> None:
+        if output.dtype == torch.float16:  # the model is read without autocast
+            largest["last"] = float(output.detach().abs().max())
+
+    for module in loop.model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    with Monitor(loop.model, loop.optimizer, store=path, scaler=scaler) as monitor:
+        loop.model.transformer.h[1].mlp.c_proj.register_forward_hook(hook)
+        with torch.autocast("cpu", torch.float16):
+            loss = loop.subject.loss(next(loop.batches))
+        scaler.scale(loss).backward()
+        scaler.step(loop.optimizer)
+        monitor.step(loss)
+    assert monitor.failure is None, monitor.failure
+    with RunReader(path) as reader:
+        _, sites, values = reader.table("precision/float16-headroom")
+    bits = dict(zip(sites, values[0], strict=True))
+    assert bits["transformer.h.1.mlp"] == pytest.approx(math.log2(65504 / largest["last"]), abs=1e-3)
+    assert stored(path, "loss-scale").tolist() == [8.0]
+    assert math.isnan(bits["transformer.h.1"]), "a stream in float32 has another range"

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from normscope.capture.alone import CommunicationError, alone, num_processes
@@ -31,7 +32,7 @@ from normscope.monitor.sharded import Sharded, is_sharded
 from normscope.monitor.sites import Sites
 from normscope.monitor.store import RunReader, RunStore
 from normscope.monitor.streams import Streams
-from normscope.monitor.taken import Taken, Weights, gradients_of, is_on_device
+from normscope.monitor.taken import Taken, Weights, gradients_of, is_on_device, scale_of
 from normscope.monitor.together import UNSTORED, Together
 from normscope.monitor.trackers import Trackers
 from normscope.monitor.turns import TURNS, Turns
@@ -44,7 +45,7 @@ from normscope.subjects.rng import keep_random_state
 
 LOG = logging.getLogger("normscope")
 EVERY = 10
-SCALARS = ("loss", "gradient/norm", "lr", "seconds", "tokens", "skipped")
+SCALARS = ("loss", "gradient/norm", "lr", "seconds", "tokens", "skipped", "loss-scale")
 Floats = NDArray[np.float64]
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -97,12 +98,14 @@ class Monitor:
         trackers: objects that get the figures of each step on rank 0, see `trackers.py`: those of accelerate,
             a run of W&B or trackio, `mlflow`, a `SummaryWriter`, `JsonLines`. One that raises is dropped.
         rescue: what the monitor may do to a run that goes wrong, see `Rescue`; None only watches.
+        scaler: the GradScaler of float16 training, whose scale is then a figure of each step.
         look: when the probes of `check` are run on the model, see `Look`; None only where `look` is called.
 
     Attributes:
         alarms: every alarm so far.
         failure: why the monitor stopped, None while it works. An error of the monitor never ends the run.
         notes: sentences on what is not watched, and why.
+        scaler: the loss scaler; it may be set later.
     """
 
     def __init__(
@@ -120,12 +123,14 @@ class Monitor:
         trackers: Sequence[Any] = (),
         rescue: Rescue | None = None,
         look: Look | None = None,
+        scaler: GradScaler | None = None,
     ) -> None:
         if every < 1:
             raise UsageError(f"every={every}", "at least 1", "leave it out for 10")
         self.alarms: list[Raised] = []
         self.failure: str | None = None
         self.notes: list[str] = []
+        self.scaler = scaler
         self._called, self._model = model, bare(model)
         given = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         self._optimizers = [_innermost(each) for each in given]
@@ -319,7 +324,8 @@ class Monitor:
         self._streams.parts = self._now.parts
         self._held.callback(self._streams.remove)
         self._held.callback(self._attention.remove)
-        self._sites = Sites(plan, self._optimizers)
+        is_float16 = self._facts["dtype"] == "float16"
+        self._sites = Sites(plan, self._optimizers, with_headroom=is_float16)
         self._turns = Turns(plan.groups.parameters, plan.groups.names, self._optimizers)
         self._layouts = {
             STEP: (
@@ -526,7 +532,7 @@ class Monitor:
         clock = time.perf_counter()
         now.time, now.seconds, self._clock = time.time(), clock - self._clock, clock
         now.rate = max(float(g["lr"]) for optimizer in self._optimizers for g in optimizer.param_groups)
-        now.is_skipped = not self._is_updated
+        now.is_skipped, now.scale = not self._is_updated, scale_of(self.scaler)
         new = self._late_alarms + self._finish_waiting()
         self._late_alarms = []
         if is_late:
@@ -641,7 +647,8 @@ class Monitor:
         else:
             sums = taken.gradients.by_parameter()
             gradients = np.sqrt([groups.shared(sums).sum(), *groups.by_block(sums), *groups.by_kind(sums)])
-        scalars = [loss, gradients[0], taken.rate, taken.seconds, taken.tokens, float(taken.is_skipped)]
+        scale = NOT_MEASURED if taken.scale is None else float(taken.scale)
+        scalars = [loss, gradients[0], taken.rate, taken.seconds, taken.tokens, taken.is_skipped, scale]
         streams = self._streams.rms_of(taken.parts)[self._streams.columns]
         rescued = [] if self._rescuer is None else [self._rescuer.rescued]
         return np.array([*scalars, *streams, *gradients[1:], *rescued])

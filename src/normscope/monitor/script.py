@@ -139,10 +139,10 @@ class Script(Silent):
             self._guarded(lambda: self._take_loss(loss))
 
     def _take_loss(self, loss: Tensor) -> None:
+        from normscope.monitor.taken import scale_of
+
         value = loss.detach().clone()  # a script may change it in place for its log
-        # get_scale() would wait for a GPU.
-        scale = None if self._scaler is None else self._scaler._get_scale_async()
-        if scale is not None:
+        if (scale := scale_of(self._scaler)) is not None:
             value = value / scale
         self._pending = value if value.numel() == 1 else None
 
@@ -162,6 +162,8 @@ class Script(Silent):
 
     def scales(self, scaler: GradScaler) -> None:
         self._scaler = scaler
+        if self._monitor is not None:
+            self._monitor.scaler = scaler
 
     def steps(self, optimizer: Optimizer) -> None:
         self._guarded(lambda: self._begin_step(optimizer, is_skipped=False))

@@ -2,6 +2,8 @@
 
     stream/max        largest |x| of a stream
     stream/diversity  ‖H − h̄‖²/‖H‖², h̄ the mean token of its sequence, over `SEQUENCES` sequences
+    precision/float16-headroom  log2(65504/max |x|) of the streams and of the terms that branches add, where
+                      these are float16; only under float16
     branch/update-ratio  RMS of the term that a branch adds over the RMS of the stream that it is added to
     weight/norm       ‖w‖₂ of the parameters, by kind
     gain/rms          RMS of each norm's gain
@@ -12,6 +14,7 @@
 Updates are measured on `SAMPLE` entries of each parameter.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +25,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from normscope.monitor.alarms import NOT_MEASURED
+from normscope.monitor.alarms.precision import LARGEST
 from normscope.monitor.groups import EMBEDDING, NORM
 from normscope.monitor.plan import Plan
 from normscope.monitor.reductions import local, norms, sampled
@@ -40,14 +44,16 @@ class Sites:
         layout: (quantity, site) of each value.
     """
 
-    def __init__(self, plan: Plan, optimizers: Sequence[Optimizer]) -> None:
+    def __init__(self, plan: Plan, optimizers: Sequence[Optimizer], *, with_headroom: bool = False) -> None:
         self._plan, self._optimizers = plan, optimizers
+        self._ranged = plan.columns if with_headroom else ()
         self._streams = [column for _, column in plan.of("stream")]
         branches = [(each.site, column) for each, column in plan.of("branch") if each.site in plan.beside]
         self._branches = [(column, plan.beside[site]) for site, column in branches]
         groups = plan.groups
         self._gains = [i for i, p in enumerate(groups.parameters) if groups.kind(i) == NORM and p.ndim == 1]
         self._gains = [i for i in self._gains if not groups.names[i].endswith("bias")]
+        self._num_of_forward = 2 * len(self._streams) + len(self._branches) + len(self._ranged)
         self._forward: list[Floats] = []
         self._old: Tensor | None = None
         self._lengths: NDArray[np.int64] | None = None  # entries of each parameter in the sample
@@ -56,6 +62,7 @@ class Sites:
             *(("stream/max", site) for site in streams),
             *(("stream/diversity", site) for site in streams),
             *(("branch/update-ratio", site) for site, _ in branches),
+            *(("precision/float16-headroom", each.site) for each in plan.streams[: len(self._ranged)]),
             *(("weight/norm", kind) for kind in groups.kinds),
             *(("gain/rms", groups.names[i]) for i in self._gains),
             *((name, kind) for name in ("update/ratio", "update/lost", "adam/lag") for kind in groups.kinds),
@@ -75,6 +82,7 @@ class Sites:
             _each(known, _largest),
             _each(known, lambda stream: _diversity(_some(sequences(stream, batch)[0]).float())),
             np.array([_ratio(rms[term], rms[stream]) for term, stream in self._branches]),
+            _each([_half(held.get(column)) for column in self._ranged], _headroom),
         ]
 
     @torch.no_grad()
@@ -95,7 +103,7 @@ class Sites:
         if sizes is None:
             sizes = np.array([max(1, p.numel()) for p in groups.parameters])
         gains = np.sqrt(groups.shared(lengths**2) / sizes)[self._gains]
-        forward = self._forward or [np.full(2 * len(self._streams) + len(self._branches), NOT_MEASURED)]
+        forward = self._forward or [np.full(self._num_of_forward, NOT_MEASURED)]
         self._forward = []
         return np.concatenate(
             [
@@ -163,6 +171,14 @@ def _each(tensors: Sequence[Tensor | None], figure: Callable[[Tensor], Tensor]) 
 def _largest(stream: Tensor) -> Tensor:
     low, high = torch.aminmax(stream)
     return torch.maximum(-low, high).float()
+
+
+def _half(tensor: Tensor | None) -> Tensor | None:
+    return tensor if tensor is not None and tensor.dtype == torch.float16 else None
+
+
+def _headroom(tensor: Tensor) -> Tensor:
+    return math.log2(LARGEST["float16"]) - _largest(tensor).log2()
 
 
 def _some(tokens_BTD: Tensor) -> Tensor:

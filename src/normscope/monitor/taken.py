@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 
 from normscope.monitor.alarms import NOT_MEASURED
 from normscope.monitor.reductions import local, squares
@@ -48,6 +49,7 @@ class Taken:
         gradients: of the parameters, before they are clipped if the loop says when; None if none was taken.
         names, sizes: the weights and states whose turn it was, and their ‖x‖².
         loss: None if the loop gave none.
+        scale: loss scale of half precision; None without one.
         replay: of the forward to run again.
         cotangents: gradients of the loss by the outputs, by number; they come with the backward.
         num_outputs: number of outputs.
@@ -67,6 +69,7 @@ class Taken:
     names: list[str] = field(default_factory=list)
     sizes: Tensor | None = None
     loss: Tensor | float | None = None
+    scale: Tensor | None = None
     replay: Replay | None = None
     cotangents: dict[int, Tensor] = field(default_factory=dict)
     num_outputs: int = 0
@@ -103,10 +106,12 @@ class Taken:
             self.sizes = next(numbers)
         if isinstance(self.loss, Tensor):
             self.loss = next(numbers)
+        if self.scale is not None:
+            self.scale = next(numbers)
 
     def _numbers(self) -> list[Tensor]:
         gradients = None if self.gradients is None else self.gradients.squares
-        rest = (gradients, self.sizes, self.loss)
+        rest = (gradients, self.sizes, self.loss, self.scale)
         return [*(part.squares for part in self.parts), *(each for each in rest if isinstance(each, Tensor))]
 
 
@@ -133,6 +138,13 @@ class _Transfer:
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._host.split(self._lengths)
+
+
+def scale_of(scaler: GradScaler | None) -> Tensor | None:
+    """The present loss scale, a scalar on the device; None without one. It does not wait for the device."""
+    if scaler is None or not scaler.is_enabled():
+        return None
+    return scaler._get_scale_async()  # get_scale() would wait
 
 
 def is_on_device(model: nn.Module) -> bool:

@@ -56,14 +56,15 @@ GAINS_FREEZE = alarm(
 class Headroom:
     """Judge of the headroom in half precision.
 
-    The bits are the columns "precision/float16-headroom", and those of "stream/max" where notes["dtype"] is
-    "float16".
+    The bits are the columns "precision/float16-headroom"; in a layout without any they are those of
+    "stream/max", where notes["dtype"] is "float16".
     """
 
     def __init__(self, layout: Layout, notes: Mapping[str, Any]) -> None:
         self._limit = LARGEST.get(str(notes.get("dtype", "")).removeprefix("torch."))
-        quantities = {"precision/float16-headroom"} | ({"stream/max"} if self._limit else set())
-        self.columns = Columns(layout, quantities)
+        self.columns = Columns(layout, {"precision/float16-headroom"})
+        if not len(self.columns) and self._limit:
+            self.columns = Columns(layout, {"stream/max"})
         self._is_size = np.array([name == "stream/max" for name, _ in self.columns.names], dtype=bool)
         self._looks = Looks(len(self.columns), LOOKS)
         self._episodes = Episodes(len(self.columns))

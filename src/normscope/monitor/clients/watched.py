@@ -56,6 +56,8 @@ class WatchedRun:
             return
         try:
             value = loss.detach()
+            if self.monitor is not None:
+                self.monitor.scaler = scaler
             if scaler is not None:
                 value = value / scaler.scale(torch.ones((), device=value.device))
             value = value.to(torch.promote_types(value.dtype, torch.float32), copy=True)
