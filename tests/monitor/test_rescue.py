@@ -356,3 +356,111 @@ def test_two_processes_decide_together_though_one_saw_it(case: str, two_processe
         assert events[0].data["norm"] == pytest.approx(seen[0]["norm"], rel=1e-4), (
             "of the whole, not of a part"
         )
+
+
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_a_step_that_a_loss_scaler_skips_is_left_to_it(is_fused: bool, tmp_path: Path) -> None:
+    run = Run(tmp_path / "run.db", Rescue(), OPTIMIZERS["fused" if is_fused else "AdamW"])
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=5)
+    parameters = list(run.model.parameters())
+    skipped = []
+    with run.monitor:
+        for step in range(1, BAD + 20):
+            loss = run.subject.loss(next(run.batches))
+            scaler.scale(loss).backward()
+            if step == BAD:
+                nan_gradient(run)
+            if step == BAD + 10:
+                grow(1000)(run)
+            before = run.state()
+            scaler.step(run.optimizer)
+            skipped += [step] if same(before, run.state()) else []
+            scaler.update()
+            run.optimizer.zero_grad()
+            run.monitor.step(loss)
+    assert skipped == [BAD, BAD + 10]
+    assert [(event.step, event.data["action"]) for event in run.events()] == [(BAD + 10, "skip")]
+    assert all(parameter.isfinite().all() for parameter in parameters)
+
+
+def test_all_optimizers_of_a_step_are_held_back_or_none(tmp_path: Path) -> None:
+    torch.manual_seed(7)
+    subject = load(SPEC)
+    model = subject.model.train()
+    parameters = list(model.parameters())
+    first, second = (torch.optim.AdamW(each, lr=1e-3) for each in (parameters[:5], parameters[5:]))
+    batches, path = subject.batches(), tmp_path / "run.db"
+    held = []
+    with Monitor(model, [first, second], store=path, rescue=Rescue()) as monitor:
+        for step in range(1, BAD + 3):
+            losses = []
+            for _ in range(2):  # micro-batches
+                losses.append(subject.loss(next(batches)) / 2)
+                losses[-1].backward()
+            if step in (BAD, BAD + 1):
+                parameters[7 - 7 * (step - BAD)].grad[0] = math.nan
+            before = copy.deepcopy(parameters)
+            first.step()
+            second.step()
+            if not any(torch.equal(a, b) for a, b in zip(before, parameters, strict=True)):
+                held.append(False)
+            elif all(torch.equal(a, b) for a, b in zip(before, parameters, strict=True)):
+                held.append(True)
+            first.zero_grad()
+            second.zero_grad()
+            monitor.step(sum(losses))
+    assert held == [False] * (BAD - 1) + [True, True, False]
+    with RunReader(path) as reader:
+        assert [event.step for event in reader.events("rescue")] == [BAD, BAD + 1]
+
+
+def test_a_loop_that_clips_is_judged_by_the_gradients_before(tmp_path: Path) -> None:
+    def clipped(is_seen: bool, factor: float) -> Fault:
+        def fault(run: Run) -> None:
+            grow(factor)(run)
+            if is_seen:
+                run.monitor.see_gradients()
+            torch.nn.utils.clip_grad_norm_(run.model.parameters(), 1e-3)
+
+        return fault
+
+    for is_seen in (True, False):
+        faults = dict.fromkeys(range(1, BAD + 5), clipped(is_seen, 1.0)) | {BAD: clipped(is_seen, 1000.0)}
+        run = Run(tmp_path / f"{is_seen}.db", Rescue()).go(BAD + 4, faults)
+        assert [event.step for event in run.events()] == ([BAD] if is_seen else [])
+        if is_seen:
+            faults[BAD] = clipped(is_seen, 6.0)
+            run = Run(tmp_path / "small.db", Rescue()).go(BAD + 4, faults, at=BAD)
+            assert run.events("clip"), "a smaller jump"
+            assert run.events("clip")[0].data["scale"] == 1, "the loop has clipped it enough"
+
+
+def test_rescue_outlives_its_monitor_and_its_events_are_stored(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run.db", Rescue())
+
+    def fails(*args: object) -> None:
+        raise RuntimeError("put in")
+
+    def fault(run: Run) -> None:
+        run.monitor._look_after_update = fails
+
+    with pytest.raises(AssertionError, match="put in"):
+        run.go(BAD + 5, {BAD - 5: fault, BAD: nan_gradient}, at=BAD)
+    assert same(run.before, run.after)
+    assert [event.step for event in run.events()] == [BAD]
+
+
+def test_an_error_of_the_communication_ends_the_rescue_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*args: object) -> None:
+        raise RuntimeError("Connection closed by peer")
+
+    def fault(run: Run) -> None:
+        monkeypatch.setattr("normscope.monitor.rescue.gathered", fails)
+
+    run = Run(tmp_path / "run.db", Rescue()).go(BAD + 1, {5: fault, BAD: nan_gradient})
+    (event,) = run.events()
+    assert event.step == 5
+    assert "peer" in event.data["sentence"]
+    assert math.isnan(run.losses[-1])
