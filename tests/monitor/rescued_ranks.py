@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from normscope.monitor import Monitor, Rescue
-from normscope.monitor.rescue import Rescuer
+from normscope.monitor.rescuer import Rescuer
 from normscope.subjects import load
 
 BAD, STEPS = 30, 45

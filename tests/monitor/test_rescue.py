@@ -457,7 +457,7 @@ def test_an_error_of_the_communication_ends_the_rescue_and_not_the_run(
         raise RuntimeError("Connection closed by peer")
 
     def fault(run: Run) -> None:
-        monkeypatch.setattr("normscope.monitor.rescue.gathered", fails)
+        monkeypatch.setattr("normscope.monitor.rescuer.gathered", fails)
 
     run = Run(tmp_path / "run.db", Rescue()).go(BAD + 1, {5: fault, BAD: nan_gradient})
     (event,) = run.events()

@@ -417,3 +417,42 @@ def test_forms_of_the_command_are_not_mixed(words: list[str], expected: str, tmp
     assert expected in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert files(tmp_path) == set()
+
+
+SPOILT = SHORT.replace("range(1, 13)", "range(1, 34)").replace(
+    "    loss.backward()", "    (loss * {28: float('nan'), 30: 1000}.get(step, 1)).backward()"
+)
+FAILING = """
+from normscope.monitor.turns import Turns
+def look(self, step):
+    if step == 20:
+        raise RuntimeError("put in")
+    return [], torch.zeros(0)
+Turns.look = look
+"""
+
+
+@pytest.mark.parametrize("more", ["", FAILING], ids=["works", "fails"])
+def test_a_script_is_rescued_if_asked_also_when_its_monitor_fails(more: str, tmp_path: Path) -> None:
+    (tmp_path / "short.py").write_text(SPOILT.replace("torch.manual_seed(0)", "torch.manual_seed(0)" + more))
+    done = watched(tmp_path, "python", "short.py", options=("--rescue", "skip,lower=0.5"))
+    assert done.returncode == 0, done.stderr
+    assert np.isfinite(printed(done.stdout)).all()
+    with RunReader(tmp_path / "normscope-run.db") as reader:
+        events = [(each.step, each.data["action"]) for each in reader.events("rescue")]
+        assert len(reader.events("monitor-failed")) == bool(more)
+    assert events == [(28, "skip"), (30, "skip"), (30, "lower")]
+    assert "step 28: rescue: step skipped: a gradient is not finite" in done.stderr
+    if not more:
+        lost = subprocess.run(
+            [sys.executable, "short.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True
+        )
+        assert np.isnan(printed(lost.stdout)[28:]).all()
+
+
+def test_an_unknown_rescue_is_refused_before_the_script_starts(tmp_path: Path) -> None:
+    short(tmp_path)
+    done = watched(tmp_path, "python", "short.py", options=("--rescue", "skip,jump"))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert 'rescue "skip,jump"' in done.stderr.replace("\n", " ")

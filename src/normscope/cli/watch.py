@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from normscope.monitor.scene import Watcher
 
 
-OF_SCRIPT = {"store", "every", "module", "resume", "look_every"}
+OF_SCRIPT = {"store", "every", "module", "resume", "look_every", "rescue"}
 """Options of the form with a training script; the others are of the form with a RUN."""
 OF_PAGE = {"port", "open_"}
 """Options of the page."""
@@ -97,6 +97,14 @@ def command(
             "the time of about ten steps.",
             min=1,
             metavar="STEPS",
+        ),
+    ] = None,
+    rescue: Annotated[
+        str | None,
+        option(
+            "With a script: what to do where it goes wrong, some of skip, clip, lower=FACTOR and back=STEPS. "
+            "Default: only watch.",
+            metavar="ACTIONS",
         ),
     ] = None,
 ) -> int:

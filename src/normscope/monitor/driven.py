@@ -28,18 +28,23 @@ class Driven(Monitor):
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], **options: Any) -> None:
         super().__init__(model, optimizers, **options)
         self._begun = 0
+        if self._rescuer is not None:
+            self._rescuer.attach(self._step)
 
     @property
     def is_over(self) -> bool:
-        """Whether the monitor has stopped."""
-        return self.failure is not None
+        """Whether the monitor has stopped, and no rescue goes on without it."""
+        return self.failure is not None and self._rescuer is None
 
     def forward_begins(self) -> None:
         """Begin a forward of the model with gradients."""
-        self._open((), {})  # the arguments come at its end
+        if self.failure is None:
+            self._open((), {})  # the arguments come at its end
 
     def forward_ends(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """End it; read the model if it was the first."""
+        if self.failure is not None:
+            return
         if self._plan is None:
             self._begin(args, kwargs)
             self._begun = self._step + 1
@@ -58,6 +63,8 @@ class Driven(Monitor):
 
     def discard(self) -> None:
         """End without a record, because another module is the model."""
+        if self._rescuer is not None:
+            self._rescuer.detach()
         self._held.close()
         if self._together is not None:
             self._together.close()
@@ -73,6 +80,9 @@ class Driven(Monitor):
 
     def _say(self, finding: Finding, step: int) -> None:
         say(f"{self._place(step)}: {finding.name}: {finding.message}")
+
+    def _say_rescue(self, step: int, sentence: str, is_grave: bool) -> None:
+        say(f"{self._place(step)}: rescue: {sentence}")
 
     def _say_failure(self, error: Exception) -> None:
         say(f"{self._place(self._step)}: the monitor stopped, the run goes on: {self.failure}")

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from normscope.capture.launch import command_to_start, environment_of_script
 from normscope.errors import UsageError
+from normscope.monitor.rescue import Rescue
 
 VARIABLE = "NORMSCOPE_WATCH"
 """Environment variable of the script's processes that holds the settings."""
@@ -31,6 +32,7 @@ class Settings:
         every, resume: see `Monitor`.
         module: class of the module to watch where several train; None takes the largest.
         look_every: steps between two looks at the model, which is then looked at when there is an alarm too.
+        rescue: what the monitor may do, as `Rescue.named` takes it; None only watches.
         process: id of the process that becomes the command.
         started: time of the start, in seconds since the epoch.
     """
@@ -41,6 +43,7 @@ class Settings:
     resume: bool
     module: str | None
     look_every: int | None
+    rescue: str | None
     process: int
     started: float
 
@@ -58,13 +61,16 @@ def start(
     resume: bool,
     module: str | None,
     look_every: int | None,
+    rescue: str | None,
 ) -> NoReturn:
     """Become the command `words`: its output, signals and exit status are its own.
 
     Raises:
-        UsageError: it cannot be started, or `store` exists and `resume` is False.
+        UsageError: it cannot be started, `rescue` is none, or `store` exists and `resume` is False.
     """
     command = command_to_start(words)
+    if rescue is not None:
+        Rescue.named(rescue)
     if store.exists() and not resume:
         raise UsageError(
             f'store "{store}" (it exists)',
@@ -74,7 +80,7 @@ def start(
     if not store.parent.is_dir():
         raise UsageError(f'store "{store}" (its folder does not exist)', "a file in a folder", "make it")
     settings = Settings(
-        str(store.absolute()), str(store), every, resume, module, look_every, os.getpid(), time.time()
+        str(store.absolute()), str(store), every, resume, module, look_every, rescue, os.getpid(), time.time()
     )
     environment = environment_of_script() | {
         VARIABLE: json.dumps(asdict(settings)),

@@ -26,7 +26,8 @@ from normscope.monitor.attention import AttentionWatch
 from normscope.monitor.look import ASKED, Look, Looker
 from normscope.monitor.plan import Plan, plan_of
 from normscope.monitor.replica import own_class
-from normscope.monitor.rescue import Rescue, Rescuer
+from normscope.monitor.rescue import Rescue
+from normscope.monitor.rescuer import Rescuer
 from normscope.monitor.row import FIRST_WRONG_VALUE, RANKS, SITES, STEP, Event, Raised, Row
 from normscope.monitor.sharded import Sharded, is_sharded
 from normscope.monitor.sites import Sites
@@ -140,7 +141,12 @@ class Monitor:
         self._rescuer = None
         if rescue is not None:
             self._rescuer = Rescuer(
-                rescue, self._model, self._optimizers, lambda: self._has_wrong_stream, rank=self._rank
+                rescue,
+                self._model,
+                self._optimizers,
+                has_wrong_stream=lambda: self._has_wrong_stream,
+                say=self._say_rescue,
+                rank=self._rank,
             )
         self._store = None if store is None else RunStore(store, rank=self._rank, resume=resume)
         self._facts: dict[str, Any] = {} if entropy is None else {"entropy": entropy}
@@ -658,6 +664,9 @@ class Monitor:
             self._on_alarm(finding)
         else:
             LOG.warning("step %d: %s: %s", step, finding.name, finding.message)
+
+    def _say_rescue(self, step: int, sentence: str, is_grave: bool) -> None:
+        LOG.log(logging.WARNING if is_grave else logging.INFO, "step %d: %s", step, sentence)
 
     def _flush(self, raised: Sequence[Raised] = ()) -> None:
         """Write what is not stored yet."""

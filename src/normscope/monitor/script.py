@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 from normscope.errors import UsageError, describe
 from normscope.monitor.launch import Settings, say
+from normscope.monitor.rescue import Rescue
 from normscope.recording import events
 from normscope.recording.events import Events, Silent
 
@@ -103,7 +104,7 @@ class Script(Silent):
             from normscope.monitor.driven import Driven
             from normscope.monitor.look import Look
 
-            look_every = self._settings.look_every
+            look_every, rescue = self._settings.look_every, self._settings.rescue
             is_another = self._monitor is not None
             if self._monitor is not None:
                 self._monitor.discard()
@@ -119,6 +120,7 @@ class Script(Silent):
                 resume=self._settings.resume or is_another,
                 start=None if self._settings.resume else 0,
                 look=None if look_every is None else Look(every=look_every, at_alarm=True),
+                rescue=None if rescue is None else Rescue.named(rescue),
             )
 
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
