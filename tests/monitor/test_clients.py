@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from normscope.errors import UsageError
-from normscope.monitor import Monitor, RunReader
+from normscope.monitor import Monitor, Rescue, RunReader
 from normscope.monitor.clients.jsonl import JsonLines
 from normscope.subjects import call_model, load
 
@@ -133,6 +133,22 @@ def test_a_nan_that_a_trainer_hides_is_an_alarm_at_its_step(tmp_path: Path) -> N
     assert callback.monitor is not None
     first = callback.monitor.alarms[0]
     assert (first.step, first.finding.name) == (4, "not-finite")
+
+
+def test_a_trainer_is_rescued(tmp_path: Path) -> None:
+    from transformers import Trainer
+
+    from normscope.monitor.clients.huggingface import MonitorCallback
+
+    class Wrong(Trainer):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            return super().compute_loss(*args, **kwargs) * (math.nan if self.state.global_step == 3 else 1.0)
+
+    path = tmp_path / "run.db"
+    trainer = trainer_of(tmp_path, gpt2(), MonitorCallback(path, rescue=Rescue()), kind=Wrong)
+    trainer.train()
+    assert np.isnan(stored(path, "loss")).tolist() == [False, False, False, True, False, False]
+    assert stored(path, "rescued").tolist() == [0, 0, 0, 1, 0, 0]
 
 
 def test_a_training_that_raises_ends_its_run_for_that_error(tmp_path: Path) -> None:
@@ -412,6 +428,16 @@ def test_a_nan_in_lightning_is_an_alarm_at_its_step(tmp_path: Path) -> None:
     assert callback.monitor is not None
     first = callback.monitor.alarms[0]
     assert (first.step, first.finding.name) == (3, "not-finite")
+
+
+@QUIET
+def test_lightning_is_rescued(tmp_path: Path) -> None:
+    from normscope.monitor.clients.lightning import MonitorCallback
+
+    path = tmp_path / "run.db"
+    lightning_run(tmp_path, MonitorCallback(store=path, rescue=Rescue()), wrong_at=2)
+    assert np.isnan(stored(path, "loss")).tolist() == [False, False, True, False]
+    assert stored(path, "rescued").tolist() == [0, 0, 1, 0]
 
 
 @QUIET
