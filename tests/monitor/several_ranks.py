@@ -27,8 +27,9 @@ def join(rank: int, size: int, folder: Path) -> None:
     """Meet the other processes."""
     torch.set_num_threads(1)
     logging.getLogger("normscope").setLevel(logging.CRITICAL)
+    method = "env://" if "TORCHELASTIC_RUN_ID" in os.environ else f"file://{folder / 'meeting'}"
     options = {"rank": rank, "world_size": size, "timeout": timedelta(seconds=60)}
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", **options)
+    dist.init_process_group("gloo", init_method=method, **options)
 
 
 def model_and_optimizer(lr: float = 1e-3) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -335,3 +336,7 @@ def run(name: str, rank: int, size: int, folder: str, *more: str) -> None:
     scenario: Any = globals()[name]
     join(rank, size, Path(folder))
     scenario(rank, size, Path(folder), *more)
+
+
+if __name__ == "__main__":  # torchrun several_ranks.py SCENARIO FOLDER
+    run(sys.argv[1], int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), sys.argv[2])

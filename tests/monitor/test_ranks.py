@@ -1,7 +1,10 @@
 """Runs of several processes: their ranks are compared, and none waits for another."""
 
 import multiprocessing
+import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +67,12 @@ def apart(found: Scene) -> list[Raised]:
     return [each for each in found.alarms if each.finding.code == "NS814"]
 
 
-def test_ranks_that_agree_raise_no_alarm(processes, tmp_path: Path) -> None:
-    assert go(processes, "agree", 2, tmp_path) == [0, 0]
+def test_ranks_of_torchrun_that_agree_raise_no_alarm(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, several_ranks.__file__, "agree", str(tmp_path)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
     found = scene(tmp_path)
     assert apart(found) == []
     assert [each for each in found.events if each.kind == "ranks"] == []
@@ -235,6 +242,7 @@ def test_a_replica_is_read_as_the_model_is(spec: str, most: int, monkeypatch: py
         assert getattr(found.groups, name) == getattr(expected.groups, name), name
     pairs = zip(found.groups.parameters, expected.groups.parameters, strict=True)
     assert all(own is whole for own, whole in pairs)
+    assert found.groups.sizes.tolist() == [p.numel() for p in expected.groups.parameters]
     assert all(map(torch.equal, before, subject.model.parameters()))
     assert not any(module._forward_hooks for module in subject.model.modules())
 
