@@ -284,6 +284,26 @@ def shard(rank: int, size: int, folder: Path, kind: str) -> None:
     dist.barrier()
 
 
+def split(rank: int, size: int, folder: Path) -> None:
+    """Tensor parallelism: both ranks hold parts of the feed-forwards, and train on one batch."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    model, _ = model_and_optimizer()
+    mesh = init_device_mesh("cpu", (size,))
+    for block in model.blocks:
+        parallelize_module(block, mesh, {"mlp.0": ColwiseParallel(), "mlp.2": RowwiseParallel()})
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+    with Monitor(model, optimizer, store=folder / STORE, every=5) as monitor:
+        for step in range(1, 13):
+            loss = loss_of(model, batch(step, 0))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            monitor.step(loss)
+    dist.barrier()
+
+
 def dense(folder: Path, ranks: int) -> None:
     """The same in one process: the batch of each rank is a micro-batch."""
     model, optimizer = model_and_optimizer()

@@ -217,6 +217,22 @@ def test_rows_of_a_sharded_model_are_those_of_the_whole_one(
     )
 
 
+def test_rows_under_tensor_parallelism(processes, tmp_path: Path) -> None:
+    assert go(processes, "split", 2, tmp_path) == [0, 0]
+    (tmp_path / "dense").mkdir()
+    several_ranks.dense(tmp_path / "dense", 1)
+    dense = tmp_path / "dense" / several_ranks.STORE
+    assert scene(tmp_path).alarms == ()
+    with RunReader(tmp_path / several_ranks.STORE) as reader, RunReader(dense) as whole:
+        for quantity in ("gradient/norm", "gradient/block", "gradient/kind", "weight/norm", "gain/rms"):
+            expected = whole.grid(quantity).values
+            np.testing.assert_allclose(reader.whole(quantity).values, expected, rtol=1e-4, err_msg=quantity)
+        for quantity in ("loss", "stream/rms"):
+            for rank in (0, 1):
+                found = reader.grid(quantity, rank).values
+                np.testing.assert_allclose(found, whole.grid(quantity).values, rtol=1e-4, err_msg=quantity)
+
+
 def test_the_whole_of_ranks_is_of_the_steps_that_all_have(two: "Stored", tmp_path: Path) -> None:
     two.add(0, range(1, 41), weight=3.0)
     two.add(1, range(1, 31), weight=4.0)
@@ -404,6 +420,17 @@ def test_rows_of_an_earlier_attempt_and_of_other_columns_are_not_compared(two: S
     two.stores[1].add([Row(step, 1, 2.0, "step", np.array([64.0, 2e-3])) for step in range(21, 31)])
     two.add(0, range(21, 31))
     assert two.found() == [21]
+
+
+def test_ranks_with_different_parts_of_a_model_share_no_weights(two: Stored) -> None:
+    parts = [(("lr", ""), ("gradient/norm", ""), ("gradient/block", f"blocks.{rank}")) for rank in (0, 1)]
+    for rates, found in (((1e-3, 1e-3), []), ((1e-3, 2e-3), [11])):
+        for store, layout, rate in zip(two.stores, parts, rates, strict=True):
+            store.declare("step", layout)
+            values = np.array([rate, 1.0 + store.rank, 1.0 + store.rank])
+            first = 11 if found else 1
+            store.add([Row(step, store.rank, 2.0, "step", values) for step in range(first, first + 10)])
+        assert two.found() == found
 
 
 def test_an_error_ends_the_comparison_and_not_the_monitor(two: Stored) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
 from normscope.anatomy import Anatomy, Branch, Site, capture, measuring
@@ -182,6 +183,8 @@ class Taps:
 
 def _held(tensor: Tensor) -> Held:
     tensor = tensor.detach()
+    if isinstance(tensor, DTensor):  # its norm would be a collective
+        tensor = tensor.to_local()
     return Held(tensor, squares([tensor])[0] if tensor.device.type == "cpu" else None)
 
 

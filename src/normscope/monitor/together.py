@@ -17,7 +17,7 @@ from normscope.errors import describe
 from normscope.monitor.alarms import NOT_MEASURED, is_measured
 from normscope.monitor.alarms.columns import Floats, Look
 from normscope.monitor.alarms.episodes import Episode
-from normscope.monitor.alarms.ranks import Ranks
+from normscope.monitor.alarms.ranks import OF_WEIGHTS, Ranks
 from normscope.monitor.row import GARBAGE, SITES, STEP, Layout, Raised
 from normscope.monitor.store import RunReader
 from normscope.rules import Finding
@@ -155,14 +155,21 @@ class _Steps:
             columns = reader.layout(layout)
             if not self._layout:
                 self._layout, self._judge = columns, Ranks(columns, self._facts, self._parted)
-            if columns == self._layout:
-                self._columns[layout] = None
-            else:
-                places = {column: number for number, column in enumerate(columns)}
-                numbers = [places.get(each, -1) for each in self._layout]
-                self._columns[layout] = np.array(numbers, dtype=np.intp)
+            self._columns[layout] = self._places(columns)
         found = self._columns[layout]
         return values if found is None else np.where(found < 0, NOT_MEASURED, values[found])
+
+    def _places(self, columns: Layout) -> NDArray[np.intp] | None:
+        """Place of each of rank 0's columns in others, -1 where it is not there; None if they are alike.
+
+        Where ranks hold different parts of a model, as stages of a pipeline, their weights are not compared.
+        """
+        if columns == self._layout:
+            return None
+        places = {column: number for number, column in enumerate(columns)}
+        if _of_weights(columns) != _of_weights(self._layout):
+            places = {column: number for column, number in places.items() if column[0] not in OF_WEIGHTS}
+        return np.array([places.get(each, -1) for each in self._layout], dtype=np.intp)
 
     def behind(self, ranks: Iterable[int], limit: int) -> set[int]:
         """Ranks that have written neither a step that waits, up to `limit`, nor a later one."""
@@ -187,6 +194,10 @@ class _Steps:
         yield from self._judge.judge(
             [Look(step, rank, *each) for rank, *each in zip(ranks, values, usable, measured, strict=True)]
         )
+
+
+def _of_weights(layout: Layout) -> set[tuple[str, str]]:
+    return {column for column in layout if column[0] in OF_WEIGHTS}
 
 
 def _ranks(numbers: Iterable[int]) -> str:
