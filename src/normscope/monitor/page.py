@@ -151,7 +151,7 @@ def _version(watcher: Watcher, scene: Scene) -> str:
     """Name of what the rows that were read before belong to; another one makes them invalid."""
     ratios = None if scene.against is None else scene.against.heat
     sites = [None if each is None else each.sites for each in (scene.heat, ratios)]
-    of = (watcher.version, scene.rank, scene.quantity, sites)
+    of = (watcher.version, watcher.rank, scene.rank, scene.quantity, sites)
     return f"{zlib.crc32(repr(of).encode()):08x}"
 
 

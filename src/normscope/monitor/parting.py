@@ -31,8 +31,8 @@ _MOST_EARLIER = 512
 _SMALLEST = 5e-324  # the place of 0 on a log scale
 _LINEAR = {"update/lost": 0.1, "attention/entropy": 0.5}
 """Quantities that are compared by difference, because they go through 0, and the least that counts."""
-_FACTORS = {"loss": 1.25, "lr": 1.05, "gradient/": 3.0, "update/": 3.0, "adam/": 3.0}
-"""Smallest factor that counts, by the beginning of the quantity's name."""
+_FACTORS = {"loss": 1.25, "lr": 1.05, "gradient/": 3.0, "update/": 3.0, "adam/": 3.0, "attention/": 16.0}
+"""Smallest factor that counts, by the beginning of the name; attention logits move from block to block."""
 _FACTOR = 1.5
 
 SCHEDULED = "lr"

@@ -171,11 +171,11 @@
     at("facts").replaceChildren(...rows);
     options(at("quantity"), now.quantities, now.quantity);
     at("of-rank").hidden = now.ranks.length < 2;
-    options(at("rank"), now.ranks.map((each) => String(each.rank)), String(now.rank));
+    options(at("rank"), ["", ...now.ranks.map((each) => String(each.rank))], at("rank").value);
   };
   const options = (select, names, value) => {
     if (select.options.length !== names.length || names.some((name, i) => select.options[i].value !== name))
-      select.replaceChildren(...names.map((name) => new Option(name, name)));
+      select.replaceChildren(...names.map((name) => new Option(name || `default (${now.rank})`, name)));
     select.value = value;
   };
 
@@ -330,9 +330,12 @@
   };
   const worst = (group) => ["error", "warning", "note"].find((each) => group.some((alarm) => alarm.severity === each));
   const pinLines = (svg, upper, lower, named = false) => {
-    for (const { x, alarms } of groups()) {
-      const lit = chosen !== null && alarms.some((each) => each.step === chosen);
-      svg.append(drawn("line", { x1: x, x2: x, y1: upper, y2: lower, class: `pin ${worst(alarms)}${lit ? " lit" : ""}` }));
+    for (const group of groups()) {
+      const lit = chosen !== null && group.alarms.some((each) => each.step === chosen);
+      for (const step of new Set(group.alarms.map((each) => each.step))) {
+        const x = across(step - 0.5), severity = worst(group.alarms.filter((each) => each.step === step));
+        svg.append(drawn("line", { x1: x, x2: x, y1: upper, y2: lower, class: `pin ${severity}${lit ? " lit" : ""}` }));
+      }
     }
     const parted = now.against && now.against.parting.step;
     if (!parted) return;
@@ -450,11 +453,11 @@
     pen.scale(dots, dots);
     const mix = found.way === "value" ? mixer(COLOURS) : mixer([..."012345678"].map((k) => colour(`--g${k}`)));
     const range = found.high - found.low || 1;
+    const snapped = edge.map((x) => Math.round((x - place.left) * dots) / dots); // fractions of a dot would blend into stripes
     found.cells.forEach((row, i) => row.forEach((value, j) => {
       if (value === null) return;
       pen.fillStyle = mix(found.high > found.low ? (value - found.low) / range : 0.5);
-      const x = edge[j] - place.left;
-      pen.fillRect(x, i * tall, Math.max(1, edge[j + 1] - edge[j] + 0.4), tall - (tall > 6 ? 1 : 0));
+      pen.fillRect(snapped[j], i * tall, Math.max(1 / dots, snapped[j + 1] - snapped[j]), tall - (tall > 6 ? 1 : 0));
     }));
     pen.fillStyle = stripes(pen);
     for (const [j, i] of columns.broken) {
