@@ -246,6 +246,21 @@ def test_a_nan_that_spreads_is_one_alarm_at_once_and_one_for_the_rest() -> None:
     assert [(step, len(each.sites)) for step, each in raised(series)] == [(100, 1), (121, 11)]
 
 
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, 1e30])
+def test_one_wrong_value_soon_after_that_of_another_column_is_an_alarm_of_its_own(wrong: float) -> None:
+    series = {"loss": at(1 + 0 * T, 50, wrong), "x@b": at(1 + 0 * T, 58, wrong)}
+    found = [(step, each.evidence[0].quantity) for step, each in raised(series)]
+    assert found == [(50, "loss"), (58, "x")]
+
+
+def test_a_wrong_value_that_comes_while_another_lasts_is_reported_when_both_are_over() -> None:
+    series = {"loss": at(1 + 0 * T, slice(49, 60), math.nan), "x@b": at(1 + 0 * T, 58, math.nan)}
+    (_, (step, late)) = raised(series)
+    assert step == 61
+    assert "x at b was NaN at step 58" in late.message
+    assert math.isnan(late.evidence[0].value)
+
+
 @pytest.mark.parametrize("wrong", [math.nan, 1e30])
 def test_a_column_that_is_wrong_each_time_it_is_measured_raises_once(wrong: float) -> None:
     values = np.where((T + 1) % 25 == 0, wrong, NOT_MEASURED)

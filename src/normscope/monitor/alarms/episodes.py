@@ -35,16 +35,22 @@ class Episodes:
     """An episode for each column, for what lasts.
 
     Columns that go beyond the threshold within `CALM` rows of the last report are reported together after it.
+
+    Args:
+        count: number of columns.
+        exact: whether one bad value is a fault whatever follows it. Then a column is reported also where it
+            is good again, and waits for others only while a reported one is still bad.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, *, exact: bool = False) -> None:
+        self._exact = exact
         self._active = np.zeros(count, dtype=bool)
         self._waiting = np.zeros(count, dtype=bool)
         self._calm: NDArray[np.int64] = np.zeros(count, dtype=np.int64)
         self._since = CALM
 
     def update(self, bad: Mask, judged: Mask) -> Mask | None:
-        """Enter one row; the columns to report that are bad now, None where there are none.
+        """Enter one row; the columns to report, None where there are none.
 
         Args:
             bad: columns that are beyond the threshold.
@@ -53,10 +59,13 @@ class Episodes:
         self._since += 1
         if not bad.any() and not self._active.any():
             return None
-        self._waiting = (self._waiting | (bad & ~self._active)) & bad
+        spreads = not self._exact or bool((bad & self._active & ~self._waiting).any())
+        self._waiting |= bad & ~self._active
+        if not self._exact:
+            self._waiting &= bad
         self._calm = np.where(bad, 0, self._calm + judged)
         self._active = (self._active | bad) & (self._calm < CALM)
-        if self._since <= CALM or not self._waiting.any():
+        if (self._since <= CALM and spreads) or not self._waiting.any():
             return None
         report, self._waiting, self._since = self._waiting, np.zeros_like(bad), 0
         return report

@@ -1,5 +1,6 @@
 """NS801, NS802 and NS803: values that are not finite, finite garbage, and steps that are skipped."""
 
+import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
@@ -53,6 +54,28 @@ STEPS_SKIPPED = alarm(
 )
 
 
+class _Exact:
+    """Episodes of wrong values, each of which is a fault, with the last wrong value of each column."""
+
+    def __init__(self, count: int) -> None:
+        self._episodes = Episodes(count, exact=True)
+        self._values = np.zeros(count)
+        self._steps = np.zeros(count, dtype=np.int64)
+
+    def update(self, wrong: Mask, look: Look) -> Mask | None:
+        """Enter one row; the columns to report, None where there are none."""
+        if wrong.any():
+            self._values[wrong], self._steps[wrong] = look.values[wrong], look.step
+        return self._episodes.update(wrong, look.measured)
+
+    def first(self, new: Mask, look: Look) -> tuple[int, Look, str]:
+        """The first column to report, the row with the wrong values, and "is {}" or "was {} at step 3"."""
+        worst = int(np.flatnonzero(new)[0])
+        step = int(self._steps[worst])
+        seen = dataclasses.replace(look, values=np.where(new, self._values, look.values))
+        return worst, seen, "is {}" if step == look.step else f"was {{}} at step {step}"
+
+
 class Wrong:
     """Judge of one layout: values that are not finite, and garbage."""
 
@@ -61,7 +84,7 @@ class Wrong:
         names = [quantity for quantity, _ in layout]
         self._gradients = np.array([name.startswith(("gradient/", "update/")) for name in names], dtype=bool)
         self._skipped = [i for i, name in enumerate(names) if name == "skipped"]
-        self._wrong, self._garbage = Episodes(len(names)), Episodes(len(names))
+        self._wrong, self._garbage = _Exact(len(names)), _Exact(len(names))
 
     def feed(self, look: Look) -> Iterator[Finding]:
         """Alarms of a row."""
@@ -69,19 +92,17 @@ class Wrong:
         wrong: Mask = look.measured & ~finite
         if wrong.any() and self._was_skipped(look):
             wrong &= ~self._gradients
-        if (new := self._wrong.update(wrong, look.measured)) is not None:
-            worst = int(np.flatnonzero(new)[0])
-            kind = "NaN" if np.isnan(look.values[worst]) else "infinite"
-            yield self.columns.raised(
-                NOT_FINITE, look, new, worst, Severity.ERROR, f"is {kind}", "the value itself"
-            )
+        if (new := self._wrong.update(wrong, look)) is not None:
+            worst, seen, said = self._wrong.first(new, look)
+            said = said.format("NaN" if np.isnan(seen.values[worst]) else "infinite")
+            yield self.columns.raised(NOT_FINITE, seen, new, worst, Severity.ERROR, said, "the value itself")
         garbage = np.zeros_like(finite)
         garbage[finite] = np.abs(look.values[finite]) > GARBAGE
-        if (new := self._garbage.update(garbage, look.measured)) is not None:
-            worst = int(np.flatnonzero(new)[0])
-            said = f"is {figure(float(look.values[worst]))}: finite, and garbage"
+        if (new := self._garbage.update(garbage, look)) is not None:
+            worst, seen, said = self._garbage.first(new, look)
+            said = f"{said.format(figure(float(seen.values[worst])))}: finite, and garbage"
             yield self.columns.raised(
-                GARBAGE_VALUE, look, new, worst, Severity.ERROR, said, "the value itself"
+                GARBAGE_VALUE, seen, new, worst, Severity.ERROR, said, "the value itself"
             )
 
     def _was_skipped(self, look: Look) -> bool:
