@@ -305,6 +305,28 @@ def test_a_sparse_argument_with_a_wrong_value_is_named_with_its_index() -> None:
     assert "the first at [2, 3]" in found.sentence
 
 
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr])
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+def test_compressed_sparse_tensors_are_read(layout: torch.layout, value: float) -> None:
+    dense = torch.zeros(4, WIDTH)
+    dense[0, 1], dense[2, 3] = 2.0, value
+    x = dense.to_sparse(layout=layout, blocksize=(2, 2) if layout is torch.sparse_bsr else None)
+    found = first_wrong_value(Replay(nn.Identity(), (x,)))
+    assert found is not None
+    assert found.phase == "data"
+    assert "the first at [2, 3]" in found.sentence
+    assert range_of(x).shape == (4, WIDTH)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_an_op_on_a_compressed_sparse_tensor_is_named() -> None:
+    graph = (torch.eye(4) * 1e17).to_sparse_csr()
+    found = found_around(lambda h: graph @ (h * 1e17))
+    assert (found.kind, found.op.split(".")[-1]) == ("garbage", "matmul")
+    assert found.inputs[0].high == pytest.approx(1e17)
+
+
 def test_a_range_holds_the_values_of_any_precision_and_layout() -> None:
     wide = range_of(torch.tensor([-1.0, 1e200], dtype=torch.float64))
     assert (wide.low, wide.high, wide.num_infinite) == (-1.0, 1e200, 0)

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from normscope.anatomy.calls import ModuleCalls
 from normscope.anatomy.types import at_call
-from normscope.probes.sums import extremes
+from normscope.probes.sums import extremes, stored
 
 FILLS = {
     "full",
@@ -69,7 +69,7 @@ class Storages(Generic[Value]):
     @staticmethod
     def _key(tensor: Tensor) -> StorageWeakRef | None:
         try:
-            return StorageWeakRef((tensor._values() if tensor.is_sparse else tensor).untyped_storage())
+            return StorageWeakRef(stored(tensor).untyped_storage())
         except (NotImplementedError, RuntimeError):  # functional or wrapper tensors
             return None
 
@@ -253,10 +253,9 @@ class Births(TorchDispatchMode):
 def wrong_kind(tensor: Tensor, limit: float = math.inf) -> str | None:
     """ "NaN", "infinity", or "garbage" where a finite |x| exceeds `limit`; None if all values are good."""
     tensor = tensor.detach()
+    tensor = stored(tensor)
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
-    if tensor.is_sparse:
-        tensor = tensor._values()
     if not tensor.is_floating_point() or not tensor.numel() or tensor.layout != torch.strided:
         return None
     low, high = (float(edge) for edge in extremes(tensor))

@@ -15,6 +15,10 @@ FLOAT16_FLUSHED = 2.0**-25
 """Largest magnitude that float16 turns into 0: half its smallest subnormal 2^-24 (ties go to even)."""
 
 
+COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+"""Layouts of sparse tensors that are stored by rows, columns or blocks."""
+
+
 def exact(tensor: Tensor) -> Tensor:
     """`tensor` in float64, without its graph; on the CPU where the device has no float64 (MPS)."""
     tensor = tensor.detach()
@@ -52,9 +56,16 @@ def rms(tensor: Tensor) -> float:
 
 
 def extremes(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Smallest and largest value; nan where there is a nan."""
-    low, high = torch.aminmax(widened(tensor))
+    """Smallest and largest value, of a sparse tensor those that are stored; nan where there is a nan."""
+    low, high = torch.aminmax(widened(stored(tensor)))
     return low, high
+
+
+def stored(tensor: Tensor) -> Tensor:
+    """The stored entries of a sparse tensor, a view; another tensor as it is."""
+    if tensor.is_sparse:
+        return tensor._values()
+    return tensor.values() if tensor.layout in COMPRESSED else tensor
 
 
 def widened(tensor: Tensor) -> Tensor:

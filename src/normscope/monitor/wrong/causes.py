@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from normscope.probes.births import EMPTIES, FILLS, Act
-from normscope.probes.sums import extremes, widened
+from normscope.probes.sums import extremes, stored, widened
 
 Cause = tuple[str, str]
 """The cause in a few words, and a clause with its evidence, which may be empty."""
@@ -75,7 +75,7 @@ def _masked_row(act: Act, where: str) -> Cause | None:
 
 def _masked(tensor: Tensor, dim: int) -> Tensor | None:
     """Rows along `dim` that are -inf, or False, throughout; None if there is none."""
-    if not tensor.dim() or not tensor.numel():
+    if not tensor.dim() or not tensor.numel() or tensor.layout != torch.strided:
         return None
     if tensor.dtype == torch.bool:
         rows = ~tensor.any(dim)
@@ -200,7 +200,7 @@ def _exponential(act: Act, where: str) -> Cause | None:
 def _difference(act: Act, where: str) -> Cause | None:
     if act.kind != "NaN" or act.name.rstrip("_") not in SUMS:
         return None
-    infinite = sum(bool(widened(t).isinf().any()) for t in act.tensors if t.is_floating_point())
+    infinite = sum(bool(widened(stored(t)).isinf().any()) for t in act.tensors if t.is_floating_point())
     return ("infinity minus infinity", "") if infinite else None
 
 
@@ -252,7 +252,7 @@ def backward_cause(act: Act, function: str) -> Cause | None:
 
 
 def _floats(act: Act) -> list[Tensor]:
-    return [t for t in act.tensors if t.is_floating_point() and t.numel()]
+    return [stored(t) for t in act.tensors if t.is_floating_point() and t.numel()]
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -14,7 +14,7 @@ from normscope.anatomy.names import named_modules, named_parameters
 from normscope.monitor.row import GARBAGE
 from normscope.monitor.wrong.types import Range, entries, kind_of, range_of
 from normscope.probes.births import is_negative
-from normscope.probes.sums import extremes, rms
+from normscope.probes.sums import COMPRESSED, extremes, rms
 from normscope.recording.calls import named_arguments
 from normscope.recording.tape import tensors_of
 from normscope.subjects.subject import POSITIONAL
@@ -129,6 +129,8 @@ def first_in(phase: str, tensors: list[tuple[str, str, Tensor]]) -> Held | None:
     if not wrong:
         return None
     name, module, tensor, kind = wrong[0]
+    if tensor.layout in COMPRESSED:
+        tensor = tensor.to_sparse_coo()
     values = entries(tensor)
     where = ~(values.abs() <= min(GARBAGE, torch.finfo(values.dtype).max))
     index = tuple(int(i) for i in where.nonzero()[0])

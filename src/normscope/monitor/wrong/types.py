@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from normscope.anatomy.types import at_call
 from normscope.monitor.row import GARBAGE
 from normscope.probes.births import wrong_kind
-from normscope.probes.sums import widened
+from normscope.probes.sums import stored, widened
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,8 @@ def kind_of(tensor: Tensor) -> str | None:
 
 def entries(tensor: Tensor) -> Tensor:
     """The stored entries of a tensor: [number, …] of a sparse one, […, 2] real numbers of a complex one."""
-    stored = tensor.detach()
-    stored = stored._values() if stored.is_sparse else stored
-    return torch.view_as_real(stored.resolve_conj()) if stored.is_complex() else widened(stored)
+    values = stored(tensor.detach())
+    return torch.view_as_real(values.resolve_conj()) if values.is_complex() else widened(values)
 
 
 def range_of(tensor: Tensor, name: str = "") -> Range:
