@@ -271,7 +271,7 @@ def _overflow(draw: _Draw) -> Fault | None:
     def large(module: nn.Module, args: Any) -> Any:
         if not draw.switch.on:
             return None
-        given = args[0].clone()
+        given = args[0].clone(memory_format=torch.contiguous_format)
         given.view(-1, given.shape[-1])[0] = 6e4 * row().detach().sign()
         return (given, *args[1:])
 
@@ -293,7 +293,7 @@ def _variance(draw: _Draw) -> Fault | None:
     def flat(module: nn.Module, args: Any) -> Any:
         if not draw.switch.on:
             return None
-        given = args[0].clone()
+        given = args[0].clone(memory_format=torch.contiguous_format)
         given.view(-1, given.shape[-1])[0] = 0.0
         return (given, *args[1:])
 
